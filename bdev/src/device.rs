@@ -1,0 +1,95 @@
+//! What a block device is to the control plane: identity, size, limits, and a way to open queues.
+
+use std::sync::Arc;
+
+use nacre_hugepages::Pool;
+use uuid::Uuid;
+
+use crate::io::Op;
+use crate::queue::Queue;
+
+/// Size and shape, as of now; a resize changes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Geometry {
+    /// Bytes per logical block: a power of two, at least 512.
+    pub block_size: u32,
+    pub blocks: u64,
+    /// Bytes per physical block: what is written without a read-modify-write.
+    pub physical_block_size: u32,
+}
+
+/// How an operation is carried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Support {
+    Native,
+    /// By the layer above the module, from other operations.
+    Emulated,
+    No,
+}
+
+/// What a device promises and what it wants to be asked at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Largest read, write or compare, in blocks. The layer splits what is larger.
+    pub max_blocks: u32,
+    /// Largest unmap or write zeroes, in blocks.
+    pub max_unmap_blocks: u64,
+    /// I/Os that one queue takes before it is `Busy`.
+    pub queue_depth: u32,
+    /// Blocks written atomically even through a power failure; at least 1.
+    pub atomic_blocks: u32,
+    /// I/Os should not cross multiples of this many blocks; 0: no such boundary.
+    pub optimal_boundary_blocks: u32,
+    /// Preferred granularity and alignment of unmaps, in blocks; 0: none.
+    pub unmap_granularity_blocks: u32,
+    pub unmap_alignment_blocks: u32,
+    /// A write may complete before it is on stable media (so FLUSH and FUA matter).
+    pub volatile_cache: bool,
+    /// Unmapped blocks read as zeroes.
+    pub unmap_zeroes: bool,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// A read without extents is answered with the device's own memory.
+    pub lends: bool,
+}
+
+/// Why a queue could not be opened, or a device not be made.
+#[derive(Debug, thiserror::Error)]
+#[error("bdev \"{bdev}\": {what}: {source}")]
+pub struct OpenError {
+    pub bdev: String,
+    /// What was tried, e.g. `open("/x", O_DIRECT)`.
+    pub what: String,
+    pub source: std::io::Error,
+}
+
+/// A block device. Shared by all cores and the control plane; I/O goes through per-core queues.
+pub trait Bdev: Send + Sync + 'static {
+    fn name(&self) -> &str;
+
+    /// What kind of device it is, for people: "Malloc disk", "URING bdev", ….
+    fn product_name(&self) -> &'static str;
+
+    fn uuid(&self) -> Uuid;
+
+    fn geometry(&self) -> Geometry;
+
+    fn limits(&self) -> Limits;
+
+    /// How `op` is carried out by the module itself (`Native` or `No`); the layer answers for the
+    /// emulation.
+    fn supports(&self, op: Op) -> Support;
+
+    /// Opens a queue for the calling core, which keeps it. `pool` is that core's DMA memory.
+    fn open(self: Arc<Self>, pool: &Pool) -> Result<Box<dyn Queue>, OpenError>;
+
+    /// The devices below this one, by name.
+    fn bases(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Module-specific facts for `bdev_get_bdevs`.
+    fn driver_specific(&self) -> serde_json::Value {
+        serde_json::json!({})
+    }
+}

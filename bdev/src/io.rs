@@ -1,0 +1,135 @@
+//! One I/O: an operation on a range of logical blocks, its buffers, and the token that must come back.
+
+use arrayvec::ArrayVec;
+use nacre_hugepages::Buf;
+
+/// The buffers of an I/O in order. Each is contiguous; two suffice for everything a host can ask
+/// for (a compare-and-write carries the expected and the new data).
+pub type Extents = ArrayVec<Buf, 2>;
+
+/// Names an I/O to whoever submitted it. Each layer translates: it submits with tokens of its own
+/// (a slab index and a child number) and answers with the token it was given.
+pub type Token = u64;
+
+/// What to do with the blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Op {
+    /// Fills the extents. A device that lends its memory may be given no extents and then answers
+    /// with its own (see [`crate::Limits::lends`]).
+    Read,
+    Write,
+    /// Everything completed before this was submitted is on stable media when it completes.
+    Flush,
+    /// The blocks' contents are not needed any more.
+    Unmap,
+    WriteZeroes,
+    /// Compares the blocks with the extents; [`Status::Miscompare`] when they differ.
+    Compare,
+    /// Extent 0 is the expected data, extent 1 the new: compares and, if equal, writes, atomically
+    /// against every other I/O to the device.
+    CompareAndWrite,
+    /// Copies `blocks` from `Io::source_lba` on the same device.
+    Copy,
+}
+
+impl Op {
+    pub const ALL: [Op; 8] = [
+        Op::Read,
+        Op::Write,
+        Op::Flush,
+        Op::Unmap,
+        Op::WriteZeroes,
+        Op::Compare,
+        Op::CompareAndWrite,
+        Op::Copy,
+    ];
+
+    /// Whether it changes the blocks it names.
+    pub fn is_write(self) -> bool {
+        matches!(self, Op::Write | Op::Unmap | Op::WriteZeroes | Op::CompareAndWrite | Op::Copy)
+    }
+}
+
+bitflags::bitflags! {
+    /// Modifiers of one I/O.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+    pub struct Flags: u8 {
+        /// Force unit access: on stable media before it completes.
+        const FUA = 1;
+        /// Write zeroes: the blocks may be deallocated (NVMe DEAC).
+        const DEALLOCATE = 2;
+    }
+}
+
+/// One I/O on its way down.
+#[derive(Debug)]
+pub struct Io {
+    pub token: Token,
+    pub op: Op,
+    pub flags: Flags,
+    pub lba: u64,
+    pub blocks: u32,
+    /// First source block of a [`Op::Copy`].
+    pub source_lba: u64,
+    pub data: Extents,
+}
+
+impl Io {
+    pub fn new(token: Token, op: Op, lba: u64, blocks: u32) -> Io {
+        Io { token, op, flags: Flags::empty(), lba, blocks, source_lba: 0, data: Extents::new() }
+    }
+
+    pub fn with(mut self, buf: Buf) -> Io {
+        self.data.push(buf);
+        self
+    }
+
+    pub fn flags(mut self, flags: Flags) -> Io {
+        self.flags = flags;
+        self
+    }
+}
+
+/// How an I/O ended. The device's answer, not a transport's: translated to an NVMe status once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Status {
+    Ok,
+    /// The medium could not be read.
+    ReadError,
+    /// The medium could not be written.
+    WriteError,
+    Miscompare,
+    /// The range is not inside the device (any more).
+    OutOfRange,
+    /// No space left behind a thin device or a sparse file.
+    NoSpace,
+    WriteProtected,
+    Unsupported,
+    /// Given up on request, or because the queue was closed.
+    Aborted,
+    /// The device is gone; trying again on another path may help.
+    Gone,
+    /// A resource was short for the moment; trying again helps.
+    Retry,
+    /// The device failed in a way that says nothing about the blocks.
+    DeviceError,
+    /// Protection or media integrity check failed.
+    Integrity,
+    /// A specific NVMe status that a fault injector or an NVMe device asked for.
+    Nvme { sct: u8, sc: u8, dnr: bool },
+}
+
+impl Status {
+    pub fn is_ok(self) -> bool {
+        self == Status::Ok
+    }
+}
+
+/// One I/O on its way up: its token, how it ended, and its buffers (for a read, now filled).
+#[derive(Debug)]
+pub struct Completion {
+    pub token: Token,
+    pub status: Status,
+    pub data: Extents,
+}

@@ -1,0 +1,78 @@
+//! The one shape of everything that does I/O: a per-core queue.
+
+use std::os::fd::RawFd;
+
+use nacre_reactor::{Idle, Nanos};
+
+use crate::io::{Completion, Io, Token};
+
+/// The queue is full: keep the I/O and submit it again after the next completions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Busy;
+
+/// One core's way to a device. Never blocks, never allocates in steady state.
+pub trait Queue {
+    /// Takes the I/O, or hands it back untouched. An I/O that was taken completes exactly once
+    /// through [`Queue::poll`], whatever happens to the device.
+    // The error carries the I/O back by value: boxing it would allocate on the data path.
+    #[allow(clippy::result_large_err)]
+    fn submit(&mut self, io: Io) -> Result<(), (Busy, Io)>;
+
+    /// Hands what was submitted to the device (one system call or doorbell for all of it) and
+    /// collects completions while `done` has room. Says how many it collected.
+    fn poll(&mut self, now: Nanos, done: &mut Done) -> usize;
+
+    /// Tries to end an I/O early. If it can, the I/O completes with `Status::Aborted` through
+    /// `poll`; otherwise it completes as if nothing was asked. `false`: no such I/O, or too late.
+    fn abort(&mut self, token: Token) -> bool;
+
+    /// I/Os taken and not yet completed.
+    fn inflight(&self) -> usize;
+
+    /// The reactor would like to sleep; see [`nacre_reactor::Poller::arm`].
+    fn arm(&mut self, now: Nanos) -> Idle {
+        let _ = now;
+        if self.inflight() == 0 { Idle::Quiet } else { Idle::Busy }
+    }
+
+    fn disarm(&mut self) {}
+
+    /// A descriptor that turns readable when `poll` would find a completion, if the device has one.
+    fn wake_fd(&self) -> Option<RawFd> {
+        None
+    }
+}
+
+/// Where completions are collected: a list with a bound, made once and reused every turn.
+pub struct Done {
+    items: Vec<Completion>,
+}
+
+impl Done {
+    pub fn with_capacity(capacity: usize) -> Done {
+        Done { items: Vec::with_capacity(capacity) }
+    }
+
+    pub fn has_room(&self) -> bool {
+        self.items.len() < self.items.capacity()
+    }
+
+    /// # Panics
+    /// When there is no room: ask [`Done::has_room`] first.
+    pub fn push(&mut self, completion: Completion) {
+        assert!(self.has_room(), "completion list overrun");
+        self.items.push(completion);
+    }
+
+    pub fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    pub fn drain(&mut self) -> std::vec::Drain<'_, Completion> {
+        self.items.drain(..)
+    }
+}
