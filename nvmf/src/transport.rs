@@ -1,0 +1,312 @@
+//! The seam between the protocol and what moves its bytes.
+//!
+//! A *plug* (TCP, RDMA, loopback) has a control half, [`Plug`], shared by all threads, and one I/O
+//! half per core, [`Transport`], that owns every connection of that core. The target drives the I/O
+//! half once per turn, in this order:
+//!
+//! ```text
+//!   poll     bytes -> events (new connections, capsules, fetched data, closed connections)
+//!   fetch    host-to-controller data of a command, into a buffer     (R2T, or RDMA READ)
+//!   respond  controller-to-host data and the completion              (C2HData/CapsuleResp, or WRITE + SEND)
+//!   flush    everything queued leaves in as few system calls or doorbells as possible
+//! ```
+//!
+//! Handles move, payload does not: a [`Buf`] given to a transport is dropped by it when the wire is
+//! done with it.
+//!
+//! The host side has the same shape, one object per queue pair: [`HostTransport`].
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use nacre_bdev::Extents;
+use nacre_hugepages::{Buf, Pool};
+use nacre_nvmf_wire::cqe::Cqe;
+use nacre_nvmf_wire::sqe::Sqe;
+use nacre_reactor::{Idle, Nanos};
+
+/// A connection (one NVMe queue pair) of one transport on one core. A stale id names nothing: the
+/// generation differs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ConnId {
+    pub index: u32,
+    pub generation: u32,
+}
+
+/// A command on its connection, as both sides know it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ReqTag {
+    /// The host's command identifier.
+    pub cid: u16,
+    /// The target's request index, below the queue's size. TCP uses it as transfer tag.
+    pub index: u16,
+}
+
+/// Which transport a connection or listener uses (NVMe-oF TRTYPE).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum TransportType {
+    Rdma,
+    Tcp,
+    Loopback,
+}
+
+impl fmt::Display for TransportType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            TransportType::Rdma => "RDMA",
+            TransportType::Tcp => "TCP",
+            TransportType::Loopback => "LOOPBACK",
+        })
+    }
+}
+
+/// Where a listener listens or a peer is.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Address {
+    Ip(SocketAddr),
+    /// A named endpoint inside this process.
+    Loopback(String),
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::Ip(addr) => addr.fmt(f),
+            Address::Loopback(name) => write!(f, "loopback:{name}"),
+        }
+    }
+}
+
+/// The buffers of one core. Admin and fabrics commands have their own, so that a flood of data can
+/// never time out a Connect or a Keep Alive.
+#[derive(Clone)]
+pub struct Pools {
+    pub io: Pool,
+    pub admin: Pool,
+}
+
+/// What a transport can do and promises; data, not methods.
+#[derive(Debug, Clone)]
+pub struct TransportCaps {
+    pub kind: TransportType,
+    /// Largest in-capsule data of an I/O command, in bytes (IOCCSZ = (64 + this) / 16).
+    pub in_capsule_bytes: u32,
+    /// Largest in-capsule data of an admin or fabrics command, in bytes: at least 8192 on TCP.
+    pub admin_in_capsule_bytes: u32,
+    /// Largest transfer of one command, in bytes (MDTS).
+    pub max_transfer_bytes: u32,
+    /// Descriptors per keyed SGL (MSDBD).
+    pub max_sgl_descriptors: u8,
+    /// Hosts address their memory by keyed SGLs (RDMA); otherwise by transport SGLs.
+    pub keyed_sgl: bool,
+}
+
+/// What the target learns from a transport.
+#[derive(Debug)]
+pub enum Event {
+    /// A host connected; its first capsule has to be a fabrics Connect.
+    Opened { conn: ConnId, listener: ListenerId, local: Address, peer: Address },
+    /// A command arrived, with its in-capsule data if it had any.
+    Capsule { conn: ConnId, sqe: Sqe, data: Option<Buf> },
+    /// The data asked for by [`Transport::fetch`] is all there.
+    Fetched { conn: ConnId, tag: ReqTag, data: Buf },
+    /// The connection is gone and nothing of it will follow. The transport has dropped every
+    /// buffer that it held for it.
+    Closed { conn: ConnId, why: Closed },
+}
+
+/// Why a connection ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Closed {
+    /// The peer closed it between two PDUs.
+    Peer,
+    /// The peer closed it, or it broke, in the middle of something.
+    Broken(String),
+    /// The peer broke the protocol; names the field.
+    Protocol(String),
+    /// Nothing arrived in time.
+    TimedOut,
+    /// This side asked for it.
+    Local,
+}
+
+/// A finished command on its way back.
+#[derive(Debug)]
+pub struct Response {
+    pub tag: ReqTag,
+    pub cqe: Cqe,
+    /// Controller-to-host data, sent before the completion. Empty: none.
+    pub data: Extents,
+}
+
+/// What the target tells a transport about a connection once its Connect was accepted.
+#[derive(Debug, Clone, Copy)]
+pub struct QueueParams {
+    /// 0: the admin queue.
+    pub qid: u16,
+    /// Entries of the submission queue (1-based).
+    pub entries: u16,
+    /// The host turned SQ flow control off: a successful read may end without a completion capsule.
+    pub flow_control_off: bool,
+}
+
+/// Why the target closes a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CloseWhy {
+    /// After the responses queued so far have left (Disconnect, a refused Connect).
+    Drained,
+    /// Now (keep-alive timeout, deleted subsystem, host removed).
+    Now,
+}
+
+/// Where events are collected: a list with a bound, made once and reused every turn.
+pub struct Events {
+    items: Vec<Event>,
+}
+
+impl Events {
+    pub fn with_capacity(capacity: usize) -> Events {
+        Events { items: Vec::with_capacity(capacity) }
+    }
+
+    pub fn has_room(&self) -> bool {
+        self.items.len() < self.items.capacity()
+    }
+
+    /// # Panics
+    /// When there is no room: ask [`Events::has_room`] first.
+    pub fn push(&mut self, event: Event) {
+        assert!(self.has_room(), "event list overrun");
+        self.items.push(event);
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    pub fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    pub fn drain(&mut self) -> std::vec::Drain<'_, Event> {
+        self.items.drain(..)
+    }
+}
+
+/// The I/O half of a plug on one core: owns that core's connections.
+///
+/// Invariants: `Opened` comes before anything else of a connection and `Closed` after everything;
+/// each fetch ends in one `Fetched` or in the connection's `Closed`; a call that names a connection
+/// which has ended is ignored (its `Closed` is on the way).
+pub trait Transport {
+    fn caps(&self) -> &TransportCaps;
+
+    /// Takes what arrived, while `events` has room. When `pools` has no buffer for a capsule's data
+    /// the connection waits with reading (back-pressure) and is tried again in the next turn.
+    fn poll(&mut self, now: Nanos, pools: &Pools, events: &mut Events) -> usize;
+
+    /// Asks the host for `into.len()` bytes of the command's data.
+    fn fetch(&mut self, conn: ConnId, tag: ReqTag, sqe: &Sqe, into: Buf);
+
+    /// Ends a command.
+    fn respond(&mut self, conn: ConnId, response: Response);
+
+    /// The Connect of this connection was accepted.
+    fn established(&mut self, conn: ConnId, params: QueueParams);
+
+    fn close(&mut self, conn: ConnId, why: CloseWhy);
+
+    /// Sends what was queued.
+    fn flush(&mut self, now: Nanos);
+
+    /// The reactor would like to sleep; see [`nacre_reactor::Poller::arm`].
+    fn arm(&mut self, now: Nanos) -> Idle;
+
+    fn disarm(&mut self) {}
+
+    /// Descriptors whose readability means work; fixed for the transport's life.
+    fn wake_fds(&self) -> Vec<RawFd>;
+
+    /// Connections on this core.
+    fn connections(&self) -> usize;
+}
+
+/// Names a listener for as long as the process runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ListenerId(pub u64);
+
+/// Why a listener could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    #[error("cannot listen on {address}: {source}; {remedy}")]
+    Bind { address: String, source: std::io::Error, remedy: String },
+    #[error("{address} is already served by this process")]
+    InUse { address: String },
+    #[error("{address} is not an address of transport {kind}")]
+    WrongKind { address: String, kind: TransportType },
+    #[error("more than {limit} listeners")]
+    TooMany { limit: usize },
+}
+
+/// The control half of a plug.
+pub trait Plug: Send + Sync {
+    fn kind(&self) -> TransportType;
+
+    /// Starts to accept on `address` (port 0: any free port). Returns the address that is really
+    /// used. Accepted connections go to the least loaded core.
+    fn listen(&self, id: ListenerId, address: &Address) -> Result<Address, ListenError>;
+
+    /// Stops to accept; connections made through it stay.
+    fn unlisten(&self, id: ListenerId);
+
+    /// The I/O half for the calling core. `core` counts from 0; `wake` wakes that core's reactor.
+    fn open(&self, core: usize, wake: Arc<dyn Fn() + Send + Sync>) -> std::io::Result<Box<dyn Transport>>;
+}
+
+/// A command of the host side.
+#[derive(Debug)]
+pub struct HostCommand {
+    /// Complete but for its data pointer, which the transport fills in.
+    pub sqe: Sqe,
+    /// Host-to-controller data.
+    pub write: Option<Buf>,
+    /// Where controller-to-host data goes; comes back with the completion.
+    pub read: Option<Buf>,
+}
+
+/// What the host side learns from its transport.
+#[derive(Debug)]
+pub enum HostEvent {
+    /// The transport's own handshake is done: commands may follow (Connect first).
+    Ready,
+    Completion {
+        cqe: Cqe,
+        /// The command's read buffer.
+        read: Option<Buf>,
+        /// Bytes of controller-to-host data that arrived.
+        transferred: u32,
+    },
+    /// Gone. Commands without a completion will get none; their buffers are dropped.
+    Closed(Closed),
+}
+
+/// One queue pair of the host side.
+pub trait HostTransport {
+    /// Queues a command. At most the queue's entries less one may be outstanding; the caller counts.
+    fn submit(&mut self, command: HostCommand);
+
+    /// Sends what was queued and takes what arrived, at most `limit` events.
+    fn poll(&mut self, now: Nanos, events: &mut Vec<HostEvent>, limit: usize);
+
+    /// Largest in-capsule data of the queue (from the controller's IOCCSZ, or the transport's
+    /// default before that is known), in bytes.
+    fn set_in_capsule_bytes(&mut self, bytes: u32);
+
+    fn close(&mut self);
+
+    fn arm(&mut self, now: Nanos) -> Idle;
+
+    fn wake_fd(&self) -> Option<RawFd>;
+}
