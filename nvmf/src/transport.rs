@@ -108,10 +108,19 @@ pub struct TransportCaps {
 pub enum Event {
     /// A host connected; its first capsule has to be a fabrics Connect.
     Opened { conn: ConnId, listener: ListenerId, local: Address, peer: Address },
-    /// A command arrived, with its in-capsule data if it had any.
+    /// A command arrived, with its in-capsule data if it had any. `data` is there if and only if
+    /// the SGL is [`nacre_nvmf_wire::Sgl::InCapsule`], of non-zero length, and the range that it
+    /// names (offset and length) is inside the capsule; it is exactly that range. An in-capsule SGL
+    /// without data is therefore to be answered with SGL Offset Invalid.
     Capsule { conn: ConnId, sqe: Sqe, data: Option<Buf> },
+    /// A command arrived whose in-capsule data was damaged on the way (data digest): to be answered
+    /// with Transient Transport Error, nothing else about it counts.
+    CapsuleDamaged { conn: ConnId, sqe: Sqe },
     /// The data asked for by [`Transport::fetch`] is all there.
     Fetched { conn: ConnId, tag: ReqTag, data: Buf },
+    /// The data asked for by [`Transport::fetch`] came damaged (data digest) and was dropped: the
+    /// command is to be answered with Transient Transport Error.
+    FetchDamaged { conn: ConnId, tag: ReqTag },
     /// The connection is gone and nothing of it will follow. The transport has dropped every
     /// buffer that it held for it.
     Closed { conn: ConnId, why: Closed },
@@ -198,7 +207,7 @@ impl Events {
 /// The I/O half of a plug on one core: owns that core's connections.
 ///
 /// Invariants: `Opened` comes before anything else of a connection and `Closed` after everything;
-/// each fetch ends in one `Fetched` or in the connection's `Closed`; a call that names a connection
+/// each fetch ends in one `Fetched` or `FetchDamaged`, or in the connection's `Closed`; a call that names a connection
 /// which has ended is ignored (its `Closed` is on the way).
 pub trait Transport {
     fn caps(&self) -> &TransportCaps;
