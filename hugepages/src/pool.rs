@@ -31,6 +31,9 @@ struct Class {
     base: NonNull<u8>,
     /// Handles alive per buffer; a buffer with none is on the free list.
     refs: Box<[Cell<u32>]>,
+    /// Handles per buffer that came from [`Buf::split_off`] and share no byte with their origin:
+    /// `refs - splits == 1` says that no two handles overlap.
+    splits: Box<[Cell<u32>]>,
     free: RefCell<Vec<u32>>,
     low_water: Cell<usize>,
     exhausted: Cell<u64>,
@@ -87,6 +90,7 @@ impl Pool {
                 size: spec.size,
                 base: class_base,
                 refs: (0..spec.count).map(|_| Cell::new(0)).collect(),
+                splits: (0..spec.count).map(|_| Cell::new(0)).collect(),
                 free: RefCell::new((0..spec.count as u32).rev().collect()),
                 low_water: Cell::new(spec.count),
                 exhausted: Cell::new(0),
@@ -163,15 +167,16 @@ impl Buf {
         self.len == 0
     }
 
-    /// The bytes, for writing. `None` while another handle shares the buffer.
+    /// The bytes, for writing. `None` while another handle shares them.
     pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         let class = self.class();
-        if class.refs[self.index as usize].get() != 1 {
+        let at = self.index as usize;
+        if class.refs[at].get() - class.splits[at].get() != 1 {
             return None;
         }
         let start = self.as_ptr();
         // SAFETY: the range is inside this buffer of the pool, which `self.pool` keeps mapped;
-        // this is its only handle, and it is borrowed mutably.
+        // no other handle covers any byte of it (see `Class::splits`), and it is borrowed mutably.
         Some(unsafe { std::slice::from_raw_parts_mut(start.cast_mut(), self.len as usize) })
     }
 
@@ -185,6 +190,32 @@ impl Buf {
         part.offset += offset as u32;
         part.len = len as u32;
         part
+    }
+
+    /// Keeps the first `at` bytes and answers a handle on the rest: two handles that share no
+    /// byte, each of which may be written.
+    ///
+    /// # Panics
+    /// When `at` is not inside this handle's range.
+    pub fn split_off(&mut self, at: usize) -> Buf {
+        let rest = self.slice(at, self.len() - at);
+        self.len = at as u32;
+        let splits = &self.class().splits[self.index as usize];
+        splits.set(splits.get() + 1);
+        rest
+    }
+
+    /// Takes back what [`Buf::split_off`] answered: `rest` must begin where this handle ends.
+    /// Otherwise it is handed back.
+    pub fn unsplit(&mut self, rest: Buf) -> Result<(), Buf> {
+        let adjoins = Rc::ptr_eq(&self.pool, &rest.pool)
+            && (self.class, self.index) == (rest.class, rest.index)
+            && self.offset + self.len == rest.offset;
+        if !adjoins {
+            return Err(rest);
+        }
+        self.len += rest.len;
+        Ok(())
     }
 
     /// Keeps the first `len` bytes of this handle.
@@ -229,6 +260,10 @@ impl Drop for Buf {
         let class = self.class();
         let refs = &class.refs[self.index as usize];
         refs.set(refs.get() - 1);
+        // `refs - splits` must not shrink while handles may overlap: whichever handle goes takes
+        // one split along, so the difference falls to 1 only when a single handle is left.
+        let splits = &class.splits[self.index as usize];
+        splits.set(splits.get().saturating_sub(1));
         if refs.get() == 0 {
             class.free.borrow_mut().push(self.index);
         }
@@ -244,3 +279,46 @@ impl std::fmt::Debug for Buf {
 #[derive(Clone)]
 #[repr(C, align(4096))]
 struct Page([u8; 4096]);
+
+#[cfg(test)]
+mod split_tests {
+    use super::*;
+
+    fn one_buffer() -> (Pool, Buf) {
+        let pool = Pool::heap(&[ClassSpec { size: 4096, count: 1 }]);
+        let buf = pool.acquire(4096).expect("the pool is full");
+        (pool, buf)
+    }
+
+    /// Parts that share no byte are written independently and come together again.
+    #[test]
+    fn split_parts_are_writable_and_rejoin() {
+        let (pool, mut head) = one_buffer();
+        let mut tail = head.split_off(1024);
+        let last = tail.split_off(1024);
+        head.bytes_mut().expect("no overlap").fill(1);
+        tail.bytes_mut().expect("no overlap").fill(2);
+        let last = head.unsplit(last).expect_err("does not adjoin");
+        assert_eq!(last.len(), 2048);
+        head.unsplit(tail).expect("adjoins");
+        head.unsplit(last).expect("adjoins");
+
+        assert_eq!(pool.stats()[0].free, 0);
+        assert!(head.bytes_mut().is_some());
+        drop(head);
+        assert_eq!(pool.stats()[0].free, 1);
+    }
+
+    /// A clone of a part makes every handle read-only until only one handle is left.
+    #[test]
+    fn overlap_is_read_only() {
+        let (_pool, mut head) = one_buffer();
+        let mut tail = head.split_off(512);
+        let shared = tail.clone();
+        assert!(tail.bytes_mut().is_none() && head.bytes_mut().is_none());
+        drop(head);
+        assert!(tail.bytes_mut().is_none());
+        drop(shared);
+        assert!(tail.bytes_mut().is_some());
+    }
+}
