@@ -1,1 +1,29 @@
-//! Placeholder.
+//! The bytes of NVMe over Fabrics: every structure that crosses a wire or a ring, and its typed parse.
+//!
+//! A leaf crate: no I/O, no time, no allocation on the data path, no state. A structure is a
+//! `zerocopy` type whose layout is asserted against the specification, so reading one is a cast and
+//! not a copy; whatever a cast cannot express (a PDU's offsets, an SGL's type, an NQN's grammar) has a
+//! parse that answers with a typed value or with a typed refusal, and never panics on any input.
+//!
+//! Sections cited are those of NVM Express Base Specification 2.0 ("Base"), NVM Command Set
+//! Specification 1.0 ("NVM"), and NVMe/TCP Transport Specification 1.0 ("TCP").
+//!
+//! ```text
+//!   sqe  cqe  status  opcode      the 64-byte question and the 16-byte answer
+//!   commands  fabrics             typed views of a command's dwords, and its data
+//!   registers  identify  log  features  aen     what a controller says about itself
+//!   tcp                           the PDUs that carry all of it over a byte stream
+//! ```
+
+#![forbid(unsafe_code)]
+
+pub mod cqe;
+pub mod fabrics;
+pub mod opcode;
+pub mod sqe;
+pub mod status;
+
+pub use cqe::Cqe;
+pub use fabrics::{Nqn, NqnError};
+pub use sqe::{Fuse, Sgl, SglDescriptor, SglError, Sqe};
+pub use status::StatusCode;
