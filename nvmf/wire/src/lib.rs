@@ -22,6 +22,9 @@ pub mod fabrics;
 pub mod opcode;
 pub mod sqe;
 pub mod status;
+pub mod tcp;
+
+pub use zerocopy;
 
 pub use cqe::Cqe;
 pub use fabrics::{Nqn, NqnError};

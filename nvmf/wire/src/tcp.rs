@@ -1,0 +1,483 @@
+//! NVMe/TCP PDUs (TCP 3.6): what they look like, how to build one, and what makes one acceptable.
+//!
+//! ```text
+//!   0     1      2     3    4      8            HLEN      HLEN+4    PDO              PLEN-4   PLEN
+//!   type  flags  HLEN  PDO  PLEN   per type ... | (HDGST) | padding | data ...       | (DDGST) |
+//!   `------ common header ------'
+//! ```
+//!
+//! [`Frame::parse`] judges the common header as soon as its eight bytes are there and says how many
+//! more belong to the header and where the data is; [`Pdu::parse`] judges the rest of the header.
+//! [`parse_header`] is both. Neither looks at digests (computing them is the connection's affair) or
+//! at anything that depends on the commands in flight.
+
+mod build;
+mod parse;
+
+use core::fmt;
+
+use zerocopy::little_endian::{U16, U32};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+pub use build::TermPdu;
+pub use parse::{Field, Frame, Parsed, Pdu, PduError, Reason, Rules, parse_header};
+
+use crate::cqe::Cqe;
+use crate::sqe::Sqe;
+
+/// Port of the discovery service, and of everything else (IANA).
+pub const DISCOVERY_PORT: u16 = 8009;
+pub const IO_PORT: u16 = 4420;
+/// Bytes of a header or data digest (CRC32C).
+pub const DIGEST_BYTES: u32 = 4;
+/// In-capsule data that every controller takes with an admin or fabrics command (TCP 3.3.1).
+pub const ADMIN_IN_CAPSULE_BYTES: u32 = 8192;
+/// Smallest MAXH2CDATA that a controller may ask for.
+pub const MIN_MAXH2CDATA: u32 = 4096;
+/// Most of an offending header that a termination request may quote.
+pub const MAX_TERM_DATA_BYTES: u32 = 128;
+
+/// The first eight bytes of every PDU.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct CommonHeader {
+    pub pdu_type: u8,
+    pub flags: u8,
+    pub hlen: u8,
+    pub pdo: u8,
+    pub plen: U32,
+}
+
+impl CommonHeader {
+    pub const SIZE: usize = 8;
+}
+
+/// PDU types.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum PduType {
+    IcReq = 0x00,
+    IcResp = 0x01,
+    H2cTermReq = 0x02,
+    C2hTermReq = 0x03,
+    CapsuleCmd = 0x04,
+    CapsuleResp = 0x05,
+    H2cData = 0x06,
+    C2hData = 0x07,
+    R2t = 0x09,
+}
+
+impl PduType {
+    pub const ALL: [PduType; 9] = [
+        PduType::IcReq,
+        PduType::IcResp,
+        PduType::H2cTermReq,
+        PduType::C2hTermReq,
+        PduType::CapsuleCmd,
+        PduType::CapsuleResp,
+        PduType::H2cData,
+        PduType::C2hData,
+        PduType::R2t,
+    ];
+
+    pub const fn from_u8(value: u8) -> Option<PduType> {
+        Some(match value {
+            0x00 => PduType::IcReq,
+            0x01 => PduType::IcResp,
+            0x02 => PduType::H2cTermReq,
+            0x03 => PduType::C2hTermReq,
+            0x04 => PduType::CapsuleCmd,
+            0x05 => PduType::CapsuleResp,
+            0x06 => PduType::H2cData,
+            0x07 => PduType::C2hData,
+            0x09 => PduType::R2t,
+            _ => return None,
+        })
+    }
+
+    /// The specification's name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            PduType::IcReq => "ICReq",
+            PduType::IcResp => "ICResp",
+            PduType::H2cTermReq => "H2CTermReq",
+            PduType::C2hTermReq => "C2HTermReq",
+            PduType::CapsuleCmd => "CapsuleCmd",
+            PduType::CapsuleResp => "CapsuleResp",
+            PduType::H2cData => "H2CData",
+            PduType::C2hData => "C2HData",
+            PduType::R2t => "R2T",
+        }
+    }
+
+    /// The only header length that the type may have.
+    pub const fn hlen(self) -> u8 {
+        match self {
+            PduType::IcReq => size_of::<IcReq>() as u8,
+            PduType::IcResp => size_of::<IcResp>() as u8,
+            PduType::H2cTermReq | PduType::C2hTermReq => size_of::<TermReq>() as u8,
+            PduType::CapsuleCmd => size_of::<CapsuleCmd>() as u8,
+            PduType::CapsuleResp => size_of::<CapsuleResp>() as u8,
+            PduType::H2cData | PduType::C2hData => size_of::<DataPdu>() as u8,
+            PduType::R2t => size_of::<R2t>() as u8,
+        }
+    }
+
+    /// Who may receive it.
+    pub const fn receiver(self) -> Side {
+        match self {
+            PduType::IcReq | PduType::H2cTermReq | PduType::CapsuleCmd | PduType::H2cData => {
+                Side::Controller
+            }
+            PduType::IcResp
+            | PduType::C2hTermReq
+            | PduType::CapsuleResp
+            | PduType::C2hData
+            | PduType::R2t => Side::Host,
+        }
+    }
+
+    pub const fn is_term_req(self) -> bool {
+        matches!(self, PduType::H2cTermReq | PduType::C2hTermReq)
+    }
+
+    /// The PDUs of connection set-up and tear-down never carry digests.
+    pub const fn may_have_digests(self) -> bool {
+        !matches!(
+            self,
+            PduType::IcReq | PduType::IcResp | PduType::H2cTermReq | PduType::C2hTermReq
+        )
+    }
+
+    /// Flags that mean something in this type; the others are reserved.
+    pub const fn flags(self) -> PduFlags {
+        match self {
+            PduType::IcReq | PduType::IcResp | PduType::H2cTermReq | PduType::C2hTermReq => {
+                PduFlags::empty()
+            }
+            PduType::CapsuleCmd => PduFlags::HDGSTF.union(PduFlags::DDGSTF),
+            PduType::CapsuleResp | PduType::R2t => PduFlags::HDGSTF,
+            PduType::H2cData => PduFlags::HDGSTF
+                .union(PduFlags::DDGSTF)
+                .union(PduFlags::LAST_PDU),
+            PduType::C2hData => PduFlags::all(),
+        }
+    }
+}
+
+impl fmt::Display for PduType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// An end of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Side {
+    Host,
+    Controller,
+}
+
+impl fmt::Display for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Side::Host => "host",
+            Side::Controller => "controller",
+        })
+    }
+}
+
+bitflags::bitflags! {
+    /// Flags of the common header.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+    pub struct PduFlags: u8 {
+        /// A header digest follows the header.
+        const HDGSTF = 1 << 0;
+        /// A data digest follows the data.
+        const DDGSTF = 1 << 1;
+        /// The last data PDU of a transfer (of an R2T, or of a command).
+        const LAST_PDU = 1 << 2;
+        /// The command succeeded and no CapsuleResp follows (C2HData only, with LAST_PDU).
+        const SUCCESS = 1 << 3;
+    }
+}
+
+/// Which digests a connection uses; also the DGST field of ICReq and ICResp (bits 0 and 1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Digests {
+    pub header: bool,
+    pub data: bool,
+}
+
+impl Digests {
+    pub const NONE: Digests = Digests {
+        header: false,
+        data: false,
+    };
+    pub const BOTH: Digests = Digests {
+        header: true,
+        data: true,
+    };
+
+    /// From a DGST field whose reserved bits were checked.
+    pub const fn from_bits(bits: u8) -> Digests {
+        Digests {
+            header: bits & 1 != 0,
+            data: bits & 2 != 0,
+        }
+    }
+
+    pub const fn bits(self) -> u8 {
+        self.header as u8 | (self.data as u8) << 1
+    }
+
+    /// What both ends can do: a digest is used when the host asks for it and the controller agrees.
+    pub const fn and(self, other: Digests) -> Digests {
+        Digests {
+            header: self.header && other.header,
+            data: self.data && other.data,
+        }
+    }
+
+    pub const fn header_bytes(self) -> u32 {
+        if self.header { DIGEST_BYTES } else { 0 }
+    }
+
+    pub const fn data_bytes(self) -> u32 {
+        if self.data { DIGEST_BYTES } else { 0 }
+    }
+}
+
+/// HPDA or CPDA: where in a PDU the receiver wants its data to begin, in dwords less one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct DataAlignment(u8);
+
+impl DataAlignment {
+    /// Any dword: the alignment of everyone who has no wish.
+    pub const DWORD: DataAlignment = DataAlignment(0);
+    pub const MAX: DataAlignment = DataAlignment(31);
+
+    /// From the field; `None` above 31, which is reserved.
+    pub const fn from_field(field: u8) -> Option<DataAlignment> {
+        if field <= Self::MAX.0 {
+            Some(DataAlignment(field))
+        } else {
+            None
+        }
+    }
+
+    pub const fn field(self) -> u8 {
+        self.0
+    }
+
+    pub const fn bytes(self) -> u32 {
+        (self.0 as u32 + 1) * 4
+    }
+
+    /// The first aligned offset at or after `offset`.
+    pub const fn align(self, offset: u32) -> u32 {
+        offset.next_multiple_of(self.bytes())
+    }
+}
+
+/// Why a connection is terminated (FES of a termination request, TCP 3.6.2.3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u16)]
+pub enum FatalErrorStatus {
+    InvalidHeaderField = 0x01,
+    SequenceError = 0x02,
+    HeaderDigestError = 0x03,
+    DataOutOfRange = 0x04,
+    /// More R2Ts than MAXR2T, or more data than MAXH2CDATA: 05h is both, by direction.
+    LimitExceeded = 0x05,
+    UnsupportedParameter = 0x06,
+}
+
+impl FatalErrorStatus {
+    pub const fn from_u16(value: u16) -> Option<FatalErrorStatus> {
+        Some(match value {
+            0x01 => FatalErrorStatus::InvalidHeaderField,
+            0x02 => FatalErrorStatus::SequenceError,
+            0x03 => FatalErrorStatus::HeaderDigestError,
+            0x04 => FatalErrorStatus::DataOutOfRange,
+            0x05 => FatalErrorStatus::LimitExceeded,
+            0x06 => FatalErrorStatus::UnsupportedParameter,
+            _ => return None,
+        })
+    }
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            FatalErrorStatus::InvalidHeaderField => "Invalid PDU Header Field",
+            FatalErrorStatus::SequenceError => "PDU Sequence Error",
+            FatalErrorStatus::HeaderDigestError => "Header Digest Error",
+            FatalErrorStatus::DataOutOfRange => "Data Transfer Out of Range",
+            FatalErrorStatus::LimitExceeded => "R2T or Data Transfer Limit Exceeded",
+            FatalErrorStatus::UnsupportedParameter => "Unsupported Parameter",
+        }
+    }
+}
+
+impl fmt::Display for FatalErrorStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Declares a PDU header and checks its size.
+macro_rules! header {
+    ($(#[$doc:meta])* $size:literal pub struct $name:ident { $($fields:tt)* }) => {
+        $(#[$doc])*
+        #[derive(
+            Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable,
+            Unaligned,
+        )]
+        #[repr(C)]
+        pub struct $name { $($fields)* }
+
+        const _: () = assert!(size_of::<$name>() == $size);
+
+        impl $name {
+            pub const SIZE: usize = $size;
+        }
+    };
+}
+
+header! {
+    /// Initialize Connection Request: the first PDU of a host.
+    128 pub struct IcReq {
+        pub ch: CommonHeader,
+        /// PDU format version; 0 is the only one.
+        pub pfv: U16,
+        /// Host PDU data alignment: what C2HData must honour.
+        pub hpda: u8,
+        pub dgst: u8,
+        /// Outstanding R2Ts per command that the host takes, less one.
+        pub maxr2t: U32,
+        pub reserved16: [u8; 112],
+    }
+}
+
+header! {
+    /// Initialize Connection Response: the first PDU of a controller.
+    128 pub struct IcResp {
+        pub ch: CommonHeader,
+        pub pfv: U16,
+        /// Controller PDU data alignment: what CapsuleCmd and H2CData must honour.
+        pub cpda: u8,
+        pub dgst: u8,
+        /// Most data in one H2CData, in bytes: a multiple of 4, at least 4096.
+        pub maxh2cdata: U32,
+        pub reserved16: [u8; 112],
+    }
+}
+
+header! {
+    /// Termination request, either way; up to 128 bytes of the offending header follow it.
+    24 pub struct TermReq {
+        pub ch: CommonHeader,
+        /// See [`TermReq::status`].
+        pub fes: U16,
+        /// Fatal error information: the offset of the bad field, or the digest that did not match.
+        pub fei: U32,
+        pub reserved14: [u8; 10],
+    }
+}
+
+header! {
+    /// A command, and maybe its data.
+    72 pub struct CapsuleCmd {
+        pub ch: CommonHeader,
+        pub sqe: Sqe,
+    }
+}
+
+header! {
+    /// A completion.
+    24 pub struct CapsuleResp {
+        pub ch: CommonHeader,
+        pub cqe: Cqe,
+    }
+}
+
+header! {
+    /// A piece of a command's data: H2CData and C2HData are laid out alike.
+    24 pub struct DataPdu {
+        pub ch: CommonHeader,
+        pub cccid: U16,
+        /// Transfer tag of the R2T that is answered; reserved in C2HData.
+        pub ttag: U16,
+        /// Offset of this piece in the command's data.
+        pub datao: U32,
+        pub datal: U32,
+        pub reserved20: [u8; 4],
+    }
+}
+
+header! {
+    /// Ready to transfer: the controller asks for a piece of a command's data.
+    24 pub struct R2t {
+        pub ch: CommonHeader,
+        pub cccid: U16,
+        /// What the H2CData that answer must carry.
+        pub ttag: U16,
+        pub r2to: U32,
+        pub r2tl: U32,
+        pub reserved20: [u8; 4],
+    }
+}
+
+impl IcReq {
+    pub const PFV: u16 = 0;
+
+    pub fn digests(&self) -> Digests {
+        Digests::from_bits(self.dgst)
+    }
+
+    /// Outstanding R2Ts per command; the field holds one less. Saturates at 2^32 - 1.
+    pub fn max_r2t(&self) -> u32 {
+        self.maxr2t.get().saturating_add(1)
+    }
+
+    /// Of a header that was parsed; the largest alignment for one that was not.
+    pub fn alignment(&self) -> DataAlignment {
+        DataAlignment::from_field(self.hpda).unwrap_or(DataAlignment::MAX)
+    }
+}
+
+impl IcResp {
+    pub fn digests(&self) -> Digests {
+        Digests::from_bits(self.dgst)
+    }
+
+    pub fn alignment(&self) -> DataAlignment {
+        DataAlignment::from_field(self.cpda).unwrap_or(DataAlignment::MAX)
+    }
+}
+
+impl TermReq {
+    /// The reason given, or the number if it is none that the specification knows.
+    pub fn status(&self) -> Result<FatalErrorStatus, u16> {
+        FatalErrorStatus::from_u16(self.fes.get()).ok_or(self.fes.get())
+    }
+}
+
+impl DataPdu {
+    pub fn flags(&self) -> PduFlags {
+        PduFlags::from_bits_truncate(self.ch.flags)
+    }
+
+    pub fn is_last(&self) -> bool {
+        self.flags().contains(PduFlags::LAST_PDU)
+    }
+
+    /// The command is complete and successful (C2HData).
+    pub fn is_success(&self) -> bool {
+        self.flags().contains(PduFlags::SUCCESS)
+    }
+}
+
+#[cfg(test)]
+mod tests;
