@@ -2,13 +2,58 @@
 //!
 //! ```text
 //!   Arena   one mapping (1 GiB, 2 MiB, transparent or plain locked pages) on one NUMA node
-//!     └ Pool    fixed buffer classes carved from an arena, owned by one core, no atomics
-//!         └ Buf     a counted handle on one buffer (or a part of it); the last one gives it back
+//!     ├ region    at most 1 GiB of it, known to each device once, by a key per device slot
+//!     └ ArenaSlice  carved once, taken to the core that shall own it
+//!         └ Pool    fixed buffer classes on a slice, owned by one core, no atomics
+//!             └ Buf     a counted handle on one buffer (or a part of it); the last one gives it back
 //!   Shared  memory that several cores and the kernel read and write at once (RAM disks)
+//!     └ Lent    a handle on a part of it, to send it from where it is
 //! ```
 //!
 //! Everything else in Nacre that needs memory a device may touch gets it from here.
+//!
+//! Which pages an arena gets is decided by [`ArenaOptions`] and by what the system says (its pools,
+//! limits and nodes), not by trial alone: so that each refusal is an [`ArenaError`] with numbers and
+//! a remedy, and [`Arena::report`] tells in one line what was got and what to type to get better.
+//!
+//! ```
+//! use nacre_hugepages::{Arena, ArenaOptions, ClassSpec, Pool};
+//!
+//! let classes = [ClassSpec { size: 4096, count: 64 }, ClassSpec { size: 128 << 10, count: 8 }];
+//! let per_core = Pool::bytes_for(&classes);
+//! let arena = Arena::allocate(ArenaOptions::new(2 * per_core as u64))?;
+//! println!("memory: {}", arena.report());
+//! for _core in 0..2 {
+//!     let slice = arena.carve(per_core)?;
+//!     std::thread::spawn(move || {
+//!         let pool = Pool::on_slice(slice, &classes).expect("carved to measure");
+//!         let mut buf = pool.acquire(512).expect("the first one is there");
+//!         buf.bytes_mut().expect("nobody shares it yet").fill(7);
+//!     })
+//!     .join()
+//!     .expect("no panic");
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
+mod arena;
+mod error;
+mod heap;
+mod mapping;
+mod pages;
+mod plan;
 mod pool;
+mod register;
+mod shared;
+mod system;
 
+pub use arena::{Arena, ArenaReport, ArenaSlice, CarveError, register_all};
+pub use error::{ArenaError, ReserveError};
+pub use pages::{HugepagePolicy, PageKind};
+pub use plan::ArenaOptions;
 pub use pool::{Buf, ClassSpec, ClassStats, Pool};
+pub use register::{
+    DEVICE_SLOTS, HookError, REGION_MAX, RegionId, RegionInfo, RegisterError, RegisterHook,
+};
+pub use shared::{Lent, Shared};
+pub use system::{NodePages, reserve, show};

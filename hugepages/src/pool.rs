@@ -1,9 +1,21 @@
 //! Fixed buffer pools: a few size classes, owned by one core, counted when they run out.
+//!
+//! ```text
+//!   memory  | 512 512 512 … | 4096 4096 … | 135168 135168 … |     classes, smallest first
+//!   Buf       pool, class, index, offset, len                     24 bytes, finds address and key
+//! ```
+//!
+//! No buffer lies across two regions, so that one registration key is right for all of it.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Deref;
 use std::ptr::NonNull;
 use std::rc::Rc;
+use std::sync::Arc;
+
+use crate::arena::{Arena, ArenaSlice, CarveError, SLICE_ALIGN};
+use crate::heap::Heap;
+use crate::register::{REGION_MAX, RegionId, RegionInfo, Regions};
 
 /// One size class of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,12 +40,16 @@ pub struct ClassStats {
 
 struct Class {
     size: usize,
+    /// How many buffers are ever given; slots across two regions are not.
+    count: usize,
     base: NonNull<u8>,
-    /// Handles alive per buffer; a buffer with none is on the free list.
+    /// Handles alive per slot; a buffer with none is on the free list.
     refs: Box<[Cell<u32>]>,
-    /// Handles per buffer that came from [`Buf::split_off`] and share no byte with their origin:
-    /// `refs - splits == 1` says that no two handles overlap.
+    /// Of those, how many came from [`Buf::split_off`]. No byte is covered by more than
+    /// `refs - splits` handles: a clone adds to both sides, a split to neither, and a drop takes
+    /// one split along while there is one. So a difference of 1 says that no two handles overlap.
     splits: Box<[Cell<u32>]>,
+    /// Last in, first out: what was used last is still in the cache.
     free: RefCell<Vec<u32>>,
     low_water: Cell<usize>,
     exhausted: Cell<u64>,
@@ -41,13 +57,36 @@ struct Class {
 
 struct Inner {
     classes: Vec<Class>,
+    regions: Arc<Regions>,
+    /// The first byte and the number of bytes that this pool owns.
+    base: NonNull<u8>,
+    len: usize,
+    /// The region that the first byte is in.
+    first_region: usize,
     /// Keeps the memory mapped for as long as a pool or a buffer of it lives.
-    _memory: Box<dyn std::any::Any>,
+    _memory: Memory,
+}
+
+#[expect(dead_code, reason = "owned for its drop")]
+enum Memory {
+    Heap(Heap),
+    Slice(ArenaSlice),
 }
 
 /// Buffers of a few size classes, owned by one core.
 ///
 /// Neither `Send` nor `Sync`: taking and giving back is a few plain instructions.
+///
+/// ```compile_fail,E0277
+/// fn to_another_thread(pool: nacre_hugepages::Pool) {
+///     std::thread::spawn(move || drop(pool));
+/// }
+/// ```
+/// ```compile_fail,E0277
+/// fn seen_by_another_thread(pool: &'static nacre_hugepages::Pool) {
+///     std::thread::spawn(move || pool.acquire(512).is_some());
+/// }
+/// ```
 #[derive(Clone)]
 pub struct Pool {
     inner: Rc<Inner>,
@@ -55,48 +94,91 @@ pub struct Pool {
 
 impl Pool {
     /// A pool on ordinary heap memory: for tests and for tools that talk to no device.
+    ///
+    /// # Panics
+    /// When the classes are nonsense (a buffer of no bytes, more than an address can name).
     pub fn heap(classes: &[ClassSpec]) -> Pool {
-        let total: usize = classes.iter().map(|c| c.size * c.count).sum();
-        let pages = total.div_ceil(4096).max(1);
-        let mut memory: Box<[Page]> = vec![Page([0; 4096]); pages].into_boxed_slice();
-        let base = NonNull::new(memory.as_mut_ptr().cast::<u8>()).expect("a box is never null");
-        // SAFETY: `memory` has room for every class, moves into the pool with the pointer, and its
-        // heap allocation does not move.
-        unsafe { Pool::on_memory(base, pages * 4096, classes, Box::new(memory)) }
+        let len = Pool::bytes_for(classes)
+            .next_multiple_of(SLICE_ALIGN)
+            .max(SLICE_ALIGN);
+        let memory = Heap::zeroed(len, SLICE_ALIGN);
+        let base = memory.base();
+        let regions = Arc::new(Regions::new(base, len));
+        let layout = Layout::new(0, classes);
+        debug_assert!(layout.end <= len);
+        // SAFETY: `memory` has room for the layout (`bytes_for`), belongs to nobody else and moves
+        // into the pool.
+        unsafe { Pool::build(base, len, layout, regions, Memory::Heap(memory)) }
     }
 
-    /// A pool on `len` bytes at `base`, which `owner` keeps alive.
+    /// A pool on a slice of an arena, on the core that this is called on.
     ///
-    /// # Safety
-    /// `base..base + len` is valid, writable, unaliased by any other owner and stays so until
-    /// `owner` is dropped.
-    pub(crate) unsafe fn on_memory(
-        base: NonNull<u8>,
-        len: usize,
-        classes: &[ClassSpec],
-        owner: Box<dyn std::any::Any>,
-    ) -> Pool {
-        let mut specs = classes.to_vec();
-        specs.sort_by_key(|c| c.size);
-        let mut offset = 0;
-        let mut built = Vec::with_capacity(specs.len());
-        for spec in specs {
-            let bytes = spec.size * spec.count;
-            assert!(offset + bytes <= len, "buffer classes do not fit their memory");
-            // SAFETY: just checked to be inside the memory.
-            let class_base = unsafe { base.add(offset) };
-            offset += bytes;
-            built.push(Class {
-                size: spec.size,
-                base: class_base,
-                refs: (0..spec.count).map(|_| Cell::new(0)).collect(),
-                splits: (0..spec.count).map(|_| Cell::new(0)).collect(),
-                free: RefCell::new((0..spec.count as u32).rev().collect()),
-                low_water: Cell::new(spec.count),
-                exhausted: Cell::new(0),
+    /// # Errors
+    /// When the classes need more than the slice; [`Pool::bytes_for`] is always enough.
+    pub fn on_slice(slice: ArenaSlice, classes: &[ClassSpec]) -> Result<Pool, CarveError> {
+        let (base, len) = (slice.base, slice.len);
+        let start = base.addr().get() - slice.mapping.base().addr().get();
+        let layout = Layout::new(start, classes);
+        if layout.end > len {
+            return Err(CarveError {
+                asked: layout.end,
+                there: len,
             });
         }
-        Pool { inner: Rc::new(Inner { classes: built, _memory: owner }) }
+        let regions = Arc::clone(&slice.mapping.regions);
+        // SAFETY: the slice has room for the layout (just checked), is the only owner of its bytes
+        // and moves into the pool.
+        Ok(unsafe { Pool::build(base, len, layout, regions, Memory::Slice(slice)) })
+    }
+
+    /// A pool on as much of an arena as it needs.
+    pub fn on_arena(arena: &Arena, classes: &[ClassSpec]) -> Result<Pool, CarveError> {
+        Pool::on_slice(arena.carve(Pool::bytes_for(classes))?, classes)
+    }
+
+    /// The bytes that these classes need, wherever in an arena they come to lie.
+    pub fn bytes_for(classes: &[ClassSpec]) -> usize {
+        // Laid out from just before the end of a region, the layout meets as many ends as it can.
+        // Elsewhere gaps differ by less than one buffer per end met and class begun.
+        let tight = Layout::new(0, classes).end;
+        let ends = tight.div_ceil(REGION_MAX);
+        let largest = classes.iter().map(|c| stride(c.size)).max().unwrap_or(0);
+        (tight + (ends + 1) * largest).next_multiple_of(SLICE_ALIGN)
+    }
+
+    /// # Safety
+    /// `layout` fits in `base..base + len`, which is in the mapping that `regions` describe, is
+    /// valid, initialised, writable, used by nobody else and stays so until `memory` is dropped.
+    unsafe fn build(
+        base: NonNull<u8>,
+        len: usize,
+        layout: Layout,
+        regions: Arc<Regions>,
+        memory: Memory,
+    ) -> Pool {
+        let class = |placed: Placed| Class {
+            size: placed.size,
+            count: placed.usable.len(),
+            // SAFETY: inside the memory, as the layout fits.
+            base: unsafe { base.add(placed.offset) },
+            refs: (0..placed.slots).map(|_| Cell::new(0)).collect(),
+            splits: (0..placed.slots).map(|_| Cell::new(0)).collect(),
+            low_water: Cell::new(placed.usable.len()),
+            free: RefCell::new(placed.usable),
+            exhausted: Cell::new(0),
+        };
+        let classes = layout.classes.into_iter().map(class).collect();
+        let first_region = regions.index(base.as_ptr());
+        Pool {
+            inner: Rc::new(Inner {
+                classes,
+                regions,
+                base,
+                len,
+                first_region,
+                _memory: memory,
+            }),
+        }
     }
 
     /// A buffer of exactly `len` bytes (the handle's length; its class may be larger), with
@@ -136,12 +218,24 @@ impl Pool {
     pub fn stats(&self) -> Vec<ClassStats> {
         let stat = |c: &Class| ClassStats {
             size: c.size,
-            count: c.refs.len(),
+            count: c.count,
             free: c.free.borrow().len(),
             low_water: c.low_water.get(),
             exhausted: c.exhausted.get(),
         };
         self.inner.classes.iter().map(stat).collect()
+    }
+
+    /// The memory of this pool, region by region: what a ring registers as its fixed buffers, in
+    /// the order that [`Pool::region_index`] counts in.
+    pub fn regions(&self) -> Vec<RegionInfo> {
+        self.inner.regions.parts(self.inner.base, self.inner.len)
+    }
+
+    /// Where in [`Pool::regions`] a buffer lies; `None` when it is another pool's.
+    #[inline]
+    pub fn region_index(&self, buf: &Buf) -> Option<usize> {
+        Rc::ptr_eq(&self.inner, &buf.pool).then(|| buf.region_index())
     }
 }
 
@@ -150,6 +244,17 @@ impl Pool {
 /// Cloning shares the bytes, which are then read-only; [`Buf::bytes_mut`] needs the only handle.
 /// The buffer returns to its pool when its last handle is dropped, so whoever gives memory to a
 /// device or to the kernel keeps a handle until that is done with it.
+///
+/// ```compile_fail,E0277
+/// fn to_another_thread(buf: nacre_hugepages::Buf) {
+///     std::thread::spawn(move || drop(buf));
+/// }
+/// ```
+/// ```compile_fail,E0277
+/// fn seen_by_another_thread(buf: &'static nacre_hugepages::Buf) {
+///     std::thread::spawn(move || buf.len());
+/// }
+/// ```
 pub struct Buf {
     pool: Rc<Inner>,
     class: u32,
@@ -169,15 +274,18 @@ impl Buf {
 
     /// The bytes, for writing. `None` while another handle shares them.
     pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        let start = self.as_mut_ptr()?;
+        // SAFETY: the range is inside this buffer of the pool, which `self.pool` keeps mapped;
+        // no other handle covers any byte of it (`as_mut_ptr` checks), and it is borrowed mutably.
+        Some(unsafe { std::slice::from_raw_parts_mut(start, self.len as usize) })
+    }
+
+    /// The address of the first byte, for the kernel or a device to write to. `None` while another
+    /// handle shares any of the bytes.
+    pub fn as_mut_ptr(&mut self) -> Option<*mut u8> {
         let class = self.class();
         let at = self.index as usize;
-        if class.refs[at].get() - class.splits[at].get() != 1 {
-            return None;
-        }
-        let start = self.as_ptr();
-        // SAFETY: the range is inside this buffer of the pool, which `self.pool` keeps mapped;
-        // no other handle covers any byte of it (see `Class::splits`), and it is borrowed mutably.
-        Some(unsafe { std::slice::from_raw_parts_mut(start.cast_mut(), self.len as usize) })
+        (class.refs[at].get() - class.splits[at].get() == 1).then(|| self.as_ptr().cast_mut())
     }
 
     /// A handle on `offset..offset + len` of this one.
@@ -185,7 +293,10 @@ impl Buf {
     /// # Panics
     /// When the range is not inside this handle's.
     pub fn slice(&self, offset: usize, len: usize) -> Buf {
-        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len()), "slice outside buffer");
+        assert!(
+            offset.checked_add(len).is_some_and(|end| end <= self.len()),
+            "slice outside buffer"
+        );
         let mut part = self.clone();
         part.offset += offset as u32;
         part.len = len as u32;
@@ -198,6 +309,7 @@ impl Buf {
     /// # Panics
     /// When `at` is not inside this handle's range.
     pub fn split_off(&mut self, at: usize) -> Buf {
+        assert!(at <= self.len(), "split outside buffer");
         let rest = self.slice(at, self.len() - at);
         self.len = at as u32;
         let splits = &self.class().splits[self.index as usize];
@@ -232,6 +344,36 @@ impl Buf {
         unsafe { class.base.as_ptr().add(at) }
     }
 
+    /// The key of the device in `slot` for the region of this buffer, if that device knows it.
+    #[inline]
+    pub fn key(&self, slot: usize) -> Option<u64> {
+        self.pool.regions.key(self.as_ptr(), slot)
+    }
+
+    /// The region that this buffer is in: all of it, whoever else has buffers there.
+    pub fn region(&self) -> RegionInfo {
+        self.pool
+            .regions
+            .info(self.pool.regions.index(self.as_ptr()))
+    }
+
+    pub fn region_id(&self) -> RegionId {
+        self.region().id
+    }
+
+    /// How far into its region the first byte is: with a key that is an IOVA, the device's address
+    /// of it is their sum.
+    pub fn region_offset(&self) -> usize {
+        self.as_ptr().addr() - self.region().as_ptr().addr()
+    }
+
+    /// Where in [`Pool::regions`] of its pool this buffer lies.
+    #[inline]
+    pub fn region_index(&self) -> usize {
+        self.pool.regions.index(self.as_ptr()) - self.pool.first_region
+    }
+
+    #[inline]
     fn class(&self) -> &Class {
         &self.pool.classes[self.class as usize]
     }
@@ -250,8 +392,16 @@ impl Deref for Buf {
 impl Clone for Buf {
     fn clone(&self) -> Buf {
         let refs = &self.class().refs[self.index as usize];
-        refs.set(refs.get() + 1);
-        Buf { pool: Rc::clone(&self.pool), ..*self }
+        // A handle may be forgotten; four billion of them must not look like none.
+        refs.set(
+            refs.get()
+                .checked_add(1)
+                .expect("no buffer has four billion handles"),
+        );
+        Buf {
+            pool: Rc::clone(&self.pool),
+            ..*self
+        }
     }
 }
 
@@ -260,8 +410,6 @@ impl Drop for Buf {
         let class = self.class();
         let refs = &class.refs[self.index as usize];
         refs.set(refs.get() - 1);
-        // `refs - splits` must not shrink while handles may overlap: whichever handle goes takes
-        // one split along, so the difference falls to 1 only when a single handle is left.
         let splits = &class.splits[self.index as usize];
         splits.set(splits.get().saturating_sub(1));
         if refs.get() == 0 {
@@ -272,53 +420,84 @@ impl Drop for Buf {
 
 impl std::fmt::Debug for Buf {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Buf({}:{}+{}..{})", self.class, self.index, self.offset, self.offset + self.len)
+        write!(
+            f,
+            "Buf({}:{}+{}..{})",
+            self.class,
+            self.index,
+            self.offset,
+            self.offset + self.len
+        )
     }
 }
 
-#[derive(Clone)]
-#[repr(C, align(4096))]
-struct Page([u8; 4096]);
+/// Where the buffers of all classes lie in a memory.
+struct Layout {
+    classes: Vec<Placed>,
+    /// Bytes from the start of the memory to the end of the last buffer.
+    end: usize,
+}
+
+struct Placed {
+    size: usize,
+    /// From the start of the memory.
+    offset: usize,
+    /// Room for so many buffers, …
+    slots: usize,
+    /// … of which these are used, the one to give first last.
+    usable: Vec<u32>,
+}
+
+impl Layout {
+    /// In memory that begins `start` bytes into its mapping, a multiple of [`SLICE_ALIGN`].
+    fn new(start: usize, specs: &[ClassSpec]) -> Layout {
+        let mut specs = specs.to_vec();
+        specs.sort_by_key(|c| c.size);
+        let mut at = start;
+        let mut classes = Vec::with_capacity(specs.len());
+        for spec in specs {
+            let size = stride(spec.size);
+            // A device that wants aligned buffers gets them where the size allows.
+            at = at.next_multiple_of(SLICE_ALIGN);
+            let offset = at - start;
+            let mut usable = Vec::with_capacity(spec.count);
+            let mut slots = 0;
+            while usable.len() < spec.count {
+                let end = at
+                    .checked_add(size)
+                    .expect("buffer classes are larger than the address space");
+                if at / REGION_MAX == (end - 1) / REGION_MAX {
+                    usable.push(
+                        u32::try_from(slots).expect("a class has less than four billion buffers"),
+                    );
+                }
+                slots += 1;
+                at = end;
+            }
+            usable.reverse();
+            classes.push(Placed {
+                size,
+                offset,
+                slots,
+                usable,
+            });
+        }
+        Layout {
+            classes,
+            end: at - start,
+        }
+    }
+}
+
+/// The distance of two buffers of a class: whole sectors, less than a region.
+fn stride(size: usize) -> usize {
+    assert!(
+        size > 0 && size <= REGION_MAX,
+        "a buffer of {size} bytes is not possible"
+    );
+    size.next_multiple_of(512)
+}
 
 #[cfg(test)]
-mod split_tests {
-    use super::*;
-
-    fn one_buffer() -> (Pool, Buf) {
-        let pool = Pool::heap(&[ClassSpec { size: 4096, count: 1 }]);
-        let buf = pool.acquire(4096).expect("the pool is full");
-        (pool, buf)
-    }
-
-    /// Parts that share no byte are written independently and come together again.
-    #[test]
-    fn split_parts_are_writable_and_rejoin() {
-        let (pool, mut head) = one_buffer();
-        let mut tail = head.split_off(1024);
-        let last = tail.split_off(1024);
-        head.bytes_mut().expect("no overlap").fill(1);
-        tail.bytes_mut().expect("no overlap").fill(2);
-        let last = head.unsplit(last).expect_err("does not adjoin");
-        assert_eq!(last.len(), 2048);
-        head.unsplit(tail).expect("adjoins");
-        head.unsplit(last).expect("adjoins");
-
-        assert_eq!(pool.stats()[0].free, 0);
-        assert!(head.bytes_mut().is_some());
-        drop(head);
-        assert_eq!(pool.stats()[0].free, 1);
-    }
-
-    /// A clone of a part makes every handle read-only until only one handle is left.
-    #[test]
-    fn overlap_is_read_only() {
-        let (_pool, mut head) = one_buffer();
-        let mut tail = head.split_off(512);
-        let shared = tail.clone();
-        assert!(tail.bytes_mut().is_none() && head.bytes_mut().is_none());
-        drop(head);
-        assert!(tail.bytes_mut().is_none());
-        drop(shared);
-        assert!(tail.bytes_mut().is_some());
-    }
-}
+#[path = "pool_tests.rs"]
+mod tests;

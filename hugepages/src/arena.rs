@@ -1,0 +1,355 @@
+//! Arenas: DMA memory of the best pages to be had, carved into one slice per core.
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::error::ArenaError;
+use crate::mapping::Mapping;
+use crate::pages::{PageKind, base_page_size, human};
+use crate::plan::{ArenaOptions, check_lock, explain, plan};
+use crate::register::{DEVICE_SLOTS, RegionInfo, RegisterError, RegisterHook};
+use crate::system::{Facts, System};
+
+/// DMA memory on one NUMA node. Clones share it; it is unmapped with the last slice, pool and
+/// buffer of it.
+#[derive(Clone)]
+pub struct Arena {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    mapping: Arc<Mapping>,
+    /// Bytes carved so far.
+    carved: AtomicUsize,
+    report: ArenaReport,
+}
+
+/// Slices start at multiples of this: what PRPs, O_DIRECT and fixed buffers all accept.
+pub(crate) const SLICE_ALIGN: usize = 4096;
+
+impl Arena {
+    /// The best memory to be had: 1 GiB pages, else 2 MiB, else transparent, else plain.
+    ///
+    /// # Errors
+    /// When `options` insists on pages, a node or a lock that this machine does not give, or when
+    /// there is not even plain memory.
+    pub fn allocate(options: ArenaOptions) -> Result<Arena, ArenaError> {
+        let (mapping, report) = allocate(&options, Locking::Try)?;
+        let inner = Inner {
+            mapping: Arc::new(mapping),
+            carved: AtomicUsize::new(0),
+            report,
+        };
+        Ok(Arena {
+            inner: Arc::new(inner),
+        })
+    }
+
+    /// What was got, and what to type to get better.
+    pub fn report(&self) -> &ArenaReport {
+        &self.inner.report
+    }
+
+    pub fn len(&self) -> usize {
+        self.inner.mapping.len()
+    }
+
+    #[expect(
+        clippy::missing_const_for_fn,
+        reason = "always false, asked for by convention"
+    )]
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Bytes not carved yet.
+    pub fn remaining(&self) -> usize {
+        self.len() - self.inner.carved.load(Ordering::Relaxed)
+    }
+
+    /// The next `bytes` of the arena, rounded up to 4 KiB, for one owner. Memory is handed out
+    /// once: a slice that is dropped stays carved.
+    pub fn carve(&self, bytes: usize) -> Result<ArenaSlice, CarveError> {
+        let short = |there| CarveError {
+            asked: bytes,
+            there,
+        };
+        let taken = bytes
+            .checked_next_multiple_of(SLICE_ALIGN)
+            .ok_or(short(self.remaining()))?;
+        let end = |start: usize| start.checked_add(taken).filter(|&end| end <= self.len());
+        let start = self
+            .inner
+            .carved
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, end)
+            .map_err(|start| short(self.len() - start))?;
+        // SAFETY: `start <= len`, so the address is inside the mapping or one past it.
+        let base = unsafe { self.inner.mapping.base().add(start) };
+        Ok(ArenaSlice {
+            mapping: Arc::clone(&self.inner.mapping),
+            base,
+            len: taken,
+        })
+    }
+
+    /// The stretches that a device is told of.
+    pub fn regions(&self) -> Vec<RegionInfo> {
+        self.inner.mapping.regions.all()
+    }
+
+    /// Makes the whole arena known to a device under a slot that is still free; all or nothing.
+    /// The device is told to forget it by [`Arena::unregister`], at the latest when the memory is
+    /// unmapped.
+    pub fn register(&self, slot: usize, hook: Arc<dyn RegisterHook>) -> Result<(), RegisterError> {
+        self.inner.mapping.regions.register(slot, hook)
+    }
+
+    /// Makes a device forget the arena. To be called when it has nothing in flight any more.
+    pub fn unregister(&self, slot: usize) {
+        self.inner.mapping.regions.unregister(slot);
+    }
+}
+
+/// Makes several arenas known to one device under the same slot, which is returned.
+pub fn register_all(
+    arenas: &[Arena],
+    hook: &Arc<dyn RegisterHook>,
+) -> Result<usize, RegisterError> {
+    let free = |slot: &usize| {
+        arenas
+            .iter()
+            .all(|a| a.inner.mapping.regions.is_free(*slot))
+    };
+    let slot = (0..DEVICE_SLOTS)
+        .find(free)
+        .ok_or(RegisterError::NoFreeSlot)?;
+    for (done, arena) in arenas.iter().enumerate() {
+        if let Err(error) = arena.register(slot, Arc::clone(hook)) {
+            arenas[..done].iter().for_each(|a| a.unregister(slot));
+            return Err(error);
+        }
+    }
+    Ok(slot)
+}
+
+impl fmt::Debug for Arena {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "Arena({}, {} left)",
+            self.report(),
+            human(self.remaining() as u64)
+        )
+    }
+}
+
+/// A stretch of an arena with one owner, which may take it to another thread and make it a
+/// [`crate::Pool`] there.
+pub struct ArenaSlice {
+    pub(crate) mapping: Arc<Mapping>,
+    pub(crate) base: NonNull<u8>,
+    pub(crate) len: usize,
+}
+
+// SAFETY: the slice is the only owner of its bytes, and the mapping is the process's.
+unsafe impl Send for ArenaSlice {}
+
+impl ArenaSlice {
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl fmt::Debug for ArenaSlice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ArenaSlice({})", human(self.len as u64))
+    }
+}
+
+/// More was asked of an arena or a slice than is left of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{asked} bytes of DMA memory asked, {there} left; remedy: a larger arena, or fewer or smaller buffers"
+)]
+pub struct CarveError {
+    pub asked: usize,
+    pub there: usize,
+}
+
+/// Which memory an arena got. Its text is one line for the log.
+#[derive(Debug)]
+pub struct ArenaReport {
+    pub pages: PageKind,
+    pub bytes: u64,
+    /// The node asked for: of huge pages the only one, of others the preferred one.
+    pub node: Option<u32>,
+    /// Never swapped out.
+    pub locked: bool,
+    /// Why the pages are not better, and why they are not locked; each with its remedy.
+    pub shortages: Vec<ArenaError>,
+}
+
+impl fmt::Display for ArenaReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} on {}, ", human(self.bytes), self.pages)?;
+        match self.node {
+            Some(node) if self.pages.is_hugetlb() => write!(f, "node {node}, ")?,
+            Some(node) => write!(f, "node {node} preferred, ")?,
+            None => write!(f, "any node, ")?,
+        }
+        f.write_str(if self.locked { "locked" } else { "not locked" })?;
+        // The last step up is the cheapest: nobody needs to hear of 1 GiB pages who lacks 2 MiB.
+        let (locks, pages): (Vec<_>, Vec<_>) = self.shortages.iter().partition(|s| {
+            matches!(
+                s,
+                ArenaError::Memlock { .. } | ArenaError::System { step: "mlock", .. }
+            )
+        });
+        for shortage in pages.last().into_iter().chain(locks.last()) {
+            write!(f, "; {}", Chain(shortage))?;
+        }
+        Ok(())
+    }
+}
+
+/// An error and what caused it, on one line.
+struct Chain<'a>(&'a dyn std::error::Error);
+
+impl fmt::Display for Chain<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)?;
+        self.0
+            .source()
+            .map_or(Ok(()), |source| write!(f, ": {}", Chain(source)))
+    }
+}
+
+/// Whether memory is to be locked if allowed, or only if required.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Locking {
+    Try,
+    OnlyIfRequired,
+}
+
+/// Performs the plan: the first kind of pages that the kernel really gives.
+pub(crate) fn allocate(
+    options: &ArenaOptions,
+    locking: Locking,
+) -> Result<(Mapping, ArenaReport), ArenaError> {
+    let system = System::real();
+    allocate_with(options, locking, &system.facts(), &|| system.facts())
+}
+
+/// As [`allocate`], on the given facts. `now` reads them again after a refusal.
+fn allocate_with(
+    options: &ArenaOptions,
+    locking: Locking,
+    facts: &Facts,
+    now: &dyn Fn() -> Facts,
+) -> Result<(Mapping, ArenaReport), ArenaError> {
+    let plan = plan(options, facts)?;
+    let mut shortages = plan.shortages;
+    let last = plan.tries.len() - 1;
+    for (at, &kind) in plan.tries.iter().enumerate() {
+        match try_kind(kind, options, locking, facts, now) {
+            Ok((mapping, unlocked)) => {
+                let tried = options.require_lock || locking == Locking::Try;
+                let locked = kind.is_hugetlb() || (tried && unlocked.is_none());
+                shortages.extend(unlocked);
+                let bytes = mapping.len() as u64;
+                return Ok((
+                    mapping,
+                    ArenaReport {
+                        pages: kind,
+                        bytes,
+                        node: options.numa_node,
+                        locked,
+                        shortages,
+                    },
+                ));
+            }
+            // The kernel had less than it said: go on with the next kind, if there is one.
+            Err(error) if at == last => return Err(error),
+            Err(error) => shortages.push(error),
+        }
+    }
+    unreachable!("a plan has at least one kind to try")
+}
+
+/// Memory of one kind, with the reason why it is not locked, if it should be.
+fn try_kind(
+    kind: PageKind,
+    options: &ArenaOptions,
+    locking: Locking,
+    facts: &Facts,
+    now: &dyn Fn() -> Facts,
+) -> Result<(Mapping, Option<ArenaError>), ArenaError> {
+    let bytes = kind.round_up(options.bytes).ok_or(ArenaError::TooLarge {
+        asked: options.bytes,
+    })?;
+    let explain = |(step, errno)| explain(step, errno, kind, options, &now());
+    let mapping = Mapping::new(kind, bytes as usize, options.numa_node).map_err(explain)?;
+    // A page of the hugetlb pool that is missing later would be SIGBUS, so take them all now.
+    if kind.is_hugetlb() {
+        mapping
+            .populate(kind.size() as usize)
+            .map_err(|e| explain(("populate", e)))?;
+        return Ok((mapping, None));
+    }
+    let mut unlocked = None;
+    if options.require_lock || locking == Locking::Try {
+        let locked = check_lock(kind, bytes, facts)
+            .and_then(|()| mapping.lock().map_err(|e| explain(("mlock", e))));
+        match locked {
+            // Locking takes every page.
+            Ok(()) => return Ok((mapping, None)),
+            Err(error) if options.require_lock => return Err(error),
+            Err(error) => unlocked = Some(error),
+        }
+    }
+    if options.populate {
+        mapping
+            .populate(base_page_size())
+            .map_err(|e| explain(("populate", e)))?;
+    }
+    Ok((mapping, unlocked))
+}
+
+#[cfg(test)]
+#[path = "arena_tests.rs"]
+mod tests;
+
+#[cfg(test)]
+pub(crate) mod test_support {
+    use super::*;
+
+    /// An arena of plain pages, none of them taken: as large as a test wants to think of.
+    pub fn untouched(bytes: usize) -> Arena {
+        let mapping = Mapping::new(
+            PageKind::Plain,
+            bytes.next_multiple_of(base_page_size()),
+            None,
+        )
+        .expect("mmap");
+        let report = ArenaReport {
+            pages: PageKind::Plain,
+            bytes: bytes as u64,
+            node: None,
+            locked: false,
+            shortages: Vec::new(),
+        };
+        Arena {
+            inner: Arc::new(Inner {
+                mapping: Arc::new(mapping),
+                carved: AtomicUsize::new(0),
+                report,
+            }),
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Why memory was not to be had: each reason with the number asked, the number there and the remedy.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::pages::{KIB, human};
+
+/// Why an arena or shared memory could not be allocated as asked.
+///
+/// The same values explain, in an [`crate::ArenaReport`], why the pages are not better ones.
+#[derive(Debug, thiserror::Error)]
+pub enum ArenaError {
+    #[error("an arena of no bytes was asked for")]
+    Empty,
+
+    #[error("an arena of {asked} bytes is more than the address space holds")]
+    TooLarge { asked: u64 },
+
+    #[error("there is no NUMA node {node}; this machine has {}", list(.nodes))]
+    NoSuchNode { node: u32, nodes: Vec<u32> },
+
+    #[error("this kernel has no {} pages; it has {}", human(*size), sizes(.there))]
+    NoSuchPageSize { size: u64, there: Vec<u64> },
+
+    /// The kernel's hugetlb pool holds too few unclaimed pages.
+    #[error(
+        "not enough {} pages{}: {asked} asked, {free} free of {total}; remedy: `{remedy}`",
+        human(*size), on_node(*node)
+    )]
+    NotEnoughPages {
+        size: u64,
+        node: Option<u32>,
+        asked: u64,
+        free: u64,
+        total: u64,
+        remedy: String,
+    },
+
+    /// The control group that this process is in may not use so many huge pages.
+    #[error(
+        "cgroup hugetlb limit on {} pages: {} asked, {} left of {} ({}); remedy: `echo {} | sudo tee {}`",
+        human(*size), human(*asked), human(limit.saturating_sub(*used)), human(*limit),
+        file.display(), used + asked, file.display()
+    )]
+    CgroupHugetlb {
+        size: u64,
+        asked: u64,
+        used: u64,
+        limit: u64,
+        file: PathBuf,
+    },
+
+    /// RLIMIT_MEMLOCK forbids to lock so much memory.
+    #[error(
+        "RLIMIT_MEMLOCK too low: {} asked, {} allowed and {} of it in use; \
+         remedy: `ulimit -l {}` as root, or `LimitMEMLOCK={}` in the systemd unit",
+        human(*asked), human(*limit), human(*locked), memlock_kib(*asked, *locked), memlock_kib(*asked, *locked) * KIB
+    )]
+    Memlock { asked: u64, locked: u64, limit: u64 },
+
+    /// The administrator turned transparent huge pages off.
+    #[error("transparent huge pages are off; remedy: `echo madvise | sudo tee {}`", file.display())]
+    TransparentOff { file: PathBuf },
+
+    #[error("not enough memory: {} asked, {} available; remedy: ask for less or free some", human(*asked), human(*available))]
+    NotEnoughMemory { asked: u64, available: u64 },
+
+    /// The system refused for a reason that none of the above explains.
+    #[error("{step} of {} on {pages} failed", human(*asked))]
+    System {
+        step: &'static str,
+        asked: u64,
+        pages: crate::PageKind,
+        source: io::Error,
+    },
+}
+
+/// Why the kernel's pool of huge pages was not set as asked.
+#[derive(Debug, thiserror::Error)]
+pub enum ReserveError {
+    #[error("this kernel has no {} pages; it has {}", human(*size), sizes(.there))]
+    NoSuchPageSize { size: u64, there: Vec<u64> },
+
+    #[error("there is no NUMA node {node}; this machine has {}", list(.nodes))]
+    NoSuchNode { node: u32, nodes: Vec<u32> },
+
+    #[error("reserving {asked} pages needs root, {there} are reserved; remedy: `{remedy}`")]
+    NotPermitted {
+        asked: u64,
+        there: u64,
+        remedy: String,
+    },
+
+    /// The kernel found less free contiguous memory than that. What it found stays reserved.
+    #[error("{asked} pages of {} asked, {there} there; remedy: {remedy}", human(*size))]
+    Short {
+        size: u64,
+        asked: u64,
+        there: u64,
+        remedy: String,
+    },
+
+    #[error("cannot use {}", file.display())]
+    Io { file: PathBuf, source: io::Error },
+}
+
+/// What `ulimit -l` must say, in its KiB, for `asked` more bytes.
+fn memlock_kib(asked: u64, locked: u64) -> u64 {
+    asked.saturating_add(locked).div_ceil(KIB)
+}
+
+fn on_node(node: Option<u32>) -> String {
+    node.map_or(String::new(), |n| format!(" on node {n}"))
+}
+
+fn list(nodes: &[u32]) -> String {
+    join(nodes.iter().map(u32::to_string), "none")
+}
+
+fn sizes(there: &[u64]) -> String {
+    join(there.iter().map(|&s| human(s)), "none")
+}
+
+fn join(parts: impl Iterator<Item = String>, empty: &str) -> String {
+    let all: Vec<String> = parts.collect();
+    if all.is_empty() {
+        empty.to_owned()
+    } else {
+        all.join(", ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pages::{GIB, MIB};
+
+    /// Goal: each named error carries the number asked, the number there and the remedy. Method:
+    /// the whole text.
+    #[test]
+    fn texts_have_numbers_and_remedy() {
+        let memlock = ArenaError::Memlock {
+            asked: 64 * MIB,
+            locked: MIB,
+            limit: 8 * MIB,
+        };
+        assert_eq!(
+            memlock.to_string(),
+            "RLIMIT_MEMLOCK too low: 64 MiB asked, 8 MiB allowed and 1 MiB of it in use; \
+             remedy: `ulimit -l 66560` as root, or `LimitMEMLOCK=68157440` in the systemd unit"
+        );
+        let cgroup = ArenaError::CgroupHugetlb {
+            size: 2 * MIB,
+            asked: GIB,
+            used: 2 * MIB,
+            limit: 10 * MIB,
+            file: "/cg/hugetlb.2MB.max".into(),
+        };
+        assert_eq!(
+            cgroup.to_string(),
+            "cgroup hugetlb limit on 2 MiB pages: 1 GiB asked, 8 MiB left of 10 MiB (/cg/hugetlb.2MB.max); \
+             remedy: `echo 1075838976 | sudo tee /cg/hugetlb.2MB.max`"
+        );
+        let pages = ArenaError::NotEnoughPages {
+            size: 2 * MIB,
+            node: Some(1),
+            asked: 512,
+            free: 3,
+            total: 4,
+            remedy: "do it".into(),
+        };
+        assert_eq!(
+            pages.to_string(),
+            "not enough 2 MiB pages on node 1: 512 asked, 3 free of 4; remedy: `do it`"
+        );
+        let node = ArenaError::NoSuchNode {
+            node: 7,
+            nodes: vec![0, 1],
+        };
+        assert_eq!(
+            node.to_string(),
+            "there is no NUMA node 7; this machine has 0, 1"
+        );
+    }
+}

@@ -1,0 +1,316 @@
+//! The system calls: one mapping of pages of one kind, on one node, locked or not.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mlock, mmap_anonymous, munlock, munmap};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::pages::PageKind;
+use crate::register::Regions;
+
+/// Memory of one kind of pages, unmapped when dropped. Zero at first.
+///
+/// Hands out its address and nothing else: who may touch which bytes is decided above, by
+/// [`crate::ArenaSlice`] (one owner per byte) and [`crate::Shared`] (like device memory).
+pub(crate) struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+    pub regions: Arc<Regions>,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread, and no method of it touches the
+// bytes through a shared reference.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+/// The system call that failed, and how.
+pub(crate) type Failure = (&'static str, Errno);
+
+impl Mapping {
+    /// Maps `len` bytes, whole pages of `kind`. Neither taken nor locked yet.
+    pub fn new(kind: PageKind, len: usize, node: Option<u32>) -> Result<Mapping, Failure> {
+        let mapping = match kind {
+            PageKind::OneGiB => Mapping::map(len, MapFlags::HUGETLB | MapFlags::HUGE_1GB)?,
+            PageKind::TwoMiB => Mapping::map(len, MapFlags::HUGETLB | MapFlags::HUGE_2MB)?,
+            PageKind::Plain => Mapping::map(len, MapFlags::empty())?,
+            PageKind::Transparent => Mapping::map_aligned(len, kind.size() as usize)?,
+        };
+        if kind == PageKind::Transparent {
+            mapping
+                .advise(Advice::LinuxHugepage)
+                .map_err(|e| ("madvise", e))?;
+        }
+        // A child after fork() must not turn these pages into copies while a device uses them.
+        mapping
+            .advise(Advice::LinuxDontFork)
+            .map_err(|e| ("madvise", e))?;
+        // Gigabytes of somebody's data have no place in a core dump. Old kernels may not know how.
+        let _ = mapping.advise(Advice::LinuxDontDump);
+        if let Some(node) = node {
+            mapping.bind(node, kind).map_err(|e| ("mbind", e))?;
+        }
+        Ok(mapping)
+    }
+
+    pub fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Takes every page now. Never a SIGBUS: a page that cannot be had is an error.
+    pub fn populate(&self, page: usize) -> Result<(), Errno> {
+        match self.advise(Advice::LinuxPopulateWrite) {
+            // Linux before 5.14.
+            Err(Errno::INVAL) => self.populate_by_read(page),
+            other => other,
+        }
+    }
+
+    /// Lets the kernel write a zero into each page, which fails where a touch would be SIGBUS.
+    fn populate_by_read(&self, page: usize) -> Result<(), Errno> {
+        let zero =
+            File::open("/dev/zero").map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
+        for at in (0..self.len).step_by(page) {
+            // SAFETY: `at` is inside the mapping, which is writable, zero, and not yet anybody
+            // else's: populating comes before the mapping is handed out.
+            let byte = unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(at), 1) };
+            zero.read_exact_at(byte, 0)
+                .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
+        }
+        Ok(())
+    }
+
+    /// Takes every page now and keeps it from being swapped out.
+    pub fn lock(&self) -> Result<(), Errno> {
+        raise_memlock();
+        // SAFETY: `mlock` changes no contents, and the range is ours.
+        let result = unsafe { mlock(self.at(0), self.len) };
+        if result.is_err() {
+            // It may have come half the way.
+            // SAFETY: as above.
+            let _ = unsafe { munlock(self.at(0), self.len) };
+        }
+        result
+    }
+
+    /// Gives whole pages in `range` back to the system; they read as zero from then on.
+    ///
+    /// # Errors
+    /// When the memory is locked, or of a kind that the kernel does not take back in parts.
+    pub fn release(&self, range: Range<usize>) -> Result<(), Errno> {
+        assert!(
+            range.start <= range.end && range.end <= self.len,
+            "range outside mapping"
+        );
+        // SAFETY: inside the mapping (just checked). Contents become zero behind everybody's back:
+        // only `Shared` calls this, whose bytes nobody holds a Rust reference to.
+        unsafe { madvise(self.at(range.start), range.len(), Advice::LinuxDontNeed) }
+    }
+
+    fn map(len: usize, flags: MapFlags) -> Result<Mapping, Failure> {
+        // SAFETY: a new private mapping at an address of the kernel's choice.
+        let base = unsafe {
+            mmap_anonymous(
+                ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | flags,
+            )
+        };
+        let base = base.map_err(|e| ("mmap", e))?;
+        let base = NonNull::new(base.cast::<u8>()).ok_or(("mmap", Errno::NOMEM))?;
+        Ok(Mapping {
+            base,
+            len,
+            regions: Arc::new(Regions::new(base, len)),
+        })
+    }
+
+    /// A plain mapping that starts at a multiple of `align`, so that whole huge pages fit.
+    fn map_aligned(len: usize, align: usize) -> Result<Mapping, Failure> {
+        let wide = len.checked_add(align).ok_or(("mmap", Errno::NOMEM))?;
+        let wide = Mapping::map(wide, MapFlags::empty())?;
+        let head = wide.base.as_ptr().align_offset(align);
+        let tail = wide.len - head - len;
+        // SAFETY: `head <= align`, so it is inside the mapping.
+        let base = unsafe { wide.base.add(head) };
+        let end = wide.at(head + len);
+        let start = wide.at(0);
+        // From here on the three parts are ours to unmap one by one.
+        std::mem::forget(wide);
+        let mapping = Mapping {
+            base,
+            len,
+            regions: Arc::new(Regions::new(base, len)),
+        };
+        for (at, bytes) in [(start, head), (end, tail)] {
+            if bytes > 0 {
+                // SAFETY: a part of what was just mapped, beside what `mapping` keeps.
+                unsafe { munmap(at, bytes) }.map_err(|e| ("munmap", e))?;
+            }
+        }
+        Ok(mapping)
+    }
+
+    fn advise(&self, advice: Advice) -> Result<(), Errno> {
+        // SAFETY: the range is ours, and none of the advices given changes what it contains.
+        unsafe { madvise(self.at(0), self.len, advice) }
+    }
+
+    /// Sets the NUMA policy. Huge pages come from the node's own pool or not at all; other pages
+    /// prefer the node, as being far is better than being killed for want of memory.
+    fn bind(&self, node: u32, kind: PageKind) -> Result<(), Errno> {
+        let mut mask = [0 as libc::c_ulong; 16];
+        let bits = libc::c_ulong::BITS;
+        let word = mask.get_mut((node / bits) as usize).ok_or(Errno::INVAL)?;
+        *word = 1 << (node % bits);
+        let policy = if kind.is_hugetlb() {
+            libc::MPOL_BIND
+        } else {
+            libc::MPOL_PREFERRED
+        };
+        // The kernel looks at one bit less than it is told (mbind(2), bugs).
+        let bits = mask.len() as u64 * u64::from(bits) + 1;
+        // SAFETY: the range is ours; `mask` has as many bits as stated. Neither rustix nor libc
+        // wraps this call.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_mbind,
+                self.base.as_ptr(),
+                self.len,
+                policy,
+                mask.as_ptr(),
+                bits,
+                0,
+            )
+        };
+        match result {
+            0 => Ok(()),
+            _ => match Errno::from_io_error(&std::io::Error::last_os_error()) {
+                // A kernel without NUMA has one node, and all memory is on it.
+                Some(Errno::NOSYS) if node == 0 => Ok(()),
+                error => Err(error.unwrap_or(Errno::INVAL)),
+            },
+        }
+    }
+
+    fn at(&self, offset: usize) -> *mut c_void {
+        self.base.as_ptr().wrapping_add(offset).cast()
+    }
+}
+
+impl fmt::Debug for Mapping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Mapping({:p}+{:#x})", self.base, self.len)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        self.regions.unregister_all();
+        // SAFETY: made by `mmap`, and whoever uses it keeps it alive by an `Arc`. The call cannot
+        // fail on a whole mapping.
+        let _ = unsafe { munmap(self.at(0), self.len) };
+    }
+}
+
+/// Raises the soft limit on locked memory to the hard one, which needs no privilege. The decision
+/// counts on it ([`crate::system::Memlock`]).
+fn raise_memlock() {
+    let Rlimit { current, maximum } = getrlimit(Resource::Memlock);
+    if current != maximum {
+        // Failing, it stays as it is, and mlock says so.
+        let _ = setrlimit(
+            Resource::Memlock,
+            Rlimit {
+                current: maximum,
+                maximum,
+            },
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pages::{MIB, base_page_size};
+
+    /// How many pages of a mapping are in memory.
+    fn resident(mapping: &Mapping) -> usize {
+        let page = base_page_size();
+        let mut present = vec![0u8; mapping.len() / page];
+        // SAFETY: the range is mapped and `present` has a byte per page of it.
+        let result = unsafe { libc::mincore(mapping.at(0), mapping.len(), present.as_mut_ptr()) };
+        assert_eq!(result, 0);
+        present.iter().filter(|&&p| p & 1 == 1).count()
+    }
+
+    /// Goal: populating takes all pages, by either way. Method: mincore before and after.
+    #[test]
+    fn populating_takes_every_page() {
+        let page = base_page_size();
+        for by_read in [false, true] {
+            let mapping = Mapping::new(PageKind::Plain, 16 * page, None).unwrap();
+            assert_eq!(resident(&mapping), 0);
+            if by_read {
+                mapping.populate_by_read(page).unwrap();
+            } else {
+                mapping.populate(page).unwrap();
+            }
+            assert_eq!(resident(&mapping), 16);
+            mapping.release(page..3 * page).unwrap();
+            assert_eq!(resident(&mapping), 14);
+        }
+    }
+
+    /// Goal: transparent pages are possible: the mapping starts where a huge page can.
+    #[test]
+    fn transparent_mappings_are_aligned() {
+        for _ in 0..8 {
+            let mapping = Mapping::new(PageKind::Transparent, 2 * MIB as usize, Some(0)).unwrap();
+            assert!(
+                mapping
+                    .base()
+                    .as_ptr()
+                    .addr()
+                    .is_multiple_of(2 * MIB as usize)
+            );
+            assert_eq!(mapping.len(), 2 * MIB as usize);
+        }
+    }
+
+    /// Goal: a node that cannot be is an error, not memory elsewhere.
+    #[test]
+    fn a_node_that_is_not_there_is_refused() {
+        for node in [1023, 1024, u32::MAX] {
+            let error = Mapping::new(PageKind::Plain, base_page_size(), Some(node)).err();
+            assert_eq!(error, Some(("mbind", Errno::INVAL)), "node {node}");
+        }
+    }
+
+    /// Goal: what a device may be using does not get copied by fork(). Method: the kernel's own
+    /// list of flags for the mapping ("dc", proc_pid_smaps(5)).
+    #[test]
+    fn mappings_are_kept_from_children_and_dumps() {
+        let mapping = Mapping::new(PageKind::Plain, base_page_size(), None).unwrap();
+        let start = format!("{:x}-", mapping.base().as_ptr().addr());
+        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut lines = smaps.lines().skip_while(|l| !l.starts_with(&start));
+        let flags = lines
+            .find_map(|l| l.strip_prefix("VmFlags:"))
+            .expect("the mapping has flags");
+        let flags: Vec<&str> = flags.split_whitespace().collect();
+        assert!(flags.contains(&"dc") && flags.contains(&"dd"), "{flags:?}");
+    }
+}

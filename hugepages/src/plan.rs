@@ -1,0 +1,531 @@
+//! The decision: which pages to try for an arena, in which order, and why not better ones. Pure.
+
+use std::io;
+
+use rustix::io::Errno;
+
+use crate::error::ArenaError;
+use crate::pages::{HugepagePolicy, MIB, PageKind};
+use crate::system::{Facts, TRANSPARENT_FILE};
+
+/// What somebody wants of an arena.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ArenaOptions {
+    /// At least so many bytes; rounded up to whole pages.
+    pub bytes: u64,
+    pub hugepages: HugepagePolicy,
+    /// The NUMA node that the memory should be on. `None`: wherever.
+    pub numa_node: Option<u32>,
+    /// Fail rather than use memory that may be swapped out. Otherwise locking is tried, and the
+    /// report says whether it was allowed.
+    pub require_lock: bool,
+    /// Take every page now, so that none is missing later.
+    pub populate: bool,
+}
+
+impl ArenaOptions {
+    /// `bytes` of the best pages to be had, taken now, locked if allowed.
+    pub fn new(bytes: u64) -> ArenaOptions {
+        let hugepages = HugepagePolicy::Auto;
+        ArenaOptions {
+            bytes,
+            hugepages,
+            numa_node: None,
+            require_lock: false,
+            populate: true,
+        }
+    }
+}
+
+/// What to try.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    /// Kinds worth trying, best first. Never empty.
+    pub tries: Vec<PageKind>,
+    /// Why better kinds are not among them.
+    pub shortages: Vec<ArenaError>,
+}
+
+/// Which kinds of pages to try for `options` on a machine of which `facts` are true.
+pub(crate) fn plan(options: &ArenaOptions, facts: &Facts) -> Result<Plan, ArenaError> {
+    if options.bytes == 0 {
+        return Err(ArenaError::Empty);
+    }
+    if let Some(node) = options.numa_node.filter(|n| !facts.has_node(*n)) {
+        return Err(ArenaError::NoSuchNode {
+            node,
+            nodes: facts.nodes.clone(),
+        });
+    }
+    let mut plan = Plan {
+        tries: Vec::new(),
+        shortages: Vec::new(),
+    };
+    for kind in candidates(options) {
+        match check(kind, options, facts) {
+            Ok(()) => plan.tries.push(kind),
+            Err(shortage) => plan.shortages.push(shortage),
+        }
+    }
+    match (plan.tries.is_empty(), plan.shortages.pop()) {
+        (true, Some(shortage)) => Err(shortage),
+        (_, last) => {
+            plan.shortages.extend(last);
+            Ok(plan)
+        }
+    }
+}
+
+/// The kinds that the policy and the size speak for, best first.
+fn candidates(options: &ArenaOptions) -> Vec<PageKind> {
+    match options.hugepages {
+        HugepagePolicy::OneGiB => vec![PageKind::OneGiB],
+        HugepagePolicy::TwoMiB => vec![PageKind::TwoMiB],
+        HugepagePolicy::Off => vec![PageKind::Plain],
+        HugepagePolicy::Auto => [
+            PageKind::OneGiB,
+            PageKind::TwoMiB,
+            PageKind::Transparent,
+            PageKind::Plain,
+        ]
+        .into_iter()
+        .filter(|&kind| worthwhile(kind, options.bytes))
+        .collect(),
+    }
+}
+
+/// Whether rounding up to such pages wastes little: no more than an eighth of what was asked, or
+/// less than one page of 2 MiB, which nobody misses.
+fn worthwhile(kind: PageKind, bytes: u64) -> bool {
+    kind.round_up(bytes)
+        .is_none_or(|rounded| rounded - bytes <= (bytes / 8).max(2 * MIB))
+}
+
+/// Whether the machine can give `options` on such pages, as far as can be known beforehand.
+fn check(kind: PageKind, options: &ArenaOptions, facts: &Facts) -> Result<(), ArenaError> {
+    let asked = kind.round_up(options.bytes).ok_or(ArenaError::TooLarge {
+        asked: options.bytes,
+    })?;
+    match kind {
+        PageKind::Plain => Ok(()),
+        PageKind::Transparent if facts.transparent => Ok(()),
+        PageKind::Transparent => Err(ArenaError::TransparentOff {
+            file: TRANSPARENT_FILE.into(),
+        }),
+        PageKind::OneGiB | PageKind::TwoMiB => {
+            let size = kind.size();
+            let Some(pool) = facts.pools.iter().find(|p| p.size == size) else {
+                return Err(ArenaError::NoSuchPageSize {
+                    size,
+                    there: facts.pools.iter().map(|p| p.size).collect(),
+                });
+            };
+            if facts
+                .pages_available(size, options.numa_node)
+                .unwrap_or(pool.available())
+                < asked / size
+            {
+                return Err(facts.pages_short(size, options.numa_node, asked));
+            }
+            match facts.cgroup_short(size, asked) {
+                Some(short) => Err(short),
+                None => Ok(()),
+            }
+        }
+    }
+}
+
+/// Whether `bytes` more may be locked in memory.
+pub(crate) fn check_lock(kind: PageKind, bytes: u64, facts: &Facts) -> Result<(), ArenaError> {
+    let memlock = facts.memlock;
+    match memlock.limit {
+        Some(limit) if !kind.is_hugetlb() && memlock.locked.saturating_add(bytes) > limit => {
+            Err(ArenaError::Memlock {
+                asked: bytes,
+                locked: memlock.locked,
+                limit,
+            })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The named error behind an errno that the kernel gave for memory of `kind`, with `facts` read
+/// after that.
+pub(crate) fn explain(
+    step: &'static str,
+    errno: Errno,
+    kind: PageKind,
+    options: &ArenaOptions,
+    facts: &Facts,
+) -> ArenaError {
+    let asked = kind.round_up(options.bytes).unwrap_or(options.bytes);
+    // mmap says ENOMEM; populating says ENOMEM, EFAULT where a touch would have been SIGBUS, or
+    // EHWPOISON; mlock says ENOMEM, EAGAIN or EPERM (their manual pages).
+    let memory = matches!(
+        errno,
+        Errno::NOMEM | Errno::FAULT | Errno::AGAIN | Errno::PERM | Errno::HWPOISON
+    );
+    match (memory, step) {
+        (true, "mlock") => {
+            if let Err(short) = check_lock(kind, asked, facts) {
+                return short;
+            }
+        }
+        (true, _) if kind.is_hugetlb() => {
+            // Another program may have been faster, so the counts can look sufficient now.
+            let short = facts.cgroup_short(kind.size(), asked);
+            return short
+                .unwrap_or_else(|| facts.pages_short(kind.size(), options.numa_node, asked));
+        }
+        (true, "mmap" | "populate") => {
+            return ArenaError::NotEnoughMemory {
+                asked,
+                available: facts.available,
+            };
+        }
+        _ => {}
+    }
+    ArenaError::System {
+        step,
+        asked,
+        pages: kind,
+        source: io::Error::from(errno),
+    }
+}
+
+impl Facts {
+    /// Without any node named, the whole machine is node 0.
+    fn has_node(&self, node: u32) -> bool {
+        self.nodes.contains(&node) || (self.nodes.is_empty() && node == 0)
+    }
+
+    /// Pages of `size` that a new mapping can count on; `None` where the kernel has no such pages.
+    fn pages_available(&self, size: u64, node: Option<u32>) -> Option<u64> {
+        let whole = self.pools.iter().find(|p| p.size == size)?.available();
+        let Some(node) = node.filter(|_| !self.nodes.is_empty()) else {
+            return Some(whole);
+        };
+        // Promises are not tied to a node, so both counts must suffice.
+        let there = self
+            .node_pools
+            .iter()
+            .find(|p| p.node == Some(node) && p.size == size)?;
+        Some(there.available().min(whole))
+    }
+
+    fn pages_short(&self, size: u64, node: Option<u32>, bytes: u64) -> ArenaError {
+        let node = node.filter(|_| !self.nodes.is_empty());
+        let asked = bytes / size;
+        let free = self.pages_available(size, node).unwrap_or(0);
+        let mut pools = self.pools.iter().chain(&self.node_pools);
+        let total = pools
+            .find(|p| p.node == node && p.size == size)
+            .map_or(0, |p| p.total);
+        // With enough free by now, ask for one arena more: somebody took what was counted.
+        let missing = if asked > free { asked - free } else { asked };
+        let remedy = self.reserve_command(size, node, total + missing);
+        ArenaError::NotEnoughPages {
+            size,
+            node,
+            asked,
+            free,
+            total,
+            remedy,
+        }
+    }
+
+    fn cgroup_short(&self, size: u64, asked: u64) -> Option<ArenaError> {
+        let short = self
+            .cgroup
+            .iter()
+            .find(|l| l.size == size && asked > l.limit.saturating_sub(l.used))?;
+        Some(ArenaError::CgroupHugetlb {
+            size,
+            asked,
+            used: short.used,
+            limit: short.limit,
+            file: short.file.clone(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pages::GIB;
+    use crate::system::{CgroupLimit, Memlock, NodePages};
+    use PageKind::*;
+
+    fn pool(node: Option<u32>, size: u64, total: u64, free: u64) -> NodePages {
+        NodePages {
+            node,
+            size,
+            total,
+            free,
+            reserved: 0,
+            surplus: 0,
+            overcommit: 0,
+        }
+    }
+
+    /// Two nodes; 1024 free pages of 2 MiB (24 of them on node 1) and 4 of 1 GiB (all on node 0).
+    fn rich() -> Facts {
+        Facts {
+            pools: vec![pool(None, 2 * MIB, 2000, 1024), pool(None, GIB, 4, 4)],
+            node_pools: vec![
+                pool(Some(0), 2 * MIB, 1000, 1000),
+                pool(Some(0), GIB, 4, 4),
+                pool(Some(1), 2 * MIB, 1000, 24),
+                pool(Some(1), GIB, 0, 0),
+            ],
+            nodes: vec![0, 1],
+            default_size: Some(2 * MIB),
+            cgroup: Vec::new(),
+            transparent: true,
+            memlock: Memlock {
+                limit: None,
+                locked: 0,
+            },
+            available: 64 * GIB,
+        }
+    }
+
+    fn poor() -> Facts {
+        let pools = vec![pool(None, 2 * MIB, 0, 0), pool(None, GIB, 0, 0)];
+        Facts {
+            pools,
+            node_pools: Vec::new(),
+            nodes: Vec::new(),
+            ..rich()
+        }
+    }
+
+    fn tries(options: ArenaOptions, facts: &Facts) -> Vec<PageKind> {
+        plan(&options, facts).unwrap().tries
+    }
+
+    /// Goal: all four kinds, best first, where the machine has them.
+    #[test]
+    fn the_order_is_best_first() {
+        assert_eq!(
+            tries(ArenaOptions::new(2 * GIB), &rich()),
+            [OneGiB, TwoMiB, Transparent, Plain]
+        );
+    }
+
+    /// Goal: 1 GiB pages are not wasted on small arenas. Method: either side of one eighth.
+    #[test]
+    fn large_pages_only_where_little_is_wasted() {
+        assert_eq!(tries(ArenaOptions::new(GIB / 2), &rich())[0], TwoMiB);
+        assert_eq!(
+            tries(ArenaOptions::new(GIB * 8 / 9 - MIB), &rich())[0],
+            TwoMiB
+        );
+        assert_eq!(
+            tries(ArenaOptions::new(GIB * 8 / 9 + MIB), &rich())[0],
+            OneGiB
+        );
+        assert_eq!(tries(ArenaOptions::new(4096), &rich())[0], TwoMiB);
+        let forced = ArenaOptions {
+            hugepages: HugepagePolicy::OneGiB,
+            ..ArenaOptions::new(4096)
+        };
+        assert_eq!(tries(forced, &rich()), [OneGiB], "who insists gets them");
+    }
+
+    /// Goal: without any huge pages the plan goes on, with a reason and a command for each step.
+    #[test]
+    fn a_poor_machine_gets_ordinary_pages_and_commands() {
+        let plan = plan(&ArenaOptions::new(GIB), &poor()).unwrap();
+        assert_eq!(plan.tries, [Transparent, Plain]);
+        let texts: Vec<String> = plan.shortages.iter().map(ArenaError::to_string).collect();
+        assert_eq!(
+            texts,
+            [
+                "not enough 1 GiB pages: 1 asked, 0 free of 0; \
+                 remedy: `echo 1 | sudo tee /sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages`",
+                "not enough 2 MiB pages: 512 asked, 0 free of 0; remedy: `sudo sysctl -w vm.nr_hugepages=512`",
+            ]
+        );
+        let off = Facts {
+            transparent: false,
+            ..poor()
+        };
+        assert_eq!(tries(ArenaOptions::new(GIB), &off), [Plain]);
+    }
+
+    /// Goal: with a node named, that node's pool counts, and the command is the node's.
+    #[test]
+    fn the_pool_of_the_node_counts() {
+        let options = ArenaOptions {
+            numa_node: Some(1),
+            ..ArenaOptions::new(GIB)
+        };
+        let plan = plan(&options, &rich()).unwrap();
+        assert_eq!(plan.tries, [Transparent, Plain]);
+        match &plan.shortages[1] {
+            ArenaError::NotEnoughPages {
+                node,
+                asked,
+                free,
+                total,
+                remedy,
+                ..
+            } => {
+                assert_eq!((*node, *asked, *free, *total), (Some(1), 512, 24, 1000));
+                assert_eq!(
+                    remedy,
+                    "echo 1488 | sudo tee /sys/devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages"
+                );
+            }
+            other => panic!("{other}"),
+        }
+        let options = ArenaOptions {
+            numa_node: Some(2),
+            ..options
+        };
+        assert!(matches!(
+            super::plan(&options, &rich()),
+            Err(ArenaError::NoSuchNode { node: 2, .. })
+        ));
+    }
+
+    /// Goal: promised pages are not free pages.
+    #[test]
+    fn promised_pages_do_not_count() {
+        let mut facts = rich();
+        facts.pools[1].reserved = 3;
+        assert_eq!(tries(ArenaOptions::new(2 * GIB), &facts)[0], TwoMiB);
+    }
+
+    /// Goal: an insisting policy fails with the named error. Method: each of the three.
+    #[test]
+    fn insisting_fails_by_name() {
+        let insist = |hugepages| ArenaOptions {
+            hugepages,
+            ..ArenaOptions::new(GIB)
+        };
+        let pages = plan(&insist(HugepagePolicy::TwoMiB), &poor()).unwrap_err();
+        assert!(
+            matches!(
+                pages,
+                ArenaError::NotEnoughPages {
+                    asked: 512,
+                    free: 0,
+                    ..
+                }
+            ),
+            "{pages}"
+        );
+
+        let file = std::path::PathBuf::from("/f");
+        let limit = CgroupLimit {
+            size: GIB,
+            used: 0,
+            limit: MIB,
+            file,
+        };
+        let facts = Facts {
+            cgroup: vec![limit],
+            ..rich()
+        };
+        let cgroup = plan(&insist(HugepagePolicy::OneGiB), &facts).unwrap_err();
+        assert!(
+            matches!(
+                cgroup,
+                ArenaError::CgroupHugetlb {
+                    asked: GIB,
+                    limit: MIB,
+                    ..
+                }
+            ),
+            "{cgroup}"
+        );
+        assert_eq!(
+            tries(insist(HugepagePolicy::TwoMiB), &facts),
+            [TwoMiB],
+            "another size's limit is none of ours"
+        );
+
+        let facts = Facts {
+            pools: vec![pool(None, 2 * MIB, 1, 1)],
+            ..poor()
+        };
+        let size = plan(&insist(HugepagePolicy::OneGiB), &facts).unwrap_err();
+        assert!(
+            matches!(size, ArenaError::NoSuchPageSize { size: GIB, .. }),
+            "{size}"
+        );
+    }
+
+    /// Goal: nonsense is refused before anything is tried.
+    #[test]
+    fn sizes_that_cannot_be_are_refused() {
+        assert!(matches!(
+            plan(&ArenaOptions::new(0), &rich()),
+            Err(ArenaError::Empty)
+        ));
+        assert!(matches!(
+            plan(&ArenaOptions::new(u64::MAX), &rich()),
+            Err(ArenaError::TooLarge { .. })
+        ));
+    }
+
+    /// Goal: the lock limit counts what is locked already, and not what needs no lock.
+    #[test]
+    fn lock_limit() {
+        let facts = Facts {
+            memlock: Memlock {
+                limit: Some(8 * MIB),
+                locked: MIB,
+            },
+            ..rich()
+        };
+        assert!(check_lock(Plain, 7 * MIB, &facts).is_ok());
+        let short = check_lock(Plain, 8 * MIB, &facts).unwrap_err();
+        assert!(
+            matches!(short, ArenaError::Memlock { asked, locked: MIB, .. } if asked == 8 * MIB)
+        );
+        assert!(check_lock(TwoMiB, GIB, &facts).is_ok());
+        assert!(check_lock(Plain, u64::MAX, &rich()).is_ok());
+    }
+
+    /// Goal: an errno becomes the error that names the cause. Method: a table of step and errno.
+    #[test]
+    fn errnos_are_explained() {
+        let options = ArenaOptions::new(GIB);
+        let lock = Facts {
+            memlock: Memlock {
+                limit: Some(MIB),
+                locked: 0,
+            },
+            ..rich()
+        };
+        let file = std::path::PathBuf::from("/f");
+        let cgroup = Facts {
+            cgroup: vec![CgroupLimit {
+                size: GIB,
+                used: 0,
+                limit: MIB,
+                file,
+            }],
+            ..rich()
+        };
+        let name =
+            |step, errno, kind, facts: &Facts| match explain(step, errno, kind, &options, facts) {
+                ArenaError::NotEnoughPages { .. } => "pages",
+                ArenaError::CgroupHugetlb { .. } => "cgroup",
+                ArenaError::Memlock { .. } => "memlock",
+                ArenaError::NotEnoughMemory { .. } => "memory",
+                ArenaError::System { .. } => "system",
+                _ => "?",
+            };
+        assert_eq!(name("mmap", Errno::NOMEM, OneGiB, &rich()), "pages");
+        assert_eq!(name("populate", Errno::FAULT, OneGiB, &cgroup), "cgroup");
+        assert_eq!(name("mlock", Errno::NOMEM, Plain, &lock), "memlock");
+        assert_eq!(name("mlock", Errno::NOMEM, Plain, &rich()), "system");
+        assert_eq!(name("mmap", Errno::NOMEM, Plain, &rich()), "memory");
+        assert_eq!(name("mbind", Errno::INVAL, TwoMiB, &rich()), "system");
+    }
+}

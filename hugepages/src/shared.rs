@@ -1,0 +1,332 @@
+//! Memory that several cores, the kernel and devices read and write at once: what RAM disks are of.
+//!
+//! It is treated like the memory of a device. Nobody holds a Rust reference to its bytes; they are
+//! copied in and out by routines that the compiler does not look into. Two copies of the same bytes
+//! at the same time are a race between writers, as on a disk: what is then there is a mix of both,
+//! and no promise of Rust is broken by it, as no reference says otherwise.
+
+use std::fmt;
+use std::io::IoSlice;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use crate::arena::{ArenaReport, Locking, allocate};
+use crate::error::ArenaError;
+use crate::mapping::Mapping;
+use crate::pages::{HugepagePolicy, PageKind, base_page_size};
+use crate::plan::ArenaOptions;
+use crate::register::{RegionInfo, RegisterError, RegisterHook};
+
+/// Memory for RAM disks, used by several cores at once.
+///
+/// Ranges are checked: one that is not inside the memory panics, as only a bug of ours makes it.
+pub struct Shared {
+    mapping: Mapping,
+    len: usize,
+    report: ArenaReport,
+    /// The unit in which the system takes memory back; `None` when it does not.
+    release_unit: Option<usize>,
+    /// Whether a device ever knew this memory. Held for writing while that changes.
+    registered: RwLock<bool>,
+}
+
+/// Ranges shorter than this are cleared by writing zeroes: a system call costs more.
+const RELEASE_MIN: usize = 64 * 1024;
+
+impl Shared {
+    /// `bytes` of zeroes, taken page by page as they are written.
+    ///
+    /// With [`HugepagePolicy::Auto`] the pages are transparent huge ones: those of the kernel's
+    /// pool are kept for arenas, and a RAM disk can be given back in parts. Who insists on pages of
+    /// the pool gets them all at once.
+    pub fn allocate(bytes: u64, policy: HugepagePolicy) -> Result<Shared, ArenaError> {
+        let options = ArenaOptions {
+            hugepages: policy,
+            populate: false,
+            ..ArenaOptions::new(bytes)
+        };
+        Shared::allocate_with(options)
+    }
+
+    /// As [`Shared::allocate`], on a node, populated or locked. Locked only if required.
+    pub fn allocate_with(options: ArenaOptions) -> Result<Shared, ArenaError> {
+        let (mapping, report) = allocate(&options, Locking::OnlyIfRequired)?;
+        let release_unit = match report.pages {
+            _ if options.require_lock => None,
+            PageKind::OneGiB | PageKind::TwoMiB => None,
+            PageKind::Transparent | PageKind::Plain => Some(base_page_size()),
+        };
+        // Not more than asked, whatever it was rounded up to.
+        let len = options.bytes as usize;
+        Ok(Shared {
+            mapping,
+            len,
+            report,
+            release_unit,
+            registered: RwLock::new(false),
+        })
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    pub fn report(&self) -> &ArenaReport {
+        &self.report
+    }
+
+    /// Copies from `offset` on into `into`.
+    #[inline]
+    pub fn read(&self, offset: usize, into: &mut [u8]) {
+        let from = self.at(offset, into.len());
+        // SAFETY: `from` has `into.len()` mapped bytes (`at` checks). `into` is a unique reference,
+        // so it is not part of this memory, to which no reference exists.
+        unsafe { opaque::copy(from, into.as_mut_ptr(), into.len()) }
+    }
+
+    /// Copies `from` to `offset` on.
+    #[inline]
+    pub fn write(&self, offset: usize, from: &[u8]) {
+        let to = self.at(offset, from.len());
+        // SAFETY: `to` has `from.len()` mapped, writable bytes (`at` checks), to which no reference
+        // exists. `from` may be bytes lent by this very memory: `copy` allows an overlap.
+        unsafe { opaque::copy(from.as_ptr(), to, from.len()) }
+    }
+
+    pub fn zero(&self, offset: usize, len: usize) {
+        let to = self.at(offset, len);
+        // SAFETY: mapped, writable bytes (`at` checks), to which no reference exists.
+        unsafe { opaque::zero(to, len) }
+    }
+
+    /// Whether the bytes from `offset` on are these.
+    pub fn compare(&self, offset: usize, with: &[u8]) -> bool {
+        let at = self.at(offset, with.len());
+        // SAFETY: both have `with.len()` readable bytes (`at` checks).
+        unsafe { opaque::equal(at, with.as_ptr(), with.len()) }
+    }
+
+    /// Copies `len` bytes at `from` to `to`; the ranges may overlap.
+    pub fn copy_within(&self, from: usize, to: usize, len: usize) {
+        let (from, to) = (self.at(from, len), self.at(to, len));
+        // SAFETY: both are mapped and writable for `len` bytes (`at` checks).
+        unsafe { opaque::copy(from, to, len) }
+    }
+
+    /// Makes a range zero, giving back to the system what it can.
+    pub fn discard(&self, offset: usize, len: usize) {
+        // Panics here rather than half way.
+        self.at(offset, len);
+        let whole = self.releasable(offset..offset + len);
+        // Kept until the release is done: a device that registers meanwhile would be left with the
+        // old pages.
+        let registered = self
+            .registered
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
+        if *registered || whole.is_empty() || self.mapping.release(whole.clone()).is_err() {
+            return self.zero(offset, len);
+        }
+        drop(registered);
+        self.zero(offset, whole.start - offset);
+        self.zero(whole.end, offset + len - whole.end);
+    }
+
+    /// A handle on `len` bytes from `offset` on, to send them from where they are.
+    #[inline]
+    pub fn lend(self: &Arc<Shared>, offset: usize, len: usize) -> Lent {
+        self.at(offset, len);
+        Lent {
+            shared: Arc::clone(self),
+            offset,
+            len,
+        }
+    }
+
+    pub fn regions(&self) -> Vec<RegionInfo> {
+        self.mapping.regions.all()
+    }
+
+    /// Makes the whole memory known to a device, see [`crate::Arena::register`]. It is all taken
+    /// then, and not given back by [`Shared::discard`] any more.
+    pub fn register(&self, slot: usize, hook: Arc<dyn RegisterHook>) -> Result<(), RegisterError> {
+        // It stays so when the device forgets: that may take its time.
+        *self
+            .registered
+            .write()
+            .unwrap_or_else(PoisonError::into_inner) = true;
+        self.mapping.regions.register(slot, hook)
+    }
+
+    pub fn unregister(&self, slot: usize) {
+        self.mapping.regions.unregister(slot);
+    }
+
+    /// The whole pages in a range, if they are worth a system call.
+    fn releasable(&self, range: Range<usize>) -> Range<usize> {
+        let none = range.start..range.start;
+        let Some(unit) = self.release_unit else {
+            return none;
+        };
+        let (start, end) = (
+            range.start.next_multiple_of(unit),
+            range.end - range.end % unit,
+        );
+        if end.saturating_sub(start) < RELEASE_MIN {
+            none
+        } else {
+            start..end
+        }
+    }
+
+    /// The address of `len` bytes at `offset`, all inside the memory.
+    #[inline]
+    fn at(&self, offset: usize, len: usize) -> *mut u8 {
+        if offset.checked_add(len).is_none_or(|end| end > self.len) {
+            outside(offset, len, self.len);
+        }
+        // SAFETY: just checked.
+        unsafe { self.mapping.base().as_ptr().add(offset) }
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn outside(offset: usize, len: usize, of: usize) -> ! {
+    panic!("{len} bytes at {offset} are not inside {of} bytes of shared memory")
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Shared({} bytes, {})", self.len, self.report)
+    }
+}
+
+/// A part of shared memory, kept mapped while this handle lives.
+///
+/// It is a view, not a copy: what is written to that part meanwhile is seen through it. Who must
+/// send the very bytes that a digest was made of makes a copy first ([`Lent::read`]).
+#[derive(Clone)]
+pub struct Lent {
+    shared: Arc<Shared>,
+    offset: usize,
+    len: usize,
+}
+
+impl Lent {
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    #[inline]
+    pub fn as_ptr(&self) -> *const u8 {
+        self.shared.at(self.offset, self.len)
+    }
+
+    /// For a vectored write, and for nothing else: the kernel reads the bytes as they are then.
+    ///
+    /// The slice is mapped, initialised and as long as it says for as long as this handle is
+    /// borrowed. That it does not change is not promised, so do not look into it: use
+    /// [`Lent::read`].
+    #[inline]
+    pub fn as_io_slice(&self) -> IoSlice<'_> {
+        // SAFETY: mapped and initialised (zero at first) for `len` bytes, and kept so by `shared`,
+        // which `self` keeps. Its reader is the kernel, for which changing bytes are no more than
+        // that; the language has no other way to name them in a safe vectored write.
+        IoSlice::new(unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) })
+    }
+
+    /// Copies from `offset` of this part on.
+    pub fn read(&self, offset: usize, into: &mut [u8]) {
+        if offset
+            .checked_add(into.len())
+            .is_none_or(|end| end > self.len)
+        {
+            outside(offset, into.len(), self.len);
+        }
+        self.shared.read(self.offset + offset, into);
+    }
+
+    /// A handle on `offset..offset + len` of this one.
+    pub fn slice(&self, offset: usize, len: usize) -> Lent {
+        if offset.checked_add(len).is_none_or(|end| end > self.len) {
+            outside(offset, len, self.len);
+        }
+        self.shared.lend(self.offset + offset, len)
+    }
+
+    /// The key of the device in `slot`, and how far into its region the first byte is. `None` also
+    /// when the part lies across two regions: slice it then.
+    pub fn key(&self, slot: usize) -> Option<(u64, usize)> {
+        let base = NonNull::new(self.as_ptr().cast_mut())?;
+        let regions = &self.shared.mapping.regions;
+        let [part] = regions.parts(base, self.len)[..] else {
+            return None;
+        };
+        let region = regions.info(regions.index(part.as_ptr()));
+        let key = regions.key(self.as_ptr(), slot)?;
+        Some((key, part.as_ptr().addr() - region.as_ptr().addr()))
+    }
+}
+
+impl fmt::Debug for Lent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Lent({}..{})", self.offset, self.offset + self.len)
+    }
+}
+
+/// The C library's routines, called so that the compiler knows nothing of what they do.
+///
+/// Bytes that others change meanwhile may not be touched by Rust's own loads and stores, nor by
+/// intrinsics that it knows: that would be a data race, from which it may conclude what it likes.
+/// These routines are written in assembly, and the compiler cannot tell which they are. For the
+/// machine each is a series of loads and stores, whose result under a race is a mix, no more.
+mod opaque {
+    use std::ffi::{c_int, c_void};
+    use std::hint::black_box;
+
+    type Move = unsafe extern "C" fn(*mut c_void, *const c_void, usize) -> *mut c_void;
+    type Set = unsafe extern "C" fn(*mut c_void, c_int, usize) -> *mut c_void;
+    type Compare = unsafe extern "C" fn(*const c_void, *const c_void, usize) -> c_int;
+
+    /// # Safety
+    /// `from` is readable and `to` writable for `len` bytes. They may overlap.
+    #[inline]
+    pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+        let routine: Move = black_box(libc::memmove);
+        // SAFETY: upheld by the caller.
+        unsafe { routine(to.cast(), from.cast(), len) };
+    }
+
+    /// # Safety
+    /// `to` is writable for `len` bytes.
+    #[inline]
+    pub unsafe fn zero(to: *mut u8, len: usize) {
+        let routine: Set = black_box(libc::memset);
+        // SAFETY: upheld by the caller.
+        unsafe { routine(to.cast(), 0, len) };
+    }
+
+    /// # Safety
+    /// `a` and `b` are readable for `len` bytes.
+    #[inline]
+    pub unsafe fn equal(a: *const u8, b: *const u8, len: usize) -> bool {
+        let routine: Compare = black_box(libc::memcmp);
+        // SAFETY: upheld by the caller.
+        unsafe { routine(a.cast(), b.cast(), len) == 0 }
+    }
+}
+
+#[cfg(test)]
+#[path = "shared_tests.rs"]
+mod tests;

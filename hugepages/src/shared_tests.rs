@@ -1,0 +1,216 @@
+//! Shared memory: copies, giving back, lending, and several cores at once.
+
+use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::*;
+use crate::register::HookError;
+
+fn shared(bytes: u64) -> Arc<Shared> {
+    Arc::new(Shared::allocate(bytes, HugepagePolicy::Auto).unwrap())
+}
+
+fn bytes(shared: &Shared, offset: usize, len: usize) -> Vec<u8> {
+    let mut into = vec![0xee; len];
+    shared.read(offset, &mut into);
+    into
+}
+
+/// Goal: each operation touches its range and nothing beside it. Method: a pattern around it.
+#[test]
+fn operations_keep_to_their_range() {
+    let disk = shared(100_000);
+    assert_eq!(disk.len(), 100_000, "not rounded up");
+    assert!(bytes(&disk, 0, 100_000).iter().all(|&b| b == 0));
+
+    let pattern: Vec<u8> = (0..100_000u32).map(|i| (i % 251) as u8 + 1).collect();
+    disk.write(0, &pattern);
+    assert!(disk.compare(0, &pattern));
+    assert_eq!(bytes(&disk, 4095, 3), pattern[4095..4098]);
+
+    disk.zero(10, 20);
+    assert_eq!(
+        bytes(&disk, 9, 22),
+        [&pattern[9..10], &[0; 20], &pattern[30..31]].concat()
+    );
+    assert!(!disk.compare(0, &pattern));
+
+    disk.write(0, &pattern);
+    disk.copy_within(0, 5, 100);
+    assert_eq!(
+        bytes(&disk, 0, 106),
+        [&pattern[..5], &pattern[..100], &pattern[105..106]].concat()
+    );
+}
+
+/// Goal: discarded is zero, whatever its alignment, and large ranges go back to the system.
+#[test]
+fn discarded_bytes_are_zero_and_given_back() {
+    let disk = shared(4 << 20);
+    let full = vec![0xabu8; 4 << 20];
+    for (offset, len) in [
+        (0, 4 << 20),
+        (1, 100),
+        (4095, 300_000),
+        (1 << 20, 2 << 20),
+        (5, 0),
+    ] {
+        disk.write(0, &full);
+        disk.discard(offset, len);
+        assert!(
+            bytes(&disk, offset, len).iter().all(|&b| b == 0),
+            "{offset}+{len}"
+        );
+        assert!(
+            disk.compare(0, &full[..offset]) && disk.compare(offset + len, &full[offset + len..])
+        );
+    }
+    let resident = || {
+        let start = format!("{:x}-", disk.mapping.base().addr());
+        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut lines = smaps.lines().skip_while(|l| !l.starts_with(&start));
+        lines
+            .find_map(|l| l.strip_prefix("Rss:"))
+            .unwrap()
+            .trim()
+            .to_owned()
+    };
+    disk.write(0, &full);
+    assert_eq!(resident(), "4096 kB");
+    disk.discard(0, 4 << 20);
+    assert_eq!(resident(), "0 kB");
+}
+
+/// Goal: a device's view and ours stay the same memory. Method: after a registration, discarding
+/// must not replace pages: they stay resident.
+#[test]
+fn registered_memory_is_not_given_back() {
+    struct Device;
+    impl RegisterHook for Device {
+        fn register(&self, _: &RegionInfo) -> Result<u64, HookError> {
+            Ok(3)
+        }
+        fn unregister(&self, _: &RegionInfo, _: u64) {}
+    }
+    let disk = shared(1 << 20);
+    disk.write(0, &[1; 1 << 20]);
+    assert_eq!(disk.lend(512, 512).key(0), None);
+    disk.register(0, Arc::new(Device)).unwrap();
+    assert_eq!(disk.lend(512, 512).key(0), Some((3, 512)));
+    disk.unregister(0);
+    assert_eq!(disk.lend(512, 512).key(0), None);
+
+    disk.discard(0, 1 << 20);
+    assert!(bytes(&disk, 0, 1 << 20).iter().all(|&b| b == 0));
+    let start = format!("{:x}-", disk.mapping.base().addr());
+    let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut lines = smaps.lines().skip_while(|l| !l.starts_with(&start));
+    let rss = lines
+        .find_map(|l| l.strip_prefix("Rss:"))
+        .unwrap()
+        .trim()
+        .to_owned();
+    assert_ne!(rss, "0 kB");
+}
+
+/// Goal: ranges outside are caught by every operation, with no wrap-around. Method: just past the
+/// end, and past the end of all numbers.
+#[test]
+fn ranges_outside_panic() {
+    let disk = shared(4096);
+    let whole = disk.lend(0, 4096);
+    let caught = |f: &dyn Fn()| std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).is_err();
+    for offset in [4096, usize::MAX] {
+        assert!(caught(&|| disk.read(offset, &mut [0; 1])));
+        assert!(caught(&|| disk.write(offset, &[0; 1])));
+        assert!(caught(&|| disk.zero(offset, 1)));
+        assert!(caught(&|| disk.discard(offset, 1)));
+        assert!(caught(&|| disk.copy_within(0, offset, 1)));
+        assert!(caught(&|| disk.copy_within(offset, 0, 1)));
+        assert!(caught(&|| assert!(disk.compare(offset, &[0]))));
+        assert!(caught(&|| drop(disk.lend(offset, 1))));
+        assert!(caught(&|| drop(whole.slice(offset, 1))));
+        assert!(caught(&|| whole.read(offset, &mut [0; 1])));
+    }
+    let part = disk.lend(0, 100);
+    assert!(
+        caught(&|| drop(part.slice(50, 51))),
+        "a part reaches no further than itself"
+    );
+    disk.zero(4096, 0);
+}
+
+/// Goal: lent bytes leave in a vectored write, and keep the memory after the disk is gone.
+#[test]
+fn lent_bytes_are_sent_from_where_they_are() {
+    let disk = shared(8192);
+    disk.write(4000, b"from where they are");
+    let lent = disk.lend(4000, 19).slice(5, 10);
+    drop(disk);
+    let mut file = tempfile::tempfile().unwrap();
+    let sent = file
+        .write_vectored(&[IoSlice::new(b"<"), lent.as_io_slice(), IoSlice::new(b">")])
+        .unwrap();
+    assert_eq!(sent, 12);
+    let mut back = [0; 12];
+    std::os::unix::fs::FileExt::read_exact_at(&file, &mut back, 0).unwrap();
+    assert_eq!(&back, b"<where they>");
+    let mut copy = [0; 4];
+    lent.read(6, &mut copy);
+    assert_eq!(&copy, b"they");
+}
+
+/// Goal: several cores at once: each sees its own ranges exactly, and in a contended range only
+/// bytes that somebody wrote. Method: two writers on disjoint blocks and on one common block, while
+/// a third discards and reads.
+#[test]
+fn two_cores_at_once() {
+    const BLOCK: usize = 4096;
+    let disk = shared(256 * BLOCK as u64);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let writers: Vec<_> = [1u8, 2]
+            .into_iter()
+            .map(|id| {
+                let disk = &disk;
+                scope.spawn(move || {
+                    let mut into = [0; BLOCK];
+                    for round in 0..2000usize {
+                        let value = id + 2 * (round % 100) as u8;
+                        // Odd blocks belong to one, even to the other, the first to both.
+                        let own = round % 100 * 2 + id as usize;
+                        disk.write(own * BLOCK, &[value; BLOCK]);
+                        disk.write(0, &[value; BLOCK]);
+                        disk.read(own * BLOCK, &mut into);
+                        assert_eq!(into, [value; BLOCK]);
+                        assert!(disk.compare(own * BLOCK, &[value; BLOCK]));
+                    }
+                })
+            })
+            .collect();
+        scope.spawn(|| {
+            let mut into = [0; BLOCK];
+            while !stop.load(Ordering::Relaxed) {
+                disk.discard(220 * BLOCK, 32 * BLOCK);
+                disk.read(0, &mut into);
+                assert!(into.iter().all(|&b| b <= 200), "a byte that nobody wrote");
+            }
+        });
+        writers.into_iter().for_each(|w| w.join().unwrap());
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
+/// Goal: who insists on pages of the pool gets them or the named error, never something else.
+#[test]
+fn insisting_on_pool_pages() {
+    match Shared::allocate(2 << 20, HugepagePolicy::TwoMiB) {
+        Ok(disk) => {
+            assert_eq!(disk.report().pages, PageKind::TwoMiB);
+            disk.write(0, &[1; 1 << 20]);
+            disk.discard(0, 1 << 20);
+            assert!(bytes(&disk, 0, 1 << 20).iter().all(|&b| b == 0));
+        }
+        Err(error) => assert!(error.to_string().contains("2 MiB"), "{error}"),
+    }
+}

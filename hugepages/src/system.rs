@@ -1,0 +1,390 @@
+//! What the system says about memory: huge page pools, limits, NUMA nodes.
+//!
+//! Everything is read from files below one root, so that a test can put any machine in a folder.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::error::ReserveError;
+use crate::pages::{GIB, KIB, MIB};
+
+/// One of the kernel's pools of huge pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NodePages {
+    /// The NUMA node, or `None` on a machine that names no nodes.
+    pub node: Option<u32>,
+    /// Bytes per page.
+    pub size: u64,
+    /// Pages in the pool.
+    pub total: u64,
+    /// Pages nobody uses, some of which may be promised already.
+    pub free: u64,
+    /// Free pages promised to somebody. The kernel counts them for the whole machine, so with
+    /// several nodes this is 0 on each.
+    pub reserved: u64,
+    /// Pages above the configured number, taken from ordinary memory.
+    pub surplus: u64,
+    /// How many surplus pages are allowed. Also counted for the whole machine only.
+    pub overcommit: u64,
+}
+
+impl NodePages {
+    /// Pages that a new mapping can count on.
+    pub fn available(&self) -> u64 {
+        let beyond = self.overcommit.saturating_sub(self.surplus);
+        self.free.saturating_sub(self.reserved) + beyond
+    }
+}
+
+/// The huge page pools of every NUMA node, smallest pages first.
+pub fn show() -> Vec<NodePages> {
+    System::real().show()
+}
+
+/// Sets a pool of huge pages, of one node or of the whole machine, to `pages` pages of `size`
+/// bytes. Answers with the number that the pool then holds, never less than asked.
+pub fn reserve(size: u64, pages: u64, node: Option<u32>) -> Result<u64, ReserveError> {
+    System::real().reserve(size, pages, node)
+}
+
+/// The control group limit on huge pages that leaves the least room.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct CgroupLimit {
+    pub size: u64,
+    pub used: u64,
+    pub limit: u64,
+    pub file: PathBuf,
+}
+
+/// How much memory this process may lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Memlock {
+    /// The hard limit, in bytes: the soft one can be raised to it without privilege. `None` when
+    /// there is no limit, or when the process may ignore it (CAP_IPC_LOCK).
+    pub limit: Option<u64>,
+    /// Locked already.
+    pub locked: u64,
+}
+
+/// Everything that decides which pages an arena gets.
+#[derive(Debug, Clone)]
+pub(crate) struct Facts {
+    /// Pools of the whole machine.
+    pub pools: Vec<NodePages>,
+    /// Pools per node.
+    pub node_pools: Vec<NodePages>,
+    pub nodes: Vec<u32>,
+    /// The size behind `vm.nr_hugepages`.
+    pub default_size: Option<u64>,
+    pub cgroup: Vec<CgroupLimit>,
+    /// Transparent huge pages on request are allowed.
+    pub transparent: bool,
+    pub memlock: Memlock,
+    pub available: u64,
+}
+
+/// The files of a machine.
+pub(crate) struct System {
+    root: PathBuf,
+}
+
+pub(crate) const TRANSPARENT_FILE: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
+const POOLS: &str = "/sys/kernel/mm/hugepages";
+const NODES: &str = "/sys/devices/system/node";
+/// CAP_IPC_LOCK in capability masks (linux/capability.h).
+const CAP_IPC_LOCK: u32 = 14;
+
+impl System {
+    pub fn real() -> System {
+        System::at("/")
+    }
+
+    pub fn at(root: impl Into<PathBuf>) -> System {
+        System { root: root.into() }
+    }
+
+    pub fn show(&self) -> Vec<NodePages> {
+        let global = self.pools(None);
+        let nodes = self.nodes();
+        let mut all: Vec<NodePages> = nodes.iter().flat_map(|&n| self.pools(Some(n))).collect();
+        if all.is_empty() {
+            return global;
+        }
+        if let [_] = nodes[..] {
+            for pool in &mut all {
+                if let Some(whole) = global.iter().find(|g| g.size == pool.size) {
+                    pool.reserved = whole.reserved;
+                    pool.overcommit = whole.overcommit;
+                }
+            }
+        }
+        all
+    }
+
+    pub fn reserve(&self, size: u64, pages: u64, node: Option<u32>) -> Result<u64, ReserveError> {
+        let nodes = self.nodes();
+        if let Some(node) = node.filter(|n| !nodes.contains(n)) {
+            return Err(ReserveError::NoSuchNode { node, nodes });
+        }
+        let pools = self.pools(node);
+        let Some(pool) = pools.iter().find(|p| p.size == size) else {
+            return Err(ReserveError::NoSuchPageSize {
+                size,
+                there: pools.iter().map(|p| p.size).collect(),
+            });
+        };
+        let name = pool_file(size, node);
+        let file = self.path(&name);
+        fs::write(&file, pages.to_string()).map_err(|source| match source.kind() {
+            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+                let remedy = format!("echo {pages} | sudo tee {name}");
+                ReserveError::NotPermitted {
+                    asked: pages,
+                    there: pool.total,
+                    remedy,
+                }
+            }
+            _ => ReserveError::Io {
+                file: file.clone(),
+                source,
+            },
+        })?;
+        // The kernel takes what it finds and says nothing: only reading back tells.
+        let text = fs::read_to_string(&file).map_err(|source| ReserveError::Io {
+            file: file.clone(),
+            source,
+        })?;
+        let there = text.trim().parse().map_err(|_| ReserveError::Io {
+            file: file.clone(),
+            source: io::Error::new(io::ErrorKind::InvalidData, text.trim().to_owned()),
+        })?;
+        granted(size, pages, there)
+    }
+
+    pub fn facts(&self) -> Facts {
+        let nodes = self.nodes();
+        let pools = self.pools(None);
+        Facts {
+            node_pools: nodes.iter().flat_map(|&n| self.pools(Some(n))).collect(),
+            nodes,
+            default_size: self.meminfo("Hugepagesize"),
+            cgroup: pools
+                .iter()
+                .filter_map(|p| self.cgroup_limit(p.size))
+                .collect(),
+            pools,
+            transparent: self
+                .text(TRANSPARENT_FILE)
+                .is_some_and(|t| !t.contains("[never]")),
+            memlock: self.memlock(),
+            available: self.meminfo("MemAvailable").unwrap_or(0),
+        }
+    }
+
+    /// Pools of a node, or of the whole machine, by size.
+    fn pools(&self, node: Option<u32>) -> Vec<NodePages> {
+        let dir = pool_dir(node);
+        let mut found: Vec<NodePages> = self
+            .entries(&dir)
+            .filter_map(|name| {
+                let kib: u64 = name
+                    .strip_prefix("hugepages-")?
+                    .strip_suffix("kB")?
+                    .parse()
+                    .ok()?;
+                let read = |file: &str| self.number(&format!("{dir}/{name}/{file}"));
+                Some(NodePages {
+                    node,
+                    size: kib.checked_mul(KIB)?,
+                    total: read("nr_hugepages")?,
+                    free: read("free_hugepages")?,
+                    reserved: read("resv_hugepages").unwrap_or(0),
+                    surplus: read("surplus_hugepages").unwrap_or(0),
+                    overcommit: read("nr_overcommit_hugepages").unwrap_or(0),
+                })
+            })
+            .collect();
+        found.sort_by_key(|p| p.size);
+        found
+    }
+
+    fn nodes(&self) -> Vec<u32> {
+        let mut nodes: Vec<u32> = self
+            .entries(NODES)
+            .filter_map(|name| name.strip_prefix("node")?.parse().ok())
+            .collect();
+        nodes.sort_unstable();
+        nodes
+    }
+
+    /// The tightest hugetlb limit of this process's control group and its ancestors.
+    fn cgroup_limit(&self, size: u64) -> Option<CgroupLimit> {
+        let membership = self.text("/proc/self/cgroup")?;
+        let mut found: Vec<CgroupLimit> = Vec::new();
+        for line in membership.lines() {
+            let mut parts = line.splitn(3, ':').skip(1);
+            let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else {
+                continue;
+            };
+            // Version 2 is the line without controllers (cgroups(7)).
+            if controllers.is_empty() {
+                for mount in ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"] {
+                    self.cgroup_walk(size, mount, path, ["max", "current"], &mut found);
+                }
+            } else if controllers.split(',').any(|c| c == "hugetlb") {
+                let mount = "/sys/fs/cgroup/hugetlb";
+                self.cgroup_walk(
+                    size,
+                    mount,
+                    path,
+                    ["limit_in_bytes", "usage_in_bytes"],
+                    &mut found,
+                );
+            }
+        }
+        found
+            .into_iter()
+            .min_by_key(|l| l.limit.saturating_sub(l.used))
+    }
+
+    fn cgroup_walk(
+        &self,
+        size: u64,
+        mount: &str,
+        path: &str,
+        names: [&str; 2],
+        found: &mut Vec<CgroupLimit>,
+    ) {
+        for group in Path::new(path).ancestors() {
+            let group = group.to_string_lossy();
+            let dir = format!("{mount}{}", group.trim_end_matches('/'));
+            // Pages in use and pages promised are limited apart; either can refuse us.
+            for kind in ["", "rsvd."] {
+                let stem = format!("{dir}/hugetlb.{}.{kind}", cgroup_size(size));
+                let file = format!("{stem}{}", names[0]);
+                // "max" does not parse: no limit.
+                let Some(limit) = self.number(&file) else {
+                    continue;
+                };
+                let used = self.number(&format!("{stem}{}", names[1])).unwrap_or(0);
+                found.push(CgroupLimit {
+                    size,
+                    used,
+                    limit,
+                    file: file.into(),
+                });
+            }
+        }
+    }
+
+    fn memlock(&self) -> Memlock {
+        let status = self.text("/proc/self/status").unwrap_or_default();
+        let field = |name: &str| {
+            let line = status
+                .lines()
+                .find_map(|l| l.strip_prefix(name)?.strip_prefix(':'))?;
+            line.split_whitespace().next().map(str::to_owned)
+        };
+        let locked = field("VmLck")
+            .and_then(|v| v.parse::<u64>().ok())
+            .unwrap_or(0)
+            * KIB;
+        let capable = field("CapEff")
+            .and_then(|v| u64::from_str_radix(&v, 16).ok())
+            .is_some_and(|mask| mask >> CAP_IPC_LOCK & 1 == 1);
+        // "Max locked memory  <soft>  <hard>  bytes"; "unlimited" does not parse: no limit.
+        let limits = self.text("/proc/self/limits").unwrap_or_default();
+        let hard = limits
+            .lines()
+            .find_map(|l| l.strip_prefix("Max locked memory"))
+            .and_then(|l| l.split_whitespace().nth(1)?.parse().ok());
+        Memlock {
+            limit: hard.filter(|_| !capable),
+            locked,
+        }
+    }
+
+    /// A field of /proc/meminfo, in bytes.
+    fn meminfo(&self, field: &str) -> Option<u64> {
+        let text = self.text("/proc/meminfo")?;
+        let line = text
+            .lines()
+            .find_map(|l| l.strip_prefix(field)?.strip_prefix(':'))?;
+        line.split_whitespace()
+            .next()?
+            .parse::<u64>()
+            .ok()?
+            .checked_mul(KIB)
+    }
+
+    fn entries(&self, dir: &str) -> impl Iterator<Item = String> {
+        let entries = fs::read_dir(self.path(dir)).into_iter().flatten().flatten();
+        entries.filter_map(|e| e.file_name().into_string().ok())
+    }
+
+    fn number(&self, file: &str) -> Option<u64> {
+        self.text(file)?.trim().parse().ok()
+    }
+
+    fn text(&self, file: &str) -> Option<String> {
+        fs::read_to_string(self.path(file)).ok()
+    }
+
+    fn path(&self, file: &str) -> PathBuf {
+        self.root.join(file.trim_start_matches('/'))
+    }
+}
+
+impl Facts {
+    /// The command that makes a pool hold `pages` pages.
+    pub fn reserve_command(&self, size: u64, node: Option<u32>, pages: u64) -> String {
+        if node.is_none() && self.default_size == Some(size) {
+            return format!("sudo sysctl -w vm.nr_hugepages={pages}");
+        }
+        format!("echo {pages} | sudo tee {}", pool_file(size, node))
+    }
+}
+
+/// What the kernel made of a request for `asked` pages.
+fn granted(size: u64, asked: u64, there: u64) -> Result<u64, ReserveError> {
+    if there >= asked {
+        return Ok(there);
+    }
+    let remedy = format!(
+        "`echo 1 | sudo tee /proc/sys/vm/compact_memory` and again, or boot with `hugepagesz={} hugepages={asked}`",
+        boot_size(size)
+    );
+    Err(ReserveError::Short {
+        size,
+        asked,
+        there,
+        remedy,
+    })
+}
+
+fn pool_dir(node: Option<u32>) -> String {
+    node.map_or(POOLS.to_owned(), |n| format!("{NODES}/node{n}/hugepages"))
+}
+
+fn pool_file(size: u64, node: Option<u32>) -> String {
+    format!("{}/hugepages-{}kB/nr_hugepages", pool_dir(node), size / KIB)
+}
+
+/// A page size as control group files spell it (Documentation/admin-guide/cgroup-v2.rst, HugeTLB).
+fn cgroup_size(size: u64) -> String {
+    match size {
+        s if s >= GIB => format!("{}GB", s / GIB),
+        s if s >= MIB => format!("{}MB", s / MIB),
+        s => format!("{}KB", s / KIB),
+    }
+}
+
+/// A page size as the kernel command line spells it.
+fn boot_size(size: u64) -> String {
+    cgroup_size(size).replace('B', "")
+}
+
+#[cfg(test)]
+#[path = "system_tests.rs"]
+mod tests;

@@ -1,0 +1,320 @@
+//! A machine is a folder of files: what is read from it, and what is written to it.
+
+use std::fs;
+use std::path::Path;
+
+use super::*;
+
+pub(crate) struct Machine {
+    dir: tempfile::TempDir,
+}
+
+impl Machine {
+    pub fn new(files: &[(&str, &str)]) -> Machine {
+        let machine = Machine {
+            dir: tempfile::tempdir().unwrap(),
+        };
+        for (name, text) in files {
+            machine.write(name, text);
+        }
+        machine
+    }
+
+    pub fn write(&self, name: &str, text: &str) {
+        let file = self.dir.path().join(name);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, text).unwrap();
+    }
+
+    pub fn system(&self) -> System {
+        System::at(self.dir.path())
+    }
+
+    pub fn root(&self) -> &Path {
+        self.dir.path()
+    }
+}
+
+const TWO_NODES: &[(&str, &str)] = &[
+    (
+        "sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages",
+        "300\n",
+    ),
+    (
+        "sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages",
+        "200\n",
+    ),
+    (
+        "sys/kernel/mm/hugepages/hugepages-2048kB/resv_hugepages",
+        "50\n",
+    ),
+    (
+        "sys/kernel/mm/hugepages/hugepages-2048kB/surplus_hugepages",
+        "1\n",
+    ),
+    (
+        "sys/kernel/mm/hugepages/hugepages-2048kB/nr_overcommit_hugepages",
+        "11\n",
+    ),
+    (
+        "sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages",
+        "2\n",
+    ),
+    (
+        "sys/kernel/mm/hugepages/hugepages-1048576kB/free_hugepages",
+        "1\n",
+    ),
+    (
+        "sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages",
+        "100\n",
+    ),
+    (
+        "sys/devices/system/node/node0/hugepages/hugepages-2048kB/free_hugepages",
+        "10\n",
+    ),
+    (
+        "sys/devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages",
+        "200\n",
+    ),
+    (
+        "sys/devices/system/node/node1/hugepages/hugepages-2048kB/free_hugepages",
+        "190\n",
+    ),
+    ("sys/devices/system/node/online", "0-1\n"),
+    (
+        "sys/kernel/mm/transparent_hugepage/enabled",
+        "always [madvise] never\n",
+    ),
+    (
+        "proc/meminfo",
+        "MemTotal: 100 kB\nMemAvailable:   2048 kB\nHugepagesize:    2048 kB\n",
+    ),
+    (
+        "proc/self/status",
+        "Name:\tx\nVmLck:\t     12 kB\nCapEff:\t0000000000000000\n",
+    ),
+    (
+        "proc/self/limits",
+        "Limit Soft Hard Units\nMax locked memory         8388608              16777216             bytes     \n",
+    ),
+    ("proc/self/cgroup", "0::/system.slice/nacre.service\n"),
+];
+
+/// Goal: every fact is read where the kernel puts it. Method: a machine of two nodes.
+#[test]
+fn facts_of_a_machine_with_two_nodes() {
+    let facts = Machine::new(TWO_NODES).system().facts();
+    assert_eq!(facts.nodes, [0, 1]);
+    assert_eq!(facts.default_size, Some(2 * MIB));
+    assert_eq!(facts.available, 2 * MIB);
+    assert!(facts.transparent);
+    assert_eq!(
+        facts.memlock,
+        Memlock {
+            limit: Some(16 << 20),
+            locked: 12 << 10
+        }
+    );
+    assert!(facts.cgroup.is_empty());
+    let sizes: Vec<_> = facts
+        .pools
+        .iter()
+        .map(|p| (p.size, p.total, p.available()))
+        .collect();
+    assert_eq!(sizes, [(2 * MIB, 300, 200 - 50 + 10), (GIB, 2, 1)]);
+    let nodes: Vec<_> = facts.node_pools.iter().map(|p| (p.node, p.free)).collect();
+    assert_eq!(nodes, [(Some(0), 10), (Some(1), 190)]);
+}
+
+/// Goal: an empty or strange machine gives no facts rather than a panic.
+#[test]
+fn facts_of_a_bare_machine() {
+    let facts = Machine::new(&[("proc/self/cgroup", "rubbish\n\n:::\n")])
+        .system()
+        .facts();
+    assert!(facts.pools.is_empty() && facts.nodes.is_empty() && facts.cgroup.is_empty());
+    assert!(!facts.transparent);
+    assert_eq!(
+        facts.memlock,
+        Memlock {
+            limit: None,
+            locked: 0
+        }
+    );
+}
+
+/// Goal: privilege and "unlimited" both lift the lock limit. Method: one at a time.
+#[test]
+fn memlock_is_lifted_by_privilege_or_no_limit() {
+    let machine = Machine::new(TWO_NODES);
+    machine.write(
+        "proc/self/status",
+        "VmLck: 0 kB\nCapEff:\t0000000000004000\n",
+    );
+    assert_eq!(machine.system().facts().memlock.limit, None);
+    let machine = Machine::new(TWO_NODES);
+    machine.write(
+        "proc/self/limits",
+        "Max locked memory  unlimited  unlimited  bytes\n",
+    );
+    assert_eq!(machine.system().facts().memlock.limit, None);
+}
+
+/// Goal: the tightest of all limits above us counts, in both versions of control groups.
+#[test]
+fn the_tightest_cgroup_limit_wins() {
+    let machine = Machine::new(TWO_NODES);
+    let group = "sys/fs/cgroup/system.slice";
+    machine.write(&format!("{group}/nacre.service/hugetlb.2MB.max"), "max\n");
+    machine.write(&format!("{group}/nacre.service/hugetlb.2MB.current"), "0\n");
+    machine.write(&format!("{group}/hugetlb.2MB.max"), "10485760\n");
+    machine.write(&format!("{group}/hugetlb.2MB.current"), "2097152\n");
+    machine.write(&format!("{group}/hugetlb.2MB.rsvd.max"), "8388608\n");
+    machine.write(&format!("{group}/hugetlb.2MB.rsvd.current"), "2097152\n");
+    let limits = machine.system().facts().cgroup;
+    let file = "/sys/fs/cgroup/system.slice/hugetlb.2MB.rsvd.max".into();
+    assert_eq!(
+        limits,
+        [CgroupLimit {
+            size: 2 * MIB,
+            used: 2 << 20,
+            limit: 8 << 20,
+            file
+        }]
+    );
+
+    let machine = Machine::new(TWO_NODES);
+    machine.write("proc/self/cgroup", "4:memory:/a\n3:hugetlb,misc:/a\n0::/\n");
+    machine.write(
+        "sys/fs/cgroup/hugetlb/a/hugetlb.1GB.limit_in_bytes",
+        "1073741824\n",
+    );
+    machine.write("sys/fs/cgroup/hugetlb/a/hugetlb.1GB.usage_in_bytes", "0\n");
+    machine.write(
+        "sys/fs/cgroup/hugetlb/hugetlb.1GB.limit_in_bytes",
+        "9223372036854771712\n",
+    );
+    let limits = machine.system().facts().cgroup;
+    assert_eq!(limits.len(), 1);
+    assert_eq!((limits[0].size, limits[0].limit), (GIB, GIB));
+}
+
+/// Goal: `show` lists pools per node, and falls back to the machine's where there are no nodes.
+#[test]
+fn show_lists_pools_per_node() {
+    let machine = Machine::new(TWO_NODES);
+    let rows: Vec<_> = machine
+        .system()
+        .show()
+        .iter()
+        .map(|p| (p.node, p.size, p.total))
+        .collect();
+    assert_eq!(rows, [(Some(0), 2 * MIB, 100), (Some(1), 2 * MIB, 200)]);
+
+    fs::remove_dir_all(machine.root().join("sys/devices/system/node/node1")).unwrap();
+    assert_eq!(
+        machine.system().show()[0].reserved,
+        50,
+        "one node: the machine's promises are its own"
+    );
+
+    fs::remove_dir_all(machine.root().join("sys/devices")).unwrap();
+    let rows: Vec<_> = machine
+        .system()
+        .show()
+        .iter()
+        .map(|p| (p.node, p.size, p.total))
+        .collect();
+    assert_eq!(rows, [(None, 2 * MIB, 300), (None, GIB, 2)]);
+}
+
+/// Goal: `reserve` writes the right file and believes only what it reads back.
+#[test]
+fn reserve_writes_the_pool_of_the_node() {
+    let machine = Machine::new(TWO_NODES);
+    assert_eq!(
+        machine.system().reserve(2 * MIB, 128, Some(1)).unwrap(),
+        128
+    );
+    let written = "sys/devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages";
+    assert_eq!(
+        fs::read_to_string(machine.root().join(written)).unwrap(),
+        "128"
+    );
+    assert_eq!(machine.system().reserve(GIB, 3, None).unwrap(), 3);
+
+    let error = machine.system().reserve(2 * MIB, 1, Some(9)).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "there is no NUMA node 9; this machine has 0, 1"
+    );
+    let error = machine.system().reserve(64 << 10, 1, None).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "this kernel has no 64 KiB pages; it has 2 MiB, 1 GiB"
+    );
+}
+
+/// Goal: refusal is a named error with numbers and a remedy. Method: a pool whose file is one that
+/// the kernel lets be read but not written, not even by root.
+#[test]
+fn reserve_without_permission_says_what_to_type() {
+    let machine = Machine::new(TWO_NODES);
+    let file = machine
+        .root()
+        .join("sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages");
+    fs::remove_file(&file).unwrap();
+    std::os::unix::fs::symlink("/proc/sys/kernel/ngroups_max", &file).unwrap();
+    let there: u64 = fs::read_to_string(&file).unwrap().trim().parse().unwrap();
+    match machine
+        .system()
+        .reserve(2 * MIB, there + 1, None)
+        .unwrap_err()
+    {
+        ReserveError::NotPermitted {
+            asked,
+            there: now,
+            remedy,
+        } => {
+            assert_eq!((asked, now), (there + 1, there));
+            assert!(
+                remedy
+                    .ends_with("| sudo tee /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages")
+            );
+        }
+        other => panic!("{other}"),
+    }
+}
+
+/// Goal: a pool that the kernel filled only in part is a named error with a remedy.
+#[test]
+fn a_pool_filled_in_part_is_an_error() {
+    assert_eq!(granted(2 * MIB, 4, 4).unwrap(), 4);
+    assert_eq!(
+        granted(GIB, 4, 1).unwrap_err().to_string(),
+        "4 pages of 1 GiB asked, 1 there; remedy: `echo 1 | sudo tee /proc/sys/vm/compact_memory` and again, \
+         or boot with `hugepagesz=1G hugepages=4`"
+    );
+}
+
+/// Goal: the command names `sysctl` only where that means this size and no node.
+#[test]
+fn commands_are_exact() {
+    let facts = Machine::new(TWO_NODES).system().facts();
+    assert_eq!(
+        facts.reserve_command(2 * MIB, None, 7),
+        "sudo sysctl -w vm.nr_hugepages=7"
+    );
+    assert_eq!(
+        facts.reserve_command(GIB, None, 7),
+        "echo 7 | sudo tee /sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages"
+    );
+    assert_eq!(
+        facts.reserve_command(2 * MIB, Some(1), 7),
+        "echo 7 | sudo tee /sys/devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages"
+    );
+    assert_eq!(
+        (boot_size(GIB), boot_size(2 * MIB)),
+        ("1G".to_owned(), "2M".to_owned())
+    );
+}
