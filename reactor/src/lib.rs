@@ -1,7 +1,66 @@
 //! Pinned cores: pollers, timers, mailboxes, local futures and the clock.
+//!
+//! A reactor is one thread, usually pinned to one core, that owns whatever was given to it and
+//! shares nothing. Each turn, in this order:
+//!
+//! ```text
+//!   1 clock    read once; every `now` of the turn is this one
+//!   2 mailbox  closures sent by other threads (bounded per turn)
+//!   3 pollers  in the order they were added, each with a budget
+//!   4 futures  those that were ready when the phase began (bounded per turn)
+//!   5 timers   those due at `now`; the futures they wake run in the next turn
+//!   6 publish  counters to relaxed atomics, readable from any thread
+//! ```
+//!
+//! A turn that found nothing is idle. What follows depends on [`Mode`]: `Poll` turns again,
+//! `Interrupt` sleeps, `Adaptive` sleeps after `busy_poll_us` of idle turns. Sleeping is a
+//! handshake in which no wake-up can be lost, see [`doorbell`].
+//!
+//! In steady state a turn allocates nothing and takes no lock. Messages ([`ReactorHandle::send`])
+//! and futures ([`CoreHandle::spawn_local`]) are boxed and meant for control work.
+//!
+//! | to | use |
+//! |---|---|
+//! | start a thread | [`spawn`], [`ReactorConfig`] |
+//! | do something on it from elsewhere | [`ReactorHandle::send`], [`ReactorHandle::run`], [`ReactorHandle::call`] |
+//! | do something turn after turn | [`Poller`], [`CoreHandle::add_poller`] |
+//! | wait, locally | [`CoreHandle::spawn_local`], [`CoreHandle::after`] |
+//! | watch many sockets in one poller | [`EventSet`] |
+//! | test all that without a thread or real time | [`TestCore`] |
+
+#![forbid(unsafe_code)]
 
 pub mod clock;
+pub mod doorbell;
 pub mod poller;
 
-pub use clock::Nanos;
+mod bell;
+mod core;
+mod cores;
+mod event_set;
+mod handle;
+mod mailbox;
+mod oneshot;
+mod reactor;
+mod stats;
+mod tasks;
+mod test_core;
+mod timers;
+mod turn;
+mod wake_set;
+mod watchdog;
+
+pub use bell::ReactorWaker;
+pub use clock::{Clock, Nanos, VirtualClock};
+pub use core::{Core, CoreHandle, Elapsed, Timer};
+pub use cores::{CoreSet, CoreSetError, numa_node};
+pub use event_set::{Event, EventSet, Events, Interest};
+pub use handle::{CallError, ReactorHandle, ReactorPanicked};
+pub use mailbox::{MailboxFull, Message, SendError};
 pub use poller::{Idle, Poller, Work};
+pub use reactor::{Mode, ReactorConfig, SpawnError, UnknownMode, spawn};
+pub use stats::{PollerId, PollerStats, ReactorStats, Stall};
+pub use tasks::{Cancelled, LocalTask};
+pub use test_core::{Slept, TestCore};
+pub use wake_set::WakeFdError;
+pub use watchdog::Watchdog;

@@ -1,0 +1,81 @@
+//! A reactor's doorbell with the eventfd that it rings.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::doorbell::Doorbell;
+
+pub(crate) struct Bell {
+    doorbell: Doorbell,
+    eventfd: OwnedFd,
+}
+
+impl Bell {
+    pub(crate) fn new() -> std::io::Result<Bell> {
+        let eventfd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Bell {
+            doorbell: Doorbell::new(),
+            eventfd,
+        })
+    }
+
+    /// A fence and a relaxed load while the reactor is awake; one write when it sleeps.
+    pub(crate) fn ring(&self) {
+        self.doorbell.ring(|| {
+            // The only possible failure is a counter at its maximum, which is as readable as can be.
+            let _ = rustix::io::write(&self.eventfd, &1u64.to_ne_bytes());
+        });
+    }
+
+    pub(crate) fn doorbell(&self) -> &Doorbell {
+        &self.doorbell
+    }
+
+    /// Makes the eventfd unreadable again. Rings that were answered by this one call are merged.
+    pub(crate) fn clear(&self) {
+        let _ = rustix::io::read(&self.eventfd, &mut [0u8; 8]);
+    }
+}
+
+impl AsFd for Bell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.eventfd.as_fd()
+    }
+}
+
+/// Wakes a reactor from any thread, so that its pollers look again.
+///
+/// Write what they shall see first, then wake. Cheap when the reactor is awake; many wakes of a
+/// sleeping reactor make one system call.
+#[derive(Clone)]
+pub struct ReactorWaker(pub(crate) Arc<Bell>);
+
+impl ReactorWaker {
+    pub fn wake(&self) {
+        self.0.ring();
+    }
+}
+
+impl std::task::Wake for Bell {
+    fn wake(self: Arc<Bell>) {
+        self.ring();
+    }
+
+    fn wake_by_ref(self: &Arc<Bell>) {
+        self.ring();
+    }
+}
+
+impl From<ReactorWaker> for std::task::Waker {
+    fn from(waker: ReactorWaker) -> std::task::Waker {
+        waker.0.into()
+    }
+}
+
+impl std::fmt::Debug for ReactorWaker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ReactorWaker")
+    }
+}

@@ -1,0 +1,359 @@
+//! A reactor as seen by the code that runs on it.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::ops::Deref;
+use std::panic::Location;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use crate::handle::{ReactorHandle, Shared};
+use crate::stats::{LabelId, PollerCounters, PollerId};
+use crate::tasks::{LocalTask, Place, Tasks};
+use crate::timers::Timers;
+use crate::wake_set::{WakeFdError, WakeSet};
+use crate::{Nanos, Poller};
+
+/// The reactor's own side of itself: what runs turn after turn. Given to the `init` of
+/// [`crate::spawn`]; what wants to reach the reactor later keeps a [`CoreHandle`].
+pub struct Core {
+    pub(crate) handle: CoreHandle,
+    pub(crate) slots: Vec<Slot>,
+    pub(crate) last_turn_worked: bool,
+    /// Up to here the time is accounted for.
+    pub(crate) accounted: Nanos,
+}
+
+impl Deref for Core {
+    type Target = CoreHandle;
+
+    fn deref(&self) -> &CoreHandle {
+        &self.handle
+    }
+}
+
+/// A cheap handle on the reactor for code on its thread: pollers, messages, futures.
+#[derive(Clone)]
+pub struct CoreHandle {
+    pub(crate) inner: Rc<Inner>,
+}
+
+pub(crate) struct Inner {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) now: Cell<Nanos>,
+    pub(crate) tasks: Tasks,
+    pub(crate) timers: RefCell<Timers>,
+    pub(crate) wake_set: RefCell<WakeSet>,
+    next_poller: Cell<u64>,
+    current_poller: Cell<Option<PollerId>>,
+    /// Pollers come and go between two calls of pollers, never during one.
+    changes: RefCell<Vec<Change>>,
+    changed: Cell<bool>,
+    labels: RefCell<HashMap<usize, LabelId>>,
+}
+
+pub(crate) struct Slot {
+    pub(crate) id: PollerId,
+    pub(crate) poller: Box<dyn Poller>,
+    pub(crate) counters: Arc<PollerCounters>,
+    pub(crate) armed: bool,
+    /// Its wake descriptors could not be watched: sleeping would lose its wake-ups.
+    pub(crate) unwatched: bool,
+}
+
+enum Change {
+    Add(Slot),
+    Remove(PollerId),
+    RefreshWakeFds(PollerId),
+}
+
+impl CoreHandle {
+    /// The time of this turn.
+    pub fn now(&self) -> Nanos {
+        self.inner.now.get()
+    }
+
+    /// The reactor's handle for other threads.
+    pub fn handle(&self) -> ReactorHandle {
+        ReactorHandle::new(Arc::clone(&self.inner.shared))
+    }
+
+    /// Runs `poller` every turn, from this turn on. Its wake descriptors are watched at once.
+    pub fn add_poller(&self, poller: Box<dyn Poller>) -> Result<PollerId, WakeFdError> {
+        let inner = &self.inner;
+        let id = PollerId(inner.next_poller.get());
+        inner
+            .wake_set
+            .borrow_mut()
+            .watch(id, poller.name(), &poller.wake_fds())?;
+        inner.next_poller.set(id.0 + 1);
+        let counters = Arc::new(PollerCounters::default());
+        inner
+            .shared
+            .directory
+            .add_poller(id, poller.name(), &counters);
+        self.change(Change::Add(Slot {
+            id,
+            poller,
+            counters,
+            armed: false,
+            unwatched: false,
+        }));
+        Ok(id)
+    }
+
+    /// Drops a poller before any poller is called again; a poller may remove itself.
+    pub fn remove_poller(&self, id: PollerId) {
+        self.change(Change::Remove(id));
+    }
+
+    /// Asks a poller for its wake descriptors again, because they changed.
+    pub fn refresh_wake_fds(&self, id: PollerId) {
+        self.change(Change::RefreshWakeFds(id));
+    }
+
+    /// The poller inside whose call this is.
+    pub fn current_poller(&self) -> Option<PollerId> {
+        self.inner.current_poller.get()
+    }
+
+    /// Runs a future on this reactor. It needs not be `Send`.
+    #[track_caller]
+    pub fn spawn_local<F>(&self, future: F) -> LocalTask<F::Output>
+    where
+        F: Future + 'static,
+        F::Output: 'static,
+    {
+        self.spawn_from(Location::caller(), future)
+    }
+
+    pub(crate) fn spawn_from<F>(&self, place: Place, future: F) -> LocalTask<F::Output>
+    where
+        F: Future + 'static,
+        F::Output: 'static,
+    {
+        self.inner.tasks.spawn(self.inner.label(place), future)
+    }
+
+    /// Resolves in the first turn at or after `deadline`.
+    pub fn timer_at(&self, deadline: Nanos) -> Timer {
+        Timer {
+            core: self.clone(),
+            deadline,
+            waiting: None,
+        }
+    }
+
+    /// Resolves when `delay` has passed since this turn.
+    pub fn after(&self, delay: Duration) -> Timer {
+        self.timer_at(self.now() + delay)
+    }
+
+    /// Gives `future` up when it has not ended in time.
+    pub async fn timeout<F: Future>(
+        &self,
+        limit: Duration,
+        future: F,
+    ) -> Result<F::Output, Elapsed> {
+        let mut timer = pin!(self.after(limit));
+        let mut future = pin!(future);
+        std::future::poll_fn(|context| {
+            if let Poll::Ready(output) = future.as_mut().poll(context) {
+                return Poll::Ready(Ok(output));
+            }
+            timer
+                .as_mut()
+                .poll(context)
+                .map(|()| Err(Elapsed { limit }))
+        })
+        .await
+    }
+
+    /// Lets everything else on the reactor have a turn.
+    pub async fn yield_now(&self) {
+        let mut yielded = false;
+        std::future::poll_fn(|context| {
+            if yielded {
+                return Poll::Ready(());
+            }
+            yielded = true;
+            context.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await;
+    }
+
+    fn change(&self, change: Change) {
+        self.inner.changes.borrow_mut().push(change);
+        self.inner.changed.set(true);
+    }
+}
+
+impl std::fmt::Debug for CoreHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "CoreHandle({:?})", self.inner.shared.name)
+    }
+}
+
+impl Inner {
+    /// The number under which `place` is known to the watchdog.
+    pub(crate) fn label(&self, place: Place) -> LabelId {
+        // The address is only a cheap key; places are static, so it stays theirs.
+        let key = std::ptr::from_ref(place).addr();
+        let mut labels = self.labels.borrow_mut();
+        *labels
+            .entry(key)
+            .or_insert_with(|| self.shared.directory.add_label(place))
+    }
+
+    pub(crate) fn set_current_poller(&self, id: Option<PollerId>) {
+        self.current_poller.set(id);
+    }
+
+    pub(crate) fn changes_pending(&self) -> bool {
+        self.changed.get()
+    }
+}
+
+impl Core {
+    pub(crate) fn new(shared: Arc<Shared>) -> std::io::Result<Core> {
+        let now = shared.clock.now();
+        let inner = Inner {
+            now: Cell::new(now),
+            tasks: Tasks::new(Arc::clone(&shared.bell)),
+            timers: RefCell::new(Timers::new()),
+            wake_set: RefCell::new(WakeSet::new(Arc::clone(&shared.bell))?),
+            next_poller: Cell::new(1),
+            current_poller: Cell::new(None),
+            changes: RefCell::default(),
+            changed: Cell::new(false),
+            labels: RefCell::default(),
+            shared,
+        };
+        let handle = CoreHandle {
+            inner: Rc::new(inner),
+        };
+        Ok(Core {
+            handle,
+            slots: Vec::new(),
+            last_turn_worked: false,
+            accounted: now,
+        })
+    }
+
+    /// Carries out what was asked for with pollers. Says at which index the list was first
+    /// changed by a removal, so that a loop over it can go on.
+    pub(crate) fn apply_changes(&mut self, mut at: usize) -> usize {
+        let inner = Rc::clone(&self.handle.inner);
+        while inner.changed.replace(false) {
+            // One batch after the other: dropping a poller may ask for more.
+            let changes = std::mem::take(&mut *inner.changes.borrow_mut());
+            for change in changes {
+                match change {
+                    Change::Add(slot) => self.slots.push(slot),
+                    Change::Remove(id) => at = self.remove(id, at),
+                    Change::RefreshWakeFds(id) => self.refresh(id),
+                }
+            }
+        }
+        at
+    }
+
+    fn remove(&mut self, id: PollerId, at: usize) -> usize {
+        let Some(index) = self.slots.iter().position(|slot| slot.id == id) else {
+            return at;
+        };
+        // Unwatched first: the descriptors may be closed by the drop.
+        self.handle.inner.wake_set.borrow_mut().forget(id);
+        self.handle.inner.shared.directory.remove_poller(id);
+        drop(self.slots.remove(index));
+        if index < at { at - 1 } else { at }
+    }
+
+    fn refresh(&mut self, id: PollerId) {
+        let Some(slot) = self.slots.iter_mut().find(|slot| slot.id == id) else {
+            return;
+        };
+        let watched = self.handle.inner.wake_set.borrow_mut().watch(
+            id,
+            slot.poller.name(),
+            &slot.poller.wake_fds(),
+        );
+        slot.unwatched = watched.is_err();
+        if let Err(error) = watched {
+            let reactor = &self.handle.inner.shared.name;
+            tracing::error!(%reactor, %error, "reactor stays awake: a poller cannot wake it");
+        }
+    }
+}
+
+/// The time given to [`CoreHandle::timeout`] is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("no result within {limit:?}")]
+pub struct Elapsed {
+    pub limit: Duration,
+}
+
+/// A moment to await; see [`CoreHandle::timer_at`].
+pub struct Timer {
+    core: CoreHandle,
+    deadline: Nanos,
+    /// Key and age in the reactor's timers.
+    waiting: Option<(usize, u64)>,
+}
+
+impl Timer {
+    pub fn deadline(&self) -> Nanos {
+        self.deadline
+    }
+
+    /// Moves the moment.
+    pub fn reset(&mut self, deadline: Nanos) {
+        self.leave();
+        self.deadline = deadline;
+    }
+
+    fn leave(&mut self) {
+        if let Some((key, age)) = self.waiting.take() {
+            let waker = self.core.inner.timers.borrow_mut().cancel(key, age);
+            drop(waker);
+        }
+    }
+}
+
+impl Future for Timer {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        if self.core.now() >= self.deadline {
+            self.leave();
+            return Poll::Ready(());
+        }
+        let inner = Rc::clone(&self.core.inner);
+        let mut timers = inner.timers.borrow_mut();
+        let mut outdated = None;
+        match self
+            .waiting
+            .and_then(|(key, age)| timers.waker_mut(key, age))
+        {
+            Some(waker) if waker.will_wake(context.waker()) => {}
+            Some(waker) => outdated = Some(std::mem::replace(waker, context.waker().clone())),
+            None => {
+                let key = timers.insert(self.deadline, context.waker().clone());
+                self.waiting = Some((key, timers.age(key)));
+            }
+        }
+        drop(timers);
+        drop(outdated);
+        Poll::Pending
+    }
+}
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}

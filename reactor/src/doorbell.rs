@@ -1,0 +1,77 @@
+//! How a sleeper and its wakers agree, so that no wake-up is lost and an awake sleeper costs its
+//! wakers no system call.
+//!
+//! ```text
+//!   sleeper                              waker
+//!   announce: state = ASLEEP             push the message
+//!             fence                      ring: fence
+//!   poll everything once more                  if state == ASLEEP and I am the one who
+//!   nothing: block on the eventfd                 turns it to AWAKE: write the eventfd
+//!   awake:    state = AWAKE
+//! ```
+//!
+//! The two sequentially consistent fences order "store mine, then read theirs" on both sides: of a
+//! push and an announcement at least one side sees the other's. Either the second poll finds the
+//! message, or the waker finds the sleeper asleep and writes. Leaving out either fence, or the
+//! second poll, loses wake-ups; `tests/loom.rs` shows that, and that with them none is lost:
+//!
+//! ```text
+//! RUSTFLAGS="--cfg loom" cargo test -p nacre-reactor --release --test loom
+//! ```
+//!
+//! The file stands alone and uses nothing of this crate, so that the model can include it.
+
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU32, Ordering, fence};
+#[cfg(not(loom))]
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+
+const AWAKE: u32 = 0;
+const ASLEEP: u32 = 1;
+
+/// Whether the sleeper wants to be woken. What wakes it (an eventfd) is the caller's.
+#[derive(Debug)]
+pub struct Doorbell {
+    state: AtomicU32,
+}
+
+impl Doorbell {
+    pub fn new() -> Doorbell {
+        Doorbell {
+            state: AtomicU32::new(AWAKE),
+        }
+    }
+
+    /// Waker: what it pushed before is seen by the sleeper, at once or after `wake`.
+    /// `wake` is called at most once per announcement, however many ring.
+    pub fn ring(&self, wake: impl FnOnce()) {
+        fence(Ordering::SeqCst);
+        if self.state.load(Ordering::Relaxed) == ASLEEP
+            && self.state.swap(AWAKE, Ordering::Relaxed) == ASLEEP
+        {
+            wake();
+        }
+    }
+
+    /// Sleeper: from here on wakers will call `wake`. Poll everything once more after this.
+    pub fn announce(&self) {
+        self.state.store(ASLEEP, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Sleeper: whether nobody rang since [`Doorbell::announce`].
+    pub fn undisturbed(&self) -> bool {
+        self.state.load(Ordering::Relaxed) == ASLEEP
+    }
+
+    /// Sleeper: awake, for whatever reason.
+    pub fn awake(&self) {
+        self.state.store(AWAKE, Ordering::Relaxed);
+    }
+}
+
+impl Default for Doorbell {
+    fn default() -> Doorbell {
+        Doorbell::new()
+    }
+}

@@ -1,0 +1,177 @@
+//! Many descriptors under one poller: an epoll whose own descriptor is the poller's wake source.
+//!
+//! ```text
+//! fn poll(&mut self, ..) -> Work {
+//!     self.set.wait(&mut self.events, Duration::ZERO)?;
+//!     for event in self.events.iter() { self.connections[event.token]... }
+//! }
+//! fn wake_fds(&self) -> Vec<RawFd> { vec![self.set.as_raw_fd()] }
+//! ```
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+use rustix::buffer::spare_capacity;
+use rustix::event::Timespec;
+use rustix::event::epoll as rx;
+
+bitflags::bitflags! {
+    /// What to be told about a descriptor. Errors and hang-ups are always told.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+    pub struct Interest: u8 {
+        const READ = 1;
+        const WRITE = 2;
+        /// Tell of a change once, not as long as it lasts.
+        const EDGE = 4;
+    }
+}
+
+/// A set of watched descriptors, each under a token of the owner's choice.
+#[derive(Debug)]
+pub struct EventSet {
+    epoll: OwnedFd,
+}
+
+impl EventSet {
+    pub fn new() -> std::io::Result<EventSet> {
+        Ok(EventSet {
+            epoll: rx::create(rx::CreateFlags::CLOEXEC)?,
+        })
+    }
+
+    /// A descriptor leaves the set by [`EventSet::delete`], or when its last duplicate is closed.
+    pub fn add(&self, fd: impl AsFd, token: u64, interest: Interest) -> std::io::Result<()> {
+        Ok(rx::add(
+            &self.epoll,
+            fd,
+            rx::EventData::new_u64(token),
+            flags(interest),
+        )?)
+    }
+
+    pub fn modify(&self, fd: impl AsFd, token: u64, interest: Interest) -> std::io::Result<()> {
+        Ok(rx::modify(
+            &self.epoll,
+            fd,
+            rx::EventData::new_u64(token),
+            flags(interest),
+        )?)
+    }
+
+    pub fn delete(&self, fd: impl AsFd) -> std::io::Result<()> {
+        Ok(rx::delete(&self.epoll, fd)?)
+    }
+
+    /// As [`EventSet::add`] for reading, for a descriptor known by its number only, such as a
+    /// queue's `wake_fd`. The owner deletes it before it is closed.
+    pub fn add_raw(&self, fd: RawFd, token: u64) -> std::io::Result<()> {
+        let event = epoll::Event::new(epoll::Events::EPOLLIN, token);
+        epoll::ctl(
+            self.epoll.as_raw_fd(),
+            epoll::ControlOptions::EPOLL_CTL_ADD,
+            fd,
+            event,
+        )
+    }
+
+    pub fn delete_raw(&self, fd: RawFd) -> std::io::Result<()> {
+        let event = epoll::Event::new(epoll::Events::empty(), 0);
+        epoll::ctl(
+            self.epoll.as_raw_fd(),
+            epoll::ControlOptions::EPOLL_CTL_DEL,
+            fd,
+            event,
+        )
+    }
+
+    /// Replaces the contents of `events` by at most its capacity of what is ready now, or becomes
+    /// so within `timeout`; on a reactor that is always zero. Says how many there are.
+    pub fn wait(&self, events: &mut Events, timeout: Duration) -> std::io::Result<usize> {
+        let timeout = Timespec::try_from(timeout).ok();
+        events.list.clear();
+        match rx::wait(
+            &self.epoll,
+            spare_capacity(&mut events.list),
+            timeout.as_ref(),
+        ) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(events.list.len()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl AsRawFd for EventSet {
+    fn as_raw_fd(&self) -> RawFd {
+        self.epoll.as_raw_fd()
+    }
+}
+
+impl AsFd for EventSet {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+/// Room for the answers of [`EventSet::wait`], made once and reused every turn.
+pub struct Events {
+    list: Vec<rx::Event>,
+}
+
+impl Events {
+    /// # Panics
+    /// When `capacity` is zero, which the kernel refuses to fill.
+    pub fn with_capacity(capacity: usize) -> Events {
+        assert!(capacity > 0, "room for no event");
+        Events {
+            list: Vec::with_capacity(capacity),
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = Event> + '_ {
+        (0..self.list.len()).map(|at| self.at(at))
+    }
+
+    /// By index, for an owner that must borrow itself mutably between two events.
+    ///
+    /// # Panics
+    /// When `at` is not below [`Events::len`].
+    pub fn at(&self, at: usize) -> Event {
+        let rx::Event { flags, data } = self.list[at];
+        let is = |any| flags.intersects(any);
+        Event {
+            token: data.u64(),
+            readable: is(rx::EventFlags::IN | rx::EventFlags::RDHUP),
+            writable: is(rx::EventFlags::OUT),
+            peer_closed: is(rx::EventFlags::RDHUP | rx::EventFlags::HUP),
+            failed: is(rx::EventFlags::ERR),
+        }
+    }
+}
+
+/// What is true of one watched descriptor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Event {
+    pub token: u64,
+    pub readable: bool,
+    pub writable: bool,
+    /// The peer will send nothing more (data that it sent before may still be there to read).
+    pub peer_closed: bool,
+    /// The descriptor has an error to collect (`SO_ERROR`).
+    pub failed: bool,
+}
+
+fn flags(interest: Interest) -> rx::EventFlags {
+    let mut flags = rx::EventFlags::RDHUP;
+    flags.set(rx::EventFlags::IN, interest.contains(Interest::READ));
+    flags.set(rx::EventFlags::OUT, interest.contains(Interest::WRITE));
+    flags.set(rx::EventFlags::ET, interest.contains(Interest::EDGE));
+    flags
+}

@@ -1,0 +1,352 @@
+//! A reactor as seen from any other thread.
+
+use std::panic::Location;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::bell::{Bell, ReactorWaker};
+use crate::clock::Clock;
+use crate::core::CoreHandle;
+use crate::mailbox::{Envelope, Mailbox, MailboxFull, Message, Refused, SendError};
+use crate::oneshot::{Receiver, oneshot};
+use crate::reactor::{Mode, ReactorConfig};
+use crate::stats::{Counters, Directory, Doing, PollerStats, ReactorStats, Stall};
+use crate::tasks::{Place, on_reactor};
+
+/// A reactor, for other threads: send it work, watch it, stop it. Cheap to clone.
+///
+/// The reactor runs until [`ReactorHandle::stop`], whether or not handles remain.
+#[derive(Clone)]
+pub struct ReactorHandle {
+    pub(crate) shared: Arc<Shared>,
+}
+
+pub(crate) struct Shared {
+    pub(crate) name: String,
+    pub(crate) core: Option<usize>,
+    pub(crate) tid: AtomicI32,
+    pub(crate) clock: Clock,
+    pub(crate) bell: Arc<Bell>,
+    pub(crate) mailbox: Mailbox,
+    pub(crate) tuning: Tuning,
+    pub(crate) watchdog_limit: Option<Duration>,
+    pub(crate) stop: AtomicBool,
+    pub(crate) alive: AtomicBool,
+    pub(crate) counters: Counters,
+    pub(crate) directory: Directory,
+    pub(crate) stalls: AtomicU64,
+    pub(crate) last_stall: Mutex<Option<Stall>>,
+    pub(crate) thread: Mutex<Option<JoinHandle<()>>>,
+    outcome: Mutex<Option<Result<(), ReactorPanicked>>>,
+    ended: Condvar,
+}
+
+/// What may be changed while the reactor runs.
+pub(crate) struct Tuning {
+    pub(crate) mode: AtomicU8,
+    pub(crate) busy_poll_ns: AtomicU64,
+    pub(crate) poll_budget: AtomicU32,
+}
+
+/// A reactor ended because code on it panicked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("reactor \"{reactor}\" panicked in {during}: {message}")]
+pub struct ReactorPanicked {
+    pub reactor: String,
+    /// What ran: a poller by name, a message or future by where it was sent or spawned.
+    pub during: String,
+    pub message: String,
+}
+
+/// Why a call to a reactor has no result.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CallError {
+    #[error(transparent)]
+    NotSent(#[from] SendError),
+    #[error("reactor \"{reactor}\" stopped before it answered")]
+    Stopped { reactor: String },
+    #[error("a blocking call to reactor \"{reactor}\" from a reactor could never return; use run")]
+    OnReactor { reactor: String },
+}
+
+impl ReactorHandle {
+    pub(crate) fn new(shared: Arc<Shared>) -> ReactorHandle {
+        ReactorHandle { shared }
+    }
+
+    pub fn name(&self) -> &str {
+        &self.shared.name
+    }
+
+    pub fn core(&self) -> Option<usize> {
+        self.shared.core
+    }
+
+    pub fn tid(&self) -> i32 {
+        self.shared.tid.load(Ordering::Relaxed)
+    }
+
+    /// Has `message` run on the reactor, in its next turn unless many wait.
+    #[track_caller]
+    pub fn send(&self, message: Message) -> Result<(), SendError> {
+        self.send_from(Location::caller(), message)
+    }
+
+    /// Runs `f` on the reactor and resolves to its result, from any thread or runtime. It is sent
+    /// by this call, not by the first poll.
+    #[track_caller]
+    pub fn run<F, R>(&self, f: F) -> impl Future<Output = Result<R, CallError>> + Send + use<F, R>
+    where
+        F: FnOnce(&CoreHandle) -> R + Send + 'static,
+        R: Send + 'static,
+    {
+        self.answer(self.ask(Location::caller(), f))
+    }
+
+    /// As [`ReactorHandle::run`], for a future that is made and run on the reactor. Dropping the
+    /// answer does not cancel it.
+    #[track_caller]
+    pub fn run_future<F, Fut>(
+        &self,
+        f: F,
+    ) -> impl Future<Output = Result<Fut::Output, CallError>> + Send + use<F, Fut>
+    where
+        F: FnOnce(CoreHandle) -> Fut + Send + 'static,
+        Fut: Future + 'static,
+        Fut::Output: Send + 'static,
+    {
+        let place = Location::caller();
+        let (sender, receiver) = oneshot();
+        let message = move |core: &CoreHandle| {
+            let future = f(core.clone());
+            drop(core.spawn_from(place, async move { sender.send(future.await) }));
+        };
+        self.answer(self.send_from(place, Box::new(message)).map(|()| receiver))
+    }
+
+    /// Runs `f` on the reactor and blocks for its result. Not from a reactor.
+    #[track_caller]
+    pub fn call<F, R>(&self, f: F) -> Result<R, CallError>
+    where
+        F: FnOnce(&CoreHandle) -> R + Send + 'static,
+        R: Send + 'static,
+    {
+        if on_reactor() {
+            return Err(CallError::OnReactor {
+                reactor: self.shared.name.clone(),
+            });
+        }
+        self.ask(Location::caller(), f)?
+            .wait()
+            .ok_or_else(|| self.stopped())
+    }
+
+    /// What wakes the reactor from any thread, so that its pollers look again.
+    pub fn waker(&self) -> ReactorWaker {
+        ReactorWaker(Arc::clone(&self.shared.bell))
+    }
+
+    pub fn mode(&self) -> Mode {
+        Mode::decode(self.shared.tuning.mode.load(Ordering::Relaxed))
+    }
+
+    /// Takes effect in the next turn.
+    pub fn set_mode(&self, mode: Mode) {
+        self.shared
+            .tuning
+            .mode
+            .store(mode.encode(), Ordering::Relaxed);
+        self.shared.bell.ring();
+    }
+
+    pub fn busy_poll(&self) -> Duration {
+        Duration::from_nanos(self.shared.tuning.busy_poll_ns.load(Ordering::Relaxed))
+    }
+
+    pub fn set_busy_poll_us(&self, us: u64) {
+        self.shared
+            .tuning
+            .busy_poll_ns
+            .store(us.saturating_mul(1000), Ordering::Relaxed);
+    }
+
+    pub fn set_poll_budget(&self, items: u32) {
+        self.shared
+            .tuning
+            .poll_budget
+            .store(items.max(1), Ordering::Relaxed);
+    }
+
+    pub fn stats(&self) -> ReactorStats {
+        let shared = &*self.shared;
+        let counters = &shared.counters;
+        let (doing, since) = counters.pulse.read();
+        let sleeping = doing == Doing::Asleep;
+        // A long sleep is published when it ends; until then its length is known anyway.
+        let napped = if sleeping {
+            shared.clock.now().since(since).as_nanos() as u64
+        } else {
+            0
+        };
+        ReactorStats {
+            name: shared.name.clone(),
+            core: shared.core,
+            tid: self.tid(),
+            mode: self.mode(),
+            alive: self.is_alive(),
+            sleeping,
+            busy_ns: counters.busy_ns.read(),
+            idle_ns: counters.idle_ns.read(),
+            sleep_ns: counters.sleep_ns.read() + napped,
+            turns: counters.turns.read(),
+            sleeps: counters.sleeps.read(),
+            wakeups: counters.wakeups.read(),
+            messages: counters.messages.read(),
+            futures_run: counters.futures_run.read(),
+            timers_fired: counters.timers_fired.read(),
+            tasks: counters.tasks.load(Ordering::Relaxed),
+            timers: counters.timers.load(Ordering::Relaxed),
+            mailbox_len: shared.mailbox.len(),
+            longest_turn_ns: counters.longest_turn_ns.read(),
+            stalls: shared.stalls.load(Ordering::Relaxed),
+        }
+    }
+
+    /// In the order in which they run.
+    pub fn pollers(&self) -> Vec<PollerStats> {
+        self.shared.directory.pollers()
+    }
+
+    /// The last turn that the watchdog found too long.
+    pub fn last_stall(&self) -> Option<Stall> {
+        lock(&self.shared.last_stall).clone()
+    }
+
+    /// False once the reactor has stopped or panicked.
+    pub fn is_alive(&self) -> bool {
+        self.shared.alive.load(Ordering::Acquire)
+    }
+
+    /// Asks the reactor to end after its turn. It then drops its futures and pollers on its own
+    /// thread. Does not wait; see [`ReactorHandle::join`].
+    pub fn stop(&self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        self.shared.bell.ring();
+    }
+
+    /// Waits until the reactor has ended and says how. Any number of threads may ask.
+    ///
+    /// # Panics
+    /// On a reactor, which must never block.
+    pub fn join(&self) -> Result<(), ReactorPanicked> {
+        assert!(!on_reactor(), "a reactor must not wait for another");
+        let outcome = lock(&self.shared.outcome);
+        let ended = self
+            .shared
+            .ended
+            .wait_while(outcome, |outcome| outcome.is_none());
+        let outcome = ended.unwrap_or_else(PoisonError::into_inner).clone();
+        let thread = lock(&self.shared.thread).take();
+        if let Some(thread) = thread {
+            // Its panics are caught and are in `outcome`.
+            let _ = thread.join();
+        }
+        outcome.unwrap_or(Ok(()))
+    }
+
+    fn send_from(&self, from: Place, message: Message) -> Result<(), SendError> {
+        self.shared
+            .mailbox
+            .push(Envelope { message, from })
+            .map_err(|refused| match refused {
+                Refused::Full => SendError::Full(MailboxFull {
+                    reactor: self.shared.name.clone(),
+                    capacity: self.shared.mailbox.capacity(),
+                }),
+                Refused::Closed => SendError::Stopped {
+                    reactor: self.shared.name.clone(),
+                },
+            })
+    }
+
+    fn ask<F, R>(&self, from: Place, f: F) -> Result<Receiver<R>, SendError>
+    where
+        F: FnOnce(&CoreHandle) -> R + Send + 'static,
+        R: Send + 'static,
+    {
+        let (sender, receiver) = oneshot();
+        self.send_from(
+            from,
+            Box::new(move |core: &CoreHandle| sender.send(f(core))),
+        )?;
+        Ok(receiver)
+    }
+
+    fn answer<R: Send>(
+        &self,
+        asked: Result<Receiver<R>, SendError>,
+    ) -> impl Future<Output = Result<R, CallError>> + Send + use<R> {
+        let stopped = self.stopped();
+        async move { asked?.await.ok_or(stopped) }
+    }
+
+    fn stopped(&self) -> CallError {
+        CallError::Stopped {
+            reactor: self.shared.name.clone(),
+        }
+    }
+}
+
+impl std::fmt::Debug for ReactorHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ReactorHandle({:?})", self.shared.name)
+    }
+}
+
+impl Shared {
+    pub(crate) fn new(config: ReactorConfig, clock: Clock) -> std::io::Result<Shared> {
+        let bell = Arc::new(Bell::new()?);
+        Ok(Shared {
+            mailbox: Mailbox::new(config.mailbox_capacity, Arc::clone(&bell)),
+            bell,
+            name: config.name,
+            core: config.core,
+            tid: AtomicI32::new(0),
+            clock,
+            tuning: Tuning {
+                mode: AtomicU8::new(config.mode.encode()),
+                busy_poll_ns: AtomicU64::new(config.busy_poll_us.saturating_mul(1000)),
+                poll_budget: AtomicU32::new(config.poll_budget.max(1)),
+            },
+            watchdog_limit: config.watchdog_limit,
+            stop: AtomicBool::new(false),
+            alive: AtomicBool::new(true),
+            counters: Counters::default(),
+            directory: Directory::default(),
+            stalls: AtomicU64::new(0),
+            last_stall: Mutex::default(),
+            thread: Mutex::default(),
+            outcome: Mutex::default(),
+            ended: Condvar::new(),
+        })
+    }
+
+    /// No more messages are taken; those that wait are dropped.
+    pub(crate) fn close(&self) {
+        self.alive.store(false, Ordering::Release);
+        fence(Ordering::SeqCst);
+        self.mailbox.close();
+    }
+
+    pub(crate) fn end(&self, outcome: Result<(), ReactorPanicked>) {
+        self.counters.pulse.now_doing(Doing::Ended);
+        *lock(&self.outcome) = Some(outcome);
+        self.ended.notify_all();
+    }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

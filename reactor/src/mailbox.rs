@@ -1,0 +1,103 @@
+//! Closures from other threads, bounded.
+
+use std::panic::Location;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+
+use crossbeam_queue::ArrayQueue;
+
+use crate::bell::Bell;
+use crate::core::CoreHandle;
+
+/// Something to do on a reactor.
+pub type Message = Box<dyn FnOnce(&CoreHandle) + Send>;
+
+/// The mailbox is at its bound: the reactor is behind, or stuck. The message was not taken.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("mailbox of reactor \"{reactor}\" is full ({capacity} messages); try again")]
+pub struct MailboxFull {
+    pub reactor: String,
+    pub capacity: usize,
+}
+
+/// Why a message was not taken.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SendError {
+    #[error(transparent)]
+    Full(#[from] MailboxFull),
+    #[error("reactor \"{reactor}\" has stopped")]
+    Stopped { reactor: String },
+}
+
+/// A message and where it was sent from, for the watchdog.
+pub(crate) struct Envelope {
+    pub(crate) message: Message,
+    pub(crate) from: &'static Location<'static>,
+}
+
+pub(crate) struct Mailbox {
+    queue: ArrayQueue<Envelope>,
+    closed: AtomicBool,
+    bell: Arc<Bell>,
+}
+
+pub(crate) enum Refused {
+    Full,
+    Closed,
+}
+
+impl Mailbox {
+    pub(crate) fn new(capacity: usize, bell: Arc<Bell>) -> Mailbox {
+        Mailbox {
+            queue: ArrayQueue::new(capacity.max(1)),
+            closed: AtomicBool::new(false),
+            bell,
+        }
+    }
+
+    pub(crate) fn push(&self, envelope: Envelope) -> Result<(), Refused> {
+        if self.closed.load(Ordering::Relaxed) {
+            return Err(Refused::Closed);
+        }
+        if self.queue.push(envelope).is_err() {
+            return Err(Refused::Full);
+        }
+        // `close` stores, fences and empties; here it is push, fence and load. One of the two sees
+        // the other, so no message stays behind in a closed mailbox and no caller waits forever.
+        fence(Ordering::SeqCst);
+        if self.closed.load(Ordering::Relaxed) {
+            self.discard();
+            return Ok(());
+        }
+        self.bell.ring();
+        Ok(())
+    }
+
+    pub(crate) fn pop(&self) -> Option<Envelope> {
+        self.queue.pop()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    pub(crate) fn capacity(&self) -> usize {
+        self.queue.capacity()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Takes no more messages and drops those that were not delivered; whoever awaits an answer to
+    /// one of them learns that the reactor stopped.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        self.discard();
+    }
+
+    fn discard(&self) {
+        while self.queue.pop().is_some() {}
+    }
+}

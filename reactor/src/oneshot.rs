@@ -1,0 +1,97 @@
+//! One value from a reactor to whoever asked, awaited or blocked for.
+
+use std::pin::Pin;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+struct Shared<T> {
+    state: Mutex<State<T>>,
+    changed: Condvar,
+}
+
+enum State<T> {
+    Waiting(Option<Waker>),
+    Sent(T),
+    /// The sender is gone, or the value was taken.
+    Over,
+}
+
+pub(crate) fn oneshot<T>() -> (Sender<T>, Receiver<T>) {
+    let shared = Arc::new(Shared {
+        state: Mutex::new(State::Waiting(None)),
+        changed: Condvar::new(),
+    });
+    (
+        Sender {
+            shared: Some(Arc::clone(&shared)),
+        },
+        Receiver { shared },
+    )
+}
+
+pub(crate) struct Sender<T> {
+    shared: Option<Arc<Shared<T>>>,
+}
+
+impl<T> Sender<T> {
+    pub(crate) fn send(mut self, value: T) {
+        if let Some(shared) = self.shared.take() {
+            shared.end(State::Sent(value));
+        }
+    }
+}
+
+impl<T> Drop for Sender<T> {
+    fn drop(&mut self) {
+        if let Some(shared) = self.shared.take() {
+            shared.end(State::Over);
+        }
+    }
+}
+
+/// Yields `None` when the sender was dropped without sending.
+pub(crate) struct Receiver<T> {
+    shared: Arc<Shared<T>>,
+}
+
+impl<T> Receiver<T> {
+    pub(crate) fn wait(self) -> Option<T> {
+        let waiting = |state: &mut State<T>| matches!(state, State::Waiting(_));
+        let guard = self.shared.changed.wait_while(self.shared.lock(), waiting);
+        take(&mut guard.unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl<T> Future for Receiver<T> {
+    type Output = Option<T>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<T>> {
+        let mut state = self.shared.lock();
+        if let State::Waiting(waker) = &mut *state {
+            *waker = Some(context.waker().clone());
+            return Poll::Pending;
+        }
+        Poll::Ready(take(&mut state))
+    }
+}
+
+fn take<T>(state: &mut State<T>) -> Option<T> {
+    match std::mem::replace(state, State::Over) {
+        State::Sent(value) => Some(value),
+        State::Waiting(_) | State::Over => None,
+    }
+}
+
+impl<T> Shared<T> {
+    fn end(&self, end: State<T>) {
+        let before = std::mem::replace(&mut *self.lock(), end);
+        self.changed.notify_all();
+        if let State::Waiting(Some(waker)) = before {
+            waker.wake();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,300 @@
+//! Starting a reactor, its loop, and its end.
+
+use std::any::Any;
+use std::num::NonZeroU64;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use crate::clock::Clock;
+use crate::core::Core;
+use crate::cores::{CoreSet, pin_to};
+use crate::handle::{ReactorHandle, ReactorPanicked, Shared, lock};
+use crate::oneshot::{Sender, oneshot};
+use crate::turn::Rest;
+
+/// What a reactor does when a turn found nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Mode {
+    /// Turns again: lowest latency, a whole core.
+    Poll,
+    /// Turns on for `busy_poll_us`, then sleeps.
+    #[default]
+    Adaptive,
+    /// Sleeps.
+    Interrupt,
+}
+
+#[derive(Debug, Clone)]
+pub struct ReactorConfig {
+    /// Also the thread's name (of which the kernel shows 15 bytes).
+    pub name: String,
+    /// The core to pin to; `None` leaves it to the scheduler.
+    pub core: Option<usize>,
+    pub mode: Mode,
+    /// How long an adaptive reactor polls without work before it sleeps. 100 µs is longer than a
+    /// loopback round trip and most flash reads, so a busy reactor never sleeps, and short enough
+    /// that ten wake-ups a second cost 0.1 % of a core.
+    pub busy_poll_us: u64,
+    /// Items that one poller may handle in one turn.
+    pub poll_budget: u32,
+    pub mailbox_capacity: usize,
+    /// A turn longer than this is a stall, if not the watchdog's own limit.
+    pub watchdog_limit: Option<Duration>,
+}
+
+impl Default for ReactorConfig {
+    fn default() -> ReactorConfig {
+        ReactorConfig {
+            name: "reactor".to_owned(),
+            core: None,
+            mode: Mode::Adaptive,
+            busy_poll_us: 100,
+            poll_budget: 64,
+            mailbox_capacity: 1024,
+            watchdog_limit: None,
+        }
+    }
+}
+
+/// Why a reactor did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum SpawnError {
+    #[error("reactor \"{reactor}\" cannot have core {core}: this process may use cores {allowed}")]
+    CoreNotAllowed {
+        reactor: String,
+        core: usize,
+        allowed: CoreSet,
+    },
+    #[error("reactor \"{reactor}\": {what}: {source}")]
+    System {
+        reactor: String,
+        what: &'static str,
+        source: std::io::Error,
+    },
+    #[error(transparent)]
+    Init(ReactorPanicked),
+}
+
+/// Starts a reactor and runs `init` on its thread before its first turn. Returns when that is done.
+pub fn spawn<F>(config: ReactorConfig, init: F) -> Result<ReactorHandle, SpawnError>
+where
+    F: FnOnce(&mut Core) + Send + 'static,
+{
+    let reactor = config.name.clone();
+    let system = |what| {
+        let reactor = reactor.clone();
+        move |source| SpawnError::System {
+            reactor,
+            what,
+            source,
+        }
+    };
+    if let Some(core) = config.core {
+        let allowed = CoreSet::allowed().map_err(system("sched_getaffinity"))?;
+        if !allowed.contains(core) {
+            return Err(SpawnError::CoreNotAllowed {
+                reactor,
+                core,
+                allowed,
+            });
+        }
+    }
+    let shared = Shared::new(config, Clock::real()).map_err(system("eventfd"))?;
+    let shared = Arc::new(shared);
+    let (started, starting) = oneshot();
+    let theirs = Arc::clone(&shared);
+    let thread = std::thread::Builder::new()
+        .name(shared.name.clone())
+        .spawn(move || live(theirs, init, started))
+        .map_err(system("thread"))?;
+    *lock(&shared.thread) = Some(thread);
+    let handle = ReactorHandle::new(shared);
+    match starting.wait() {
+        Some(Ok(())) => Ok(handle),
+        Some(Err(error)) => Err(error),
+        None => Err(match handle.join() {
+            Err(panicked) => SpawnError::Init(panicked),
+            Ok(()) => system("thread")(std::io::ErrorKind::Interrupted.into()),
+        }),
+    }
+}
+
+/// The thread, from first to last.
+fn live<F>(shared: Arc<Shared>, init: F, started: Sender<Result<(), SpawnError>>)
+where
+    F: FnOnce(&mut Core),
+{
+    let mut core = match set_up(&shared) {
+        Ok(core) => core,
+        Err((what, source)) => {
+            shared.close();
+            shared.end(Ok(()));
+            let reactor = shared.name.clone();
+            return started.send(Err(SpawnError::System {
+                reactor,
+                what,
+                source,
+            }));
+        }
+    };
+    let inner = Rc::clone(&core.handle.inner);
+    let entered = inner.tasks.enter();
+    let lived = catch_unwind(AssertUnwindSafe(|| {
+        init(&mut core);
+        core.apply_changes(0);
+        started.send(Ok(()));
+        core.run();
+    }));
+    let outcome = lived.map_err(|panic| core.panicked(panic));
+    let outcome = core.end(outcome);
+    drop(entered);
+    shared.end(outcome);
+}
+
+fn set_up(shared: &Arc<Shared>) -> Result<Core, (&'static str, std::io::Error)> {
+    if let Some(core) = shared.core {
+        pin_to(core).map_err(|error| ("sched_setaffinity", error))?;
+    }
+    // The default slack lets the kernel end a sleep 50 µs late. Refused at worst: then so be it.
+    let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+    shared.tid.store(
+        rustix::thread::gettid().as_raw_nonzero().get(),
+        Ordering::Relaxed,
+    );
+    Core::new(Arc::clone(shared)).map_err(|error| ("epoll", error))
+}
+
+impl Core {
+    fn run(&mut self) {
+        let shared = Arc::clone(&self.inner.shared);
+        let mut last_work = self.now();
+        while !shared.stop.load(Ordering::Relaxed) {
+            if self.turn() {
+                last_work = self.now();
+                continue;
+            }
+            let patience = match Mode::decode(shared.tuning.mode.load(Ordering::Relaxed)) {
+                Mode::Poll => continue,
+                Mode::Adaptive => self.busy_poll(),
+                Mode::Interrupt => Duration::ZERO,
+            };
+            if self.now().since(last_work) < patience {
+                continue;
+            }
+            if let Rest::Until(until) = self.prepare_to_sleep()
+                && let Err(error) = self.sleep(until)
+            {
+                // An epoll that cannot be waited for is a bug here, and spinning would hide it.
+                panic!("reactor cannot sleep: {error}");
+            }
+            last_work = self.now();
+        }
+    }
+
+    /// Drops what the reactor owns, futures first, since they may use what pollers hold.
+    pub(crate) fn end(
+        &mut self,
+        mut outcome: Result<(), ReactorPanicked>,
+    ) -> Result<(), ReactorPanicked> {
+        let shared = Arc::clone(&self.inner.shared);
+        let inner = Rc::clone(&self.handle.inner);
+        let attempt =
+            |core: &mut Core, outcome: &mut Result<(), _>, drop: &mut dyn FnMut(&mut Core)| {
+                if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(core))) {
+                    let panicked = core.panicked(panic);
+                    // The first panic is the cause; those that follow are in the log.
+                    if outcome.is_ok() {
+                        *outcome = Err(panicked);
+                    }
+                }
+            };
+        attempt(self, &mut outcome, &mut |_| shared.close());
+        let mut panics = Vec::new();
+        inner.tasks.cancel_all(|panic| panics.push(panic));
+        for panic in panics {
+            let mut panic = Some(panic);
+            attempt(self, &mut outcome, &mut |_| {
+                if let Some(panic) = panic.take() {
+                    std::panic::resume_unwind(panic)
+                }
+            });
+        }
+        loop {
+            attempt(self, &mut outcome, &mut |core| {
+                core.apply_changes(0);
+            });
+            let Some(id) = self.slots.last().map(|slot| slot.id) else {
+                break;
+            };
+            self.handle.remove_poller(id);
+        }
+        // What the drops spawned or sent.
+        inner.tasks.cancel_all(|_| {});
+        outcome
+    }
+
+    fn panicked(&self, panic: Box<dyn Any + Send>) -> ReactorPanicked {
+        let shared = &self.inner.shared;
+        let message = match panic.downcast_ref::<&str>() {
+            Some(text) => (*text).to_owned(),
+            None => panic.downcast_ref::<String>().cloned().unwrap_or_default(),
+        };
+        let (doing, _) = shared.counters.pulse.read();
+        let during = shared.directory.describe(doing);
+        tracing::error!(reactor = %shared.name, %during, %message, "reactor panicked and ends");
+        ReactorPanicked {
+            reactor: shared.name.clone(),
+            during,
+            message,
+        }
+    }
+}
+
+impl Mode {
+    pub(crate) fn encode(self) -> u8 {
+        self as u8
+    }
+
+    pub(crate) fn decode(byte: u8) -> Mode {
+        match byte {
+            0 => Mode::Poll,
+            1 => Mode::Adaptive,
+            _ => Mode::Interrupt,
+        }
+    }
+}
+
+impl std::fmt::Display for Mode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Mode::Poll => "poll",
+            Mode::Adaptive => "adaptive",
+            Mode::Interrupt => "interrupt",
+        })
+    }
+}
+
+/// Not one of the reactor modes.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("\"{text}\" is not a reactor mode: poll, adaptive or interrupt")]
+pub struct UnknownMode {
+    pub text: String,
+}
+
+impl std::str::FromStr for Mode {
+    type Err = UnknownMode;
+
+    fn from_str(text: &str) -> Result<Mode, UnknownMode> {
+        match text {
+            "poll" => Ok(Mode::Poll),
+            "adaptive" => Ok(Mode::Adaptive),
+            "interrupt" => Ok(Mode::Interrupt),
+            _ => Err(UnknownMode {
+                text: text.to_owned(),
+            }),
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! What a reactor tells about itself: written with relaxed stores by its own thread, once per turn,
+//! read by anybody.
+
+use std::panic::Location;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::{Mode, Nanos};
+
+/// Names a poller on its reactor; never used twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PollerId(pub u64);
+
+/// A reactor's account of its time and work since it started.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReactorStats {
+    pub name: String,
+    /// The core it is pinned to.
+    pub core: Option<usize>,
+    /// Its thread, as in /proc/self/task.
+    pub tid: i32,
+    pub mode: Mode,
+    pub alive: bool,
+    /// Asleep right now.
+    pub sleeping: bool,
+    /// Time in turns that found work, in turns that found none, and asleep.
+    pub busy_ns: u64,
+    pub idle_ns: u64,
+    pub sleep_ns: u64,
+    pub turns: u64,
+    pub sleeps: u64,
+    /// Sleeps that ended before their time was over.
+    pub wakeups: u64,
+    pub messages: u64,
+    pub futures_run: u64,
+    pub timers_fired: u64,
+    /// Local futures, timers and messages there now.
+    pub tasks: usize,
+    pub timers: usize,
+    pub mailbox_len: usize,
+    pub longest_turn_ns: u64,
+    /// Turns that the watchdog found too long.
+    pub stalls: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PollerStats {
+    pub id: PollerId,
+    pub name: String,
+    pub run_count: u64,
+    /// Calls that found work.
+    pub busy_count: u64,
+    /// Items of work.
+    pub items: u64,
+}
+
+/// A turn that took too long, as the watchdog saw it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stall {
+    pub reactor: String,
+    /// What ran: a poller by name, a message or a future by where it was sent or spawned.
+    pub culprit: String,
+    /// How long the turn had taken when it was last seen.
+    pub lasted: Duration,
+    /// When the turn began.
+    pub began: Nanos,
+}
+
+/// One writer, so a plain load and store instead of a locked instruction.
+#[derive(Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    pub(crate) fn add(&self, n: u64) {
+        self.set(self.read().wrapping_add(n));
+    }
+
+    pub(crate) fn set(&self, n: u64) {
+        self.0.store(n, Ordering::Relaxed);
+    }
+
+    pub(crate) fn read(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// On cache lines of their own (two, for the adjacent-line prefetcher), away from what other
+/// threads write.
+#[derive(Default)]
+#[repr(align(128))]
+pub(crate) struct Counters {
+    pub(crate) busy_ns: Counter,
+    pub(crate) idle_ns: Counter,
+    pub(crate) sleep_ns: Counter,
+    pub(crate) turns: Counter,
+    pub(crate) sleeps: Counter,
+    pub(crate) wakeups: Counter,
+    pub(crate) messages: Counter,
+    pub(crate) futures_run: Counter,
+    pub(crate) timers_fired: Counter,
+    pub(crate) longest_turn_ns: Counter,
+    pub(crate) tasks: AtomicUsize,
+    pub(crate) timers: AtomicUsize,
+    pub(crate) pulse: Pulse,
+}
+
+/// What the reactor is doing, for the watchdog.
+#[derive(Default)]
+pub(crate) struct Pulse {
+    turn_began: AtomicU64,
+    doing: AtomicU64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Doing {
+    Housekeeping,
+    Asleep,
+    Message(LabelId),
+    Poller(PollerId),
+    Arming(PollerId),
+    Future(LabelId),
+    Timers,
+    Ended,
+}
+
+const KIND_SHIFT: u32 = 56;
+
+impl Doing {
+    fn encode(self) -> u64 {
+        let (kind, index) = match self {
+            Doing::Housekeeping => (0, 0),
+            Doing::Asleep => (1, 0),
+            Doing::Message(label) => (2, u64::from(label.0)),
+            Doing::Poller(id) => (3, id.0),
+            Doing::Arming(id) => (4, id.0),
+            Doing::Future(label) => (5, u64::from(label.0)),
+            Doing::Timers => (6, 0),
+            Doing::Ended => (7, 0),
+        };
+        kind << KIND_SHIFT | index
+    }
+
+    fn decode(word: u64) -> Doing {
+        let index = word & ((1 << KIND_SHIFT) - 1);
+        match word >> KIND_SHIFT {
+            1 => Doing::Asleep,
+            2 => Doing::Message(LabelId(index as u32)),
+            3 => Doing::Poller(PollerId(index)),
+            4 => Doing::Arming(PollerId(index)),
+            5 => Doing::Future(LabelId(index as u32)),
+            6 => Doing::Timers,
+            7 => Doing::Ended,
+            _ => Doing::Housekeeping,
+        }
+    }
+}
+
+impl Pulse {
+    // The release stores order a turn's beginning before what it does, so that a reader who sees
+    // the reactor awake also sees when the turn began, and not the one before it slept.
+
+    pub(crate) fn turn(&self, now: Nanos) {
+        self.turn_began.store(now.0, Ordering::Release);
+        self.now_doing(Doing::Housekeeping);
+    }
+
+    pub(crate) fn now_doing(&self, doing: Doing) {
+        self.doing.store(doing.encode(), Ordering::Release);
+    }
+
+    pub(crate) fn read(&self) -> (Doing, Nanos) {
+        let doing = Doing::decode(self.doing.load(Ordering::Acquire));
+        (doing, Nanos(self.turn_began.load(Ordering::Acquire)))
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct PollerCounters {
+    pub(crate) run_count: Counter,
+    pub(crate) busy_count: Counter,
+    pub(crate) items: Counter,
+}
+
+/// Index of a source location in [`Directory`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LabelId(pub(crate) u32);
+
+/// Names behind the numbers. Locked when something is added, removed or asked for, not per turn.
+#[derive(Default)]
+pub(crate) struct Directory {
+    inner: Mutex<DirectoryInner>,
+}
+
+#[derive(Default)]
+struct DirectoryInner {
+    pollers: Vec<(PollerId, String, Arc<PollerCounters>)>,
+    labels: Vec<&'static Location<'static>>,
+}
+
+impl Directory {
+    pub(crate) fn add_poller(&self, id: PollerId, name: &str, counters: &Arc<PollerCounters>) {
+        self.lock()
+            .pollers
+            .push((id, name.to_owned(), Arc::clone(counters)));
+    }
+
+    pub(crate) fn remove_poller(&self, id: PollerId) {
+        self.lock().pollers.retain(|(other, ..)| *other != id);
+    }
+
+    /// There are as many labels as places in the source that send or spawn.
+    pub(crate) fn add_label(&self, location: &'static Location<'static>) -> LabelId {
+        let labels = &mut self.lock().labels;
+        labels.push(location);
+        LabelId(labels.len() as u32 - 1)
+    }
+
+    pub(crate) fn pollers(&self) -> Vec<PollerStats> {
+        let stats = |(id, name, counters): &(PollerId, String, Arc<PollerCounters>)| PollerStats {
+            id: *id,
+            name: name.clone(),
+            run_count: counters.run_count.read(),
+            busy_count: counters.busy_count.read(),
+            items: counters.items.read(),
+        };
+        self.lock().pollers.iter().map(stats).collect()
+    }
+
+    pub(crate) fn describe(&self, doing: Doing) -> String {
+        match doing {
+            Doing::Housekeeping => "the reactor itself".to_owned(),
+            Doing::Asleep => "sleep".to_owned(),
+            Doing::Message(label) => format!("message sent at {}", self.label(label)),
+            Doing::Poller(id) => format!("poller \"{}\"", self.poller_name(id)),
+            Doing::Arming(id) => format!("arming of poller \"{}\"", self.poller_name(id)),
+            Doing::Future(label) => format!("future spawned at {}", self.label(label)),
+            Doing::Timers => "timers".to_owned(),
+            Doing::Ended => "nothing (stopped)".to_owned(),
+        }
+    }
+
+    fn label(&self, label: LabelId) -> String {
+        let labels = &self.lock().labels;
+        labels
+            .get(label.0 as usize)
+            .map_or_else(|| "?".to_owned(), |l| l.to_string())
+    }
+
+    fn poller_name(&self, id: PollerId) -> String {
+        let pollers = &self.lock().pollers;
+        let named = pollers.iter().find(|(other, ..)| *other == id);
+        named.map_or_else(
+            || format!("#{} (removed)", id.0),
+            |(_, name, _)| name.clone(),
+        )
+    }
+
+    fn lock(&self) -> MutexGuard<'_, DirectoryInner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: what is published as one word reads back as the same.
+    #[test]
+    fn doing_round_trips() {
+        let label = LabelId(u32::MAX);
+        let id = PollerId((1 << KIND_SHIFT) - 1);
+        for doing in [
+            Doing::Housekeeping,
+            Doing::Asleep,
+            Doing::Message(label),
+            Doing::Poller(id),
+            Doing::Arming(id),
+            Doing::Future(label),
+            Doing::Timers,
+            Doing::Ended,
+        ] {
+            assert_eq!(Doing::decode(doing.encode()), doing);
+        }
+    }
+}

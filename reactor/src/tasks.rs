@@ -1,0 +1,254 @@
+//! Local futures: run on the reactor's thread only, woken from anywhere.
+//!
+//! A wake on the own thread pushes to a plain queue. A wake from another thread goes through a
+//! locked list and rings the bell; the reactor looks at that list only when a flag says so.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, Location, catch_unwind};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use async_task::{Builder, FallibleTask, Runnable};
+use slab::Slab;
+
+use crate::bell::Bell;
+use crate::stats::LabelId;
+
+type Run = Runnable<LabelId>;
+
+thread_local! {
+    /// The reactor that this thread is, and its ready futures. Thread-local rather than shared,
+    /// because a waker must be `Send` and may still reach the queue without a lock this way.
+    static HERE: Here = const { Here { id: Cell::new(0), ready: RefCell::new(VecDeque::new()) } };
+}
+
+struct Here {
+    id: Cell<u64>,
+    ready: RefCell<VecDeque<Run>>,
+}
+
+/// Whether the calling thread is some reactor inside a turn.
+pub(crate) fn on_reactor() -> bool {
+    HERE.try_with(|here| here.id.get() != 0).unwrap_or(false)
+}
+
+pub(crate) struct Tasks {
+    remote: Arc<Remote>,
+    active: Rc<RefCell<Slab<Waker>>>,
+    /// The ready queue while this reactor is not the current one of its thread (a test may step
+    /// several reactors on one thread).
+    parked: RefCell<VecDeque<Run>>,
+}
+
+struct Remote {
+    id: u64,
+    woken: Mutex<Vec<Run>>,
+    any: AtomicBool,
+    bell: Arc<Bell>,
+}
+
+impl Tasks {
+    pub(crate) fn new(bell: Arc<Bell>) -> Tasks {
+        static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        let remote = Remote {
+            id,
+            woken: Mutex::default(),
+            any: AtomicBool::new(false),
+            bell,
+        };
+        Tasks {
+            remote: Arc::new(remote),
+            active: Rc::default(),
+            parked: RefCell::default(),
+        }
+    }
+
+    pub(crate) fn spawn<F>(&self, label: LabelId, future: F) -> LocalTask<F::Output>
+    where
+        F: Future + 'static,
+        F::Output: 'static,
+    {
+        let key = self.active.borrow_mut().insert(Waker::noop().clone());
+        let leave = Leave {
+            active: Rc::clone(&self.active),
+            key,
+        };
+        let future = async move {
+            let _leave = leave;
+            future.await
+        };
+        let remote = Arc::clone(&self.remote);
+        let schedule = move |run| remote.schedule(run);
+        let (run, task) = Builder::new()
+            .metadata(label)
+            .spawn_local(|_| future, schedule);
+        self.active.borrow_mut()[key] = run.waker();
+        run.schedule();
+        LocalTask {
+            task: Some(task.fallible()),
+        }
+    }
+
+    /// Makes this reactor the thread's current one until the guard is dropped.
+    pub(crate) fn enter(&self) -> Entered<'_> {
+        let before = HERE.with(|here| {
+            here.ready.swap(&self.parked);
+            here.id.replace(self.remote.id)
+        });
+        Entered {
+            tasks: self,
+            before,
+        }
+    }
+
+    /// Moves what other threads woke to the ready queue. Needs to be entered.
+    pub(crate) fn collect_woken(&self) {
+        if !self.remote.any.load(Ordering::Acquire) {
+            return;
+        }
+        let mut woken = self
+            .remote
+            .woken
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        self.remote.any.store(false, Ordering::Relaxed);
+        HERE.with(|here| here.ready.borrow_mut().extend(woken.drain(..)));
+    }
+
+    /// Futures that are ready now. Needs to be entered.
+    pub(crate) fn ready_len(&self) -> usize {
+        HERE.with(|here| here.ready.borrow().len())
+    }
+
+    pub(crate) fn pop_ready(&self) -> Option<Run> {
+        HERE.with(|here| here.ready.borrow_mut().pop_front())
+    }
+
+    pub(crate) fn woken_elsewhere(&self) -> bool {
+        self.remote.any.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.active.borrow().len()
+    }
+
+    /// Drops all futures, here and now: their wakers in other threads must find nothing left that
+    /// they could drop there. Needs to be entered. A panicking destructor is passed to `report`.
+    pub(crate) fn cancel_all(&self, mut report: impl FnMut(Box<dyn std::any::Any + Send>)) {
+        while !self.active.borrow().is_empty() {
+            let wakers: Vec<Waker> = self
+                .active
+                .borrow()
+                .iter()
+                .map(|(_, w)| w.clone())
+                .collect();
+            wakers.into_iter().for_each(Waker::wake);
+            self.collect_woken();
+            while let Some(run) = self.pop_ready() {
+                // Dropping the right to run a task cancels it.
+                if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(run))) {
+                    report(panic);
+                }
+            }
+            // Another thread may be between deciding to schedule a task and listing it.
+            if !self.active.borrow().is_empty() {
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+pub(crate) struct Entered<'a> {
+    tasks: &'a Tasks,
+    before: u64,
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        HERE.with(|here| {
+            here.ready.swap(&self.tasks.parked);
+            here.id.set(self.before);
+        });
+    }
+}
+
+impl Remote {
+    fn schedule(&self, run: Run) {
+        let mut run = Some(run);
+        let _ = HERE.try_with(|here| {
+            if here.id.get() == self.id {
+                here.ready.borrow_mut().extend(run.take());
+            }
+        });
+        let Some(run) = run else { return };
+        let mut woken = self.woken.lock().unwrap_or_else(PoisonError::into_inner);
+        woken.push(run);
+        self.any.store(true, Ordering::Release);
+        drop(woken);
+        self.bell.ring();
+    }
+}
+
+/// Travels inside a future and signs it off when it ends or is dropped.
+struct Leave {
+    active: Rc<RefCell<Slab<Waker>>>,
+    key: usize,
+}
+
+impl Drop for Leave {
+    fn drop(&mut self) {
+        let waker = self.active.borrow_mut().remove(self.key);
+        // Outside the borrow: the last waker may drop the task.
+        drop(waker);
+    }
+}
+
+/// The task was cancelled before it ended, or its reactor stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the task was cancelled")]
+pub struct Cancelled;
+
+/// A future that was spawned on a reactor: await it for its result. Dropping this lets it run on.
+pub struct LocalTask<T> {
+    task: Option<FallibleTask<T, LabelId>>,
+}
+
+impl<T> LocalTask<T> {
+    /// Drops the future at its next turn.
+    pub fn cancel(mut self) {
+        drop(self.task.take());
+    }
+
+    pub fn is_finished(&self) -> bool {
+        self.task.as_ref().is_none_or(FallibleTask::is_finished)
+    }
+}
+
+impl<T> Future for LocalTask<T> {
+    type Output = Result<T, Cancelled>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut self.task {
+            Some(task) => Pin::new(task)
+                .poll(context)
+                .map(|ended| ended.ok_or(Cancelled)),
+            None => Poll::Ready(Err(Cancelled)),
+        }
+    }
+}
+
+impl<T> Drop for LocalTask<T> {
+    fn drop(&mut self) {
+        if let Some(task) = self.task.take() {
+            task.detach();
+        }
+    }
+}
+
+/// Where a spawn or a send was written.
+pub(crate) type Place = &'static Location<'static>;

@@ -1,0 +1,176 @@
+//! Names what keeps a reactor from turning.
+//!
+//! One thread looks at all reactors, at half the limit. It reads what they publish and costs them
+//! nothing. A sleeping reactor is not stalled; one that the kernel does not run looks stalled, and
+//! the report says how long it waited for a core, where the kernel tells.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::Nanos;
+use crate::handle::{ReactorHandle, Shared, lock};
+use crate::stats::{Doing, Stall};
+
+/// At most this many lines per reactor and window; the rest are counted.
+const LINES_PER_WINDOW: u32 = 10;
+const WINDOW: Duration = Duration::from_secs(10);
+
+/// The thread that watches; dropping this ends it.
+pub struct Watchdog {
+    control: Arc<Control>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Control {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    stop: bool,
+    watched: Vec<Watched>,
+}
+
+struct Watched {
+    shared: Arc<Shared>,
+    limit: Duration,
+    /// The stalled turn that was last reported, and how long it has to last for the next report.
+    turn: Option<Nanos>,
+    report_at: Duration,
+    window_began: Nanos,
+    lines: u32,
+    suppressed: u32,
+}
+
+impl Watchdog {
+    /// Watches `handles` for turns longer than `limit` (or the reactor's own `watchdog_limit`).
+    pub fn start(handles: Vec<ReactorHandle>, limit: Duration) -> std::io::Result<Watchdog> {
+        let watched: Vec<Watched> = handles
+            .into_iter()
+            .map(|handle| Watched::new(handle, limit))
+            .collect();
+        let shortest = watched.iter().map(|w| w.limit).min().unwrap_or(limit);
+        let period = (shortest / 2).max(Duration::from_millis(1));
+        let state = Mutex::new(State {
+            stop: false,
+            watched,
+        });
+        let control = Arc::new(Control {
+            state,
+            changed: Condvar::new(),
+        });
+        let theirs = Arc::clone(&control);
+        let thread = std::thread::Builder::new()
+            .name("nacre-watchdog".to_owned())
+            .spawn(move || watch(&theirs, period))?;
+        Ok(Watchdog {
+            control,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        lock(&self.control.state).stop = true;
+        self.control.changed.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // It does nothing that panics; if it did, that was printed.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn watch(control: &Control, period: Duration) {
+    let mut state = lock(&control.state);
+    while !state.stop {
+        state.watched.retain_mut(Watched::check);
+        let waited = control
+            .changed
+            .wait_timeout_while(state, period, |state| !state.stop);
+        state = waited.unwrap_or_else(PoisonError::into_inner).0;
+    }
+}
+
+impl Watched {
+    fn new(handle: ReactorHandle, limit: Duration) -> Watched {
+        let shared = handle.shared;
+        Watched {
+            limit: shared.watchdog_limit.unwrap_or(limit),
+            shared,
+            turn: None,
+            report_at: limit,
+            window_began: Nanos::ZERO,
+            lines: 0,
+            suppressed: 0,
+        }
+    }
+
+    /// False when the reactor has ended and need not be watched any more.
+    fn check(&mut self) -> bool {
+        let (doing, began) = self.shared.counters.pulse.read();
+        if doing == Doing::Ended {
+            return false;
+        }
+        let now = self.shared.clock.now();
+        let lasted = now.since(began);
+        // The second look: what was read belongs together only if the turn is still the same.
+        let same = self.shared.counters.pulse.read().1 == began;
+        if doing == Doing::Asleep || lasted < self.limit || !same {
+            return true;
+        }
+        if self.turn != Some(began) {
+            self.turn = Some(began);
+            self.report_at = self.limit;
+            self.shared.stalls.fetch_add(1, Ordering::Relaxed);
+        }
+        let stall = Stall {
+            reactor: self.shared.name.clone(),
+            culprit: self.shared.directory.describe(doing),
+            lasted,
+            began,
+        };
+        if lasted >= self.report_at {
+            // A turn that never ends is reported ever more rarely.
+            self.report_at = lasted * 2;
+            self.report(&stall, now);
+        }
+        *lock(&self.shared.last_stall) = Some(stall);
+        true
+    }
+
+    fn report(&mut self, stall: &Stall, now: Nanos) {
+        if now.since(self.window_began) >= WINDOW {
+            self.window_began = now;
+            self.lines = 0;
+        }
+        if self.lines >= LINES_PER_WINDOW {
+            self.suppressed += 1;
+            return;
+        }
+        self.lines += 1;
+        let suppressed = std::mem::take(&mut self.suppressed);
+        tracing::warn!(
+            reactor = %stall.reactor,
+            culprit = %stall.culprit,
+            lasted = ?stall.lasted,
+            limit = ?self.limit,
+            waited_for_core = ?self.waited_for_core(),
+            suppressed,
+            "reactor stalled: its turn takes too long"
+        );
+    }
+
+    /// How long the thread was ready but not run, since it started.
+    fn waited_for_core(&self) -> Option<Duration> {
+        let tid = self.shared.tid.load(Ordering::Relaxed);
+        let text = std::fs::read_to_string(format!("/proc/self/task/{tid}/schedstat")).ok()?;
+        text.split_whitespace()
+            .nth(1)?
+            .parse()
+            .ok()
+            .map(Duration::from_nanos)
+    }
+}

@@ -1,0 +1,622 @@
+//! Reactors on real threads: modes, wake-ups, messages, panics, the watchdog, accounting.
+#![cfg(not(loom))]
+
+use std::io::Write;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::task::{Poll, Waker};
+use std::time::{Duration, Instant};
+
+use nacre_reactor::{
+    CallError, CoreHandle, CoreSet, Event, EventSet, Events, Idle, Interest, Mode, Nanos, Poller,
+    ReactorConfig, ReactorHandle, SendError, SpawnError, Watchdog, Work, spawn,
+};
+
+fn start(name: &str, mode: Mode, busy_poll_us: u64) -> ReactorHandle {
+    let config = ReactorConfig {
+        name: name.into(),
+        mode,
+        busy_poll_us,
+        ..Default::default()
+    };
+    spawn(config, |_| {}).unwrap()
+}
+
+fn end(reactor: &ReactorHandle) {
+    reactor.stop();
+    reactor.join().unwrap();
+    assert!(!reactor.is_alive());
+}
+
+/// Waits for what another thread does, with a bound that only a failure reaches.
+fn eventually(what: &str, condition: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !condition() {
+        assert!(
+            began.elapsed() < Duration::from_secs(5),
+            "never happened: {what}"
+        );
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// CPU time of a thread of this process, in clock ticks of 10 ms.
+fn cpu_ticks(tid: i32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/self/task/{tid}/stat")).unwrap();
+    let fields: Vec<&str> = stat
+        .rsplit(')')
+        .next()
+        .unwrap()
+        .split_whitespace()
+        .collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+/// Goal: a pinned reactor runs where it was told, and a core that is not ours is refused by name.
+#[test]
+fn pins_or_says_why_not() {
+    let allowed = CoreSet::allowed().unwrap();
+    let core = allowed.iter().next_back().unwrap();
+    let config = ReactorConfig {
+        core: Some(core),
+        ..Default::default()
+    };
+    let reactor = spawn(config, |_| {}).unwrap();
+    assert_eq!(reactor.core(), Some(core));
+    let there = reactor.call(|_| (rustix::thread::sched_getcpu(), CoreSet::allowed().unwrap()));
+    assert_eq!(there.unwrap(), (core, CoreSet::from_iter([core])));
+    end(&reactor);
+
+    let absent = (0..=CoreSet::MAX_CORE)
+        .find(|&core| !allowed.contains(core))
+        .unwrap();
+    let config = ReactorConfig {
+        core: Some(absent),
+        ..Default::default()
+    };
+    let error = spawn(config, |_| {}).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .ends_with(&format!("may use cores {allowed}")),
+        "{error}"
+    );
+    assert!(
+        matches!(error, SpawnError::CoreNotAllowed { core, allowed: a, .. } if core == absent && a == allowed)
+    );
+}
+
+/// Goal: poll never sleeps, interrupt and adaptive do, and switching takes effect live both ways.
+#[test]
+fn modes_switch_live() {
+    let reactor = start("modes", Mode::Poll, 50);
+    let before = reactor.stats().turns;
+    eventually("polling", || reactor.stats().turns > before + 1000);
+    assert_eq!(reactor.stats().sleeps, 0);
+    for mode in [Mode::Interrupt, Mode::Adaptive] {
+        reactor.set_mode(mode);
+        eventually("sleep", || reactor.stats().sleeping);
+        let turns = reactor.stats().turns;
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(reactor.stats().turns, turns, "turned while asleep");
+        reactor.set_mode(Mode::Poll);
+        eventually("polling again", || reactor.stats().turns > turns + 1000);
+    }
+    assert_eq!(reactor.mode(), Mode::Poll);
+    end(&reactor);
+}
+
+/// Goal: no message is lost or left waiting, however often the reactor is just falling asleep.
+/// Method: senders that wait for every answer (each finds the reactor in another phase of going
+/// to sleep), with no busy polling and with a tiny one, each answer with a bound on its time.
+#[test]
+fn no_wake_up_is_lost_under_stress() {
+    for (mode, busy_poll_us) in [
+        (Mode::Interrupt, 0),
+        (Mode::Adaptive, 1),
+        (Mode::Adaptive, 20),
+    ] {
+        let reactor = start("stress", mode, busy_poll_us);
+        const SENDERS: usize = 8;
+        const ROUNDS: u64 = 1500;
+        let (done, finished) = mpsc::channel();
+        for sender in 0..SENDERS {
+            let (reactor, done) = (reactor.clone(), done.clone());
+            std::thread::spawn(move || {
+                let mut sum = 0;
+                for round in 0..ROUNDS {
+                    // Different rhythms, so that all phases of falling asleep are met.
+                    for _ in 0..(round * 7 + sender as u64 * 13) % 200 {
+                        std::hint::spin_loop();
+                    }
+                    sum += reactor.call(move |_| round).unwrap();
+                }
+                done.send(sum).unwrap();
+            });
+        }
+        for _ in 0..SENDERS {
+            let sum = finished
+                .recv_timeout(Duration::from_secs(20))
+                .expect("a lost wake-up");
+            assert_eq!(sum, ROUNDS * (ROUNDS - 1) / 2);
+        }
+        // Published when the last turn ends, a moment after its answers.
+        eventually("the count", || {
+            reactor.stats().messages == SENDERS as u64 * ROUNDS
+        });
+        let stats = reactor.stats();
+        assert!(
+            stats.sleeps > 0,
+            "never slept, so nothing was tested: {stats:?}"
+        );
+        end(&reactor);
+    }
+}
+
+/// Takes what other threads left in a shared counter.
+struct Taker {
+    left: Arc<AtomicU64>,
+    taken: Arc<AtomicU64>,
+}
+
+impl Poller for Taker {
+    fn name(&self) -> &str {
+        "taker"
+    }
+
+    fn poll(&mut self, _: Nanos, _: u32) -> Work {
+        match self.left.swap(0, Ordering::Acquire) {
+            0 => Work::None,
+            items => {
+                self.taken.fetch_add(items, Ordering::Release);
+                Work::Did(items as u32)
+            }
+        }
+    }
+
+    fn arm(&mut self, _: Nanos) -> Idle {
+        Idle::Quiet
+    }
+}
+
+/// Goal: a waker makes a sleeping reactor's pollers look, always.
+/// Method: leave an item, wake, wait until it was taken, again and again.
+#[test]
+fn waker_reaches_pollers() {
+    let reactor = start("waker", Mode::Interrupt, 0);
+    let (left, taken) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let poller = Taker {
+        left: Arc::clone(&left),
+        taken: Arc::clone(&taken),
+    };
+    reactor
+        .call(move |core| core.add_poller(Box::new(poller)).unwrap())
+        .unwrap();
+    let waker = reactor.waker();
+    for round in 1..=2000 {
+        left.fetch_add(1, Ordering::Release);
+        waker.wake();
+        let began = Instant::now();
+        while taken.load(Ordering::Acquire) < round {
+            assert!(
+                began.elapsed() < Duration::from_secs(5),
+                "lost wake-up in round {round}"
+            );
+            std::thread::yield_now();
+        }
+    }
+    let pollers = reactor.pollers();
+    assert_eq!((pollers.len(), pollers[0].name.as_str()), (1, "taker"));
+    assert_eq!(pollers[0].items, 2000);
+    assert!(pollers[0].busy_count <= pollers[0].run_count);
+    end(&reactor);
+}
+
+/// Sockets under one event set.
+struct Echo {
+    set: EventSet,
+    events: Events,
+    sockets: Vec<UnixStream>,
+    seen: Arc<AtomicU64>,
+}
+
+impl Poller for Echo {
+    fn name(&self) -> &str {
+        "echo"
+    }
+
+    fn poll(&mut self, _: Nanos, _: u32) -> Work {
+        if self.set.wait(&mut self.events, Duration::ZERO).unwrap() == 0 {
+            return Work::None;
+        }
+        for Event {
+            token, readable, ..
+        } in self.events.iter()
+        {
+            assert!(readable);
+            let mut bytes = [0; 64];
+            let socket = &self.sockets[token as usize];
+            let count = std::io::Read::read(&mut &*socket, &mut bytes).unwrap();
+            self.seen.fetch_add(count as u64, Ordering::Release);
+        }
+        Work::Did(self.events.len() as u32)
+    }
+
+    fn arm(&mut self, _: Nanos) -> Idle {
+        Idle::Quiet
+    }
+
+    fn wake_fds(&self) -> Vec<RawFd> {
+        vec![self.set.as_raw_fd()]
+    }
+}
+
+/// Goal: readiness of any of many sockets wakes a sleeping reactor through the nested epoll.
+#[test]
+fn sockets_wake_a_sleeping_reactor() {
+    let reactor = start("sockets", Mode::Interrupt, 0);
+    let seen = Arc::new(AtomicU64::new(0));
+    let (mut far, near): (Vec<_>, Vec<_>) = (0..16).map(|_| UnixStream::pair().unwrap()).unzip();
+    let ours = Arc::clone(&seen);
+    reactor
+        .call(move |core| {
+            let set = EventSet::new().unwrap();
+            for (token, socket) in near.iter().enumerate() {
+                set.add(socket, token as u64, Interest::READ).unwrap();
+            }
+            let events = Events::with_capacity(4);
+            let poller = Echo {
+                set,
+                events,
+                sockets: near,
+                seen: ours,
+            };
+            core.add_poller(Box::new(poller)).unwrap()
+        })
+        .unwrap();
+    for round in 1..=200u64 {
+        far[round as usize % 16].write_all(b"x").unwrap();
+        let began = Instant::now();
+        while seen.load(Ordering::Acquire) < round {
+            assert!(
+                began.elapsed() < Duration::from_secs(5),
+                "lost readiness in round {round}"
+            );
+            std::thread::yield_now();
+        }
+    }
+    eventually("sleep", || reactor.stats().sleeping);
+    assert!(reactor.stats().wakeups > 0);
+    end(&reactor);
+}
+
+/// Goal: an idle adaptive reactor costs under 1 % of a core, also with a timer that keeps
+/// waking it and a watchdog that looks at it, and its account of time is the truth.
+#[test]
+fn idle_costs_nothing_and_is_accounted() {
+    let reactor = start("idle", Mode::Adaptive, 100);
+    let watchdog = Watchdog::start(vec![reactor.clone()], Duration::from_millis(100)).unwrap();
+    let ticking = reactor.call(|core| {
+        let ticker = core.clone();
+        drop(core.spawn_local(async move {
+            loop {
+                ticker.after(Duration::from_millis(50)).await;
+            }
+        }));
+    });
+    ticking.unwrap();
+    let (before, cpu_before, began) = (reactor.stats(), cpu_ticks(reactor.tid()), Instant::now());
+    std::thread::sleep(Duration::from_secs(1));
+    let (after, cpu) = (reactor.stats(), cpu_ticks(reactor.tid()) - cpu_before);
+    let elapsed = began.elapsed().as_nanos() as u64;
+    assert!(
+        cpu <= 1,
+        "idle reactor used {cpu} ticks of 10 ms in 1 s: {after:?}"
+    );
+    let accounted = (after.busy_ns + after.idle_ns + after.sleep_ns)
+        - (before.busy_ns + before.idle_ns + before.sleep_ns);
+    assert!(
+        accounted.abs_diff(elapsed) < 50_000_000,
+        "{accounted} ns of {elapsed} ns"
+    );
+    assert!(
+        after.sleep_ns - before.sleep_ns > elapsed * 8 / 10,
+        "{after:?}"
+    );
+    assert!(after.timers_fired - before.timers_fired >= 10, "{after:?}");
+    assert_eq!(after.tasks, 1);
+    assert_eq!(
+        after.stalls,
+        0,
+        "sleep is no stall: {:?}",
+        reactor.last_stall()
+    );
+    drop(watchdog);
+    end(&reactor);
+}
+
+struct Named(&'static str, Arc<AtomicBool>);
+
+impl Poller for Named {
+    fn name(&self) -> &str {
+        self.0
+    }
+
+    fn poll(&mut self, _: Nanos, _: u32) -> Work {
+        if self.1.swap(false, Ordering::Acquire) {
+            std::thread::sleep(Duration::from_millis(120));
+        }
+        Work::None
+    }
+
+    fn arm(&mut self, _: Nanos) -> Idle {
+        Idle::Quiet
+    }
+}
+
+/// Goal: the watchdog names the poller, the message or the future that blocks, and counts.
+#[test]
+fn watchdog_names_the_culprit() {
+    let reactor = start("slow", Mode::Adaptive, 10);
+    let limit = Duration::from_millis(30);
+    let _watchdog = Watchdog::start(vec![reactor.clone()], limit).unwrap();
+    let culprit = |before: u64| {
+        eventually("stall", || reactor.stats().stalls > before);
+        let stall = reactor.last_stall().unwrap();
+        assert_eq!(stall.reactor, "slow");
+        assert!(stall.lasted >= limit);
+        stall.culprit
+    };
+
+    let block = Arc::new(AtomicBool::new(false));
+    let (good, bad) = (
+        Named("good", Arc::default()),
+        Named("bad", Arc::clone(&block)),
+    );
+    let adding = reactor.call(|core| {
+        core.add_poller(Box::new(good)).unwrap();
+        core.add_poller(Box::new(bad)).unwrap();
+    });
+    adding.unwrap();
+    block.store(true, Ordering::Release);
+    reactor.waker().wake();
+    assert_eq!(culprit(0), "poller \"bad\"");
+
+    reactor.call(|_| ()).unwrap();
+    let before = reactor.stats().stalls;
+    let block = Box::new(|_: &CoreHandle| std::thread::sleep(Duration::from_millis(120)));
+    let line = line!() + 1;
+    reactor.send(block).unwrap();
+    let expected = format!("message sent at {}:{line}:", file!());
+    let named = culprit(before);
+    assert!(named.starts_with(&expected), "{named} is not {expected}");
+
+    reactor.call(|_| ()).unwrap();
+    let before = reactor.stats().stalls;
+    let spawning = reactor.send(Box::new(|core| {
+        drop(core.spawn_local(async { std::thread::sleep(Duration::from_millis(120)) }));
+    }));
+    spawning.unwrap();
+    let named = culprit(before);
+    assert!(
+        named.starts_with(&format!("future spawned at {}", file!())),
+        "{named}"
+    );
+    end(&reactor);
+    assert!(reactor.stats().longest_turn_ns >= 120_000_000);
+}
+
+/// Goal: a full mailbox refuses, a stopped reactor refuses, and nobody waits for ever.
+#[test]
+fn mailbox_is_bounded_and_closes() {
+    let config = ReactorConfig {
+        mailbox_capacity: 4,
+        ..Default::default()
+    };
+    let reactor = spawn(config, |_| {}).unwrap();
+    let (release, blocked) = mpsc::channel::<()>();
+    let (entered, inside) = mpsc::channel();
+    let blocking = reactor.send(Box::new(move |_| {
+        entered.send(()).unwrap();
+        blocked.recv().unwrap();
+    }));
+    blocking.unwrap();
+    inside.recv().unwrap();
+    for _ in 0..4 {
+        reactor.send(Box::new(|_| {})).unwrap();
+    }
+    let full = reactor.send(Box::new(|_| {})).unwrap_err();
+    assert!(
+        matches!(&full, SendError::Full(full) if full.capacity == 4),
+        "{full}"
+    );
+    let waiting = {
+        let reactor = reactor.clone();
+        std::thread::spawn(move || {
+            loop {
+                match reactor.call(|_| ()) {
+                    Err(CallError::NotSent(SendError::Full(_))) => std::thread::yield_now(),
+                    other => return other,
+                }
+            }
+        })
+    };
+    reactor.stop();
+    release.send(()).unwrap();
+    reactor.join().unwrap();
+    // Run, dropped unrun or refused: in any case answered.
+    let _ = waiting.join().unwrap();
+    assert_eq!(
+        reactor.send(Box::new(|_| {})),
+        Err(SendError::Stopped {
+            reactor: "reactor".into()
+        })
+    );
+    assert!(matches!(
+        reactor.call(|_| ()),
+        Err(CallError::NotSent(SendError::Stopped { .. }))
+    ));
+}
+
+/// Goal: results and futures come back to a thread that has no runtime; a blocking call from a
+/// reactor is refused instead of hanging.
+#[test]
+fn answers_come_back() {
+    let (a, b) = (start("a", Mode::Adaptive, 1), start("b", Mode::Adaptive, 1));
+    let answer = block_on(a.run(|core| core.handle().name().to_owned()));
+    assert_eq!(answer.unwrap(), "a");
+    let answer = block_on(a.run_future(|core| async move {
+        // Not Send, and across an await: what a local future is for.
+        let local = Rc::new(41);
+        core.after(Duration::from_millis(2)).await;
+        core.yield_now().await;
+        *local + 1
+    }));
+    assert_eq!(answer.unwrap(), 42);
+    // From reactor to reactor, awaited.
+    let there = b.clone();
+    let answer = a.run_future(move |_| async move { there.run(|core| core.handle().tid()).await });
+    assert_eq!(block_on(answer).unwrap().unwrap(), b.tid());
+    let there = b.clone();
+    let refused = a.call(move |_| there.call(|_| ()));
+    assert_eq!(
+        refused.unwrap(),
+        Err(CallError::OnReactor {
+            reactor: "b".into()
+        })
+    );
+    end(&a);
+    end(&b);
+}
+
+fn block_on<F: Future>(future: F) -> F::Output {
+    struct Unpark(std::thread::Thread);
+    impl std::task::Wake for Unpark {
+        fn wake(self: Arc<Unpark>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut future = std::pin::pin!(future);
+    loop {
+        match future
+            .as_mut()
+            .poll(&mut std::task::Context::from_waker(&waker))
+        {
+            Poll::Ready(output) => return output,
+            Poll::Pending => std::thread::park(),
+        }
+    }
+}
+
+/// Goal: a panic ends that reactor only, is named, and everything is dropped on its own thread.
+#[test]
+fn a_panic_ends_the_reactor_and_is_named() {
+    struct Bomb(Arc<AtomicBool>);
+    impl Poller for Bomb {
+        fn name(&self) -> &str {
+            "bomb"
+        }
+        fn poll(&mut self, _: Nanos, _: u32) -> Work {
+            panic!("tick {}", 3);
+        }
+        fn arm(&mut self, _: Nanos) -> Idle {
+            Idle::Quiet
+        }
+    }
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            let there = std::thread::current().name() == Some("fragile");
+            self.0.store(there, Ordering::Release);
+        }
+    }
+    let reactor = start("fragile", Mode::Adaptive, 1);
+    let dropped = Arc::new(AtomicBool::new(false));
+    let bomb = Bomb(Arc::clone(&dropped));
+    reactor
+        .send(Box::new(move |core| {
+            core.add_poller(Box::new(bomb)).unwrap();
+        }))
+        .unwrap();
+    let panicked = reactor.join().unwrap_err();
+    assert_eq!(panicked.during, "poller \"bomb\"");
+    assert_eq!(panicked.message, "tick 3");
+    assert_eq!(
+        reactor.join().unwrap_err(),
+        panicked,
+        "asked twice, told twice"
+    );
+    assert!(
+        dropped.load(Ordering::Acquire),
+        "dropped on the reactor's thread"
+    );
+    assert!(!reactor.is_alive());
+
+    let error = spawn(ReactorConfig::default(), |_| panic!("in init")).unwrap_err();
+    assert!(matches!(error, SpawnError::Init(panicked) if panicked.message == "in init"));
+}
+
+/// Goal: futures end with their reactor, on its thread, while other threads hold their wakers.
+/// Method: futures that hand out their wakers; threads that wake throughout the stop.
+#[test]
+fn futures_end_with_the_reactor_whoever_wakes_them() {
+    for _ in 0..50 {
+        let reactor = start("wakers", Mode::Interrupt, 0);
+        let live = Arc::new(AtomicU64::new(0));
+        struct Live(Arc<AtomicU64>, std::thread::ThreadId);
+        impl Drop for Live {
+            fn drop(&mut self) {
+                assert_eq!(
+                    std::thread::current().id(),
+                    self.1,
+                    "dropped on another thread"
+                );
+                self.0.fetch_sub(1, Ordering::Release);
+            }
+        }
+        let (give, wakers) = mpsc::channel::<Waker>();
+        let counter = Arc::clone(&live);
+        let spawning = reactor.call(move |core| {
+            for _ in 0..8 {
+                counter.fetch_add(1, Ordering::Release);
+                let alive = Live(Arc::clone(&counter), std::thread::current().id());
+                let give = give.clone();
+                let future = async move {
+                    let _alive = alive;
+                    let mut given = false;
+                    std::future::poll_fn(|context| {
+                        if !given {
+                            given = true;
+                            give.send(context.waker().clone()).unwrap();
+                        }
+                        Poll::<()>::Pending
+                    })
+                    .await;
+                };
+                drop(core.spawn_local(future));
+            }
+        });
+        spawning.unwrap();
+        let wakers: Vec<Waker> = wakers.iter().take(8).collect();
+        let stop = Arc::new(AtomicBool::new(false));
+        let threads: Vec<_> = (0..2)
+            .map(|_| {
+                let (wakers, stop) = (wakers.clone(), Arc::clone(&stop));
+                std::thread::spawn(move || {
+                    while !stop.load(Ordering::Relaxed) {
+                        wakers.iter().for_each(Waker::wake_by_ref);
+                    }
+                })
+            })
+            .collect();
+        end(&reactor);
+        assert_eq!(live.load(Ordering::Acquire), 0);
+        stop.store(true, Ordering::Relaxed);
+        threads
+            .into_iter()
+            .for_each(|thread| thread.join().unwrap());
+    }
+}
