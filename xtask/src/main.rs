@@ -1,1 +1,106 @@
-fn main() {}
+//! `cargo xtask …`: build, run, test and measure Nacre on a machine that has nothing but a Rust toolchain.
+//!
+//! ```text
+//! run     the main job: a namespace served over NVMe/TCP, written and read back with verification
+//! test    format, lints, unit and model tests, tidiness, and the real Linux kernel in a virtual machine
+//! ci      the same as test, with nothing skipped; the last line is `N passed, M failed`
+//! bench   measurements beside a limit or a peer, printed as ratios
+//! vm      the virtual machine by hand
+//! ```
+//!
+//! Whatever a command needs and the machine lacks is installed from the ordinary registries (apt, pip) by package
+//! name. Without root it says what to type instead.
+
+#![forbid(unsafe_code)]
+
+mod bench;
+mod process;
+mod run;
+mod setup;
+mod tally;
+mod test;
+mod tidy;
+mod vm;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(
+    name = "cargo xtask",
+    bin_name = "cargo xtask",
+    about = "Build, run, test and measure Nacre"
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Build Nacre, serve a namespace over NVMe/TCP, write and read it back verified, and stop cleanly.
+    Run(run::Options),
+    /// Run every test: format, lints, tidiness, unit and model tests, and the virtual machine.
+    Test(test::Options),
+    /// What the continuous integration runs: `test` with nothing left out, and a last line that counts.
+    Ci,
+    /// Measure, beside a limit or a peer in the same run.
+    Bench {
+        #[command(subcommand)]
+        what: bench::What,
+    },
+    /// The virtual machine with the stock kernel.
+    Vm {
+        #[command(subcommand)]
+        what: vm::What,
+    },
+    /// Check the repository's own rules (placeholders, ignored tests, long files, unsafe code, machine paths).
+    Tidy,
+}
+
+fn main() -> ExitCode {
+    match dispatch(Cli::parse().command) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn dispatch(command: Command) -> Result<ExitCode> {
+    let root = root()?;
+    std::env::set_current_dir(&root).with_context(|| format!("entering {}", root.display()))?;
+    match command {
+        Command::Run(options) => run::run(&root, &options),
+        Command::Test(options) => test::run(&root, &options),
+        Command::Ci => test::ci(&root),
+        Command::Bench { what } => bench::run(&root, &what),
+        Command::Vm { what } => vm::run(&root, &what),
+        Command::Tidy => {
+            let tally = tidy::run(&root)?;
+            Ok(tally.exit_code())
+        }
+    }
+}
+
+/// The repository's root: the parent of this crate, wherever the clone stands.
+fn root() -> Result<PathBuf> {
+    let here = std::env::var_os("CARGO_MANIFEST_DIR")
+        .context("CARGO_MANIFEST_DIR is not set: start this with `cargo xtask`")?;
+    Ok(Path::new(&here)
+        .parent()
+        .context("xtask has no parent folder")?
+        .to_path_buf())
+}
+
+/// Cargo's target directory, which somebody may have moved.
+fn target_dir(root: &Path) -> PathBuf {
+    match std::env::var_os("CARGO_TARGET_DIR") {
+        Some(dir) => root.join(dir),
+        None => root.join("target"),
+    }
+}

@@ -1,0 +1,26 @@
+# A persistent discovery controller stays connected and is told of a change.
+serve 64
+trace=/sys/kernel/tracing
+echo 0 >$trace/tracing_on && echo >$trace/trace
+echo 1 >$trace/events/nvme/nvme_async_event/enable
+echo 1 >$trace/tracing_on
+nvme discover --persistent --keep-alive-tmo=5 -t tcp -a "$ADDR" -s "$PORT" --hostnqn="$HOST_A" --hostid="$HOST_A_ID"
+ctrl=$(ctrl_of $DISCOVERY_NQN)
+[ -n "$ctrl" ] || die "no discovery controller stayed"
+wait_until 10 is_live "$ctrl"
+
+step "a new subsystem is announced (discovery log page change, F0h)"
+subsystem_create "$NQN-new" any
+wait_until 15 grep -qE "$ctrl: NVME_AEN=0x70f002" $trace/trace
+nvme discover -d "$ctrl" -t tcp -a "$ADDR" -s "$PORT" --hostnqn="$HOST_A" --hostid="$HOST_A_ID" -o json |
+    jq -e --arg nqn "$NQN-new" 'any(.records[]; .subnqn == $nqn)'
+
+step "having been read, the next change is announced again"
+echo >$trace/trace
+subsystem_delete "$NQN-new"
+wait_until 15 grep -qE "$ctrl: NVME_AEN=0x70f002" $trace/trace
+
+step "it outlives its keep-alive time"
+sleep 8
+is_live "$ctrl"
+echo 0 >$trace/events/nvme/nvme_async_event/enable

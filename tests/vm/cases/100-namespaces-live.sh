@@ -1,0 +1,29 @@
+# Namespaces are added, resized and removed while a host is connected, and it sees each change by itself.
+serve 64
+connect_and_find "$NQN"
+expect "the size" "$(size_mib "$DEV")" 64
+
+step "add"
+ns_add "$NQN" 2 32
+wait_until 20 ns_dev "$NQN" 2
+expect "the size of 2" "$(size_mib "$(ns_dev "$NQN" 2)")" 32
+fio_verify "$(ns_dev "$NQN" 2)" added --rw=randwrite --bs=4k --iodepth=8 --size=4M
+
+step "grow"
+ns_resize "$NQN" 1 96
+wait_until 20 is_mib "$DEV" 96
+fio_verify "$DEV" grown --rw=write --bs=64k --iodepth=4 --offset=64M --size=16M
+
+step "shrink"
+ns_resize "$NQN" 1 48
+wait_until 20 is_mib "$DEV" 48
+
+step "remove"
+ns_remove "$NQN" 2
+wait_until 20 no_ns_dev "$NQN" 2
+ns_dev "$NQN" 1
+
+step "a hole in the numbers"
+ns_add "$NQN" 7 16
+wait_until 20 ns_dev "$NQN" 7
+is_live "$CTRL"

@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# Runs inside the virtual machine: every test of OUT/cases, one after the other, each under its time limit.
+#
+#   guest.sh OUT        TARGET=nacre|nvmet  NACRE=/path/to/nacre
+#
+# Events go to OUT/results (see xtask/src/vm/suite.rs), each test's words to OUT/logs. After a test the guest is
+# brought back to a clean state; when that fails it says so and stops, and the host boots a new one for the rest.
+set -uo pipefail
+
+OUT=$1
+HERE=$(cd "$(dirname "$0")" && pwd)
+export OUT HERE TARGET NACRE
+
+event() { echo "$*" >>"$OUT/results"; }
+
+prepare_guest() {
+    mkdir -p "$OUT/logs"
+    modprobe -a nvme-fabrics nvme-tcp configfs || return 1
+    mount -t configfs none /sys/kernel/config || return 1
+    [ "$TARGET" != nvmet ] || modprobe -a nvmet nvmet-tcp || return 1
+    dmesg --follow >"$OUT/dmesg" 2>/dev/null &
+    # Stack traces of a stuck task are worth more than a silent hang.
+    echo 30 >/proc/sys/kernel/hung_task_timeout_secs 2>/dev/null
+    ulimit -n 65536
+}
+
+# The limit that a case asks for with a line `# limit: SECONDS`.
+limit_of() {
+    local limit
+    limit=$(sed -n 's/^# limit: \([0-9]*\)$/\1/p' "$1" | head -1)
+    echo "${limit:-120}"
+}
+
+run_case() {
+    local name=$1 file="$HERE/cases/$1.sh" log="$OUT/logs/$1.log" limit start status verdict
+    limit=$(limit_of "$file")
+    export CASE=$name WORK=/run/nacre-test DAEMON_LOG="$OUT/logs/$name.daemon.log"
+    rm -rf "$WORK" && mkdir -p "$WORK"
+    dmesg --clear
+    event begin "$name" "$limit"
+    start=$(date +%s.%N)
+    # The leading zero of a finished child: 0 passed, 77 skipped (as automake has it), 124 over its limit.
+    timeout --kill-after=10 "$limit" bash -c '. "$HERE/lib.sh"; . "$1"; echo "the test ended well"' "$name" "$file" \
+        >"$log" 2>&1 </dev/null
+    status=$?
+    case $status in
+        0) verdict=pass ;;
+        77) verdict=skip ;;
+        124 | 137) verdict=fail; echo "killed after $limit s" >>"$log" ;;
+        *) verdict=fail ;;
+    esac
+    dmesg >"$OUT/logs/$name.dmesg"
+    if grep -qE 'BUG:|Oops|general protection|WARNING: CPU|INFO: task .* blocked' "$OUT/logs/$name.dmesg"; then
+        echo "the kernel complained, see $name.dmesg" >>"$log"
+        verdict=fail
+    fi
+    local cleaned=0
+    timeout --kill-after=10 60 bash -c '. "$HERE/lib.sh"; clean_guest' clean >>"$log" 2>&1 || cleaned=1
+    event end "$name" "$verdict" "$(echo "$start $(date +%s.%N)" | awk '{printf "%.1f", $2 - $1}')"
+    if [ $cleaned -ne 0 ]; then
+        event dirty "$name"
+        exit 1
+    fi
+}
+
+prepare_guest || { echo "the guest lacks a module" >>"$OUT/results.error"; exit 1; }
+while read -r name; do
+    run_case "$name"
+done <"$OUT/cases"
+event done
+sync

@@ -1,0 +1,317 @@
+# shellcheck shell=bash
+# What every test of the virtual machine starts from: the target, the host, and assertions.
+#
+# A test is a list of commands under `set -e`: the first that fails fails the test. The two targets offer the same
+# functions, so that the tests can be proven against the kernel's own nvmet before they judge Nacre.
+set -Eeuo pipefail
+shopt -s nullglob
+
+NQN=nqn.2026-01.io.nacre:test
+DISCOVERY_NQN=nqn.2014-08.org.nvmexpress.discovery
+ADDR=127.0.0.1
+PORT=4420
+HOST_A=nqn.2014-08.org.nvmexpress:uuid:11111111-1111-4111-8111-111111111111
+HOST_A_ID=11111111-1111-4111-8111-111111111111
+HOST_B=nqn.2014-08.org.nvmexpress:uuid:22222222-2222-4222-8222-222222222222
+HOST_B_ID=22222222-2222-4222-8222-222222222222
+
+# ---- saying things -------------------------------------------------------------------------------------------
+
+step() { echo "== $*"; }
+die() { echo "FAILED: $*"; exit 1; }
+skip() { echo "SKIPPED: $*"; exit 77; }
+
+trap 'echo "FAILED at line $LINENO: $BASH_COMMAND (exit $?)"' ERR
+
+expect() { # expect WHAT ACTUAL WANTED
+    [ "$2" = "$3" ] || die "$1 is '$2', expected '$3'"
+}
+
+expect_at_most() { # expect_at_most WHAT ACTUAL LIMIT
+    [ "$2" -le "$3" ] || die "$1 is $2, expected at most $3"
+}
+
+expect_failure() { # expect_failure COMMAND…: it must fail, and what it says is in $FAILURE
+    if FAILURE=$("$@" 2>&1); then die "'$*' succeeded and should not have"; fi
+    echo "refused as it should be: $FAILURE"
+}
+
+wait_until() { # wait_until SECONDS COMMAND…: polls until it succeeds
+    local limit=$1 end=$((SECONDS + $1))
+    shift
+    until "$@" >/dev/null 2>&1; do
+        [ $SECONDS -lt $end ] || die "'$*' did not come true within $limit s"
+        sleep 0.1
+    done
+}
+
+nacre_only() { [ "$TARGET" = nacre ] || skip "only for Nacre: $*"; }
+
+# ---- the target ----------------------------------------------------------------------------------------------
+
+target_start() { "${TARGET}_start" "$@"; }
+subsystem_create() { "${TARGET}_subsystem_create" "$@"; }   # NQN any|listed
+subsystem_delete() { "${TARGET}_subsystem_delete" "$@"; }   # NQN
+host_allow() { "${TARGET}_host_allow" "$@"; }               # NQN HOSTNQN
+ns_add() { "${TARGET}_ns_add" "$@"; }                       # NQN NSID MIB
+ns_remove() { "${TARGET}_ns_remove" "$@"; }                 # NQN NSID
+ns_resize() { "${TARGET}_ns_resize" "$@"; }                 # NQN NSID MIB
+
+# The usual beginning: one subsystem with one namespace that any host may use.
+serve() { # serve [MIB]
+    target_start
+    subsystem_create "$NQN" any
+    ns_add "$NQN" 1 "${1:-256}"
+}
+
+# Where a namespace keeps its data: a sparse file in memory.
+backing() { echo "$WORK/$(echo "$1" | tr -c 'a-z0-9\n' _)-$2.img"; }
+
+# ---- Nacre ---------------------------------------------------------------------------------------------------
+
+SOCK=$WORK/nacre.sock
+PIDFILE=$WORK/nacre.pid
+
+rpc() { "$NACRE" rpc --socket "$SOCK" "$@"; }
+
+daemon_pid() { cat "$PIDFILE"; }
+
+nacre_start() {
+    [ -x "$NACRE" ] || die "there is no nacre at '$NACRE'"
+    "$NACRE" serve --data-dir "$WORK/data" -r "$SOCK" "$@" >>"$DAEMON_LOG" 2>&1 </dev/null &
+    echo $! >"$PIDFILE"
+    wait_until 30 rpc spdk_get_version
+    if ! rpc nvmf_get_transports | jq -e 'any(.[]; .trtype | ascii_downcase == "tcp")' >/dev/null; then
+        rpc nvmf_create_transport '{"trtype":"tcp"}'
+    fi
+}
+
+# As a power cut would leave it, as far as a process can tell.
+nacre_kill() {
+    kill -9 "$(daemon_pid)"
+    wait "$(daemon_pid)" 2>/dev/null || true
+}
+
+nacre_stop() {
+    kill -TERM "$(daemon_pid)"
+    local status=0
+    wait "$(daemon_pid)" || status=$?
+    expect "the daemon's exit status" $status 0
+}
+
+nacre_subsystem_create() {
+    local any=true
+    [ "$2" = any ] || any=false
+    rpc nvmf_create_subsystem "{\"nqn\":\"$1\",\"allow_any_host\":$any,\"serial_number\":\"NACRETEST\"}"
+    rpc nvmf_subsystem_add_listener \
+        "{\"nqn\":\"$1\",\"listen_address\":{\"trtype\":\"tcp\",\"adrfam\":\"ipv4\",\"traddr\":\"$ADDR\",\"trsvcid\":\"$PORT\"}}"
+}
+
+nacre_subsystem_delete() { rpc nvmf_delete_subsystem "{\"nqn\":\"$1\"}"; }
+
+nacre_host_allow() { rpc nvmf_subsystem_add_host "{\"nqn\":\"$1\",\"host\":\"$2\"}"; }
+
+bdev_name() { basename "$(backing "$1" "$2")" .img; }
+
+nacre_ns_add() {
+    truncate -s "$3M" "$(backing "$1" "$2")"
+    rpc bdev_aio_create "{\"name\":\"$(bdev_name "$1" "$2")\",\"filename\":\"$(backing "$1" "$2")\",\"block_size\":512}"
+    rpc nvmf_subsystem_add_ns "{\"nqn\":\"$1\",\"namespace\":{\"nsid\":$2,\"bdev_name\":\"$(bdev_name "$1" "$2")\"}}"
+}
+
+nacre_ns_remove() {
+    rpc nvmf_subsystem_remove_ns "{\"nqn\":\"$1\",\"nsid\":$2}"
+    rpc bdev_aio_delete "{\"name\":\"$(bdev_name "$1" "$2")\"}"
+}
+
+nacre_ns_resize() {
+    truncate -s "$3M" "$(backing "$1" "$2")"
+    rpc bdev_aio_rescan "{\"name\":\"$(bdev_name "$1" "$2")\"}"
+}
+
+# ---- nvmet, through configfs ---------------------------------------------------------------------------------
+
+NVMET=/sys/kernel/config/nvmet
+
+nvmet_start() {
+    mkdir -p "$NVMET/ports/1"
+    echo tcp >"$NVMET/ports/1/addr_trtype"
+    echo ipv4 >"$NVMET/ports/1/addr_adrfam"
+    echo "$ADDR" >"$NVMET/ports/1/addr_traddr"
+    echo "$PORT" >"$NVMET/ports/1/addr_trsvcid"
+}
+
+nvmet_stop() { nvmet_clean; }
+
+nvmet_subsystem_create() {
+    mkdir "$NVMET/subsystems/$1"
+    [ "$2" != any ] || echo 1 >"$NVMET/subsystems/$1/attr_allow_any_host"
+    ln -s "$NVMET/subsystems/$1" "$NVMET/ports/1/subsystems/$1"
+}
+
+nvmet_subsystem_delete() {
+    rm -f "$NVMET/ports/1/subsystems/$1" "$NVMET/subsystems/$1/allowed_hosts/"*
+    local ns
+    for ns in "$NVMET/subsystems/$1/namespaces/"*; do
+        echo 0 >"$ns/enable"
+        rmdir "$ns"
+    done
+    rmdir "$NVMET/subsystems/$1"
+}
+
+nvmet_host_allow() {
+    mkdir -p "$NVMET/hosts/$2"
+    ln -s "$NVMET/hosts/$2" "$NVMET/subsystems/$1/allowed_hosts/$2"
+}
+
+nvmet_ns_add() { # a fourth argument names a device to use in place of a file
+    local ns="$NVMET/subsystems/$1/namespaces/$2" path=${4:-$(backing "$1" "$2")}
+    [ -n "${4:-}" ] || truncate -s "$3M" "$path"
+    mkdir "$ns"
+    echo -n "$path" >"$ns/device_path"
+    echo 1 >"$ns/enable"
+}
+
+nvmet_ns_remove() {
+    local ns="$NVMET/subsystems/$1/namespaces/$2"
+    echo 0 >"$ns/enable"
+    rmdir "$ns"
+}
+
+nvmet_ns_resize() {
+    truncate -s "$3M" "$(backing "$1" "$2")"
+    echo 1 >"$NVMET/subsystems/$1/namespaces/$2/revalidate_size"
+}
+
+nvmet_clean() {
+    local subsystem host
+    for subsystem in "$NVMET/subsystems/"*; do nvmet_subsystem_delete "$(basename "$subsystem")"; done
+    for host in "$NVMET/hosts/"*; do rmdir "$host"; done
+    [ ! -d "$NVMET/ports/1" ] || rmdir "$NVMET/ports/1"
+}
+
+# ---- the Linux host ------------------------------------------------------------------------------------------
+
+connect() { # connect NQN [OPTIONS…]: as host A unless told otherwise
+    local nqn=$1 identity=(--hostnqn="$HOST_A" --hostid="$HOST_A_ID")
+    shift
+    case " $* " in *--hostnqn*) identity=() ;; esac
+    nvme connect -t tcp -a "$ADDR" -s "$PORT" -n "$nqn" "${identity[@]}" "$@"
+}
+
+connect_and_find() { # connect_and_find NQN [OPTIONS…]: sets CTRL (nvme0) and DEV (/dev/nvme0n1, namespace 1)
+    connect "$@"
+    CTRL=$(ctrl_of "$1")
+    wait_until 20 ns_dev "$1" 1
+    DEV=$(ns_dev "$1" 1)
+}
+
+ctrl_of() { # the live controllers of NQN, one per line, optionally of one host
+    local dir
+    for dir in /sys/class/nvme/nvme*; do
+        [ "$(cat "$dir/subsysnqn" 2>/dev/null)" = "$1" ] || continue
+        [ -z "${2:-}" ] || [ "$(cat "$dir/hostnqn")" = "$2" ] || continue
+        basename "$dir"
+    done
+}
+
+ns_dev() { # the block device of namespace NSID of NQN; fails while there is none
+    local ctrl block
+    for ctrl in /sys/class/nvme/nvme*; do
+        [ "$(cat "$ctrl/subsysnqn" 2>/dev/null)" = "$1" ] || continue
+        for block in "$ctrl"/nvme*n* /sys/class/nvme-subsystem/*/"$(basename "$ctrl")"/../nvme*n*; do
+            # nvme0c0n1 is a path, not a device.
+            case $(basename "$block") in *c*n*) continue ;; esac
+            [ "$(cat "$block/nsid" 2>/dev/null)" = "$2" ] || continue
+            [ -b "/dev/$(basename "$block")" ] || continue
+            echo "/dev/$(basename "$block")"
+            return 0
+        done
+    done
+    return 1
+}
+
+no_ns_dev() { ! ns_dev "$@" >/dev/null; }
+
+size_mib() { echo $(($(blockdev --getsize64 "$1") / 1048576)); }
+
+is_mib() { [ "$(size_mib "$1")" = "$2" ]; }
+
+is_live() { [ "$(cat "/sys/class/nvme/$1/state")" = live ]; }
+
+disconnect() { # disconnect NQN: waits until it is gone
+    nvme disconnect -n "$1"
+    wait_until 30 gone "$1"
+}
+
+gone() { [ -z "$(ctrl_of "$1")" ]; }
+
+# fio with its data verified: fio_verify DEV NAME OPTIONS…
+fio_verify() {
+    local dev=$1 name=$2
+    shift 2
+    step "fio $name: $*"
+    fio --name="$name" --filename="$dev" --ioengine=libaio --direct=1 --randrepeat=0 --group_reporting \
+        --verify=crc32c --verify_fatal=1 --do_verify=1 --output="$WORK/fio-$name.log" "$@" ||
+        { cat "$WORK/fio-$name.log"; die "fio $name"; }
+    if grep -E 'err=[^ ]*[1-9]|verify: bad' "$WORK/fio-$name.log"; then die "fio $name met an error"; fi
+}
+
+# A tree of files with names, sizes and contents of all kinds, and its checksums.
+make_tree() { # make_tree DIR
+    local i
+    mkdir -p "$1"/{a,b/c/d,empty}
+    for i in $(seq 1 60); do head -c $((i * i * 37)) /dev/urandom >"$1/a/file$i"; done
+    head -c 20000000 /dev/urandom >"$1/b/big"
+    ln -s ../../big "$1/b/c/d/link"
+    ln "$1/b/big" "$1/b/c/hard"
+    truncate -s 10M "$1/b/c/sparse"
+    tree_sum "$1"
+}
+
+tree_sum() { (cd "$1" && find . -type f -print0 | sort -z | xargs -0 sha256sum && find . | sort) | sha256sum; }
+
+# A file system through its whole life on a namespace: filesystem_round MKFS-COMMAND…
+filesystem_round() {
+    local mnt=$WORK/mnt sum
+    serve 512
+    connect_and_find "$NQN"
+    "$@" "$DEV"
+    mkdir -p "$mnt"
+    mount "$DEV" "$mnt"
+    sum=$(make_tree "$mnt/tree")
+    umount "$mnt"
+    disconnect "$NQN"
+
+    step "checking the tree after a reconnect"
+    connect_and_find "$NQN"
+    mount "$DEV" "$mnt"
+    expect "the tree" "$(tree_sum "$mnt/tree")" "$sum"
+    step "discarding and overwriting while mounted"
+    rm -r "$mnt/tree/a" && fstrim -v "$mnt"
+    sum=$(make_tree "$mnt/second")
+    umount "$mnt"
+    mount "$DEV" "$mnt"
+    expect "the second tree" "$(tree_sum "$mnt/second")" "$sum"
+    umount "$mnt"
+}
+
+# ---- afterwards ----------------------------------------------------------------------------------------------
+
+clean_guest() {
+    local pid dir
+    trap - ERR
+    umount "$WORK/mnt" 2>/dev/null || true
+    # A lost target would keep queued I/O, and with it the disconnect, waiting.
+    for dir in /sys/class/nvme/nvme*; do echo 1 >"$dir/delete_controller" || true; done
+    if [ -f "$PIDFILE" ]; then
+        pid=$(daemon_pid)
+        kill -9 "$pid" 2>/dev/null || true
+    fi
+    [ ! -d $NVMET ] || nvmet_clean
+    for dir in /sys/class/nvme/nvme*; do
+        # A controller is deleted in the background.
+        wait_until 30 test ! -e "$dir"
+    done
+    if ! mountpoint -q "$WORK/mnt"; then rm -rf "$WORK"; fi
+}

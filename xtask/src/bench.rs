@@ -1,0 +1,145 @@
+//! `cargo xtask bench …`: figures beside a limit or a peer, from one run.
+//!
+//! The machine's speed moves by tens of percent from minute to minute. So the sides of a comparison take turns,
+//! round after round, each round gives a ratio, and the median of the ratios is what counts; absolute figures are
+//! shown for orientation only.
+
+mod tcp;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Args, Subcommand};
+
+#[derive(Subcommand)]
+pub enum What {
+    /// Nacre's target and host over loopback, beside bare sockets that move the same bytes.
+    Tcp(TcpOptions),
+}
+
+#[derive(Args)]
+pub struct TcpOptions {
+    /// Interleaved rounds; the median counts.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Seconds per measurement.
+    #[arg(long, default_value_t = 2.0)]
+    seconds: f64,
+    /// Only lines whose name contains this.
+    #[arg(long)]
+    filter: Option<String>,
+    /// The `nacre` to measure instead of building one.
+    #[arg(long)]
+    nacre: Option<PathBuf>,
+    /// Write the figures to this file as JSON.
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+pub fn run(root: &Path, what: &What) -> Result<ExitCode> {
+    match what {
+        What::Tcp(options) => tcp::run(root, options),
+    }
+}
+
+/// The middle of the values; of an even number, the lower of the two in the middle, which flatters nobody.
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted
+        .get(sorted.len().saturating_sub(1) / 2)
+        .copied()
+        .unwrap_or(f64::NAN)
+}
+
+/// One line of a comparison: pairs of (ours, the limit's) figures, one pair per round.
+struct Line {
+    name: String,
+    /// What the ratio must reach.
+    goal: f64,
+    rounds: Vec<(f64, f64)>,
+}
+
+impl Line {
+    fn ratio(&self) -> f64 {
+        median(
+            &self
+                .rounds
+                .iter()
+                .map(|(ours, limit)| ours / limit)
+                .collect::<Vec<_>>(),
+        )
+    }
+
+    fn ours(&self) -> f64 {
+        median(
+            &self
+                .rounds
+                .iter()
+                .map(|(ours, _)| *ours)
+                .collect::<Vec<_>>(),
+        )
+    }
+
+    fn limit(&self) -> f64 {
+        median(
+            &self
+                .rounds
+                .iter()
+                .map(|(_, limit)| *limit)
+                .collect::<Vec<_>>(),
+        )
+    }
+
+    fn reached(&self) -> bool {
+        self.ratio() >= self.goal
+    }
+}
+
+fn print_table(limit_name: &str, lines: &[Line]) {
+    println!(
+        "\n{:<28} {:>12} {:>12} {:>7} {:>6}   rounds",
+        "requests/s", "nacre", limit_name, "ratio", "goal"
+    );
+    for line in lines {
+        let rounds: Vec<String> = line
+            .rounds
+            .iter()
+            .map(|(ours, limit)| format!("{:.2}", ours / limit))
+            .collect();
+        println!(
+            "{:<28} {:>12.0} {:>12.0} {:>7.2} {:>6.2} {} {}",
+            line.name,
+            line.ours(),
+            line.limit(),
+            line.ratio(),
+            line.goal,
+            if line.reached() { " " } else { "-" },
+            rounds.join(" "),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ratio_is_the_median_of_the_rounds_and_not_the_ratio_of_the_medians() {
+        let line = Line {
+            name: "x".into(),
+            goal: 0.8,
+            rounds: vec![(50.0, 100.0), (90.0, 100.0), (160.0, 200.0)],
+        };
+        assert_eq!(line.ratio(), 0.8);
+        assert_eq!(line.ours(), 90.0);
+        assert!(line.reached());
+    }
+
+    #[test]
+    fn the_median_of_an_even_number_is_the_lower_one() {
+        assert_eq!(median(&[4.0, 1.0, 3.0, 2.0]), 2.0);
+        assert!(median(&[]).is_nan());
+    }
+}

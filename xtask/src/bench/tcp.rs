@@ -1,0 +1,324 @@
+//! Nacre over TCP on loopback, one reactor on one core and `nacre perf` on another, beside the limit program,
+//! which moves the same bytes per request between the same two cores with bare sockets.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+
+use super::{Line, TcpOptions, print_table};
+use crate::process::{self, End, Group};
+use crate::setup;
+
+const BUILD_LIMIT: Duration = Duration::from_secs(1800);
+const RPC_LIMIT: Duration = Duration::from_secs(30);
+const ADDRESS: &str = "127.0.0.1";
+/// Away from the usual port, so that a target in use is not disturbed.
+const PORT: &str = "14420";
+const NQN: &str = "nqn.2026-01.io.nacre:bench";
+const TARGET_CORE: &str = "0";
+const HOST_CORE: &str = "1";
+
+struct Case {
+    name: &'static str,
+    rw: &'static str,
+    size: u32,
+    depth: u32,
+    connections: u32,
+    goal: f64,
+}
+
+const fn case(name: &'static str, rw: &'static str, size: u32, depth: u32, goal: f64) -> Case {
+    Case {
+        name,
+        rw,
+        size,
+        depth,
+        connections: 1,
+        goal,
+    }
+}
+
+const CASES: &[Case] = &[
+    case("4 KiB read, depth 1", "randread", 4096, 1, 0.85),
+    case("4 KiB read, depth 128", "randread", 4096, 128, 0.75),
+    case("4 KiB write, depth 128", "randwrite", 4096, 128, 0.80),
+    case("128 KiB read, depth 16", "randread", 131072, 16, 0.95),
+    case("128 KiB write, depth 16", "randwrite", 131072, 16, 0.95),
+];
+
+/// The spread: many connections beside one with as many requests in all. Not a limit but ourselves.
+const ONE: Case = case("4 KiB read, 1 x 256", "randread", 4096, 256, 0.0);
+const MANY: Case = Case {
+    connections: 64,
+    depth: 4,
+    ..case("4 KiB read, 64 x 4", "randread", 4096, 4, 0.9)
+};
+
+pub fn run(root: &Path, options: &TcpOptions) -> Result<ExitCode> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    if cores < 2 {
+        bail!("this takes two cores, one for each side; this machine has {cores}");
+    }
+    let limit = build(root, "nacre-benches", "limit")?;
+    let nacre = match &options.nacre {
+        Some(path) => path.clone(),
+        None => build(root, "nacre-engine", "nacre")?,
+    };
+    let wanted = |name: &str| {
+        options
+            .filter
+            .as_deref()
+            .is_none_or(|part| name.contains(part))
+    };
+
+    let target = Target::start(&nacre)?;
+    let mut lines: Vec<(&Case, Line)> = CASES
+        .iter()
+        .filter(|case| wanted(case.name))
+        .map(|case| {
+            (
+                case,
+                Line {
+                    name: case.name.into(),
+                    goal: case.goal,
+                    rounds: Vec::new(),
+                },
+            )
+        })
+        .collect();
+    let mut spread = Line {
+        name: MANY.name.into(),
+        goal: MANY.goal,
+        rounds: Vec::new(),
+    };
+    for round in 1..=options.rounds {
+        println!("round {round} of {}", options.rounds);
+        for (case, line) in &mut lines {
+            let bare = measure_limit(&limit, case, options.seconds)?;
+            let ours = target.measure(case, options.seconds)?;
+            line.rounds.push((ours, bare));
+        }
+        if wanted(MANY.name) {
+            let one = target.measure(&ONE, options.seconds)?;
+            let many = target.measure(&MANY, options.seconds)?;
+            spread.rounds.push((many, one));
+        }
+    }
+    target.stop()?;
+
+    let lines: Vec<Line> = lines.into_iter().map(|(_, line)| line).collect();
+    print_table("bare sockets", &lines);
+    let mut all = lines;
+    if !spread.rounds.is_empty() {
+        print_table("1 x 256", std::slice::from_ref(&spread));
+        all.push(spread);
+    }
+    if let Some(path) = &options.json {
+        write_json(path, &all)?;
+    }
+    let missed = all.iter().filter(|line| !line.reached()).count();
+    println!("\n{} of {} goals reached", all.len() - missed, all.len());
+    Ok(if missed == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+fn build(root: &Path, package: &str, binary: &str) -> Result<PathBuf> {
+    setup::cargo_build(
+        root,
+        &[
+            "--release",
+            "--locked",
+            "--package",
+            package,
+            "--bin",
+            binary,
+        ],
+        BUILD_LIMIT,
+    )?;
+    Ok(crate::target_dir(root).join("release").join(binary))
+}
+
+fn measure_limit(limit: &Path, case: &Case, seconds: f64) -> Result<f64> {
+    let rw = case.rw.strip_prefix("rand").unwrap_or(case.rw);
+    let mut command = Command::new(limit);
+    command
+        .args([
+            "--rw",
+            rw,
+            "--size",
+            &case.size.to_string(),
+            "--depth",
+            &case.depth.to_string(),
+        ])
+        .args([
+            "--connections",
+            &case.connections.to_string(),
+            "--seconds",
+            &seconds.to_string(),
+        ])
+        .args([
+            "--server-core",
+            TARGET_CORE,
+            "--client-core",
+            HOST_CORE,
+            "--json",
+        ]);
+    let out = process::capture(&mut command, Duration::from_secs_f64(seconds * 4.0 + 30.0))?;
+    number(&out, &["requests_per_second"])
+}
+
+fn write_json(path: &Path, lines: &[Line]) -> Result<()> {
+    let rows: Vec<Value> = lines
+        .iter()
+        .map(|line| {
+            json!({
+                "name": line.name, "ratio": line.ratio(), "goal": line.goal,
+                "nacre": line.ours(), "limit": line.limit(), "rounds": line.rounds,
+            })
+        })
+        .collect();
+    let text = serde_json::to_string_pretty(&rows)?;
+    std::fs::write(path, text + "\n").with_context(|| format!("writing {}", path.display()))
+}
+
+/// The number at `path` in a JSON document.
+fn number(text: &str, path: &[&str]) -> Result<f64> {
+    let document: Value =
+        serde_json::from_str(text).with_context(|| format!("no JSON: {text:?}"))?;
+    path.iter()
+        .try_fold(&document, |value, key| value.get(key))
+        .and_then(Value::as_f64)
+        .with_context(|| format!("no number at {} in {text}", path.join(".")))
+}
+
+/// A daemon of one reactor with a malloc bdev, in a folder that goes with it.
+struct Target<'a> {
+    nacre: &'a Path,
+    dir: PathBuf,
+    group: Group,
+}
+
+impl<'a> Target<'a> {
+    fn start(nacre: &'a Path) -> Result<Target<'a>> {
+        let dir = std::env::temp_dir().join(format!("nacre-bench-{}", std::process::id()));
+        setup::create_dir(&dir)?;
+        let log = process::log_file(&dir.join("nacre.log"))?;
+        let mut command = Command::new(nacre);
+        command
+            .args(["serve", "--cores", TARGET_CORE, "--data-dir"])
+            .arg(dir.join("data"))
+            .arg("-r")
+            .arg(dir.join("nacre.sock"))
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().context("sharing the daemon's log")?)
+            .stderr(log);
+        let group = Group::spawn(&mut command)?;
+        let target = Target { nacre, dir, group };
+        target.configure()?;
+        Ok(target)
+    }
+
+    fn configure(&self) -> Result<()> {
+        let start = Instant::now();
+        while self.rpc("framework_wait_init", None).is_err() {
+            if start.elapsed() > RPC_LIMIT {
+                bail!(
+                    "the daemon does not answer: {}",
+                    std::fs::read_to_string(self.dir.join("nacre.log"))?
+                );
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        if !self
+            .rpc("nvmf_get_transports", None)?
+            .to_ascii_lowercase()
+            .contains("\"tcp\"")
+        {
+            self.rpc("nvmf_create_transport", Some(json!({ "trtype": "tcp" })))?;
+        }
+        self.rpc(
+            "bdev_malloc_create",
+            Some(json!({ "name": "m", "block_size": 4096, "num_blocks": 65536 })),
+        )?;
+        self.rpc(
+            "nvmf_create_subsystem",
+            Some(json!({ "nqn": NQN, "allow_any_host": true })),
+        )?;
+        self.rpc(
+            "nvmf_subsystem_add_ns",
+            Some(json!({ "nqn": NQN, "namespace": { "bdev_name": "m" } })),
+        )?;
+        let address =
+            json!({ "trtype": "tcp", "adrfam": "ipv4", "traddr": ADDRESS, "trsvcid": PORT });
+        self.rpc(
+            "nvmf_subsystem_add_listener",
+            Some(json!({ "nqn": NQN, "listen_address": address })),
+        )?;
+        Ok(())
+    }
+
+    fn rpc(&self, method: &str, params: Option<Value>) -> Result<String> {
+        let mut command = Command::new(self.nacre);
+        command
+            .arg("rpc")
+            .arg("--socket")
+            .arg(self.dir.join("nacre.sock"))
+            .arg(method);
+        command.args(params.map(|params| params.to_string()));
+        process::capture(&mut command, RPC_LIMIT)
+    }
+
+    fn measure(&self, case: &Case, seconds: f64) -> Result<f64> {
+        let mut command = Command::new(self.nacre);
+        command
+            .args([
+                "perf",
+                "--traddr",
+                ADDRESS,
+                "--trsvcid",
+                PORT,
+                "--nqn",
+                NQN,
+                "--rw",
+                case.rw,
+            ])
+            .args([
+                "--size",
+                &case.size.to_string(),
+                "--depth",
+                &case.depth.to_string(),
+            ])
+            .args([
+                "--queues",
+                &case.connections.to_string(),
+                "--seconds",
+                &seconds.to_string(),
+            ])
+            .args(["--cores", HOST_CORE, "--json"]);
+        let out = process::capture(&mut command, Duration::from_secs_f64(seconds * 4.0 + 30.0))?;
+        number(&out, &["iops"])
+    }
+
+    fn stop(mut self) -> Result<()> {
+        self.group.terminate();
+        match self.group.wait(Duration::from_secs(20))? {
+            End::Exited(status) if status.success() => Ok(()),
+            end => bail!("the daemon did not stop cleanly ({end})"),
+        }
+    }
+}
+
+impl Drop for Target<'_> {
+    fn drop(&mut self) {
+        self.group.kill();
+        if let Err(error) = std::fs::remove_dir_all(&self.dir) {
+            eprintln!("warning: cannot remove {}: {error}", self.dir.display());
+        }
+    }
+}

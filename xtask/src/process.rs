@@ -1,0 +1,296 @@
+//! Child processes with a time limit.
+//!
+//! Every child gets a process group of its own, so that what it started dies with it: by the group's id, never
+//! by a name that might belong to somebody else.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+/// How a child ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    Exited(ExitStatus),
+    /// It was killed, because its limit had passed.
+    TimedOut(Duration),
+}
+
+impl End {
+    pub fn success(self) -> bool {
+        matches!(self, End::Exited(status) if status.success())
+    }
+}
+
+impl std::fmt::Display for End {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            End::Exited(status) => write!(f, "{status}"),
+            End::TimedOut(limit) => write!(f, "killed after its limit of {} s", limit.as_secs()),
+        }
+    }
+}
+
+/// A child that leads its own process group and is killed with it when dropped.
+pub struct Group {
+    child: Child,
+    ended: bool,
+}
+
+impl Group {
+    pub fn spawn(command: &mut Command) -> Result<Group> {
+        let name = command.get_program().to_string_lossy().into_owned();
+        let child = command
+            .process_group(0)
+            .spawn()
+            .with_context(|| format!("starting {name}"))?;
+        Ok(Group {
+            child,
+            ended: false,
+        })
+    }
+
+    pub fn stdout(&mut self) -> Option<std::process::ChildStdout> {
+        self.child.stdout.take()
+    }
+
+    pub fn stderr(&mut self) -> Option<std::process::ChildStderr> {
+        self.child.stderr.take()
+    }
+
+    pub fn try_wait(&mut self) -> Result<Option<ExitStatus>> {
+        let status = self.child.try_wait().context("waiting for a child")?;
+        self.ended |= status.is_some();
+        Ok(status)
+    }
+
+    /// Waits until it ends or `limit` has passed, and kills the group in the latter case.
+    pub fn wait(&mut self, limit: Duration) -> Result<End> {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.try_wait()? {
+                return Ok(End::Exited(status));
+            }
+            if start.elapsed() >= limit {
+                self.kill();
+                return Ok(End::TimedOut(limit));
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Asks the leader to stop (SIGTERM) without waiting for it.
+    pub fn terminate(&self) {
+        signal("TERM", &self.child.id().to_string());
+    }
+
+    /// Kills the whole group and reaps its leader.
+    pub fn kill(&mut self) {
+        if self.ended {
+            return;
+        }
+        signal("KILL", &format!("-{}", self.child.id()));
+        // The leader is ours and has been sent SIGKILL: this cannot block for long, and its status says nothing.
+        let _ = self.child.wait();
+        self.ended = true;
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Sends a signal by way of the shell's `kill`, which every machine has and which needs no unsafe code here.
+fn signal(name: &str, target: &str) {
+    let sent = Command::new("/bin/sh")
+        .args(["-c", "kill -s \"$0\" -- \"$1\"", name, target])
+        .stderr(Stdio::null())
+        .status();
+    if let Err(error) = sent {
+        eprintln!("warning: cannot signal {target}: {error}");
+    }
+}
+
+/// Runs to the end with its output passed through line by line, both streams in one; `line` sees each of them.
+pub fn stream(command: &mut Command, limit: Duration, mut line: impl FnMut(&str)) -> Result<End> {
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut group = Group::spawn(command)?;
+    let (tx, rx) = mpsc::channel();
+    let readers = [
+        group.stdout().map(|pipe| read_lines(pipe, tx.clone())),
+        group.stderr().map(|pipe| read_lines(pipe, tx.clone())),
+    ];
+    drop(tx);
+    let start = Instant::now();
+    let mut end = None;
+    loop {
+        match rx.recv_timeout(Duration::from_millis(100)) {
+            Ok(text) => {
+                println!("{text}");
+                line(&text);
+            }
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+            Err(mpsc::RecvTimeoutError::Disconnected) => break,
+        }
+        if end.is_none() && start.elapsed() >= limit {
+            // Killing the group closes the pipes, which ends the loop.
+            group.kill();
+            end = Some(End::TimedOut(limit));
+        }
+    }
+    for reader in readers.into_iter().flatten() {
+        if reader.join().is_err() {
+            bail!("a thread that read a child's output panicked");
+        }
+    }
+    match end {
+        Some(end) => Ok(end),
+        None => group.wait(
+            limit
+                .saturating_sub(start.elapsed())
+                .max(Duration::from_secs(5)),
+        ),
+    }
+}
+
+fn read_lines(
+    pipe: impl Read + Send + 'static,
+    tx: mpsc::Sender<String>,
+) -> thread::JoinHandle<()> {
+    thread::spawn(move || {
+        let mut reader = BufReader::new(pipe);
+        let mut bytes = Vec::new();
+        loop {
+            bytes.clear();
+            match reader.read_until(b'\n', &mut bytes) {
+                Ok(0) | Err(_) => return,
+                Ok(_) => {
+                    let text = String::from_utf8_lossy(&bytes);
+                    if tx
+                        .send(text.trim_end_matches(['\n', '\r']).to_owned())
+                        .is_err()
+                    {
+                        return;
+                    }
+                }
+            }
+        }
+    })
+}
+
+/// Runs to the end in silence and returns what it wrote to its standard output; its errors are in the failure.
+pub fn capture(command: &mut Command, limit: Duration) -> Result<String> {
+    let shown = shown(command);
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut group = Group::spawn(command)?;
+    let collect = |pipe: Option<Box<dyn Read + Send>>| {
+        thread::spawn(move || {
+            let mut bytes = Vec::new();
+            if let Some(mut pipe) = pipe {
+                // A read error is the end of the stream: what counts is the exit status.
+                let _ = pipe.read_to_end(&mut bytes);
+            }
+            String::from_utf8_lossy(&bytes).into_owned()
+        })
+    };
+    let out = collect(group.stdout().map(|p| Box::new(p) as Box<dyn Read + Send>));
+    let err = collect(group.stderr().map(|p| Box::new(p) as Box<dyn Read + Send>));
+    let end = group.wait(limit)?;
+    let (Ok(out), Ok(err)) = (out.join(), err.join()) else {
+        bail!("a thread that read a child's output panicked");
+    };
+    if !end.success() {
+        bail!("`{shown}` failed ({end}):\n{}{}", out, err.trim_end());
+    }
+    Ok(out)
+}
+
+/// A file for a child to write to, from its start.
+pub fn log_file(path: &Path) -> Result<File> {
+    File::create(path).with_context(|| format!("creating {}", path.display()))
+}
+
+/// The command line as one would type it.
+pub fn shown(command: &Command) -> String {
+    let mut words = vec![command.get_program().to_string_lossy().into_owned()];
+    words.extend(
+        command
+            .get_args()
+            .map(|arg| arg.to_string_lossy().into_owned()),
+    );
+    words.join(" ")
+}
+
+/// Where a program is on the search path, the administrator's folders included.
+pub fn find(program: impl AsRef<OsStr>) -> Option<std::path::PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let admin = ["/usr/sbin", "/sbin"].map(std::path::PathBuf::from);
+    std::env::split_paths(&path)
+        .chain(admin)
+        .map(|dir| dir.join(program.as_ref()))
+        .find(|file| file.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_past_its_limit_is_killed_with_what_it_started() {
+        let start = Instant::now();
+        let end = stream(
+            Command::new("/bin/sh").args(["-c", "sleep 60 & sleep 60"]),
+            Duration::from_millis(300),
+            |_| {},
+        )
+        .unwrap();
+        assert!(matches!(end, End::TimedOut(_)), "{end}");
+        assert!(
+            start.elapsed() < Duration::from_secs(20),
+            "the grandchild held the pipe"
+        );
+    }
+
+    #[test]
+    fn both_streams_are_seen_line_by_line() {
+        let mut lines = Vec::new();
+        let end = stream(
+            Command::new("/bin/sh").args(["-c", "echo one; echo two >&2; exit 3"]),
+            Duration::from_secs(20),
+            |line| lines.push(line.to_owned()),
+        )
+        .unwrap();
+        lines.sort();
+        assert_eq!(lines, ["one", "two"]);
+        assert!(!end.success());
+    }
+
+    #[test]
+    fn a_failed_capture_tells_what_was_run_and_what_it_said() {
+        let error = capture(
+            Command::new("/bin/sh").args(["-c", "echo because >&2; exit 1"]),
+            Duration::from_secs(20),
+        )
+        .unwrap_err()
+        .to_string();
+        assert!(
+            error.contains("/bin/sh -c") && error.contains("because"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,265 @@
+//! `cargo xtask run`: the main job, seen with one's own eyes in a minute.
+//!
+//! Builds Nacre, starts `nacre serve` with no configuration, gives it a file-backed namespace on
+//! 127.0.0.1:4420, writes and reads it back verified through Nacre's own host side over real NVMe/TCP, shows the
+//! figures and how a Linux host would connect, and stops the daemon cleanly.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use serde_json::json;
+
+use crate::process::{self, End, Group};
+use crate::setup;
+
+const BUILD_LIMIT: Duration = Duration::from_secs(1800);
+const START_LIMIT: Duration = Duration::from_secs(30);
+const STOP_LIMIT: Duration = Duration::from_secs(20);
+const RPC_LIMIT: Duration = Duration::from_secs(30);
+
+const ADDRESS: &str = "127.0.0.1";
+const NQN: &str = "nqn.2026-01.io.nacre:demo";
+const BDEV: &str = "demo";
+
+#[derive(Args)]
+pub struct Options {
+    /// Seconds that each measurement takes.
+    #[arg(long, default_value_t = 5)]
+    seconds: u64,
+    /// Size of the namespace in MiB.
+    #[arg(long, default_value_t = 256)]
+    size: u64,
+    /// The TCP port to serve on.
+    #[arg(long, default_value_t = 4420)]
+    port: u16,
+    /// Serve until interrupted, so that a host can be connected.
+    #[arg(long)]
+    stay: bool,
+    /// The `nacre` to use instead of building one.
+    #[arg(long)]
+    nacre: Option<PathBuf>,
+}
+
+pub fn run(root: &Path, options: &Options) -> Result<ExitCode> {
+    let nacre = match &options.nacre {
+        Some(path) => path.clone(),
+        None => {
+            setup::cargo_build(
+                root,
+                &["--release", "--locked", "--package", "nacre-engine"],
+                BUILD_LIMIT,
+            )?;
+            crate::target_dir(root).join("release/nacre")
+        }
+    };
+    port_is_free(options.port)?;
+    let scratch = Scratch::create()?;
+    let mut daemon = Daemon::start(&nacre, &scratch.path, options.port)?;
+    daemon.serve_file(&scratch.path.join("namespace.img"), options)?;
+    daemon.perf(
+        options,
+        "write, then read back and compare",
+        &["--rw", "randwrite", "--verify"],
+    )?;
+    daemon.perf(options, "random reads of 4 KiB", &["--rw", "randread"])?;
+    println!("\nA Linux host connects with:");
+    println!("    modprobe nvme-tcp");
+    println!(
+        "    nvme connect -t tcp -a {ADDRESS} -s {} -n {NQN}",
+        options.port
+    );
+    if options.stay {
+        println!("\nserving until interrupted (Ctrl-C)");
+        daemon.wait_for_end()?;
+    }
+    daemon.stop()?;
+    println!("\nthe daemon stopped cleanly");
+    Ok(ExitCode::SUCCESS)
+}
+
+fn port_is_free(port: u16) -> Result<()> {
+    TcpListener::bind((ADDRESS, port))
+        .map(drop)
+        .with_context(|| format!("{ADDRESS}:{port} cannot be served on (is another target running? --port takes another)"))
+}
+
+/// A folder that goes when we go.
+struct Scratch {
+    path: PathBuf,
+}
+
+impl Scratch {
+    fn create() -> Result<Scratch> {
+        let path = std::env::temp_dir().join(format!("nacre-run-{}", std::process::id()));
+        std::fs::create_dir(&path).with_context(|| format!("creating {}", path.display()))?;
+        Ok(Scratch { path })
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.path) {
+            eprintln!("warning: cannot remove {}: {error}", self.path.display());
+        }
+    }
+}
+
+/// A running `nacre serve`; killed, should we fail before we stop it.
+struct Daemon<'a> {
+    nacre: &'a Path,
+    socket: PathBuf,
+    log: PathBuf,
+    group: Group,
+}
+
+impl<'a> Daemon<'a> {
+    fn start(nacre: &'a Path, scratch: &Path, port: u16) -> Result<Daemon<'a>> {
+        let socket = scratch.join("nacre.sock");
+        let log = scratch.join("nacre.log");
+        let out = process::log_file(&log)?;
+        let mut command = Command::new(nacre);
+        command
+            .arg("serve")
+            .arg("--data-dir")
+            .arg(scratch.join("data"))
+            .arg("-r")
+            .arg(&socket)
+            .stdin(Stdio::null())
+            .stdout(out.try_clone().context("sharing the daemon's log")?)
+            .stderr(out);
+        println!("$ {}    (port {port})", process::shown(&command));
+        let group = Group::spawn(&mut command)?;
+        let mut daemon = Daemon {
+            nacre,
+            socket,
+            log,
+            group,
+        };
+        daemon.wait_for_start()?;
+        Ok(daemon)
+    }
+
+    fn wait_for_start(&mut self) -> Result<()> {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.group.try_wait()? {
+                bail!("the daemon ended at once ({status}):\n{}", self.said());
+            }
+            if self.socket.exists() && self.rpc("framework_wait_init", None).is_ok() {
+                println!("up after {} ms", start.elapsed().as_millis());
+                return Ok(());
+            }
+            if start.elapsed() > START_LIMIT {
+                bail!(
+                    "the daemon does not answer after {} s:\n{}",
+                    START_LIMIT.as_secs(),
+                    self.said()
+                );
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// A bdev on a file, a subsystem that lets any host in, and a listener.
+    fn serve_file(&self, file: &Path, options: &Options) -> Result<()> {
+        std::fs::File::create(file)
+            .and_then(|file| file.set_len(options.size << 20))
+            .with_context(|| format!("creating {}", file.display()))?;
+        let transports = self.rpc("nvmf_get_transports", None)?;
+        let has_tcp = transports.as_array().is_some_and(|list| {
+            list.iter().any(|t| {
+                t["trtype"]
+                    .as_str()
+                    .is_some_and(|s| s.eq_ignore_ascii_case("tcp"))
+            })
+        });
+        if !has_tcp {
+            self.rpc("nvmf_create_transport", Some(json!({ "trtype": "tcp" })))?;
+        }
+        self.rpc(
+            "bdev_aio_create",
+            Some(json!({ "name": BDEV, "filename": file, "block_size": 4096 })),
+        )?;
+        self.rpc(
+            "nvmf_create_subsystem",
+            Some(json!({ "nqn": NQN, "allow_any_host": true })),
+        )?;
+        self.rpc(
+            "nvmf_subsystem_add_ns",
+            Some(json!({ "nqn": NQN, "namespace": { "bdev_name": BDEV } })),
+        )?;
+        let address = json!({ "trtype": "tcp", "adrfam": "ipv4", "traddr": ADDRESS, "trsvcid": options.port.to_string() });
+        self.rpc(
+            "nvmf_subsystem_add_listener",
+            Some(json!({ "nqn": NQN, "listen_address": address })),
+        )?;
+        println!(
+            "serving {} MiB of {} as {NQN} on {ADDRESS}:{}",
+            options.size,
+            file.display(),
+            options.port
+        );
+        Ok(())
+    }
+
+    fn rpc(&self, method: &str, params: Option<serde_json::Value>) -> Result<serde_json::Value> {
+        let mut command = Command::new(self.nacre);
+        command
+            .arg("rpc")
+            .arg("--socket")
+            .arg(&self.socket)
+            .arg(method);
+        if let Some(params) = params {
+            command.arg(params.to_string());
+        }
+        let out = process::capture(&mut command, RPC_LIMIT)?;
+        serde_json::from_str(&out)
+            .with_context(|| format!("{method} answered what is no JSON: {out:?}"))
+    }
+
+    fn perf(&self, options: &Options, what: &str, mode: &[&str]) -> Result<()> {
+        println!("\n{what}:");
+        let mut command = Command::new(self.nacre);
+        command
+            .arg("perf")
+            .args([
+                "--traddr", ADDRESS, "--nqn", NQN, "--size", "4k", "--depth", "32",
+            ])
+            .args(["--trsvcid", &options.port.to_string()])
+            .args(["--seconds", &options.seconds.to_string()])
+            .args(mode);
+        println!("$ {}", process::shown(&command));
+        let limit = Duration::from_secs(options.seconds * 4 + 60);
+        let end = process::stream(&mut command, limit, |_| {})?;
+        if !end.success() {
+            bail!(
+                "nacre perf failed ({end}); the daemon said:\n{}",
+                self.said()
+            );
+        }
+        Ok(())
+    }
+
+    fn wait_for_end(&mut self) -> Result<()> {
+        while self.group.try_wait()?.is_none() {
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        Ok(())
+    }
+
+    fn stop(&mut self) -> Result<()> {
+        self.group.terminate();
+        match self.group.wait(STOP_LIMIT)? {
+            End::Exited(status) if status.success() => Ok(()),
+            end => bail!("the daemon did not stop cleanly ({end}):\n{}", self.said()),
+        }
+    }
+
+    fn said(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+}

@@ -1,0 +1,162 @@
+//! Makes sure that the machine has what a command needs: Debian packages by name, and a Python tool in a
+//! virtual environment of its own. Nothing is installed that is already there.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::process;
+
+/// A program, and the Debian package that brings it.
+pub struct Need {
+    pub program: &'static str,
+    pub package: &'static str,
+}
+
+const fn need(program: &'static str, package: &'static str) -> Need {
+    Need { program, package }
+}
+
+/// For the virtual machine and the tests that run inside it.
+pub const VM: &[Need] = &[
+    need("qemu-system-x86_64", "qemu-system-x86"),
+    need("busybox", "busybox-static"),
+    need("depmod", "kmod"),
+    need("nvme", "nvme-cli"),
+    need("fio", "fio"),
+    need("mkfs.xfs", "xfsprogs"),
+    need("mkfs.ext4", "e2fsprogs"),
+    need("ip", "iproute2"),
+    need("ps", "procps"),
+    need("jq", "jq"),
+];
+
+const APT_LIMIT: Duration = Duration::from_secs(600);
+const PIP_LIMIT: Duration = Duration::from_secs(300);
+
+/// Installs what is missing of `needs`, or says what to type when that takes rights that we do not have.
+pub fn ensure(needs: &[Need]) -> Result<()> {
+    let missing: Vec<&str> = needs
+        .iter()
+        .filter(|need| process::find(need.program).is_none())
+        .map(|need| need.package)
+        .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    apt_install(&missing)
+}
+
+pub fn apt_install(packages: &[&str]) -> Result<()> {
+    let line = format!(
+        "apt-get install -y --no-install-recommends {}",
+        packages.join(" ")
+    );
+    if process::find("apt-get").is_none() {
+        bail!(
+            "this machine lacks {}, and has no apt-get to install them with",
+            packages.join(", ")
+        );
+    }
+    if !is_root()? {
+        bail!(
+            "this machine lacks {}; as root, type: {line}",
+            packages.join(", ")
+        );
+    }
+    println!("installing {}", packages.join(", "));
+    apt_update()?;
+    process::capture(
+        apt()
+            .args(["install", "-y", "--no-install-recommends"])
+            .args(packages),
+        APT_LIMIT,
+    )?;
+    Ok(())
+}
+
+/// Refreshes the package lists.
+pub fn apt_update() -> Result<()> {
+    process::capture(apt().arg("update"), APT_LIMIT).map(drop)
+}
+
+/// `apt-get` that asks nothing and waits for whoever holds its lock.
+fn apt() -> Command {
+    let mut command = Command::new("apt-get");
+    command.env("DEBIAN_FRONTEND", "noninteractive").args([
+        "-q",
+        "-o",
+        "DPkg::Lock::Timeout=180",
+        "-o",
+        "Acquire::Retries=3",
+    ]);
+    command
+}
+
+pub fn is_root() -> Result<bool> {
+    let id = process::capture(Command::new("id").arg("-u"), Duration::from_secs(10))?;
+    Ok(id.trim() == "0")
+}
+
+/// `vng` of virtme-ng, in a virtual environment under `cache`; returns the environment's `bin` folder.
+pub fn ensure_virtme(cache: &Path) -> Result<PathBuf> {
+    let venv = cache.join("venv");
+    let bin = venv.join("bin");
+    if bin.join("vng").is_file() {
+        return Ok(bin);
+    }
+    println!("installing virtme-ng from PyPI into {}", venv.display());
+    // The distribution's Python, not one that a version manager put first on the path: the guest runs it too.
+    let python = Path::new("/usr/bin/python3");
+    let has_venv = python.is_file()
+        && process::capture(
+            Command::new(python).args(["-c", "import ensurepip, venv"]),
+            Duration::from_secs(30),
+        )
+        .is_ok();
+    if !has_venv {
+        apt_install(&["python3", "python3-venv"])?;
+    }
+    process::capture(
+        Command::new(python)
+            .args(["-m", "venv", "--clear"])
+            .arg(&venv),
+        PIP_LIMIT,
+    )?;
+    process::capture(
+        Command::new(bin.join("pip")).args(["install", "--quiet", "virtme-ng"]),
+        PIP_LIMIT,
+    )?;
+    if !bin.join("vng").is_file() {
+        bail!(
+            "virtme-ng was installed, but there is no {}",
+            bin.join("vng").display()
+        );
+    }
+    Ok(bin)
+}
+
+/// Runs cargo with its output passed through.
+pub fn cargo_build(root: &Path, args: &[&str], limit: Duration) -> Result<()> {
+    let mut command = cargo();
+    command.current_dir(root).arg("build").args(args);
+    let shown = process::shown(&command);
+    println!("$ {shown}");
+    let end = process::stream(&mut command, limit, |_| {})?;
+    if !end.success() {
+        bail!("`{shown}` failed: {end}");
+    }
+    Ok(())
+}
+
+/// The cargo that runs us.
+pub fn cargo() -> Command {
+    Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
+
+/// Creates a folder and says which one it was that failed.
+pub fn create_dir(path: &Path) -> Result<()> {
+    std::fs::create_dir_all(path).with_context(|| format!("creating {}", path.display()))
+}

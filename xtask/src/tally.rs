@@ -1,0 +1,210 @@
+//! Counting: every suite yields a [`Tally`], and the sum decides the exit code and the last line.
+
+use std::fmt;
+use std::process::ExitCode;
+
+/// What ran in a suite, with the names of what failed and the reasons for what did not run.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct Tally {
+    pub passed: u64,
+    pub failed: u64,
+    pub failures: Vec<String>,
+    pub skipped: Vec<String>,
+}
+
+impl Tally {
+    pub fn pass(&mut self) {
+        self.passed += 1;
+    }
+
+    pub fn fail(&mut self, what: impl Into<String>) {
+        self.failed += 1;
+        self.failures.push(what.into());
+    }
+
+    pub fn skip(&mut self, what: impl Into<String>) {
+        self.skipped.push(what.into());
+    }
+
+    pub fn check(&mut self, what: &str, ok: bool) {
+        if ok { self.pass() } else { self.fail(what) }
+    }
+
+    pub fn add(&mut self, other: Tally) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.failures.extend(other.failures);
+        self.skipped.extend(other.skipped);
+    }
+
+    pub fn exit_code(&self) -> ExitCode {
+        if self.failed == 0 {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        }
+    }
+
+    /// What failed and what was left out, said aloud.
+    pub fn print_details(&self) {
+        for skipped in &self.skipped {
+            println!("SKIPPED: {skipped}");
+        }
+        for failure in &self.failures {
+            println!("FAILED: {failure}");
+        }
+    }
+}
+
+/// The one line that the continuous integration reads.
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} passed, {} failed", self.passed, self.failed)
+    }
+}
+
+/// Reads what `cargo test` prints, a line at a time.
+///
+/// A test that cannot run on this machine writes `SKIPPED: name: why` to its real standard error (the test
+/// harness captures only the print macros) and passes; it is listed, not counted as passed.
+#[derive(Default)]
+pub struct CargoTest {
+    tally: Tally,
+    binary: String,
+}
+
+impl CargoTest {
+    pub fn line(&mut self, line: &str) {
+        let trimmed = line.trim();
+        if let Some(binary) = trimmed
+            .strip_prefix("Running ")
+            .or_else(|| trimmed.strip_prefix("Doc-tests "))
+        {
+            self.binary = binary.split(" (").next().unwrap_or(binary).to_owned();
+        } else if let Some(rest) = trimmed.strip_prefix("test result: ") {
+            self.tally.passed += count(rest, " passed");
+            self.tally.failed += count(rest, " failed");
+            let ignored = count(rest, " ignored");
+            if ignored > 0 {
+                // Doc examples marked `ignore` end up here too: nothing is left out in silence.
+                self.tally
+                    .skip(format!("{}: {ignored} ignored test(s)", self.binary));
+            }
+        } else if let Some(name) = trimmed
+            .strip_prefix("test ")
+            .and_then(|rest| rest.strip_suffix(" ... FAILED"))
+        {
+            self.tally.failures.push(format!("{}: {name}", self.binary));
+        } else if let Some(at) = trimmed.find("SKIPPED: ") {
+            // The harness may already have written `test name ... ` on this line.
+            self.tally.skip(&trimmed[at + "SKIPPED: ".len()..]);
+        }
+    }
+
+    /// The sum. A run that failed without a failed test did not build, crashed or hung: that counts as one.
+    pub fn finish(mut self, suite: &str, end: crate::process::End) -> Tally {
+        self.tally.passed = self.tally.passed.saturating_sub(self.explicit_skips());
+        if !end.success() && self.tally.failed == 0 {
+            self.tally
+                .fail(format!("{suite}: {end}, last in {}", self.place()));
+        } else if end.success() && self.tally.passed == 0 && self.tally.skipped.is_empty() {
+            self.tally
+                .fail(format!("{suite}: succeeded without running a single test"));
+        }
+        self.tally
+    }
+
+    fn explicit_skips(&self) -> u64 {
+        let explicit = self
+            .tally
+            .skipped
+            .iter()
+            .filter(|text| !text.ends_with("ignored test(s)"));
+        explicit.count() as u64
+    }
+
+    fn place(&self) -> &str {
+        if self.binary.is_empty() {
+            "the build"
+        } else {
+            &self.binary
+        }
+    }
+}
+
+/// The number before `word` in `ok. 12 passed; 0 failed; …`.
+fn count(text: &str, word: &str) -> u64 {
+    let Some(at) = text.find(word) else { return 0 };
+    let before = &text[..at];
+    let digits = before
+        .rfind(|c: char| !c.is_ascii_digit())
+        .map_or(0, |i| i + 1);
+    before[digits..].parse().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::End;
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::ExitStatus;
+    use std::time::Duration;
+
+    fn exit(code: i32) -> End {
+        End::Exited(ExitStatus::from_raw(code << 8))
+    }
+
+    fn parse(text: &str, end: End) -> Tally {
+        let mut reader = CargoTest::default();
+        text.lines().for_each(|line| reader.line(line));
+        reader.finish("unit tests", end)
+    }
+
+    #[test]
+    fn sums_over_binaries_and_names_failures() {
+        let text = "     Running unittests src/lib.rs (target/debug/deps/nacre_bdev-1)\n\
+            test queue::tests::a ... ok\n\
+            test queue::tests::b ... FAILED\n\
+            test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.0s\n\
+               Doc-tests nacre_bdev\n\
+            test result: ok. 12 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.0s\n";
+        let tally = parse(text, exit(101));
+        assert_eq!(tally.to_string(), "13 passed, 1 failed");
+        assert_eq!(tally.failures, ["unittests src/lib.rs: queue::tests::b"]);
+    }
+
+    #[test]
+    fn a_run_that_does_not_build_is_a_failure() {
+        let tally = parse("error: could not compile `nacre-bdev`\n", exit(101));
+        assert_eq!(tally.to_string(), "0 passed, 1 failed");
+    }
+
+    #[test]
+    fn a_run_of_nothing_is_a_failure() {
+        assert_eq!(parse("", exit(0)).failed, 1);
+    }
+
+    #[test]
+    fn a_run_past_its_limit_is_a_failure_that_names_the_place() {
+        let text = "     Running tests/hang.rs (target/debug/deps/hang-1)\n";
+        let tally = parse(text, End::TimedOut(Duration::from_secs(9)));
+        assert_eq!(
+            tally.failures,
+            ["unit tests: killed after its limit of 9 s, last in tests/hang.rs"]
+        );
+    }
+
+    #[test]
+    fn skipped_and_ignored_tests_are_listed_and_not_counted_as_passed() {
+        let text = "     Running tests/e2e.rs (target/debug/deps/e2e-1)\n\
+            test needs_ipv6 ... SKIPPED: needs_ipv6: no ::1 here\n\
+            ok\n\
+            test result: ok. 4 passed; 0 failed; 2 ignored; 0 measured; 0 filtered out; finished in 0.0s\n";
+        let tally = parse(text, exit(0));
+        assert_eq!(tally.to_string(), "3 passed, 0 failed");
+        assert_eq!(
+            tally.skipped,
+            ["needs_ipv6: no ::1 here", "tests/e2e.rs: 2 ignored test(s)"]
+        );
+    }
+}

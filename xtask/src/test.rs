@@ -1,0 +1,241 @@
+//! `cargo xtask test` and `ci`: every suite, one sum.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use clap::Args;
+
+use crate::process::{self, End};
+use crate::setup;
+use crate::tally::{CargoTest, Tally};
+use crate::{tidy, vm};
+
+const FORMAT_LIMIT: Duration = Duration::from_secs(120);
+const LINT_LIMIT: Duration = Duration::from_secs(1500);
+const UNIT_LIMIT: Duration = Duration::from_secs(1500);
+const MODEL_LIMIT: Duration = Duration::from_secs(900);
+
+#[derive(Args)]
+pub struct Options {
+    /// Only the tests inside the virtual machine.
+    #[arg(long, conflicts_with = "no_vm")]
+    vm_only: bool,
+    /// Everything but the virtual machine.
+    #[arg(long)]
+    no_vm: bool,
+    /// Only tests whose name contains this; leaves out format and lints.
+    #[arg(long)]
+    filter: Option<String>,
+    /// The `nacre` for the virtual machine, in place of building one.
+    #[arg(long)]
+    nacre: Option<PathBuf>,
+}
+
+pub fn run(root: &Path, options: &Options) -> Result<ExitCode> {
+    let tally = suites(root, options, false);
+    tally.print_details();
+    println!("{tally}");
+    Ok(tally.exit_code())
+}
+
+/// Everything, nothing left out; the last line is the count.
+pub fn ci(root: &Path) -> Result<ExitCode> {
+    let options = Options {
+        vm_only: false,
+        no_vm: false,
+        filter: None,
+        nacre: None,
+    };
+    let start = Instant::now();
+    let tally = suites(root, &options, true);
+    tally.print_details();
+    println!("all suites took {:.0} s", start.elapsed().as_secs_f64());
+    println!("{tally}");
+    Ok(tally.exit_code())
+}
+
+/// A suite that cannot be run is a failure of its own, and the others still run. `strict` also refuses to pass
+/// without the virtual machine.
+fn suites(root: &Path, options: &Options, strict: bool) -> Tally {
+    let mut total = Tally::default();
+    let mut suite = |name: &str, run: &mut dyn FnMut() -> Result<Tally>| {
+        println!("\n== {name}");
+        let start = Instant::now();
+        match run() {
+            Ok(tally) => {
+                println!(
+                    "== {name}: {tally} ({:.0} s)",
+                    start.elapsed().as_secs_f64()
+                );
+                total.add(tally);
+            }
+            Err(error) => {
+                println!("== {name}: {error:#}");
+                total.fail(format!("{name}: {error:#}"));
+            }
+        }
+    };
+    let filter = options.filter.as_deref();
+    if !options.vm_only {
+        if filter.is_none() {
+            suite("format", &mut || format(root));
+            suite("tidy", &mut || tidy::run(root));
+            suite("lints", &mut || lints(root));
+        }
+        suite("tests", &mut || unit_tests(root, filter));
+        suite("models", &mut || models(root, filter));
+    }
+    if !options.no_vm {
+        let selection = vm::Selection {
+            filter: filter.map(str::to_owned).into_iter().collect(),
+            target: vm::Target::Nacre,
+            nacre: options.nacre.clone(),
+        };
+        if vm::matches(root, &selection.filter) {
+            suite("virtual machine", &mut || {
+                virtual_machine(root, &selection, strict)
+            });
+        }
+    }
+    total
+}
+
+fn format(root: &Path) -> Result<Tally> {
+    component(root, "rustfmt", &["fmt", "--version"], |tally| {
+        let mut command = setup::cargo();
+        command
+            .current_dir(root)
+            .args(["fmt", "--all", "--", "--check"]);
+        let end = process::stream(&mut command, FORMAT_LIMIT, |_| {})?;
+        tally.check("format: `cargo fmt` would change something", end.success());
+        Ok(())
+    })
+}
+
+fn lints(root: &Path) -> Result<Tally> {
+    component(root, "clippy", &["clippy", "--version"], |tally| {
+        let mut command = setup::cargo();
+        command.current_dir(root);
+        command.args([
+            "clippy",
+            "--workspace",
+            "--all-targets",
+            "--locked",
+            "--",
+            "-D",
+            "warnings",
+        ]);
+        let end = process::stream(&mut command, LINT_LIMIT, |_| {})?;
+        tally.check("lints: clippy has something to say", end.success());
+        Ok(())
+    })
+}
+
+/// Runs `check` if the toolchain has the component, or can get it; otherwise says that it was left out.
+fn component(
+    root: &Path,
+    name: &str,
+    probe: &[&str],
+    check: impl FnOnce(&mut Tally) -> Result<()>,
+) -> Result<Tally> {
+    let mut tally = Tally::default();
+    let there = || {
+        let mut command = setup::cargo();
+        process::capture(
+            command.current_dir(root).args(probe),
+            Duration::from_secs(60),
+        )
+        .is_ok()
+    };
+    if !there() {
+        println!("this toolchain lacks {name}: adding it");
+        let mut rustup = Command::new("rustup");
+        rustup.current_dir(root).args(["component", "add", name]);
+        if let Err(error) = process::capture(&mut rustup, Duration::from_secs(300)) {
+            println!("{error:#}");
+        }
+    }
+    if there() {
+        check(&mut tally)?;
+    } else {
+        tally.skip(format!(
+            "{name}: the toolchain does not have it and rustup cannot add it"
+        ));
+    }
+    Ok(tally)
+}
+
+/// Unit, integration, property and golden tests, replayed fuzz corpora, and the examples in the documentation.
+fn unit_tests(root: &Path, filter: Option<&str>) -> Result<Tally> {
+    let mut command = setup::cargo();
+    command
+        .current_dir(root)
+        .args(["test", "--workspace", "--locked", "--no-fail-fast"])
+        .args(filter);
+    let mut reader = CargoTest::default();
+    let end = process::stream(&mut command, UNIT_LIMIT, |line| reader.line(line))?;
+    Ok(finish(reader, "tests", end, filter))
+}
+
+/// Exhaustive interleavings of what crosses cores: the packages that have such tests are built with `--cfg loom`.
+fn models(root: &Path, filter: Option<&str>) -> Result<Tally> {
+    let mut tally = Tally::default();
+    for package in tidy::packages_with_models(root)? {
+        let mut flags = std::env::var("RUSTFLAGS").unwrap_or_default();
+        flags.push_str(" --cfg loom");
+        let mut command = setup::cargo();
+        command
+            .current_dir(root)
+            .env("RUSTFLAGS", flags.trim())
+            // Flags of its own rebuild everything: away from the other builds, so that they stay built.
+            .env("CARGO_TARGET_DIR", crate::target_dir(root).join("loom"))
+            .args([
+                "test",
+                "--locked",
+                "--no-fail-fast",
+                "--package",
+                &package,
+                "--lib",
+                "--tests",
+            ])
+            .args(filter.or(Some("loom")));
+        println!("models of {package}");
+        let mut reader = CargoTest::default();
+        let end = process::stream(&mut command, MODEL_LIMIT, |line| reader.line(line))?;
+        tally.add(finish(reader, &format!("models of {package}"), end, filter));
+    }
+    Ok(tally)
+}
+
+fn finish(reader: CargoTest, suite: &str, end: End, filter: Option<&str>) -> Tally {
+    let mut tally = reader.finish(suite, end);
+    if filter.is_some() && end.success() && tally.passed == 0 {
+        // With a filter it is normal that a suite has nothing to run.
+        tally = Tally::default();
+    }
+    tally
+}
+
+fn virtual_machine(root: &Path, selection: &vm::Selection, strict: bool) -> Result<Tally> {
+    if !cfg!(target_arch = "x86_64") {
+        let why =
+            "virtual machine: the tests boot an x86-64 kernel, and this is another architecture";
+        let mut tally = Tally::default();
+        if strict {
+            tally.fail(why)
+        } else {
+            tally.skip(why)
+        }
+        return Ok(tally);
+    }
+    let mut tally = vm::run_suite(root, selection)?;
+    if strict && !tally.skipped.is_empty() {
+        let skipped = std::mem::take(&mut tally.skipped);
+        skipped
+            .into_iter()
+            .for_each(|what| tally.fail(format!("{what} (must not be skipped here)")));
+    }
+    Ok(tally)
+}

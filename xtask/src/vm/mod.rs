@@ -1,0 +1,253 @@
+//! The virtual machine: a stock Debian kernel under QEMU, started by virtme-ng, with this machine's root as its
+//! own (copy-on-write), so that binaries built outside run inside.
+//!
+//! ```text
+//! host    vng --run vmlinuz … --rwdir OUT --exec 'tests/vm/guest.sh OUT'
+//!            │                        │  watches OUT, kills the group when it goes quiet
+//! guest      └─ guest.sh ── cases/*.sh ── OUT/results, OUT/logs/*
+//! ```
+//!
+//! OUT is the only folder that the guest writes through to the host. One boot runs many tests. Without hardware
+//! virtualisation the machine is emulated: slower, and as correct.
+
+mod kernel;
+mod suite;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::Subcommand;
+
+use crate::process::{End, Group};
+use crate::{process, setup};
+
+pub use suite::{Selection, Target, matches, run as run_suite};
+
+#[derive(Subcommand)]
+pub enum What {
+    /// A shell inside the virtual machine.
+    Shell,
+    /// Run one command inside the virtual machine and show what it says.
+    Run {
+        /// Killed after so many seconds.
+        #[arg(long, default_value_t = 600)]
+        limit: u64,
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        command: Vec<String>,
+    },
+    /// Run the tests of the virtual machine.
+    Test {
+        /// Only the tests whose name contains one of these, separated by commas.
+        #[arg(long, value_delimiter = ',')]
+        filter: Vec<String>,
+        /// What serves the namespaces: Nacre, or the kernel's own target, which proves the tests themselves.
+        #[arg(long, value_enum, default_value_t = Target::Nacre)]
+        target: Target,
+        /// The `nacre` to use instead of building one.
+        #[arg(long)]
+        nacre: Option<PathBuf>,
+    },
+    /// Fetch the newest Debian kernel, even if the cache has one.
+    Update,
+}
+
+pub fn run(root: &Path, what: &What) -> Result<ExitCode> {
+    match what {
+        What::Shell => shell(root),
+        What::Run { limit, command } => {
+            let vm = Vm::prepare()?;
+            let out = scratch(root, "run")?;
+            let log = out.join("output");
+            let line = format!(
+                "( {} ) > {} 2>&1; echo $? > {}",
+                command.join(" "),
+                quoted(&log),
+                quoted(&out.join("status"))
+            );
+            let end = vm.boot(root, &line, &out, Duration::from_secs(*limit))?;
+            print!("{}", std::fs::read_to_string(&log).unwrap_or_default());
+            let status = std::fs::read_to_string(out.join("status")).unwrap_or_default();
+            match status.trim().parse::<u8>() {
+                Ok(code) => Ok(ExitCode::from(code)),
+                Err(_) => bail!(
+                    "the virtual machine stopped before the command did ({end}); see {}",
+                    out.display()
+                ),
+            }
+        }
+        What::Test {
+            filter,
+            target,
+            nacre,
+        } => {
+            let selection = Selection {
+                filter: filter.clone(),
+                target: *target,
+                nacre: nacre.clone(),
+            };
+            let tally = run_suite(root, &selection)?;
+            tally.print_details();
+            println!("{tally}");
+            Ok(tally.exit_code())
+        }
+        What::Update => {
+            let kernel = kernel::fetch(&cache_dir()?.join("kernels"))?;
+            println!("Linux {} is ready", kernel.version);
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+fn shell(root: &Path) -> Result<ExitCode> {
+    let vm = Vm::prepare()?;
+    let out = scratch(root, "shell")?;
+    println!(
+        "Linux {}; leave with `exit`, or kill it with Ctrl-A X; {} is shared",
+        vm.kernel.version,
+        out.display()
+    );
+    // In this process group, so that the terminal is its own.
+    let status = vm.command(root, &out).status().context("starting vng")?;
+    Ok(if status.success() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// A machine that is ready to boot.
+pub struct Vm {
+    kernel: kernel::Kernel,
+    virtme: PathBuf,
+    accelerated: bool,
+}
+
+impl Vm {
+    /// Installs and fetches what is missing.
+    pub fn prepare() -> Result<Vm> {
+        setup::ensure(setup::VM)?;
+        let cache = cache_dir()?;
+        setup::create_dir(&cache)?;
+        let virtme = setup::ensure_virtme(&cache)?;
+        let kernel = kernel::ensure(&cache)?;
+        Ok(Vm {
+            kernel,
+            virtme,
+            accelerated: accelerated(),
+        })
+    }
+
+    pub fn describe(&self) -> String {
+        let how = if self.accelerated {
+            "KVM"
+        } else {
+            "emulated, without KVM"
+        };
+        format!("Linux {} on two CPUs ({how})", self.kernel.version)
+    }
+
+    /// `vng` with everything but the command to run.
+    fn command(&self, root: &Path, out: &Path) -> Command {
+        let mut search = std::ffi::OsString::from(&self.virtme);
+        search.push(":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
+        let mut command = Command::new(self.virtme.join("vng"));
+        command.env("PATH", search).current_dir(root);
+        command.arg("--run").arg(&self.kernel.image);
+        if !self.accelerated {
+            command.arg("--disable-kvm");
+        }
+        // 9p needs no daemon of its own; the micro machine lacks what the stock kernel wants to see.
+        command.args([
+            "--force-9p",
+            "--disable-microvm",
+            "--cpus",
+            "2",
+            "--memory",
+            "4G",
+            "--user",
+            "root",
+        ]);
+        command.arg(format!("--rwdir={}", out.display()));
+        command
+    }
+
+    /// Boots, runs `line` in a shell, and waits for the end. What the machine says goes to `OUT/console`.
+    pub fn boot(&self, root: &Path, line: &str, out: &Path, limit: Duration) -> Result<End> {
+        let mut group = self.start(root, line, out)?;
+        group.wait(limit)
+    }
+
+    /// Boots and returns at once.
+    pub fn start(&self, root: &Path, line: &str, out: &Path) -> Result<Group> {
+        let console = process::log_file(&out.join("console"))?;
+        let errors = console.try_clone().context("sharing the console's log")?;
+        let mut command = self.command(root, out);
+        command
+            .arg("--exec")
+            .arg(line)
+            .stdin(Stdio::null())
+            .stdout(console)
+            .stderr(errors);
+        Group::spawn(&mut command)
+    }
+}
+
+/// Whether hardware virtualisation is there to be used. Some machines have the device without the extension
+/// (their hypervisor fakes it, and a stock kernel does not boot on that), so the CPU has to say so as well.
+fn accelerated() -> bool {
+    match std::env::var("NACRE_VM_KVM").as_deref() {
+        Ok("1") => return true,
+        Ok("0") => return false,
+        _ => {}
+    }
+    let device = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/kvm")
+        .is_ok();
+    let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    device
+        && cpu
+            .split_whitespace()
+            .any(|flag| flag == "vmx" || flag == "svm")
+}
+
+/// Kernels and tools that outlive a clone.
+fn cache_dir() -> Result<PathBuf> {
+    if let Some(dir) = std::env::var_os("NACRE_VM_CACHE") {
+        return Ok(dir.into());
+    }
+    if let Some(dir) = std::env::var_os("XDG_CACHE_HOME").filter(|dir| !dir.is_empty()) {
+        return Ok(Path::new(&dir).join("nacre-vm"));
+    }
+    let home = std::env::var_os("HOME")
+        .context("neither NACRE_VM_CACHE nor HOME says where to keep the kernel")?;
+    Ok(Path::new(&home).join(".cache/nacre-vm"))
+}
+
+/// A fresh folder for what one boot writes. Old ones of the same name go.
+fn scratch(root: &Path, name: &str) -> Result<PathBuf> {
+    let dir = crate::target_dir(root)
+        .join("vm")
+        .join(format!("{name}-{}", std::process::id()));
+    if let Err(error) = std::fs::remove_dir_all(&dir)
+        && error.kind() != std::io::ErrorKind::NotFound
+    {
+        return Err(error).with_context(|| format!("emptying {}", dir.display()));
+    }
+    setup::create_dir(&dir)?;
+    dir.canonicalize()
+        .with_context(|| format!("resolving {}", dir.display()))
+}
+
+/// A path as one word of a shell command.
+fn quoted(path: &Path) -> String {
+    format!("'{}'", path.display().to_string().replace('\'', r"'\''"))
+}
+
+/// Time since `start`, for people.
+fn seconds(start: Instant) -> String {
+    format!("{:.0} s", start.elapsed().as_secs_f64())
+}

@@ -1,0 +1,397 @@
+//! The tests inside the virtual machine, seen from outside.
+//!
+//! The guest appends one line per event to `OUT/results`, and the host reads them as they come:
+//!
+//! ```text
+//! begin <name> <limit in seconds>
+//! end <name> pass|fail|skip <seconds>
+//! dirty <name>            the guest could not be brought back to a clean state: boot again for the rest
+//! done                    nothing is left to run
+//! ```
+//!
+//! The guest enforces each test's limit itself. When it cannot (a process stuck in the kernel, a crash), the host
+//! notices the silence, kills the machine, blames the test that had begun, and boots again for those that are left.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
+
+use super::{Vm, quoted, scratch, seconds};
+use crate::setup;
+use crate::tally::Tally;
+
+/// From the start of QEMU to the first event. Emulated and on a busy machine a boot takes up to half a minute.
+const BOOT_LIMIT: Duration = Duration::from_secs(240);
+/// What a test may overrun its own limit before the host stops waiting for the guest to end it.
+const GRACE: Duration = Duration::from_secs(90);
+const BUILD_LIMIT: Duration = Duration::from_secs(1500);
+/// How much of a failed test's log is shown.
+const TAIL_LINES: usize = 40;
+
+/// What serves the namespaces in the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Target {
+    Nacre,
+    /// The kernel's `nvmet-tcp`.
+    Nvmet,
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Target::Nacre => "nacre",
+            Target::Nvmet => "nvmet",
+        })
+    }
+}
+
+/// Which tests, against what.
+pub struct Selection {
+    pub filter: Vec<String>,
+    pub target: Target,
+    pub nacre: Option<PathBuf>,
+}
+
+pub fn run(root: &Path, selection: &Selection) -> Result<Tally> {
+    let cases = cases(root, &selection.filter)?;
+    if cases.is_empty() {
+        bail!(
+            "no test of the virtual machine matches {:?}",
+            selection.filter
+        );
+    }
+    let nacre = nacre(root, selection)?;
+    let vm = Vm::prepare()?;
+    println!("virtual machine: {}; {} tests", vm.describe(), cases.len());
+
+    let mut tally = Tally::default();
+    let mut left = VecDeque::from(cases);
+    let mut boots = 0;
+    while !left.is_empty() {
+        boots += 1;
+        let before = left.len();
+        let out = scratch(root, &format!("test-{boots}"))?;
+        boot(root, &vm, selection, &nacre, &out, &mut left, &mut tally)?;
+        if left.len() == before {
+            // A machine that boots and runs nothing does so again: the rest has failed.
+            for name in left.drain(..) {
+                tally.fail(format!(
+                    "vm {name}: the guest ran nothing, see {}",
+                    out.display()
+                ));
+            }
+        }
+    }
+    Ok(tally)
+}
+
+/// Whether a filter leaves anything to run, so that no machine is built for nothing.
+pub fn matches(root: &Path, filter: &[String]) -> bool {
+    // A folder that cannot be read is reported by the suite itself.
+    cases(root, filter).map_or(true, |cases| !cases.is_empty())
+}
+
+/// One boot: takes the tests that have ended off `left`, whatever way they ended.
+fn boot(
+    root: &Path,
+    vm: &Vm,
+    selection: &Selection,
+    nacre: &Path,
+    out: &Path,
+    left: &mut VecDeque<String>,
+    tally: &mut Tally,
+) -> Result<()> {
+    let names: Vec<&str> = left.iter().map(String::as_str).collect();
+    std::fs::write(out.join("cases"), names.join("\n") + "\n")
+        .context("writing the list of tests")?;
+    let line = format!(
+        "TARGET={} NACRE={} bash {} {}",
+        selection.target,
+        quoted(nacre),
+        quoted(&root.join("tests/vm/guest.sh")),
+        quoted(out),
+    );
+    let start = Instant::now();
+    let mut group = vm.start(root, &line, out)?;
+    let mut events = Events::new(out.join("results"));
+    let mut watch = Watch {
+        begun: None,
+        deadline: start + BOOT_LIMIT,
+    };
+    let mut booted = false;
+    loop {
+        // The order matters: what a guest wrote before it stopped is read after it was seen to stop.
+        let stopped = group.try_wait()?.is_some();
+        for event in events.read()? {
+            if !std::mem::replace(&mut booted, true) {
+                println!("virtual machine: up after {}", seconds(start));
+            }
+            watch.apply(&event);
+            if let Event::End {
+                name,
+                verdict,
+                took,
+            } = event
+            {
+                report(out, &name, verdict, took, tally);
+                left.retain(|case| *case != name);
+            }
+        }
+        if stopped {
+            break;
+        }
+        if Instant::now() >= watch.deadline {
+            group.kill();
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(250));
+    }
+    if let Some(name) = watch.begun.take() {
+        println!("vm {name} ... FAILED (the guest hung or died)");
+        show_tail("log", &out.join("logs").join(format!("{name}.log")));
+        show_tail("kernel log", &out.join("dmesg"));
+        show_tail("console", &out.join("console"));
+        tally.fail(format!("vm {name}: the guest hung or died"));
+        left.retain(|case| *case != name);
+    } else if !booted {
+        println!("virtual machine: no sign of life after {}", seconds(start));
+        show_tail("console", &out.join("console"));
+    }
+    Ok(())
+}
+
+fn report(out: &Path, name: &str, verdict: Verdict, took: f64, tally: &mut Tally) {
+    let log = out.join("logs").join(format!("{name}.log"));
+    match verdict {
+        Verdict::Pass => {
+            println!("vm {name} ... ok ({took:.0} s)");
+            tally.pass();
+        }
+        Verdict::Skip => {
+            let text = std::fs::read_to_string(&log).unwrap_or_default();
+            let why = text
+                .lines()
+                .rev()
+                .find_map(|line| line.strip_prefix("SKIPPED: "));
+            println!("vm {name} ... skipped");
+            tally.skip(format!("vm {name}: {}", why.unwrap_or("no reason given")));
+        }
+        Verdict::Fail => {
+            println!("vm {name} ... FAILED ({took:.0} s)");
+            show_tail("log", &log);
+            show_tail(
+                "daemon",
+                &out.join("logs").join(format!("{name}.daemon.log")),
+            );
+            show_tail(
+                "kernel log",
+                &out.join("logs").join(format!("{name}.dmesg")),
+            );
+            tally.fail(format!("vm {name}: see {}", log.display()));
+        }
+    }
+}
+
+fn show_tail(what: &str, path: &Path) {
+    let Ok(bytes) = std::fs::read(path) else {
+        return;
+    };
+    let text = String::from_utf8_lossy(&bytes);
+    let lines: Vec<&str> = text.lines().collect();
+    if lines.is_empty() {
+        return;
+    }
+    println!("  --- {what}: {}", path.display());
+    for line in &lines[lines.len().saturating_sub(TAIL_LINES)..] {
+        println!("  | {line}");
+    }
+}
+
+/// The names of the test scripts, in order.
+fn cases(root: &Path, filter: &[String]) -> Result<Vec<String>> {
+    let dir = root.join("tests/vm/cases");
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(&dir).with_context(|| format!("reading {}", dir.display()))? {
+        let file = entry?.file_name().to_string_lossy().into_owned();
+        if let Some(name) = file.strip_suffix(".sh")
+            && (filter.is_empty() || filter.iter().any(|part| name.contains(part.as_str())))
+        {
+            names.push(name.to_owned());
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// The daemon to test: the one given, or an optimised build (an unoptimised one crawls when emulated).
+fn nacre(root: &Path, selection: &Selection) -> Result<PathBuf> {
+    if let Some(path) = &selection.nacre {
+        return path
+            .canonicalize()
+            .with_context(|| format!("finding {}", path.display()));
+    }
+    if selection.target == Target::Nvmet {
+        return Ok("/nonexistent".into());
+    }
+    setup::cargo_build(
+        root,
+        &["--release", "--locked", "--package", "nacre-engine"],
+        BUILD_LIMIT,
+    )?;
+    let path = crate::target_dir(root).join("release/nacre");
+    path.canonicalize()
+        .with_context(|| format!("finding {}", path.display()))
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    Pass,
+    Fail,
+    Skip,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Event {
+    Begin {
+        name: String,
+        limit: Duration,
+    },
+    End {
+        name: String,
+        verdict: Verdict,
+        took: f64,
+    },
+    Dirty,
+    Done,
+}
+
+fn parse(line: &str) -> Result<Event> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let event = match *words.as_slice() {
+        ["begin", name, limit] => Event::Begin {
+            name: name.to_owned(),
+            limit: Duration::from_secs(limit.parse()?),
+        },
+        ["end", name, verdict, took] => Event::End {
+            name: name.to_owned(),
+            verdict: match verdict {
+                "pass" => Verdict::Pass,
+                "skip" => Verdict::Skip,
+                "fail" => Verdict::Fail,
+                other => bail!("a verdict that is none: {other}"),
+            },
+            took: took.parse()?,
+        },
+        ["dirty", _] => Event::Dirty,
+        ["done"] => Event::Done,
+        _ => bail!("no event: {line:?}"),
+    };
+    Ok(event)
+}
+
+/// What the guest is doing, and until when it may.
+struct Watch {
+    begun: Option<String>,
+    deadline: Instant,
+}
+
+impl Watch {
+    fn apply(&mut self, event: &Event) {
+        match event {
+            Event::Begin { name, limit } => {
+                self.begun = Some(name.clone());
+                self.deadline = Instant::now() + *limit + GRACE;
+            }
+            Event::End { .. } => {
+                self.begun = None;
+                self.deadline = Instant::now() + GRACE;
+            }
+            // It is about to stop by itself.
+            Event::Dirty | Event::Done => self.deadline = Instant::now() + GRACE,
+        }
+    }
+}
+
+/// A file that grows, read by whole lines.
+struct Events {
+    path: PathBuf,
+    seen: usize,
+}
+
+impl Events {
+    fn new(path: PathBuf) -> Events {
+        Events { path, seen: 0 }
+    }
+
+    fn read(&mut self) -> Result<Vec<Event>> {
+        let bytes = match std::fs::read(&self.path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => {
+                return Err(error).with_context(|| format!("reading {}", self.path.display()));
+            }
+        };
+        let fresh = bytes.get(self.seen..).unwrap_or_default();
+        let whole = fresh
+            .iter()
+            .rposition(|&byte| byte == b'\n')
+            .map_or(0, |at| at + 1);
+        self.seen += whole;
+        String::from_utf8_lossy(&fresh[..whole])
+            .lines()
+            .map(parse)
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_are_read_by_whole_lines_and_once() {
+        let dir = std::env::temp_dir().join(format!("nacre-xtask-events-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let path = dir.join("results");
+        let mut events = Events::new(path.clone());
+        assert!(events.read().unwrap().is_empty());
+        std::fs::write(&path, "begin connect 60\nend conn").unwrap();
+        let begun = Event::Begin {
+            name: "connect".into(),
+            limit: Duration::from_secs(60),
+        };
+        assert_eq!(events.read().unwrap(), [begun]);
+        std::fs::write(&path, "begin connect 60\nend connect pass 2.5\n").unwrap();
+        let ended = Event::End {
+            name: "connect".into(),
+            verdict: Verdict::Pass,
+            took: 2.5,
+        };
+        assert_eq!(events.read().unwrap(), [ended]);
+        assert!(events.read().unwrap().is_empty());
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn a_line_that_is_no_event_is_refused() {
+        for line in ["", "begin x", "end x maybe 1", "end x pass long", "hello"] {
+            assert!(parse(line).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_test_that_has_begun_is_blamed_until_it_ends() {
+        let mut watch = Watch {
+            begun: None,
+            deadline: Instant::now(),
+        };
+        watch.apply(&parse("begin fio 30").unwrap());
+        assert_eq!(watch.begun.as_deref(), Some("fio"));
+        watch.apply(&parse("end fio fail 3").unwrap());
+        assert_eq!(watch.begun, None);
+    }
+}
