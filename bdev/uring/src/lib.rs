@@ -1,1 +1,138 @@
-//! Placeholder.
+//! A file or a block device as a bdev, through io_uring on the reactor's own core.
+//!
+//! ```text
+//!   device.rs   UringBdev: identity, geometry, limits; rescan          control plane
+//!   probe.rs    opening: O_DIRECT and its alignment, locks, sysfs      control plane
+//!   channel.rs  Channel: one core's queue; decides what comes next     data path
+//!   ring.rs     Ring: io_uring and the buffers the kernel works on     data path, all `unsafe`
+//!   setup.rs    the ring's flags, by kernel                            control plane
+//! ```
+//!
+//! - **Direct where possible.** O_DIRECT is used when the file takes it at the block size asked
+//!   for; otherwise I/O goes through the page cache and `bdev_get_bdevs` says why. The two are
+//!   never mixed on one file: a page written back late would undo a direct write beside it. A
+//!   buffer that is not aligned for direct I/O is copied through one that is.
+//! - **FLUSH and FUA reach the media**: `fdatasync` (`fsync` on a block device) and `RWF_DSYNC`.
+//!   When the page cache fails to write back, the kernel forgets the data and reports it once;
+//!   this module keeps failing FLUSH and FUA until [`UringBdev::rescan`].
+//! - **The write cache is reported as it is**: present for files and for buffered I/O, and for a
+//!   block device what `queue/write_cache` says.
+//! - **One user at a time**: files are locked (`flock`), block devices opened `O_EXCL`.
+//!
+//! What it is not: it does not emulate (compare, copy and the like are the layer's), and it does
+//! not watch the file: a size change is noticed by [`UringBdev::rescan`] or when an I/O meets it.
+
+#![deny(unsafe_code)]
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+mod channel;
+mod device;
+mod error;
+mod probe;
+mod ring;
+mod setup;
+
+#[cfg(test)]
+mod tests;
+
+pub use device::{Rescan, UringBdev};
+pub use error::CreateError;
+
+/// What to open, and how.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    pub name: String,
+    /// A regular file or a block device.
+    pub filename: PathBuf,
+    /// Bytes per logical block. By default the alignment that direct I/O asks for, at least 512.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub block_size: Option<u32>,
+    #[serde(default)]
+    pub readonly: bool,
+    /// Creates the file with this many bytes if it is not there (or empty); an existing file keeps
+    /// its size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<u64>,
+    /// Reserves the space of a file that `size` creates.
+    #[serde(default)]
+    pub preallocate: bool,
+    /// Whether unmap and write zeroes are offered (where the file can). By default yes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fallocate: Option<bool>,
+    /// `true` insists on O_DIRECT, `false` does without; by default whatever works.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub direct: Option<bool>,
+    /// By default derived from the file's path and inode, or the device's serial number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uuid: Option<Uuid>,
+    #[serde(default)]
+    pub product: Product,
+    #[serde(default)]
+    pub ring: RingOptions,
+}
+
+impl Config {
+    pub fn new(name: impl Into<String>, filename: impl Into<PathBuf>) -> Config {
+        Config {
+            name: name.into(),
+            filename: filename.into(),
+            block_size: None,
+            readonly: false,
+            size: None,
+            preallocate: false,
+            fallocate: None,
+            direct: None,
+            uuid: None,
+            product: Product::default(),
+            ring: RingOptions::default(),
+        }
+    }
+}
+
+/// Which of SPDK's two modules the device is shown as; both are this one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Product {
+    Aio,
+    #[default]
+    Uring,
+}
+
+/// Settings of each core's ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RingOptions {
+    /// I/Os in flight per core, 1 to [`RingOptions::MAX_DEPTH`].
+    pub depth: u32,
+    /// Registers the core's buffer pool with the kernel where the locked-memory limit lets it.
+    pub registered_buffers: bool,
+    /// Lets completions wait for the reactor to ask for them, where the kernel can.
+    pub defer_taskrun: bool,
+}
+
+impl RingOptions {
+    /// io_uring takes at most 32768 entries, and a slot needs two.
+    pub const MAX_DEPTH: u32 = 16384;
+}
+
+impl Default for RingOptions {
+    fn default() -> RingOptions {
+        RingOptions {
+            depth: 512,
+            registered_buffers: true,
+            defer_taskrun: true,
+        }
+    }
+}
+
+/// Opens the file or block device. Blocks for a moment (at most about a second, when somebody
+/// holds the lock), so call it from the control plane.
+pub fn create(config: Config) -> Result<Arc<UringBdev>, CreateError> {
+    UringBdev::create(config).map(Arc::new)
+}

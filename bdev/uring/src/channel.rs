@@ -1,0 +1,500 @@
+//! One core's queue: checks an I/O, turns it into commands for the ring, and decides at each
+//! completion what comes next.
+//!
+//! ```text
+//!            submit                 start                 result
+//!   Io ──▶ admit ──ok──▶ stage ──▶ Transfer ──short──▶ Transfer …
+//!            │             │          │ all                 └─ end of file ──▶ OutOfRange
+//!            │ refused     │ no       ▼
+//!            ▼             ▼ buffer  done
+//!         finished       waiting    Range ──FUA──▶ Sync ──▶ done
+//! ```
+//!
+//! Whatever was taken is in a slot of the ring until its completion is pushed: in the kernel,
+//! `waiting` for a buffer, or `finished`.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use nacre_bdev::{Busy, Completion, Done, Extents, Flags, Io, Op, Queue, Status, Token};
+use nacre_hugepages::Pool;
+use nacre_reactor::{Idle, Nanos};
+
+use crate::device::UringBdev;
+use crate::ring::{Command, Facts, Key, REAP_BATCH, Ring, Staged};
+
+/// How often in a row the kernel may say "try again" before the host is told to.
+const MAX_TRIES: u8 = 100;
+
+pub(crate) struct Channel {
+    device: Arc<UringBdev>,
+    ring: Ring<Task>,
+    /// Ended without the kernel.
+    finished: VecDeque<(Key, Status)>,
+    /// Not aligned for direct I/O, and no buffer to copy through yet. In order of arrival.
+    waiting: VecDeque<Key>,
+}
+
+#[derive(Debug)]
+struct Task {
+    token: Token,
+    op: Op,
+    flags: Flags,
+    /// In bytes.
+    offset: u64,
+    length: u64,
+    done: u64,
+    step: Step,
+    tries: u8,
+    aborting: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    /// Read or write what is left.
+    Transfer,
+    /// Deallocate or zero.
+    Range(Range),
+    /// Flush; also the end of a ranged operation with FUA.
+    Sync,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Range {
+    Discard,
+    Punch,
+    Zero,
+}
+
+/// What a completed command leads to.
+enum Next {
+    Done(Status),
+    /// The task's step (again).
+    Start,
+}
+
+impl Channel {
+    pub fn open(device: Arc<UringBdev>, pool: &Pool) -> Result<Channel, (String, io::Error)> {
+        let config = device.config();
+        let depth = config.ring.depth as usize;
+        let file = Arc::clone(&device.file);
+        let ring = Ring::open(
+            &config.name,
+            file,
+            device.block.is_some(),
+            pool,
+            &config.ring,
+        )?;
+        Ok(Channel {
+            device,
+            ring,
+            finished: VecDeque::with_capacity(depth),
+            waiting: VecDeque::with_capacity(depth),
+        })
+    }
+
+    pub fn facts(&self) -> &Facts {
+        self.ring.facts()
+    }
+
+    /// What can be said without the kernel.
+    fn admit(&self, task: &Task, lba: u64, blocks: u32, data: &Extents) -> Option<Status> {
+        let moves = matches!(task.op, Op::Read | Op::Write);
+        if matches!(task.op, Op::Compare | Op::CompareAndWrite | Op::Copy) {
+            return Some(Status::Unsupported);
+        }
+        if task.op.is_write() && self.device.read_only() {
+            return Some(Status::WriteProtected);
+        }
+        if task.flags.contains(Flags::FUA) && task.op.is_write() && self.device.has_lost() {
+            return Some(Status::WriteError);
+        }
+        if task.op == Op::Flush {
+            return self.device.has_lost().then_some(Status::WriteError);
+        }
+        if lba
+            .checked_add(u64::from(blocks))
+            .is_none_or(|end| end > self.device.blocks())
+        {
+            return Some(Status::OutOfRange);
+        }
+        let room: usize = data.iter().map(|b| b.len()).sum();
+        if moves && (room as u64) < task.length {
+            // The layer above broke its promise; nothing about the blocks.
+            return Some(Status::DeviceError);
+        }
+        (blocks == 0).then_some(Status::Ok)
+    }
+
+    fn first_step(&self, op: Op, flags: Flags) -> Result<Step, Status> {
+        let is_block = self.device.block.is_some();
+        let punch = self.device.punch.load(Ordering::Relaxed);
+        match op {
+            Op::Read | Op::Write => Ok(Step::Transfer),
+            Op::Flush => Ok(Step::Sync),
+            Op::Unmap if self.ring.facts().discard => Ok(Step::Range(Range::Discard)),
+            Op::Unmap if punch => Ok(Step::Range(Range::Punch)),
+            Op::WriteZeroes if flags.contains(Flags::DEALLOCATE) && punch => {
+                Ok(Step::Range(Range::Punch))
+            }
+            Op::WriteZeroes if is_block || self.device.zero_range.load(Ordering::Relaxed) => {
+                Ok(Step::Range(Range::Zero))
+            }
+            Op::WriteZeroes if punch => Ok(Step::Range(Range::Punch)),
+            _ => Err(Status::Unsupported),
+        }
+    }
+
+    /// Hands the task's step to the ring, or parks it until there is a buffer for it.
+    fn start(&mut self, key: Key) {
+        let task = self.ring.task(key);
+        let (op, length) = (task.op, task.length);
+        let (offset, done) = (task.offset, task.done);
+        let fua = task.flags.contains(Flags::FUA);
+        let command = match task.step {
+            Step::Transfer => {
+                if let Ok(direct) = &self.device.direct {
+                    let (memory, offset) = (direct.memory, direct.offset);
+                    let write = op == Op::Write;
+                    match self.ring.stage(key, length as usize, memory, offset, write) {
+                        Staged::InPlace | Staged::Bounced => {}
+                        Staged::NoBuffer => return self.waiting.push_back(key),
+                        Staged::Impossible => {
+                            return self.finished.push_back((key, Status::DeviceError));
+                        }
+                    }
+                }
+                let (skip, len) = (done as usize, (length - done) as usize);
+                match op {
+                    Op::Read => Command::Read {
+                        offset: offset + done,
+                        skip,
+                        len,
+                    },
+                    _ => Command::Write {
+                        offset: offset + done,
+                        skip,
+                        len,
+                        dsync: fua,
+                    },
+                }
+            }
+            Step::Range(Range::Discard) => Command::Discard {
+                offset,
+                len: length,
+            },
+            Step::Range(Range::Punch) => {
+                let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+                Command::Fallocate {
+                    mode,
+                    offset,
+                    len: length,
+                }
+            }
+            Step::Range(Range::Zero) => {
+                let mode = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+                Command::Fallocate {
+                    mode,
+                    offset,
+                    len: length,
+                }
+            }
+            // The size of a device is not in the file system's hands, so `fsync` is all there is.
+            Step::Sync => Command::Sync {
+                data_only: self.device.block.is_none(),
+            },
+        };
+        self.ring.start(key, command);
+    }
+
+    /// Tries those again that found no buffer, in order.
+    fn start_waiting(&mut self) {
+        for _ in 0..self.waiting.len() {
+            let Some(key) = self.waiting.pop_front() else {
+                return;
+            };
+            self.start(key);
+            if self.waiting.back() == Some(&key) {
+                // Still none: back to the front, and the rest keep their places.
+                self.waiting.rotate_right(1);
+                return;
+            }
+        }
+    }
+
+    fn advance(&mut self, key: Key, result: i32) -> Next {
+        let task = self.ring.task(key);
+        if result < 0 {
+            return failed(&self.device, task, -result);
+        }
+        match task.step {
+            Step::Transfer if result == 0 => at_end(&self.device, task),
+            Step::Transfer => {
+                task.done += result as u64;
+                task.tries = 0;
+                if task.done < task.length {
+                    return Next::Start;
+                }
+                if task.op == Op::Read {
+                    let length = task.length as usize;
+                    self.ring.unstage(key, length);
+                }
+                Next::Done(Status::Ok)
+            }
+            Step::Range(_) if task.flags.contains(Flags::FUA) => {
+                task.step = Step::Sync;
+                Next::Start
+            }
+            Step::Range(_) | Step::Sync => Next::Done(Status::Ok),
+        }
+    }
+
+    fn complete(&mut self, key: Key, status: Status, done: &mut Done) {
+        let (task, data) = self.ring.remove(key);
+        done.push(Completion {
+            token: task.token,
+            status,
+            data,
+        });
+    }
+
+    fn push_finished(&mut self, done: &mut Done) {
+        while done.has_room() {
+            let Some((key, status)) = self.finished.pop_front() else {
+                return;
+            };
+            self.complete(key, status, done);
+        }
+    }
+}
+
+impl Queue for Channel {
+    fn submit(&mut self, io: Io) -> Result<(), (Busy, Io)> {
+        if self.ring.is_full() {
+            return Err((Busy, io));
+        }
+        let shift = self.device.block_shift;
+        let mut task = Task {
+            token: io.token,
+            op: io.op,
+            flags: io.flags,
+            // A range that does not fit in 64 bits is refused before this is used.
+            offset: io.lba.wrapping_shl(shift),
+            length: u64::from(io.blocks) << shift,
+            done: 0,
+            step: Step::Transfer,
+            tries: 0,
+            aborting: false,
+        };
+        let verdict = match self.admit(&task, io.lba, io.blocks, &io.data) {
+            Some(status) => Err(status),
+            None => self.first_step(io.op, io.flags),
+        };
+        if let Ok(step) = verdict {
+            task.step = step;
+        }
+        let key = self.ring.insert(task, io.data);
+        match verdict {
+            Ok(_) => self.start(key),
+            Err(status) => self.finished.push_back((key, status)),
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self, _now: Nanos, done: &mut Done) -> usize {
+        let before = done.len();
+        if !self.waiting.is_empty() {
+            self.start_waiting();
+        }
+        self.ring.enter();
+        let mut results = [(Key::NONE, 0); REAP_BATCH];
+        while done.has_room() {
+            // Every result may be a completion, so take no more than there is room for.
+            let want = REAP_BATCH.min(done.room());
+            let found = self.ring.reap(&mut results[..want]);
+            for &(key, result) in &results[..found] {
+                match self.advance(key, result) {
+                    Next::Done(status) => self.complete(key, status, done),
+                    Next::Start => self.start(key),
+                }
+            }
+            if found < want {
+                break;
+            }
+        }
+        self.push_finished(done);
+        done.len() - before
+    }
+
+    fn abort(&mut self, token: Token) -> bool {
+        let Some(key) = self.ring.find(|t| t.token == token) else {
+            return false;
+        };
+        if self.finished.iter().any(|(k, _)| *k == key) {
+            return false;
+        }
+        if let Some(at) = self.waiting.iter().position(|k| *k == key) {
+            self.waiting.remove(at);
+            self.finished.push_back((key, Status::Aborted));
+            return true;
+        }
+        let task = self.ring.task(key);
+        if std::mem::replace(&mut task.aborting, true) {
+            return true;
+        }
+        self.ring.cancel(key)
+    }
+
+    fn inflight(&self) -> usize {
+        self.ring.len()
+    }
+
+    fn arm(&mut self, _now: Nanos) -> Idle {
+        if self.ring.len() == 0 {
+            return Idle::Quiet;
+        }
+        if !self.finished.is_empty() || !self.waiting.is_empty() || self.ring.queued() > 0 {
+            return Idle::Busy;
+        }
+        self.ring.arm();
+        Idle::Quiet
+    }
+
+    fn disarm(&mut self) {
+        self.ring.disarm();
+    }
+
+    /// Signals only between [`Queue::arm`] and [`Queue::disarm`].
+    fn wake_fd(&self) -> Option<RawFd> {
+        Some(self.ring.wake_fd())
+    }
+}
+
+/// A transfer moved nothing: the end of the file, wherever that is now.
+fn at_end(device: &UringBdev, task: &mut Task) -> Next {
+    if !device.still_has(task.offset + task.length) {
+        return Next::Done(Status::OutOfRange);
+    }
+    again(task, medium_error(task.op))
+}
+
+/// Once more, unless that was tried too often.
+fn again(task: &mut Task, otherwise: Status) -> Next {
+    if task.aborting {
+        return Next::Done(Status::Aborted);
+    }
+    task.tries += 1;
+    if task.tries < MAX_TRIES {
+        Next::Start
+    } else {
+        Next::Done(otherwise)
+    }
+}
+
+fn failed(device: &UringBdev, task: &mut Task, errno: i32) -> Next {
+    match errno {
+        libc::EAGAIN | libc::EINTR => return again(task, Status::Retry),
+        libc::ECANCELED if task.aborting => return Next::Done(Status::Aborted),
+        libc::EOPNOTSUPP => {
+            if let Some(next) = other_way(device, task) {
+                return next;
+            }
+        }
+        // Also how a block device answers behind its end, and direct I/O across the end of a file.
+        libc::EINVAL | libc::ENOSPC | libc::EIO | libc::ENXIO | libc::EFBIG
+            if task.step != Step::Sync && !device.still_has(task.offset + task.length) =>
+        {
+            return Next::Done(Status::OutOfRange);
+        }
+        _ => {}
+    }
+    let synced = task.step == Step::Sync || task.flags.contains(Flags::FUA);
+    let status = status_of(errno, task.op);
+    let lost = matches!(status, Status::WriteError | Status::NoSpace | Status::Gone);
+    if synced && lost && task.op != Op::Read {
+        device.note_lost();
+    }
+    Next::Done(status)
+}
+
+/// The file cannot do it this way: remembers that, and tries the next way that has the same effect.
+fn other_way(device: &UringBdev, task: &mut Task) -> Option<Next> {
+    let Step::Range(range) = task.step else {
+        return None;
+    };
+    let punch = device.punch.load(Ordering::Relaxed);
+    task.step = Step::Range(match (range, task.op) {
+        (Range::Zero, _) if punch && device.block.is_none() => {
+            device.zero_range.store(false, Ordering::Relaxed);
+            Range::Punch
+        }
+        // A block device that cannot zero by unmapping still zeroes by writing.
+        (Range::Punch, Op::WriteZeroes) if device.block.is_some() => {
+            device.punch.store(false, Ordering::Relaxed);
+            Range::Zero
+        }
+        (Range::Discard, _) if punch => Range::Punch,
+        (Range::Punch, _) => {
+            device.punch.store(false, Ordering::Relaxed);
+            return None;
+        }
+        _ => return None,
+    });
+    Some(Next::Start)
+}
+
+fn medium_error(op: Op) -> Status {
+    if op == Op::Read {
+        Status::ReadError
+    } else {
+        Status::WriteError
+    }
+}
+
+/// What an error number of the kernel means to a host.
+fn status_of(errno: i32, op: Op) -> Status {
+    match errno {
+        libc::EIO | libc::ENODATA | libc::EUCLEAN | libc::EREMOTEIO => medium_error(op),
+        libc::EILSEQ => Status::Integrity,
+        libc::ENOSPC | libc::EDQUOT => Status::NoSpace,
+        libc::EFBIG => Status::OutOfRange,
+        libc::EROFS | libc::EPERM | libc::EBADF if op.is_write() => Status::WriteProtected,
+        libc::ENODEV | libc::ENXIO | libc::ESTALE | libc::ESHUTDOWN => Status::Gone,
+        libc::EOPNOTSUPP | libc::ENOSYS => Status::Unsupported,
+        libc::ECANCELED => Status::Retry,
+        libc::EAGAIN | libc::EINTR | libc::ENOMEM | libc::ENOBUFS => Status::Retry,
+        libc::EBUSY | libc::ETIMEDOUT | libc::ENOLINK => Status::Retry,
+        _ => Status::DeviceError,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: every error number that the block layer and file systems use has its status.
+    #[test]
+    fn errnos_have_their_status() {
+        let table = [
+            (libc::EIO, Op::Read, Status::ReadError),
+            (libc::EIO, Op::Flush, Status::WriteError),
+            (libc::ENODATA, Op::Read, Status::ReadError),
+            (libc::EILSEQ, Op::Read, Status::Integrity),
+            (libc::ENOSPC, Op::Write, Status::NoSpace),
+            (libc::EDQUOT, Op::WriteZeroes, Status::NoSpace),
+            (libc::EROFS, Op::Write, Status::WriteProtected),
+            (libc::EBADF, Op::Read, Status::DeviceError),
+            (libc::ENODEV, Op::Write, Status::Gone),
+            (libc::EOPNOTSUPP, Op::Unmap, Status::Unsupported),
+            (libc::ENOMEM, Op::Read, Status::Retry),
+            (libc::ETIMEDOUT, Op::Read, Status::Retry),
+            (libc::EINVAL, Op::Write, Status::DeviceError),
+        ];
+        for (errno, op, status) in table {
+            assert_eq!(status_of(errno, op), status, "errno {errno} of {op:?}");
+        }
+    }
+}

@@ -1,0 +1,493 @@
+//! Opening a file or block device and finding out what it can do. Control plane only.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, OFlags, SeekFrom, StatxFlags};
+use rustix::io::Errno;
+use uuid::Uuid;
+
+use crate::error::CreateError;
+use crate::{Config, RingOptions};
+
+/// What direct I/O must be aligned to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Direct {
+    /// Of buffer addresses.
+    pub memory: u32,
+    /// Of offsets and lengths.
+    pub offset: u32,
+}
+
+/// What the block layer says in sysfs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct BlockFacts {
+    pub write_cache: bool,
+    pub max_discard: u64,
+    pub discard_granularity: u64,
+    pub chunk_sectors: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub file: File,
+    /// Without links and relative parts.
+    pub path: PathBuf,
+    /// Of block devices.
+    pub block: Option<BlockFacts>,
+    /// Or why I/O goes through the page cache.
+    pub direct: Result<Direct, String>,
+    pub block_size: u32,
+    pub physical_block_size: u32,
+    pub size: u64,
+    /// Holes can be punched (files) or ranges zeroed by the kernel (block devices).
+    pub punch: bool,
+    pub uuid: Uuid,
+}
+
+pub(crate) fn open(config: &Config) -> Result<Opened, CreateError> {
+    if let Some(given) = config.block_size
+        && (!given.is_power_of_two() || !(512..=65536).contains(&given))
+    {
+        return Err(CreateError::BlockSize { given });
+    }
+    if !(1..=RingOptions::MAX_DEPTH).contains(&config.ring.depth) {
+        return Err(CreateError::Depth {
+            given: config.ring.depth,
+        });
+    }
+    let wanted = &config.filename;
+    let io = |what: &str, e: io::Error| CreateError::from_io(wanted, what, config.readonly, e);
+    create_if_missing(config)?;
+    let path = fs::canonicalize(wanted).map_err(|e| io("realpath()", e))?;
+    let meta = fs::metadata(&path).map_err(|e| io("stat()", e))?;
+    let kind = meta.file_type();
+    if kind.is_dir() {
+        return Err(CreateError::IsDirectory { path });
+    }
+    if !kind.is_file() && !kind.is_block_device() {
+        return Err(CreateError::WrongKind {
+            path,
+            kind: kind_name(&kind),
+        });
+    }
+    let is_block = kind.is_block_device();
+    let (file, refused) = open_file(config, &path, is_block)?;
+    // The descriptor's own facts: the path may have been swapped since.
+    let meta = file.metadata().map_err(|e| io("fstat()", e))?;
+    if !is_block {
+        lock(config, &file, &path, &meta)?;
+        if let (0, Some(size), false) = (meta.len(), config.size, config.readonly) {
+            give_size(config, &file, size)?;
+        }
+    }
+
+    let size = rustix::fs::seek(&file, SeekFrom::End(0)).map_err(|e| io("lseek()", e.into()))?;
+    if size == 0 {
+        return Err(CreateError::Empty { path });
+    }
+    let sector = if is_block {
+        rustix::fs::ioctl_blksszget(&file).map_err(|e| io("ioctl(BLKSSZGET)", e.into()))?
+    } else {
+        512
+    };
+    let alignment = match refused {
+        Some(why) => Err(why),
+        None => direct_alignment(&file, sector, size),
+    };
+    let natural = alignment.as_ref().map_or(sector, |d| d.offset);
+    let block_size = config.block_size.unwrap_or(natural.clamp(512, 65536));
+    if block_size < sector {
+        return Err(CreateError::BelowSector {
+            path,
+            block_size,
+            sector,
+        });
+    }
+    if !size.is_multiple_of(u64::from(block_size)) {
+        return Err(CreateError::PartialBlock {
+            path,
+            size,
+            block_size,
+        });
+    }
+    let direct = alignment.and_then(|d| suits(&file, d, block_size));
+    if let Err(why) = &direct {
+        if config.direct == Some(true) {
+            return Err(CreateError::NoDirect {
+                path,
+                why: why.clone(),
+            });
+        }
+        clear_direct(&file).map_err(|e| io("fcntl(F_SETFL)", e))?;
+        if config.direct.is_none() {
+            tracing::warn!(bdev = config.name, path = %path.display(), why, "page cache in use");
+        }
+    }
+
+    let block = is_block.then(|| block_facts(meta.rdev()));
+    let physical = match is_block {
+        true => rustix::fs::ioctl_blkpbszget(&file).unwrap_or(sector),
+        false => u32::try_from(meta.blksize()).unwrap_or(4096).min(65536),
+    };
+    let punch = !config.readonly && (is_block || can_punch(&file, size));
+    let uuid = config
+        .uuid
+        .unwrap_or_else(|| identity(&path, &meta, is_block));
+    Ok(Opened {
+        file,
+        path,
+        block,
+        direct,
+        block_size,
+        physical_block_size: physical.max(block_size).next_power_of_two(),
+        size,
+        punch,
+        uuid,
+    })
+}
+
+/// Bytes the file or device has now.
+pub(crate) fn size_of(file: &File) -> io::Result<u64> {
+    Ok(rustix::fs::seek(file, SeekFrom::End(0))?)
+}
+
+fn create_if_missing(config: &Config) -> Result<(), CreateError> {
+    let (Some(size), false) = (config.size, config.readonly) else {
+        return Ok(());
+    };
+    let path = &config.filename;
+    let io = |what: &str, e: io::Error| CreateError::from_io(path, what, false, e);
+    let mut options = OpenOptions::new();
+    let file = match options
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+    {
+        Ok(file) => file,
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => return Ok(()),
+        Err(e) => return Err(io("open(O_CREAT|O_EXCL)", e)),
+    };
+    let made = give_size(config, &file, size).and_then(|()| {
+        // The name is durable before anybody relies on it.
+        let parent = path.parent().filter(|p| !p.as_os_str().is_empty());
+        let parent = parent.unwrap_or(Path::new("."));
+        File::open(parent)
+            .and_then(|d| d.sync_all())
+            .map_err(|e| io("fsync(directory)", e))
+    });
+    if made.is_err() {
+        let _ = fs::remove_file(path);
+    }
+    made
+}
+
+fn give_size(config: &Config, file: &File, size: u64) -> Result<(), CreateError> {
+    let path = &config.filename;
+    let block_size = config.block_size.unwrap_or(512);
+    if size == 0 || !size.is_multiple_of(u64::from(block_size)) || size > i64::MAX as u64 {
+        return Err(CreateError::CreateSize {
+            path: path.clone(),
+            given: size,
+            block_size,
+        });
+    }
+    let sort = |what: &str, e: io::Error| match e.raw_os_error() {
+        Some(libc::ENOSPC | libc::EFBIG | libc::EDQUOT) => CreateError::NoSpace {
+            path: path.clone(),
+            size,
+        },
+        _ => CreateError::from_io(path, what, false, e),
+    };
+    file.set_len(size).map_err(|e| sort("ftruncate()", e))?;
+    if config.preallocate {
+        rustix::fs::fallocate(file, FallocateFlags::empty(), 0, size)
+            .map_err(|e| sort("fallocate()", e.into()))?;
+    }
+    file.sync_all().map_err(|e| sort("fsync()", e))
+}
+
+/// The file, with O_DIRECT unless that was refused, and then why.
+fn open_file(
+    config: &Config,
+    path: &Path,
+    is_block: bool,
+) -> Result<(File, Option<String>), CreateError> {
+    // O_EXCL without O_CREAT claims a block device: no mount, no other claim. std adds O_CLOEXEC.
+    let claim = if is_block { libc::O_EXCL } else { 0 };
+    let try_open = |extra: i32| {
+        let mut options = OpenOptions::new();
+        options
+            .read(true)
+            .write(!config.readonly)
+            .custom_flags(claim | extra);
+        patiently(
+            || options.open(path),
+            |e| is_block && e.raw_os_error() == Some(libc::EBUSY),
+        )
+    };
+    let access = if config.readonly {
+        "O_RDONLY"
+    } else {
+        "O_RDWR"
+    };
+    let sort = |e: io::Error| match e.raw_os_error() {
+        Some(libc::EBUSY | libc::ETXTBSY) => {
+            let rdev = fs::metadata(path).map_or(0, |m| m.rdev());
+            CreateError::InUse {
+                path: path.to_owned(),
+                by: block_user(rdev),
+                remedy: "; unmount or release it first",
+            }
+        }
+        _ => CreateError::from_io(path, &format!("open({access})"), config.readonly, e),
+    };
+    if config.direct == Some(false) {
+        return Ok((
+            try_open(0).map_err(sort)?,
+            Some("switched off by configuration".to_owned()),
+        ));
+    }
+    match try_open(libc::O_DIRECT) {
+        Ok(file) => Ok((file, None)),
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
+            let why = "the file system refuses O_DIRECT".to_owned();
+            Ok((try_open(0).map_err(sort)?, Some(why)))
+        }
+        Err(e) => Err(sort(e)),
+    }
+}
+
+/// An exclusive lock, or a shared one for read-only use.
+fn lock(config: &Config, file: &File, path: &Path, meta: &fs::Metadata) -> Result<(), CreateError> {
+    let how = match config.readonly {
+        true => FlockOperation::NonBlockingLockShared,
+        false => FlockOperation::NonBlockingLockExclusive,
+    };
+    let wouldblock = |e: &Errno| *e == Errno::WOULDBLOCK;
+    match patiently(|| rustix::fs::flock(file, how), wouldblock) {
+        Ok(()) => Ok(()),
+        Err(Errno::WOULDBLOCK) => {
+            let by = lock_holder(meta.dev(), meta.ino()).unwrap_or("another process".to_owned());
+            Err(CreateError::InUse {
+                path: path.to_owned(),
+                by,
+                remedy: " (flock)",
+            })
+        }
+        Err(error) => {
+            // Some network file systems have no locks.
+            tracing::warn!(bdev = config.name, path = %path.display(), %error, "not locked");
+            Ok(())
+        }
+    }
+}
+
+/// Tries for a second while the answer is "in use": the kernel may still be finishing the I/O of a
+/// process that was just killed, or taking a ring apart, and keeps their files open until then.
+fn patiently<T, E>(
+    attempt: impl Fn() -> Result<T, E>,
+    in_use: impl Fn(&E) -> bool,
+) -> Result<T, E> {
+    for _ in 0..20 {
+        match attempt() {
+            Err(e) if in_use(&e) => std::thread::sleep(Duration::from_millis(50)),
+            other => return other,
+        }
+    }
+    attempt()
+}
+
+/// Who holds a flock on the inode, by /proc/locks (`1: FLOCK  ADVISORY  WRITE 712 fe:00:1234 0 EOF`).
+fn lock_holder(dev: u64, ino: u64) -> Option<String> {
+    let device = format!(
+        "{:02x}:{:02x}:{ino}",
+        rustix::fs::major(dev),
+        rustix::fs::minor(dev)
+    );
+    let locks = fs::read_to_string("/proc/locks").ok()?;
+    let fields = |line: &str| {
+        line.split_whitespace()
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    let held = locks
+        .lines()
+        .map(fields)
+        .find(|f| f.len() > 5 && f[5] == device)?;
+    let pid: u32 = held[4].parse().ok()?;
+    if pid == std::process::id() {
+        return Some("this process (another bdev on the same file?)".to_owned());
+    }
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    Some(format!("process {pid} ({})", name.trim()))
+}
+
+/// Who uses a block device: where it is mounted, or what is stacked on it.
+fn block_user(rdev: u64) -> String {
+    let number = format!("{}:{}", rustix::fs::major(rdev), rustix::fs::minor(rdev));
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    for line in mounts.lines() {
+        let mut fields = line.split(' ');
+        if fields.nth(2) == Some(&number) {
+            return format!(
+                "the file system mounted on {}",
+                fields.nth(1).unwrap_or("?")
+            );
+        }
+    }
+    let holders = fs::read_dir(format!("/sys/dev/block/{number}/holders"));
+    let mut names = holders
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|e| e.file_name());
+    match names.next() {
+        Some(name) => format!("the device {} on top of it", name.to_string_lossy()),
+        None => "a mount, swap, partition in use or another process".to_owned(),
+    }
+}
+
+/// What direct I/O asks for, or why there is none.
+fn direct_alignment(file: &File, sector: u32, size: u64) -> Result<Direct, String> {
+    let wanted = StatxFlags::DIOALIGN;
+    if let Ok(facts) = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, wanted)
+        && facts.stx_mask & wanted.bits() != 0
+    {
+        let (memory, offset) = (facts.stx_dio_mem_align, facts.stx_dio_offset_align);
+        if memory == 0 || offset == 0 {
+            return Err("the file system cannot do direct I/O on this file".to_owned());
+        }
+        return Ok(Direct { memory, offset });
+    }
+    // Before Linux 6.1, or a file system that does not tell: try.
+    let guess = [sector, 512, 4096]
+        .into_iter()
+        .filter(|g| *g >= sector && u64::from(*g) <= size);
+    for align in guess {
+        if read_one(file, align, align).is_ok() {
+            return Ok(Direct {
+                memory: align,
+                offset: align,
+            });
+        }
+    }
+    Err("direct reads fail".to_owned())
+}
+
+/// Direct I/O at this block size, shown by a read.
+fn suits(file: &File, direct: Direct, block_size: u32) -> Result<Direct, String> {
+    let Direct { memory, offset } = direct;
+    if !block_size.is_multiple_of(offset) {
+        return Err(format!(
+            "direct I/O asks for {offset} bytes, the block size is {block_size}"
+        ));
+    }
+    if !memory.is_power_of_two() || !offset.is_power_of_two() {
+        return Err(format!(
+            "direct I/O asks for odd alignments ({memory} and {offset} bytes)"
+        ));
+    }
+    read_one(file, block_size, memory)
+        .map(|()| direct)
+        .map_err(|e| format!("a direct read of {block_size} bytes fails: {e}"))
+}
+
+fn read_one(file: &File, len: u32, align: u32) -> io::Result<()> {
+    let mut memory = vec![0; (len + align) as usize];
+    let skew = memory.as_ptr().align_offset(align as usize);
+    rustix::io::pread(file, &mut memory[skew..skew + len as usize], 0)?;
+    Ok(())
+}
+
+fn clear_direct(file: &File) -> io::Result<()> {
+    let flags = rustix::fs::fcntl_getfl(file)?;
+    Ok(rustix::fs::fcntl_setfl(file, flags - OFlags::DIRECT)?)
+}
+
+/// Asks for a hole behind the end of the file, which changes nothing.
+fn can_punch(file: &File, size: u64) -> bool {
+    let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    let behind = size.next_multiple_of(1 << 16);
+    rustix::fs::fallocate(file.as_fd(), how, behind, 4096).is_ok()
+}
+
+fn block_facts(rdev: u64) -> BlockFacts {
+    let number = |name: &str| {
+        queue_attribute(rdev, name)
+            .and_then(|v| v.parse().ok())
+            .unwrap_or(0)
+    };
+    BlockFacts {
+        // What is not known to be written through is taken for cached.
+        write_cache: queue_attribute(rdev, "write_cache").as_deref() != Some("write through"),
+        max_discard: number("discard_max_bytes"),
+        discard_granularity: number("discard_granularity"),
+        chunk_sectors: number("chunk_sectors"),
+    }
+}
+
+/// An attribute of the device's request queue; a partition has that of its disk.
+fn queue_attribute(rdev: u64, name: &str) -> Option<String> {
+    let dir = sys_dir(rdev);
+    let text = fs::read_to_string(dir.join("queue").join(name))
+        .or_else(|_| fs::read_to_string(dir.join("../queue").join(name)));
+    text.ok().map(|t| t.trim().to_owned())
+}
+
+fn sys_dir(rdev: u64) -> PathBuf {
+    let (major, minor) = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
+    let dir = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
+    fs::canonicalize(&dir).unwrap_or(dir)
+}
+
+/// The same over restarts: of a disk its serial number and partition wherever it is found, of a
+/// file its path and inode (a file made anew under the old name is not the old one).
+fn identity(path: &Path, meta: &fs::Metadata, is_block: bool) -> Uuid {
+    // Version 5 in the URL name space of RFC 9562, appendix A.
+    let name = |text: String| Uuid::new_v5(&Uuid::NAMESPACE_URL, text.as_bytes());
+    if !is_block {
+        return name(format!("nacre:file:{}:{}", path.display(), meta.ino()));
+    }
+    let dir = sys_dir(meta.rdev());
+    let attribute = |file: &str| {
+        let text = fs::read_to_string(dir.join(file)).ok()?;
+        Some(text.trim().to_owned()).filter(|t| !t.is_empty())
+    };
+    let ids = [
+        "wwid",
+        "device/wwid",
+        "serial",
+        "device/serial",
+        "../wwid",
+        "../device/wwid",
+    ];
+    let ids = ids
+        .into_iter()
+        .chain(["../serial", "../device/serial", "loop/backing_file"]);
+    match ids.filter_map(attribute).next() {
+        Some(id) => name(format!(
+            "nacre:disk:{id}:{}",
+            attribute("partition").unwrap_or_default()
+        )),
+        None => name(format!("nacre:disk-path:{}", path.display())),
+    }
+}
+
+fn kind_name(kind: &fs::FileType) -> &'static str {
+    if kind.is_char_device() {
+        "a character device"
+    } else if kind.is_fifo() {
+        "a pipe"
+    } else if kind.is_socket() {
+        "a socket"
+    } else {
+        "something else"
+    }
+}

@@ -1,0 +1,682 @@
+//! One io_uring, and the table of what the kernel works on: the only file of this crate with
+//! `unsafe`.
+//!
+//! ```text
+//!   channel.rs ──Command──▶ Ring::start ──SQE──▶ kernel
+//!        ▲                     │ slots[i]: buffers, iovecs, owned until the CQE is there
+//!        └────(Key, result)── Ring::reap ◀──CQE──┘
+//! ```
+//!
+//! The one promise all `unsafe` here rests on: **whatever an SQE points to is owned by its slot,
+//! and a slot keeps it until the kernel has posted that SQE's CQE.** A slot is emptied only by
+//! [`Ring::remove`], which refuses while the kernel has it, and by `Drop`, which waits for the
+//! kernel and, when that takes too long, leaks the slots on purpose.
+//!
+//! Waking a sleeper: an eventfd is registered with the ring, because with deferred task work the
+//! kernel signals an eventfd as soon as such work is queued, before there is a CQE. While the
+//! reactor polls, the ring's flag `IORING_CQ_EVENTFD_DISABLED` keeps the kernel from signalling;
+//! [`Ring::arm`] clears it, with a full fence, and the poll that must follow enters the kernel
+//! unconditionally. So a completion is either found by that poll or signals the eventfd.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+use std::time::{Duration, Instant};
+
+use io_uring::squeue::{Entry, Flags as SqeFlags};
+use io_uring::types::{Fd, FsyncFlags};
+use io_uring::{IoUring, Probe, opcode};
+use nacre_bdev::Extents;
+use nacre_hugepages::{Buf, Pool};
+use rustix::event::EventfdFlags;
+
+use crate::RingOptions;
+use crate::setup::set_up;
+
+/// How long a dropped ring waits for the kernel to let go of its buffers. A healthy device answers
+/// in milliseconds and a dying one within its driver's timeout, often 30 s: that long a reactor
+/// cannot stand still.
+const DROP_PATIENCE: Duration = Duration::from_secs(5);
+/// Completions taken from the ring per look, on the stack.
+pub(crate) const REAP_BATCH: usize = 32;
+/// Marks the completion of a cancel request; the rest of the word names what it cancels.
+const CANCEL: u64 = 1 << 63;
+/// `BLOCK_URING_CMD_DISCARD`, `_IO(0x12, 0)` of linux/blkdev.h (6.12).
+const BLOCK_URING_CMD_DISCARD: u32 = 0x1200;
+/// `IORING_ENTER_GETEVENTS`, which also runs deferred task work.
+const ENTER_GETEVENTS: u32 = 1;
+/// The most regions that `IORING_REGISTER_BUFFERS` takes, and the size of one.
+const MAX_FIXED_BUFFERS: usize = 1 << 14;
+const MAX_FIXED_BUFFER_LEN: usize = 1 << 30;
+
+/// One operation on the file, about the buffers of the slot it is started for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Command {
+    /// `len` bytes at `offset` into the buffers, after the first `skip` bytes of those.
+    Read {
+        offset: u64,
+        skip: usize,
+        len: usize,
+    },
+    Write {
+        offset: u64,
+        skip: usize,
+        len: usize,
+        dsync: bool,
+    },
+    /// `fdatasync` or `fsync`.
+    Sync {
+        data_only: bool,
+    },
+    Fallocate {
+        mode: i32,
+        offset: u64,
+        len: u64,
+    },
+    /// Block devices only, where [`Facts::discard`] says so.
+    Discard {
+        offset: u64,
+        len: u64,
+    },
+}
+
+/// Names a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Key(u32);
+
+impl Key {
+    /// Names no slot: fills a list before results are written to it.
+    pub const NONE: Key = Key(u32::MAX);
+}
+
+/// What the kernel granted.
+#[derive(Debug, Clone)]
+pub(crate) struct Facts {
+    /// The set-up flags that were accepted.
+    pub mode: &'static str,
+    pub fixed_file: bool,
+    /// How many regions are registered, or why none.
+    pub fixed_buffers: Result<usize, String>,
+    pub discard: bool,
+}
+
+/// Whether an I/O's buffers are fit for direct I/O as they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Staged {
+    InPlace,
+    /// Through an aligned buffer of the pool.
+    Bounced,
+    /// The pool has no buffer to spare now.
+    NoBuffer,
+    /// The pool has no class that is large enough.
+    Impossible,
+}
+
+struct Slot<T> {
+    data: Extents,
+    /// Stands in for `data` when that is not aligned for direct I/O.
+    bounce: Option<Buf>,
+    /// Read by the kernel while it imports a vectored request.
+    iov: [libc::iovec; 2],
+    task: Option<T>,
+    /// Told apart from earlier uses of the slot, so that a late cancel finds nothing.
+    generation: u32,
+    in_kernel: bool,
+}
+
+pub(crate) struct Ring<T> {
+    uring: ManuallyDrop<IoUring>,
+    slots: ManuallyDrop<Box<[Slot<T>]>>,
+    free: Vec<u32>,
+    in_kernel: usize,
+    wake: OwnedFd,
+    armed: bool,
+    enter_failed: bool,
+    facts: Facts,
+    pool: Pool,
+    /// Keeps the descriptor open for as long as entries may name it.
+    file: Arc<File>,
+    name: String,
+}
+
+impl<T> Ring<T> {
+    /// Sets up a ring for `file` on the calling thread, which must then be the only one to use it.
+    /// The error says which call failed.
+    pub fn open(
+        name: &str,
+        file: Arc<File>,
+        block_device: bool,
+        pool: &Pool,
+        options: &RingOptions,
+    ) -> Result<Ring<T>, (String, io::Error)> {
+        let depth = options.depth;
+        let (uring, mode) = set_up(depth, options.defer_taskrun)?;
+        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|e| ("eventfd()".to_owned(), e.into()))?;
+        let submitter = uring.submitter();
+        submitter
+            .register_eventfd(wake.as_raw_fd())
+            .map_err(|e| ("io_uring_register(IORING_REGISTER_EVENTFD)".to_owned(), e))?;
+        let fixed_file = submitter.register_files(&[file.as_raw_fd()]).is_ok();
+        let fixed_buffers = match options.registered_buffers {
+            true => register_regions(&uring, pool),
+            false => Err("switched off by configuration".to_owned()),
+        };
+        if let Err(why) = &fixed_buffers {
+            tracing::debug!(
+                bdev = name,
+                why,
+                "I/O buffers are not registered with io_uring"
+            );
+        }
+        let blank = || Slot {
+            data: Extents::new(),
+            bounce: None,
+            iov: [libc::iovec {
+                iov_base: std::ptr::null_mut(),
+                iov_len: 0,
+            }; 2],
+            task: None,
+            generation: 0,
+            in_kernel: false,
+        };
+        let mut ring = Ring {
+            uring: ManuallyDrop::new(uring),
+            slots: ManuallyDrop::new((0..depth).map(|_| blank()).collect()),
+            free: (0..depth).rev().collect(),
+            in_kernel: 0,
+            wake,
+            armed: false,
+            enter_failed: false,
+            facts: Facts {
+                mode,
+                fixed_file,
+                fixed_buffers,
+                discard: false,
+            },
+            pool: pool.clone(),
+            file,
+            name: name.to_owned(),
+        };
+        ring.uring.completion().disable_eventfd();
+        ring.facts.discard = block_device && ring.probe_discard();
+        Ok(ring)
+    }
+
+    pub fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    pub fn is_full(&self) -> bool {
+        self.free.is_empty()
+    }
+
+    pub fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Takes a free slot.
+    ///
+    /// # Panics
+    /// When there is none: ask [`Ring::is_full`] first.
+    pub fn insert(&mut self, task: T, data: Extents) -> Key {
+        let index = self
+            .free
+            .pop()
+            .expect("a ring that is not full has a free slot");
+        let slot = &mut self.slots[index as usize];
+        slot.data = data;
+        slot.task = Some(task);
+        Key(index)
+    }
+
+    pub fn task(&mut self, key: Key) -> &mut T {
+        self.slots[key.0 as usize]
+            .task
+            .as_mut()
+            .expect("a key names a slot in use")
+    }
+
+    /// Slots in use whose task fits.
+    pub fn find(&self, fits: impl Fn(&T) -> bool) -> Option<Key> {
+        let at = self
+            .slots
+            .iter()
+            .position(|s| s.task.as_ref().is_some_and(&fits))?;
+        Some(Key(at as u32))
+    }
+
+    /// Empties a slot: its task and buffers go back to who gave them.
+    ///
+    /// # Panics
+    /// When the kernel still works on it.
+    pub fn remove(&mut self, key: Key) -> (T, Extents) {
+        let slot = &mut self.slots[key.0 as usize];
+        assert!(
+            !slot.in_kernel,
+            "a buffer the kernel may still touch cannot be taken back"
+        );
+        slot.bounce = None;
+        let task = slot.task.take().expect("a key names a slot in use");
+        self.free.push(key.0);
+        (task, std::mem::take(&mut slot.data))
+    }
+
+    /// Makes sure that the slot's buffers may be used for direct I/O: addresses multiples of
+    /// `memory`, lengths of `offset` (both powers of two). Bytes to be written are copied now.
+    pub fn stage(&mut self, key: Key, len: usize, memory: u32, offset: u32, write: bool) -> Staged {
+        let slot = &mut self.slots[key.0 as usize];
+        assert!(!slot.in_kernel, "staged before it is started");
+        let fit = |b: &Buf| {
+            b.as_ptr().addr() & (memory as usize - 1) == 0 && b.len() & (offset as usize - 1) == 0
+        };
+        if slot.bounce.is_some() {
+            return Staged::Bounced;
+        }
+        if slot.data.iter().all(fit) {
+            return Staged::InPlace;
+        }
+        // Every class of a pool starts on a multiple of 512; only odder devices need slack.
+        let slack = if memory > 512 { memory as usize } else { 0 };
+        if len + slack > self.pool.max_len() {
+            return Staged::Impossible;
+        }
+        let Some(whole) = self.pool.acquire(len + slack) else {
+            return Staged::NoBuffer;
+        };
+        let skew = whole.as_ptr().addr().next_multiple_of(memory as usize) - whole.as_ptr().addr();
+        if skew > slack {
+            return Staged::Impossible;
+        }
+        let mut bounce = if slack == 0 {
+            whole
+        } else {
+            whole.slice(skew, len)
+        };
+        bounce.truncate(len);
+        if write {
+            let mut at = 0;
+            for buf in &slot.data {
+                let n = buf.len().min(len - at);
+                copy_bytes(&buf[..n], bounce.as_ptr().wrapping_add(at).cast_mut());
+                at += n;
+            }
+        }
+        slot.bounce = Some(bounce);
+        Staged::Bounced
+    }
+
+    /// Hands what was read into the bounce buffer, if there is one, to the I/O's own buffers.
+    pub fn unstage(&mut self, key: Key, len: usize) {
+        let slot = &mut self.slots[key.0 as usize];
+        assert!(!slot.in_kernel, "unstaged after its completion");
+        let Some(bounce) = slot.bounce.take() else {
+            return;
+        };
+        let mut at = 0;
+        for buf in &slot.data {
+            let n = buf.len().min(len - at);
+            copy_bytes(&bounce[at..at + n], buf.as_ptr().cast_mut());
+            at += n;
+        }
+    }
+
+    /// Queues `command` for the slot; [`Ring::enter`] hands it to the kernel.
+    pub fn start(&mut self, key: Key, command: Command) {
+        let entry = self.entry(key, command);
+        let slot = &mut self.slots[key.0 as usize];
+        assert!(!slot.in_kernel, "one command at a time per slot");
+        slot.in_kernel = true;
+        slot.generation = slot.generation.wrapping_add(1) & 0x7fff_ffff;
+        let entry = entry.user_data(u64::from(slot.generation) << 32 | u64::from(key.0));
+        self.in_kernel += 1;
+        // SAFETY: the entry points at nothing, or into buffers and iovecs that the slot owns. The
+        // slots are on the heap and do not move; `remove`, `stage` and `unstage` refuse while
+        // `in_kernel`, which is set here and cleared by `reap` when the kernel is done; `Drop`
+        // waits or leaks. The buffers' memory is written by the kernel although the handle may be
+        // shared: that is what `Buf::as_ptr` is for.
+        let pushed = unsafe { self.uring.submission().push(&entry) };
+        // One command and one cancel per slot, and the ring has two entries per slot.
+        pushed.expect("the submission queue has room for every slot");
+    }
+
+    /// Asks the kernel to give the slot's command up.
+    pub fn cancel(&mut self, key: Key) -> bool {
+        let slot = &self.slots[key.0 as usize];
+        if !slot.in_kernel {
+            return false;
+        }
+        let target = u64::from(slot.generation) << 32 | u64::from(key.0);
+        let entry = opcode::AsyncCancel::new(target)
+            .build()
+            .user_data(CANCEL | target);
+        // SAFETY: a cancel request points at nothing.
+        unsafe { self.uring.submission().push(&entry) }.is_ok()
+    }
+
+    /// One system call for everything queued, if there is anything to do for the kernel.
+    pub fn enter(&mut self) {
+        let submission = self.uring.submission();
+        let (queued, taskrun) = (submission.len(), submission.taskrun());
+        let overflow = submission.cq_overflow();
+        drop(submission);
+        // After `arm`, always: the flag alone may be seen late on a weakly ordered machine.
+        let events = taskrun || overflow || self.armed && self.in_kernel > 0;
+        if queued == 0 && !events {
+            return;
+        }
+        if let Err(error) = self.enter_kernel(queued, events) {
+            self.note_enter_failure(error);
+        }
+    }
+
+    /// Completions that are there, at most `out.len()`; says how many.
+    pub fn reap(&mut self, out: &mut [(Key, i32)]) -> usize {
+        let mut found = 0;
+        let mut completion = self.uring.completion();
+        while found < out.len() {
+            let Some(cqe) = completion.next() else { break };
+            let name = cqe.user_data();
+            if name & CANCEL != 0 {
+                continue;
+            }
+            let index = name as u32;
+            let slot = &mut self.slots[index as usize];
+            assert!(
+                slot.in_kernel && u64::from(slot.generation) == name >> 32,
+                "the kernel completes a command once"
+            );
+            slot.in_kernel = false;
+            self.in_kernel -= 1;
+            out[found] = (Key(index), cqe.result());
+            found += 1;
+        }
+        found
+    }
+
+    /// Entries queued and not yet handed to the kernel.
+    pub fn queued(&mut self) -> usize {
+        self.uring.submission().len()
+    }
+
+    /// From here to [`Ring::disarm`] completions signal the wake descriptor.
+    pub fn arm(&mut self) {
+        self.uring.completion().enable_eventfd();
+        // The kernel queues the completion, then looks at the flag; we clear the flag, then look
+        // for completions. One of the two sees the other.
+        fence(Ordering::SeqCst);
+        self.armed = true;
+    }
+
+    pub fn disarm(&mut self) {
+        if std::mem::take(&mut self.armed) {
+            self.uring.completion().disable_eventfd();
+            // Nothing to read is the usual case.
+            let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+        }
+    }
+
+    pub fn wake_fd(&self) -> RawFd {
+        self.wake.as_raw_fd()
+    }
+
+    fn entry(&mut self, key: Key, command: Command) -> Entry {
+        let (fd, flags) = match self.facts.fixed_file {
+            true => (Fd(0), SqeFlags::FIXED_FILE),
+            false => (Fd(self.file.as_raw_fd()), SqeFlags::empty()),
+        };
+        let fixed = self.facts.fixed_buffers.is_ok();
+        let entry = match command {
+            Command::Read { offset, skip, len } => {
+                let slot = &mut self.slots[key.0 as usize];
+                let (parts, region) = slot.gather(&self.pool, skip, len);
+                let first = slot.iov[0];
+                let base = first.iov_base.cast::<u8>();
+                match (parts, region.filter(|_| fixed)) {
+                    (1, Some(region)) => {
+                        opcode::ReadFixed::new(fd, base, first.iov_len as u32, region as u16)
+                            .offset(offset)
+                            .build()
+                    }
+                    (1, None) => opcode::Read::new(fd, base, first.iov_len as u32)
+                        .offset(offset)
+                        .build(),
+                    _ => opcode::Readv::new(fd, slot.iov.as_ptr(), parts)
+                        .offset(offset)
+                        .build(),
+                }
+            }
+            Command::Write {
+                offset,
+                skip,
+                len,
+                dsync,
+            } => {
+                let slot = &mut self.slots[key.0 as usize];
+                let (parts, region) = slot.gather(&self.pool, skip, len);
+                let first = slot.iov[0];
+                let base = first.iov_base.cast::<u8>().cast_const();
+                let rwf = if dsync { libc::RWF_DSYNC } else { 0 };
+                match (parts, region.filter(|_| fixed)) {
+                    (1, Some(region)) => {
+                        opcode::WriteFixed::new(fd, base, first.iov_len as u32, region as u16)
+                            .offset(offset)
+                            .rw_flags(rwf)
+                            .build()
+                    }
+                    (1, None) => opcode::Write::new(fd, base, first.iov_len as u32)
+                        .offset(offset)
+                        .rw_flags(rwf)
+                        .build(),
+                    _ => opcode::Writev::new(fd, slot.iov.as_ptr(), parts)
+                        .offset(offset)
+                        .rw_flags(rwf)
+                        .build(),
+                }
+            }
+            Command::Sync { data_only } => {
+                let how = if data_only {
+                    FsyncFlags::DATASYNC
+                } else {
+                    FsyncFlags::empty()
+                };
+                opcode::Fsync::new(fd).flags(how).build()
+            }
+            Command::Fallocate { mode, offset, len } => opcode::Fallocate::new(fd, len)
+                .offset(offset)
+                .mode(mode)
+                .build(),
+            Command::Discard { offset, len } => discard(fd, offset, len),
+        };
+        entry.flags(flags)
+    }
+
+    fn enter_kernel(&mut self, queued: usize, events: bool) -> io::Result<usize> {
+        let flags = if events { ENTER_GETEVENTS } else { 0 };
+        // SAFETY: no argument is passed, and every queued entry was vouched for when pushed.
+        unsafe {
+            self.uring
+                .submitter()
+                .enter::<libc::sigset_t>(queued as u32, 0, flags, None)
+        }
+    }
+
+    /// Short of memory or of completion room: the entries stay queued and the next turn tries
+    /// again. Anything else would be our own mistake, and is said once.
+    fn note_enter_failure(&mut self, error: io::Error) {
+        let passing = [libc::EINTR, libc::EAGAIN, libc::EBUSY];
+        let known = error.raw_os_error().is_some_and(|e| passing.contains(&e));
+        if !known && !std::mem::replace(&mut self.enter_failed, true) {
+            tracing::error!(bdev = self.name, %error, "io_uring_enter fails; trying on");
+        }
+    }
+
+    /// Before 6.12 a block device has no such command and says so; one that knows it refuses a
+    /// range of nothing.
+    fn probe_discard(&mut self) -> bool {
+        let mut probe = Probe::new();
+        let known = self.uring.submitter().register_probe(&mut probe).is_ok()
+            && probe.is_supported(opcode::UringCmd16::CODE);
+        if !known {
+            return false;
+        }
+        let entry = discard(Fd(self.file.as_raw_fd()), 0, 0).user_data(CANCEL);
+        // SAFETY: a discard request points at nothing.
+        if unsafe { self.uring.submission().push(&entry) }.is_err() {
+            return false;
+        }
+        if self.uring.submit_and_wait(1).is_err() {
+            return false;
+        }
+        let answer = self.uring.completion().next().map(|cqe| cqe.result());
+        answer == Some(-libc::EINVAL)
+    }
+}
+
+impl<T> Slot<T> {
+    /// Describes `len` bytes of the buffers after the first `skip` in `iov`: how many parts, and
+    /// the registered region if there is one part in one.
+    fn gather(&mut self, pool: &Pool, mut skip: usize, len: usize) -> (u32, Option<usize>) {
+        let (mut parts, mut left, mut region) = (0, len, None);
+        let bufs = match &self.bounce {
+            Some(bounce) => std::slice::from_ref(bounce),
+            None => self.data.as_slice(),
+        };
+        for buf in bufs {
+            if skip >= buf.len() {
+                skip -= buf.len();
+                continue;
+            }
+            let n = left.min(buf.len() - skip);
+            let base = buf.as_ptr().wrapping_add(skip).cast_mut().cast();
+            self.iov[parts] = libc::iovec {
+                iov_base: base,
+                iov_len: n,
+            };
+            region = pool.region_index(buf);
+            (parts, left, skip) = (parts + 1, left - n, 0);
+            if left == 0 {
+                break;
+            }
+        }
+        assert!(
+            left == 0,
+            "an I/O's length is checked against its buffers when it is taken"
+        );
+        (parts as u32, region)
+    }
+}
+
+impl<T> Drop for Ring<T> {
+    fn drop(&mut self) {
+        let start = Instant::now();
+        let mut scratch = [(Key(0), 0); REAP_BATCH];
+        let mut cancelled = false;
+        loop {
+            let queued = self.queued();
+            if let Err(error) = self.enter_kernel(queued, true) {
+                self.note_enter_failure(error);
+            }
+            while self.reap(&mut scratch) > 0 {}
+            if self.in_kernel == 0 || start.elapsed() > DROP_PATIENCE {
+                break;
+            }
+            if !std::mem::replace(&mut cancelled, true) {
+                for index in 0..self.slots.len() as u32 {
+                    self.cancel(Key(index));
+                }
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        // The kernel takes a ring apart some time after it was closed. The file is let go of now,
+        // so that whoever opens or unmounts it next is not told that it is in use.
+        let _ = self.uring.submitter().unregister_files();
+        let _ = self.uring.submitter().unregister_buffers();
+        // SAFETY: neither field is used again. Closing the ring makes the kernel cancel what it
+        // still can; it does not wait for that, hence the slots below.
+        let slots = unsafe {
+            ManuallyDrop::drop(&mut self.uring);
+            ManuallyDrop::take(&mut self.slots)
+        };
+        if self.in_kernel > 0 {
+            abandon(slots, &self.name, self.in_kernel);
+        }
+    }
+}
+
+/// Gives up on buffers that the kernel may still write to: leaked, never used again.
+fn abandon<T>(slots: Box<[Slot<T>]>, bdev: &str, count: usize) {
+    let held = slots
+        .iter()
+        .filter(|s| s.in_kernel)
+        .flat_map(|s| s.data.iter().chain(&s.bounce));
+    let bytes: usize = held.map(|b| b.len()).sum();
+    tracing::error!(
+        bdev,
+        count,
+        bytes,
+        waited_s = DROP_PATIENCE.as_secs(),
+        "the kernel did not finish these I/Os: their buffers are lost until the process ends"
+    );
+    std::mem::forget(slots);
+}
+
+/// Registers the memory of the core's pool, so that the kernel need not look up and pin its pages
+/// for every I/O.
+fn register_regions(uring: &IoUring, pool: &Pool) -> Result<usize, String> {
+    let regions: Vec<libc::iovec> = pool
+        .regions()
+        .iter()
+        .map(|r| libc::iovec {
+            iov_base: r.as_ptr().cast(),
+            iov_len: r.len(),
+        })
+        .collect();
+    if regions.is_empty() {
+        return Err("the pool has no region to register".to_owned());
+    }
+    if regions.len() > MAX_FIXED_BUFFERS {
+        return Err(format!(
+            "{} regions, {MAX_FIXED_BUFFERS} at most",
+            regions.len()
+        ));
+    }
+    if let Some(large) = regions.iter().find(|r| r.iov_len > MAX_FIXED_BUFFER_LEN) {
+        return Err(format!(
+            "a region of {} bytes, 1 GiB at most",
+            large.iov_len
+        ));
+    }
+    // SAFETY: the regions are the memory of `pool`, which the ring holds a handle on.
+    unsafe { uring.submitter().register_buffers(&regions) }.map_err(|e| {
+        let hint = match e.raw_os_error() {
+            Some(libc::ENOMEM) => "; raise the locked-memory limit (`ulimit -l`, LimitMEMLOCK=)",
+            _ => "",
+        };
+        format!("IORING_REGISTER_BUFFERS: {e}{hint}")
+    })?;
+    Ok(regions.len())
+}
+
+/// `sqe->addr` is the start, `sqe->addr3` (the first half of the command bytes) the length.
+fn discard(fd: Fd, offset: u64, len: u64) -> Entry {
+    let mut range = [0; 16];
+    range[..8].copy_from_slice(&len.to_ne_bytes());
+    opcode::UringCmd16::new(fd, BLOCK_URING_CMD_DISCARD)
+        .cmd(range)
+        .addr(Some(offset))
+        .build()
+}
+
+/// Copies into memory that a handle of this slot owns, as the kernel would have written it.
+fn copy_bytes(from: &[u8], to: *mut u8) {
+    // SAFETY: both callers pass the start of at least `from.len()` bytes inside a live `Buf` of the
+    // slot, which is not in the kernel. The two are different buffers: one was just acquired. No
+    // reference to the target exists: one core owns the pool, and its other handles do not look at
+    // the bytes of a read before it completes.
+    unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) }
+}
