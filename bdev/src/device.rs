@@ -53,6 +53,39 @@ pub struct Limits {
     pub lends: bool,
 }
 
+impl Limits {
+    /// A device that takes anything, completes what it has stored, and prefers nothing: what a
+    /// module starts from.
+    pub fn unlimited(queue_depth: u32) -> Limits {
+        Limits {
+            max_blocks: u32::MAX,
+            max_unmap_blocks: u64::MAX,
+            queue_depth,
+            atomic_blocks: 1,
+            optimal_boundary_blocks: 0,
+            unmap_granularity_blocks: 0,
+            unmap_alignment_blocks: 0,
+            volatile_cache: false,
+            unmap_zeroes: false,
+            read_only: false,
+            lends: false,
+        }
+    }
+}
+
+impl Geometry {
+    /// Bytes in all.
+    pub fn bytes(&self) -> u64 {
+        self.blocks * u64::from(self.block_size)
+    }
+
+    /// Whether `blocks` from `lba` lie inside the device.
+    pub fn holds(&self, lba: u64, blocks: u64) -> bool {
+        lba.checked_add(blocks)
+            .is_some_and(|end| end <= self.blocks)
+    }
+}
+
 /// Why a queue could not be opened, or a device not be made.
 #[derive(Debug, thiserror::Error)]
 #[error("bdev \"{bdev}\": {what}: {source}")]
@@ -79,6 +112,12 @@ pub trait Bdev: Send + Sync + 'static {
     /// How `op` is carried out by the module itself (`Native` or `No`); the layer answers for the
     /// emulation.
     fn supports(&self, op: Op) -> Support;
+
+    /// Whether the module honours [`crate::Flags::FUA`] itself. If not, and its cache is volatile,
+    /// the layer above follows such a write with a flush.
+    fn native_fua(&self) -> bool {
+        false
+    }
 
     /// Opens a queue for the calling core, which keeps it. `pool` is that core's DMA memory.
     fn open(self: Arc<Self>, pool: &Pool) -> Result<Box<dyn Queue>, OpenError>;

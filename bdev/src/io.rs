@@ -45,9 +45,42 @@ impl Op {
         Op::Copy,
     ];
 
+    /// How many operations there are, for tables by operation.
+    pub const COUNT: usize = Op::ALL.len();
+
+    /// Its place in tables by operation.
+    pub fn index(self) -> usize {
+        self as usize
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Op::Read => "read",
+            Op::Write => "write",
+            Op::Flush => "flush",
+            Op::Unmap => "unmap",
+            Op::WriteZeroes => "write_zeroes",
+            Op::Compare => "compare",
+            Op::CompareAndWrite => "compare_and_write",
+            Op::Copy => "copy",
+        }
+    }
+
+    /// How many bytes of buffers it carries, given the bytes that its blocks hold.
+    pub fn data_len(self, bytes: u64) -> u64 {
+        match self {
+            Op::Read | Op::Write | Op::Compare => bytes,
+            Op::CompareAndWrite => 2 * bytes,
+            Op::Flush | Op::Unmap | Op::WriteZeroes | Op::Copy => 0,
+        }
+    }
+
     /// Whether it changes the blocks it names.
     pub fn is_write(self) -> bool {
-        matches!(self, Op::Write | Op::Unmap | Op::WriteZeroes | Op::CompareAndWrite | Op::Copy)
+        matches!(
+            self,
+            Op::Write | Op::Unmap | Op::WriteZeroes | Op::CompareAndWrite | Op::Copy
+        )
     }
 }
 
@@ -77,7 +110,15 @@ pub struct Io {
 
 impl Io {
     pub fn new(token: Token, op: Op, lba: u64, blocks: u32) -> Io {
-        Io { token, op, flags: Flags::empty(), lba, blocks, source_lba: 0, data: Extents::new() }
+        Io {
+            token,
+            op,
+            flags: Flags::empty(),
+            lba,
+            blocks,
+            source_lba: 0,
+            data: Extents::new(),
+        }
     }
 
     pub fn with(mut self, buf: Buf) -> Io {
@@ -88,6 +129,26 @@ impl Io {
     pub fn flags(mut self, flags: Flags) -> Io {
         self.flags = flags;
         self
+    }
+
+    /// For [`Op::Copy`]: where to copy from.
+    pub fn source(mut self, source_lba: u64) -> Io {
+        self.source_lba = source_lba;
+        self
+    }
+
+    /// Bytes in all extents.
+    pub fn data_len(&self) -> usize {
+        self.data.iter().map(Buf::len).sum()
+    }
+
+    /// Ends it without doing it.
+    pub fn complete(self, status: Status) -> Completion {
+        Completion {
+            token: self.token,
+            status,
+            data: self.data,
+        }
     }
 }
 
@@ -117,12 +178,66 @@ pub enum Status {
     /// Protection or media integrity check failed.
     Integrity,
     /// A specific NVMe status that a fault injector or an NVMe device asked for.
-    Nvme { sct: u8, sc: u8, dnr: bool },
+    Nvme {
+        sct: u8,
+        sc: u8,
+        dnr: bool,
+    },
 }
 
 impl Status {
     pub fn is_ok(self) -> bool {
         self == Status::Ok
+    }
+
+    /// How many kinds of status there are, for tables by kind.
+    pub const KINDS: usize = 14;
+
+    /// Its place in tables by kind.
+    pub fn kind(self) -> usize {
+        match self {
+            Status::Ok => 0,
+            Status::ReadError => 1,
+            Status::WriteError => 2,
+            Status::Miscompare => 3,
+            Status::OutOfRange => 4,
+            Status::NoSpace => 5,
+            Status::WriteProtected => 6,
+            Status::Unsupported => 7,
+            Status::Aborted => 8,
+            Status::Gone => 9,
+            Status::Retry => 10,
+            Status::DeviceError => 11,
+            Status::Integrity => 12,
+            Status::Nvme { .. } => 13,
+        }
+    }
+
+    /// The names of the kinds, in the order of [`Status::kind`].
+    pub const KIND_NAMES: [&'static str; Status::KINDS] = [
+        "ok",
+        "read_error",
+        "write_error",
+        "miscompare",
+        "out_of_range",
+        "no_space",
+        "write_protected",
+        "unsupported",
+        "aborted",
+        "gone",
+        "retry",
+        "device_error",
+        "integrity",
+        "nvme",
+    ];
+
+    /// What to call a failure of the device in an operation of this sort.
+    pub fn medium_error(op: Op) -> Status {
+        match op {
+            Op::Read | Op::Compare => Status::ReadError,
+            Op::Write | Op::WriteZeroes | Op::CompareAndWrite | Op::Copy => Status::WriteError,
+            Op::Flush | Op::Unmap => Status::DeviceError,
+        }
     }
 }
 

@@ -1,11 +1,29 @@
 //! The block device trait and its modules.
+//!
+//! ```text
+//!   Registry   names, claims, events, removal          control plane
+//!     └ Layer      one per device: splits, emulates, counts; opens a LayerQueue per core
+//!         └ Bdev       a module: null, malloc, delay, fault, passthru, uring, …
+//!             └ Queue      one core's way to it
+//! ```
 
 #![forbid(unsafe_code)]
 
+pub mod config;
+pub mod conformance;
 pub mod device;
+mod immediate;
 pub mod io;
+pub mod layer;
+pub mod malloc;
+pub mod null;
+pub mod pending;
 pub mod queue;
+pub mod stats;
 
+pub use config::ConfigError;
 pub use device::{Bdev, Geometry, Limits, OpenError, Support};
 pub use io::{Completion, Extents, Flags, Io, Op, Status, Token};
+pub use layer::{Layer, LayerQueue};
+pub use pending::Pending;
 pub use queue::{Busy, Done, Queue};

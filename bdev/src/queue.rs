@@ -11,6 +11,9 @@ use crate::io::{Completion, Io, Token};
 pub struct Busy;
 
 /// One core's way to a device. Never blocks, never allocates in steady state.
+///
+/// Dropping a queue gives up what is in flight: the buffers return to their pool, once the device
+/// and the kernel are done with them, and no completion is seen any more.
 pub trait Queue {
     /// Takes the I/O, or hands it back untouched. An I/O that was taken completes exactly once
     /// through [`Queue::poll`], whatever happens to the device.
@@ -32,7 +35,11 @@ pub trait Queue {
     /// The reactor would like to sleep; see [`nacre_reactor::Poller::arm`].
     fn arm(&mut self, now: Nanos) -> Idle {
         let _ = now;
-        if self.inflight() == 0 { Idle::Quiet } else { Idle::Busy }
+        if self.inflight() == 0 {
+            Idle::Quiet
+        } else {
+            Idle::Busy
+        }
     }
 
     fn disarm(&mut self) {}
@@ -50,7 +57,9 @@ pub struct Done {
 
 impl Done {
     pub fn with_capacity(capacity: usize) -> Done {
-        Done { items: Vec::with_capacity(capacity) }
+        Done {
+            items: Vec::with_capacity(capacity),
+        }
     }
 
     pub fn has_room(&self) -> bool {
@@ -70,6 +79,25 @@ impl Done {
 
     pub fn is_empty(&self) -> bool {
         self.items.is_empty()
+    }
+
+    /// Free places.
+    pub fn room(&self) -> usize {
+        self.items.capacity() - self.items.len()
+    }
+
+    /// The completion at `index`: a layer that had the queue below it write straight into its
+    /// caller's list translates tokens in place.
+    pub fn get_mut(&mut self, index: usize) -> Option<&mut Completion> {
+        self.items.get_mut(index)
+    }
+
+    /// Takes the completion at `index` out; the last one moves to its place.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn swap_remove(&mut self, index: usize) -> Completion {
+        self.items.swap_remove(index)
     }
 
     pub fn drain(&mut self) -> std::vec::Drain<'_, Completion> {

@@ -1,0 +1,183 @@
+//! What every block device must do, whatever it is made of: the suite that each module's tests call.
+//!
+//! ```no_run
+//! # use std::sync::Arc;
+//! # fn make() -> Arc<dyn nacre_bdev::Bdev> { unreachable!() }
+//! nacre_bdev::conformance::Suite::new(make).run();
+//! ```
+//!
+//! Each case gets a fresh device of at least [`MIN_BLOCKS`] blocks, twice: as the module itself, with
+//! what it does natively and within its limits, and through the [`Layer`], with everything. A case
+//! panics when the device misbehaves. What is random comes from a seed that a failure prints.
+
+mod cases;
+mod random;
+mod rig;
+mod threads;
+
+use std::sync::Arc;
+
+use crate::device::{Bdev, Support};
+use crate::io::Op;
+use crate::layer::Layer;
+
+/// The smallest device that the suite can work with.
+pub const MIN_BLOCKS: u64 = 512;
+/// Replays a failure.
+pub const SEED_VARIABLE: &str = "NACRE_CONFORMANCE_SEED";
+
+/// The suite and what it must know about the module beyond what the module says itself.
+pub struct Suite<F> {
+    make: F,
+    keeps_data: bool,
+}
+
+/// Runs everything for an ordinary module, one that keeps what is written.
+pub fn run(make: impl Fn() -> Arc<dyn Bdev>) {
+    Suite::new(make).run();
+}
+
+impl<F: Fn() -> Arc<dyn Bdev>> Suite<F> {
+    /// `make` makes a fresh device, whose contents may be anything.
+    pub fn new(make: F) -> Suite<F> {
+        Suite {
+            make,
+            keeps_data: true,
+        }
+    }
+
+    /// The device forgets what is written (null): everything but the data is checked.
+    pub fn keeps_no_data(mut self) -> Suite<F> {
+        self.keeps_data = false;
+        self
+    }
+
+    pub fn run(&self) {
+        let seed = Seed::choose();
+        self.run_view("module", seed.0, |bdev| bdev);
+        self.run_view("layer", seed.0, |bdev| Layer::new(bdev));
+    }
+
+    fn run_view(
+        &self,
+        view: &'static str,
+        seed: u64,
+        wrap: impl Fn(Arc<dyn Bdev>) -> Arc<dyn Bdev>,
+    ) {
+        for (name, case) in cases::ALL.iter().chain(random::ALL).chain(threads::ALL) {
+            let _named = Named { view, name };
+            let device = wrap((self.make)());
+            assert!(
+                device.geometry().blocks >= MIN_BLOCKS,
+                "the device is too small for the suite"
+            );
+            case(&Subject {
+                device,
+                keeps_data: self.keeps_data,
+                seed,
+            });
+        }
+    }
+}
+
+/// A device under test.
+struct Subject {
+    device: Arc<dyn Bdev>,
+    keeps_data: bool,
+    seed: u64,
+}
+
+type Case = (&'static str, fn(&Subject));
+
+impl Subject {
+    fn does(&self, op: Op) -> bool {
+        let writable = !(op.is_write() && self.device.limits().read_only);
+        writable && self.device.supports(op) != Support::No
+    }
+
+    fn writable(&self) -> bool {
+        !self.device.limits().read_only
+    }
+
+    /// The largest read or write that a case asks for: what the device takes, and no more than what
+    /// the cases have buffers for.
+    fn largest(&self) -> u32 {
+        let limits = self.device.limits();
+        let own = (rig::LARGEST_BUF / self.device.geometry().block_size as usize) as u32;
+        let boundary = match limits.optimal_boundary_blocks {
+            // Through the layer, where the limits are lifted, crossing a boundary is allowed.
+            0 => u32::MAX,
+            _ if limits.max_blocks == u32::MAX => u32::MAX,
+            boundary => boundary,
+        };
+        limits.max_blocks.min(own).min(boundary).min(200)
+    }
+}
+
+/// Says on a failure which case it was.
+struct Named {
+    view: &'static str,
+    name: &'static str,
+}
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!(
+                "conformance: case \"{}\" failed on the {}",
+                self.name, self.view
+            );
+        }
+    }
+}
+
+/// The seed of this run; printed when it fails.
+struct Seed(u64);
+
+impl Seed {
+    fn choose() -> Seed {
+        let given = std::env::var(SEED_VARIABLE)
+            .ok()
+            .and_then(|text| text.parse().ok());
+        let clock = || {
+            std::time::UNIX_EPOCH
+                .elapsed()
+                .map_or(1, |now| now.as_nanos() as u64)
+        };
+        Seed(given.unwrap_or_else(clock))
+    }
+}
+
+impl Drop for Seed {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!(
+                "conformance: replay with {SEED_VARIABLE}={} cargo test …",
+                self.0
+            );
+        }
+    }
+}
+
+/// A small generator (xorshift64*), so that the suite needs no dependency.
+#[derive(Debug, Clone)]
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Random {
+        // Any state but 0; multiplied so that neighbouring seeds differ from the first value on.
+        Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
+    }
+
+    /// A number below `bound`, which is not 0.
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
+    }
+}

@@ -1,0 +1,244 @@
+//! A queue with everything around it that a case needs: buffers, tokens, a clock, and the check that
+//! every token comes back exactly once.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nacre_hugepages::{Buf, ClassSpec, Pool};
+use nacre_reactor::Nanos;
+
+use super::Subject;
+use crate::device::Geometry;
+use crate::io::{Completion, Extents, Flags, Io, Op, Status, Token};
+use crate::queue::{Busy, Done, Queue};
+
+pub(super) const LARGEST_BUF: usize = 1 << 20;
+/// Nothing that a case asks for takes a device this long.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+const CLASSES: [ClassSpec; 4] = [
+    ClassSpec {
+        size: 512,
+        count: 512,
+    },
+    ClassSpec {
+        size: 4096,
+        count: 1200,
+    },
+    ClassSpec {
+        size: 64 << 10,
+        count: 48,
+    },
+    ClassSpec {
+        size: LARGEST_BUF,
+        count: 14,
+    },
+];
+
+pub(super) struct Rig {
+    pub queue: Box<dyn Queue>,
+    pub pool: Pool,
+    pub geometry: Geometry,
+    done: Done,
+    started: Instant,
+    next: Token,
+    open: HashSet<Token>,
+    ended: HashMap<Token, Completion>,
+}
+
+impl Rig {
+    pub fn new(subject: &Subject) -> Rig {
+        let pool = Pool::heap(&CLASSES);
+        let queue = Arc::clone(&subject.device)
+            .open(&pool)
+            .expect("the device opens");
+        Rig {
+            queue,
+            pool,
+            geometry: subject.device.geometry(),
+            done: Done::with_capacity(32),
+            started: Instant::now(),
+            // Odd tokens with high bits: a layer must carry all 64 through.
+            next: 0xFFFF_0000_0000_0001,
+            open: HashSet::new(),
+            ended: HashMap::new(),
+        }
+    }
+
+    pub fn now(&self) -> Nanos {
+        Nanos(1) + self.started.elapsed()
+    }
+
+    pub fn io(&mut self, op: Op, lba: u64, blocks: u32) -> Io {
+        self.next += 2;
+        Io::new(self.next, op, lba, blocks)
+    }
+
+    pub fn bytes(&self, blocks: u32) -> usize {
+        blocks as usize * self.geometry.block_size as usize
+    }
+
+    /// A buffer for so many blocks, filled with a byte.
+    pub fn buf(&self, blocks: u32, fill: u8) -> Buf {
+        let mut buf = self
+            .pool
+            .acquire(self.bytes(blocks))
+            .expect("the case has buffers enough");
+        buf.bytes_mut()
+            .expect("a new buffer is not shared")
+            .fill(fill);
+        buf
+    }
+
+    pub fn buf_of(&self, bytes: &[u8]) -> Buf {
+        let mut buf = self
+            .pool
+            .acquire(bytes.len())
+            .expect("the case has buffers enough");
+        buf.bytes_mut()
+            .expect("a new buffer is not shared")
+            .copy_from_slice(bytes);
+        buf
+    }
+
+    /// Submits once.
+    #[allow(clippy::result_large_err)]
+    pub fn try_submit(&mut self, io: Io) -> Result<Token, (Busy, Io)> {
+        let token = io.token;
+        self.queue.submit(io)?;
+        assert!(self.open.insert(token), "the case used a token twice");
+        Ok(token)
+    }
+
+    /// Submits, polling while the queue is full.
+    pub fn submit(&mut self, mut io: Io) -> Token {
+        let since = Instant::now();
+        loop {
+            match self.try_submit(io) {
+                Ok(token) => return token,
+                Err((Busy, back)) => io = back,
+            }
+            self.turn();
+            assert!(
+                since.elapsed() < DEADLINE,
+                "the queue is full for ever: {io:?}"
+            );
+        }
+    }
+
+    /// One turn.
+    pub fn turn(&mut self) {
+        let now = self.now();
+        let told = self.queue.poll(now, &mut self.done);
+        assert_eq!(
+            told,
+            self.done.len(),
+            "poll tells how many completions it collected"
+        );
+        if told == 0 {
+            std::thread::yield_now();
+        }
+        for completion in self.done.drain() {
+            let token = completion.token;
+            assert!(
+                self.open.remove(&token),
+                "{token:#x} completed though it was not under way"
+            );
+            self.ended.insert(token, completion);
+        }
+        assert_eq!(
+            self.queue.inflight(),
+            self.open.len(),
+            "inflight() counts what is under way"
+        );
+    }
+
+    pub fn wait(&mut self, token: Token) -> Completion {
+        let since = Instant::now();
+        loop {
+            if let Some(completion) = self.ended.remove(&token) {
+                return completion;
+            }
+            assert!(since.elapsed() < DEADLINE, "{token:#x} does not complete");
+            self.turn();
+        }
+    }
+
+    /// Waits for everything under way.
+    pub fn wait_all(&mut self) -> Vec<Completion> {
+        let since = Instant::now();
+        while !self.open.is_empty() {
+            assert!(
+                since.elapsed() < DEADLINE,
+                "{} I/Os do not complete",
+                self.open.len()
+            );
+            self.turn();
+        }
+        self.ended
+            .drain()
+            .map(|(_, completion)| completion)
+            .collect()
+    }
+
+    /// Does one I/O.
+    pub fn run(&mut self, io: Io) -> Completion {
+        let token = self.submit(io);
+        self.wait(token)
+    }
+
+    pub fn status_of(&mut self, io: Io) -> Status {
+        self.run(io).status
+    }
+
+    pub fn ok(&mut self, io: Io) {
+        let what = format!("{io:?}");
+        assert_eq!(self.status_of(io), Status::Ok, "{what}");
+    }
+
+    pub fn write(&mut self, lba: u64, bytes: &[u8]) {
+        self.write_with(lba, bytes, Flags::empty());
+    }
+
+    pub fn write_with(&mut self, lba: u64, bytes: &[u8], flags: Flags) {
+        let blocks = (bytes.len() / self.geometry.block_size as usize) as u32;
+        let buf = self.buf_of(bytes);
+        let io = self.io(Op::Write, lba, blocks).with(buf).flags(flags);
+        self.ok(io);
+    }
+
+    pub fn read(&mut self, lba: u64, blocks: u32) -> Vec<u8> {
+        let buf = self.buf(blocks, 0xA5);
+        let io = self.io(Op::Read, lba, blocks).with(buf);
+        let completion = self.run(io);
+        assert_eq!(
+            completion.status,
+            Status::Ok,
+            "read of {blocks} blocks at {lba}"
+        );
+        let bytes = flat(&completion.data);
+        assert_eq!(
+            bytes.len(),
+            self.bytes(blocks),
+            "a read returns the buffers it was given"
+        );
+        bytes
+    }
+}
+
+/// The bytes of all extents.
+pub(super) fn flat(data: &Extents) -> Vec<u8> {
+    data.iter().flat_map(|buf| buf.iter().copied()).collect()
+}
+
+/// Bytes that tell where they belong: each block's differ from its neighbours' and from other tags'.
+pub(super) fn pattern(blocks: u32, block_size: u32, lba: u64, tag: u8) -> Vec<u8> {
+    let byte = |at: usize| {
+        let block = lba + (at / block_size as usize) as u64;
+        (block.wrapping_mul(31) as u8) ^ (at % 251) as u8 ^ tag.wrapping_mul(0x3B)
+    };
+    (0..blocks as usize * block_size as usize)
+        .map(byte)
+        .collect()
+}

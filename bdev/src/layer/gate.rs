@@ -1,0 +1,330 @@
+//! Makes an emulated compare-and-write atomic against every write of every core, at no cost while
+//! nobody uses one.
+//!
+//! ```text
+//!             a compare-and-write comes            every core's untracked count was seen at 0
+//!   Normal ───────────────────────────> Draining ──────────────────────────────> Tracked
+//!      ^                                                                            │
+//!      └──────────────── none for QUIET, none under way ────────────────────────────┘
+//! ```
+//!
+//! - **Normal**: a core publishes how many writes it has under way in a cache line of its own and
+//!   looks at the mode. The first write after none costs a fence (Dekker's argument: either the
+//!   writer sees that the mode changed, or whoever changed it sees the count); the others not even
+//!   that, since a count that is not 0 already holds off everybody.
+//! - **Draining, Tracked**: a write takes its range in a table under a lock, in order of arrival, and
+//!   waits, polled, while an earlier overlapping entry stands where one of the two is a
+//!   compare-and-write. Order of arrival means that nobody starves. A compare-and-write also waits until
+//!   the untracked writes from before are over.
+//! - Going back to Normal leaves tracked writes in the table; the next compare-and-write meets them there.
+//!
+//! Reads take no part: a compare-and-write is atomic towards writers, as NVMe asks of it.
+
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use nacre_reactor::Nanos;
+
+/// How long after the last compare-and-write the writers go untracked again. Clustered file systems
+/// use it in bursts (a heartbeat every second or two); VMware's renew a lock every 3 s.
+const QUIET: Duration = Duration::from_secs(4);
+/// How often a queue looks whether it is quiet: the look takes the lock.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+const NORMAL: u8 = 0;
+const DRAINING: u8 = 1;
+const TRACKED: u8 = 2;
+
+/// One per device, shared by its queues on all cores.
+#[derive(Debug, Default)]
+pub(crate) struct Gate {
+    mode: Padded<AtomicU8>,
+    table: Mutex<Table>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    entries: Vec<Entry>,
+    next: u64,
+    counts: Vec<Arc<Padded<AtomicU64>>>,
+    /// When the last compare-and-write came or ended.
+    last: Nanos,
+}
+
+#[derive(Debug)]
+struct Entry {
+    /// Order of arrival.
+    id: u64,
+    first: u64,
+    /// Exclusive.
+    end: u64,
+    /// A compare-and-write.
+    exclusive: bool,
+}
+
+impl Entry {
+    fn waits_for(&self, earlier: &Entry) -> bool {
+        earlier.id < self.id
+            && (self.exclusive || earlier.exclusive)
+            && self.first < earlier.end
+            && earlier.first < self.end
+    }
+}
+
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Padded<T>(T);
+
+/// A place in the table. Must be given back through [`GateQueue::leave`].
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Ticket {
+    id: u64,
+}
+
+/// One queue's part of the gate.
+#[derive(Debug)]
+pub(crate) struct GateQueue {
+    gate: Arc<Gate>,
+    mine: Arc<Padded<AtomicU64>>,
+    /// What `mine` says.
+    untracked: u64,
+    /// Tickets out, by id: taken back when the queue is dropped with I/O in flight.
+    tickets: Vec<u64>,
+    next_look: Nanos,
+}
+
+impl Gate {
+    pub(crate) fn join(self: &Arc<Gate>) -> GateQueue {
+        let mine = Arc::new(Padded(AtomicU64::new(0)));
+        self.lock().counts.push(Arc::clone(&mine));
+        GateQueue {
+            gate: Arc::clone(self),
+            mine,
+            untracked: 0,
+            tickets: Vec::with_capacity(16),
+            next_look: Nanos::ZERO,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl GateQueue {
+    /// Begins a write that nobody needs to know the range of. `false`: take a ticket instead.
+    #[inline]
+    pub(crate) fn begin_untracked(&mut self) -> bool {
+        self.untracked += 1;
+        self.mine.0.store(self.untracked, Ordering::Relaxed);
+        if self.untracked == 1 {
+            // Pairs with the fence in `enter`: the store above is seen there, or the mode is seen here.
+            fence(Ordering::SeqCst);
+        }
+        if self.gate.mode.0.load(Ordering::Relaxed) == NORMAL {
+            return true;
+        }
+        self.end_untracked();
+        false
+    }
+
+    #[inline]
+    pub(crate) fn end_untracked(&mut self) {
+        self.untracked -= 1;
+        // Release: whoever sees the 0 sees what the write did to the device's memory.
+        self.mine.0.store(self.untracked, Ordering::Release);
+    }
+
+    /// Takes a place in the table for a write, or for a compare-and-write (`exclusive`). It may
+    /// begin once it is [`GateQueue::granted`].
+    pub(crate) fn enter(&mut self, lba: u64, blocks: u64, exclusive: bool, now: Nanos) -> Ticket {
+        let mut table = self.gate.lock();
+        if exclusive {
+            table.last = table.last.max(now);
+            if self.gate.mode.0.load(Ordering::Relaxed) == NORMAL {
+                self.gate.mode.0.store(DRAINING, Ordering::Relaxed);
+                fence(Ordering::SeqCst);
+            }
+        }
+        let id = table.next;
+        table.next += 1;
+        table.entries.push(Entry {
+            id,
+            first: lba,
+            end: lba.saturating_add(blocks),
+            exclusive,
+        });
+        self.tickets.push(id);
+        Ticket { id }
+    }
+
+    pub(crate) fn granted(&self, ticket: &Ticket) -> bool {
+        let table = self.gate.lock();
+        let Some(entry) = table.entries.iter().find(|entry| entry.id == ticket.id) else {
+            return false;
+        };
+        if table.entries.iter().any(|earlier| entry.waits_for(earlier)) {
+            return false;
+        }
+        if !entry.exclusive || self.gate.mode.0.load(Ordering::Relaxed) == TRACKED {
+            return true;
+        }
+        let drained = table
+            .counts
+            .iter()
+            .all(|count| count.0.load(Ordering::Acquire) == 0);
+        if drained {
+            self.gate.mode.0.store(TRACKED, Ordering::Relaxed);
+        }
+        drained
+    }
+
+    pub(crate) fn leave(&mut self, ticket: Ticket, now: Nanos) {
+        self.tickets.retain(|id| *id != ticket.id);
+        let mut table = self.gate.lock();
+        if let Some(at) = table.entries.iter().position(|entry| entry.id == ticket.id)
+            && table.entries.swap_remove(at).exclusive
+        {
+            table.last = table.last.max(now);
+        }
+    }
+
+    /// Once per turn: goes back to Normal when it has been quiet for long enough.
+    #[inline]
+    pub(crate) fn turn(&mut self, now: Nanos) {
+        if self.gate.mode.0.load(Ordering::Relaxed) != NORMAL && now >= self.next_look {
+            self.next_look = now + LOOK_EVERY;
+            self.calm(now);
+        }
+    }
+
+    #[cold]
+    fn calm(&self, now: Nanos) {
+        let table = self.gate.lock();
+        let busy = table.entries.iter().any(|entry| entry.exclusive);
+        if !busy && now.since(table.last) >= QUIET {
+            self.gate.mode.0.store(NORMAL, Ordering::Relaxed);
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_normal(&self) -> bool {
+        self.gate.mode.0.load(Ordering::Relaxed) == NORMAL
+    }
+}
+
+/// The queue is closed: its I/O is over, whatever the counts say.
+impl Drop for GateQueue {
+    fn drop(&mut self) {
+        self.mine.0.store(0, Ordering::Release);
+        let mut table = self.gate.lock();
+        table.counts.retain(|count| !Arc::ptr_eq(count, &self.mine));
+        table
+            .entries
+            .retain(|entry| !self.tickets.contains(&entry.id));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Nanos {
+        Nanos::ZERO + Duration::from_secs(seconds)
+    }
+
+    /// A compare-and-write waits for untracked writes of all queues; later writes wait for it where they
+    /// overlap, and only there; after a quiet time writers go untracked again.
+    #[test]
+    fn life_of_the_mode() {
+        let gate = Arc::new(Gate::default());
+        let (mut a, mut b) = (gate.join(), gate.join());
+        assert!(a.begin_untracked() && b.begin_untracked());
+        let swap = a.enter(10, 2, true, at(1));
+        assert!(!a.granted(&swap));
+        a.end_untracked();
+        assert!(!a.granted(&swap), "the other core still writes");
+        assert!(!b.begin_untracked(), "new writes are tracked");
+        b.end_untracked();
+        assert!(a.granted(&swap));
+
+        let beside = b.enter(12, 4, false, at(1));
+        let over = b.enter(11, 4, false, at(1));
+        let behind = a.enter(14, 1, true, at(1));
+        assert!(b.granted(&beside) && !b.granted(&over) && !a.granted(&behind));
+        a.leave(swap, at(1));
+        assert!(
+            b.granted(&over) && !a.granted(&behind),
+            "in order of arrival"
+        );
+        b.leave(over, at(2));
+        assert!(!a.granted(&behind));
+        b.leave(beside, at(2));
+        assert!(a.granted(&behind));
+        a.turn(at(100));
+        assert!(!a.is_normal(), "one is under way");
+        a.leave(behind, at(101));
+        a.turn(at(102));
+        assert!(!a.is_normal());
+        b.turn(at(106));
+        assert!(b.is_normal() && b.begin_untracked());
+        b.end_untracked();
+    }
+
+    /// A queue that closes takes its count and its tickets along.
+    #[test]
+    fn closing_releases() {
+        let gate = Arc::new(Gate::default());
+        let (mut a, mut b) = (gate.join(), gate.join());
+        assert!(b.begin_untracked());
+        let swap = a.enter(0, 8, true, at(0));
+        let _lost = b.enter(0, 8, true, at(0));
+        let last = a.enter(0, 8, true, at(0));
+        assert!(!a.granted(&swap));
+        drop(b);
+        assert!(a.granted(&swap));
+        a.leave(swap, at(0));
+        assert!(a.granted(&last));
+        a.leave(last, at(0));
+    }
+
+    /// Two threads: an untracked write and a granted compare-and-write never overlap in time.
+    #[test]
+    fn no_overlap_between_threads() {
+        let gate = Arc::new(Gate::default());
+        let inside = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut queue = gate.join();
+                for _ in 0..20_000 {
+                    if queue.begin_untracked() {
+                        assert_ne!(inside.fetch_add(1, Ordering::SeqCst), 1000, "beside a swap");
+                        inside.fetch_sub(1, Ordering::SeqCst);
+                        queue.end_untracked();
+                    }
+                }
+            });
+            scope.spawn(|| {
+                let mut queue = gate.join();
+                for round in 0..2_000 {
+                    // A long time between rounds, so that the mode changes back and forth.
+                    let now = at(round * 10);
+                    let swap = queue.enter(0, 1, true, now);
+                    while !queue.granted(&swap) {
+                        std::thread::yield_now();
+                    }
+                    assert_eq!(
+                        inside.fetch_add(1000, Ordering::SeqCst),
+                        0,
+                        "beside a write"
+                    );
+                    inside.fetch_sub(1000, Ordering::SeqCst);
+                    queue.leave(swap, now);
+                    queue.turn(now + Duration::from_secs(9));
+                }
+            });
+        });
+    }
+}

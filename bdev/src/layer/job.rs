@@ -1,0 +1,567 @@
+//! A job: one I/O that takes several requests of the module. It decides, the queue performs.
+//!
+//! ```text
+//!   [Gate] ──granted──> Work ──all pieces back──> [Flush] ──> finished
+//!                        │ a piece failed, or the I/O was aborted: no new pieces, wait for the rest
+//!                        └──> finished with the first error
+//! ```
+//!
+//! Pieces of a native operation go out up to [`WINDOW`] at a time, each with its own part of the
+//! buffers; the parts are joined again in order. What has to be read first (compare, copy, the first
+//! half of a compare-and-write) goes one piece at a time through a bounce buffer.
+
+use arrayvec::ArrayVec;
+use nacre_hugepages::{Buf, Pool};
+
+use super::gate::Ticket;
+use super::plan::{Recipe, Shape};
+use crate::io::{Completion, Extents, Flags, Io, Op, Status};
+
+/// Pieces of one I/O under way at once. Eight of a device's largest requests keep it busy.
+const WINDOW: usize = 8;
+
+/// What the queue has to do next for a job.
+#[derive(Debug)]
+pub(super) enum Step {
+    /// Submit this; its token is the child's ordinal.
+    Submit(Io),
+    /// Something it needs (a bounce buffer) is short: ask again next turn.
+    Park,
+    /// Nothing before a child is done.
+    Wait,
+    Finished(Status),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// Waits for its range in the gate's table.
+    Gate,
+    Work,
+    Flush,
+}
+
+#[derive(Debug)]
+pub(super) struct Job {
+    /// The slot of the I/O that it does.
+    pub slot: usize,
+    pub stage: Stage,
+    pub ticket: Option<Ticket>,
+    /// A child that the module was too busy for.
+    pub held: Option<Io>,
+    recipe: Recipe,
+    flags: Flags,
+    lba: u64,
+    blocks: u32,
+    source_lba: u64,
+    flush_after: bool,
+    /// Buffers that are not with a child.
+    data: Extents,
+    /// Parts of the buffers that came back from children, joined.
+    back: Extents,
+    first_len: usize,
+    /// Blocks for which a child was made, in the current half.
+    next: u32,
+    children: ArrayVec<Child, WINDOW>,
+    ordinal: u8,
+    status: Status,
+    aborted: bool,
+    /// Swap: the comparison is over and was equal.
+    writing: bool,
+    bounce: Bounce,
+}
+
+/// The bounce buffer of a job that reads first.
+#[derive(Debug, Default)]
+struct Bounce {
+    /// What the next piece does not need of the buffer.
+    rest: Option<Buf>,
+    /// Read and to be written.
+    filled: Option<Buf>,
+    /// Blocks of the last piece.
+    blocks: u32,
+}
+
+#[derive(Debug)]
+struct Child {
+    ordinal: u8,
+    blocks: u32,
+    part: Part,
+    done: bool,
+    data: Extents,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// Has a part of the I/O's buffers, or needs none.
+    Piece,
+    /// Fills the bounce buffer to compare it.
+    ReadToCompare,
+    /// Fills the bounce buffer to write it.
+    ReadToWrite,
+    /// Has the bounce buffer.
+    WriteBounce,
+    /// Has shared handles that nobody needs back.
+    Shared,
+}
+
+/// Memory for emulation: a bounce buffer that is always there, so that a job can always end whatever
+/// the pool's other users hold, and more from the pool while it has some.
+#[derive(Debug)]
+pub(super) struct Memory {
+    reserve: Option<Buf>,
+    zeroes: Option<Buf>,
+    len: usize,
+}
+
+impl Memory {
+    pub fn none() -> Memory {
+        Memory {
+            reserve: None,
+            zeroes: None,
+            len: 0,
+        }
+    }
+
+    /// Two buffers of `len` bytes. `None`: the pool has none.
+    pub fn reserve(pool: &Pool, len: usize) -> Option<Memory> {
+        let reserve = pool.acquire(len)?;
+        let mut zeroes = pool.acquire(len)?;
+        zeroes.bytes_mut()?.fill(0);
+        Some(Memory {
+            reserve: Some(reserve),
+            zeroes: Some(zeroes),
+            len,
+        })
+    }
+
+    fn take(&mut self, pool: &Pool) -> Option<Buf> {
+        self.reserve.take().or_else(|| pool.acquire(self.len))
+    }
+
+    fn give(&mut self, buf: Buf) {
+        if self.reserve.is_none() && buf.len() == self.len {
+            self.reserve = Some(buf);
+        }
+    }
+}
+
+impl Job {
+    pub fn new(slot: usize, io: Io, recipe: Recipe, shape: &Shape) -> Job {
+        let first_len = io.data.first().map_or(0, Buf::len);
+        Job {
+            slot,
+            stage: Stage::Work,
+            ticket: None,
+            held: None,
+            recipe,
+            flags: io.flags,
+            lba: io.lba,
+            blocks: io.blocks,
+            source_lba: io.source_lba,
+            flush_after: shape.flush_after(io.op, io.flags),
+            data: io.data,
+            back: Extents::new(),
+            first_len,
+            next: 0,
+            children: ArrayVec::new(),
+            ordinal: 0,
+            status: Status::Ok,
+            aborted: false,
+            writing: false,
+            bounce: Bounce::default(),
+        }
+    }
+
+    /// What to do next. After `Submit` ask again; `Finished` only comes once nothing is under way.
+    pub fn step(&mut self, shape: &Shape, memory: &mut Memory, pool: &Pool) -> Step {
+        if self.is_over() {
+            return self.wind_down();
+        }
+        if self.stage == Stage::Flush {
+            return if self.children.is_empty() {
+                Step::Finished(Status::Ok)
+            } else {
+                Step::Wait
+            };
+        }
+        if self.next < self.blocks {
+            return match self.recipe {
+                Recipe::Pieces(op) => self.next_piece(op, shape),
+                Recipe::WriteZeroBuffer => self.next_zeroes(shape, memory),
+                Recipe::ReadAndCompare => self.next_read(Part::ReadToCompare, shape, memory, pool),
+                Recipe::ReadAndWrite => self.next_read(Part::ReadToWrite, shape, memory, pool),
+                Recipe::Swap if self.writing => self.next_new_data(shape),
+                Recipe::Swap if shape.native(Op::Compare) => self.next_expected(shape),
+                Recipe::Swap => self.next_read(Part::ReadToCompare, shape, memory, pool),
+            };
+        }
+        if let Some(step) = self.write_back() {
+            return step;
+        }
+        if !self.children.is_empty() {
+            return Step::Wait;
+        }
+        if self.recipe == Recipe::Swap && !self.writing {
+            (self.writing, self.next) = (true, 0);
+            return self.step(shape, memory, pool);
+        }
+        if self.flush_after {
+            self.stage = Stage::Flush;
+            return self.child(Io::new(0, Op::Flush, 0, 0), Part::Shared);
+        }
+        Step::Finished(Status::Ok)
+    }
+
+    /// A child has ended.
+    pub fn child_done(
+        &mut self,
+        ordinal: u8,
+        ended: Completion,
+        shape: &Shape,
+        memory: &mut Memory,
+    ) {
+        let Some(at) = self
+            .children
+            .iter()
+            .position(|c| c.ordinal == ordinal && !c.done)
+        else {
+            debug_assert!(false, "a child of a job ended twice");
+            return;
+        };
+        let mut status = ended.status;
+        let part = self.children[at].part;
+        let mut data = ended.data;
+        match part {
+            Part::Piece => self.children[at].data = data,
+            Part::Shared => {}
+            Part::ReadToCompare => {
+                let from = shape.bytes(self.next - self.children[at].blocks);
+                let read = data.pop();
+                if status.is_ok() && !read.as_deref().is_some_and(|read| self.expects(from, read)) {
+                    status = Status::Miscompare;
+                }
+                self.give_back(read, memory);
+            }
+            Part::ReadToWrite => match status.is_ok() {
+                true => self.bounce.filled = data.pop(),
+                false => self.give_back(data.pop(), memory),
+            },
+            Part::WriteBounce => self.give_back(data.pop(), memory),
+        }
+        if self.status.is_ok() {
+            self.status = status;
+        }
+        self.children[at].done = true;
+        while self.children.first().is_some_and(|child| child.done) {
+            let child = self.children.remove(0);
+            join(&mut self.back, child.data, self.first_len);
+        }
+    }
+
+    /// Whether no new child will be made for it.
+    pub fn is_over(&self) -> bool {
+        self.aborted || !self.status.is_ok()
+    }
+
+    /// The blocks that it changes.
+    pub fn range(&self) -> (u64, u64) {
+        (self.lba, u64::from(self.blocks))
+    }
+
+    /// Gives it up, as far as it has not been done: `false` when it is too late for that.
+    pub fn abort(&mut self) -> bool {
+        if self.writing || self.stage == Stage::Flush {
+            return false;
+        }
+        self.aborted = true;
+        self.drop_held();
+        true
+    }
+
+    /// Ends it with `status` as soon as its children are back.
+    pub fn fail(&mut self, status: Status) {
+        if self.status.is_ok() {
+            self.status = status;
+        }
+        self.drop_held();
+    }
+
+    /// The ordinals of the children that the module has.
+    pub fn under_way(&self) -> impl Iterator<Item = u8> + '_ {
+        self.children
+            .iter()
+            .filter(|child| !child.done)
+            .map(|child| child.ordinal)
+    }
+
+    /// The buffers, after the end.
+    pub fn into_data(mut self, memory: &mut Memory) -> Extents {
+        let filled = self.bounce.filled.take();
+        self.give_back(filled, memory);
+        let Job {
+            mut back,
+            data,
+            first_len,
+            ..
+        } = self;
+        join(&mut back, data, first_len);
+        back
+    }
+
+    fn wind_down(&mut self) -> Step {
+        match (self.children.is_empty(), self.status) {
+            (false, _) => Step::Wait,
+            (true, Status::Ok) => Step::Finished(Status::Aborted),
+            (true, status) => Step::Finished(status),
+        }
+    }
+
+    fn drop_held(&mut self) {
+        let Some(io) = self.held.take() else { return };
+        let ordinal = self.ordinal.wrapping_sub(1);
+        // The child that is held is always the youngest.
+        if let Some(at) = self
+            .children
+            .iter()
+            .position(|child| child.ordinal == ordinal)
+        {
+            let mut child = self.children.remove(at);
+            match child.part {
+                Part::Piece => {
+                    // Its buffers go in front of those that were not cut yet.
+                    child.data = io.data;
+                    let rest = std::mem::take(&mut self.data);
+                    join(&mut child.data, rest, usize::MAX);
+                    self.data = child.data;
+                }
+                // The bounce buffer returns to the pool, or to the reserve, with the job.
+                Part::ReadToCompare | Part::ReadToWrite | Part::WriteBounce => {
+                    self.bounce.filled = io.data.into_iter().next();
+                }
+                Part::Shared => {}
+            }
+        }
+    }
+
+    fn child(&mut self, io: Io, part: Part) -> Step {
+        let ordinal = self.ordinal;
+        self.ordinal = ordinal.wrapping_add(1);
+        let child = Child {
+            ordinal,
+            blocks: io.blocks,
+            part,
+            done: false,
+            data: Extents::new(),
+        };
+        self.children.push(child);
+        Step::Submit(Io {
+            token: u64::from(ordinal),
+            ..io
+        })
+    }
+
+    /// Whether a copy must run from its end, as `memmove` does: the source lies below the target and
+    /// overlaps it.
+    fn backwards(&self) -> bool {
+        self.source_lba < self.lba && self.overlaps()
+    }
+
+    fn overlaps(&self) -> bool {
+        self.lba.abs_diff(self.source_lba) < u64::from(self.blocks)
+    }
+
+    /// How many of `left` blocks the next piece of a copy may have, by reading and by writing.
+    fn copy_piece(&self, left: u32, shape: &Shape) -> u32 {
+        let piece = |base: u64| match self.backwards() {
+            true => shape.piece_before(base + u64::from(self.blocks - self.next), left),
+            false => shape.piece(Op::Read, base + u64::from(self.next), left),
+        };
+        piece(self.source_lba).min(piece(self.lba))
+    }
+
+    /// Where the next piece of a copy begins within the range, if it has `blocks`.
+    fn copy_offset(&self, blocks: u32) -> u64 {
+        match self.backwards() {
+            true => u64::from(self.blocks - self.next - blocks),
+            false => u64::from(self.next),
+        }
+    }
+
+    fn next_piece(&mut self, op: Op, shape: &Shape) -> Step {
+        let window = if op == Op::Copy && self.overlaps() {
+            1
+        } else {
+            WINDOW
+        };
+        if self.children.len() >= window {
+            return Step::Wait;
+        }
+        let left = self.blocks - self.next;
+        let blocks = shape.piece(op, self.lba + u64::from(self.next), left);
+        let offset = if op == Op::Copy {
+            self.copy_offset(blocks)
+        } else {
+            u64::from(self.next)
+        };
+        let mut io = Io::new(0, op, self.lba + offset, blocks).flags(self.flags);
+        if op == Op::Unmap {
+            io.flags = Flags::empty();
+        }
+        io.source_lba = self.source_lba + if op == Op::Copy { offset } else { 0 };
+        io.data = match op {
+            Op::CompareAndWrite => std::mem::take(&mut self.data),
+            _ => cut(
+                &mut self.data,
+                op.data_len(shape.bytes(blocks) as u64) as usize,
+            ),
+        };
+        self.next += blocks;
+        self.child(io, Part::Piece)
+    }
+
+    fn next_zeroes(&mut self, shape: &Shape, memory: &Memory) -> Step {
+        let Some(zeroes) = &memory.zeroes else {
+            return Step::Finished(Status::Unsupported);
+        };
+        if self.children.is_full() {
+            return Step::Wait;
+        }
+        let most = (zeroes.len() / shape.block_size as usize) as u32;
+        let at = self.lba + u64::from(self.next);
+        let blocks = shape
+            .piece(Op::Write, at, self.blocks - self.next)
+            .min(most);
+        let flags = self.flags & Flags::FUA;
+        self.next += blocks;
+        let part = zeroes.slice(0, shape.bytes(blocks));
+        self.child(
+            Io::new(0, Op::Write, at, blocks).flags(flags).with(part),
+            Part::Shared,
+        )
+    }
+
+    fn next_read(&mut self, part: Part, shape: &Shape, memory: &mut Memory, pool: &Pool) -> Step {
+        if let Some(step) = self.write_back() {
+            return step;
+        }
+        if !self.children.is_empty() {
+            return Step::Wait;
+        }
+        let Some(mut bounce) = memory.take(pool) else {
+            return Step::Park;
+        };
+        let most = (bounce.len() / shape.block_size as usize) as u32;
+        let left = (self.blocks - self.next).min(most);
+        let (lba, blocks) = match part {
+            Part::ReadToWrite => {
+                let blocks = self.copy_piece(left, shape);
+                (self.source_lba + self.copy_offset(blocks), blocks)
+            }
+            _ => {
+                let lba = self.lba + u64::from(self.next);
+                (lba, shape.piece(Op::Read, lba, left))
+            }
+        };
+        self.bounce.rest = Some(bounce.split_off(shape.bytes(blocks)));
+        self.bounce.blocks = blocks;
+        self.next += blocks;
+        self.child(Io::new(0, Op::Read, lba, blocks).with(bounce), part)
+    }
+
+    /// Copy: the piece that was read is written.
+    fn write_back(&mut self) -> Option<Step> {
+        let filled = self.bounce.filled.take()?;
+        let blocks = self.bounce.blocks;
+        // What was read last ends at `next`; counted from the end, it begins there.
+        let offset = match self.backwards() {
+            true => u64::from(self.blocks - self.next),
+            false => u64::from(self.next - blocks),
+        };
+        let io = Io::new(0, Op::Write, self.lba + offset, blocks).flags(self.flags & Flags::FUA);
+        Some(self.child(io.with(filled), Part::WriteBounce))
+    }
+
+    /// Swap: natively compares with a part of the expected data.
+    fn next_expected(&mut self, shape: &Shape) -> Step {
+        self.next_of_extent(0, Op::Compare, Flags::empty(), shape)
+    }
+
+    /// Swap: writes a part of the new data.
+    fn next_new_data(&mut self, shape: &Shape) -> Step {
+        self.next_of_extent(1, Op::Write, self.flags & Flags::FUA, shape)
+    }
+
+    fn next_of_extent(&mut self, extent: usize, op: Op, flags: Flags, shape: &Shape) -> Step {
+        if self.children.is_full() {
+            return Step::Wait;
+        }
+        let at = self.lba + u64::from(self.next);
+        let blocks = shape.piece(op, at, self.blocks - self.next);
+        let part = self.data[extent].slice(shape.bytes(self.next), shape.bytes(blocks));
+        self.next += blocks;
+        self.child(
+            Io::new(0, op, at, blocks).flags(flags).with(part),
+            Part::Shared,
+        )
+    }
+
+    /// Whether the data of a compare, or the expected data of a swap, has `read` at `from`.
+    fn expects(&self, mut from: usize, mut read: &[u8]) -> bool {
+        for extent in &self.data {
+            if from >= extent.len() {
+                from -= extent.len();
+                continue;
+            }
+            let len = read.len().min(extent.len() - from);
+            let (now, later) = read.split_at(len);
+            if now != &extent[from..from + len] {
+                return false;
+            }
+            (read, from) = (later, 0);
+            if read.is_empty() {
+                return true;
+            }
+        }
+        read.is_empty()
+    }
+
+    fn give_back(&mut self, buf: Option<Buf>, memory: &mut Memory) {
+        let rest = self.bounce.rest.take();
+        let Some(mut buf) = buf else { return };
+        if rest.is_none_or(|rest| buf.unsplit(rest).is_ok()) {
+            memory.give(buf);
+        }
+    }
+}
+
+/// Takes the first `bytes` off `data`.
+fn cut(data: &mut Extents, mut bytes: usize) -> Extents {
+    let mut part = Extents::new();
+    while bytes > 0
+        && let Some(first) = data.first_mut()
+    {
+        if first.len() > bytes {
+            let rest = first.split_off(bytes);
+            part.push(std::mem::replace(first, rest));
+            break;
+        }
+        bytes -= first.len();
+        part.push(data.remove(0));
+    }
+    part
+}
+
+/// Puts `part` behind `whole`, joining what was cut: the first extent had `first_len` bytes.
+fn join(whole: &mut Extents, part: Extents, first_len: usize) {
+    for mut buf in part {
+        let open = whole.len() == 2 || whole.last().is_some_and(|last| last.len() < first_len);
+        if open && let Some(last) = whole.last_mut() {
+            match last.unsplit(buf) {
+                Ok(()) => continue,
+                Err(other) => buf = other,
+            }
+        }
+        let lost = whole.try_push(buf).is_err();
+        debug_assert!(!lost, "a module returned other buffers than it was given");
+    }
+}

@@ -1,0 +1,205 @@
+//! Decides what becomes of an I/O: straight to the module, an answer at once, or a job.
+
+use nacre_hugepages::Buf;
+
+use crate::device::{Bdev, Support};
+use crate::io::{Flags, Io, Op, Status};
+
+/// What of a device matters for the decision; fixed while it lives.
+#[derive(Debug, Clone)]
+pub(super) struct Shape {
+    pub block_size: u32,
+    pub max_blocks: u32,
+    pub max_unmap_blocks: u64,
+    /// 0: none.
+    pub boundary_blocks: u32,
+    pub read_only: bool,
+    pub volatile_cache: bool,
+    pub native_fua: bool,
+    pub unmap_zeroes: bool,
+    pub lends: bool,
+    native: [bool; Op::COUNT],
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Plan {
+    /// The module does it as it is.
+    Direct,
+    /// Answered without the module.
+    Now(Status),
+    Job(Recipe),
+}
+
+/// How a job does its work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Recipe {
+    /// The module does it (as this operation), in as many pieces as it takes.
+    Pieces(Op),
+    /// Write zeroes: writes a buffer of zeroes, as often as it takes.
+    WriteZeroBuffer,
+    /// Compare: reads piece by piece and compares here.
+    ReadAndCompare,
+    /// Compare and write: compares, natively or by reading, then writes, with the range held.
+    Swap,
+    /// Copy: reads and writes piece by piece.
+    ReadAndWrite,
+}
+
+impl Shape {
+    pub fn of(bdev: &dyn Bdev) -> Shape {
+        let limits = bdev.limits();
+        Shape {
+            block_size: bdev.geometry().block_size,
+            max_blocks: limits.max_blocks.max(1),
+            max_unmap_blocks: limits.max_unmap_blocks.max(1),
+            boundary_blocks: limits.optimal_boundary_blocks,
+            read_only: limits.read_only,
+            volatile_cache: limits.volatile_cache,
+            native_fua: bdev.native_fua(),
+            unmap_zeroes: limits.unmap_zeroes && limits.unmap_granularity_blocks <= 1,
+            lends: limits.lends,
+            native: Op::ALL.map(|op| bdev.supports(op) == Support::Native),
+        }
+    }
+
+    pub fn native(&self, op: Op) -> bool {
+        self.native[op.index()]
+    }
+
+    /// How the layer and the module together carry `op` out.
+    pub fn support(&self, op: Op) -> Support {
+        let (read, write) = (self.native(Op::Read), self.native(Op::Write));
+        let emulated = match op {
+            // Nobody can read, write or deallocate in the module's place.
+            Op::Read | Op::Write | Op::Unmap => false,
+            // Without a cache everything that completed is where it will stay.
+            Op::Flush => !self.volatile_cache,
+            Op::WriteZeroes => write,
+            Op::Compare => read,
+            Op::CompareAndWrite | Op::Copy => read && write,
+        };
+        match (self.native(op), emulated) {
+            (true, _) => Support::Native,
+            (false, true) => Support::Emulated,
+            (false, false) => Support::No,
+        }
+    }
+
+    /// Whether an operation needs bounce memory.
+    pub fn bounces(&self) -> bool {
+        [Op::WriteZeroes, Op::Compare, Op::CompareAndWrite, Op::Copy]
+            .iter()
+            .any(|op| self.support(*op) == Support::Emulated)
+    }
+
+    pub fn bytes(&self, blocks: u32) -> usize {
+        blocks as usize * self.block_size as usize
+    }
+
+    /// Whether a write must be followed by a flush to force it to the media.
+    pub fn flush_after(&self, op: Op, flags: Flags) -> bool {
+        let writes = op.is_write() && op != Op::Unmap;
+        writes && flags.contains(Flags::FUA) && self.volatile_cache && !self.native_fua
+    }
+
+    /// How many of `left` blocks from `lba` one request of the module may have.
+    pub fn piece(&self, op: Op, lba: u64, left: u32) -> u32 {
+        let most = match op {
+            Op::Unmap | Op::WriteZeroes => {
+                return left.min(u32::try_from(self.max_unmap_blocks).unwrap_or(u32::MAX));
+            }
+            Op::Flush | Op::CompareAndWrite => return left,
+            Op::Copy => return left.min(self.max_blocks),
+            Op::Read | Op::Write | Op::Compare => left.min(self.max_blocks),
+        };
+        match self.boundary_blocks {
+            0 => most,
+            boundary => {
+                let into = (lba % u64::from(boundary)) as u32;
+                most.min(boundary - into)
+            }
+        }
+    }
+
+    /// How many of `left` blocks that end at `end` one read or write may have.
+    pub fn piece_before(&self, end: u64, left: u32) -> u32 {
+        let most = left.min(self.max_blocks);
+        match self.boundary_blocks {
+            0 => most,
+            boundary => most.min(((end - 1) % u64::from(boundary)) as u32 + 1),
+        }
+    }
+
+    /// Decides about `io` on a device that has `total` blocks now.
+    #[inline]
+    pub fn plan(&self, io: &Io, total: u64) -> Plan {
+        if io.op == Op::Flush {
+            return match self.support(Op::Flush) {
+                Support::Native => Plan::Direct,
+                Support::Emulated => Plan::Now(Status::Ok),
+                Support::No => Plan::Now(Status::Unsupported),
+            };
+        }
+        let inside = |lba: u64| {
+            lba.checked_add(u64::from(io.blocks))
+                .is_some_and(|end| end <= total)
+        };
+        if !inside(io.lba) || (io.op == Op::Copy && !inside(io.source_lba)) {
+            return Plan::Now(Status::OutOfRange);
+        }
+        if self.read_only && io.op.is_write() {
+            return Plan::Now(Status::WriteProtected);
+        }
+        if io.blocks == 0 {
+            return Plan::Now(Status::Ok);
+        }
+        if !self.data_fits(io) {
+            return Plan::Now(Status::Unsupported);
+        }
+        if !self.native(io.op) {
+            return self.emulation(io);
+        }
+        let whole = self.piece(io.op, io.lba, io.blocks) == io.blocks;
+        if whole && !self.flush_after(io.op, io.flags) {
+            return Plan::Direct;
+        }
+        // Pieces of a loan, or of a compare-and-write, cannot be put together.
+        let one_piece = io.op == Op::CompareAndWrite || (io.op == Op::Read && io.data.is_empty());
+        match one_piece && (!whole || io.blocks > self.max_blocks) {
+            true => Plan::Now(Status::Unsupported),
+            false => Plan::Job(Recipe::Pieces(io.op)),
+        }
+    }
+
+    fn emulation(&self, io: &Io) -> Plan {
+        if self.support(io.op) == Support::No {
+            return Plan::Now(Status::Unsupported);
+        }
+        Plan::Job(match io.op {
+            Op::Compare => Recipe::ReadAndCompare,
+            Op::CompareAndWrite => Recipe::Swap,
+            Op::Copy => Recipe::ReadAndWrite,
+            _ => {
+                let deallocate =
+                    io.flags.contains(Flags::DEALLOCATE) && !io.flags.contains(Flags::FUA);
+                match deallocate && self.unmap_zeroes && self.native(Op::Unmap) {
+                    true => Recipe::Pieces(Op::Unmap),
+                    false => Recipe::WriteZeroBuffer,
+                }
+            }
+        })
+    }
+
+    /// Whether the buffers are as long as the blocks (or absent, where the device lends its own).
+    fn data_fits(&self, io: &Io) -> bool {
+        let bytes = self.bytes(io.blocks);
+        match io.op {
+            Op::Read if io.data.is_empty() => self.lends,
+            Op::Read | Op::Write | Op::Compare => io.data_len() == bytes,
+            Op::CompareAndWrite => {
+                io.data.len() == 2 && io.data.iter().map(Buf::len).all(|len| len == bytes)
+            }
+            Op::Flush | Op::Unmap | Op::WriteZeroes | Op::Copy => true,
+        }
+    }
+}

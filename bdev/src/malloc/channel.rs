@@ -1,0 +1,115 @@
+//! The RAM disk's queue.
+
+use std::sync::Arc;
+
+use nacre_hugepages::Shared;
+use nacre_reactor::{Idle, Nanos};
+
+use super::{Malloc, QUEUE_DEPTH};
+use crate::device::Geometry;
+use crate::immediate::Immediate;
+use crate::io::{Io, Op, Status, Token};
+use crate::queue::{Busy, Done, Queue};
+
+pub(super) struct Channel {
+    memory: Arc<Shared>,
+    geometry: Geometry,
+    done: Immediate,
+}
+
+impl Channel {
+    pub fn new(malloc: &Malloc) -> Channel {
+        Channel {
+            memory: Arc::clone(&malloc.memory),
+            geometry: malloc.geometry,
+            done: Immediate::new(QUEUE_DEPTH as usize),
+        }
+    }
+
+    fn perform(&self, io: &mut Io) -> Status {
+        if io.op == Op::Flush {
+            return Status::Ok;
+        }
+        let blocks = u64::from(io.blocks);
+        if !self.geometry.holds(io.lba, blocks) {
+            return Status::OutOfRange;
+        }
+        let mut at = self.offset(io.lba);
+        let bytes = self.offset(blocks);
+        // The memory panics on a range outside; buffers longer than the blocks would make one.
+        if io.data_len() as u64 > io.op.data_len(bytes as u64) {
+            return Status::Unsupported;
+        }
+        match io.op {
+            Op::Read => {
+                for buf in &mut io.data {
+                    // A buffer that others see is one that nobody may read into.
+                    let Some(into) = buf.bytes_mut() else {
+                        return Status::DeviceError;
+                    };
+                    self.memory.read(at, into);
+                    at += into.len();
+                }
+            }
+            Op::Write => {
+                for buf in &io.data {
+                    self.memory.write(at, buf);
+                    at += buf.len();
+                }
+            }
+            Op::Compare => {
+                for buf in &io.data {
+                    if !self.memory.compare(at, buf) {
+                        return Status::Miscompare;
+                    }
+                    at += buf.len();
+                }
+            }
+            Op::WriteZeroes => self.memory.zero(at, bytes),
+            Op::Unmap => self.memory.discard(at, bytes),
+            Op::Copy => {
+                if !self.geometry.holds(io.source_lba, blocks) {
+                    return Status::OutOfRange;
+                }
+                self.memory
+                    .copy_within(self.offset(io.source_lba), at, bytes);
+            }
+            Op::CompareAndWrite => return Status::Unsupported,
+            Op::Flush => {}
+        }
+        Status::Ok
+    }
+
+    fn offset(&self, blocks: u64) -> usize {
+        // Inside the device, which is inside the address space.
+        blocks as usize * self.geometry.block_size as usize
+    }
+}
+
+impl Queue for Channel {
+    fn submit(&mut self, mut io: Io) -> Result<(), (Busy, Io)> {
+        if self.done.is_full() {
+            return Err((Busy, io));
+        }
+        let status = self.perform(&mut io);
+        self.done.push(io.complete(status));
+        Ok(())
+    }
+
+    fn poll(&mut self, _now: Nanos, done: &mut Done) -> usize {
+        self.done.hand_over(done)
+    }
+
+    /// Too late: it is done.
+    fn abort(&mut self, _token: Token) -> bool {
+        false
+    }
+
+    fn inflight(&self) -> usize {
+        self.done.len()
+    }
+
+    fn arm(&mut self, _now: Nanos) -> Idle {
+        self.done.arm()
+    }
+}

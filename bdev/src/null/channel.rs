@@ -1,0 +1,79 @@
+//! The null device's queue: everything is done when it is submitted.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use nacre_reactor::{Idle, Nanos};
+
+use super::{Null, QUEUE_DEPTH, Reads};
+use crate::immediate::Immediate;
+use crate::io::{Io, Op, Status, Token};
+use crate::queue::{Busy, Done, Queue};
+
+pub(super) struct Channel {
+    blocks: Arc<AtomicU64>,
+    reads: Reads,
+    done: Immediate,
+}
+
+impl Channel {
+    pub fn new(null: &Null) -> Channel {
+        Channel {
+            blocks: Arc::clone(&null.blocks),
+            reads: null.config.reads,
+            done: Immediate::new(QUEUE_DEPTH as usize),
+        }
+    }
+
+    fn perform(&self, io: &mut Io) -> Status {
+        let total = self.blocks.load(Ordering::Relaxed);
+        let inside = io
+            .lba
+            .checked_add(u64::from(io.blocks))
+            .is_some_and(|end| end <= total);
+        match io.op {
+            Op::Flush => Status::Ok,
+            Op::Compare | Op::CompareAndWrite | Op::Copy => Status::Unsupported,
+            _ if !inside => Status::OutOfRange,
+            Op::Read if self.reads == Reads::Zeroes => {
+                for buf in &mut io.data {
+                    // A buffer that others see is one that nobody may read into.
+                    let Some(bytes) = buf.bytes_mut() else {
+                        return Status::DeviceError;
+                    };
+                    bytes.fill(0);
+                }
+                Status::Ok
+            }
+            Op::Read | Op::Write | Op::Unmap | Op::WriteZeroes => Status::Ok,
+        }
+    }
+}
+
+impl Queue for Channel {
+    fn submit(&mut self, mut io: Io) -> Result<(), (Busy, Io)> {
+        if self.done.is_full() {
+            return Err((Busy, io));
+        }
+        let status = self.perform(&mut io);
+        self.done.push(io.complete(status));
+        Ok(())
+    }
+
+    fn poll(&mut self, _now: Nanos, done: &mut Done) -> usize {
+        self.done.hand_over(done)
+    }
+
+    /// Too late: it is done.
+    fn abort(&mut self, _token: Token) -> bool {
+        false
+    }
+
+    fn inflight(&self) -> usize {
+        self.done.len()
+    }
+
+    fn arm(&mut self, _now: Nanos) -> Idle {
+        self.done.arm()
+    }
+}

@@ -1,0 +1,128 @@
+//! A device that takes everything and keeps nothing: the cost of all the rest.
+//!
+//! Reads answer zeroes, or the buffer as it was (to measure without touching memory). Its size can be
+//! anything, and be changed.
+
+mod channel;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use nacre_hugepages::Pool;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::config::{ConfigError, check_blocks};
+use crate::device::{Bdev, Geometry, Limits, OpenError, Support};
+use crate::io::Op;
+use crate::queue::Queue;
+
+/// I/Os in one queue: nothing waits, so this only bounds what is collected between two polls.
+const QUEUE_DEPTH: u32 = 1024;
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    pub name: String,
+    pub block_size: u32,
+    pub num_blocks: u64,
+    /// Default: the block size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub physical_block_size: Option<u32>,
+    /// Default: a random one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uuid: Option<Uuid>,
+    #[serde(default)]
+    pub reads: Reads,
+}
+
+/// What a read answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reads {
+    #[default]
+    Zeroes,
+    /// The buffer as it was.
+    Untouched,
+}
+
+pub struct Null {
+    config: Config,
+    uuid: Uuid,
+    physical_block_size: u32,
+    blocks: Arc<AtomicU64>,
+}
+
+pub fn create(config: Config) -> Result<Arc<Null>, ConfigError> {
+    let physical = check_blocks(
+        config.block_size,
+        config.physical_block_size,
+        config.num_blocks,
+    )?;
+    Ok(Arc::new(Null {
+        uuid: config.uuid.unwrap_or_else(Uuid::new_v4),
+        physical_block_size: physical,
+        blocks: Arc::new(AtomicU64::new(config.num_blocks)),
+        config,
+    }))
+}
+
+impl Null {
+    /// Changes the size. The caller tells the registry.
+    pub fn resize(&self, num_blocks: u64) -> Result<(), ConfigError> {
+        check_blocks(self.config.block_size, None, num_blocks)?;
+        self.blocks.store(num_blocks, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The configuration that makes this device again, as it is now.
+    pub fn config(&self) -> Config {
+        Config {
+            num_blocks: self.blocks.load(Ordering::Relaxed),
+            uuid: Some(self.uuid),
+            ..self.config.clone()
+        }
+    }
+}
+
+impl Bdev for Null {
+    fn name(&self) -> &str {
+        &self.config.name
+    }
+
+    fn product_name(&self) -> &'static str {
+        "Null disk"
+    }
+
+    fn uuid(&self) -> Uuid {
+        self.uuid
+    }
+
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            block_size: self.config.block_size,
+            blocks: self.blocks.load(Ordering::Relaxed),
+            physical_block_size: self.physical_block_size,
+        }
+    }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            unmap_zeroes: self.config.reads == Reads::Zeroes,
+            ..Limits::unlimited(QUEUE_DEPTH)
+        }
+    }
+
+    fn supports(&self, op: Op) -> Support {
+        match op {
+            Op::Read | Op::Write | Op::Flush | Op::Unmap | Op::WriteZeroes => Support::Native,
+            Op::Compare | Op::CompareAndWrite | Op::Copy => Support::No,
+        }
+    }
+
+    fn open(self: Arc<Self>, _pool: &Pool) -> Result<Box<dyn Queue>, OpenError> {
+        Ok(Box::new(channel::Channel::new(&self)))
+    }
+}

@@ -1,0 +1,422 @@
+//! What a device did and how long it took: counted per core without locks, merged when somebody asks.
+//!
+//! ```text
+//!   LayerQueue ── StatWriter ──> StatBlock     one per open queue, one writer, relaxed stores
+//!   control plane <── snapshot ── DeviceStats ─┴─ every open queue's block + what closed ones left
+//! ```
+//!
+//! A reset does not touch another core's counters: it raises an epoch, the writer clears its own block
+//! in its next turn, and a reader takes a block that has not got there for zero.
+
+mod histogram;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+pub use histogram::{BUCKETS, GRANULARITY, Histogram, HistogramSnapshot};
+
+use crate::io::{Op, Status};
+use Ordering::Relaxed;
+
+/// What a reset forgets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reset {
+    /// Counters, sums, extremes and histograms.
+    All,
+    /// Only the smallest and largest latencies.
+    Extremes,
+}
+
+/// Which operations share a latency histogram.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Class {
+    Read = 0,
+    Write = 1,
+    Other = 2,
+}
+
+impl Class {
+    pub const ALL: [Class; 3] = [Class::Read, Class::Write, Class::Other];
+
+    pub fn of(op: Op) -> Class {
+        match op {
+            Op::Read => Class::Read,
+            Op::Write => Class::Write,
+            _ => Class::Other,
+        }
+    }
+}
+
+/// One operation's counts. Latencies in nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct OpStats {
+    /// Completed without an error.
+    pub ops: u64,
+    pub bytes: u64,
+    /// Completed with an error (a miscompare is one).
+    pub errors: u64,
+    /// Of all completed, with or without an error.
+    pub latency_sum_ns: u64,
+    /// 0 when nothing completed.
+    pub latency_min_ns: u64,
+    pub latency_max_ns: u64,
+}
+
+/// All counts of a device, or of one of its queues, at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Snapshot {
+    /// By [`Op::index`].
+    pub ops: [OpStats; Op::COUNT],
+    /// By [`Status::kind`].
+    pub statuses: [u64; Status::KINDS],
+    /// By [`Class`].
+    pub histograms: [HistogramSnapshot; 3],
+    /// I/Os under way now.
+    pub inflight: u64,
+    /// How often a queue was full and handed an I/O back.
+    pub busy: u64,
+}
+
+impl Default for Snapshot {
+    fn default() -> Snapshot {
+        Snapshot {
+            ops: Default::default(),
+            statuses: [0; Status::KINDS],
+            histograms: Default::default(),
+            inflight: 0,
+            busy: 0,
+        }
+    }
+}
+
+impl Snapshot {
+    pub fn op(&self, op: Op) -> &OpStats {
+        &self.ops[op.index()]
+    }
+
+    pub fn histogram(&self, class: Class) -> &HistogramSnapshot {
+        &self.histograms[class as usize]
+    }
+
+    /// Every latency of every operation.
+    pub fn histogram_all(&self) -> HistogramSnapshot {
+        let mut all = HistogramSnapshot::default();
+        self.histograms.iter().for_each(|h| all.merge(h));
+        all
+    }
+}
+
+/// One queue's counts, as seen from outside.
+#[derive(Debug, Clone)]
+pub struct QueueSnapshot {
+    /// The name of the thread that opened the queue.
+    pub thread: String,
+    pub snapshot: Snapshot,
+}
+
+/// The statistics of one device over all its queues.
+#[derive(Debug, Default)]
+pub struct DeviceStats {
+    /// Raised by every [`Reset::All`] (low half) and [`Reset::Extremes`] (high half).
+    epoch: AtomicU64,
+    blocks: Mutex<Blocks>,
+}
+
+#[derive(Debug, Default)]
+struct Blocks {
+    open: Vec<Arc<StatBlock>>,
+    /// What queues that are closed counted since the last reset.
+    closed: Option<Box<Snapshot>>,
+}
+
+const ALL_MASK: u64 = 0xFFFF_FFFF;
+
+impl DeviceStats {
+    /// The sum over all queues, open and closed.
+    pub fn snapshot(&self) -> Snapshot {
+        let blocks = self.lock();
+        let mut sum = blocks.closed.as_deref().cloned().unwrap_or_default();
+        let epoch = self.epoch.load(Relaxed);
+        blocks
+            .open
+            .iter()
+            .for_each(|block| block.add_to(&mut sum, epoch));
+        sum
+    }
+
+    /// Each open queue by itself.
+    pub fn per_queue(&self) -> Vec<QueueSnapshot> {
+        let epoch = self.epoch.load(Relaxed);
+        let one = |block: &Arc<StatBlock>| {
+            let mut snapshot = Snapshot::default();
+            block.add_to(&mut snapshot, epoch);
+            QueueSnapshot {
+                thread: block.thread.clone(),
+                snapshot,
+            }
+        };
+        self.lock().open.iter().map(one).collect()
+    }
+
+    /// I/Os under way now, over all queues.
+    pub fn inflight(&self) -> u64 {
+        self.lock()
+            .open
+            .iter()
+            .map(|block| block.inflight.load(Relaxed))
+            .sum()
+    }
+
+    pub fn reset(&self, what: Reset) {
+        let mut blocks = self.lock();
+        let by = match what {
+            Reset::All => {
+                blocks.closed = None;
+                1
+            }
+            Reset::Extremes => {
+                for op in blocks.closed.iter_mut().flat_map(|closed| &mut closed.ops) {
+                    (op.latency_min_ns, op.latency_max_ns) = (0, 0);
+                }
+                ALL_MASK + 1
+            }
+        };
+        self.epoch.fetch_add(by, Relaxed);
+    }
+
+    pub(crate) fn writer(self: &Arc<Self>) -> StatWriter {
+        let thread = std::thread::current();
+        let name = thread
+            .name()
+            .map_or_else(|| format!("{:?}", thread.id()), str::to_owned);
+        let epoch = self.epoch.load(Relaxed);
+        let block = Arc::new(StatBlock::new(name, epoch));
+        self.lock().open.push(Arc::clone(&block));
+        StatWriter {
+            epoch,
+            block,
+            device: Arc::clone(self),
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Blocks> {
+        self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One queue's counters, on cache lines of their own so that cores do not slow each other down.
+#[derive(Debug)]
+#[repr(align(128))]
+struct StatBlock {
+    ops: [OpCounters; Op::COUNT],
+    statuses: [AtomicU64; Status::KINDS],
+    inflight: AtomicU64,
+    busy: AtomicU64,
+    /// The epoch that the counters belong to.
+    epoch: AtomicU64,
+    histograms: [Histogram; 3],
+    thread: String,
+}
+
+#[derive(Debug)]
+struct OpCounters {
+    ops: AtomicU64,
+    bytes: AtomicU64,
+    errors: AtomicU64,
+    latency_sum: AtomicU64,
+    /// `u64::MAX` before the first.
+    latency_min: AtomicU64,
+    latency_max: AtomicU64,
+}
+
+impl StatBlock {
+    fn new(thread: String, epoch: u64) -> StatBlock {
+        let counters = |_| OpCounters {
+            ops: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            errors: AtomicU64::new(0),
+            latency_sum: AtomicU64::new(0),
+            latency_min: AtomicU64::new(u64::MAX),
+            latency_max: AtomicU64::new(0),
+        };
+        StatBlock {
+            ops: std::array::from_fn(counters),
+            statuses: std::array::from_fn(|_| AtomicU64::new(0)),
+            inflight: AtomicU64::new(0),
+            busy: AtomicU64::new(0),
+            epoch: AtomicU64::new(epoch),
+            histograms: std::array::from_fn(|_| Histogram::new()),
+            thread,
+        }
+    }
+
+    fn add_to(&self, sum: &mut Snapshot, epoch: u64) {
+        sum.inflight += self.inflight.load(Relaxed);
+        // Acquire: with the epoch of its last clearing comes the clearing.
+        let own = self.epoch.load(Ordering::Acquire);
+        if own & ALL_MASK != epoch & ALL_MASK {
+            return;
+        }
+        sum.busy += self.busy.load(Relaxed);
+        for (total, op) in sum.ops.iter_mut().zip(&self.ops) {
+            total.ops += op.ops.load(Relaxed);
+            total.bytes += op.bytes.load(Relaxed);
+            total.errors += op.errors.load(Relaxed);
+            total.latency_sum_ns += op.latency_sum.load(Relaxed);
+            let (min, max) = (op.latency_min.load(Relaxed), op.latency_max.load(Relaxed));
+            if own == epoch && min != u64::MAX {
+                total.latency_min_ns = match total.latency_min_ns {
+                    0 => min,
+                    other => other.min(min),
+                };
+                total.latency_max_ns = total.latency_max_ns.max(max);
+            }
+        }
+        for (total, status) in sum.statuses.iter_mut().zip(&self.statuses) {
+            *total += status.load(Relaxed);
+        }
+        for (total, histogram) in sum.histograms.iter_mut().zip(&self.histograms) {
+            histogram.add_to(total);
+        }
+    }
+
+    fn clear(&self, what: Reset) {
+        for op in &self.ops {
+            op.latency_min.store(u64::MAX, Relaxed);
+            op.latency_max.store(0, Relaxed);
+            if what == Reset::All {
+                for counter in [&op.ops, &op.bytes, &op.errors, &op.latency_sum] {
+                    counter.store(0, Relaxed);
+                }
+            }
+        }
+        if what == Reset::All {
+            self.busy.store(0, Relaxed);
+            self.statuses
+                .iter()
+                .for_each(|status| status.store(0, Relaxed));
+            self.histograms.iter().for_each(Histogram::clear);
+        }
+    }
+}
+
+/// The one who counts into a block: a queue, on its core.
+#[derive(Debug)]
+pub(crate) struct StatWriter {
+    epoch: u64,
+    block: Arc<StatBlock>,
+    device: Arc<DeviceStats>,
+}
+
+impl StatWriter {
+    /// Once per turn: publishes the number in flight and obeys a reset.
+    pub(crate) fn turn(&mut self, inflight: usize) {
+        self.block.inflight.store(inflight as u64, Relaxed);
+        let epoch = self.device.epoch.load(Relaxed);
+        if epoch != self.epoch {
+            let only_extremes = epoch & ALL_MASK == self.epoch & ALL_MASK;
+            self.block.clear(if only_extremes {
+                Reset::Extremes
+            } else {
+                Reset::All
+            });
+            self.epoch = epoch;
+            self.block.epoch.store(epoch, Ordering::Release);
+        }
+    }
+
+    pub(crate) fn completed(&self, op: Op, bytes: u64, status: Status, latency_ns: u64) {
+        let counters = &self.block.ops[op.index()];
+        if status.is_ok() {
+            add(&counters.ops, 1);
+            add(&counters.bytes, bytes);
+        } else {
+            add(&counters.errors, 1);
+            add(&self.block.statuses[status.kind()], 1);
+        }
+        add(&counters.latency_sum, latency_ns);
+        if latency_ns < counters.latency_min.load(Relaxed) {
+            // 0 stands for "none" in a snapshot; nothing takes no time at all.
+            counters.latency_min.store(latency_ns.max(1), Relaxed);
+        }
+        if latency_ns > counters.latency_max.load(Relaxed) {
+            counters.latency_max.store(latency_ns, Relaxed);
+        }
+        self.block.histograms[Class::of(op) as usize].record(latency_ns);
+    }
+
+    pub(crate) fn busy(&self) {
+        add(&self.block.busy, 1);
+    }
+}
+
+impl Drop for StatWriter {
+    fn drop(&mut self) {
+        self.turn(0);
+        let mut blocks = self.device.lock();
+        blocks.open.retain(|block| !Arc::ptr_eq(block, &self.block));
+        let epoch = self.device.epoch.load(Relaxed);
+        let mut closed = blocks.closed.take().unwrap_or_default();
+        self.block.add_to(&mut closed, epoch);
+        blocks.closed = Some(closed);
+    }
+}
+
+/// Adds to a counter that only this core writes.
+fn add(counter: &AtomicU64, by: u64) {
+    counter.store(counter.load(Relaxed) + by, Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Counts of several queues add up, also after one closed; a reset forgets them all, at once for
+    /// readers, though the writers only obey in their next turn.
+    #[test]
+    fn merge_and_reset() {
+        let stats = Arc::new(DeviceStats::default());
+        let (mut one, two) = (stats.writer(), stats.writer());
+        one.completed(Op::Read, 4096, Status::Ok, 100);
+        one.completed(Op::Read, 4096, Status::ReadError, 300);
+        two.completed(Op::Read, 512, Status::Ok, 50);
+        two.busy();
+        drop(two);
+        let snapshot = stats.snapshot();
+        let read = OpStats {
+            ops: 2,
+            bytes: 4608,
+            errors: 1,
+            latency_sum_ns: 450,
+            latency_min_ns: 50,
+            latency_max_ns: 300,
+        };
+        assert_eq!(snapshot.op(Op::Read), &read);
+        assert_eq!(snapshot.statuses[Status::ReadError.kind()], 1);
+        assert_eq!(
+            (snapshot.busy, snapshot.histogram(Class::Read).count()),
+            (1, 3)
+        );
+        assert_eq!(stats.per_queue().len(), 1);
+
+        stats.reset(Reset::Extremes);
+        let read = OpStats {
+            latency_min_ns: 0,
+            latency_max_ns: 0,
+            ..read
+        };
+        assert_eq!(stats.snapshot().op(Op::Read), &read);
+        stats.reset(Reset::All);
+        assert_eq!(stats.snapshot(), Snapshot::default());
+        one.turn(3);
+        assert_eq!(
+            stats.snapshot(),
+            Snapshot {
+                inflight: 3,
+                ..Snapshot::default()
+            }
+        );
+        one.completed(Op::Write, 1, Status::Ok, 0);
+        assert_eq!(stats.snapshot().op(Op::Write).latency_min_ns, 1);
+    }
+}
