@@ -1,0 +1,83 @@
+//! `limit`: how many requests per second bare sockets carry between two cores. See [`nacre_benches::limit`].
+
+#![forbid(unsafe_code)]
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use nacre_benches::limit::{Direction, Rate, Wait, Workload, measure};
+use serde_json::json;
+
+#[derive(Parser)]
+#[command(about = "The most requests per second that two cores can exchange over loopback TCP")]
+struct Options {
+    #[arg(long, value_enum, default_value_t = Direction::Read)]
+    rw: Direction,
+    /// Bytes of data per request.
+    #[arg(long, default_value_t = 4096)]
+    size: usize,
+    /// Requests under way per connection.
+    #[arg(long, default_value_t = 128)]
+    depth: usize,
+    #[arg(long, default_value_t = 1)]
+    connections: usize,
+    /// How long each way of waiting is measured.
+    #[arg(long, default_value_t = 2.0)]
+    seconds: f64,
+    #[arg(long, default_value_t = 0)]
+    server_core: usize,
+    #[arg(long, default_value_t = 1)]
+    client_core: usize,
+    /// Only this way of waiting; by default both are measured and the faster one is the limit.
+    #[arg(long, value_enum)]
+    wait: Option<Wait>,
+    #[arg(long)]
+    json: bool,
+}
+
+fn main() -> Result<()> {
+    let options = Options::parse();
+    let workload = Workload {
+        rw: options.rw,
+        size: options.size,
+        depth: options.depth,
+        connections: options.connections,
+        seconds: options.seconds,
+        server_core: options.server_core,
+        client_core: options.client_core,
+    };
+    let waits = options
+        .wait
+        .map_or_else(|| vec![Wait::Spin, Wait::Block], |wait| vec![wait]);
+    let rates: Vec<Rate> = waits
+        .into_iter()
+        .map(|wait| measure(&workload, wait))
+        .collect::<Result<_>>()?;
+    let best = rates
+        .iter()
+        .max_by(|a, b| a.requests_per_second.total_cmp(&b.requests_per_second))
+        .context("nothing was measured")?;
+
+    if options.json {
+        let report = json!({
+            "workload": workload,
+            "requests_per_second": best.requests_per_second,
+            "bytes_per_second": best.requests_per_second * workload.size as f64,
+            "wait": best.wait,
+            "rates": rates,
+        });
+        println!("{report}");
+    } else {
+        for rate in &rates {
+            println!(
+                "{:?}: {:.0} requests/s",
+                rate.wait, rate.requests_per_second
+            );
+        }
+        println!(
+            "limit: {:.0} requests/s, {:.2} GB/s",
+            best.requests_per_second,
+            best.requests_per_second * workload.size as f64 / 1e9
+        );
+    }
+    Ok(())
+}
