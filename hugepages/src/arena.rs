@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::error::ArenaError;
 use crate::mapping::Mapping;
 use crate::pages::{PageKind, base_page_size, human};
-use crate::plan::{ArenaOptions, check_lock, explain, plan};
+use crate::plan::{ArenaOptions, Plan, check_lock, explain, plan};
 use crate::register::{DEVICE_SLOTS, RegionInfo, RegisterError, RegisterHook};
 use crate::system::{Facts, System};
 
@@ -253,33 +253,45 @@ fn allocate_with(
     facts: &Facts,
     now: &dyn Fn() -> Facts,
 ) -> Result<(Mapping, ArenaReport), ArenaError> {
-    let plan = plan(options, facts)?;
-    let mut shortages = plan.shortages;
-    let last = plan.tries.len() - 1;
-    for (at, &kind) in plan.tries.iter().enumerate() {
+    let Plan {
+        tries,
+        mut shortages,
+    } = plan(options, facts)?;
+    let last = tries.len() - 1;
+    for (at, &kind) in tries.iter().enumerate() {
         match try_kind(kind, options, locking, facts, now) {
             Ok((mapping, unlocked)) => {
                 let tried = options.require_lock || locking == Locking::Try;
                 let locked = kind.is_hugetlb() || (tried && unlocked.is_none());
-                shortages.extend(unlocked);
-                let bytes = mapping.len() as u64;
-                return Ok((
-                    mapping,
-                    ArenaReport {
-                        pages: kind,
-                        bytes,
-                        node: options.numa_node,
-                        locked,
-                        shortages,
-                    },
-                ));
+                let report = ArenaReport {
+                    pages: kind,
+                    bytes: mapping.len() as u64,
+                    node: options.numa_node,
+                    locked,
+                    shortages: shortages
+                        .into_iter()
+                        .map(|(_, s)| s)
+                        .chain(unlocked)
+                        .collect(),
+                };
+                return Ok((mapping, report));
             }
             // The kernel had less than it said: go on with the next kind, if there is one.
             Err(error) if at == last => return Err(error),
-            Err(error) => shortages.push(error),
+            Err(error) => shortages.push((kind, error)),
         }
     }
     unreachable!("a plan has at least one kind to try")
+}
+
+/// What whoever got pages of this kind lacks: better ones, best first.
+fn worth_telling(
+    mut shortages: Vec<(PageKind, ArenaError)>,
+    got: PageKind,
+) -> impl Iterator<Item = ArenaError> {
+    shortages.retain(|(of, _)| *of < got);
+    shortages.sort_by_key(|(of, _)| *of);
+    shortages.into_iter().map(|(_, shortage)| shortage)
 }
 
 /// Memory of one kind, with the reason why it is not locked, if it should be.

@@ -136,12 +136,25 @@ fn populating_does_not_depend_on_locking() {
             ..ArenaOptions::new(2 * MIB)
         };
         let (mapping, _) = allocate_on(options, &poor).unwrap();
-        let start = format!("{:x}-", mapping.base().addr());
-        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
-        let mut lines = smaps.lines().skip_while(|l| !l.starts_with(&start));
-        let rss = lines.find_map(|l| l.strip_prefix("Rss:")).unwrap().trim();
-        assert_eq!(rss == "2048 kB", populate, "Rss {rss}");
+        let taken = mapping.resident() == mapping.len() / base_page_size();
+        assert_eq!((taken, mapping.resident() == 0), (populate, !populate));
     }
+}
+
+/// Goal: who got good pages is not told of a lack of worse ones; what is told comes best first.
+#[test]
+fn only_the_lack_of_better_pages_is_told() {
+    let told = |got| {
+        let lacking = [PageKind::Transparent, PageKind::OneGiB, PageKind::TwoMiB];
+        let lacking = lacking.map(|kind| (kind, ArenaError::TooLarge { asked: kind.size() }));
+        worth_telling(lacking.into(), got)
+            .map(|e| e.to_string())
+            .collect::<Vec<_>>()
+    };
+    let text = |size| ArenaError::TooLarge { asked: size }.to_string();
+    assert_eq!(told(PageKind::OneGiB), Vec::<String>::new());
+    assert_eq!(told(PageKind::TwoMiB), [text(GIB)]);
+    assert_eq!(told(PageKind::Transparent), [text(GIB), text(2 * MIB)]);
 }
 
 /// Goal: the line names the node, and how firmly.

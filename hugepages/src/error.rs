@@ -91,8 +91,14 @@ pub enum ReserveError {
         remedy: String,
     },
 
-    /// The kernel found less free contiguous memory than that. What it found stays reserved.
-    #[error("{asked} pages of {} asked, {there} there; remedy: {remedy}", human(*size))]
+    #[error(
+        "reserving {} more for huge pages would leave nothing: {} available; remedy: ask for less or free some",
+        human(*asked), human(*available)
+    )]
+    NotEnoughMemory { asked: u64, available: u64 },
+
+    /// The kernel found less free contiguous memory than that. The pool is as it was before.
+    #[error("{asked} pages of {} asked, {there} to be had; remedy: {remedy}", human(*size))]
     Short {
         size: u64,
         asked: u64,

@@ -242,19 +242,21 @@ fn raise_memlock() {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::pages::{MIB, base_page_size};
-
-    /// How many pages of a mapping are in memory.
-    fn resident(mapping: &Mapping) -> usize {
-        let page = base_page_size();
-        let mut present = vec![0u8; mapping.len() / page];
+impl Mapping {
+    /// How many base pages of it are in memory.
+    pub fn resident(&self) -> usize {
+        let mut present = vec![0u8; self.len / crate::pages::base_page_size()];
         // SAFETY: the range is mapped and `present` has a byte per page of it.
-        let result = unsafe { libc::mincore(mapping.at(0), mapping.len(), present.as_mut_ptr()) };
+        let result = unsafe { libc::mincore(self.at(0), self.len, present.as_mut_ptr()) };
         assert_eq!(result, 0);
         present.iter().filter(|&&p| p & 1 == 1).count()
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pages::{MIB, base_page_size};
 
     /// Goal: populating takes all pages, by either way. Method: mincore before and after.
     #[test]
@@ -262,15 +264,15 @@ mod tests {
         let page = base_page_size();
         for by_read in [false, true] {
             let mapping = Mapping::new(PageKind::Plain, 16 * page, None).unwrap();
-            assert_eq!(resident(&mapping), 0);
+            assert_eq!(mapping.resident(), 0);
             if by_read {
                 mapping.populate_by_read(page).unwrap();
             } else {
                 mapping.populate(page).unwrap();
             }
-            assert_eq!(resident(&mapping), 16);
+            assert_eq!(mapping.resident(), 16);
             mapping.release(page..3 * page).unwrap();
-            assert_eq!(resident(&mapping), 14);
+            assert_eq!(mapping.resident(), 14);
         }
     }
 

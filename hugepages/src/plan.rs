@@ -42,8 +42,8 @@ impl ArenaOptions {
 pub(crate) struct Plan {
     /// Kinds worth trying, best first. Never empty.
     pub tries: Vec<PageKind>,
-    /// Why better kinds are not among them.
-    pub shortages: Vec<ArenaError>,
+    /// Kinds that are not among them, and why.
+    pub shortages: Vec<(PageKind, ArenaError)>,
 }
 
 /// Which kinds of pages to try for `options` on a machine of which `facts` are true.
@@ -64,11 +64,11 @@ pub(crate) fn plan(options: &ArenaOptions, facts: &Facts) -> Result<Plan, ArenaE
     for kind in candidates(options) {
         match check(kind, options, facts) {
             Ok(()) => plan.tries.push(kind),
-            Err(shortage) => plan.shortages.push(shortage),
+            Err(shortage) => plan.shortages.push((kind, shortage)),
         }
     }
     match (plan.tries.is_empty(), plan.shortages.pop()) {
-        (true, Some(shortage)) => Err(shortage),
+        (true, Some((_, shortage))) => Err(shortage),
         (_, last) => {
             plan.shortages.extend(last);
             Ok(plan)
@@ -339,7 +339,7 @@ mod tests {
     fn a_poor_machine_gets_ordinary_pages_and_commands() {
         let plan = plan(&ArenaOptions::new(GIB), &poor()).unwrap();
         assert_eq!(plan.tries, [Transparent, Plain]);
-        let texts: Vec<String> = plan.shortages.iter().map(ArenaError::to_string).collect();
+        let texts: Vec<String> = plan.shortages.iter().map(|(_, s)| s.to_string()).collect();
         assert_eq!(
             texts,
             [
@@ -364,7 +364,7 @@ mod tests {
         };
         let plan = plan(&options, &rich()).unwrap();
         assert_eq!(plan.tries, [Transparent, Plain]);
-        match &plan.shortages[1] {
+        match &plan.shortages[1].1 {
             ArenaError::NotEnoughPages {
                 node,
                 asked,

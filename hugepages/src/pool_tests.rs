@@ -295,6 +295,8 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(100))]
+
     /// Goal: no two handles that may write share a byte, nobody's bytes change behind their back,
     /// and what is dropped comes back. Method: random operations against an oracle that knows,
     /// for each buffer, which handles are on it and what its bytes should be.

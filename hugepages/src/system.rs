@@ -134,14 +134,38 @@ impl System {
                 there: pools.iter().map(|p| p.size).collect(),
             });
         };
+        // Pages of the pool are lost to everybody else: do not even try to take the last memory.
+        let more = pages.saturating_sub(pool.total).saturating_mul(size);
+        let available = self.meminfo("MemAvailable").unwrap_or(u64::MAX);
+        if more > available {
+            return Err(ReserveError::NotEnoughMemory {
+                asked: more,
+                available,
+            });
+        }
+        let there = self.set_pool(size, pages, node, pool.total)?;
+        granted(size, pages, there).inspect_err(|_| {
+            // Half of what was asked serves nobody. If this fails too, the first error still tells.
+            let _ = self.set_pool(size, pool.total, node, there);
+        })
+    }
+
+    /// Sets the number of pages of a pool, which held `before`. Answers what it then holds.
+    fn set_pool(
+        &self,
+        size: u64,
+        pages: u64,
+        node: Option<u32>,
+        before: u64,
+    ) -> Result<u64, ReserveError> {
         let name = pool_file(size, node);
         let file = self.path(&name);
-        fs::write(&file, pages.to_string()).map_err(|source| match source.kind() {
+        let failed = |source: io::Error| match source.kind() {
             io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
                 let remedy = format!("echo {pages} | sudo tee {name}");
                 ReserveError::NotPermitted {
                     asked: pages,
-                    there: pool.total,
+                    there: before,
                     remedy,
                 }
             }
@@ -149,17 +173,12 @@ impl System {
                 file: file.clone(),
                 source,
             },
-        })?;
+        };
+        fs::write(&file, pages.to_string()).map_err(failed)?;
         // The kernel takes what it finds and says nothing: only reading back tells.
-        let text = fs::read_to_string(&file).map_err(|source| ReserveError::Io {
-            file: file.clone(),
-            source,
-        })?;
-        let there = text.trim().parse().map_err(|_| ReserveError::Io {
-            file: file.clone(),
-            source: io::Error::new(io::ErrorKind::InvalidData, text.trim().to_owned()),
-        })?;
-        granted(size, pages, there)
+        let text = fs::read_to_string(&file).map_err(failed)?;
+        let invalid = || io::Error::new(io::ErrorKind::InvalidData, text.trim().to_owned());
+        text.trim().parse().map_err(|_| failed(invalid()))
     }
 
     pub fn facts(&self) -> Facts {

@@ -87,7 +87,7 @@ const TWO_NODES: &[(&str, &str)] = &[
     ),
     (
         "proc/meminfo",
-        "MemTotal: 100 kB\nMemAvailable:   2048 kB\nHugepagesize:    2048 kB\n",
+        "MemTotal: 100 kB\nMemAvailable:   2097152 kB\nHugepagesize:    2048 kB\n",
     ),
     (
         "proc/self/status",
@@ -106,7 +106,7 @@ fn facts_of_a_machine_with_two_nodes() {
     let facts = Machine::new(TWO_NODES).system().facts();
     assert_eq!(facts.nodes, [0, 1]);
     assert_eq!(facts.default_size, Some(2 * MIB));
-    assert_eq!(facts.available, 2 * MIB);
+    assert_eq!(facts.available, 2 * GIB);
     assert!(facts.transparent);
     assert_eq!(
         facts.memlock,
@@ -248,6 +248,12 @@ fn reserve_writes_the_pool_of_the_node() {
         error.to_string(),
         "there is no NUMA node 9; this machine has 0, 1"
     );
+    match machine.system().reserve(GIB, 6, None).unwrap_err() {
+        ReserveError::NotEnoughMemory { asked, available } => {
+            assert_eq!((asked, available), (3 * GIB, 2 * GIB), "3 are there, of 6");
+        }
+        other => panic!("{other}"),
+    }
     let error = machine.system().reserve(64 << 10, 1, None).unwrap_err();
     assert_eq!(
         error.to_string(),
@@ -292,7 +298,7 @@ fn a_pool_filled_in_part_is_an_error() {
     assert_eq!(granted(2 * MIB, 4, 4).unwrap(), 4);
     assert_eq!(
         granted(GIB, 4, 1).unwrap_err().to_string(),
-        "4 pages of 1 GiB asked, 1 there; remedy: `echo 1 | sudo tee /proc/sys/vm/compact_memory` and again, \
+        "4 pages of 1 GiB asked, 1 to be had; remedy: `echo 1 | sudo tee /proc/sys/vm/compact_memory` and again, \
          or boot with `hugepagesz=1G hugepages=4`"
     );
 }
