@@ -9,4 +9,6 @@
 
 #![forbid(unsafe_code)]
 
+pub mod target;
+pub mod tcp;
 pub mod transport;

@@ -1,0 +1,361 @@
+//! An association: one controller with its queues, as all cores and the control plane see it.
+//!
+//! The controller itself (registers, features, event requests) lives on the core of its admin
+//! queue; this is the part that its I/O queues, other cores and management calls share. Nothing
+//! here is locked on the data path: an I/O queue reads `phase` and `view_version` and, when the
+//! version moved, takes the new view.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use crossbeam_queue::ArrayQueue;
+use nacre_nvmf_wire::{Nqn, StatusCode};
+
+use super::namespace::View;
+use super::stats::QueueStats;
+use super::subsystem::Subsystem;
+use crate::transport::{Address, ListenerId, TransportType};
+
+/// Where an association is in its life. It only moves down this list, but for `Connected` and
+/// `Ready`, between which CC.EN moves it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Phase {
+    /// Connected, not enabled: admin commands only.
+    Connected = 0,
+    /// CSTS.RDY: I/O queues may connect and carry commands.
+    Ready = 1,
+    /// Being torn down: its connections are closed by the cores that own them, then it is removed.
+    Closing = 2,
+}
+
+/// Why an association is torn down, for the log and for events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Teardown {
+    /// The admin connection ended.
+    HostLeft,
+    KeepAliveExpired,
+    HostRemoved,
+    SubsystemDeleted,
+    ListenerRemoved,
+    TargetStopping,
+}
+
+/// What happened that hosts may have asked to be told.
+pub mod pending {
+    /// Namespaces appeared, went or changed (log 04h).
+    pub const NAMESPACES: u32 = 1;
+    /// The discovery log changed (log 70h).
+    pub const DISCOVERY: u32 = 2;
+    /// ANA states changed (log 0Ch).
+    pub const ANA: u32 = 4;
+}
+
+/// A core's queue-pair group, from outside.
+#[derive(Clone)]
+pub struct GroupHandle {
+    pub core: usize,
+    attention: Arc<AtomicBool>,
+    wake: Arc<dyn Fn() + Send + Sync>,
+    messages: Arc<ArrayQueue<GroupMessage>>,
+}
+
+/// A request from one group to another.
+pub enum GroupMessage {
+    /// Abort a command of an I/O queue here.
+    Abort {
+        association: Arc<Association>,
+        qid: u16,
+        cid: u16,
+        reply: AbortReply,
+    },
+    /// The answer to `Abort`.
+    Aborted { reply: AbortReply, aborted: bool },
+}
+
+/// Where the answer to an abort belongs: a command of an admin queue.
+#[derive(Clone)]
+pub struct AbortReply {
+    pub group: GroupHandle,
+    pub(crate) queue: u32,
+    pub(crate) generation: u32,
+    pub(crate) request: u16,
+}
+
+impl GroupHandle {
+    pub(crate) fn new(core: usize, wake: Arc<dyn Fn() + Send + Sync>) -> GroupHandle {
+        let attention = Arc::new(AtomicBool::new(false));
+        GroupHandle {
+            core,
+            attention,
+            wake,
+            messages: Arc::new(ArrayQueue::new(1024)),
+        }
+    }
+
+    /// Makes the group look at its associations and namespaces in its next turn.
+    pub fn attend(&self) {
+        self.attention.store(true, Ordering::Release);
+        (self.wake)();
+    }
+
+    pub(crate) fn take_attention(&self) -> bool {
+        self.attention.load(Ordering::Relaxed) && self.attention.swap(false, Ordering::Acquire)
+    }
+
+    /// `Err` gives the message back: the group has too many waiting.
+    pub(crate) fn send(&self, message: GroupMessage) -> Result<(), GroupMessage> {
+        self.messages.push(message)?;
+        (self.wake)();
+        Ok(())
+    }
+
+    pub(crate) fn take_message(&self) -> Option<GroupMessage> {
+        self.messages.pop()
+    }
+
+    pub(crate) fn has_messages(&self) -> bool {
+        !self.messages.is_empty() || self.attention.load(Ordering::Acquire)
+    }
+}
+
+/// One queue of an association.
+#[derive(Clone)]
+pub struct QueueInfo {
+    pub qid: u16,
+    pub entries: u16,
+    pub group: GroupHandle,
+    pub transport: TransportType,
+    pub listener: ListenerId,
+    pub local: Address,
+    pub peer: Address,
+    pub stats: Arc<QueueStats>,
+}
+
+pub struct Association {
+    pub cntlid: u16,
+    pub hostid: [u8; 16],
+    pub hostnqn: Nqn,
+    pub subsystem: Arc<Subsystem>,
+    pub listener: ListenerId,
+    pub transport: TransportType,
+    phase: AtomicU8,
+    /// A command arrived since the admin queue last looked (keep-alive based on traffic).
+    touched: AtomicBool,
+    /// Grows with every change of the view.
+    view_version: AtomicU64,
+    view: Mutex<Arc<View>>,
+    queues: Mutex<BTreeMap<u16, QueueInfo>>,
+    pending: AtomicU32,
+    changed_namespaces: Mutex<BTreeSet<u32>>,
+    teardown: Mutex<Option<Teardown>>,
+    errors: Mutex<ErrorLog>,
+}
+
+/// One failed command, for the error information log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ErrorRecord {
+    /// Counts from 1 for the life of the controller; filled in when recorded.
+    pub number: u64,
+    pub sqid: u16,
+    pub cid: u16,
+    pub status: StatusCode,
+    pub lba: u64,
+    pub nsid: u32,
+    pub opcode: u8,
+}
+
+#[derive(Default)]
+struct ErrorLog {
+    /// Newest first.
+    records: VecDeque<ErrorRecord>,
+    count: u64,
+}
+
+/// The changed namespace list holds at most this many ids (Base 5.16.1.5).
+pub const MAX_CHANGED_NAMESPACES: usize = 1024;
+
+impl Association {
+    pub(crate) fn new(
+        cntlid: u16,
+        hostid: [u8; 16],
+        hostnqn: Nqn,
+        subsystem: Arc<Subsystem>,
+        listener: ListenerId,
+        transport: TransportType,
+        view: Arc<View>,
+        error_entries: usize,
+    ) -> Association {
+        Association {
+            cntlid,
+            hostid,
+            hostnqn,
+            subsystem,
+            listener,
+            transport,
+            phase: AtomicU8::new(Phase::Connected as u8),
+            touched: AtomicBool::new(false),
+            view_version: AtomicU64::new(1),
+            view: Mutex::new(view),
+            queues: Mutex::new(BTreeMap::new()),
+            pending: AtomicU32::new(0),
+            changed_namespaces: Mutex::new(BTreeSet::new()),
+            teardown: Mutex::new(None),
+            errors: Mutex::new(ErrorLog {
+                records: VecDeque::with_capacity(error_entries),
+                count: 0,
+            }),
+        }
+    }
+
+    pub fn phase(&self) -> Phase {
+        match self.phase.load(Ordering::Acquire) {
+            0 => Phase::Connected,
+            1 => Phase::Ready,
+            _ => Phase::Closing,
+        }
+    }
+
+    /// CC.EN went up or down; going down ends the I/O queues. Has no effect once closing.
+    pub fn set_ready(&self, ready: bool) {
+        let (from, to) = if ready { (0, 1) } else { (1, 0) };
+        let changed = self
+            .phase
+            .compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok();
+        if changed && !ready {
+            self.attend_queues();
+        }
+    }
+
+    /// Starts the tear-down; the cores that own its connections see it and close them. Only the
+    /// first reason counts.
+    pub fn tear_down(&self, why: Teardown) {
+        self.teardown.lock().expect("poisoned").get_or_insert(why);
+        self.phase.store(Phase::Closing as u8, Ordering::Release);
+        self.attend_queues();
+    }
+
+    fn attend_queues(&self) {
+        for queue in self.queues.lock().expect("poisoned").values() {
+            queue.group.attend();
+        }
+    }
+
+    pub fn teardown_reason(&self) -> Option<Teardown> {
+        *self.teardown.lock().expect("poisoned")
+    }
+
+    /// Notes that the host is alive. Cheap enough for every command.
+    pub fn touch(&self) {
+        if !self.touched.load(Ordering::Relaxed) {
+            self.touched.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a command arrived since the last call.
+    pub fn take_touched(&self) -> bool {
+        self.touched.load(Ordering::Relaxed) && self.touched.swap(false, Ordering::Relaxed)
+    }
+
+    pub fn view_version(&self) -> u64 {
+        self.view_version.load(Ordering::Acquire)
+    }
+
+    pub fn view(&self) -> Arc<View> {
+        Arc::clone(&self.view.lock().expect("poisoned"))
+    }
+
+    /// Installs a new view and notes what the host may want to be told about.
+    pub(crate) fn set_view(&self, view: Arc<View>, changed: &[u32]) {
+        *self.view.lock().expect("poisoned") = view;
+        self.view_version.fetch_add(1, Ordering::AcqRel);
+        if !changed.is_empty() {
+            let mut list = self.changed_namespaces.lock().expect("poisoned");
+            for &nsid in changed {
+                // One more than fits stands for "too many to list".
+                if list.len() <= MAX_CHANGED_NAMESPACES {
+                    list.insert(nsid);
+                }
+            }
+            drop(list);
+            self.notify(pending::NAMESPACES);
+        }
+    }
+
+    /// Hands over the changed namespace list and empties it. More than
+    /// [`MAX_CHANGED_NAMESPACES`] entries mean "more than can be listed".
+    pub fn take_changed_namespaces(&self) -> BTreeSet<u32> {
+        std::mem::take(&mut self.changed_namespaces.lock().expect("poisoned"))
+    }
+
+    pub fn changed_namespaces(&self) -> BTreeSet<u32> {
+        self.changed_namespaces.lock().expect("poisoned").clone()
+    }
+
+    /// Notes events (bits of [`pending`]) for the controller and wakes its core.
+    pub fn notify(&self, events: u32) {
+        self.pending.fetch_or(events, Ordering::AcqRel);
+        if let Some(admin) = self.queues.lock().expect("poisoned").get(&0) {
+            admin.group.attend();
+        }
+    }
+
+    /// The events noted since the last call.
+    pub fn take_pending(&self) -> u32 {
+        if self.pending.load(Ordering::Relaxed) == 0 {
+            0
+        } else {
+            self.pending.swap(0, Ordering::AcqRel)
+        }
+    }
+
+    /// Adds to the error log, which forgets its oldest entry when full. Off the fast path: only
+    /// failed commands come here.
+    pub(crate) fn record_error(&self, mut record: ErrorRecord) {
+        let mut log = self.errors.lock().expect("poisoned");
+        log.count += 1;
+        record.number = log.count;
+        if log.records.len() == log.records.capacity() {
+            log.records.pop_back();
+        }
+        log.records.push_front(record);
+    }
+
+    /// The error log, newest first, and how many errors there ever were.
+    pub fn errors(&self) -> (Vec<ErrorRecord>, u64) {
+        let log = self.errors.lock().expect("poisoned");
+        (log.records.iter().copied().collect(), log.count)
+    }
+
+    /// Adds a queue; `false` when the id is taken or the association is closing.
+    pub(crate) fn add_queue(&self, info: QueueInfo) -> bool {
+        let mut queues = self.queues.lock().expect("poisoned");
+        if self.phase() == Phase::Closing || queues.contains_key(&info.qid) {
+            return false;
+        }
+        queues.insert(info.qid, info);
+        true
+    }
+
+    /// Removes a queue and says how many are left.
+    pub(crate) fn remove_queue(&self, qid: u16) -> usize {
+        let mut queues = self.queues.lock().expect("poisoned");
+        queues.remove(&qid);
+        queues.len()
+    }
+
+    pub fn queues(&self) -> Vec<QueueInfo> {
+        self.queues
+            .lock()
+            .expect("poisoned")
+            .values()
+            .cloned()
+            .collect()
+    }
+
+    pub fn queue(&self, qid: u16) -> Option<QueueInfo> {
+        self.queues.lock().expect("poisoned").get(&qid).cloned()
+    }
+}

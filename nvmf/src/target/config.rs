@@ -1,0 +1,72 @@
+//! What an operator can set about a target, and what follows from it for hosts.
+
+/// Bounds and identity of a target. Every limit that is announced is the limit that is enforced.
+#[derive(Debug, Clone)]
+pub struct TargetConfig {
+    /// Most subsystems, the discovery subsystem not counted.
+    pub max_subsystems: usize,
+    /// Most controllers (associations) of all subsystems together.
+    pub max_controllers: usize,
+    /// Largest I/O queue, in entries: CAP.MQES + 1 and MAXCMD.
+    pub max_io_entries: u16,
+    /// Largest admin queue, in entries.
+    pub max_admin_entries: u16,
+    /// Most I/O queues of one controller.
+    pub max_io_queues: u16,
+    /// Keep-alive granularity in units of 100 ms (KAS).
+    pub keep_alive_granularity: u16,
+    /// Shortest keep-alive timeout granted; a shorter one is raised to it.
+    pub min_keep_alive_ms: u32,
+    /// Command retry delay times 1 to 3, in units of 100 ms.
+    pub command_retry_delay: [u16; 3],
+    /// Outstanding Asynchronous Event Requests of one controller (AERL + 1).
+    pub async_event_requests: u8,
+    /// Outstanding Abort commands of one controller (ACL + 1).
+    pub aborts: u8,
+    /// Entries of the error information log of one controller (ELPE + 1).
+    pub error_log_entries: u8,
+    /// Ranges of one Dataset Management command (DMRL).
+    pub dsm_ranges: u8,
+    /// Source ranges of one Copy command (MSRC + 1).
+    pub copy_ranges: u8,
+    /// Largest Copy, in blocks, in all and per range.
+    pub copy_blocks: u16,
+    /// Largest Write Zeroes, in bytes; rounded down to a power of two of 4096 (WZSL).
+    pub write_zeroes_bytes: u64,
+    /// Largest Verify, in bytes; rounded down likewise (VSL).
+    pub verify_bytes: u64,
+    /// PCI vendor identifiers shown in Identify Controller.
+    pub vendor_id: u16,
+    pub firmware_revision: String,
+    /// Discovery log entries name only listeners of the asking connection's transport type.
+    pub discovery_same_transport: bool,
+    /// Discovery log entries name only listeners on the asking connection's own address.
+    pub discovery_same_address: bool,
+}
+
+impl Default for TargetConfig {
+    fn default() -> TargetConfig {
+        TargetConfig {
+            max_subsystems: 1024,
+            max_controllers: 10_240,
+            max_io_entries: 128,
+            max_admin_entries: 128,
+            max_io_queues: 127,
+            keep_alive_granularity: 10,
+            min_keep_alive_ms: 10_000,
+            command_retry_delay: [1, 10, 50],
+            async_event_requests: 4,
+            aborts: 4,
+            error_log_entries: 64,
+            dsm_ranges: 255,
+            copy_ranges: 16,
+            copy_blocks: u16::MAX,
+            write_zeroes_bytes: 1 << 30,
+            verify_bytes: 1 << 28,
+            vendor_id: 0,
+            firmware_revision: env!("CARGO_PKG_VERSION").to_string(),
+            discovery_same_transport: false,
+            discovery_same_address: false,
+        }
+    }
+}

@@ -1,0 +1,363 @@
+//! Connect and the other fabrics commands of a queue (NVMe-oF: Base 6).
+
+use std::sync::Arc;
+
+use nacre_nvmf_wire::fabrics::{
+    Connect, ConnectAttributes, ConnectData, ConnectResponse, InvalidParameter,
+};
+use nacre_nvmf_wire::opcode::fabrics as fctype;
+use nacre_nvmf_wire::{Cqe, NqnError, StatusCode};
+use nacre_reactor::Nanos;
+use zerocopy::FromBytes;
+
+use super::association::{Association, Phase, QueueInfo};
+use super::controller::{Controller, Outcome};
+use super::group::Group;
+use super::io::{self, Plan};
+use super::qpair::Stage;
+use super::request::{ReqIndex, Requests};
+use super::stats::QueueStats;
+use super::subsystem::{Refusal, Subsystem};
+use crate::transport::{CloseWhy, QueueParams};
+
+/// Bytes of the data of a Connect command.
+const CONNECT_DATA_BYTES: u32 = 1024;
+
+/// Why a Connect is refused: what the host is told, and what the log says.
+enum Refused {
+    Parameter(InvalidParameter, String),
+    Status(StatusCode, String),
+}
+
+impl Group {
+    /// The first command of a connection has to be a Connect.
+    pub(crate) fn first_command(&mut self, q: u32, index: ReqIndex, now: Nanos) {
+        let sqe = self.queue(q).requests[index].sqe;
+        if !sqe.is_fabrics() || sqe.fctype() != fctype::CONNECT {
+            self.finish(q, index, StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr(), now);
+            return self.close_queue(q, CloseWhy::Drained, now);
+        }
+        if let Err(status) = io::check_sgl(&sqe, CONNECT_DATA_BYTES, true) {
+            self.finish(q, index, status, now);
+            return self.close_queue(q, CloseWhy::Drained, now);
+        }
+        self.queue(q).requests[index].plan = Plan::Admin {
+            bytes: CONNECT_DATA_BYTES,
+        };
+        self.gather(q, index, now);
+    }
+
+    /// The Connect has its data.
+    pub(crate) fn run_connect(&mut self, q: u32, index: ReqIndex, now: Nanos) {
+        let request = &mut self.queue(q).requests[index];
+        let (sqe, data) = (request.sqe, request.data.take());
+        let cid = sqe.cid();
+        let accepted = match data.as_deref().map(ConnectData::read_from_prefix) {
+            Some(Ok((data, _))) => self.connect(q, &sqe, &data, now),
+            _ => Err(Refused::Status(
+                StatusCode::DATA_SGL_LENGTH_INVALID.with_dnr(),
+                "short data".into(),
+            )),
+        };
+        let cqe = match accepted {
+            Ok(cqe) => return self.connected(q, index, cqe, now),
+            Err(Refused::Parameter(parameter, why)) => {
+                tracing::warn!(peer = %self.queue(q).peer, %parameter, "connect refused: {why}");
+                parameter.to_cqe(cid)
+            }
+            Err(Refused::Status(status, why)) => {
+                tracing::warn!(peer = %self.queue(q).peer, %status, "connect refused: {why}");
+                Cqe::new(cid, status)
+            }
+        };
+        self.complete(q, index, cqe, now);
+        self.close_queue(q, CloseWhy::Drained, now);
+    }
+
+    fn connect(
+        &mut self,
+        q: u32,
+        sqe: &nacre_nvmf_wire::Sqe,
+        data: &ConnectData,
+        now: Nanos,
+    ) -> Result<Cqe, Refused> {
+        let connect = Connect::parse(sqe).map_err(|error| {
+            Refused::Status(
+                StatusCode::CONNECT_INCOMPATIBLE_FORMAT.with_dnr(),
+                error.to_string(),
+            )
+        })?;
+        let name =
+            |parameter| move |error: NqnError| Refused::Parameter(parameter, error.to_string());
+        let hostnqn = data.host_nqn().map_err(name(InvalidParameter::HOSTNQN))?;
+        let subnqn = data
+            .subsystem_nqn()
+            .map_err(name(InvalidParameter::SUBNQN))?;
+        let subsystem = self
+            .target
+            .subsystem(&subnqn)
+            .map_err(|error| Refused::Parameter(InvalidParameter::SUBNQN, error.to_string()))?;
+        let entries = connect.queue_entries();
+        let max = if connect.is_admin() {
+            self.target.config.max_admin_entries
+        } else {
+            self.target.config.max_io_entries
+        };
+        if entries < 2 || entries > u32::from(max) {
+            return Err(Refused::Parameter(
+                InvalidParameter::SQSIZE,
+                format!("{entries} entries; 2 to {max} are possible"),
+            ));
+        }
+        let association = if connect.is_admin() {
+            self.connect_admin(q, &subsystem, data, &hostnqn)?
+        } else {
+            self.connect_io(&connect, &subsystem, data, &hostnqn)?
+        };
+        self.adopt(q, &connect, association, now)
+    }
+
+    fn connect_admin(
+        &mut self,
+        q: u32,
+        subsystem: &Arc<Subsystem>,
+        data: &ConnectData,
+        hostnqn: &nacre_nvmf_wire::Nqn,
+    ) -> Result<Arc<Association>, Refused> {
+        if data.cntlid.get() != 0xffff {
+            return Err(Refused::Parameter(
+                InvalidParameter::CNTLID,
+                format!(
+                    "controller id {:#x} asked for; controllers are dynamic, ask for FFFFh",
+                    data.cntlid.get()
+                ),
+            ));
+        }
+        if self.target.controller_count() >= self.target.config.max_controllers {
+            return Err(Refused::Status(
+                StatusCode::CONNECT_CONTROLLER_BUSY,
+                format!(
+                    "all {} controllers are in use",
+                    self.target.config.max_controllers
+                ),
+            ));
+        }
+        let qp = self.queue(q);
+        let (listener, port) = (qp.listener, qp.transport);
+        let kind = self.port_kind(port);
+        subsystem
+            .admit(hostnqn, data.hostid, listener, kind)
+            .map_err(|refusal| match refusal {
+                Refusal::HostNotAllowed => Refused::Status(
+                    StatusCode::CONNECT_INVALID_HOST.with_dnr(),
+                    format!("host {hostnqn} is not allowed to use {}", subsystem.nqn()),
+                ),
+                Refusal::Busy => Refused::Status(
+                    StatusCode::CONNECT_CONTROLLER_BUSY,
+                    format!("an earlier controller of {hostnqn} is still being torn down"),
+                ),
+                Refusal::NoFreeController => Refused::Status(
+                    StatusCode::CONNECT_CONTROLLER_BUSY,
+                    format!("all controller ids of {} are in use", subsystem.nqn()),
+                ),
+                Refusal::NotOnThisListener => Refused::Parameter(
+                    InvalidParameter::SUBNQN,
+                    format!("{} does not listen here", subsystem.nqn()),
+                ),
+            })
+    }
+
+    fn connect_io(
+        &mut self,
+        connect: &Connect,
+        subsystem: &Arc<Subsystem>,
+        data: &ConnectData,
+        hostnqn: &nacre_nvmf_wire::Nqn,
+    ) -> Result<Arc<Association>, Refused> {
+        let cntlid = data.cntlid.get();
+        let association = subsystem.controller(cntlid).ok_or_else(|| {
+            Refused::Parameter(
+                InvalidParameter::CNTLID,
+                format!("{} has no controller {cntlid}", subsystem.nqn()),
+            )
+        })?;
+        if association.hostnqn != *hostnqn || association.hostid != data.hostid {
+            let parameter = if association.hostnqn != *hostnqn {
+                InvalidParameter::HOSTNQN
+            } else {
+                InvalidParameter::HOSTID
+            };
+            return Err(Refused::Parameter(
+                parameter,
+                format!("controller {cntlid} belongs to {}", association.hostnqn),
+            ));
+        }
+        let max = self.target.config.max_io_queues;
+        let discovery = subsystem.kind == super::subsystem::SubsystemKind::Discovery;
+        if connect.qid > max || discovery {
+            return Err(Refused::Parameter(
+                InvalidParameter::QID,
+                format!(
+                    "queue {} of a controller with {} I/O queues",
+                    connect.qid,
+                    if discovery { 0 } else { max }
+                ),
+            ));
+        }
+        match association.phase() {
+            Phase::Ready => Ok(association),
+            Phase::Connected => Err(Refused::Status(
+                StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr(),
+                format!("controller {cntlid} is not enabled"),
+            )),
+            Phase::Closing => Err(Refused::Status(
+                StatusCode::CONNECT_CONTROLLER_BUSY,
+                format!("controller {cntlid} is being torn down"),
+            )),
+        }
+    }
+
+    /// Makes the connection a queue of the association.
+    fn adopt(
+        &mut self,
+        q: u32,
+        connect: &Connect,
+        association: Arc<Association>,
+        now: Nanos,
+    ) -> Result<Cqe, Refused> {
+        let stats = Arc::new(QueueStats::default());
+        let (group, port) = (self.handle.clone(), self.queue(q).transport);
+        let (transport, caps) = (self.port_kind(port), self.port(port).caps().clone());
+        let qp = self.queues[q as usize].as_mut().expect("queue pair");
+        let info = QueueInfo {
+            qid: connect.qid,
+            entries: connect.queue_entries() as u16,
+            group,
+            transport,
+            listener: qp.listener,
+            local: qp.local.clone(),
+            peer: qp.peer.clone(),
+            stats: Arc::clone(&stats),
+        };
+        if !association.add_queue(info) {
+            return Err(Refused::Status(
+                StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr(),
+                format!(
+                    "queue {} of controller {} exists",
+                    connect.qid, association.cntlid
+                ),
+            ));
+        }
+        if connect.is_admin() {
+            let controller = Controller::new(
+                &self.target,
+                Arc::clone(&association),
+                &caps,
+                connect.kato_ms,
+                now,
+            );
+            qp.controller = Some(Box::new(controller));
+            let (host, cntlid) = (&association.hostnqn, association.cntlid);
+            tracing::info!(subsystem = %association.subsystem.nqn(), %host, cntlid, peer = %qp.peer, "controller connected");
+        }
+        association.touch();
+        qp.qid = connect.qid;
+        qp.entries = connect.queue_entries() as u16;
+        qp.flow_control_off = connect
+            .attributes
+            .contains(ConnectAttributes::DISABLE_SQ_FLOW_CONTROL);
+        qp.stats = stats;
+        let response = ConnectResponse {
+            cntlid: association.cntlid,
+            auth: Default::default(),
+        };
+        qp.association = Some(association);
+        qp.refresh_view();
+        Ok(response.to_cqe(0))
+    }
+
+    /// Answers an accepted Connect and opens the queue for commands.
+    fn connected(&mut self, q: u32, index: ReqIndex, mut cqe: Cqe, now: Nanos) {
+        let qp = self.queue(q);
+        cqe.cid = qp.requests[index].sqe.cid;
+        let (conn, port) = (qp.conn, qp.transport);
+        let params = QueueParams {
+            qid: qp.qid,
+            entries: qp.entries,
+            flow_control_off: qp.flow_control_off,
+        };
+        qp.stage = Stage::Live;
+        self.port(port).established(conn, params);
+        self.complete(q, index, cqe, now);
+        let qp = self.queue(q);
+        qp.requests = Requests::new(qp.entries);
+    }
+
+    /// A fabrics command on an I/O queue.
+    pub(crate) fn fabrics_command(&mut self, q: u32, index: ReqIndex, now: Nanos) {
+        match self.queue(q).requests[index].sqe.fctype() {
+            fctype::DISCONNECT => self.disconnect(q, index, now),
+            fctype::CONNECT => {
+                self.finish(q, index, StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr(), now)
+            }
+            _ => self.finish(q, index, StatusCode::INVALID_OPCODE.with_dnr(), now),
+        }
+    }
+
+    /// Disconnect (Base 6.4): deletes this I/O queue, its outstanding commands are aborted.
+    fn disconnect(&mut self, q: u32, index: ReqIndex, now: Nanos) {
+        self.finish(q, index, StatusCode::SUCCESS, now);
+        self.close_queue(q, CloseWhy::Drained, now);
+    }
+
+    /// A command on an admin queue.
+    pub(crate) fn admin_command(&mut self, q: u32, index: ReqIndex, now: Nanos) {
+        let qp = self.queue(q);
+        let sqe = qp.requests[index].sqe;
+        if sqe.is_fabrics() && sqe.fctype() == fctype::CONNECT {
+            return self.finish(q, index, StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr(), now);
+        }
+        let controller = qp.controller.as_ref().expect("admin queue");
+        let bytes = match controller.data_bytes(&sqe) {
+            Ok(bytes) => bytes,
+            Err(status) => return self.finish(q, index, status, now),
+        };
+        let from_host =
+            sqe.data_transfer() == nacre_nvmf_wire::opcode::DataTransfer::HostToController;
+        if bytes > qp.limits.max_transfer_bytes {
+            return self.finish(q, index, StatusCode::INVALID_FIELD.with_dnr(), now);
+        }
+        if bytes > 0
+            && let Err(status) = io::check_sgl(&sqe, bytes, from_host)
+        {
+            return self.finish(q, index, status, now);
+        }
+        qp.requests[index].plan = Plan::Admin { bytes };
+        self.gather(q, index, now);
+    }
+
+    /// An admin command has its buffer and its data.
+    pub(crate) fn run_admin(&mut self, q: u32, index: ReqIndex, now: Nanos) {
+        let qp = self.queue(q);
+        let request = &mut qp.requests[index];
+        let sqe = request.sqe;
+        let mut data = request.data.take();
+        let to_host =
+            sqe.data_transfer() == nacre_nvmf_wire::opcode::DataTransfer::ControllerToHost;
+        let bytes = data.as_mut().and_then(|d| d.bytes_mut());
+        // What a buffer held before is nobody's business.
+        let bytes = match bytes {
+            Some(bytes) => {
+                if to_host {
+                    bytes.fill(0);
+                }
+                bytes
+            }
+            None => &mut [],
+        };
+        let controller = qp.controller.as_mut().expect("admin queue");
+        let outcome: Outcome = controller.execute(&sqe, bytes, now);
+        qp.requests[index].data = data;
+        self.admin_outcome(q, index, outcome, now);
+    }
+}

@@ -1,0 +1,167 @@
+//! The bdev queues of one core: opened when first used, closed when no queue pair can see them.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use nacre_bdev::{Busy, Done, Io, Queue, Token};
+use nacre_hugepages::Pool;
+use nacre_reactor::{EventSet, Idle, Nanos};
+
+use super::group::ReqRef;
+use super::namespace::Namespace;
+use super::request::ReqIndex;
+
+/// A device I/O's token: queue pair, request, child.
+pub(crate) fn token(queue: u32, request: ReqIndex, child: u32) -> Token {
+    u64::from(queue) << 32 | u64::from(request) << 16 | u64::from(child & 0xffff)
+}
+
+pub(crate) fn split_token(token: Token) -> (u32, ReqIndex, u32) {
+    (
+        (token >> 32) as u32,
+        (token >> 16) as u16,
+        token as u32 & 0xffff,
+    )
+}
+
+pub(crate) struct Device {
+    namespace: Arc<Namespace>,
+    queue: Box<dyn Queue>,
+    /// Requests that found the device's queue full, oldest first.
+    pub waiting: VecDeque<ReqRef>,
+    watched: Option<std::os::fd::RawFd>,
+}
+
+impl Device {
+    /// Bytes per block.
+    pub fn block_size(&self) -> usize {
+        self.namespace.geometry().block_size as usize
+    }
+}
+
+pub(crate) struct Devices {
+    core: usize,
+    slots: Vec<Option<Device>>,
+    open: usize,
+}
+
+impl Devices {
+    pub fn new(core: usize) -> Devices {
+        Devices {
+            core,
+            slots: Vec::new(),
+            open: 0,
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.open == 0
+    }
+
+    /// This core's queue on a namespace's bdev, opened if need be. `None`: it cannot be opened; the
+    /// reason is logged.
+    pub fn slot_of(
+        &mut self,
+        namespace: &Arc<Namespace>,
+        pool: &Pool,
+        sleepers: &EventSet,
+    ) -> Option<usize> {
+        if let Some(slot) = namespace.slot(self.core) {
+            return Some(slot);
+        }
+        let queue = match namespace.backing.open(pool) {
+            Ok(queue) => queue,
+            Err(error) => {
+                tracing::error!(nsid = namespace.nsid, core = self.core, %error, "cannot open the namespace's bdev");
+                return None;
+            }
+        };
+        let watched = queue.wake_fd();
+        if let Some(fd) = watched
+            && let Err(error) = sleepers.add_raw(fd, 0)
+        {
+            tracing::error!(nsid = namespace.nsid, core = self.core, %error, "cannot watch the bdev's completions");
+            return None;
+        }
+        let device = Device {
+            namespace: Arc::clone(namespace),
+            queue,
+            waiting: VecDeque::with_capacity(128),
+            watched,
+        };
+        let slot = match self.slots.iter().position(Option::is_none) {
+            Some(slot) => slot,
+            None => {
+                self.slots.push(None);
+                self.slots.len() - 1
+            }
+        };
+        self.slots[slot] = Some(device);
+        self.open += 1;
+        namespace.set_slot(self.core, Some(slot));
+        Some(slot)
+    }
+
+    // The error carries the I/O back by value: boxing it would allocate on the data path.
+    #[allow(clippy::result_large_err)]
+    pub fn submit(&mut self, slot: usize, io: Io) -> Result<(), (Busy, Io)> {
+        self.device(slot).queue.submit(io)
+    }
+
+    pub fn abort(&mut self, slot: usize, token: Token) -> bool {
+        self.slots[slot]
+            .as_mut()
+            .is_some_and(|d| d.queue.abort(token))
+    }
+
+    pub fn poll(&mut self, slot: usize, now: Nanos, done: &mut Done) -> usize {
+        match &mut self.slots[slot] {
+            Some(device) if device.queue.inflight() > 0 => device.queue.poll(now, done),
+            _ => 0,
+        }
+    }
+
+    pub fn device(&mut self, slot: usize) -> &mut Device {
+        self.slots[slot].as_mut().expect("open device")
+    }
+
+    pub fn waiting(&self, slot: usize) -> usize {
+        self.slots[slot].as_ref().map_or(0, |d| d.waiting.len())
+    }
+
+    /// Closes what `used` does not want and that has nothing in flight.
+    pub fn release(&mut self, used: impl Fn(&Arc<Namespace>) -> bool, sleepers: &EventSet) {
+        for slot in &mut self.slots {
+            let idle = slot
+                .as_ref()
+                .is_some_and(|d| d.queue.inflight() == 0 && !used(&d.namespace));
+            if idle && let Some(device) = slot.take() {
+                device.namespace.set_slot(self.core, None);
+                if let Some(fd) = device.watched
+                    && let Err(error) = sleepers.delete_raw(fd)
+                {
+                    tracing::warn!(%error, "cannot stop to watch a bdev's completions");
+                }
+                self.open -= 1;
+            }
+        }
+    }
+
+    pub fn arm(&mut self, now: Nanos) -> Idle {
+        let mut idle = Idle::Quiet;
+        for device in self.slots.iter_mut().flatten() {
+            idle = idle.and(device.queue.arm(now));
+        }
+        idle
+    }
+
+    pub fn disarm(&mut self) {
+        for device in self.slots.iter_mut().flatten() {
+            device.queue.disarm();
+        }
+    }
+}

@@ -1,0 +1,787 @@
+//! A group: all queue pairs of one core, driven turn by turn.
+//!
+//! ```text
+//!              Transport::poll                     Queue::submit
+//!   capsule ──────────────────▶ decode ─▶ buffer ─▶ fetch ─▶ device
+//!                                                              │ Queue::poll
+//!   response ◀────────────────────── respond ◀─────────────────┘
+//!              Transport::flush
+//! ```
+//!
+//! Every command ends in one place, [`Group::complete`]. What cannot go on waits in a list with a
+//! bound (a buffer: the group's list; room in a device: the device's list) and is tried again each
+//! turn; a host sees that as latency, never as an error.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nacre_bdev::{Completion, Done, Extents};
+use nacre_hugepages::Buf;
+use nacre_nvmf_wire::{Cqe, Fuse, Sgl, Sqe, StatusCode};
+use nacre_reactor::{EventSet, Idle, Nanos, Poller, Work};
+
+use super::association::{ErrorRecord, GroupHandle, GroupMessage, Phase, Teardown};
+use super::controller::Outcome;
+use super::device::{self, Devices};
+use super::io::{self, IoLimits, Plan, Transfer};
+use super::namespace::Namespace;
+use super::qpair::{QueuePair, Stage};
+use super::request::{NoRoom, ReqIndex, Step};
+use super::target::Target;
+use crate::transport::{
+    Address, CloseWhy, Closed, ConnId, Event, Events, ListenerId, Pools, ReqTag, Response,
+    Transport, TransportType,
+};
+
+/// How often associations are looked after (keep-alive, leftovers) without being asked.
+const UPKEEP: Duration = Duration::from_millis(100);
+
+/// How long a connection may stay without a Connect.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Names a request of this core. The generation tells a queue pair from its predecessor in the slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ReqRef {
+    pub queue: u32,
+    pub generation: u32,
+    pub request: ReqIndex,
+}
+
+struct Port {
+    kind: TransportType,
+    io: Box<dyn Transport>,
+    /// Queue pair by connection index.
+    queues: Vec<Option<(ConnId, u32)>>,
+}
+
+/// Sizes of a group's fixed lists.
+#[derive(Debug, Clone, Copy)]
+pub struct GroupConfig {
+    /// Most queue pairs on this core.
+    pub max_queues: usize,
+    /// Most events and completions taken per turn and source.
+    pub batch: usize,
+}
+
+impl Default for GroupConfig {
+    fn default() -> GroupConfig {
+        GroupConfig {
+            max_queues: 16_384,
+            batch: 512,
+        }
+    }
+}
+
+/// The queue pairs of one core.
+pub struct Group {
+    pub(crate) target: Arc<Target>,
+    pub(crate) handle: GroupHandle,
+    pub(crate) pools: Pools,
+    wake: Arc<dyn Fn() + Send + Sync>,
+    config: GroupConfig,
+    ports: Vec<Port>,
+    pub(crate) queues: Vec<Option<Box<QueuePair>>>,
+    free_queues: Vec<u32>,
+    next_generation: u32,
+    pub(crate) devices: Devices,
+    /// Requests that wait for a buffer, oldest first.
+    starved: VecDeque<ReqRef>,
+    events: Events,
+    done: Done,
+    upkeep_at: Nanos,
+    sleepers: EventSet,
+}
+
+impl Group {
+    /// The group of `core` (counted from 0, below [`Target::cores`]); `wake` wakes its reactor.
+    pub fn new(
+        target: Arc<Target>,
+        core: usize,
+        pools: Pools,
+        wake: Arc<dyn Fn() + Send + Sync>,
+        config: GroupConfig,
+    ) -> std::io::Result<Group> {
+        assert!(
+            core < target.cores(),
+            "core {core} of a target for {}",
+            target.cores()
+        );
+        let handle = GroupHandle::new(core, Arc::clone(&wake));
+        target.add_group(handle.clone());
+        // Plugs that were there before.
+        handle.attend();
+        Ok(Group {
+            target,
+            handle,
+            pools,
+            wake,
+            config,
+            ports: Vec::new(),
+            queues: Vec::new(),
+            free_queues: Vec::new(),
+            next_generation: 0,
+            devices: Devices::new(core),
+            starved: VecDeque::new(),
+            events: Events::with_capacity(config.batch),
+            done: Done::with_capacity(config.batch),
+            upkeep_at: Nanos::ZERO,
+            sleepers: EventSet::new()?,
+        })
+    }
+
+    /// One turn.
+    pub fn turn(&mut self, now: Nanos) -> u32 {
+        let mut did = 0;
+        if self.handle.has_messages() {
+            did += self.take_messages(now);
+        }
+        for port in 0..self.ports.len() {
+            did += self.poll_port(port, now);
+        }
+        did += self.poll_devices(now);
+        if !self.starved.is_empty() {
+            did += self.feed(now);
+        }
+        if now >= self.upkeep_at {
+            self.upkeep(now);
+        }
+        for port in &mut self.ports {
+            port.io.flush(now);
+        }
+        did
+    }
+
+    fn poll_port(&mut self, port: usize, now: Nanos) -> u32 {
+        let mut events = std::mem::replace(&mut self.events, Events::with_capacity(0));
+        self.ports[port].io.poll(now, &self.pools, &mut events);
+        let count = events.len() as u32;
+        for event in events.drain() {
+            self.handle_event(port, event, now);
+        }
+        self.events = events;
+        count
+    }
+
+    fn handle_event(&mut self, port: usize, event: Event, now: Nanos) {
+        match event {
+            Event::Capsule { conn, sqe, data } => {
+                if let Some(q) = self.queue_of(port, conn) {
+                    self.capsule(q, sqe, data, now);
+                }
+            }
+            Event::Fetched { conn, tag, data } => {
+                if let Some(q) = self.live_queue_of(port, conn) {
+                    self.queue(q).requests[tag.index].data = Some(data);
+                    self.execute(q, tag.index, now);
+                }
+            }
+            Event::FetchDamaged { conn, tag } => {
+                if let Some(q) = self.live_queue_of(port, conn) {
+                    self.finish(q, tag.index, StatusCode::TRANSIENT_TRANSPORT_ERROR, now);
+                }
+            }
+            Event::CapsuleDamaged { conn, sqe } => {
+                if let Some(q) = self.live_queue_of(port, conn) {
+                    self.refuse(q, sqe, StatusCode::TRANSIENT_TRANSPORT_ERROR, now);
+                }
+            }
+            Event::Opened {
+                conn,
+                listener,
+                local,
+                peer,
+            } => {
+                self.open_queue(port, conn, (listener, local, peer), now);
+            }
+            Event::Closed { conn, why } => {
+                if let Some(q) = self.queue_of(port, conn) {
+                    self.connection_closed(q, &why, now);
+                }
+            }
+        }
+    }
+
+    /// A command arrived.
+    fn capsule(&mut self, q: u32, sqe: Sqe, data: Option<Buf>, now: Nanos) {
+        let qp = self.queue(q);
+        if qp.stage == Stage::Ending {
+            return;
+        }
+        let index = match qp.requests.begin(sqe, now) {
+            Ok(index) => index,
+            Err(NoRoom::DuplicateId) => {
+                return self.refuse(q, sqe, StatusCode::COMMAND_ID_CONFLICT, now);
+            }
+            Err(NoRoom::QueueOverrun) => {
+                tracing::warn!(peer = %qp.peer, qid = qp.qid, entries = qp.entries, "host overran its submission queue");
+                return self.close_queue(q, CloseWhy::Now, now);
+            }
+        };
+        qp.requests[index].data = data;
+        if qp.stage == Stage::Fresh {
+            return self.first_command(q, index, now);
+        }
+        if let Some(association) = &qp.association {
+            association.touch();
+        }
+        if qp.is_admin() {
+            return self.admin_command(q, index, now);
+        }
+        self.io_command(q, index, now);
+    }
+
+    fn io_command(&mut self, q: u32, index: ReqIndex, now: Nanos) {
+        let qp = self.queue(q);
+        qp.refresh_view();
+        let sqe = qp.requests[index].sqe;
+        if sqe.is_fabrics() {
+            return self.fabrics_command(q, index, now);
+        }
+        let ready = qp
+            .association
+            .as_ref()
+            .is_some_and(|a| a.phase() == Phase::Ready);
+        if !ready {
+            return self.finish(q, index, StatusCode::COMMAND_SEQUENCE_ERROR, now);
+        }
+        let plan = match io::decode(&sqe, &qp.view, &qp.limits) {
+            Ok(plan) => plan,
+            Err(status) => {
+                if !self.pair_fused(q, index, false, now) {
+                    return;
+                }
+                return self.finish(q, index, status, now);
+            }
+        };
+        self.queue(q).requests[index].plan = plan;
+        if (sqe.fuse() != Fuse::Normal || self.queue(q).fused.is_some())
+            && !self.pair_fused(q, index, true, now)
+        {
+            return;
+        }
+        self.gather(q, index, now);
+    }
+
+    /// Gets the command what it needs before it can run: a buffer, and the host's data. Commands
+    /// that wait for a buffer get theirs in the order in which they came.
+    pub(crate) fn gather(&mut self, q: u32, index: ReqIndex, now: Nanos) {
+        let must_queue = !self.starved.is_empty() && !self.queue_ref(q).is_admin();
+        if must_queue || !self.try_gather(q, index, now) {
+            let qp = self.queue(q);
+            qp.requests[index].step = Step::Buffer;
+            let waiting = ReqRef {
+                queue: q,
+                generation: qp.generation,
+                request: index,
+            };
+            self.starved.push_back(waiting);
+        }
+    }
+
+    /// `false`: there is no buffer for it now.
+    fn try_gather(&mut self, q: u32, index: ReqIndex, now: Nanos) -> bool {
+        let qp = self.queues[q as usize].as_mut().expect("queue pair");
+        let request = &mut qp.requests[index];
+        let (bytes, from_host) = match request.plan.transfer(&request.sqe) {
+            Transfer::None => {
+                self.execute(q, index, now);
+                return true;
+            }
+            Transfer::FromHost(bytes) => (bytes, true),
+            Transfer::ToHost(bytes) => (bytes, false),
+        };
+        if from_host && request.data.is_some() {
+            self.execute(q, index, now);
+            return true;
+        }
+        if from_host && matches!(request.sqe.sgl(), Ok(Sgl::InCapsule { .. })) {
+            self.finish(q, index, StatusCode::SGL_OFFSET_INVALID.with_dnr(), now);
+            return true;
+        }
+        // Admin commands have buffers of their own; the few that are larger compete with I/O.
+        let admin = matches!(request.plan, Plan::Admin { .. })
+            && bytes as usize <= self.pools.admin.max_len();
+        let pool = if admin {
+            &self.pools.admin
+        } else {
+            &self.pools.io
+        };
+        let Some(buf) = pool.acquire(bytes as usize) else {
+            return false;
+        };
+        if from_host {
+            request.step = Step::Fetching;
+            let (tag, sqe) = (qp.tag(index), qp.requests[index].sqe);
+            self.ports[qp.transport].io.fetch(qp.conn, tag, &sqe, buf);
+        } else {
+            request.data = Some(buf);
+            self.execute(q, index, now);
+        }
+        true
+    }
+
+    /// The command has its buffer and its data: runs it.
+    pub(crate) fn execute(&mut self, q: u32, index: ReqIndex, now: Nanos) {
+        let qp = self.queue(q);
+        if qp.stage == Stage::Fresh {
+            return self.run_connect(q, index, now);
+        }
+        if qp.is_admin() {
+            return self.run_admin(q, index, now);
+        }
+        if qp.requests[index].abort {
+            return self.finish(q, index, StatusCode::ABORT_REQUESTED, now);
+        }
+        let failed = qp.requests[index].status;
+        if !failed.is_success() {
+            return self.finish(q, index, failed, now);
+        }
+        qp.requests[index].step = Step::Executing;
+        if qp.requests[index].sqe.fuse() != Fuse::Normal {
+            return self.run_fused(q, index, now);
+        }
+        self.run_io(q, index, now);
+    }
+
+    /// Requests that waited for a buffer, in order, while there are buffers.
+    fn feed(&mut self, now: Nanos) -> u32 {
+        let mut fed = 0;
+        while let Some(&first) = self.starved.front() {
+            let waits = self.is_current(first)
+                && self.queue(first.queue).requests[first.request].step == Step::Buffer;
+            if waits && !self.try_gather(first.queue, first.request, now) {
+                break;
+            }
+            self.starved.pop_front();
+            fed += u32::from(waits);
+        }
+        fed
+    }
+
+    fn poll_devices(&mut self, now: Nanos) -> u32 {
+        let mut did = 0;
+        for slot in 0..self.devices.len() {
+            let mut done = std::mem::replace(&mut self.done, Done::with_capacity(0));
+            self.devices.poll(slot, now, &mut done);
+            did += done.len() as u32;
+            for completion in done.drain() {
+                self.device_completed(completion, now);
+            }
+            self.done = done;
+            did += self.resubmit(slot, now);
+        }
+        did
+    }
+
+    /// A command ends here, whatever it was and however it ended.
+    pub(crate) fn complete(&mut self, q: u32, index: ReqIndex, cqe: Cqe, now: Nanos) {
+        let qp = self.queues[q as usize].as_mut().expect("queue pair");
+        let status = cqe.status();
+        qp.count(index, status, now);
+        if !status.is_success() && qp.stage == Stage::Live {
+            note_error(qp, index, status);
+        }
+        let respond = qp.stage != Stage::Ending;
+        let request = &qp.requests[index];
+        let to_host = matches!(request.plan.transfer(&request.sqe), Transfer::ToHost(_));
+        if respond {
+            let mut extents = Extents::new();
+            if to_host && status.is_success() {
+                extents.extend(qp.requests[index].data.take());
+            }
+            let tag = qp.tag(index);
+            let cqe = qp.seal(cqe);
+            self.ports[qp.transport].io.respond(
+                qp.conn,
+                Response {
+                    tag,
+                    cqe,
+                    data: extents,
+                },
+            );
+        }
+        qp.requests.end(index);
+    }
+
+    pub(crate) fn finish(&mut self, q: u32, index: ReqIndex, status: StatusCode, now: Nanos) {
+        let cid = self.queue(q).requests[index].sqe.cid();
+        self.complete(q, index, Cqe::new(cid, status), now);
+    }
+
+    /// Answers a command that never got into the table.
+    fn refuse(&mut self, q: u32, sqe: Sqe, status: StatusCode, _now: Nanos) {
+        let qp = self.queues[q as usize].as_mut().expect("queue pair");
+        let tag = ReqTag {
+            cid: sqe.cid(),
+            index: 0,
+        };
+        let cqe = qp.seal(Cqe::new(sqe.cid(), status));
+        let response = Response {
+            tag,
+            cqe,
+            data: Extents::new(),
+        };
+        self.ports[qp.transport].io.respond(qp.conn, response);
+    }
+
+    // Connections.
+
+    fn open_queue(
+        &mut self,
+        port: usize,
+        conn: ConnId,
+        ends: (ListenerId, Address, Address),
+        now: Nanos,
+    ) {
+        let slot = match self.free_queues.pop() {
+            Some(slot) => slot,
+            None if self.queues.len() < self.config.max_queues => {
+                self.queues.push(None);
+                self.queues.len() as u32 - 1
+            }
+            None => {
+                tracing::warn!(peer = %ends.2, limit = self.config.max_queues, "connection refused: this core has all of its queue pairs");
+                return self.ports[port].io.close(conn, CloseWhy::Now);
+            }
+        };
+        self.next_generation = self.next_generation.wrapping_add(1);
+        let limits = IoLimits::new(
+            &self.target.config,
+            self.ports[port].io.caps().max_transfer_bytes,
+        );
+        let qp = QueuePair::new(port, conn, self.next_generation, ends, limits, now);
+        self.queues[slot as usize] = Some(Box::new(qp));
+        let table = &mut self.ports[port].queues;
+        if table.len() <= conn.index as usize {
+            table.resize(conn.index as usize + 1, None);
+        }
+        table[conn.index as usize] = Some((conn, slot));
+    }
+
+    /// Starts to end a queue pair. Commands that wait are dropped, those in a device are aborted;
+    /// [`Group::reap`] removes it when nothing of it is left.
+    pub(crate) fn close_queue(&mut self, q: u32, why: CloseWhy, now: Nanos) {
+        let qp = self.queues[q as usize].as_mut().expect("queue pair");
+        if qp.stage == Stage::Ending {
+            return;
+        }
+        qp.stage = Stage::Ending;
+        if !qp.closed {
+            self.ports[qp.transport].io.close(qp.conn, why);
+        }
+        let active: Vec<ReqIndex> = qp.requests.active().collect();
+        for index in active {
+            let qp = self.queue(q);
+            if qp.requests[index].inflight == 0 {
+                qp.requests.end(index);
+            } else {
+                self.abort_children(q, index);
+            }
+        }
+        let qp = self.queue_ref(q);
+        if let Some(association) = &qp.association
+            && qp.is_admin()
+        {
+            association.tear_down(Teardown::HostLeft);
+        }
+        self.reap(q, now);
+    }
+
+    fn connection_closed(&mut self, q: u32, why: &Closed, now: Nanos) {
+        let qp = self.queue(q);
+        qp.closed = true;
+        match why {
+            Closed::Local | Closed::Peer => {
+                tracing::debug!(peer = %qp.peer, qid = qp.qid, "connection closed: {why:?}");
+            }
+            _ => tracing::warn!(peer = %qp.peer, qid = qp.qid, "connection lost: {why:?}"),
+        }
+        self.close_queue(q, CloseWhy::Now, now);
+        self.reap(q, now);
+    }
+
+    /// Removes an ending queue pair that has nothing left in a device or in the transport.
+    pub(crate) fn reap(&mut self, q: u32, _now: Nanos) {
+        let Some(qp) = self.queues[q as usize].as_ref() else {
+            return;
+        };
+        if qp.stage != Stage::Ending || !qp.closed || qp.inflight > 0 {
+            return;
+        }
+        let qp = self.queues[q as usize].take().expect("just seen");
+        self.ports[qp.transport].queues[qp.conn.index as usize] = None;
+        self.free_queues.push(q);
+        if let Some(association) = &qp.association
+            && association.remove_queue(qp.qid) == 0
+        {
+            association.tear_down(Teardown::HostLeft);
+            let (host, cntlid) = (&association.hostnqn, association.cntlid);
+            let reason = association.teardown_reason();
+            tracing::info!(subsystem = %association.subsystem.nqn(), %host, cntlid, ?reason, "controller removed");
+            self.target.forget(association);
+        }
+    }
+
+    // Upkeep.
+
+    fn take_messages(&mut self, now: Nanos) -> u32 {
+        let mut did = 0;
+        if self.handle.take_attention() {
+            did += 1;
+            self.open_ports();
+            self.upkeep(now);
+        }
+        while let Some(message) = self.handle.take_message() {
+            did += 1;
+            match message {
+                GroupMessage::Abort {
+                    association,
+                    qid,
+                    cid,
+                    reply,
+                } => {
+                    let aborted = self.abort_command(&association, qid, cid, now);
+                    let group = reply.group.clone();
+                    // A full list on the other side: its admin command times out on upkeep.
+                    let _ = group.send(GroupMessage::Aborted { reply, aborted });
+                }
+                GroupMessage::Aborted { reply, aborted } => {
+                    self.abort_answered(&reply, aborted, now)
+                }
+            }
+        }
+        did
+    }
+
+    fn open_ports(&mut self) {
+        for plug in self.target.plugs() {
+            if self.ports.iter().any(|p| p.kind == plug.kind()) {
+                continue;
+            }
+            match plug.open(self.handle.core, Arc::clone(&self.wake)) {
+                Ok(io) => {
+                    for fd in io.wake_fds() {
+                        if let Err(error) = self.sleepers.add_raw(fd, 0) {
+                            tracing::error!(%error, "cannot watch a transport's descriptor");
+                        }
+                    }
+                    self.ports.push(Port {
+                        kind: plug.kind(),
+                        io,
+                        queues: Vec::new(),
+                    });
+                }
+                Err(error) => {
+                    tracing::error!(core = self.handle.core, kind = %plug.kind(), %error, "cannot open transport on this core");
+                }
+            }
+        }
+    }
+
+    /// Looks after every association that has a queue here.
+    fn upkeep(&mut self, now: Nanos) {
+        self.upkeep_at = now + UPKEEP;
+        for q in 0..self.queues.len() as u32 {
+            let Some(qp) = self.queues[q as usize].as_mut() else {
+                continue;
+            };
+            if qp.stage == Stage::Fresh && now.since(qp.opened) > CONNECT_TIMEOUT {
+                tracing::warn!(peer = %qp.peer, "no Connect within {CONNECT_TIMEOUT:?}");
+                self.close_queue(q, CloseWhy::Now, now);
+                continue;
+            }
+            let Some(association) = &qp.association else {
+                continue;
+            };
+            let reset = association.phase() == Phase::Connected && !qp.is_admin();
+            if (reset || association.phase() == Phase::Closing) && qp.stage == Stage::Live {
+                self.close_queue(q, CloseWhy::Now, now);
+                continue;
+            }
+            qp.refresh_view();
+            if qp.is_admin() && qp.stage == Stage::Live {
+                self.controller_upkeep(q, now);
+            }
+            self.reap(q, now);
+        }
+        self.release_devices();
+    }
+
+    /// Closes the devices that no queue pair here can see any more and that have nothing in flight.
+    fn release_devices(&mut self) {
+        if self.devices.is_empty() {
+            return;
+        }
+        let queues = &self.queues;
+        let used = |namespace: &Arc<Namespace>| {
+            queues.iter().flatten().any(|qp| {
+                qp.view
+                    .get(namespace.nsid)
+                    .is_some_and(|n| Arc::ptr_eq(n, namespace))
+            })
+        };
+        self.devices.release(used, &self.sleepers);
+    }
+
+    fn controller_upkeep(&mut self, q: u32, now: Nanos) {
+        let qp = self.queue(q);
+        let controller = qp.controller.as_mut().expect("admin queue");
+        if controller.keep_alive_expired(now) {
+            let association = qp.association.as_ref().expect("admin queue");
+            let (host, cntlid) = (&association.hostnqn, association.cntlid);
+            tracing::warn!(subsystem = %association.subsystem.nqn(), %host, cntlid, "keep-alive timer expired");
+            association.tear_down(Teardown::KeepAliveExpired);
+            return self.close_queue(q, CloseWhy::Now, now);
+        }
+        self.deliver_events(q, now);
+    }
+
+    /// Answers held event requests with what has happened.
+    pub(crate) fn deliver_events(&mut self, q: u32, now: Nanos) {
+        loop {
+            let qp = self.queue(q);
+            let Some(controller) = qp.controller.as_mut() else {
+                return;
+            };
+            let Some(cqe) = controller.next_event() else {
+                return;
+            };
+            match qp.requests.find(cqe.cid()) {
+                Some(index) => self.complete(q, index, cqe, now),
+                None => debug_assert!(false, "an event request that is not in the table"),
+            }
+        }
+    }
+
+    /// What an admin command left to do.
+    pub(crate) fn admin_outcome(&mut self, q: u32, index: ReqIndex, outcome: Outcome, now: Nanos) {
+        match outcome {
+            Outcome::Done(cqe) => self.complete(q, index, cqe, now),
+            Outcome::Held => self.queue(q).requests[index].step = Step::Held,
+            Outcome::Abort { sqid, cid } => {
+                self.queue(q).requests[index].step = Step::Held;
+                self.start_abort(q, index, sqid, cid, now);
+            }
+        }
+        if self.queues[q as usize]
+            .as_ref()
+            .is_some_and(|qp| qp.stage == Stage::Live)
+        {
+            self.deliver_events(q, now);
+        }
+    }
+
+    // Lookups.
+
+    pub(crate) fn queue(&mut self, q: u32) -> &mut QueuePair {
+        self.queues[q as usize].as_mut().expect("queue pair")
+    }
+
+    pub(crate) fn queue_ref(&self, q: u32) -> &QueuePair {
+        self.queues[q as usize].as_ref().expect("queue pair")
+    }
+
+    pub(crate) fn port(&mut self, port: usize) -> &mut dyn Transport {
+        self.ports[port].io.as_mut()
+    }
+
+    pub(crate) fn port_kind(&self, port: usize) -> TransportType {
+        self.ports[port].kind
+    }
+
+    fn queue_of(&self, port: usize, conn: ConnId) -> Option<u32> {
+        match self.ports[port].queues.get(conn.index as usize) {
+            Some(Some((known, q))) if *known == conn => Some(*q),
+            _ => None,
+        }
+    }
+
+    fn live_queue_of(&self, port: usize, conn: ConnId) -> Option<u32> {
+        self.queue_of(port, conn)
+            .filter(|q| self.queue_ref(*q).stage != Stage::Ending)
+    }
+
+    pub(crate) fn is_current(&self, what: ReqRef) -> bool {
+        self.queues
+            .get(what.queue as usize)
+            .and_then(Option::as_ref)
+            .is_some_and(|qp| qp.generation == what.generation && qp.stage != Stage::Ending)
+    }
+
+    fn device_completed(&mut self, completion: Completion, now: Nanos) {
+        let (q, index, _child) = device::split_token(completion.token);
+        self.child_done(q, index, completion, now);
+    }
+
+    /// This core's queue on a namespace's bdev.
+    pub(crate) fn open_device(&mut self, namespace: &Arc<Namespace>) -> Option<usize> {
+        self.devices
+            .slot_of(namespace, &self.pools.io, &self.sleepers)
+    }
+
+    /// Queue pairs on this core.
+    pub fn queue_pairs(&self) -> usize {
+        self.queues.len() - self.free_queues.len()
+    }
+}
+
+/// Keeps what went wrong for the error information log (Base 5.1.12.1.2).
+fn note_error(qp: &QueuePair, index: ReqIndex, status: StatusCode) {
+    let Some(association) = &qp.association else {
+        return;
+    };
+    let request = &qp.requests[index];
+    let lba = match request.plan {
+        Plan::Single { lba, .. } | Plan::Verify { lba, .. } => lba,
+        _ => 0,
+    };
+    association.record_error(ErrorRecord {
+        number: 0,
+        sqid: qp.qid,
+        cid: request.sqe.cid(),
+        status,
+        lba,
+        nsid: request.sqe.nsid(),
+        opcode: request.sqe.opcode,
+    });
+}
+
+impl Poller for Group {
+    fn name(&self) -> &str {
+        "nvmf"
+    }
+
+    fn poll(&mut self, now: Nanos, _budget: u32) -> Work {
+        match self.turn(now) {
+            0 => Work::None,
+            did => Work::Did(did),
+        }
+    }
+
+    fn arm(&mut self, now: Nanos) -> Idle {
+        if self.handle.has_messages() || !self.starved.is_empty() {
+            return Idle::Busy;
+        }
+        let mut idle = self.devices.arm(now);
+        for port in &mut self.ports {
+            idle = idle.and(port.io.arm(now));
+        }
+        if self.queue_pairs() > 0 {
+            idle = idle.and(Idle::Until(self.upkeep_at));
+        }
+        idle
+    }
+
+    fn disarm(&mut self) {
+        self.devices.disarm();
+        for port in &mut self.ports {
+            port.io.disarm();
+        }
+    }
+
+    fn wake_fds(&self) -> Vec<RawFd> {
+        vec![self.sleepers.as_raw_fd()]
+    }
+}

@@ -1,0 +1,401 @@
+//! I/O commands: from a submission queue entry to a plan of device I/Os, or to a status.
+//!
+//! Pure: reads the command and the namespace's geometry, touches nothing.
+
+use nacre_bdev::{Flags, Geometry, Op, Status, Support};
+use nacre_nvmf_wire::commands::io::{
+    Copy, CopyFormat, CopyRange0, DatasetManagement, DsmRange, Protection, ReadWrite, WriteZeroes,
+};
+use nacre_nvmf_wire::opcode::{DataTransfer, io as opcode};
+use nacre_nvmf_wire::{Fuse, Sgl, Sqe, StatusCode};
+use zerocopy::FromBytes;
+
+use super::config::TargetConfig;
+use super::namespace::{Namespace, View};
+use super::stats::Kind;
+
+/// How a command is carried out. Blocks are counted from one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Plan {
+    None,
+    /// Read, write, compare, write zeroes: one device I/O.
+    Single {
+        op: Op,
+        flags: Flags,
+        lba: u64,
+        blocks: u32,
+        bytes: u32,
+    },
+    /// Flush of one namespace, or of all that the controller sees.
+    Flush {
+        all: bool,
+    },
+    /// Dataset Management, deallocate: one unmap per range of the command's data.
+    Deallocate {
+        ranges: u32,
+    },
+    /// Dataset Management that only gives hints: the data is fetched and dropped.
+    Hints {
+        ranges: u32,
+    },
+    /// Copy: one device copy per source range of the command's data.
+    Copy {
+        destination: u64,
+        ranges: u32,
+        flags: Flags,
+    },
+    /// Verify: reads in chunks, the data is dropped.
+    Verify {
+        lba: u64,
+        blocks: u32,
+        chunk: u32,
+    },
+    /// An admin or fabrics command.
+    Admin {
+        bytes: u32,
+    },
+}
+
+/// Blocks of a fused compare-and-write (ACWU + 1).
+pub const COMPARE_AND_WRITE_BLOCKS: u32 = 128;
+
+/// What bounds a command of this queue.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct IoLimits {
+    pub max_transfer_bytes: u32,
+    pub dsm_ranges: u32,
+    pub copy_ranges: u32,
+    pub copy_blocks: u32,
+    pub write_zeroes_bytes: u64,
+    pub verify_bytes: u64,
+    /// Bytes that one chunk of a Verify reads.
+    pub verify_chunk_bytes: u32,
+}
+
+impl IoLimits {
+    pub fn new(config: &TargetConfig, max_transfer_bytes: u32) -> IoLimits {
+        IoLimits {
+            max_transfer_bytes,
+            dsm_ranges: u32::from(config.dsm_ranges),
+            copy_ranges: u32::from(config.copy_ranges),
+            copy_blocks: u32::from(config.copy_blocks),
+            write_zeroes_bytes: config.write_zeroes_bytes,
+            verify_bytes: config.verify_bytes,
+            verify_chunk_bytes: max_transfer_bytes.min(128 * 1024),
+        }
+    }
+}
+
+impl Plan {
+    /// Which way the command's data goes, and how much of it there is.
+    pub fn transfer(&self, sqe: &Sqe) -> Transfer {
+        match *self {
+            Plan::Admin { bytes: 0 } => Transfer::None,
+            Plan::Admin { bytes } => match sqe.data_transfer() {
+                DataTransfer::HostToController => Transfer::FromHost(bytes),
+                _ => Transfer::ToHost(bytes),
+            },
+            Plan::Single {
+                op: Op::Read,
+                bytes,
+                ..
+            } => Transfer::ToHost(bytes),
+            Plan::Single {
+                op: Op::Write | Op::Compare,
+                bytes,
+                ..
+            } => Transfer::FromHost(bytes),
+            Plan::Deallocate { ranges } | Plan::Hints { ranges } => {
+                Transfer::FromHost(ranges * DsmRange::SIZE as u32)
+            }
+            Plan::Copy { ranges, .. } => Transfer::FromHost(ranges * CopyRange0::SIZE as u32),
+            _ => Transfer::None,
+        }
+    }
+
+    pub fn kind(&self) -> Kind {
+        match self {
+            Plan::Single { op: Op::Read, .. } => Kind::Read,
+            Plan::Single {
+                op: Op::Write | Op::WriteZeroes,
+                ..
+            } => Kind::Write,
+            _ => Kind::Other,
+        }
+    }
+
+    pub fn bytes(&self) -> u32 {
+        match *self {
+            Plan::Single { bytes, .. } => bytes,
+            _ => 0,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Transfer {
+    None,
+    FromHost(u32),
+    ToHost(u32),
+}
+
+/// Reads an I/O command.
+pub(crate) fn decode(sqe: &Sqe, view: &View, limits: &IoLimits) -> Result<Plan, StatusCode> {
+    if sqe.opcode == opcode::FLUSH && sqe.nsid() == u32::MAX {
+        return Ok(Plan::Flush { all: true });
+    }
+    let namespace = view
+        .get(sqe.nsid())
+        .ok_or(StatusCode::INVALID_NAMESPACE_OR_FORMAT.with_dnr())?;
+    let geometry = namespace.geometry();
+    let fuse = sqe.fuse();
+    let fusable = matches!(
+        (fuse, sqe.opcode),
+        (Fuse::Normal, _) | (Fuse::First, opcode::COMPARE) | (Fuse::Second, opcode::WRITE)
+    );
+    if !fusable {
+        return Err(StatusCode::INVALID_FIELD.with_dnr());
+    }
+    match sqe.opcode {
+        opcode::READ => single(sqe, Op::Read, &geometry, limits),
+        opcode::WRITE => single(sqe, Op::Write, &geometry, limits),
+        opcode::COMPARE => single(sqe, Op::Compare, &geometry, limits),
+        opcode::FLUSH => Ok(Plan::Flush { all: false }),
+        opcode::WRITE_ZEROES => write_zeroes(sqe, &geometry, limits),
+        opcode::DATASET_MANAGEMENT => dataset_management(sqe, namespace, limits),
+        opcode::VERIFY => verify(sqe, &geometry, limits),
+        opcode::COPY => copy(sqe, namespace, limits),
+        _ => Err(StatusCode::INVALID_OPCODE.with_dnr()),
+    }
+}
+
+/// Read, Write, Compare: the range, the size limit, and an SGL of exactly the right length.
+fn single(sqe: &Sqe, op: Op, geometry: &Geometry, limits: &IoLimits) -> Result<Plan, StatusCode> {
+    let command = ReadWrite::parse(sqe);
+    let (lba, blocks) = (command.slba, command.blocks);
+    check_range(lba, blocks, &command.protection, geometry)?;
+    let bytes = bytes_of(blocks, geometry);
+    if bytes > u64::from(limits.max_transfer_bytes) {
+        return Err(StatusCode::INVALID_FIELD.with_dnr());
+    }
+    let bytes = bytes as u32;
+    check_sgl(sqe, bytes, op != Op::Read)?;
+    if sqe.fuse() != Fuse::Normal && blocks > COMPARE_AND_WRITE_BLOCKS {
+        return Err(StatusCode::ATOMIC_WRITE_UNIT_EXCEEDED.with_dnr());
+    }
+    let flags = if op == Op::Write && command.fua {
+        Flags::FUA
+    } else {
+        Flags::empty()
+    };
+    Ok(Plan::Single {
+        op,
+        flags,
+        lba,
+        blocks,
+        bytes,
+    })
+}
+
+fn write_zeroes(sqe: &Sqe, geometry: &Geometry, limits: &IoLimits) -> Result<Plan, StatusCode> {
+    let command = WriteZeroes::parse(sqe);
+    let (lba, blocks) = (command.slba, command.blocks);
+    check_range(lba, blocks, &command.protection, geometry)?;
+    if command.namespace_zeroes || bytes_of(blocks, geometry) > limits.write_zeroes_bytes {
+        return Err(StatusCode::INVALID_FIELD.with_dnr());
+    }
+    let mut flags = Flags::empty();
+    flags.set(Flags::FUA, command.fua);
+    flags.set(Flags::DEALLOCATE, command.deallocate);
+    Ok(Plan::Single {
+        op: Op::WriteZeroes,
+        flags,
+        lba,
+        blocks,
+        bytes: 0,
+    })
+}
+
+fn dataset_management(
+    sqe: &Sqe,
+    namespace: &Namespace,
+    limits: &IoLimits,
+) -> Result<Plan, StatusCode> {
+    let command = DatasetManagement::parse(sqe);
+    let ranges = u32::from(command.ranges);
+    if ranges > limits.dsm_ranges {
+        return Err(StatusCode::COMMAND_SIZE_LIMIT_EXCEEDED.with_dnr());
+    }
+    check_sgl(sqe, command.data_bytes() as u32, true)?;
+    // Deallocation is advice (NVM 3.2.3): on a device that cannot, the data simply stays.
+    let can = namespace.backing.bdev.supports(Op::Unmap) != Support::No;
+    let real = command.deallocate && can;
+    Ok(if real {
+        Plan::Deallocate { ranges }
+    } else {
+        Plan::Hints { ranges }
+    })
+}
+
+fn verify(sqe: &Sqe, geometry: &Geometry, limits: &IoLimits) -> Result<Plan, StatusCode> {
+    let command = ReadWrite::parse(sqe);
+    let (lba, blocks) = (command.slba, command.blocks);
+    check_range(lba, blocks, &command.protection, geometry)?;
+    if bytes_of(blocks, geometry) > limits.verify_bytes {
+        return Err(StatusCode::INVALID_FIELD.with_dnr());
+    }
+    let chunk = (limits.verify_chunk_bytes / geometry.block_size).max(1);
+    Ok(Plan::Verify { lba, blocks, chunk })
+}
+
+fn copy(sqe: &Sqe, namespace: &Namespace, limits: &IoLimits) -> Result<Plan, StatusCode> {
+    let command = Copy::parse(sqe).map_err(|e| e.status().with_dnr())?;
+    let protected = command.protection.is_requested() || command.read_protection != 0;
+    if command.format != CopyFormat::Format0 || protected {
+        return Err(StatusCode::INVALID_FIELD.with_dnr());
+    }
+    let ranges = u32::from(command.ranges);
+    if ranges > limits.copy_ranges {
+        return Err(StatusCode::COMMAND_SIZE_LIMIT_EXCEEDED.with_dnr());
+    }
+    check_sgl(sqe, command.data_bytes() as u32, true)?;
+    if command.sdlba >= namespace.geometry().blocks {
+        return Err(StatusCode::LBA_OUT_OF_RANGE.with_dnr());
+    }
+    let flags = if command.fua {
+        Flags::FUA
+    } else {
+        Flags::empty()
+    };
+    Ok(Plan::Copy {
+        destination: command.sdlba,
+        ranges,
+        flags,
+    })
+}
+
+/// The range is inside the namespace, and no protection is asked of a namespace that has none.
+fn check_range(
+    lba: u64,
+    blocks: u32,
+    protection: &Protection,
+    geometry: &Geometry,
+) -> Result<(), StatusCode> {
+    if protection.is_requested() {
+        return Err(StatusCode::INVALID_FIELD.with_dnr());
+    }
+    if !geometry.holds(lba, u64::from(blocks)) {
+        return Err(StatusCode::LBA_OUT_OF_RANGE.with_dnr());
+    }
+    Ok(())
+}
+
+fn bytes_of(blocks: u32, geometry: &Geometry) -> u64 {
+    u64::from(blocks) * u64::from(geometry.block_size)
+}
+
+/// The data pointer describes exactly the command's data, in a way that this direction allows.
+pub(crate) fn check_sgl(sqe: &Sqe, bytes: u32, from_host: bool) -> Result<(), StatusCode> {
+    if !sqe.psdt().is_sgl() {
+        return Err(StatusCode::INVALID_FIELD.with_dnr());
+    }
+    let sgl = sqe.sgl().map_err(|e| e.status().with_dnr())?;
+    match sgl {
+        Sgl::InCapsule { .. } if !from_host => {
+            return Err(StatusCode::SGL_DESCRIPTOR_TYPE_INVALID.with_dnr());
+        }
+        Sgl::DataBlock { .. } => return Err(StatusCode::SGL_DESCRIPTOR_TYPE_INVALID.with_dnr()),
+        // The transport gathers what several descriptors name; it checks their sum.
+        Sgl::InCapsuleDescriptors { .. } => return Ok(()),
+        _ => {}
+    }
+    if sgl.length() != bytes {
+        Err(StatusCode::DATA_SGL_LENGTH_INVALID.with_dnr())
+    } else {
+        Ok(())
+    }
+}
+
+/// One range of a Dataset Management command: start and number of blocks.
+pub(crate) fn dsm_range(data: &[u8], index: usize) -> (u64, u32) {
+    let range = &DsmRange::list(data)[index];
+    (range.slba.get(), range.nlb.get())
+}
+
+/// The source ranges of a Copy command: start and number of blocks.
+pub(crate) fn copy_ranges(data: &[u8]) -> impl Iterator<Item = (u64, u32)> + '_ {
+    // Both formats that exist begin alike; `decode` lets only format 0h through.
+    data.chunks_exact(CopyRange0::SIZE).map(|bytes| {
+        let (range, _) = CopyRange0::ref_from_prefix(bytes).expect("a chunk is a descriptor long");
+        (range.slba.get(), u32::from(range.nlb.get()) + 1)
+    })
+}
+
+/// Checks the ranges of a Dataset Management or Copy command once their data is here.
+pub(crate) fn check_ranges(
+    plan: &Plan,
+    data: &[u8],
+    geometry: &Geometry,
+    limits: &IoLimits,
+) -> Result<(), StatusCode> {
+    let inside = |start: u64, blocks: u32| geometry.holds(start, u64::from(blocks));
+    match *plan {
+        Plan::Deallocate { .. } => {
+            let bad = DsmRange::list(data)
+                .iter()
+                .any(|r| !inside(r.slba.get(), r.nlb.get()));
+            if bad {
+                Err(StatusCode::LBA_OUT_OF_RANGE.with_dnr())
+            } else {
+                Ok(())
+            }
+        }
+        Plan::Copy { destination, .. } => {
+            let mut total = 0u64;
+            for (start, blocks) in copy_ranges(data) {
+                total += u64::from(blocks);
+                if blocks > limits.copy_blocks || total > u64::from(limits.copy_blocks) {
+                    return Err(StatusCode::COMMAND_SIZE_LIMIT_EXCEEDED.with_dnr());
+                }
+                if !inside(start, blocks) {
+                    return Err(StatusCode::LBA_OUT_OF_RANGE.with_dnr());
+                }
+            }
+            if !geometry.holds(destination, total) {
+                return Err(StatusCode::LBA_OUT_OF_RANGE.with_dnr());
+            }
+            let overlaps = |(start, blocks): (u64, u32)| {
+                start < destination + total && destination < start + u64::from(blocks)
+            };
+            if copy_ranges(data).any(overlaps) {
+                return Err(StatusCode::OVERLAPPING_IO_RANGE.with_dnr());
+            }
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What a host is told about how an I/O ended: the one place where a device's status becomes an
+/// NVMe status. DNR only where trying again cannot help on any path.
+pub(crate) fn status_code(status: Status) -> StatusCode {
+    match status {
+        Status::Ok => StatusCode::SUCCESS,
+        Status::ReadError => StatusCode::UNRECOVERED_READ_ERROR,
+        Status::WriteError => StatusCode::WRITE_FAULT,
+        Status::Miscompare => StatusCode::COMPARE_FAILURE.with_dnr(),
+        Status::OutOfRange => StatusCode::LBA_OUT_OF_RANGE.with_dnr(),
+        Status::NoSpace => StatusCode::CAPACITY_EXCEEDED.with_dnr(),
+        Status::WriteProtected => StatusCode::NAMESPACE_IS_WRITE_PROTECTED.with_dnr(),
+        Status::Unsupported => StatusCode::INVALID_OPCODE.with_dnr(),
+        Status::Aborted => StatusCode::ABORT_REQUESTED,
+        Status::Gone => StatusCode::INTERNAL_PATH_ERROR,
+        Status::Retry => StatusCode::COMMAND_INTERRUPTED.with_crd(1),
+        Status::DeviceError => StatusCode::INTERNAL_ERROR,
+        Status::Integrity => StatusCode::GUARD_CHECK_ERROR,
+        Status::Nvme { sct, sc, dnr } => {
+            let code = StatusCode::new(sct, sc);
+            if dnr { code.with_dnr() } else { code }
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! The target: subsystems, controllers and queue pairs.
+//!
+//! ```text
+//!   Target            subsystems, listeners, discovery; shared, changed by management calls
+//!     └ Subsystem         namespaces, hosts, listeners, and its associations
+//!         └ Association       one controller as its queues on several cores see it
+//!
+//!   Group             one per core: the transports' I/O halves, the queue pairs, the bdev queues
+//!     └ QueuePair         requests of one queue, from capsule to response
+//!         └ Controller        (admin queues) registers, features, logs, events
+//! ```
+//!
+//! Management changes shared state and raises the attention flag of the groups concerned; a group
+//! looks at it in its next turn. Nothing on the data path takes a lock.
+
+pub mod association;
+pub mod config;
+mod connect;
+mod controller;
+mod device;
+pub mod group;
+mod io;
+pub mod namespace;
+mod qpair;
+mod request;
+mod run;
+pub mod stats;
+pub mod subsystem;
+#[allow(clippy::module_inception)]
+pub mod target;
+
+pub use association::{Association, ErrorRecord, GroupHandle, Phase, QueueInfo, Teardown, pending};
+pub use config::TargetConfig;
+pub use group::{Group, GroupConfig};
+pub use io::COMPARE_AND_WRITE_BLOCKS;
+pub use namespace::{Backing, Namespace, NamespaceIds, View};
+pub use stats::{Kind, LATENCY_BUCKETS, QueueStats};
+pub use subsystem::{
+    MAX_CNTLID, NamespaceConfig, NamespaceEntry, Refusal, Subsystem, SubsystemConfig,
+    SubsystemError, SubsystemKind, SubsystemListener,
+};
+pub use target::{Referral, Target, TargetError};

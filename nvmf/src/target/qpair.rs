@@ -1,0 +1,150 @@
+//! A queue pair on its core: the connection, its place in an association, and its requests.
+
+use std::sync::Arc;
+
+use nacre_nvmf_wire::{Cqe, StatusCode};
+use nacre_reactor::Nanos;
+
+use super::association::Association;
+use super::controller::Controller;
+use super::io::IoLimits;
+use super::namespace::View;
+use super::request::{ReqIndex, Requests};
+use super::stats::QueueStats;
+use crate::transport::{Address, ConnId, ListenerId, ReqTag};
+
+/// Where a queue pair is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// Connected by the transport; the fabrics Connect has to come.
+    Fresh,
+    Live,
+    /// Ending: no command is taken or answered any more; it goes when its device I/Os are done and
+    /// the transport has let go of it.
+    Ending,
+}
+
+pub(crate) struct QueuePair {
+    pub transport: usize,
+    pub conn: ConnId,
+    /// Tells this queue pair from one that had its place in the table before.
+    pub generation: u32,
+    pub listener: ListenerId,
+    pub local: Address,
+    pub peer: Address,
+    pub stage: Stage,
+    pub opened: Nanos,
+    /// The transport reported the connection closed.
+    pub closed: bool,
+    pub qid: u16,
+    pub entries: u16,
+    pub sqhd: u16,
+    pub flow_control_off: bool,
+    pub association: Option<Arc<Association>>,
+    /// Of admin queues.
+    pub controller: Option<Box<Controller>>,
+    pub requests: Requests,
+    pub limits: IoLimits,
+    pub view: Arc<View>,
+    pub view_version: u64,
+    /// Device I/Os under way, of all requests.
+    pub inflight: u32,
+    /// A fused pair whose second half has to come next.
+    pub fused: Option<FusedFirst>,
+    pub stats: Arc<QueueStats>,
+}
+
+/// The first half of a fused pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FusedFirst {
+    Waiting(ReqIndex),
+    /// It was refused and answered; its second half is to be aborted.
+    Failed,
+}
+
+/// Requests of a connection before its Connect: the Connect itself and one to refuse.
+const FRESH_ENTRIES: u16 = 2;
+
+impl QueuePair {
+    pub fn new(
+        transport: usize,
+        conn: ConnId,
+        generation: u32,
+        (listener, local, peer): (ListenerId, Address, Address),
+        limits: IoLimits,
+        now: Nanos,
+    ) -> QueuePair {
+        QueuePair {
+            transport,
+            conn,
+            generation,
+            listener,
+            local,
+            peer,
+            stage: Stage::Fresh,
+            opened: now,
+            closed: false,
+            qid: 0,
+            entries: FRESH_ENTRIES,
+            sqhd: 0,
+            flow_control_off: false,
+            association: None,
+            controller: None,
+            requests: Requests::new(FRESH_ENTRIES),
+            limits,
+            view: Arc::new(View::default()),
+            view_version: 0,
+            inflight: 0,
+            fused: None,
+            stats: Arc::new(QueueStats::default()),
+        }
+    }
+
+    pub fn is_admin(&self) -> bool {
+        self.controller.is_some()
+    }
+
+    /// Takes the association's current view if it changed.
+    pub fn refresh_view(&mut self) {
+        let Some(association) = &self.association else {
+            return;
+        };
+        let version = association.view_version();
+        if version != self.view_version {
+            self.view = association.view();
+            self.view_version = version;
+        }
+    }
+
+    pub fn tag(&self, index: ReqIndex) -> ReqTag {
+        ReqTag {
+            cid: self.requests[index].sqe.cid(),
+            index,
+        }
+    }
+
+    /// Fills in what every completion of this queue carries. The head moves with completions, so
+    /// that a host with flow control never has more commands outstanding than the queue has entries.
+    pub fn seal(&mut self, cqe: Cqe) -> Cqe {
+        self.sqhd = if self.sqhd + 1 >= self.entries {
+            0
+        } else {
+            self.sqhd + 1
+        };
+        let mut cqe = cqe.with_sqhd(if self.flow_control_off { 0 } else { self.sqhd });
+        cqe.sqid = 0.into();
+        cqe
+    }
+
+    /// Counts a finished command.
+    pub fn count(&self, index: ReqIndex, status: StatusCode, now: Nanos) {
+        let request = &self.requests[index];
+        let took = now.since(request.started);
+        self.stats.finished(
+            request.plan.kind(),
+            u64::from(request.plan.bytes()),
+            status.is_success(),
+            took,
+        );
+    }
+}

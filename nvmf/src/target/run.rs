@@ -1,0 +1,497 @@
+//! Running I/O commands on devices: children, fused pairs, aborts.
+//!
+//! A command is one or several device I/Os, its children; a few of them are under way at once. A
+//! command whose child finds the device full waits in the device's list and goes on from there.
+
+use std::sync::Arc;
+
+use nacre_bdev::{Completion, Io, Op};
+use nacre_nvmf_wire::{Cqe, Fuse, StatusCode};
+use nacre_reactor::Nanos;
+
+use super::association::{AbortReply, Association, GroupMessage};
+use super::device;
+use super::group::{Group, ReqRef};
+use super::io::{self, Plan};
+use super::namespace::Namespace;
+use super::qpair::{FusedFirst, Stage};
+use super::request::{ReqIndex, Step};
+
+/// Children of one command that are under way at once: bounds what a single Dataset Management or
+/// Copy command can pile onto a device.
+const PARALLEL_CHILDREN: u32 = 8;
+
+impl Group {
+    pub(crate) fn run_io(&mut self, q: u32, index: ReqIndex, now: Nanos) {
+        let qp = self.queue(q);
+        let request = &qp.requests[index];
+        let children = match request.plan {
+            Plan::Single { .. } | Plan::Flush { all: false } => 1,
+            Plan::Flush { all: true } => qp.view.iter().count() as u32,
+            Plan::Deallocate { ranges } | Plan::Copy { ranges, .. } => ranges,
+            Plan::Verify { blocks, chunk, .. } => blocks.div_ceil(chunk),
+            Plan::Hints { .. } | Plan::None | Plan::Admin { .. } => 0,
+        };
+        if let Plan::Deallocate { .. } | Plan::Copy { .. } = request.plan
+            && let Some(data) = &request.data
+            && let Some(namespace) = qp.view.get(request.sqe.nsid())
+            && let Err(status) =
+                io::check_ranges(&request.plan, data, &namespace.geometry(), &qp.limits)
+        {
+            return self.finish(q, index, status, now);
+        }
+        qp.requests[index].children = children;
+        self.advance(q, index, false, now);
+    }
+
+    /// Submits children until all are, or enough are under way, or the device is full; ends the
+    /// command when nothing is left to do. `again`: it comes from the head of a device's list.
+    /// Answers whether it had to wait.
+    fn advance(&mut self, q: u32, index: ReqIndex, again: bool, now: Nanos) -> bool {
+        loop {
+            let request = &self.queue(q).requests[index];
+            let stop = request.abort || !request.status.is_success();
+            if request.next_child >= request.children || stop {
+                if request.inflight == 0 {
+                    self.end_io(q, index, now);
+                }
+                return false;
+            }
+            if request.inflight >= PARALLEL_CHILDREN {
+                return false;
+            }
+            let Some(namespace) = self.namespace_of(q, index) else {
+                self.queue(q).requests[index].status =
+                    StatusCode::INVALID_NAMESPACE_OR_FORMAT.with_dnr();
+                continue;
+            };
+            let Some(slot) = self.device_slot(&namespace) else {
+                self.queue(q).requests[index].status = StatusCode::INTERNAL_PATH_ERROR;
+                continue;
+            };
+            let full = !again && self.devices.waiting(slot) > 0;
+            if full || !self.submit_child(q, index, slot) {
+                let qp = self.queue(q);
+                qp.requests[index].waiting = true;
+                let waiting = ReqRef {
+                    queue: q,
+                    generation: qp.generation,
+                    request: index,
+                };
+                let list = &mut self.devices.device(slot).waiting;
+                if again {
+                    list.push_front(waiting)
+                } else {
+                    list.push_back(waiting)
+                }
+                return true;
+            }
+        }
+    }
+
+    /// The namespace of the next child.
+    fn namespace_of(&self, q: u32, index: ReqIndex) -> Option<Arc<Namespace>> {
+        let qp = self.queue_ref(q);
+        let request = &qp.requests[index];
+        match request.plan {
+            Plan::Flush { all: true } => qp.view.iter().nth(request.next_child as usize).cloned(),
+            _ => qp.view.get(request.sqe.nsid()).cloned(),
+        }
+    }
+
+    fn device_slot(&mut self, namespace: &Arc<Namespace>) -> Option<usize> {
+        self.open_device(namespace)
+    }
+
+    /// `false`: the device is full, or (a verify) there is no buffer; nothing changed.
+    fn submit_child(&mut self, q: u32, index: ReqIndex, slot: usize) -> bool {
+        let qp = self.queues[q as usize].as_mut().expect("queue pair");
+        let fused = (qp.requests[index].sqe.fuse() == Fuse::Second)
+            .then(|| qp.requests[index].partner)
+            .flatten();
+        let request = &mut qp.requests[index];
+        let child = request.next_child;
+        let token = device::token(q, index, child);
+        let mut io = match request.plan {
+            Plan::Single {
+                op,
+                flags,
+                lba,
+                blocks,
+                ..
+            } => Io::new(token, op, lba, blocks).flags(flags),
+            Plan::Flush { .. } => Io::new(token, Op::Flush, 0, 0),
+            Plan::Deallocate { .. } => {
+                let (start, blocks) =
+                    io::dsm_range(request.data.as_ref().expect("ranges"), child as usize);
+                Io::new(token, Op::Unmap, start, blocks)
+            }
+            Plan::Copy {
+                destination, flags, ..
+            } => {
+                let data = request.data.as_ref().expect("ranges");
+                let mut ranges = io::copy_ranges(data);
+                let before: u64 = ranges
+                    .by_ref()
+                    .take(child as usize)
+                    .map(|(_, n)| u64::from(n))
+                    .sum();
+                let (source, blocks) = ranges.next().expect("as many ranges as children");
+                Io::new(token, Op::Copy, destination + before, blocks)
+                    .flags(flags)
+                    .source(source)
+            }
+            Plan::Verify { lba, blocks, chunk } => {
+                let done = child * chunk;
+                Io::new(
+                    token,
+                    Op::Read,
+                    lba + u64::from(done),
+                    chunk.min(blocks - done),
+                )
+            }
+            Plan::Hints { .. } | Plan::None | Plan::Admin { .. } => {
+                unreachable!("a command without children")
+            }
+        };
+        match request.plan {
+            Plan::Single { .. } => io.data.extend(request.data.take()),
+            Plan::Verify { .. } => {
+                // One chunk at a time, so that one buffer serves the whole command.
+                if request.inflight > 0 {
+                    return false;
+                }
+                let bytes = io.blocks as usize * self.devices.device(slot).block_size();
+                match self.pools.io.acquire(bytes) {
+                    Some(buf) => io.data.push(buf),
+                    None => return false,
+                }
+            }
+            _ => {}
+        }
+        if let Some(first) = fused {
+            // Compare data first, then what to write.
+            io.op = Op::CompareAndWrite;
+            let write = io.data.pop();
+            io.data.extend(qp.requests[first].data.take());
+            io.data.extend(write);
+        }
+        match self.devices.submit(slot, io) {
+            Ok(()) => {
+                let request = &mut qp.requests[index];
+                request.next_child += 1;
+                request.inflight += 1;
+                qp.inflight += 1;
+                true
+            }
+            Err((_, mut io)) => {
+                if matches!(qp.requests[index].plan, Plan::Single { .. }) {
+                    qp.requests[index].data = io.data.pop();
+                }
+                if let Some(first) = fused {
+                    qp.requests[first].data = io.data.pop();
+                }
+                false
+            }
+        }
+    }
+
+    /// A child came back from the device.
+    pub(crate) fn child_done(
+        &mut self,
+        q: u32,
+        index: ReqIndex,
+        mut completion: Completion,
+        now: Nanos,
+    ) {
+        let qp = self.queue(q);
+        qp.inflight -= 1;
+        let request = &mut qp.requests[index];
+        request.inflight -= 1;
+        if !completion.status.is_ok() && request.status.is_success() {
+            request.status = io::status_code(completion.status);
+        }
+        if matches!(request.plan, Plan::Single { op: Op::Read, .. }) {
+            request.data = completion.data.pop();
+        }
+        if qp.stage == Stage::Ending {
+            if qp.requests[index].inflight == 0 {
+                qp.requests.end(index);
+            }
+            return self.reap(q, now);
+        }
+        if !self.queue(q).requests[index].waiting {
+            self.advance(q, index, false, now);
+        }
+    }
+
+    /// All children are done, or no more will be submitted.
+    fn end_io(&mut self, q: u32, index: ReqIndex, now: Nanos) {
+        let request = &self.queue(q).requests[index];
+        let mut status = request.status;
+        if status.is_success() && request.abort && request.next_child < request.children {
+            status = StatusCode::ABORT_REQUESTED;
+        }
+        if let Some(first) = request.partner {
+            // The halves of a fused pair fail together, the one that is to blame says why.
+            let second = if status.is_success() {
+                status
+            } else {
+                StatusCode::ABORTED_FAILED_FUSED
+            };
+            self.finish(q, first, status, now);
+            return self.finish(q, index, second, now);
+        }
+        if let Plan::Copy { .. } = request.plan
+            && !status.is_success()
+        {
+            // Dword 0 names the lowest range that was not copied (NVM 3.2.2).
+            let cid = request.sqe.cid();
+            let done = request.next_child.saturating_sub(1);
+            return self.complete(q, index, Cqe::new(cid, status).with_dword0(done), now);
+        }
+        self.finish(q, index, status, now);
+    }
+
+    /// Requests that found a device full, in order, while it takes them.
+    pub(crate) fn resubmit(&mut self, slot: usize, now: Nanos) -> u32 {
+        let mut did = 0;
+        while self.devices.waiting(slot) > 0 {
+            let Some(waiting) = self.devices.device(slot).waiting.pop_front() else {
+                break;
+            };
+            if !self.is_current(waiting)
+                || !self.queue(waiting.queue).requests[waiting.request].waiting
+            {
+                continue;
+            }
+            self.queue(waiting.queue).requests[waiting.request].waiting = false;
+            if self.advance(waiting.queue, waiting.request, true, now) {
+                break;
+            }
+            did += 1;
+        }
+        did
+    }
+
+    // Fused pairs (Base 3.4.4): a Compare and the Write that follows it directly.
+
+    /// Sees to the pairing of a command that just arrived; `valid`: it was decoded. Answers whether
+    /// the command goes on.
+    pub(crate) fn pair_fused(&mut self, q: u32, index: ReqIndex, valid: bool, now: Nanos) -> bool {
+        let fuse = self.queue(q).requests[index].sqe.fuse();
+        let first = self.queue(q).fused.take();
+        match (first, fuse) {
+            (Some(FusedFirst::Waiting(first)), Fuse::Second) if valid => {
+                let requests = &mut self.queue(q).requests;
+                let (a, b) = (&requests[first], &requests[index]);
+                let same = a.sqe.nsid == b.sqe.nsid && span(&a.plan) == span(&b.plan);
+                if !same {
+                    self.fail(q, first, StatusCode::INVALID_FIELD.with_dnr(), now);
+                    self.finish(q, index, StatusCode::INVALID_FIELD.with_dnr(), now);
+                    return false;
+                }
+                requests[index].partner = Some(first);
+                true
+            }
+            (Some(FusedFirst::Waiting(first)), Fuse::Second) => {
+                self.fail(q, first, StatusCode::ABORTED_FAILED_FUSED, now);
+                true
+            }
+            (Some(FusedFirst::Failed), Fuse::Second) => {
+                self.finish(q, index, StatusCode::ABORTED_FAILED_FUSED, now);
+                false
+            }
+            (None, Fuse::Second) => {
+                self.finish(q, index, StatusCode::ABORTED_MISSING_FUSED, now);
+                false
+            }
+            (first, fuse) => {
+                if let Some(FusedFirst::Waiting(first)) = first {
+                    self.fail(q, first, StatusCode::ABORTED_MISSING_FUSED, now);
+                }
+                if fuse == Fuse::First {
+                    let half = if valid {
+                        FusedFirst::Waiting(index)
+                    } else {
+                        FusedFirst::Failed
+                    };
+                    self.queue(q).fused = Some(half);
+                }
+                true
+            }
+        }
+    }
+
+    /// Ends a command that may be waiting for its data from the host: then when that is here.
+    fn fail(&mut self, q: u32, index: ReqIndex, status: StatusCode, now: Nanos) {
+        let request = &mut self.queue(q).requests[index];
+        if matches!(request.step, Step::Fetching | Step::Buffer) {
+            request.status = status;
+        } else {
+            self.finish(q, index, status, now);
+        }
+    }
+
+    /// One half of a fused pair has its data; runs the pair when both have.
+    pub(crate) fn run_fused(&mut self, q: u32, index: ReqIndex, now: Nanos) {
+        let requests = &mut self.queue(q).requests;
+        requests[index].step = Step::Fused;
+        let second = match requests[index].sqe.fuse() {
+            Fuse::Second => Some(index),
+            _ => requests
+                .active()
+                .find(|i| requests[*i].partner == Some(index)),
+        };
+        let Some(second) = second else { return };
+        let Some(first) = requests[second].partner else {
+            return;
+        };
+        if requests[first].step != Step::Fused || requests[second].step != Step::Fused {
+            return;
+        }
+        requests[first].step = Step::Held;
+        requests[second].step = Step::Executing;
+        self.run_io(q, second, now);
+    }
+
+    // Abort.
+
+    /// The Abort command `index` of admin queue `q` names a command of queue `sqid`.
+    pub(crate) fn start_abort(&mut self, q: u32, index: ReqIndex, sqid: u16, cid: u16, now: Nanos) {
+        let qp = self.queue(q);
+        let generation = qp.generation;
+        let association = Arc::clone(qp.association.as_ref().expect("admin queue"));
+        let reply = AbortReply {
+            group: self.handle.clone(),
+            queue: q,
+            generation,
+            request: index,
+        };
+        let Some(info) = association.queue(sqid) else {
+            return self.abort_answered(&reply, false, now);
+        };
+        if info.group.core == self.handle.core {
+            let aborted = self.abort_command(&association, sqid, cid, now);
+            return self.abort_answered(&reply, aborted, now);
+        }
+        let message = GroupMessage::Abort {
+            association,
+            qid: sqid,
+            cid,
+            reply: reply.clone(),
+        };
+        if info.group.send(message).is_err() {
+            self.abort_answered(&reply, false, now);
+        }
+    }
+
+    pub(crate) fn abort_answered(&mut self, reply: &AbortReply, aborted: bool, now: Nanos) {
+        let admin = ReqRef {
+            queue: reply.queue,
+            generation: reply.generation,
+            request: reply.request,
+        };
+        if self.is_current(admin)
+            && self.queue(admin.queue).requests[admin.request].step == Step::Held
+        {
+            let cid = self.queue(admin.queue).requests[admin.request].sqe.cid();
+            // Dword 0 bit 0: the command was not aborted (Base 5.1.1).
+            let cqe = Cqe::success(cid).with_dword0(u32::from(!aborted));
+            if let Some(controller) = &mut self.queue(admin.queue).controller {
+                controller.abort_finished();
+            }
+            self.complete(admin.queue, admin.request, cqe, now);
+        }
+    }
+
+    /// Aborts a command of a queue of this core. `true`: it ends with Command Abort Requested.
+    pub(crate) fn abort_command(
+        &mut self,
+        association: &Arc<Association>,
+        qid: u16,
+        cid: u16,
+        now: Nanos,
+    ) -> bool {
+        let is_it = |qp: &super::qpair::QueuePair| {
+            qp.qid == qid
+                && qp
+                    .association
+                    .as_ref()
+                    .is_some_and(|a| Arc::ptr_eq(a, association))
+        };
+        let Some(q) = self
+            .queues
+            .iter()
+            .position(|qp| qp.as_ref().is_some_and(|qp| is_it(qp)))
+        else {
+            return false;
+        };
+        let q = q as u32;
+        let qp = self.queue(q);
+        if qp.stage != Stage::Live {
+            return false;
+        }
+        let Some(index) = qp.requests.find(cid) else {
+            return false;
+        };
+        if qp.requests[index].sqe.fuse() != Fuse::Normal {
+            return false;
+        }
+        match qp.requests[index].step {
+            Step::Buffer => {
+                self.finish(q, index, StatusCode::ABORT_REQUESTED, now);
+                true
+            }
+            Step::Fetching => {
+                qp.requests[index].abort = true;
+                true
+            }
+            Step::Executing if qp.requests[index].inflight == 0 => {
+                self.finish(q, index, StatusCode::ABORT_REQUESTED, now);
+                true
+            }
+            Step::Executing => {
+                let aborted = self.abort_children(q, index);
+                if aborted {
+                    self.queue(q).requests[index].abort = true;
+                }
+                aborted
+            }
+            Step::Free | Step::Fused | Step::Held => false,
+        }
+    }
+
+    /// Asks the devices to give up the command's I/Os. `true`: at least one will end early.
+    pub(crate) fn abort_children(&mut self, q: u32, index: ReqIndex) -> bool {
+        let qp = self.queue_ref(q);
+        let request = &qp.requests[index];
+        let nsids: Vec<Arc<Namespace>> = match request.plan {
+            Plan::Flush { all: true } => qp.view.iter().cloned().collect(),
+            _ => qp
+                .view
+                .get(request.sqe.nsid())
+                .cloned()
+                .into_iter()
+                .collect(),
+        };
+        let children = request.next_child;
+        let mut aborted = false;
+        for namespace in nsids {
+            let Some(slot) = namespace.slot(self.handle.core) else {
+                continue;
+            };
+            for child in 0..children {
+                aborted |= self.devices.abort(slot, device::token(q, index, child));
+            }
+        }
+        aborted
+    }
+}
+
+fn span(plan: &Plan) -> Option<(u64, u32)> {
+    match *plan {
+        Plan::Single { lba, blocks, .. } => Some((lba, blocks)),
+        _ => None,
+    }
+}

@@ -1,0 +1,62 @@
+//! Per-queue counters: written by the one core that owns the queue, read by anybody.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Kinds of commands counted apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Read = 0,
+    Write = 1,
+    /// Everything else.
+    Other = 2,
+}
+
+/// Latency buckets: bucket `i` counts commands that took less than `2^i` microseconds (the last one
+/// all that took longer).
+pub const LATENCY_BUCKETS: usize = 25;
+
+#[derive(Default)]
+#[repr(align(128))]
+pub struct KindStats {
+    pub operations: AtomicU64,
+    pub bytes: AtomicU64,
+    pub errors: AtomicU64,
+    pub latency_ns: AtomicU64,
+    pub latency: [AtomicU64; LATENCY_BUCKETS],
+}
+
+/// Counters of one queue.
+#[derive(Default)]
+pub struct QueueStats {
+    kinds: [KindStats; 3],
+}
+
+impl QueueStats {
+    pub fn kind(&self, kind: Kind) -> &KindStats {
+        &self.kinds[kind as usize]
+    }
+
+    /// Counts one finished command. Only the owning core calls this, so a load and a store do.
+    pub(crate) fn finished(&self, kind: Kind, bytes: u64, ok: bool, took: Duration) {
+        let stats = &self.kinds[kind as usize];
+        let nanos = took.as_nanos() as u64;
+        add(&stats.operations, 1);
+        add(&stats.latency_ns, nanos);
+        let micros = nanos / 1000;
+        let bucket = (u64::BITS - micros.leading_zeros()) as usize;
+        add(&stats.latency[bucket.min(LATENCY_BUCKETS - 1)], 1);
+        if ok {
+            add(&stats.bytes, bytes);
+        } else {
+            add(&stats.errors, 1);
+        }
+    }
+}
+
+fn add(counter: &AtomicU64, by: u64) {
+    counter.store(
+        counter.load(Ordering::Relaxed).wrapping_add(by),
+        Ordering::Relaxed,
+    );
+}

@@ -1,0 +1,543 @@
+//! A subsystem: namespaces, the hosts that may see them, and the controllers they are using.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use nacre_nvmf_wire::Nqn;
+use uuid::Uuid;
+
+use super::association::{Association, Phase, Teardown};
+use super::namespace::{Backing, Namespace, NamespaceIds, View};
+use crate::transport::{Address, ListenerId, TransportType};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SubsystemKind {
+    Nvm,
+    Discovery,
+}
+
+/// What a subsystem is made with; fixed for its life.
+#[derive(Debug, Clone)]
+pub struct SubsystemConfig {
+    pub nqn: Nqn,
+    /// Up to 20 printable ASCII characters.
+    pub serial_number: String,
+    /// Up to 40 printable ASCII characters.
+    pub model_number: String,
+    /// Most namespaces, and the largest namespace id.
+    pub max_namespaces: u32,
+    pub allow_any_host: bool,
+    pub ana_reporting: bool,
+    /// Range of controller ids handed out here, within 1..=FFEFh.
+    pub min_cntlid: u16,
+    pub max_cntlid: u16,
+}
+
+impl SubsystemConfig {
+    pub const DEFAULT_MAX_NAMESPACES: u32 = 32;
+
+    pub fn new(nqn: Nqn) -> SubsystemConfig {
+        SubsystemConfig {
+            nqn,
+            serial_number: "00000000000000000000".to_string(),
+            model_number: "Nacre NVMe-oF controller".to_string(),
+            max_namespaces: SubsystemConfig::DEFAULT_MAX_NAMESPACES,
+            allow_any_host: false,
+            ana_reporting: false,
+            min_cntlid: 1,
+            max_cntlid: MAX_CNTLID,
+        }
+    }
+}
+
+/// Largest controller id (NVMe-oF: FFF0h and above are reserved).
+pub const MAX_CNTLID: u16 = 0xffef;
+
+/// A namespace to be added.
+pub struct NamespaceConfig {
+    /// `None`: the lowest free one.
+    pub nsid: Option<u32>,
+    pub bdev_name: String,
+    pub backing: Backing,
+    pub ids: NamespaceIds,
+    pub ana_group: Option<u32>,
+    /// Seen by every host that may connect; otherwise by those named by `add_namespace_host`.
+    pub auto_visible: bool,
+}
+
+/// Why the control plane was refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SubsystemError {
+    #[error("namespace id {nsid} is taken")]
+    NsidTaken { nsid: u32 },
+    #[error("namespace id {nsid} is not in 1..={max}")]
+    NsidOutOfRange { nsid: u32, max: u32 },
+    #[error("subsystem {nqn} has all of its {max} namespaces")]
+    NamespacesFull { nqn: String, max: u32 },
+    #[error("subsystem {nqn} has no namespace {nsid}")]
+    NoNamespace { nqn: String, nsid: u32 },
+    #[error("UUID {uuid} is already used by namespace {nsid} of {nqn}")]
+    UuidTaken { uuid: Uuid, nqn: String, nsid: u32 },
+    #[error("host {host} is already allowed")]
+    HostExists { host: String },
+    #[error("host {host} is not in the list")]
+    NoHost { host: String },
+    #[error(
+        "namespace {nsid} is visible to every host; create it with no_auto_visible to choose hosts"
+    )]
+    AutoVisible { nsid: u32 },
+    #[error("subsystem {nqn} already listens on {address}")]
+    ListenerExists { nqn: String, address: String },
+    #[error("subsystem {nqn} does not listen on {address}")]
+    NoListener { nqn: String, address: String },
+    #[error("the discovery subsystem has no namespaces")]
+    Discovery,
+}
+
+/// Why a Connect to the admin queue was refused; translated to a status once, by the caller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    HostNotAllowed,
+    /// Controllers of this host are still being torn down, or the subsystem is going: try again.
+    Busy,
+    NoFreeController,
+    NotOnThisListener,
+}
+
+#[derive(Clone)]
+pub struct NamespaceEntry {
+    pub namespace: Arc<Namespace>,
+    pub bdev_name: String,
+    pub auto_visible: bool,
+    pub ana_group: Option<u32>,
+    pub hosts: BTreeSet<Nqn>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SubsystemListener {
+    pub id: ListenerId,
+    pub transport: TransportType,
+    pub address: Address,
+}
+
+#[derive(Default)]
+struct State {
+    allow_any_host: bool,
+    hosts: BTreeSet<Nqn>,
+    namespaces: BTreeMap<u32, NamespaceEntry>,
+    listeners: Vec<SubsystemListener>,
+    controllers: BTreeMap<u16, Arc<Association>>,
+    last_cntlid: u16,
+    deleted: bool,
+}
+
+pub struct Subsystem {
+    pub config: SubsystemConfig,
+    pub kind: SubsystemKind,
+    cores: usize,
+    /// Entries of each controller's error log.
+    error_entries: usize,
+    state: Mutex<State>,
+    /// Changes since start, of anything that a discovery log or an ANA log shows.
+    changes: AtomicU64,
+}
+
+impl Subsystem {
+    pub(crate) fn new(
+        config: SubsystemConfig,
+        kind: SubsystemKind,
+        cores: usize,
+        error_entries: usize,
+    ) -> Subsystem {
+        let state = State {
+            allow_any_host: config.allow_any_host,
+            ..State::default()
+        };
+        Subsystem {
+            config,
+            kind,
+            cores,
+            error_entries,
+            state: Mutex::new(state),
+            changes: AtomicU64::new(0),
+        }
+    }
+
+    pub fn nqn(&self) -> &Nqn {
+        &self.config.nqn
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("poisoned")
+    }
+
+    pub fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+
+    // Namespaces.
+
+    pub fn add_namespace(&self, config: NamespaceConfig) -> Result<u32, SubsystemError> {
+        if self.kind == SubsystemKind::Discovery {
+            return Err(SubsystemError::Discovery);
+        }
+        let max = self.config.max_namespaces;
+        let mut state = self.state();
+        let nsid = match config.nsid {
+            Some(nsid) if nsid == 0 || nsid > max => {
+                return Err(SubsystemError::NsidOutOfRange { nsid, max });
+            }
+            Some(nsid) if state.namespaces.contains_key(&nsid) => {
+                return Err(SubsystemError::NsidTaken { nsid });
+            }
+            Some(nsid) => nsid,
+            None => (1..=max)
+                .find(|nsid| !state.namespaces.contains_key(nsid))
+                .ok_or_else(|| SubsystemError::NamespacesFull {
+                    nqn: self.nqn().to_string(),
+                    max,
+                })?,
+        };
+        if let Some(other) = state
+            .namespaces
+            .values()
+            .find(|n| n.namespace.ids.uuid == config.ids.uuid)
+        {
+            return Err(SubsystemError::UuidTaken {
+                uuid: config.ids.uuid,
+                nqn: self.nqn().to_string(),
+                nsid: other.namespace.nsid,
+            });
+        }
+        let ana_group = config.ana_group.unwrap_or(nsid);
+        let namespace = Arc::new(Namespace::new(
+            nsid,
+            config.ids,
+            ana_group,
+            config.backing,
+            self.cores,
+        ));
+        state.namespaces.insert(
+            nsid,
+            NamespaceEntry {
+                namespace,
+                bdev_name: config.bdev_name,
+                auto_visible: config.auto_visible,
+                ana_group: config.ana_group,
+                hosts: BTreeSet::new(),
+            },
+        );
+        self.publish_views(&state, &[nsid]);
+        Ok(nsid)
+    }
+
+    /// Takes the namespace from every controller. I/O that is under way completes; the bdev is
+    /// closed by each core when its last I/O is done.
+    pub fn remove_namespace(&self, nsid: u32) -> Result<(), SubsystemError> {
+        let mut state = self.state();
+        state
+            .namespaces
+            .remove(&nsid)
+            .ok_or_else(|| self.no_namespace(nsid))?;
+        self.publish_views(&state, &[nsid]);
+        Ok(())
+    }
+
+    /// Tells hosts that the size of a bdev changed.
+    pub fn bdev_resized(&self, bdev_name: &str) {
+        let state = self.state();
+        let changed: Vec<u32> = state
+            .namespaces
+            .values()
+            .filter(|n| n.bdev_name == bdev_name)
+            .map(|n| n.namespace.nsid)
+            .collect();
+        if !changed.is_empty() {
+            self.publish_views(&state, &changed);
+        }
+    }
+
+    /// Removes the namespaces on a bdev that is going away; says which.
+    pub fn bdev_removed(&self, bdev_name: &str) -> Vec<u32> {
+        let mut state = self.state();
+        let gone: Vec<u32> = state
+            .namespaces
+            .values()
+            .filter(|n| n.bdev_name == bdev_name)
+            .map(|n| n.namespace.nsid)
+            .collect();
+        state.namespaces.retain(|nsid, _| !gone.contains(nsid));
+        if !gone.is_empty() {
+            self.publish_views(&state, &gone);
+        }
+        gone
+    }
+
+    pub fn namespaces(&self) -> Vec<NamespaceEntry> {
+        self.state().namespaces.values().cloned().collect()
+    }
+
+    pub fn add_namespace_host(&self, nsid: u32, host: &Nqn) -> Result<(), SubsystemError> {
+        self.change_namespace_host(nsid, host, true)
+    }
+
+    pub fn remove_namespace_host(&self, nsid: u32, host: &Nqn) -> Result<(), SubsystemError> {
+        self.change_namespace_host(nsid, host, false)
+    }
+
+    fn change_namespace_host(
+        &self,
+        nsid: u32,
+        host: &Nqn,
+        add: bool,
+    ) -> Result<(), SubsystemError> {
+        let mut state = self.state();
+        let entry = state
+            .namespaces
+            .get_mut(&nsid)
+            .ok_or_else(|| self.no_namespace(nsid))?;
+        if entry.auto_visible {
+            return Err(SubsystemError::AutoVisible { nsid });
+        }
+        match (
+            add,
+            if add {
+                entry.hosts.insert(host.clone())
+            } else {
+                entry.hosts.remove(host)
+            },
+        ) {
+            (true, false) => {
+                return Err(SubsystemError::HostExists {
+                    host: host.to_string(),
+                });
+            }
+            (false, false) => {
+                return Err(SubsystemError::NoHost {
+                    host: host.to_string(),
+                });
+            }
+            _ => {}
+        }
+        self.publish_views(&state, &[nsid]);
+        Ok(())
+    }
+
+    fn no_namespace(&self, nsid: u32) -> SubsystemError {
+        SubsystemError::NoNamespace {
+            nqn: self.nqn().to_string(),
+            nsid,
+        }
+    }
+
+    /// Gives every controller its new view. `touched` are the namespaces that changed; a host is
+    /// told about those that it saw before or sees now.
+    fn publish_views(&self, state: &State, touched: &[u32]) {
+        self.changes.fetch_add(1, Ordering::AcqRel);
+        for association in state.controllers.values() {
+            let new = Arc::new(view_for(state, &association.hostnqn));
+            let old = association.view();
+            let seen = |nsid: &&u32| old.get(**nsid).is_some() || new.get(**nsid).is_some();
+            let changed: Vec<u32> = touched.iter().filter(seen).copied().collect();
+            if changed.is_empty() {
+                continue;
+            }
+            association.set_view(new, &changed);
+            // I/O queues let go of a bdev that they no longer see.
+            for queue in association.queues() {
+                queue.group.attend();
+            }
+        }
+    }
+
+    // Hosts.
+
+    pub fn add_host(&self, host: &Nqn) -> Result<(), SubsystemError> {
+        if !self.state().hosts.insert(host.clone()) {
+            return Err(SubsystemError::HostExists {
+                host: host.to_string(),
+            });
+        }
+        self.changes.fetch_add(1, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// Also disconnects the host, unless any host is allowed.
+    pub fn remove_host(&self, host: &Nqn) -> Result<(), SubsystemError> {
+        let mut state = self.state();
+        if !state.hosts.remove(host) {
+            return Err(SubsystemError::NoHost {
+                host: host.to_string(),
+            });
+        }
+        self.changes.fetch_add(1, Ordering::AcqRel);
+        self.drop_unwelcome(&state);
+        Ok(())
+    }
+
+    /// Turning it off disconnects the hosts that are not in the list.
+    pub fn set_allow_any_host(&self, allow: bool) {
+        let mut state = self.state();
+        state.allow_any_host = allow;
+        self.changes.fetch_add(1, Ordering::AcqRel);
+        self.drop_unwelcome(&state);
+    }
+
+    fn drop_unwelcome(&self, state: &State) {
+        if self.kind == SubsystemKind::Discovery {
+            return;
+        }
+        for association in state.controllers.values() {
+            if !state.allow_any_host && !state.hosts.contains(&association.hostnqn) {
+                association.tear_down(Teardown::HostRemoved);
+            }
+        }
+    }
+
+    pub fn allows_any_host(&self) -> bool {
+        self.state().allow_any_host
+    }
+
+    pub fn hosts(&self) -> Vec<Nqn> {
+        self.state().hosts.iter().cloned().collect()
+    }
+
+    pub fn allows(&self, host: &Nqn) -> bool {
+        let state = self.state();
+        self.kind == SubsystemKind::Discovery || state.allow_any_host || state.hosts.contains(host)
+    }
+
+    // Listeners.
+
+    pub(crate) fn add_listener(&self, listener: SubsystemListener) -> Result<(), SubsystemError> {
+        let mut state = self.state();
+        if state.listeners.iter().any(|l| l.id == listener.id) {
+            return Err(SubsystemError::ListenerExists {
+                nqn: self.nqn().to_string(),
+                address: listener.address.to_string(),
+            });
+        }
+        state.listeners.push(listener);
+        self.changes.fetch_add(1, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// Also tears down the controllers that were connected through it.
+    pub(crate) fn remove_listener(&self, id: ListenerId) -> bool {
+        let mut state = self.state();
+        let before = state.listeners.len();
+        state.listeners.retain(|l| l.id != id);
+        if state.listeners.len() == before {
+            return false;
+        }
+        self.changes.fetch_add(1, Ordering::AcqRel);
+        for association in state.controllers.values().filter(|a| a.listener == id) {
+            association.tear_down(Teardown::ListenerRemoved);
+        }
+        true
+    }
+
+    pub fn listeners(&self) -> Vec<SubsystemListener> {
+        self.state().listeners.clone()
+    }
+
+    // Controllers.
+
+    /// Makes a controller for a host that connects an admin queue.
+    pub(crate) fn admit(
+        self: &Arc<Self>,
+        hostnqn: &Nqn,
+        hostid: [u8; 16],
+        listener: ListenerId,
+        transport: TransportType,
+    ) -> Result<Arc<Association>, Refusal> {
+        let mut state = self.state();
+        if state.deleted {
+            return Err(Refusal::Busy);
+        }
+        let discovery = self.kind == SubsystemKind::Discovery;
+        if !discovery && !state.listeners.iter().any(|l| l.id == listener) {
+            return Err(Refusal::NotOnThisListener);
+        }
+        if !discovery && !state.allow_any_host && !state.hosts.contains(hostnqn) {
+            return Err(Refusal::HostNotAllowed);
+        }
+        // A write of the old controller that is still on its way to the device must not land after
+        // one of the new controller: wait until the old one has let go of everything.
+        let leaving = |a: &&Arc<Association>| a.hostid == hostid && a.phase() == Phase::Closing;
+        if !discovery && state.controllers.values().any(|a| leaving(&a)) {
+            return Err(Refusal::Busy);
+        }
+        let cntlid = free_cntlid(&state, &self.config).ok_or(Refusal::NoFreeController)?;
+        state.last_cntlid = cntlid;
+        let view = Arc::new(view_for(&state, hostnqn));
+        let association = Arc::new(Association::new(
+            cntlid,
+            hostid,
+            hostnqn.clone(),
+            Arc::clone(self),
+            listener,
+            transport,
+            view,
+            self.error_entries,
+        ));
+        state.controllers.insert(cntlid, Arc::clone(&association));
+        Ok(association)
+    }
+
+    pub fn controller(&self, cntlid: u16) -> Option<Arc<Association>> {
+        self.state().controllers.get(&cntlid).cloned()
+    }
+
+    pub fn controllers(&self) -> Vec<Arc<Association>> {
+        self.state().controllers.values().cloned().collect()
+    }
+
+    /// The last queue of a controller is gone: forgets it. Its id may be used again, later than
+    /// all others.
+    pub(crate) fn forget(&self, association: &Association) {
+        self.state().controllers.remove(&association.cntlid);
+    }
+
+    /// No Connect is admitted from here on, and every controller is torn down.
+    pub(crate) fn delete(&self, why: Teardown) {
+        let mut state = self.state();
+        state.deleted = true;
+        for association in state.controllers.values() {
+            association.tear_down(why);
+        }
+    }
+
+    /// Tells every controller that something happened (bits of [`super::association::pending`]).
+    pub(crate) fn notify(&self, events: u32) {
+        for association in self.state().controllers.values() {
+            association.notify(events);
+        }
+    }
+}
+
+fn view_for(state: &State, host: &Nqn) -> View {
+    let visible = |n: &&NamespaceEntry| n.auto_visible || n.hosts.contains(host);
+    View::new(
+        state
+            .namespaces
+            .values()
+            .filter(visible)
+            .map(|n| Arc::clone(&n.namespace)),
+    )
+}
+
+/// The next id after the last one handed out, so that an id is not reused while a host may still
+/// remember it.
+fn free_cntlid(state: &State, config: &SubsystemConfig) -> Option<u16> {
+    let (min, max) = (config.min_cntlid, config.max_cntlid);
+    let start = if state.last_cntlid >= min && state.last_cntlid < max {
+        state.last_cntlid + 1
+    } else {
+        min
+    };
+    (start..=max)
+        .chain(min..start)
+        .find(|id| !state.controllers.contains_key(id))
+}

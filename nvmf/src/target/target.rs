@@ -1,0 +1,491 @@
+//! The target: everything that a process serves, and the one place where management changes it.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
+
+use nacre_nvmf_wire::Nqn;
+use nacre_nvmf_wire::fabrics::DISCOVERY_NQN;
+
+use super::association::{Association, GroupHandle, Teardown, pending};
+use super::config::TargetConfig;
+use super::subsystem::{
+    MAX_CNTLID, NamespaceConfig, Subsystem, SubsystemConfig, SubsystemError, SubsystemKind,
+    SubsystemListener,
+};
+use crate::transport::{Address, ListenError, ListenerId, Plug, TransportType};
+
+#[derive(Debug, thiserror::Error)]
+pub enum TargetError {
+    #[error("subsystem {nqn} exists")]
+    SubsystemExists { nqn: String },
+    #[error("no subsystem {nqn}")]
+    NoSubsystem { nqn: String },
+    #[error("the target has all of its {max} subsystems")]
+    SubsystemsFull { max: usize },
+    #[error("{field} is \"{value}\": {expected}")]
+    Invalid {
+        field: &'static str,
+        value: String,
+        expected: &'static str,
+    },
+    #[error("there is no {kind} transport; create it first (nvmf_create_transport)")]
+    NoTransport { kind: TransportType },
+    #[error("there is a {kind} transport already")]
+    TransportExists { kind: TransportType },
+    #[error("referral {address} exists")]
+    ReferralExists { address: String },
+    #[error("no referral {address}")]
+    NoReferral { address: String },
+    #[error(transparent)]
+    Subsystem(#[from] SubsystemError),
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+}
+
+/// Another discovery or NVM subsystem that the discovery log points to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Referral {
+    pub transport: TransportType,
+    pub address: Address,
+    pub subnqn: Nqn,
+    pub secure_channel: bool,
+}
+
+struct Listener {
+    kind: TransportType,
+    /// As asked for: what it is found by.
+    asked: Address,
+    /// As bound: what hosts are told.
+    bound: Address,
+    users: usize,
+}
+
+struct Listeners {
+    open: BTreeMap<ListenerId, Listener>,
+    next: u64,
+}
+
+pub struct Target {
+    pub config: TargetConfig,
+    cores: usize,
+    subsystems: RwLock<BTreeMap<Nqn, Arc<Subsystem>>>,
+    discovery: Arc<Subsystem>,
+    plugs: RwLock<Vec<Arc<dyn Plug>>>,
+    groups: RwLock<Vec<GroupHandle>>,
+    listeners: Mutex<Listeners>,
+    referrals: Mutex<Vec<Referral>>,
+    /// The discovery log's GENCTR: grows with every change of anything the log shows.
+    generation: AtomicU64,
+}
+
+impl Target {
+    /// A target for `cores` groups.
+    pub fn new(config: TargetConfig, cores: usize) -> Arc<Target> {
+        let nqn = Nqn::new(DISCOVERY_NQN).expect("well-known name");
+        let mut discovery = SubsystemConfig::new(nqn);
+        discovery.allow_any_host = true;
+        discovery.model_number = "Nacre discovery controller".to_string();
+        let error_entries = usize::from(config.error_log_entries);
+        Arc::new(Target {
+            config,
+            cores,
+            subsystems: RwLock::new(BTreeMap::new()),
+            discovery: Arc::new(Subsystem::new(
+                discovery,
+                SubsystemKind::Discovery,
+                cores,
+                error_entries,
+            )),
+            plugs: RwLock::new(Vec::new()),
+            groups: RwLock::new(Vec::new()),
+            listeners: Mutex::new(Listeners {
+                open: BTreeMap::new(),
+                next: 1,
+            }),
+            referrals: Mutex::new(Vec::new()),
+            generation: AtomicU64::new(1),
+        })
+    }
+
+    pub fn cores(&self) -> usize {
+        self.cores
+    }
+
+    // Transports and groups.
+
+    pub fn add_plug(&self, plug: Arc<dyn Plug>) -> Result<(), TargetError> {
+        let mut plugs = self.plugs.write().expect("poisoned");
+        if plugs.iter().any(|p| p.kind() == plug.kind()) {
+            return Err(TargetError::TransportExists { kind: plug.kind() });
+        }
+        plugs.push(plug);
+        drop(plugs);
+        self.attend_all();
+        Ok(())
+    }
+
+    pub fn plugs(&self) -> Vec<Arc<dyn Plug>> {
+        self.plugs.read().expect("poisoned").clone()
+    }
+
+    pub fn plug(&self, kind: TransportType) -> Result<Arc<dyn Plug>, TargetError> {
+        let plugs = self.plugs.read().expect("poisoned");
+        plugs
+            .iter()
+            .find(|p| p.kind() == kind)
+            .cloned()
+            .ok_or(TargetError::NoTransport { kind })
+    }
+
+    pub(crate) fn add_group(&self, group: GroupHandle) {
+        self.groups.write().expect("poisoned").push(group);
+    }
+
+    fn attend_all(&self) {
+        for group in self.groups.read().expect("poisoned").iter() {
+            group.attend();
+        }
+    }
+
+    // Subsystems.
+
+    pub fn create_subsystem(&self, config: SubsystemConfig) -> Result<Arc<Subsystem>, TargetError> {
+        check_config(&config)?;
+        let mut subsystems = self.subsystems.write().expect("poisoned");
+        if subsystems.contains_key(&config.nqn) || config.nqn.as_str() == DISCOVERY_NQN {
+            return Err(TargetError::SubsystemExists {
+                nqn: config.nqn.to_string(),
+            });
+        }
+        if subsystems.len() >= self.config.max_subsystems {
+            return Err(TargetError::SubsystemsFull {
+                max: self.config.max_subsystems,
+            });
+        }
+        let error_entries = usize::from(self.config.error_log_entries);
+        let subsystem = Arc::new(Subsystem::new(
+            config,
+            SubsystemKind::Nvm,
+            self.cores,
+            error_entries,
+        ));
+        subsystems.insert(subsystem.nqn().clone(), Arc::clone(&subsystem));
+        Ok(subsystem)
+    }
+
+    /// Forgets the subsystem at once; its connections are closed by their cores. The caller may
+    /// wait until [`Subsystem::controllers`] of the returned one is empty.
+    pub fn delete_subsystem(&self, nqn: &Nqn) -> Result<Arc<Subsystem>, TargetError> {
+        let removed = self.subsystems.write().expect("poisoned").remove(nqn);
+        let subsystem = removed.ok_or_else(|| TargetError::NoSubsystem {
+            nqn: nqn.to_string(),
+        })?;
+        subsystem.delete(Teardown::SubsystemDeleted);
+        for listener in subsystem.listeners() {
+            subsystem.remove_listener(listener.id);
+            self.release_listener(listener.id);
+        }
+        self.discovery_changed();
+        Ok(subsystem)
+    }
+
+    /// By name; the discovery subsystem by its well-known name.
+    pub fn subsystem(&self, nqn: &Nqn) -> Result<Arc<Subsystem>, TargetError> {
+        if nqn.as_str() == DISCOVERY_NQN {
+            return Ok(Arc::clone(&self.discovery));
+        }
+        let subsystems = self.subsystems.read().expect("poisoned");
+        subsystems
+            .get(nqn)
+            .cloned()
+            .ok_or_else(|| TargetError::NoSubsystem {
+                nqn: nqn.to_string(),
+            })
+    }
+
+    /// The NVM subsystems in the order of their names.
+    pub fn subsystems(&self) -> Vec<Arc<Subsystem>> {
+        self.subsystems
+            .read()
+            .expect("poisoned")
+            .values()
+            .cloned()
+            .collect()
+    }
+
+    pub fn discovery(&self) -> &Arc<Subsystem> {
+        &self.discovery
+    }
+
+    /// Controllers of all subsystems, the discovery subsystem's included.
+    pub fn controller_count(&self) -> usize {
+        let subsystems = self.subsystems();
+        subsystems
+            .iter()
+            .chain([&self.discovery])
+            .map(|s| s.controllers().len())
+            .sum()
+    }
+
+    /// Adds a namespace whose identity no other namespace of this target has.
+    pub fn add_namespace(&self, nqn: &Nqn, config: NamespaceConfig) -> Result<u32, TargetError> {
+        let subsystem = self.subsystem(nqn)?;
+        for other in self.subsystems() {
+            for entry in other.namespaces() {
+                if entry.namespace.ids.uuid == config.ids.uuid {
+                    return Err(TargetError::Subsystem(SubsystemError::UuidTaken {
+                        uuid: config.ids.uuid,
+                        nqn: other.nqn().to_string(),
+                        nsid: entry.namespace.nsid,
+                    }));
+                }
+            }
+        }
+        Ok(subsystem.add_namespace(config)?)
+    }
+
+    /// A bdev changed its size: hosts are told.
+    pub fn bdev_resized(&self, bdev_name: &str) {
+        for subsystem in self.subsystems() {
+            subsystem.bdev_resized(bdev_name);
+        }
+    }
+
+    /// A bdev is going away: its namespaces go with it.
+    pub fn bdev_removed(&self, bdev_name: &str) {
+        for subsystem in self.subsystems() {
+            subsystem.bdev_removed(bdev_name);
+        }
+    }
+
+    // Hosts, through here because the discovery log shows each host only what it may use.
+
+    pub fn add_host(&self, nqn: &Nqn, host: &Nqn) -> Result<(), TargetError> {
+        self.subsystem(nqn)?.add_host(host)?;
+        self.discovery_changed();
+        Ok(())
+    }
+
+    pub fn remove_host(&self, nqn: &Nqn, host: &Nqn) -> Result<(), TargetError> {
+        self.subsystem(nqn)?.remove_host(host)?;
+        self.discovery_changed();
+        Ok(())
+    }
+
+    pub fn set_allow_any_host(&self, nqn: &Nqn, allow: bool) -> Result<(), TargetError> {
+        self.subsystem(nqn)?.set_allow_any_host(allow);
+        self.discovery_changed();
+        Ok(())
+    }
+
+    // Listeners.
+
+    /// Makes a subsystem reachable on an address; the address is opened for the first subsystem
+    /// that uses it. Returns the address as bound (port 0 becomes a port).
+    pub fn add_listener(
+        &self,
+        nqn: &Nqn,
+        kind: TransportType,
+        address: &Address,
+    ) -> Result<Address, TargetError> {
+        let subsystem = self.subsystem(nqn)?;
+        let plug = self.plug(kind)?;
+        let mut listeners = self.listeners.lock().expect("poisoned");
+        let found = find_listener(&listeners, kind, address);
+        let (id, bound) = match found {
+            Some(id) => (id, listeners.open[&id].bound.clone()),
+            None => {
+                let id = ListenerId(listeners.next);
+                let bound = plug.listen(id, address)?;
+                listeners.next += 1;
+                let listener = Listener {
+                    kind,
+                    asked: address.clone(),
+                    bound: bound.clone(),
+                    users: 0,
+                };
+                listeners.open.insert(id, listener);
+                (id, bound)
+            }
+        };
+        let entry = SubsystemListener {
+            id,
+            transport: kind,
+            address: bound.clone(),
+        };
+        if let Err(error) = subsystem.add_listener(entry) {
+            // It had this one, so the address stays in use.
+            return Err(error.into());
+        }
+        listeners
+            .open
+            .get_mut(&id)
+            .expect("just found or made")
+            .users += 1;
+        drop(listeners);
+        self.discovery_changed();
+        Ok(bound)
+    }
+
+    pub fn remove_listener(
+        &self,
+        nqn: &Nqn,
+        kind: TransportType,
+        address: &Address,
+    ) -> Result<(), TargetError> {
+        let subsystem = self.subsystem(nqn)?;
+        let missing = || SubsystemError::NoListener {
+            nqn: nqn.to_string(),
+            address: address.to_string(),
+        };
+        let found = find_listener(&self.listeners.lock().expect("poisoned"), kind, address);
+        let id = found.ok_or_else(missing)?;
+        if !subsystem.remove_listener(id) {
+            return Err(missing().into());
+        }
+        self.release_listener(id);
+        self.discovery_changed();
+        Ok(())
+    }
+
+    fn release_listener(&self, id: ListenerId) {
+        let mut listeners = self.listeners.lock().expect("poisoned");
+        let Some(listener) = listeners.open.get_mut(&id) else {
+            return;
+        };
+        listener.users -= 1;
+        if listener.users == 0 {
+            let kind = listener.kind;
+            listeners.open.remove(&id);
+            drop(listeners);
+            if let Ok(plug) = self.plug(kind) {
+                plug.unlisten(id);
+            }
+        }
+    }
+
+    /// Stops to listen and tears down every controller. The caller may wait until
+    /// [`Target::controller_count`] is zero.
+    pub fn stop(&self) {
+        for subsystem in self.subsystems().iter().chain([&self.discovery]) {
+            subsystem.delete(Teardown::TargetStopping);
+            for listener in subsystem.listeners() {
+                subsystem.remove_listener(listener.id);
+                self.release_listener(listener.id);
+            }
+        }
+    }
+
+    // Discovery.
+
+    pub fn add_referral(&self, referral: Referral) -> Result<(), TargetError> {
+        let mut referrals = self.referrals.lock().expect("poisoned");
+        if referrals.iter().any(|r| same_referral(r, &referral)) {
+            return Err(TargetError::ReferralExists {
+                address: referral.address.to_string(),
+            });
+        }
+        referrals.push(referral);
+        drop(referrals);
+        self.discovery_changed();
+        Ok(())
+    }
+
+    pub fn remove_referral(&self, referral: &Referral) -> Result<(), TargetError> {
+        let mut referrals = self.referrals.lock().expect("poisoned");
+        let before = referrals.len();
+        referrals.retain(|r| !same_referral(r, referral));
+        if referrals.len() == before {
+            return Err(TargetError::NoReferral {
+                address: referral.address.to_string(),
+            });
+        }
+        drop(referrals);
+        self.discovery_changed();
+        Ok(())
+    }
+
+    pub fn referrals(&self) -> Vec<Referral> {
+        self.referrals.lock().expect("poisoned").clone()
+    }
+
+    /// GENCTR of the discovery log.
+    pub fn discovery_generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    fn discovery_changed(&self) {
+        self.generation.fetch_add(1, Ordering::AcqRel);
+        self.discovery.notify(pending::DISCOVERY);
+    }
+
+    /// The last queue of an association is gone.
+    pub(crate) fn forget(&self, association: &Association) {
+        association.subsystem.forget(association);
+    }
+}
+
+fn find_listener(
+    listeners: &Listeners,
+    kind: TransportType,
+    address: &Address,
+) -> Option<ListenerId> {
+    let matches = |l: &Listener| l.kind == kind && (l.asked == *address || l.bound == *address);
+    listeners
+        .open
+        .iter()
+        .find(|(_, l)| matches(l))
+        .map(|(id, _)| *id)
+}
+
+fn same_referral(a: &Referral, b: &Referral) -> bool {
+    (a.transport, &a.address, &a.subnqn) == (b.transport, &b.address, &b.subnqn)
+}
+
+fn check_config(config: &SubsystemConfig) -> Result<(), TargetError> {
+    let text = |field: &'static str, value: &str, max: usize, expected: &'static str| {
+        let printable = value.bytes().all(|b| (0x20..0x7f).contains(&b));
+        if value.len() <= max && printable {
+            return Ok(());
+        }
+        Err(TargetError::Invalid {
+            field,
+            value: value.to_string(),
+            expected,
+        })
+    };
+    text(
+        "serial_number",
+        &config.serial_number,
+        20,
+        "at most 20 printable ASCII characters",
+    )?;
+    text(
+        "model_number",
+        &config.model_number,
+        40,
+        "at most 40 printable ASCII characters",
+    )?;
+    if config.min_cntlid == 0
+        || config.max_cntlid > MAX_CNTLID
+        || config.min_cntlid > config.max_cntlid
+    {
+        let value = format!("{}..={}", config.min_cntlid, config.max_cntlid);
+        let expected = "min_cntlid..=max_cntlid within 1..=65519";
+        return Err(TargetError::Invalid {
+            field: "min_cntlid",
+            value,
+            expected,
+        });
+    }
+    if config.max_namespaces == 0 || config.max_namespaces > 65_536 {
+        let value = config.max_namespaces.to_string();
+        return Err(TargetError::Invalid {
+            field: "max_namespaces",
+            value,
+            expected: "1 to 65536",
+        });
+    }
+    Ok(())
+}
