@@ -57,29 +57,22 @@ pub fn run(root: &Path) -> Result<Tally> {
     Ok(tally)
 }
 
-/// Packages with model tests, that is, with source that asks for `cfg(loom)`.
+/// Packages with model tests, which are in their `tests/loom.rs`.
 pub fn packages_with_models(root: &Path) -> Result<Vec<String>> {
     let mut packages = Vec::new();
-    for file in rust_files(&tracked_files(root)?) {
-        if file.starts_with("xtask/") || !read(root, file)?.contains("cfg(loom)") {
-            continue;
-        }
-        let Some(manifest) = Path::new(file)
-            .ancestors()
-            .skip(1)
-            .map(|dir| root.join(dir).join("Cargo.toml"))
-            .find(|path| path.is_file())
-        else {
+    for file in tracked_files(root)? {
+        let Some(dir) = file.strip_suffix("tests/loom.rs") else {
             continue;
         };
-        let text = std::fs::read_to_string(&manifest)?;
+        let manifest = format!("{dir}Cargo.toml");
+        let text = read(root, &manifest)?;
         let name = text
             .lines()
             .find_map(|line| line.strip_prefix("name = \"")?.strip_suffix('"'));
-        let name = name.with_context(|| format!("{} has no name", manifest.display()))?;
-        if !packages.iter().any(|known| known == name) {
-            packages.push(name.to_owned());
-        }
+        packages.push(
+            name.with_context(|| format!("{manifest} has no name"))?
+                .to_owned(),
+        );
     }
     Ok(packages)
 }
