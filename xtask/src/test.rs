@@ -179,7 +179,7 @@ fn unit_tests(root: &Path, filter: Option<&str>) -> Result<Tally> {
     Ok(finish(reader, "tests", end, filter))
 }
 
-/// Exhaustive interleavings of what crosses cores: the packages that have such tests are built with `--cfg loom`.
+/// Exhaustive interleavings of what crosses cores: `tests/loom.rs` of the packages that have one.
 fn models(root: &Path, filter: Option<&str>) -> Result<Tally> {
     let mut tally = Tally::default();
     for package in tidy::packages_with_models(root)? {
@@ -191,16 +191,10 @@ fn models(root: &Path, filter: Option<&str>) -> Result<Tally> {
             .env("RUSTFLAGS", flags.trim())
             // Flags of its own rebuild everything: away from the other builds, so that they stay built.
             .env("CARGO_TARGET_DIR", crate::target_dir(root).join("loom"))
-            .args([
-                "test",
-                "--locked",
-                "--no-fail-fast",
-                "--package",
-                &package,
-                "--lib",
-                "--tests",
-            ])
-            .args(filter.or(Some("loom")));
+            // Optimised: a model goes through very many interleavings.
+            .args(["test", "--release", "--locked", "--no-fail-fast"])
+            .args(["--package", &package, "--test", "loom"])
+            .args(filter);
         println!("models of {package}");
         let mut reader = CargoTest::default();
         let end = process::stream(&mut command, MODEL_LIMIT, |line| reader.line(line))?;
