@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::error::ArenaError;
 use crate::mapping::Mapping;
 use crate::pages::{PageKind, base_page_size, human};
-use crate::plan::{ArenaOptions, Plan, check_lock, explain, plan};
+use crate::plan::{ArenaOptions, Plan, Purpose, check_lock, explain, plan};
 use crate::register::{DEVICE_SLOTS, RegionInfo, RegisterError, RegisterHook};
 use crate::system::{Facts, System};
 
@@ -36,7 +36,7 @@ impl Arena {
     /// When `options` insists on pages, a node or a lock that this machine does not give, or when
     /// there is not even plain memory.
     pub fn allocate(options: ArenaOptions) -> Result<Arena, ArenaError> {
-        let (mapping, report) = allocate(&options, Locking::Try)?;
+        let (mapping, report) = allocate(&options, Purpose::Dma)?;
         let inner = Inner {
             mapping: Arc::new(mapping),
             carved: AtomicUsize::new(0),
@@ -230,49 +230,38 @@ impl fmt::Display for Chain<'_> {
     }
 }
 
-/// Whether memory is to be locked if allowed, or only if required.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Locking {
-    Try,
-    OnlyIfRequired,
-}
-
 /// Performs the plan: the first kind of pages that the kernel really gives.
 pub(crate) fn allocate(
     options: &ArenaOptions,
-    locking: Locking,
+    purpose: Purpose,
 ) -> Result<(Mapping, ArenaReport), ArenaError> {
     let system = System::real();
-    allocate_with(options, locking, &system.facts(), &|| system.facts())
+    allocate_with(options, purpose, &system.facts(), &|| system.facts())
 }
 
 /// As [`allocate`], on the given facts. `now` reads them again after a refusal.
 fn allocate_with(
     options: &ArenaOptions,
-    locking: Locking,
+    purpose: Purpose,
     facts: &Facts,
     now: &dyn Fn() -> Facts,
 ) -> Result<(Mapping, ArenaReport), ArenaError> {
     let Plan {
         tries,
         mut shortages,
-    } = plan(options, facts)?;
+    } = plan(options, purpose, facts)?;
     let last = tries.len() - 1;
     for (at, &kind) in tries.iter().enumerate() {
-        match try_kind(kind, options, locking, facts, now) {
+        match try_kind(kind, options, purpose, facts, now) {
             Ok((mapping, unlocked)) => {
-                let tried = options.require_lock || locking == Locking::Try;
+                let tried = options.require_lock || purpose == Purpose::Dma;
                 let locked = kind.is_hugetlb() || (tried && unlocked.is_none());
                 let report = ArenaReport {
                     pages: kind,
                     bytes: mapping.len() as u64,
                     node: options.numa_node,
                     locked,
-                    shortages: shortages
-                        .into_iter()
-                        .map(|(_, s)| s)
-                        .chain(unlocked)
-                        .collect(),
+                    shortages: worth_telling(shortages, kind).chain(unlocked).collect(),
                 };
                 return Ok((mapping, report));
             }
@@ -298,7 +287,7 @@ fn worth_telling(
 fn try_kind(
     kind: PageKind,
     options: &ArenaOptions,
-    locking: Locking,
+    purpose: Purpose,
     facts: &Facts,
     now: &dyn Fn() -> Facts,
 ) -> Result<(Mapping, Option<ArenaError>), ArenaError> {
@@ -315,7 +304,7 @@ fn try_kind(
         return Ok((mapping, None));
     }
     let mut unlocked = None;
-    if options.require_lock || locking == Locking::Try {
+    if options.require_lock || purpose == Purpose::Dma {
         let locked = check_lock(kind, bytes, facts)
             .and_then(|()| mapping.lock().map_err(|e| explain(("mlock", e))));
         match locked {

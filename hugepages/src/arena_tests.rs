@@ -33,7 +33,7 @@ fn facts(memlock: Option<u64>, huge_free: u64) -> Facts {
 }
 
 fn allocate_on(options: ArenaOptions, facts: &Facts) -> Result<(Mapping, ArenaReport), ArenaError> {
-    allocate_with(&options, Locking::Try, facts, &|| facts.clone())
+    allocate_with(&options, Purpose::Dma, facts, &|| facts.clone())
 }
 
 /// Goal: an arena comes up on any machine, on every page of it can be written, and its one line

@@ -37,6 +37,16 @@ impl ArenaOptions {
     }
 }
 
+/// What the memory is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// Buffers that devices use all the time: the pool's pages, and a lock if it is allowed.
+    Dma,
+    /// RAM disks: large, sparse, and given back in parts. The pool's pages are for who insists on
+    /// them, and so is a lock.
+    RamDisk,
+}
+
 /// What to try.
 #[derive(Debug)]
 pub(crate) struct Plan {
@@ -47,7 +57,11 @@ pub(crate) struct Plan {
 }
 
 /// Which kinds of pages to try for `options` on a machine of which `facts` are true.
-pub(crate) fn plan(options: &ArenaOptions, facts: &Facts) -> Result<Plan, ArenaError> {
+pub(crate) fn plan(
+    options: &ArenaOptions,
+    purpose: Purpose,
+    facts: &Facts,
+) -> Result<Plan, ArenaError> {
     if options.bytes == 0 {
         return Err(ArenaError::Empty);
     }
@@ -61,7 +75,7 @@ pub(crate) fn plan(options: &ArenaOptions, facts: &Facts) -> Result<Plan, ArenaE
         tries: Vec::new(),
         shortages: Vec::new(),
     };
-    for kind in candidates(options) {
+    for kind in candidates(options, purpose) {
         match check(kind, options, facts) {
             Ok(()) => plan.tries.push(kind),
             Err(shortage) => plan.shortages.push((kind, shortage)),
@@ -77,7 +91,7 @@ pub(crate) fn plan(options: &ArenaOptions, facts: &Facts) -> Result<Plan, ArenaE
 }
 
 /// The kinds that the policy and the size speak for, best first.
-fn candidates(options: &ArenaOptions) -> Vec<PageKind> {
+fn candidates(options: &ArenaOptions, purpose: Purpose) -> Vec<PageKind> {
     match options.hugepages {
         HugepagePolicy::OneGiB => vec![PageKind::OneGiB],
         HugepagePolicy::TwoMiB => vec![PageKind::TwoMiB],
@@ -90,6 +104,7 @@ fn candidates(options: &ArenaOptions) -> Vec<PageKind> {
         ]
         .into_iter()
         .filter(|&kind| worthwhile(kind, options.bytes))
+        .filter(|&kind| purpose == Purpose::Dma || !kind.is_hugetlb())
         .collect(),
     }
 }
@@ -257,6 +272,10 @@ mod tests {
     use crate::system::{CgroupLimit, Memlock, NodePages};
     use PageKind::*;
 
+    fn plan(options: &ArenaOptions, facts: &Facts) -> Result<Plan, ArenaError> {
+        super::plan(options, Purpose::Dma, facts)
+    }
+
     fn pool(node: Option<u32>, size: u64, total: u64, free: u64) -> NodePages {
         NodePages {
             node,
@@ -314,6 +333,22 @@ mod tests {
         );
     }
 
+    /// Goal: RAM disks leave the pool's pages to arenas unless somebody insists.
+    #[test]
+    fn ram_disks_leave_the_pool_alone() {
+        let tries = |hugepages| {
+            let options = ArenaOptions {
+                hugepages,
+                ..ArenaOptions::new(2 * GIB)
+            };
+            super::plan(&options, Purpose::RamDisk, &rich())
+                .unwrap()
+                .tries
+        };
+        assert_eq!(tries(HugepagePolicy::Auto), [Transparent, Plain]);
+        assert_eq!(tries(HugepagePolicy::OneGiB), [OneGiB]);
+    }
+
     /// Goal: 1 GiB pages are not wasted on small arenas. Method: either side of one eighth.
     #[test]
     fn large_pages_only_where_little_is_wasted() {
@@ -337,9 +372,9 @@ mod tests {
     /// Goal: without any huge pages the plan goes on, with a reason and a command for each step.
     #[test]
     fn a_poor_machine_gets_ordinary_pages_and_commands() {
-        let plan = plan(&ArenaOptions::new(GIB), &poor()).unwrap();
-        assert_eq!(plan.tries, [Transparent, Plain]);
-        let texts: Vec<String> = plan.shortages.iter().map(|(_, s)| s.to_string()).collect();
+        let got = plan(&ArenaOptions::new(GIB), &poor()).unwrap();
+        assert_eq!(got.tries, [Transparent, Plain]);
+        let texts: Vec<String> = got.shortages.iter().map(|(_, s)| s.to_string()).collect();
         assert_eq!(
             texts,
             [
@@ -362,9 +397,9 @@ mod tests {
             numa_node: Some(1),
             ..ArenaOptions::new(GIB)
         };
-        let plan = plan(&options, &rich()).unwrap();
-        assert_eq!(plan.tries, [Transparent, Plain]);
-        match &plan.shortages[1].1 {
+        let got = plan(&options, &rich()).unwrap();
+        assert_eq!(got.tries, [Transparent, Plain]);
+        match &got.shortages[1].1 {
             ArenaError::NotEnoughPages {
                 node,
                 asked,
@@ -386,7 +421,7 @@ mod tests {
             ..options
         };
         assert!(matches!(
-            super::plan(&options, &rich()),
+            plan(&options, &rich()),
             Err(ArenaError::NoSuchNode { node: 2, .. })
         ));
     }

@@ -11,11 +11,11 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use crate::arena::{ArenaReport, Locking, allocate};
+use crate::arena::{ArenaReport, allocate};
 use crate::error::ArenaError;
 use crate::mapping::Mapping;
 use crate::pages::{HugepagePolicy, PageKind, base_page_size};
-use crate::plan::ArenaOptions;
+use crate::plan::{ArenaOptions, Purpose};
 use crate::register::{RegionInfo, RegisterError, RegisterHook};
 
 /// Memory for RAM disks, used by several cores at once.
@@ -51,7 +51,7 @@ impl Shared {
 
     /// As [`Shared::allocate`], on a node, populated or locked. Locked only if required.
     pub fn allocate_with(options: ArenaOptions) -> Result<Shared, ArenaError> {
-        let (mapping, report) = allocate(&options, Locking::OnlyIfRequired)?;
+        let (mapping, report) = allocate(&options, Purpose::RamDisk)?;
         let release_unit = match report.pages {
             _ if options.require_lock => None,
             PageKind::OneGiB | PageKind::TwoMiB => None,
