@@ -19,11 +19,13 @@ pub mod malloc;
 pub mod null;
 pub mod pending;
 pub mod queue;
+pub mod registry;
 pub mod stats;
 
 pub use config::ConfigError;
 pub use device::{Bdev, Geometry, Limits, OpenError, Support};
 pub use io::{Completion, Extents, Flags, Io, Op, Status, Token};
-pub use layer::{Layer, LayerQueue};
+pub use layer::{Layer, LayerQueue, ModuleQueue};
 pub use pending::Pending;
 pub use queue::{Busy, Done, Queue};
+pub use registry::{Claim, DeleteTicket, Event, Holder, Registry, RegistryError, Removal, Usage};

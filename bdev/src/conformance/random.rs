@@ -10,7 +10,7 @@ use crate::io::{Completion, Extents, Flags, Io, Op, Status, Token};
 pub(super) const ALL: &[Case] = &[("random operations agree with an array of bytes", random)];
 
 /// Operations per run: a few seconds on a file, and every pair of operations many times.
-const STEPS: usize = 3_000;
+const STEPS: usize = 2_000;
 /// Blocks at the device's end that are worked on.
 const WINDOW: u32 = 400;
 const DEPTH: usize = 8;
@@ -112,9 +112,9 @@ fn make(
         Op::Unmap | Op::WriteZeroes => subject.device.limits().max_unmap_blocks.min(window) as u32,
         _ => subject.largest(),
     };
-    let blocks = match random.below(3) {
-        0 => 1,
-        1 => 1 + random.below(u64::from(most.min(16))) as u32,
+    let blocks = match random.below(8) {
+        0 | 1 => 1,
+        2..=6 => 1 + random.below(u64::from(most.min(16))) as u32,
         _ => 1 + random.below(u64::from(most)) as u32,
     };
     let place = |random: &mut Random| random.below(window - u64::from(blocks) + 1);
@@ -146,7 +146,15 @@ fn make(
         }
         data
     };
-    let fresh = |random: &mut Random| (0..bytes).map(|_| random.next() as u8).collect::<Vec<u8>>();
+    let fresh = |random: &mut Random| {
+        let salt = random.next();
+        let word = |at: u64| {
+            (salt ^ at)
+                .wrapping_mul(0x9E37_79B9_7F4A_7C15)
+                .to_le_bytes()
+        };
+        (0..bytes as u64 / 8).flat_map(word).collect::<Vec<u8>>()
+    };
     match op {
         Op::Read => io = io.with(rig.buf(blocks, 0)),
         Op::Write => {

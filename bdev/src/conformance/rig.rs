@@ -229,16 +229,16 @@ impl Rig {
 
 /// The bytes of all extents.
 pub(super) fn flat(data: &Extents) -> Vec<u8> {
-    data.iter().flat_map(|buf| buf.iter().copied()).collect()
+    let parts: Vec<&[u8]> = data.iter().map(|buf| &**buf).collect();
+    parts.concat()
 }
 
-/// Bytes that tell where they belong: each block's differ from its neighbours' and from other tags'.
+/// Bytes that tell where they belong: each word differs from those of other blocks and other tags.
 pub(super) fn pattern(blocks: u32, block_size: u32, lba: u64, tag: u8) -> Vec<u8> {
-    let byte = |at: usize| {
-        let block = lba + (at / block_size as usize) as u64;
-        (block.wrapping_mul(31) as u8) ^ (at % 251) as u8 ^ tag.wrapping_mul(0x3B)
-    };
-    (0..blocks as usize * block_size as usize)
-        .map(byte)
-        .collect()
+    let words = u64::from(blocks) * u64::from(block_size) / 8;
+    let first = lba * u64::from(block_size) / 8;
+    let word = |at: u64| (first + at).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ u64::from(tag) << 32;
+    let mut bytes = Vec::with_capacity(words as usize * 8);
+    (0..words).for_each(|at| bytes.extend_from_slice(&word(at).to_le_bytes()));
+    bytes
 }

@@ -23,8 +23,8 @@ mod tests;
 
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nacre_hugepages::Pool;
 use nacre_reactor::{Idle, Nanos};
@@ -57,6 +57,7 @@ pub struct Layer {
     stats: Arc<DeviceStats>,
     /// Where compare-and-write is emulated.
     gate: Option<Arc<Gate>>,
+    opens: Arc<Opens>,
 }
 
 impl Layer {
@@ -67,6 +68,7 @@ impl Layer {
             blocks: AtomicU64::new(bdev.geometry().blocks),
             gone: AtomicBool::new(false),
             stats: Arc::default(),
+            opens: Arc::default(),
             gate: swaps.then(Arc::default),
             shape,
             bdev,
@@ -101,7 +103,7 @@ impl Layer {
     /// As [`Bdev::open`], but of the type itself, for calls without indirection.
     pub fn open_queue(self: &Arc<Layer>, pool: &Pool) -> Result<LayerQueue, OpenError> {
         let memory = self.memory(pool)?;
-        let inner = Arc::clone(&self.bdev).open(pool)?;
+        let ModuleQueue { inner, open } = self.open_module(pool)?;
         Ok(LayerQueue {
             inner,
             gate: self.gate.as_ref().map(Gate::join),
@@ -119,7 +121,39 @@ impl Layer {
             memory,
             pool: pool.clone(),
             layer: Arc::clone(self),
+            _open: open,
         })
+    }
+
+    /// The module's own queue, for a device stacked on this one.
+    pub fn open_module(&self, pool: &Pool) -> Result<ModuleQueue, OpenError> {
+        // Counted before looking: a removal either sees this queue, or is seen here.
+        let open = self.opens.open();
+        if self.is_gone() {
+            return Err(OpenError {
+                bdev: self.name().to_owned(),
+                what: "open a queue of a device that is being removed".to_owned(),
+                source: std::io::ErrorKind::NotFound.into(),
+            });
+        }
+        let inner = Arc::clone(&self.bdev).open(pool)?;
+        Ok(ModuleQueue { inner, open })
+    }
+
+    /// How many queues are open now, on all cores.
+    pub fn open_queues(&self) -> usize {
+        self.opens.lock().count
+    }
+
+    /// Calls `call` as soon as no queue is open.
+    pub fn when_closed(&self, call: Box<dyn FnOnce() + Send>) {
+        let mut state = self.opens.lock();
+        if state.count > 0 {
+            state.calls.push(call);
+            return;
+        }
+        drop(state);
+        call();
     }
 
     fn memory(&self, pool: &Pool) -> Result<Memory, OpenError> {
@@ -196,6 +230,85 @@ impl Bdev for Layer {
     }
 }
 
+/// Counts the queues of a device.
+#[derive(Default)]
+struct Opens {
+    state: Mutex<OpensState>,
+}
+
+#[derive(Default)]
+struct OpensState {
+    count: usize,
+    calls: Vec<Box<dyn FnOnce() + Send>>,
+}
+
+impl Opens {
+    fn open(self: &Arc<Opens>) -> Open {
+        self.lock().count += 1;
+        Open {
+            opens: Arc::clone(self),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, OpensState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A queue is open.
+struct Open {
+    opens: Arc<Opens>,
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        let mut state = self.opens.lock();
+        state.count -= 1;
+        if state.count == 0 {
+            let calls = std::mem::take(&mut state.calls);
+            drop(state);
+            calls.into_iter().for_each(|call| call());
+        }
+    }
+}
+
+/// A module's own queue, counted as open.
+pub struct ModuleQueue {
+    // In this order: closed first, then counted as closed.
+    inner: Box<dyn Queue>,
+    open: Open,
+}
+
+impl Queue for ModuleQueue {
+    fn submit(&mut self, io: Io) -> Result<(), (Busy, Io)> {
+        self.inner.submit(io)
+    }
+
+    fn poll(&mut self, now: Nanos, done: &mut Done) -> usize {
+        self.inner.poll(now, done)
+    }
+
+    fn abort(&mut self, token: Token) -> bool {
+        self.inner.abort(token)
+    }
+
+    fn inflight(&self) -> usize {
+        self.inner.inflight()
+    }
+
+    fn arm(&mut self, now: Nanos) -> Idle {
+        self.inner.arm(now)
+    }
+
+    fn disarm(&mut self) {
+        self.inner.disarm();
+    }
+
+    fn wake_fd(&self) -> Option<RawFd> {
+        self.inner.wake_fd()
+    }
+}
+
 /// One core's way to a device through the layer.
 pub struct LayerQueue {
     // First, so dropped first: after this the device touches no buffer, and the gate may open.
@@ -221,6 +334,8 @@ pub struct LayerQueue {
     memory: Memory,
     pool: Pool,
     layer: Arc<Layer>,
+    // Last, so dropped last: whoever waits for the queues to be closed finds nothing left of them.
+    _open: Open,
 }
 
 struct Slot {

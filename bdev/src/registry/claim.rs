@@ -1,0 +1,89 @@
+//! Claims: who uses a device, and how.
+
+use std::sync::{Arc, Weak};
+
+use nacre_hugepages::Pool;
+
+use super::Inner;
+use crate::device::OpenError;
+use crate::layer::{Layer, LayerQueue, ModuleQueue};
+
+/// Who uses a device.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Holder {
+    /// A device stacked on it, by name: it is resized and removed with it.
+    Bdev(String),
+    /// Anybody else, in words: `namespace 1 of nqn.…`.
+    User(String),
+}
+
+impl Holder {
+    pub(super) fn bdev(&self) -> Option<String> {
+        match self {
+            Holder::Bdev(name) => Some(name.clone()),
+            Holder::User(_) => None,
+        }
+    }
+}
+
+impl std::fmt::Display for Holder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Holder::Bdev(name) => write!(f, "bdev \"{name}\""),
+            Holder::User(what) => f.write_str(what),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Usage {
+    /// Nobody else may use it: for those who work on the module's own queues.
+    Exclusive,
+    /// Others may share it, each through the layer.
+    Shared,
+}
+
+pub(super) struct ClaimRecord {
+    pub id: u64,
+    pub holder: Holder,
+    pub usage: Usage,
+}
+
+/// The right to use a device. Ends when dropped.
+pub struct Claim {
+    id: u64,
+    layer: Arc<Layer>,
+    registry: Weak<Inner>,
+}
+
+impl Claim {
+    pub(super) fn new(id: u64, layer: Arc<Layer>, registry: Weak<Inner>) -> Claim {
+        Claim {
+            id,
+            layer,
+            registry,
+        }
+    }
+
+    pub fn layer(&self) -> &Arc<Layer> {
+        &self.layer
+    }
+
+    /// A queue for the calling core, through the layer.
+    pub fn open(&self, pool: &Pool) -> Result<LayerQueue, OpenError> {
+        self.layer.open_queue(pool)
+    }
+
+    /// The module's own queue, for a device stacked on it, which has a layer of its own.
+    pub fn open_module(&self, pool: &Pool) -> Result<ModuleQueue, OpenError> {
+        self.layer.open_module(pool)
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if let Some(registry) = self.registry.upgrade() {
+            registry.release(&self.layer, self.id);
+        }
+    }
+}

@@ -1,0 +1,463 @@
+//! All block devices of the process by name: who uses them, and what becomes of them.
+//!
+//! ```text
+//!   register ──> listed ──remove──> removing ──last queue closed──> gone (the ticket is done)
+//!                  │                   queues answer Gone, the name is still taken
+//!                  ├ claims: exclusive (a device stacked on it), shared (namespaces)
+//!                  └ events to subscribers: registered, resized, removing, unregistered
+//! ```
+//!
+//! This is the control plane: one lock, held for moments, never while calling somebody else's code.
+//! The data path holds a [`LayerQueue`] and does not come here.
+
+mod claim;
+mod events;
+#[cfg(test)]
+mod tests;
+mod ticket;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nacre_hugepages::Pool;
+use uuid::Uuid;
+
+pub use claim::{Claim, Holder, Usage};
+pub use events::{Event, Events, Subscription};
+pub use ticket::DeleteTicket;
+
+use self::claim::ClaimRecord;
+use self::events::Bus;
+use crate::device::{Bdev, OpenError};
+use crate::layer::{Layer, LayerQueue};
+use crate::stats::DeviceStats;
+
+/// Longest name or alias in bytes.
+pub const MAX_NAME: usize = 255;
+
+#[derive(Debug, thiserror::Error)]
+pub enum RegistryError {
+    #[error("no bdev has the name, alias or UUID \"{name}\"")]
+    NotFound { name: String },
+    #[error("\"{name}\" is already the name, alias or UUID of bdev \"{bdev}\"")]
+    Exists { name: String, bdev: String },
+    #[error(
+        "bdev \"{name}\" is being removed and {queues} of its queues are still open: try again"
+    )]
+    Removing { name: String, queues: usize },
+    #[error("\"{name}\" is no name for a bdev: {why}")]
+    BadName { name: String, why: &'static str },
+    #[error("bdev \"{name}\" is used by {holder}: release it there first, or remove it by force")]
+    Claimed { name: String, holder: Holder },
+    #[error("bdev \"{name}\" has {queues} open queues: it cannot be had exclusively")]
+    Open { name: String, queues: usize },
+    #[error("\"{alias}\" is no alias of bdev \"{name}\"")]
+    NoSuchAlias { name: String, alias: String },
+    #[error(transparent)]
+    Queue(#[from] OpenError),
+}
+
+/// How a removal treats those who use the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Removal {
+    /// Refused while somebody has a claim.
+    IfUnused,
+    /// As if the device had been pulled out: holders are told, devices stacked on it go as well.
+    Hot,
+}
+
+/// A device as listed.
+#[derive(Clone)]
+pub struct Listed {
+    pub layer: Arc<Layer>,
+    pub aliases: Vec<String>,
+    /// Who uses it, in order of coming.
+    pub claims: Vec<(Holder, Usage)>,
+}
+
+/// All block devices. Clones share them.
+#[derive(Clone, Default)]
+pub struct Registry {
+    inner: Arc<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    state: Mutex<State>,
+    bus: Bus,
+}
+
+#[derive(Default)]
+struct State {
+    records: HashMap<String, Record>,
+    /// Aliases and UUIDs to names.
+    others: HashMap<String, String>,
+    /// Names in order of registration.
+    order: BTreeMap<u64, String>,
+    next: u64,
+}
+
+struct Record {
+    layer: Arc<Layer>,
+    sequence: u64,
+    aliases: Vec<String>,
+    claims: Vec<ClaimRecord>,
+    removing: Option<DeleteTicket>,
+}
+
+impl Registry {
+    pub fn new() -> Registry {
+        Registry::default()
+    }
+
+    /// Makes a device known under its name and UUID.
+    pub fn register(&self, bdev: Arc<dyn Bdev>) -> Result<Arc<Layer>, RegistryError> {
+        let layer = Layer::new(bdev);
+        let name = layer.name().to_owned();
+        check_name(&name)?;
+        {
+            let mut state = self.lock();
+            let uuid = layer.uuid().to_string();
+            for taken in [&name, &uuid] {
+                state.check_free(taken)?;
+            }
+            let sequence = state.next;
+            state.next += 1;
+            state.order.insert(sequence, name.clone());
+            if uuid != name {
+                state.others.insert(uuid, name.clone());
+            }
+            let record = Record {
+                layer: Arc::clone(&layer),
+                sequence,
+                aliases: Vec::new(),
+                claims: Vec::new(),
+                removing: None,
+            };
+            state.records.insert(name.clone(), record);
+        }
+        self.inner.bus.send(&Event::Registered { name });
+        Ok(layer)
+    }
+
+    /// By name, alias or UUID. Not what is being removed.
+    pub fn lookup(&self, name: &str) -> Option<Arc<Layer>> {
+        let state = self.lock();
+        state
+            .find(name)
+            .ok()
+            .map(|record| Arc::clone(&record.layer))
+    }
+
+    /// As [`Registry::lookup`], with the reason when it finds nothing.
+    pub fn get(&self, name: &str) -> Result<Listed, RegistryError> {
+        self.lock().find(name).map(Record::listed)
+    }
+
+    /// Everything that is not being removed, in order of registration.
+    pub fn list(&self) -> Vec<Listed> {
+        let state = self.lock();
+        let records = state
+            .order
+            .values()
+            .filter_map(|name| state.records.get(name));
+        records
+            .filter(|record| record.removing.is_none())
+            .map(Record::listed)
+            .collect()
+    }
+
+    pub fn stats(&self, name: &str) -> Option<Arc<DeviceStats>> {
+        self.lookup(name).map(|layer| Arc::clone(layer.stats()))
+    }
+
+    /// Opens a queue for the calling core, for a user without a claim.
+    pub fn open(&self, name: &str, pool: &Pool) -> Result<LayerQueue, RegistryError> {
+        let layer = {
+            let state = self.lock();
+            let record = state.find(name)?;
+            let exclusive = record
+                .claims
+                .iter()
+                .find(|claim| claim.usage == Usage::Exclusive);
+            if let Some(claim) = exclusive {
+                return Err(record.claimed_by(claim));
+            }
+            Arc::clone(&record.layer)
+        };
+        Ok(layer.open_queue(pool)?)
+    }
+
+    /// Says that `holder` uses a device, until the claim is dropped.
+    pub fn claim(&self, name: &str, holder: Holder, usage: Usage) -> Result<Claim, RegistryError> {
+        let mut state = self.lock();
+        let id = state.next;
+        state.next += 1;
+        let record = state.find_mut(name)?;
+        let queues = record.layer.open_queues();
+        let blocking = record
+            .claims
+            .iter()
+            .find(|claim| usage == Usage::Exclusive || claim.usage == Usage::Exclusive);
+        if let Some(claim) = blocking {
+            return Err(record.claimed_by(claim));
+        }
+        if usage == Usage::Exclusive && queues > 0 {
+            return Err(RegistryError::Open {
+                name: record.layer.name().to_owned(),
+                queues,
+            });
+        }
+        record.claims.push(ClaimRecord { id, holder, usage });
+        let layer = Arc::clone(&record.layer);
+        drop(state);
+        Ok(Claim::new(id, layer, Arc::downgrade(&self.inner)))
+    }
+
+    pub fn add_alias(&self, name: &str, alias: &str) -> Result<(), RegistryError> {
+        check_name(alias)?;
+        let mut state = self.lock();
+        let name = state.find(name)?.layer.name().to_owned();
+        state.check_free(alias)?;
+        state.find_mut(&name)?.aliases.push(alias.to_owned());
+        state.others.insert(alias.to_owned(), name);
+        Ok(())
+    }
+
+    pub fn remove_alias(&self, name: &str, alias: &str) -> Result<(), RegistryError> {
+        let mut state = self.lock();
+        let record = state.find_mut(name)?;
+        let Some(at) = record.aliases.iter().position(|known| known == alias) else {
+            let name = record.layer.name().to_owned();
+            return Err(RegistryError::NoSuchAlias {
+                name,
+                alias: alias.to_owned(),
+            });
+        };
+        record.aliases.remove(at);
+        state.others.remove(alias);
+        Ok(())
+    }
+
+    /// Replaces an alias by another, or does nothing.
+    pub fn rename_alias(&self, name: &str, old: &str, new: &str) -> Result<(), RegistryError> {
+        self.add_alias(name, new)?;
+        self.remove_alias(name, old).inspect_err(|_| {
+            // It was added a moment ago; only another rename of the same name can have taken it.
+            let _ = self.remove_alias(name, new);
+        })
+    }
+
+    /// Removes a device. The ticket is done when its last queue is closed; until then its queues
+    /// answer [`crate::Status::Gone`] and its name stays taken. Devices stacked on it, if it is a
+    /// hot removal, go the same way.
+    pub fn remove(&self, name: &str, how: Removal) -> Result<DeleteTicket, RegistryError> {
+        let (name, layer, ticket, stacked) = {
+            let mut state = self.lock();
+            let record = state.find_mut(name)?;
+            if let (Removal::IfUnused, Some(claim)) = (how, record.claims.first()) {
+                return Err(record.claimed_by(claim));
+            }
+            let ticket = DeleteTicket::new();
+            record.removing = Some(ticket.clone());
+            let layer = Arc::clone(&record.layer);
+            let stacked: Vec<String> = record
+                .claims
+                .iter()
+                .filter_map(|claim| claim.holder.bdev())
+                .collect();
+            (layer.name().to_owned(), layer, ticket, stacked)
+        };
+        layer.set_gone();
+        self.inner.bus.send(&Event::Removing { name: name.clone() });
+        for upper in stacked {
+            // Somebody else may have removed it meanwhile, which serves as well.
+            let _ = self.remove(&upper, Removal::Hot);
+        }
+        let (inner, finished) = (Arc::clone(&self.inner), ticket.clone());
+        layer.when_closed(Box::new(move || inner.forget(&name, &finished)));
+        Ok(ticket)
+    }
+
+    /// The device may have changed its size: takes it over, also for the devices stacked on it, and
+    /// tells subscribers. Answers the new size if it changed.
+    pub fn notify_resize(&self, name: &str) -> Result<Option<u64>, RegistryError> {
+        let (layer, stacked) = {
+            let state = self.lock();
+            let record = state.find(name)?;
+            let stacked: Vec<String> = record
+                .claims
+                .iter()
+                .filter_map(|claim| claim.holder.bdev())
+                .collect();
+            (Arc::clone(&record.layer), stacked)
+        };
+        let changed = layer.refresh();
+        if let Some(blocks) = changed {
+            self.inner.bus.send(&Event::Resized {
+                name: layer.name().to_owned(),
+                blocks,
+            });
+        }
+        for upper in stacked {
+            match self.notify_resize(&upper) {
+                Ok(_) | Err(RegistryError::NotFound { .. } | RegistryError::Removing { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(changed)
+    }
+
+    /// A list of the events from now on, of which at most `capacity` wait to be taken.
+    pub fn subscribe(&self, capacity: usize) -> Events {
+        self.inner.bus.subscribe(capacity)
+    }
+
+    /// Calls `call` with each event from now on, on the thread that causes it, until the answer is
+    /// dropped. It must be short, and may use the registry.
+    pub fn on_event(&self, call: impl Fn(&Event) + Send + Sync + 'static) -> Subscription {
+        self.inner.bus.on_event(Arc::new(call))
+    }
+
+    /// Returns once every module has looked at every device. No module of ours claims devices by
+    /// what it finds on them, so that is at once.
+    pub fn wait_for_examine(&self) {}
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.inner.lock()
+    }
+}
+
+impl Inner {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The last queue of a device that is being removed was closed.
+    fn forget(&self, name: &str, ticket: &DeleteTicket) {
+        let record = {
+            let mut state = self.lock();
+            let Some(record) = state.records.remove(name) else {
+                return;
+            };
+            state.order.remove(&record.sequence);
+            state.others.retain(|_, target| target != name);
+            record
+        };
+        // Not under the lock: the device may hold claims on others, which need it.
+        drop(record);
+        self.bus.send(&Event::Unregistered {
+            name: name.to_owned(),
+        });
+        ticket.finish();
+    }
+
+    fn release(&self, layer: &Arc<Layer>, id: u64) {
+        let mut state = self.lock();
+        // By now the name may belong to another device.
+        let record = state.records.get_mut(layer.name());
+        if let Some(record) = record.filter(|record| Arc::ptr_eq(&record.layer, layer)) {
+            record.claims.retain(|claim| claim.id != id);
+        }
+    }
+}
+
+impl State {
+    fn resolve<'a>(&'a self, name: &'a str) -> &'a str {
+        if self.records.contains_key(name) {
+            return name;
+        }
+        if let Some(found) = self.others.get(name) {
+            return found;
+        }
+        // UUIDs may be given in any notation.
+        let uuid = Uuid::parse_str(name).ok().map(|uuid| uuid.to_string());
+        uuid.and_then(|uuid| self.others.get(&uuid))
+            .map_or(name, String::as_str)
+    }
+
+    fn find(&self, name: &str) -> Result<&Record, RegistryError> {
+        let record = self.records.get(self.resolve(name));
+        Record::present(record, name)
+    }
+
+    fn find_mut(&mut self, name: &str) -> Result<&mut Record, RegistryError> {
+        let key = self.resolve(name).to_owned();
+        Record::present(self.records.get(&key), name)?;
+        let missing = || RegistryError::NotFound {
+            name: name.to_owned(),
+        };
+        self.records.get_mut(&key).ok_or_else(missing)
+    }
+
+    fn check_free(&self, name: &str) -> Result<(), RegistryError> {
+        let Some(record) = self.records.get(self.resolve(name)) else {
+            return Ok(());
+        };
+        let bdev = record.layer.name().to_owned();
+        match record.removing {
+            Some(_) => Err(RegistryError::Removing {
+                name: bdev,
+                queues: record.layer.open_queues(),
+            }),
+            None => Err(RegistryError::Exists {
+                name: name.to_owned(),
+                bdev,
+            }),
+        }
+    }
+}
+
+impl Record {
+    fn present<'a>(record: Option<&'a Record>, name: &str) -> Result<&'a Record, RegistryError> {
+        match record {
+            None => Err(RegistryError::NotFound {
+                name: name.to_owned(),
+            }),
+            Some(record) if record.removing.is_some() => Err(RegistryError::Removing {
+                name: record.layer.name().to_owned(),
+                queues: record.layer.open_queues(),
+            }),
+            Some(record) => Ok(record),
+        }
+    }
+
+    fn listed(&self) -> Listed {
+        Listed {
+            layer: Arc::clone(&self.layer),
+            aliases: self.aliases.clone(),
+            claims: self
+                .claims
+                .iter()
+                .map(|claim| (claim.holder.clone(), claim.usage))
+                .collect(),
+        }
+    }
+
+    fn claimed_by(&self, claim: &ClaimRecord) -> RegistryError {
+        let name = self.layer.name().to_owned();
+        RegistryError::Claimed {
+            name,
+            holder: claim.holder.clone(),
+        }
+    }
+}
+
+/// Names end up in logs, tables, file names and other people's scripts.
+fn check_name(name: &str) -> Result<(), RegistryError> {
+    let why = if name.is_empty() {
+        "it is empty"
+    } else if name.len() > MAX_NAME {
+        "it is longer than 255 bytes"
+    } else if name.chars().any(char::is_control) {
+        "it contains control characters"
+    } else if name.trim() != name {
+        "it begins or ends with white space"
+    } else {
+        return Ok(());
+    };
+    Err(RegistryError::BadName {
+        name: name.escape_debug().to_string(),
+        why,
+    })
+}

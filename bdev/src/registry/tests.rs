@@ -1,0 +1,199 @@
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use nacre_hugepages::ClassSpec;
+use nacre_reactor::Nanos;
+
+use super::*;
+use crate::io::{Io, Op, Status};
+use crate::null::{self, Null};
+use crate::queue::{Done, Queue};
+
+fn null(name: &str) -> Arc<Null> {
+    let config = serde_json::json!({"name": name, "block_size": 512, "num_blocks": 1000});
+    let config = serde_json::from_value(config).expect("a complete configuration");
+    null::create(config).expect("a good configuration")
+}
+
+fn pool() -> Pool {
+    Pool::heap(&[ClassSpec {
+        size: 4096,
+        count: 8,
+    }])
+}
+
+fn user() -> Holder {
+    Holder::User("namespace 1 of nqn.x".into())
+}
+
+/// A device is found by name, alias and UUID in any notation; all three are taken for others.
+#[test]
+fn names() {
+    let registry = Registry::new();
+    let device = null("a");
+    let uuid = device.uuid();
+    registry.register(device).expect("the first");
+    registry.add_alias("a", "lvs/one").expect("free");
+    for name in [
+        "a",
+        "lvs/one",
+        &uuid.to_string(),
+        &uuid.simple().to_string().to_uppercase(),
+    ] {
+        assert_eq!(registry.lookup(name).expect(name).name(), "a");
+    }
+    assert!(matches!(
+        registry.register(null("a")),
+        Err(RegistryError::Exists { .. })
+    ));
+    assert!(matches!(
+        registry.register(null("lvs/one")),
+        Err(RegistryError::Exists { .. })
+    ));
+    registry.register(null("b")).expect("a free name");
+    assert!(matches!(
+        registry.add_alias("b", "a"),
+        Err(RegistryError::Exists { .. })
+    ));
+    registry
+        .rename_alias("a", "lvs/one", "lvs/two")
+        .expect("it is there");
+    assert!(registry.lookup("lvs/one").is_none() && registry.lookup("lvs/two").is_some());
+    let missing = registry.rename_alias("a", "lvs/one", "lvs/three");
+    assert!(matches!(missing, Err(RegistryError::NoSuchAlias { .. })));
+    assert!(
+        registry.lookup("lvs/three").is_none(),
+        "nothing is half done"
+    );
+    let names: Vec<String> = registry
+        .list()
+        .iter()
+        .map(|l| l.layer.name().to_owned())
+        .collect();
+    assert_eq!(names, ["a", "b"]);
+    for bad in ["", " x", "x\n", &"y".repeat(256)] {
+        assert!(
+            matches!(
+                registry.register(null(bad)),
+                Err(RegistryError::BadName { .. })
+            ),
+            "{bad:?}"
+        );
+    }
+}
+
+/// What is claimed is not removed, and the error names the holder; exclusive excludes everybody.
+#[test]
+fn claims() {
+    let registry = Registry::new();
+    registry.register(null("a")).expect("free");
+    let shared = registry.claim("a", user(), Usage::Shared).expect("unused");
+    let again = registry
+        .claim("a", user(), Usage::Shared)
+        .expect("shared is shared");
+    let error = registry
+        .remove("a", Removal::IfUnused)
+        .err()
+        .expect("it is claimed");
+    assert!(
+        error.to_string().contains("namespace 1 of nqn.x"),
+        "{error}"
+    );
+    let above = || Holder::Bdev("above".into());
+    assert!(registry.claim("a", above(), Usage::Exclusive).is_err());
+    drop((shared, again));
+    let queue = registry.open("a", &pool()).expect("free for all");
+    let open = registry.claim("a", above(), Usage::Exclusive);
+    assert!(matches!(open, Err(RegistryError::Open { queues: 1, .. })));
+    drop(queue);
+    let exclusive = registry
+        .claim("a", above(), Usage::Exclusive)
+        .expect("nobody left");
+    assert!(matches!(
+        registry.open("a", &pool()),
+        Err(RegistryError::Claimed { .. })
+    ));
+    assert!(registry.claim("a", user(), Usage::Shared).is_err());
+    assert!(exclusive.open_module(&pool()).is_ok());
+    drop(exclusive);
+    assert!(
+        registry
+            .remove("a", Removal::IfUnused)
+            .expect("unused")
+            .is_done()
+    );
+}
+
+/// A hot removal answers `Gone` to open queues and is over when the last one is closed.
+#[test]
+fn hot_removal() {
+    let registry = Registry::new();
+    let events = registry.subscribe(8);
+    registry.register(null("a")).expect("free");
+    let claim = registry.claim("a", user(), Usage::Shared).expect("unused");
+    let mut queue = claim.open(&pool()).expect("opens");
+    let ticket = registry.remove("a", Removal::Hot).expect("hot");
+    let called = Arc::new(AtomicU32::new(0));
+    let calls = Arc::clone(&called);
+    ticket.on_done(move || calls.store(1, Ordering::Relaxed));
+    assert!(!ticket.is_done() && registry.lookup("a").is_none());
+    assert!(matches!(
+        registry.register(null("a")),
+        Err(RegistryError::Removing { queues: 1, .. })
+    ));
+    assert!(claim.open(&pool()).is_err(), "no new queues");
+
+    queue.submit(Io::new(5, Op::Flush, 0, 0)).expect("room");
+    let mut done = Done::with_capacity(1);
+    assert_eq!(queue.poll(Nanos(1), &mut done), 1);
+    assert_eq!(
+        done.drain().next().map(|c| (c.token, c.status)),
+        Some((5, Status::Gone))
+    );
+    drop(queue);
+    assert!(ticket.is_done() && called.load(Ordering::Relaxed) == 1);
+    let name = || "a".to_owned();
+    let seen: Vec<Event> = std::iter::from_fn(|| events.take()).collect();
+    let expected = [
+        Event::Registered { name: name() },
+        Event::Removing { name: name() },
+        Event::Unregistered { name: name() },
+    ];
+    assert_eq!(seen, expected);
+    registry
+        .register(null("a"))
+        .expect("the name is free again");
+    drop(claim);
+    assert_eq!(registry.get("a").expect("there").claims.len(), 0);
+}
+
+/// A resize reaches queues that are open, and subscribers, once. A full list forgets the oldest.
+#[test]
+fn resize() {
+    let registry = Registry::new();
+    let events = registry.subscribe(1);
+    let device = null("a");
+    registry
+        .register(Arc::clone(&device) as Arc<dyn Bdev>)
+        .expect("free");
+    let mut queue = registry.open("a", &pool()).expect("opens");
+    let mut status_at = |lba: u64| {
+        let mut done = Done::with_capacity(1);
+        queue.submit(Io::new(1, Op::Unmap, lba, 1)).expect("room");
+        queue.poll(Nanos(1), &mut done);
+        done.drain().next().map(|c| c.status)
+    };
+    assert_eq!(status_at(1000), Some(Status::OutOfRange));
+    device.resize(2000).expect("a good size");
+    assert_eq!(registry.notify_resize("a").expect("there"), Some(2000));
+    assert_eq!(registry.notify_resize("a").expect("there"), None);
+    assert_eq!(status_at(1999), Some(Status::Ok));
+    assert_eq!(events.missed(), 1);
+    assert_eq!(
+        events.take(),
+        Some(Event::Resized {
+            name: "a".into(),
+            blocks: 2000
+        })
+    );
+    assert_eq!(events.take(), None);
+}

@@ -1,0 +1,75 @@
+//! A removal under way: asked, called back, or awaited.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+/// Done when the device is gone. Clones are of the same removal.
+#[derive(Clone)]
+pub struct DeleteTicket {
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Default)]
+struct State {
+    done: bool,
+    wakers: Vec<Waker>,
+    calls: Vec<Box<dyn FnOnce() + Send>>,
+}
+
+impl DeleteTicket {
+    pub(super) fn new() -> DeleteTicket {
+        DeleteTicket {
+            state: Arc::default(),
+        }
+    }
+
+    pub fn is_done(&self) -> bool {
+        self.lock().done
+    }
+
+    /// Calls `call` when it is done, at once if it is, on whatever thread that happens.
+    pub fn on_done(&self, call: impl FnOnce() + Send + 'static) {
+        let mut state = self.lock();
+        if !state.done {
+            state.calls.push(Box::new(call));
+            return;
+        }
+        drop(state);
+        call();
+    }
+
+    pub(super) fn finish(&self) {
+        let (wakers, calls) = {
+            let mut state = self.lock();
+            state.done = true;
+            (
+                std::mem::take(&mut state.wakers),
+                std::mem::take(&mut state.calls),
+            )
+        };
+        wakers.into_iter().for_each(Waker::wake);
+        calls.into_iter().for_each(|call| call());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Future for DeleteTicket {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let mut state = self.lock();
+        if state.done {
+            return Poll::Ready(());
+        }
+        let waker = context.waker();
+        if !state.wakers.iter().any(|known| known.will_wake(waker)) {
+            state.wakers.push(waker.clone());
+        }
+        Poll::Pending
+    }
+}
