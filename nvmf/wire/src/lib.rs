@@ -17,9 +17,16 @@
 
 #![forbid(unsafe_code)]
 
+mod layout;
+
+pub mod aen;
+pub mod commands;
 pub mod cqe;
 pub mod fabrics;
+pub mod features;
+pub mod log;
 pub mod opcode;
+pub mod registers;
 pub mod sqe;
 pub mod status;
 pub mod tcp;

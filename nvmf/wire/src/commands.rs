@@ -1,0 +1,56 @@
+//! Typed views of a command's dwords, both ways: `parse` for a controller, `to_sqe` for a host.
+//!
+//! A view says what the host asks for. Whether the namespace has those blocks, or the controller
+//! that feature, is for the controller to decide.
+
+pub mod admin;
+pub mod io;
+pub mod reservation;
+
+pub use admin::AdminCommand;
+pub use io::IoCommand;
+
+use crate::status::StatusCode;
+
+/// Why a command's dwords were refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum CommandError {
+    #[error("opcode {opcode:#04x} is not known")]
+    Opcode { opcode: u8 },
+    #[error("{command}: {field} has the reserved value {value:#x}")]
+    Reserved {
+        command: &'static str,
+        field: &'static str,
+        value: u64,
+    },
+    #[error("Copy: source range descriptor format {format:#x} is not supported, only 0h and 1h")]
+    CopyFormat { format: u8 },
+    #[error("Get Log Page: offset {offset} is not a multiple of 4")]
+    LogOffset { offset: u64 },
+}
+
+impl CommandError {
+    pub const fn status(self) -> StatusCode {
+        match self {
+            CommandError::Opcode { .. } => StatusCode::INVALID_OPCODE,
+            CommandError::Reserved { .. }
+            | CommandError::CopyFormat { .. }
+            | CommandError::LogOffset { .. } => StatusCode::INVALID_FIELD,
+        }
+    }
+}
+
+impl From<CommandError> for StatusCode {
+    fn from(error: CommandError) -> StatusCode {
+        error.status()
+    }
+}
+
+/// `count` bits of `dword` from bit `first` up.
+const fn bits(dword: u32, first: u32, count: u32) -> u32 {
+    dword >> first & ((1 << count) - 1)
+}
+
+const fn bit(dword: u32, at: u32) -> bool {
+    dword >> at & 1 != 0
+}

@@ -1,0 +1,660 @@
+//! I/O commands of the NVM command set (NVM 3.2).
+
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::reservation::{Acquire, Register, Release, Report};
+use super::{CommandError, bit, bits};
+use crate::opcode::io;
+use crate::sqe::Sqe;
+
+/// An I/O command, by its opcode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IoCommand {
+    Flush,
+    Read(ReadWrite),
+    Write(ReadWrite),
+    Compare(ReadWrite),
+    Verify(ReadWrite),
+    WriteZeroes(WriteZeroes),
+    WriteUncorrectable(WriteUncorrectable),
+    DatasetManagement(DatasetManagement),
+    Copy(CopyCommand),
+    ReservationRegister(Register),
+    ReservationReport(Report),
+    ReservationAcquire(Acquire),
+    ReservationRelease(Release),
+}
+
+impl IoCommand {
+    pub fn parse(sqe: &Sqe) -> Result<IoCommand, CommandError> {
+        Ok(match sqe.opcode {
+            io::FLUSH => IoCommand::Flush,
+            io::READ => IoCommand::Read(ReadWrite::parse(sqe)),
+            io::WRITE => IoCommand::Write(ReadWrite::parse(sqe)),
+            io::COMPARE => IoCommand::Compare(ReadWrite::parse(sqe)),
+            io::VERIFY => IoCommand::Verify(ReadWrite::parse(sqe)),
+            io::WRITE_ZEROES => IoCommand::WriteZeroes(WriteZeroes::parse(sqe)),
+            io::WRITE_UNCORRECTABLE => {
+                IoCommand::WriteUncorrectable(WriteUncorrectable::parse(sqe))
+            }
+            io::DATASET_MANAGEMENT => IoCommand::DatasetManagement(DatasetManagement::parse(sqe)),
+            io::COPY => IoCommand::Copy(CopyCommand::parse(sqe)?),
+            io::RESERVATION_REGISTER => IoCommand::ReservationRegister(Register::parse(sqe)?),
+            io::RESERVATION_REPORT => IoCommand::ReservationReport(Report::parse(sqe)),
+            io::RESERVATION_ACQUIRE => IoCommand::ReservationAcquire(Acquire::parse(sqe)?),
+            io::RESERVATION_RELEASE => IoCommand::ReservationRelease(Release::parse(sqe)?),
+            opcode => return Err(CommandError::Opcode { opcode }),
+        })
+    }
+}
+
+/// Read, Write, Compare and Verify: a range of blocks, and how to treat it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ReadWrite {
+    pub slba: u64,
+    /// A count, 1 to 65536 (NLB on the wire is one less).
+    pub blocks: u32,
+    /// Force unit access.
+    pub fua: bool,
+    /// Limited retry.
+    pub lr: bool,
+    pub protection: Protection,
+    /// Dataset management hints (access frequency, latency, ...).
+    pub dsm: u8,
+    pub directive: Directive,
+}
+
+impl ReadWrite {
+    pub fn new(slba: u64, blocks: u32) -> ReadWrite {
+        ReadWrite {
+            slba,
+            blocks,
+            ..ReadWrite::default()
+        }
+    }
+
+    pub fn parse(sqe: &Sqe) -> ReadWrite {
+        let cdw12 = sqe.cdw12.get();
+        let cdw13 = sqe.cdw13.get();
+        ReadWrite {
+            slba: sqe.cdw10_11(),
+            blocks: bits(cdw12, 0, 16) + 1,
+            fua: bit(cdw12, 30),
+            lr: bit(cdw12, 31),
+            protection: Protection::parse(sqe),
+            dsm: bits(cdw13, 0, 8) as u8,
+            directive: Directive {
+                dtype: bits(cdw12, 20, 4) as u8,
+                dspec: bits(cdw13, 16, 16) as u16,
+            },
+        }
+    }
+
+    /// With opcode Read, Write, Compare or Verify.
+    pub fn to_sqe(&self, opcode: u8, cid: u16, nsid: u32) -> Sqe {
+        let mut sqe = Sqe::for_namespace(opcode, cid, nsid);
+        sqe.set_cdw10_11(self.slba);
+        sqe.cdw12 = U32::new(
+            nlb(self.blocks)
+                | u32::from(self.directive.dtype & 0xf) << 20
+                | u32::from(self.fua) << 30
+                | u32::from(self.lr) << 31,
+        );
+        sqe.cdw13 = U32::new(u32::from(self.dsm) | u32::from(self.directive.dspec) << 16);
+        self.protection.write(&mut sqe);
+        sqe
+    }
+
+    /// The block after the last; `None` if it is beyond what 64 bits can count.
+    pub fn end(&self) -> Option<u64> {
+        self.slba.checked_add(u64::from(self.blocks))
+    }
+}
+
+/// NLB of a count of blocks.
+fn nlb(blocks: u32) -> u32 {
+    debug_assert!(
+        (1..=1 << 16).contains(&blocks),
+        "a command covers 1 to 65536 blocks"
+    );
+    blocks.wrapping_sub(1) & 0xffff
+}
+
+/// End-to-end protection: what to check, and the expected tags.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Protection {
+    /// PRACT: the controller inserts or strips the information.
+    pub action: bool,
+    /// PRCHK: bit 0 reference tag, bit 1 application tag, bit 2 guard.
+    pub check: u8,
+    /// STC: check the storage tag.
+    pub storage_tag: bool,
+    pub reference_tag: u32,
+    pub application_tag: u16,
+    pub application_tag_mask: u16,
+}
+
+impl Protection {
+    fn parse(sqe: &Sqe) -> Protection {
+        let cdw12 = sqe.cdw12.get();
+        Protection {
+            action: bit(cdw12, 29),
+            check: bits(cdw12, 26, 3) as u8,
+            storage_tag: bit(cdw12, 24),
+            reference_tag: sqe.cdw14.get(),
+            application_tag: bits(sqe.cdw15.get(), 0, 16) as u16,
+            application_tag_mask: bits(sqe.cdw15.get(), 16, 16) as u16,
+        }
+    }
+
+    fn write(&self, sqe: &mut Sqe) {
+        let cdw12 = u32::from(self.storage_tag) << 24
+            | u32::from(self.check & 0b111) << 26
+            | u32::from(self.action) << 29;
+        sqe.cdw12 = U32::new(sqe.cdw12.get() | cdw12);
+        sqe.cdw14 = U32::new(self.reference_tag);
+        let mask = u32::from(self.application_tag_mask) << 16;
+        sqe.cdw15 = U32::new(u32::from(self.application_tag) | mask);
+    }
+
+    /// Whether anything is asked for: a namespace without protection information ignores it all.
+    pub fn is_requested(&self) -> bool {
+        self.action || self.check != 0 || self.storage_tag
+    }
+}
+
+/// A directive of a write (streams, data placement).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Directive {
+    pub dtype: u8,
+    pub dspec: u16,
+}
+
+/// Write Zeroes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct WriteZeroes {
+    pub slba: u64,
+    pub blocks: u32,
+    /// DEAC: the controller should deallocate the blocks.
+    pub deallocate: bool,
+    /// NSZ: the whole namespace.
+    pub namespace_zeroes: bool,
+    pub fua: bool,
+    pub lr: bool,
+    pub protection: Protection,
+}
+
+impl WriteZeroes {
+    pub fn parse(sqe: &Sqe) -> WriteZeroes {
+        let cdw12 = sqe.cdw12.get();
+        WriteZeroes {
+            slba: sqe.cdw10_11(),
+            blocks: bits(cdw12, 0, 16) + 1,
+            deallocate: bit(cdw12, 25),
+            namespace_zeroes: bit(cdw12, 23),
+            fua: bit(cdw12, 30),
+            lr: bit(cdw12, 31),
+            protection: Protection::parse(sqe),
+        }
+    }
+
+    pub fn to_sqe(&self, cid: u16, nsid: u32) -> Sqe {
+        let mut sqe = Sqe::for_namespace(io::WRITE_ZEROES, cid, nsid);
+        sqe.set_cdw10_11(self.slba);
+        sqe.cdw12 = U32::new(
+            nlb(self.blocks)
+                | u32::from(self.namespace_zeroes) << 23
+                | u32::from(self.deallocate) << 25
+                | u32::from(self.fua) << 30
+                | u32::from(self.lr) << 31,
+        );
+        self.protection.write(&mut sqe);
+        sqe
+    }
+}
+
+/// Write Uncorrectable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct WriteUncorrectable {
+    pub slba: u64,
+    pub blocks: u32,
+}
+
+impl WriteUncorrectable {
+    pub fn parse(sqe: &Sqe) -> WriteUncorrectable {
+        WriteUncorrectable {
+            slba: sqe.cdw10_11(),
+            blocks: bits(sqe.cdw12.get(), 0, 16) + 1,
+        }
+    }
+
+    pub fn to_sqe(&self, cid: u16, nsid: u32) -> Sqe {
+        let mut sqe = Sqe::for_namespace(io::WRITE_UNCORRECTABLE, cid, nsid);
+        sqe.set_cdw10_11(self.slba);
+        sqe.cdw12 = U32::new(nlb(self.blocks));
+        sqe
+    }
+}
+
+/// Dataset Management: its data is `ranges` times [`DsmRange`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DatasetManagement {
+    /// A count, 1 to 256.
+    pub ranges: u16,
+    /// AD: the blocks' contents are not needed any more.
+    pub deallocate: bool,
+    /// IDW and IDR: an integral dataset, for write and for read.
+    pub integral_write: bool,
+    pub integral_read: bool,
+}
+
+impl DatasetManagement {
+    pub fn parse(sqe: &Sqe) -> DatasetManagement {
+        let cdw11 = sqe.cdw11.get();
+        DatasetManagement {
+            ranges: bits(sqe.cdw10.get(), 0, 8) as u16 + 1,
+            integral_read: bit(cdw11, 0),
+            integral_write: bit(cdw11, 1),
+            deallocate: bit(cdw11, 2),
+        }
+    }
+
+    pub fn to_sqe(&self, cid: u16, nsid: u32) -> Sqe {
+        let mut sqe = Sqe::for_namespace(io::DATASET_MANAGEMENT, cid, nsid);
+        sqe.cdw10 = U32::new(u32::from(self.ranges.wrapping_sub(1)) & 0xff);
+        sqe.cdw11 = U32::new(
+            u32::from(self.integral_read)
+                | u32::from(self.integral_write) << 1
+                | u32::from(self.deallocate) << 2,
+        );
+        sqe
+    }
+
+    /// Bytes of the range list.
+    pub fn data_bytes(&self) -> usize {
+        usize::from(self.ranges) * DsmRange::SIZE
+    }
+}
+
+/// One range of a Dataset Management command.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct DsmRange {
+    /// Context attributes: hints.
+    pub cattr: U32,
+    /// A count, not one less; 0 covers nothing.
+    pub nlb: U32,
+    pub slba: U64,
+}
+
+const _: () = assert!(size_of::<DsmRange>() == DsmRange::SIZE);
+
+impl DsmRange {
+    pub const SIZE: usize = 16;
+
+    pub fn new(slba: u64, blocks: u32) -> DsmRange {
+        DsmRange {
+            cattr: U32::ZERO,
+            nlb: U32::new(blocks),
+            slba: U64::new(slba),
+        }
+    }
+
+    /// The whole ranges in `data`; a tail shorter than one is left out.
+    pub fn list(data: &[u8]) -> &[DsmRange] {
+        whole_elements(data)
+    }
+}
+
+/// Casts as much of `data` as whole elements fill.
+fn whole_elements<T: FromBytes + KnownLayout + Immutable + Unaligned>(data: &[u8]) -> &[T] {
+    let count = data.len() / size_of::<T>();
+    // The prefix is long enough for `count` by construction; nothing else can fail.
+    <[T]>::ref_from_prefix_with_elems(data, count)
+        .map(|(list, _)| list)
+        .unwrap_or(&[])
+}
+
+/// Copy: its data is `ranges` source ranges in the descriptor format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CopyCommand {
+    /// Destination.
+    pub sdlba: u64,
+    /// A count, 1 to 256.
+    pub ranges: u16,
+    pub format: CopyFormat,
+    pub fua: bool,
+    pub lr: bool,
+    /// PRINFOR: protection information fields of the reads, as PRACT and PRCHK in four bits.
+    pub read_protection: u8,
+    /// PRINFOW and the tags, of the writes.
+    pub protection: Protection,
+    pub directive: Directive,
+}
+
+/// How the source ranges are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CopyFormat {
+    /// [`CopyRange0`]: 32-byte descriptors.
+    Format0,
+    /// [`CopyRange1`]: 40-byte descriptors, for wide guards.
+    Format1,
+}
+
+impl CopyFormat {
+    pub const fn descriptor_bytes(self) -> usize {
+        match self {
+            CopyFormat::Format0 => CopyRange0::SIZE,
+            CopyFormat::Format1 => CopyRange1::SIZE,
+        }
+    }
+}
+
+impl CopyCommand {
+    pub fn parse(sqe: &Sqe) -> Result<CopyCommand, CommandError> {
+        let cdw12 = sqe.cdw12.get();
+        let format = match bits(cdw12, 8, 4) {
+            0 => CopyFormat::Format0,
+            1 => CopyFormat::Format1,
+            format => {
+                return Err(CommandError::CopyFormat {
+                    format: format as u8,
+                });
+            }
+        };
+        Ok(CopyCommand {
+            sdlba: sqe.cdw10_11(),
+            ranges: bits(cdw12, 0, 8) as u16 + 1,
+            format,
+            fua: bit(cdw12, 30),
+            lr: bit(cdw12, 31),
+            read_protection: bits(cdw12, 12, 4) as u8,
+            protection: Protection::parse(sqe),
+            directive: Directive {
+                dtype: bits(cdw12, 20, 4) as u8,
+                dspec: bits(sqe.cdw13.get(), 16, 16) as u16,
+            },
+        })
+    }
+
+    pub fn to_sqe(&self, cid: u16, nsid: u32) -> Sqe {
+        let mut sqe = Sqe::for_namespace(io::COPY, cid, nsid);
+        sqe.set_cdw10_11(self.sdlba);
+        sqe.cdw12 = U32::new(
+            u32::from(self.ranges.wrapping_sub(1)) & 0xff
+                | (self.format as u32) << 8
+                | u32::from(self.read_protection & 0xf) << 12
+                | u32::from(self.directive.dtype & 0xf) << 20
+                | u32::from(self.fua) << 30
+                | u32::from(self.lr) << 31,
+        );
+        sqe.cdw13 = U32::new(u32::from(self.directive.dspec) << 16);
+        self.protection.write(&mut sqe);
+        sqe
+    }
+
+    /// Bytes of the source range list.
+    pub fn data_bytes(&self) -> usize {
+        usize::from(self.ranges) * self.format.descriptor_bytes()
+    }
+
+    /// The source ranges in `data`, as (first block, count), in order.
+    pub fn sources<'a>(&self, data: &'a [u8]) -> impl ExactSizeIterator<Item = (u64, u32)> + 'a {
+        let descriptor = self.format.descriptor_bytes();
+        let data = &data[..data.len().min(self.data_bytes())];
+        // SLBA and NLB are at the same place in both formats.
+        data.chunks_exact(descriptor).map(|bytes| {
+            let (range, _) =
+                CopyRange0::ref_from_prefix(bytes).expect("a descriptor has at least 32 bytes");
+            (range.slba.get(), u32::from(range.nlb.get()) + 1)
+        })
+    }
+}
+
+/// A source range of a Copy, format 0h.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct CopyRange0 {
+    pub reserved0: [u8; 8],
+    pub slba: U64,
+    /// Zero-based.
+    pub nlb: U16,
+    pub reserved18: [u8; 6],
+    pub elbt: U32,
+    pub elbat: U16,
+    pub elbatm: U16,
+}
+
+const _: () = assert!(size_of::<CopyRange0>() == CopyRange0::SIZE);
+
+impl CopyRange0 {
+    pub const SIZE: usize = 32;
+
+    pub fn new(slba: u64, blocks: u32) -> CopyRange0 {
+        CopyRange0 {
+            reserved0: [0; 8],
+            slba: U64::new(slba),
+            nlb: U16::new(nlb(blocks) as u16),
+            reserved18: [0; 6],
+            elbt: U32::ZERO,
+            elbat: U16::ZERO,
+            elbatm: U16::ZERO,
+        }
+    }
+}
+
+/// A source range of a Copy, format 1h.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct CopyRange1 {
+    pub reserved0: [u8; 8],
+    pub slba: U64,
+    pub nlb: U16,
+    pub reserved18: [u8; 8],
+    pub elbt: [u8; 10],
+    pub elbat: U16,
+    pub elbatm: U16,
+}
+
+const _: () = assert!(size_of::<CopyRange1>() == CopyRange1::SIZE);
+
+impl CopyRange1 {
+    pub const SIZE: usize = 40;
+}
+
+#[cfg(test)]
+mod tests {
+    use core::mem::offset_of;
+
+    use hex_literal::hex;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::sqe::Sgl;
+
+    #[test]
+    fn layout() {
+        assert_eq!(offset_of!(DsmRange, cattr), 0);
+        assert_eq!(offset_of!(DsmRange, nlb), 4);
+        assert_eq!(offset_of!(DsmRange, slba), 8);
+        assert_eq!(offset_of!(CopyRange0, slba), 8);
+        assert_eq!(offset_of!(CopyRange0, nlb), 16);
+        assert_eq!(offset_of!(CopyRange0, elbt), 24);
+        assert_eq!(offset_of!(CopyRange0, elbat), 28);
+        assert_eq!(offset_of!(CopyRange0, elbatm), 30);
+        assert_eq!(offset_of!(CopyRange1, slba), 8);
+        assert_eq!(offset_of!(CopyRange1, nlb), 16);
+        assert_eq!(offset_of!(CopyRange1, elbt), 26);
+        assert_eq!(offset_of!(CopyRange1, elbat), 36);
+        assert_eq!(offset_of!(CopyRange1, elbatm), 38);
+    }
+
+    /// Whole entries, byte for byte: a FUA write, a discard, zeroes to deallocate, a copy.
+    #[test]
+    fn entries() {
+        let write = ReadWrite {
+            fua: true,
+            ..ReadWrite::new(0x1_0000_0000, 256)
+        };
+        let sqe = write
+            .to_sqe(io::WRITE, 3, 1)
+            .with_sgl(Sgl::Transport { length: 131_072 });
+        assert_eq!(
+            sqe.as_bytes(),
+            hex!(
+                "01400300 01000000 00000000 00000000 0000000000000000"
+                "0000000000000000 00000200 0000005a"
+                "00000000 01000000 ff000040 00000000 00000000 00000000"
+            )
+        );
+        assert_eq!(IoCommand::parse(&sqe), Ok(IoCommand::Write(write)));
+
+        let dsm = DatasetManagement {
+            ranges: 2,
+            deallocate: true,
+            ..Default::default()
+        };
+        let sqe = dsm.to_sqe(3, 1);
+        assert_eq!(sqe.as_bytes()[40..48], hex!("01000000 04000000"));
+        assert_eq!(
+            IoCommand::parse(&sqe),
+            Ok(IoCommand::DatasetManagement(dsm))
+        );
+        assert_eq!(dsm.data_bytes(), 32);
+
+        let zeroes = WriteZeroes {
+            slba: 5,
+            blocks: 1 << 16,
+            deallocate: true,
+            ..Default::default()
+        };
+        let sqe = zeroes.to_sqe(3, 1);
+        assert_eq!(sqe.as_bytes()[40..52], hex!("05000000 00000000 ffff0002"));
+        assert_eq!(IoCommand::parse(&sqe), Ok(IoCommand::WriteZeroes(zeroes)));
+
+        let bad = WriteUncorrectable { slba: 9, blocks: 3 };
+        assert_eq!(
+            IoCommand::parse(&bad.to_sqe(3, 1)),
+            Ok(IoCommand::WriteUncorrectable(bad))
+        );
+    }
+
+    #[test]
+    fn ranges() {
+        let list = [DsmRange::new(100, 8), DsmRange::new(1 << 40, 0)];
+        let mut data = list.as_bytes().to_vec();
+        data.push(0xff);
+        assert_eq!(DsmRange::list(&data), list);
+        assert_eq!(DsmRange::list(&data[..15]), []);
+
+        let copy = CopyCommand {
+            sdlba: 1000,
+            ranges: 2,
+            format: CopyFormat::Format0,
+            fua: false,
+            lr: false,
+            read_protection: 0,
+            protection: Protection::default(),
+            directive: Directive::default(),
+        };
+        let list = [CopyRange0::new(7, 1), CopyRange0::new(1 << 33, 1 << 16)];
+        let sources: Vec<_> = copy.sources(list.as_bytes()).collect();
+        assert_eq!(sources, [(7, 1), (1 << 33, 1 << 16)]);
+        assert_eq!(
+            copy.sources(&list.as_bytes()[..63]).len(),
+            1,
+            "a torn descriptor is left out"
+        );
+
+        let mut wide = [0u8; 80];
+        wide[8] = 7;
+        wide[40 + 8] = 9;
+        wide[40 + 16] = 4;
+        let copy = CopyCommand {
+            format: CopyFormat::Format1,
+            ..copy
+        };
+        assert_eq!(copy.sources(&wide).collect::<Vec<_>>(), [(7, 1), (9, 5)]);
+
+        let mut sqe = copy.to_sqe(1, 1);
+        assert_eq!(IoCommand::parse(&sqe), Ok(IoCommand::Copy(copy)));
+        sqe.cdw12 = U32::new(2 << 8);
+        assert_eq!(
+            CopyCommand::parse(&sqe),
+            Err(CommandError::CopyFormat { format: 2 })
+        );
+    }
+
+    fn any_protection() -> impl Strategy<Value = Protection> {
+        (
+            any::<bool>(),
+            0u8..8,
+            any::<bool>(),
+            any::<u32>(),
+            any::<u16>(),
+            any::<u16>(),
+        )
+            .prop_map(
+                |(action, check, storage_tag, reference_tag, application_tag, mask)| Protection {
+                    action,
+                    check,
+                    storage_tag,
+                    reference_tag,
+                    application_tag,
+                    application_tag_mask: mask,
+                },
+            )
+    }
+
+    proptest! {
+        #[test]
+        fn round_trips(
+            slba in any::<u64>(), blocks in 1u32..=1 << 16, ranges in 1u16..=256,
+            flags in any::<[bool; 4]>(), protection in any_protection(),
+            (dsm, dtype, dspec) in (any::<u8>(), 0u8..16, any::<u16>()),
+        ) {
+            let [fua, lr, third, fourth] = flags;
+            let directive = Directive { dtype, dspec };
+            let rw = ReadWrite { slba, blocks, fua, lr, protection, dsm, directive };
+            prop_assert_eq!(ReadWrite::parse(&rw.to_sqe(io::READ, 1, 1)), rw);
+            let zeroes = WriteZeroes {
+                slba, blocks, deallocate: third, namespace_zeroes: fourth, fua, lr, protection,
+            };
+            prop_assert_eq!(WriteZeroes::parse(&zeroes.to_sqe(1, 1)), zeroes);
+            let dsm = DatasetManagement {
+                ranges, deallocate: fua, integral_write: lr, integral_read: third,
+            };
+            prop_assert_eq!(DatasetManagement::parse(&dsm.to_sqe(1, 1)), dsm);
+            let format = if third { CopyFormat::Format1 } else { CopyFormat::Format0 };
+            let copy = CopyCommand {
+                sdlba: slba, ranges, format, fua, lr, read_protection: dtype, protection, directive,
+            };
+            prop_assert_eq!(CopyCommand::parse(&copy.to_sqe(1, 1)), Ok(copy));
+        }
+
+        /// Any entry is understood or refused, and its data can be looked at.
+        #[test]
+        fn any_entry(
+            bytes in any::<[u8; 64]>(),
+            opcode in proptest::option::of(proptest::sample::select(io::ALL)),
+            data in proptest::collection::vec(any::<u8>(), 0..300),
+        ) {
+            let mut sqe = Sqe::read_from_bytes(&bytes).unwrap();
+            sqe.opcode = opcode.unwrap_or(sqe.opcode);
+            match IoCommand::parse(&sqe) {
+                Ok(IoCommand::Copy(copy)) => {
+                    prop_assert!(copy.sources(&data).count() <= usize::from(copy.ranges));
+                }
+                Ok(_) => {}
+                Err(error) => prop_assert!(!error.status().is_success()),
+            }
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! The macro that declares a structure of the specification, each field with the offset that the
+//! specification gives it: a field that is not there does not compile.
+
+macro_rules! wire {
+    (
+        $(#[$doc:meta])*
+        $size:literal bytes: pub struct $name:ident {
+            $($(#[$field_doc:meta])* $offset:literal $field:ident: $type:ty,)*
+        }
+    ) => {
+        $(#[$doc])*
+        #[derive(
+            Debug, Clone, Copy, PartialEq, Eq, zerocopy::FromBytes, zerocopy::IntoBytes,
+            zerocopy::KnownLayout, zerocopy::Immutable, zerocopy::Unaligned,
+        )]
+        #[repr(C)]
+        pub struct $name {
+            $($(#[$field_doc])* pub $field: $type,)*
+        }
+
+        const _: () = {
+            assert!(size_of::<$name>() == $size);
+            $(assert!(
+                core::mem::offset_of!($name, $field) == $offset,
+                concat!(stringify!($name), ".", stringify!($field), " is not where it should be"),
+            );)*
+        };
+
+        impl $name {
+            pub const SIZE: usize = $size;
+
+            /// Every byte zero.
+            pub fn zeroed() -> $name {
+                <$name as zerocopy::FromZeros>::new_zeroed()
+            }
+        }
+    };
+}
+
+pub(crate) use wire;
