@@ -132,6 +132,9 @@ impl Channel {
     fn first_step(&self, op: Op, flags: Flags) -> Result<Step, Status> {
         let is_block = self.device.block.is_some();
         let punch = self.device.punch.load(Ordering::Relaxed);
+        if matches!(op, Op::Unmap | Op::WriteZeroes) && !self.device.offers_ranges() {
+            return Err(Status::Unsupported);
+        }
         match op {
             Op::Read | Op::Write => Ok(Step::Transfer),
             Op::Flush => Ok(Step::Sync),

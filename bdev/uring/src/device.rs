@@ -74,7 +74,7 @@ impl UringBdev {
             uuid: opened.uuid,
             blocks: AtomicU64::new(opened.size / u64::from(opened.block_size)),
             zero_range: AtomicBool::new(true),
-            punch: AtomicBool::new(opened.punch && config.fallocate.unwrap_or(true)),
+            punch: AtomicBool::new(opened.punch),
             lost: AtomicBool::new(false),
             ring: Mutex::new(None),
             config,
@@ -108,6 +108,11 @@ impl UringBdev {
 
     pub(crate) fn read_only(&self) -> bool {
         self.config.readonly
+    }
+
+    /// Whether unmap and write zeroes are offered at all.
+    pub(crate) fn offers_ranges(&self) -> bool {
+        self.config.fallocate.unwrap_or(true)
     }
 
     /// An I/O met the end: looks where it is now. Whether the range is inside.
@@ -219,13 +224,13 @@ impl Bdev for UringBdev {
     }
 
     fn supports(&self, op: Op) -> Support {
-        let writable = !self.read_only() && self.config.fallocate.unwrap_or(true);
+        let writable = !self.read_only() && self.offers_ranges();
         let native = match op {
             Op::Read | Op::Flush => true,
             Op::Write => !self.read_only(),
             Op::Unmap => match &self.block {
                 Some(block) => writable && block.max_discard > 0,
-                None => self.punch.load(Ordering::Relaxed),
+                None => writable && self.punch.load(Ordering::Relaxed),
             },
             // A block device zeroes by itself or has the kernel write the zeroes.
             Op::WriteZeroes => {

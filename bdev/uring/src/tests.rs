@@ -17,6 +17,7 @@ use crate::{Config, CreateError, Product, RingOptions, UringBdev, create};
 
 const MIB: u64 = 1 << 20;
 
+mod conformance;
 mod files;
 mod refusals;
 mod rings;
