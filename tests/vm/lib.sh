@@ -36,12 +36,16 @@ expect_failure() { # expect_failure COMMAND…: it must fail, and what it says i
     echo "refused as it should be: $FAILURE"
 }
 
+PAUSE=$WORK/pause
+[ -p "$PAUSE" ] || mkfifo "$PAUSE"
+
 wait_until() { # wait_until SECONDS COMMAND…: polls until it succeeds
     local limit=$1 end=$((SECONDS + $1))
     shift
     until "$@" >/dev/null 2>&1; do
         [ $SECONDS -lt $end ] || die "'$*' did not come true within $limit s"
-        sleep 0.1
+        # A pause without a process: waits for input that never comes.
+        read -r -t 0.1 <>"$PAUSE" || true
     done
 }
 
@@ -206,25 +210,33 @@ connect_and_find() { # connect_and_find NQN [OPTIONS…]: sets CTRL (nvme0) and 
     DEV=$(ns_dev "$1" 1)
 }
 
-ctrl_of() { # the live controllers of NQN, one per line, optionally of one host
+# No process is started in the loops below: in an emulated machine each costs tens of milliseconds.
+holds() { # holds FILE TEXT: whether the first line of FILE is TEXT
+    local text
+    { read -r text <"$1"; } 2>/dev/null && [ "$text" = "$2" ]
+}
+
+ctrl_of() { # the controllers of NQN, one per line, optionally of one host
     local dir
     for dir in /sys/class/nvme/nvme*; do
-        [ "$(cat "$dir/subsysnqn" 2>/dev/null)" = "$1" ] || continue
-        [ -z "${2:-}" ] || [ "$(cat "$dir/hostnqn")" = "$2" ] || continue
-        basename "$dir"
+        holds "$dir/subsysnqn" "$1" || continue
+        [ -z "${2:-}" ] || holds "$dir/hostnqn" "$2" || continue
+        echo "${dir##*/}"
     done
 }
 
 ns_dev() { # the block device of namespace NSID of NQN; fails while there is none
-    local ctrl block
-    for ctrl in /sys/class/nvme/nvme*; do
-        [ "$(cat "$ctrl/subsysnqn" 2>/dev/null)" = "$1" ] || continue
-        for block in "$ctrl"/nvme*n* /sys/class/nvme-subsystem/*/"$(basename "$ctrl")"/../nvme*n*; do
+    local owner block name
+    # With native multipath a namespace is the subsystem's, without it is its controller's.
+    for owner in /sys/class/nvme-subsystem/* /sys/class/nvme/nvme*; do
+        holds "$owner/subsysnqn" "$1" || continue
+        for block in "$owner"/nvme*n*; do
+            name=${block##*/}
             # nvme0c0n1 is a path, not a device.
-            case $(basename "$block") in *c*n*) continue ;; esac
-            [ "$(cat "$block/nsid" 2>/dev/null)" = "$2" ] || continue
-            [ -b "/dev/$(basename "$block")" ] || continue
-            echo "/dev/$(basename "$block")"
+            [[ $name != *c*n* ]] || continue
+            holds "$block/nsid" "$2" || continue
+            [ -b "/dev/$name" ] || continue
+            echo "/dev/$name"
             return 0
         done
     done
@@ -237,7 +249,7 @@ size_mib() { echo $(($(blockdev --getsize64 "$1") / 1048576)); }
 
 is_mib() { [ "$(size_mib "$1")" = "$2" ]; }
 
-is_live() { [ "$(cat "/sys/class/nvme/$1/state")" = live ]; }
+is_live() { holds "/sys/class/nvme/$1/state" live; }
 
 disconnect() { # disconnect NQN: waits until it is gone
     nvme disconnect -n "$1"

@@ -5,6 +5,7 @@
 //! shown for orientation only.
 
 mod tcp;
+mod vm;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -16,6 +17,21 @@ use clap::{Args, Subcommand};
 pub enum What {
     /// Nacre's target and host over loopback, beside bare sockets that move the same bytes.
     Tcp(TcpOptions),
+    /// Nacre beside the kernel's own target, both under the stock kernel's initiator, in the virtual machine.
+    Vm(VmOptions),
+}
+
+#[derive(Args)]
+pub struct VmOptions {
+    /// Interleaved rounds; the median counts.
+    #[arg(long, default_value_t = 5)]
+    rounds: u64,
+    /// Seconds per measurement.
+    #[arg(long, default_value_t = 3)]
+    seconds: u64,
+    /// The `nacre` to measure instead of building one.
+    #[arg(long)]
+    nacre: Option<PathBuf>,
 }
 
 #[derive(Args)]
@@ -40,6 +56,7 @@ pub struct TcpOptions {
 pub fn run(root: &Path, what: &What) -> Result<ExitCode> {
     match what {
         What::Tcp(options) => tcp::run(root, options),
+        What::Vm(options) => vm::run(root, options),
     }
 }
 

@@ -23,7 +23,7 @@ use clap::Subcommand;
 use crate::process::{End, Group};
 use crate::{process, setup};
 
-pub use suite::{Selection, Target, matches, run as run_suite};
+pub use suite::{Selection, Target, matches, nacre, run as run_suite};
 
 #[derive(Subcommand)]
 pub enum What {
@@ -228,7 +228,7 @@ fn cache_dir() -> Result<PathBuf> {
 }
 
 /// A fresh folder for what one boot writes. Old ones of the same name go.
-fn scratch(root: &Path, name: &str) -> Result<PathBuf> {
+pub fn scratch(root: &Path, name: &str) -> Result<PathBuf> {
     let dir = crate::target_dir(root)
         .join("vm")
         .join(format!("{name}-{}", std::process::id()));
@@ -243,7 +243,7 @@ fn scratch(root: &Path, name: &str) -> Result<PathBuf> {
 }
 
 /// A path as one word of a shell command.
-fn quoted(path: &Path) -> String {
+pub fn quoted(path: &Path) -> String {
     format!("'{}'", path.display().to_string().replace('\'', r"'\''"))
 }
 

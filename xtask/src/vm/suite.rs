@@ -64,7 +64,11 @@ pub fn run(root: &Path, selection: &Selection) -> Result<Tally> {
             selection.filter
         );
     }
-    let nacre = nacre(root, selection)?;
+    let nacre = match selection.target {
+        Target::Nacre => nacre(root, selection.nacre.as_deref())?,
+        // Nobody starts it.
+        Target::Nvmet => PathBuf::from("/nonexistent"),
+    };
     let vm = Vm::prepare()?;
     println!("virtual machine: {}; {} tests", vm.describe(), cases.len());
 
@@ -228,21 +232,18 @@ fn cases(root: &Path, filter: &[String]) -> Result<Vec<String>> {
 }
 
 /// The daemon to test: the one given, or an optimised build (an unoptimised one crawls when emulated).
-fn nacre(root: &Path, selection: &Selection) -> Result<PathBuf> {
-    if let Some(path) = &selection.nacre {
-        return path
-            .canonicalize()
-            .with_context(|| format!("finding {}", path.display()));
-    }
-    if selection.target == Target::Nvmet {
-        return Ok("/nonexistent".into());
-    }
-    setup::cargo_build(
-        root,
-        &["--release", "--locked", "--package", "nacre-engine"],
-        BUILD_LIMIT,
-    )?;
-    let path = crate::target_dir(root).join("release/nacre");
+pub fn nacre(root: &Path, given: Option<&Path>) -> Result<PathBuf> {
+    let path = match given {
+        Some(path) => path.to_path_buf(),
+        None => {
+            setup::cargo_build(
+                root,
+                &["--release", "--locked", "--package", "nacre-engine"],
+                BUILD_LIMIT,
+            )?;
+            crate::target_dir(root).join("release/nacre")
+        }
+    };
     path.canonicalize()
         .with_context(|| format!("finding {}", path.display()))
 }
