@@ -58,8 +58,8 @@ impl Devices {
         self.slots.len()
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.open == 0
+    pub fn open(&self) -> usize {
+        self.open
     }
 
     /// This core's queue on a namespace's bdev, opened if need be. `None`: it cannot be opened; the

@@ -611,7 +611,7 @@ impl Group {
 
     /// Closes the devices that no queue pair here can see any more and that have nothing in flight.
     fn release_devices(&mut self) {
-        if self.devices.is_empty() {
+        if self.devices.open() == 0 {
             return;
         }
         let queues = &self.queues;
@@ -719,6 +719,11 @@ impl Group {
     pub(crate) fn open_device(&mut self, namespace: &Arc<Namespace>) -> Option<usize> {
         self.devices
             .slot_of(namespace, &self.pools.io, &self.sleepers)
+    }
+
+    /// Bdev queues that this core holds open.
+    pub fn devices_open(&self) -> usize {
+        self.devices.open()
     }
 
     /// Queue pairs on this core.

@@ -4,7 +4,7 @@
 
 use nacre_bdev::{Flags, Geometry, Op, Status, Support};
 use nacre_nvmf_wire::commands::io::{
-    Copy, CopyFormat, CopyRange0, DatasetManagement, DsmRange, Protection, ReadWrite, WriteZeroes,
+    CopyCommand, CopyFormat, CopyRange0, DatasetManagement, DsmRange, Protection, ReadWrite, WriteZeroes,
 };
 use nacre_nvmf_wire::opcode::{DataTransfer, io as opcode};
 use nacre_nvmf_wire::{Fuse, Sgl, Sqe, StatusCode};
@@ -249,7 +249,7 @@ fn verify(sqe: &Sqe, geometry: &Geometry, limits: &IoLimits) -> Result<Plan, Sta
 }
 
 fn copy(sqe: &Sqe, namespace: &Namespace, limits: &IoLimits) -> Result<Plan, StatusCode> {
-    let command = Copy::parse(sqe).map_err(|e| e.status().with_dnr())?;
+    let command = CopyCommand::parse(sqe).map_err(|e| e.status().with_dnr())?;
     let protected = command.protection.is_requested() || command.read_protection != 0;
     if command.format != CopyFormat::Format0 || protected {
         return Err(StatusCode::INVALID_FIELD.with_dnr());

@@ -28,6 +28,8 @@ pub mod stats;
 pub mod subsystem;
 #[allow(clippy::module_inception)]
 pub mod target;
+#[cfg(test)]
+mod tests;
 
 pub use association::{Association, ErrorRecord, GroupHandle, Phase, QueueInfo, Teardown, pending};
 pub use config::TargetConfig;

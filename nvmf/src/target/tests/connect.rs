@@ -1,0 +1,256 @@
+//! Connecting and leaving: who gets in, what the refusal says, and that nothing stays behind.
+
+use std::time::Duration;
+
+use nacre_nvmf_wire::fabrics::{self, ConnectData, InvalidParameter};
+use nacre_nvmf_wire::opcode::{admin, io as opcode};
+use nacre_nvmf_wire::{Cqe, Sgl, Sqe, StatusCode};
+use zerocopy::IntoBytes;
+
+use super::rig::*;
+use crate::target::{Refusal, TargetConfig};
+use crate::transport::CloseWhy;
+
+fn refused_for(cqe: &Cqe, parameter: InvalidParameter) {
+    assert_eq!(cqe.status().code(), StatusCode::CONNECT_INVALID_PARAMETERS);
+    assert!(cqe.status().dnr());
+    assert_eq!(cqe.dword0(), parameter.dword0(), "{parameter}");
+}
+
+/// Goal: a host that connects, enables, connects I/O queues and leaves, leaves nothing behind.
+#[test]
+fn comes_and_goes() {
+    let mut rig = Rig::with_malloc();
+    let (admin, cntlid) = rig.admin();
+    let io = rig.io_queue(cntlid, 1);
+    let other = rig.io_queue(cntlid, 2);
+    assert_eq!(rig.group.queue_pairs(), 3);
+    rig.hang_up(io);
+    assert_eq!(rig.group.queue_pairs(), 2);
+    assert_eq!(
+        rig.target.controller_count(),
+        1,
+        "an I/O queue is not the controller"
+    );
+    rig.hang_up(admin);
+    rig.turn();
+    rig.turn();
+    assert!(rig.wire.borrow().closes.contains(&(other, CloseWhy::Now)));
+    rig.assert_clean();
+}
+
+#[test]
+fn unknown_subsystem() {
+    let mut rig = Rig::with_malloc();
+    let (_, cqe) = rig.connect_as(HOSTNQN, "nqn.2025-01.io.nacre:other", 0, 0xffff, 32);
+    refused_for(&cqe, InvalidParameter::SUBNQN);
+    rig.assert_clean();
+}
+
+#[test]
+fn host_not_allowed_then_allowed_then_removed() {
+    let mut rig = Rig::with_malloc();
+    let (subsystem, host) = (nqn(SUBNQN), nqn(HOSTNQN));
+    rig.target.set_allow_any_host(&subsystem, false).unwrap();
+    let (_, cqe) = rig.connect_as(HOSTNQN, SUBNQN, 0, 0xffff, 32);
+    assert_eq!(cqe.status(), StatusCode::CONNECT_INVALID_HOST.with_dnr());
+    rig.target.add_host(&subsystem, &host).unwrap();
+    rig.admin();
+    rig.target.remove_host(&subsystem, &host).unwrap();
+    rig.turn();
+    rig.assert_clean();
+}
+
+#[test]
+fn static_controller_ids_are_not_offered() {
+    let mut rig = Rig::with_malloc();
+    let (_, cqe) = rig.connect_as(HOSTNQN, SUBNQN, 0, 5, 32);
+    refused_for(&cqe, InvalidParameter::CNTLID);
+}
+
+#[test]
+fn queue_sizes_have_limits() {
+    let mut rig = Rig::with_malloc();
+    let (_, cqe) = rig.connect_as(HOSTNQN, SUBNQN, 0, 0xffff, 1);
+    refused_for(&cqe, InvalidParameter::SQSIZE);
+    let (_, cqe) = rig.connect_as(HOSTNQN, SUBNQN, 0, 0xffff, 129);
+    refused_for(&cqe, InvalidParameter::SQSIZE);
+    let (_, cntlid) = rig.admin();
+    let (_, cqe) = rig.connect_as(HOSTNQN, SUBNQN, 1, cntlid, 129);
+    refused_for(&cqe, InvalidParameter::SQSIZE);
+    let (_, cqe) = rig.connect_as(HOSTNQN, SUBNQN, 128, cntlid, 16);
+    refused_for(&cqe, InvalidParameter::QID);
+}
+
+#[test]
+fn io_queues_belong_to_their_host_and_controller() {
+    let mut rig = Rig::with_malloc();
+    let (_, cntlid) = rig.admin();
+    let (_, cqe) = rig.connect_as(HOSTNQN, SUBNQN, 1, cntlid + 1, 16);
+    refused_for(&cqe, InvalidParameter::CNTLID);
+    let (_, cqe) = rig.connect_as("nqn.2025-01.io.nacre:else", SUBNQN, 1, cntlid, 16);
+    refused_for(&cqe, InvalidParameter::HOSTNQN);
+    rig.io_queue(cntlid, 1);
+    let (_, cqe) = rig.connect_as(HOSTNQN, SUBNQN, 1, cntlid, 16);
+    assert_eq!(
+        cqe.status(),
+        StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr(),
+        "a taken queue id"
+    );
+}
+
+#[test]
+fn io_queue_of_a_controller_that_is_not_enabled() {
+    let mut rig = Rig::with_malloc();
+    let (conn, cqe) = rig.connect_as(HOSTNQN, SUBNQN, 0, 0xffff, 32);
+    let cntlid = cqe.dword0() as u16;
+    let (_, cqe) = rig.connect_as(HOSTNQN, SUBNQN, 1, cntlid, 16);
+    assert_eq!(cqe.status().code(), StatusCode::COMMAND_SEQUENCE_ERROR);
+    // Neither does an admin command work yet.
+    let cid = rig.cid();
+    let status = rig.status(conn, Sqe::new(admin::IDENTIFY, cid), &[]);
+    assert_eq!(status.code(), StatusCode::COMMAND_SEQUENCE_ERROR);
+}
+
+/// Goal: anything but a Connect as the first command costs the connection, after an answer.
+#[test]
+fn first_command_is_not_a_connect() {
+    let mut rig = Rig::with_malloc();
+    let conn = rig.open();
+    let status = rig.status(conn, Sqe::for_namespace(opcode::FLUSH, 9, 1), &[]);
+    assert_eq!(status.code(), StatusCode::COMMAND_SEQUENCE_ERROR);
+    assert!(
+        rig.wire
+            .borrow()
+            .closes
+            .contains(&(conn, CloseWhy::Drained))
+    );
+    rig.assert_clean();
+}
+
+#[test]
+fn silent_connections_are_closed() {
+    let mut rig = Rig::with_malloc();
+    rig.open();
+    rig.turn();
+    rig.pass(Duration::from_secs(11));
+    rig.assert_clean();
+}
+
+/// Goal: names that break the grammar are refused by field, whatever bytes they are.
+#[test]
+fn bad_names() {
+    let mut rig = Rig::with_malloc();
+    let conn = rig.open();
+    let mut data = ConnectData::new([1; 16], 0xffff, &nqn(SUBNQN), &nqn(HOSTNQN));
+    data.hostnqn = [0xff; 256];
+    let connect = fabrics::Connect {
+        qid: 0,
+        sqsize: 31,
+        attributes: fabrics::ConnectAttributes::empty(),
+        priority_class: 0,
+        kato_ms: 0,
+    };
+    let sqe = connect.to_sqe(1, Sgl::Transport { length: 1024 });
+    let cqe = rig.call(conn, sqe, data.as_bytes()).cqe;
+    refused_for(&cqe, InvalidParameter::HOSTNQN);
+}
+
+#[test]
+fn keep_alive_expires_and_traffic_holds_it_off() {
+    let mut rig = Rig::with_malloc();
+    let io = rig.io();
+    for _ in 0..3 {
+        rig.pass(Duration::from_secs(10));
+        let cid = rig.cid();
+        let status = rig.status(io, Sqe::for_namespace(opcode::FLUSH, cid, 1), &[]);
+        assert!(
+            status.is_success(),
+            "traffic on an I/O queue counts: {status}"
+        );
+    }
+    // The upkeep that sees the last command, then silence.
+    rig.pass(Duration::from_millis(200));
+    rig.pass(Duration::from_secs(16));
+    rig.assert_clean();
+}
+
+#[test]
+fn disconnect_deletes_the_queue_and_it_can_come_back() {
+    let mut rig = Rig::with_malloc();
+    let (_, cntlid) = rig.admin();
+    let io = rig.io_queue(cntlid, 1);
+    let cid = rig.cid();
+    let status = rig.status(io, fabrics::disconnect(cid), &[]);
+    assert!(status.is_success());
+    rig.turn();
+    rig.io_queue(cntlid, 1);
+}
+
+/// Goal: what the host sees as reset (CC.EN to 0) ends its I/O queues, not the association.
+#[test]
+fn controller_reset_ends_io_queues() {
+    let mut rig = Rig::with_malloc();
+    let (conn, cntlid) = rig.admin();
+    rig.io_queue(cntlid, 1);
+    let set = fabrics::PropertySet {
+        size: fabrics::PropertySize::Four,
+        offset: nacre_nvmf_wire::registers::offset::CC,
+        value: 0,
+    };
+    let cid = rig.cid();
+    assert!(rig.status(conn, set.to_sqe(cid), &[]).is_success());
+    rig.turn();
+    rig.turn();
+    assert_eq!(rig.group.queue_pairs(), 1);
+    rig.enable(conn);
+    rig.io_queue(cntlid, 1);
+}
+
+#[test]
+fn controllers_are_counted() {
+    let mut rig = Rig::new(TargetConfig {
+        max_controllers: 2,
+        ..TargetConfig::default()
+    });
+    rig.admin();
+    rig.admin();
+    let (_, cqe) = rig.connect_as(HOSTNQN, SUBNQN, 0, 0xffff, 32);
+    assert_eq!(
+        cqe.status(),
+        StatusCode::CONNECT_CONTROLLER_BUSY,
+        "no DNR: it may work later"
+    );
+}
+
+/// Goal: ids are unique, and a freed one is used again last.
+#[test]
+fn controller_ids_rotate() {
+    let mut rig = Rig::with_malloc();
+    let (a, first) = rig.admin();
+    let (_, second) = rig.admin();
+    assert_ne!(first, second);
+    rig.hang_up(a);
+    rig.turn();
+    let (_, third) = rig.admin();
+    assert!(third != first && third != second);
+}
+
+#[test]
+fn deleting_a_subsystem_disconnects_its_hosts() {
+    let mut rig = Rig::with_malloc();
+    let (_, cntlid) = rig.admin();
+    rig.io_queue(cntlid, 1);
+    let gone = rig.target.delete_subsystem(&nqn(SUBNQN)).unwrap();
+    rig.turn();
+    rig.turn();
+    assert!(gone.controllers().is_empty());
+    let late = gone.admit(
+        &nqn(HOSTNQN),
+        [1; 16],
+        crate::transport::ListenerId(1),
+        crate::transport::TransportType::Loopback,
+    );
+    assert_eq!(late.err(), Some(Refusal::Busy));
+    rig.assert_clean();
+}
