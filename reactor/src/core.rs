@@ -85,10 +85,11 @@ impl CoreHandle {
     pub fn add_poller(&self, poller: Box<dyn Poller>) -> Result<PollerId, WakeFdError> {
         let inner = &self.inner;
         let id = PollerId(inner.next_poller.get());
+        let wake_fds = poller.wake_fds();
         inner
             .wake_set
             .borrow_mut()
-            .watch(id, poller.name(), &poller.wake_fds())?;
+            .watch(id, poller.name(), &wake_fds)?;
         inner.next_poller.set(id.0 + 1);
         let counters = Arc::new(PollerCounters::default());
         inner
@@ -268,8 +269,8 @@ impl Core {
         };
         // Unwatched first: the descriptors may be closed by the drop.
         self.handle.inner.wake_set.borrow_mut().forget(id);
-        self.handle.inner.shared.directory.remove_poller(id);
         drop(self.slots.remove(index));
+        self.handle.inner.shared.directory.remove_poller(id);
         if index < at { at - 1 } else { at }
     }
 
@@ -277,11 +278,9 @@ impl Core {
         let Some(slot) = self.slots.iter_mut().find(|slot| slot.id == id) else {
             return;
         };
-        let watched = self.handle.inner.wake_set.borrow_mut().watch(
-            id,
-            slot.poller.name(),
-            &slot.poller.wake_fds(),
-        );
+        let wake_fds = slot.poller.wake_fds();
+        let mut wake_set = self.handle.inner.wake_set.borrow_mut();
+        let watched = wake_set.watch(id, slot.poller.name(), &wake_fds);
         slot.unwatched = watched.is_err();
         if let Err(error) = watched {
             let reactor = &self.handle.inner.shared.name;

@@ -29,6 +29,9 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 const AWAKE: u32 = 0;
 const ASLEEP: u32 = 1;
 
+// The sleeper swaps where a store would do, so that its changes and the wakers' form one chain of
+// read-modify-writes: easier to reason about, and paid only on the way into and out of sleep.
+
 /// Whether the sleeper wants to be woken. What wakes it (an eventfd) is the caller's.
 #[derive(Debug)]
 pub struct Doorbell {
@@ -47,7 +50,7 @@ impl Doorbell {
     pub fn ring(&self, wake: impl FnOnce()) {
         fence(Ordering::SeqCst);
         if self.state.load(Ordering::Relaxed) == ASLEEP
-            && self.state.swap(AWAKE, Ordering::Relaxed) == ASLEEP
+            && self.state.swap(AWAKE, Ordering::AcqRel) == ASLEEP
         {
             wake();
         }
@@ -55,18 +58,18 @@ impl Doorbell {
 
     /// Sleeper: from here on wakers will call `wake`. Poll everything once more after this.
     pub fn announce(&self) {
-        self.state.store(ASLEEP, Ordering::Relaxed);
+        self.state.swap(ASLEEP, Ordering::AcqRel);
         fence(Ordering::SeqCst);
     }
 
     /// Sleeper: whether nobody rang since [`Doorbell::announce`].
     pub fn undisturbed(&self) -> bool {
-        self.state.load(Ordering::Relaxed) == ASLEEP
+        self.state.load(Ordering::Acquire) == ASLEEP
     }
 
     /// Sleeper: awake, for whatever reason.
     pub fn awake(&self) {
-        self.state.store(AWAKE, Ordering::Relaxed);
+        self.state.swap(AWAKE, Ordering::AcqRel);
     }
 }
 

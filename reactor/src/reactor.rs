@@ -13,6 +13,7 @@ use crate::core::Core;
 use crate::cores::{CoreSet, pin_to};
 use crate::handle::{ReactorHandle, ReactorPanicked, Shared, lock};
 use crate::oneshot::{Sender, oneshot};
+use crate::stats::Doing;
 use crate::turn::Rest;
 
 /// What a reactor does when a turn found nothing.
@@ -78,6 +79,9 @@ pub enum SpawnError {
     Init(ReactorPanicked),
 }
 
+/// Falling asleep and waking up takes about this long, so a deadline that is nearer is polled for.
+const SHORTEST_SLEEP: Duration = Duration::from_micros(10);
+
 /// Starts a reactor and runs `init` on its thread before its first turn. Returns when that is done.
 pub fn spawn<F>(config: ReactorConfig, init: F) -> Result<ReactorHandle, SpawnError>
 where
@@ -114,7 +118,11 @@ where
     let handle = ReactorHandle::new(shared);
     match starting.wait() {
         Some(Ok(())) => Ok(handle),
-        Some(Err(error)) => Err(error),
+        Some(Err(error)) => {
+            // It has nothing left to do; its end is awaited so that nothing outlives the refusal.
+            let _ = handle.join();
+            Err(error)
+        }
         None => Err(match handle.join() {
             Err(panicked) => SpawnError::Init(panicked),
             Ok(()) => system("thread")(std::io::ErrorKind::Interrupted.into()),
@@ -184,11 +192,15 @@ impl Core {
             if self.now().since(last_work) < patience {
                 continue;
             }
-            if let Rest::Until(until) = self.prepare_to_sleep()
-                && let Err(error) = self.sleep(until)
-            {
-                // An epoll that cannot be waited for is a bug here, and spinning would hide it.
-                panic!("reactor cannot sleep: {error}");
+            match self.prepare_to_sleep() {
+                Rest::No => {}
+                Rest::Until(Some(until)) if until.since(self.now()) < SHORTEST_SLEEP => {
+                    self.wake_up();
+                }
+                Rest::Until(until) => {
+                    // An epoll that cannot be waited for is a bug here; spinning would hide it.
+                    self.sleep(until).expect("reactor cannot sleep");
+                }
             }
             last_work = self.now();
         }
@@ -211,6 +223,7 @@ impl Core {
                     }
                 }
             };
+        shared.counters.pulse.now_doing(Doing::Housekeeping);
         attempt(self, &mut outcome, &mut |_| shared.close());
         let mut panics = Vec::new();
         inner.tasks.cancel_all(|panic| panics.push(panic));
@@ -229,6 +242,7 @@ impl Core {
             let Some(id) = self.slots.last().map(|slot| slot.id) else {
                 break;
             };
+            shared.counters.pulse.now_doing(Doing::Poller(id));
             self.handle.remove_poller(id);
         }
         // What the drops spawned or sent.

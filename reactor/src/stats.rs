@@ -65,6 +65,9 @@ pub struct Stall {
     pub lasted: Duration,
     /// When the turn began.
     pub began: Nanos,
+    /// How much of it, at least, the thread was ready but the kernel ran something else. Near
+    /// `lasted`, the culprit is whatever shares the core.
+    pub waited_for_core: Option<Duration>,
 }
 
 /// One writer, so a plain load and store instead of a locked instruction.

@@ -2,7 +2,7 @@
 //!
 //! One thread looks at all reactors, at half the limit. It reads what they publish and costs them
 //! nothing. A sleeping reactor is not stalled; one that the kernel does not run looks stalled, and
-//! the report says how long it waited for a core, where the kernel tells.
+//! the report says for how much of the time it was waiting for a core, where the kernel tells.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -39,6 +39,10 @@ struct Watched {
     /// The stalled turn that was last reported, and how long it has to last for the next report.
     turn: Option<Nanos>,
     report_at: Duration,
+    /// The turn that was found at half the limit, and how long the thread had then waited for a
+    /// core since it started. Read that late because it costs a file; the turn's first half is
+    /// not accounted.
+    suspect: Option<(Nanos, Option<Duration>)>,
     window_began: Nanos,
     lines: u32,
     suppressed: u32,
@@ -102,6 +106,7 @@ impl Watched {
             shared,
             turn: None,
             report_at: limit,
+            suspect: None,
             window_began: Nanos::ZERO,
             lines: 0,
             suppressed: 0,
@@ -118,7 +123,13 @@ impl Watched {
         let lasted = now.since(began);
         // The second look: what was read belongs together only if the turn is still the same.
         let same = self.shared.counters.pulse.read().1 == began;
-        if doing == Doing::Asleep || lasted < self.limit || !same {
+        if doing == Doing::Asleep || lasted < self.limit / 2 || !same {
+            return true;
+        }
+        if self.suspect.is_none_or(|(turn, _)| turn != began) {
+            self.suspect = Some((began, self.waited_for_core()));
+        }
+        if lasted < self.limit {
             return true;
         }
         if self.turn != Some(began) {
@@ -131,6 +142,7 @@ impl Watched {
             culprit: self.shared.directory.describe(doing),
             lasted,
             began,
+            waited_for_core: self.waited_since_suspected(),
         };
         if lasted >= self.report_at {
             // A turn that never ends is reported ever more rarely.
@@ -157,10 +169,15 @@ impl Watched {
             culprit = %stall.culprit,
             lasted = ?stall.lasted,
             limit = ?self.limit,
-            waited_for_core = ?self.waited_for_core(),
+            waited_for_core = ?stall.waited_for_core,
             suppressed,
             "reactor stalled: its turn takes too long"
         );
+    }
+
+    fn waited_since_suspected(&self) -> Option<Duration> {
+        let (_, before) = self.suspect?;
+        Some(self.waited_for_core()?.saturating_sub(before?))
     }
 
     /// How long the thread was ready but not run, since it started.

@@ -43,16 +43,10 @@ fn eventually(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// CPU time of a thread of this process, in clock ticks of 10 ms.
-fn cpu_ticks(tid: i32) -> u64 {
-    let stat = std::fs::read_to_string(format!("/proc/self/task/{tid}/stat")).unwrap();
-    let fields: Vec<&str> = stat
-        .rsplit(')')
-        .next()
-        .unwrap()
-        .split_whitespace()
-        .collect();
-    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+/// CPU time of a thread of this process.
+fn cpu_time(tid: i32) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/self/task/{tid}/schedstat")).unwrap();
+    Duration::from_nanos(stat.split_whitespace().next().unwrap().parse().unwrap())
 }
 
 /// Goal: a pinned reactor runs where it was told, and a core that is not ours is refused by name.
@@ -308,18 +302,20 @@ fn idle_costs_nothing_and_is_accounted() {
         }));
     });
     ticking.unwrap();
-    let (before, cpu_before, began) = (reactor.stats(), cpu_ticks(reactor.tid()), Instant::now());
+    let (before, cpu_before, began) = (reactor.stats(), cpu_time(reactor.tid()), Instant::now());
     std::thread::sleep(Duration::from_secs(1));
-    let (after, cpu) = (reactor.stats(), cpu_ticks(reactor.tid()) - cpu_before);
+    let (after, cpu) = (reactor.stats(), cpu_time(reactor.tid()) - cpu_before);
     let elapsed = began.elapsed().as_nanos() as u64;
+    println!("idle reactor with a 50 ms timer: {cpu:?} of CPU time in 1 s");
     assert!(
-        cpu <= 1,
-        "idle reactor used {cpu} ticks of 10 ms in 1 s: {after:?}"
+        cpu < Duration::from_millis(10),
+        "{cpu:?} of CPU time in 1 s: {after:?}"
     );
     let accounted = (after.busy_ns + after.idle_ns + after.sleep_ns)
         - (before.busy_ns + before.idle_ns + before.sleep_ns);
+    // This thread may be kept waiting between its two clocks.
     assert!(
-        accounted.abs_diff(elapsed) < 50_000_000,
+        accounted.abs_diff(elapsed) < 250_000_000,
         "{accounted} ns of {elapsed} ns"
     );
     assert!(
@@ -363,12 +359,15 @@ fn watchdog_names_the_culprit() {
     let reactor = start("slow", Mode::Adaptive, 10);
     let limit = Duration::from_millis(30);
     let _watchdog = Watchdog::start(vec![reactor.clone()], limit).unwrap();
-    let culprit = |before: u64| {
-        eventually("stall", || reactor.stats().stalls > before);
-        let stall = reactor.last_stall().unwrap();
-        assert_eq!(stall.reactor, "slow");
-        assert!(stall.lasted >= limit);
-        stall.culprit
+    // On a machine with other work the kernel may stall anything; only the one we wait for counts.
+    let blamed = |culprit: &str| {
+        eventually(culprit, || {
+            reactor.last_stall().is_some_and(|stall| {
+                assert_eq!(stall.reactor, "slow");
+                assert!(stall.lasted >= limit);
+                stall.culprit.starts_with(culprit)
+            })
+        });
     };
 
     let block = Arc::new(AtomicBool::new(false));
@@ -383,28 +382,21 @@ fn watchdog_names_the_culprit() {
     adding.unwrap();
     block.store(true, Ordering::Release);
     reactor.waker().wake();
-    assert_eq!(culprit(0), "poller \"bad\"");
+    blamed("poller \"bad\"");
+    assert!(reactor.stats().stalls > 0);
 
     reactor.call(|_| ()).unwrap();
-    let before = reactor.stats().stalls;
     let block = Box::new(|_: &CoreHandle| std::thread::sleep(Duration::from_millis(120)));
     let line = line!() + 1;
     reactor.send(block).unwrap();
-    let expected = format!("message sent at {}:{line}:", file!());
-    let named = culprit(before);
-    assert!(named.starts_with(&expected), "{named} is not {expected}");
+    blamed(&format!("message sent at {}:{line}:", file!()));
 
     reactor.call(|_| ()).unwrap();
-    let before = reactor.stats().stalls;
     let spawning = reactor.send(Box::new(|core| {
         drop(core.spawn_local(async { std::thread::sleep(Duration::from_millis(120)) }));
     }));
     spawning.unwrap();
-    let named = culprit(before);
-    assert!(
-        named.starts_with(&format!("future spawned at {}", file!())),
-        "{named}"
-    );
+    blamed(&format!("future spawned at {}", file!()));
     end(&reactor);
     assert!(reactor.stats().longest_turn_ns >= 120_000_000);
 }

@@ -1,0 +1,549 @@
+//! The turn itself, step by step and in virtual time: order, budgets, timers, futures, pollers that
+//! come and go, and what a reactor answers when it wants to sleep.
+#![cfg(not(loom))]
+
+use std::cell::{Cell, RefCell};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::rc::Rc;
+use std::time::Duration;
+
+use futures_util::future::{join, select_all};
+use nacre_reactor::{
+    Cancelled, CoreHandle, Elapsed, Idle, Nanos, Poller, PollerId, ReactorConfig, Slept, TestCore,
+    VirtualClock, Work,
+};
+
+const MS: Duration = Duration::from_millis(1);
+
+type Log = Rc<RefCell<Vec<String>>>;
+
+/// A poller made of closures.
+struct Script<P, A> {
+    name: &'static str,
+    poll: P,
+    arm: A,
+    disarmed: Rc<Cell<u32>>,
+    fds: Vec<RawFd>,
+}
+
+impl<P, A> Poller for Script<P, A>
+where
+    P: FnMut(Nanos, u32) -> Work,
+    A: FnMut(Nanos) -> Idle,
+{
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn poll(&mut self, now: Nanos, budget: u32) -> Work {
+        (self.poll)(now, budget)
+    }
+
+    fn arm(&mut self, now: Nanos) -> Idle {
+        (self.arm)(now)
+    }
+
+    fn disarm(&mut self) {
+        self.disarmed.set(self.disarmed.get() + 1);
+    }
+
+    fn wake_fds(&self) -> Vec<RawFd> {
+        self.fds.clone()
+    }
+}
+
+fn script<P, A>(name: &'static str, poll: P, arm: A) -> Box<Script<P, A>> {
+    Box::new(Script {
+        name,
+        poll,
+        arm,
+        disarmed: Rc::default(),
+        fds: Vec::new(),
+    })
+}
+
+fn note(log: &Log, entry: impl Into<String>) {
+    log.borrow_mut().push(entry.into());
+}
+
+/// Goal: the phases of a turn come in the documented order.
+#[test]
+fn a_turn_has_its_order() {
+    let mut core = TestCore::new();
+    let log = Log::default();
+    for name in ["first", "second"] {
+        let ours = Rc::clone(&log);
+        let poll = move |_, _| {
+            note(&ours, name);
+            Work::None
+        };
+        core.add_poller(script(name, poll, |_| Idle::Quiet))
+            .unwrap();
+    }
+    let (here, ours) = (core.core().clone(), Rc::clone(&log));
+    drop(core.spawn_local(async move {
+        note(&ours, "future");
+        here.after(Duration::ZERO).await;
+        here.after(MS).await;
+        note(&ours, "timer");
+    }));
+    // A message cannot carry what is local, but what it finds is local.
+    let ours = Rc::clone(&log);
+    thread_local!(static LOG: RefCell<Log> = RefCell::default());
+    LOG.set(ours);
+    core.handle()
+        .send(Box::new(|_| LOG.with_borrow(|log| note(log, "message"))))
+        .unwrap();
+    assert!(core.turn());
+    assert_eq!(*log.borrow(), ["message", "first", "second", "future"]);
+    core.run_until_idle();
+    log.borrow_mut().clear();
+    core.clock().advance(MS);
+    // The timer fires in this turn, what it wakes runs in the next.
+    assert!(core.turn());
+    assert_eq!(*log.borrow(), ["first", "second"]);
+    assert!(core.turn());
+    assert_eq!(
+        *log.borrow(),
+        ["first", "second", "first", "second", "timer"]
+    );
+    assert!(!core.turn());
+}
+
+/// Goal: timers fire in order, at their moment and not before, cancelled ones never; in virtual
+/// time each at exactly its deadline.
+#[test]
+fn timers_fire_at_their_moment() {
+    let mut core = TestCore::new();
+    let log = Log::default();
+    for delay in [5u32, 1, 3, 3, 9] {
+        let (here, ours) = (core.core().clone(), Rc::clone(&log));
+        drop(core.spawn_local(async move {
+            here.after(MS * delay).await;
+            note(&ours, format!("{delay}@{}", here.now().0 / 1_000_000));
+        }));
+    }
+    let here = core.core().clone();
+    let cancelled = core.spawn_local(async move { here.after(MS * 2).await });
+    core.run_until_idle();
+    assert_eq!(core.handle().stats().timers, 6);
+    cancelled.cancel();
+    core.advance(MS * 2);
+    assert_eq!(*log.borrow(), ["1@1"]);
+    assert_eq!(
+        core.handle().stats().timers,
+        4,
+        "a cancelled timer leaves at once"
+    );
+    core.clock().advance(MS - Duration::from_nanos(1));
+    assert_eq!(core.run_until_idle(), 0, "one nanosecond early");
+    core.advance(MS * 7);
+    assert_eq!(*log.borrow(), ["1@1", "3@3", "3@3", "5@5", "9@9"]);
+    assert_eq!(core.try_sleep(), Slept::Until(None));
+}
+
+/// Goal: a timer can be moved both ways and awaited again.
+#[test]
+fn a_timer_can_be_moved() {
+    let mut core = TestCore::new();
+    let here = core.core().clone();
+    let ended = core.block_on(async {
+        let start = here.now();
+        let mut timer = Box::pin(here.after(MS * 10));
+        let (earlier, _, _) = select_all([Box::pin(here.after(MS)), timer]).await;
+        let () = earlier;
+        timer = Box::pin(here.after(MS * 10));
+        assert!(here.timeout(MS, &mut timer).await.is_err());
+        timer.as_mut().reset(here.now() + MS);
+        timer.as_mut().await;
+        here.now().since(start)
+    });
+    assert_eq!(ended, MS * 3);
+}
+
+/// Goal: time limits cut off what is late, and only that.
+#[test]
+fn timeouts_cut_off() {
+    let mut core = TestCore::new();
+    let here = core.core().clone();
+    let (late, early) = core.block_on(async {
+        join(
+            here.timeout(MS, here.after(MS * 2)),
+            here.timeout(MS * 2, here.after(MS)),
+        )
+        .await
+    });
+    assert_eq!(late, Err(Elapsed { limit: MS }));
+    assert_eq!(early, Ok(()));
+}
+
+/// Goal: futures give results, can be cancelled, run on when their handle is dropped, and are all
+/// dropped with the core.
+#[test]
+fn futures_live_and_die() {
+    let mut core = TestCore::new();
+    let dropped = Rc::new(Cell::new(0));
+    struct Drops(Rc<Cell<u32>>);
+    impl Drop for Drops {
+        fn drop(&mut self) {
+            self.0.set(self.0.get() + 1);
+        }
+    }
+    let here = core.core().clone();
+    let result = core.spawn_local(async move {
+        here.yield_now().await;
+        Rc::new(5)
+    });
+    assert_eq!(core.block_on(result), Ok(Rc::new(5)));
+
+    let alive = Drops(Rc::clone(&dropped));
+    let task = core.spawn_local(async move {
+        let _alive = alive;
+        std::future::pending::<()>().await;
+    });
+    core.run_until_idle();
+    assert!(!task.is_finished());
+    let waiting = core.core().spawn_local(async move {
+        // Awaiting a task that somebody cancels.
+        task.cancel();
+    });
+    assert_eq!(core.block_on(waiting), Ok(()));
+    core.run_until_idle();
+    assert_eq!(dropped.get(), 1);
+
+    let (alive, here) = (Drops(Rc::clone(&dropped)), core.core().clone());
+    let orphan = core.spawn_local(async move {
+        let _alive = alive;
+        // Nested, and still there when the core ends.
+        here.spawn_local(std::future::pending::<()>()).await
+    });
+    core.run_until_idle();
+    assert_eq!(core.handle().stats().tasks, 2);
+    drop(core);
+    assert_eq!(dropped.get(), 2);
+    let mut other = TestCore::new();
+    assert_eq!(other.block_on(orphan), Err(Cancelled), "the core is gone");
+}
+
+/// Goal: the budget reaches the pollers, can be changed live, and is what bounds a turn.
+#[test]
+fn pollers_get_their_budget() {
+    let config = ReactorConfig {
+        poll_budget: 8,
+        ..ReactorConfig::default()
+    };
+    let mut core = TestCore::with_clock(config, VirtualClock::new());
+    let backlog = Rc::new(Cell::new(100u32));
+    let ours = Rc::clone(&backlog);
+    let poll = move |_, budget: u32| match ours.get().min(budget) {
+        0 => Work::None,
+        did => {
+            ours.set(ours.get() - did);
+            Work::Did(did)
+        }
+    };
+    core.add_poller(script("queue", poll, |_| Idle::Quiet))
+        .unwrap();
+    core.turn();
+    assert_eq!(backlog.get(), 92);
+    core.handle().set_poll_budget(32);
+    core.turn();
+    assert_eq!(backlog.get(), 60);
+    assert_eq!(core.run_until_idle(), 2);
+    let stats = &core.handle().pollers()[0];
+    assert_eq!(
+        (stats.run_count, stats.busy_count, stats.items),
+        (5, 4, 100)
+    );
+}
+
+/// Goal: a future that always wakes itself, and a message that always sends itself again, leave
+/// room for everything else.
+#[test]
+fn nobody_starves_anybody() {
+    fn again(core: &CoreHandle) {
+        core.handle().send(Box::new(again)).unwrap();
+    }
+    let mut core = TestCore::new();
+    let polled = Rc::new(Cell::new(0));
+    let ours = Rc::clone(&polled);
+    let poll = move |_, _| {
+        ours.set(ours.get() + 1);
+        Work::None
+    };
+    core.add_poller(script("modest", poll, |_| Idle::Quiet))
+        .unwrap();
+    core.handle().send(Box::new(again)).unwrap();
+    let here = core.core().clone();
+    drop(core.spawn_local(async move {
+        loop {
+            here.yield_now().await;
+        }
+    }));
+    (0..10).for_each(|_| assert!(core.turn()));
+    assert_eq!(polled.get(), 10);
+    assert_eq!(core.try_sleep(), Slept::Refused);
+}
+
+/// Goal: pollers may add and remove pollers, themselves included, in the middle of a turn; nobody
+/// is skipped, called after its removal, or called twice.
+#[test]
+fn pollers_come_and_go() {
+    let mut core = TestCore::new();
+    let log = Log::default();
+    let plain = |name: &'static str| {
+        let ours = Rc::clone(&log);
+        let poll = move |_, _| {
+            note(&ours, name);
+            Work::None
+        };
+        script(name, poll, |_| Idle::Quiet)
+    };
+    let early = core.add_poller(plain("early")).unwrap();
+    let (here, ours) = (core.core().clone(), Rc::clone(&log));
+    let late = Rc::new(Cell::new(None::<PollerId>));
+    let (victim, newcomer) = (Rc::clone(&late), RefCell::new(Some(plain("newcomer"))));
+    let poll = move |_, _| {
+        note(&ours, "chief");
+        here.remove_poller(early);
+        here.remove_poller(victim.get().unwrap());
+        here.remove_poller(here.current_poller().unwrap());
+        if let Some(poller) = newcomer.take() {
+            here.add_poller(poller).unwrap();
+        }
+        Work::None
+    };
+    core.add_poller(script("chief", poll, |_| Idle::Quiet))
+        .unwrap();
+    core.add_poller(plain("between")).unwrap();
+    late.set(Some(core.add_poller(plain("late")).unwrap()));
+    core.turn();
+    assert_eq!(*log.borrow(), ["early", "chief", "between", "newcomer"]);
+    log.borrow_mut().clear();
+    core.turn();
+    assert_eq!(*log.borrow(), ["between", "newcomer"]);
+    assert_eq!(core.current_poller(), None);
+    let names: Vec<String> = core
+        .handle()
+        .pollers()
+        .into_iter()
+        .map(|p| p.name)
+        .collect();
+    assert_eq!(names, ["between", "newcomer"]);
+}
+
+/// Goal: what pollers answer to `arm` decides the sleep: one busy refuses, else the earliest
+/// moment of pollers and timers counts; whoever was armed is disarmed.
+#[test]
+fn arming_decides_the_sleep() {
+    let mut core = TestCore::new();
+    let answer = Rc::new(Cell::new(Idle::Quiet));
+    let disarmed = Rc::new(Cell::new(0));
+    let ours = Rc::clone(&answer);
+    let poller = Script {
+        name: "moody",
+        poll: |_, _| Work::None,
+        arm: move |_| ours.get(),
+        disarmed: Rc::clone(&disarmed),
+        fds: Vec::new(),
+    };
+    core.add_poller(Box::new(poller)).unwrap();
+    assert_eq!(core.try_sleep(), Slept::Refused, "it was only just added");
+    assert_eq!(core.try_sleep(), Slept::Until(None));
+    answer.set(Idle::Until(Nanos(7_000)));
+    assert_eq!(core.try_sleep(), Slept::Until(Some(Nanos(7_000))));
+    let here = core.core().clone();
+    drop(core.spawn_local(async move { here.timer_at(Nanos(5_000)).await }));
+    core.run_until_idle();
+    assert_eq!(core.try_sleep(), Slept::Until(Some(Nanos(5_000))));
+    answer.set(Idle::Busy);
+    let before = disarmed.get();
+    assert_eq!(core.try_sleep(), Slept::Refused);
+    assert_eq!(disarmed.get(), before + 1);
+    // Found by the second poll, after arming: no sleep.
+    answer.set(Idle::Quiet);
+    let armed = Rc::new(Cell::new(false));
+    let (on, seen) = (Rc::clone(&armed), Rc::clone(&armed));
+    let poll = move |_, _| {
+        if seen.take() {
+            Work::Did(1)
+        } else {
+            Work::None
+        }
+    };
+    let arm = move |_| {
+        on.set(true);
+        Idle::Quiet
+    };
+    core.add_poller(script("raced", poll, arm)).unwrap();
+    core.run_until_idle();
+    assert_eq!(core.try_sleep(), Slept::Refused);
+    core.handle().waker().wake();
+}
+
+fn eventfd() -> OwnedFd {
+    let flags = rustix::event::EventfdFlags::NONBLOCK | rustix::event::EventfdFlags::CLOEXEC;
+    rustix::event::eventfd(0, flags).unwrap()
+}
+
+fn quiet(fds: Vec<RawFd>) -> Box<dyn Poller> {
+    let (poll, arm) = (|_: Nanos, _: u32| Work::None, |_: Nanos| Idle::Quiet);
+    Box::new(Script {
+        name: "quiet",
+        poll,
+        arm,
+        disarmed: Rc::default(),
+        fds,
+    })
+}
+
+/// Goal: descriptors are watched while their poller is there, and no longer; shared ones as long
+/// as anybody needs them; a number that was closed and used again is nobody else's loss.
+#[test]
+fn wake_descriptors_follow_their_pollers() {
+    let mut core = TestCore::new();
+    let ring = |fd: &OwnedFd| rustix::io::write(fd, &1u64.to_ne_bytes()).unwrap();
+    let clear = |fd: &OwnedFd| rustix::io::read(fd, &mut [0u8; 8]).unwrap();
+    let woken = |core: &mut TestCore| {
+        core.run_until_idle();
+        core.sleep_for_real(5 * MS)
+    };
+    let shared = eventfd();
+    let a = core.add_poller(quiet(vec![shared.as_raw_fd()])).unwrap();
+    let b = core.add_poller(quiet(vec![shared.as_raw_fd()])).unwrap();
+    assert!(!woken(&mut core));
+    ring(&shared);
+    assert!(woken(&mut core));
+    core.remove_poller(a);
+    assert!(woken(&mut core), "b still needs it");
+    core.remove_poller(b);
+    assert!(!woken(&mut core), "nobody needs it");
+    clear(&shared);
+
+    // Closed under its poller, and the number given to another's descriptor.
+    let first = eventfd();
+    let number = first.as_raw_fd();
+    let stale = core.add_poller(quiet(vec![number])).unwrap();
+    drop(first);
+    let second = eventfd();
+    assert_eq!(
+        second.as_raw_fd(),
+        number,
+        "the lowest free number is given next"
+    );
+    core.add_poller(quiet(vec![number])).unwrap();
+    core.remove_poller(stale);
+    assert!(!woken(&mut core));
+    ring(&second);
+    assert!(
+        woken(&mut core),
+        "lost with the stale poller's registration"
+    );
+
+    let file = std::fs::File::open("/proc/self/exe").unwrap();
+    let error = core.add_poller(quiet(vec![file.as_raw_fd()])).unwrap_err();
+    assert_eq!(
+        (error.poller.as_str(), error.fd),
+        ("quiet", file.as_raw_fd())
+    );
+    assert_eq!(
+        error.source.raw_os_error(),
+        Some(rustix::io::Errno::PERM.raw_os_error())
+    );
+}
+
+/// Goal: a poller may change its descriptors; if they cannot be watched the reactor stays awake
+/// rather than miss it.
+#[test]
+fn wake_descriptors_can_change() {
+    struct Changing(Rc<RefCell<Vec<RawFd>>>);
+    impl Poller for Changing {
+        fn name(&self) -> &str {
+            "changing"
+        }
+        fn poll(&mut self, _: Nanos, _: u32) -> Work {
+            Work::None
+        }
+        fn arm(&mut self, _: Nanos) -> Idle {
+            Idle::Quiet
+        }
+        fn wake_fds(&self) -> Vec<RawFd> {
+            self.0.borrow().clone()
+        }
+    }
+    let mut core = TestCore::new();
+    let fds = Rc::new(RefCell::new(Vec::new()));
+    let id = core
+        .add_poller(Box::new(Changing(Rc::clone(&fds))))
+        .unwrap();
+    let fd = eventfd();
+    rustix::io::write(&fd, &1u64.to_ne_bytes()).unwrap();
+    core.run_until_idle();
+    assert!(!core.sleep_for_real(MS));
+    fds.borrow_mut().push(fd.as_raw_fd());
+    core.refresh_wake_fds(id);
+    core.run_until_idle();
+    assert!(core.sleep_for_real(MS * 5));
+    let number = fd.as_raw_fd();
+    drop(fd);
+    core.refresh_wake_fds(id);
+    core.run_until_idle();
+    assert_eq!(
+        core.try_sleep(),
+        Slept::Refused,
+        "descriptor {number} is closed"
+    );
+    fds.borrow_mut().clear();
+    core.refresh_wake_fds(id);
+    core.run_until_idle();
+    assert_eq!(core.try_sleep(), Slept::Until(None));
+}
+
+/// Goal: busy, idle and sleeping time add up, each to what it was spent on.
+#[test]
+fn time_is_accounted() {
+    let clock = VirtualClock::new();
+    let mut core = TestCore::with_clock(ReactorConfig::default(), clock.clone());
+    let busy = Rc::new(Cell::new(true));
+    let (ours, passing) = (Rc::clone(&busy), clock.clone());
+    let poll = move |_, _| {
+        passing.advance(MS);
+        if ours.get() { Work::Did(1) } else { Work::None }
+    };
+    core.add_poller(script("clockwork", poll, |_| Idle::Quiet))
+        .unwrap();
+    (0..3).for_each(|_| assert!(core.turn()));
+    busy.set(false);
+    (0..5).for_each(|_| assert!(!core.turn()));
+    // One more turn closes the account of the one before.
+    core.turn();
+    let stats = core.handle().stats();
+    assert_eq!(
+        (stats.turns, stats.busy_ns, stats.idle_ns),
+        (9, 3_000_000, 5_000_000)
+    );
+    assert_eq!((stats.sleep_ns, stats.longest_turn_ns), (0, 1_000_000));
+}
+
+/// Goal: two cores on one thread wake each other's futures, in one time.
+#[test]
+fn two_cores_on_one_thread() {
+    let clock = VirtualClock::new();
+    let mut host = TestCore::with_clock(ReactorConfig::default(), clock.clone());
+    let mut target = TestCore::with_clock(ReactorConfig::default(), clock);
+    let there = target.handle();
+    let asked = host.spawn_local(async move {
+        there
+            .run_future(|core| async move { core.after(MS).await })
+            .await
+            .unwrap();
+        there.run(|core| core.now()).await.unwrap()
+    });
+    for _ in 0..4 {
+        host.run_until_idle();
+        target.advance(MS);
+    }
+    assert!(asked.is_finished());
+    // Slept one millisecond over there, and asked again before time went on.
+    assert_eq!(host.block_on(asked), Ok(Nanos(1_000_000)));
+}
