@@ -1,0 +1,177 @@
+//! Between the stream and PDUs: the digests and the padding that `nvmf/wire` leaves to the connection.
+
+use std::fmt;
+
+use nacre_bdev::Extents;
+use nacre_nvmf_wire::tcp::{
+    DataAlignment, Digests, FatalErrorStatus, Field, Frame, Pdu, PduError, Reason, Rules, Side,
+    TermPdu, TermReq,
+};
+use zerocopy::{Immutable, IntoBytes};
+
+use super::tx::Tx;
+
+/// The peer broke the protocol, and how: what goes into the termination request and into the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Violation {
+    /// A field of a PDU header.
+    Pdu(PduError),
+    /// More commands outstanding than the queue has entries.
+    QueueOverrun { entries: usize },
+    /// LAST_PDU is not set exactly on the data PDU that ends its transfer.
+    LastPdu { last: bool, left: u32 },
+    /// A command's data came although it was all there, or the command moves none that way.
+    UnexpectedData { cid: u16 },
+}
+
+impl Violation {
+    pub fn field(field: Field, reason: Reason, status: FatalErrorStatus) -> Violation {
+        Violation::Pdu(PduError {
+            field,
+            reason,
+            status,
+        })
+    }
+
+    fn term_pdu(&self, receiver: Side, offending: &[u8]) -> TermPdu {
+        let flags = Field::Flags.offset().unwrap_or(0);
+        match self {
+            Violation::Pdu(error) => TermPdu::for_error(receiver, error, offending),
+            Violation::QueueOverrun { .. } => {
+                TermPdu::new(receiver, FatalErrorStatus::SequenceError, 0, offending)
+            }
+            Violation::LastPdu { .. } => TermPdu::new(
+                receiver,
+                FatalErrorStatus::InvalidHeaderField,
+                flags,
+                offending,
+            ),
+            Violation::UnexpectedData { .. } => {
+                TermPdu::new(receiver, FatalErrorStatus::DataOutOfRange, 0, offending)
+            }
+        }
+    }
+
+    /// Queues the termination request that `receiver` of `offending` answers with.
+    #[cold]
+    pub fn put(&self, tx: &mut Tx, receiver: Side, offending: &[u8]) {
+        tx.push(self.term_pdu(receiver, offending).bytes());
+    }
+}
+
+impl From<PduError> for Violation {
+    fn from(error: PduError) -> Violation {
+        Violation::Pdu(error)
+    }
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Violation::Pdu(error) => error.fmt(f),
+            Violation::QueueOverrun { entries } => {
+                write!(
+                    f,
+                    "SQ: a command beyond the {entries} that the queue has room for"
+                )
+            }
+            Violation::LastPdu { last: true, left } => {
+                write!(
+                    f,
+                    "FLAGS: LAST_PDU is set with {left} bytes of the transfer still to come"
+                )
+            }
+            Violation::LastPdu { last: false, .. } => {
+                f.write_str("FLAGS: LAST_PDU is clear in the PDU that ends the transfer")
+            }
+            Violation::UnexpectedData { cid } => {
+                write!(f, "CCCID: data for command {cid}, which expects none")
+            }
+        }
+    }
+}
+
+/// The PDU at the beginning of `bytes`, when its header, digest and padding are all there. The digest
+/// is judged before the fields that it protects.
+#[inline]
+pub fn read<'a>(bytes: &'a [u8], rules: &Rules) -> Result<Option<(Frame, Pdu<'a>)>, PduError> {
+    let Some(common) = bytes.first_chunk() else {
+        return Ok(None);
+    };
+    let frame = Frame::parse(common, rules)?;
+    // PDO is a byte, so this much always fits the receive buffer, and what can be carried over.
+    if bytes.len() < frame.data_offset as usize {
+        return Ok(None);
+    }
+    if frame.header_digest {
+        let (header, rest) = bytes.split_at(frame.hlen as usize);
+        let actual = u32::from_le_bytes(
+            *rest
+                .first_chunk()
+                .expect("the data offset is behind the digest"),
+        );
+        let expected = crc_fast::crc32_iscsi(header);
+        if expected != actual {
+            return Err(PduError::header_digest(expected, actual));
+        }
+    }
+    Ok(Some((frame, Pdu::parse(&frame, bytes)?)))
+}
+
+/// Queues a header, and its digest if it says that it has one.
+#[inline]
+pub fn put<H: IntoBytes + Immutable>(tx: &mut Tx, header: &H, digests: Digests) {
+    let bytes = header.as_bytes();
+    tx.push(bytes);
+    if digests.header {
+        tx.push(&crc_fast::crc32_iscsi(bytes).to_le_bytes());
+    }
+}
+
+/// Queues a header with the padding that the receiver wants before the payload.
+#[inline]
+pub fn put_before_data<H: IntoBytes + Immutable>(
+    tx: &mut Tx,
+    header: &H,
+    digests: Digests,
+    align: DataAlignment,
+) {
+    put(tx, header, digests);
+    let end = size_of::<H>() as u32 + digests.header_bytes();
+    let padding = align.align(end) - end;
+    if padding > 0 {
+        tx.push(&[0; 128][..padding as usize]);
+    }
+}
+
+/// Queues payload, in one piece or two, and its digest.
+#[inline]
+pub fn put_data(tx: &mut Tx, digests: Digests, data: Extents) {
+    let digest = digests.data.then(|| match &data[..] {
+        [data] => crc_fast::crc32_iscsi(data),
+        pieces => {
+            let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi);
+            pieces.iter().for_each(|piece| digest.update(piece));
+            digest.finalize() as u32
+        }
+    });
+    data.into_iter().for_each(|piece| tx.push_data(piece));
+    if let Some(digest) = digest {
+        tx.push(&digest.to_le_bytes());
+    }
+}
+
+/// Whether payload does not have the digest that came with it.
+#[inline]
+pub fn is_damaged(data: &[u8], digest: Option<u32>) -> bool {
+    digest.is_some_and(|digest| crc_fast::crc32_iscsi(data) != digest)
+}
+
+/// Why the peer ended the connection, for people.
+pub fn reason_of(request: &TermReq) -> String {
+    let fei = request.fei.get();
+    match request.status() {
+        Ok(status) => format!("{status}, information {fei:#x}"),
+        Err(code) => format!("fatal error status {code:#x}, information {fei:#x}"),
+    }
+}

@@ -1,0 +1,38 @@
+//! The NVMe/TCP connection machines of both sides: bytes in, events out. No socket, no clock.
+//!
+//! ```text
+//!   frame    one PDU header, checked or built
+//!   rx       where the next bytes belong (a payload's Buf, or a receive buffer lent by the core)
+//!   tx       queued headers and Bufs, leaving as one vectored send
+//!   target   the controller's end of one connection      host   the host's end of one connection
+//! ```
+//!
+//! Both machines are driven alike. What moves bytes (a socket, or a test's pipe) does, per turn:
+//!
+//! ```text
+//!   while wants_read:   recv_slices -> read into them -> received(n)     (end of stream: peer_closed)
+//!   until Starved:      poll -> an event for the layer above, or Waiting (ask again next turn)
+//!   settle              gives the receive buffer back
+//!   ... the layer above calls fetch, respond, submit ...
+//!   while wants_write:  send_slices -> write them -> sent(n)
+//!   takes_shutdown      shut the sending side down;  is_finished: drop the socket
+//!   deadline            handle_timeout(now) when it has passed
+//! ```
+//!
+//! A PDU is handled where it landed. Payload that came with its header is copied once; the rest of
+//! it is received straight into its buffer. Every violation of the protocol ends the connection with
+//! a termination request that names the field, and costs nothing but that connection.
+
+pub mod frame;
+pub mod host;
+pub mod rx;
+pub mod target;
+pub mod tx;
+
+#[cfg(test)]
+mod tests;
+
+pub use host::{HostConfig, HostConn, HostPoll};
+pub use rx::RxBuffers;
+pub use target::{TargetConfig, TargetConn, TargetEvent, TargetPoll};
+pub use tx::Slices;

@@ -1,0 +1,507 @@
+//! The controller's end of one NVMe/TCP connection.
+//!
+//! ```text
+//!              ICReq / ICResp          Drained, or a violation            queue sent
+//!   Handshake ───────────────▶ Running ──────────────────────▶ Closing ───────────────▶ Lingering ──▶ Finished
+//!       └──────────────────────────┴─────────── Now, peer gone, deadline ─────────────────────────────────▲
+//! ```
+//!
+//! `Lingering`: everything is sent, the sending side is shut down, and what the host still sends is
+//! thrown away until it closes too. Closing at once would let the kernel answer those bytes with a
+//! reset, and the reset could overtake the last response or the termination request.
+
+mod pdus;
+
+use std::io::IoSliceMut;
+use std::rc::Rc;
+use std::time::Duration;
+
+use arrayvec::ArrayVec;
+use nacre_bdev::Extents;
+use nacre_hugepages::Buf;
+use nacre_nvmf_wire::sqe::Sqe;
+use nacre_nvmf_wire::tcp::{
+    ADMIN_IN_CAPSULE_BYTES, CapsuleResp, DataAlignment, DataPdu, Digests, PduFlags, R2t, Rules,
+};
+use nacre_reactor::Nanos;
+
+use super::frame;
+use super::rx::{Rx, RxBuffers};
+use super::tx::{Slices, Tx};
+use crate::transport::{CloseWhy, Closed, Pools, QueueParams, ReqTag, Response};
+
+/// Commands a host may have outstanding before its Connect said how long the queue is. Connect comes
+/// alone; the rest is for hosts that do not wait for its answer.
+const ENTRIES_BEFORE_CONNECT: usize = 32;
+
+/// What all connections of a transport share.
+#[derive(Debug, Clone)]
+pub struct TargetConfig {
+    /// Largest in-capsule data on I/O queues, in bytes.
+    pub in_capsule_bytes: u32,
+    /// The same on admin queues and before Connect: at least 8192 (TCP 3.3.1).
+    pub admin_in_capsule_bytes: u32,
+    /// Largest H2CData payload (MAXH2CDATA): a multiple of 4, at least 4096.
+    pub max_h2c_data_bytes: u32,
+    /// Most that one R2T asks for; one is outstanding per command, which respects any MAXR2T.
+    pub r2t_bytes: u32,
+    /// Digests are used when the host asks for them and they are allowed here.
+    pub allow_digests: Digests,
+    /// How hosts align payload (CPDA). Linux accepts [`DataAlignment::DWORD`] only.
+    pub alignment: DataAlignment,
+    /// From the connection to ICReq.
+    pub handshake_timeout: Duration,
+    /// From the connection to an accepted Connect.
+    pub connect_timeout: Duration,
+    /// For the rest of a PDU that has begun.
+    pub stall_timeout: Duration,
+    /// For a host that is connected and sends nothing at all. `None`: Keep Alive sees to it.
+    pub idle_timeout: Option<Duration>,
+    /// For sending the last responses, and for the host to close then.
+    pub linger: Duration,
+}
+
+impl Default for TargetConfig {
+    fn default() -> TargetConfig {
+        TargetConfig {
+            in_capsule_bytes: 4096,
+            admin_in_capsule_bytes: ADMIN_IN_CAPSULE_BYTES,
+            max_h2c_data_bytes: 128 << 10,
+            r2t_bytes: u32::MAX,
+            allow_digests: Digests::BOTH,
+            alignment: DataAlignment::DWORD,
+            handshake_timeout: Duration::from_secs(10),
+            connect_timeout: Duration::from_secs(20),
+            stall_timeout: Duration::from_secs(30),
+            idle_timeout: None,
+            linger: Duration::from_secs(3),
+        }
+    }
+}
+
+/// What happened on the connection.
+#[derive(Debug)]
+pub enum TargetEvent {
+    /// See [`crate::transport::Event::Capsule`].
+    Capsule {
+        sqe: Sqe,
+        data: Option<Buf>,
+    },
+    CapsuleDamaged {
+        sqe: Sqe,
+    },
+    Fetched {
+        tag: ReqTag,
+        data: Buf,
+    },
+    FetchDamaged {
+        tag: ReqTag,
+    },
+    /// The last event. The socket may live on for a moment: see [`TargetConn::is_finished`].
+    Closed(Closed),
+}
+
+/// What one call of [`TargetConn::poll`] came to.
+#[derive(Debug)]
+pub enum TargetPoll {
+    Event(TargetEvent),
+    /// Nothing more can be made of what has arrived.
+    Starved,
+    /// There is more, but not now: no buffer for a capsule's data, or too many unsent responses.
+    Waiting,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Handshake,
+    Running,
+    Closing,
+    Lingering { shutdown: bool },
+    Finished,
+}
+
+/// The PDU whose payload is being received.
+enum Doing {
+    Nothing,
+    /// In-capsule data, and which part of it the SGL means.
+    Capsule {
+        sqe: Sqe,
+        offset: usize,
+        length: usize,
+    },
+    /// In-capsule data that the SGL does not mean.
+    SkippedCapsule {
+        sqe: Sqe,
+    },
+    H2cData {
+        ttag: u16,
+        length: u32,
+    },
+}
+
+/// Host-to-controller data that was asked for.
+struct Fetch {
+    cid: u16,
+    /// `None` while the payload in progress has it.
+    buf: Option<Buf>,
+    total: u32,
+    /// End of what the current R2T asks for.
+    asked: u32,
+    received: u32,
+    damaged: bool,
+}
+
+/// One connection.
+pub struct TargetConn {
+    config: Rc<TargetConfig>,
+    phase: Phase,
+    rx: Rx,
+    tx: Tx,
+    doing: Doing,
+    /// What a PDU may look like now, with the digests agreed on.
+    rules: Rules,
+    /// How the host wants payload aligned (HPDA).
+    host_alignment: DataAlignment,
+    queue: Option<QueueParams>,
+    /// Commands handed up and not answered yet, and how many there may be.
+    outstanding: usize,
+    entries: usize,
+    fetches: Vec<Option<Fetch>>,
+    waiting: bool,
+    why: Option<Closed>,
+    told: bool,
+    opened: Nanos,
+    heard: Nanos,
+    closing: Nanos,
+    /// Since when the PDU in progress has been in progress.
+    partial: Option<Nanos>,
+    pdus_at_partial: u64,
+    pdus_received: u64,
+    pdus_sent: u64,
+}
+
+impl TargetConn {
+    pub fn new(config: Rc<TargetConfig>, now: Nanos) -> TargetConn {
+        let rules = Rules {
+            alignment: config.alignment,
+            max_in_capsule_bytes: config.admin_in_capsule_bytes,
+            max_data_bytes: config.max_h2c_data_bytes,
+            ..Rules::controller()
+        };
+        TargetConn {
+            config,
+            phase: Phase::Handshake,
+            rx: Rx::new(),
+            tx: Tx::new(8),
+            doing: Doing::Nothing,
+            rules,
+            host_alignment: DataAlignment::DWORD,
+            queue: None,
+            outstanding: 0,
+            entries: ENTRIES_BEFORE_CONNECT,
+            fetches: Vec::new(),
+            waiting: false,
+            why: None,
+            told: false,
+            opened: now,
+            heard: now,
+            closing: now,
+            partial: None,
+            pdus_at_partial: 0,
+            pdus_received: 0,
+            pdus_sent: 0,
+        }
+    }
+
+    /// Whether reading makes sense now; `false` is back-pressure on the host, or the end.
+    #[inline]
+    pub fn wants_read(&self) -> bool {
+        !self.waiting && self.phase != Phase::Finished
+    }
+
+    /// Where the next bytes go. `None`: no receive buffer is free, try again next turn.
+    #[inline]
+    pub fn recv_slices(&mut self, buffers: &mut RxBuffers) -> Option<ArrayVec<IoSliceMut<'_>, 2>> {
+        self.rx.slices(buffers)
+    }
+
+    /// `n` bytes, more than none, were put there.
+    #[inline]
+    pub fn received(&mut self, n: usize, now: Nanos) {
+        self.heard = now;
+        self.rx.received(n);
+        if !self.is_open() {
+            self.rx.drop_unread();
+        }
+    }
+
+    /// The host closed its end, or the connection broke (`error`).
+    pub fn peer_closed(&mut self, error: Option<&str>) {
+        if self.is_open() {
+            let why = match error {
+                Some(error) => Closed::Broken(error.to_owned()),
+                None if self.rx.is_mid_pdu() => {
+                    Closed::Broken("closed by the host in the middle of a PDU".into())
+                }
+                None => Closed::Peer,
+            };
+            self.why.get_or_insert(why);
+        }
+        self.finish();
+    }
+
+    /// The next event. To be called until it says otherwise than `Event`.
+    #[inline]
+    pub fn poll(&mut self, pools: &Pools, now: Nanos) -> TargetPoll {
+        if self.is_open() {
+            match self.advance(pools, now) {
+                Ok(poll) => {
+                    self.waiting = matches!(poll, TargetPoll::Waiting);
+                    return poll;
+                }
+                Err(violation) => self.refuse(violation, now),
+            }
+        }
+        self.news()
+    }
+
+    /// Ends a turn of reading: gives the receive buffer back, or not while something in it waits.
+    #[inline]
+    pub fn settle(&mut self, buffers: &mut RxBuffers, more: bool, now: Nanos) {
+        self.rx.settle(buffers, more || self.waiting);
+        if more || self.waiting || !self.rx.is_mid_pdu() {
+            self.partial = None;
+        } else if self.partial.is_none() || self.pdus_at_partial != self.pdus_received {
+            self.partial = Some(now);
+            self.pdus_at_partial = self.pdus_received;
+        }
+    }
+
+    /// Asks the host for a command's data. A command is answered only when its fetch has ended.
+    pub fn fetch(&mut self, tag: ReqTag, into: Buf) {
+        if !self.is_open() {
+            return;
+        }
+        let index = usize::from(tag.index);
+        if index >= self.fetches.len() {
+            self.fetches.resize_with(index + 1, || None);
+        }
+        debug_assert!(
+            self.fetches[index].is_none(),
+            "two fetches with one transfer tag"
+        );
+        debug_assert!(!into.is_empty(), "a fetch of nothing");
+        let total = into.len() as u32;
+        let asked = total.min(self.config.r2t_bytes);
+        self.fetches[index] = Some(Fetch {
+            cid: tag.cid,
+            buf: Some(into),
+            total,
+            asked,
+            received: 0,
+            damaged: false,
+        });
+        self.put_r2t(tag, 0, asked);
+    }
+
+    /// Queues a command's data and completion.
+    #[inline]
+    pub fn respond(&mut self, response: Response) {
+        if !self.is_open() {
+            return;
+        }
+        self.outstanding = self.outstanding.saturating_sub(1);
+        let Response { tag, cqe, data } = response;
+        let ok = cqe.status().is_success();
+        let length: usize = data.iter().map(|buf| buf.len()).sum();
+        if length > 0 && ok {
+            let short = self.queue.is_some_and(|q| q.flow_control_off)
+                && cqe.result() == 0
+                && cqe.status().field() == 0;
+            let flags = if short {
+                PduFlags::LAST_PDU | PduFlags::SUCCESS
+            } else {
+                PduFlags::LAST_PDU
+            };
+            self.put_c2h_data(tag.cid, flags, length as u32, data);
+            if short {
+                self.tx.mark();
+                return;
+            }
+        }
+        frame::put(
+            &mut self.tx,
+            &CapsuleResp::new(cqe, self.rules.digests),
+            self.rules.digests,
+        );
+        self.tx.mark();
+        self.pdus_sent += 1;
+    }
+
+    /// The Connect was accepted.
+    pub fn established(&mut self, params: QueueParams) {
+        self.entries = usize::from(params.entries).max(1);
+        if params.qid != 0 {
+            self.rules.max_in_capsule_bytes = self.config.in_capsule_bytes;
+        }
+        self.queue = Some(params);
+        self.tx.reserve(self.entries);
+        let slots = self.fetches.len().max(self.entries);
+        self.fetches.resize_with(slots, || None);
+    }
+
+    pub fn close(&mut self, why: CloseWhy, now: Nanos) {
+        match why {
+            CloseWhy::Now => {
+                if self.is_open() {
+                    self.why = Some(Closed::Local);
+                }
+                self.finish();
+            }
+            CloseWhy::Drained if self.is_open() => {
+                self.why = Some(Closed::Local);
+                self.begin_closing(now);
+            }
+            CloseWhy::Drained => {}
+        }
+    }
+
+    #[inline]
+    pub fn wants_write(&self) -> bool {
+        !self.tx.is_empty()
+    }
+
+    #[inline]
+    pub fn send_slices<'a>(&'a self, out: &mut Slices<'a>) {
+        self.tx.slices(out);
+    }
+
+    #[inline]
+    pub fn sent(&mut self, n: usize) {
+        self.tx.sent(n);
+        if self.tx.is_empty() {
+            self.drained();
+        }
+    }
+
+    /// Whether to shut the sending side of the socket down; says so once.
+    pub fn takes_shutdown(&mut self) -> bool {
+        match &mut self.phase {
+            Phase::Lingering { shutdown } => std::mem::take(shutdown),
+            _ => false,
+        }
+    }
+
+    /// The socket can be dropped, after [`TargetEvent::Closed`] was polled and the receive buffer given back.
+    pub fn is_finished(&self) -> bool {
+        self.phase == Phase::Finished && self.told
+    }
+
+    /// Whether [`TargetConn::poll`] would say something without anything having arrived.
+    pub fn has_news(&self) -> bool {
+        self.waiting
+            || (!self.told && matches!(self.phase, Phase::Lingering { .. } | Phase::Finished))
+    }
+
+    /// When [`TargetConn::handle_timeout`] has something to do if nothing happens before.
+    pub fn deadline(&self) -> Option<Nanos> {
+        match self.phase {
+            Phase::Handshake => Some(self.opened + self.config.handshake_timeout),
+            Phase::Running => {
+                let connect = self
+                    .queue
+                    .is_none()
+                    .then(|| self.opened + self.config.connect_timeout);
+                let stall = self.partial.map(|since| since + self.config.stall_timeout);
+                let idle = self.config.idle_timeout.map(|timeout| self.heard + timeout);
+                [connect, stall, idle].into_iter().flatten().min()
+            }
+            Phase::Closing | Phase::Lingering { .. } => Some(self.closing + self.config.linger),
+            Phase::Finished => None,
+        }
+    }
+
+    pub fn handle_timeout(&mut self, now: Nanos) {
+        if self.deadline().is_some_and(|deadline| deadline <= now) {
+            self.why.get_or_insert(Closed::TimedOut);
+            self.finish();
+        }
+    }
+
+    /// PDUs received and sent so far.
+    pub fn pdus(&self) -> (u64, u64) {
+        (self.pdus_received, self.pdus_sent)
+    }
+
+    pub fn is_established(&self) -> bool {
+        self.queue.is_some()
+    }
+
+    pub fn digests(&self) -> Digests {
+        self.rules.digests
+    }
+
+    fn is_open(&self) -> bool {
+        matches!(self.phase, Phase::Handshake | Phase::Running)
+    }
+
+    /// The end, once.
+    #[cold]
+    fn news(&mut self) -> TargetPoll {
+        self.waiting = false;
+        match self.phase {
+            Phase::Lingering { .. } | Phase::Finished if !self.told => {
+                self.told = true;
+                TargetPoll::Event(TargetEvent::Closed(
+                    self.why.clone().unwrap_or(Closed::Local),
+                ))
+            }
+            _ => TargetPoll::Starved,
+        }
+    }
+
+    fn put_r2t(&mut self, tag: ReqTag, offset: u32, length: u32) {
+        let digests = self.rules.digests;
+        frame::put(
+            &mut self.tx,
+            &R2t::new(tag.cid, tag.index, offset, length, digests),
+            digests,
+        );
+        self.pdus_sent += 1;
+    }
+
+    /// One PDU for all of a command's data: the protocol sets no limit to it.
+    #[inline]
+    fn put_c2h_data(&mut self, cid: u16, flags: PduFlags, length: u32, data: Extents) {
+        let (digests, align) = (self.rules.digests, self.host_alignment);
+        let header = DataPdu::c2h(cid, 0, length, flags, digests, align);
+        frame::put_before_data(&mut self.tx, &header, digests, align);
+        frame::put_data(&mut self.tx, digests, data);
+        self.pdus_sent += 1;
+    }
+
+    fn begin_closing(&mut self, now: Nanos) {
+        self.phase = Phase::Closing;
+        self.closing = now;
+        self.doing = Doing::Nothing;
+        self.fetches.clear();
+        self.rx.drop_unread();
+        if self.tx.is_empty() {
+            self.drained();
+        }
+    }
+
+    fn drained(&mut self) {
+        if self.phase == Phase::Closing {
+            self.phase = Phase::Lingering { shutdown: true };
+        }
+    }
+
+    fn finish(&mut self) {
+        self.phase = Phase::Finished;
+        self.doing = Doing::Nothing;
+        self.fetches.clear();
+        self.tx.clear();
+        self.rx.drop_unread();
+    }
+}

@@ -1,0 +1,296 @@
+//! What each PDU of the host means: checked against the state, then an event or a violation.
+
+use nacre_hugepages::Buf;
+use nacre_nvmf_wire::sqe::{Sgl, Sqe};
+use nacre_nvmf_wire::tcp::{
+    CommonHeader, DataPdu, FatalErrorStatus, Field, Frame, IcReq, IcResp, Pdu, PduError, Reason,
+    Side, TermReq,
+};
+use nacre_reactor::Nanos;
+
+use super::{Doing, Phase, TargetConn, TargetEvent, TargetPoll};
+use crate::tcp::frame::{self, Violation, is_damaged};
+use crate::transport::{Closed, Pools, ReqTag};
+
+/// Unsent responses, in queues' lengths, at which a host that does not read is not read from either.
+const UNSENT_QUEUES: usize = 2;
+
+/// Goes on, ends the turn with an answer, or ends the connection.
+type Handled = Result<Option<TargetPoll>, Violation>;
+
+impl TargetConn {
+    #[inline]
+    pub(super) fn advance(&mut self, pools: &Pools, now: Nanos) -> Result<TargetPoll, Violation> {
+        loop {
+            let handled = if matches!(self.doing, Doing::Nothing) {
+                match frame::read(self.rx.unread(), &self.rules)? {
+                    Some((frame, Pdu::CapsuleCmd(&sqe))) => self.capsule(&frame, sqe, pools)?,
+                    Some((frame, Pdu::H2cData(&pdu))) => self.h2c_data(&frame, &pdu)?,
+                    Some((frame, Pdu::IcReq(&pdu))) => self.handshake(&frame, &pdu),
+                    Some((_, Pdu::H2cTermReq(&pdu))) => self.terminated(&pdu, now),
+                    Some(_) => unreachable!(
+                        "the rules let nothing through that a controller does not receive"
+                    ),
+                    None => Some(TargetPoll::Starved),
+                }
+            } else {
+                self.payload()?
+            };
+            if let Some(poll) = handled {
+                return Ok(poll);
+            }
+        }
+    }
+
+    /// ICReq (TCP 3.6.2.2).
+    fn handshake(&mut self, frame: &Frame, asked: &IcReq) -> Option<TargetPoll> {
+        let digests = asked.digests().and(self.config.allow_digests);
+        let answer = IcResp::new(
+            self.config.alignment,
+            digests,
+            self.config.max_h2c_data_bytes,
+        );
+        frame::put(&mut self.tx, &answer, Default::default());
+        self.host_alignment = asked.alignment();
+        self.rules.digests = digests;
+        self.rules.initialized = true;
+        self.phase = Phase::Running;
+        self.rx.consume(frame.data_offset as usize);
+        self.pdus_received += 1;
+        self.pdus_sent += 1;
+        None
+    }
+
+    /// CapsuleCmd (TCP 3.6.2.4).
+    #[inline]
+    fn capsule(&mut self, frame: &Frame, sqe: Sqe, pools: &Pools) -> Handled {
+        if self.tx.marks() >= UNSENT_QUEUES * self.entries + 8 {
+            return Ok(Some(TargetPoll::Waiting));
+        }
+        if self.outstanding >= self.entries {
+            return Err(Violation::QueueOverrun {
+                entries: self.entries,
+            });
+        }
+        let (header, length) = (frame.data_offset as usize, frame.data_len as usize);
+        if length == 0 {
+            self.rx.consume(header);
+            return self.command(TargetEvent::Capsule { sqe, data: None });
+        }
+        let Some((offset, meant)) = meant_range(&sqe, frame.data_len) else {
+            self.rx.consume(header);
+            self.rx.begin_skip(length);
+            self.doing = Doing::SkippedCapsule { sqe };
+            return Ok(None);
+        };
+        let is_io = self.queue.is_some_and(|queue| queue.qid != 0);
+        let pool = if is_io { &pools.io } else { &pools.admin };
+        let Some(buf) = pool.acquire(length) else {
+            assert!(
+                length <= pool.max_len(),
+                "the largest buffer is smaller than the in-capsule data announced"
+            );
+            return Ok(Some(TargetPoll::Waiting));
+        };
+        self.rx.consume(header);
+        self.rx.begin(buf, 0, length);
+        self.doing = Doing::Capsule {
+            sqe,
+            offset,
+            length: meant,
+        };
+        Ok(None)
+    }
+
+    /// H2CData (TCP 3.6.2.6).
+    fn h2c_data(&mut self, frame: &Frame, pdu: &DataPdu) -> Handled {
+        let (cid, ttag) = (pdu.cccid.get(), pdu.ttag.get());
+        let (offset, length) = (pdu.datao.get(), pdu.datal.get());
+        let slot = self
+            .fetches
+            .get_mut(usize::from(ttag))
+            .and_then(Option::as_mut);
+        let fetch = slot.ok_or(PduError::not_in_flight(Field::Ttag, ttag))?;
+        if cid != fetch.cid {
+            let reason = Reason::NotEqual {
+                expected: fetch.cid.into(),
+                actual: cid.into(),
+            };
+            return Err(Violation::field(
+                Field::Cccid,
+                reason,
+                FatalErrorStatus::InvalidHeaderField,
+            ));
+        }
+        let left = fetch.asked - fetch.received;
+        if offset != fetch.received || length > left {
+            let field = if offset != fetch.received {
+                Field::Datao
+            } else {
+                Field::Datal
+            };
+            let reason = Reason::UnexpectedRange {
+                offset,
+                length,
+                expected_offset: fetch.received,
+                expected_length: left,
+            };
+            return Err(Violation::field(
+                field,
+                reason,
+                FatalErrorStatus::DataOutOfRange,
+            ));
+        }
+        if pdu.is_last() != (length == left) {
+            return Err(Violation::LastPdu {
+                last: pdu.is_last(),
+                left,
+            });
+        }
+        // Only one payload is received at a time, and it gives the buffer back when it ends.
+        let buf = fetch
+            .buf
+            .take()
+            .ok_or(PduError::not_in_flight(Field::Ttag, ttag))?;
+        self.rx.consume(frame.data_offset as usize);
+        self.rx.begin(buf, offset as usize, length as usize);
+        self.doing = Doing::H2cData { ttag, length };
+        Ok(None)
+    }
+
+    /// H2CTermReq (TCP 3.6.2.9): the host found us at fault and is about to close.
+    fn terminated(&mut self, pdu: &TermReq, now: Nanos) -> Option<TargetPoll> {
+        let reason = frame::reason_of(pdu);
+        tracing::warn!(%reason, "the host ended a connection with H2CTermReq");
+        self.pdus_received += 1;
+        self.why.get_or_insert(Closed::Protocol(format!(
+            "the host sent H2CTermReq: {reason}"
+        )));
+        self.tx.clear();
+        self.begin_closing(now);
+        Some(self.news())
+    }
+
+    /// Goes on with the payload of the PDU in progress.
+    #[inline]
+    fn payload(&mut self) -> Handled {
+        if !self.rx.advance() {
+            return Ok(Some(TargetPoll::Starved));
+        }
+        let received = match self.rules.digests.data {
+            true => match self.rx.unread().first_chunk() {
+                Some(&digest) => Some(u32::from_le_bytes(digest)),
+                None => return Ok(Some(TargetPoll::Starved)),
+            },
+            false => None,
+        };
+        if received.is_some() {
+            self.rx.consume(4);
+        }
+        match std::mem::replace(&mut self.doing, Doing::Nothing) {
+            Doing::Nothing => Ok(None),
+            Doing::SkippedCapsule { sqe } => {
+                self.rx.take_payload();
+                self.command(TargetEvent::Capsule { sqe, data: None })
+            }
+            Doing::Capsule {
+                sqe,
+                offset,
+                length,
+            } => {
+                let data = self
+                    .rx
+                    .take_payload()
+                    .expect("a capsule's payload has a buffer");
+                if is_damaged(&data, received) {
+                    return self.command(TargetEvent::CapsuleDamaged { sqe });
+                }
+                let data = if offset == 0 && length == data.len() {
+                    data
+                } else {
+                    data.slice(offset, length)
+                };
+                self.command(TargetEvent::Capsule {
+                    sqe,
+                    data: Some(data),
+                })
+            }
+            Doing::H2cData { ttag, length } => {
+                let data = self.rx.take_payload().expect("H2CData has a buffer");
+                self.pdus_received += 1;
+                Ok(self.fetched(ttag, length, data, received))
+            }
+        }
+    }
+
+    #[inline]
+    fn command(&mut self, event: TargetEvent) -> Handled {
+        self.outstanding += 1;
+        self.pdus_received += 1;
+        Ok(Some(TargetPoll::Event(event)))
+    }
+
+    fn fetched(
+        &mut self,
+        ttag: u16,
+        length: u32,
+        data: Buf,
+        digest: Option<u32>,
+    ) -> Option<TargetPoll> {
+        let slot = self.fetches.get_mut(usize::from(ttag))?;
+        let fetch = slot.as_mut()?;
+        let from = fetch.received as usize;
+        fetch.received += length;
+        fetch.damaged |= is_damaged(&data[from..from + length as usize], digest);
+        let tag = ReqTag {
+            cid: fetch.cid,
+            index: ttag,
+        };
+        if fetch.received == fetch.total {
+            let damaged = fetch.damaged;
+            *slot = None;
+            return Some(TargetPoll::Event(match damaged {
+                true => TargetEvent::FetchDamaged { tag },
+                false => TargetEvent::Fetched { tag, data },
+            }));
+        }
+        fetch.buf = Some(data);
+        if fetch.received == fetch.asked {
+            let offset = fetch.asked;
+            let length = (fetch.total - offset).min(self.config.r2t_bytes);
+            fetch.asked += length;
+            self.put_r2t(tag, offset, length);
+        }
+        None
+    }
+
+    /// Ends the connection for what the host did: says so, and listens no more.
+    #[cold]
+    pub(super) fn refuse(&mut self, violation: Violation, now: Nanos) {
+        // The header in error is still unread: nothing is consumed before it was found good.
+        let unread = self.rx.unread();
+        let hlen = unread
+            .get(2)
+            .map_or(0, |&hlen| usize::from(hlen))
+            .max(CommonHeader::SIZE);
+        violation.put(
+            &mut self.tx,
+            Side::Controller,
+            &unread[..hlen.min(unread.len())],
+        );
+        self.pdus_sent += 1;
+        self.why
+            .get_or_insert(Closed::Protocol(violation.to_string()));
+        self.begin_closing(now);
+    }
+}
+
+/// Which part of `available` bytes of in-capsule data the command's SGL means, if that part exists.
+#[inline]
+fn meant_range(sqe: &Sqe, available: u32) -> Option<(usize, usize)> {
+    let Ok(Sgl::InCapsule { offset, length }) = sqe.sgl() else {
+        return None;
+    };
+    let end = offset.checked_add(u64::from(length))?;
+    (length > 0 && end <= u64::from(available)).then_some((offset as usize, length as usize))
+}

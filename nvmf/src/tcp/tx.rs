@@ -1,0 +1,302 @@
+//! The way out: what is queued leaves as few vectored sends, and buffers are let go when their bytes did.
+//!
+//! ```text
+//!   inline   a byte ring: PDU headers, padding and digests, one after the other
+//!   parts    what goes in which order:  Inline(28) Data(buf) Inline(56) Data(buf) Data(buf) ...
+//! ```
+//!
+//! Headers that follow each other without data between them (a run of responses) are one part and
+//! so one entry of the I/O vector. Nothing here knows what a PDU is.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+
+use arrayvec::ArrayVec;
+use nacre_hugepages::Buf;
+
+/// Entries of one vectored send. Linux takes 1024; past a few hundred the gain is lost in the noise
+/// and the list is on the stack.
+pub const MAX_SLICES: usize = 512;
+
+/// The I/O vector of one send.
+pub type Slices<'a> = ArrayVec<IoSlice<'a>, MAX_SLICES>;
+
+enum Part {
+    /// The next bytes of the ring. `marks` of them end something that is counted (a response).
+    Inline {
+        len: u32,
+        marks: u32,
+    },
+    Data(Buf),
+}
+
+/// Queued bytes in order.
+pub struct Tx {
+    ring: Box<[u8]>,
+    /// Bytes ever taken from and put into the ring; the place in it is the remainder by its size.
+    head: usize,
+    tail: usize,
+    parts: VecDeque<Part>,
+    /// Bytes of the first part that have left already.
+    front_sent: usize,
+    pending: usize,
+    marks: u32,
+}
+
+impl Tx {
+    /// `entries` responses may be queued before anything has to grow.
+    pub fn new(entries: usize) -> Tx {
+        Tx {
+            ring: vec![0; (entries * 64).next_power_of_two().max(512)].into_boxed_slice(),
+            head: 0,
+            tail: 0,
+            parts: VecDeque::with_capacity(entries * 2 + 8),
+            front_sent: 0,
+            pending: 0,
+            marks: 0,
+        }
+    }
+
+    /// Room for `entries` responses from now on, so that it need not grow later.
+    pub fn reserve(&mut self, entries: usize) {
+        self.make_room((entries * 64).saturating_sub(self.tail - self.head));
+        self.parts
+            .reserve((entries * 2 + 8).saturating_sub(self.parts.len()));
+    }
+
+    /// Queues a copy of `bytes`.
+    #[inline]
+    pub fn push(&mut self, bytes: &[u8]) {
+        let len = bytes.len();
+        self.make_room(len);
+        let mask = self.ring.len() - 1;
+        let at = self.tail & mask;
+        if let Some(place) = self.ring.get_mut(at..at + len) {
+            place.copy_from_slice(bytes);
+        } else {
+            let (first, second) = bytes.split_at(mask + 1 - at);
+            self.ring[at..].copy_from_slice(first);
+            self.ring[..second.len()].copy_from_slice(second);
+        }
+        self.tail += len;
+        self.pending += len;
+        match self.parts.back_mut() {
+            Some(Part::Inline { len: last, .. }) => *last += len as u32,
+            _ => self.parts.push_back(Part::Inline {
+                len: len as u32,
+                marks: 0,
+            }),
+        }
+    }
+
+    /// Queues the bytes of `buf`; the handle is dropped when the last of them has left.
+    #[inline]
+    pub fn push_data(&mut self, buf: Buf) {
+        if !buf.is_empty() {
+            self.pending += buf.len();
+            self.parts.push_back(Part::Data(buf));
+        }
+    }
+
+    /// Counts one more thing (a response) that ends with the bytes pushed last.
+    #[inline]
+    pub fn mark(&mut self) {
+        self.marks += 1;
+        match self.parts.back_mut() {
+            Some(Part::Inline { marks, .. }) => *marks += 1,
+            _ => self.parts.push_back(Part::Inline { len: 0, marks: 1 }),
+        }
+    }
+
+    /// Things counted by [`Tx::mark`] of which not everything is known to have left. Exact but for
+    /// a part that was cut in two by a partial send, which counts until its last byte has left.
+    pub fn marks(&self) -> usize {
+        self.marks as usize
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.pending == 0
+    }
+
+    /// Bytes queued.
+    pub fn pending(&self) -> usize {
+        self.pending
+    }
+
+    /// Parts queued: what bounds the memory held.
+    pub fn parts(&self) -> usize {
+        self.parts.len()
+    }
+
+    /// What to send next. When there is more than [`MAX_SLICES`] entries hold, the rest comes next time.
+    #[inline]
+    pub fn slices<'a>(&'a self, out: &mut Slices<'a>) {
+        let mask = self.ring.len() - 1;
+        let mut at = self.head;
+        let mut skip = self.front_sent;
+        for part in &self.parts {
+            match part {
+                Part::Inline { len, .. } => {
+                    let end = at + *len as usize;
+                    // The ring's head stands where sending stopped, so nothing is skipped here.
+                    let end = end - skip;
+                    if at != end && !push_ring(&self.ring, mask, at, end, out) {
+                        return;
+                    }
+                    at = end;
+                }
+                Part::Data(buf) => {
+                    if out.try_push(IoSlice::new(&buf[skip..])).is_err() {
+                        return;
+                    }
+                }
+            }
+            skip = 0;
+        }
+    }
+
+    /// `n` bytes of the slices have left.
+    #[inline]
+    pub fn sent(&mut self, mut n: usize) {
+        debug_assert!(n <= self.pending, "more sent than queued");
+        self.pending -= n;
+        while let Some(part) = self.parts.front() {
+            let len = match part {
+                Part::Inline { len, .. } => *len as usize,
+                Part::Data(buf) => buf.len(),
+            };
+            let left = len - self.front_sent;
+            let inline = matches!(part, Part::Inline { .. });
+            if n < left {
+                self.front_sent += n;
+                self.head += if inline { n } else { 0 };
+                return;
+            }
+            n -= left;
+            self.head += if inline { left } else { 0 };
+            self.front_sent = 0;
+            if let Some(Part::Inline { marks, .. }) = self.parts.pop_front() {
+                self.marks -= marks;
+            }
+        }
+    }
+
+    /// Forgets everything queued and lets its buffers go.
+    pub fn clear(&mut self) {
+        self.parts.clear();
+        self.head = self.tail;
+        self.front_sent = 0;
+        self.pending = 0;
+        self.marks = 0;
+    }
+
+    fn make_room(&mut self, len: usize) {
+        let used = self.tail - self.head;
+        if used + len <= self.ring.len() {
+            return;
+        }
+        let mask = self.ring.len() - 1;
+        let mut grown = vec![0; (used + len).next_power_of_two()].into_boxed_slice();
+        for (to, at) in (self.head..self.tail).enumerate() {
+            grown[to] = self.ring[at & mask];
+        }
+        self.ring = grown;
+        self.head = 0;
+        self.tail = used;
+    }
+}
+
+#[inline]
+fn push_ring<'a>(
+    ring: &'a [u8],
+    mask: usize,
+    from: usize,
+    to: usize,
+    out: &mut Slices<'a>,
+) -> bool {
+    let (at, len) = (from & mask, to - from);
+    if at + len <= ring.len() {
+        return out.try_push(IoSlice::new(&ring[at..at + len])).is_ok();
+    }
+    if out.remaining_capacity() < 2 {
+        return false;
+    }
+    out.push(IoSlice::new(&ring[at..]));
+    out.push(IoSlice::new(&ring[..at + len - ring.len()]));
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use nacre_hugepages::{ClassSpec, Pool};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Whatever is queued and however it is cut, the bytes come out in order, once, and buffers go
+    /// back exactly when their last byte has left.
+    #[derive(Debug, Clone)]
+    enum Step {
+        Push(usize),
+        Data(usize),
+        Mark,
+        Send(usize),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            3 => (1usize..200).prop_map(Step::Push),
+            2 => (0usize..512).prop_map(Step::Data),
+            2 => Just(Step::Mark),
+            3 => (0usize..700).prop_map(Step::Send),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn bytes_come_out_in_order(steps in proptest::collection::vec(step(), 0..200)) {
+            let pool = Pool::heap(&[ClassSpec { size: 512, count: 256 }]);
+            let mut tx = Tx::new(1);
+            let (mut expected, mut got) = (Vec::new(), Vec::new());
+            let mut next = 0u8;
+            let mut bytes = |n: usize| -> Vec<u8> {
+                (0..n).map(|_| { next = next.wrapping_add(1); next }).collect()
+            };
+            let drain = |tx: &mut Tx, limit: usize, got: &mut Vec<u8>| {
+                let mut slices = Slices::new();
+                tx.slices(&mut slices);
+                let all: Vec<u8> = slices.iter().flat_map(|s| s.iter().copied()).collect();
+                let n = all.len().min(limit);
+                got.extend_from_slice(&all[..n]);
+                drop(slices);
+                tx.sent(n);
+            };
+            for step in steps {
+                match step {
+                    Step::Push(n) => {
+                        let b = bytes(n);
+                        tx.push(&b);
+                        expected.extend_from_slice(&b);
+                    }
+                    Step::Data(n) => {
+                        let Some(mut buf) = pool.acquire(n) else { continue };
+                        let b = bytes(n);
+                        buf.bytes_mut().unwrap().copy_from_slice(&b);
+                        tx.push_data(buf);
+                        expected.extend_from_slice(&b);
+                    }
+                    Step::Mark => tx.mark(),
+                    Step::Send(n) => drain(&mut tx, n, &mut got),
+                }
+                prop_assert_eq!(tx.pending(), expected.len() - got.len());
+            }
+            while !tx.is_empty() {
+                drain(&mut tx, usize::MAX, &mut got);
+            }
+            tx.sent(0);
+            prop_assert_eq!(got, expected);
+            prop_assert_eq!(tx.marks(), 0);
+            prop_assert_eq!(pool.stats()[0].free, 256);
+        }
+    }
+}
