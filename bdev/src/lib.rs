@@ -11,15 +11,19 @@
 
 pub mod config;
 pub mod conformance;
+pub mod delay;
 pub mod device;
 mod immediate;
 pub mod io;
 pub mod layer;
 pub mod malloc;
 pub mod null;
+pub mod passthru;
 pub mod pending;
 pub mod queue;
+mod random;
 pub mod registry;
+mod stack;
 pub mod stats;
 
 pub use config::ConfigError;

@@ -4,8 +4,9 @@ use std::collections::HashMap;
 
 use super::cases::{fill, read_range};
 use super::rig::{Rig, flat};
-use super::{Case, Random, Subject};
+use super::{Case, Subject};
 use crate::io::{Completion, Extents, Flags, Io, Op, Status, Token};
+use crate::random::Random;
 
 pub(super) const ALL: &[Case] = &[("random operations agree with an array of bytes", random)];
 

@@ -3,8 +3,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::rig::{Rig, pattern};
-use super::{Case, Random, Subject};
+use super::{Case, Subject};
 use crate::io::{Op, Status};
+use crate::random::Random;
 
 pub(super) const ALL: &[Case] = &[
     ("two queues on two threads", two_queues),

@@ -1,0 +1,175 @@
+//! The delay device's queue: completions of the base wait in a heap until they are due.
+//!
+//! ```text
+//!   submit ──> base ──completed──> due? ──yes──> done
+//!                                   └──no──> held, by due time ──poll(now)──> done
+//! ```
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use nacre_reactor::{Idle, Nanos};
+use slab::Slab;
+
+use super::{Delay, Latency};
+use crate::io::{Extents, Io, Op, Status, Token};
+use crate::layer::ModuleQueue;
+use crate::pending::Pending;
+use crate::queue::{Busy, Done, Queue};
+use crate::random::Random;
+
+pub(super) struct Channel {
+    base: ModuleQueue,
+    latencies_us: Arc<[AtomicU64; 4]>,
+    depth: usize,
+    /// Everything taken: with the base, or held.
+    requests: Slab<Request>,
+    /// Due time and request, the earliest first.
+    held: BinaryHeap<Reverse<(Nanos, usize)>>,
+    from_base: Done,
+    random: Random,
+}
+
+struct Request {
+    pending: Pending,
+    latency: Option<Latency>,
+    /// Once the base has answered.
+    answer: Option<(Status, Extents)>,
+}
+
+impl Channel {
+    pub fn new(delay: &Delay, base: ModuleQueue) -> Channel {
+        let depth = delay.base.limits().queue_depth as usize;
+        Channel {
+            base,
+            latencies_us: Arc::clone(&delay.latencies_us),
+            depth,
+            requests: Slab::with_capacity(depth.min(64)),
+            held: BinaryHeap::with_capacity(depth.min(64)),
+            from_base: Done::with_capacity(64),
+            random: Random::new(delay.uuid.as_u64_pair().0),
+        }
+    }
+
+    /// Which latency is in store for an operation.
+    fn choose(&mut self, op: Op) -> Option<Latency> {
+        let slow = self.random.below(100) == 0;
+        match op {
+            Op::Read | Op::Compare if slow => Some(Latency::P99Read),
+            Op::Read | Op::Compare => Some(Latency::AvgRead),
+            Op::Flush | Op::Unmap => None,
+            _ if slow => Some(Latency::P99Write),
+            _ => Some(Latency::AvgWrite),
+        }
+    }
+
+    fn hold(&mut self, now: Nanos) {
+        for ended in self.from_base.drain() {
+            let index = ended.token as usize;
+            let Some(request) = self.requests.get_mut(index) else {
+                continue;
+            };
+            let latency_us = match request.latency {
+                Some(which) => self.latencies_us[which as usize].load(Ordering::Relaxed),
+                None => 0,
+            };
+            request.answer = Some((ended.status, ended.data));
+            self.held
+                .push(Reverse((now + Duration::from_micros(latency_us), index)));
+        }
+    }
+
+    fn release(&mut self, now: Nanos, done: &mut Done) -> usize {
+        let before = done.len();
+        while done.has_room()
+            && let Some(Reverse((due, index))) = self.held.peek().copied()
+            && due <= now
+        {
+            self.held.pop();
+            let request = self.requests.remove(index);
+            // What is held has its answer.
+            let (status, data) = request
+                .answer
+                .unwrap_or((Status::DeviceError, Extents::new()));
+            done.push(request.pending.complete(status, data));
+        }
+        done.len() - before
+    }
+}
+
+impl Queue for Channel {
+    fn submit(&mut self, mut io: Io) -> Result<(), (Busy, Io)> {
+        if self.requests.len() >= self.depth {
+            return Err((Busy, io));
+        }
+        let latency = self.choose(io.op);
+        let token = io.token;
+        let request = Request {
+            pending: Pending::new(token),
+            latency,
+            answer: None,
+        };
+        let index = self.requests.insert(request);
+        io.token = index as Token;
+        self.base.submit(io).map_err(|(busy, mut io)| {
+            self.requests.remove(index).pending.abandon();
+            io.token = token;
+            (busy, io)
+        })
+    }
+
+    fn poll(&mut self, now: Nanos, done: &mut Done) -> usize {
+        while self.base.poll(now, &mut self.from_base) > 0 {
+            self.hold(now);
+        }
+        self.release(now, done)
+    }
+
+    fn abort(&mut self, token: Token) -> bool {
+        let mut requests = self.requests.iter_mut();
+        let Some((index, request)) = requests.find(|(_, r)| r.pending.token() == token) else {
+            return false;
+        };
+        let Some((status, _)) = &mut request.answer else {
+            return self.base.abort(index as Token);
+        };
+        // Done below, but nobody knows: it may as well not have been.
+        *status = Status::Aborted;
+        self.held.retain(|Reverse((_, held))| *held != index);
+        self.held.push(Reverse((Nanos::ZERO, index)));
+        true
+    }
+
+    fn inflight(&self) -> usize {
+        self.requests.len()
+    }
+
+    fn arm(&mut self, now: Nanos) -> Idle {
+        let held = match self.held.peek() {
+            Some(Reverse((due, _))) if *due <= now => Idle::Busy,
+            Some(Reverse((due, _))) => Idle::Until(*due),
+            None => Idle::Quiet,
+        };
+        held.and(self.base.arm(now))
+    }
+
+    fn disarm(&mut self) {
+        self.base.disarm();
+    }
+
+    fn wake_fd(&self) -> Option<RawFd> {
+        self.base.wake_fd()
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        for request in self.requests.drain() {
+            request.pending.abandon();
+        }
+    }
+}

@@ -1,0 +1,91 @@
+use super::*;
+use crate::malloc;
+use crate::null;
+use crate::registry::{Event, Removal};
+
+fn config() -> Config {
+    Config {
+        name: "PT0".into(),
+        base_bdev_name: "Base".into(),
+        uuid: None,
+    }
+}
+
+#[test]
+fn conforms() {
+    crate::conformance::run(|| {
+        let registry = Registry::new();
+        let base = serde_json::json!({"name": "Base", "block_size": 512, "num_blocks": 2048});
+        let base = serde_json::from_value(base).expect("a complete configuration");
+        registry
+            .register(malloc::create(base).expect("a good one"))
+            .expect("free");
+        create(config(), &registry).expect("the base is there")
+    });
+}
+
+/// The claim keeps others off; a resize of the base resizes it; a removal of the base removes it, and
+/// both are told of.
+#[test]
+fn follows_its_base() {
+    let registry = Registry::new();
+    let base = serde_json::json!({"name": "Base", "block_size": 512, "num_blocks": 2048});
+    let base = null::create(serde_json::from_value(base).expect("complete")).expect("good");
+    registry
+        .register(Arc::clone(&base) as Arc<dyn Bdev>)
+        .expect("free");
+    let device = create(config(), &registry).expect("the base is there");
+    assert_eq!(
+        device.config().uuid,
+        Some(Uuid::new_v5(&base.uuid(), b"PT0"))
+    );
+    assert!(
+        create(
+            Config {
+                name: "PT1".into(),
+                ..config()
+            },
+            &registry
+        )
+        .is_err(),
+        "claimed"
+    );
+    registry.register(device).expect("free");
+    let events = registry.subscribe(16);
+
+    base.resize(4096).expect("a good size");
+    registry.notify_resize("Base").expect("there");
+    assert_eq!(
+        registry.lookup("PT0").expect("there").geometry().blocks,
+        4096
+    );
+
+    assert!(
+        registry.remove("Base", Removal::IfUnused).is_err(),
+        "it has a device on it"
+    );
+    assert!(
+        registry
+            .remove("Base", Removal::Hot)
+            .expect("by force")
+            .is_done()
+    );
+    assert_eq!(registry.list().len(), 0);
+    let seen: Vec<Event> = std::iter::from_fn(|| events.take()).collect();
+    let name = |text: &str| text.to_owned();
+    let expected = [
+        Event::Resized {
+            name: name("Base"),
+            blocks: 4096,
+        },
+        Event::Resized {
+            name: name("PT0"),
+            blocks: 4096,
+        },
+        Event::Removing { name: name("Base") },
+        Event::Removing { name: name("PT0") },
+        Event::Unregistered { name: name("PT0") },
+        Event::Unregistered { name: name("Base") },
+    ];
+    assert_eq!(seen, expected);
+}

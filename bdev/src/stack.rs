@@ -1,0 +1,67 @@
+//! What the modules that stack on another device have in common: the claim on their base.
+
+use nacre_hugepages::Pool;
+use uuid::Uuid;
+
+use crate::device::{Bdev, Geometry, Limits, OpenError, Support};
+use crate::io::Op;
+use crate::layer::ModuleQueue;
+use crate::registry::{Claim, Holder, Registry, RegistryError, Usage};
+
+/// The device below, for as long as this lives.
+pub(crate) struct Base {
+    claim: Claim,
+}
+
+impl Base {
+    /// Claims `base` for the device `upper` that is made on it.
+    pub fn claim(registry: &Registry, base: &str, upper: &str) -> Result<Base, RegistryError> {
+        let claim = registry.claim(base, Holder::Bdev(upper.to_owned()), Usage::Exclusive)?;
+        Ok(Base { claim })
+    }
+
+    pub fn name(&self) -> &str {
+        self.claim.layer().name()
+    }
+
+    /// The base's own size, also when its layer was not yet told of a change.
+    pub fn geometry(&self) -> Geometry {
+        self.module().geometry()
+    }
+
+    pub fn limits(&self) -> Limits {
+        self.module().limits()
+    }
+
+    pub fn supports(&self, op: Op) -> Support {
+        self.module().supports(op)
+    }
+
+    pub fn native_fua(&self) -> bool {
+        self.module().native_fua()
+    }
+
+    pub fn is_gone(&self) -> bool {
+        self.claim.layer().is_gone()
+    }
+
+    pub fn open(&self, pool: &Pool) -> Result<ModuleQueue, OpenError> {
+        self.claim.open_module(pool)
+    }
+
+    fn module(&self) -> &dyn Bdev {
+        &**self.claim.layer().module()
+    }
+}
+
+/// The identity of a stacked device that was given none: the same every time it is made on the same
+/// base under the same name, so that hosts know it again after a restart.
+pub(crate) fn derived_uuid(given: Option<Uuid>, base: Uuid, name: &str) -> Uuid {
+    given.unwrap_or_else(|| Uuid::new_v5(&base, name.as_bytes()))
+}
+
+impl Base {
+    pub fn uuid(&self) -> Uuid {
+        self.module().uuid()
+    }
+}
