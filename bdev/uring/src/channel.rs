@@ -23,8 +23,9 @@ use nacre_bdev::{Busy, Completion, Done, Extents, Flags, Io, Op, Queue, Status, 
 use nacre_hugepages::Pool;
 use nacre_reactor::{Idle, Nanos};
 
+use crate::command::Command;
 use crate::device::UringBdev;
-use crate::ring::{Command, Facts, Key, REAP_BATCH, Ring, Staged};
+use crate::ring::{Facts, Key, REAP_BATCH, Ring, Staged};
 
 /// How often in a row the kernel may say "try again" before the host is told to.
 const MAX_TRIES: u8 = 100;

@@ -278,6 +278,9 @@ impl Bdev for UringBdev {
         }
         if let Some(facts) = facts {
             ours["ring"] = facts.mode.into();
+            if self.block.is_some() {
+                ours["discard"] = facts.discard.into();
+            }
             ours["registered_file"] = facts.fixed_file.into();
             ours["registered_buffers"] = facts.fixed_buffers.is_ok().into();
             if let Err(why) = facts.fixed_buffers {

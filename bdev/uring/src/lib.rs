@@ -4,6 +4,7 @@
 //!   device.rs   UringBdev: identity, geometry, limits; rescan          control plane
 //!   probe.rs    opening: O_DIRECT and its alignment, locks, sysfs      control plane
 //!   channel.rs  Channel: one core's queue; decides what comes next     data path
+//!   command.rs  Command: one operation as a submission queue entry     data path
 //!   ring.rs     Ring: io_uring and the buffers the kernel works on     data path, all `unsafe`
 //!   setup.rs    the ring's flags, by kernel                            control plane
 //! ```
@@ -31,6 +32,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 mod channel;
+mod command;
 mod device;
 mod error;
 mod probe;

@@ -28,13 +28,14 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use io_uring::squeue::{Entry, Flags as SqeFlags};
-use io_uring::types::{Fd, FsyncFlags};
+use io_uring::types::Fd;
 use io_uring::{IoUring, Probe, opcode};
 use nacre_bdev::Extents;
 use nacre_hugepages::{Buf, Pool};
 use rustix::event::EventfdFlags;
 
 use crate::RingOptions;
+use crate::command::{Command, Parts, discard};
 use crate::setup::set_up;
 
 /// How long a dropped ring waits for the kernel to let go of its buffers. A healthy device answers
@@ -45,44 +46,11 @@ const DROP_PATIENCE: Duration = Duration::from_secs(5);
 pub(crate) const REAP_BATCH: usize = 32;
 /// Marks the completion of a cancel request; the rest of the word names what it cancels.
 const CANCEL: u64 = 1 << 63;
-/// `BLOCK_URING_CMD_DISCARD`, `_IO(0x12, 0)` of linux/blkdev.h (6.12).
-const BLOCK_URING_CMD_DISCARD: u32 = 0x1200;
 /// `IORING_ENTER_GETEVENTS`, which also runs deferred task work.
 const ENTER_GETEVENTS: u32 = 1;
 /// The most regions that `IORING_REGISTER_BUFFERS` takes, and the size of one.
 const MAX_FIXED_BUFFERS: usize = 1 << 14;
 const MAX_FIXED_BUFFER_LEN: usize = 1 << 30;
-
-/// One operation on the file, about the buffers of the slot it is started for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Command {
-    /// `len` bytes at `offset` into the buffers, after the first `skip` bytes of those.
-    Read {
-        offset: u64,
-        skip: usize,
-        len: usize,
-    },
-    Write {
-        offset: u64,
-        skip: usize,
-        len: usize,
-        dsync: bool,
-    },
-    /// `fdatasync` or `fsync`.
-    Sync {
-        data_only: bool,
-    },
-    Fallocate {
-        mode: i32,
-        offset: u64,
-        len: u64,
-    },
-    /// Block devices only, where [`Facts::discard`] says so.
-    Discard {
-        offset: u64,
-        len: u64,
-    },
-}
 
 /// Names a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -429,70 +397,18 @@ impl<T> Ring<T> {
             true => (Fd(0), SqeFlags::FIXED_FILE),
             false => (Fd(self.file.as_raw_fd()), SqeFlags::empty()),
         };
-        let fixed = self.facts.fixed_buffers.is_ok();
-        let entry = match command {
-            Command::Read { offset, skip, len } => {
-                let slot = &mut self.slots[key.0 as usize];
-                let (parts, region) = slot.gather(&self.pool, skip, len);
-                let first = slot.iov[0];
-                let base = first.iov_base.cast::<u8>();
-                match (parts, region.filter(|_| fixed)) {
-                    (1, Some(region)) => {
-                        opcode::ReadFixed::new(fd, base, first.iov_len as u32, region as u16)
-                            .offset(offset)
-                            .build()
-                    }
-                    (1, None) => opcode::Read::new(fd, base, first.iov_len as u32)
-                        .offset(offset)
-                        .build(),
-                    _ => opcode::Readv::new(fd, slot.iov.as_ptr(), parts)
-                        .offset(offset)
-                        .build(),
-                }
-            }
-            Command::Write {
-                offset,
-                skip,
-                len,
-                dsync,
-            } => {
-                let slot = &mut self.slots[key.0 as usize];
-                let (parts, region) = slot.gather(&self.pool, skip, len);
-                let first = slot.iov[0];
-                let base = first.iov_base.cast::<u8>().cast_const();
-                let rwf = if dsync { libc::RWF_DSYNC } else { 0 };
-                match (parts, region.filter(|_| fixed)) {
-                    (1, Some(region)) => {
-                        opcode::WriteFixed::new(fd, base, first.iov_len as u32, region as u16)
-                            .offset(offset)
-                            .rw_flags(rwf)
-                            .build()
-                    }
-                    (1, None) => opcode::Write::new(fd, base, first.iov_len as u32)
-                        .offset(offset)
-                        .rw_flags(rwf)
-                        .build(),
-                    _ => opcode::Writev::new(fd, slot.iov.as_ptr(), parts)
-                        .offset(offset)
-                        .rw_flags(rwf)
-                        .build(),
-                }
-            }
-            Command::Sync { data_only } => {
-                let how = if data_only {
-                    FsyncFlags::DATASYNC
-                } else {
-                    FsyncFlags::empty()
-                };
-                opcode::Fsync::new(fd).flags(how).build()
-            }
-            Command::Fallocate { mode, offset, len } => opcode::Fallocate::new(fd, len)
-                .offset(offset)
-                .mode(mode)
-                .build(),
-            Command::Discard { offset, len } => discard(fd, offset, len),
-        };
-        entry.flags(flags)
+        let slot = &mut self.slots[key.0 as usize];
+        let mut parts = Parts::default();
+        if let Command::Read { skip, len, .. } | Command::Write { skip, len, .. } = command {
+            let (count, region) = slot.gather(&self.pool, skip, len);
+            let fixed = self.facts.fixed_buffers.is_ok();
+            let region = region.filter(|_| fixed).map(|at| at as u16);
+            parts = Parts {
+                list: &slot.iov[..count],
+                region,
+            };
+        }
+        command.entry(fd, parts).flags(flags)
     }
 
     fn enter_kernel(&mut self, queued: usize, events: bool) -> io::Result<usize> {
@@ -540,7 +456,7 @@ impl<T> Ring<T> {
 impl<T> Slot<T> {
     /// Describes `len` bytes of the buffers after the first `skip` in `iov`: how many parts, and
     /// the registered region if there is one part in one.
-    fn gather(&mut self, pool: &Pool, mut skip: usize, len: usize) -> (u32, Option<usize>) {
+    fn gather(&mut self, pool: &Pool, mut skip: usize, len: usize) -> (usize, Option<usize>) {
         let (mut parts, mut left, mut region) = (0, len, None);
         let bufs = match &self.bounce {
             Some(bounce) => std::slice::from_ref(bounce),
@@ -567,7 +483,7 @@ impl<T> Slot<T> {
             left == 0,
             "an I/O's length is checked against its buffers when it is taken"
         );
-        (parts as u32, region)
+        (parts, region)
     }
 }
 
@@ -660,16 +576,6 @@ fn register_regions(uring: &IoUring, pool: &Pool) -> Result<usize, String> {
         format!("IORING_REGISTER_BUFFERS: {e}{hint}")
     })?;
     Ok(regions.len())
-}
-
-/// `sqe->addr` is the start, `sqe->addr3` (the first half of the command bytes) the length.
-fn discard(fd: Fd, offset: u64, len: u64) -> Entry {
-    let mut range = [0; 16];
-    range[..8].copy_from_slice(&len.to_ne_bytes());
-    opcode::UringCmd16::new(fd, BLOCK_URING_CMD_DISCARD)
-        .cmd(range)
-        .addr(Some(offset))
-        .build()
 }
 
 /// Copies into memory that a handle of this slot owns, as the kernel would have written it.

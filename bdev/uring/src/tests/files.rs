@@ -302,6 +302,33 @@ fn no_space_is_said() {
     result.unwrap_or_else(|e| std::panic::resume_unwind(e));
 }
 
+/// Goal: once the page cache has lost data, FLUSH and FUA fail until somebody looked (the kernel
+/// itself would say so once and then succeed); plain writes and direct I/O are not concerned.
+#[test]
+fn lost_data_stays_reported() {
+    let temp = Temp::new(MIB);
+    let mut rig = Rig::open(Config {
+        direct: Some(false),
+        ..temp.config()
+    });
+    rig.device.note_lost();
+    assert_eq!(rig.device.driver_specific()["nacre"]["data_lost"], true);
+    for _ in 0..2 {
+        assert_eq!(rig.status(Op::Flush, 0, 0), Status::WriteError);
+    }
+    let fua = Io::new(1, Op::WriteZeroes, 0, 1).flags(Flags::FUA);
+    assert_eq!(rig.run(fua).status, Status::WriteError);
+    assert_eq!(rig.write(0, 1, 1), Status::Ok);
+    rig.device.rescan().expect("rescanned");
+    assert_eq!(rig.status(Op::Flush, 0, 0), Status::Ok);
+    drop(rig);
+    let mut rig = Rig::open(temp.config());
+    if rig.device.direct.is_ok() {
+        rig.device.note_lost();
+        assert_eq!(rig.status(Op::Flush, 0, 0), Status::Ok);
+    }
+}
+
 /// Goal: a block device works like a file, with its own sector size and honest cache, discards,
 /// and is refused to a second user.
 #[test]
@@ -332,6 +359,12 @@ fn block_device() {
         );
         if rig.device.supports(Op::Unmap) == Support::Native {
             assert_eq!(rig.status(Op::Unmap, 0, 16), Status::Ok);
+            let discards = rig.device.driver_specific()["nacre"]["discard"] == true;
+            assert_eq!(rig.device.limits().unmap_zeroes, !discards);
+            if !discards {
+                eprintln!("SKIPPED discard (no such command before Linux 6.12): zeroed instead");
+                assert_eq!(rig.fill_of(0, 16), 0);
+            }
         } else {
             eprintln!("SKIPPED unmap: this loop device does not discard");
         }

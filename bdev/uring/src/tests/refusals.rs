@@ -108,14 +108,13 @@ fn bad_files_are_named() {
 }
 
 /// Goal: a file that this user may not write is refused with the user's number, and can still be
-/// read-only if that is allowed. (Root may do everything: shown through an immutable-like path.)
+/// read-only if that is allowed. Root may open everything, so for root only the message is shown.
 #[test]
 fn permissions_are_named() {
     use std::os::unix::fs::PermissionsExt;
     let temp = Temp::new(MIB);
     fs::set_permissions(&temp.path, fs::Permissions::from_mode(0o400)).expect("chmod");
     if rustix::process::geteuid().is_root() {
-        // Sysfs refuses root as well: a file whose mode has no write bit has no store method.
         let e = CreateError::from_io(
             &temp.path,
             "open(O_RDWR)",
@@ -201,7 +200,6 @@ fn another_process_is_named() {
     };
     let _ = child.kill();
     let _ = child.wait();
-    // The lock may be seen under `flock` or the `sleep` that it became the parent of.
     assert!(
         matches!(&e, CreateError::InUse { by, .. } if by.contains("process")),
         "{e}"
