@@ -2,6 +2,7 @@
 
 use arrayvec::ArrayVec;
 use nacre_hugepages::Buf;
+use serde::{Deserialize, Serialize};
 
 /// The buffers of an I/O in order. Each is contiguous; two suffice for everything a host can ask
 /// for (a compare-and-write carries the expected and the new data).
@@ -12,7 +13,8 @@ pub type Extents = ArrayVec<Buf, 2>;
 pub type Token = u64;
 
 /// What to do with the blocks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[repr(u8)]
 pub enum Op {
     /// Fills the extents. A device that lends its memory may be given no extents and then answers
@@ -153,7 +155,8 @@ impl Io {
 }
 
 /// How an I/O ended. The device's answer, not a transport's: translated to an NVMe status once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Status {
     Ok,
     /// The medium could not be read.

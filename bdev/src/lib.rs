@@ -13,6 +13,7 @@ pub mod config;
 pub mod conformance;
 pub mod delay;
 pub mod device;
+pub mod fault;
 mod immediate;
 pub mod io;
 pub mod layer;

@@ -213,12 +213,10 @@ fn full_queue(subject: &Subject) {
 
 fn no_room(subject: &Subject) {
     let mut rig = Rig::new(subject);
-    let count = 5.min(subject.device.limits().queue_depth as usize);
-    for lba in 0..count {
-        let buf = rig.buf(1, 0);
-        let io = rig.io(Op::Read, lba as u64, 1).with(buf);
-        rig.queue.submit(io).expect("below its depth");
-    }
+    let count = take_some(
+        &mut rig,
+        5.min(subject.device.limits().queue_depth as usize),
+    );
     let mut one = Done::with_capacity(1);
     let since = std::time::Instant::now();
     let mut seen = std::collections::HashSet::new();
@@ -469,16 +467,14 @@ fn drop_in_flight(subject: &Subject) {
             .map(|class| class.count - class.free)
             .sum::<usize>()
     };
-    for lba in 0..20.min(u64::from(subject.device.limits().queue_depth)) {
-        let buf = rig.buf(1, 0);
-        let io = rig.io(Op::Read, lba, 1).with(buf);
-        rig.queue.submit(io).expect("below its depth");
-        if lba == 10 {
-            let now = rig.now();
-            let mut none = Done::with_capacity(0);
-            rig.queue.poll(now, &mut none);
-        }
-    }
+    take_some(
+        &mut rig,
+        10.min(subject.device.limits().queue_depth as usize),
+    );
+    let now = rig.now();
+    // Hands them to the device without collecting anything.
+    rig.queue.poll(now, &mut Done::with_capacity(0));
+    take_some(&mut rig, 10);
     assert!(free(&rig) > 0);
     rig.queue = std::sync::Arc::clone(&subject.device)
         .open(&rig.pool)
@@ -499,6 +495,19 @@ fn idle(subject: &Subject) {
     assert_ne!(rig.queue.arm(now), Idle::Busy, "nothing is under way");
     rig.queue.disarm();
     rig.read(0, 1);
+}
+
+/// Submits reads past the rig's bookkeeping until so many were taken, or the queue is full.
+fn take_some(rig: &mut Rig, most: usize) -> usize {
+    for lba in 0..most {
+        let buf = rig.buf(1, 0);
+        let io = rig.io(Op::Read, lba as u64, 1).with(buf);
+        if rig.queue.submit(io).is_err() {
+            assert!(rig.queue.inflight() > 0, "full with nothing under way");
+            return lba;
+        }
+    }
+    most
 }
 
 /// Buffers as `op` wants them, contents no matter.

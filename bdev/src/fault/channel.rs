@@ -1,0 +1,385 @@
+//! The fault device's queue.
+//!
+//! ```text
+//!            ┌ Fail ────────────────────────────────────────────┐
+//!   submit ──┼ Hang ──> hung ──resume──┐                        v
+//!            ├ Busy ──> handed back, or deferred to the next turn   done
+//!            └ else ────────────────> base ──> corrupt ──> held ──^
+//! ```
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use nacre_hugepages::{Buf, Pool};
+use nacre_reactor::{Idle, Nanos};
+use slab::Slab;
+
+use super::FaultDevice;
+use super::rules::{Action, Copy};
+use crate::io::{Completion, Extents, Io, Op, Status, Token};
+use crate::layer::ModuleQueue;
+use crate::pending::Pending;
+use crate::queue::{Busy, Done, Queue};
+
+/// How often a sleeping core looks whether what hangs may go on: nothing else would wake it.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+pub(super) struct Channel {
+    base: ModuleQueue,
+    device: Arc<FaultDevice>,
+    rules: Copy,
+    pool: Pool,
+    depth: usize,
+    /// Everything that was taken.
+    requests: Slab<Request>,
+    /// With the base.
+    below: u64,
+    hung: Vec<usize>,
+    deferred: VecDeque<usize>,
+    /// Answered by the base, not due yet.
+    held: BinaryHeap<Reverse<(Nanos, usize)>>,
+    from_base: Done,
+    resumes: u64,
+}
+
+struct Request {
+    pending: Pending,
+    op: Op,
+    action: Option<Action>,
+    place: Place,
+}
+
+enum Place {
+    /// With the base. `original`: what was given in the place of a buffer that was corrupted, and
+    /// which of the buffers.
+    Base {
+        original: Option<(usize, Buf)>,
+    },
+    Hung(Io),
+    Deferred(Io),
+    /// Waits in `held`.
+    Answered(Status, Extents),
+}
+
+impl Channel {
+    pub fn new(device: Arc<FaultDevice>, base: ModuleQueue, pool: Pool) -> Channel {
+        let depth = device.base.limits().queue_depth as usize;
+        Channel {
+            base,
+            rules: Copy::default(),
+            pool,
+            depth,
+            requests: Slab::with_capacity(depth.min(64)),
+            below: 0,
+            hung: Vec::new(),
+            deferred: VecDeque::new(),
+            held: BinaryHeap::with_capacity(depth.min(64)),
+            from_base: Done::with_capacity(64),
+            resumes: device.resumes.load(Ordering::Relaxed),
+            device,
+        }
+    }
+
+    /// Hands a request to the base. `Err`: it is full, or there is no buffer to corrupt a copy in.
+    #[allow(clippy::result_large_err)]
+    fn forward(&mut self, index: usize, mut io: Io) -> Result<(), Io> {
+        let mut original = None;
+        if let (Op::Write, Some(Action::Corrupt { offset, value })) =
+            (io.op, self.requests[index].action)
+        {
+            let Some(swapped) = corrupt_copy(&mut io.data, offset, value, &self.pool) else {
+                return Err(io);
+            };
+            original = Some(swapped);
+        }
+        let token = std::mem::replace(&mut io.token, index as Token);
+        match self.base.submit(io) {
+            Ok(()) => {
+                self.requests[index].place = Place::Base { original };
+                self.below += 1;
+                Ok(())
+            }
+            Err((Busy, mut io)) => {
+                io.token = token;
+                restore(&mut io.data, original);
+                Err(io)
+            }
+        }
+    }
+
+    fn defer(&mut self, index: usize, io: Io) {
+        self.requests[index].place = Place::Deferred(io);
+        self.deferred.push_back(index);
+    }
+
+    /// The base's answers, changed as the faults want it.
+    fn collect(&mut self, now: Nanos) {
+        while self.base.poll(now, &mut self.from_base) > 0 {
+            for ended in self.from_base.drain() {
+                let Some(request) = self.requests.get_mut(ended.token as usize) else {
+                    continue;
+                };
+                self.below -= 1;
+                let Completion {
+                    status, mut data, ..
+                } = ended;
+                let place =
+                    std::mem::replace(&mut request.place, Place::Answered(status, Extents::new()));
+                if let Place::Base { original } = place {
+                    restore(&mut data, original);
+                }
+                let mut due = Nanos::ZERO;
+                match request.action {
+                    Some(Action::Corrupt { offset, value })
+                        if request.op == Op::Read && status.is_ok() =>
+                    {
+                        corrupt(&mut data, offset, value);
+                    }
+                    Some(Action::Delay { latency_us }) => {
+                        due = now + Duration::from_micros(latency_us)
+                    }
+                    _ => {}
+                }
+                request.place = Place::Answered(status, data);
+                self.held.push(Reverse((due, ended.token as usize)));
+            }
+        }
+    }
+
+    /// What hangs goes on, or ends, if it may.
+    fn look_after_hung(&mut self) {
+        let resumes = self.device.resumes.load(Ordering::Relaxed);
+        let resumed = std::mem::replace(&mut self.resumes, resumes) != resumes;
+        let gone = self.device.base.is_gone();
+        if self.hung.is_empty() || !(resumed || gone) {
+            return;
+        }
+        for index in std::mem::take(&mut self.hung) {
+            let place = std::mem::replace(
+                &mut self.requests[index].place,
+                Place::Base { original: None },
+            );
+            let Place::Hung(io) = place else { continue };
+            if gone {
+                self.answer(index, Status::Gone, io.data);
+            } else if let Err(io) = self.forward(index, io) {
+                self.defer(index, io);
+            }
+        }
+    }
+
+    fn retry_deferred(&mut self) {
+        for _ in 0..self.deferred.len() {
+            let Some(index) = self.deferred.pop_front() else {
+                break;
+            };
+            let place = std::mem::replace(
+                &mut self.requests[index].place,
+                Place::Base { original: None },
+            );
+            let Place::Deferred(io) = place else { continue };
+            // What found the queue full asks again, as its submitter would.
+            if self.requests[index].action == Some(Action::Busy) {
+                self.requests[index].action = self.rules.strike(&io, self.below);
+            }
+            match self.requests[index].action {
+                Some(Action::Busy) => self.defer(index, io),
+                Some(Action::Fail(status)) => self.answer(index, status, io.data),
+                Some(Action::FailMedium) => {
+                    self.answer(index, Status::medium_error(io.op), io.data)
+                }
+                Some(Action::Hang) => self.hang(index, io),
+                _ => {
+                    if let Err(io) = self.forward(index, io) {
+                        self.defer(index, io);
+                    }
+                }
+            }
+        }
+    }
+
+    fn hang(&mut self, index: usize, io: Io) {
+        self.requests[index].place = Place::Hung(io);
+        self.hung.push(index);
+    }
+
+    fn answer(&mut self, index: usize, status: Status, data: Extents) {
+        self.requests[index].place = Place::Answered(status, data);
+        self.held.push(Reverse((Nanos::ZERO, index)));
+    }
+
+    fn release(&mut self, now: Nanos, done: &mut Done) -> usize {
+        let before = done.len();
+        while done.has_room()
+            && let Some(Reverse((due, index))) = self.held.peek().copied()
+            && due <= now
+        {
+            self.held.pop();
+            let request = self.requests.remove(index);
+            let (status, data) = match request.place {
+                Place::Answered(status, data) => (status, data),
+                // Only what is answered is held.
+                _ => (Status::DeviceError, Extents::new()),
+            };
+            done.push(request.pending.complete(status, data));
+        }
+        done.len() - before
+    }
+}
+
+impl Queue for Channel {
+    fn submit(&mut self, io: Io) -> Result<(), (Busy, Io)> {
+        if self.requests.len() >= self.depth {
+            return Err((Busy, io));
+        }
+        self.device.rules.refresh(&mut self.rules);
+        let action = self.rules.strike(&io, self.below);
+        if action == Some(Action::Busy) && self.below > 0 {
+            return Err((Busy, io));
+        }
+        let (op, token) = (io.op, io.token);
+        // The place is set before anybody looks at it.
+        let place = Place::Base { original: None };
+        let request = Request {
+            pending: Pending::new(token),
+            op,
+            action,
+            place,
+        };
+        let index = self.requests.insert(request);
+        match action {
+            Some(Action::Fail(status)) => self.answer(index, status, io.data),
+            Some(Action::FailMedium) => self.answer(index, Status::medium_error(op), io.data),
+            Some(Action::Hang) => self.hang(index, io),
+            // With nothing below, nothing would tell the submitter when to try again: it waits here.
+            Some(Action::Busy) => self.defer(index, io),
+            Some(Action::Corrupt { .. } | Action::Delay { .. }) => {
+                // The fault has struck: it must not be lost by handing the I/O back.
+                if let Err(io) = self.forward(index, io) {
+                    self.defer(index, io);
+                }
+            }
+            None => {
+                if let Err(io) = self.forward(index, io) {
+                    self.requests.remove(index).pending.abandon();
+                    return Err((Busy, io));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self, now: Nanos, done: &mut Done) -> usize {
+        self.device.rules.refresh(&mut self.rules);
+        self.look_after_hung();
+        self.retry_deferred();
+        self.collect(now);
+        self.release(now, done)
+    }
+
+    fn abort(&mut self, token: Token) -> bool {
+        let mut requests = self.requests.iter_mut();
+        let Some((index, request)) = requests.find(|(_, r)| r.pending.token() == token) else {
+            return false;
+        };
+        let place = std::mem::replace(&mut request.place, Place::Base { original: None });
+        match place {
+            Place::Base { original } => {
+                request.place = Place::Base { original };
+                return self.base.abort(index as Token);
+            }
+            Place::Hung(io) | Place::Deferred(io) => {
+                self.hung.retain(|hung| *hung != index);
+                self.deferred.retain(|deferred| *deferred != index);
+                self.answer(index, Status::Aborted, io.data);
+            }
+            Place::Answered(_, data) => {
+                self.held.retain(|Reverse((_, held))| *held != index);
+                self.answer(index, Status::Aborted, data);
+            }
+        }
+        true
+    }
+
+    fn inflight(&self) -> usize {
+        self.requests.len()
+    }
+
+    fn arm(&mut self, now: Nanos) -> Idle {
+        let held = match self.held.peek() {
+            Some(Reverse((due, _))) if *due <= now => Idle::Busy,
+            Some(Reverse((due, _))) => Idle::Until(*due),
+            None => Idle::Quiet,
+        };
+        let hung = if self.hung.is_empty() {
+            Idle::Quiet
+        } else {
+            Idle::Until(now + LOOK_EVERY)
+        };
+        let deferred = if self.deferred.is_empty() {
+            Idle::Quiet
+        } else {
+            Idle::Busy
+        };
+        held.and(hung).and(deferred).and(self.base.arm(now))
+    }
+
+    fn disarm(&mut self) {
+        self.base.disarm();
+    }
+
+    fn wake_fd(&self) -> Option<RawFd> {
+        self.base.wake_fd()
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        for request in self.requests.drain() {
+            request.pending.abandon();
+        }
+    }
+}
+
+/// Which extent has the byte at `offset`, and where in it.
+fn locate(data: &Extents, offset: u64) -> Option<(usize, usize)> {
+    let mut left = usize::try_from(offset).ok()?;
+    for (index, buf) in data.iter().enumerate() {
+        if left < buf.len() {
+            return Some((index, left));
+        }
+        left -= buf.len();
+    }
+    None
+}
+
+/// Puts a corrupted copy in the place of a buffer, which the submitter gets back unchanged. `None`: the
+/// pool has no buffer.
+fn corrupt_copy(data: &mut Extents, offset: u64, value: u8, pool: &Pool) -> Option<(usize, Buf)> {
+    let (index, at) = locate(data, offset)?;
+    let mut copy = pool.acquire(data[index].len())?;
+    let bytes = copy.bytes_mut()?;
+    bytes.copy_from_slice(&data[index]);
+    bytes[at] ^= value;
+    Some((index, std::mem::replace(&mut data[index], copy)))
+}
+
+fn restore(data: &mut Extents, original: Option<(usize, Buf)>) {
+    if let Some((index, original)) = original
+        && let Some(place) = data.get_mut(index)
+    {
+        *place = original;
+    }
+}
+
+fn corrupt(data: &mut Extents, offset: u64, value: u8) {
+    if let Some((index, at)) = locate(data, offset)
+        && let Some(bytes) = data[index].bytes_mut()
+    {
+        bytes[at] ^= value;
+    }
+}
