@@ -30,6 +30,7 @@ pub const SEED_VARIABLE: &str = "NACRE_CONFORMANCE_SEED";
 pub struct Suite<F> {
     make: F,
     keeps_data: bool,
+    as_module: bool,
 }
 
 /// Runs everything for an ordinary module, one that keeps what is written.
@@ -43,6 +44,7 @@ impl<F: Fn() -> Arc<dyn Bdev>> Suite<F> {
         Suite {
             make,
             keeps_data: true,
+            as_module: true,
         }
     }
 
@@ -52,9 +54,17 @@ impl<F: Fn() -> Arc<dyn Bdev>> Suite<F> {
         self
     }
 
+    /// Only through the layer: for a module that insists on boundaries and the like.
+    pub fn layer_only(mut self) -> Suite<F> {
+        self.as_module = false;
+        self
+    }
+
     pub fn run(&self) {
         let seed = Seed::choose();
-        self.run_view("module", seed.0, |bdev| bdev);
+        if self.as_module {
+            self.run_view("module", seed.0, |bdev| bdev);
+        }
         self.run_view("layer", seed.0, |bdev| Layer::new(bdev));
     }
 

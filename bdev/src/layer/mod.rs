@@ -19,6 +19,8 @@ mod gate;
 mod job;
 mod plan;
 #[cfg(test)]
+mod poor;
+#[cfg(test)]
 mod tests;
 
 use std::collections::VecDeque;

@@ -1,1 +1,428 @@
+use std::time::Duration;
 
+use nacre_hugepages::{Buf, ClassSpec};
+use proptest::prelude::*;
+
+use super::poor::{BLOCK, BLOCKS, Poor};
+use super::*;
+use crate::conformance::Suite;
+use crate::io::{Extents, Flags};
+use crate::stats::{Class, OpStats, Reset};
+
+struct Rig {
+    poor: Poor,
+    layer: Arc<Layer>,
+    queue: LayerQueue,
+    pool: Pool,
+    now: Nanos,
+    done: Done,
+}
+
+impl Rig {
+    fn new(poor: Poor) -> Rig {
+        let classes = [
+            ClassSpec {
+                size: 8 * BLOCK,
+                count: 8,
+            },
+            ClassSpec {
+                size: 256 << 10,
+                count: 8,
+            },
+        ];
+        let pool = Pool::heap(&classes);
+        let layer = Layer::new(Arc::new(poor.clone()));
+        let queue = layer.open_queue(&pool).expect("opens");
+        Rig {
+            poor,
+            layer,
+            queue,
+            pool,
+            now: Nanos(1_000),
+            done: Done::with_capacity(8),
+        }
+    }
+
+    fn buf(&self, blocks: usize, fill: u8) -> Buf {
+        let mut buf = self.pool.acquire(blocks * BLOCK).expect("free");
+        buf.bytes_mut().expect("not shared").fill(fill);
+        buf
+    }
+
+    fn submit(&mut self, io: Io) {
+        self.queue.submit(io).expect("room");
+    }
+
+    fn turn(&mut self) -> Vec<Completion> {
+        self.now = self.now + Duration::from_nanos(10);
+        self.queue.poll(self.now, &mut self.done);
+        self.done.drain().collect()
+    }
+
+    fn finish(&mut self) -> Vec<Completion> {
+        let mut ended = Vec::new();
+        for _ in 0..10_000 {
+            ended.extend(self.turn());
+            if self.queue.inflight() == 0 {
+                return ended;
+            }
+        }
+        panic!("{} I/Os never end", self.queue.inflight());
+    }
+
+    fn run(&mut self, io: Io) -> (Status, Extents) {
+        self.submit(io);
+        let mut ended = self.finish();
+        assert_eq!(ended.len(), 1);
+        let completion = ended.remove(0);
+        (completion.status, completion.data)
+    }
+}
+
+/// The whole suite on the poorest module, and on ones that lack this or that.
+#[test]
+fn conforms() {
+    let variants: [fn(Poor) -> Poor; 4] = [
+        |poor| poor,
+        |poor| Poor {
+            native_fua: true,
+            ..poor
+        },
+        |mut poor| {
+            poor.native.push(Op::Compare);
+            poor.limits.optimal_boundary_blocks = 0;
+            poor.limits.max_blocks = 17;
+            poor.limits.queue_depth = 64;
+            poor
+        },
+        |mut poor| {
+            poor.native.pop();
+            poor.limits.volatile_cache = false;
+            poor.limits.max_blocks = 1;
+            poor.limits.queue_depth = 1;
+            poor
+        },
+    ];
+    for (seed, variant) in variants.iter().enumerate() {
+        let suite = Suite::new(|| Arc::new(variant(Poor::new(seed as u64))));
+        match variant(Poor::new(0)).limits.optimal_boundary_blocks {
+            0 => suite.run(),
+            // It checks that nothing crosses its boundary, which the suite's own I/O may.
+            _ => suite.layer_only().run(),
+        }
+    }
+}
+
+/// A write that must be on the media is there when it completes, whatever it is made of; one that need
+/// not be is not flushed.
+#[test]
+fn force_unit_access() {
+    for blocks in [1, 2, 20] {
+        let mut rig = Rig::new(Poor::new(3));
+        let buf = rig.buf(blocks, 0xEE);
+        rig.run(Io::new(1, Op::Write, 5, blocks as u32).with(buf));
+        assert!(
+            rig.poor.lock().media.iter().all(|byte| *byte == 0),
+            "no flush was asked for"
+        );
+        for (op, fill) in [(Op::Write, 0xAA), (Op::WriteZeroes, 0), (Op::Copy, 0)] {
+            let mut io = Io::new(2, op, 5, blocks as u32)
+                .flags(Flags::FUA)
+                .source(100);
+            if op == Op::Write {
+                io = io.with(rig.buf(blocks, fill));
+            }
+            assert_eq!(rig.run(io).0, Status::Ok);
+            let media = &rig.poor.lock().media[5 * BLOCK..(5 + blocks) * BLOCK];
+            assert!(media.iter().all(|byte| *byte == fill), "{op:?} of {blocks}");
+        }
+    }
+    let mut rig = Rig::new(Poor {
+        native_fua: true,
+        ..Poor::new(3)
+    });
+    let buf = rig.buf(1, 1);
+    rig.run(Io::new(1, Op::Write, 5, 1).with(buf).flags(Flags::FUA));
+    assert_eq!(
+        rig.poor.asked(),
+        [(Op::Write, 5, 1)],
+        "the module does it by itself"
+    );
+}
+
+/// A large read is split as the module wants it, and only that; its buffers return whole.
+#[test]
+fn split() {
+    let mut rig = Rig::new(Poor::new(1));
+    let (a, b) = (rig.buf(2, 1), rig.buf(5, 1));
+    let addresses = (a.as_ptr(), b.as_ptr());
+    let (status, data) = rig.run(Io::new(1, Op::Read, 6, 7).with(a).with(b));
+    assert_eq!(status, Status::Ok);
+    let mut asked = rig.poor.asked();
+    asked.sort_unstable_by_key(|(_, lba, _)| *lba);
+    assert_eq!(
+        asked,
+        [(Op::Read, 6, 2), (Op::Read, 8, 3), (Op::Read, 11, 2)]
+    );
+    assert_eq!((data[0].as_ptr(), data[1].as_ptr()), addresses);
+    assert_eq!((data[0].len(), data[1].len()), (2 * BLOCK, 5 * BLOCK));
+}
+
+/// A piece that fails fails the whole, once nothing is under way any more; everything comes back.
+#[test]
+fn a_piece_fails() {
+    let free = |pool: &Pool| pool.stats().iter().map(|class| class.free).sum::<usize>();
+    for op in Op::ALL {
+        for seed in 0..8 {
+            let mut rig = Rig::new(Poor::new(seed));
+            if rig.layer.supports(op) == Support::No || op == Op::Flush {
+                continue;
+            }
+            let before = free(&rig.pool);
+            rig.poor.lock().bad_block = Some(40);
+            let mut io = Io::new(9, op, 30, 20).source(300);
+            for _ in 0..op.data_len(1) {
+                io = io.with(rig.buf(20, 0));
+            }
+            let given: Vec<usize> = io.data.iter().map(Buf::len).collect();
+            let (status, data) = rig.run(io);
+            assert!(
+                matches!(status, Status::ReadError | Status::WriteError),
+                "{op:?}: {status:?}"
+            );
+            assert_eq!(
+                data.iter().map(Buf::len).collect::<Vec<_>>(),
+                given,
+                "{op:?}"
+            );
+            drop(data);
+            assert_eq!(free(&rig.pool), before, "{op:?} keeps buffers");
+        }
+    }
+}
+
+/// An I/O in pieces can be given up at any moment: it ends once, with its buffers.
+#[test]
+fn abort_in_pieces() {
+    for op in [
+        Op::Read,
+        Op::Write,
+        Op::WriteZeroes,
+        Op::Compare,
+        Op::CompareAndWrite,
+        Op::Copy,
+    ] {
+        for turns in 0..12 {
+            let mut rig = Rig::new(Poor::new(turns));
+            let mut io = Io::new(9, op, 30, 40).source(300);
+            for _ in 0..op.data_len(1) {
+                io = io.with(rig.buf(40, 0));
+            }
+            rig.submit(io);
+            let mut ended: Vec<Completion> = (0..turns).flat_map(|_| rig.turn()).collect();
+            let asked = rig.queue.abort(9);
+            if rig.queue.inflight() > 0 {
+                ended.extend(rig.finish());
+            }
+            assert_eq!(ended.len(), 1, "{op:?} after {turns}");
+            let ended = &ended[0];
+            let lens: Vec<usize> = ended.data.iter().map(Buf::len).collect();
+            assert_eq!(
+                lens,
+                vec![40 * BLOCK; op.data_len(1) as usize],
+                "{op:?} after {turns}"
+            );
+            let may = ended.status == Status::Ok || (asked && ended.status == Status::Aborted);
+            assert!(may, "{op:?} after {turns}: {:?}", ended.status);
+            let first = rig.poor.lock().cache[30 * BLOCK];
+            assert_eq!(first, 0, "a swap of equal data changes nothing");
+        }
+    }
+}
+
+/// While the module is busy with pieces, new I/O is handed back, and the pieces get through.
+#[test]
+fn busy_in_pieces() {
+    let mut rig = Rig::new(Poor::new(5));
+    rig.poor.lock().stuck = true;
+    let buf = rig.buf(64, 3);
+    rig.submit(Io::new(1, Op::Write, 0, 64).with(buf));
+    assert!(rig.turn().is_empty());
+    let buf = rig.buf(1, 0);
+    let (Busy, back) = rig
+        .queue
+        .submit(Io::new(2, Op::Read, 9, 1).with(buf))
+        .expect_err("it waits");
+    assert_eq!((back.token, back.data.len()), (2, 1));
+    rig.poor.lock().stuck = false;
+    assert_eq!(rig.finish().len(), 1);
+    assert_eq!(rig.layer.stats().snapshot().busy, 1);
+    let (status, data) = rig.run(back);
+    assert!(status.is_ok() && data[0].iter().all(|byte| *byte == 3));
+}
+
+/// A device that goes answers `Gone` to what waits in the layer and to what comes.
+#[test]
+fn gone() {
+    let mut rig = Rig::new(Poor::new(5));
+    rig.poor.lock().stuck = true;
+    let buf = rig.buf(64, 3);
+    rig.submit(Io::new(1, Op::Write, 0, 64).with(buf));
+    rig.turn();
+    rig.layer.set_gone();
+    rig.poor.lock().stuck = false;
+    let ended = rig.finish();
+    assert_eq!(ended[0].status, Status::Gone);
+    assert_eq!(ended[0].data[0].len(), 64 * BLOCK);
+    assert_eq!(rig.run(Io::new(2, Op::Flush, 0, 0)).0, Status::Gone);
+    assert!(rig.layer.open_queue(&rig.pool).is_err());
+}
+
+/// Latencies are counted by the turns' time; a sleep before an I/O is none of it.
+#[test]
+fn latency() {
+    let mut poor = Poor::new(0);
+    poor.limits.queue_depth = 1;
+    let mut rig = Rig::new(poor);
+    let at = |ns| Nanos(ns);
+    let mut done = Done::with_capacity(4);
+    rig.poor.lock().stuck = true;
+    rig.queue.poll(at(1_000), &mut done);
+    let buf = rig.buf(1, 0);
+    rig.submit(Io::new(1, Op::Read, 0, 1).with(buf));
+    rig.queue.poll(at(1_300), &mut done);
+    rig.poor.lock().stuck = false;
+    while rig.queue.inflight() > 0 {
+        rig.queue.poll(at(1_500), &mut done);
+    }
+    let stats = rig.layer.stats().snapshot();
+    let expected = OpStats {
+        ops: 1,
+        bytes: BLOCK as u64,
+        errors: 0,
+        latency_sum_ns: 500,
+        latency_min_ns: 500,
+        latency_max_ns: 500,
+    };
+    assert_eq!(stats.op(Op::Read), &expected);
+    assert_eq!(stats.histogram(Class::Read).quantile(0.5), Some(511));
+
+    rig.layer.stats().reset(Reset::All);
+    assert_eq!(rig.queue.arm(at(1_600)), Idle::Quiet);
+    let buf = rig.buf(1, 0);
+    rig.submit(Io::new(2, Op::Read, 0, 1).with(buf));
+    rig.poor.lock().stuck = true;
+    rig.queue.poll(at(1_000_000), &mut done);
+    rig.poor.lock().stuck = false;
+    while rig.queue.inflight() > 0 {
+        rig.queue.poll(at(1_000_070), &mut done);
+    }
+    assert_eq!(rig.layer.stats().snapshot().op(Op::Read).latency_max_ns, 70);
+}
+
+/// A pool that is too small is an error that says what it takes.
+#[test]
+fn no_memory_to_emulate() {
+    let layer = Layer::new(Arc::new(Poor::new(0)));
+    for classes in [
+        &[][..],
+        &[ClassSpec {
+            size: 4096,
+            count: 1,
+        }],
+    ] {
+        let error = layer
+            .open_queue(&Pool::heap(classes))
+            .err()
+            .expect("too small");
+        assert!(error.to_string().contains("reserve 2 buffers"), "{error}");
+    }
+    // The reserve is enough, however little the pool has besides.
+    let pool = Pool::heap(&[ClassSpec {
+        size: 4096,
+        count: 3,
+    }]);
+    let mut queue = layer.open_queue(&pool).expect("two are enough");
+    let (io, other) = (
+        Io::new(1, Op::Copy, 0, 50).source(500),
+        Io::new(2, Op::Copy, 100, 50).source(600),
+    );
+    let _taken = pool.acquire(512).expect("the last one");
+    queue.submit(io).expect("room");
+    queue.submit(other).expect("room");
+    let mut done = Done::with_capacity(4);
+    for _ in 0..10_000 {
+        queue.poll(Nanos(1), &mut done);
+    }
+    let ended: Vec<_> = done.drain().map(|c| (c.token, c.status)).collect();
+    assert_eq!(ended.len(), 2);
+    assert!(ended.iter().all(|(_, status)| status.is_ok()));
+}
+
+/// What the layer says it supports is what it does.
+#[test]
+fn announces() {
+    let rig = Rig::new(Poor::new(0));
+    let supports = Op::ALL.map(|op| rig.layer.supports(op));
+    let (native, emulated, no) = (Support::Native, Support::Emulated, Support::No);
+    assert_eq!(
+        supports,
+        [
+            native, native, native, no, emulated, emulated, emulated, emulated
+        ]
+    );
+    let limits = rig.layer.limits();
+    assert_eq!((limits.max_blocks, limits.queue_depth), (u32::MAX, 4));
+}
+
+proptest! {
+    /// Pieces cover a range exactly, each within the module's limits, from both ends.
+    #[test]
+    fn pieces_cover(lba in 0..BLOCKS, blocks in 1u32..400, max in 1u32..40, boundary in 0u32..40) {
+        let mut poor = Poor::new(0);
+        poor.limits.max_blocks = max;
+        poor.limits.optimal_boundary_blocks = boundary;
+        let shape = Shape::of(&poor);
+        let fits = |from: u64, len: u32| {
+            let boundary = u64::from(boundary);
+            let last = from + u64::from(len) - 1;
+            len >= 1 && len <= max && (boundary == 0 || from / boundary == last / boundary)
+        };
+        let mut left = blocks;
+        while left > 0 {
+            let from = lba + u64::from(blocks - left);
+            let piece = shape.piece(Op::Read, from, left);
+            prop_assert!(piece <= left && fits(from, piece));
+            left -= piece;
+        }
+        let mut left = blocks;
+        while left > 0 {
+            let end = lba + u64::from(left);
+            let piece = shape.piece_before(end, left);
+            prop_assert!(piece <= left && fits(end - u64::from(piece), piece));
+            left -= piece;
+        }
+    }
+
+    /// Whatever the shape, an I/O is either refused for a reason that holds, or can be done.
+    #[test]
+    fn plan_checks_everything(op in 0..Op::COUNT, lba in 0u64..2 * BLOCKS, blocks in 0u32..40, source in 0u64..2 * BLOCKS, given in 0usize..3) {
+        let shape = Shape::of(&Poor::new(0));
+        let op = Op::ALL[op];
+        let pool = Pool::heap(&[ClassSpec { size: 64 * BLOCK, count: 2 }]);
+        let mut io = Io::new(1, op, lba, blocks).source(source);
+        for _ in 0..given {
+            io.data.push(pool.acquire(blocks as usize * BLOCK).expect("two"));
+        }
+        let inside = |from: u64| from + u64::from(blocks) <= BLOCKS;
+        let wanted = usize::from(op.data_len(1) > 0) + usize::from(op == Op::CompareAndWrite);
+        match shape.plan(&io, BLOCKS) {
+            Plan::Now(Status::OutOfRange) => prop_assert!(!inside(lba) || (op == Op::Copy && !inside(source))),
+            Plan::Now(Status::Unsupported) => prop_assert!(op == Op::Unmap || given != wanted),
+            Plan::Now(status) => prop_assert!(status == Status::Ok && blocks == 0),
+            Plan::Direct | Plan::Job(_) => {
+                prop_assert!(op == Op::Flush || (inside(lba) && (wanted == 0 || given == wanted)));
+            }
+        }
+    }
+}

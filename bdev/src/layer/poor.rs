@@ -1,0 +1,232 @@
+//! For tests: the poorest module that the layer must cope with.
+//!
+//! It reads and writes a few blocks at a time and flushes, nothing else. It has a volatile cache, answers
+//! out of order and when it likes, is busy when it likes, and remembers what it was asked.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use nacre_hugepages::Pool;
+use nacre_reactor::Nanos;
+use uuid::Uuid;
+
+use crate::device::{Bdev, Geometry, Limits, OpenError, Support};
+use crate::io::{Flags, Io, Op, Status, Token};
+use crate::pending::Pending;
+use crate::queue::{Busy, Done, Queue};
+use crate::random::Random;
+
+#[derive(Debug, Clone)]
+pub(super) struct Poor {
+    pub limits: Limits,
+    pub native: Vec<Op>,
+    pub native_fua: bool,
+    pub seed: u64,
+    pub disk: Arc<Mutex<Disk>>,
+}
+
+/// What all its queues share.
+#[derive(Debug)]
+pub(super) struct Disk {
+    pub cache: Vec<u8>,
+    pub media: Vec<u8>,
+    pub asked: Vec<(Op, u64, u32)>,
+    /// The next one that touches this block fails.
+    pub bad_block: Option<u64>,
+    /// Takes I/O but ends none.
+    pub stuck: bool,
+}
+
+pub(super) const BLOCKS: u64 = 1024;
+pub(super) const BLOCK: usize = 512;
+
+impl Poor {
+    pub fn new(seed: u64) -> Poor {
+        let limits = Limits {
+            max_blocks: 3,
+            optimal_boundary_blocks: 8,
+            volatile_cache: true,
+            ..Limits::unlimited(4)
+        };
+        let disk = Disk {
+            cache: vec![0; BLOCKS as usize * BLOCK],
+            media: vec![0; BLOCKS as usize * BLOCK],
+            asked: Vec::new(),
+            bad_block: None,
+            stuck: false,
+        };
+        let native = vec![Op::Read, Op::Write, Op::Flush];
+        Poor {
+            limits,
+            native,
+            native_fua: false,
+            seed,
+            disk: Arc::new(Mutex::new(disk)),
+        }
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, Disk> {
+        self.disk.lock().expect("no test panics with it")
+    }
+
+    /// What it was asked since the last call.
+    pub fn asked(&self) -> Vec<(Op, u64, u32)> {
+        std::mem::take(&mut self.lock().asked)
+    }
+}
+
+impl Bdev for Poor {
+    fn name(&self) -> &str {
+        "poor"
+    }
+
+    fn product_name(&self) -> &'static str {
+        "Poor disk"
+    }
+
+    fn uuid(&self) -> Uuid {
+        Uuid::from_u128(7)
+    }
+
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            block_size: BLOCK as u32,
+            blocks: BLOCKS,
+            physical_block_size: BLOCK as u32,
+        }
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn supports(&self, op: Op) -> Support {
+        if self.native.contains(&op) {
+            Support::Native
+        } else {
+            Support::No
+        }
+    }
+
+    fn native_fua(&self) -> bool {
+        self.native_fua
+    }
+
+    fn open(self: Arc<Self>, _pool: &Pool) -> Result<Box<dyn Queue>, OpenError> {
+        let random = Random::new(self.seed);
+        Ok(Box::new(Channel {
+            poor: self,
+            taken: Vec::new(),
+            aborted: Vec::new(),
+            random,
+        }))
+    }
+}
+
+struct Channel {
+    poor: Arc<Poor>,
+    taken: Vec<(Pending, Io)>,
+    aborted: Vec<(Pending, Io)>,
+    random: Random,
+}
+
+impl Channel {
+    fn perform(&self, io: &mut Io) -> Status {
+        let mut disk = self.poor.lock();
+        let disk = &mut *disk;
+        disk.asked.push((io.op, io.lba, io.blocks));
+        if io.op == Op::Flush {
+            disk.media.copy_from_slice(&disk.cache);
+            return Status::Ok;
+        }
+        if self.poor.supports(io.op) == Support::No {
+            return Status::Unsupported;
+        }
+        let geometry = self.poor.geometry();
+        if !geometry.holds(io.lba, u64::from(io.blocks)) {
+            return Status::OutOfRange;
+        }
+        let blocks = io.lba..io.lba + u64::from(io.blocks);
+        if disk.bad_block.is_some_and(|bad| blocks.contains(&bad)) {
+            disk.bad_block = None;
+            return Status::medium_error(io.op);
+        }
+        let boundary = u64::from(self.poor.limits.optimal_boundary_blocks);
+        assert!(
+            io.blocks <= self.poor.limits.max_blocks,
+            "larger than it takes"
+        );
+        assert!(
+            boundary == 0 || io.blocks == 0 || io.lba / boundary == (blocks.end - 1) / boundary,
+            "crosses its boundary"
+        );
+        let mut at = io.lba as usize * BLOCK;
+        for buf in &mut io.data {
+            let range = at..at + buf.len();
+            at = range.end;
+            match io.op {
+                Op::Read => {
+                    let into = buf.bytes_mut().expect("a read owns its buffer");
+                    into.copy_from_slice(&disk.cache[range]);
+                }
+                Op::Write => disk.cache[range].copy_from_slice(buf),
+                Op::Compare if disk.cache[range.clone()] != **buf => return Status::Miscompare,
+                _ => {}
+            }
+        }
+        if self.poor.native_fua && io.flags.contains(Flags::FUA) {
+            disk.media.copy_from_slice(&disk.cache);
+        }
+        Status::Ok
+    }
+}
+
+impl Queue for Channel {
+    fn submit(&mut self, io: Io) -> Result<(), (Busy, Io)> {
+        let full = self.taken.len() >= self.poor.limits.queue_depth as usize;
+        if full || (!self.taken.is_empty() && self.random.below(4) == 0) {
+            return Err((Busy, io));
+        }
+        self.taken.push((Pending::new(io.token), io));
+        Ok(())
+    }
+
+    fn poll(&mut self, _now: Nanos, done: &mut Done) -> usize {
+        let before = done.len();
+        while done.has_room()
+            && let Some((pending, io)) = self.aborted.pop()
+        {
+            done.push(pending.complete(Status::Aborted, io.data));
+        }
+        while done.has_room() && !self.taken.is_empty() && !self.poor.lock().stuck {
+            if self.random.below(3) == 0 {
+                break;
+            }
+            let at = self.random.below(self.taken.len() as u64) as usize;
+            let (pending, mut io) = self.taken.swap_remove(at);
+            let status = self.perform(&mut io);
+            done.push(pending.complete(status, io.data));
+        }
+        done.len() - before
+    }
+
+    fn abort(&mut self, token: Token) -> bool {
+        let at = self
+            .taken
+            .iter()
+            .position(|(pending, _)| pending.token() == token);
+        self.aborted.extend(at.map(|at| self.taken.swap_remove(at)));
+        at.is_some()
+    }
+
+    fn inflight(&self) -> usize {
+        self.taken.len() + self.aborted.len()
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        for (pending, _) in self.taken.drain(..).chain(self.aborted.drain(..)) {
+            let _: Token = pending.abandon();
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! In steady state the data path allocates nothing: shown by an allocator that counts.
+//!
+//! Each device is warmed up, so that everything has grown to what it needs; after that a long run of
+//! mixed I/O through the layer must not reach the allocator once.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nacre_bdev::{
+    Bdev, Done, Io, Layer, LayerQueue, Op, Queue, Registry, delay, malloc, null, passthru,
+};
+use nacre_hugepages::{Buf, ClassSpec, Pool};
+use nacre_reactor::Nanos;
+
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: everything is the system allocator's; counting touches no memory that it manages.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller's promise is passed on as it is.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(at, layout) }
+    }
+
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        ALLOCATIONS.with(|count| count.set(count.get() + 1));
+        // SAFETY: as above.
+        unsafe { System.realloc(at, layout, size) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+const DEPTH: u64 = 64;
+
+struct Load {
+    queue: LayerQueue,
+    bufs: Vec<Buf>,
+    done: Done,
+    now: Nanos,
+    next: u64,
+}
+
+impl Load {
+    fn new(device: Arc<dyn Bdev>, pool: &Pool) -> Load {
+        let queue = Layer::new(device).open_queue(pool).expect("opens");
+        let bufs = (0..DEPTH + 8)
+            .map(|_| pool.acquire(4096).expect("enough"))
+            .collect();
+        Load {
+            queue,
+            bufs,
+            done: Done::with_capacity(32),
+            now: Nanos(1),
+            next: 0,
+        }
+    }
+
+    /// Reads, writes, and everything that the layer emulates or splits.
+    fn run(&mut self, count: u64) {
+        let last = self.next + count;
+        while self.next < last || self.queue.inflight() > 0 {
+            while self.next < last && (self.queue.inflight() as u64) < DEPTH {
+                let lba = self.next * 7 % 500;
+                let io = match self.next % 16 {
+                    0 => Io::new(self.next, Op::WriteZeroes, lba, 8),
+                    1 => Io::new(self.next, Op::Copy, lba, 8).source(500 - lba),
+                    2 => Io::new(self.next, Op::Flush, 0, 0),
+                    3 => Io::new(self.next, Op::Compare, lba, 8).with(self.buf()),
+                    4 => {
+                        let (old, new) = (self.buf(), self.buf());
+                        Io::new(self.next, Op::CompareAndWrite, lba, 8)
+                            .with(old)
+                            .with(new)
+                    }
+                    n if n % 2 == 0 => Io::new(self.next, Op::Write, lba, 8).with(self.buf()),
+                    _ => Io::new(self.next, Op::Read, lba, 8).with(self.buf()),
+                };
+                self.next += 1;
+                if let Err((_, io)) = self.queue.submit(io) {
+                    self.next -= 1;
+                    self.bufs.extend(io.data);
+                    break;
+                }
+            }
+            self.now = self.now + Duration::from_micros(1);
+            self.queue.poll(self.now, &mut self.done);
+            for completion in self.done.drain() {
+                self.bufs.extend(completion.data);
+            }
+        }
+    }
+
+    fn buf(&mut self) -> Buf {
+        self.bufs.pop().expect("as many as there are I/Os")
+    }
+}
+
+#[test]
+fn steady_state_allocates_nothing() {
+    let pool = Pool::heap(&[
+        ClassSpec {
+            size: 4096,
+            count: 400,
+        },
+        ClassSpec {
+            size: 64 << 10,
+            count: 16,
+        },
+    ]);
+    for (name, device) in devices() {
+        let mut load = Load::new(device, &pool);
+        load.run(20_000);
+        let before = ALLOCATIONS.with(Cell::get);
+        load.run(20_000);
+        let after = ALLOCATIONS.with(Cell::get);
+        assert_eq!(after - before, 0, "{name} allocates");
+    }
+}
+
+fn devices() -> Vec<(&'static str, Arc<dyn Bdev>)> {
+    fn config<T: serde::de::DeserializeOwned>(json: serde_json::Value) -> T {
+        serde_json::from_value(json).expect("a complete configuration")
+    }
+    let shape =
+        |name: &str| serde_json::json!({"name": name, "block_size": 512, "num_blocks": 1024});
+    let registry = Registry::new();
+    let malloc = |name: &str| {
+        let device = malloc::create(config(shape(name))).expect("a good configuration");
+        registry
+            .register(Arc::clone(&device) as Arc<dyn Bdev>)
+            .expect("a free name");
+        device
+    };
+    malloc("B1");
+    malloc("B2");
+    let over = serde_json::json!({"name": "P", "base_bdev_name": "B1"});
+    let slow = serde_json::json!({"name": "D", "base_bdev_name": "B2", "avg_read_latency": 20,
+        "p99_read_latency": 100, "avg_write_latency": 10, "p99_write_latency": 90});
+    vec![
+        ("malloc", malloc("M")),
+        (
+            "null",
+            null::create(config(shape("N"))).expect("a good configuration"),
+        ),
+        (
+            "passthru",
+            passthru::create(config(over), &registry).expect("the base is there"),
+        ),
+        (
+            "delay",
+            delay::create(config(slow), &registry).expect("the base is there"),
+        ),
+    ]
+}
