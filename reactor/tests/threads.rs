@@ -1,35 +1,20 @@
-//! Reactors on real threads: modes, wake-ups, messages, panics, the watchdog, accounting.
+//! Reactors on real threads: pinning, modes, wake-ups, the watchdog, accounting.
 #![cfg(not(loom))]
 
 use std::io::Write;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
-use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
 use nacre_reactor::{
-    CallError, CoreHandle, CoreSet, Event, EventSet, Events, Idle, Interest, Mode, Nanos, Poller,
-    ReactorConfig, ReactorHandle, SendError, SpawnError, Watchdog, Work, spawn,
+    CoreHandle, CoreSet, Event, EventSet, Events, Idle, Interest, Mode, Nanos, Poller,
+    ReactorConfig, SpawnError, Watchdog, Work, spawn,
 };
 
-fn start(name: &str, mode: Mode, busy_poll_us: u64) -> ReactorHandle {
-    let config = ReactorConfig {
-        name: name.into(),
-        mode,
-        busy_poll_us,
-        ..Default::default()
-    };
-    spawn(config, |_| {}).unwrap()
-}
-
-fn end(reactor: &ReactorHandle) {
-    reactor.stop();
-    reactor.join().unwrap();
-    assert!(!reactor.is_alive());
-}
+mod support;
+use support::{end, start};
 
 /// Waits for what another thread does, with a bound that only a failure reaches.
 fn eventually(what: &str, condition: impl Fn() -> bool) {
@@ -334,7 +319,15 @@ fn idle_costs_nothing_and_is_accounted() {
     end(&reactor);
 }
 
+/// Blocks its reactor for as long as it is told to.
 struct Named(&'static str, Arc<AtomicBool>);
+
+fn block_while(blocked: &AtomicBool) {
+    let began = Instant::now();
+    while blocked.load(Ordering::Acquire) && began.elapsed() < Duration::from_secs(5) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
 
 impl Poller for Named {
     fn name(&self) -> &str {
@@ -342,9 +335,7 @@ impl Poller for Named {
     }
 
     fn poll(&mut self, _: Nanos, _: u32) -> Work {
-        if self.1.swap(false, Ordering::Acquire) {
-            std::thread::sleep(Duration::from_millis(120));
-        }
+        block_while(&self.1);
         Work::None
     }
 
@@ -354,12 +345,13 @@ impl Poller for Named {
 }
 
 /// Goal: the watchdog names the poller, the message or the future that blocks, and counts.
+/// Method: each blocks until it was named, so that a slow machine changes nothing.
 #[test]
 fn watchdog_names_the_culprit() {
     let reactor = start("slow", Mode::Adaptive, 10);
     let limit = Duration::from_millis(30);
     let _watchdog = Watchdog::start(vec![reactor.clone()], limit).unwrap();
-    // On a machine with other work the kernel may stall anything; only the one we wait for counts.
+    let blocked = Arc::new(AtomicBool::new(false));
     let blamed = |culprit: &str| {
         eventually(culprit, || {
             reactor.last_stall().is_some_and(|stall| {
@@ -368,247 +360,39 @@ fn watchdog_names_the_culprit() {
                 stall.culprit.starts_with(culprit)
             })
         });
+        blocked.store(false, Ordering::Release);
+        reactor.call(|_| ()).unwrap();
     };
 
-    let block = Arc::new(AtomicBool::new(false));
     let (good, bad) = (
         Named("good", Arc::default()),
-        Named("bad", Arc::clone(&block)),
+        Named("bad", Arc::clone(&blocked)),
     );
     let adding = reactor.call(|core| {
         core.add_poller(Box::new(good)).unwrap();
-        core.add_poller(Box::new(bad)).unwrap();
+        core.add_poller(Box::new(bad)).unwrap()
     });
-    adding.unwrap();
-    block.store(true, Ordering::Release);
+    let bad = adding.unwrap();
+    blocked.store(true, Ordering::Release);
     reactor.waker().wake();
     blamed("poller \"bad\"");
     assert!(reactor.stats().stalls > 0);
+    reactor.call(move |core| core.remove_poller(bad)).unwrap();
 
-    reactor.call(|_| ()).unwrap();
-    let block = Box::new(|_: &CoreHandle| std::thread::sleep(Duration::from_millis(120)));
+    blocked.store(true, Ordering::Release);
+    let ours = Arc::clone(&blocked);
+    let message = Box::new(move |_: &CoreHandle| block_while(&ours));
     let line = line!() + 1;
-    reactor.send(block).unwrap();
+    reactor.send(message).unwrap();
     blamed(&format!("message sent at {}:{line}:", file!()));
 
-    reactor.call(|_| ()).unwrap();
-    let spawning = reactor.send(Box::new(|core| {
-        drop(core.spawn_local(async { std::thread::sleep(Duration::from_millis(120)) }));
+    blocked.store(true, Ordering::Release);
+    let ours = Arc::clone(&blocked);
+    let spawning = reactor.send(Box::new(move |core| {
+        drop(core.spawn_local(async move { block_while(&ours) }));
     }));
     spawning.unwrap();
     blamed(&format!("future spawned at {}", file!()));
     end(&reactor);
-    assert!(reactor.stats().longest_turn_ns >= 120_000_000);
-}
-
-/// Goal: a full mailbox refuses, a stopped reactor refuses, and nobody waits for ever.
-#[test]
-fn mailbox_is_bounded_and_closes() {
-    let config = ReactorConfig {
-        mailbox_capacity: 4,
-        ..Default::default()
-    };
-    let reactor = spawn(config, |_| {}).unwrap();
-    let (release, blocked) = mpsc::channel::<()>();
-    let (entered, inside) = mpsc::channel();
-    let blocking = reactor.send(Box::new(move |_| {
-        entered.send(()).unwrap();
-        blocked.recv().unwrap();
-    }));
-    blocking.unwrap();
-    inside.recv().unwrap();
-    for _ in 0..4 {
-        reactor.send(Box::new(|_| {})).unwrap();
-    }
-    let full = reactor.send(Box::new(|_| {})).unwrap_err();
-    assert!(
-        matches!(&full, SendError::Full(full) if full.capacity == 4),
-        "{full}"
-    );
-    let waiting = {
-        let reactor = reactor.clone();
-        std::thread::spawn(move || {
-            loop {
-                match reactor.call(|_| ()) {
-                    Err(CallError::NotSent(SendError::Full(_))) => std::thread::yield_now(),
-                    other => return other,
-                }
-            }
-        })
-    };
-    reactor.stop();
-    release.send(()).unwrap();
-    reactor.join().unwrap();
-    // Run, dropped unrun or refused: in any case answered.
-    let _ = waiting.join().unwrap();
-    assert_eq!(
-        reactor.send(Box::new(|_| {})),
-        Err(SendError::Stopped {
-            reactor: "reactor".into()
-        })
-    );
-    assert!(matches!(
-        reactor.call(|_| ()),
-        Err(CallError::NotSent(SendError::Stopped { .. }))
-    ));
-}
-
-/// Goal: results and futures come back to a thread that has no runtime; a blocking call from a
-/// reactor is refused instead of hanging.
-#[test]
-fn answers_come_back() {
-    let (a, b) = (start("a", Mode::Adaptive, 1), start("b", Mode::Adaptive, 1));
-    let answer = block_on(a.run(|core| core.handle().name().to_owned()));
-    assert_eq!(answer.unwrap(), "a");
-    let answer = block_on(a.run_future(|core| async move {
-        // Not Send, and across an await: what a local future is for.
-        let local = Rc::new(41);
-        core.after(Duration::from_millis(2)).await;
-        core.yield_now().await;
-        *local + 1
-    }));
-    assert_eq!(answer.unwrap(), 42);
-    // From reactor to reactor, awaited.
-    let there = b.clone();
-    let answer = a.run_future(move |_| async move { there.run(|core| core.handle().tid()).await });
-    assert_eq!(block_on(answer).unwrap().unwrap(), b.tid());
-    let there = b.clone();
-    let refused = a.call(move |_| there.call(|_| ()));
-    assert_eq!(
-        refused.unwrap(),
-        Err(CallError::OnReactor {
-            reactor: "b".into()
-        })
-    );
-    end(&a);
-    end(&b);
-}
-
-fn block_on<F: Future>(future: F) -> F::Output {
-    struct Unpark(std::thread::Thread);
-    impl std::task::Wake for Unpark {
-        fn wake(self: Arc<Unpark>) {
-            self.0.unpark();
-        }
-    }
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    let mut future = std::pin::pin!(future);
-    loop {
-        match future
-            .as_mut()
-            .poll(&mut std::task::Context::from_waker(&waker))
-        {
-            Poll::Ready(output) => return output,
-            Poll::Pending => std::thread::park(),
-        }
-    }
-}
-
-/// Goal: a panic ends that reactor only, is named, and everything is dropped on its own thread.
-#[test]
-fn a_panic_ends_the_reactor_and_is_named() {
-    struct Bomb(Arc<AtomicBool>);
-    impl Poller for Bomb {
-        fn name(&self) -> &str {
-            "bomb"
-        }
-        fn poll(&mut self, _: Nanos, _: u32) -> Work {
-            panic!("tick {}", 3);
-        }
-        fn arm(&mut self, _: Nanos) -> Idle {
-            Idle::Quiet
-        }
-    }
-    impl Drop for Bomb {
-        fn drop(&mut self) {
-            let there = std::thread::current().name() == Some("fragile");
-            self.0.store(there, Ordering::Release);
-        }
-    }
-    let reactor = start("fragile", Mode::Adaptive, 1);
-    let dropped = Arc::new(AtomicBool::new(false));
-    let bomb = Bomb(Arc::clone(&dropped));
-    reactor
-        .send(Box::new(move |core| {
-            core.add_poller(Box::new(bomb)).unwrap();
-        }))
-        .unwrap();
-    let panicked = reactor.join().unwrap_err();
-    assert_eq!(panicked.during, "poller \"bomb\"");
-    assert_eq!(panicked.message, "tick 3");
-    assert_eq!(
-        reactor.join().unwrap_err(),
-        panicked,
-        "asked twice, told twice"
-    );
-    assert!(
-        dropped.load(Ordering::Acquire),
-        "dropped on the reactor's thread"
-    );
-    assert!(!reactor.is_alive());
-
-    let error = spawn(ReactorConfig::default(), |_| panic!("in init")).unwrap_err();
-    assert!(matches!(error, SpawnError::Init(panicked) if panicked.message == "in init"));
-}
-
-/// Goal: futures end with their reactor, on its thread, while other threads hold their wakers.
-/// Method: futures that hand out their wakers; threads that wake throughout the stop.
-#[test]
-fn futures_end_with_the_reactor_whoever_wakes_them() {
-    for _ in 0..50 {
-        let reactor = start("wakers", Mode::Interrupt, 0);
-        let live = Arc::new(AtomicU64::new(0));
-        struct Live(Arc<AtomicU64>, std::thread::ThreadId);
-        impl Drop for Live {
-            fn drop(&mut self) {
-                assert_eq!(
-                    std::thread::current().id(),
-                    self.1,
-                    "dropped on another thread"
-                );
-                self.0.fetch_sub(1, Ordering::Release);
-            }
-        }
-        let (give, wakers) = mpsc::channel::<Waker>();
-        let counter = Arc::clone(&live);
-        let spawning = reactor.call(move |core| {
-            for _ in 0..8 {
-                counter.fetch_add(1, Ordering::Release);
-                let alive = Live(Arc::clone(&counter), std::thread::current().id());
-                let give = give.clone();
-                let future = async move {
-                    let _alive = alive;
-                    let mut given = false;
-                    std::future::poll_fn(|context| {
-                        if !given {
-                            given = true;
-                            give.send(context.waker().clone()).unwrap();
-                        }
-                        Poll::<()>::Pending
-                    })
-                    .await;
-                };
-                drop(core.spawn_local(future));
-            }
-        });
-        spawning.unwrap();
-        let wakers: Vec<Waker> = wakers.iter().take(8).collect();
-        let stop = Arc::new(AtomicBool::new(false));
-        let threads: Vec<_> = (0..2)
-            .map(|_| {
-                let (wakers, stop) = (wakers.clone(), Arc::clone(&stop));
-                std::thread::spawn(move || {
-                    while !stop.load(Ordering::Relaxed) {
-                        wakers.iter().for_each(Waker::wake_by_ref);
-                    }
-                })
-            })
-            .collect();
-        end(&reactor);
-        assert_eq!(live.load(Ordering::Acquire), 0);
-        stop.store(true, Ordering::Relaxed);
-        threads
-            .into_iter()
-            .for_each(|thread| thread.join().unwrap());
-    }
+    assert!(reactor.stats().longest_turn_ns >= limit.as_nanos() as u64);
 }

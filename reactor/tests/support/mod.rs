@@ -1,0 +1,19 @@
+//! What the tests on real threads share.
+
+use nacre_reactor::{Mode, ReactorConfig, ReactorHandle, spawn};
+
+pub fn start(name: &str, mode: Mode, busy_poll_us: u64) -> ReactorHandle {
+    let config = ReactorConfig {
+        name: name.into(),
+        mode,
+        busy_poll_us,
+        ..Default::default()
+    };
+    spawn(config, |_| {}).unwrap()
+}
+
+pub fn end(reactor: &ReactorHandle) {
+    reactor.stop();
+    reactor.join().unwrap();
+    assert!(!reactor.is_alive());
+}
