@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod host;
 pub mod target;
 pub mod tcp;
 pub mod transport;

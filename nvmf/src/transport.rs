@@ -107,17 +107,30 @@ pub struct TransportCaps {
 #[derive(Debug)]
 pub enum Event {
     /// A host connected; its first capsule has to be a fabrics Connect.
-    Opened { conn: ConnId, listener: ListenerId, local: Address, peer: Address },
+    Opened {
+        conn: ConnId,
+        listener: ListenerId,
+        local: Address,
+        peer: Address,
+    },
     /// A command arrived, with its in-capsule data if it had any. `data` is there if and only if
     /// the SGL is [`nacre_nvmf_wire::Sgl::InCapsule`], of non-zero length, and the range that it
     /// names (offset and length) is inside the capsule; it is exactly that range. An in-capsule SGL
     /// without data is therefore to be answered with SGL Offset Invalid.
-    Capsule { conn: ConnId, sqe: Sqe, data: Option<Buf> },
+    Capsule {
+        conn: ConnId,
+        sqe: Sqe,
+        data: Option<Buf>,
+    },
     /// A command arrived whose in-capsule data was damaged on the way (data digest): to be answered
     /// with Transient Transport Error, nothing else about it counts.
     CapsuleDamaged { conn: ConnId, sqe: Sqe },
     /// The data asked for by [`Transport::fetch`] is all there.
-    Fetched { conn: ConnId, tag: ReqTag, data: Buf },
+    Fetched {
+        conn: ConnId,
+        tag: ReqTag,
+        data: Buf,
+    },
     /// The data asked for by [`Transport::fetch`] came damaged (data digest) and was dropped: the
     /// command is to be answered with Transient Transport Error.
     FetchDamaged { conn: ConnId, tag: ReqTag },
@@ -177,7 +190,9 @@ pub struct Events {
 
 impl Events {
     pub fn with_capacity(capacity: usize) -> Events {
-        Events { items: Vec::with_capacity(capacity) }
+        Events {
+            items: Vec::with_capacity(capacity),
+        }
     }
 
     pub fn has_room(&self) -> bool {
@@ -250,11 +265,18 @@ pub struct ListenerId(pub u64);
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     #[error("cannot listen on {address}: {source}; {remedy}")]
-    Bind { address: String, source: std::io::Error, remedy: String },
+    Bind {
+        address: String,
+        source: std::io::Error,
+        remedy: String,
+    },
     #[error("{address} is already served by this process")]
     InUse { address: String },
     #[error("{address} is not an address of transport {kind}")]
-    WrongKind { address: String, kind: TransportType },
+    WrongKind {
+        address: String,
+        kind: TransportType,
+    },
     #[error("more than {limit} listeners")]
     TooMany { limit: usize },
 }
@@ -271,7 +293,11 @@ pub trait Plug: Send + Sync {
     fn unlisten(&self, id: ListenerId);
 
     /// The I/O half for the calling core. `core` counts from 0; `wake` wakes that core's reactor.
-    fn open(&self, core: usize, wake: Arc<dyn Fn() + Send + Sync>) -> std::io::Result<Box<dyn Transport>>;
+    fn open(
+        &self,
+        core: usize,
+        wake: Arc<dyn Fn() + Send + Sync>,
+    ) -> std::io::Result<Box<dyn Transport>>;
 }
 
 /// A command of the host side.
@@ -312,6 +338,12 @@ pub trait HostTransport {
     /// Largest in-capsule data of the queue (from the controller's IOCCSZ, or the transport's
     /// default before that is known), in bytes.
     fn set_in_capsule_bytes(&mut self, bytes: u32);
+
+    /// After `Closed` or [`HostTransport::close`]: hands back the commands that will not complete,
+    /// one by one, with the buffers that the transport still holds for them.
+    fn reclaim(&mut self) -> Option<HostCommand> {
+        None
+    }
 
     fn close(&mut self);
 

@@ -1,0 +1,82 @@
+//! What a host knows of a namespace.
+
+use nacre_nvmf_wire::identify::descriptors;
+use nacre_nvmf_wire::identify::{IdentifyNamespace, NsIdDescriptor};
+use uuid::Uuid;
+use zerocopy::FromBytes;
+
+use super::options::HostError;
+
+/// A namespace as its controller describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamespaceInfo {
+    pub nsid: u32,
+    pub blocks: u64,
+    pub block_size: u32,
+    pub uuid: Option<Uuid>,
+    /// All zero: none.
+    pub nguid: [u8; 16],
+    pub eui64: [u8; 8],
+    pub ana_group: u32,
+    /// Deallocated blocks read as zeroes.
+    pub unmap_zeroes: bool,
+    pub read_only: bool,
+    /// Optimal I/O boundary in blocks; 0: none.
+    pub optimal_boundary_blocks: u32,
+    /// Blocks written atomically even through a power failure.
+    pub atomic_blocks: u32,
+}
+
+impl NamespaceInfo {
+    /// From the data of Identify Namespace (CNS 00h).
+    pub fn parse(nsid: u32, data: &[u8]) -> Result<NamespaceInfo, HostError> {
+        let short = || HostError::Misbehaved {
+            what: "short Identify Namespace data".into(),
+        };
+        let (identify, _) = IdentifyNamespace::ref_from_prefix(data).map_err(|_| short())?;
+        let format = identify.lbaf[identify.format_index()];
+        let block_size = identify
+            .block_bytes()
+            .ok_or_else(|| HostError::Misbehaved {
+                what: format!("namespace {nsid} has an impossible block size"),
+            })?;
+        if format.ms.get() != 0 {
+            let what = format!("namespace {nsid} has metadata, which is not supported");
+            return Err(HostError::Misbehaved { what });
+        }
+        Ok(NamespaceInfo {
+            nsid,
+            blocks: identify.nsze.get(),
+            block_size,
+            uuid: None,
+            nguid: identify.nguid,
+            eui64: identify.eui64,
+            ana_group: identify.anagrpid.get(),
+            unmap_zeroes: identify.dlfeat & 7 == 1,
+            read_only: identify.nsattr & 1 == 1,
+            optimal_boundary_blocks: u32::from(identify.noiob.get()),
+            atomic_blocks: u32::from(identify.nawupf.get()) + 1,
+        })
+    }
+
+    /// Adds what the identification descriptor list (CNS 03h) says.
+    pub fn add_descriptors(&mut self, data: &[u8]) -> Result<(), HostError> {
+        for descriptor in descriptors::iter(data) {
+            match descriptor.map_err(|e| HostError::Misbehaved {
+                what: e.to_string(),
+            })? {
+                NsIdDescriptor::Uuid(uuid) => self.uuid = Some(uuid),
+                NsIdDescriptor::Nguid(nguid) => self.nguid = nguid,
+                NsIdDescriptor::Eui64(eui64) => self.eui64 = eui64,
+                NsIdDescriptor::Csi(_) | NsIdDescriptor::Unknown { .. } => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether it is the same namespace (on another path, or after a reconnect).
+    pub fn same_identity(&self, other: &NamespaceInfo) -> bool {
+        (self.uuid, self.nguid, self.eui64) == (other.uuid, other.nguid, other.eui64)
+            && self.block_size == other.block_size
+    }
+}

@@ -1,0 +1,101 @@
+//! What a host can choose, and what can go wrong for it.
+
+use std::time::Duration;
+
+use nacre_nvmf_wire::fabrics::InvalidParameter;
+use nacre_nvmf_wire::{Nqn, StatusCode};
+
+use crate::transport::{Closed, HostTransport};
+
+/// Makes transport connections for one controller.
+pub trait Dial {
+    /// Starts a connection for queue `qid`; it announces itself with
+    /// [`crate::transport::HostEvent::Ready`].
+    fn dial(&mut self, qid: u16) -> std::io::Result<Box<dyn HostTransport>>;
+}
+
+impl<F: FnMut(u16) -> std::io::Result<Box<dyn HostTransport>>> Dial for F {
+    fn dial(&mut self, qid: u16) -> std::io::Result<Box<dyn HostTransport>> {
+        self(qid)
+    }
+}
+
+/// How a host connects. The defaults are those of Linux, but for a quicker first reconnect.
+#[derive(Debug, Clone)]
+pub struct HostOptions {
+    pub hostnqn: Nqn,
+    pub hostid: [u8; 16],
+    pub subnqn: Nqn,
+    /// Entries of each I/O queue; clamped to what the controller offers.
+    pub queue_entries: u16,
+    /// I/O queues wanted; the controller may grant fewer.
+    pub io_queues: u16,
+    /// Keep-alive timeout; zero for none.
+    pub keep_alive: Duration,
+    /// Turn submission queue flow control off, so that reads can end without a response capsule.
+    pub disable_sq_flow_control: bool,
+    /// Longest time for a connection to be made and enabled.
+    pub connect_timeout: Duration,
+    /// Longest time for an admin command.
+    pub admin_timeout: Duration,
+    /// Longest time for an I/O command before its connection is given up.
+    pub io_timeout: Duration,
+    /// First delay before connecting again; doubles with each failure up to `reconnect_delay_max`.
+    pub reconnect_delay: Duration,
+    pub reconnect_delay_max: Duration,
+    /// How long to go on trying; `None`: for ever. Zero: not at all.
+    pub loss_timeout: Option<Duration>,
+}
+
+impl HostOptions {
+    pub fn new(hostnqn: Nqn, hostid: [u8; 16], subnqn: Nqn) -> HostOptions {
+        HostOptions {
+            hostnqn,
+            hostid,
+            subnqn,
+            queue_entries: 128,
+            io_queues: 1,
+            keep_alive: Duration::from_secs(15),
+            disable_sq_flow_control: true,
+            connect_timeout: Duration::from_secs(5),
+            admin_timeout: Duration::from_secs(30),
+            io_timeout: Duration::from_secs(30),
+            reconnect_delay: Duration::from_millis(500),
+            reconnect_delay_max: Duration::from_secs(10),
+            loss_timeout: Some(Duration::from_secs(600)),
+        }
+    }
+}
+
+/// Why a connection was not made, or was lost.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum HostError {
+    #[error("cannot connect: {0}")]
+    Dial(String),
+    #[error("connection lost: {0:?}")]
+    Lost(Closed),
+    #[error("{step} was refused: {status}")]
+    Refused {
+        step: &'static str,
+        status: StatusCode,
+    },
+    #[error("connect was refused: invalid {parameter}")]
+    InvalidParameter { parameter: InvalidParameter },
+    #[error("{step} took longer than {limit:?}")]
+    TimedOut { step: &'static str, limit: Duration },
+    #[error("reset: an I/O command took too long")]
+    Reset,
+    #[error("the target misbehaved: {what}")]
+    Misbehaved { what: String },
+}
+
+impl HostError {
+    /// Whether trying again is pointless: the target refused for good (DNR).
+    pub fn is_final(&self) -> bool {
+        match self {
+            HostError::Refused { status, .. } => status.dnr(),
+            HostError::InvalidParameter { .. } => true,
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Commands of one queue: identifiers, what is outstanding, and what came back.
+
+use nacre_hugepages::Buf;
+use nacre_nvmf_wire::{Cqe, Sqe};
+use nacre_reactor::Nanos;
+
+use crate::transport::{Closed, HostCommand, HostEvent, HostTransport};
+
+/// A command that came back.
+#[derive(Debug)]
+pub struct Finished {
+    /// As given to [`CommandQueue::submit`].
+    pub token: u64,
+    pub cqe: Cqe,
+    pub read: Option<Buf>,
+    /// Bytes that arrived in `read`.
+    pub transferred: u32,
+}
+
+#[derive(Clone, Copy)]
+struct Slot {
+    token: u64,
+    /// When it was submitted; `None`: free.
+    since: Option<Nanos>,
+}
+
+/// One queue pair of the host over its transport.
+pub struct CommandQueue {
+    transport: Box<dyn HostTransport>,
+    slots: Box<[Slot]>,
+    free: Vec<u16>,
+    events: Vec<HostEvent>,
+    ready: bool,
+    closed: Option<Closed>,
+}
+
+/// Events taken from the transport in one poll.
+const BATCH: usize = 256;
+
+impl CommandQueue {
+    /// A queue of `entries` entries, of which all but one can be in use (Base 3.3.1.4).
+    pub fn new(transport: Box<dyn HostTransport>, entries: u16) -> CommandQueue {
+        let usable = entries.saturating_sub(1).max(1);
+        CommandQueue {
+            transport,
+            slots: vec![
+                Slot {
+                    token: 0,
+                    since: None
+                };
+                usable as usize
+            ]
+            .into_boxed_slice(),
+            free: (0..usable).rev().collect(),
+            events: Vec::with_capacity(BATCH),
+            ready: false,
+            closed: None,
+        }
+    }
+
+    /// The transport's handshake is done.
+    pub fn is_ready(&self) -> bool {
+        self.ready
+    }
+
+    pub fn closed(&self) -> Option<&Closed> {
+        self.closed.as_ref()
+    }
+
+    pub fn has_room(&self) -> bool {
+        !self.free.is_empty()
+    }
+
+    /// Commands that can be submitted now.
+    pub fn room(&self) -> usize {
+        self.free.len()
+    }
+
+    pub fn outstanding(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Sends a command; its identifier is filled in here. Answers the identifier.
+    ///
+    /// # Panics
+    /// When there is no room: ask [`CommandQueue::has_room`] first.
+    pub fn submit(
+        &mut self,
+        mut sqe: Sqe,
+        write: Option<Buf>,
+        read: Option<Buf>,
+        token: u64,
+        now: Nanos,
+    ) -> u16 {
+        let cid = self.free.pop().expect("room in the queue");
+        self.slots[cid as usize] = Slot {
+            token,
+            since: Some(now),
+        };
+        sqe.cid = cid.into();
+        self.transport.submit(HostCommand { sqe, write, read });
+        cid
+    }
+
+    /// Sends and receives; gives each command that came back to `finished`. Answers how many.
+    pub fn poll(&mut self, now: Nanos, mut finished: impl FnMut(Finished)) -> usize {
+        if self.closed.is_some() {
+            return 0;
+        }
+        self.transport.poll(now, &mut self.events, BATCH);
+        let mut count = 0;
+        for event in self.events.drain(..) {
+            match event {
+                HostEvent::Completion {
+                    cqe,
+                    read,
+                    transferred,
+                } => {
+                    let cid = cqe.cid();
+                    // The transport lets through only what is outstanding.
+                    let Some(slot) = self.slots.get_mut(cid as usize) else {
+                        continue;
+                    };
+                    if slot.since.take().is_none() {
+                        continue;
+                    }
+                    self.free.push(cid);
+                    count += 1;
+                    finished(Finished {
+                        token: slot.token,
+                        cqe,
+                        read,
+                        transferred,
+                    });
+                }
+                HostEvent::Ready => self.ready = true,
+                HostEvent::Closed(why) => self.closed = Some(why),
+            }
+        }
+        count
+    }
+
+    /// When the oldest outstanding command was submitted.
+    pub fn oldest(&self) -> Option<Nanos> {
+        self.slots.iter().filter_map(|slot| slot.since).min()
+    }
+
+    /// Tokens of the outstanding commands.
+    pub fn tokens(&self) -> impl Iterator<Item = u64> + '_ {
+        self.slots
+            .iter()
+            .filter(|slot| slot.since.is_some())
+            .map(|slot| slot.token)
+    }
+
+    /// Identifiers and tokens of the outstanding commands.
+    pub fn outstanding_by_cid(&self) -> impl Iterator<Item = (u16, u64)> + '_ {
+        let slots = self
+            .slots
+            .iter()
+            .enumerate()
+            .filter(|(_, slot)| slot.since.is_some());
+        slots.map(|(cid, slot)| (cid as u16, slot.token))
+    }
+
+    pub fn transport(&mut self) -> &mut dyn HostTransport {
+        self.transport.as_mut()
+    }
+}
+
+impl Drop for CommandQueue {
+    fn drop(&mut self) {
+        self.transport.close();
+    }
+}
