@@ -24,6 +24,7 @@ pub mod commands;
 pub mod cqe;
 pub mod fabrics;
 pub mod features;
+pub mod fuzzing;
 pub mod identify;
 pub mod log;
 pub mod opcode;

@@ -178,9 +178,8 @@ wire! {
 }
 
 impl IdentifyController {
-    /// MDTS for transfers of `bytes` with pages of `page_bytes` (both powers of two, or rounded
-    /// down to one): 0, which is no limit, only if the transfer is a page or less cannot be said,
-    /// so such a limit becomes two pages.
+    /// MDTS for a limit of `bytes`, rounded down to a power of two, with pages of `page_bytes`. A
+    /// limit of one page cannot be said (0 means none at all): it becomes two.
     pub fn mdts_for(bytes: u64, page_bytes: u64) -> u8 {
         let pages = (bytes / page_bytes).max(2);
         pages.ilog2() as u8
