@@ -1,1 +1,7 @@
-fn main() {}
+//! `nacre`: the daemon and its command line.
+
+#![forbid(unsafe_code)]
+
+fn main() -> std::process::ExitCode {
+    nacre_engine::cli::main()
+}

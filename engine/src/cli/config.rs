@@ -1,0 +1,121 @@
+//! `nacre config`: check a file without starting, show what would be in effect, export what is.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use serde_json::Value;
+
+use super::{Connection, Failure, output};
+use crate::config::source::variable;
+use crate::config::{self, ConfigError};
+
+#[derive(Debug, Args)]
+pub struct ConfigArgs {
+    #[command(subcommand)]
+    command: ConfigCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum ConfigCommand {
+    /// Read a configuration file and say what is wrong with it
+    Check {
+        file: PathBuf,
+        /// Print the problems as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show every setting as `nacre serve` would see it here, and where it comes from
+    Show {
+        /// The configuration file; the system's unless given
+        #[arg(short = 'c', long, value_name = "FILE", env = "NACRE_CONFIG")]
+        config: Option<PathBuf>,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print the running daemon's whole configuration as a file for `nacre serve -c` and SPDK
+    Export {
+        #[command(flatten)]
+        connection: Connection,
+    },
+    /// Print the sample configuration, with every key explained
+    Sample,
+}
+
+pub fn run(args: ConfigArgs) -> Result<(), Failure> {
+    match args.command {
+        ConfigCommand::Check { file, json } => {
+            // Only the file: the environment here is not the daemon's.
+            match config::load(Some(&file), [], &[]) {
+                Ok(_) if json => output::json(&serde_json::json!({ "problems": [] })),
+                Ok(_) => output::line(&format!("{}: good", file.display())),
+                Err(ConfigError { problems }) if json => {
+                    output::json(&serde_json::json!({ "problems": problems }))?;
+                    Err(Failure::Failed(anyhow::anyhow!(
+                        "{} problems",
+                        problems.len()
+                    )))
+                }
+                Err(error) => Err(Failure::Failed(error.into())),
+            }
+        }
+        ConfigCommand::Show { config, json } => {
+            let file = config.or_else(config::system_file);
+            let loaded = config::load(file.as_deref(), std::env::vars(), &[])
+                .map_err(anyhow::Error::from)?;
+            let mut rows = Vec::new();
+            let value = serde_json::to_value(&loaded.settings).expect("settings are plain data");
+            flatten("", &value, &mut rows);
+            let origin = |key: &str| {
+                loaded
+                    .origins
+                    .get(key)
+                    .cloned()
+                    .unwrap_or_else(|| "default".into())
+            };
+            if json {
+                let object = |(key, value): &(String, Value)| {
+                    (
+                        key.clone(),
+                        serde_json::json!({ "value": value, "origin": origin(key), "variable": variable(key) }),
+                    )
+                };
+                return output::json(
+                    &rows
+                        .iter()
+                        .map(object)
+                        .collect::<serde_json::Map<_, _>>()
+                        .into(),
+                );
+            }
+            let row =
+                |(key, value): &(String, Value)| vec![key.clone(), value.to_string(), origin(key)];
+            output::table(&["key", "value", "origin"], rows.iter().map(row))
+        }
+        ConfigCommand::Export { connection } => {
+            output::json(&connection.call("config_export", Value::Null)?)
+        }
+        ConfigCommand::Sample => {
+            output::line(include_str!("../../../nacre.sample.toml").trim_end())
+        }
+    }
+}
+
+fn flatten(path: &str, value: &Value, out: &mut Vec<(String, Value)>) {
+    match value.as_object() {
+        Some(table) => {
+            for (key, value) in table {
+                flatten(
+                    &if path.is_empty() {
+                        key.clone()
+                    } else {
+                        format!("{path}.{key}")
+                    },
+                    value,
+                    out,
+                );
+            }
+        }
+        None => out.push((path.to_owned(), value.clone())),
+    }
+}

@@ -1,0 +1,165 @@
+//! The command line. One file per subcommand; `nacre help` is the reference.
+//!
+//! Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no daemon answers, 4 the daemon refused.
+
+mod completions;
+mod config;
+mod metrics;
+pub mod output;
+mod rpc;
+mod serve;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use serde_json::Value;
+
+use crate::engine::Personality;
+use crate::rpc::client::{Client, ClientError};
+
+/// Userspace NVMe-oF storage engine: the daemon, and the means to command it.
+#[derive(Debug, Parser)]
+#[command(
+    name = "nacre",
+    version,
+    after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no daemon answers, 4 the daemon refused."
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the daemon
+    Serve(Box<serve::ServeArgs>),
+    /// Call any method of the daemon
+    Rpc(rpc::RpcArgs),
+    /// Check, show or export the configuration
+    Config(config::ConfigArgs),
+    /// Show the daemon's metrics
+    Metrics(metrics::MetricsArgs),
+    /// Print a completion script for a shell
+    Completions(completions::CompletionsArgs),
+}
+
+/// Where the daemon is and how its answers are shown; flattened into every client command.
+#[derive(Debug, Clone, Args)]
+pub struct Connection {
+    /// The daemon's socket
+    #[arg(short = 'r', long, value_name = "PATH", env = "NACRE_RPC_SOCKET")]
+    socket: Option<PathBuf>,
+    /// How long to wait for an answer
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = humantime::parse_duration)]
+    timeout: Duration,
+    /// Print JSON for programs instead of a table for people
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl Connection {
+    /// The socket named, or the default one; SPDK's, if only that is there.
+    pub fn open(&self) -> Result<Client, Failure> {
+        let path = match &self.socket {
+            Some(path) => path.clone(),
+            None => {
+                let ours = crate::config::default_socket();
+                let spdks = Path::new("/var/tmp/spdk.sock");
+                if !ours.exists() && spdks.exists() {
+                    spdks.to_owned()
+                } else {
+                    ours
+                }
+            }
+        };
+        Ok(Client::connect(&path, self.timeout)?)
+    }
+
+    /// One call on a connection of its own.
+    pub fn call(&self, method: &str, params: Value) -> Result<Value, Failure> {
+        Ok(self.open()?.call(method, params)?)
+    }
+}
+
+/// How a command can fail, each with its exit code.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    #[error("{0:#}")]
+    Failed(#[from] anyhow::Error),
+    #[error("{0}")]
+    Usage(String),
+    #[error("{0}")]
+    Daemon(#[from] ClientError),
+}
+
+impl Failure {
+    fn exit_code(&self) -> u8 {
+        match self {
+            Failure::Failed(_) => 1,
+            Failure::Usage(_) => 2,
+            Failure::Daemon(ClientError::Unreachable { .. }) => 3,
+            Failure::Daemon(ClientError::Refused { .. }) => 4,
+            Failure::Daemon(_) => 1,
+        }
+    }
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Failure {
+        Failure::Failed(error.into())
+    }
+}
+
+/// The program: reads the process's arguments and does what they say.
+pub fn main() -> ExitCode {
+    let args: Vec<OsString> = std::env::args_os().collect();
+    // A reader that goes away (`nacre … | head`) ends us quietly.
+    let outcome = match called_as_nvmf_tgt(&args) {
+        true => serve::run_nvmf_tgt(args),
+        false => run(args),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure::Failed(error)) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("error: {failure}");
+            ExitCode::from(failure.exit_code())
+        }
+    }
+}
+
+fn run(args: Vec<OsString>) -> Result<(), Failure> {
+    let matches = Cli::command().get_matches_from(args);
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|e| e.exit());
+    match cli.command {
+        Command::Serve(args) => serve::run(*args, Personality::Nacre),
+        Command::Rpc(args) => rpc::run(args),
+        Command::Config(args) => config::run(args),
+        Command::Metrics(args) => metrics::run(args),
+        Command::Completions(args) => completions::run(args),
+    }
+}
+
+fn called_as_nvmf_tgt(args: &[OsString]) -> bool {
+    args.first().is_some_and(|name| {
+        Path::new(name)
+            .file_name()
+            .is_some_and(|name| name == "nvmf_tgt")
+    })
+}
+
+/// The whole command, for completions and tests.
+fn command() -> clap::Command {
+    Cli::command()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::command().debug_assert();
+    }
+}

@@ -1,0 +1,81 @@
+//! What commands print: a table for people, JSON for programs.
+
+use std::io::Write;
+
+use comfy_table::{Table, presets};
+use serde_json::Value;
+
+use super::Failure;
+
+/// Prints `text` and a newline.
+pub fn line(text: &str) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{text}")?;
+    out.flush()?;
+    Ok(())
+}
+
+pub fn json(value: &Value) -> Result<(), Failure> {
+    line(&serde_json::to_string_pretty(value).expect("a JSON value serialises"))
+}
+
+/// A table without lines: columns are what `cut` and `awk` can take too.
+pub fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> Result<(), Failure> {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(header.iter().map(|h| h.to_uppercase()));
+    for row in rows {
+        table.add_row(row);
+    }
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
+    let text = table.to_string();
+    line(
+        &text
+            .lines()
+            .map(str::trim_end)
+            .collect::<Vec<_>>()
+            .join("\n"),
+    )
+}
+
+/// A table of an array of objects: a column per pointer (`/a/b`), empty where there is nothing.
+pub fn columns(items: &Value, columns: &[(&str, &str)]) -> Result<(), Failure> {
+    let header: Vec<&str> = columns.iter().map(|(name, _)| *name).collect();
+    let rows = items.as_array().map_or(&[][..], Vec::as_slice);
+    table(
+        &header,
+        rows.iter().map(|item| {
+            columns
+                .iter()
+                .map(|(_, at)| cell(item.pointer(at)))
+                .collect()
+        }),
+    )
+}
+
+/// One value in a cell.
+pub fn cell(value: Option<&Value>) -> String {
+    match value {
+        None | Some(Value::Null) => String::new(),
+        Some(Value::String(text)) => text.clone(),
+        Some(Value::Bool(on)) => if *on { "yes" } else { "no" }.into(),
+        Some(Value::Array(items)) => items
+            .iter()
+            .map(|v| cell(Some(v)))
+            .collect::<Vec<_>>()
+            .join(","),
+        Some(other) => other.to_string(),
+    }
+}
+
+/// A number of bytes as people write it.
+pub fn bytes(count: u64) -> String {
+    bytesize::ByteSize(count).display().iec().to_string()
+}
+
+pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let io = error.downcast_ref::<std::io::Error>();
+    io.is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+}

@@ -1,0 +1,111 @@
+//! `nacre rpc`: any method, its parameters as JSON or as `key=value`.
+
+use clap::Args;
+use serde_json::{Map, Value};
+
+use super::{Connection, Failure, output};
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Parameters: one JSON object, or key=value pairs. A value is read as JSON if it is JSON\nand as text otherwise; dots make objects: listen_address.trtype=TCP.\n\nExample: nacre rpc bdev_malloc_create name=ram0 num_blocks=131072 block_size=512"
+)]
+pub struct RpcArgs {
+    #[command(flatten)]
+    connection: Connection,
+    /// Print the reference of all methods, in Markdown
+    #[arg(long, conflicts_with_all = ["method", "params"])]
+    reference: bool,
+    /// The method; `rpc_get_methods` lists them
+    #[arg(required_unless_present = "reference")]
+    method: Option<String>,
+    /// JSON, or key=value …
+    params: Vec<String>,
+}
+
+pub fn run(args: RpcArgs) -> Result<(), Failure> {
+    if args.reference {
+        return output::line(crate::methods::reference::markdown().trim_end());
+    }
+    let method = args.method.as_deref().unwrap_or_default();
+    let params = parse_params(&args.params)?;
+    output::json(&args.connection.call(method, params)?)
+}
+
+/// Reads the parameters of a call.
+pub fn parse_params(words: &[String]) -> Result<Value, Failure> {
+    if let [only] = words
+        && only.trim_start().starts_with(['{', '['])
+    {
+        return serde_json::from_str(only)
+            .map_err(|e| Failure::Usage(format!("the parameters are not JSON: {e}")));
+    }
+    let mut params = Map::new();
+    for word in words {
+        let (key, text) = word
+            .split_once('=')
+            .ok_or_else(|| Failure::Usage(format!("\"{word}\" is neither JSON nor key=value")))?;
+        insert(&mut params, key, value(text))
+            .map_err(|()| Failure::Usage(format!("\"{key}\" is given twice")))?;
+    }
+    Ok(if params.is_empty() {
+        Value::Null
+    } else {
+        Value::Object(params)
+    })
+}
+
+/// Numbers, booleans, null, arrays and objects as JSON; anything else as text.
+fn value(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned()))
+}
+
+fn insert(into: &mut Map<String, Value>, key: &str, value: Value) -> Result<(), ()> {
+    match key.split_once('.') {
+        None => match into.insert(key.to_owned(), value) {
+            None => Ok(()),
+            Some(_) => Err(()),
+        },
+        Some((head, rest)) => {
+            let inner = into
+                .entry(head.to_owned())
+                .or_insert_with(|| Value::Object(Map::new()));
+            insert(inner.as_object_mut().ok_or(())?, rest, value)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn parse(words: &[&str]) -> Result<Value, Failure> {
+        parse_params(&words.iter().map(|w| (*w).to_owned()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn parameters_in_both_spellings() {
+        assert_eq!(parse(&[]).unwrap(), Value::Null);
+        assert_eq!(parse(&[r#"{"a": 1}"#]).unwrap(), json!({ "a": 1 }));
+        assert_eq!(
+            parse(&[
+                "name=ram0",
+                "n=3",
+                "on=true",
+                "list=[1]",
+                "uuid=1-2",
+                "a.b=x",
+                "a.c=4420"
+            ])
+            .unwrap(),
+            json!({ "name": "ram0", "n": 3, "on": true, "list": [1], "uuid": "1-2", "a": { "b": "x", "c": 4420 } })
+        );
+        assert_eq!(
+            parse(&["trsvcid=\"4420\""]).unwrap(),
+            json!({ "trsvcid": "4420" })
+        );
+        for bad in [&["x"][..], &["{"], &["a=1", "a=2"], &["a=1", "a.b=2"]] {
+            assert!(matches!(parse(bad), Err(Failure::Usage(_))), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,301 @@
+//! `nacre serve`, and the same under the name `nvmf_tgt`.
+//!
+//! Every flag of SPDK's application framework is accepted, so that scripts and units written for
+//! `nvmf_tgt` start us unchanged. Those that have no meaning here (DPDK's, mostly) are listed as such.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser};
+use serde_json::{Value, json};
+
+use super::Failure;
+use crate::config::{self, Cores, Flag, Loaded, Problem};
+use crate::daemon::ServeOptions;
+use crate::engine::Personality;
+
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// Configuration: TOML, or SPDK's JSON (its calls are carried out at start)
+    #[arg(
+        short = 'c',
+        long,
+        visible_alias = "json",
+        value_name = "FILE",
+        env = "NACRE_CONFIG"
+    )]
+    config: Option<PathBuf>,
+    /// Cores of the reactors: auto, a count, a mask (0x3) or a list (0,2-5)
+    #[arg(long, value_name = "CORES")]
+    cores: Option<String>,
+    /// Cores as SPDK writes them: a mask (0x3) or a list ([0,2-5])
+    #[arg(short = 'm', long, value_name = "MASK", conflicts_with = "cores")]
+    cpumask: Option<String>,
+    /// Sleep instead of polling whenever there is nothing to do
+    #[arg(long)]
+    interrupt_mode: bool,
+    /// The management socket
+    #[arg(short = 'r', long, value_name = "PATH")]
+    rpc_socket: Option<PathBuf>,
+    /// No management socket
+    #[arg(long)]
+    no_rpc_server: bool,
+    /// Wait for framework_start_init before starting the data plane
+    #[arg(long)]
+    wait_for_rpc: bool,
+    /// The only methods that may be called, separated by commas
+    #[arg(long, value_name = "METHODS", value_delimiter = ',')]
+    rpcs_allowed: Vec<String>,
+    /// Carry on when an entry of the JSON configuration is refused
+    #[arg(long)]
+    json_ignore_init_errors: bool,
+    /// Where state is kept; "none": nowhere
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+    /// DMA memory in MiB, for all reactors together
+    #[arg(short = 's', long, value_name = "MB")]
+    mem_size: Option<u64>,
+    /// Use ordinary pages
+    #[arg(long)]
+    no_huge: bool,
+    /// Where Prometheus may scrape
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    metrics_listen: Option<String>,
+    /// error, warning, notice, info or debug
+    #[arg(long, value_name = "LEVEL")]
+    log_level: Option<String>,
+    /// text or json
+    #[arg(long, value_name = "FORMAT")]
+    log_format: Option<String>,
+    /// Log a part of the program at debug level (may be repeated; "all")
+    #[arg(short = 'L', long = "logflag", value_name = "FLAG")]
+    log_flags: Vec<String>,
+    /// Log warnings and errors only
+    #[arg(long)]
+    silence_noticelog: bool,
+    /// Write the process id here
+    #[arg(long, value_name = "FILE")]
+    pid_file: Option<PathBuf>,
+    #[command(flatten)]
+    ignored: IgnoredArgs,
+}
+
+/// SPDK's flags without meaning here: accepted, so that its command lines work.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Accepted for SPDK's command lines, without effect")]
+struct IgnoredArgs {
+    #[arg(short = 'i', long, value_name = "ID", allow_hyphen_values = true)]
+    shm_id: Option<String>,
+    #[arg(short = 'e', long, value_name = "GROUP")]
+    tpoint_group: Vec<String>,
+    #[arg(long, value_name = "N")]
+    num_trace_entries: Option<u64>,
+    #[arg(short = 'g', long)]
+    single_file_segments: bool,
+    #[arg(short = 'n', long, value_name = "N")]
+    mem_channels: Option<String>,
+    #[arg(short = 'p', long, value_name = "CORE")]
+    main_core: Option<String>,
+    #[arg(short = 'u', long)]
+    no_pci: bool,
+    #[arg(short = 'd', long)]
+    limit_coredump: bool,
+    #[arg(short = 'A', long, value_name = "BDF")]
+    pci_allowed: Vec<String>,
+    #[arg(short = 'B', long, value_name = "BDF")]
+    pci_blocked: Vec<String>,
+    #[arg(short = 'R', long)]
+    huge_unlink: bool,
+    #[arg(long, value_name = "DIR")]
+    huge_dir: Option<String>,
+    #[arg(long, value_name = "LIST")]
+    lcores: Option<String>,
+    #[arg(long, value_name = "MODE")]
+    iova_mode: Option<String>,
+    #[arg(long, value_name = "ADDRESS")]
+    base_virtaddr: Option<String>,
+    #[arg(long, value_name = "N")]
+    msg_mempool_size: Option<String>,
+    #[arg(long, value_name = "OPTIONS")]
+    env_context: Option<String>,
+    #[arg(long, value_name = "TOKEN")]
+    vfio_vf_token: Option<String>,
+    #[arg(long)]
+    disable_cpumask_locks: bool,
+    #[arg(long)]
+    enforce_numa: bool,
+}
+
+/// NVMe-oF target.
+#[derive(Debug, Parser)]
+#[command(name = "nvmf_tgt", disable_version_flag = true)]
+struct NvmfTgt {
+    #[command(flatten)]
+    serve: ServeArgs,
+    /// Print the version
+    #[arg(short = 'v', long, action = ArgAction::SetTrue)]
+    version: bool,
+}
+
+pub fn run(args: ServeArgs, personality: Personality) -> Result<(), Failure> {
+    let loaded = args.load()?;
+    let json_config = match args.config_file() {
+        Some(path) => read_json(&path)?.map(|config| (path, config)),
+        None => None,
+    };
+    let options = ServeOptions {
+        personality,
+        loaded,
+        json_config,
+        ignore_json_errors: args.json_ignore_init_errors,
+        wait_for_rpc: args.wait_for_rpc,
+        pid_file: args.pid_file,
+    };
+    crate::daemon::serve(options).map_err(Failure::Failed)
+}
+
+pub fn run_nvmf_tgt(args: Vec<OsString>) -> Result<(), Failure> {
+    let matches = NvmfTgt::command().get_matches_from(args);
+    let tgt = NvmfTgt::from_arg_matches(&matches).unwrap_or_else(|e| e.exit());
+    if tgt.version {
+        return super::output::line(concat!(
+            "SPDK v26.09-pre (Nacre ",
+            env!("CARGO_PKG_VERSION"),
+            ")"
+        ));
+    }
+    run(tgt.serve, Personality::NvmfTgt)
+}
+
+impl ServeArgs {
+    /// The settings that these arguments, the environment and the file amount to.
+    pub fn load(&self) -> Result<Loaded, Failure> {
+        let file = match self.config_file() {
+            Some(path) if read_json(&path)?.is_some() => None,
+            file => file,
+        };
+        let flags = self.flags()?;
+        Ok(config::load(file.as_deref(), std::env::vars(), &flags).map_err(anyhow::Error::from)?)
+    }
+
+    /// The file named, or the system's if there is one.
+    fn config_file(&self) -> Option<PathBuf> {
+        self.config.clone().or_else(config::system_file)
+    }
+
+    fn flags(&self) -> Result<Vec<Flag>, Failure> {
+        let mut flags = Vec::new();
+        let mut set = |flag, key, value: Value| flags.push(Flag { key, value, flag });
+        if let Some(cores) = &self.cores {
+            set("--cores", "reactor.cores", json!(cores));
+        }
+        if let Some(mask) = &self.cpumask {
+            let cores = Cores::parse_mask(mask).map_err(|cause| {
+                let problem = Problem::new("--cpumask", "reactor.cores", cause);
+                Failure::Usage(
+                    problem
+                        .remedy("write a mask such as 0x3 or a list such as [0,2-5]")
+                        .to_string(),
+                )
+            })?;
+            let Cores::These(cores) = cores else {
+                unreachable!("a mask names its cores")
+            };
+            let list: Vec<String> = cores.iter().map(usize::to_string).collect();
+            set(
+                "--cpumask",
+                "reactor.cores",
+                json!(format!("[{}]", list.join(","))),
+            );
+        }
+        if self.interrupt_mode {
+            set("--interrupt-mode", "reactor.mode", json!("interrupt"));
+        }
+        if let Some(socket) = &self.rpc_socket {
+            set("--rpc-socket", "rpc.socket", json!(socket));
+        }
+        if self.no_rpc_server {
+            set("--no-rpc-server", "rpc.enabled", json!(false));
+        }
+        if !self.rpcs_allowed.is_empty() {
+            set("--rpcs-allowed", "rpc.allowed", json!(self.rpcs_allowed));
+        }
+        if let Some(dir) = &self.data_dir {
+            set("--data-dir", "data.dir", json!(dir));
+        }
+        if let Some(size) = self.mem_size {
+            set("--mem-size", "memory.size_mb", json!(size));
+        }
+        if self.no_huge {
+            set("--no-huge", "memory.hugepages", json!("off"));
+        }
+        if let Some(address) = &self.metrics_listen {
+            set("--metrics-listen", "metrics.listen", json!(address));
+        }
+        if self.silence_noticelog {
+            set("--silence-noticelog", "log.level", json!("warning"));
+        }
+        if let Some(level) = &self.log_level {
+            set("--log-level", "log.level", json!(level.to_lowercase()));
+        }
+        if let Some(format) = &self.log_format {
+            set("--log-format", "log.format", json!(format));
+        }
+        if !self.log_flags.is_empty() {
+            set("--logflag", "log.flags", json!(self.log_flags));
+        }
+        Ok(flags)
+    }
+}
+
+/// The file as JSON if that is what it is: a JSON object starts with a brace, TOML never does.
+fn read_json(path: &Path) -> Result<Option<Value>, Failure> {
+    use anyhow::Context;
+    let text =
+        std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    if !text.trim_start().starts_with('{') {
+        return Ok(None);
+    }
+    let config =
+        serde_json::from_str(&text).with_context(|| format!("{} is not JSON", path.display()))?;
+    Ok(Some(config))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> ServeArgs {
+        NvmfTgt::try_parse_from(line.split(' '))
+            .unwrap_or_else(|e| panic!("{line}: {e}"))
+            .serve
+    }
+
+    #[test]
+    fn spdks_command_lines_are_accepted() {
+        let args = parse(
+            "nvmf_tgt -m 0x6 -s 1024 -r /tmp/x.sock -i 0 -e 0xFFFF --no-huge --wait-for-rpc -L nvmf -L bdev -g -u -d -n 4 -p 1 -R --interrupt-mode --iova-mode va",
+        );
+        let flags = args.flags().unwrap();
+        let value = |key| flags.iter().find(|f| f.key == key).map(|f| f.value.clone());
+        assert_eq!(value("reactor.cores"), Some(json!("[1,2]")));
+        assert_eq!(value("reactor.mode"), Some(json!("interrupt")));
+        assert_eq!(value("memory.size_mb"), Some(json!(1024)));
+        assert_eq!(value("memory.hugepages"), Some(json!("off")));
+        assert_eq!(value("rpc.socket"), Some(json!("/tmp/x.sock")));
+        assert_eq!(value("log.flags"), Some(json!(["nvmf", "bdev"])));
+        assert!(args.wait_for_rpc);
+        parse(
+            "nvmf_tgt -m [0,2] --json /dev/null --rpcs-allowed a,b --json-ignore-init-errors --num-trace-entries 0 -A 0000:00:1f.0 --silence-noticelog",
+        );
+    }
+
+    #[test]
+    fn a_wrong_mask_names_the_flag() {
+        let error = parse("nvmf_tgt -m 0xzz").flags().unwrap_err().to_string();
+        assert!(
+            error.starts_with("--cpumask: ") && error.contains("[0,2-5]"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,207 @@
+//! Goal: layers override in their order, every mistake names its place and what was meant, and
+//! the committed sample is complete and equal to the defaults.
+
+use super::*;
+use serde_json::json;
+
+const SAMPLE: &str = include_str!("../../../nacre.sample.toml");
+
+fn env(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
+    pairs
+        .iter()
+        .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
+        .collect()
+}
+
+fn problems(text: &str) -> Vec<String> {
+    let error = load_text(Some(("nacre.toml", text)), [], &[]).unwrap_err();
+    error.problems.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn each_layer_overrides_the_one_before() {
+    let file = "[reactor]\ncores = \"2\"\nbusy_poll_us = 7\n[rpc]\nsocket = \"/file\"\n";
+    let vars = env(&[
+        ("NACRE_REACTOR_BUSY_POLL_US", "8"),
+        ("NACRE_RPC_SOCKET", "/env"),
+        ("NACRE_RPC_ALLOWED", "a, b"),
+        ("HOME", "/"),
+    ]);
+    let flags = [Flag {
+        key: "rpc.socket",
+        value: json!("/flag"),
+        flag: "--rpc-socket",
+    }];
+    let loaded = load_text(Some(("nacre.toml", file)), vars, &flags).unwrap();
+    let s = &loaded.settings;
+    assert_eq!((s.reactor.cores.as_str(), s.reactor.busy_poll_us), ("2", 8));
+    assert_eq!(
+        (s.rpc.socket.as_str(), s.rpc.allowed.clone()),
+        ("/flag", vec!["a".into(), "b".into()])
+    );
+    assert_eq!(s.log, settings::Log::default());
+    for (key, origin) in [
+        ("reactor.cores", "nacre.toml:2"),
+        ("reactor.busy_poll_us", "$NACRE_REACTOR_BUSY_POLL_US"),
+        ("rpc.socket", "--rpc-socket"),
+        ("log.level", "default"),
+    ] {
+        assert_eq!(origin_of(&loaded.origins, key), origin, "{key}");
+    }
+}
+
+#[test]
+fn unknown_keys_are_refused_with_a_suggestion() {
+    assert_eq!(
+        problems(
+            "[reactor]\ncoers = \"2\"\n\n[metrix]\nlisten = \"x\"\n[[nvmf.subsystem]]\nnqn = \"nqn.2026-01.a:b\"\nallow_any_hosts = true\n"
+        ),
+        [
+            "nacre.toml:2: unknown key \"reactor.coers\"; did you mean \"reactor.cores\"?",
+            "nacre.toml:4: unknown key \"metrix\"; did you mean \"metrics\"?",
+            "nacre.toml:8: unknown key \"nvmf.subsystem.allow_any_hosts\"; did you mean \"nvmf.subsystem.allow_any_host\"?",
+        ]
+    );
+    let error = load_text(None, env(&[("NACRE_REACTOR_CORE", "1")]), &[]).unwrap_err();
+    assert_eq!(
+        error.problems[0].to_string(),
+        "$NACRE_REACTOR_CORE: unknown variable NACRE_REACTOR_CORE; did you mean NACRE_REACTOR_CORES?"
+    );
+    load_text(
+        None,
+        env(&[
+            ("NACRE_SERVICE_HOST", "10.0.0.1"),
+            ("NACRE_PORT_4420_TCP", "x"),
+        ]),
+        &[],
+    )
+    .unwrap();
+}
+
+#[test]
+fn wrong_values_name_key_and_line() {
+    for (text, expected) in [
+        (
+            "[reactor]\nbusy_poll_us = \"x\"",
+            "nacre.toml:2: reactor.busy_poll_us: invalid type",
+        ),
+        (
+            "[reactor]\n\nmode = \"fast\"",
+            "nacre.toml:3: reactor.mode: ",
+        ),
+        (
+            "[reactor]\ncores = \"1-\"",
+            "nacre.toml:2: reactor.cores: \"1-\" is neither",
+        ),
+        (
+            "[nvmf]\nmax_queue_depth = 1",
+            "nacre.toml:2: nvmf.max_queue_depth: 1 is not in 2..=4096",
+        ),
+        ("[metrics\n", "nacre.toml:1: not TOML"),
+        (
+            "[[bdev]]\nname = \"a\"\ntype = \"malloc\"",
+            "nacre.toml:1: bdev[0]: a bdev without a size",
+        ),
+        (
+            "[[bdev]]\nname = \"a\"\nsize = \"many\"",
+            "nacre.toml:3: bdev[0].size: \"many\" is not a size",
+        ),
+        (
+            "[[nvmf.subsystem]]\nnqn = \"n\"\nlisteners = [\"x\"]",
+            "nacre.toml:1: nvmf.subsystem[0]: no [[nvmf.listener]] is named \"x\"",
+        ),
+    ] {
+        let got = problems(text);
+        assert!(got[0].starts_with(expected), "{text:?}: {got:?}");
+    }
+}
+
+#[test]
+fn declared_devices_and_subsystems_are_read() {
+    let text = r#"
+        [[bdev]]
+        name = "disk0"
+        path = "/srv/disk0"
+        size = "1GiB"
+        [[nvmf.listener]]
+        name = "data"
+        address = "::1"
+        [[nvmf.subsystem]]
+        nqn = "nqn.2026-01.org.example:a"
+        allow_any_host = true
+        listeners = ["data"]
+        namespace = [{ bdev = "disk0", nsid = 3 }]
+    "#;
+    let s = load_text(Some(("f", text)), [], &[]).unwrap().settings;
+    assert_eq!(s.bdev[0].size, Some(settings::Size(1 << 30)));
+    assert_eq!(s.nvmf.listener[0].port, 4420);
+    assert_eq!(s.nvmf.subsystem[0].namespace[0].nsid, 3);
+}
+
+#[test]
+fn cores_are_read_in_every_spelling() {
+    for (text, cores) in [
+        ("auto", Cores::Auto),
+        ("3", Cores::Count(3)),
+        ("0x5", Cores::These(vec![0, 2])),
+        ("0x100000000000000000", Cores::These(vec![68])),
+        ("0,2-4", Cores::These(vec![0, 2, 3, 4])),
+        ("[7]", Cores::These(vec![7])),
+    ] {
+        assert_eq!(Cores::parse(text), Ok(cores), "{text}");
+    }
+    for text in ["", "0", "0x0", "0xg", "4-2", "1,,2", "[1"] {
+        assert!(Cores::parse(text).is_err(), "{text}");
+    }
+    assert_eq!(Cores::parse_mask("10"), Ok(Cores::These(vec![4])));
+    assert_eq!(Cores::parse_mask("[1,2]"), Ok(Cores::These(vec![1, 2])));
+}
+
+#[test]
+fn the_sample_is_the_defaults_and_leaves_nothing_out() {
+    let loaded = load_text(Some(("nacre.sample.toml", SAMPLE)), [], &[]).unwrap();
+    assert_eq!(loaded.settings, Settings::default());
+
+    // With the examples uncommented it must still be read, and name every key there is.
+    let full: String = SAMPLE
+        .lines()
+        .map(|l| l.strip_prefix("#: ").unwrap_or(l).to_owned() + "\n")
+        .collect();
+    let loaded = load_text(Some(("full", &full)), [], &[]).unwrap();
+    let said: std::collections::BTreeSet<String> = loaded
+        .origins
+        .keys()
+        .map(|k| k.replace("[0]", ""))
+        .collect();
+    let mut missing = Vec::new();
+    fn walk(
+        path: &str,
+        known: &serde_json::Value,
+        said: &std::collections::BTreeSet<String>,
+        missing: &mut Vec<String>,
+    ) {
+        let known = settings::item_template(path).unwrap_or_else(|| known.clone());
+        for (key, value) in known.as_object().into_iter().flatten() {
+            let path = if path.is_empty() {
+                key.clone()
+            } else {
+                format!("{path}.{key}")
+            };
+            if !value.is_object() && !said.contains(&path) {
+                missing.push(path.clone());
+            }
+            walk(&path, value, said, missing);
+        }
+    }
+    walk(
+        "",
+        &serde_json::to_value(Settings::default()).unwrap(),
+        &said,
+        &mut missing,
+    );
+    assert_eq!(
+        missing,
+        Vec::<String>::new(),
+        "keys that the sample does not show"
+    );
+}

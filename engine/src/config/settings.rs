@@ -1,0 +1,349 @@
+//! What can be configured, with the defaults. `nacre.sample.toml` explains each key; a test keeps
+//! the two equal.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Settings {
+    pub reactor: Reactor,
+    pub memory: Memory,
+    pub rpc: Rpc,
+    pub log: Log,
+    pub metrics: Metrics,
+    pub data: Data,
+    pub nvmf: Nvmf,
+    /// Block devices to have from the start.
+    pub bdev: Vec<Bdev>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Reactor {
+    /// `auto`, a count, a mask (`0x3`) or a list (`0,2-5`, `[0,2-5]`).
+    pub cores: String,
+    pub mode: Mode,
+    /// How long an adaptive reactor polls in vain before it sleeps.
+    pub busy_poll_us: u64,
+}
+
+impl Default for Reactor {
+    fn default() -> Reactor {
+        Reactor {
+            cores: "auto".into(),
+            mode: Mode::Adaptive,
+            busy_poll_us: 100,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    Poll,
+    Adaptive,
+    Interrupt,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Memory {
+    pub hugepages: Hugepages,
+    /// DMA memory of each reactor, in MiB.
+    pub size_mb: u64,
+}
+
+impl Default for Memory {
+    fn default() -> Memory {
+        Memory {
+            hugepages: Hugepages::Auto,
+            size_mb: 64,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Hugepages {
+    #[serde(rename = "auto")]
+    Auto,
+    #[serde(rename = "2M")]
+    TwoMiB,
+    #[serde(rename = "1G")]
+    OneGiB,
+    #[serde(rename = "off")]
+    Off,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Rpc {
+    pub enabled: bool,
+    /// `auto`: see [`crate::config::default_socket`].
+    pub socket: String,
+    pub max_clients: usize,
+    /// Every call is answered within this time.
+    pub deadline_s: u64,
+    /// If not empty, the only methods that may be called.
+    pub allowed: Vec<String>,
+}
+
+impl Default for Rpc {
+    fn default() -> Rpc {
+        Rpc {
+            enabled: true,
+            socket: "auto".into(),
+            max_clients: 64,
+            deadline_s: 55,
+            allowed: Vec::new(),
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Log {
+    pub level: LogLevel,
+    pub format: LogFormat,
+    pub timestamps: bool,
+    /// Parts of the program to log at debug level, whatever `level` says.
+    pub flags: Vec<String>,
+}
+
+impl Default for Log {
+    fn default() -> Log {
+        Log {
+            level: LogLevel::Notice,
+            format: LogFormat::Text,
+            timestamps: true,
+            flags: Vec::new(),
+        }
+    }
+}
+
+/// SPDK's levels. `notice` is where important good news is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogLevel {
+    Error,
+    Warning,
+    Notice,
+    Info,
+    Debug,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Metrics {
+    /// Where Prometheus may scrape; none: not served over HTTP.
+    pub listen: Option<SocketAddr>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Data {
+    /// `auto`: see [`crate::config::default_data_dir`]; `none`: nothing survives the daemon.
+    pub dir: String,
+    /// How often what could not be restored at start is tried again; 0: never.
+    pub retry_s: u64,
+}
+
+impl Default for Data {
+    fn default() -> Data {
+        Data {
+            dir: "auto".into(),
+            retry_s: 10,
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Nvmf {
+    pub max_subsystems: u32,
+    /// Connections over all listeners.
+    pub max_connections: u32,
+    /// Connections that have not finished their handshake and Connect yet.
+    pub max_pending_connections: u32,
+    pub max_queue_depth: u16,
+    pub max_io_qpairs_per_ctrlr: u16,
+    pub in_capsule_data_size: u32,
+    pub max_io_size: u32,
+    pub listener: Vec<Listener>,
+    pub subsystem: Vec<Subsystem>,
+}
+
+impl Default for Nvmf {
+    fn default() -> Nvmf {
+        Nvmf {
+            max_subsystems: 1024,
+            max_connections: 10_000,
+            max_pending_connections: 256,
+            max_queue_depth: 128,
+            max_io_qpairs_per_ctrlr: 128,
+            in_capsule_data_size: 8192,
+            max_io_size: 1024 * 1024,
+            listener: Vec::new(),
+            subsystem: Vec::new(),
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Listener {
+    pub name: String,
+    /// Interfaces by `name:`, `ip:` or `subnet:`; empty: `address` is used.
+    pub iface: Vec<String>,
+    pub address: IpAddr,
+    pub port: u16,
+    pub transports: Vec<Transport>,
+    pub rdma: RdmaWish,
+}
+
+impl Default for Listener {
+    fn default() -> Listener {
+        Listener {
+            name: "default".into(),
+            iface: Vec::new(),
+            address: IpAddr::from([127, 0, 0, 1]),
+            port: 4420,
+            transports: vec![Transport::Tcp],
+            rdma: RdmaWish::Off,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Transport {
+    Tcp,
+    Rdma,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RdmaWish {
+    Off,
+    Prefer,
+    Require,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Subsystem {
+    pub nqn: String,
+    /// None: derived from the NQN, so the same at every start.
+    pub serial_number: Option<String>,
+    pub model_number: Option<String>,
+    pub allow_any_host: bool,
+    pub hosts: Vec<String>,
+    /// Names of `[[nvmf.listener]]` entries; empty: all.
+    pub listeners: Vec<String>,
+    pub namespace: Vec<Namespace>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Namespace {
+    /// 0: the lowest free one.
+    pub nsid: u32,
+    /// The name of a `[[bdev]]`, or of one made by RPC.
+    pub bdev: String,
+    /// None: the device's.
+    pub uuid: Option<Uuid>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Bdev {
+    pub name: String,
+    #[serde(rename = "type")]
+    pub kind: BdevKind,
+    /// `file` only.
+    pub path: Option<PathBuf>,
+    /// `malloc` and `null`: the size; `file`: makes the file if it is missing, with this size.
+    pub size: Option<Size>,
+    /// None: 512 for malloc and null, the device's own for a file.
+    pub block_size: Option<u32>,
+    pub read_only: bool,
+    /// None: derived from the name, so the same at every start.
+    pub uuid: Option<Uuid>,
+}
+
+impl Default for Bdev {
+    fn default() -> Bdev {
+        Bdev {
+            name: String::new(),
+            kind: BdevKind::File,
+            path: None,
+            size: None,
+            block_size: None,
+            read_only: false,
+            uuid: None,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BdevKind {
+    /// A file or a block device, through io_uring.
+    File,
+    Malloc,
+    Null,
+}
+
+/// A number of bytes, written as a number or with a unit (`64MiB`, `1GB`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Size(pub u64);
+
+impl Serialize for Size {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u64(self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Size {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Size, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Wire {
+            Bytes(u64),
+            Text(String),
+        }
+        match Wire::deserialize(deserializer)? {
+            Wire::Bytes(bytes) => Ok(Size(bytes)),
+            Wire::Text(text) => match text.parse::<bytesize::ByteSize>() {
+                Ok(size) => Ok(Size(size.0)),
+                Err(_) => Err(serde::de::Error::custom(format!(
+                    "\"{text}\" is not a size such as \"64MiB\""
+                ))),
+            },
+        }
+    }
+}
+
+/// The keys of each list's items, with their defaults: what a list in the file is checked against.
+pub fn item_template(list: &str) -> Option<serde_json::Value> {
+    fn json(value: impl Serialize) -> Option<serde_json::Value> {
+        Some(serde_json::to_value(value).expect("settings are plain data"))
+    }
+    match list {
+        "bdev" => json(Bdev::default()),
+        "nvmf.listener" => json(Listener::default()),
+        "nvmf.subsystem" => json(Subsystem::default()),
+        "nvmf.subsystem.namespace" => json(Namespace::default()),
+        _ => None,
+    }
+}

@@ -1,0 +1,272 @@
+//! The layers as sources of the `config` crate, each value with its origin.
+
+use std::collections::HashSet;
+
+use config::{Map, Source, Value, ValueKind};
+use toml_edit::{Document, Item};
+
+use super::settings::item_template;
+use super::suggest::closest;
+use super::{ConfigError, Flag, Problem};
+
+/// A layer whose values are known.
+#[derive(Debug, Clone, Default)]
+pub struct Layer(Map<String, Value>);
+
+pub type FileSource = Layer;
+
+impl Source for Layer {
+    fn clone_into_box(&self) -> Box<dyn Source + Send + Sync> {
+        Box::new(self.clone())
+    }
+
+    fn collect(&self) -> Result<Map<String, Value>, config::ConfigError> {
+        Ok(self.0.clone())
+    }
+}
+
+impl Layer {
+    /// Reads TOML; every unknown key is a problem of its own.
+    pub fn parse(name: &str, text: &str, known: &serde_json::Value) -> Result<Layer, ConfigError> {
+        let line = |at: usize| text[..at.min(text.len())].matches('\n').count() + 1;
+        let document: Document<String> = text.parse().map_err(|e: toml_edit::TomlError| {
+            let at = e.span().map_or(0, |s| s.start);
+            Problem::new(
+                format!("{name}:{}", line(at)),
+                "",
+                format!("not TOML: {}", e.message()),
+            )
+        })?;
+        let mut reader = Reader {
+            name,
+            line: &line,
+            problems: Vec::new(),
+        };
+        let value = reader.value("", document.as_item(), known, 0);
+        if !reader.problems.is_empty() {
+            return Err(ConfigError {
+                problems: reader.problems,
+            });
+        }
+        match value.kind {
+            ValueKind::Table(table) => Ok(Layer(table)),
+            _ => unreachable!("a TOML document is a table"),
+        }
+    }
+}
+
+struct Reader<'a> {
+    name: &'a str,
+    line: &'a dyn Fn(usize) -> usize,
+    problems: Vec<Problem>,
+}
+
+impl Reader<'_> {
+    /// `path` is without list indexes: it names the place among the known keys.
+    fn value(&mut self, path: &str, item: &Item, known: &serde_json::Value, near: usize) -> Value {
+        let at = item.span().map_or(near, |s| s.start);
+        let origin = format!("{}:{}", self.name, (self.line)(at));
+        if let Some(table) = item.as_table_like() {
+            let mut map = Map::new();
+            for (key, item) in table.iter() {
+                let at = table
+                    .get_key_value(key)
+                    .and_then(|(k, _)| k.span())
+                    .map_or(at, |s| s.start);
+                let full = if path.is_empty() {
+                    key.to_owned()
+                } else {
+                    format!("{path}.{key}")
+                };
+                match known.get(key) {
+                    Some(known) => {
+                        let template = item_template(&full);
+                        let value = self.value(&full, item, template.as_ref().unwrap_or(known), at);
+                        map.insert(key.to_owned(), value);
+                    }
+                    None => self.unknown(&full, key, known, at),
+                }
+            }
+            return Value::new(Some(&origin), ValueKind::Table(map));
+        }
+        if let Some(tables) = item.as_array_of_tables() {
+            let items = tables.iter().map(|t| {
+                self.value(
+                    path,
+                    &Item::Table(t.clone()),
+                    known,
+                    t.span().map_or(at, |s| s.start),
+                )
+            });
+            let items = items.collect::<Vec<_>>();
+            return Value::new(Some(&origin), ValueKind::Array(items));
+        }
+        let kind = match item.as_value() {
+            Some(toml_edit::Value::String(v)) => ValueKind::String(v.value().clone()),
+            Some(toml_edit::Value::Integer(v)) => ValueKind::I64(*v.value()),
+            Some(toml_edit::Value::Float(v)) => ValueKind::Float(*v.value()),
+            Some(toml_edit::Value::Boolean(v)) => ValueKind::Boolean(*v.value()),
+            Some(toml_edit::Value::Datetime(v)) => ValueKind::String(v.value().to_string()),
+            Some(toml_edit::Value::Array(values)) => {
+                let items = values
+                    .iter()
+                    .map(|v| self.value(path, &Item::Value(v.clone()), known, at));
+                ValueKind::Array(items.collect::<Vec<_>>())
+            }
+            Some(toml_edit::Value::InlineTable(_)) | None => ValueKind::Nil,
+        };
+        Value::new(Some(&origin), kind)
+    }
+
+    fn unknown(&mut self, full: &str, key: &str, known: &serde_json::Value, at: usize) {
+        let origin = format!("{}:{}", self.name, (self.line)(at));
+        let problem = Problem::new(origin, full, format!("unknown key \"{full}\""));
+        let names: Vec<&str> = known
+            .as_object()
+            .map_or(Vec::new(), |o| o.keys().map(String::as_str).collect());
+        self.problems
+            .push(match closest(key, names.iter().copied()) {
+                Some(close) => {
+                    let full = full.strip_suffix(key).unwrap_or("").to_owned() + close;
+                    problem.remedy(format!("did you mean \"{full}\"?"))
+                }
+                None if names.is_empty() => problem,
+                None => problem.remedy(format!("known here: {}", names.join(", "))),
+            });
+    }
+}
+
+/// `NACRE_REACTOR_BUSY_POLL_US` sets `reactor.busy_poll_us`; lists are written with commas.
+#[derive(Debug)]
+pub struct EnvSource;
+
+/// Variables that other parts of the program read.
+const OTHER_VARIABLES: [&str; 1] = ["NACRE_CONFIG"];
+
+impl EnvSource {
+    pub fn collect(
+        env: impl IntoIterator<Item = (String, String)>,
+        known: &serde_json::Value,
+    ) -> Result<Layer, ConfigError> {
+        let mut leaves = Vec::new();
+        collect_leaves("", known, &mut leaves);
+        let names: Vec<String> = leaves.iter().map(|(path, _)| variable(path)).collect();
+        let mut layer = Layer::default();
+        let mut problems = Vec::new();
+        for (name, text) in env {
+            if !name.starts_with("NACRE_")
+                || OTHER_VARIABLES.contains(&name.as_str())
+                || injected(&name)
+            {
+                continue;
+            }
+            let origin = format!("${name}");
+            let Some(at) = names.iter().position(|n| *n == name) else {
+                let problem = Problem::new(&origin, "", format!("unknown variable {name}"));
+                problems.push(match closest(&name, names.iter().map(String::as_str)) {
+                    Some(close) => problem.remedy(format!("did you mean {close}?")),
+                    None => problem,
+                });
+                continue;
+            };
+            let (path, list) = &leaves[at];
+            let kind = if *list {
+                let parts = text.split(',').map(str::trim).filter(|p| !p.is_empty());
+                ValueKind::Array(
+                    parts
+                        .map(|p| Value::new(Some(&origin), p.to_owned()))
+                        .collect::<Vec<_>>(),
+                )
+            } else {
+                ValueKind::String(text)
+            };
+            insert(&mut layer.0, path, Value::new(Some(&origin), kind));
+        }
+        if problems.is_empty() {
+            Ok(layer)
+        } else {
+            Err(ConfigError { problems })
+        }
+    }
+}
+
+/// Kubernetes gives every container variables about every service: of one called `nacre`,
+/// `NACRE_SERVICE_HOST`, `NACRE_PORT_4420_TCP` and the like. They are not meant for us.
+fn injected(name: &str) -> bool {
+    name.starts_with("NACRE_SERVICE_") || name == "NACRE_PORT" || name.starts_with("NACRE_PORT_")
+}
+
+/// The variable that sets a key.
+pub fn variable(path: &str) -> String {
+    format!("NACRE_{}", path.replace('.', "_").to_uppercase())
+}
+
+/// Every scalar or simple list, with whether it is a list. Lists of tables have no variable.
+fn collect_leaves(path: &str, known: &serde_json::Value, out: &mut Vec<(String, bool)>) {
+    match known.as_object() {
+        Some(table) => {
+            for (key, value) in table {
+                let path = if path.is_empty() {
+                    key.clone()
+                } else {
+                    format!("{path}.{key}")
+                };
+                collect_leaves(&path, value, out);
+            }
+        }
+        None if item_template(path).is_none() => out.push((path.to_owned(), known.is_array())),
+        None => {}
+    }
+}
+
+/// Settings from the command line.
+#[derive(Debug)]
+pub struct FlagSource;
+
+impl FlagSource {
+    #[allow(clippy::new_ret_no_self)]
+    pub fn new(flags: &[Flag]) -> Layer {
+        let mut layer = Layer::default();
+        let mut seen = HashSet::new();
+        // The last of two flags for one key counts, as everywhere on a command line.
+        for flag in flags.iter().rev().filter(|f| seen.insert(f.key)) {
+            insert(&mut layer.0, flag.key, json(&flag.value, flag.flag));
+        }
+        layer
+    }
+}
+
+fn json(value: &serde_json::Value, origin: &str) -> Value {
+    let origin = origin.to_owned();
+    let kind = match value {
+        serde_json::Value::Null => ValueKind::Nil,
+        serde_json::Value::Bool(b) => ValueKind::Boolean(*b),
+        serde_json::Value::Number(n) => n
+            .as_i64()
+            .map_or(ValueKind::Float(n.as_f64().unwrap_or(0.0)), ValueKind::I64),
+        serde_json::Value::String(s) => ValueKind::String(s.clone()),
+        serde_json::Value::Array(items) => {
+            ValueKind::Array(items.iter().map(|v| json(v, &origin)).collect::<Vec<_>>())
+        }
+        serde_json::Value::Object(map) => ValueKind::Table(
+            map.iter()
+                .map(|(k, v)| (k.clone(), json(v, &origin)))
+                .collect(),
+        ),
+    };
+    Value::new(Some(&origin), kind)
+}
+
+fn insert(into: &mut Map<String, Value>, path: &str, value: Value) {
+    match path.split_once('.') {
+        None => drop(into.insert(path.to_owned(), value)),
+        Some((head, rest)) => {
+            let table = into
+                .entry(head.to_owned())
+                .or_insert_with(|| Value::new(None, ValueKind::Table(Map::new())));
+            if let ValueKind::Table(table) = &mut table.kind {
+                insert(table, rest, value);
+            }
+        }
+    }
+}

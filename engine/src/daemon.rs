@@ -1,0 +1,351 @@
+//! The life of `nacre serve`: start, initialize, run, drain, end.
+//!
+//! ```text
+//!   serve   settings, logs, locks (socket, data directory), the runtime
+//!     ├ socket answers from here on (with --wait-for-rpc: startup methods only)
+//!     ├ init    data plane ▸ replay of the store ▸ what the configuration declares   phase Runtime
+//!     ├ -c JSON the calls of an SPDK configuration, in its order
+//!     ├ ready   sd_notify READY=1, one line saying where everything is
+//!     ├ …       RPC, metrics, retries of what could not be restored, watchdog pings
+//!     └ stop    SIGTERM, SIGINT or spdk_kill_instance: fini, STOPPING=1, exit 0; a second signal ends at once
+//! ```
+//!
+//! Everything here runs on one thread with one tokio current-thread runtime; no future needs to be
+//! `Send`. Slow work (the store) has a helper thread; the data path has its reactors and is only
+//! reached by messages.
+
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::Context;
+use serde_json::Value;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing::{error, info, warn};
+
+use crate::config::{Loaded, Settings, default_data_dir, default_socket};
+use crate::engine::{Engine, Personality, Phase};
+use crate::journal::Journal;
+use crate::logs::Logs;
+use crate::metrics::http;
+use crate::rpc::When;
+use crate::rpc::server::Socket;
+use crate::store::Store;
+
+/// How long the drain may take before the process ends anyway.
+const DRAIN_DEADLINE: Duration = Duration::from_secs(30);
+
+#[derive(Debug)]
+pub struct ServeOptions {
+    pub personality: Personality,
+    pub loaded: Loaded,
+    /// An SPDK configuration to carry out, with its name.
+    pub json_config: Option<(PathBuf, Value)>,
+    pub ignore_json_errors: bool,
+    pub wait_for_rpc: bool,
+    pub pid_file: Option<PathBuf>,
+}
+
+/// Runs the daemon until it is told to stop.
+pub fn serve(options: ServeOptions) -> anyhow::Result<()> {
+    let settings = &options.loaded.settings;
+    let logs = Logs::install(&settings.log)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let outcome = tokio::task::LocalSet::new().block_on(&runtime, run(&options, logs));
+    // A stuck helper must not keep the process alive.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    outcome
+}
+
+async fn run(options: &ServeOptions, logs: Logs) -> anyhow::Result<()> {
+    let settings = options.loaded.settings.clone();
+    let socket_path = socket_path(&settings, options.personality);
+    let socket = match settings.rpc.enabled {
+        true => Some(Socket::bind(&socket_path)?),
+        false => None,
+    };
+    let _pid_file = options
+        .pid_file
+        .as_deref()
+        .map(PidFile::write)
+        .transpose()?;
+    let store = open_store(&settings, options.personality)?;
+    let listener = match settings.metrics.listen {
+        Some(address) => Some(http::bind(address).await?),
+        None => None,
+    };
+    let engine = Rc::new(Engine::new(
+        options.personality,
+        settings,
+        logs,
+        Journal::new(store),
+    ));
+    let signals = Signals::new()?;
+    if let Some(listener) = listener {
+        info!(address = %listener.local_addr()?, "metrics over HTTP");
+        tokio::task::spawn_local(http::serve(listener, Rc::clone(&engine)));
+    }
+    let serving = {
+        let engine = Rc::clone(&engine);
+        let clients = engine.settings.rpc.max_clients;
+        let path = socket.as_ref().map(|s| s.path().to_owned());
+        async move {
+            match socket {
+                Some(socket) => socket.serve(engine, clients).await,
+                None => std::future::pending().await,
+            }
+            drop(path);
+        }
+    };
+    tokio::pin!(serving);
+    let living = live(&engine, options, &socket_path);
+    tokio::select! {
+        () = &mut serving => unreachable!("the socket is served for ever"),
+        outcome = living => outcome?,
+        () = signals.first() => {}
+        () = engine.stopping() => {}
+    }
+    info!("stopping");
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+    engine.set_phase(Phase::Stopping);
+    // Clients may ask how the drain goes, and the answer to spdk_kill_instance has to leave.
+    tokio::select! {
+        () = &mut serving => {}
+        () = drain(&engine) => {}
+        () = signals.first() => warn!("a second signal: not waiting for the drain"),
+    }
+    info!("stopped");
+    Ok(())
+}
+
+async fn drain(engine: &Rc<Engine>) {
+    if tokio::time::timeout(DRAIN_DEADLINE, fini(engine))
+        .await
+        .is_err()
+    {
+        error!(
+            seconds = DRAIN_DEADLINE.as_secs(),
+            "the drain did not end; stopping without it"
+        );
+    }
+    // One turn for answers under way.
+    tokio::time::sleep(Duration::from_millis(20)).await;
+}
+
+/// From start to the end of time; only failing to start ends it.
+async fn live(engine: &Rc<Engine>, options: &ServeOptions, socket: &Path) -> anyhow::Result<()> {
+    let calls = match &options.json_config {
+        Some((path, config)) => {
+            config_calls(config).with_context(|| format!("{}", path.display()))?
+        }
+        None => Vec::new(),
+    };
+    let startup = |method: &str| {
+        engine
+            .registry
+            .find(method)
+            .is_some_and(|m| m.when == When::Startup)
+    };
+    let (before, after): (Vec<_>, Vec<_>) =
+        calls.into_iter().partition(|(method, _)| startup(method));
+    carry_out(engine, before, options).await?;
+    if options.wait_for_rpc {
+        info!(socket = %socket.display(), "waiting for framework_start_init");
+    } else {
+        init(engine).await?;
+    }
+    engine.reached(Phase::Runtime).await;
+    carry_out(engine, after, options).await?;
+    info!(
+        pid = std::process::id(),
+        socket = %socket.display(),
+        state = %engine.journal.store_path().map_or("not kept".into(), |p| p.display().to_string()),
+        objects = engine.journal.entries().len(),
+        "ready"
+    );
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    tokio::join!(watchdog(), retry(engine));
+    Ok(())
+}
+
+/// Makes the data plane, then everything that is configured. Called once.
+pub async fn init(engine: &Rc<Engine>) -> anyhow::Result<()> {
+    engine.set_phase(Phase::Starting);
+    let found = engine
+        .journal
+        .load()
+        .await
+        .context("reading the stored state")?;
+    if found > 0 {
+        info!(objects = found, "restoring");
+    }
+    for record in engine.journal.waiting() {
+        engine.replay(&record).await;
+    }
+    engine.set_phase(Phase::Runtime);
+    Ok(())
+}
+
+/// Takes down what [`init`] made.
+pub async fn fini(engine: &Rc<Engine>) {
+    let _ = engine;
+}
+
+/// Tries again what could not be restored.
+async fn retry(engine: &Rc<Engine>) {
+    let every = match engine.settings.data.retry_s {
+        0 => return std::future::pending().await,
+        seconds => Duration::from_secs(seconds),
+    };
+    loop {
+        tokio::time::sleep(every).await;
+        for record in engine.journal.waiting() {
+            engine.replay(&record).await;
+        }
+    }
+}
+
+/// Tells systemd that the management plane turns, if it wants to know.
+async fn watchdog() {
+    let Some(limit) = sd_notify::watchdog_enabled() else {
+        return std::future::pending().await;
+    };
+    loop {
+        let _ = sd_notify::notify(&[sd_notify::NotifyState::Watchdog]);
+        tokio::time::sleep(limit / 2).await;
+    }
+}
+
+/// The calls of an SPDK configuration file, in order; batches are flattened.
+fn config_calls(config: &Value) -> anyhow::Result<Vec<(String, Value)>> {
+    let subsystems = config
+        .get("subsystems")
+        .and_then(Value::as_array)
+        .context("no \"subsystems\" array")?;
+    let mut calls = Vec::new();
+    for subsystem in subsystems {
+        let elements = subsystem
+            .get("config")
+            .and_then(Value::as_array)
+            .map_or(&[][..], Vec::as_slice);
+        for element in elements {
+            for call in element
+                .as_array()
+                .map_or(std::slice::from_ref(element), Vec::as_slice)
+            {
+                let method = call
+                    .get("method")
+                    .and_then(Value::as_str)
+                    .context("an entry without a \"method\"")?;
+                calls.push((
+                    method.to_owned(),
+                    call.get("params").cloned().unwrap_or(Value::Null),
+                ));
+            }
+        }
+    }
+    Ok(calls)
+}
+
+async fn carry_out(
+    engine: &Rc<Engine>,
+    calls: Vec<(String, Value)>,
+    options: &ServeOptions,
+) -> anyhow::Result<()> {
+    for (method, params) in calls {
+        let raw = match &params {
+            Value::Null => None,
+            Value::Object(map) if map.is_empty() => None,
+            params => Some(serde_json::value::to_raw_value(params)?),
+        };
+        if let Err(refused) = engine.call(&method, raw.as_deref()).await {
+            let path = options
+                .json_config
+                .as_ref()
+                .map(|(p, _)| p.display().to_string())
+                .unwrap_or_default();
+            if !options.ignore_json_errors {
+                anyhow::bail!(
+                    "{path}: {method}: {refused}; --json-ignore-init-errors carries on regardless"
+                );
+            }
+            warn!(method, %refused, "{path}: entry skipped");
+        }
+    }
+    Ok(())
+}
+
+pub fn socket_path(settings: &Settings, personality: Personality) -> PathBuf {
+    match (settings.rpc.socket.as_str(), personality) {
+        ("auto", Personality::Nacre) => default_socket(),
+        ("auto", Personality::NvmfTgt) => PathBuf::from("/var/tmp/spdk.sock"),
+        (path, _) => PathBuf::from(path),
+    }
+}
+
+fn open_store(settings: &Settings, personality: Personality) -> anyhow::Result<Option<Store>> {
+    let dir = match (settings.data.dir.as_str(), personality) {
+        ("none", _) | ("auto", Personality::NvmfTgt) => return Ok(None),
+        ("auto", Personality::Nacre) => match default_data_dir() {
+            Some(dir) => dir,
+            None => {
+                warn!(
+                    "nothing configured will survive: there is no home directory; name one with --data-dir"
+                );
+                return Ok(None);
+            }
+        },
+        (dir, _) => PathBuf::from(dir),
+    };
+    let store = Store::open(&dir).with_context(|| {
+        format!(
+            "the state in {}; choose another with --data-dir, or keep none with --data-dir none",
+            dir.display()
+        )
+    })?;
+    Ok(Some(store))
+}
+
+/// The signals that stop the daemon.
+struct Signals(std::cell::RefCell<[tokio::signal::unix::Signal; 4]>);
+
+impl Signals {
+    fn new() -> std::io::Result<Signals> {
+        let of = |kind: SignalKind| signal(kind);
+        Ok(Signals(std::cell::RefCell::new([
+            of(SignalKind::terminate())?,
+            of(SignalKind::interrupt())?,
+            of(SignalKind::quit())?,
+            of(SignalKind::hangup())?,
+        ])))
+    }
+
+    async fn first(&self) {
+        std::future::poll_fn(|cx| {
+            let mut signals = self.0.borrow_mut();
+            match signals.iter_mut().any(|s| s.poll_recv(cx).is_ready()) {
+                true => std::task::Poll::Ready(()),
+                false => std::task::Poll::Pending,
+            }
+        })
+        .await;
+    }
+}
+
+struct PidFile(PathBuf);
+
+impl PidFile {
+    fn write(path: &Path) -> anyhow::Result<PidFile> {
+        std::fs::write(path, format!("{}\n", std::process::id()))
+            .with_context(|| format!("cannot write the pid file {}", path.display()))?;
+        Ok(PidFile(path.to_owned()))
+    }
+}
+
+impl Drop for PidFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}

@@ -1,0 +1,253 @@
+//! What RPC methods act on, and the one door to them.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use serde_json::value::RawValue;
+use tokio::sync::{RwLock, watch};
+use tracing::{debug, warn};
+
+use crate::config::Settings;
+use crate::journal::Journal;
+use crate::logs::Logs;
+use crate::methods::options::StartupOptions;
+use crate::notify::Notifications;
+use crate::rpc::error::Errno;
+use crate::rpc::method::CallFuture;
+use crate::rpc::server::Dispatch;
+use crate::rpc::{Effect, Registry, RpcError};
+use crate::store::Record;
+
+/// As which program the daemon was started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Personality {
+    Nacre,
+    /// SPDK's `nvmf_tgt`: its socket, its flags, and no state of its own.
+    NvmfTgt,
+}
+
+/// The daemon's life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// Waiting for `framework_start_init`.
+    Startup,
+    /// Starting up: nothing may be called but what may always be.
+    Starting,
+    Runtime,
+    Stopping,
+}
+
+pub struct Engine {
+    pub personality: Personality,
+    pub settings: Settings,
+    pub registry: Registry<Engine>,
+    pub journal: Journal,
+    pub notes: Notifications,
+    pub logs: Logs,
+    /// What startup-only methods set before the data plane is made.
+    pub options: RefCell<StartupOptions>,
+    pub started: Instant,
+    phase: watch::Sender<Phase>,
+    stop: watch::Sender<bool>,
+    /// Changes take it exclusively, reads wait for the changes before them (it is fair).
+    gate: RwLock<()>,
+    calls: Cell<u64>,
+    refused: Cell<u64>,
+}
+
+impl Engine {
+    pub fn new(
+        personality: Personality,
+        settings: Settings,
+        logs: Logs,
+        journal: Journal,
+    ) -> Engine {
+        Engine {
+            personality,
+            registry: crate::methods::all(),
+            journal,
+            notes: Notifications::default(),
+            logs,
+            options: RefCell::default(),
+            settings,
+            started: Instant::now(),
+            phase: watch::channel(Phase::Startup).0,
+            stop: watch::channel(false).0,
+            gate: RwLock::new(()),
+            calls: Cell::new(0),
+            refused: Cell::new(0),
+        }
+    }
+
+    pub fn phase(&self) -> Phase {
+        *self.phase.borrow()
+    }
+
+    pub fn set_phase(&self, phase: Phase) {
+        self.phase.send_replace(phase);
+    }
+
+    /// Resolves once the daemon is in `phase` or later.
+    pub async fn reached(&self, phase: Phase) {
+        let mut phases = self.phase.subscribe();
+        // The sender lives as long as the engine.
+        let _ = phases.wait_for(|now| *now >= phase).await;
+    }
+
+    /// Asks the daemon to stop.
+    pub fn stop(&self) {
+        self.stop.send_replace(true);
+    }
+
+    pub async fn stopping(&self) {
+        let _ = self.stop.subscribe().wait_for(|stop| *stop).await;
+    }
+
+    /// Calls answered, and those of them answered with an error.
+    pub fn call_counts(&self) -> (u64, u64) {
+        (self.calls.get(), self.refused.get())
+    }
+
+    /// Finds, checks and runs a method, within the deadline. The one door for sockets, start-up
+    /// files and replay.
+    pub async fn call(
+        self: &Rc<Self>,
+        method: &str,
+        params: Option<&RawValue>,
+    ) -> Result<Box<RawValue>, RpcError> {
+        let outcome = self.try_call(method, params, Caller::Client).await;
+        self.calls.set(self.calls.get() + 1);
+        if let Err(error) = &outcome {
+            self.refused.set(self.refused.get() + 1);
+            debug!(target: "nacre_engine::rpc", method, %error, "call refused");
+        }
+        outcome
+    }
+
+    async fn try_call(
+        self: &Rc<Self>,
+        method: &str,
+        params: Option<&RawValue>,
+        caller: Caller,
+    ) -> Result<Box<RawValue>, RpcError> {
+        let allowed = |name: &str| caller == Caller::Daemon || self.allowed(name);
+        let entry = self
+            .registry
+            .find(method)
+            .filter(|entry| allowed(entry.name))
+            .ok_or_else(|| {
+                let unknown =
+                    RpcError::method_not_found(format!("there is no method \"{method}\""));
+                match crate::config::suggest::closest(
+                    method,
+                    self.registry.names().filter(|n| self.allowed(n)),
+                ) {
+                    Some(close) => unknown.remedy(format!("did you mean \"{close}\"?")),
+                    None => unknown.remedy("rpc_get_methods lists them all"),
+                }
+            })?;
+        match self.phase() {
+            _ if caller == Caller::Daemon => {}
+            Phase::Startup if !entry.callable(false) => {
+                return Err(RpcError::invalid_state(
+                    "Method may only be called after framework is initialized using framework_start_init RPC.",
+                ));
+            }
+            Phase::Starting if !entry.callable(false) || !entry.callable(true) => {
+                return Err(RpcError::invalid_state("Method may only be called after framework is initialized using framework_start_init RPC.")
+                    .cause("the daemon is starting")
+                    .remedy("wait with framework_wait_init"));
+            }
+            Phase::Runtime | Phase::Stopping if !entry.callable(true) => {
+                return Err(RpcError::invalid_state(
+                    "Method may only be called before framework is initialized. Use --wait-for-rpc command line parameter and then issue this RPC before the framework_start_init RPC.",
+                ));
+            }
+            _ => {}
+        }
+        let effect = entry.effect;
+        let work = entry.call(params, Rc::clone(self))?;
+        let engine = Rc::clone(self);
+        // A task of its own: a change that outlives its deadline is still carried through, so that
+        // nothing is left half done.
+        let running = tokio::task::spawn_local(async move {
+            let _changing;
+            let _reading;
+            match effect {
+                Effect::Changes => _changing = engine.gate.write().await,
+                Effect::Reads => _reading = engine.gate.read().await,
+                Effect::Waits => {}
+            }
+            work.await
+        });
+        match tokio::time::timeout(self.deadline(), running).await {
+            Ok(Ok(outcome)) => outcome,
+            Ok(Err(panic)) => {
+                warn!(method, %panic, "a method failed");
+                Err(RpcError::internal(format!("the method failed: {panic}"))
+                    .remedy("this is a bug: please report it"))
+            }
+            Err(_) => Err(RpcError::errno(
+                Errno::ETIMEDOUT,
+                format!(
+                    "{method} has not ended within {} s; what it changes is carried through",
+                    self.deadline().as_secs()
+                ),
+            )),
+        }
+    }
+
+    /// A call by the daemon itself, which no allow-list and no state of start-up concerns.
+    pub async fn own_call(
+        self: &Rc<Self>,
+        method: &str,
+        params: Option<&RawValue>,
+    ) -> Result<Box<RawValue>, RpcError> {
+        self.try_call(method, params, Caller::Daemon).await
+    }
+
+    pub fn deadline(&self) -> Duration {
+        Duration::from_secs(self.settings.rpc.deadline_s)
+    }
+
+    pub fn allowed(&self, method: &str) -> bool {
+        let allowed = &self.settings.rpc.allowed;
+        allowed.is_empty() || allowed.iter().any(|name| name == method)
+    }
+
+    /// Makes one stored object again. Runs outside the gate of its caller.
+    pub async fn replay(self: &Rc<Self>, record: &Record) {
+        let outcome = match serde_json::value::to_raw_value(&record.params) {
+            Ok(params) => self.own_call(&record.method, Some(&params)).await.map(drop),
+            Err(error) => Err(RpcError::internal(error.to_string())),
+        };
+        let kind = if outcome.is_ok() {
+            "state_restored"
+        } else {
+            "state_restore_failed"
+        };
+        let again = matches!(
+            self.journal.find(&record.key).map(|e| e.standing),
+            Some(crate::journal::Standing::Failed { .. })
+        );
+        // A retry that fails like the one before is no news; nor is a first success.
+        if outcome.is_ok() == again {
+            self.notes.send(kind, record.key.clone());
+        }
+        self.journal.restored(&record.key, outcome);
+    }
+}
+
+/// On whose behalf a method is called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Caller {
+    Client,
+    Daemon,
+}
+
+impl Dispatch for Engine {
+    fn call(self: Rc<Self>, method: String, params: Option<Box<RawValue>>) -> CallFuture {
+        Box::pin(async move { Engine::call(&self, &method, params.as_deref()).await })
+    }
+}

@@ -1,0 +1,309 @@
+//! The configuration as it is: what was made, in order, each with the call that makes it again.
+//!
+//! The journal is the one list behind three things: the durable store (what RPCs made), the answer
+//! of `framework_get_config` (all of it), and what could not be restored (kept, shown, tried again).
+
+use std::cell::{Cell, RefCell};
+use std::time::SystemTime;
+
+use tracing::{info, warn};
+
+use crate::rpc::RpcError;
+use crate::store::{Change, Edit, Record, Store, StoreError};
+
+/// How an object of the journal stands.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Standing {
+    Live,
+    /// Read from the store, not tried yet.
+    Waiting,
+    /// Could not be made again; it stays in the store and is tried again.
+    Failed {
+        error: RpcError,
+        since: SystemTime,
+        attempts: u32,
+    },
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Entry {
+    pub record: Record,
+    pub standing: Standing,
+    /// Kept in the store. What the configuration file declares is not: the file is its home.
+    pub durable: bool,
+}
+
+#[derive(Debug, Default)]
+pub struct Journal {
+    store: Option<Store>,
+    entries: RefCell<Vec<Entry>>,
+    /// What is made now comes from the configuration file.
+    declaring: Cell<bool>,
+}
+
+impl Journal {
+    pub fn new(store: Option<Store>) -> Journal {
+        Journal {
+            store,
+            entries: RefCell::default(),
+            declaring: Cell::new(false),
+        }
+    }
+
+    pub fn is_durable(&self) -> bool {
+        self.store.is_some()
+    }
+
+    pub fn store_path(&self) -> Option<&std::path::Path> {
+        self.store.as_ref().map(Store::path)
+    }
+
+    /// Reads what the store holds, for [`Journal::waiting`] to hand out.
+    pub async fn load(&self) -> Result<usize, StoreError> {
+        let Some(store) = &self.store else {
+            return Ok(0);
+        };
+        let records = store.load().await?;
+        let mut entries = self.entries.borrow_mut();
+        *entries = records
+            .into_iter()
+            .map(|record| Entry {
+                record,
+                standing: Standing::Waiting,
+                durable: true,
+            })
+            .collect();
+        Ok(entries.len())
+    }
+
+    /// Makes `change` durable, then part of the journal. What it puts is live.
+    pub async fn commit(&self, change: Change) -> Result<(), RpcError> {
+        let durable = !self.declaring.get();
+        let edits: Vec<Edit> = change
+            .0
+            .into_iter()
+            .filter(|edit| self.matters(edit, durable))
+            .collect();
+        let change = Change(edits);
+        if let Some(store) = self
+            .store
+            .as_ref()
+            .filter(|_| !change.0.is_empty() && durable)
+        {
+            store.commit(change.clone()).await.map_err(|error| {
+                warn!(%error, "a change was undone because it could not be stored");
+                RpcError::internal(format!(
+                    "the change could not be stored, and was undone: {error}"
+                ))
+                .remedy("see whether the disk of the data directory is full or read-only")
+            })?;
+        }
+        let mut entries = self.entries.borrow_mut();
+        for edit in change.0 {
+            match edit {
+                Edit::Put(record) => {
+                    match entries.iter_mut().find(|e| e.record.key == record.key) {
+                        Some(entry) => {
+                            *entry = Entry {
+                                record,
+                                standing: Standing::Live,
+                                durable: entry.durable,
+                            }
+                        }
+                        None => entries.push(Entry {
+                            record,
+                            standing: Standing::Live,
+                            durable,
+                        }),
+                    }
+                }
+                Edit::Remove(key) => entries.retain(|e| e.record.key != key),
+                Edit::RemoveAll(prefix) => entries.retain(|e| !e.record.key.starts_with(&prefix)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the edit changes anything; also notes what a replay has just made live again.
+    fn matters(&self, edit: &Edit, durable: bool) -> bool {
+        let Edit::Put(record) = edit else { return true };
+        let mut entries = self.entries.borrow_mut();
+        let same = entries
+            .iter_mut()
+            .find(|e| e.record == *record && (e.durable || !durable));
+        if let Some(entry) = same {
+            entry.standing = Standing::Live;
+            return false;
+        }
+        true
+    }
+
+    /// Runs `work` as coming from the configuration file: what it makes is not stored.
+    pub async fn declaring<T>(&self, work: impl Future<Output = T>) -> T {
+        self.declaring.set(true);
+        let out = work.await;
+        self.declaring.set(false);
+        out
+    }
+
+    pub fn entries(&self) -> Vec<Entry> {
+        self.entries.borrow().clone()
+    }
+
+    pub fn find(&self, key: &str) -> Option<Entry> {
+        self.entries
+            .borrow()
+            .iter()
+            .find(|e| e.record.key == key)
+            .cloned()
+    }
+
+    /// Records to make, in order: those not tried yet, or those that failed.
+    pub fn waiting(&self) -> Vec<Record> {
+        let waits = |e: &&Entry| e.standing != Standing::Live;
+        self.entries
+            .borrow()
+            .iter()
+            .filter(waits)
+            .map(|e| e.record.clone())
+            .collect()
+    }
+
+    /// Notes how making `key` again went.
+    pub fn restored(&self, key: &str, outcome: Result<(), RpcError>) {
+        let mut entries = self.entries.borrow_mut();
+        let Some(entry) = entries.iter_mut().find(|e| e.record.key == key) else {
+            return;
+        };
+        match outcome {
+            Ok(()) => {
+                if let Standing::Failed { attempts, .. } = entry.standing {
+                    info!(object = key, attempts, "restored at last");
+                }
+                entry.standing = Standing::Live;
+            }
+            Err(error) => {
+                let (since, attempts) = match &entry.standing {
+                    Standing::Failed {
+                        since, attempts, ..
+                    } => (*since, attempts + 1),
+                    _ => {
+                        warn!(object = key, %error, "not restored; it is kept and tried again");
+                        (SystemTime::now(), 1)
+                    }
+                };
+                entry.standing = Standing::Failed {
+                    error,
+                    since,
+                    attempts,
+                };
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Goal: what is durable, what is shown and what is tried again follow from the same list.
+
+    use super::*;
+    use crate::store::StateStore;
+    use serde_json::json;
+    use std::path::Path;
+    use std::sync::{Arc, Mutex};
+
+    /// A store in memory that can be told to fail.
+    #[derive(Clone, Default)]
+    struct Fake(Arc<Mutex<(Vec<Change>, bool)>>);
+
+    impl StateStore for Fake {
+        fn load(&mut self) -> Result<Vec<Record>, StoreError> {
+            let put = |c: &Change| match &c.0[0] {
+                Edit::Put(r) => Some(r.clone()),
+                _ => None,
+            };
+            Ok(self.0.lock().unwrap().0.iter().filter_map(put).collect())
+        }
+
+        fn commit(&mut self, change: &Change) -> Result<(), StoreError> {
+            let mut inner = self.0.lock().unwrap();
+            if inner.1 {
+                return Err(StoreError::Gone);
+            }
+            inner.0.push(change.clone());
+            Ok(())
+        }
+    }
+
+    fn run<T>(work: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap()
+            .block_on(work)
+    }
+
+    fn put(key: &str) -> Change {
+        Change::put(key, "make", json!({ "name": key }))
+    }
+
+    #[test]
+    fn declared_objects_are_listed_and_not_stored() {
+        let fake = Fake::default();
+        let journal = Journal::new(Some(Store::on(fake.clone(), Path::new("x"))));
+        run(async {
+            journal.commit(put("a")).await.unwrap();
+            journal.declaring(journal.commit(put("b"))).await.unwrap();
+            journal.commit(put("a")).await.unwrap();
+        });
+        assert_eq!(
+            fake.0.lock().unwrap().0,
+            [put("a")],
+            "neither the declared one nor the unchanged one"
+        );
+        assert_eq!(
+            journal
+                .entries()
+                .iter()
+                .map(|e| e.durable)
+                .collect::<Vec<_>>(),
+            [true, false]
+        );
+    }
+
+    #[test]
+    fn a_store_that_fails_refuses_the_change() {
+        let fake = Fake::default();
+        fake.0.lock().unwrap().1 = true;
+        let journal = Journal::new(Some(Store::on(fake, Path::new("x"))));
+        let refused = run(journal.commit(put("a"))).unwrap_err();
+        assert_eq!(refused.code, crate::rpc::error::INTERNAL_ERROR);
+        assert!(journal.entries().is_empty());
+    }
+
+    #[test]
+    fn what_fails_to_restore_is_kept_and_tried_again() {
+        let fake = Fake::default();
+        fake.0.lock().unwrap().0 = vec![put("a"), put("b")];
+        let journal = Journal::new(Some(Store::on(fake, Path::new("x"))));
+        run(journal.load()).unwrap();
+        assert_eq!(journal.waiting().len(), 2);
+        journal.restored("a", Err(RpcError::internal("no disk")));
+        run(journal.commit(put("b"))).unwrap();
+        assert_eq!(
+            journal
+                .waiting()
+                .iter()
+                .map(|r| r.key.as_str())
+                .collect::<Vec<_>>(),
+            ["a"]
+        );
+        journal.restored("a", Err(RpcError::internal("no disk")));
+        assert!(matches!(
+            journal.find("a").unwrap().standing,
+            Standing::Failed { attempts: 2, .. }
+        ));
+        journal.restored("a", Ok(()));
+        assert!(journal.waiting().is_empty());
+    }
+}

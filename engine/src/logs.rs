@@ -1,0 +1,261 @@
+//! Logs through `tracing`, with levels and flags that change while the daemon runs.
+//!
+//! SPDK's five levels and its debug flags are kept as the interface; underneath, a level is a
+//! `tracing` level (`NOTICE` and `INFO` are both `INFO`) and a flag is a set of targets logged at
+//! debug level whatever the level is. SPDK's second level, for what is printed besides syslog, is
+//! the level of this program's one output; setting the first sets both.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking::Mutex;
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{Registry, reload};
+
+use crate::config::settings::{Log, LogFormat, LogLevel};
+
+/// A flag's name and the targets that it turns on.
+pub const FLAGS: [(&str, &[&str]); 12] = [
+    ("all", &["nacre"]),
+    ("app", &["nacre_engine"]),
+    ("bdev", &["nacre_bdev"]),
+    ("bdev_uring", &["nacre_bdev_uring"]),
+    ("config", &["nacre_engine::config"]),
+    ("hugepages", &["nacre_hugepages"]),
+    ("nvmf", &["nacre_nvmf"]),
+    ("nvmf_loopback", &["nacre_transport_loopback"]),
+    ("nvmf_tcp", &["nacre_transport_tcp"]),
+    ("reactor", &["nacre_reactor"]),
+    ("rpc", &["nacre_engine::rpc"]),
+    ("store", &["nacre_engine::store", "nacre_engine::journal"]),
+];
+
+/// Every crate of the program, for "all".
+const CRATES: [&str; 8] = [
+    "nacre_engine",
+    "nacre_bdev",
+    "nacre_bdev_uring",
+    "nacre_hugepages",
+    "nacre_nvmf",
+    "nacre_reactor",
+    "nacre_transport_loopback",
+    "nacre_transport_tcp",
+];
+
+/// What is logged now, and the means to change it.
+#[derive(Clone)]
+pub struct Logs {
+    state: Arc<Mutex<State>>,
+    timestamps: Arc<AtomicBool>,
+    reload: Option<reload::Handle<Targets, Registry>>,
+}
+
+#[derive(Debug)]
+struct State {
+    level: LogLevel,
+    print_level: LogLevel,
+    flags: BTreeMap<&'static str, bool>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("no log flag is called \"{0}\"")]
+pub struct UnknownFlag(pub String);
+
+impl Logs {
+    /// Installs the process's subscriber, writing to standard error.
+    pub fn install(settings: &Log) -> Result<Logs, UnknownFlag> {
+        let mut logs = Logs::detached(settings)?;
+        let (filter, handle) = reload::Layer::new(logs.filter());
+        let time = Timestamps(Arc::clone(&logs.timestamps));
+        let base = tracing_subscriber::registry().with(filter);
+        let output = tracing_subscriber::fmt::layer()
+            .with_writer(std::io::stderr)
+            .with_timer(time);
+        // A second daemon in one process (a test) keeps the first one's subscriber.
+        let installed = match settings.format {
+            LogFormat::Text => base
+                .with(output.with_target(false).with_ansi(terminal()))
+                .try_init(),
+            LogFormat::Json => base.with(output.json().flatten_event(true)).try_init(),
+        };
+        if installed.is_ok() {
+            logs.reload = Some(handle);
+        }
+        Ok(logs)
+    }
+
+    /// Levels and flags without an output: for tests.
+    pub fn detached(settings: &Log) -> Result<Logs, UnknownFlag> {
+        let state = State {
+            level: settings.level,
+            print_level: settings.level,
+            flags: FLAGS.iter().map(|(name, _)| (*name, false)).collect(),
+        };
+        let logs = Logs {
+            state: Arc::new(Mutex::new(state)),
+            timestamps: Arc::new(AtomicBool::new(settings.timestamps)),
+            reload: None,
+        };
+        for flag in &settings.flags {
+            logs.set_flag(flag, true)?;
+        }
+        Ok(logs)
+    }
+
+    pub fn level(&self) -> LogLevel {
+        self.state.lock().level
+    }
+
+    pub fn print_level(&self) -> LogLevel {
+        self.state.lock().print_level
+    }
+
+    pub fn set_level(&self, level: LogLevel) {
+        self.change(|state| {
+            state.level = level;
+            state.print_level = level;
+        });
+    }
+
+    pub fn set_print_level(&self, level: LogLevel) {
+        self.change(|state| state.print_level = level);
+    }
+
+    pub fn flags(&self) -> BTreeMap<&'static str, bool> {
+        self.state.lock().flags.clone()
+    }
+
+    /// `all` sets every flag.
+    pub fn set_flag(&self, name: &str, on: bool) -> Result<(), UnknownFlag> {
+        if !FLAGS.iter().any(|(known, _)| *known == name) {
+            return Err(UnknownFlag(name.to_owned()));
+        }
+        self.change(|state| {
+            for (flag, value) in &mut state.flags {
+                if *flag == name || name == "all" {
+                    *value = on;
+                }
+            }
+        });
+        Ok(())
+    }
+
+    pub fn set_timestamps(&self, on: bool) {
+        self.timestamps.store(on, Ordering::Relaxed);
+    }
+
+    fn change(&self, with: impl FnOnce(&mut State)) {
+        with(&mut self.state.lock());
+        if let Some(reload) = &self.reload
+            && let Err(error) = reload.modify(|filter| *filter = self.filter())
+        {
+            tracing::warn!(%error, "the log filter cannot be changed");
+        }
+    }
+
+    /// What passes: the print level for our crates, warnings of others, debug for flagged targets.
+    fn filter(&self) -> Targets {
+        let state = self.state.lock();
+        let level = match state.print_level {
+            LogLevel::Error => LevelFilter::ERROR,
+            LogLevel::Warning => LevelFilter::WARN,
+            LogLevel::Notice | LogLevel::Info => LevelFilter::INFO,
+            LogLevel::Debug => LevelFilter::DEBUG,
+        };
+        let mut filter = Targets::new().with_default(level.min(LevelFilter::WARN));
+        for name in CRATES {
+            filter = filter.with_target(name, level);
+        }
+        for (name, targets) in FLAGS {
+            if state.flags[name] && name != "all" {
+                filter = targets
+                    .iter()
+                    .fold(filter, |f, t| f.with_target(*t, LevelFilter::DEBUG));
+            }
+        }
+        filter
+    }
+}
+
+impl fmt::Debug for Logs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.state.lock().fmt(f)
+    }
+}
+
+fn terminal() -> bool {
+    use std::io::IsTerminal;
+    std::io::stderr().is_terminal()
+}
+
+/// The time of day, when wanted.
+struct Timestamps(Arc<AtomicBool>);
+
+impl FormatTime for Timestamps {
+    fn format_time(&self, w: &mut Writer<'_>) -> fmt::Result {
+        if self.0.load(Ordering::Relaxed) {
+            SystemTime.format_time(w)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// A mutex whose poisoning is of no consequence: every state that it guards is always whole.
+mod parking {
+    #[derive(Debug, Default)]
+    pub struct Mutex<T>(std::sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        pub fn new(value: T) -> Mutex<T> {
+            Mutex(std::sync::Mutex::new(value))
+        }
+
+        pub fn lock(&self) -> std::sync::MutexGuard<'_, T> {
+            self.0
+                .lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Goal: what passes follows level, print level and flags. Method: ask the filter.
+
+    use super::*;
+    use tracing::Level;
+
+    fn passes(logs: &Logs, target: &str, level: Level) -> bool {
+        logs.filter().would_enable(target, &level)
+    }
+
+    #[test]
+    fn levels_and_flags_decide_what_passes() {
+        let logs = Logs::detached(&Log::default()).unwrap();
+        assert!(passes(&logs, "nacre_nvmf::target", Level::INFO));
+        assert!(!passes(&logs, "nacre_nvmf::target", Level::DEBUG));
+        assert!(!passes(&logs, "hyper", Level::INFO) && passes(&logs, "hyper", Level::WARN));
+        logs.set_flag("nvmf", true).unwrap();
+        assert!(passes(&logs, "nacre_nvmf::target", Level::DEBUG));
+        assert!(!passes(&logs, "nacre_bdev", Level::DEBUG));
+        logs.set_print_level(LogLevel::Error);
+        assert_eq!(
+            (logs.level(), logs.print_level()),
+            (LogLevel::Notice, LogLevel::Error)
+        );
+        assert!(!passes(&logs, "nacre_bdev", Level::WARN));
+        logs.set_level(LogLevel::Debug);
+        assert!(passes(&logs, "nacre_bdev", Level::DEBUG));
+        logs.set_flag("all", true).unwrap();
+        assert!(logs.flags().values().all(|on| *on));
+        assert_eq!(logs.set_flag("nvm", true), Err(UnknownFlag("nvm".into())));
+    }
+}

@@ -1,0 +1,353 @@
+//! The daemon itself: its methods, version, life, subsystems and configuration.
+
+use std::rc::Rc;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::engine::{Engine, Phase};
+use crate::rpc::{Effect, Method, NoParams, Registry, RpcError, When};
+
+pub fn register(registry: &mut Registry<Engine>) {
+    registry
+        .add::<GetMethods>()
+        .add::<GetVersion>()
+        .add::<KillInstance>()
+        .add::<StartInit>()
+        .add::<WaitInit>()
+        .add::<GetSubsystems>()
+        .add::<GetConfig>();
+}
+
+/// The SPDK release whose dialect this is.
+const SPDK_VERSION: &str = "SPDK v26.09-pre";
+
+struct GetMethods;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct GetMethodsParams {
+    /// Only methods that may be called in the daemon's present state.
+    #[serde(default)]
+    current: bool,
+    #[serde(default)]
+    include_aliases: bool,
+}
+
+impl Method<Engine> for GetMethods {
+    const NAME: &'static str = "rpc_get_methods";
+    const ABOUT: &'static str = "Lists the methods that can be called.";
+    const WHEN: When = When::Always;
+    const EFFECT: Effect = Effect::Waits;
+    type Params = GetMethodsParams;
+    type Reply = Vec<&'static str>;
+
+    async fn apply(
+        params: GetMethodsParams,
+        on: Rc<Engine>,
+    ) -> Result<Vec<&'static str>, RpcError> {
+        let runtime = on.phase() >= Phase::Runtime;
+        let mut names = Vec::new();
+        for entry in on.registry.iter() {
+            if !on.allowed(entry.name) || (params.current && !entry.callable(runtime)) {
+                continue;
+            }
+            names.push(entry.name);
+            names.extend(entry.aliases.iter().filter(|_| params.include_aliases));
+        }
+        Ok(names)
+    }
+}
+
+struct GetVersion;
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct Version {
+    version: String,
+    fields: VersionFields,
+    /// This program's own name and version.
+    nacre: &'static str,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct VersionFields {
+    major: u32,
+    minor: u32,
+    patch: u32,
+    suffix: &'static str,
+}
+
+impl Method<Engine> for GetVersion {
+    const NAME: &'static str = "spdk_get_version";
+    const ABOUT: &'static str = "Tells the version of SPDK whose dialect is spoken, and our own.";
+    const WHEN: When = When::Always;
+    const EFFECT: Effect = Effect::Waits;
+    type Params = NoParams;
+    type Reply = Version;
+
+    async fn apply(_: NoParams, _: Rc<Engine>) -> Result<Version, RpcError> {
+        Ok(Version {
+            version: SPDK_VERSION.into(),
+            fields: VersionFields {
+                major: 26,
+                minor: 9,
+                patch: 0,
+                suffix: "-pre",
+            },
+            nacre: env!("CARGO_PKG_VERSION"),
+        })
+    }
+}
+
+struct KillInstance;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct KillInstanceParams {
+    sig_name: Signal,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[allow(clippy::upper_case_acronyms)]
+enum Signal {
+    SIGINT,
+    SIGTERM,
+    SIGQUIT,
+    SIGHUP,
+    SIGKILL,
+    SIGUSR1,
+}
+
+impl Method<Engine> for KillInstance {
+    const NAME: &'static str = "spdk_kill_instance";
+    const ABOUT: &'static str =
+        "Sends the daemon a signal: SIGINT and SIGTERM stop it in good order.";
+    const EFFECT: Effect = Effect::Waits;
+    type Params = KillInstanceParams;
+    type Reply = bool;
+
+    async fn apply(params: KillInstanceParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        use rustix::process::{Signal as Os, getpid, kill_process};
+        let signal = match params.sig_name {
+            // As if the signal had come, without the detour.
+            Signal::SIGINT | Signal::SIGTERM => {
+                on.stop();
+                return Ok(true);
+            }
+            Signal::SIGQUIT => Os::QUIT,
+            Signal::SIGHUP => Os::HUP,
+            Signal::SIGKILL => Os::KILL,
+            Signal::SIGUSR1 => Os::USR1,
+        };
+        kill_process(getpid(), signal).map_err(|e| RpcError::io("kill", &e.into()))?;
+        Ok(true)
+    }
+}
+
+struct StartInit;
+
+impl Method<Engine> for StartInit {
+    const NAME: &'static str = "framework_start_init";
+    const ABOUT: &'static str = "Starts the data plane of a daemon started with --wait-for-rpc.";
+    const WHEN: When = When::Startup;
+    const EFFECT: Effect = Effect::Waits;
+    type Params = NoParams;
+    type Reply = bool;
+
+    async fn apply(_: NoParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        crate::daemon::init(&on).await.map_err(|error| {
+            let refused = RpcError::internal(format!("framework_initialization failed: {error:#}"));
+            on.stop();
+            refused
+        })?;
+        Ok(true)
+    }
+}
+
+struct WaitInit;
+
+impl Method<Engine> for WaitInit {
+    const NAME: &'static str = "framework_wait_init";
+    const ABOUT: &'static str = "Answers once the daemon is initialized.";
+    const WHEN: When = When::Always;
+    const EFFECT: Effect = Effect::Waits;
+    type Params = NoParams;
+    type Reply = bool;
+
+    async fn apply(_: NoParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        on.reached(Phase::Runtime).await;
+        Ok(true)
+    }
+}
+
+/// The parts whose configuration can be saved, each with what it stands on, in order of loading.
+const SUBSYSTEMS: [(&str, &[&str]); 3] =
+    [("iobuf", &[]), ("bdev", &["iobuf"]), ("nvmf", &["bdev"])];
+
+struct GetSubsystems;
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct Subsystem {
+    subsystem: &'static str,
+    depends_on: &'static [&'static str],
+}
+
+impl Method<Engine> for GetSubsystems {
+    const NAME: &'static str = "framework_get_subsystems";
+    const ABOUT: &'static str =
+        "Lists the subsystems whose configuration can be saved, with their dependencies.";
+    type Params = NoParams;
+    type Reply = Vec<Subsystem>;
+
+    async fn apply(_: NoParams, _: Rc<Engine>) -> Result<Vec<Subsystem>, RpcError> {
+        Ok(SUBSYSTEMS
+            .iter()
+            .map(|(subsystem, depends_on)| Subsystem {
+                subsystem,
+                depends_on,
+            })
+            .collect())
+    }
+}
+
+struct GetConfig;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct GetConfigParams {
+    /// The subsystem, as `framework_get_subsystems` names it.
+    name: String,
+    /// Accepted as in SPDK; nothing here needs batches.
+    #[serde(default)]
+    #[allow(dead_code)]
+    with_batches: bool,
+}
+
+impl Method<Engine> for GetConfig {
+    const NAME: &'static str = "framework_get_config";
+    const ABOUT: &'static str = "Gives the calls that make a subsystem's configuration again.";
+    type Params = GetConfigParams;
+    type Reply = Vec<Value>;
+
+    async fn apply(params: GetConfigParams, on: Rc<Engine>) -> Result<Vec<Value>, RpcError> {
+        config_of(&on, &params.name).ok_or_else(|| {
+            let known: Vec<&str> = SUBSYSTEMS.iter().map(|(name, _)| *name).collect();
+            RpcError::invalid_params_text(format!("Subsystem '{}' not found", params.name))
+                .cause(format!("known: {}", known.join(", ")))
+                .field("name")
+        })
+    }
+}
+
+/// The calls that make `subsystem` again, `None` if there is no such one.
+pub fn config_of(engine: &Engine, subsystem: &str) -> Option<Vec<Value>> {
+    let call = |method: &str, params: Value| json!({ "method": method, "params": params });
+    let made = |prefix: &str| {
+        let entries = engine.journal.entries();
+        let ours = entries
+            .into_iter()
+            .filter(|e| e.record.key.starts_with(prefix));
+        ours.map(|e| call(&e.record.method, e.record.params))
+            .collect::<Vec<_>>()
+    };
+    let options = engine.options.borrow();
+    match subsystem {
+        "iobuf" => Some(vec![call("iobuf_set_options", json!(options.iobuf))]),
+        "bdev" => {
+            let mut calls = vec![call("bdev_set_options", json!(options.bdev))];
+            calls.extend(made("bdev/"));
+            calls.push(json!({ "method": "bdev_wait_for_examine" }));
+            Some(calls)
+        }
+        "nvmf" => Some(made("nvmf/")),
+        _ => None,
+    }
+}
+
+/// The whole configuration in SPDK's file format.
+pub fn whole_config(engine: &Engine) -> Value {
+    let part = |(name, _): &(&str, &[&str])| json!({ "subsystem": name, "config": config_of(engine, name) });
+    json!({ "subsystems": SUBSYSTEMS.iter().map(part).collect::<Vec<_>>() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{Bench, bench};
+    use serde_json::json;
+
+    #[test]
+    fn states_are_kept_apart() {
+        let bench = Bench::waiting();
+        let early = bench.refused("framework_get_subsystems", json!(null));
+        assert_eq!(
+            (early.code, early.message.as_str()),
+            (
+                -1,
+                "Method may only be called after framework is initialized using framework_start_init RPC."
+            )
+        );
+        let current = bench.call("rpc_get_methods", json!({ "current": true }));
+        assert!(
+            current
+                .as_array()
+                .unwrap()
+                .contains(&json!("framework_start_init"))
+        );
+        assert!(
+            !current
+                .as_array()
+                .unwrap()
+                .contains(&json!("framework_get_config"))
+        );
+        assert_eq!(bench.call("framework_start_init", json!(null)), true);
+        let late = bench.refused("framework_start_init", json!(null));
+        assert_eq!(late.code, -1);
+        assert!(late.message.starts_with(
+            "Method may only be called before framework is initialized. Use --wait-for-rpc"
+        ));
+        assert_eq!(bench.call("framework_wait_init", json!(null)), true);
+    }
+
+    #[test]
+    fn unknown_methods_and_subsystems() {
+        let bench = bench();
+        let error = bench.refused("framework_get_confg", json!(null));
+        assert_eq!(
+            (error.code, error.message.as_str()),
+            (-32601, "Method not found")
+        );
+        assert_eq!(
+            error.data.unwrap().remedy.unwrap(),
+            "did you mean \"framework_get_config\"?"
+        );
+        let error = bench.refused("framework_get_config", json!({ "name": "x" }));
+        assert_eq!(
+            (error.code, error.message.as_str()),
+            (-32602, "Subsystem 'x' not found")
+        );
+        let error = bench.refused("framework_get_config", json!({}));
+        assert_eq!(error.data.unwrap().field.as_deref(), Some("name"));
+    }
+
+    #[test]
+    fn versions_and_subsystems_have_spdks_shape() {
+        let bench = bench();
+        assert_eq!(
+            bench.call("spdk_get_version", json!(null)),
+            json!({
+                "version": "SPDK v26.09-pre",
+                "fields": { "major": 26, "minor": 9, "patch": 0, "suffix": "-pre" },
+                "nacre": env!("CARGO_PKG_VERSION"),
+            })
+        );
+        assert_eq!(
+            bench.call("framework_get_subsystems", json!(null)),
+            json!([
+                { "subsystem": "iobuf", "depends_on": [] },
+                { "subsystem": "bdev", "depends_on": ["iobuf"] },
+                { "subsystem": "nvmf", "depends_on": ["bdev"] },
+            ])
+        );
+    }
+}

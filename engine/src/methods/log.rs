@@ -1,0 +1,254 @@
+//! `log_*`: levels, flags and timestamps of the log, live.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::config::settings::LogLevel;
+use crate::engine::Engine;
+use crate::logs::{FLAGS, UnknownFlag};
+use crate::rpc::{Effect, Method, NoParams, Registry, RpcError, When};
+
+pub fn register(registry: &mut Registry<Engine>) {
+    registry
+        .add::<SetLevel>()
+        .add::<GetLevel>()
+        .add::<SetPrintLevel>()
+        .add::<GetPrintLevel>()
+        .add::<SetFlag>()
+        .add::<ClearFlag>()
+        .add::<GetFlags>()
+        .add::<EnableTimestamps>();
+}
+
+/// SPDK's names of the levels.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, JsonSchema)]
+#[allow(clippy::upper_case_acronyms)]
+enum Level {
+    ERROR,
+    WARNING,
+    NOTICE,
+    INFO,
+    DEBUG,
+}
+
+impl From<LogLevel> for Level {
+    fn from(level: LogLevel) -> Level {
+        match level {
+            LogLevel::Error => Level::ERROR,
+            LogLevel::Warning => Level::WARNING,
+            LogLevel::Notice => Level::NOTICE,
+            LogLevel::Info => Level::INFO,
+            LogLevel::Debug => Level::DEBUG,
+        }
+    }
+}
+
+impl From<Level> for LogLevel {
+    fn from(level: Level) -> LogLevel {
+        match level {
+            Level::ERROR => LogLevel::Error,
+            Level::WARNING => LogLevel::Warning,
+            Level::NOTICE => LogLevel::Notice,
+            Level::INFO => LogLevel::Info,
+            Level::DEBUG => LogLevel::Debug,
+        }
+    }
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct LevelParams {
+    level: Level,
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct FlagParams {
+    /// As `log_get_flags` names it; `all` means every one.
+    flag: String,
+}
+
+impl From<UnknownFlag> for RpcError {
+    fn from(unknown: UnknownFlag) -> RpcError {
+        let refused = RpcError::invalid_params_text("invalid log flag")
+            .cause(unknown.to_string())
+            .field("flag");
+        match crate::config::suggest::closest(&unknown.0, FLAGS.iter().map(|(name, _)| *name)) {
+            Some(close) => refused.remedy(format!("did you mean \"{close}\"?")),
+            None => refused.remedy("log_get_flags lists them"),
+        }
+    }
+}
+
+struct SetLevel;
+
+impl Method<Engine> for SetLevel {
+    const NAME: &'static str = "log_set_level";
+    const ABOUT: &'static str = "Sets the level of the log, and of what is printed.";
+    const WHEN: When = When::Always;
+    const EFFECT: Effect = Effect::Changes;
+    type Params = LevelParams;
+    type Reply = bool;
+
+    async fn apply(params: LevelParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        on.logs.set_level(params.level.into());
+        Ok(true)
+    }
+}
+
+struct GetLevel;
+
+impl Method<Engine> for GetLevel {
+    const NAME: &'static str = "log_get_level";
+    const ABOUT: &'static str = "Tells the level of the log.";
+    const WHEN: When = When::Always;
+    type Params = NoParams;
+    type Reply = Level;
+
+    async fn apply(_: NoParams, on: Rc<Engine>) -> Result<Level, RpcError> {
+        Ok(on.logs.level().into())
+    }
+}
+
+struct SetPrintLevel;
+
+impl Method<Engine> for SetPrintLevel {
+    const NAME: &'static str = "log_set_print_level";
+    const ABOUT: &'static str = "Sets the level of what is printed to standard error.";
+    const WHEN: When = When::Always;
+    const EFFECT: Effect = Effect::Changes;
+    type Params = LevelParams;
+    type Reply = bool;
+
+    async fn apply(params: LevelParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        on.logs.set_print_level(params.level.into());
+        Ok(true)
+    }
+}
+
+struct GetPrintLevel;
+
+impl Method<Engine> for GetPrintLevel {
+    const NAME: &'static str = "log_get_print_level";
+    const ABOUT: &'static str = "Tells the level of what is printed to standard error.";
+    const WHEN: When = When::Always;
+    type Params = NoParams;
+    type Reply = Level;
+
+    async fn apply(_: NoParams, on: Rc<Engine>) -> Result<Level, RpcError> {
+        Ok(on.logs.print_level().into())
+    }
+}
+
+struct SetFlag;
+
+impl Method<Engine> for SetFlag {
+    const NAME: &'static str = "log_set_flag";
+    const ABOUT: &'static str = "Logs one part of the program at debug level.";
+    const WHEN: When = When::Always;
+    const EFFECT: Effect = Effect::Changes;
+    type Params = FlagParams;
+    type Reply = bool;
+
+    async fn apply(params: FlagParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        on.logs.set_flag(&params.flag, true)?;
+        Ok(true)
+    }
+}
+
+struct ClearFlag;
+
+impl Method<Engine> for ClearFlag {
+    const NAME: &'static str = "log_clear_flag";
+    const ABOUT: &'static str = "Ends what `log_set_flag` began.";
+    const WHEN: When = When::Always;
+    const EFFECT: Effect = Effect::Changes;
+    type Params = FlagParams;
+    type Reply = bool;
+
+    async fn apply(params: FlagParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        on.logs.set_flag(&params.flag, false)?;
+        Ok(true)
+    }
+}
+
+struct GetFlags;
+
+impl Method<Engine> for GetFlags {
+    const NAME: &'static str = "log_get_flags";
+    const ABOUT: &'static str = "Lists the flags and whether they are set.";
+    const WHEN: When = When::Always;
+    type Params = NoParams;
+    type Reply = BTreeMap<&'static str, bool>;
+
+    async fn apply(_: NoParams, on: Rc<Engine>) -> Result<BTreeMap<&'static str, bool>, RpcError> {
+        Ok(on.logs.flags())
+    }
+}
+
+struct EnableTimestamps;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct EnableTimestampsParams {
+    enabled: bool,
+}
+
+impl Method<Engine> for EnableTimestamps {
+    const NAME: &'static str = "log_enable_timestamps";
+    const ABOUT: &'static str = "Puts the time of day before each line of the log, or not.";
+    const EFFECT: Effect = Effect::Changes;
+    type Params = EnableTimestampsParams;
+    type Reply = bool;
+
+    async fn apply(params: EnableTimestampsParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        on.logs.set_timestamps(params.enabled);
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::bench;
+    use serde_json::json;
+
+    #[test]
+    fn levels_and_flags_change_live() {
+        let bench = bench();
+        assert_eq!(bench.call("log_get_level", json!(null)), "NOTICE");
+        assert_eq!(
+            bench.call("log_set_level", json!({ "level": "DEBUG" })),
+            true
+        );
+        assert_eq!(
+            bench.call("log_set_print_level", json!({ "level": "ERROR" })),
+            true
+        );
+        assert_eq!(bench.call("log_get_level", json!(null)), "DEBUG");
+        assert_eq!(bench.call("log_get_print_level", json!(null)), "ERROR");
+        assert_eq!(
+            bench
+                .refused("log_set_level", json!({ "level": "LOUD" }))
+                .data
+                .unwrap()
+                .field
+                .as_deref(),
+            Some("level")
+        );
+        assert_eq!(bench.call("log_set_flag", json!({ "flag": "nvmf" })), true);
+        assert_eq!(bench.call("log_get_flags", json!(null))["nvmf"], true);
+        assert_eq!(
+            bench.call("log_clear_flag", json!({ "flag": "nvmf" })),
+            true
+        );
+        assert_eq!(bench.call("log_get_flags", json!(null))["nvmf"], false);
+        let error = bench.refused("log_set_flag", json!({ "flag": "nvmff" }));
+        assert_eq!(
+            (error.code, error.message.as_str()),
+            (-32602, "invalid log flag")
+        );
+    }
+}

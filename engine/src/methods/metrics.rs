@@ -1,0 +1,49 @@
+//! `metrics_get`, our own: what Prometheus would scrape now.
+
+use std::rc::Rc;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::engine::Engine;
+use crate::metrics::Scrape;
+use crate::rpc::{Effect, Method, Registry, RpcError};
+
+pub fn register(registry: &mut Registry<Engine>) {
+    registry.add::<Get>();
+}
+
+struct Get;
+
+#[derive(Debug, Default, Clone, Copy, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+enum Format {
+    #[default]
+    Json,
+    Text,
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct GetParams {
+    /// `json`, or `text` as Prometheus reads it.
+    #[serde(default)]
+    format: Format,
+}
+
+impl Method<Engine> for Get {
+    const NAME: &'static str = "metrics_get";
+    const ABOUT: &'static str = "Gives all metrics as of now.";
+    const EFFECT: Effect = Effect::Waits;
+    type Params = GetParams;
+    type Reply = Value;
+
+    async fn apply(params: GetParams, on: Rc<Engine>) -> Result<Value, RpcError> {
+        let scrape = Scrape::of(&on);
+        Ok(match params.format {
+            Format::Json => scrape.json(),
+            Format::Text => scrape.text().into(),
+        })
+    }
+}

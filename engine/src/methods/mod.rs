@@ -1,0 +1,27 @@
+//! The RPC methods, one family per file. The parameter and reply types are the schema.
+
+pub mod framework;
+pub mod log;
+pub mod metrics;
+pub mod notify;
+pub mod options;
+pub mod reference;
+pub mod state;
+
+use crate::engine::Engine;
+use crate::rpc::Registry;
+
+/// Every method there is.
+pub fn all() -> Registry<Engine> {
+    let mut registry = Registry::default();
+    framework::register(&mut registry);
+    log::register(&mut registry);
+    metrics::register(&mut registry);
+    notify::register(&mut registry);
+    options::register(&mut registry);
+    state::register(&mut registry);
+    registry
+}
+
+#[cfg(test)]
+pub mod testing;

@@ -1,0 +1,74 @@
+//! `notify_*`: what happened, for whoever asks.
+
+use std::rc::Rc;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use crate::engine::Engine;
+use crate::notify::{Event, TYPES};
+use crate::rpc::{Method, NoParams, Registry, RpcError};
+
+pub fn register(registry: &mut Registry<Engine>) {
+    registry.add::<GetTypes>().add::<GetNotifications>();
+}
+
+struct GetTypes;
+
+impl Method<Engine> for GetTypes {
+    const NAME: &'static str = "notify_get_types";
+    const ABOUT: &'static str = "Lists the types of notifications.";
+    type Params = NoParams;
+    type Reply = Vec<&'static str>;
+
+    async fn apply(_: NoParams, _: Rc<Engine>) -> Result<Vec<&'static str>, RpcError> {
+        Ok(TYPES.to_vec())
+    }
+}
+
+struct GetNotifications;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct GetNotificationsParams {
+    /// The first one wanted.
+    #[serde(default)]
+    id: u64,
+    /// At most this many; all unless given.
+    max: Option<u64>,
+}
+
+impl Method<Engine> for GetNotifications {
+    const NAME: &'static str = "notify_get_notifications";
+    const ABOUT: &'static str = "Gives the notifications from an id on; the last 1024 are kept.";
+    type Params = GetNotificationsParams;
+    type Reply = Vec<Event>;
+
+    async fn apply(params: GetNotificationsParams, on: Rc<Engine>) -> Result<Vec<Event>, RpcError> {
+        Ok(on.notes.since(params.id, params.max.unwrap_or(u64::MAX)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::bench;
+    use serde_json::json;
+
+    #[test]
+    fn notifications_are_read_from_an_id() {
+        let bench = bench();
+        bench.engine.notes.send("bdev_register", "a");
+        bench.engine.notes.send("bdev_unregister", "a");
+        assert_eq!(
+            bench.call("notify_get_notifications", json!({ "id": 1, "max": 5 })),
+            json!([{ "type": "bdev_unregister", "ctx": "a", "id": 1 }])
+        );
+        assert!(
+            bench
+                .call("notify_get_types", json!(null))
+                .as_array()
+                .unwrap()
+                .contains(&json!("bdev_resize"))
+        );
+    }
+}

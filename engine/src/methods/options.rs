@@ -1,0 +1,215 @@
+//! What is set before the data plane starts: `iobuf_set_options`, `bdev_set_options`.
+//!
+//! SPDK's values are accepted with SPDK's rules. Where ours means something different it is said in
+//! the parameter's description: buffers here belong to a reactor each, not to one shared pool.
+
+use std::rc::Rc;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::engine::Engine;
+use crate::rpc::error::Errno;
+use crate::rpc::{Effect, Method, Registry, RpcError, When};
+
+pub fn register(registry: &mut Registry<Engine>) {
+    registry.add::<IobufSetOptions>().add::<BdevSetOptions>();
+}
+
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct StartupOptions {
+    pub iobuf: IobufOptions,
+    pub bdev: BdevOptions,
+}
+
+/// SPDK's buffer pools, with its defaults.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct IobufOptions {
+    pub small_pool_count: u64,
+    pub large_pool_count: u64,
+    pub small_bufsize: u32,
+    pub large_bufsize: u32,
+    pub enable_numa: bool,
+}
+
+impl Default for IobufOptions {
+    fn default() -> IobufOptions {
+        IobufOptions {
+            small_pool_count: 8192,
+            large_pool_count: 1024,
+            small_bufsize: 8192,
+            large_bufsize: 132 * 1024,
+            enable_numa: false,
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct BdevOptions {
+    pub bdev_io_pool_size: u32,
+    pub bdev_io_cache_size: u32,
+    pub bdev_auto_examine: bool,
+    pub iobuf_small_cache_size: u32,
+    pub iobuf_large_cache_size: u32,
+}
+
+impl Default for BdevOptions {
+    fn default() -> BdevOptions {
+        BdevOptions {
+            bdev_io_pool_size: 64 * 1024 - 1,
+            bdev_io_cache_size: 256,
+            bdev_auto_examine: true,
+            iobuf_small_cache_size: 128,
+            iobuf_large_cache_size: 16,
+        }
+    }
+}
+
+struct IobufSetOptions;
+
+/// Smallest pools that SPDK accepts.
+const LEAST_SMALL: u64 = 64;
+const LEAST_LARGE: u64 = 8;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct IobufParams {
+    /// Small buffers in all; divided among the reactors.
+    small_pool_count: Option<u64>,
+    /// Large buffers in all; divided among the reactors.
+    large_pool_count: Option<u64>,
+    /// Bytes of a small buffer, at least 4096.
+    small_bufsize: Option<u32>,
+    /// Bytes of a large buffer, at least 8192.
+    large_bufsize: Option<u32>,
+    /// Accepted: buffers are always on their reactor's node here.
+    enable_numa: Option<bool>,
+}
+
+impl Method<Engine> for IobufSetOptions {
+    const NAME: &'static str = "iobuf_set_options";
+    const ABOUT: &'static str = "Sets number and size of the data buffers.";
+    const WHEN: When = When::Startup;
+    const EFFECT: Effect = Effect::Changes;
+    type Params = IobufParams;
+    type Reply = bool;
+
+    async fn apply(params: IobufParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        let mut options = on.options.borrow().iobuf.clone();
+        set(&mut options.small_pool_count, params.small_pool_count);
+        set(&mut options.large_pool_count, params.large_pool_count);
+        set(&mut options.small_bufsize, params.small_bufsize);
+        set(&mut options.large_bufsize, params.large_bufsize);
+        set(&mut options.enable_numa, params.enable_numa);
+        for (field, value, least) in [
+            ("small_pool_count", options.small_pool_count, LEAST_SMALL),
+            ("large_pool_count", options.large_pool_count, LEAST_LARGE),
+            ("small_bufsize", options.small_bufsize.into(), 4096),
+            ("large_bufsize", options.large_bufsize.into(), 8192),
+        ] {
+            if value < least {
+                return Err(RpcError::errno(
+                    Errno::EINVAL,
+                    format!("{value} is less than {least}"),
+                )
+                .field(field));
+            }
+        }
+        on.options.borrow_mut().iobuf = options;
+        Ok(true)
+    }
+}
+
+struct BdevSetOptions;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct BdevParams {
+    /// Accepted with SPDK's rules: requests are bounded per queue here, and need no pool.
+    bdev_io_pool_size: Option<u32>,
+    bdev_io_cache_size: Option<u32>,
+    /// Accepted: no module here examines other devices by itself.
+    bdev_auto_examine: Option<bool>,
+    iobuf_small_cache_size: Option<u32>,
+    iobuf_large_cache_size: Option<u32>,
+}
+
+impl Method<Engine> for BdevSetOptions {
+    const NAME: &'static str = "bdev_set_options";
+    const ABOUT: &'static str = "Sets options of the block device layer.";
+    const WHEN: When = When::Startup;
+    const EFFECT: Effect = Effect::Changes;
+    type Params = BdevParams;
+    type Reply = bool;
+
+    async fn apply(params: BdevParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        let mut options = on.options.borrow().bdev.clone();
+        set(&mut options.bdev_io_pool_size, params.bdev_io_pool_size);
+        set(&mut options.bdev_io_cache_size, params.bdev_io_cache_size);
+        set(&mut options.bdev_auto_examine, params.bdev_auto_examine);
+        set(
+            &mut options.iobuf_small_cache_size,
+            params.iobuf_small_cache_size,
+        );
+        set(
+            &mut options.iobuf_large_cache_size,
+            params.iobuf_large_cache_size,
+        );
+        // SPDK's rule: every thread (and one more) can fill its cache.
+        let threads = 2;
+        let (pool, cache) = (options.bdev_io_pool_size, options.bdev_io_cache_size);
+        if u64::from(pool) < u64::from(cache) * threads {
+            return Err(RpcError::invalid_params_text(format!(
+                "Pool size {pool} too small for cache size {cache}"
+            ))
+            .cause(format!("the pool must hold at least {threads} caches"))
+            .field("bdev_io_pool_size"));
+        }
+        on.options.borrow_mut().bdev = options;
+        Ok(true)
+    }
+}
+
+fn set<T>(option: &mut T, given: Option<T>) {
+    if let Some(value) = given {
+        *option = value;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::Bench;
+    use serde_json::json;
+
+    #[test]
+    fn options_are_checked_kept_and_saved() {
+        let bench = Bench::waiting();
+        assert_eq!(
+            bench.call("iobuf_set_options", json!({ "small_pool_count": 128 })),
+            true
+        );
+        let error = bench.refused("iobuf_set_options", json!({ "large_pool_count": 1 }));
+        assert_eq!(
+            (error.code, error.data.unwrap().field.unwrap().as_str()),
+            (-22, "large_pool_count")
+        );
+        let error = bench.refused("bdev_set_options", json!({ "bdev_io_pool_size": 100 }));
+        assert_eq!(error.message, "Pool size 100 too small for cache size 256");
+        assert_eq!(
+            bench.call("bdev_set_options", json!({ "bdev_io_cache_size": 16 })),
+            true
+        );
+        bench.call("framework_start_init", json!(null));
+        assert_eq!(
+            bench.call("framework_get_config", json!({ "name": "iobuf" })),
+            json!([{ "method": "iobuf_set_options", "params": {
+                "small_pool_count": 128, "large_pool_count": 1024, "small_bufsize": 8192,
+                "large_bufsize": 135168, "enable_numa": false,
+            }}])
+        );
+        assert_eq!(
+            bench.call("framework_get_config", json!({ "name": "bdev" }))[0]["params"]["bdev_io_cache_size"],
+            16
+        );
+    }
+}

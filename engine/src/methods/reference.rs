@@ -1,0 +1,160 @@
+//! The reference of all methods, written from the types: docs/RPC.md.
+
+use std::fmt::Write;
+
+use serde_json::Value;
+
+use crate::rpc::{Effect, MethodEntry, When};
+
+/// Markdown of every method, its parameters and its answer.
+pub fn markdown() -> String {
+    let mut out = String::from(
+        "# RPC methods\n\n\
+         Written by `nacre rpc --reference` from the parameter types; do not edit.\n\n\
+         JSON-RPC 2.0 over the daemon's unix socket, in SPDK's dialect: `nacre rpc METHOD key=value …`,\n\
+         or SPDK's own `rpc.py`. Methods that change something have done so durably when they answer.\n",
+    );
+    let registry = super::all();
+    for entry in registry.iter() {
+        method(&mut out, entry).expect("writing to a string");
+    }
+    out
+}
+
+fn method<C: 'static>(out: &mut String, entry: &MethodEntry<C>) -> std::fmt::Result {
+    writeln!(out, "\n## {}\n\n{}", entry.name, entry.about)?;
+    match entry.when {
+        When::Startup => writeln!(out, "Only before `framework_start_init`.")?,
+        When::Always => writeln!(out, "At any time.")?,
+        When::Runtime => {}
+    }
+    if entry.effect == Effect::Changes {
+        writeln!(out, "Changes something.")?;
+    }
+    if !entry.aliases.is_empty() {
+        writeln!(out, "Also called {}.", entry.aliases.join(", "))?;
+    }
+    let schema = Value::from((entry.params_schema)());
+    let fields = fields(&schema, &schema, "");
+    if fields.is_empty() {
+        writeln!(out, "\nNo parameters.")?;
+    } else {
+        writeln!(out, "\n| parameter | type | | |\n|---|---|---|---|")?;
+        for field in fields {
+            let need = if field.required { "required" } else { "" };
+            writeln!(
+                out,
+                "| `{}` | {} | {need} | {} |",
+                field.name, field.kind, field.about
+            )?;
+        }
+    }
+    let reply = Value::from((entry.reply_schema)());
+    writeln!(out, "\nAnswer: {}", kind(&reply, &reply))
+}
+
+struct Field {
+    name: String,
+    kind: String,
+    required: bool,
+    about: String,
+}
+
+/// The members of an object schema, those of nested objects with a path.
+fn fields(schema: &Value, root: &Value, prefix: &str) -> Vec<Field> {
+    let schema = resolve(schema, root);
+    let required = schema["required"].as_array();
+    let mut out = Vec::new();
+    for (name, member) in schema["properties"].as_object().into_iter().flatten() {
+        let full = format!("{prefix}{name}");
+        let about = member["description"]
+            .as_str()
+            .unwrap_or("")
+            .replace('\n', " ");
+        let is_required = required.is_some_and(|r| r.iter().any(|n| n == name));
+        out.push(Field {
+            name: full.clone(),
+            kind: kind(member, root),
+            required: is_required,
+            about,
+        });
+        let inner = resolve(unwrap_option(member), root);
+        if inner["properties"].is_object() {
+            out.extend(fields(inner, root, &format!("{full}.")));
+        }
+    }
+    out
+}
+
+fn resolve<'a>(schema: &'a Value, root: &'a Value) -> &'a Value {
+    let mut schema = schema;
+    while let Some(path) = schema["$ref"].as_str().and_then(|r| r.strip_prefix('#')) {
+        schema = root.pointer(path).unwrap_or(&Value::Null);
+    }
+    schema
+}
+
+/// An optional type is "this or null" in a schema; null is not worth telling.
+fn unwrap_option(schema: &Value) -> &Value {
+    let branches = schema["anyOf"].as_array();
+    branches
+        .and_then(|b| b.iter().find(|s| s["type"] != "null"))
+        .unwrap_or(schema)
+}
+
+fn kind(schema: &Value, root: &Value) -> String {
+    let schema = resolve(unwrap_option(schema), root);
+    let constants = |list: &Value| {
+        let names = list.as_array()?.iter().map(|s| s.get("const").unwrap_or(s));
+        names
+            .map(|v| v.as_str().map(|v| format!("`{v}`")))
+            .collect::<Option<Vec<_>>>()
+    };
+    if let Some(words) = constants(&schema["enum"]).or_else(|| constants(&schema["oneOf"])) {
+        return words.join(", ");
+    }
+    let name = match &schema["type"] {
+        Value::String(name) => name.clone(),
+        Value::Array(names) => {
+            let named: Vec<&str> = names
+                .iter()
+                .filter_map(Value::as_str)
+                .filter(|n| *n != "null")
+                .collect();
+            named.join(" or ")
+        }
+        _ => return "any".into(),
+    };
+    match name.as_str() {
+        "array" if schema["items"].is_object() => {
+            format!("array of {}", kind(&schema["items"], root))
+        }
+        "object"
+            if schema["properties"].is_object() && std::ptr::eq(schema, resolve(root, root)) =>
+        {
+            let names: Vec<&str> = schema["properties"]
+                .as_object()
+                .into_iter()
+                .flatten()
+                .map(|(k, _)| k.as_str())
+                .collect();
+            format!("object of {}", names.join(", "))
+        }
+        other => other.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_committed_reference_is_current() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/RPC.md");
+        let committed = std::fs::read_to_string(path).unwrap_or_default();
+        assert!(
+            committed == markdown(),
+            "docs/RPC.md is out of date: run `nacre rpc --reference > docs/RPC.md`"
+        );
+    }
+}

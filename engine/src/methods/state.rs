@@ -1,0 +1,169 @@
+//! `state_*`, our own: what is kept, what could not be restored, and trying again.
+
+use std::rc::Rc;
+use std::time::SystemTime;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::engine::Engine;
+use crate::journal::Standing;
+use crate::rpc::error::Errno;
+use crate::rpc::{Effect, Method, NoParams, Registry, RpcError};
+use crate::store::Change;
+
+pub fn register(registry: &mut Registry<Engine>) {
+    registry
+        .add::<Get>()
+        .add::<Retry>()
+        .add::<Forget>()
+        .add::<Export>();
+}
+
+struct Get;
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct State {
+    /// Where it is kept; none: it ends with the daemon.
+    store: Option<String>,
+    objects: Vec<Object>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct Object {
+    key: String,
+    method: String,
+    params: Value,
+    /// `live`, `waiting` or `failed`.
+    state: &'static str,
+    /// `store`, or `config` for what the configuration file declares.
+    kept_in: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    attempts: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    failed_for_s: Option<u64>,
+}
+
+impl Method<Engine> for Get {
+    const NAME: &'static str = "state_get";
+    const ABOUT: &'static str =
+        "Lists every configured object, where it is kept, and what could not be restored.";
+    type Params = NoParams;
+    type Reply = State;
+
+    async fn apply(_: NoParams, on: Rc<Engine>) -> Result<State, RpcError> {
+        let describe = |entry: crate::journal::Entry| {
+            let (state, error, attempts, failed_for_s) = match entry.standing {
+                Standing::Live => ("live", None, None, None),
+                Standing::Waiting => ("waiting", None, None, None),
+                Standing::Failed {
+                    error,
+                    since,
+                    attempts,
+                } => {
+                    let age = SystemTime::now().duration_since(since).unwrap_or_default();
+                    (
+                        "failed",
+                        Some(error.to_string()),
+                        Some(attempts),
+                        Some(age.as_secs()),
+                    )
+                }
+            };
+            Object {
+                key: entry.record.key,
+                method: entry.record.method,
+                params: entry.record.params,
+                state,
+                kept_in: if entry.durable { "store" } else { "config" },
+                error,
+                attempts,
+                failed_for_s,
+            }
+        };
+        Ok(State {
+            store: on.journal.store_path().map(|p| p.display().to_string()),
+            objects: on.journal.entries().into_iter().map(describe).collect(),
+        })
+    }
+}
+
+struct Retry;
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct Retried {
+    restored: usize,
+    failed: usize,
+}
+
+impl Method<Engine> for Retry {
+    const NAME: &'static str = "state_retry";
+    const ABOUT: &'static str = "Tries now to restore what could not be restored before.";
+    const EFFECT: Effect = Effect::Waits;
+    type Params = NoParams;
+    type Reply = Retried;
+
+    async fn apply(_: NoParams, on: Rc<Engine>) -> Result<Retried, RpcError> {
+        let before = on.journal.waiting();
+        for record in &before {
+            on.replay(record).await;
+        }
+        let failed = on.journal.waiting().len();
+        Ok(Retried {
+            restored: before.len() - failed.min(before.len()),
+            failed,
+        })
+    }
+}
+
+struct Forget;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct ForgetParams {
+    /// As `state_get` names it.
+    key: String,
+}
+
+impl Method<Engine> for Forget {
+    const NAME: &'static str = "state_forget";
+    const ABOUT: &'static str = "Gives up an object that could not be restored.";
+    const EFFECT: Effect = Effect::Changes;
+    type Params = ForgetParams;
+    type Reply = bool;
+
+    async fn apply(params: ForgetParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        match on.journal.find(&params.key) {
+            None => Err(RpcError::errno(Errno::ENOENT, "no such object")
+                .field("key")
+                .remedy("state_get lists them")),
+            Some(entry) if entry.standing == Standing::Live => {
+                Err(RpcError::errno(Errno::EBUSY, "the object is live")
+                    .field("key")
+                    .remedy("delete it instead"))
+            }
+            Some(_) => on
+                .journal
+                .commit(Change::remove(params.key))
+                .await
+                .map(|()| true),
+        }
+    }
+}
+
+struct Export;
+
+impl Method<Engine> for Export {
+    const NAME: &'static str = "config_export";
+    const ABOUT: &'static str =
+        "Gives the whole configuration as a file that -c, load_config and SPDK read.";
+    type Params = NoParams;
+    type Reply = Value;
+
+    async fn apply(_: NoParams, on: Rc<Engine>) -> Result<Value, RpcError> {
+        Ok(super::framework::whole_config(&on))
+    }
+}

@@ -1,0 +1,89 @@
+//! A daemon's management plane in a test: the engine without sockets, files or a second thread.
+
+use std::rc::Rc;
+
+use serde_json::Value;
+use tokio::runtime::Runtime;
+use tokio::task::LocalSet;
+
+use crate::config::Settings;
+use crate::engine::{Engine, Personality, Phase};
+use crate::journal::Journal;
+use crate::logs::Logs;
+use crate::rpc::RpcError;
+use crate::store::Store;
+
+pub struct Bench {
+    pub engine: Rc<Engine>,
+    runtime: Runtime,
+    local: LocalSet,
+}
+
+/// An initialized daemon with default settings and nothing in it.
+pub fn bench() -> Bench {
+    Bench::with(Settings::default(), None)
+}
+
+impl Bench {
+    pub fn with(settings: Settings, store: Option<Store>) -> Bench {
+        let bench = Bench::not_started(settings, store);
+        bench
+            .run(crate::daemon::init(&bench.engine))
+            .expect("the daemon starts");
+        bench
+    }
+
+    /// Waits for `framework_start_init`.
+    pub fn waiting() -> Bench {
+        Bench::not_started(Settings::default(), None)
+    }
+
+    fn not_started(mut settings: Settings, store: Option<Store>) -> Bench {
+        settings.reactor.cores = "1".into();
+        settings.memory.size_mb = settings.memory.size_mb.min(16);
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        let logs = Logs::detached(&settings.log).expect("known flags");
+        let engine = Engine::new(Personality::Nacre, settings, logs, Journal::new(store));
+        Bench {
+            engine: Rc::new(engine),
+            runtime,
+            local: LocalSet::new(),
+        }
+    }
+
+    pub fn run<T>(&self, work: impl Future<Output = T>) -> T {
+        self.local.block_on(&self.runtime, work)
+    }
+
+    /// `params` null: none.
+    pub fn try_call(&self, method: &str, params: Value) -> Result<Value, RpcError> {
+        let raw = (!params.is_null())
+            .then(|| serde_json::value::to_raw_value(&params).expect("plain data"));
+        let answer = self.run(self.engine.call(method, raw.as_deref()))?;
+        Ok(serde_json::from_str(answer.get()).expect("an answer is JSON"))
+    }
+
+    #[track_caller]
+    pub fn call(&self, method: &str, params: Value) -> Value {
+        self.try_call(method, params.clone())
+            .unwrap_or_else(|e| panic!("{method} {params}: {e}"))
+    }
+
+    #[track_caller]
+    pub fn refused(&self, method: &str, params: Value) -> RpcError {
+        match self.try_call(method, params.clone()) {
+            Ok(answer) => panic!("{method} {params} was not refused but answered {answer}"),
+            Err(error) => error,
+        }
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        self.engine.set_phase(Phase::Stopping);
+        self.run(crate::daemon::fini(&self.engine));
+    }
+}

@@ -1,0 +1,360 @@
+//! Metrics: read from where the numbers are kept, at the moment somebody asks.
+//!
+//! ```text
+//!   MetricsSource (reactors, pools, devices, …) ── collect ──▶ Scrape ──▶ Prometheus text | JSON
+//! ```
+//!
+//! Nothing is counted here. Each source declares its families ([`Desc`]) once; the reference in
+//! docs/METRICS.md is written from them, and a sample of an undeclared family does not compile.
+
+pub mod http;
+pub mod process;
+
+use std::fmt::Write;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{
+    DescriptorEncoder, EncodeLabelSet, EncodeMetric, LabelSetEncoder, MetricEncoder,
+};
+use prometheus_client::metrics::MetricType;
+use serde::Serialize;
+
+use crate::engine::Engine;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    Counter,
+    Gauge,
+    Histogram,
+}
+
+/// One family of metrics.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct Desc {
+    /// Without the `_total` that the text format gives counters.
+    pub name: &'static str,
+    pub kind: Kind,
+    pub help: &'static str,
+    pub labels: &'static [&'static str],
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Sample {
+    Value(f64),
+    /// Cumulative from here on: sum, and counts per upper bound (seconds), ascending.
+    Histogram {
+        sum: f64,
+        count: u64,
+        buckets: Vec<(f64, u64)>,
+    },
+}
+
+/// Where numbers come from. Called on the management thread; must not block.
+pub trait MetricsSource {
+    fn describe(&self) -> &'static [&'static Desc];
+    fn collect(&self, engine: &Engine, into: &mut Scrape);
+}
+
+/// Every source there is.
+pub fn sources() -> Vec<Box<dyn MetricsSource>> {
+    vec![Box::new(process::Process)]
+}
+
+/// One family's samples, each with the values of its labels.
+type Samples = Vec<(Vec<String>, Sample)>;
+
+/// All numbers of one moment.
+#[derive(Debug, Default)]
+pub struct Scrape {
+    families: Vec<(&'static Desc, Samples)>,
+}
+
+impl Scrape {
+    pub fn of(engine: &Engine) -> Scrape {
+        let mut scrape = Scrape::default();
+        for source in sources() {
+            source.collect(engine, &mut scrape);
+        }
+        scrape
+    }
+
+    /// # Panics
+    /// When the labels are not as many as the family has: a bug in the source.
+    pub fn add(&mut self, desc: &'static Desc, labels: &[&str], sample: Sample) {
+        assert_eq!(labels.len(), desc.labels.len(), "labels of {}", desc.name);
+        let labels = labels.iter().map(|l| (*l).to_owned()).collect();
+        match self
+            .families
+            .iter_mut()
+            .find(|(known, _)| std::ptr::eq(*known, desc))
+        {
+            Some((_, samples)) => samples.push((labels, sample)),
+            None => self.families.push((desc, vec![(labels, sample)])),
+        }
+    }
+
+    pub fn value(&mut self, desc: &'static Desc, labels: &[&str], value: impl IntoF64) {
+        self.add(desc, labels, Sample::Value(value.into_f64()));
+    }
+
+    /// The text that Prometheus scrapes.
+    pub fn text(self) -> String {
+        let mut registry = prometheus_client::registry::Registry::default();
+        registry.register_collector(Box::new(self));
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry)
+            .expect("writing to a string");
+        text
+    }
+
+    pub fn json(&self) -> serde_json::Value {
+        let family = |(desc, samples): &(&'static Desc, Samples)| {
+            let sample = |(labels, sample): &(Vec<String>, Sample)| {
+                let labels: serde_json::Map<String, serde_json::Value> = desc
+                    .labels
+                    .iter()
+                    .zip(labels)
+                    .map(|(k, v)| ((*k).to_owned(), v.clone().into()))
+                    .collect();
+                serde_json::json!({ "labels": labels, "value": sample })
+            };
+            serde_json::json!({
+                "name": desc.name, "type": desc.kind, "help": desc.help,
+                "samples": samples.iter().map(sample).collect::<Vec<_>>(),
+            })
+        };
+        self.families.iter().map(family).collect()
+    }
+}
+
+/// Numbers that become samples: counters lose precision past 2^53, as everywhere in Prometheus.
+pub trait IntoF64 {
+    fn into_f64(self) -> f64;
+}
+
+impl IntoF64 for f64 {
+    fn into_f64(self) -> f64 {
+        self
+    }
+}
+
+impl IntoF64 for u64 {
+    fn into_f64(self) -> f64 {
+        self as f64
+    }
+}
+
+impl IntoF64 for usize {
+    fn into_f64(self) -> f64 {
+        self as f64
+    }
+}
+
+impl IntoF64 for bool {
+    fn into_f64(self) -> f64 {
+        f64::from(u8::from(self))
+    }
+}
+
+impl Collector for Scrape {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), std::fmt::Error> {
+        for (desc, samples) in &self.families {
+            let kind = match desc.kind {
+                Kind::Counter => MetricType::Counter,
+                Kind::Gauge => MetricType::Gauge,
+                Kind::Histogram => MetricType::Histogram,
+            };
+            let family = Family { desc, samples };
+            // The crate ends each help text with a full stop.
+            let help = desc.help.trim_end_matches('.');
+            let metric = encoder.encode_descriptor(desc.name, help, None, kind)?;
+            family.encode(metric)?;
+        }
+        Ok(())
+    }
+}
+
+struct Family<'a> {
+    desc: &'a Desc,
+    samples: &'a [(Vec<String>, Sample)],
+}
+
+impl EncodeMetric for Family<'_> {
+    fn encode(&self, mut encoder: MetricEncoder) -> Result<(), std::fmt::Error> {
+        for (values, sample) in self.samples {
+            let labels = Labels {
+                names: self.desc.labels,
+                values,
+            };
+            let mut encoder = encoder.encode_family(&labels)?;
+            match sample {
+                Sample::Value(value) if self.desc.kind == Kind::Counter => {
+                    encoder.encode_counter::<prometheus_client::encoding::NoLabelSet, _, f64>(
+                        value, None,
+                    )?;
+                }
+                Sample::Value(value) => encoder.encode_gauge(value)?,
+                Sample::Histogram {
+                    sum,
+                    count,
+                    buckets,
+                } => {
+                    encoder.encode_histogram::<prometheus_client::encoding::NoLabelSet>(
+                        *sum,
+                        *count,
+                        &per_bucket(buckets, *count),
+                        None,
+                    )?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn metric_type(&self) -> MetricType {
+        match self.desc.kind {
+            Kind::Counter => MetricType::Counter,
+            Kind::Gauge => MetricType::Gauge,
+            Kind::Histogram => MetricType::Histogram,
+        }
+    }
+}
+
+/// The encoder sums up by itself: it wants the count of each bucket, and the infinite one last.
+fn per_bucket(cumulative: &[(f64, u64)], count: u64) -> Vec<(f64, u64)> {
+    let mut below = 0;
+    let mut out: Vec<(f64, u64)> = Vec::with_capacity(cumulative.len() + 1);
+    for (bound, upto) in cumulative {
+        out.push((*bound, upto - below));
+        below = *upto;
+    }
+    out.push((f64::INFINITY, count - below));
+    out
+}
+
+struct Labels<'a> {
+    names: &'a [&'a str],
+    values: &'a [String],
+}
+
+impl EncodeLabelSet for Labels<'_> {
+    fn encode(&self, encoder: &mut LabelSetEncoder) -> Result<(), std::fmt::Error> {
+        use prometheus_client::encoding::EncodeLabel;
+        for (name, value) in self.names.iter().zip(self.values) {
+            (*name, value.as_str()).encode(encoder.encode_label())?;
+        }
+        Ok(())
+    }
+}
+
+/// The reference of all metrics: docs/METRICS.md.
+pub fn markdown() -> String {
+    let mut out = String::from(
+        "# Metrics\n\n\
+         Written by `nacre metrics --reference`; do not edit.\n\n\
+         Served as Prometheus text at `/metrics` where `[metrics] listen` says, and by `nacre metrics`.\n\
+         Times are in seconds, sizes in bytes. Counters carry `_total` in the text.\n\n\
+         | metric | type | labels | |\n|---|---|---|---|\n",
+    );
+    for source in sources() {
+        for desc in source.describe() {
+            let kind = match desc.kind {
+                Kind::Counter => "counter",
+                Kind::Gauge => "gauge",
+                Kind::Histogram => "histogram",
+            };
+            let suffix = if desc.kind == Kind::Counter {
+                "_total"
+            } else {
+                ""
+            };
+            let labels: Vec<String> = desc.labels.iter().map(|l| format!("`{l}`")).collect();
+            let _ = writeln!(
+                out,
+                "| `{}{suffix}` | {kind} | {} | {} |",
+                desc.name,
+                labels.join(", "),
+                desc.help
+            );
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::methods::testing::bench;
+
+    #[test]
+    fn the_text_is_what_prometheus_reads() {
+        static COUNT: Desc = Desc {
+            name: "nacre_x",
+            kind: Kind::Counter,
+            help: "Counts x.",
+            labels: &["a", "b"],
+        };
+        static LEVEL: Desc = Desc {
+            name: "nacre_y",
+            kind: Kind::Gauge,
+            help: "Level of y.",
+            labels: &[],
+        };
+        static TIMES: Desc = Desc {
+            name: "nacre_z_seconds",
+            kind: Kind::Histogram,
+            help: "Time of z.",
+            labels: &["a"],
+        };
+        let mut scrape = Scrape::default();
+        scrape.value(&COUNT, &["1", "q\"\\\n"], 3u64);
+        scrape.value(&LEVEL, &[], 0.5);
+        scrape.value(&COUNT, &["2", ""], 4u64);
+        let buckets = vec![(0.001, 2), (0.01, 5)];
+        scrape.add(
+            &TIMES,
+            &["v"],
+            Sample::Histogram {
+                sum: 0.25,
+                count: 6,
+                buckets,
+            },
+        );
+        insta::assert_snapshot!(scrape.text());
+    }
+
+    #[test]
+    fn every_sample_is_declared_and_every_name_is_ours() {
+        let bench = bench();
+        let scrape = Scrape::of(&bench.engine);
+        let declared: Vec<&'static Desc> = sources()
+            .iter()
+            .flat_map(|s| s.describe())
+            .copied()
+            .collect();
+        for (desc, _) in &scrape.families {
+            assert!(declared.contains(desc), "{} is not declared", desc.name);
+        }
+        let mut names = std::collections::BTreeSet::new();
+        for desc in declared {
+            assert!(
+                desc.name.starts_with("nacre_") && !desc.name.ends_with("_total"),
+                "{}",
+                desc.name
+            );
+            assert!(names.insert(desc.name), "{} twice", desc.name);
+        }
+    }
+
+    #[test]
+    fn the_committed_reference_is_current() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/METRICS.md");
+        let committed = std::fs::read_to_string(path).unwrap_or_default();
+        assert!(
+            committed == markdown(),
+            "docs/METRICS.md is out of date: run `nacre metrics --reference > docs/METRICS.md`"
+        );
+    }
+}

@@ -1,0 +1,99 @@
+//! The process itself and its management plane.
+
+use super::{Desc, Kind, MetricsSource, Scrape};
+use crate::engine::Engine;
+use crate::journal::Standing;
+
+static INFO: Desc = Desc {
+    name: "nacre_build",
+    kind: Kind::Gauge,
+    help: "Always 1; the version is in the label.",
+    labels: &["version"],
+};
+static UPTIME: Desc = Desc {
+    name: "nacre_uptime_seconds",
+    kind: Kind::Gauge,
+    help: "Time since the daemon started.",
+    labels: &[],
+};
+static CALLS: Desc = Desc {
+    name: "nacre_rpc_calls",
+    kind: Kind::Counter,
+    help: "RPC calls answered.",
+    labels: &[],
+};
+static REFUSED: Desc = Desc {
+    name: "nacre_rpc_errors",
+    kind: Kind::Counter,
+    help: "RPC calls answered with an error.",
+    labels: &[],
+};
+static OBJECTS: Desc = Desc {
+    name: "nacre_objects",
+    kind: Kind::Gauge,
+    help: "Configured objects by state (live, waiting, failed).",
+    labels: &["state"],
+};
+static FDS: Desc = Desc {
+    name: "nacre_open_fds",
+    kind: Kind::Gauge,
+    help: "Open file descriptors.",
+    labels: &[],
+};
+static MEMORY: Desc = Desc {
+    name: "nacre_resident_memory_bytes",
+    kind: Kind::Gauge,
+    help: "Resident memory of the process.",
+    labels: &[],
+};
+
+#[derive(Debug)]
+pub struct Process;
+
+impl MetricsSource for Process {
+    fn describe(&self) -> &'static [&'static Desc] {
+        static ALL: [&Desc; 7] = [&INFO, &UPTIME, &CALLS, &REFUSED, &OBJECTS, &FDS, &MEMORY];
+        &ALL
+    }
+
+    fn collect(&self, engine: &Engine, into: &mut Scrape) {
+        into.value(&INFO, &[env!("CARGO_PKG_VERSION")], 1.0);
+        into.value(&UPTIME, &[], engine.started.elapsed().as_secs_f64());
+        let (calls, refused) = engine.call_counts();
+        into.value(&CALLS, &[], calls);
+        into.value(&REFUSED, &[], refused);
+        let entries = engine.journal.entries();
+        for (state, count) in [
+            (
+                "live",
+                entries
+                    .iter()
+                    .filter(|e| e.standing == Standing::Live)
+                    .count(),
+            ),
+            (
+                "waiting",
+                entries
+                    .iter()
+                    .filter(|e| e.standing == Standing::Waiting)
+                    .count(),
+            ),
+            (
+                "failed",
+                entries
+                    .iter()
+                    .filter(|e| matches!(e.standing, Standing::Failed { .. }))
+                    .count(),
+            ),
+        ] {
+            into.value(&OBJECTS, &[state], count);
+        }
+        if let Ok(fds) = std::fs::read_dir("/proc/self/fd") {
+            into.value(&FDS, &[], fds.count().saturating_sub(1));
+        }
+        let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+        if let Some(pages) = statm.split(' ').nth(1).and_then(|p| p.parse::<u64>().ok()) {
+            into.value(&MEMORY, &[], pages * rustix::param::page_size() as u64);
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! The other end of the socket, for the command line: blocking, one call at a time.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::error::RpcError;
+
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    #[error("no daemon answers at {}: {source}; start one with `nacre serve`, or name its socket with -r", path.display())]
+    Unreachable {
+        path: PathBuf,
+        source: std::io::Error,
+    },
+    #[error("the connection to the daemon broke during {method}: {source}")]
+    Broken {
+        method: String,
+        source: std::io::Error,
+    },
+    #[error("the daemon did not answer {method} within {} s", .after.as_secs())]
+    Late { method: String, after: Duration },
+    #[error("{method}: {error}")]
+    Refused { method: String, error: RpcError },
+    #[error("the daemon's answer to {method} is no JSON-RPC: {text}")]
+    Strange { method: String, text: String },
+}
+
+#[derive(Debug)]
+pub struct Client {
+    stream: UnixStream,
+    received: Vec<u8>,
+    next_id: u64,
+    timeout: Duration,
+}
+
+impl Client {
+    pub fn connect(path: &Path, timeout: Duration) -> Result<Client, ClientError> {
+        let stream = UnixStream::connect(path).map_err(|source| ClientError::Unreachable {
+            path: path.to_owned(),
+            source,
+        })?;
+        Ok(Client {
+            stream,
+            received: Vec::new(),
+            next_id: 1,
+            timeout,
+        })
+    }
+
+    /// Calls `method`; `params` null means none.
+    pub fn call(&mut self, method: &str, params: Value) -> Result<Value, ClientError> {
+        let id = self.next_id;
+        self.next_id += 1;
+        let mut request = serde_json::json!({ "jsonrpc": "2.0", "method": method, "id": id });
+        // rpc.py leaves empty parameters out, and methods without parameters insist on it.
+        if params.as_object().is_some_and(|p| !p.is_empty()) || params.is_array() {
+            request["params"] = params;
+        }
+        let broken = |source| ClientError::Broken {
+            method: method.to_owned(),
+            source,
+        };
+        self.stream
+            .write_all(request.to_string().as_bytes())
+            .map_err(broken)?;
+        let until = Instant::now() + self.timeout;
+        loop {
+            let answer = self.receive(method, until)?;
+            if answer["id"] != id && !answer["id"].is_null() {
+                continue;
+            }
+            if let Some(result) = answer.get("result") {
+                return Ok(result.clone());
+            }
+            return match serde_json::from_value(answer["error"].clone()) {
+                Ok(error) => Err(ClientError::Refused {
+                    method: method.to_owned(),
+                    error,
+                }),
+                Err(_) => Err(ClientError::Strange {
+                    method: method.to_owned(),
+                    text: answer.to_string(),
+                }),
+            };
+        }
+    }
+
+    /// The next answer: one line.
+    fn receive(&mut self, method: &str, until: Instant) -> Result<Value, ClientError> {
+        let broken = |source| ClientError::Broken {
+            method: method.to_owned(),
+            source,
+        };
+        let late = || ClientError::Late {
+            method: method.to_owned(),
+            after: self.timeout,
+        };
+        let mut walked = 0;
+        loop {
+            if let Some(end) = self.received[walked..].iter().position(|&b| b == b'\n') {
+                let line: Vec<u8> = self.received.drain(..=walked + end).collect();
+                return serde_json::from_slice(&line).map_err(|_| ClientError::Strange {
+                    method: method.to_owned(),
+                    text: String::from_utf8_lossy(&line).into_owned(),
+                });
+            }
+            walked = self.received.len();
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(late());
+            }
+            self.stream.set_read_timeout(Some(left)).map_err(broken)?;
+            let mut chunk = [0; 16 * 1024];
+            match self.stream.read(&mut chunk) {
+                Ok(0) => return Err(broken(std::io::ErrorKind::UnexpectedEof.into())),
+                Ok(n) => self.received.extend_from_slice(&chunk[..n]),
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Err(late()),
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(broken(e)),
+            }
+        }
+    }
+}

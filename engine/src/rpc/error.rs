@@ -1,0 +1,172 @@
+//! What a refused call is answered with: SPDK's code and text, and beside them the facts.
+
+use serde::{Deserialize, Serialize};
+
+pub const PARSE_ERROR: i32 = -32700;
+pub const INVALID_REQUEST: i32 = -32600;
+pub const METHOD_NOT_FOUND: i32 = -32601;
+pub const INVALID_PARAMS: i32 = -32602;
+pub const INTERNAL_ERROR: i32 = -32603;
+/// SPDK's own: the method exists but not in this state.
+pub const INVALID_STATE: i32 = -1;
+
+/// The `error` member of an answer. Code and message are what SPDK sends; `data` is ours.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message} (code {code}){}", .data.as_ref().map(|d| format!(": {d}")).unwrap_or_default())]
+pub struct RpcError {
+    pub code: i32,
+    pub message: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<Box<Facts>>,
+}
+
+/// What is wrong, where, and what to do about it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Facts {
+    /// The parameter at fault, as a path (`namespace.bdev_name`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub field: Option<String>,
+    pub cause: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<String>,
+}
+
+impl std::fmt::Display for Facts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let Some(field) = &self.field {
+            write!(f, "{field}: ")?;
+        }
+        write!(f, "{}", self.cause)?;
+        if let Some(remedy) = &self.remedy {
+            write!(f, "; {remedy}")?;
+        }
+        Ok(())
+    }
+}
+
+/// The errno values that methods answer with (negated), under their usual names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(i32)]
+pub enum Errno {
+    EPERM = 1,
+    ENOENT = 2,
+    EIO = 5,
+    EAGAIN = 11,
+    ENOMEM = 12,
+    EBUSY = 16,
+    EEXIST = 17,
+    ENODEV = 19,
+    EINVAL = 22,
+    EFBIG = 27,
+    ENOSPC = 28,
+    ENOTSUP = 95,
+    EADDRINUSE = 98,
+    ETIMEDOUT = 110,
+}
+
+impl RpcError {
+    fn new(code: i32, message: impl Into<String>) -> RpcError {
+        RpcError {
+            code,
+            message: message.into(),
+            data: None,
+        }
+    }
+
+    /// `-errno` with the C library's text for it, as SPDK answers device and object errors.
+    pub fn errno(errno: Errno, cause: impl Into<String>) -> RpcError {
+        RpcError::os(errno as i32, cause)
+    }
+
+    /// As [`RpcError::errno`], for an error number that came from the kernel.
+    pub fn os(errno: i32, cause: impl Into<String>) -> RpcError {
+        let text = std::io::Error::from_raw_os_error(errno).to_string();
+        let message = text.split(" (os error").next().unwrap_or(&text).to_owned();
+        RpcError::new(-errno, message).cause(cause)
+    }
+
+    /// The kernel's refusal of `what`, kept with its number.
+    pub fn io(what: &str, error: &std::io::Error) -> RpcError {
+        RpcError::os(
+            error.raw_os_error().unwrap_or(Errno::EIO as i32),
+            format!("{what}: {error}"),
+        )
+    }
+
+    pub fn parse(cause: impl Into<String>) -> RpcError {
+        RpcError::new(PARSE_ERROR, "Parse error").cause(cause)
+    }
+
+    pub fn invalid_request(cause: impl Into<String>) -> RpcError {
+        RpcError::new(INVALID_REQUEST, "Invalid request").cause(cause)
+    }
+
+    pub fn method_not_found(cause: impl Into<String>) -> RpcError {
+        RpcError::new(METHOD_NOT_FOUND, "Method not found").cause(cause)
+    }
+
+    pub fn invalid_params(cause: impl Into<String>) -> RpcError {
+        RpcError::new(INVALID_PARAMS, "Invalid parameters").cause(cause)
+    }
+
+    /// As [`RpcError::invalid_params`] with SPDK's own text in place of the general one.
+    pub fn invalid_params_text(message: impl Into<String>) -> RpcError {
+        RpcError::new(INVALID_PARAMS, message)
+    }
+
+    pub fn internal(cause: impl Into<String>) -> RpcError {
+        RpcError::new(INTERNAL_ERROR, "Internal error").cause(cause)
+    }
+
+    pub fn invalid_state(message: impl Into<String>) -> RpcError {
+        RpcError::new(INVALID_STATE, message)
+    }
+
+    pub fn cause(mut self, cause: impl Into<String>) -> RpcError {
+        self.data.get_or_insert_default().cause = cause.into();
+        self
+    }
+
+    pub fn field(mut self, field: impl Into<String>) -> RpcError {
+        self.data.get_or_insert_default().field = Some(field.into());
+        self
+    }
+
+    pub fn remedy(mut self, remedy: impl Into<String>) -> RpcError {
+        self.data.get_or_insert_default().remedy = Some(remedy.into());
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Goal: the bytes that scripts match on are SPDK's.
+
+    use super::*;
+
+    #[test]
+    fn errno_texts_are_the_c_librarys() {
+        for (errno, code, text) in [
+            (Errno::ENODEV, -19, "No such device"),
+            (Errno::EEXIST, -17, "File exists"),
+            (Errno::EINVAL, -22, "Invalid argument"),
+            (Errno::ETIMEDOUT, -110, "Connection timed out"),
+            (Errno::EPERM, -1, "Operation not permitted"),
+            (Errno::ENOTSUP, -95, "Operation not supported"),
+        ] {
+            let error = RpcError::errno(errno, "x");
+            assert_eq!((error.code, error.message.as_str()), (code, text));
+        }
+    }
+
+    #[test]
+    fn facts_stand_beside_code_and_message() {
+        let error = RpcError::invalid_params("not a power of two")
+            .field("block_size")
+            .remedy("use 512 or 4096");
+        assert_eq!(
+            serde_json::to_string(&error).unwrap(),
+            r#"{"code":-32602,"message":"Invalid parameters","data":{"field":"block_size","cause":"not a power of two","remedy":"use 512 or 4096"}}"#
+        );
+    }
+}

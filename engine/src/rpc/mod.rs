@@ -1,0 +1,19 @@
+//! The management socket: SPDK's JSON-RPC dialect over a unix stream socket.
+//!
+//! ```text
+//!   scan    where a JSON value ends, byte by byte          parse
+//!   frame   bytes -> requests and batches                  parse
+//!   method  what a method is; the registry                 decide
+//!   server  sockets, peers, deadlines, answers             perform
+//!   client  the other end, for `nacre` itself              perform
+//! ```
+
+pub mod client;
+pub mod error;
+pub mod frame;
+pub mod method;
+pub mod scan;
+pub mod server;
+
+pub use error::RpcError;
+pub use method::{Effect, Method, MethodEntry, NoParams, Registry, When};

@@ -1,0 +1,164 @@
+//! What survives the daemon: the ordered list of the calls that make what there is.
+//!
+//! Each object is one [`Record`]: the create call that makes it again, with every generated
+//! identity filled in. Records keep the order in which the objects were first made, which is an
+//! order of dependency (nothing can be made before what it stands on), so that replay is a walk.
+//!
+//! ```text
+//!   RPC handler ── Change (put/remove …) ──▶ Store (helper thread) ──▶ StateStore (redb file)
+//!        ◀──────────── durable, or an error, before the call is answered ────────────┘
+//! ```
+
+mod file;
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tokio::sync::{mpsc, oneshot};
+
+pub use file::RedbStore;
+
+/// Version of what is stored. A store of a later version is refused, an earlier one is migrated.
+pub const SCHEMA_VERSION: u64 = 1;
+
+/// One object: how to make it again.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// Names the object for ever: `bdev/disk0`, `subsystem/nqn…/ns/1`.
+    pub key: String,
+    pub method: String,
+    pub params: Value,
+}
+
+/// What one call changed. Applied as a whole or not at all.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Change(pub Vec<Edit>);
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum Edit {
+    /// Adds the record at the end, or replaces the one with its key where it stands.
+    Put(Record),
+    Remove(String),
+    /// Removes every key with this prefix.
+    RemoveAll(String),
+}
+
+impl Change {
+    pub fn put(key: impl Into<String>, method: impl Into<String>, params: Value) -> Change {
+        Change(vec![Edit::Put(Record {
+            key: key.into(),
+            method: method.into(),
+            params,
+        })])
+    }
+
+    pub fn remove(key: impl Into<String>) -> Change {
+        Change(vec![Edit::Remove(key.into())])
+    }
+
+    pub fn and(mut self, other: Change) -> Change {
+        self.0.extend(other.0);
+        self
+    }
+}
+
+/// Durable storage of records. One commit is atomic and on stable media when it returns.
+pub trait StateStore: Send + 'static {
+    fn load(&mut self) -> Result<Vec<Record>, StoreError>;
+    fn commit(&mut self, change: &Change) -> Result<(), StoreError>;
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    #[error("{what} {}: {source}", path.display())]
+    Io {
+        what: &'static str,
+        path: PathBuf,
+        source: std::io::Error,
+    },
+    #[error("{}: {source}", path.display())]
+    Database {
+        path: PathBuf,
+        source: Box<redb::Error>,
+    },
+    #[error("{} was written by a later Nacre (schema {found}, this one knows {SCHEMA_VERSION}): run that version, or move the file away", path.display())]
+    Newer { path: PathBuf, found: u64 },
+    #[error("{}: the record \"{key}\" is damaged: {source}", path.display())]
+    Damaged {
+        path: PathBuf,
+        key: String,
+        source: serde_json::Error,
+    },
+    #[error("another daemon (pid {}) uses {}", pid.map_or("unknown".into(), |p| p.to_string()), path.display())]
+    InUse { path: PathBuf, pid: Option<u32> },
+    #[error("the thread that keeps the state is gone")]
+    Gone,
+}
+
+enum Job {
+    Load(oneshot::Sender<Result<Vec<Record>, StoreError>>),
+    Commit(Change, oneshot::Sender<Result<(), StoreError>>),
+}
+
+/// The store as the management plane uses it: a helper thread does the blocking work, in order.
+#[derive(Debug)]
+pub struct Store {
+    jobs: mpsc::Sender<Job>,
+    path: PathBuf,
+}
+
+impl Store {
+    /// Opens the store in `dir`, making it if need be.
+    pub fn open(dir: &Path) -> Result<Store, StoreError> {
+        let file = RedbStore::open(dir)?;
+        Ok(Store::on(file, dir))
+    }
+
+    /// Runs on any implementation: tests inject failing ones.
+    pub fn on(mut inner: impl StateStore, path: &Path) -> Store {
+        let (jobs, mut queue) = mpsc::channel::<Job>(64);
+        let work = move || {
+            while let Some(job) = queue.blocking_recv() {
+                // A caller that stopped waiting does not undo the work.
+                match job {
+                    Job::Load(reply) => drop(reply.send(inner.load())),
+                    Job::Commit(change, reply) => drop(reply.send(inner.commit(&change))),
+                }
+            }
+        };
+        std::thread::Builder::new()
+            .name("nacre-store".into())
+            .spawn(work)
+            .expect("a thread can be started");
+        Store {
+            jobs,
+            path: path.to_owned(),
+        }
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub async fn load(&self) -> Result<Vec<Record>, StoreError> {
+        let (reply, answer) = oneshot::channel();
+        self.jobs
+            .send(Job::Load(reply))
+            .await
+            .map_err(|_| StoreError::Gone)?;
+        answer.await.map_err(|_| StoreError::Gone)?
+    }
+
+    pub async fn commit(&self, change: Change) -> Result<(), StoreError> {
+        let (reply, answer) = oneshot::channel();
+        self.jobs
+            .send(Job::Commit(change, reply))
+            .await
+            .map_err(|_| StoreError::Gone)?;
+        answer.await.map_err(|_| StoreError::Gone)?
+    }
+}
+
+#[cfg(test)]
+mod tests;

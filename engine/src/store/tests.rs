@@ -1,0 +1,229 @@
+//! Goal: a commit that was acknowledged is there after any stop, one that was not is there as a
+//! whole or not at all, and order and keys are kept.
+//!
+//! Method: the rules on a file; a power cut after every single write of a run, on a storage that
+//! remembers them all; and a child process killed (SIGKILL) while it commits.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
+
+use serde_json::json;
+
+use super::*;
+
+fn keys(store: &mut impl StateStore) -> Vec<String> {
+    store.load().unwrap().into_iter().map(|r| r.key).collect()
+}
+
+fn put(key: &str, n: u64) -> Change {
+    Change::put(key, "make", json!({ "n": n }))
+}
+
+#[test]
+fn records_keep_their_order_and_are_replaced_in_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = RedbStore::open(dir.path()).unwrap();
+    for (n, key) in ["c", "a", "b", "s/1/ns/1", "s/1", "s/10"]
+        .into_iter()
+        .enumerate()
+    {
+        store.commit(&put(key, n as u64)).unwrap();
+    }
+    store
+        .commit(&put("a", 99).and(Change::remove("b")))
+        .unwrap();
+    assert_eq!(keys(&mut store), ["c", "a", "s/1/ns/1", "s/1", "s/10"]);
+    assert_eq!(store.load().unwrap()[1].params["n"], 99);
+    store
+        .commit(&Change(vec![
+            Edit::RemoveAll("s/1/".into()),
+            Edit::Remove("nothing".into()),
+        ]))
+        .unwrap();
+    store.commit(&put("b", 1)).unwrap();
+    assert_eq!(
+        keys(&mut store),
+        ["c", "a", "s/1", "s/10", "b"],
+        "a name used again goes to the end"
+    );
+    drop(store);
+    let mut store = RedbStore::open(dir.path()).unwrap();
+    assert_eq!(keys(&mut store), ["c", "a", "s/1", "s/10", "b"]);
+}
+
+#[test]
+fn a_second_daemon_and_a_later_schema_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = RedbStore::open(dir.path()).unwrap();
+    let refused = RedbStore::open(dir.path()).unwrap_err();
+    assert!(
+        matches!(refused, StoreError::InUse { pid: Some(p), .. } if p == std::process::id()),
+        "{refused}"
+    );
+    store
+        .transact(|txn| {
+            let mut meta = txn.open_table(redb::TableDefinition::<&str, u64>::new("meta"))?;
+            meta.insert("schema", SCHEMA_VERSION + 1)?;
+            Ok(())
+        })
+        .unwrap();
+    drop(store);
+    let refused = RedbStore::open(dir.path()).unwrap_err();
+    assert!(
+        matches!(refused, StoreError::Newer { found, .. } if found == SCHEMA_VERSION + 1),
+        "{refused}"
+    );
+}
+
+/// Memory that keeps every operation, so that the file at any moment can be rebuilt.
+#[derive(Debug, Clone, Default)]
+struct Recorder(Arc<Mutex<(Vec<u8>, Vec<Op>)>>);
+
+#[derive(Debug, Clone)]
+enum Op {
+    Len(u64),
+    Write(u64, Vec<u8>),
+    Sync,
+}
+
+impl redb::StorageBackend for Recorder {
+    fn len(&self) -> Result<u64, std::io::Error> {
+        Ok(self.0.lock().unwrap().0.len() as u64)
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), std::io::Error> {
+        let inner = self.0.lock().unwrap();
+        let at = offset as usize;
+        out.copy_from_slice(
+            inner
+                .0
+                .get(at..at + out.len())
+                .ok_or(std::io::ErrorKind::UnexpectedEof)?,
+        );
+        Ok(())
+    }
+
+    fn set_len(&self, len: u64) -> Result<(), std::io::Error> {
+        let mut inner = self.0.lock().unwrap();
+        inner.0.resize(len as usize, 0);
+        inner.1.push(Op::Len(len));
+        Ok(())
+    }
+
+    fn sync_data(&self) -> Result<(), std::io::Error> {
+        self.0.lock().unwrap().1.push(Op::Sync);
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> Result<(), std::io::Error> {
+        let mut inner = self.0.lock().unwrap();
+        let at = offset as usize;
+        inner.0[at..at + data.len()].copy_from_slice(data);
+        inner.1.push(Op::Write(offset, data.to_vec()));
+        Ok(())
+    }
+}
+
+#[test]
+fn a_power_cut_after_any_write_leaves_old_or_new() {
+    let live = Recorder::default();
+    let mut store = RedbStore::on_backend(live.clone()).unwrap();
+    // What the store must hold after each commit, and how many operations it took to get there.
+    let mut states = vec![(live.0.lock().unwrap().1.len(), Vec::new())];
+    for n in 0..12u64 {
+        let change = match n % 4 {
+            3 => Change::remove(format!("k{}", n - 3)).and(put(&format!("k{n}"), n)),
+            _ => put(&format!("k{n}"), n),
+        };
+        store.commit(&change).unwrap();
+        states.push((live.0.lock().unwrap().1.len(), keys(&mut store)));
+    }
+    drop(store);
+    let ops = live.0.lock().unwrap().1.clone();
+    let mut image = Vec::new();
+    let mut cuts = 0;
+    for (at, op) in ops.iter().enumerate() {
+        match op {
+            Op::Len(len) => image.resize(*len as usize, 0),
+            Op::Write(offset, data) => {
+                image[*offset as usize..][..data.len()].copy_from_slice(data)
+            }
+            Op::Sync => continue,
+        }
+        // Before the store was made there is nothing to lose.
+        let Some(acknowledged) = states.iter().rposition(|(done, _)| *done <= at + 1) else {
+            continue;
+        };
+        let cut = Recorder::default();
+        cut.0.lock().unwrap().0 = image.clone();
+        let found = keys(&mut RedbStore::on_backend(cut).unwrap());
+        let old = &states[acknowledged].1;
+        let new = &states[(acknowledged + 1).min(states.len() - 1)].1;
+        assert!(
+            found == *old || found == *new,
+            "cut after operation {at}: {found:?}, neither {old:?} nor {new:?}"
+        );
+        cuts += 1;
+    }
+    assert!(cuts > 24, "only {cuts} cuts were tried");
+}
+
+const CHILD: &str = "NACRE_TEST_STORE_CHILD";
+
+/// Not a test of its own: what [`a_killed_process_loses_nothing_acknowledged`] runs and kills.
+#[test]
+fn child_commits_until_killed() {
+    let Some(dir) = std::env::var_os(CHILD) else {
+        return;
+    };
+    let mut store = RedbStore::open(Path::new(&dir)).unwrap();
+    let from = store.load().unwrap().len() as u64;
+    for n in from.. {
+        store.commit(&put(&format!("k{n}"), n)).unwrap();
+        println!("\nacknowledged {n}");
+    }
+}
+
+#[test]
+fn a_killed_process_loses_nothing_acknowledged() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut kept = 0;
+    for round in 0..4u64 {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args([
+                "--exact",
+                "store::tests::child_commits_until_killed",
+                "--nocapture",
+                "--test-threads=1",
+            ])
+            .env(CHILD, dir.path())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut last = None;
+        for line in lines.map_while(Result::ok) {
+            if let Some(n) = line.strip_prefix("acknowledged ") {
+                last = Some(n.parse::<u64>().unwrap());
+                if n.parse::<u64>().unwrap() >= kept + 20 + 7 * round {
+                    // SIGKILL, in the middle of whatever it does now.
+                    let _ = child.kill();
+                }
+            }
+        }
+        child.wait().unwrap();
+        let last = last.expect("the child committed something");
+        let mut store = RedbStore::open(dir.path()).unwrap();
+        let found = keys(&mut store);
+        let whole: Vec<String> = (0..found.len()).map(|n| format!("k{n}")).collect();
+        assert_eq!(found, whole, "a prefix, without holes");
+        assert!(
+            found.len() as u64 > last,
+            "acknowledged {last}, found {}",
+            found.len()
+        );
+        kept = found.len() as u64;
+    }
+}
