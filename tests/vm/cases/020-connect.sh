@@ -16,14 +16,16 @@ ns=$(nvme id-ns "$DEV" -o json)
 lbads=$(echo "$ns" | jq '.lbafs[.flbas % 16].ds')
 expect "NSZE" "$(echo "$ns" | jq .nsze)" $((128 * 1048576 >> lbads))
 nvme ns-descs "$DEV" -o json | jq -e '.. | .uuid? // .nguid? // empty' | head -1
-nvme list-ns "/dev/$CTRL" | grep -q '0:0x1'
+expect "the namespace list" "$(nvme list-ns "/dev/$CTRL" | sed 's/.*://')" 0x1
 nvme list | grep "$DEV"
 
 step "log pages"
 nvme smart-log "/dev/$CTRL" -o json | jq -e 'has("critical_warning")'
 nvme error-log "/dev/$CTRL" -e 4 >"$WORK/error-log"
-nvme effects-log "/dev/$CTRL" >"$WORK/effects"
-grep -iE 'read' "$WORK/effects"
+nvme get-log "/dev/$CTRL" --log-id=5 --log-len=4096 --raw-binary >"$WORK/effects"
+effect() { od -An -tu4 -j "$(($1 * 4))" -N 4 "$WORK/effects"; }
+expect "Identify supported (CSUPP)" $(($(effect 6) & 1)) 1
+for opcode in 0 1 2; do expect "I/O command $opcode supported" $(($(effect $((256 + opcode))) & 1)) 1; done
 nvme changed-ns-list-log "/dev/$CTRL"
 if [ "$TARGET" = nacre ]; then nvme supported-log-pages "/dev/$CTRL"; fi
 

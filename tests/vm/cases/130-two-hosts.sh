@@ -15,8 +15,8 @@ reload_without_multipath N
 serve 128
 
 connect "$NQN" --hostnqn="$HOST_A" --hostid="$HOST_A_ID"
-# nvme-cli takes a second host for a second connection of the first.
-connect "$NQN" --hostnqn="$HOST_B" --hostid="$HOST_B_ID" --duplicate-connect
+# nvme-cli 2.3 takes a second host for a second connection of the first and refuses it; the kernel does not.
+echo "transport=tcp,traddr=$ADDR,trsvcid=$PORT,nqn=$NQN,hostnqn=$HOST_B,hostid=$HOST_B_ID" >/dev/nvme-fabrics
 a=$(ctrl_of "$NQN" "$HOST_A") b=$(ctrl_of "$NQN" "$HOST_B")
 wait_until 20 test -b "/dev/${a}n1"
 wait_until 20 test -b "/dev/${b}n1"
