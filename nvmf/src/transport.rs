@@ -16,6 +16,8 @@
 //!
 //! The host side has the same shape, one object per queue pair: [`HostTransport`].
 
+pub mod conformance;
+
 use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::RawFd;

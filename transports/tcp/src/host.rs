@@ -1,0 +1,328 @@
+//! The host side: one queue pair, its socket and its machine.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+use nacre_nvmf::tcp::{HostConfig, HostConn, HostPoll, RxBuffers, Slices};
+use nacre_nvmf::transport::{Closed, HostCommand, HostEvent, HostTransport};
+use nacre_reactor::{EventSet, Idle, Interest, Nanos};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::net::sockopt;
+
+use crate::socket::{self, Tuning};
+
+/// How to connect.
+#[derive(Debug, Clone)]
+pub struct HostOptions {
+    /// Digests, alignment, queue size, handshake timeout.
+    pub machine: HostConfig,
+    /// For the TCP connection itself.
+    pub connect_timeout: Duration,
+    /// The address to connect from; `None`: the kernel's choice.
+    pub source: Option<IpAddr>,
+    /// The interface to connect through (needs CAP_NET_RAW on kernels before 5.7).
+    pub interface: Option<String>,
+    pub tos: u8,
+    pub send_buffer: Option<usize>,
+    pub receive_buffer: Option<usize>,
+    /// For the controller to acknowledge what was sent (TCP_USER_TIMEOUT).
+    pub ack_timeout: Duration,
+    pub rx_buffer_size: usize,
+}
+
+impl Default for HostOptions {
+    fn default() -> HostOptions {
+        HostOptions {
+            machine: HostConfig::default(),
+            connect_timeout: Duration::from_secs(5),
+            source: None,
+            interface: None,
+            tos: 0,
+            send_buffer: None,
+            receive_buffer: None,
+            ack_timeout: Duration::from_secs(30),
+            rx_buffer_size: 256 << 10,
+        }
+    }
+}
+
+/// Begins to connect to a controller. How that went is the first event: [`HostEvent::Ready`] or
+/// [`HostEvent::Closed`]. An error here is about this machine only.
+pub fn connect_host(address: SocketAddr, options: HostOptions) -> std::io::Result<TcpHost> {
+    let socket = socket::stream_socket(&address)?;
+    let tuning = Tuning {
+        tos: options.tos,
+        send_buffer: options.send_buffer,
+        receive_buffer: options.receive_buffer,
+        ack_timeout: options.ack_timeout,
+    };
+    socket::tune(&socket, &address, &tuning)?;
+    if let Some(interface) = &options.interface {
+        socket2::SockRef::from(&socket).bind_device(Some(interface.as_bytes()))?;
+    }
+    if let Some(source) = options.source {
+        rustix::net::bind(&socket, &SocketAddr::new(source, 0))?;
+    }
+    let state = match rustix::net::connect(&socket, &address) {
+        Ok(()) | Err(Errno::INPROGRESS) => State::Connecting { since: None },
+        Err(errno) => State::Failed(refused(address, errno)),
+    };
+    let epoll = EventSet::new()?;
+    epoll.add(&socket, 0, Interest::READ | Interest::WRITE)?;
+    Ok(TcpHost {
+        address,
+        buffers: RxBuffers::new(2, options.rx_buffer_size),
+        options,
+        socket,
+        epoll,
+        watches_write: true,
+        state,
+        in_capsule_bytes: None,
+        blocked: false,
+        more: false,
+    })
+}
+
+fn refused(address: SocketAddr, errno: Errno) -> Closed {
+    Closed::Broken(format!(
+        "cannot connect to {address}: {}",
+        socket::describe(errno)
+    ))
+}
+
+enum State {
+    /// The kernel connects; since the first poll, which knew the time.
+    Connecting {
+        since: Option<Nanos>,
+    },
+    Open(Box<HostConn>),
+    /// Ended before there was a machine; told by the next poll.
+    Failed(Closed),
+    Gone,
+}
+
+/// One queue pair of the host side.
+pub struct TcpHost {
+    address: SocketAddr,
+    options: HostOptions,
+    socket: OwnedFd,
+    /// Its descriptor wakes a sleeping core, whatever this connection waits for.
+    epoll: EventSet,
+    watches_write: bool,
+    buffers: RxBuffers,
+    state: State,
+    in_capsule_bytes: Option<u32>,
+    /// The socket's send buffer was full at the last attempt.
+    blocked: bool,
+    /// The last poll left something that had arrived, for want of room.
+    more: bool,
+}
+
+impl TcpHost {
+    /// The controller's address.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The address on this side, once connected.
+    pub fn local_address(&self) -> Option<SocketAddr> {
+        rustix::net::getsockname(&self.socket).ok()?.try_into().ok()
+    }
+
+    fn connecting(&mut self, since: Nanos, now: Nanos) {
+        let mut fds = [PollFd::new(&self.socket, PollFlags::OUT)];
+        let at_once = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let writable = matches!(rustix::event::poll(&mut fds, Some(&at_once)), Ok(1));
+        self.state = if writable {
+            match sockopt::socket_error(&self.socket) {
+                Ok(Ok(())) => {
+                    let mut conn = Box::new(HostConn::new(self.options.machine.clone(), now));
+                    if let Some(bytes) = self.in_capsule_bytes {
+                        conn.set_in_capsule_bytes(bytes);
+                    }
+                    State::Open(conn)
+                }
+                Ok(Err(errno)) | Err(errno) => State::Failed(refused(self.address, errno)),
+            }
+        } else if now >= since + self.options.connect_timeout {
+            State::Failed(Closed::TimedOut)
+        } else {
+            State::Connecting { since: Some(since) }
+        };
+    }
+}
+
+/// Sends everything queued, as far as the socket takes it.
+fn send(conn: &mut HostConn, socket: &OwnedFd, blocked: &mut bool) {
+    *blocked = false;
+    while conn.wants_write() && !*blocked {
+        let mut slices = Slices::new();
+        conn.send_slices(&mut slices);
+        let result = socket::send(socket.as_fd(), &slices);
+        let wanted: usize = slices.iter().map(|slice| slice.len()).sum();
+        drop(slices);
+        match result {
+            Ok(n) => {
+                conn.sent(n);
+                *blocked = n < wanted;
+            }
+            Err(Errno::AGAIN) => *blocked = true,
+            Err(Errno::INTR) => {}
+            Err(errno) => {
+                // What the controller said before it went may say why: that is still read below.
+                if !matches!(errno, Errno::PIPE | Errno::CONNRESET) {
+                    conn.peer_closed(Some(&socket::describe(errno)));
+                }
+                *blocked = true;
+            }
+        }
+    }
+    if conn.takes_shutdown() {
+        let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Write);
+    }
+}
+
+impl HostTransport for TcpHost {
+    #[inline]
+    fn submit(&mut self, command: HostCommand) {
+        if let State::Open(conn) = &mut self.state {
+            conn.submit(command);
+        }
+    }
+
+    fn poll(&mut self, now: Nanos, events: &mut Vec<HostEvent>, limit: usize) {
+        if let State::Connecting { since } = self.state {
+            self.connecting(since.unwrap_or(now), now);
+        }
+        let conn = match &mut self.state {
+            State::Open(conn) => conn,
+            State::Failed(_) if limit > 0 => {
+                if let State::Failed(why) = std::mem::replace(&mut self.state, State::Gone) {
+                    events.push(HostEvent::Closed(why));
+                }
+                return;
+            }
+            _ => return,
+        };
+        if conn.wants_write() {
+            send(conn, &self.socket, &mut self.blocked);
+        }
+        let end = events.len() + limit;
+        let more = loop {
+            let more = loop {
+                if events.len() >= end {
+                    break true;
+                }
+                match conn.poll(now) {
+                    HostPoll::Event(event) => events.push(event),
+                    HostPoll::Starved => break false,
+                    HostPoll::Waiting => break true,
+                }
+            };
+            if more || !conn.wants_read() {
+                break more;
+            }
+            let Some(mut slices) = conn.recv_slices(&mut self.buffers) else {
+                break true;
+            };
+            let room: usize = slices.iter().map(|slice| slice.len()).sum();
+            let result = socket::receive(self.socket.as_fd(), &mut slices);
+            drop(slices);
+            match result {
+                Ok(0) => conn.peer_closed(None),
+                Ok(n) => {
+                    conn.received(n);
+                    if n < room {
+                        // The socket is empty: parse this, and come back another time.
+                        break drain(conn, now, events, end);
+                    }
+                }
+                Err(Errno::AGAIN) => break false,
+                Err(Errno::INTR) => {}
+                Err(errno) => conn.peer_closed(Some(&socket::describe(errno))),
+            }
+        };
+        self.more = more;
+        conn.settle(&mut self.buffers, more, now);
+        conn.handle_timeout(now);
+        if conn.wants_write() && !self.blocked {
+            send(conn, &self.socket, &mut self.blocked);
+        }
+        if conn.is_finished() {
+            let _ = self.epoll.delete(&self.socket);
+            let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+            self.state = State::Gone;
+        }
+    }
+
+    fn set_in_capsule_bytes(&mut self, bytes: u32) {
+        self.in_capsule_bytes = Some(bytes);
+        if let State::Open(conn) = &mut self.state {
+            conn.set_in_capsule_bytes(bytes);
+        }
+    }
+
+    fn close(&mut self) {
+        match &mut self.state {
+            State::Open(conn) => conn.close(),
+            State::Connecting { .. } => self.state = State::Failed(Closed::Local),
+            State::Failed(_) | State::Gone => {}
+        }
+    }
+
+    fn arm(&mut self, _now: Nanos) -> Idle {
+        let (watch_write, idle) = match &self.state {
+            State::Connecting { since } => {
+                let idle = since.map_or(Idle::Busy, |since| {
+                    Idle::Until(since + self.options.connect_timeout)
+                });
+                (true, idle)
+            }
+            State::Open(conn) if self.more || conn.has_news() => (self.watches_write, Idle::Busy),
+            State::Open(conn) if conn.wants_write() && !self.blocked => {
+                (self.watches_write, Idle::Busy)
+            }
+            State::Open(conn) => (
+                conn.wants_write(),
+                conn.deadline().map_or(Idle::Quiet, Idle::Until),
+            ),
+            State::Failed(_) => return Idle::Busy,
+            State::Gone => return Idle::Quiet,
+        };
+        if watch_write != self.watches_write {
+            let interest = if watch_write {
+                Interest::READ | Interest::WRITE
+            } else {
+                Interest::READ
+            };
+            if self.epoll.modify(&self.socket, 0, interest).is_err() {
+                return Idle::Busy;
+            }
+            self.watches_write = watch_write;
+        }
+        idle
+    }
+
+    fn wake_fd(&self) -> Option<RawFd> {
+        Some(self.epoll.as_raw_fd())
+    }
+}
+
+/// Parses what has arrived; whether something had to stay for want of room.
+fn drain(conn: &mut HostConn, now: Nanos, events: &mut Vec<HostEvent>, end: usize) -> bool {
+    loop {
+        if events.len() >= end {
+            return true;
+        }
+        match conn.poll(now) {
+            HostPoll::Event(event) => events.push(event),
+            HostPoll::Starved => return false,
+            HostPoll::Waiting => return true,
+        }
+    }
+}

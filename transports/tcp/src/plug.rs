@@ -1,0 +1,139 @@
+//! The control half: listeners, and the cores that connections go to.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+
+use nacre_nvmf::transport::{Address, ListenError, ListenerId, Plug, Transport, TransportType};
+use nacre_reactor::Interest;
+
+use crate::accept::{self, CoreSlot, Listener, Shared};
+use crate::config::TcpConfig;
+use crate::socket;
+use crate::stats::StatsSnapshot;
+use crate::transport::TcpTransport;
+
+/// The TCP plug. Dropping it stops its thread and its listeners; connections stay with their cores.
+pub struct TcpPlug {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl TcpPlug {
+    /// Starts the thread that accepts.
+    pub fn new(config: TcpConfig) -> std::io::Result<TcpPlug> {
+        config
+            .validate()
+            .map_err(|error| std::io::Error::new(std::io::ErrorKind::InvalidInput, error))?;
+        let shared = Arc::new(Shared::new(config)?);
+        let theirs = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name("tcp-accept".into())
+            .spawn(move || accept::run(&theirs))?;
+        Ok(TcpPlug {
+            shared,
+            thread: Some(thread),
+        })
+    }
+
+    pub fn config(&self) -> &TcpConfig {
+        &self.shared.config
+    }
+
+    /// Connections of all cores, those being handed over included.
+    pub fn connections(&self) -> usize {
+        self.shared.connections.load(Ordering::Acquire)
+    }
+
+    /// Connections refused since the start: at the limit, and for want of a core.
+    pub fn rejected(&self) -> (u64, u64) {
+        (
+            self.shared.rejected_limit.load(Ordering::Relaxed),
+            self.shared.rejected_no_core.load(Ordering::Relaxed),
+        )
+    }
+
+    /// The counters of each core that is open, with its number.
+    pub fn stats(&self) -> Vec<(usize, StatsSnapshot)> {
+        self.shared
+            .cores()
+            .iter()
+            .map(|core| (core.core, core.stats.snapshot()))
+            .collect()
+    }
+}
+
+impl Plug for TcpPlug {
+    fn kind(&self) -> TransportType {
+        TransportType::Tcp
+    }
+
+    fn listen(&self, id: ListenerId, address: &Address) -> Result<Address, ListenError> {
+        let Address::Ip(address) = *address else {
+            return Err(ListenError::WrongKind {
+                address: address.to_string(),
+                kind: TransportType::Tcp,
+            });
+        };
+        let mut listeners = self.shared.listeners();
+        let serves =
+            |other: &SocketAddr| other.ip() == address.ip() && other.port() == address.port();
+        if listeners.contains_key(&id)
+            || listeners.values().any(|listener| serves(&listener.address))
+        {
+            return Err(ListenError::InUse {
+                address: address.to_string(),
+            });
+        }
+        if listeners.len() >= self.shared.config.max_listeners {
+            return Err(ListenError::TooMany {
+                limit: self.shared.config.max_listeners,
+            });
+        }
+        let (socket, real) = socket::listen(address, self.shared.config.backlog)?;
+        self.shared.watched.add(&socket, id.0, Interest::READ).map_err(|source| ListenError::Bind {
+            address: address.to_string(),
+            source,
+            remedy: "raise `ulimit -n` or the number of watches (`sysctl fs.epoll.max_user_watches`)".into(),
+        })?;
+        listeners.insert(
+            id,
+            Listener {
+                socket: Arc::new(socket),
+                address: real,
+            },
+        );
+        Ok(Address::Ip(real))
+    }
+
+    fn unlisten(&self, id: ListenerId) {
+        if let Some(listener) = self.shared.listeners().remove(&id) {
+            let _ = self.shared.watched.delete(&*listener.socket);
+            // The accepting thread may hold the socket for a moment longer: from here on it refuses.
+            let _ = rustix::net::shutdown(&*listener.socket, rustix::net::Shutdown::Both);
+        }
+    }
+
+    fn open(
+        &self,
+        core: usize,
+        wake: Arc<dyn Fn() + Send + Sync>,
+    ) -> std::io::Result<Box<dyn Transport>> {
+        let slot = Arc::new(CoreSlot::new(core, wake));
+        let transport = TcpTransport::new(Arc::clone(&self.shared), Arc::clone(&slot))?;
+        self.shared.cores().push(slot);
+        Ok(Box::new(transport))
+    }
+}
+
+impl Drop for TcpPlug {
+    fn drop(&mut self) {
+        self.shared.stopping.store(true, Ordering::Release);
+        let _ = rustix::io::write(&self.shared.stop, &1u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+        self.shared.listeners().clear();
+    }
+}

@@ -1,0 +1,137 @@
+//! Making sockets, and the two system calls of the data path.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use nacre_nvmf::transport::ListenError;
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, SocketType, sockopt,
+};
+
+/// Options of a data socket, either side.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Tuning {
+    pub tos: u8,
+    pub send_buffer: Option<usize>,
+    pub receive_buffer: Option<usize>,
+    pub ack_timeout: Duration,
+}
+
+pub(crate) fn stream_socket(address: &SocketAddr) -> rustix::io::Result<OwnedFd> {
+    let family = if address.is_ipv4() {
+        AddressFamily::INET
+    } else {
+        AddressFamily::INET6
+    };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    rustix::net::socket_with(family, SocketType::STREAM, flags, None)
+}
+
+/// A listening socket and the address that it really has.
+pub(crate) fn listen(
+    address: SocketAddr,
+    backlog: i32,
+) -> Result<(OwnedFd, SocketAddr), ListenError> {
+    let attempt = || -> rustix::io::Result<(OwnedFd, SocketAddr)> {
+        let socket = stream_socket(&address)?;
+        // A restarted daemon takes its port back while old connections linger in TIME_WAIT.
+        sockopt::set_socket_reuseaddr(&socket, true)?;
+        if address.is_ipv6() {
+            // `::` means IPv6 only: IPv4 has a listener of its own, or none.
+            sockopt::set_ipv6_v6only(&socket, true)?;
+        }
+        rustix::net::bind(&socket, &address)?;
+        rustix::net::listen(&socket, backlog)?;
+        let real = rustix::net::getsockname(&socket)?.try_into()?;
+        Ok((socket, real))
+    };
+    attempt().map_err(|errno| ListenError::Bind {
+        address: address.to_string(),
+        source: errno.into(),
+        remedy: remedy(errno, address),
+    })
+}
+
+fn remedy(errno: Errno, address: SocketAddr) -> String {
+    let port = address.port();
+    match errno {
+        Errno::ADDRINUSE => format!(
+            "another program has the port: find it with `ss -ltnp 'sport = :{port}'`, stop it, or choose another port"
+        ),
+        Errno::ADDRNOTAVAIL => format!(
+            "no interface has the address {}: see `ip address`, or listen on all with {}",
+            address.ip(),
+            if address.is_ipv4() { "0.0.0.0" } else { "::" }
+        ),
+        Errno::ACCESS | Errno::PERM => format!(
+            "ports below the system's limit (`sysctl net.ipv4.ip_unprivileged_port_start`) need CAP_NET_BIND_SERVICE: \
+             grant it, or choose a port above it instead of {port}"
+        ),
+        Errno::AFNOSUPPORT => "this kernel runs without IPv6: use an IPv4 address".to_owned(),
+        Errno::MFILE | Errno::NFILE => "no file descriptor is left: raise `ulimit -n`".to_owned(),
+        _ => "see the kernel's log".to_owned(),
+    }
+}
+
+/// What every data socket needs. Options that only tune are allowed to fail.
+pub(crate) fn tune(
+    socket: impl AsFd,
+    address: &SocketAddr,
+    tuning: &Tuning,
+) -> rustix::io::Result<()> {
+    let socket = socket.as_fd();
+    // A response never waits for an acknowledgement of what was sent before.
+    sockopt::set_tcp_nodelay(socket, true)?;
+    // A host that vanished without a word is found even when nothing is to be sent to it.
+    sockopt::set_socket_keepalive(socket, true)?;
+    let _ = sockopt::set_tcp_keepidle(socket, Duration::from_secs(30));
+    let _ = sockopt::set_tcp_keepintvl(socket, Duration::from_secs(10));
+    let _ = sockopt::set_tcp_keepcnt(socket, 3);
+    let millis = u32::try_from(tuning.ack_timeout.as_millis()).unwrap_or(u32::MAX);
+    let _ = sockopt::set_tcp_user_timeout(socket, millis);
+    if let Some(bytes) = tuning.send_buffer {
+        let _ = sockopt::set_socket_send_buffer_size(socket, bytes);
+    }
+    if let Some(bytes) = tuning.receive_buffer {
+        let _ = sockopt::set_socket_recv_buffer_size(socket, bytes);
+    }
+    if tuning.tos != 0 {
+        // The kernel derives the packets' queueing priority from it as well.
+        let _ = match address {
+            SocketAddr::V4(_) => sockopt::set_ip_tos(socket, tuning.tos),
+            SocketAddr::V6(_) => sockopt::set_ipv6_tclass(socket, tuning.tos.into()),
+        };
+    }
+    Ok(())
+}
+
+/// One receive that does not block.
+#[inline]
+pub(crate) fn receive(
+    socket: BorrowedFd<'_>,
+    slices: &mut [IoSliceMut<'_>],
+) -> rustix::io::Result<usize> {
+    match slices {
+        // Without a vector the kernel has less to import.
+        [one] => rustix::net::recv(socket, &mut **one, RecvFlags::DONTWAIT).map(|(_, n)| n),
+        _ => rustix::io::readv(socket, slices),
+    }
+}
+
+/// One send that does not block, of everything at once.
+#[inline]
+pub(crate) fn send(socket: BorrowedFd<'_>, slices: &[IoSlice<'_>]) -> rustix::io::Result<usize> {
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    match slices {
+        [one] => rustix::net::send(socket, one, flags),
+        _ => rustix::net::sendmsg(socket, slices, &mut SendAncillaryBuffer::default(), flags),
+    }
+}
+
+/// An error as people know it.
+pub(crate) fn describe(errno: Errno) -> String {
+    std::io::Error::from(errno).to_string()
+}

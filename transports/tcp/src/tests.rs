@@ -1,0 +1,3 @@
+//! The plug on real sockets over loopback.
+
+mod conformance;

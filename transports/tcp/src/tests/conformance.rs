@@ -1,0 +1,90 @@
+//! The suite that every transport passes.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use nacre_nvmf::tcp::HostConfig;
+use nacre_nvmf::transport::conformance::{self, Rig};
+use nacre_nvmf::transport::{Address, HostTransport, ListenerId, Plug, Transport};
+use nacre_nvmf_wire::tcp::Digests;
+use nacre_reactor::{Clock, Nanos};
+
+use crate::{HostOptions, TcpConfig, TcpPlug, connect_host};
+
+pub struct TcpRig {
+    pub plug: TcpPlug,
+    pub address: SocketAddr,
+    pub transport: Box<dyn Transport>,
+    pub options: HostOptions,
+    pub clock: Clock,
+}
+
+impl TcpRig {
+    pub fn new(config: TcpConfig, options: HostOptions, listen: &str) -> TcpRig {
+        let plug = TcpPlug::new(config).unwrap();
+        let listen = Address::Ip(listen.parse().unwrap());
+        let Address::Ip(address) = plug.listen(ListenerId(7), &listen).unwrap() else {
+            unreachable!()
+        };
+        let transport = plug.open(0, Arc::new(|| ())).unwrap();
+        TcpRig {
+            plug,
+            address,
+            transport,
+            options,
+            clock: Clock::real(),
+        }
+    }
+}
+
+impl Rig for TcpRig {
+    fn transport(&mut self) -> &mut dyn Transport {
+        &mut *self.transport
+    }
+
+    fn connect(&mut self) -> Box<dyn HostTransport> {
+        Box::new(connect_host(self.address, self.options.clone()).unwrap())
+    }
+
+    fn now(&self) -> Nanos {
+        self.clock.now()
+    }
+
+    fn listener(&self) -> ListenerId {
+        ListenerId(7)
+    }
+}
+
+#[test]
+fn over_ipv4() {
+    conformance::run(|| TcpRig::new(TcpConfig::default(), HostOptions::default(), "127.0.0.1:0"));
+}
+
+#[test]
+fn over_ipv6_with_digests() {
+    let machine = HostConfig {
+        digests: Digests::BOTH,
+        ..HostConfig::default()
+    };
+    let options = HostOptions {
+        machine,
+        ..HostOptions::default()
+    };
+    conformance::run(|| TcpRig::new(TcpConfig::default(), options.clone(), "[::1]:0"));
+}
+
+/// Socket buffers so small that every send is partial and every PDU comes in pieces.
+#[test]
+fn with_tiny_socket_buffers() {
+    let config = TcpConfig {
+        send_buffer: Some(4096),
+        receive_buffer: Some(4096),
+        ..TcpConfig::default()
+    };
+    let options = HostOptions {
+        send_buffer: Some(4096),
+        receive_buffer: Some(4096),
+        ..HostOptions::default()
+    };
+    conformance::run(|| TcpRig::new(config.clone(), options.clone(), "127.0.0.1:0"));
+}

@@ -1,0 +1,596 @@
+//! The I/O half: every connection of one core.
+//!
+//! Which sockets are looked at: those with something left from the turn before, then either the few
+//! that were active lately (a receive that finds nothing costs less than asking epoll and then
+//! receiving), or those that epoll names. Epoll is level-triggered and asked at least every
+//! [`EPOLL_EVERY`] turns, so nothing is overlooked for long, and its descriptor wakes a sleeping core.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use nacre_hugepages::Buf;
+use nacre_nvmf::tcp::{RxBuffers, Slices, TargetConfig, TargetConn, TargetEvent, TargetPoll};
+use nacre_nvmf::transport::{
+    Address, CloseWhy, Closed, ConnId, Event, Events, ListenerId, Pools, QueueParams, ReqTag,
+    Response, Transport, TransportCaps,
+};
+use nacre_nvmf_wire::Sqe;
+use nacre_reactor::{EventSet, Events as Ready, Idle, Interest, Nanos};
+use rustix::io::Errno;
+
+use crate::accept::{CoreSlot, Incoming, Shared};
+use crate::socket;
+use crate::stats::add;
+
+/// Sockets that are received from directly, without asking epoll.
+const HOT: usize = 4;
+/// Turns without data after which a socket is not hot any more.
+const HOT_TURNS: u32 = 4096;
+/// Turns between two looks at epoll while hot sockets keep us busy.
+const EPOLL_EVERY: u32 = 16;
+/// Events of one connection in one turn, so that one busy host does not starve the others.
+const EVENTS_PER_TURN: usize = 256;
+/// Receives of one connection in one turn.
+const RECEIVES_PER_TURN: usize = 4;
+/// New connections taken over in one turn.
+const NEW_PER_TURN: usize = 16;
+
+struct Conn {
+    machine: TargetConn,
+    socket: OwnedFd,
+    listener: ListenerId,
+    local: SocketAddr,
+    peer: SocketAddr,
+    /// [`Event::Opened`] was given.
+    opened: bool,
+    /// On the list of connections with something to send.
+    dirty: bool,
+    /// On the list of connections to look at next turn whatever epoll says.
+    pending: bool,
+    /// The socket's send buffer is full: epoll watches for room.
+    blocked: bool,
+    /// Turns since data came, if it is on the list of hot sockets.
+    hot: Option<u32>,
+    /// PDUs as last counted.
+    counted: (u64, u64),
+}
+
+#[derive(Default)]
+struct Slot {
+    generation: u32,
+    conn: Option<Box<Conn>>,
+}
+
+/// All TCP connections of one core.
+pub struct TcpTransport {
+    shared: Arc<Shared>,
+    core: Arc<CoreSlot>,
+    caps: TransportCaps,
+    machine: Rc<TargetConfig>,
+    epoll: EventSet,
+    ready: Ready,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    count: usize,
+    buffers: RxBuffers,
+    /// Connections with something to send, with something left to parse, and those active lately.
+    dirty: Vec<u32>,
+    pending: Vec<u32>,
+    looked_at: Vec<u32>,
+    hot: Vec<u32>,
+    turns_to_epoll: u32,
+    /// No deadline of any connection is earlier.
+    next_deadline: Nanos,
+    now: Nanos,
+}
+
+impl TcpTransport {
+    pub(crate) fn new(shared: Arc<Shared>, core: Arc<CoreSlot>) -> std::io::Result<TcpTransport> {
+        let config = &shared.config;
+        Ok(TcpTransport {
+            caps: config.caps(),
+            machine: Rc::new(config.machine()),
+            epoll: EventSet::new()?,
+            ready: Ready::with_capacity(256),
+            slots: Vec::new(),
+            free: Vec::new(),
+            count: 0,
+            buffers: RxBuffers::new(config.rx_buffers, config.rx_buffer_size),
+            dirty: Vec::new(),
+            pending: Vec::new(),
+            looked_at: Vec::new(),
+            hot: Vec::with_capacity(HOT),
+            turns_to_epoll: 0,
+            next_deadline: Nanos::MAX,
+            now: Nanos::ZERO,
+            shared,
+            core,
+        })
+    }
+
+    fn conn(&mut self, id: ConnId) -> Option<&mut Conn> {
+        let slot = self.slots.get_mut(id.index as usize)?;
+        if slot.generation != id.generation {
+            return None;
+        }
+        slot.conn.as_deref_mut()
+    }
+
+    fn take_new(&mut self, events: &mut Events) {
+        for _ in 0..NEW_PER_TURN {
+            if !events.has_room() {
+                return;
+            }
+            let Some(incoming) = self.core.inbox.pop() else {
+                return;
+            };
+            self.adopt(incoming);
+        }
+    }
+
+    fn adopt(&mut self, incoming: Incoming) {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot::default());
+            self.slots.len() as u32 - 1
+        });
+        if let Err(error) = self
+            .epoll
+            .add(&incoming.socket, u64::from(index), Interest::READ)
+        {
+            tracing::warn!(%error, peer = %incoming.peer, "a connection cannot be watched and is closed");
+            self.free.push(index);
+            self.forget_one();
+            return;
+        }
+        add(&self.core.stats.accepted, 1);
+        let Incoming {
+            socket,
+            listener,
+            local,
+            peer,
+        } = incoming;
+        let machine = TargetConn::new(Rc::clone(&self.machine), self.now);
+        if let Some(deadline) = machine.deadline() {
+            self.next_deadline = self.next_deadline.min(deadline);
+        }
+        self.slots[index as usize].conn = Some(Box::new(Conn {
+            machine,
+            socket,
+            listener,
+            local,
+            peer,
+            opened: false,
+            dirty: false,
+            pending: true,
+            blocked: false,
+            hot: None,
+            counted: (0, 0),
+        }));
+        self.count += 1;
+        self.pending.push(index);
+    }
+
+    fn forget_one(&self) {
+        self.core.load.fetch_sub(1, Ordering::Relaxed);
+        self.shared.connections.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Fires what is overdue. Costs a walk over all connections, at most as often as the shortest
+    /// timeout that was running.
+    fn handle_timeouts(&mut self) {
+        let mut next = Nanos::MAX;
+        for (index, slot) in self.slots.iter_mut().enumerate() {
+            let Some(conn) = slot.conn.as_deref_mut() else {
+                continue;
+            };
+            conn.machine.handle_timeout(self.now);
+            if conn.machine.has_news() && !conn.pending {
+                conn.pending = true;
+                self.pending.push(index as u32);
+            }
+            if let Some(deadline) = conn.machine.deadline() {
+                next = next.min(deadline);
+            } else if conn.machine.is_finished() && !conn.pending {
+                conn.pending = true;
+                self.pending.push(index as u32);
+            }
+        }
+        self.next_deadline = next;
+    }
+
+    /// Looks at one connection: parses what is there, receives, parses. `false`: no room for events.
+    fn serve(&mut self, index: u32, pools: &Pools, events: &mut Events) -> bool {
+        let now = self.now;
+        let Some(slot) = self.slots.get_mut(index as usize) else {
+            return true;
+        };
+        let generation = slot.generation;
+        let Some(conn) = slot.conn.as_deref_mut() else {
+            return true;
+        };
+        let id = ConnId { index, generation };
+        if !conn.opened {
+            if !events.has_room() {
+                return false;
+            }
+            conn.opened = true;
+            let (local, peer) = (Address::Ip(conn.local), Address::Ip(conn.peer));
+            events.push(Event::Opened {
+                conn: id,
+                listener: conn.listener,
+                local,
+                peer,
+            });
+        }
+        let stats = &self.core.stats;
+        let mut budget = EVENTS_PER_TURN;
+        let mut receives = RECEIVES_PER_TURN;
+        // Whether the machine has more for us that epoll knows nothing of.
+        let more = loop {
+            let more = loop {
+                if !events.has_room() || budget == 0 {
+                    break true;
+                }
+                match conn.machine.poll(pools, now) {
+                    TargetPoll::Event(event) => {
+                        budget -= 1;
+                        events.push(translate(id, event, &self.core));
+                    }
+                    TargetPoll::Starved => break false,
+                    TargetPoll::Waiting => {
+                        add(&stats.waits, 1);
+                        break true;
+                    }
+                }
+            };
+            if more || receives == 0 || !conn.machine.wants_read() {
+                break more;
+            }
+            receives -= 1;
+            let Some(mut slices) = conn.machine.recv_slices(&mut self.buffers) else {
+                break true;
+            };
+            let room: usize = slices.iter().map(|slice| slice.len()).sum();
+            let result = socket::receive(conn.socket.as_fd(), &mut slices);
+            drop(slices);
+            add(&stats.receives, 1);
+            match result {
+                Ok(0) => conn.machine.peer_closed(None),
+                Ok(n) => {
+                    add(&stats.bytes_received, n as u64);
+                    conn.machine.received(n, now);
+                    conn.hot = conn.hot.map(|_| 0);
+                    if conn.hot.is_none() && self.hot.len() < HOT {
+                        conn.hot = Some(0);
+                        self.hot.push(index);
+                    }
+                    if n < room {
+                        // The socket is empty: save the receive that would say so.
+                        receives = 0;
+                    }
+                }
+                Err(Errno::AGAIN) => {
+                    add(&stats.receives_empty, 1);
+                    break false;
+                }
+                Err(Errno::INTR) => {}
+                Err(errno) => conn.machine.peer_closed(Some(&socket::describe(errno))),
+            }
+        };
+        conn.machine.settle(&mut self.buffers, more, now);
+        if let Some(deadline) = conn.machine.deadline() {
+            self.next_deadline = self.next_deadline.min(deadline);
+        }
+        if more && !conn.pending {
+            conn.pending = true;
+            self.pending.push(index);
+        }
+        if conn.machine.wants_write() && !conn.dirty {
+            conn.dirty = true;
+            self.dirty.push(index);
+        }
+        if conn.machine.is_finished() {
+            self.remove(index);
+        }
+        events.has_room()
+    }
+
+    fn remove(&mut self, index: u32) {
+        let slot = &mut self.slots[index as usize];
+        let Some(mut conn) = slot.conn.take() else {
+            return;
+        };
+        conn.machine.settle(&mut self.buffers, false, self.now);
+        count_pdus(&mut conn, &self.core);
+        slot.generation = slot.generation.wrapping_add(1);
+        if conn.hot.is_some() {
+            self.hot.retain(|&hot| hot != index);
+        }
+        if conn.dirty {
+            self.dirty.retain(|&dirty| dirty != index);
+        }
+        if conn.pending {
+            self.pending.retain(|&pending| pending != index);
+        }
+        // Closing the socket takes it out of epoll.
+        drop(conn);
+        self.free.push(index);
+        self.count -= 1;
+        self.forget_one();
+    }
+
+    /// Sends what one connection has queued.
+    fn send(&mut self, index: u32) {
+        let Some(conn) = self.slots[index as usize].conn.as_deref_mut() else {
+            return;
+        };
+        conn.dirty = false;
+        let stats = &self.core.stats;
+        while conn.machine.wants_write() && !conn.blocked {
+            let mut slices = Slices::new();
+            conn.machine.send_slices(&mut slices);
+            let result = socket::send(conn.socket.as_fd(), &slices);
+            let wanted: usize = slices.iter().map(|slice| slice.len()).sum();
+            drop(slices);
+            add(&stats.sends, 1);
+            match result {
+                Ok(n) => {
+                    add(&stats.bytes_sent, n as u64);
+                    conn.machine.sent(n);
+                    if n < wanted {
+                        add(&stats.sends_partial, 1);
+                        block(&self.epoll, conn, index);
+                    }
+                }
+                Err(Errno::AGAIN) => block(&self.epoll, conn, index),
+                Err(Errno::INTR) => {}
+                Err(errno) => {
+                    // What the host sent before it went is of no use without a way to answer.
+                    conn.machine.peer_closed(Some(&socket::describe(errno)));
+                    break;
+                }
+            }
+        }
+        if conn.machine.takes_shutdown() {
+            let _ = rustix::net::shutdown(&conn.socket, rustix::net::Shutdown::Write);
+        }
+        if let Some(deadline) = conn.machine.deadline() {
+            self.next_deadline = self.next_deadline.min(deadline);
+        }
+        count_pdus(conn, &self.core);
+        if (conn.machine.has_news() || conn.machine.is_finished()) && !conn.pending {
+            conn.pending = true;
+            self.pending.push(index);
+        }
+    }
+
+    fn mark_dirty(&mut self, id: ConnId) {
+        let Some(conn) = self.conn(id) else { return };
+        if !conn.dirty {
+            conn.dirty = true;
+            self.dirty.push(id.index);
+        }
+    }
+}
+
+fn block(epoll: &EventSet, conn: &mut Conn, index: u32) {
+    conn.blocked = true;
+    if let Err(error) = epoll.modify(
+        &conn.socket,
+        u64::from(index),
+        Interest::READ | Interest::WRITE,
+    ) {
+        conn.machine.peer_closed(Some(&error.to_string()));
+    }
+}
+
+fn count_pdus(conn: &mut Conn, core: &CoreSlot) {
+    let (received, sent) = conn.machine.pdus();
+    add(&core.stats.pdus_received, received - conn.counted.0);
+    add(&core.stats.pdus_sent, sent - conn.counted.1);
+    conn.counted = (received, sent);
+}
+
+#[inline]
+fn translate(conn: ConnId, event: TargetEvent, core: &CoreSlot) -> Event {
+    match event {
+        TargetEvent::Capsule { sqe, data } => Event::Capsule { conn, sqe, data },
+        TargetEvent::CapsuleDamaged { sqe } => Event::CapsuleDamaged { conn, sqe },
+        TargetEvent::Fetched { tag, data } => Event::Fetched { conn, tag, data },
+        TargetEvent::FetchDamaged { tag } => Event::FetchDamaged { conn, tag },
+        TargetEvent::Closed(why) => {
+            let counter = match &why {
+                Closed::Peer => &core.stats.closed_by_peer,
+                Closed::Broken(_) => &core.stats.closed_broken,
+                Closed::Protocol(_) => &core.stats.closed_protocol,
+                Closed::TimedOut => &core.stats.closed_timeout,
+                Closed::Local => &core.stats.closed_local,
+            };
+            add(counter, 1);
+            Event::Closed { conn, why }
+        }
+    }
+}
+
+impl Transport for TcpTransport {
+    fn caps(&self) -> &TransportCaps {
+        &self.caps
+    }
+
+    fn poll(&mut self, now: Nanos, pools: &Pools, events: &mut Events) -> usize {
+        self.now = now;
+        let before = events.len();
+        if !self.core.inbox.is_empty() {
+            self.take_new(events);
+        }
+        if self.next_deadline <= now {
+            self.handle_timeouts();
+        }
+        if !self.pending.is_empty() {
+            std::mem::swap(&mut self.pending, &mut self.looked_at);
+            for at in 0..self.looked_at.len() {
+                let index = self.looked_at[at];
+                if let Some(conn) = self.slots[index as usize].conn.as_deref_mut() {
+                    conn.pending = false;
+                    if !self.serve(index, pools, events) {
+                        for &rest in &self.looked_at[at..] {
+                            if let Some(conn) = self.slots[rest as usize].conn.as_deref_mut()
+                                && !conn.pending
+                            {
+                                conn.pending = true;
+                                self.pending.push(rest);
+                            }
+                        }
+                        break;
+                    }
+                }
+            }
+            self.looked_at.clear();
+        }
+        let mut at = 0;
+        while at < self.hot.len() && events.has_room() {
+            let index = self.hot[at];
+            if let Some(conn) = self.slots[index as usize].conn.as_deref_mut()
+                && let Some(turns) = &mut conn.hot
+            {
+                *turns += 1;
+                if *turns > HOT_TURNS {
+                    conn.hot = None;
+                    self.hot.swap_remove(at);
+                    continue;
+                }
+                self.serve(index, pools, events);
+            }
+            // Serving may have removed it from the list.
+            if self.hot.get(at) == Some(&index) {
+                at += 1;
+            }
+        }
+        // With more connections than can be hot, epoll is what finds the others.
+        self.turns_to_epoll = match self.turns_to_epoll.checked_sub(1) {
+            Some(turns) if self.count <= self.hot.len() => turns,
+            _ => {
+                self.ask_epoll(pools, events);
+                EPOLL_EVERY
+            }
+        };
+        events.len() - before
+    }
+
+    fn fetch(&mut self, conn: ConnId, tag: ReqTag, _sqe: &Sqe, into: Buf) {
+        if let Some(open) = self.conn(conn) {
+            open.machine.fetch(tag, into);
+            self.mark_dirty(conn);
+        }
+    }
+
+    #[inline]
+    fn respond(&mut self, conn: ConnId, response: Response) {
+        let Some(open) = self.conn(conn) else { return };
+        open.machine.respond(response);
+        if !open.dirty {
+            open.dirty = true;
+            self.dirty.push(conn.index);
+        }
+    }
+
+    fn established(&mut self, conn: ConnId, params: QueueParams) {
+        if let Some(open) = self.conn(conn) {
+            open.machine.established(params);
+        }
+    }
+
+    fn close(&mut self, conn: ConnId, why: CloseWhy) {
+        let now = self.now;
+        let Some(open) = self.conn(conn) else { return };
+        open.machine.close(why, now);
+        if !open.pending {
+            open.pending = true;
+            self.pending.push(conn.index);
+        }
+        // Sends the rest, shuts the socket down, and takes note of the new deadline.
+        self.mark_dirty(conn);
+    }
+
+    fn flush(&mut self, now: Nanos) {
+        self.now = now;
+        while let Some(index) = self.dirty.pop() {
+            self.send(index);
+        }
+    }
+
+    fn arm(&mut self, _now: Nanos) -> Idle {
+        // The look before the sleep, and the first after it, are at everything.
+        self.turns_to_epoll = 0;
+        if !self.pending.is_empty() || !self.dirty.is_empty() || !self.core.inbox.is_empty() {
+            return Idle::Busy;
+        }
+        match self.next_deadline {
+            Nanos::MAX => Idle::Quiet,
+            deadline => Idle::Until(deadline),
+        }
+    }
+
+    fn disarm(&mut self) {
+        self.turns_to_epoll = 0;
+    }
+
+    fn wake_fds(&self) -> Vec<RawFd> {
+        vec![self.epoll.as_raw_fd()]
+    }
+
+    fn connections(&self) -> usize {
+        self.count
+    }
+}
+
+impl TcpTransport {
+    fn ask_epoll(&mut self, pools: &Pools, events: &mut Events) {
+        if self.count == 0 || !events.has_room() {
+            return;
+        }
+        if let Err(error) = self.epoll.wait(&mut self.ready, Duration::ZERO) {
+            tracing::error!(%error, "epoll failed");
+            return;
+        }
+        for at in 0..self.ready.len() {
+            let event = self.ready.at(at);
+            let index = event.token as u32;
+            let Some(conn) = self.slots[index as usize].conn.as_deref_mut() else {
+                continue;
+            };
+            if conn.blocked && (event.writable || event.failed) {
+                conn.blocked = false;
+                let _ = self.epoll.modify(&conn.socket, event.token, Interest::READ);
+                if !conn.dirty {
+                    conn.dirty = true;
+                    self.dirty.push(index);
+                }
+            }
+            if (event.readable || event.peer_closed || event.failed)
+                && !self.serve(index, pools, events)
+            {
+                // The rest is still ready when there is room again.
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for TcpTransport {
+    fn drop(&mut self) {
+        self.shared
+            .cores()
+            .retain(|core| !Arc::ptr_eq(core, &self.core));
+        while self.core.inbox.pop().is_some() {
+            self.forget_one();
+        }
+        for _ in 0..self.count {
+            self.forget_one();
+        }
+    }
+}
