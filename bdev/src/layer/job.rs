@@ -59,6 +59,7 @@ pub(super) struct Job {
     /// Parts of the buffers that came back from children, joined.
     back: Extents,
     first_len: usize,
+    total_len: usize,
     /// Blocks for which a child was made, in the current half.
     next: u32,
     children: ArrayVec<Child, WINDOW>,
@@ -148,6 +149,7 @@ impl Memory {
 impl Job {
     pub fn new(slot: usize, io: Io, recipe: Recipe, shape: &Shape) -> Job {
         let first_len = io.data.first().map_or(0, Buf::len);
+        let total_len = io.data_len();
         Job {
             slot,
             stage: Stage::Work,
@@ -162,6 +164,7 @@ impl Job {
             data: io.data,
             back: Extents::new(),
             first_len,
+            total_len,
             next: 0,
             children: ArrayVec::new(),
             ordinal: 0,
@@ -328,10 +331,17 @@ impl Job {
             let mut child = self.children.remove(at);
             match child.part {
                 Part::Piece => {
-                    // Its buffers go in front of those that were not cut yet.
-                    child.data = io.data;
+                    // Its buffers go in front of those that were not cut yet. What is in front of
+                    // them is out, or back: so much less is left of the first extent.
                     let rest = std::mem::take(&mut self.data);
-                    join(&mut child.data, rest, usize::MAX);
+                    let here = io.data_len() + rest.iter().map(Buf::len).sum::<usize>();
+                    let in_front = self.total_len - here;
+                    child.data = io.data;
+                    join(
+                        &mut child.data,
+                        rest,
+                        self.first_len.saturating_sub(in_front),
+                    );
                     self.data = child.data;
                 }
                 // The bounce buffer returns to the pool, or to the reserve, with the job.

@@ -1,12 +1,15 @@
 use std::time::Duration;
 
 use nacre_hugepages::{Buf, ClassSpec};
+use nacre_reactor::{Idle, Nanos};
 use proptest::prelude::*;
 
+use super::plan::Plan;
 use super::poor::{BLOCK, BLOCKS, Poor};
 use super::*;
 use crate::conformance::Suite;
-use crate::io::{Extents, Flags};
+use crate::io::{Completion, Extents, Flags, Io, Status};
+use crate::queue::{Busy, Done};
 use crate::stats::{Class, OpStats, Reset};
 
 struct Rig {
@@ -236,6 +239,28 @@ fn abort_in_pieces() {
             assert!(may, "{op:?} after {turns}: {:?}", ended.status);
             let first = rig.poor.lock().cache[30 * BLOCK];
             assert_eq!(first, 0, "a swap of equal data changes nothing");
+        }
+    }
+}
+
+/// Two extents that happen to be neighbours in one buffer stay two, however the I/O ends.
+#[test]
+fn neighbouring_extents_stay_apart() {
+    for op in [Op::Read, Op::Write] {
+        for turns in 0..40 {
+            let mut rig = Rig::new(Poor::new(turns));
+            let mut first = rig.buf(40, 1);
+            let second = first.split_off(13 * BLOCK);
+            rig.submit(Io::new(9, op, 30, 40).with(first).with(second));
+            let mut ended: Vec<Completion> = (0..turns / 2).flat_map(|_| rig.turn()).collect();
+            if turns % 2 == 0 {
+                rig.queue.abort(9);
+            }
+            if rig.queue.inflight() > 0 {
+                ended.extend(rig.finish());
+            }
+            let lens: Vec<usize> = ended[0].data.iter().map(Buf::len).collect();
+            assert_eq!(lens, [13 * BLOCK, 27 * BLOCK], "{op:?} after {turns}");
         }
     }
 }

@@ -275,7 +275,26 @@ impl Registry {
             let _ = self.remove(&upper, Removal::Hot);
         }
         let (inner, finished) = (Arc::clone(&self.inner), ticket.clone());
-        layer.when_closed(Box::new(move || inner.forget(&name, &finished)));
+        let here = std::thread::current().id();
+        layer.when_closed(Box::new(move || {
+            let forget = move || inner.forget(&name, &finished);
+            if std::thread::current().id() == here {
+                return forget();
+            }
+            // The last queue was closed on another core. Taking a device apart (unmapping a RAM
+            // disk, closing files) is slow, and nothing slow may run there.
+            let forget = Arc::new(Mutex::new(Some(forget)));
+            let once = Arc::clone(&forget);
+            let call = move || {
+                let call = once.lock().unwrap_or_else(PoisonError::into_inner).take();
+                call.into_iter().for_each(|call| call());
+            };
+            let thread = std::thread::Builder::new().name("bdev-close".into());
+            if let Err(error) = thread.spawn(call.clone()) {
+                tracing::warn!(%error, "no thread to take a bdev apart: it is done on a reactor");
+                call();
+            }
+        }));
         Ok(ticket)
     }
 

@@ -197,3 +197,34 @@ fn resize() {
     );
     assert_eq!(events.take(), None);
 }
+
+/// A queue that another core closes last ends the removal, but takes the device apart elsewhere.
+#[test]
+fn closed_on_another_core() {
+    let registry = Registry::new();
+    registry.register(null("a")).expect("free");
+    let (removed, remove) = std::sync::mpsc::channel();
+    let (opened, open) = std::sync::mpsc::channel();
+    let theirs = registry.clone();
+    let core = std::thread::spawn(move || {
+        let queue = theirs.open("a", &pool()).expect("opens");
+        opened.send(()).expect("somebody waits");
+        remove.recv().expect("somebody removes");
+        drop(queue);
+    });
+    open.recv().expect("it opens");
+    let ticket = registry.remove("a", Removal::Hot).expect("by force");
+    let (done, wait) = std::sync::mpsc::channel();
+    ticket.on_done(move || {
+        let name = std::thread::current().name().map(str::to_owned);
+        done.send(name).expect("somebody waits");
+    });
+    assert!(!ticket.is_done());
+    removed.send(()).expect("it waits");
+    assert_eq!(
+        wait.recv().expect("it is called").as_deref(),
+        Some("bdev-close")
+    );
+    core.join().expect("no panic");
+    assert!(registry.lookup("a").is_none() && registry.register(null("a")).is_ok());
+}

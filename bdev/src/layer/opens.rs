@@ -1,0 +1,113 @@
+//! Which queues of a device are open, so that a removal knows when the last one is closed.
+
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nacre_reactor::{Idle, Nanos};
+
+use crate::io::{Io, Token};
+use crate::queue::{Busy, Done, Queue};
+
+/// Counts the queues of a device.
+#[derive(Default)]
+pub(super) struct Opens {
+    state: Mutex<OpensState>,
+}
+
+#[derive(Default)]
+struct OpensState {
+    count: usize,
+    calls: Vec<Box<dyn FnOnce() + Send>>,
+}
+
+impl Opens {
+    pub fn open(self: &Arc<Opens>) -> Open {
+        self.lock().count += 1;
+        Open {
+            opens: Arc::clone(self),
+        }
+    }
+
+    pub fn count(&self) -> usize {
+        self.lock().count
+    }
+
+    /// Calls `call` as soon as no queue is open.
+    pub fn when_none(&self, call: Box<dyn FnOnce() + Send>) {
+        let mut state = self.lock();
+        if state.count > 0 {
+            state.calls.push(call);
+            return;
+        }
+        drop(state);
+        call();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, OpensState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A queue is open.
+pub(super) struct Open {
+    opens: Arc<Opens>,
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        let mut state = self.opens.lock();
+        state.count -= 1;
+        if state.count == 0 {
+            let calls = std::mem::take(&mut state.calls);
+            drop(state);
+            calls.into_iter().for_each(|call| call());
+        }
+    }
+}
+
+/// A module's own queue, counted as open.
+pub struct ModuleQueue {
+    // In this order: closed first, then counted as closed.
+    inner: Box<dyn Queue>,
+    open: Open,
+}
+
+impl ModuleQueue {
+    pub(super) fn new(inner: Box<dyn Queue>, open: Open) -> ModuleQueue {
+        ModuleQueue { inner, open }
+    }
+
+    pub(super) fn into_parts(self) -> (Box<dyn Queue>, Open) {
+        (self.inner, self.open)
+    }
+}
+
+impl Queue for ModuleQueue {
+    fn submit(&mut self, io: Io) -> Result<(), (Busy, Io)> {
+        self.inner.submit(io)
+    }
+
+    fn poll(&mut self, now: Nanos, done: &mut Done) -> usize {
+        self.inner.poll(now, done)
+    }
+
+    fn abort(&mut self, token: Token) -> bool {
+        self.inner.abort(token)
+    }
+
+    fn inflight(&self) -> usize {
+        self.inner.inflight()
+    }
+
+    fn arm(&mut self, now: Nanos) -> Idle {
+        self.inner.arm(now)
+    }
+
+    fn disarm(&mut self) {
+        self.inner.disarm();
+    }
+
+    fn wake_fd(&self) -> Option<RawFd> {
+        self.inner.wake_fd()
+    }
+}
