@@ -32,5 +32,6 @@ pub mod logs;
 pub mod methods;
 pub mod metrics;
 pub mod notify;
+pub mod plane;
 pub mod rpc;
 pub mod store;

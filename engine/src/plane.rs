@@ -1,0 +1,330 @@
+//! The data plane: reactors, their memory, the block devices and the NVMe-oF target.
+//!
+//! ```text
+//!   Plane ─┬─ Arena per NUMA node ──▶ a Pool per reactor (I/O and admin buffers apart)
+//!          ├─ Registry of bdevs
+//!          ├─ Target ──▶ a Group per reactor, added to it as a poller
+//!          └─ Watchdog
+//! ```
+//!
+//! Made once at start and taken down once at the end. Everything in between goes through the
+//! [`Target`] and the [`Registry`], which are safe to use from any thread, or by messages to the
+//! reactors.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nacre_bdev::registry::{Holder, Registry, Usage};
+use nacre_hugepages::{
+    Arena, ArenaError, ArenaOptions, CarveError, ClassSpec, ClassStats, HugepagePolicy, Pool,
+};
+use nacre_nvmf::target::{Backing, Group, GroupConfig, Target, TargetConfig};
+use nacre_nvmf::transport::Pools;
+use nacre_reactor::{
+    CoreSet, Mode, ReactorConfig, ReactorHandle, SpawnError, Watchdog, numa_node, spawn,
+};
+
+/// A turn longer than this is reported.
+const STALL: Duration = Duration::from_millis(200);
+
+/// Buffers of admin and fabrics commands per reactor.
+const ADMIN_CLASS: ClassSpec = ClassSpec {
+    size: 8192,
+    count: 128,
+};
+
+#[derive(Debug, Clone)]
+pub struct PlaneConfig {
+    /// Cores to pin a reactor to, one each; empty: one unpinned reactor.
+    pub cores: Vec<usize>,
+    pub mode: Mode,
+    pub busy_poll_us: u64,
+    pub hugepages: HugepagePolicy,
+    /// DMA memory of each reactor, in bytes.
+    pub memory_per_reactor: u64,
+    /// Largest transfer of one command, in bytes.
+    pub max_io_size: usize,
+    /// Buffer classes of a reactor; `None`: computed from the two above.
+    pub classes: Option<Vec<ClassSpec>>,
+    pub target: TargetConfig,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum PlaneError {
+    #[error("cores \"{text}\": {why}")]
+    Cores { text: String, why: String },
+    #[error("memory of reactor {reactor}: {source}")]
+    Memory { reactor: String, source: ArenaError },
+    #[error(
+        "memory of reactor {reactor}: {bytes} bytes do not hold buffers of {max_io_size} bytes; \
+         set [memory] size_mb to {needed_mb} or more, or lower [nvmf] max_io_size"
+    )]
+    TooSmall {
+        reactor: String,
+        bytes: u64,
+        max_io_size: usize,
+        needed_mb: u64,
+    },
+    #[error("memory of reactor {reactor}: {source}")]
+    Carve { reactor: String, source: CarveError },
+    #[error(transparent)]
+    Reactor(#[from] SpawnError),
+    #[error("reactor {reactor}: {what}")]
+    Group { reactor: String, what: String },
+}
+
+/// Buffers of one reactor at this moment.
+#[derive(Debug, Clone)]
+pub struct PoolUse {
+    pub reactor: String,
+    pub io: Vec<ClassStats>,
+    pub admin: Vec<ClassStats>,
+}
+
+pub struct Plane {
+    pub reactors: Vec<ReactorHandle>,
+    pub bdevs: Registry,
+    pub target: Arc<Target>,
+    /// One line per arena on what memory was got.
+    pub memory: Vec<String>,
+    _watchdog: Option<Watchdog>,
+}
+
+thread_local! {
+    /// The pools of the reactor that this thread is.
+    static POOLS: RefCell<Option<Pools>> = const { RefCell::new(None) };
+}
+
+impl Plane {
+    pub fn start(config: PlaneConfig) -> Result<Plane, PlaneError> {
+        let cores: Vec<Option<usize>> = match config.cores.is_empty() {
+            true => vec![None],
+            false => config.cores.iter().copied().map(Some).collect(),
+        };
+        let target = Target::new(config.target.clone(), cores.len());
+        let mut plane = Plane {
+            reactors: Vec::new(),
+            bdevs: Registry::new(),
+            target,
+            memory: Vec::new(),
+            _watchdog: None,
+        };
+        let mut arenas: BTreeMap<Option<u32>, Arena> = BTreeMap::new();
+        for (index, core) in cores.iter().enumerate() {
+            let node = core.and_then(numa_node);
+            let on_node = cores
+                .iter()
+                .filter(|c| c.and_then(numa_node) == node)
+                .count() as u64;
+            let name = core.map_or_else(|| "reactor".to_string(), |c| format!("reactor_{c}"));
+            let classes = plane_classes(&config, &name)?;
+            let bytes = Pool::bytes_for(&classes) + Pool::bytes_for(&[ADMIN_CLASS]);
+            let arena = match arenas.entry(node) {
+                std::collections::btree_map::Entry::Occupied(entry) => entry.into_mut(),
+                std::collections::btree_map::Entry::Vacant(entry) => {
+                    let options = ArenaOptions {
+                        hugepages: config.hugepages,
+                        numa_node: node,
+                        ..ArenaOptions::new(bytes as u64 * on_node)
+                    };
+                    let arena = Arena::allocate(options).map_err(|source| PlaneError::Memory {
+                        reactor: name.clone(),
+                        source,
+                    })?;
+                    let report = arena.report().to_string();
+                    tracing::info!("{report}");
+                    plane.memory.push(report);
+                    entry.insert(arena)
+                }
+            };
+            let carve = |classes: &[ClassSpec]| {
+                arena
+                    .carve(Pool::bytes_for(classes))
+                    .map_err(|source| PlaneError::Carve {
+                        reactor: name.clone(),
+                        source,
+                    })
+            };
+            let slices = (carve(&classes)?, carve(&[ADMIN_CLASS])?);
+            let handle = plane.start_reactor(&config, index, *core, &name, slices, classes)?;
+            plane.reactors.push(handle);
+        }
+        plane._watchdog = Watchdog::start(plane.reactors.clone(), STALL)
+            .inspect_err(|error| tracing::warn!(%error, "no watchdog"))
+            .ok();
+        Ok(plane)
+    }
+
+    fn start_reactor(
+        &self,
+        config: &PlaneConfig,
+        index: usize,
+        core: Option<usize>,
+        name: &str,
+        (io, admin): (nacre_hugepages::ArenaSlice, nacre_hugepages::ArenaSlice),
+        classes: Vec<ClassSpec>,
+    ) -> Result<ReactorHandle, PlaneError> {
+        let reactor = ReactorConfig {
+            name: name.to_string(),
+            core,
+            mode: config.mode,
+            busy_poll_us: config.busy_poll_us,
+            ..ReactorConfig::default()
+        };
+        let target = Arc::clone(&self.target);
+        let (told, outcome) = std::sync::mpsc::channel();
+        let handle = spawn(reactor, move |core| {
+            let made = || -> Result<(), String> {
+                let pools = Pools {
+                    io: Pool::on_slice(io, &classes).map_err(|e| e.to_string())?,
+                    admin: Pool::on_slice(admin, &[ADMIN_CLASS]).map_err(|e| e.to_string())?,
+                };
+                POOLS.set(Some(pools.clone()));
+                let waker = core.handle().waker();
+                let wake = Arc::new(move || waker.wake());
+                let group = Group::new(target, index, pools, wake, GroupConfig::default())
+                    .map_err(|e| e.to_string())?;
+                core.add_poller(Box::new(group))
+                    .map_err(|e| e.to_string())?;
+                Ok(())
+            };
+            // The receiver waits until spawn has returned.
+            let _ = told.send(made());
+        })?;
+        match outcome.recv() {
+            Ok(Ok(())) => Ok(handle),
+            Ok(Err(what)) => Err(PlaneError::Group {
+                reactor: name.to_string(),
+                what,
+            }),
+            Err(_) => Err(PlaneError::Group {
+                reactor: name.to_string(),
+                what: "it ended".into(),
+            }),
+        }
+    }
+
+    /// What a namespace needs to be on a bdev of the registry: a shared claim, which lasts as long
+    /// as the namespace.
+    pub fn backing(
+        &self,
+        bdev: &str,
+        holder: String,
+    ) -> Result<Backing, nacre_bdev::registry::RegistryError> {
+        let claim = self
+            .bdevs
+            .claim(bdev, Holder::User(holder), Usage::Shared)?;
+        let layer = Arc::clone(claim.layer());
+        let open = move |pool: &Pool| {
+            claim
+                .open(pool)
+                .map(|queue| Box::new(queue) as Box<dyn nacre_bdev::Queue>)
+        };
+        Ok(Backing::new(layer, Arc::new(open)))
+    }
+
+    /// Buffers in use, by reactor.
+    pub async fn pools(&self) -> Vec<PoolUse> {
+        let mut all = Vec::with_capacity(self.reactors.len());
+        for reactor in &self.reactors {
+            let name = reactor.name().to_string();
+            let stats = reactor.run(|_| {
+                POOLS.with_borrow(|p| p.as_ref().map(|p| (p.io.stats(), p.admin.stats())))
+            });
+            if let Ok(Some((io, admin))) = stats.await {
+                all.push(PoolUse {
+                    reactor: name,
+                    io,
+                    admin,
+                });
+            }
+        }
+        all
+    }
+
+    /// Disconnects every host and waits until nothing is left, at most for `patience`; then ends
+    /// the reactors. Answers whether the hosts left in time.
+    pub async fn stop(self, patience: Duration) -> bool {
+        self.target.stop();
+        let deadline = tokio::time::Instant::now() + patience;
+        let mut clean = true;
+        while self.target.controller_count() > 0 {
+            if tokio::time::Instant::now() >= deadline {
+                clean = false;
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        for reactor in &self.reactors {
+            reactor.stop();
+        }
+        let reactors = self.reactors.clone();
+        let joined = tokio::task::spawn_blocking(move || {
+            for reactor in reactors {
+                if let Err(error) = reactor.join() {
+                    tracing::error!(%error, "a reactor ended badly");
+                }
+            }
+        });
+        clean & tokio::time::timeout(patience, joined).await.is_ok()
+    }
+}
+
+/// The cores that `text` chooses: `auto` is every allowed core up to four, a number is that many
+/// allowed cores, anything else a list or a mask.
+pub fn choose_cores(text: &str) -> Result<Vec<usize>, PlaneError> {
+    let bad = |why: String| PlaneError::Cores {
+        text: text.to_string(),
+        why,
+    };
+    let allowed = CoreSet::allowed().map_err(|e| bad(e.to_string()))?;
+    let count = match text {
+        "auto" => Some(4.min(allowed.len())),
+        _ => text.parse::<usize>().ok(),
+    };
+    if let Some(count) = count {
+        if count == 0 || count > allowed.len() {
+            return Err(bad(format!(
+                "this process may use {} cores: {allowed}",
+                allowed.len()
+            )));
+        }
+        return Ok(allowed.iter().take(count).collect());
+    }
+    let set = CoreSet::parse(text).map_err(|e| bad(e.to_string()))?;
+    if let Some(missing) = set.iter().find(|c| !allowed.contains(*c)) {
+        return Err(bad(format!(
+            "core {missing} is not among those of this process: {allowed}"
+        )));
+    }
+    Ok(set.iter().collect())
+}
+
+/// A quarter of the memory for 4 KiB buffers, a quarter for 16 KiB, the rest for whole transfers.
+fn plane_classes(config: &PlaneConfig, reactor: &str) -> Result<Vec<ClassSpec>, PlaneError> {
+    if let Some(classes) = &config.classes {
+        return Ok(classes.clone());
+    }
+    let bytes = config.memory_per_reactor;
+    let max = config.max_io_size.max(64 << 10) as u64;
+    let large = bytes / 2 / max;
+    if large < 4 {
+        return Err(PlaneError::TooSmall {
+            reactor: reactor.to_string(),
+            bytes,
+            max_io_size: max as usize,
+            needed_mb: (8 * max).div_ceil(1 << 20),
+        });
+    }
+    let class = |size: u64, bytes: u64| ClassSpec {
+        size: size as usize,
+        count: (bytes / size) as usize,
+    };
+    Ok(vec![
+        class(4096, bytes / 4),
+        class(16 << 10, bytes / 4),
+        class(max, bytes / 2),
+    ])
+}
