@@ -290,6 +290,7 @@ impl Group {
         self.port(port).established(conn, params);
         self.complete(q, index, cqe, now);
         let qp = self.queue(q);
+        qp.connecting = false;
         qp.requests = Requests::new(qp.entries);
     }
 

@@ -33,6 +33,8 @@ pub(crate) struct QueuePair {
     pub local: Address,
     pub peer: Address,
     pub stage: Stage,
+    /// Its Connect has not been answered.
+    pub connecting: bool,
     pub opened: Nanos,
     /// The transport reported the connection closed.
     pub closed: bool,
@@ -82,6 +84,7 @@ impl QueuePair {
             local,
             peer,
             stage: Stage::Fresh,
+            connecting: true,
             opened: now,
             closed: false,
             qid: 0,
@@ -131,7 +134,13 @@ impl QueuePair {
         } else {
             self.sqhd + 1
         };
-        let mut cqe = cqe.with_sqhd(if self.flow_control_off { 0 } else { self.sqhd });
+        // Without flow control the head means nothing, but for saying so in the answer to Connect.
+        let head = match self.flow_control_off {
+            false => self.sqhd,
+            true if self.connecting => Cqe::SQHD_NO_FLOW_CONTROL,
+            true => 0,
+        };
+        let mut cqe = cqe.with_sqhd(head);
         cqe.sqid = 0.into();
         cqe
     }

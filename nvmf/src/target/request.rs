@@ -121,6 +121,7 @@ impl Requests {
         None
     }
 
+    #[cfg(test)]
     pub fn outstanding(&self) -> usize {
         self.table.len() - self.free.len()
     }
