@@ -90,7 +90,7 @@ impl Layer {
         (self.blocks.swap(now, Ordering::Relaxed) != now).then_some(now)
     }
 
-    /// From now on everything is answered [`Status::Gone`]; what the module has taken ends as it
+    /// From now on everything is answered [`crate::Status::Gone`]; what the module has taken ends as it
     /// ends there.
     pub fn set_gone(&self) {
         self.gone.store(true, Ordering::Relaxed);
