@@ -184,6 +184,15 @@ impl Vm {
         let console = process::log_file(&out.join("console"))?;
         let errors = console.try_clone().context("sharing the console's log")?;
         let mut command = self.command(root, out);
+        // A panic's last words go to a serial port of their own. The kernel has only one ordinary serial console,
+        // which is taken: hence an early one that is kept.
+        command
+            .arg("--append")
+            .arg("earlycon=uart8250,io,0x2f8,115200n8 keep_bootcon loglevel=4");
+        command.arg(format!(
+            "--qemu-opts=-serial file:{}",
+            out.join("kernel").display()
+        ));
         command
             .arg("--exec")
             .arg(line)

@@ -158,11 +158,13 @@ fn boot(
         println!("vm {name} ... FAILED (the guest hung or died)");
         show_tail("log", &out.join("logs").join(format!("{name}.log")));
         show_tail("kernel log", &out.join("dmesg"));
+        show_tail("kernel's last words", &out.join("kernel"));
         show_tail("console", &out.join("console"));
         tally.fail(format!("vm {name}: the guest hung or died"));
         left.retain(|case| *case != name);
     } else if !booted {
         println!("virtual machine: no sign of life after {}", seconds(start));
+        show_tail("kernel", &out.join("kernel"));
         show_tail("console", &out.join("console"));
     }
     Ok(())
