@@ -6,14 +6,14 @@
 //! version moved, takes the new view.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crossbeam_queue::ArrayQueue;
 use nacre_nvmf_wire::{Nqn, StatusCode};
 
 use super::namespace::View;
-use super::stats::QueueStats;
+use super::stats::{QueueStats, Totals};
 use super::subsystem::Subsystem;
 use crate::transport::{Address, ListenerId, TransportType};
 
@@ -147,6 +147,13 @@ pub struct Association {
     view_version: AtomicU64,
     view: Mutex<Arc<View>>,
     queues: Mutex<BTreeMap<u16, QueueInfo>>,
+    /// What queues did that are gone. Locked after `queues`.
+    retired: Mutex<Totals>,
+    /// I/O queues granted to the host (Number of Queues).
+    io_queues: AtomicU16,
+    /// The host honours retry delays (Host Behavior Support, ACRE).
+    retry_delays: AtomicBool,
+    media_errors: AtomicU64,
     pending: AtomicU32,
     changed_namespaces: Mutex<BTreeSet<u32>>,
     teardown: Mutex<Option<Teardown>>,
@@ -166,10 +173,10 @@ pub struct ErrorRecord {
     pub opcode: u8,
 }
 
-#[derive(Default)]
 struct ErrorLog {
-    /// Newest first.
+    /// Newest first, at most `limit`.
     records: VecDeque<ErrorRecord>,
+    limit: usize,
     count: u64,
 }
 
@@ -199,11 +206,16 @@ impl Association {
             view_version: AtomicU64::new(1),
             view: Mutex::new(view),
             queues: Mutex::new(BTreeMap::new()),
+            retired: Mutex::new(Totals::default()),
+            io_queues: AtomicU16::new(u16::MAX),
+            retry_delays: AtomicBool::new(false),
+            media_errors: AtomicU64::new(0),
             pending: AtomicU32::new(0),
             changed_namespaces: Mutex::new(BTreeSet::new()),
             teardown: Mutex::new(None),
             errors: Mutex::new(ErrorLog {
-                records: VecDeque::with_capacity(error_entries),
+                records: VecDeque::with_capacity(error_entries.max(1)),
+                limit: error_entries.max(1),
                 count: 0,
             }),
         }
@@ -314,12 +326,14 @@ impl Association {
     /// Adds to the error log, which forgets its oldest entry when full. Off the fast path: only
     /// failed commands come here.
     pub(crate) fn record_error(&self, mut record: ErrorRecord) {
+        if is_media_error(record.status) {
+            self.media_errors.fetch_add(1, Ordering::Relaxed);
+        }
         let mut log = self.errors.lock().expect("poisoned");
         log.count += 1;
         record.number = log.count;
-        if log.records.len() == log.records.capacity() {
-            log.records.pop_back();
-        }
+        let limit = log.limit;
+        log.records.truncate(limit - 1);
         log.records.push_front(record);
     }
 
@@ -342,8 +356,43 @@ impl Association {
     /// Removes a queue and says how many are left.
     pub(crate) fn remove_queue(&self, qid: u16) -> usize {
         let mut queues = self.queues.lock().expect("poisoned");
-        queues.remove(&qid);
+        if let Some(queue) = queues.remove(&qid) {
+            *self.retired.lock().expect("poisoned") += queue.stats.totals();
+        }
         queues.len()
+    }
+
+    /// What all queues have done, those that are gone included.
+    pub fn totals(&self) -> Totals {
+        let queues = self.queues.lock().expect("poisoned");
+        let mut totals = *self.retired.lock().expect("poisoned");
+        for queue in queues.values() {
+            totals += queue.stats.totals();
+        }
+        totals
+    }
+
+    /// Commands that failed because data could not be read or written.
+    pub fn media_errors(&self) -> u64 {
+        self.media_errors.load(Ordering::Relaxed)
+    }
+
+    /// I/O queues that the host may connect; more than there can be if it has not asked.
+    pub fn io_queues(&self) -> u16 {
+        self.io_queues.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_io_queues(&self, granted: u16) {
+        self.io_queues.store(granted, Ordering::Relaxed);
+    }
+
+    /// Whether the host honours retry delays, and knows Command Interrupted.
+    pub fn retry_delays(&self) -> bool {
+        self.retry_delays.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_retry_delays(&self, honoured: bool) {
+        self.retry_delays.store(honoured, Ordering::Relaxed);
     }
 
     pub fn queues(&self) -> Vec<QueueInfo> {
@@ -358,4 +407,15 @@ impl Association {
     pub fn queue(&self, qid: u16) -> Option<QueueInfo> {
         self.queues.lock().expect("poisoned").get(&qid).cloned()
     }
+}
+
+/// Unrecovered errors of the media (Base figure 207); a failed compare is not one.
+fn is_media_error(status: StatusCode) -> bool {
+    let code = status.code();
+    code == StatusCode::UNRECOVERED_READ_ERROR
+        || code == StatusCode::WRITE_FAULT
+        || code == StatusCode::GUARD_CHECK_ERROR
+        || code == StatusCode::APPLICATION_TAG_CHECK_ERROR
+        || code == StatusCode::REFERENCE_TAG_CHECK_ERROR
+        || code == StatusCode::STORAGE_TAG_CHECK_ERROR
 }

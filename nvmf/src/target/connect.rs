@@ -192,7 +192,11 @@ impl Group {
                 format!("controller {cntlid} belongs to {}", association.hostnqn),
             ));
         }
-        let max = self.target.config.max_io_queues;
+        let max = self
+            .target
+            .config
+            .max_io_queues
+            .min(association.io_queues());
         let discovery = subsystem.kind == super::subsystem::SubsystemKind::Discovery;
         if connect.qid > max || discovery {
             return Err(Refused::Parameter(
@@ -253,6 +257,7 @@ impl Group {
                 &self.target,
                 Arc::clone(&association),
                 &caps,
+                qp.local.clone(),
                 connect.kato_ms,
                 now,
             );

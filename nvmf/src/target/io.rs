@@ -4,8 +4,10 @@
 
 use nacre_bdev::{Flags, Geometry, Op, Status, Support};
 use nacre_nvmf_wire::commands::io::{
-    CopyCommand, CopyFormat, CopyRange0, DatasetManagement, DsmRange, Protection, ReadWrite, WriteZeroes,
+    CopyCommand, CopyFormat, CopyRange0, DatasetManagement, DsmRange, Protection, ReadWrite,
+    WriteZeroes,
 };
+use nacre_nvmf_wire::identify::IdentifyController;
 use nacre_nvmf_wire::opcode::{DataTransfer, io as opcode};
 use nacre_nvmf_wire::{Fuse, Sgl, Sqe, StatusCode};
 use zerocopy::FromBytes;
@@ -73,14 +75,18 @@ pub(crate) struct IoLimits {
 }
 
 impl IoLimits {
+    /// Hosts are told powers of two (MDTS, WZSL, VSL), at least two pages, and counts of at least
+    /// one; what is enforced is what they are told.
     pub fn new(config: &TargetConfig, max_transfer_bytes: u32) -> IoLimits {
+        let told = |bytes: u64| 4096u64 << IdentifyController::mdts_for(bytes, 4096);
+        let max_transfer_bytes = told(u64::from(max_transfer_bytes)) as u32;
         IoLimits {
             max_transfer_bytes,
-            dsm_ranges: u32::from(config.dsm_ranges),
-            copy_ranges: u32::from(config.copy_ranges),
-            copy_blocks: u32::from(config.copy_blocks),
-            write_zeroes_bytes: config.write_zeroes_bytes,
-            verify_bytes: config.verify_bytes,
+            dsm_ranges: u32::from(config.dsm_ranges.max(1)),
+            copy_ranges: u32::from(config.copy_ranges.max(1)),
+            copy_blocks: u32::from(config.copy_blocks.max(1)),
+            write_zeroes_bytes: told(config.write_zeroes_bytes),
+            verify_bytes: told(config.verify_bytes),
             verify_chunk_bytes: max_transfer_bytes.min(128 * 1024),
         }
     }
@@ -377,8 +383,9 @@ pub(crate) fn check_ranges(
 }
 
 /// What a host is told about how an I/O ended: the one place where a device's status becomes an
-/// NVMe status. DNR only where trying again cannot help on any path.
-pub(crate) fn status_code(status: Status) -> StatusCode {
+/// NVMe status. DNR only where trying again cannot help on any path. `retry_delays`: the host knows
+/// Command Interrupted and waits as long as it is told (ACRE); another one retries at its own pace.
+pub(crate) fn status_code(status: Status, retry_delays: bool) -> StatusCode {
     match status {
         Status::Ok => StatusCode::SUCCESS,
         Status::ReadError => StatusCode::UNRECOVERED_READ_ERROR,
@@ -390,7 +397,8 @@ pub(crate) fn status_code(status: Status) -> StatusCode {
         Status::Unsupported => StatusCode::INVALID_OPCODE.with_dnr(),
         Status::Aborted => StatusCode::ABORT_REQUESTED,
         Status::Gone => StatusCode::INTERNAL_PATH_ERROR,
-        Status::Retry => StatusCode::COMMAND_INTERRUPTED.with_crd(1),
+        Status::Retry if retry_delays => StatusCode::COMMAND_INTERRUPTED.with_crd(1),
+        Status::Retry => StatusCode::NAMESPACE_NOT_READY,
         Status::DeviceError => StatusCode::INTERNAL_ERROR,
         Status::Integrity => StatusCode::GUARD_CHECK_ERROR,
         Status::Nvme { sct, sc, dnr } => {

@@ -18,6 +18,7 @@ pub mod config;
 mod connect;
 mod controller;
 mod device;
+pub mod discovery;
 pub mod group;
 mod io;
 pub mod namespace;
@@ -36,7 +37,7 @@ pub use config::TargetConfig;
 pub use group::{Group, GroupConfig};
 pub use io::COMPARE_AND_WRITE_BLOCKS;
 pub use namespace::{Backing, Namespace, NamespaceIds, View};
-pub use stats::{Kind, LATENCY_BUCKETS, QueueStats};
+pub use stats::{Kind, LATENCY_BUCKETS, QueueStats, Totals};
 pub use subsystem::{
     MAX_CNTLID, NamespaceConfig, NamespaceEntry, Refusal, Subsystem, SubsystemConfig,
     SubsystemError, SubsystemKind, SubsystemListener,

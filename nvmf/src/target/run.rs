@@ -209,7 +209,8 @@ impl Group {
         let request = &mut qp.requests[index];
         request.inflight -= 1;
         if !completion.status.is_ok() && request.status.is_success() {
-            request.status = io::status_code(completion.status);
+            let retry_delays = qp.association.as_ref().is_some_and(|a| a.retry_delays());
+            request.status = io::status_code(completion.status, retry_delays);
         }
         if matches!(request.plan, Plan::Single { op: Op::Read, .. }) {
             request.data = completion.data.pop();

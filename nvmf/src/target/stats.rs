@@ -32,7 +32,52 @@ pub struct QueueStats {
     kinds: [KindStats; 3],
 }
 
+/// What queues have done in all: successful bytes, and operations however they ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Totals {
+    pub read: KindTotals,
+    pub write: KindTotals,
+    pub other: KindTotals,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct KindTotals {
+    pub operations: u64,
+    pub bytes: u64,
+    pub errors: u64,
+}
+
+impl std::ops::AddAssign for Totals {
+    fn add_assign(&mut self, more: Totals) {
+        for (sum, more) in [
+            (&mut self.read, more.read),
+            (&mut self.write, more.write),
+            (&mut self.other, more.other),
+        ] {
+            sum.operations += more.operations;
+            sum.bytes += more.bytes;
+            sum.errors += more.errors;
+        }
+    }
+}
+
 impl QueueStats {
+    pub fn totals(&self) -> Totals {
+        let kind = |kind| {
+            let stats = self.kind(kind);
+            KindTotals {
+                operations: stats.operations.load(Ordering::Relaxed),
+                bytes: stats.bytes.load(Ordering::Relaxed),
+                errors: stats.errors.load(Ordering::Relaxed),
+            }
+        };
+        Totals {
+            read: kind(Kind::Read),
+            write: kind(Kind::Write),
+            other: kind(Kind::Other),
+        }
+    }
+
     pub fn kind(&self, kind: Kind) -> &KindStats {
         &self.kinds[kind as usize]
     }

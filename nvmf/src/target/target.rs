@@ -9,6 +9,7 @@ use nacre_nvmf_wire::fabrics::DISCOVERY_NQN;
 
 use super::association::{Association, GroupHandle, Teardown, pending};
 use super::config::TargetConfig;
+use super::discovery::{Reachable, Snapshot};
 use super::subsystem::{
     MAX_CNTLID, NamespaceConfig, Subsystem, SubsystemConfig, SubsystemError, SubsystemKind,
     SubsystemListener,
@@ -413,6 +414,29 @@ impl Target {
     /// GENCTR of the discovery log.
     pub fn discovery_generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
+    }
+
+    /// What the discovery log of a host is made of.
+    pub fn discovery_snapshot(&self, host: &Nqn) -> Snapshot {
+        // First of all: what changes from here on shows in a later generation.
+        let generation = self.discovery_generation();
+        let subsystems = self.subsystems();
+        let allowed = subsystems.iter().filter(|s| s.allows(host));
+        Snapshot {
+            generation,
+            subsystems: allowed
+                .map(|s| Reachable {
+                    nqn: s.nqn().clone(),
+                    listeners: s.listeners(),
+                })
+                .collect(),
+            discovery: self.discovery.listeners(),
+            discovery_nqn: self.discovery.nqn().clone(),
+            referrals: self.referrals(),
+            admin_entries: self.config.max_admin_entries,
+            same_transport: self.config.discovery_same_transport,
+            same_address: self.config.discovery_same_address,
+        }
     }
 
     fn discovery_changed(&self) {

@@ -1,52 +1,119 @@
 //! Asynchronous events: what happened, what the host wants to hear, and the requests it left
 //! with the controller to be answered (Base 5.2).
 //!
-//! One event of a type is outstanding at a time: after it was reported it is masked until the host
-//! has read the log page that it names (without Retain Asynchronous Event).
+//! ```text
+//!   happened ──(configured, a request is there, not masked)──▶ answered, masked
+//!      ▲                                                          │
+//!      └── noted, while masked too        log page read, RAE 0 ◀──┘
+//! ```
+//!
+//! One event of a kind is outstanding at a time: after it was reported it is masked until the host
+//! has read the log page that it names (without Retain Asynchronous Event). What happened before
+//! that read is in what was read, so it is not reported again.
 
 use arrayvec::ArrayVec;
+use nacre_nvmf_wire::aen::AsyncEvent;
+use nacre_nvmf_wire::features::AsyncEvents;
 use nacre_nvmf_wire::{Cqe, StatusCode};
 
 use crate::target::association::pending;
+use crate::target::subsystem::SubsystemKind;
 
-/// Notice types and log pages, in dword 0 of the answer (Base figures 147 to 151).
-const NOTICE: u32 = 0x02;
-const NAMESPACE_ATTRIBUTE_CHANGED: u32 = NOTICE | 0x04 << 16;
-const ANA_CHANGE: u32 = NOTICE | 0x03 << 8 | 0x0c << 16;
-const DISCOVERY_LOG_CHANGED: u32 = NOTICE | 0xf0 << 8 | 0x70 << 16;
+/// Requests that one controller can hold.
+const MAX_REQUESTS: usize = 16;
 
-/// The events of [`pending`], with the bit of the Asynchronous Event Configuration feature that
-/// allows each, and dword 0 of its answer.
-const EVENTS: [(u32, u32, u32); 3] = [
-    (pending::NAMESPACES, 1 << 8, NAMESPACE_ATTRIBUTE_CHANGED),
-    (pending::ANA, 1 << 11, ANA_CHANGE),
-    (pending::DISCOVERY, 1 << 31, DISCOVERY_LOG_CHANGED),
+/// The events of [`pending`], with what allows each in the Asynchronous Event Configuration, and
+/// how it is reported.
+const EVENTS: [(u32, AsyncEvents, AsyncEvent); 3] = [
+    (
+        pending::NAMESPACES,
+        AsyncEvents::NAMESPACE_ATTRIBUTE,
+        AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED,
+    ),
+    (
+        pending::ANA,
+        AsyncEvents::ANA_CHANGE,
+        AsyncEvent::ANA_CHANGE,
+    ),
+    (
+        pending::DISCOVERY,
+        AsyncEvents::DISCOVERY_LOG,
+        AsyncEvent::DISCOVERY_LOG_CHANGE,
+    ),
 ];
+
+/// The critical warnings, which every controller that has a SMART log lets hosts choose among.
+const SMART: AsyncEvents = AsyncEvents::SMART_SPARE
+    .union(AsyncEvents::SMART_TEMPERATURE)
+    .union(AsyncEvents::SMART_RELIABILITY)
+    .union(AsyncEvents::SMART_READ_ONLY)
+    .union(AsyncEvents::SMART_VOLATILE_BACKUP)
+    .union(AsyncEvents::SMART_PERSISTENT_MEMORY);
 
 pub(crate) struct Events {
     /// Held requests by command identifier, oldest first.
-    requests: ArrayVec<u16, 16>,
+    requests: ArrayVec<u16, MAX_REQUESTS>,
     limit: usize,
+    /// Notices that this controller can send (OAES).
+    optional: AsyncEvents,
     /// Asynchronous Event Configuration (feature 0Bh).
-    pub configuration: u32,
+    configuration: AsyncEvents,
+    default_configuration: AsyncEvents,
     happened: u32,
     /// Reported, and their log page not read since.
     masked: u32,
-    aborted: ArrayVec<u16, 16>,
+    aborted: ArrayVec<u16, MAX_REQUESTS>,
 }
 
 impl Events {
-    pub fn new(limit: u8) -> Events {
+    pub fn new(limit: u8, kind: SubsystemKind, ana_reporting: bool) -> Events {
+        let (optional, default_configuration) = match kind {
+            SubsystemKind::Nvm => {
+                let mut optional = AsyncEvents::NAMESPACE_ATTRIBUTE;
+                optional.set(AsyncEvents::ANA_CHANGE, ana_reporting);
+                // On unless the host says otherwise: missing a namespace is worse than hearing of it.
+                (optional, optional)
+            }
+            // A host that reads the log once and leaves wants no events; one that stays asks.
+            SubsystemKind::Discovery => (AsyncEvents::DISCOVERY_LOG, AsyncEvents::empty()),
+        };
         Events {
             requests: ArrayVec::new(),
-            limit: usize::from(limit).min(16),
-            // Until the host says otherwise it hears of everything, as Linux hosts expect of
-            // discovery controllers.
-            configuration: 1 << 8 | 1 << 11 | 1 << 31,
+            limit: limit_of(limit),
+            optional,
+            configuration: default_configuration,
+            default_configuration,
             happened: 0,
             masked: 0,
             aborted: ArrayVec::new(),
         }
+    }
+
+    /// Notices that this controller can send: OAES.
+    pub fn optional(&self) -> AsyncEvents {
+        self.optional
+    }
+
+    pub fn configuration(&self) -> AsyncEvents {
+        self.configuration
+    }
+
+    pub fn default_configuration(&self) -> AsyncEvents {
+        self.default_configuration
+    }
+
+    /// `None`: it asks for events that this controller does not have.
+    pub fn configure(&mut self, dword: u32) -> Option<()> {
+        let wanted = AsyncEvents::from_bits(dword)?;
+        let smart = match self.optional.contains(AsyncEvents::DISCOVERY_LOG) {
+            true => AsyncEvents::empty(),
+            false => SMART,
+        };
+        if !(self.optional | smart).contains(wanted) {
+            return None;
+        }
+        self.configuration = wanted;
+        Some(())
     }
 
     pub fn request(&mut self, cid: u16) -> Result<(), StatusCode> {
@@ -62,9 +129,10 @@ impl Events {
         self.happened |= events;
     }
 
-    /// The host read the log page of these events.
-    pub fn log_read(&mut self, events: u32) {
+    /// The host reads the log page of these events, as it is now, and that clears them.
+    pub fn clear(&mut self, events: u32) {
         self.masked &= !events;
+        self.happened &= !events;
     }
 
     pub fn abort(&mut self, cid: u16) -> bool {
@@ -76,22 +144,36 @@ impl Events {
         true
     }
 
+    /// A controller level reset: held requests end, nothing is masked, the configuration is the
+    /// default one.
+    pub fn reset(&mut self) {
+        self.aborted.extend(self.requests.drain(..));
+        self.configuration = self.default_configuration;
+        self.happened = 0;
+        self.masked = 0;
+    }
+
     /// The next answer to a held request.
     pub fn next(&mut self) -> Option<Cqe> {
         if let Some(cid) = self.aborted.pop() {
             return Some(Cqe::new(cid, StatusCode::ABORT_REQUESTED));
         }
-        let (event, _, dword0) = *EVENTS.iter().find(|(event, allowed, _)| {
-            self.happened & event != 0
-                && self.masked & event == 0
-                && self.configuration & allowed != 0
-        })?;
         if self.requests.is_empty() {
             return None;
         }
+        let (bit, _, event) = *EVENTS.iter().find(|(bit, allowed, _)| {
+            self.happened & bit != 0
+                && self.masked & bit == 0
+                && self.configuration.contains(*allowed)
+        })?;
         let cid = self.requests.remove(0);
-        self.happened &= !event;
-        self.masked |= event;
-        Some(Cqe::success(cid).with_dword0(dword0))
+        self.happened &= !bit;
+        self.masked |= bit;
+        Some(Cqe::success(cid).with_dword0(event.dword0()))
     }
+}
+
+/// How many requests a controller holds: what is announced (AERL) is this, too.
+pub(super) fn limit_of(configured: u8) -> usize {
+    usize::from(configured).clamp(1, MAX_REQUESTS)
 }

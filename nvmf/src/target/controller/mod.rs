@@ -4,27 +4,41 @@
 //!   registers.rs   CAP VS CC CSTS: enable, disable, shutdown (Base 3.5, 3.6)
 //!   events.rs      Asynchronous Event Requests and what they wait for (Base 5.2)
 //!   identify.rs    what the controller and its namespaces say about themselves (Base 5.17)
-//!   features.rs    Get and Set Features (Base 5.27)
+//!   features.rs    Get and Set Features (Base 5.15, 5.27)
 //!   logs.rs        Get Log Page (Base 5.16)
 //! ```
 //!
-//! Sans-IO: an admin command and its buffer in, an [`Outcome`] out.
+//! Sans-IO: an admin command and its buffer in, an [`Outcome`] out. What a host is told here is
+//! what the I/O queues enforce: both read [`IoLimits`].
 
 mod events;
+mod features;
+mod identify;
+mod logs;
 mod registers;
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use nacre_nvmf_wire::commands::admin as commands;
+use nacre_nvmf_wire::features::{HostBehavior, fid};
 use nacre_nvmf_wire::opcode::{admin, fabrics as fctype};
-use nacre_nvmf_wire::{Cqe, Sqe, StatusCode};
+use nacre_nvmf_wire::{Cqe, Fuse, Sqe, StatusCode, identify as structures};
 use nacre_reactor::Nanos;
 
 use self::events::Events;
-use self::registers::Registers;
+use self::features::Features;
+use self::logs::DiscoveryLog;
+use self::registers::{Registers, Written};
 use super::association::{Association, Phase};
+use super::io::IoLimits;
+use super::subsystem::SubsystemKind;
 use super::target::Target;
-use crate::transport::TransportCaps;
+use crate::transport::{Address, TransportCaps};
+
+/// After so long without a command a discovery controller without keep-alive goes (NVMe-oF: the
+/// discovery controller activity timeout).
+const DISCOVERY_ACTIVITY_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// What is to be done about an admin command.
 #[derive(Debug)]
@@ -43,16 +57,23 @@ pub(crate) struct Controller {
     target: Arc<Target>,
     association: Arc<Association>,
     caps: TransportCaps,
+    limits: IoLimits,
+    /// Where the host reached us: what a listener on every address is called in the discovery log.
+    local: Address,
     registers: Registers,
     events: Events,
+    features: Features,
     keep_alive: KeepAlive,
+    discovery_log: Option<DiscoveryLog>,
     aborts: u8,
 }
 
 /// The keep-alive timer (Base 3.9). Any command of any queue restarts it (TBKAS), so that a host
 /// that is busy is never declared dead.
 struct KeepAlive {
-    /// Zero: off.
+    /// KATO as granted; zero: off.
+    granted: Duration,
+    /// After so much silence the host is gone; zero: never.
     timeout: Duration,
     last: Nanos,
 }
@@ -62,18 +83,26 @@ impl Controller {
         target: &Arc<Target>,
         association: Arc<Association>,
         caps: &TransportCaps,
+        local: Address,
         kato_ms: u32,
         now: Nanos,
     ) -> Controller {
         let config = &target.config;
+        let kind = association.subsystem.kind;
+        let ana = association.subsystem.config.ana_reporting;
         let mut controller = Controller {
             registers: Registers::new(config, &association),
-            events: Events::new(config.async_event_requests),
+            events: Events::new(config.async_event_requests, kind, ana),
+            features: Features::default(),
             keep_alive: KeepAlive {
+                granted: Duration::ZERO,
                 timeout: Duration::ZERO,
                 last: now,
             },
+            limits: IoLimits::new(config, caps.max_transfer_bytes),
             caps: caps.clone(),
+            local,
+            discovery_log: None,
             target: Arc::clone(target),
             association,
             aborts: 0,
@@ -82,9 +111,16 @@ impl Controller {
         controller
     }
 
+    fn is_discovery(&self) -> bool {
+        self.association.subsystem.kind == SubsystemKind::Discovery
+    }
+
     /// How many bytes of data the command moves; the direction is in its opcode. `Err`: what to
     /// answer without looking further.
     pub fn data_bytes(&self, sqe: &Sqe) -> Result<u32, StatusCode> {
+        if sqe.fuse() != Fuse::Normal {
+            return Err(StatusCode::INVALID_FIELD.with_dnr());
+        }
         if sqe.is_fabrics() {
             return Ok(0);
         }
@@ -93,48 +129,85 @@ impl Controller {
         }
         match sqe.opcode {
             admin::ABORT | admin::ASYNC_EVENT_REQUEST | admin::KEEP_ALIVE => Ok(0),
+            admin::IDENTIFY => Ok(structures::SIZE as u32),
+            admin::GET_LOG_PAGE => {
+                let command =
+                    commands::GetLogPage::parse(sqe).map_err(|e| e.status().with_dnr())?;
+                // What is larger than any transfer is refused for that by the caller.
+                Ok(u32::try_from(command.bytes()).unwrap_or(u32::MAX))
+            }
+            admin::GET_FEATURES => features::data_bytes_of_get(sqe),
+            admin::SET_FEATURES => Ok(match commands::SetFeatures::parse(sqe).fid {
+                fid::HOST_BEHAVIOR_SUPPORT => HostBehavior::SIZE as u32,
+                _ => 0,
+            }),
             _ => Err(StatusCode::INVALID_OPCODE.with_dnr()),
         }
     }
 
     /// Runs a command. `data` is its buffer: what the host sent, or zeroes to be filled.
     pub fn execute(&mut self, sqe: &Sqe, data: &mut [u8], now: Nanos) -> Outcome {
-        let _ = data;
+        let cid = sqe.cid();
         if sqe.is_fabrics() {
             return Outcome::Done(self.fabrics(sqe));
         }
-        let cid = sqe.cid();
-        match sqe.opcode {
-            admin::ABORT => self.abort(sqe),
+        let result = match sqe.opcode {
+            admin::ABORT => return self.abort(sqe),
             admin::ASYNC_EVENT_REQUEST => match self.events.request(cid) {
-                Ok(()) => Outcome::Held,
-                Err(status) => Outcome::Done(Cqe::new(cid, status)),
+                Ok(()) => return Outcome::Held,
+                Err(status) => Err(status),
             },
             admin::KEEP_ALIVE => {
                 self.keep_alive.last = now;
-                Outcome::Done(Cqe::success(cid))
+                Ok(0)
             }
-            _ => Outcome::Done(Cqe::new(cid, StatusCode::INVALID_OPCODE.with_dnr())),
-        }
+            admin::IDENTIFY => self.identify(sqe, data).map(|()| 0),
+            admin::GET_LOG_PAGE => self.log_page(sqe, data, now).map(|()| 0),
+            admin::GET_FEATURES => self.get_features(sqe, data),
+            admin::SET_FEATURES => self.set_features(sqe, data, now),
+            _ => Err(StatusCode::INVALID_OPCODE.with_dnr()),
+        };
+        Outcome::Done(match result {
+            Ok(dword0) => Cqe::success(cid).with_dword0(dword0),
+            Err(status) => Cqe::new(cid, status),
+        })
     }
 
     fn fabrics(&mut self, sqe: &Sqe) -> Cqe {
+        let cid = sqe.cid();
         match sqe.fctype() {
-            fctype::PROPERTY_GET => self.registers.get(sqe),
-            fctype::PROPERTY_SET => self.registers.set(sqe, &self.association),
-            // Disconnect deletes I/O queues only; there is nothing to authenticate.
-            _ => Cqe::new(sqe.cid(), StatusCode::INVALID_OPCODE.with_dnr()),
+            fctype::PROPERTY_GET => self.registers.get(sqe, &self.association),
+            fctype::PROPERTY_SET => match self.registers.set(sqe, &self.association) {
+                Ok(Written::Nothing) => Cqe::success(cid),
+                Ok(Written::Disabled) => {
+                    self.reset();
+                    Cqe::success(cid)
+                }
+                Err(status) => Cqe::new(cid, status),
+            },
+            // It deletes I/O queues only (Base 6.4); there is nothing to authenticate.
+            fctype::DISCONNECT => Cqe::new(cid, StatusCode::INVALID_QUEUE_TYPE.with_dnr()),
+            _ => Cqe::new(cid, StatusCode::INVALID_OPCODE.with_dnr()),
         }
     }
 
+    /// A controller level reset (Base 3.7.2): what the host has set is forgotten, but for the
+    /// keep-alive timer, which Connect has started.
+    fn reset(&mut self) {
+        self.features = Features::default();
+        self.events.reset();
+        self.association.set_retry_delays(false);
+        self.association.set_io_queues(u16::MAX);
+    }
+
     fn abort(&mut self, sqe: &Sqe) -> Outcome {
-        let (sqid, cid) = (sqe.cdw10.get() as u16, (sqe.cdw10.get() >> 16) as u16);
+        let commands::Abort { sqid, cid } = commands::Abort::parse(sqe);
         if sqid == 0 {
             // Of the commands of this queue only event requests last long enough to be aborted.
             let aborted = self.events.abort(cid);
             return Outcome::Done(Cqe::success(sqe.cid()).with_dword0(u32::from(!aborted)));
         }
-        if self.aborts >= self.target.config.aborts {
+        if self.aborts >= self.target.config.aborts.max(1) {
             return Outcome::Done(Cqe::new(
                 sqe.cid(),
                 StatusCode::ABORT_COMMAND_LIMIT_EXCEEDED,
@@ -165,14 +238,20 @@ impl Controller {
         } else {
             rounded.max(config.min_keep_alive_ms)
         };
+        let granted = Duration::from_millis(u64::from(granted));
+        let timeout = match (granted.is_zero(), self.is_discovery()) {
+            (true, true) => DISCOVERY_ACTIVITY_TIMEOUT,
+            _ => granted,
+        };
         self.keep_alive = KeepAlive {
-            timeout: Duration::from_millis(u64::from(granted)),
+            granted,
+            timeout,
             last: now,
         };
     }
 
     fn keep_alive_ms(&self) -> u32 {
-        self.keep_alive.timeout.as_millis() as u32
+        self.keep_alive.granted.as_millis() as u32
     }
 
     pub fn keep_alive_expired(&mut self, now: Nanos) -> bool {

@@ -40,7 +40,11 @@ fn read(rig: &mut Rig, io: ConnId, lba: u64, blocks: u32) -> Vec<u8> {
         "{}",
         response.cqe.status()
     );
-    response.data.iter().flat_map(|part| part.to_vec()).collect()
+    response
+        .data
+        .iter()
+        .flat_map(|part| part.to_vec())
+        .collect()
 }
 
 #[test]
