@@ -4,6 +4,7 @@
 //! round after round, each round gives a ratio, and the median of the ratios is what counts; absolute figures are
 //! shown for orientation only.
 
+mod idle;
 mod tcp;
 mod vm;
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
-use super::{Line, TcpOptions, print_table};
+use super::{Line, TcpOptions, idle, print_table};
 use crate::process::{self, End, Group};
 use crate::setup;
 
@@ -107,6 +107,18 @@ pub fn run(root: &Path, options: &TcpOptions) -> Result<ExitCode> {
             spread.rounds.push((many, one));
         }
     }
+    let idle_is_quiet = match wanted("idle") {
+        true => {
+            let idle_hosts = build(root, "nacre-benches", "idle-hosts")?;
+            idle::measure(
+                &idle_hosts,
+                target.group.id(),
+                &format!("{ADDRESS}:{PORT}"),
+                NQN,
+            )?
+        }
+        false => true,
+    };
     target.stop()?;
 
     let lines: Vec<Line> = lines.into_iter().map(|(_, line)| line).collect();
