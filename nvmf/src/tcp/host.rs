@@ -10,10 +10,9 @@
 //! buffer; data for a write leaves with the capsule when it fits and when the controller asks for it
 //! otherwise. The layer above chooses the identifiers and counts what is outstanding.
 
-use std::io::IoSliceMut;
+use std::collections::VecDeque;
 use std::time::Duration;
 
-use arrayvec::ArrayVec;
 use nacre_hugepages::Buf;
 use nacre_nvmf_wire::cqe::Cqe;
 use nacre_nvmf_wire::sqe::Sgl;
@@ -26,7 +25,7 @@ use nacre_nvmf_wire::tcp::{
 use nacre_reactor::Nanos;
 
 use super::frame::{self, Violation, is_damaged};
-use super::rx::{Rx, RxBuffers};
+use super::rx::{Guess, RecvSlices, Rx, RxBuffers};
 use super::tx::{Slices, Tx};
 use crate::transport::{Closed, HostCommand, HostEvent};
 
@@ -90,12 +89,52 @@ struct Command {
     /// The controller said that all data was sent.
     last: bool,
     damaged: bool,
+    /// Tells the command from others that had its identifier.
+    serial: u32,
     /// Host-to-controller data that is left for R2Ts, and how much of it was asked for.
     write: Option<Buf>,
     asked: u32,
     /// The payload in progress has the buffer while it is received.
     read: Option<Buf>,
     received: u32,
+}
+
+/// Reads of fewer bytes are not worth an entry of the I/O vector.
+const GUESS_BYTES: usize = 2048;
+
+/// Whether to guess what comes next (see [`super::rx`]).
+///
+/// On once the controller was seen to end reads by the SUCCESS flag: responses between the data would
+/// spoil every guess. Each wrong guess pauses it for twice as many receives as the one before.
+#[derive(Debug, Default)]
+struct Guessing {
+    success_seen: bool,
+    /// Receives to go until the next guess.
+    pause: u32,
+    /// The last pause.
+    paused: u32,
+    hits: u32,
+}
+
+impl Guessing {
+    fn is_on(&self) -> bool {
+        self.success_seen && self.pause == 0
+    }
+
+    #[inline]
+    fn hit(&mut self) {
+        self.hits += 1;
+        // Well guessed for a while: the next miss is forgiven soon.
+        if self.hits == 1024 {
+            self.paused = 0;
+        }
+    }
+
+    fn miss(&mut self) {
+        self.paused = (self.paused * 2).clamp(16, 4096);
+        self.pause = self.paused;
+        self.hits = 0;
+    }
 }
 
 /// One connection.
@@ -110,6 +149,10 @@ pub struct HostConn {
     max_h2c_data: u32,
     in_capsule_bytes: u32,
     commands: Vec<Command>,
+    /// Reads in the order of their submission, for guessing; some may be stale.
+    reads: VecDeque<(u16, u32)>,
+    next_serial: u32,
+    guessing: Guessing,
     /// C2HData whose payload is being received.
     receiving: Option<(u16, DataPdu)>,
     waiting: bool,
@@ -146,6 +189,9 @@ impl HostConn {
             max_h2c_data: 0,
             in_capsule_bytes: ADMIN_IN_CAPSULE_BYTES,
             commands,
+            reads: VecDeque::new(),
+            next_serial: 0,
+            guessing: Guessing::default(),
             receiving: None,
             waiting: false,
             why: None,
@@ -217,8 +263,14 @@ impl HostConn {
         };
         let slot = &mut self.commands[cid];
         assert!(!slot.outstanding, "command identifier {cid} is in use");
+        let serial = self.next_serial;
+        self.next_serial = serial.wrapping_add(1);
+        if self.guessing.is_on() && read.as_ref().is_some_and(|data| data.len() >= GUESS_BYTES) {
+            self.reads.push_back((cid as u16, serial));
+        }
         *slot = Command {
             outstanding: true,
+            serial,
             write: left,
             read,
             ..Command::default()
@@ -230,14 +282,21 @@ impl HostConn {
         !self.waiting && self.phase != Phase::Finished
     }
 
+    /// Where the next bytes go. `false`: no receive buffer is free, try again next turn.
     #[inline]
-    pub fn recv_slices(&mut self, buffers: &mut RxBuffers) -> Option<ArrayVec<IoSliceMut<'_>, 2>> {
-        self.rx.slices(buffers)
+    pub fn recv_slices<'a>(
+        &'a mut self,
+        buffers: &mut RxBuffers,
+        out: &mut RecvSlices<'a>,
+    ) -> bool {
+        self.guess(buffers);
+        self.rx.slices(buffers, usize::MAX, out)
     }
 
     #[inline]
     pub fn received(&mut self, n: usize) {
         self.rx.received(n);
+        self.guessing.pause = self.guessing.pause.saturating_sub(1);
         if !self.is_open() {
             self.rx.drop_unread();
         }
@@ -351,6 +410,9 @@ impl HostConn {
     #[inline]
     fn advance(&mut self, now: Nanos) -> Result<HostPoll, Violation> {
         loop {
+            if self.rx.is_guessing() {
+                self.judge_guess()?;
+            }
             let handled = if self.receiving.is_some() {
                 self.payload()?
             } else {
@@ -393,6 +455,78 @@ impl HostConn {
         self.phase = Phase::Running;
         self.consume(frame);
         Ok(HostPoll::Event(HostEvent::Ready))
+    }
+
+    /// Says which data the next receive will probably bring.
+    #[inline]
+    fn guess(&mut self, buffers: &RxBuffers) {
+        if self.reads.is_empty() || !self.rx.may_guess() || !self.is_open() {
+            return;
+        }
+        let header = self
+            .rules
+            .alignment
+            .align(DataPdu::SIZE as u32 + self.rules.digests.header_bytes())
+            as usize;
+        while let Some(&(cid, serial)) = self.reads.front() {
+            let command = &mut self.commands[usize::from(cid)];
+            let fresh = command.outstanding
+                && command.serial == serial
+                && command.received == 0
+                && !command.last;
+            if let Some(buf) = command.read.take_if(|_| fresh) {
+                let guess = Guess {
+                    id: cid,
+                    len: buf.len(),
+                    at: 0,
+                    buf,
+                };
+                if let Err(back) = self.rx.guess(buffers, header, guess) {
+                    command.read = Some(back.buf);
+                    return;
+                }
+            }
+            self.reads.pop_front();
+        }
+    }
+
+    /// Looks at what a guess brought: in place, or to be put back in order. Afterwards either a
+    /// payload is in progress or nothing of the guess is left.
+    #[inline]
+    fn judge_guess(&mut self) -> Result<(), Violation> {
+        if self.receiving.is_none()
+            && let Some((cid, header, length)) = self.rx.guessed()
+        {
+            if let Some((frame, Pdu::C2hData(&pdu))) = frame::read(self.rx.unread(), &self.rules)?
+                && pdu.cccid.get() == cid
+                && pdu.datao.get() == 0
+                && pdu.datal.get() as usize == length
+                && frame.data_offset as usize == header
+            {
+                self.rx.hit();
+                self.guessing.hit();
+                self.pdus_received += 1;
+                self.receiving = Some((cid, pdu));
+            } else {
+                // A header cut in two is no wrong guess.
+                if self.rx.unread().len() >= header {
+                    self.guessing.miss();
+                }
+                self.rx.miss();
+            }
+        }
+        if self.rx.guessed().is_none() {
+            while let Some(Guess { id, buf, .. }) = self.rx.take_idle_guess() {
+                let command = &mut self.commands[usize::from(id)];
+                command.read = Some(buf);
+                self.reads.push_front((id, command.serial));
+            }
+            // Leftovers of commands that ended another way must not pile up.
+            if !self.guessing.is_on() || self.reads.len() > 4 * self.commands.len() {
+                self.reads.clear();
+            }
+        }
+        Ok(())
     }
 
     /// C2HData (TCP 3.6.2.7).
@@ -461,6 +595,7 @@ impl HostConn {
         if !pdu.is_success() {
             return Ok(None);
         }
+        self.guessing.success_seen = !self.rules.digests.data;
         // The controller saved the response: the last data says that all is well (TCP 3.3.2.1).
         Ok(Some(self.complete(Cqe::success(cid))))
     }
@@ -580,6 +715,7 @@ impl HostConn {
             Phase::Closing
         };
         self.receiving = None;
+        self.reads.clear();
         self.commands.clear();
         self.rx.drop_unread();
     }
@@ -587,6 +723,7 @@ impl HostConn {
     fn finish(&mut self) {
         self.phase = Phase::Finished;
         self.receiving = None;
+        self.reads.clear();
         self.commands.clear();
         self.tx.clear();
         self.rx.drop_unread();

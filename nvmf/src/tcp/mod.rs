@@ -33,6 +33,6 @@ pub mod tx;
 mod tests;
 
 pub use host::{HostConfig, HostConn, HostPoll};
-pub use rx::RxBuffers;
+pub use rx::{RecvSlices, RxBuffers};
 pub use target::{TargetConfig, TargetConn, TargetEvent, TargetPoll};
 pub use tx::Slices;

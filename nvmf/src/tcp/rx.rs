@@ -12,11 +12,31 @@
 //! not be handled yet, and given back otherwise: a thousand idle connections hold no buffer, and
 //! busy ones take turns with the same few, which the processor's cache likes. What is left then is
 //! less than one PDU header; it is carried in the connection until more arrives.
+//!
+//! # Guesses
+//!
+//! A host that reads knows what will probably come next: the data of its oldest read, then that of
+//! the one after it. [`Rx::guess`] says so, and the next receive is scattered accordingly:
+//!
+//! ```text
+//!   receive buffer [ hdr 0 | hdr 1 | hdr 2 | ...          ]     data 0, data 1, data 2: each to its Buf
+//! ```
+//!
+//! Each header is then looked at as usual. If it is the one that was guessed, its payload is in place
+//! already ([`Rx::hit`]); if not, what arrived is put back into one piece ([`Rx::miss`]) and nothing
+//! was lost but a copy.
 
+use std::collections::VecDeque;
 use std::io::IoSliceMut;
 
 use arrayvec::ArrayVec;
 use nacre_hugepages::Buf;
+
+/// Guesses per receive.
+pub const MAX_GUESSES: usize = 64;
+
+/// The I/O vector of one receive.
+pub type RecvSlices<'a> = ArrayVec<IoSliceMut<'a>, { 2 * MAX_GUESSES }>;
 
 /// Largest PDU header with its digest and padding: PDO is one byte.
 pub const MAX_HEADER: usize = 256;
@@ -67,12 +87,32 @@ enum Payload {
     Skip { left: usize },
 }
 
+/// Payload that is expected: `len` bytes for `buf[at..]`, behind a header of the usual length.
+pub struct Guess {
+    pub id: u16,
+    pub buf: Buf,
+    pub at: usize,
+    pub len: usize,
+}
+
 /// The receiving half of a connection, below the meaning of PDUs.
 pub struct Rx {
     buffer: Option<Box<[u8]>>,
     start: usize,
     end: usize,
     payload: Payload,
+    guesses: VecDeque<Guess>,
+    /// Bytes of the header before each guessed payload.
+    guess_header: usize,
+    /// Room for those headers at the beginning of the receive buffer, and how much of it was judged.
+    guess_area: usize,
+    guess_at: usize,
+    /// Receive buffer that the guesses would take in one piece.
+    guess_room: usize,
+    /// Bytes received by guess and not judged yet.
+    guessed: usize,
+    /// Something was received by these guesses: no more can be added.
+    guess_used: bool,
     carried: u16,
     carry: [u8; MAX_HEADER],
 }
@@ -84,17 +124,32 @@ impl Rx {
             start: 0,
             end: 0,
             payload: Payload::None,
+            guesses: VecDeque::new(),
+            guess_header: 0,
+            guess_area: 0,
+            guess_at: 0,
+            guess_room: 0,
+            guessed: 0,
+            guess_used: false,
             carried: 0,
             carry: [0; MAX_HEADER],
         }
     }
 
-    /// Where the next bytes go, in this order. `None` when every receive buffer of the core is
-    /// taken by connections that wait: try again next turn.
+    /// Where the next bytes go, in this order, at most `window` of them into the receive buffer.
+    /// `false` when every receive buffer of the core is taken by connections that wait: try again
+    /// next turn.
     #[inline]
-    pub fn slices(&mut self, buffers: &mut RxBuffers) -> Option<ArrayVec<IoSliceMut<'_>, 2>> {
+    pub fn slices<'a>(
+        &'a mut self,
+        buffers: &mut RxBuffers,
+        window: usize,
+        out: &mut RecvSlices<'a>,
+    ) -> bool {
         if self.buffer.is_none() {
-            let mut buffer = buffers.lease()?;
+            let Some(mut buffer) = buffers.lease() else {
+                return false;
+            };
             let carried = usize::from(self.carried);
             buffer[..carried].copy_from_slice(&self.carry[..carried]);
             self.carried = 0;
@@ -102,34 +157,51 @@ impl Rx {
             self.end = carried;
             self.buffer = Some(buffer);
         } else if self.start > 0 {
-            let buffer = self.buffer.as_mut()?;
-            buffer.copy_within(self.start..self.end, 0);
+            if let Some(buffer) = &mut self.buffer {
+                buffer.copy_within(self.start..self.end, 0);
+            }
             self.end -= self.start;
             self.start = 0;
         }
-        let mut slices = ArrayVec::new();
+        let Some(buffer) = &mut self.buffer else {
+            return false;
+        };
+        if !self.guesses.is_empty() {
+            let headers = buffer.chunks_exact_mut(self.guess_header);
+            for (header, guess) in headers.zip(&mut self.guesses) {
+                let bytes = guess
+                    .buf
+                    .bytes_mut()
+                    .expect("a payload buffer has one handle while it is filled");
+                out.push(IoSliceMut::new(header));
+                out.push(IoSliceMut::new(&mut bytes[guess.at..guess.at + guess.len]));
+            }
+            return true;
+        }
         if let Payload::Into { buf, at, end } = &mut self.payload {
             let bytes = buf
                 .bytes_mut()
                 .expect("a payload buffer has one handle while it is filled");
             if at < end {
-                slices.push(IoSliceMut::new(&mut bytes[*at..*end]));
+                out.push(IoSliceMut::new(&mut bytes[*at..*end]));
             }
         }
-        let free = &mut self.buffer.as_mut()?[self.end..];
+        let free = &mut buffer[self.end..];
         if !free.is_empty() {
-            slices.push(IoSliceMut::new(free));
+            let len = free.len().min(window);
+            out.push(IoSliceMut::new(&mut free[..len]));
         }
-        if slices.is_empty() {
-            None
-        } else {
-            Some(slices)
-        }
+        !out.is_empty()
     }
 
     /// `n` bytes were put where [`Rx::slices`] said.
     #[inline]
     pub fn received(&mut self, mut n: usize) {
+        if !self.guesses.is_empty() {
+            self.guessed = n;
+            self.guess_used = true;
+            return;
+        }
         if let Payload::Into { at, end, .. } = &mut self.payload {
             let taken = n.min(*end - *at);
             *at += taken;
@@ -139,11 +211,107 @@ impl Rx {
         debug_assert!(n == 0 || self.buffer.as_ref().is_some_and(|b| self.end <= b.len()));
     }
 
+    /// Whether the stream stands between two PDUs with nothing received, so that guesses make sense.
+    #[inline]
+    pub fn may_guess(&self) -> bool {
+        !self.guess_used
+            && self.carried == 0
+            && self.start == self.end
+            && matches!(self.payload, Payload::None)
+    }
+
+    /// The next PDU but those guessed before has a header of `header` bytes and this payload. Handed
+    /// back when there is no room for it.
+    #[inline]
+    pub fn guess(&mut self, buffers: &RxBuffers, header: usize, guess: Guess) -> Result<(), Guess> {
+        debug_assert!(self.may_guess());
+        if self.guesses.is_empty() {
+            self.guess_header = header;
+            self.guess_area = 0;
+            self.guess_at = 0;
+            self.guess_room = 0;
+        }
+        // After a miss all of it lies in one piece behind the area of the headers.
+        let needed = 2 * header + guess.len;
+        if self.guesses.len() == MAX_GUESSES || self.guess_room + needed > buffers.bytes {
+            return Err(guess);
+        }
+        self.guess_room += needed;
+        self.guess_area += header;
+        self.guesses.push_back(guess);
+        Ok(())
+    }
+
+    /// Whether something was received by guess; then [`Rx::guessed`] and [`Rx::take_idle_guess`] come
+    /// before anything else.
+    #[inline]
+    pub fn is_guessing(&self) -> bool {
+        self.guess_used
+    }
+
+    /// What the bytes at hand were guessed to be.
+    #[inline]
+    pub fn guessed(&self) -> Option<(u16, usize, usize)> {
+        let guess = self.guesses.front().filter(|_| self.guessed > 0)?;
+        Some((guess.id, self.guess_header, guess.len))
+    }
+
+    /// When everything received was judged: the last of the guesses that got nothing, until none is left.
+    #[inline]
+    pub fn take_idle_guess(&mut self) -> Option<Guess> {
+        let guess = self.guesses.pop_back();
+        self.guess_used = guess.is_some();
+        guess
+    }
+
+    /// The header at hand is the one guessed: its payload is in progress, or all here.
+    #[inline]
+    pub fn hit(&mut self) {
+        let Some(Guess { buf, at, len, .. }) = self.guesses.pop_front() else {
+            return;
+        };
+        debug_assert!(self.guessed >= self.guess_header);
+        let here = (self.guessed - self.guess_header).min(len);
+        self.guessed -= self.guess_header + here;
+        self.guess_at += self.guess_header;
+        self.payload = Payload::Into {
+            buf,
+            at: at + here,
+            end: at + len,
+        };
+    }
+
+    /// Something else came: everything received and not judged is unread now, in one piece.
+    #[cold]
+    pub fn miss(&mut self) {
+        let Some(buffer) = &mut self.buffer else {
+            return;
+        };
+        let mut left = std::mem::take(&mut self.guessed);
+        self.start = self.guess_area;
+        self.end = self.guess_area;
+        let mut header = self.guess_at;
+        for guess in &self.guesses {
+            let n = left.min(self.guess_header);
+            buffer.copy_within(header..header + n, self.end);
+            header += self.guess_header;
+            self.end += n;
+            left -= n;
+            let n = left.min(guess.len);
+            buffer[self.end..self.end + n].copy_from_slice(&guess.buf[guess.at..guess.at + n]);
+            self.end += n;
+            left -= n;
+        }
+    }
+
     /// What arrived and was not consumed. Empty while nothing is leased, even if part of a header
     /// is carried: that part alone means nothing.
     #[inline]
     pub fn unread(&self) -> &[u8] {
         match &self.buffer {
+            Some(buffer) if self.guessed > 0 => {
+                &buffer[self.guess_at..self.guess_at + self.guessed.min(self.guess_header)]
+            }
             Some(buffer) => &buffer[self.start..self.end],
             None => &[],
         }
@@ -228,7 +396,10 @@ impl Rx {
 
     /// Whether the stream stands inside a PDU.
     pub fn is_mid_pdu(&self) -> bool {
-        self.carried > 0 || self.start != self.end || !matches!(self.payload, Payload::None)
+        self.carried > 0
+            || self.guessed > 0
+            || self.start != self.end
+            || !matches!(self.payload, Payload::None)
     }
 
     /// Gives the receive buffer back if what is left in it can be carried. To be called when no
@@ -236,7 +407,7 @@ impl Rx {
     #[inline]
     pub fn settle(&mut self, buffers: &mut RxBuffers, keep: bool) {
         let left = self.end - self.start;
-        if left > 0 && (keep || left > MAX_HEADER) {
+        if self.guessed > 0 || (left > 0 && (keep || left > MAX_HEADER)) {
             return;
         }
         if let Some(buffer) = self.buffer.take() {
@@ -251,6 +422,9 @@ impl Rx {
     /// Forgets everything that arrived and the payload in progress.
     pub fn drop_unread(&mut self) {
         self.payload = Payload::None;
+        self.guesses.clear();
+        self.guessed = 0;
+        self.guess_used = false;
         self.start = 0;
         self.end = 0;
         self.carried = 0;

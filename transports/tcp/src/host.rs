@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-use nacre_nvmf::tcp::{HostConfig, HostConn, HostPoll, RxBuffers, Slices};
+use nacre_nvmf::tcp::{HostConfig, HostConn, HostPoll, RecvSlices, RxBuffers, Slices};
 use nacre_nvmf::transport::{Closed, HostCommand, HostEvent, HostTransport};
 use nacre_reactor::{EventSet, Idle, Interest, Nanos};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -227,9 +227,10 @@ impl HostTransport for TcpHost {
             if more || !conn.wants_read() {
                 break more;
             }
-            let Some(mut slices) = conn.recv_slices(&mut self.buffers) else {
+            let mut slices = RecvSlices::new();
+            if !conn.recv_slices(&mut self.buffers, &mut slices) {
                 break true;
-            };
+            }
             let room: usize = slices.iter().map(|slice| slice.len()).sum();
             let result = socket::receive(self.socket.as_fd(), &mut slices);
             drop(slices);

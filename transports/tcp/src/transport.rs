@@ -13,7 +13,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use nacre_hugepages::Buf;
-use nacre_nvmf::tcp::{RxBuffers, Slices, TargetConfig, TargetConn, TargetEvent, TargetPoll};
+use nacre_nvmf::tcp::{
+    RecvSlices, RxBuffers, Slices, TargetConfig, TargetConn, TargetEvent, TargetPoll,
+};
 use nacre_nvmf::transport::{
     Address, CloseWhy, Closed, ConnId, Event, Events, ListenerId, Pools, QueueParams, ReqTag,
     Response, Transport, TransportCaps,
@@ -251,9 +253,10 @@ impl TcpTransport {
                 break more;
             }
             receives -= 1;
-            let Some(mut slices) = conn.machine.recv_slices(&mut self.buffers) else {
+            let mut slices = RecvSlices::new();
+            if !conn.machine.recv_slices(&mut self.buffers, &mut slices) {
                 break true;
-            };
+            }
             let room: usize = slices.iter().map(|slice| slice.len()).sum();
             let result = socket::receive(conn.socket.as_fd(), &mut slices);
             drop(slices);

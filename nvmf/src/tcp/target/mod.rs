@@ -12,11 +12,9 @@
 
 mod pdus;
 
-use std::io::IoSliceMut;
 use std::rc::Rc;
 use std::time::Duration;
 
-use arrayvec::ArrayVec;
 use nacre_bdev::Extents;
 use nacre_hugepages::Buf;
 use nacre_nvmf_wire::sqe::Sqe;
@@ -26,13 +24,18 @@ use nacre_nvmf_wire::tcp::{
 use nacre_reactor::Nanos;
 
 use super::frame;
-use super::rx::{Rx, RxBuffers};
+use super::rx::{RecvSlices, Rx, RxBuffers};
 use super::tx::{Slices, Tx};
 use crate::transport::{CloseWhy, Closed, Pools, QueueParams, ReqTag, Response};
 
 /// Commands a host may have outstanding before its Connect said how long the queue is. Connect comes
 /// alone; the rest is for hosts that do not wait for its answer.
 const ENTRIES_BEFORE_CONNECT: usize = 32;
+
+/// Fetches of at least this many bytes make the receive buffer [`NARROW`]. Chosen so that the second
+/// receive that this costs is cheaper than the copy that it saves.
+const LARGE: usize = 16 << 10;
+const NARROW: usize = 8 << 10;
 
 /// What all connections of a transport share.
 #[derive(Debug, Clone)]
@@ -167,6 +170,9 @@ pub struct TargetConn {
     outstanding: usize,
     entries: usize,
     fetches: Vec<Option<Fetch>>,
+    /// How many there are, and of how many bytes.
+    fetching: usize,
+    fetching_bytes: usize,
     waiting: bool,
     why: Option<Closed>,
     told: bool,
@@ -200,6 +206,8 @@ impl TargetConn {
             outstanding: 0,
             entries: ENTRIES_BEFORE_CONNECT,
             fetches: Vec::new(),
+            fetching: 0,
+            fetching_bytes: 0,
             waiting: false,
             why: None,
             told: false,
@@ -219,10 +227,18 @@ impl TargetConn {
         !self.waiting && self.phase != Phase::Finished
     }
 
-    /// Where the next bytes go. `None`: no receive buffer is free, try again next turn.
+    /// Where the next bytes go. `false`: no receive buffer is free, try again next turn.
     #[inline]
-    pub fn recv_slices(&mut self, buffers: &mut RxBuffers) -> Option<ArrayVec<IoSliceMut<'_>, 2>> {
-        self.rx.slices(buffers)
+    pub fn recv_slices<'a>(
+        &'a mut self,
+        buffers: &mut RxBuffers,
+        out: &mut RecvSlices<'a>,
+    ) -> bool {
+        // While much data is on its way, taking little more than its header lets the rest of it be
+        // received into place instead of being copied there.
+        let large = self.fetching > 0 && self.fetching_bytes / self.fetching >= LARGE;
+        self.rx
+            .slices(buffers, if large { NARROW } else { usize::MAX }, out)
     }
 
     /// `n` bytes, more than none, were put there.
@@ -301,6 +317,8 @@ impl TargetConn {
             received: 0,
             damaged: false,
         });
+        self.fetching += 1;
+        self.fetching_bytes += total as usize;
         self.put_r2t(tag, 0, asked);
     }
 

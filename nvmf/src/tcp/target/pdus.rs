@@ -248,6 +248,8 @@ impl TargetConn {
         };
         if fetch.received == fetch.total {
             let damaged = fetch.damaged;
+            self.fetching -= 1;
+            self.fetching_bytes -= fetch.total as usize;
             *slot = None;
             return Some(TargetPoll::Event(match damaged {
                 true => TargetEvent::FetchDamaged { tag },

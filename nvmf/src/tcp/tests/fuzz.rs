@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use super::pair::{App, Pair, Rng, gather, io_queue, pools, scatter};
 use crate::tcp::target::{TargetConfig, TargetConn, TargetPoll};
-use crate::tcp::{HostConfig, HostConn, HostPoll, RxBuffers, Slices};
+use crate::tcp::{HostConfig, HostConn, HostPoll, RecvSlices, RxBuffers, Slices};
 
 /// Everything a host sends in a session with reads, writes with and without R2T.
 fn session(digests: Digests) -> (Vec<u8>, Vec<u8>) {
@@ -43,10 +43,11 @@ fn feed_target(bytes: &[u8], seed: u64) {
     let mut established = false;
     for _ in 0..bytes.len() * 2 + 64 {
         if conn.wants_read() && !pipe.is_empty() {
-            let n = conn
-                .recv_slices(&mut buffers)
-                .map(|mut slices| scatter(&mut pipe, &mut slices, 1 + rng.below(9000)));
-            if let Some(n) = n {
+            let mut slices = RecvSlices::new();
+            let ready = conn.recv_slices(&mut buffers, &mut slices);
+            let n = scatter(&mut pipe, &mut slices, 1 + rng.below(9000));
+            drop(slices);
+            if ready {
                 conn.received(n, now);
             }
         }
@@ -89,10 +90,11 @@ fn feed_host(bytes: &[u8], seed: u64) {
     let mut closed = false;
     for _ in 0..bytes.len() * 2 + 64 {
         if conn.wants_read() && !pipe.is_empty() {
-            let n = conn
-                .recv_slices(&mut buffers)
-                .map(|mut slices| scatter(&mut pipe, &mut slices, 1 + rng.below(9000)));
-            if let Some(n) = n {
+            let mut slices = RecvSlices::new();
+            let ready = conn.recv_slices(&mut buffers, &mut slices);
+            let n = scatter(&mut pipe, &mut slices, 1 + rng.below(9000));
+            drop(slices);
+            if ready {
                 conn.received(n);
             }
         }

@@ -14,7 +14,7 @@ use nacre_nvmf_wire::status::StatusCode;
 use nacre_reactor::Nanos;
 
 use crate::tcp::target::{TargetConfig, TargetConn, TargetEvent, TargetPoll};
-use crate::tcp::{HostConfig, HostConn, HostPoll, RxBuffers, Slices};
+use crate::tcp::{HostConfig, HostConn, HostPoll, RecvSlices, RxBuffers, Slices};
 use crate::transport::{Closed, HostCommand, HostEvent, Pools, QueueParams, ReqTag, Response};
 
 /// Small and repeatable; tests that print their seed can be run again.
@@ -310,11 +310,13 @@ impl Pair {
         let limit = self.limit();
         let mut moved = false;
         if self.target.wants_read() && !self.to_target.is_empty() {
-            let n = self
+            let mut slices = RecvSlices::new();
+            let ready = self
                 .target
-                .recv_slices(&mut self.target_buffers)
-                .map(|mut slices| scatter(&mut self.to_target, &mut slices, limit));
-            if let Some(n) = n {
+                .recv_slices(&mut self.target_buffers, &mut slices);
+            let n = scatter(&mut self.to_target, &mut slices, limit);
+            drop(slices);
+            if ready {
                 self.target.received(n, self.now);
                 moved = true;
             }
@@ -352,11 +354,11 @@ impl Pair {
             moved = true;
         }
         if self.host.wants_read() && !self.to_host.is_empty() {
-            let n = self
-                .host
-                .recv_slices(&mut self.host_buffers)
-                .map(|mut slices| scatter(&mut self.to_host, &mut slices, limit));
-            if let Some(n) = n {
+            let mut slices = RecvSlices::new();
+            let ready = self.host.recv_slices(&mut self.host_buffers, &mut slices);
+            let n = scatter(&mut self.to_host, &mut slices, limit);
+            drop(slices);
+            if ready {
                 self.host.received(n);
                 moved = true;
             }
