@@ -1,6 +1,7 @@
 //! The bdev queues of one core: opened when first used, closed when no queue pair can see them.
 
 use std::collections::VecDeque;
+use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use nacre_bdev::{Busy, Done, Io, Queue, Token};
@@ -29,7 +30,9 @@ pub(crate) struct Device {
     queue: Box<dyn Queue>,
     /// Requests that found the device's queue full, oldest first.
     pub waiting: VecDeque<ReqRef>,
-    watched: Option<std::os::fd::RawFd>,
+    watched: Option<RawFd>,
+    /// It stands in [`Devices::busy`].
+    listed: bool,
 }
 
 impl Device {
@@ -43,6 +46,9 @@ pub(crate) struct Devices {
     core: usize,
     slots: Vec<Option<Device>>,
     open: usize,
+    /// Slots that have something in flight or waiting: only these are polled, so that a turn does
+    /// not cost more because more devices are open.
+    busy: Vec<usize>,
 }
 
 impl Devices {
@@ -51,11 +57,8 @@ impl Devices {
             core,
             slots: Vec::new(),
             open: 0,
+            busy: Vec::new(),
         }
-    }
-
-    pub fn len(&self) -> usize {
-        self.slots.len()
     }
 
     pub fn open(&self) -> usize {
@@ -92,6 +95,7 @@ impl Devices {
             queue,
             waiting: VecDeque::with_capacity(128),
             watched,
+            listed: false,
         };
         let slot = match self.slots.iter().position(Option::is_none) {
             Some(slot) => slot,
@@ -109,7 +113,42 @@ impl Devices {
     // The error carries the I/O back by value: boxing it would allocate on the data path.
     #[allow(clippy::result_large_err)]
     pub fn submit(&mut self, slot: usize, io: Io) -> Result<(), (Busy, Io)> {
+        self.list(slot);
         self.device(slot).queue.submit(io)
+    }
+
+    /// Lets a request wait for room in a device; `again`: it comes from the head of the list.
+    pub fn wait(&mut self, slot: usize, request: ReqRef, again: bool) {
+        self.list(slot);
+        let waiting = &mut self.device(slot).waiting;
+        if again { waiting.push_front(request) } else { waiting.push_back(request) }
+    }
+
+    fn list(&mut self, slot: usize) {
+        let device = self.slots[slot].as_mut().expect("open device");
+        if !device.listed {
+            device.listed = true;
+            self.busy.push(slot);
+        }
+    }
+
+    /// How many devices have something to do, and which is the one at `at`.
+    pub fn busy(&self) -> usize {
+        self.busy.len()
+    }
+
+    pub fn busy_at(&self, at: usize) -> usize {
+        self.busy[at]
+    }
+
+    /// Takes the devices off the busy list that have nothing left to do.
+    pub fn settle(&mut self) {
+        let slots = &mut self.slots;
+        self.busy.retain(|slot| {
+            let Some(device) = &mut slots[*slot] else { return false };
+            device.listed = device.queue.inflight() > 0 || !device.waiting.is_empty();
+            device.listed
+        });
     }
 
     pub fn abort(&mut self, slot: usize, token: Token) -> bool {
@@ -134,21 +173,30 @@ impl Devices {
     }
 
     /// Closes what `used` does not want and that has nothing in flight.
-    pub fn release(&mut self, used: impl Fn(&Arc<Namespace>) -> bool, sleepers: &EventSet) {
+    /// Answers whether all that are not used could be closed.
+    pub fn release(
+        &mut self,
+        used: impl Fn(&Arc<Namespace>) -> bool,
+        sleepers: &EventSet,
+    ) -> bool {
+        let mut all = true;
         for slot in &mut self.slots {
-            let idle = slot
-                .as_ref()
-                .is_some_and(|d| d.queue.inflight() == 0 && !used(&d.namespace));
-            if idle && let Some(device) = slot.take() {
-                device.namespace.set_slot(self.core, None);
-                if let Some(fd) = device.watched
-                    && let Err(error) = sleepers.delete_raw(fd)
-                {
-                    tracing::warn!(%error, "cannot stop to watch a bdev's completions");
-                }
-                self.open -= 1;
+            if slot.as_ref().is_none_or(|d| used(&d.namespace)) {
+                continue;
             }
+            let Some(device) = slot.take_if(|d| d.queue.inflight() == 0) else {
+                all = false;
+                continue;
+            };
+            device.namespace.set_slot(self.core, None);
+            if let Some(fd) = device.watched
+                && let Err(error) = sleepers.delete_raw(fd)
+            {
+                tracing::warn!(%error, "cannot stop to watch a bdev's completions");
+            }
+            self.open -= 1;
         }
+        all
     }
 
     pub fn arm(&mut self, now: Nanos) -> Idle {

@@ -21,6 +21,7 @@ mod device;
 pub mod discovery;
 pub mod group;
 mod io;
+mod life;
 pub mod namespace;
 mod qpair;
 mod request;

@@ -107,16 +107,18 @@ impl QueuePair {
         self.controller.is_some()
     }
 
-    /// Takes the association's current view if it changed.
-    pub fn refresh_view(&mut self) {
+    /// Takes the association's current view if it changed, and says whether it did.
+    pub fn refresh_view(&mut self) -> bool {
         let Some(association) = &self.association else {
-            return;
+            return false;
         };
         let version = association.view_version();
-        if version != self.view_version {
+        let changed = version != self.view_version;
+        if changed {
             self.view = association.view();
             self.view_version = version;
         }
+        changed
     }
 
     pub fn tag(&self, index: ReqIndex) -> ReqTag {

@@ -78,12 +78,7 @@ impl Group {
                     generation: qp.generation,
                     request: index,
                 };
-                let list = &mut self.devices.device(slot).waiting;
-                if again {
-                    list.push_front(waiting)
-                } else {
-                    list.push_back(waiting)
-                }
+                self.devices.wait(slot, waiting, again);
                 return true;
             }
         }

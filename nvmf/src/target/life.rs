@@ -1,0 +1,269 @@
+//! The life of a group's connections and associations: opening, closing, upkeep.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use nacre_reactor::Nanos;
+
+use super::association::{GroupMessage, Phase, Teardown};
+use super::controller::Outcome;
+use super::group::{Group, Port};
+use super::io::IoLimits;
+use super::namespace::Namespace;
+use super::qpair::{QueuePair, Stage};
+use super::request::{ReqIndex, Step};
+use crate::transport::{Address, CloseWhy, Closed, ConnId, ListenerId};
+
+/// How often associations are looked after (keep-alive, leftovers) without being asked.
+const UPKEEP: Duration = Duration::from_millis(100);
+
+/// How long a connection may stay without a Connect.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+impl Group {
+    pub(super) fn open_queue(
+        &mut self,
+        port: usize,
+        conn: ConnId,
+        ends: (ListenerId, Address, Address),
+        now: Nanos,
+    ) {
+        let slot = match self.free_queues.pop() {
+            Some(slot) => slot,
+            None if self.queues.len() < self.config.max_queues => {
+                self.queues.push(None);
+                self.queues.len() as u32 - 1
+            }
+            None => {
+                tracing::warn!(peer = %ends.2, limit = self.config.max_queues, "connection refused: this core has all of its queue pairs");
+                return self.ports[port].io.close(conn, CloseWhy::Now);
+            }
+        };
+        self.next_generation = self.next_generation.wrapping_add(1);
+        let limits = IoLimits::new(
+            &self.target.config,
+            self.ports[port].io.caps().max_transfer_bytes,
+        );
+        let qp = QueuePair::new(port, conn, self.next_generation, ends, limits, now);
+        self.queues[slot as usize] = Some(Box::new(qp));
+        let table = &mut self.ports[port].queues;
+        if table.len() <= conn.index as usize {
+            table.resize(conn.index as usize + 1, None);
+        }
+        table[conn.index as usize] = Some((conn, slot));
+    }
+
+    /// Starts to end a queue pair. Commands that wait are dropped, those in a device are aborted;
+    /// [`Group::reap`] removes it when nothing of it is left.
+    pub(crate) fn close_queue(&mut self, q: u32, why: CloseWhy, now: Nanos) {
+        let qp = self.queues[q as usize].as_mut().expect("queue pair");
+        if qp.stage == Stage::Ending {
+            return;
+        }
+        qp.stage = Stage::Ending;
+        if !qp.closed {
+            self.ports[qp.transport].io.close(qp.conn, why);
+        }
+        let active: Vec<ReqIndex> = qp.requests.active().collect();
+        for index in active {
+            let qp = self.queue(q);
+            if qp.requests[index].inflight == 0 {
+                qp.requests.end(index);
+            } else {
+                self.abort_children(q, index);
+            }
+        }
+        let qp = self.queue_ref(q);
+        if let Some(association) = &qp.association
+            && qp.is_admin()
+        {
+            association.tear_down(Teardown::HostLeft);
+        }
+        self.reap(q, now);
+    }
+
+    pub(super) fn connection_closed(&mut self, q: u32, why: &Closed, now: Nanos) {
+        let qp = self.queue(q);
+        qp.closed = true;
+        match why {
+            Closed::Local | Closed::Peer => {
+                tracing::debug!(peer = %qp.peer, qid = qp.qid, "connection closed: {why:?}");
+            }
+            _ => tracing::warn!(peer = %qp.peer, qid = qp.qid, "connection lost: {why:?}"),
+        }
+        self.close_queue(q, CloseWhy::Now, now);
+        self.reap(q, now);
+    }
+
+    /// Removes an ending queue pair that has nothing left in a device or in the transport.
+    pub(crate) fn reap(&mut self, q: u32, _now: Nanos) {
+        let Some(qp) = self.queues[q as usize].as_ref() else {
+            return;
+        };
+        if qp.stage != Stage::Ending || !qp.closed || qp.inflight > 0 {
+            return;
+        }
+        let qp = self.queues[q as usize].take().expect("just seen");
+        self.devices_stale = true;
+        self.ports[qp.transport].queues[qp.conn.index as usize] = None;
+        self.free_queues.push(q);
+        if let Some(association) = &qp.association
+            && association.remove_queue(qp.qid) == 0
+        {
+            association.tear_down(Teardown::HostLeft);
+            let (host, cntlid) = (&association.hostnqn, association.cntlid);
+            let reason = association.teardown_reason();
+            tracing::info!(subsystem = %association.subsystem.nqn(), %host, cntlid, ?reason, "controller removed");
+            self.target.forget(association);
+        }
+    }
+
+    // Upkeep.
+
+    pub(super) fn take_messages(&mut self, now: Nanos) -> u32 {
+        let mut did = 0;
+        if self.handle.take_attention() {
+            did += 1;
+            self.open_ports();
+            self.upkeep(now);
+        }
+        while let Some(message) = self.handle.take_message() {
+            did += 1;
+            match message {
+                GroupMessage::Abort {
+                    association,
+                    qid,
+                    cid,
+                    reply,
+                } => {
+                    let aborted = self.abort_command(&association, qid, cid, now);
+                    let group = reply.group.clone();
+                    // A full list on the other side: its admin command times out on upkeep.
+                    let _ = group.send(GroupMessage::Aborted { reply, aborted });
+                }
+                GroupMessage::Aborted { reply, aborted } => {
+                    self.abort_answered(&reply, aborted, now)
+                }
+            }
+        }
+        did
+    }
+
+    fn open_ports(&mut self) {
+        for plug in self.target.plugs() {
+            if self.ports.iter().any(|p| p.kind == plug.kind()) {
+                continue;
+            }
+            match plug.open(self.handle.core, Arc::clone(&self.wake)) {
+                Ok(io) => {
+                    for fd in io.wake_fds() {
+                        if let Err(error) = self.sleepers.add_raw(fd, 0) {
+                            tracing::error!(%error, "cannot watch a transport's descriptor");
+                        }
+                    }
+                    self.ports.push(Port {
+                        kind: plug.kind(),
+                        io,
+                        queues: Vec::new(),
+                    });
+                }
+                Err(error) => {
+                    tracing::error!(core = self.handle.core, kind = %plug.kind(), %error, "cannot open transport on this core");
+                }
+            }
+        }
+    }
+
+    /// Looks after every association that has a queue here.
+    pub(super) fn upkeep(&mut self, now: Nanos) {
+        self.upkeep_at = now + UPKEEP;
+        for q in 0..self.queues.len() as u32 {
+            let Some(qp) = self.queues[q as usize].as_mut() else {
+                continue;
+            };
+            if qp.stage == Stage::Fresh && now.since(qp.opened) > CONNECT_TIMEOUT {
+                tracing::warn!(peer = %qp.peer, "no Connect within {CONNECT_TIMEOUT:?}");
+                self.close_queue(q, CloseWhy::Now, now);
+                continue;
+            }
+            let Some(association) = &qp.association else {
+                continue;
+            };
+            let reset = association.phase() == Phase::Connected && !qp.is_admin();
+            if (reset || association.phase() == Phase::Closing) && qp.stage == Stage::Live {
+                self.close_queue(q, CloseWhy::Now, now);
+                continue;
+            }
+            self.devices_stale |= qp.refresh_view();
+            if qp.is_admin() && qp.stage == Stage::Live {
+                self.controller_upkeep(q, now);
+            }
+            self.reap(q, now);
+        }
+        self.release_devices();
+    }
+
+    /// Closes the devices that no queue pair here can see any more and that have nothing in flight.
+    fn release_devices(&mut self) {
+        if !self.devices_stale || self.devices.open() == 0 {
+            return;
+        }
+        let queues = &self.queues;
+        let used = |namespace: &Arc<Namespace>| {
+            queues.iter().flatten().any(|qp| {
+                qp.view
+                    .get(namespace.nsid)
+                    .is_some_and(|n| Arc::ptr_eq(n, namespace))
+            })
+        };
+        self.devices_stale = !self.devices.release(used, &self.sleepers);
+    }
+
+    fn controller_upkeep(&mut self, q: u32, now: Nanos) {
+        let qp = self.queue(q);
+        let controller = qp.controller.as_mut().expect("admin queue");
+        if controller.keep_alive_expired(now) {
+            let association = qp.association.as_ref().expect("admin queue");
+            let (host, cntlid) = (&association.hostnqn, association.cntlid);
+            tracing::warn!(subsystem = %association.subsystem.nqn(), %host, cntlid, "keep-alive timer expired");
+            association.tear_down(Teardown::KeepAliveExpired);
+            return self.close_queue(q, CloseWhy::Now, now);
+        }
+        self.deliver_events(q, now);
+    }
+
+    /// Answers held event requests with what has happened.
+    pub(crate) fn deliver_events(&mut self, q: u32, now: Nanos) {
+        loop {
+            let qp = self.queue(q);
+            let Some(controller) = qp.controller.as_mut() else {
+                return;
+            };
+            let Some(cqe) = controller.next_event() else {
+                return;
+            };
+            match qp.requests.find(cqe.cid()) {
+                Some(index) => self.complete(q, index, cqe, now),
+                None => debug_assert!(false, "an event request that is not in the table"),
+            }
+        }
+    }
+
+    /// What an admin command left to do.
+    pub(crate) fn admin_outcome(&mut self, q: u32, index: ReqIndex, outcome: Outcome, now: Nanos) {
+        match outcome {
+            Outcome::Done(cqe) => self.complete(q, index, cqe, now),
+            Outcome::Held => self.queue(q).requests[index].step = Step::Held,
+            Outcome::Abort { sqid, cid } => {
+                self.queue(q).requests[index].step = Step::Held;
+                self.start_abort(q, index, sqid, cid, now);
+            }
+        }
+        if self.queues[q as usize]
+            .as_ref()
+            .is_some_and(|qp| qp.stage == Stage::Live)
+        {
+            self.deliver_events(q, now);
+        }
+    }
+}
