@@ -19,19 +19,28 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::Context;
+use nacre_hugepages::{ClassSpec, HugepagePolicy};
+use nacre_nvmf::target::TargetConfig;
 use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{error, info, warn};
 
+use crate::config::settings::{Hugepages, Mode};
 use crate::config::{Loaded, Settings, default_data_dir, default_socket};
 use crate::engine::{Engine, Personality, Phase};
 use crate::journal::Journal;
 use crate::logs::Logs;
+use crate::methods::options::IobufOptions;
 use crate::metrics::http;
+use crate::plane::{Plane, PlaneConfig, choose_cores};
 use crate::rpc::When;
 use crate::rpc::server::Socket;
 use crate::store::Store;
 
+/// DMA memory of a reactor when nothing else is said.
+const DEFAULT_MEMORY: u64 = 64 << 20;
+/// How long hosts may take to be disconnected.
+const HOST_PATIENCE: Duration = Duration::from_secs(5);
 /// How long the drain may take before the process ends anyway.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(30);
 
@@ -173,6 +182,12 @@ async fn live(engine: &Rc<Engine>, options: &ServeOptions, socket: &Path) -> any
 /// Makes the data plane, then everything that is configured. Called once.
 pub async fn init(engine: &Rc<Engine>) -> anyhow::Result<()> {
     engine.set_phase(Phase::Starting);
+    let plane = Plane::start(plane_config(engine)?)?;
+    let cores: Vec<String> = plane.reactors.iter().map(|r| r.name().to_owned()).collect();
+    info!(reactors = cores.join(","), mode = ?engine.settings.reactor.mode, "data plane started");
+    let events = engine.devices.follow(&plane.bdevs);
+    engine.set_plane(Some(Rc::new(plane)));
+    tokio::task::spawn_local(crate::methods::bdev::follow(Rc::clone(engine), events));
     let found = engine
         .journal
         .load()
@@ -188,9 +203,87 @@ pub async fn init(engine: &Rc<Engine>) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What the settings and the startup options ask of the data plane.
+fn plane_config(engine: &Engine) -> anyhow::Result<PlaneConfig> {
+    let (settings, options) = (&engine.settings, engine.options.borrow());
+    let cores = choose_cores(&settings.reactor.cores)?;
+    let reactors = cores.len().max(1) as u64;
+    let mut target = TargetConfig {
+        max_subsystems: options
+            .nvmf
+            .max_subsystems
+            .unwrap_or(settings.nvmf.max_subsystems) as usize,
+        max_controllers: settings.nvmf.max_connections as usize,
+        max_io_entries: settings.nvmf.max_queue_depth,
+        max_io_queues: settings.nvmf.max_io_qpairs_per_ctrlr,
+        ..TargetConfig::default()
+    };
+    if let Some(delays) = options.nvmf.command_retry_delay {
+        target.command_retry_delay = delays;
+    }
+    let max_io_size = settings.nvmf.max_io_size as usize;
+    Ok(PlaneConfig {
+        cores,
+        mode: match settings.reactor.mode {
+            Mode::Poll => nacre_reactor::Mode::Poll,
+            Mode::Adaptive => nacre_reactor::Mode::Adaptive,
+            Mode::Interrupt => nacre_reactor::Mode::Interrupt,
+        },
+        busy_poll_us: settings.reactor.busy_poll_us,
+        hugepages: match settings.memory.hugepages {
+            Hugepages::Auto => HugepagePolicy::Auto,
+            Hugepages::TwoMiB => HugepagePolicy::TwoMiB,
+            Hugepages::OneGiB => HugepagePolicy::OneGiB,
+            Hugepages::Off => HugepagePolicy::Off,
+        },
+        memory_per_reactor: match settings.memory.size_mb {
+            0 => DEFAULT_MEMORY,
+            mb => (mb << 20) / reactors,
+        },
+        max_io_size,
+        classes: iobuf_classes(&options.iobuf, max_io_size, reactors),
+        target,
+    })
+}
+
+/// The buffers that `iobuf_set_options` asked for, divided among the reactors; none if it did not.
+fn iobuf_classes(
+    iobuf: &IobufOptions,
+    max_io_size: usize,
+    reactors: u64,
+) -> Option<Vec<ClassSpec>> {
+    if *iobuf == IobufOptions::default() {
+        return None;
+    }
+    let share = |count: u64| count.div_ceil(reactors).max(8) as usize;
+    let size = |bytes: u32| (bytes as usize).next_multiple_of(4096);
+    let mut classes = vec![
+        ClassSpec {
+            size: size(iobuf.small_bufsize),
+            count: share(iobuf.small_pool_count),
+        },
+        ClassSpec {
+            size: size(iobuf.large_bufsize),
+            count: share(iobuf.large_pool_count),
+        },
+    ];
+    if max_io_size > size(iobuf.large_bufsize) {
+        classes.push(ClassSpec {
+            size: max_io_size,
+            count: 4,
+        });
+    }
+    Some(classes)
+}
+
 /// Takes down what [`init`] made.
 pub async fn fini(engine: &Rc<Engine>) {
-    let _ = engine;
+    if let Some(plane) = engine.set_plane(None) {
+        engine.devices.clear();
+        if !plane.stop(HOST_PATIENCE).await {
+            warn!("hosts were still connected when the reactors ended");
+        }
+    }
 }
 
 /// Tries again what could not be restored.

@@ -9,10 +9,12 @@ use tokio::sync::{RwLock, watch};
 use tracing::{debug, warn};
 
 use crate::config::Settings;
+use crate::devices::Devices;
 use crate::journal::Journal;
 use crate::logs::Logs;
 use crate::methods::options::StartupOptions;
 use crate::notify::Notifications;
+use crate::plane::Plane;
 use crate::rpc::error::Errno;
 use crate::rpc::method::CallFuture;
 use crate::rpc::server::Dispatch;
@@ -48,6 +50,9 @@ pub struct Engine {
     /// What startup-only methods set before the data plane is made.
     pub options: RefCell<StartupOptions>,
     pub started: Instant,
+    pub devices: Devices,
+    /// Made by `init`, gone after `fini`.
+    plane: RefCell<Option<Rc<Plane>>>,
     phase: watch::Sender<Phase>,
     stop: watch::Sender<bool>,
     /// Changes take it exclusively, reads wait for the changes before them (it is fair).
@@ -72,12 +77,31 @@ impl Engine {
             options: RefCell::default(),
             settings,
             started: Instant::now(),
+            devices: Devices::default(),
+            plane: RefCell::default(),
             phase: watch::channel(Phase::Startup).0,
             stop: watch::channel(false).0,
             gate: RwLock::new(()),
             calls: Cell::new(0),
             refused: Cell::new(0),
         }
+    }
+
+    /// The data plane. Methods that need it can only be called once it is there.
+    pub fn plane(&self) -> Result<Rc<Plane>, RpcError> {
+        let plane = self.plane.borrow();
+        plane
+            .clone()
+            .ok_or_else(|| RpcError::errno(Errno::EAGAIN, "the data plane is not running"))
+    }
+
+    pub fn set_plane(&self, plane: Option<Rc<Plane>>) -> Option<Rc<Plane>> {
+        self.plane.replace(plane)
+    }
+
+    /// Waits for the changes that were called before.
+    pub async fn settled(&self) {
+        drop(self.gate.read().await);
     }
 
     pub fn phase(&self) -> Phase {

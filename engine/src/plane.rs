@@ -246,7 +246,7 @@ impl Plane {
 
     /// Disconnects every host and waits until nothing is left, at most for `patience`; then ends
     /// the reactors. Answers whether the hosts left in time.
-    pub async fn stop(self, patience: Duration) -> bool {
+    pub async fn stop(&self, patience: Duration) -> bool {
         self.target.stop();
         let deadline = tokio::time::Instant::now() + patience;
         let mut clean = true;

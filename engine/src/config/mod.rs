@@ -209,7 +209,7 @@ fn validate(settings: &Settings, origins: &BTreeMap<String, String>) -> Vec<Prob
     for (key, value, least, most) in [
         ("rpc.max_clients", settings.rpc.max_clients as u64, 1, 1024),
         ("rpc.deadline_s", settings.rpc.deadline_s, 1, 3600),
-        ("memory.size_mb", settings.memory.size_mb, 8, 1 << 20),
+        ("memory.size_mb", settings.memory.size_mb, 0, 1 << 24),
         (
             "nvmf.max_subsystems",
             settings.nvmf.max_subsystems.into(),

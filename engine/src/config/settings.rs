@@ -53,7 +53,7 @@ pub enum Mode {
 #[serde(default, deny_unknown_fields)]
 pub struct Memory {
     pub hugepages: Hugepages,
-    /// DMA memory of each reactor, in MiB.
+    /// DMA memory of all reactors together, in MiB; 0: 64 for each.
     pub size_mb: u64,
 }
 
@@ -61,7 +61,7 @@ impl Default for Memory {
     fn default() -> Memory {
         Memory {
             hugepages: Hugepages::Auto,
-            size_mb: 64,
+            size_mb: 0,
         }
     }
 }

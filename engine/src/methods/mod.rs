@@ -1,10 +1,13 @@
 //! The RPC methods, one family per file. The parameter and reply types are the schema.
 
+pub mod bdev;
 pub mod framework;
 pub mod log;
 pub mod metrics;
 pub mod notify;
+pub mod nvmf;
 pub mod options;
+pub mod reactor;
 pub mod reference;
 pub mod state;
 
@@ -14,10 +17,13 @@ use crate::rpc::Registry;
 /// Every method there is.
 pub fn all() -> Registry<Engine> {
     let mut registry = Registry::default();
+    bdev::register(&mut registry);
     framework::register(&mut registry);
+    reactor::register(&mut registry);
     log::register(&mut registry);
     metrics::register(&mut registry);
     notify::register(&mut registry);
+    nvmf::register(&mut registry);
     options::register(&mut registry);
     state::register(&mut registry);
     registry

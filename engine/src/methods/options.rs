@@ -20,6 +20,15 @@ pub fn register(registry: &mut Registry<Engine>) {
 pub struct StartupOptions {
     pub iobuf: IobufOptions,
     pub bdev: BdevOptions,
+    pub nvmf: NvmfOptions,
+}
+
+/// `nvmf_set_max_subsystems`, `nvmf_set_crdt`.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct NvmfOptions {
+    pub max_subsystems: Option<u32>,
+    /// In units of 100 ms.
+    pub command_retry_delay: Option<[u16; 3]>,
 }
 
 /// SPDK's buffer pools, with its defaults.

@@ -40,7 +40,7 @@ impl Bench {
 
     fn not_started(mut settings: Settings, store: Option<Store>) -> Bench {
         settings.reactor.cores = "1".into();
-        settings.memory.size_mb = settings.memory.size_mb.min(16);
+        settings.memory.size_mb = 16;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()

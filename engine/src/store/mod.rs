@@ -104,7 +104,9 @@ enum Job {
 /// The store as the management plane uses it: a helper thread does the blocking work, in order.
 #[derive(Debug)]
 pub struct Store {
-    jobs: mpsc::Sender<Job>,
+    /// `None` only while it is dropped.
+    jobs: Option<mpsc::Sender<Job>>,
+    thread: Option<std::thread::JoinHandle<()>>,
     path: PathBuf,
 }
 
@@ -127,12 +129,13 @@ impl Store {
                 }
             }
         };
-        std::thread::Builder::new()
+        let thread = std::thread::Builder::new()
             .name("nacre-store".into())
             .spawn(work)
             .expect("a thread can be started");
         Store {
-            jobs,
+            jobs: Some(jobs),
+            thread: Some(thread),
             path: path.to_owned(),
         }
     }
@@ -142,21 +145,32 @@ impl Store {
     }
 
     pub async fn load(&self) -> Result<Vec<Record>, StoreError> {
-        let (reply, answer) = oneshot::channel();
-        self.jobs
-            .send(Job::Load(reply))
-            .await
-            .map_err(|_| StoreError::Gone)?;
-        answer.await.map_err(|_| StoreError::Gone)?
+        self.ask(Job::Load).await
     }
 
     pub async fn commit(&self, change: Change) -> Result<(), StoreError> {
+        self.ask(|reply| Job::Commit(change, reply)).await
+    }
+
+    async fn ask<T>(
+        &self,
+        job: impl FnOnce(oneshot::Sender<Result<T, StoreError>>) -> Job,
+    ) -> Result<T, StoreError> {
         let (reply, answer) = oneshot::channel();
-        self.jobs
-            .send(Job::Commit(change, reply))
-            .await
-            .map_err(|_| StoreError::Gone)?;
+        let jobs = self.jobs.as_ref().ok_or(StoreError::Gone)?;
+        jobs.send(job(reply)).await.map_err(|_| StoreError::Gone)?;
         answer.await.map_err(|_| StoreError::Gone)?
+    }
+}
+
+impl Drop for Store {
+    /// Waits for what is under way, so that the file is closed and unlocked afterwards.
+    fn drop(&mut self) {
+        self.jobs = None;
+        if let Some(thread) = self.thread.take() {
+            // It ends with its queue; if it panicked, that was told when it happened.
+            let _ = thread.join();
+        }
     }
 }
 

@@ -1,0 +1,47 @@
+//! `bdev_examine`, `bdev_wait_for_examine`: nothing here looks at other devices by itself, so both
+//! are done at once.
+
+use std::rc::Rc;
+
+use super::malloc::NameParams;
+use crate::engine::Engine;
+use crate::rpc::error::Errno;
+use crate::rpc::{Method, NoParams, Registry, RpcError};
+
+pub fn register(registry: &mut Registry<Engine>) {
+    registry.add::<Examine>().add::<WaitForExamine>();
+}
+
+struct Examine;
+
+impl Method<Engine> for Examine {
+    const NAME: &'static str = "bdev_examine";
+    const ABOUT: &'static str =
+        "Has modules look at a device; only where bdev_set_options turned bdev_auto_examine off.";
+    type Params = NameParams;
+    type Reply = bool;
+
+    async fn apply(_: NameParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        if on.options.borrow().bdev.bdev_auto_examine {
+            return Err(RpcError::errno(
+                Errno::EINVAL,
+                "devices are examined by themselves (bdev_auto_examine)",
+            ));
+        }
+        Ok(true)
+    }
+}
+
+struct WaitForExamine;
+
+impl Method<Engine> for WaitForExamine {
+    const NAME: &'static str = "bdev_wait_for_examine";
+    const ABOUT: &'static str = "Answers once every device has been examined.";
+    type Params = NoParams;
+    type Reply = bool;
+
+    async fn apply(_: NoParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        on.plane()?.bdevs.wait_for_examine();
+        Ok(true)
+    }
+}

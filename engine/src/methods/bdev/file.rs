@@ -1,0 +1,221 @@
+//! `bdev_aio_*` and `bdev_uring_*`: files and block devices. Both are the io_uring module here.
+
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use nacre_bdev::Bdev;
+use nacre_bdev_uring::{Config, CreateError, Product};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::malloc::NameParams;
+use super::no_device;
+use crate::devices::Module;
+use crate::engine::Engine;
+use crate::rpc::{Effect, Method, Registry, RpcError};
+
+pub fn register(registry: &mut Registry<Engine>) {
+    registry
+        .add::<AioCreate>()
+        .add::<AioDelete>()
+        .add::<AioRescan>()
+        .add::<UringCreate>()
+        .add::<UringDelete>()
+        .add::<UringRescan>();
+}
+
+impl From<CreateError> for RpcError {
+    fn from(error: CreateError) -> RpcError {
+        let field = match &error {
+            CreateError::BlockSize { .. } | CreateError::BelowSector { .. } => "block_size",
+            CreateError::CreateSize { .. } | CreateError::NoSpace { .. } => "size",
+            _ => "filename",
+        };
+        RpcError::os(error.errno(), error.to_string()).field(field)
+    }
+}
+
+struct AioCreate;
+
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct AioCreateParams {
+    name: String,
+    filename: PathBuf,
+    /// 0: what suits the file or device.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    block_size: u32,
+    #[serde(default)]
+    readonly: bool,
+    /// Whether unmap and write zeroes are offered; yes unless given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fallocate: Option<bool>,
+    /// Derived from the file unless given.
+    #[schemars(with = "Option<String>")]
+    uuid: Option<Uuid>,
+    /// Accepted: io_uring does not block.
+    #[serde(default)]
+    nowait: bool,
+    /// Our own: makes the file with so many bytes if it is not there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    size: Option<u64>,
+}
+
+fn is_zero(n: &u32) -> bool {
+    *n == 0
+}
+
+/// Opens the file off the management thread: it may wait for a lock or a disk that spins up.
+async fn open(config: Config) -> Result<Module, RpcError> {
+    let opened = tokio::task::spawn_blocking(move || nacre_bdev_uring::create(config)).await;
+    Ok(Module::File(
+        opened.map_err(|e| RpcError::internal(e.to_string()))??,
+    ))
+}
+
+fn uuid_of(module: &Module) -> Option<Uuid> {
+    match module {
+        Module::File(bdev) => Some(bdev.uuid()),
+        _ => None,
+    }
+}
+
+impl Method<Engine> for AioCreate {
+    const NAME: &'static str = "bdev_aio_create";
+    const ABOUT: &'static str = "Makes a device of a file or block device, and answers its name.";
+    const EFFECT: Effect = Effect::Changes;
+    type Params = AioCreateParams;
+    type Reply = String;
+
+    async fn apply(mut params: AioCreateParams, on: Rc<Engine>) -> Result<String, RpcError> {
+        let mut config = Config::new(params.name.clone(), params.filename.clone());
+        config.block_size = (params.block_size != 0).then_some(params.block_size);
+        config.readonly = params.readonly;
+        config.fallocate = params.fallocate;
+        config.size = params.size;
+        config.uuid = params.uuid;
+        config.product = Product::Aio;
+        let module = open(config).await?;
+        params.uuid = uuid_of(&module);
+        let record = serde_json::to_value(&params).expect("parameters are plain data");
+        super::create(&on, module, AioCreate::NAME, record).await
+    }
+}
+
+struct UringCreate;
+
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct UringCreateParams {
+    name: String,
+    filename: PathBuf,
+    /// 0: what suits the file or device.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    block_size: u32,
+    /// Derived from the file unless given.
+    #[schemars(with = "Option<String>")]
+    uuid: Option<Uuid>,
+    /// Our own: writes are refused.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    readonly: bool,
+    /// Our own: makes the file with so many bytes if it is not there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    size: Option<u64>,
+}
+
+impl Method<Engine> for UringCreate {
+    const NAME: &'static str = "bdev_uring_create";
+    const ABOUT: &'static str = "Makes a device of a file or block device, and answers its name.";
+    const EFFECT: Effect = Effect::Changes;
+    type Params = UringCreateParams;
+    type Reply = String;
+
+    async fn apply(mut params: UringCreateParams, on: Rc<Engine>) -> Result<String, RpcError> {
+        let mut config = Config::new(params.name.clone(), params.filename.clone());
+        config.block_size = (params.block_size != 0).then_some(params.block_size);
+        config.readonly = params.readonly;
+        config.size = params.size;
+        config.uuid = params.uuid;
+        let module = open(config).await?;
+        params.uuid = uuid_of(&module);
+        let record = serde_json::to_value(&params).expect("parameters are plain data");
+        super::create(&on, module, UringCreate::NAME, record).await
+    }
+}
+
+fn shown_as(module: &Module, product: Product) -> bool {
+    matches!(module, Module::File(bdev) if bdev.config().product == product)
+}
+
+struct AioDelete;
+
+impl Method<Engine> for AioDelete {
+    const NAME: &'static str = "bdev_aio_delete";
+    const ABOUT: &'static str =
+        "Closes a file or block device, and deletes whatever stands on it; the file stays.";
+    const EFFECT: Effect = Effect::Changes;
+    type Params = NameParams;
+    type Reply = bool;
+
+    async fn apply(params: NameParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        super::delete(&on, &params.name, |m| shown_as(m, Product::Aio)).await
+    }
+}
+
+struct UringDelete;
+
+impl Method<Engine> for UringDelete {
+    const NAME: &'static str = "bdev_uring_delete";
+    const ABOUT: &'static str =
+        "Closes a file or block device, and deletes whatever stands on it; the file stays.";
+    const EFFECT: Effect = Effect::Changes;
+    type Params = NameParams;
+    type Reply = bool;
+
+    async fn apply(params: NameParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        super::delete(&on, &params.name, |m| shown_as(m, Product::Uring)).await
+    }
+}
+
+async fn rescan(on: &Engine, name: &str, product: Product) -> Result<bool, RpcError> {
+    let plane = on.plane()?;
+    let module = on.devices.module(name).filter(|m| shown_as(m, product));
+    let Some(Module::File(bdev)) = module else {
+        return Err(no_device(name));
+    };
+    let looked = tokio::task::spawn_blocking(move || bdev.rescan()).await;
+    looked.map_err(|e| RpcError::internal(e.to_string()))??;
+    plane.bdevs.notify_resize(name)?;
+    Ok(true)
+}
+
+struct AioRescan;
+
+impl Method<Engine> for AioRescan {
+    const NAME: &'static str = "bdev_aio_rescan";
+    const ABOUT: &'static str =
+        "Takes over the present size of a file or block device; hosts are told.";
+    const EFFECT: Effect = Effect::Changes;
+    type Params = NameParams;
+    type Reply = bool;
+
+    async fn apply(params: NameParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        rescan(&on, &params.name, Product::Aio).await
+    }
+}
+
+struct UringRescan;
+
+impl Method<Engine> for UringRescan {
+    const NAME: &'static str = "bdev_uring_rescan";
+    const ABOUT: &'static str =
+        "Takes over the present size of a file or block device; hosts are told.";
+    const EFFECT: Effect = Effect::Changes;
+    type Params = NameParams;
+    type Reply = bool;
+
+    async fn apply(params: NameParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        rescan(&on, &params.name, Product::Uring).await
+    }
+}

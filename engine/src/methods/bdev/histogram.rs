@@ -1,0 +1,214 @@
+//! `bdev_*_histogram`: latencies by bucket, in SPDK's layout.
+//!
+//! Latencies are always counted here; enabling says from when on, of which operations and how fine
+//! they are answered. SPDK's layout (include/spdk/histogram_data.h) divides each power of two into
+//! `1 << granularity` buckets; what is outside of `min_nsec..max_nsec` is counted in the outermost.
+
+use std::rc::Rc;
+
+use base64ct::{Base64, Encoding};
+use nacre_bdev::Bdev;
+use nacre_bdev::layer::Layer;
+use nacre_bdev::stats::{Class, HistogramSnapshot};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::iostat::TICK_RATE;
+use super::malloc::NameParams;
+use crate::devices::HistogramWish;
+use crate::engine::Engine;
+use crate::rpc::error::Errno;
+use crate::rpc::{Effect, Method, Registry, RpcError};
+
+pub fn register(registry: &mut Registry<Engine>) {
+    registry.add::<Enable>().add::<Get>();
+}
+
+struct Enable;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct EnableParams {
+    name: String,
+    enable: bool,
+    /// `read` or `write`; all operations unless given.
+    opc: Option<String>,
+    /// Buckets per power of two, as a power of two: 1 to 16.
+    #[serde(default = "default_granularity")]
+    granularity: u8,
+    #[serde(default = "default_min")]
+    min_nsec: u64,
+    #[serde(default = "default_max")]
+    max_nsec: u64,
+}
+
+fn default_granularity() -> u8 {
+    7
+}
+
+fn default_min() -> u64 {
+    1000
+}
+
+fn default_max() -> u64 {
+    120_000_000_000
+}
+
+/// The counts that a wish is about.
+fn counts(layer: &Layer, opc: Option<&str>) -> Result<HistogramSnapshot, RpcError> {
+    let snapshot = layer.stats().snapshot();
+    match opc {
+        None => Ok(snapshot.histogram_all()),
+        Some("read") => Ok(snapshot.histogram(Class::Read).clone()),
+        Some("write") => Ok(snapshot.histogram(Class::Write).clone()),
+        Some(other) => {
+            let mut refused =
+                RpcError::internal(format!("there are no histograms of \"{other}\" by itself"));
+            refused.message = "Invalid Io type".into();
+            Err(refused.field("opc").remedy("read, write, or leave it out"))
+        }
+    }
+}
+
+impl Method<Engine> for Enable {
+    const NAME: &'static str = "bdev_enable_histogram";
+    const ABOUT: &'static str = "Starts or ends a latency histogram of a device.";
+    const EFFECT: Effect = Effect::Changes;
+    type Params = EnableParams;
+    type Reply = bool;
+
+    async fn apply(params: EnableParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        let plane = on.plane()?;
+        let layer = plane.bdevs.get(&params.name)?.layer;
+        if !(1..=16).contains(&params.granularity) {
+            return Err(
+                RpcError::errno(Errno::EINVAL, "granularity is not in 1..=16").field("granularity"),
+            );
+        }
+        if params.min_nsec >= params.max_nsec {
+            return Err(
+                RpcError::errno(Errno::EINVAL, "min_nsec is not less than max_nsec")
+                    .field("min_nsec"),
+            );
+        }
+        let granularity = u32::from(params.granularity);
+        let before = counts(&layer, params.opc.as_deref())?.spdk_buckets(granularity);
+        let mut wishes = on.devices.histograms.borrow_mut();
+        if params.enable {
+            let wish = HistogramWish {
+                granularity,
+                min_ns: params.min_nsec,
+                max_ns: params.max_nsec,
+                opc: params.opc,
+                before,
+            };
+            wishes.insert(layer.name().to_owned(), wish);
+        } else {
+            wishes.remove(layer.name());
+        }
+        Ok(true)
+    }
+}
+
+struct Get;
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct Histogram {
+    /// The counts as little-endian 64-bit words, in base64.
+    histogram: String,
+    granularity: u32,
+    min_range: u32,
+    max_range: u32,
+    tsc_rate: u64,
+}
+
+impl Method<Engine> for Get {
+    const NAME: &'static str = "bdev_get_histogram";
+    const ABOUT: &'static str = "Gives the latency histogram of a device.";
+    type Params = NameParams;
+    type Reply = Histogram;
+
+    async fn apply(params: NameParams, on: Rc<Engine>) -> Result<Histogram, RpcError> {
+        let plane = on.plane()?;
+        let layer = plane.bdevs.get(&params.name)?.layer;
+        let Some(wish) = on.devices.histograms.borrow().get(layer.name()).cloned() else {
+            // SPDK's answer: -EFAULT, as an internal error.
+            let mut refused = RpcError::internal("no histogram was started")
+                .remedy("bdev_enable_histogram starts one");
+            refused.message = "Bad address".into();
+            return Err(refused);
+        };
+        let now = counts(&layer, wish.opc.as_deref())?.spdk_buckets(wish.granularity);
+        // A reset since then forgot what was before as well.
+        let since: Vec<u64> = now
+            .iter()
+            .zip(&wish.before)
+            .map(|(now, before)| now.saturating_sub(*before))
+            .collect();
+        let (min_range, max_range) = (
+            range_of(wish.min_ns, wish.granularity),
+            range_of(wish.max_ns, wish.granularity),
+        );
+        let window = fold(&since, wish.granularity, min_range, max_range);
+        let bytes: Vec<u8> = window
+            .iter()
+            .flat_map(|count| count.to_le_bytes())
+            .collect();
+        Ok(Histogram {
+            histogram: Base64::encode_string(&bytes),
+            granularity: wish.granularity,
+            min_range,
+            max_range,
+            tsc_rate: TICK_RATE,
+        })
+    }
+}
+
+/// The range that a value falls into.
+fn range_of(value: u64, granularity: u32) -> u32 {
+    (64 - value.leading_zeros()).saturating_sub(granularity)
+}
+
+/// Ranges `min..=max` of all buckets, with what is outside counted at the edges.
+fn fold(all: &[u64], granularity: u32, min: u32, max: u32) -> Vec<u64> {
+    let (from, to) = (
+        (min as usize) << granularity,
+        (max as usize + 1) << granularity,
+    );
+    let mut window = all[from..to].to_vec();
+    if let Some(first) = window.first_mut() {
+        *first += all[..from].iter().sum::<u64>();
+    }
+    if let Some(last) = window.last_mut() {
+        *last += all[to..].iter().sum::<u64>();
+    }
+    window
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_window_keeps_every_count() {
+        let mut all = HistogramSnapshot::default();
+        for ns in [5, 999, 1500, 70_000, 1 << 38] {
+            all.record(ns);
+        }
+        let all = all.spdk_buckets(7);
+        let (min, max) = (range_of(1000, 7), range_of(1 << 30, 7));
+        let window = fold(&all, 7, min, max);
+        assert_eq!(window.len(), ((max - min + 1) << 7) as usize);
+        assert_eq!(window.iter().sum::<u64>(), 5);
+        assert_eq!((window[0], *window.last().unwrap()), (1, 1));
+        assert_eq!(
+            (
+                range_of(127, 7),
+                range_of(128, 7),
+                range_of(255, 7),
+                range_of(256, 7)
+            ),
+            (0, 1, 1, 2)
+        );
+    }
+}

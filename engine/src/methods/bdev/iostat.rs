@@ -1,0 +1,272 @@
+//! `bdev_get_iostat`, `bdev_reset_iostat`: what devices did and how long it took.
+//!
+//! A tick is a nanosecond here, and `tick_rate` says so.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use nacre_bdev::layer::Layer;
+use nacre_bdev::stats::{OpStats, Reset, Snapshot};
+use nacre_bdev::{Bdev, Op, Status};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::engine::Engine;
+use crate::plane::Plane;
+use crate::rpc::error::Errno;
+use crate::rpc::{Effect, Method, Registry, RpcError};
+
+pub fn register(registry: &mut Registry<Engine>) {
+    registry.add::<GetIostat>().add::<ResetIostat>();
+}
+
+/// Ticks per second.
+pub const TICK_RATE: u64 = 1_000_000_000;
+
+struct GetIostat;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+enum Mode {
+    All,
+    /// Only the smallest and largest latencies.
+    Maxmin,
+    /// SPDK's; not here.
+    Error,
+    None,
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct GetIostatParams {
+    /// All devices unless given.
+    names: Option<Vec<String>>,
+    /// Each queue by itself; of one device only.
+    #[serde(default)]
+    per_channel: bool,
+    /// What to forget afterwards; nothing unless given.
+    #[serde(default = "nothing")]
+    reset_mode: Mode,
+}
+
+fn nothing() -> Mode {
+    Mode::None
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(untagged)]
+enum Iostat {
+    Devices {
+        tick_rate: u64,
+        ticks: u64,
+        bdevs: Vec<DeviceStat>,
+    },
+    Channels {
+        tick_rate: u64,
+        ticks: u64,
+        name: String,
+        channels: Vec<ChannelStat>,
+    },
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct DeviceStat {
+    name: String,
+    #[serde(flatten)]
+    stat: Stat,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct ChannelStat {
+    /// As `thread_get_stats` has it.
+    thread_id: u64,
+    #[serde(flatten)]
+    stat: Stat,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct Stat {
+    bytes_read: u64,
+    num_read_ops: u64,
+    bytes_written: u64,
+    num_write_ops: u64,
+    bytes_unmapped: u64,
+    num_unmap_ops: u64,
+    bytes_copied: u64,
+    num_copy_ops: u64,
+    read_latency_ticks: u64,
+    max_read_latency_ticks: u64,
+    min_read_latency_ticks: u64,
+    write_latency_ticks: u64,
+    max_write_latency_ticks: u64,
+    min_write_latency_ticks: u64,
+    unmap_latency_ticks: u64,
+    max_unmap_latency_ticks: u64,
+    min_unmap_latency_ticks: u64,
+    copy_latency_ticks: u64,
+    max_copy_latency_ticks: u64,
+    min_copy_latency_ticks: u64,
+    /// Failures by kind; those that never happened are left out.
+    io_error: BTreeMap<&'static str, u64>,
+}
+
+impl Stat {
+    fn of(snapshot: &Snapshot) -> Stat {
+        let [read, write, unmap, copy]: [&OpStats; 4] =
+            [Op::Read, Op::Write, Op::Unmap, Op::Copy].map(|op| snapshot.op(op));
+        let mut io_error = BTreeMap::new();
+        for (kind, count) in Status::KIND_NAMES
+            .into_iter()
+            .zip(snapshot.statuses)
+            .skip(1)
+        {
+            // SPDK's names of its statuses, where it has one.
+            let name = match kind {
+                "aborted" | "miscompare" => kind,
+                "retry" => "nomem",
+                "nvme" => "nvme error",
+                _ => "failed",
+            };
+            if count > 0 {
+                *io_error.entry(name).or_default() += count;
+            }
+        }
+        Stat {
+            bytes_read: read.bytes,
+            num_read_ops: read.ops,
+            bytes_written: write.bytes,
+            num_write_ops: write.ops,
+            bytes_unmapped: unmap.bytes,
+            num_unmap_ops: unmap.ops,
+            bytes_copied: copy.bytes,
+            num_copy_ops: copy.ops,
+            read_latency_ticks: read.latency_sum_ns,
+            max_read_latency_ticks: read.latency_max_ns,
+            min_read_latency_ticks: read.latency_min_ns,
+            write_latency_ticks: write.latency_sum_ns,
+            max_write_latency_ticks: write.latency_max_ns,
+            min_write_latency_ticks: write.latency_min_ns,
+            unmap_latency_ticks: unmap.latency_sum_ns,
+            max_unmap_latency_ticks: unmap.latency_max_ns,
+            min_unmap_latency_ticks: unmap.latency_min_ns,
+            copy_latency_ticks: copy.latency_sum_ns,
+            max_copy_latency_ticks: copy.latency_max_ns,
+            min_copy_latency_ticks: copy.latency_min_ns,
+            io_error,
+        }
+    }
+}
+
+impl Method<Engine> for GetIostat {
+    const NAME: &'static str = "bdev_get_iostat";
+    const ABOUT: &'static str = "Gives the counters of devices.";
+    type Params = GetIostatParams;
+    type Reply = Iostat;
+
+    async fn apply(params: GetIostatParams, on: Rc<Engine>) -> Result<Iostat, RpcError> {
+        let plane = on.plane()?;
+        if params.per_channel && params.names.as_ref().is_none_or(|names| names.len() != 1) {
+            return Err(
+                RpcError::errno(Errno::EINVAL, "per_channel needs exactly one name")
+                    .field("per_channel"),
+            );
+        }
+        let reset = reset_of(params.reset_mode)?;
+        let layers = match &params.names {
+            None => plane.bdevs.list().into_iter().map(|l| l.layer).collect(),
+            Some(names) => names
+                .iter()
+                .map(|n| Ok(plane.bdevs.get(n)?.layer))
+                .collect::<Result<Vec<_>, RpcError>>()?,
+        };
+        let ticks = on.started.elapsed().as_nanos() as u64;
+        let answer = match (params.per_channel, layers.first()) {
+            (true, Some(layer)) => Iostat::Channels {
+                tick_rate: TICK_RATE,
+                ticks,
+                name: layer.name().to_owned(),
+                channels: channels(&plane, layer),
+            },
+            _ => Iostat::Devices {
+                tick_rate: TICK_RATE,
+                ticks,
+                bdevs: layers
+                    .iter()
+                    .map(|l| DeviceStat {
+                        name: l.name().to_owned(),
+                        stat: Stat::of(&l.stats().snapshot()),
+                    })
+                    .collect(),
+            },
+        };
+        if let Some(what) = reset {
+            layers.iter().for_each(|layer| layer.stats().reset(what));
+        }
+        Ok(answer)
+    }
+}
+
+fn channels(plane: &Plane, layer: &Layer) -> Vec<ChannelStat> {
+    let id = |thread: &str| {
+        let at = plane.reactors.iter().position(|r| r.name() == thread);
+        at.map_or(0, |at| at as u64 + 1)
+    };
+    let queues = layer.stats().per_queue();
+    queues
+        .iter()
+        .map(|q| ChannelStat {
+            thread_id: id(&q.thread),
+            stat: Stat::of(&q.snapshot),
+        })
+        .collect()
+}
+
+fn reset_of(mode: Mode) -> Result<Option<Reset>, RpcError> {
+    match mode {
+        Mode::All => Ok(Some(Reset::All)),
+        Mode::Maxmin => Ok(Some(Reset::Extremes)),
+        Mode::None => Ok(None),
+        Mode::Error => Err(
+            RpcError::errno(Errno::ENOTSUP, "errors cannot be reset by themselves")
+                .field("mode")
+                .remedy("reset all"),
+        ),
+    }
+}
+
+struct ResetIostat;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct ResetIostatParams {
+    /// All devices unless given.
+    name: Option<String>,
+    #[serde(default = "everything")]
+    mode: Mode,
+}
+
+fn everything() -> Mode {
+    Mode::All
+}
+
+impl Method<Engine> for ResetIostat {
+    const NAME: &'static str = "bdev_reset_iostat";
+    const ABOUT: &'static str = "Starts the counters of devices anew.";
+    const EFFECT: Effect = Effect::Changes;
+    type Params = ResetIostatParams;
+    type Reply = bool;
+
+    async fn apply(params: ResetIostatParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        let plane = on.plane()?;
+        let layers = match &params.name {
+            None => plane.bdevs.list(),
+            Some(name) => vec![plane.bdevs.get(name)?],
+        };
+        if let Some(what) = reset_of(params.mode)? {
+            layers
+                .iter()
+                .for_each(|listed| listed.layer.stats().reset(what));
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,163 @@
+//! `bdev_get_bdevs`: what devices there are and what they can do.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use nacre_bdev::registry::Listed;
+use nacre_bdev::{Bdev, Op, Support, Usage};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::no_device;
+use crate::engine::Engine;
+use crate::rpc::{Effect, Method, Registry, RpcError};
+
+pub fn register(registry: &mut Registry<Engine>) {
+    registry.add::<GetBdevs>();
+}
+
+struct GetBdevs;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct GetBdevsParams {
+    /// A name, alias or UUID; all devices unless given.
+    name: Option<String>,
+    /// How long to wait for the device to appear, in milliseconds.
+    #[serde(default)]
+    timeout: u64,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct BdevInfo {
+    name: String,
+    aliases: Vec<String>,
+    product_name: &'static str,
+    block_size: u32,
+    num_blocks: u64,
+    preferred_write_alignment: u32,
+    preferred_write_granularity: u32,
+    optimal_write_size: u32,
+    preferred_unmap_alignment: u32,
+    preferred_unmap_granularity: u32,
+    uuid: String,
+    assigned_rate_limits: RateLimits,
+    claimed: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    claim_type: Option<&'static str>,
+    zoned: bool,
+    supported_io_types: IoTypes,
+    driver_specific: Value,
+}
+
+/// None is assigned: limits come later.
+#[derive(Debug, Default, Serialize, JsonSchema)]
+struct RateLimits {
+    rw_ios_per_sec: u64,
+    rw_mbytes_per_sec: u64,
+    r_mbytes_per_sec: u64,
+    w_mbytes_per_sec: u64,
+}
+
+/// By SPDK's names, in its order.
+#[derive(Debug, Default, Serialize, JsonSchema)]
+struct IoTypes {
+    read: bool,
+    write: bool,
+    unmap: bool,
+    flush: bool,
+    reset: bool,
+    nvme_admin: bool,
+    nvme_io: bool,
+    nvme_io_md: bool,
+    write_zeroes: bool,
+    zcopy: bool,
+    get_zone_info: bool,
+    zone_management: bool,
+    zone_append: bool,
+    compare: bool,
+    compare_and_write: bool,
+    abort: bool,
+    seek_hole: bool,
+    seek_data: bool,
+    copy: bool,
+    nvme_iov_md: bool,
+    nvme_nssr: bool,
+    write_uncorrectable: bool,
+}
+
+impl Method<Engine> for GetBdevs {
+    const NAME: &'static str = "bdev_get_bdevs";
+    const ABOUT: &'static str = "Lists devices, or one of them.";
+    // It may wait for a device that a change makes, so it must not hold changes up.
+    const EFFECT: Effect = Effect::Waits;
+    type Params = GetBdevsParams;
+    type Reply = Vec<BdevInfo>;
+
+    async fn apply(params: GetBdevsParams, on: Rc<Engine>) -> Result<Vec<BdevInfo>, RpcError> {
+        on.settled().await;
+        let plane = on.plane()?;
+        let Some(name) = params.name else {
+            return Ok(plane.bdevs.list().iter().map(describe).collect());
+        };
+        let appears = async {
+            loop {
+                let changed = on.devices.changed.notified();
+                if let Ok(listed) = plane.bdevs.get(&name) {
+                    return listed;
+                }
+                changed.await;
+            }
+        };
+        match tokio::time::timeout(Duration::from_millis(params.timeout), appears).await {
+            Ok(listed) => Ok(vec![describe(&listed)]),
+            Err(_) => Err(no_device(&name)),
+        }
+    }
+}
+
+fn describe(listed: &Listed) -> BdevInfo {
+    let layer = &listed.layer;
+    let (geometry, limits) = (layer.geometry(), layer.limits());
+    let can = |op| layer.supports(op) != Support::No;
+    let uuid = layer.uuid().to_string();
+    // SPDK lists the UUID among the aliases.
+    let own = (uuid != layer.name()).then(|| uuid.clone());
+    BdevInfo {
+        name: layer.name().to_owned(),
+        aliases: own
+            .into_iter()
+            .chain(listed.aliases.iter().cloned())
+            .collect(),
+        product_name: layer.product_name(),
+        block_size: geometry.block_size,
+        num_blocks: geometry.blocks,
+        preferred_write_alignment: 0,
+        preferred_write_granularity: 0,
+        optimal_write_size: limits.optimal_boundary_blocks,
+        preferred_unmap_alignment: limits.unmap_alignment_blocks,
+        preferred_unmap_granularity: limits.unmap_granularity_blocks,
+        uuid,
+        assigned_rate_limits: RateLimits::default(),
+        claimed: !listed.claims.is_empty(),
+        claim_type: listed.claims.first().map(|(_, usage)| match usage {
+            Usage::Exclusive => "exclusive_write",
+            Usage::Shared => "read_many_write_shared",
+        }),
+        zoned: false,
+        supported_io_types: IoTypes {
+            read: can(Op::Read),
+            write: can(Op::Write),
+            unmap: can(Op::Unmap),
+            flush: can(Op::Flush),
+            write_zeroes: can(Op::WriteZeroes),
+            compare: can(Op::Compare),
+            compare_and_write: can(Op::CompareAndWrite),
+            copy: can(Op::Copy),
+            abort: true,
+            ..IoTypes::default()
+        },
+        driver_specific: layer.module().driver_specific(),
+    }
+}

@@ -1,0 +1,252 @@
+//! `bdev_*`: block devices.
+//!
+//! Every device is one journal record, `bdev/<name>`: the create call with its identity filled in.
+//! Deleting one takes what stands on it along, in the same commit, as SPDK's hot removal does.
+
+mod examine;
+mod file;
+mod histogram;
+mod iostat;
+mod list;
+mod malloc;
+mod null;
+mod stacked;
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use nacre_bdev::{Bdev, Event, Holder, RegistryError, Removal};
+use serde_json::Value;
+
+use crate::devices::{BdevEvents, Module};
+use crate::engine::Engine;
+use crate::plane::Plane;
+use crate::rpc::error::Errno;
+use crate::rpc::{Registry, RpcError};
+use crate::store::{Change, Edit};
+
+pub use iostat::TICK_RATE;
+
+pub fn register(registry: &mut Registry<Engine>) {
+    list::register(registry);
+    examine::register(registry);
+    iostat::register(registry);
+    histogram::register(registry);
+    malloc::register(registry);
+    null::register(registry);
+    file::register(registry);
+    stacked::register(registry);
+}
+
+/// Handles what happens to devices, for as long as the data plane lives.
+pub async fn follow(engine: Rc<Engine>, mut events: BdevEvents) {
+    while let Some(event) = events.recv().await {
+        let Ok(plane) = engine.plane() else { return };
+        match event {
+            Event::Registered { name } => engine.notes.send("bdev_register", name),
+            Event::Resized { name, .. } => {
+                plane.target.bdev_resized(&name);
+                engine.notes.send("bdev_resize", name);
+            }
+            // Its namespaces go, so that every core closes its queue and the removal can end.
+            Event::Removing { name } => plane.target.bdev_removed(&name),
+            Event::Unregistered { name } => {
+                // By now the name may belong to another device.
+                if plane.bdevs.lookup(&name).is_none() {
+                    engine.devices.modules.borrow_mut().remove(&name);
+                    engine.devices.histograms.borrow_mut().remove(&name);
+                }
+                engine.notes.send("bdev_unregister", name);
+            }
+        }
+        engine.devices.changed.notify_waiters();
+    }
+}
+
+fn key(name: &str) -> String {
+    format!("bdev/{name}")
+}
+
+/// Registers a device that a module made, and makes it durable. Undone if it cannot be stored.
+async fn create(
+    on: &Engine,
+    module: Module,
+    method: &str,
+    params: Value,
+) -> Result<String, RpcError> {
+    let plane = on.plane()?;
+    let bdev: Arc<dyn Bdev> = match &module {
+        Module::Malloc(bdev) => bdev.clone(),
+        Module::Null(bdev) => bdev.clone(),
+        Module::File(bdev) => bdev.clone(),
+        Module::Delay(bdev) => bdev.clone(),
+        Module::Fault(bdev) => bdev.clone(),
+        Module::Passthru(bdev) => bdev.clone(),
+    };
+    let name = bdev.name().to_owned();
+    plane.bdevs.register(bdev)?;
+    on.devices.modules.borrow_mut().insert(name.clone(), module);
+    let stored = on
+        .journal
+        .commit(Change::put(key(&name), method, params))
+        .await;
+    if let Err(refused) = stored {
+        remove(on, &name).await?;
+        return Err(refused);
+    }
+    Ok(name)
+}
+
+/// Writes a device's record anew, after something about it changed.
+async fn update(on: &Engine, name: &str, params: Value) -> Result<(), RpcError> {
+    match on.journal.find(&key(name)) {
+        Some(entry) => {
+            on.journal
+                .commit(Change::put(key(name), entry.record.method, params))
+                .await
+        }
+        None => Ok(()),
+    }
+}
+
+/// Deletes a device of the kind that `is` recognises, with all that stands on it.
+async fn delete(on: &Engine, name: &str, is: fn(&Module) -> bool) -> Result<bool, RpcError> {
+    let plane = on.plane()?;
+    let Ok(listed) = plane.bdevs.get(name) else {
+        // One that could not be restored can be given up by deleting it.
+        return match on.journal.find(&key(name)) {
+            Some(_) => on
+                .journal
+                .commit(Change::remove(key(name)))
+                .await
+                .map(|()| true),
+            None => Err(no_device(name)),
+        };
+    };
+    let name = listed.layer.name().to_owned();
+    drop(listed);
+    if !on.devices.module(&name).is_some_and(|m| is(&m)) {
+        return Err(no_device(&name)
+            .cause(format!("\"{name}\" is a device of another kind"))
+            .remedy("delete it with the method of its kind"));
+    }
+    let going = with_dependents(&plane, &name);
+    let gone = |entry: &crate::journal::Entry| {
+        let params = &entry.record.params;
+        let namespace = params
+            .pointer("/namespace/bdev_name")
+            .and_then(Value::as_str);
+        going
+            .iter()
+            .any(|name| entry.record.key == key(name) || namespace == Some(name))
+    };
+    let edits = on
+        .journal
+        .entries()
+        .into_iter()
+        .filter(gone)
+        .map(|e| Edit::Remove(e.record.key))
+        .collect();
+    // The record first: a device that is gone must not come back because a crash came between.
+    on.journal.commit(Change(edits)).await?;
+    for name in &going {
+        on.devices.modules.borrow_mut().remove(name);
+    }
+    remove(on, &name).await?;
+    Ok(true)
+}
+
+async fn remove(on: &Engine, name: &str) -> Result<(), RpcError> {
+    on.devices.modules.borrow_mut().remove(name);
+    let ticket = on.plane()?.bdevs.remove(name, Removal::Hot)?;
+    ticket.await;
+    Ok(())
+}
+
+/// The device and every one stacked on it, directly or not.
+fn with_dependents(plane: &Plane, name: &str) -> Vec<String> {
+    let mut all = vec![name.to_owned()];
+    let mut at = 0;
+    while at < all.len() {
+        if let Ok(listed) = plane.bdevs.get(&all[at]) {
+            let uppers = listed
+                .claims
+                .into_iter()
+                .filter_map(|(holder, _)| match holder {
+                    Holder::Bdev(upper) => Some(upper),
+                    Holder::User(_) => None,
+                });
+            all.extend(
+                uppers
+                    .filter(|upper| !all.contains(upper))
+                    .collect::<Vec<_>>(),
+            );
+        }
+        at += 1;
+    }
+    all
+}
+
+pub fn no_device(name: &str) -> RpcError {
+    RpcError::errno(Errno::ENODEV, format!("there is no bdev \"{name}\""))
+        .field("name")
+        .remedy("bdev_get_bdevs lists them")
+}
+
+impl From<RegistryError> for RpcError {
+    fn from(error: RegistryError) -> RpcError {
+        let cause = error.to_string();
+        let refused = match &error {
+            RegistryError::NotFound { .. } => RpcError::errno(Errno::ENODEV, cause),
+            RegistryError::Exists { .. } => RpcError::errno(Errno::EEXIST, cause),
+            RegistryError::BadName { .. } => RpcError::errno(Errno::EINVAL, cause),
+            RegistryError::Removing { .. } | RegistryError::Open { .. } => {
+                RpcError::errno(Errno::EBUSY, cause)
+            }
+            RegistryError::Claimed { .. } => RpcError::errno(Errno::EPERM, cause),
+            RegistryError::NoSuchAlias { .. } => RpcError::errno(Errno::ENOENT, cause),
+            RegistryError::Queue(open) => RpcError::os(
+                open.source.raw_os_error().unwrap_or(Errno::EIO as i32),
+                cause,
+            ),
+        };
+        match error {
+            RegistryError::Queue(_) => refused,
+            _ => refused.field("name"),
+        }
+    }
+}
+
+impl From<nacre_bdev::ConfigError> for RpcError {
+    fn from(error: nacre_bdev::ConfigError) -> RpcError {
+        use nacre_bdev::ConfigError::*;
+        let cause = error.to_string();
+        match error {
+            BlockSize { .. } => RpcError::errno(Errno::EINVAL, cause).field("block_size"),
+            PhysicalBlockSize { .. } => {
+                RpcError::errno(Errno::EINVAL, cause).field("physical_block_size")
+            }
+            NoBlocks | TooLarge { .. } => RpcError::errno(Errno::EINVAL, cause).field("num_blocks"),
+            Boundary { .. } => RpcError::errno(Errno::EINVAL, cause).field("optimal_io_boundary"),
+            Memory { source, .. } => {
+                RpcError::errno(Errno::ENOMEM, format!("{cause}: {source}")).field("num_blocks")
+            }
+        }
+    }
+}
+
+/// Refuses what SPDK has and we have not: metadata and protection information.
+fn no_metadata(asked: &[(&'static str, u32)]) -> Result<(), RpcError> {
+    match asked.iter().find(|(_, value)| *value != 0) {
+        None => Ok(()),
+        Some((field, value)) => Err(RpcError::errno(
+            Errno::ENOTSUP,
+            format!("{field} {value}: devices here have no metadata"),
+        )
+        .field(*field)
+        .remedy("leave it out, or 0")),
+    }
+}
+
+#[cfg(test)]
+mod tests;

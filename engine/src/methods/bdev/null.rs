@@ -1,0 +1,152 @@
+//! `bdev_null_*`: devices that take everything and keep nothing.
+
+use std::rc::Rc;
+
+use nacre_bdev::null;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::malloc::NameParams;
+use super::{no_device, no_metadata};
+use crate::devices::Module;
+use crate::engine::Engine;
+use crate::rpc::error::Errno;
+use crate::rpc::{Effect, Method, Registry, RpcError};
+
+pub fn register(registry: &mut Registry<Engine>) {
+    registry.add::<Create>().add::<Delete>().add::<Resize>();
+}
+
+struct Create;
+
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct CreateParams {
+    name: String,
+    num_blocks: u64,
+    /// A power of two from 512 to 65536.
+    block_size: u32,
+    #[serde(default)]
+    physical_block_size: u32,
+    /// Only 0: there is no metadata here.
+    #[serde(default)]
+    md_size: u32,
+    /// Only 0.
+    #[serde(default)]
+    dif_type: u32,
+    #[serde(default)]
+    dif_is_head_of_md: bool,
+    #[serde(default)]
+    dif_pi_format: u32,
+    /// Random unless given.
+    #[schemars(with = "Option<String>")]
+    uuid: Option<Uuid>,
+    /// Kept for saved configurations; a device without data prefers nothing.
+    #[serde(default)]
+    preferred_write_granularity: u32,
+    #[serde(default)]
+    preferred_write_alignment: u32,
+    #[serde(default)]
+    optimal_write_size: u32,
+    #[serde(default)]
+    preferred_unmap_granularity: u32,
+    #[serde(default)]
+    preferred_unmap_alignment: u32,
+}
+
+impl Method<Engine> for Create {
+    const NAME: &'static str = "bdev_null_create";
+    const ABOUT: &'static str =
+        "Makes a device that takes everything and keeps nothing, and answers its name.";
+    const EFFECT: Effect = Effect::Changes;
+    type Params = CreateParams;
+    type Reply = String;
+
+    async fn apply(mut params: CreateParams, on: Rc<Engine>) -> Result<String, RpcError> {
+        no_metadata(&[("md_size", params.md_size), ("dif_type", params.dif_type)])?;
+        let bdev = null::create(null::Config {
+            name: params.name.clone(),
+            block_size: params.block_size,
+            num_blocks: params.num_blocks,
+            physical_block_size: (params.physical_block_size != 0)
+                .then_some(params.physical_block_size),
+            uuid: params.uuid,
+            reads: null::Reads::default(),
+        })?;
+        params.uuid = bdev.config().uuid;
+        let record = serde_json::to_value(&params).expect("parameters are plain data");
+        super::create(&on, Module::Null(bdev), Create::NAME, record).await
+    }
+}
+
+struct Delete;
+
+impl Method<Engine> for Delete {
+    const NAME: &'static str = "bdev_null_delete";
+    const ABOUT: &'static str = "Deletes a null device, and whatever stands on it.";
+    const EFFECT: Effect = Effect::Changes;
+    type Params = NameParams;
+    type Reply = bool;
+
+    async fn apply(params: NameParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        super::delete(&on, &params.name, |m| matches!(m, Module::Null(_))).await
+    }
+}
+
+struct Resize;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct ResizeParams {
+    name: String,
+    /// In MiB; not less than the present size.
+    new_size: u64,
+}
+
+impl Method<Engine> for Resize {
+    const NAME: &'static str = "bdev_null_resize";
+    const ABOUT: &'static str = "Makes a null device larger; hosts are told.";
+    const EFFECT: Effect = Effect::Changes;
+    type Params = ResizeParams;
+    type Reply = bool;
+
+    async fn apply(params: ResizeParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        let plane = on.plane()?;
+        let Some(Module::Null(bdev)) = on.devices.module(&params.name) else {
+            return Err(no_device(&params.name));
+        };
+        let before = bdev.config();
+        let bytes = params
+            .new_size
+            .checked_mul(1 << 20)
+            .filter(|b| b % u64::from(before.block_size) == 0);
+        let blocks = bytes
+            .map(|b| b / u64::from(before.block_size))
+            .filter(|b| *b >= before.num_blocks);
+        let Some(blocks) = blocks else {
+            let now = before.num_blocks * u64::from(before.block_size) / (1 << 20);
+            return Err(RpcError::errno(
+                Errno::EINVAL,
+                format!(
+                    "{} MiB is less than the present {now} MiB, or too much",
+                    params.new_size
+                ),
+            )
+            .field("new_size"));
+        };
+        bdev.resize(blocks)?;
+        let mut record = on
+            .journal
+            .find(&super::key(&params.name))
+            .map(|e| e.record.params)
+            .unwrap_or_default();
+        record["num_blocks"] = blocks.into();
+        if let Err(refused) = super::update(&on, &params.name, record).await {
+            bdev.resize(before.num_blocks)?;
+            return Err(refused);
+        }
+        plane.bdevs.notify_resize(&params.name)?;
+        Ok(true)
+    }
+}

@@ -1,0 +1,403 @@
+//! Reactors, threads, pollers and buffers: `framework_get_reactors`, `thread_get_*`, `iobuf_get_stats`,
+//! and our own `reactor_set_mode`.
+//!
+//! SPDK runs lightweight threads on reactors; here each reactor is one thread, shown as both.
+
+use std::rc::Rc;
+
+use nacre_reactor::{CoreSet, Mode, ReactorHandle, numa_node};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::bdev::TICK_RATE;
+use crate::engine::Engine;
+use crate::rpc::error::Errno;
+use crate::rpc::{Effect, Method, NoParams, Registry, RpcError};
+
+pub fn register(registry: &mut Registry<Engine>) {
+    registry
+        .add::<GetReactors>()
+        .add::<GetStats>()
+        .add::<GetPollers>()
+        .add::<IobufGetStats>()
+        .add::<SetMode>();
+}
+
+fn cpumask(reactor: &ReactorHandle) -> String {
+    let core = reactor.core().map(|c| c.to_string()).unwrap_or_default();
+    CoreSet::parse(&core)
+        .map(|set| set.mask())
+        .unwrap_or_default()
+}
+
+struct GetReactors;
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct Reactors {
+    tick_rate: u64,
+    pid: u32,
+    reactors: Vec<Reactor>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct Reactor {
+    lcore: usize,
+    numa_id: i64,
+    tid: i32,
+    busy: u64,
+    /// Polling in vain and sleeping.
+    idle: u64,
+    in_interrupt: bool,
+    /// The core's time in interrupts, the kernel and programs, in USER_HZ (100 per second).
+    irq: u64,
+    sys: u64,
+    usr: u64,
+    lw_threads: Vec<LwThread>,
+    /// Our own: `poll`, `adaptive` or `interrupt`.
+    mode: &'static str,
+    /// Our own: the part of `idle` that was slept, and how often.
+    sleep: u64,
+    sleeps: u64,
+    /// Our own: turns that took longer than 100 ms.
+    stalls: u64,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct LwThread {
+    name: String,
+    id: u64,
+    cpumask: String,
+    elapsed: u64,
+}
+
+fn mode_name(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Poll => "poll",
+        Mode::Adaptive => "adaptive",
+        Mode::Interrupt => "interrupt",
+    }
+}
+
+impl Method<Engine> for GetReactors {
+    const NAME: &'static str = "framework_get_reactors";
+    const ABOUT: &'static str = "Lists the reactors and how busy they are. A tick is a nanosecond.";
+    type Params = NoParams;
+    type Reply = Reactors;
+
+    async fn apply(_: NoParams, on: Rc<Engine>) -> Result<Reactors, RpcError> {
+        let plane = on.plane()?;
+        let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+        let describe = |(index, handle): (usize, &ReactorHandle)| {
+            let stats = handle.stats();
+            let core = handle.core().unwrap_or(0);
+            let (usr, sys, irq) = core_times(&stat, core).unwrap_or_default();
+            Reactor {
+                lcore: core,
+                numa_id: numa_node(core).map_or(-1, i64::from),
+                tid: stats.tid,
+                busy: stats.busy_ns,
+                idle: stats.idle_ns + stats.sleep_ns,
+                in_interrupt: stats.mode == Mode::Interrupt,
+                irq,
+                sys,
+                usr,
+                lw_threads: vec![LwThread {
+                    name: stats.name.clone(),
+                    id: index as u64 + 1,
+                    cpumask: cpumask(handle),
+                    elapsed: stats.busy_ns + stats.idle_ns + stats.sleep_ns,
+                }],
+                mode: mode_name(stats.mode),
+                sleep: stats.sleep_ns,
+                sleeps: stats.sleeps,
+                stalls: stats.stalls,
+            }
+        };
+        let reactors = plane.reactors.iter().enumerate().map(describe).collect();
+        Ok(Reactors {
+            tick_rate: TICK_RATE,
+            pid: std::process::id(),
+            reactors,
+        })
+    }
+}
+
+/// User, system and interrupt time of a core, from /proc/stat (proc(5)).
+fn core_times(stat: &str, core: usize) -> Option<(u64, u64, u64)> {
+    let name = format!("cpu{core} ");
+    let line = stat.lines().find(|l| l.starts_with(&name))?;
+    let fields: Vec<u64> = line
+        .split_whitespace()
+        .skip(1)
+        .filter_map(|f| f.parse().ok())
+        .collect();
+    Some((*fields.first()?, *fields.get(2)?, *fields.get(5)?))
+}
+
+struct GetStats;
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct Threads<T> {
+    tick_rate: u64,
+    threads: Vec<T>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct ThreadStats {
+    name: String,
+    id: u64,
+    cpumask: String,
+    busy: u64,
+    idle: u64,
+    active_pollers_count: u64,
+    timed_pollers_count: u64,
+    paused_pollers_count: u64,
+}
+
+impl Method<Engine> for GetStats {
+    const NAME: &'static str = "thread_get_stats";
+    const ABOUT: &'static str = "Lists the threads that do I/O and how busy they are.";
+    type Params = NoParams;
+    type Reply = Threads<ThreadStats>;
+
+    async fn apply(_: NoParams, on: Rc<Engine>) -> Result<Threads<ThreadStats>, RpcError> {
+        let plane = on.plane()?;
+        let describe = |(index, handle): (usize, &ReactorHandle)| {
+            let stats = handle.stats();
+            ThreadStats {
+                id: index as u64 + 1,
+                cpumask: cpumask(handle),
+                busy: stats.busy_ns,
+                idle: stats.idle_ns + stats.sleep_ns,
+                active_pollers_count: handle.pollers().len() as u64,
+                timed_pollers_count: stats.timers as u64,
+                paused_pollers_count: 0,
+                name: stats.name,
+            }
+        };
+        Ok(Threads {
+            tick_rate: TICK_RATE,
+            threads: plane.reactors.iter().enumerate().map(describe).collect(),
+        })
+    }
+}
+
+struct GetPollers;
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct ThreadPollers {
+    name: String,
+    id: u64,
+    active_pollers: Vec<PollerInfo>,
+    timed_pollers: Vec<PollerInfo>,
+    paused_pollers: Vec<PollerInfo>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct PollerInfo {
+    name: String,
+    id: u64,
+    state: &'static str,
+    run_count: u64,
+    busy_count: u64,
+    /// Our own: items of work done.
+    items: u64,
+}
+
+impl Method<Engine> for GetPollers {
+    const NAME: &'static str = "thread_get_pollers";
+    const ABOUT: &'static str = "Lists the pollers of each thread.";
+    type Params = NoParams;
+    type Reply = Threads<ThreadPollers>;
+
+    async fn apply(_: NoParams, on: Rc<Engine>) -> Result<Threads<ThreadPollers>, RpcError> {
+        let plane = on.plane()?;
+        let describe = |(index, handle): (usize, &ReactorHandle)| ThreadPollers {
+            name: handle.name().to_owned(),
+            id: index as u64 + 1,
+            active_pollers: handle
+                .pollers()
+                .into_iter()
+                .map(|p| PollerInfo {
+                    name: p.name,
+                    id: p.id.0,
+                    state: "waiting",
+                    run_count: p.run_count,
+                    busy_count: p.busy_count,
+                    items: p.items,
+                })
+                .collect(),
+            timed_pollers: Vec::new(),
+            paused_pollers: Vec::new(),
+        };
+        Ok(Threads {
+            tick_rate: TICK_RATE,
+            threads: plane.reactors.iter().enumerate().map(describe).collect(),
+        })
+    }
+}
+
+struct IobufGetStats;
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct ModulePools {
+    module: String,
+    small_pool: PoolInfo,
+    large_pool: PoolInfo,
+}
+
+/// `cache` and `main` count SPDK's two places to find a buffer; here there is one, and what is
+/// told is how it stands.
+#[derive(Debug, Default, Serialize, JsonSchema)]
+struct PoolInfo {
+    /// Buffers free now.
+    cache: u64,
+    /// Always 0: there is no shared pool behind the reactor's own.
+    main: u64,
+    /// How often somebody had to wait for a buffer.
+    retry: u64,
+    /// Buffers there are.
+    cache_size: u64,
+    /// Our own: the fewest that were ever free.
+    low_water: u64,
+}
+
+impl Method<Engine> for IobufGetStats {
+    const NAME: &'static str = "iobuf_get_stats";
+    const ABOUT: &'static str = "Tells how the data buffers of each reactor stand.";
+    type Params = NoParams;
+    type Reply = Vec<ModulePools>;
+
+    async fn apply(_: NoParams, on: Rc<Engine>) -> Result<Vec<ModulePools>, RpcError> {
+        let plane = on.plane()?;
+        let small = on.options.borrow().iobuf.small_bufsize.max(16 << 10) as usize;
+        let mut out = Vec::new();
+        for pools in plane.pools().await {
+            for (kind, classes) in [("io", &pools.io), ("admin", &pools.admin)] {
+                let mut entry = ModulePools {
+                    module: format!("{}_{kind}", pools.reactor),
+                    small_pool: PoolInfo::default(),
+                    large_pool: PoolInfo::default(),
+                };
+                for class in classes {
+                    let pool = if class.size <= small {
+                        &mut entry.small_pool
+                    } else {
+                        &mut entry.large_pool
+                    };
+                    pool.cache += class.free as u64;
+                    pool.cache_size += class.count as u64;
+                    pool.retry += class.exhausted;
+                    pool.low_water += class.low_water as u64;
+                }
+                out.push(entry);
+            }
+        }
+        Ok(out)
+    }
+}
+
+struct SetMode;
+
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+enum ModeName {
+    Poll,
+    Adaptive,
+    Interrupt,
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct SetModeParams {
+    mode: ModeName,
+    /// How long an adaptive reactor polls in vain before it sleeps.
+    busy_poll_us: Option<u64>,
+    /// Only the reactor on this core; all unless given.
+    lcore: Option<usize>,
+}
+
+impl Method<Engine> for SetMode {
+    const NAME: &'static str = "reactor_set_mode";
+    const ABOUT: &'static str = "Changes how reactors wait for work, until the daemon ends.";
+    const EFFECT: Effect = Effect::Changes;
+    type Params = SetModeParams;
+    type Reply = bool;
+
+    async fn apply(params: SetModeParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        let plane = on.plane()?;
+        let meant = |r: &&ReactorHandle| params.lcore.is_none() || r.core() == params.lcore;
+        let reactors: Vec<&ReactorHandle> = plane.reactors.iter().filter(meant).collect();
+        if reactors.is_empty() {
+            return Err(
+                RpcError::errno(Errno::ENODEV, "no reactor runs on that core").field("lcore"),
+            );
+        }
+        for reactor in reactors {
+            reactor.set_mode(match params.mode {
+                ModeName::Poll => Mode::Poll,
+                ModeName::Adaptive => Mode::Adaptive,
+                ModeName::Interrupt => Mode::Interrupt,
+            });
+            if let Some(us) = params.busy_poll_us {
+                reactor.set_busy_poll_us(us);
+            }
+        }
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::bench;
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn reactors_threads_and_pollers_are_told() {
+        let bench = bench();
+        let reactors = bench.call("framework_get_reactors", json!(null));
+        assert_eq!(reactors["tick_rate"], 1_000_000_000);
+        let reactor = &reactors["reactors"][0];
+        assert_eq!(
+            (reactor["mode"].as_str(), &reactor["in_interrupt"]),
+            (Some("adaptive"), &json!(false))
+        );
+        let threads = bench.call("thread_get_stats", json!(null));
+        assert_eq!(threads["threads"][0]["id"], 1);
+        assert_eq!(
+            threads["threads"][0]["cpumask"],
+            reactor["lw_threads"][0]["cpumask"]
+        );
+        let pollers = bench.call("thread_get_pollers", json!(null));
+        assert_eq!(pollers["threads"][0]["active_pollers"][0]["name"], "nvmf");
+        let pools = bench.call("iobuf_get_stats", json!(null));
+        assert!(
+            pools[0]["large_pool"]["cache_size"].as_u64().unwrap() >= 4,
+            "{pools}"
+        );
+
+        assert_eq!(
+            bench.call("reactor_set_mode", json!({ "mode": "interrupt" })),
+            true
+        );
+        assert_eq!(
+            bench.call("framework_get_reactors", json!(null))["reactors"][0]["in_interrupt"],
+            true
+        );
+        assert_eq!(
+            bench
+                .refused("reactor_set_mode", json!({ "mode": "poll", "lcore": 4000 }))
+                .code,
+            -19
+        );
+    }
+
+    #[test]
+    fn core_times_are_read_from_proc_stat() {
+        let stat = "cpu  9 9 9 9 9 9 9\ncpu1 10 0 20 300 5 7 1 0 0 0\ncpu10 1 2 3 4 5 6 7\n";
+        assert_eq!(core_times(stat, 1), Some((10, 20, 7)));
+        assert_eq!(core_times(stat, 10), Some((1, 3, 6)));
+        assert_eq!(core_times(stat, 2), None);
+    }
+}
