@@ -160,6 +160,15 @@ pub struct Association {
     errors: Mutex<ErrorLog>,
 }
 
+/// Whom the subsystem let in, where, and as what.
+pub(crate) struct Admitted {
+    pub cntlid: u16,
+    pub hostid: [u8; 16],
+    pub hostnqn: Nqn,
+    pub listener: ListenerId,
+    pub transport: TransportType,
+}
+
 /// One failed command, for the error information log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ErrorRecord {
@@ -185,22 +194,18 @@ pub const MAX_CHANGED_NAMESPACES: usize = 1024;
 
 impl Association {
     pub(crate) fn new(
-        cntlid: u16,
-        hostid: [u8; 16],
-        hostnqn: Nqn,
+        admitted: Admitted,
         subsystem: Arc<Subsystem>,
-        listener: ListenerId,
-        transport: TransportType,
         view: Arc<View>,
         error_entries: usize,
     ) -> Association {
         Association {
-            cntlid,
-            hostid,
-            hostnqn,
+            cntlid: admitted.cntlid,
+            hostid: admitted.hostid,
+            hostnqn: admitted.hostnqn,
             subsystem,
-            listener,
-            transport,
+            listener: admitted.listener,
+            transport: admitted.transport,
             phase: AtomicU8::new(Phase::Connected as u8),
             touched: AtomicBool::new(false),
             view_version: AtomicU64::new(1),

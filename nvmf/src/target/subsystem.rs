@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use nacre_nvmf_wire::Nqn;
 use uuid::Uuid;
 
-use super::association::{Association, Phase, Teardown};
+use super::association::{Admitted, Association, Phase, Teardown};
 use super::namespace::{Backing, Namespace, NamespaceIds, View};
 use crate::transport::{Address, ListenerId, TransportType};
 
@@ -472,16 +472,16 @@ impl Subsystem {
         let cntlid = free_cntlid(&state, &self.config).ok_or(Refusal::NoFreeController)?;
         state.last_cntlid = cntlid;
         let view = Arc::new(view_for(&state, hostnqn));
-        let association = Arc::new(Association::new(
+        let admitted = Admitted {
             cntlid,
             hostid,
-            hostnqn.clone(),
-            Arc::clone(self),
+            hostnqn: hostnqn.clone(),
             listener,
             transport,
-            view,
-            self.error_entries,
-        ));
+        };
+        let subsystem = Arc::clone(self);
+        let association = Association::new(admitted, subsystem, view, self.error_entries);
+        let association = Arc::new(association);
         state.controllers.insert(cntlid, Arc::clone(&association));
         Ok(association)
     }

@@ -1,5 +1,11 @@
 //! The target in one thread and virtual time, with a transport made of two lists.
 
+mod admin;
 mod connect;
+mod discovery;
+mod events;
+mod host;
 mod io;
+mod limits;
 mod rig;
+mod told;

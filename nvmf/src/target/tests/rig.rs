@@ -217,6 +217,10 @@ impl Rig {
     }
 
     pub fn add_namespace(&self, bdev: Arc<dyn Bdev>) -> u32 {
+        self.add_namespace_to(SUBNQN, bdev)
+    }
+
+    pub fn add_namespace_to(&self, subnqn: &str, bdev: Arc<dyn Bdev>) -> u32 {
         let config = NamespaceConfig {
             nsid: None,
             bdev_name: bdev.name().to_string(),
@@ -225,7 +229,7 @@ impl Rig {
             ana_group: None,
             auto_visible: true,
         };
-        self.target.add_namespace(&nqn(SUBNQN), config).unwrap()
+        self.target.add_namespace(&nqn(subnqn), config).unwrap()
     }
 
     pub fn turn(&mut self) {

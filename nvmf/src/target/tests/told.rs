@@ -1,0 +1,135 @@
+//! A bdev that is what a test tells it to be: any geometry and limits, any status for every I/O.
+
+use std::sync::{Arc, Mutex};
+
+use nacre_bdev::{
+    Bdev, Busy, Done, Geometry, Io, Limits, Op, OpenError, Queue, Status, Support, Token,
+};
+use nacre_hugepages::Pool;
+use nacre_reactor::Nanos;
+use uuid::Uuid;
+
+use super::rig::{Rig, SUBNQN, nqn};
+use crate::target::{Backing, NamespaceConfig, NamespaceIds, TargetConfig};
+
+pub struct Told {
+    pub state: Mutex<State>,
+    uuid: Uuid,
+}
+
+#[derive(Clone)]
+pub struct State {
+    pub geometry: Geometry,
+    pub limits: Limits,
+    /// How every I/O ends.
+    pub status: Status,
+    /// No I/O ends for now.
+    pub held: bool,
+}
+
+impl Told {
+    pub fn new() -> Arc<Told> {
+        let geometry = Geometry {
+            block_size: 512,
+            blocks: 4096,
+            physical_block_size: 512,
+        };
+        Arc::new(Told {
+            state: Mutex::new(State {
+                geometry,
+                limits: Limits::unlimited(64),
+                status: Status::Ok,
+                held: false,
+            }),
+            uuid: Uuid::from_u128(0x1234),
+        })
+    }
+
+    pub fn tell(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.state.lock().unwrap());
+    }
+}
+
+/// A rig whose namespace 1 is on such a device, without the layer.
+pub fn rig_told() -> (Rig, Arc<Told>) {
+    let rig = Rig::new(TargetConfig::default());
+    let told = Told::new();
+    let opened = Arc::clone(&told);
+    let open = move |pool: &Pool| (Arc::clone(&opened) as Arc<dyn Bdev>).open(pool);
+    let config = NamespaceConfig {
+        nsid: Some(1),
+        bdev_name: "told".to_string(),
+        ids: NamespaceIds::from_uuid(told.uuid),
+        backing: Backing::new(Arc::clone(&told) as Arc<dyn Bdev>, Arc::new(open)),
+        ana_group: None,
+        auto_visible: true,
+    };
+    rig.target.add_namespace(&nqn(SUBNQN), config).unwrap();
+    (rig, told)
+}
+
+impl Bdev for Told {
+    fn name(&self) -> &str {
+        "told"
+    }
+
+    fn product_name(&self) -> &'static str {
+        "Told disk"
+    }
+
+    fn uuid(&self) -> Uuid {
+        self.uuid
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.state.lock().unwrap().geometry
+    }
+
+    fn limits(&self) -> Limits {
+        self.state.lock().unwrap().limits
+    }
+
+    fn supports(&self, _op: Op) -> Support {
+        Support::Native
+    }
+
+    fn open(self: Arc<Self>, _pool: &Pool) -> Result<Box<dyn Queue>, OpenError> {
+        Ok(Box::new(Channel {
+            told: self,
+            taken: Vec::new(),
+        }))
+    }
+}
+
+struct Channel {
+    told: Arc<Told>,
+    taken: Vec<Io>,
+}
+
+impl Queue for Channel {
+    fn submit(&mut self, io: Io) -> Result<(), (Busy, Io)> {
+        self.taken.push(io);
+        Ok(())
+    }
+
+    fn poll(&mut self, _now: Nanos, done: &mut Done) -> usize {
+        let State { status, held, .. } = *self.told.state.lock().unwrap();
+        let mut count = 0;
+        while !held
+            && done.has_room()
+            && let Some(io) = self.taken.pop()
+        {
+            done.push(io.complete(status));
+            count += 1;
+        }
+        count
+    }
+
+    fn abort(&mut self, _token: Token) -> bool {
+        false
+    }
+
+    fn inflight(&self) -> usize {
+        self.taken.len()
+    }
+}
