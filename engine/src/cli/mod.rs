@@ -4,8 +4,12 @@
 
 mod completions;
 mod config;
+mod discover;
+mod identify;
 mod metrics;
 pub mod output;
+mod perf;
+mod remote;
 mod rpc;
 mod serve;
 
@@ -42,6 +46,12 @@ enum Command {
     Config(config::ConfigArgs),
     /// Show the daemon's metrics
     Metrics(metrics::MetricsArgs),
+    /// List what a discovery controller knows
+    Discover(discover::DiscoverArgs),
+    /// Show what a controller says about itself and its namespaces
+    Identify(identify::IdentifyArgs),
+    /// Put load on a remote namespace, measure and verify it
+    Perf(Box<perf::PerfArgs>),
     /// Print a completion script for a shell
     Completions(completions::CompletionsArgs),
 }
@@ -93,6 +103,9 @@ pub enum Failure {
     Usage(String),
     #[error("{0}")]
     Daemon(#[from] ClientError),
+    /// With an exit code that the command's help explains.
+    #[error("{error:#}")]
+    Exit { code: u8, error: anyhow::Error },
 }
 
 impl Failure {
@@ -103,6 +116,7 @@ impl Failure {
             Failure::Daemon(ClientError::Unreachable { .. }) => 3,
             Failure::Daemon(ClientError::Refused { .. }) => 4,
             Failure::Daemon(_) => 1,
+            Failure::Exit { code, .. } => *code,
         }
     }
 }
@@ -139,6 +153,9 @@ fn run(args: Vec<OsString>) -> Result<(), Failure> {
         Command::Rpc(args) => rpc::run(args),
         Command::Config(args) => config::run(args),
         Command::Metrics(args) => metrics::run(args),
+        Command::Discover(args) => discover::run(args),
+        Command::Identify(args) => identify::run(args),
+        Command::Perf(args) => perf::run(*args),
         Command::Completions(args) => completions::run(args),
     }
 }

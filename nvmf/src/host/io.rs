@@ -145,6 +145,10 @@ impl IoQueue {
         self.phase == Phase::Live
     }
 
+    pub fn qid(&self) -> u16 {
+        self.qid
+    }
+
     pub fn stats(&self) -> IoStats {
         self.stats
     }

@@ -1,0 +1,440 @@
+//! `nacre perf`: load on a remote namespace, measured and, if asked for, verified.
+
+use std::io::IsTerminal;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use nacre_reactor::CoreSet;
+
+use super::remote::{RemoteArgs, usage};
+use super::{Failure, output};
+use crate::initiator::DEFAULT_PORT;
+use crate::perf::{
+    self, Direction, Job, Limit, Mismatch, PerfError, Progress, Report, Rw, Sizes, Verify,
+    parse_size,
+};
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Sizes: 4096, 4k, 1m (powers of 1024). Writes destroy what is on the namespace.\n\nExit codes: 0 done, 1 an I/O failed or data was wrong, 2 wrong usage, 3 cannot connect.\n\nExamples:\n  nacre perf tcp://192.0.2.1/nqn.2025-01.io.example:v --rw randread --depth 128 --seconds 30\n  nacre perf -a 192.0.2.1 -n nqn.2025-01.io.example:v --rw randrw --mix 70 --verify"
+)]
+pub struct PerfArgs {
+    #[command(flatten)]
+    remote: RemoteArgs,
+    /// read, write, randread, randwrite, rw, randrw
+    #[arg(long, value_name = "WHAT", default_value = "randread")]
+    rw: Rw,
+    /// Reads in a hundred, of rw and randrw
+    #[arg(long, value_name = "PERCENT", default_value_t = 70, value_parser = clap::value_parser!(u8).range(0..=100))]
+    mix: u8,
+    /// I/Os under way, per queue
+    #[arg(short = 'd', long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    depth: u16,
+    /// Bytes per I/O
+    #[arg(long, value_name = "BYTES", default_value = "4k", value_parser = parse_size)]
+    size: u64,
+    /// I/Os of every size from MIN to MAX instead
+    #[arg(long, value_name = "MIN-MAX", value_parser = parse_range, conflicts_with = "size")]
+    io_size_range: Option<Sizes>,
+    /// I/O queues, each with a connection of its own [default: one per core]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    queues: Option<u16>,
+    /// Cores to run on, a thread each: 0-3,8 or 0xf [default: one thread, anywhere]
+    #[arg(long, value_name = "CORES", value_parser = CoreSet::parse)]
+    cores: Option<CoreSet>,
+    /// How long [default: 10, unless --ios is given]
+    #[arg(long, value_name = "SECONDS", conflicts_with = "ios", value_parser = parse_seconds)]
+    seconds: Option<Duration>,
+    /// How many I/Os
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    ios: Option<u64>,
+    /// Before measuring begins
+    #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = parse_seconds)]
+    warmup: Duration,
+    /// Write patterns, read them back, compare every byte
+    #[arg(long)]
+    verify: bool,
+    /// Write nothing: compare everything in the range with the patterns of an earlier --verify
+    #[arg(long, conflicts_with = "verify")]
+    verify_only: bool,
+    /// Bytes of the namespace that are used [default: all; with verification at most 1g]
+    #[arg(long, value_name = "BYTES", value_parser = parse_size)]
+    range: Option<u64>,
+    /// Where they begin
+    #[arg(long, value_name = "BYTES", default_value = "0", value_parser = parse_size)]
+    offset: u64,
+    /// At most so many I/Os per second, of all queues together
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    rate: Option<u64>,
+    /// The same seed makes the same places and sizes [default: another one each time]
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Go on after an I/O failed or data was wrong
+    #[arg(long)]
+    keep_going: bool,
+    /// How long a lost connection is tried again
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = humantime::parse_duration)]
+    loss_timeout: Duration,
+    /// How long one I/O may take before its connection is given up
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = humantime::parse_duration)]
+    io_timeout: Duration,
+    /// Print JSON for programs instead of a table for people
+    #[arg(long)]
+    json: bool,
+    /// No progress line
+    #[arg(long)]
+    quiet: bool,
+}
+
+pub fn run(args: PerfArgs) -> Result<(), Failure> {
+    let job = job(&args)?;
+    // One entry of a queue is always free.
+    let entries = job.depth + 1;
+    let mut target = args.remote.target(None, DEFAULT_PORT, entries)?;
+    target.options.io_queues = job.queues;
+    target.options.loss_timeout = Some(args.loss_timeout);
+    target.options.io_timeout = args.io_timeout;
+    let mut session = target.connect()?;
+    let granted = session.controller().link().state().queue_entries;
+    if granted < entries && !args.quiet && !args.json {
+        eprintln!(
+            "note: the controller's queues have {granted} entries: {} I/Os of a queue are there at a time",
+            granted - 1
+        );
+    }
+    let mut line = Line::new(args.quiet || args.json);
+    let interrupt = Interrupt::listen();
+    let name = target.remote.to_string();
+    let wanted = (name.as_str(), target.remote.nsid);
+    let mut watch = |progress: &Progress| {
+        line.show(progress);
+        !interrupt.seen()
+    };
+    let outcome = perf::run(&job, &mut session, &target.connector, wanted, &mut watch);
+    line.clear();
+    session.disconnect();
+    let report = outcome.map_err(failure)?;
+    if args.json {
+        output::json(&serde_json::to_value(&report).expect("a report serialises"))?;
+    } else {
+        output::line(&text(&report))?;
+    }
+    match report.is_good() {
+        true => Ok(()),
+        false => Err(Failure::Exit {
+            code: 1,
+            error: anyhow::anyhow!(verdict(&report)),
+        }),
+    }
+}
+
+fn job(args: &PerfArgs) -> Result<Job, Failure> {
+    let sizes = match args.io_size_range {
+        Some(sizes) => sizes,
+        None => {
+            let size = u32::try_from(args.size).unwrap_or(u32::MAX);
+            Sizes {
+                min: size,
+                max: size,
+            }
+        }
+    };
+    if sizes.min == 0 {
+        return Err(Failure::Usage("I/Os of no bytes do nothing".into()));
+    }
+    let cores: Vec<usize> = args.cores.iter().flat_map(CoreSet::iter).collect();
+    let queues = match args.queues {
+        Some(queues) => queues,
+        None => u16::try_from(cores.len().max(1)).unwrap_or(u16::MAX),
+    };
+    let verify = match (args.verify, args.verify_only) {
+        (false, false) => Verify::Off,
+        (true, _) => Verify::On,
+        (_, true) => Verify::Only,
+    };
+    let limit = match args.ios {
+        Some(ios) => Limit::Ios(ios),
+        None => Limit::Time(args.seconds.unwrap_or(Duration::from_secs(10))),
+    };
+    Ok(Job {
+        rw: args.rw,
+        mix: args.mix,
+        sizes,
+        depth: args.depth,
+        queues,
+        cores,
+        limit,
+        warmup: args.warmup,
+        verify,
+        range: args.range,
+        offset: args.offset,
+        rate: args.rate,
+        seed: args
+            .seed
+            .unwrap_or_else(|| uuid::Uuid::new_v4().as_u64_pair().0),
+        keep_going: args.keep_going,
+        drain: args.io_timeout + Duration::from_secs(1),
+    })
+}
+
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text
+        .parse()
+        .map_err(|_| format!("\"{text}\" is not a number of seconds"))?;
+    Duration::try_from_secs_f64(seconds).map_err(|e| e.to_string())
+}
+
+fn parse_range(text: &str) -> Result<Sizes, String> {
+    let (min, max) = text
+        .split_once('-')
+        .ok_or_else(|| format!("\"{text}\" is not a range: write for example 512-128k"))?;
+    let size = |text| {
+        let bytes = parse_size(text).map_err(|e| e.to_string())?;
+        u32::try_from(bytes).map_err(|_| format!("{text} is too large for an I/O"))
+    };
+    Ok(Sizes {
+        min: size(min)?,
+        max: size(max)?,
+    })
+}
+
+fn failure(error: PerfError) -> Failure {
+    match error {
+        PerfError::Worker(perf::WorkerError::Connect { .. }) => {
+            super::remote::cannot_connect(error)
+        }
+        PerfError::Job(_)
+        | PerfError::Which { .. }
+        | PerfError::NoNamespace { .. }
+        | PerfError::Queues { .. } => usage(error),
+        error => Failure::Failed(error.into()),
+    }
+}
+
+/// One line on the terminal that says how far it is.
+struct Line {
+    bar: ProgressBar,
+    last: (Instant, u64, u64),
+}
+
+impl Line {
+    fn new(hidden: bool) -> Line {
+        let bar = match hidden || !std::io::stderr().is_terminal() {
+            true => ProgressBar::hidden(),
+            false => ProgressBar::new(1000),
+        };
+        let style = ProgressStyle::with_template("{prefix:12} {bar:24} {msg}");
+        bar.set_style(style.expect("the template is right"));
+        Line {
+            bar,
+            last: (Instant::now(), 0, 0),
+        }
+    }
+
+    fn show(&mut self, progress: &Progress) {
+        let elapsed = self.last.0.elapsed();
+        if self.bar.is_hidden() || elapsed < Duration::from_millis(250) {
+            return;
+        }
+        let ios = progress.ios.saturating_sub(self.last.1) as f64 / elapsed.as_secs_f64();
+        let rate = progress.bytes.saturating_sub(self.last.2) as f64 / elapsed.as_secs_f64();
+        self.last = (Instant::now(), progress.ios, progress.bytes);
+        self.bar.set_prefix(progress.phase);
+        self.bar.set_position(progress.permille);
+        let mut message = format!("{}  {}/s", count(ios), output::bytes(rate as u64));
+        if progress.errors > 0 {
+            message.push_str(&format!("  {} errors", progress.errors));
+        }
+        match progress.reconnecting {
+            Some(0) => message.push_str("  connecting"),
+            Some(attempt) => message.push_str(&format!("  connection lost, attempt {attempt}")),
+            None => {}
+        }
+        self.bar.set_message(message);
+    }
+
+    fn clear(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// Ctrl-C ends the run and shows what there is; pressed again it ends the program.
+struct Interrupt(Arc<AtomicBool>);
+
+impl Interrupt {
+    fn listen() -> Interrupt {
+        let seen = Arc::new(AtomicBool::new(false));
+        let set = Arc::clone(&seen);
+        let wait = move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build();
+            let Ok(runtime) = runtime else { return };
+            runtime.block_on(async {
+                while tokio::signal::ctrl_c().await.is_ok() {
+                    if set.swap(true, Ordering::Relaxed) {
+                        std::process::exit(130);
+                    }
+                }
+            });
+        };
+        // Without the thread Ctrl-C simply ends the program.
+        let _ = std::thread::Builder::new()
+            .name("interrupt".into())
+            .spawn(wait);
+        Interrupt(seen)
+    }
+
+    fn seen(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// The report for people.
+fn text(report: &Report) -> String {
+    let mut lines = vec![
+        format!("{} namespace {}", report.target, report.nsid),
+        format!(
+            "{}, {}, {} {} with {} I/Os each, {:.2} s{}",
+            report.rw,
+            report.size,
+            report.queues,
+            if report.queues == 1 {
+                "queue"
+            } else {
+                "queues"
+            },
+            report.depth,
+            report.seconds,
+            if report.interrupted {
+                ", interrupted"
+            } else {
+                ""
+            },
+        ),
+        format!(
+            "{:6} {:>10} {:>13} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
+            "", "IOPS", "bytes/s", "min", "p50", "p90", "p99", "p99.9", "p99.99", "max"
+        ),
+    ];
+    let rows = [("read", &report.read), ("write", &report.write)];
+    lines.extend(
+        rows.into_iter()
+            .filter(|(_, d)| d.ios > 0)
+            .map(|(name, d)| row(name, d)),
+    );
+    if report.read.ios > 0 && report.write.ios > 0 {
+        lines.push(format!(
+            "{:6} {:>10} {:>13}",
+            "both",
+            count(report.iops),
+            output::bytes(report.bytes_per_second as u64)
+        ));
+    }
+    if let Some(v) = &report.verification {
+        let unknown = match v.blocks_unknown {
+            0 => String::new(),
+            n => format!(", {n} read that nothing is known about"),
+        };
+        lines.push(format!(
+            "verified: {} blocks written, {} compared, {} wrong{unknown}",
+            v.blocks_written, v.blocks_checked, v.blocks_wrong
+        ));
+        lines.extend(v.first_mismatch.as_ref().map(mismatch));
+    }
+    if report.connections_lost > 0 {
+        lines.push(format!(
+            "connections lost: {}, I/Os sent again: {}",
+            report.connections_lost, report.resent
+        ));
+    }
+    if !report.errors.is_empty() {
+        let each = report.errors.iter().map(|(name, n)| format!("{name} {n}"));
+        lines.push(format!("errors: {}", each.collect::<Vec<_>>().join(", ")));
+    }
+    if let Some(e) = &report.first_error {
+        lines.push(format!(
+            "first error: {} of {} blocks at LBA {}: {}",
+            e.op.name(),
+            e.blocks,
+            e.lba,
+            e.status
+        ));
+    }
+    if report.unfinished > 0 {
+        lines.push(format!("{} I/Os did not come back", report.unfinished));
+    }
+    lines.join("\n")
+}
+
+fn row(name: &str, d: &Direction) -> String {
+    let l = &d.latency_ns;
+    let mut row = format!(
+        "{name:6} {:>10} {:>13}",
+        count(d.iops),
+        output::bytes(d.bytes_per_second as u64)
+    );
+    for nanos in [l.min, l.p50, l.p90, l.p99, l.p99_9, l.p99_99, l.max] {
+        row.push_str(&format!(" {:>9}", latency(nanos)));
+    }
+    row
+}
+
+fn mismatch(found: &Mismatch) -> String {
+    use perf::Wrong;
+    let e = &found.expected;
+    let expected = format!("LBA {}, write {} of run {:x}", e.lba, e.generation, e.run);
+    let actual = match found.found {
+        Wrong::Zeroes => "nothing but zeroes".to_owned(),
+        Wrong::Foreign { first } => {
+            format!("no pattern (it begins with {:016x})", first.swap_bytes())
+        }
+        Wrong::Other { found } => format!(
+            "namespace {}, LBA {}, write {} of run {:x}",
+            found.nsid, found.lba, found.generation, found.run
+        ),
+        Wrong::Damaged {
+            offset,
+            expected,
+            actual,
+        } => format!(
+            "byte {offset}: {:016x} instead of {:016x}",
+            actual.swap_bytes(),
+            expected.swap_bytes()
+        ),
+    };
+    format!(
+        "first mismatch: LBA {}: expected {expected}; found {actual}",
+        found.lba
+    )
+}
+
+fn verdict(report: &Report) -> String {
+    match &report.verification {
+        Some(v) if v.blocks_wrong > 0 => format!("{} blocks were wrong", v.blocks_wrong),
+        _ if report.unfinished > 0 => format!("{} I/Os did not come back", report.unfinished),
+        _ => format!("{} I/Os failed", report.errors.values().sum::<u64>()),
+    }
+}
+
+fn count(n: f64) -> String {
+    match n {
+        n if n >= 10_000_000.0 => format!("{:.1} M", n / 1e6),
+        n if n >= 1_000_000.0 => format!("{:.2} M", n / 1e6),
+        n if n >= 10_000.0 => format!("{:.1} k", n / 1e3),
+        n => format!("{n:.0}"),
+    }
+}
+
+fn latency(nanos: u64) -> String {
+    match nanos {
+        n if n >= 10_000_000_000 => format!("{:.1} s", n as f64 / 1e9),
+        n if n >= 10_000_000 => format!("{:.1} ms", n as f64 / 1e6),
+        n if n >= 1_000_000 => format!("{:.2} ms", n as f64 / 1e6),
+        n if n >= 100_000 => format!("{:.0} us", n as f64 / 1e3),
+        n => format!("{:.1} us", n as f64 / 1e3),
+    }
+}

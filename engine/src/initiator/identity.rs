@@ -1,0 +1,288 @@
+//! Who this host is to targets: its NQN and its identifier, the same every time.
+//!
+//! ```text
+//!   what was asked for  ─▶  /etc/nvme/{hostnqn,hostid}  ─▶  /etc/machine-id  ─▶  a file of ours
+//! ```
+//!
+//! The two belong together: targets refuse one identifier under two names (Linux does, too), so
+//! what is missing of a pair is derived from the other.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use nacre_nvmf_wire::{Nqn, NqnError};
+use uuid::Uuid;
+
+/// Of identifiers derived from something that must not be shown to others (machine-id(5)).
+const NAMESPACE: Uuid = Uuid::from_u128(0x4e61_6372_6500_5e1f_8000_6e76_6d65_6f66);
+
+/// A host's name and identifier.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    pub nqn: Nqn,
+    pub id: [u8; 16],
+    pub origin: Origin,
+}
+
+/// Where an identity was taken from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    Given,
+    /// The files that nvme-cli keeps.
+    Nvme,
+    MachineId,
+    /// Made once and kept in our state directory.
+    State,
+    /// Made now, and gone with the process: there is no place to keep it.
+    Random,
+}
+
+/// Why there is no identity.
+#[derive(Debug, thiserror::Error)]
+pub enum IdentityError {
+    #[error("{place}: \"{found}\" is not a host NQN: {source}")]
+    Nqn {
+        place: String,
+        found: String,
+        source: NqnError,
+    },
+    #[error("{place}: \"{found}\" is not a host identifier: a UUID other than zero is")]
+    Id { place: String, found: String },
+}
+
+/// Where to look.
+#[derive(Debug, Clone)]
+pub(crate) struct Places {
+    pub nvme: PathBuf,
+    pub machine_id: PathBuf,
+    pub state: Option<PathBuf>,
+}
+
+impl Default for Places {
+    fn default() -> Places {
+        Places {
+            nvme: "/etc/nvme".into(),
+            machine_id: "/etc/machine-id".into(),
+            state: crate::config::default_data_dir(),
+        }
+    }
+}
+
+impl Identity {
+    /// What was asked for, completed with what this machine is known as.
+    pub fn find(nqn: Option<&str>, id: Option<&str>) -> Result<Identity, IdentityError> {
+        Identity::find_in(&Places::default(), nqn, id)
+    }
+
+    pub(crate) fn find_in(
+        places: &Places,
+        nqn: Option<&str>,
+        id: Option<&str>,
+    ) -> Result<Identity, IdentityError> {
+        let given_nqn = nqn.map(|t| parse_nqn("--hostnqn", t)).transpose()?;
+        let given_id = id.map(|t| parse_id("--hostid", t)).transpose()?;
+        if let Some(identity) = pair(given_nqn, given_id, Origin::Given) {
+            return Ok(identity);
+        }
+        let (nqn_file, id_file) = (places.nvme.join("hostnqn"), places.nvme.join("hostid"));
+        let nqn = first_line(&nqn_file).map(|t| parse_nqn(&nqn_file.display().to_string(), &t));
+        let id = first_line(&id_file).map(|t| parse_id(&id_file.display().to_string(), &t));
+        if let Some(identity) = pair(nqn.transpose()?, id.transpose()?, Origin::Nvme) {
+            return Ok(identity);
+        }
+        if let Some(machine) = first_line(&places.machine_id) {
+            let id = Uuid::new_v5(&NAMESPACE, machine.as_bytes());
+            return Ok(from_uuid(id, Origin::MachineId));
+        }
+        let made = Uuid::new_v4();
+        Ok(match places.state.as_deref().map(|dir| keep(dir, made)) {
+            Some(Ok(kept)) => from_uuid(kept, Origin::State),
+            Some(Err(error)) => {
+                tracing::warn!(%error, "this host's identifier cannot be kept; --hostnqn sets one");
+                from_uuid(made, Origin::Random)
+            }
+            None => from_uuid(made, Origin::Random),
+        })
+    }
+}
+
+/// One of the two suffices.
+fn pair(nqn: Option<Nqn>, id: Option<Uuid>, origin: Origin) -> Option<Identity> {
+    let (nqn, id) = match (nqn, id) {
+        (None, None) => return None,
+        (Some(nqn), Some(id)) => (nqn, id),
+        (Some(nqn), None) => {
+            let id = nqn
+                .uuid()
+                .filter(|id| !id.is_nil())
+                .unwrap_or_else(|| Uuid::new_v5(&NAMESPACE, nqn.as_str().as_bytes()));
+            (nqn, id)
+        }
+        (None, Some(id)) => (Nqn::from_uuid(id), id),
+    };
+    let id = *id.as_bytes();
+    Some(Identity { nqn, id, origin })
+}
+
+fn from_uuid(id: Uuid, origin: Origin) -> Identity {
+    Identity {
+        nqn: Nqn::from_uuid(id),
+        id: *id.as_bytes(),
+        origin,
+    }
+}
+
+fn parse_nqn(place: &str, text: &str) -> Result<Nqn, IdentityError> {
+    Nqn::new(text).map_err(|source| IdentityError::Nqn {
+        place: place.to_owned(),
+        found: text.to_owned(),
+        source,
+    })
+}
+
+fn parse_id(place: &str, text: &str) -> Result<Uuid, IdentityError> {
+    match text.parse::<Uuid>() {
+        Ok(id) if !id.is_nil() => Ok(id),
+        _ => Err(IdentityError::Id {
+            place: place.to_owned(),
+            found: text.to_owned(),
+        }),
+    }
+}
+
+/// `None`: not there, not readable, or empty (as nvme-cli leaves them when it cannot make one).
+fn first_line(path: &Path) -> Option<String> {
+    let text = std::fs::read_to_string(path).ok()?;
+    let line = text.lines().next()?.trim();
+    (!line.is_empty() && line != "uninitialized").then(|| line.to_owned())
+}
+
+/// The identifier kept in `dir`; `made` becomes it if there is none. Two processes that start at
+/// once end up with the same.
+fn keep(dir: &Path, made: Uuid) -> std::io::Result<Uuid> {
+    let path = dir.join("hostid");
+    let kept = || first_line(&path).and_then(|line| line.parse::<Uuid>().ok());
+    if let Some(id) = kept() {
+        return Ok(id);
+    }
+    std::fs::create_dir_all(dir)?;
+    let mut file = tempfile_in(dir)?;
+    writeln!(file.1, "{made}")?;
+    file.1.sync_all()?;
+    let linked = std::fs::hard_link(&file.0, &path);
+    std::fs::remove_file(&file.0)?;
+    match linked {
+        Ok(()) => Ok(made),
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+            kept().ok_or_else(|| std::io::Error::other(format!("{} holds no UUID", path.display())))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn tempfile_in(dir: &Path) -> std::io::Result<(PathBuf, std::fs::File)> {
+    let path = dir.join(format!(".hostid.{}.{}", std::process::id(), Uuid::new_v4()));
+    let file = std::fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .open(&path)?;
+    Ok((path, file))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UUID: &str = "f81d4fae-7dec-11d0-a765-00a0c91e6bf6";
+
+    struct Machine(tempfile::TempDir);
+
+    impl Machine {
+        fn new() -> Machine {
+            Machine(tempfile::tempdir().unwrap())
+        }
+
+        fn places(&self) -> Places {
+            Places {
+                nvme: self.0.path().join("nvme"),
+                machine_id: self.0.path().join("machine-id"),
+                state: Some(self.0.path().join("state")),
+            }
+        }
+
+        fn write(&self, name: &str, text: &str) {
+            let path = self.0.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+
+        fn find(&self) -> Result<Identity, IdentityError> {
+            Identity::find_in(&self.places(), None, None)
+        }
+    }
+
+    /// Each place counts only when those before it say nothing.
+    #[test]
+    fn order_of_places() {
+        let machine = Machine::new();
+        let made = machine.find().unwrap();
+        assert_eq!(made.origin, Origin::State);
+        assert_eq!(machine.find().unwrap(), made, "kept");
+
+        machine.write("machine-id", "0123456789abcdef0123456789abcdef\n");
+        let derived = machine.find().unwrap();
+        assert_eq!(derived.origin, Origin::MachineId);
+        assert_eq!(machine.find().unwrap(), derived);
+        assert_ne!(derived.id, made.id);
+
+        machine.write(
+            "nvme/hostnqn",
+            &format!("nqn.2014-08.org.nvmexpress:uuid:{UUID}\n"),
+        );
+        let nvme = machine.find().unwrap();
+        assert_eq!(nvme.origin, Origin::Nvme);
+        assert_eq!(Uuid::from_bytes(nvme.id).to_string(), UUID);
+        let other = "11111111-2222-3333-4444-555555555555";
+        machine.write("nvme/hostid", &format!("{other}\n"));
+        assert_eq!(
+            Uuid::from_bytes(machine.find().unwrap().id).to_string(),
+            other
+        );
+
+        let nqn = "nqn.2025-01.io.nacre:host";
+        let given = Identity::find_in(&machine.places(), Some(nqn), None).unwrap();
+        assert_eq!((given.nqn.as_str(), given.origin), (nqn, Origin::Given));
+        assert_ne!(
+            Uuid::from_bytes(given.id).to_string(),
+            other,
+            "another name's identifier"
+        );
+    }
+
+    #[test]
+    fn without_a_place_to_keep_it() {
+        let machine = Machine::new();
+        let places = Places {
+            state: None,
+            ..machine.places()
+        };
+        let found = Identity::find_in(&places, None, None).unwrap();
+        assert_eq!(found.origin, Origin::Random);
+    }
+
+    #[test]
+    fn refusals() {
+        let machine = Machine::new();
+        let find = |nqn, id| Identity::find_in(&machine.places(), nqn, id).unwrap_err();
+        assert!(matches!(
+            find(Some("host"), None),
+            IdentityError::Nqn { .. }
+        ));
+        assert!(matches!(find(None, Some("1")), IdentityError::Id { .. }));
+        let nil = "00000000-0000-0000-0000-000000000000";
+        assert!(matches!(find(None, Some(nil)), IdentityError::Id { .. }));
+        machine.write("nvme/hostnqn", "nonsense\n");
+        let error = machine.find().unwrap_err();
+        assert!(error.to_string().contains("hostnqn"), "{error}");
+    }
+}

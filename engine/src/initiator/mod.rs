@@ -1,0 +1,21 @@
+//! The host side for tools: where a controller is, who we are to it, and calls that wait.
+//!
+//! ```text
+//!   Remote     where: transport, address, subsystem                     (remote.rs)
+//!   Identity   who: host NQN and identifier, stable on this machine     (identity.rs)
+//!   Connector  makes transport connections; shared by threads           (connector.rs)
+//!   Session    a controller that one thread drives and asks             (session.rs)
+//! ```
+//!
+//! Nothing here is on a data path: that is [`nacre_nvmf::host::IoQueue`].
+
+mod connector;
+mod identity;
+mod remote;
+mod session;
+
+pub(crate) use connector::dial;
+pub use connector::{Connector, TcpConnector};
+pub use identity::{Identity, IdentityError, Origin};
+pub use remote::{DEFAULT_PORT, DISCOVERY_PORT, Remote, RemoteError};
+pub use session::{Session, SessionError};

@@ -1,0 +1,225 @@
+//! Where a controller is: `tcp://192.0.2.1:4420/nqn.2025-01.io.example:volume?nsid=1`.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::str::FromStr;
+
+use nacre_nvmf::transport::TransportType;
+use nacre_nvmf_wire::Nqn;
+
+/// The port of NVMe/TCP I/O controllers, and of discovery controllers.
+pub const DEFAULT_PORT: u16 = 4420;
+pub const DISCOVERY_PORT: u16 = 8009;
+
+/// A controller's address as people write it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Remote {
+    pub kind: TransportType,
+    /// An IP address, without brackets, or a host name.
+    pub host: String,
+    /// `None`: the default of what is asked for.
+    pub port: Option<u16>,
+    pub subnqn: Option<Nqn>,
+    pub nsid: Option<u32>,
+}
+
+/// Why a text is not such an address.
+#[derive(Debug, thiserror::Error)]
+pub enum RemoteError {
+    #[error(
+        "\"{text}\" is not an address: write tcp://ADDRESS[:PORT]/NQN[?nsid=N], with an IPv6 address in brackets"
+    )]
+    Form { text: String },
+    #[error("\"{found}\" is not a transport: tcp is what there is")]
+    Transport { found: String },
+    #[error("\"{found}\" is not a port: a number from 1 to 65535")]
+    Port { found: String },
+    #[error("\"{found}\" is not a subsystem's name: {source}")]
+    Nqn {
+        found: String,
+        source: nacre_nvmf_wire::NqnError,
+    },
+    #[error("\"{found}\" is not a namespace identifier: a number from 1 to 4294967294")]
+    Nsid { found: String },
+    #[error("\"{key}\" is not known here: nsid is what can follow the question mark")]
+    Parameter { key: String },
+    #[error("no address of \"{host}\" is known: {source}")]
+    Resolve {
+        host: String,
+        source: std::io::Error,
+    },
+}
+
+impl Remote {
+    pub fn parse_transport(text: &str) -> Result<TransportType, RemoteError> {
+        match text.to_ascii_lowercase().as_str() {
+            "tcp" => Ok(TransportType::Tcp),
+            _ => Err(RemoteError::Transport {
+                found: text.to_owned(),
+            }),
+        }
+    }
+
+    pub fn parse_port(text: &str) -> Result<u16, RemoteError> {
+        match text.parse() {
+            Ok(port) if port > 0 => Ok(port),
+            _ => Err(RemoteError::Port {
+                found: text.to_owned(),
+            }),
+        }
+    }
+
+    pub fn parse_nqn(text: &str) -> Result<Nqn, RemoteError> {
+        let found = || text.to_owned();
+        Nqn::new(text).map_err(|source| RemoteError::Nqn {
+            found: found(),
+            source,
+        })
+    }
+
+    pub fn parse_nsid(text: &str) -> Result<u32, RemoteError> {
+        match text.parse() {
+            Ok(nsid) if (1..u32::MAX).contains(&nsid) => Ok(nsid),
+            _ => Err(RemoteError::Nsid {
+                found: text.to_owned(),
+            }),
+        }
+    }
+
+    /// The socket address, `default_port` where none was given. A name may stand for several
+    /// addresses: the first one counts.
+    pub fn resolve(&self, default_port: u16) -> Result<SocketAddr, RemoteError> {
+        let port = self.port.unwrap_or(default_port);
+        if let Ok(ip) = self.host.parse::<IpAddr>() {
+            return Ok(SocketAddr::new(ip, port));
+        }
+        let fail = |source| RemoteError::Resolve {
+            host: self.host.clone(),
+            source,
+        };
+        let mut found = (self.host.as_str(), port).to_socket_addrs().map_err(fail)?;
+        found
+            .next()
+            .ok_or_else(|| fail(std::io::ErrorKind::NotFound.into()))
+    }
+}
+
+impl FromStr for Remote {
+    type Err = RemoteError;
+
+    fn from_str(text: &str) -> Result<Remote, RemoteError> {
+        let form = || RemoteError::Form {
+            text: text.to_owned(),
+        };
+        let (scheme, rest) = text.split_once("://").ok_or_else(form)?;
+        let kind = Remote::parse_transport(scheme)?;
+        let (rest, query) = match rest.split_once('?') {
+            Some((rest, query)) => (rest, Some(query)),
+            None => (rest, None),
+        };
+        let (authority, path) = match rest.split_once('/') {
+            Some((authority, path)) => (authority, path),
+            None => (rest, ""),
+        };
+        let (host, port) = split_port(authority).ok_or_else(form)?;
+        if host.is_empty() {
+            return Err(form());
+        }
+        let mut remote = Remote {
+            kind,
+            host: host.to_owned(),
+            port: port.map(Remote::parse_port).transpose()?,
+            subnqn: match path {
+                "" => None,
+                path => Some(Remote::parse_nqn(path)?),
+            },
+            nsid: None,
+        };
+        for pair in query.into_iter().flat_map(|q| q.split('&')) {
+            match pair.split_once('=') {
+                Some(("nsid", value)) => remote.nsid = Some(Remote::parse_nsid(value)?),
+                _ => {
+                    let key = pair.split('=').next().unwrap_or(pair).to_owned();
+                    return Err(RemoteError::Parameter { key });
+                }
+            }
+        }
+        Ok(remote)
+    }
+}
+
+/// `[::1]:4420`, `::1`, `192.0.2.1:4420`, `host`. An IPv6 address without brackets has no port.
+fn split_port(authority: &str) -> Option<(&str, Option<&str>)> {
+    if let Some(rest) = authority.strip_prefix('[') {
+        let (host, after) = rest.split_once(']')?;
+        return match after {
+            "" => Some((host, None)),
+            _ => Some((host, Some(after.strip_prefix(':')?))),
+        };
+    }
+    match authority.split_once(':') {
+        Some((_, rest)) if rest.contains(':') => Some((authority, None)),
+        Some((host, port)) => Some((host, Some(port))),
+        None => Some((authority, None)),
+    }
+}
+
+impl fmt::Display for Remote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}://", self.kind.to_string().to_lowercase())?;
+        if self.host.contains(':') {
+            write!(f, "[{}]", self.host)?;
+        } else {
+            f.write_str(&self.host)?;
+        }
+        if let Some(port) = self.port {
+            write!(f, ":{port}")?;
+        }
+        if let Some(nqn) = &self.subnqn {
+            write!(f, "/{nqn}")?;
+        }
+        if let Some(nsid) = self.nsid {
+            write!(f, "?nsid={nsid}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is written is what is read back, and defaults stay open.
+    #[test]
+    fn addresses() {
+        for text in [
+            "tcp://127.0.0.1:4420/nqn.2025-01.io.nacre:v?nsid=7",
+            "tcp://127.0.0.1/nqn.2025-01.io.nacre:v",
+            "tcp://[::1]:8009",
+            "tcp://[fe80::1]",
+            "tcp://storage.example.com:1/nqn.2025-01.io.nacre:v",
+        ] {
+            assert_eq!(text.parse::<Remote>().unwrap().to_string(), text);
+        }
+        let bare: Remote = "TCP://::1".parse().unwrap();
+        assert_eq!((bare.host.as_str(), bare.port), ("::1", None));
+        assert_eq!(bare.resolve(8009).unwrap().to_string(), "[::1]:8009");
+    }
+
+    #[test]
+    fn refusals() {
+        use RemoteError as E;
+        let refused = |text: &str| text.parse::<Remote>().unwrap_err();
+        assert!(matches!(refused("127.0.0.1"), E::Form { .. }));
+        assert!(matches!(refused("tcp://"), E::Form { .. }));
+        assert!(matches!(refused("tcp://[::1"), E::Form { .. }));
+        assert!(matches!(refused("tcp://[::1]4420"), E::Form { .. }));
+        assert!(matches!(refused("fc://x"), E::Transport { .. }));
+        assert!(matches!(refused("tcp://x:0"), E::Port { .. }));
+        assert!(matches!(refused("tcp://x:65536"), E::Port { .. }));
+        assert!(matches!(refused("tcp://x/volume"), E::Nqn { .. }));
+        assert!(matches!(refused("tcp://x?nsid=0"), E::Nsid { .. }));
+        assert!(matches!(refused("tcp://x?nsid=4294967295"), E::Nsid { .. }));
+        assert!(matches!(refused("tcp://x?size=1"), E::Parameter { .. }));
+    }
+}

@@ -1,0 +1,202 @@
+//! A controller driven by one thread that waits for its answers: what a tool needs, not a data path.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use nacre_hugepages::{ClassSpec, Pool};
+use nacre_nvmf::host::{Controller, ControllerState, HostError, HostOptions, fetch_discovery_log};
+use nacre_nvmf_wire::commands::admin::{GetLogPage, Identify};
+use nacre_nvmf_wire::identify;
+use nacre_nvmf_wire::log::discovery::DiscoveryRecord;
+use nacre_nvmf_wire::{Cqe, Sqe, StatusCode};
+use nacre_reactor::Clock;
+
+use super::connector::{Connector, dial};
+
+/// Admin commands use buffers of these sizes; the larger are for log pages.
+const CLASSES: [ClassSpec; 2] = [
+    ClassSpec {
+        size: 4096,
+        count: 32,
+    },
+    ClassSpec {
+        size: 64 << 10,
+        count: 2,
+    },
+];
+/// Between two looks at a controller that had nothing to say.
+const NAP: Duration = Duration::from_micros(100);
+/// Whole readings of a discovery log that keeps changing.
+const DISCOVERY_ATTEMPTS: u32 = 8;
+
+/// Why a session could not be had or a command not be carried out.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    #[error("cannot connect to {remote}: {source}{}", remedy(.source))]
+    Connect { remote: String, source: HostError },
+    #[error("{command}: {source}")]
+    Command {
+        command: &'static str,
+        source: HostError,
+    },
+    #[error("{command} was refused: {status}")]
+    Refused {
+        command: &'static str,
+        status: StatusCode,
+    },
+    #[error("{command}: too many commands wait")]
+    Busy { command: &'static str },
+}
+
+/// What the user can do about it, where that is known.
+fn remedy(error: &HostError) -> &'static str {
+    use nacre_nvmf_wire::fabrics::InvalidParameter as Invalid;
+    match error {
+        HostError::Refused { status, .. } if status.code() == StatusCode::CONNECT_INVALID_HOST => {
+            "; this host is not allowed there: nvmf_subsystem_add_host, or --hostnqn another"
+        }
+        HostError::InvalidParameter { parameter, .. } if *parameter == Invalid::SUBNQN => {
+            "; no such subsystem there: `nacre discover` lists what there is"
+        }
+        HostError::Lost(nacre_nvmf::transport::Closed::Protocol(_)) => {
+            "; is this an NVMe/TCP port, and does it take the digests asked for?"
+        }
+        HostError::Lost(_) => "; is a target listening there?",
+        _ => "",
+    }
+}
+
+/// A live controller.
+pub struct Session {
+    controller: Controller,
+    pool: Pool,
+    clock: Clock,
+}
+
+impl Session {
+    /// Connects and waits until the controller is live. A first connection that fails is not tried
+    /// again; a later loss is, as the options say.
+    pub fn connect(
+        remote: &str,
+        options: HostOptions,
+        connector: &Arc<dyn Connector>,
+    ) -> Result<Session, SessionError> {
+        let (pool, clock) = (Pool::heap(&CLASSES), Clock::real());
+        let controller = Controller::new(options, dial(connector), pool.clone(), clock.now());
+        let mut session = Session {
+            controller,
+            pool,
+            clock,
+        };
+        loop {
+            let fail = |source: &HostError| {
+                let (remote, source) = (remote.to_owned(), source.clone());
+                Err(SessionError::Connect { remote, source })
+            };
+            match session.controller.state() {
+                ControllerState::Live => return Ok(session),
+                ControllerState::Failed(error) => return fail(error),
+                ControllerState::Waiting { error, .. } => return fail(error),
+                ControllerState::Connecting => session.turn(),
+                ControllerState::Closed => {
+                    return fail(&HostError::Lost(nacre_nvmf::transport::Closed::Local));
+                }
+            }
+        }
+    }
+
+    pub fn controller(&self) -> &Controller {
+        &self.controller
+    }
+
+    pub fn controller_mut(&mut self) -> &mut Controller {
+        &mut self.controller
+    }
+
+    /// Does what there is to do for the controller (keep-alive, events, reconnecting), no more.
+    pub fn poll(&mut self) -> usize {
+        let now = self.clock.now();
+        self.controller.poll(now)
+    }
+
+    /// One admin command; `bytes` of data come back.
+    pub fn admin(
+        &mut self,
+        command: &'static str,
+        sqe: Sqe,
+        bytes: usize,
+    ) -> Result<(Cqe, Vec<u8>), SessionError> {
+        let busy = || SessionError::Busy { command };
+        let read = match bytes {
+            0 => None,
+            _ => Some(self.pool.acquire(bytes).ok_or_else(busy)?),
+        };
+        let ticket = self.controller.submit(sqe, None, read).ok_or_else(busy)?;
+        let answer = loop {
+            if let Some(answer) = self.controller.take_result(ticket) {
+                break answer.map_err(|source| SessionError::Command { command, source })?;
+            }
+            self.turn();
+        };
+        match answer.cqe.status() {
+            status if status.is_success() => {}
+            status => return Err(SessionError::Refused { command, status }),
+        }
+        let data = answer.data.map_or_else(Vec::new, |buf| buf.to_vec());
+        Ok((answer.cqe, data))
+    }
+
+    /// 4096 bytes of Identify data.
+    pub fn identify(&mut self, what: Identify, nsid: u32) -> Result<Vec<u8>, SessionError> {
+        let sqe = what.to_sqe(0, nsid);
+        Ok(self.admin("identify", sqe, identify::SIZE)?.1)
+    }
+
+    pub fn log_page(&mut self, page: GetLogPage, nsid: u32) -> Result<Vec<u8>, SessionError> {
+        let bytes = page.bytes() as usize;
+        Ok(self.admin("get log page", page.to_sqe(0, nsid), bytes)?.1)
+    }
+
+    /// The discovery log of one generation, and the number of that.
+    pub fn discovery_log(&mut self) -> Result<(u64, Vec<DiscoveryRecord>), SessionError> {
+        let command = "discovery log";
+        let mut refused = None;
+        let read = |page: GetLogPage| {
+            self.log_page(page, 0).map_err(|error| {
+                let source = match &error {
+                    SessionError::Command { source, .. } => source.clone(),
+                    SessionError::Refused { status, .. } => HostError::Refused {
+                        step: command,
+                        status: *status,
+                    },
+                    other => HostError::Misbehaved {
+                        what: other.to_string(),
+                    },
+                };
+                refused = Some(error);
+                source
+            })
+        };
+        fetch_discovery_log(read, DISCOVERY_ATTEMPTS)
+            .map_err(|source| refused.unwrap_or(SessionError::Command { command, source }))
+    }
+
+    /// Shuts the controller down, and waits for that, but not for long.
+    pub fn disconnect(mut self) {
+        let start = self.clock.now();
+        self.controller.disconnect(start);
+        while !matches!(
+            self.controller.state(),
+            ControllerState::Closed | ControllerState::Failed(_)
+        ) && self.clock.now().since(start) < Duration::from_secs(2)
+        {
+            self.turn();
+        }
+    }
+
+    fn turn(&mut self) {
+        if self.poll() == 0 {
+            std::thread::sleep(NAP);
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! Which blocks next: in order or at random, of one size or of several.
+
+use super::job::{Area, Job};
+
+/// Fast, and good enough for places and mixes (xorshift64*).
+#[derive(Debug, Clone)]
+pub struct Random(u64);
+
+impl Random {
+    /// Seeds that differ in one bit give sequences that have nothing in common.
+    pub fn new(seed: u64) -> Random {
+        let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        Random((z ^ (z >> 31)) | 1)
+    }
+
+    #[inline]
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    /// A number below `n`, by multiplication instead of division.
+    #[inline]
+    pub fn below(&mut self, n: u64) -> u64 {
+        ((u128::from(self.next()) * u128::from(n)) >> 64) as u64
+    }
+}
+
+/// One I/O's place: units counted from the start of its lane's area.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    pub unit: u64,
+    pub units: u32,
+}
+
+/// Chooses places in one area.
+#[derive(Debug)]
+pub struct Access {
+    random: Random,
+    is_random: bool,
+    /// Reads per 2^64.
+    read_below: u64,
+    always_read: bool,
+    units: u64,
+    /// Units per I/O, and how many more there can be.
+    least: u32,
+    spread: u32,
+    next: u64,
+}
+
+impl Access {
+    pub fn new(job: &Job, area: Area, block_size: u32, lane: u64) -> Access {
+        let unit = job.unit_blocks(block_size);
+        let (min, max) = (job.sizes.min / block_size, job.sizes.max / block_size);
+        let percent = u64::from(job.read_percent());
+        Access {
+            random: Random::new(job.seed ^ lane.wrapping_mul(0xa076_1d64_78bd_642f)),
+            is_random: job.rw.is_random(),
+            read_below: (u64::MAX / 100) * percent,
+            always_read: percent >= 100,
+            units: area.blocks / u64::from(unit),
+            least: min / unit,
+            spread: (max - min) / unit,
+            next: 0,
+        }
+    }
+
+    /// Whether the next I/O reads.
+    #[inline]
+    pub fn reads(&mut self) -> bool {
+        self.always_read || (self.read_below > 0 && self.random.next() < self.read_below)
+    }
+
+    #[inline]
+    pub fn next(&mut self) -> Place {
+        let units = match self.spread {
+            0 => self.least,
+            spread => self.least + self.random.below(u64::from(spread) + 1) as u32,
+        };
+        let room = self.units - u64::from(units) + 1;
+        let unit = if self.is_random {
+            self.random.below(room)
+        } else {
+            let unit = if self.next < room { self.next } else { 0 };
+            self.next = unit + u64::from(units);
+            unit
+        };
+        Place { unit, units }
+    }
+
+    /// Another place of the same size, further on.
+    #[inline]
+    pub fn after(&self, place: Place) -> Place {
+        let units = u64::from(place.units);
+        let unit = place.unit + units;
+        Place {
+            unit: if unit + units <= self.units { unit } else { 0 },
+            ..place
+        }
+    }
+
+    /// Units of the area, and of the largest I/O.
+    pub fn units(&self) -> u64 {
+        self.units
+    }
+
+    pub fn largest(&self) -> u32 {
+        self.least + self.spread
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::job::{Limit, Rw, Sizes, Verify};
+    use super::*;
+
+    fn access(rw: Rw, mix: u8, min: u32, max: u32, blocks: u64) -> Access {
+        let job = Job {
+            rw,
+            mix,
+            sizes: Sizes { min, max },
+            depth: 1,
+            queues: 1,
+            cores: Vec::new(),
+            limit: Limit::Ios(1),
+            warmup: Duration::ZERO,
+            verify: Verify::Off,
+            range: None,
+            offset: 0,
+            rate: None,
+            seed: 7,
+            keep_going: false,
+            drain: Duration::ZERO,
+        };
+        Access::new(&job, Area { first: 0, blocks }, 512, 0)
+    }
+
+    /// Every place is inside the area, and with enough tries every unit is met.
+    #[test]
+    fn random_places_cover_the_area() {
+        let mut access = access(Rw::RandRead, 0, 4096, 4096, 64 * 8);
+        let mut met = [0u32; 64];
+        for _ in 0..10_000 {
+            let place = access.next();
+            assert_eq!(place.units, 1);
+            met[place.unit as usize] += 1;
+        }
+        assert!(met.iter().all(|&n| (80..=240).contains(&n)), "{met:?}");
+    }
+
+    #[test]
+    fn several_sizes_stay_inside() {
+        let mut access = access(Rw::RandWrite, 0, 512, 8192, 100);
+        let mut sizes = [0u32; 17];
+        for _ in 0..10_000 {
+            let place = access.next();
+            assert!(place.unit + u64::from(place.units) <= 100);
+            sizes[place.units as usize] += 1;
+            let after = access.after(place);
+            assert!(after.unit + u64::from(after.units) <= 100);
+        }
+        assert!(
+            sizes[0] == 0 && sizes[1..].iter().all(|&n| n > 400),
+            "{sizes:?}"
+        );
+    }
+
+    #[test]
+    fn in_order_and_again() {
+        let mut access = access(Rw::Write, 0, 1024, 1024, 7);
+        let units: Vec<u64> = (0..5).map(|_| access.next().unit).collect();
+        assert_eq!(units, [0, 1, 2, 0, 1]);
+    }
+
+    #[test]
+    fn mixes() {
+        for (rw, mix, expected) in [
+            (Rw::RandRead, 0, 10_000..=10_000),
+            (Rw::RandWrite, 100, 0..=0),
+            (Rw::RandRw, 70, 6_800..=7_200),
+            (Rw::RandRw, 0, 0..=0),
+            (Rw::Rw, 100, 10_000..=10_000),
+        ] {
+            let mut access = access(rw, mix, 512, 512, 8);
+            let reads = (0..10_000).filter(|_| access.reads()).count();
+            assert!(expected.contains(&reads), "{rw} {mix}: {reads}");
+        }
+    }
+}

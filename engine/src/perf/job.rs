@@ -1,0 +1,443 @@
+//! What a run is to do, checked against what the namespace can.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::Serialize;
+
+/// Which operations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Rw {
+    Read,
+    Write,
+    RandRead,
+    RandWrite,
+    /// In order, reads and writes mixed.
+    Rw,
+    RandRw,
+}
+
+impl Rw {
+    pub const ALL: [(&'static str, Rw); 6] = [
+        ("read", Rw::Read),
+        ("write", Rw::Write),
+        ("randread", Rw::RandRead),
+        ("randwrite", Rw::RandWrite),
+        ("rw", Rw::Rw),
+        ("randrw", Rw::RandRw),
+    ];
+
+    pub fn is_random(self) -> bool {
+        matches!(self, Rw::RandRead | Rw::RandWrite | Rw::RandRw)
+    }
+
+    /// Reads in a hundred; `mix` is that of the mixed ones.
+    pub fn read_percent(self, mix: u8) -> u8 {
+        match self {
+            Rw::Read | Rw::RandRead => 100,
+            Rw::Write | Rw::RandWrite => 0,
+            Rw::Rw | Rw::RandRw => mix,
+        }
+    }
+}
+
+impl FromStr for Rw {
+    type Err = JobError;
+
+    fn from_str(text: &str) -> Result<Rw, JobError> {
+        let known = Rw::ALL.iter().find(|(name, _)| *name == text);
+        known.map(|(_, rw)| *rw).ok_or_else(|| JobError::Rw {
+            found: text.to_owned(),
+        })
+    }
+}
+
+impl fmt::Display for Rw {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let known = Rw::ALL.iter().find(|(_, rw)| rw == self);
+        f.write_str(known.map_or("?", |(name, _)| name))
+    }
+}
+
+/// Bytes per I/O: one size, or a range of which every block multiple is as likely.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Sizes {
+    pub min: u32,
+    pub max: u32,
+}
+
+impl Sizes {
+    pub fn is_fixed(self) -> bool {
+        self.min == self.max
+    }
+}
+
+impl fmt::Display for Sizes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let size = |bytes: u32| match bytes {
+            b if b.is_multiple_of(1 << 20) => format!("{} MiB", b >> 20),
+            b if b.is_multiple_of(1 << 10) => format!("{} KiB", b >> 10),
+            b => format!("{b} B"),
+        };
+        if self.is_fixed() {
+            f.write_str(&size(self.min))
+        } else {
+            write!(f, "{} to {}", size(self.min), size(self.max))
+        }
+    }
+}
+
+/// When a run ends by itself.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Limit {
+    Time(Duration),
+    /// In all, of all queues.
+    Ios(u64),
+}
+
+/// What is to be checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verify {
+    Off,
+    /// Writes patterns, and reads everything written back.
+    On,
+    /// Only reads, and checks what an earlier run with `On` left.
+    Only,
+}
+
+/// What a run is to do.
+#[derive(Debug, Clone)]
+pub struct Job {
+    pub rw: Rw,
+    /// Reads in a hundred of a mixed run.
+    pub mix: u8,
+    pub sizes: Sizes,
+    /// I/Os outstanding per queue.
+    pub depth: u16,
+    /// I/O queues, each with a connection of its own.
+    pub queues: u16,
+    /// A pinned thread each. Empty: one thread, not pinned.
+    pub cores: Vec<usize>,
+    pub limit: Limit,
+    /// At the start of the run, not measured.
+    pub warmup: Duration,
+    pub verify: Verify,
+    /// Bytes from `offset` that are used; `None`: all, or with verification at most
+    /// [`Job::VERIFY_RANGE`].
+    pub range: Option<u64>,
+    pub offset: u64,
+    /// I/Os per second in all; `None`: as many as there can be.
+    pub rate: Option<u64>,
+    /// Of the random places, sizes and contents.
+    pub seed: u64,
+    pub keep_going: bool,
+    /// After the end, for what is still under way to come back.
+    pub drain: Duration,
+}
+
+/// What of a namespace a run uses, in blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Area {
+    pub first: u64,
+    pub blocks: u64,
+}
+
+/// Why a job cannot be done.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum JobError {
+    #[error("\"{found}\" is not one of read, write, randread, randwrite, rw, randrw")]
+    Rw { found: String },
+    #[error("\"{found}\" is not a size: write for example 4096, 4k or 1m")]
+    Size { found: String },
+    #[error("{bytes} bytes are not a multiple of the namespace's blocks of {block_size}")]
+    NotBlocks { bytes: u64, block_size: u32 },
+    #[error("I/Os of {asked} bytes are more than the controller takes ({limit})")]
+    TooLarge { asked: u32, limit: u32 },
+    #[error("the sizes {min} to {max} run backwards")]
+    SizesBackwards { min: u32, max: u32 },
+    #[error(
+        "bytes {offset} to {end} are not inside the namespace, which has {bytes}: choose --offset and --range"
+    )]
+    Outside { offset: u64, end: u64, bytes: u64 },
+    #[error(
+        "{bytes} bytes are too few for {lanes} queues with {depth} I/Os of {size} bytes each that must not overlap: \
+         fewer --queues, less --depth, or a larger --range"
+    )]
+    TooSmall {
+        bytes: u64,
+        lanes: u16,
+        depth: u16,
+        size: u32,
+    },
+    #[error(
+        "verification of {bytes} bytes in units of {unit} needs to remember {units} places, and {max} is the most: a smaller --range"
+    )]
+    TooManyUnits {
+        bytes: u64,
+        unit: u64,
+        units: u64,
+        max: u64,
+    },
+    #[error("the namespace is write protected")]
+    ReadOnly,
+}
+
+impl Job {
+    /// What verification uses when nothing is said: enough to matter, and soon read back.
+    pub const VERIFY_RANGE: u64 = 1 << 30;
+    /// Places that verification can remember, in all: 4 bytes each.
+    pub const MAX_UNITS: u64 = 64 << 20;
+
+    pub fn read_percent(&self) -> u8 {
+        self.rw.read_percent(self.mix)
+    }
+
+    pub fn writes(&self) -> bool {
+        match self.verify {
+            Verify::Only => false,
+            Verify::On => true,
+            Verify::Off => self.read_percent() < 100,
+        }
+    }
+
+    /// Blocks of one place: with a fixed size each I/O has its place, otherwise each block has.
+    pub fn unit_blocks(&self, block_size: u32) -> u32 {
+        if self.sizes.is_fixed() {
+            self.sizes.min / block_size
+        } else {
+            1
+        }
+    }
+
+    /// Each queue keeps to blocks of its own: reads can be judged only when nobody else writes, and
+    /// several queues in order would only read the same.
+    pub fn is_split(&self) -> bool {
+        self.verify != Verify::Off || !self.rw.is_random()
+    }
+
+    /// The blocks that are used, checked.
+    pub fn area(&self, block_size: u32, blocks: u64, max_io: u32) -> Result<Area, JobError> {
+        let block = u64::from(block_size);
+        if self.sizes.min > self.sizes.max {
+            let Sizes { min, max } = self.sizes;
+            return Err(JobError::SizesBackwards { min, max });
+        }
+        if self.sizes.max > max_io {
+            let (asked, limit) = (self.sizes.max, max_io);
+            return Err(JobError::TooLarge { asked, limit });
+        }
+        let sizes = [self.sizes.min.max(1), self.sizes.max.max(1)].map(u64::from);
+        for bytes in sizes.into_iter().chain([self.offset]).chain(self.range) {
+            if bytes % block != 0 {
+                return Err(JobError::NotBlocks { bytes, block_size });
+            }
+        }
+        let bytes = blocks * block;
+        let rest = bytes.saturating_sub(self.offset);
+        let range = self.range.unwrap_or(match self.verify {
+            Verify::Off => rest,
+            _ => rest.min(Job::VERIFY_RANGE),
+        });
+        let end = self.offset.saturating_add(range);
+        if end > bytes || range == 0 {
+            let offset = self.offset;
+            return Err(JobError::Outside { offset, end, bytes });
+        }
+        self.check_lanes(range, block)?;
+        Ok(Area {
+            first: self.offset / block,
+            blocks: range / block,
+        })
+    }
+
+    fn check_lanes(&self, range: u64, block: u64) -> Result<(), JobError> {
+        let size = self.sizes.max;
+        let lanes = if self.is_split() { self.queues } else { 1 };
+        // A place in use is not used again, so there must be some left over.
+        let depth = match self.verify {
+            Verify::On => 2 * u64::from(self.depth),
+            _ => 1,
+        };
+        if range / u64::from(lanes) < depth * u64::from(size) {
+            let (bytes, depth) = (range, self.depth);
+            return Err(JobError::TooSmall {
+                bytes,
+                lanes,
+                depth,
+                size,
+            });
+        }
+        let unit = u64::from(self.unit_blocks(block as u32)) * block;
+        let (units, max) = (range / unit, Job::MAX_UNITS);
+        if self.verify == Verify::On && units > max {
+            let bytes = range;
+            return Err(JobError::TooManyUnits {
+                bytes,
+                unit,
+                units,
+                max,
+            });
+        }
+        Ok(())
+    }
+}
+
+impl Area {
+    /// Part `index` of `count`, of whole units.
+    pub fn part(self, index: u64, count: u64, unit_blocks: u32) -> Area {
+        let units = self.blocks / u64::from(unit_blocks) / count;
+        let blocks = units * u64::from(unit_blocks);
+        Area {
+            first: self.first + index * blocks,
+            blocks,
+        }
+    }
+}
+
+/// `4096`, `4k`, `4KiB`, `1m`, `2G`: powers of 1024, as everybody means them here.
+pub fn parse_size(text: &str) -> Result<u64, JobError> {
+    let bad = || JobError::Size {
+        found: text.to_owned(),
+    };
+    let lower = text.trim().to_ascii_lowercase();
+    let digits = lower.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let shift = match &lower[digits.len()..] {
+        "" | "b" => 0,
+        "k" | "kb" | "kib" => 10,
+        "m" | "mb" | "mib" => 20,
+        "g" | "gb" | "gib" => 30,
+        "t" | "tb" | "tib" => 40,
+        _ => return Err(bad()),
+    };
+    let number: u64 = digits.parse().map_err(|_| bad())?;
+    number.checked_mul(1 << shift).ok_or_else(bad)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub fn job() -> Job {
+        Job {
+            rw: Rw::RandRead,
+            mix: 70,
+            sizes: Sizes {
+                min: 4096,
+                max: 4096,
+            },
+            depth: 32,
+            queues: 1,
+            cores: Vec::new(),
+            limit: Limit::Ios(1),
+            warmup: Duration::ZERO,
+            verify: Verify::Off,
+            range: None,
+            offset: 0,
+            rate: None,
+            seed: 1,
+            keep_going: false,
+            drain: Duration::from_secs(1),
+        }
+    }
+
+    #[test]
+    fn sizes() {
+        for (text, bytes) in [
+            ("512", 512),
+            ("4k", 4096),
+            ("4KiB", 4096),
+            ("1M", 1 << 20),
+            ("2g", 2 << 30),
+        ] {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "k", "4x", "-1", "4.5k", "99999999t"] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn areas() {
+        let all = Area {
+            first: 0,
+            blocks: 1000,
+        };
+        assert_eq!(job().area(4096, 1000, 1 << 20), Ok(all));
+        let part = Job {
+            offset: 8192,
+            range: Some(409_600),
+            ..job()
+        };
+        assert_eq!(
+            part.area(4096, 1000, 1 << 20),
+            Ok(Area {
+                first: 2,
+                blocks: 100
+            })
+        );
+        let verify = Job {
+            verify: Verify::On,
+            ..job()
+        };
+        let area = verify.area(512, 1 << 30, 1 << 20).unwrap();
+        assert_eq!(
+            area.blocks,
+            Job::VERIFY_RANGE / 512,
+            "bounded when nothing is said"
+        );
+        // Parts of whole units, that do not overlap.
+        let thirds: Vec<Area> = (0..3).map(|i| all.part(i, 3, 8)).collect();
+        assert_eq!(
+            thirds
+                .iter()
+                .map(|a| (a.first, a.blocks))
+                .collect::<Vec<_>>(),
+            [(0, 328), (328, 328), (656, 328)]
+        );
+    }
+
+    #[test]
+    fn refusals() {
+        use JobError as E;
+        let refused = |job: Job| job.area(4096, 1000, 65_536).unwrap_err();
+        let sized = |min, max| Job {
+            sizes: Sizes { min, max },
+            ..job()
+        };
+        assert!(matches!(refused(sized(512, 512)), E::NotBlocks { .. }));
+        assert!(matches!(
+            refused(sized(8192, 4096)),
+            E::SizesBackwards { .. }
+        ));
+        assert!(matches!(refused(sized(4096, 131_072)), E::TooLarge { .. }));
+        let outside = Job {
+            offset: 4096 * 999,
+            range: Some(8192),
+            ..job()
+        };
+        assert!(matches!(refused(outside), E::Outside { .. }));
+        let beyond = Job {
+            offset: 1 << 40,
+            ..job()
+        };
+        assert!(matches!(refused(beyond), E::Outside { .. }));
+        let crowded = Job {
+            verify: Verify::On,
+            queues: 64,
+            ..job()
+        };
+        assert!(matches!(refused(crowded), E::TooSmall { .. }));
+        let huge = Job {
+            verify: Verify::On,
+            range: Some(1 << 40),
+            ..job()
+        };
+        assert!(matches!(
+            huge.area(4096, 1 << 40, 65_536),
+            Err(E::TooManyUnits { .. })
+        ));
+    }
+}

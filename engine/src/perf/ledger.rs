@@ -1,0 +1,134 @@
+//! What was written where: the how-many-eth write each place holds, and which places are in use.
+//!
+//! A place is in use while an I/O of the lane that owns it is under way, so that no read meets a
+//! write and no two writes meet: what a read must return is then known exactly.
+
+use super::access::Place;
+
+/// Generations of the places of one lane.
+pub struct Ledger {
+    places: Box<[u32]>,
+}
+
+/// An I/O of the lane is under way here.
+const IN_USE: u32 = 1 << 31;
+/// A write here failed: the old or the new contents may be there, or some of each.
+const UNKNOWN: u32 = 1 << 30;
+const GENERATION: u32 = UNKNOWN - 1;
+
+impl Ledger {
+    pub fn new(places: u64) -> Ledger {
+        Ledger {
+            places: vec![0; places as usize].into_boxed_slice(),
+        }
+    }
+
+    /// Takes a place; `false` when part of it is in use.
+    #[inline]
+    pub fn take(&mut self, place: Place) -> bool {
+        let places = self.slice(place);
+        if places.iter().any(|p| p & IN_USE != 0) {
+            return false;
+        }
+        places.iter_mut().for_each(|p| *p |= IN_USE);
+        true
+    }
+
+    #[inline]
+    pub fn release(&mut self, place: Place) {
+        self.slice(place).iter_mut().for_each(|p| *p &= !IN_USE);
+    }
+
+    /// Which generation a write of `unit` is to bear.
+    #[inline]
+    pub fn next_generation(&self, unit: u64) -> u32 {
+        // After a billion writes of one place it begins again, at 1.
+        (self.places[unit as usize] & GENERATION) % GENERATION + 1
+    }
+
+    /// What a read of `unit` must find; `None` when nobody knows.
+    #[inline]
+    pub fn generation(&self, unit: u64) -> Option<u32> {
+        let place = self.places[unit as usize];
+        (place & UNKNOWN == 0 && place & GENERATION > 0).then_some(place & GENERATION)
+    }
+
+    /// A write of the place ended: each unit has its next generation, or (a write that failed) may
+    /// have, or not.
+    #[inline]
+    pub fn wrote(&mut self, place: Place, ok: bool) {
+        for unit in place.unit..place.unit + u64::from(place.units) {
+            let next = self.next_generation(unit) | IN_USE;
+            self.places[unit as usize] = if ok { next } else { next | UNKNOWN };
+        }
+    }
+
+    /// From `unit` on: the next place of at most `most` units whose contents are known.
+    pub fn next_known(&self, unit: u64, most: u32) -> Option<Place> {
+        let known = |unit: &u64| self.generation(*unit).is_some();
+        let first = (unit..self.places.len() as u64).find(known)?;
+        let units = (first..self.places.len() as u64)
+            .take(most as usize)
+            .take_while(known)
+            .count();
+        Some(Place {
+            unit: first,
+            units: units as u32,
+        })
+    }
+
+    fn slice(&mut self, place: Place) -> &mut [u32] {
+        let unit = place.unit as usize;
+        &mut self.places[unit..unit + place.units as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_taken_and_counted() {
+        let mut ledger = Ledger::new(8);
+        let (low, high) = (Place { unit: 0, units: 3 }, Place { unit: 2, units: 3 });
+        assert!(ledger.take(low));
+        assert!(!ledger.take(high), "one unit is shared");
+        assert_eq!(ledger.next_generation(0), 1);
+        ledger.wrote(low, true);
+        ledger.release(low);
+        assert!(ledger.take(high));
+        ledger.wrote(high, true);
+        ledger.release(high);
+        let generations =
+            |ledger: &Ledger| (0..6).map(|u| ledger.generation(u)).collect::<Vec<_>>();
+        assert_eq!(
+            generations(&ledger),
+            [Some(1), Some(1), Some(2), Some(1), Some(1), None]
+        );
+        assert_eq!(ledger.next_known(0, 4), Some(Place { unit: 0, units: 4 }));
+        assert_eq!(ledger.next_known(4, 4), Some(Place { unit: 4, units: 1 }));
+        assert_eq!(ledger.next_known(5, 4), None);
+
+        // A write that failed leaves nothing to judge by, until the next; its generation is spent.
+        assert!(ledger.take(low));
+        ledger.wrote(low, false);
+        ledger.release(low);
+        assert_eq!(
+            generations(&ledger),
+            [None, None, None, Some(1), Some(1), None]
+        );
+        assert!(ledger.take(low));
+        assert_eq!(ledger.next_generation(0), 3);
+        ledger.wrote(low, true);
+        ledger.release(low);
+        assert_eq!(ledger.generation(0), Some(3));
+    }
+
+    #[test]
+    fn generations_begin_again() {
+        let mut ledger = Ledger::new(1);
+        ledger.places[0] = GENERATION;
+        assert_eq!(ledger.generation(0), Some(GENERATION));
+        assert_eq!(ledger.next_generation(0), 1);
+    }
+}

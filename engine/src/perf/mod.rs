@@ -1,0 +1,29 @@
+//! The load generator behind `nacre perf`: an NVMe-oF host that does nothing but I/O.
+//!
+//! ```text
+//!   run.rs      connects, starts the workers, looks after the controller, adds up    (main thread)
+//!     worker.rs   a pinned thread that polls its lanes without ever sleeping
+//!       lane.rs     one I/O queue kept full: what comes next, what came back
+//!         access.rs   which blocks next: random or in order, of one size or several
+//!         pattern.rs  what a written block says, and whether a read one says the same
+//!         ledger.rs   what was written where, so that a read can be judged
+//!   job.rs      what to do          report.rs   what came out
+//! ```
+//!
+//! The path of one I/O allocates nothing, takes no lock, and reads no clock: time is read once per
+//! turn of a worker, which is also the resolution of the latencies.
+
+mod access;
+mod job;
+mod lane;
+mod ledger;
+mod pattern;
+mod report;
+mod run;
+mod worker;
+
+pub use job::{Job, JobError, Limit, Rw, Sizes, Verify, parse_size};
+pub use pattern::Wrong;
+pub use report::{Direction, Mismatch, Report, VerifyReport};
+pub use run::{PerfError, Progress, Watch, run};
+pub use worker::WorkerError;

@@ -1,0 +1,216 @@
+//! What a written block says: which block of which namespace it is, and the how-many-eth write.
+//!
+//! ```text
+//!   0        8        16       24       32
+//!   magic    LBA      nsid,gen run      payload: a sequence that LBA, generation and run determine
+//! ```
+//!
+//! So a block in the wrong place, an old block, a block of an earlier run and a damaged block are
+//! told apart, and blocks can be judged long after by `--verify-only`.
+
+use serde::Serialize;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"NACREPRF");
+const HEADER: usize = 32;
+
+/// What a block is to say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Stamp {
+    pub lba: u64,
+    pub nsid: u32,
+    /// Counts the writes of its place from 1.
+    pub generation: u32,
+    /// Differs for every run.
+    pub run: u64,
+}
+
+/// What a block says instead of what it should.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum Wrong {
+    /// Nothing but zeroes: never written, or deallocated.
+    Zeroes,
+    /// Not a block of ours.
+    Foreign { first: u64 },
+    /// A whole block of ours, but not this one.
+    Other { found: Stamp },
+    /// This block, but from `offset` on it is damaged.
+    Damaged {
+        offset: u32,
+        expected: u64,
+        actual: u64,
+    },
+}
+
+impl Stamp {
+    /// Writes the block.
+    pub fn fill(&self, block: &mut [u8]) {
+        let words = self.header();
+        for (word, out) in words.iter().zip(block.chunks_exact_mut(8)) {
+            out.copy_from_slice(&word.to_le_bytes());
+        }
+        let mut sequence = self.sequence();
+        for out in block[HEADER..].chunks_exact_mut(8) {
+            out.copy_from_slice(&sequence.next().to_le_bytes());
+        }
+    }
+
+    /// Whether the block says exactly this.
+    pub fn check(&self, block: &[u8]) -> Result<(), Wrong> {
+        let found = match Stamp::read(block) {
+            Some(found) => found,
+            None if block.iter().all(|byte| *byte == 0) => return Err(Wrong::Zeroes),
+            None => {
+                return Err(Wrong::Foreign {
+                    first: word(block, 0),
+                });
+            }
+        };
+        if found != *self {
+            // A damaged header looks like another stamp with a payload that does not fit it.
+            return Err(match found.check_payload(block) {
+                Ok(()) => Wrong::Other { found },
+                Err(_) => self.first_difference(block),
+            });
+        }
+        self.check_payload(block)
+    }
+
+    /// The stamp that a block claims to bear.
+    pub fn read(block: &[u8]) -> Option<Stamp> {
+        if word(block, 0) != MAGIC {
+            return None;
+        }
+        let middle = word(block, 16);
+        Some(Stamp {
+            lba: word(block, 8),
+            nsid: middle as u32,
+            generation: (middle >> 32) as u32,
+            run: word(block, 24),
+        })
+    }
+
+    fn header(&self) -> [u64; 4] {
+        let middle = u64::from(self.nsid) | u64::from(self.generation) << 32;
+        [MAGIC, self.lba, middle, self.run]
+    }
+
+    fn sequence(&self) -> Sequence {
+        let [_, lba, middle, run] = self.header();
+        Sequence(run ^ lba.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ middle.rotate_left(17))
+    }
+
+    fn check_payload(&self, block: &[u8]) -> Result<(), Wrong> {
+        let mut sequence = self.sequence();
+        for (index, chunk) in block[HEADER..].chunks_exact(8).enumerate() {
+            let (expected, actual) = (sequence.next(), word(chunk, 0));
+            if expected != actual {
+                let offset = (HEADER + index * 8) as u32;
+                return Err(Wrong::Damaged {
+                    offset,
+                    expected,
+                    actual,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn first_difference(&self, block: &[u8]) -> Wrong {
+        for (index, expected) in self.header().into_iter().enumerate() {
+            let actual = word(block, index * 8);
+            if expected != actual {
+                let offset = (index * 8) as u32;
+                return Wrong::Damaged {
+                    offset,
+                    expected,
+                    actual,
+                };
+            }
+        }
+        let Err(wrong) = self.check_payload(block) else {
+            unreachable!("a block without a difference was not the one expected")
+        };
+        wrong
+    }
+}
+
+/// splitmix64.
+struct Sequence(u64);
+
+impl Sequence {
+    #[inline]
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}
+
+fn word(bytes: &[u8], at: usize) -> u64 {
+    let chunk = bytes[at..].first_chunk().copied();
+    u64::from_le_bytes(chunk.expect("blocks have 512 bytes and more"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STAMP: Stamp = Stamp {
+        lba: 77,
+        nsid: 3,
+        generation: 5,
+        run: 0xfeed,
+    };
+
+    fn block(stamp: Stamp) -> Vec<u8> {
+        let mut block = vec![0xaa; 512];
+        stamp.fill(&mut block);
+        block
+    }
+
+    #[test]
+    fn what_was_written_is_right() {
+        assert_eq!(STAMP.check(&block(STAMP)), Ok(()));
+        assert_eq!(Stamp::read(&block(STAMP)), Some(STAMP));
+    }
+
+    /// Every single bit counts.
+    #[test]
+    fn any_flipped_bit_is_found() {
+        for at in 0..512 {
+            for bit in 0..8 {
+                let mut damaged = block(STAMP);
+                damaged[at] ^= 1 << bit;
+                let wrong = STAMP.check(&damaged).unwrap_err();
+                match wrong {
+                    Wrong::Foreign { .. } => assert!(at < 8),
+                    Wrong::Damaged { offset, .. } => {
+                        assert_eq!(offset as usize, at / 8 * 8, "{wrong:?}");
+                    }
+                    _ => panic!("{wrong:?} at {at}"),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn other_blocks_are_told_apart() {
+        let others = [
+            Stamp { lba: 78, ..STAMP },
+            Stamp { nsid: 4, ..STAMP },
+            Stamp {
+                generation: 4,
+                ..STAMP
+            },
+            Stamp { run: 1, ..STAMP },
+        ];
+        for found in others {
+            assert_eq!(STAMP.check(&block(found)), Err(Wrong::Other { found }));
+        }
+        assert_eq!(STAMP.check(&[0; 512]), Err(Wrong::Zeroes));
+        assert!(matches!(STAMP.check(&[1; 512]), Err(Wrong::Foreign { .. })));
+    }
+}

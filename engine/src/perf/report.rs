@@ -1,0 +1,339 @@
+//! What came out of a run: figures for people and, under a fixed schema, for programs.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use nacre_bdev::{Op, Status};
+use serde::Serialize;
+
+use super::job::{Job, Rw, Sizes, Verify};
+use super::pattern::{Stamp, Wrong};
+
+/// Named in the output; the number rises when a member changes its meaning or goes away.
+pub const SCHEMA: &str = "nacre-perf/1";
+
+/// A latency in the histogram is at most this.
+const LONGEST: Duration = Duration::from_secs(600);
+
+/// A whole run.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report {
+    pub schema: &'static str,
+    pub target: String,
+    pub nsid: u32,
+    pub rw: Rw,
+    pub mix: u8,
+    pub size: Sizes,
+    pub depth: u16,
+    pub queues: u16,
+    pub cores: Vec<usize>,
+    pub verify: Verify,
+    pub seed: u64,
+    /// Of the measured part.
+    pub seconds: f64,
+    pub iops: f64,
+    pub bytes_per_second: f64,
+    pub read: Direction,
+    pub write: Direction,
+    /// By name, in all phases.
+    pub errors: BTreeMap<String, u64>,
+    pub first_error: Option<IoFailure>,
+    pub verification: Option<VerifyReport>,
+    /// Connections lost, and I/Os sent again, by all queues.
+    pub connections_lost: u64,
+    pub resent: u64,
+    /// I/Os that did not come back before the end.
+    pub unfinished: u64,
+    /// Ended before its time, by the user.
+    pub interrupted: bool,
+}
+
+/// Reads, or writes.
+#[derive(Debug, Clone, Serialize)]
+pub struct Direction {
+    pub ios: u64,
+    pub bytes: u64,
+    pub iops: f64,
+    pub bytes_per_second: f64,
+    pub latency_ns: Latency,
+}
+
+/// Zeroes when nothing was measured.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub struct Latency {
+    pub min: u64,
+    pub mean: f64,
+    pub p50: u64,
+    pub p90: u64,
+    pub p99: u64,
+    #[serde(rename = "p99.9")]
+    pub p99_9: u64,
+    #[serde(rename = "p99.99")]
+    pub p99_99: u64,
+    pub max: u64,
+}
+
+/// An I/O that failed.
+#[derive(Debug, Clone, Serialize)]
+pub struct IoFailure {
+    pub op: Op,
+    pub lba: u64,
+    pub blocks: u32,
+    pub status: String,
+}
+
+/// What verification found.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct VerifyReport {
+    pub blocks_written: u64,
+    pub blocks_checked: u64,
+    /// Blocks that were read and that nothing was known about.
+    pub blocks_unknown: u64,
+    pub blocks_wrong: u64,
+    pub first_mismatch: Option<Mismatch>,
+}
+
+/// A block that does not say what it should.
+#[derive(Debug, Clone, Serialize)]
+pub struct Mismatch {
+    pub lba: u64,
+    pub expected: Stamp,
+    pub found: Wrong,
+}
+
+/// What one worker counted.
+pub struct Tally {
+    pub read: Counted,
+    pub write: Counted,
+    pub errors: BTreeMap<&'static str, u64>,
+    pub first_error: Option<IoFailure>,
+    pub verify: VerifyReport,
+    /// From the first to the last moment that was measured.
+    pub measured: Duration,
+    pub connections_lost: u64,
+    pub resent: u64,
+    pub unfinished: u64,
+}
+
+/// I/Os of one direction.
+pub struct Counted {
+    pub ios: u64,
+    pub bytes: u64,
+    pub latency: Histogram<u64>,
+}
+
+impl Counted {
+    fn new() -> Counted {
+        let longest = LONGEST.as_nanos() as u64;
+        Counted {
+            ios: 0,
+            bytes: 0,
+            latency: Histogram::new_with_max(longest, 3).expect("these bounds are possible"),
+        }
+    }
+
+    #[inline]
+    pub fn count(&mut self, bytes: u64, latency: Duration) {
+        self.ios += 1;
+        self.bytes += bytes;
+        self.latency.saturating_record(latency.as_nanos() as u64);
+    }
+
+    fn clear(&mut self) {
+        (self.ios, self.bytes) = (0, 0);
+        self.latency.reset();
+    }
+
+    fn add(&mut self, other: &Counted) {
+        self.ios += other.ios;
+        self.bytes += other.bytes;
+        self.latency
+            .add(&other.latency)
+            .expect("all have the same bounds");
+    }
+
+    fn report(&self, seconds: f64) -> Direction {
+        let h = &self.latency;
+        let at = |quantile| h.value_at_quantile(quantile);
+        let latency_ns = match h.is_empty() {
+            true => Latency::default(),
+            false => Latency {
+                min: h.min(),
+                mean: h.mean(),
+                p50: at(0.5),
+                p90: at(0.9),
+                p99: at(0.99),
+                p99_9: at(0.999),
+                p99_99: at(0.9999),
+                max: h.max(),
+            },
+        };
+        Direction {
+            ios: self.ios,
+            bytes: self.bytes,
+            iops: per_second(self.ios, seconds),
+            bytes_per_second: per_second(self.bytes, seconds),
+            latency_ns,
+        }
+    }
+}
+
+fn per_second(count: u64, seconds: f64) -> f64 {
+    if seconds > 0.0 {
+        count as f64 / seconds
+    } else {
+        0.0
+    }
+}
+
+impl Tally {
+    pub fn new() -> Tally {
+        Tally {
+            read: Counted::new(),
+            write: Counted::new(),
+            errors: BTreeMap::new(),
+            first_error: None,
+            verify: VerifyReport::default(),
+            measured: Duration::ZERO,
+            connections_lost: 0,
+            resent: 0,
+            unfinished: 0,
+        }
+    }
+
+    /// The warm-up is over: what was measured so far does not count.
+    pub fn restart(&mut self) {
+        self.read.clear();
+        self.write.clear();
+    }
+
+    #[cold]
+    pub fn failed(&mut self, op: Op, lba: u64, blocks: u32, status: Status) {
+        *self
+            .errors
+            .entry(Status::KIND_NAMES[status.kind()])
+            .or_default() += 1;
+        self.first_error.get_or_insert_with(|| IoFailure {
+            op,
+            lba,
+            blocks,
+            status: describe(status),
+        });
+    }
+
+    #[cold]
+    pub fn mismatch(&mut self, lba: u64, expected: Stamp, found: Wrong) {
+        self.verify.blocks_wrong += 1;
+        self.verify.first_mismatch.get_or_insert(Mismatch {
+            lba,
+            expected,
+            found,
+        });
+    }
+
+    pub fn add(&mut self, other: Tally) {
+        self.read.add(&other.read);
+        self.write.add(&other.write);
+        for (name, count) in other.errors {
+            *self.errors.entry(name).or_default() += count;
+        }
+        self.first_error = self.first_error.take().or(other.first_error);
+        let (sum, one) = (&mut self.verify, other.verify);
+        sum.blocks_written += one.blocks_written;
+        sum.blocks_checked += one.blocks_checked;
+        sum.blocks_unknown += one.blocks_unknown;
+        sum.blocks_wrong += one.blocks_wrong;
+        sum.first_mismatch = sum.first_mismatch.take().or(one.first_mismatch);
+        self.measured = self.measured.max(other.measured);
+        self.connections_lost += other.connections_lost;
+        self.resent += other.resent;
+        self.unfinished += other.unfinished;
+    }
+
+    pub fn report(self, job: &Job, target: &str, nsid: u32, interrupted: bool) -> Report {
+        let seconds = self.measured.as_secs_f64();
+        let (read, write) = (self.read.report(seconds), self.write.report(seconds));
+        Report {
+            schema: SCHEMA,
+            target: target.to_owned(),
+            nsid,
+            rw: job.rw,
+            mix: job.read_percent(),
+            size: job.sizes,
+            depth: job.depth,
+            queues: job.queues,
+            cores: job.cores.clone(),
+            verify: job.verify,
+            seed: job.seed,
+            seconds,
+            iops: read.iops + write.iops,
+            bytes_per_second: read.bytes_per_second + write.bytes_per_second,
+            read,
+            write,
+            errors: self
+                .errors
+                .into_iter()
+                .map(|(name, count)| (name.to_owned(), count))
+                .collect(),
+            first_error: self.first_error,
+            verification: (job.verify != Verify::Off).then_some(self.verify),
+            connections_lost: self.connections_lost,
+            resent: self.resent,
+            unfinished: self.unfinished,
+            interrupted,
+        }
+    }
+}
+
+impl Report {
+    /// Everything came back, and came back right.
+    pub fn is_good(&self) -> bool {
+        let right = |v: &VerifyReport| v.blocks_wrong == 0;
+        self.errors.is_empty()
+            && self.unfinished == 0
+            && self.verification.as_ref().is_none_or(right)
+    }
+}
+
+fn describe(status: Status) -> String {
+    match status {
+        Status::Nvme { sct, sc, dnr } => {
+            let code = nacre_nvmf_wire::StatusCode::new(sct, sc);
+            match dnr {
+                true => code.with_dnr().to_string(),
+                false => code.to_string(),
+            }
+        }
+        other => Status::KIND_NAMES[other.kind()].replace('_', " "),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What several workers counted adds up, and their first failures are kept.
+    #[test]
+    fn tallies_add_up() {
+        let mut sum = Tally::new();
+        for (at, micros) in [10u64, 20, 30].into_iter().enumerate() {
+            let mut one = Tally::new();
+            one.read.count(4096, Duration::from_micros(micros));
+            one.write.count(512, Duration::from_micros(micros * 10));
+            one.measured = Duration::from_secs(at as u64);
+            one.failed(Op::Write, at as u64, 1, Status::NoSpace);
+            sum.add(one);
+        }
+        assert_eq!((sum.read.ios, sum.read.bytes), (3, 12_288));
+        assert_eq!(sum.measured, Duration::from_secs(2));
+        assert_eq!(sum.errors["no_space"], 3);
+        assert_eq!(sum.first_error.as_ref().unwrap().lba, 0);
+        let read = sum.read.report(2.0);
+        assert_eq!((read.iops, read.bytes_per_second), (1.5, 6144.0));
+        let close = |value: u64, to: u64| value.abs_diff(to) * 1000 <= to;
+        assert!(close(read.latency_ns.p50, 20_000) && close(read.latency_ns.max, 30_000));
+        sum.restart();
+        assert_eq!(sum.read.report(1.0).latency_ns.max, 0);
+    }
+}

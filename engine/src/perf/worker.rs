@@ -1,0 +1,357 @@
+//! A worker: a pinned thread that polls its lanes and never sleeps while I/O is under way.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use nacre_bdev::Done;
+use nacre_reactor::{Clock, Nanos};
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+use super::job::{Job, Limit, Verify};
+use super::lane::{Lane, Phase};
+use super::report::Tally;
+
+/// How often a worker shows how far it is.
+const SHOW_EVERY: Duration = Duration::from_millis(10);
+
+/// What the main thread sees of a worker while it runs.
+#[derive(Debug, Default)]
+pub struct Shown {
+    pub ios: AtomicU64,
+    pub bytes: AtomicU64,
+    pub errors: AtomicU64,
+    /// [`Phase`] by its place in the run, and its progress in a thousand.
+    pub phase: AtomicUsize,
+    pub permille: AtomicU64,
+}
+
+/// Shared by all workers of a run.
+pub struct Crew {
+    /// Ends the run early: the user, or a worker that has seen enough.
+    pub stop: AtomicBool,
+    /// A worker could not start: nobody is to wait for it.
+    pub broken: AtomicBool,
+    arrived: AtomicUsize,
+    members: usize,
+    pub shown: Box<[Shown]>,
+}
+
+impl Crew {
+    pub fn new(members: usize) -> Arc<Crew> {
+        Arc::new(Crew {
+            stop: AtomicBool::new(false),
+            broken: AtomicBool::new(false),
+            arrived: AtomicUsize::new(0),
+            members,
+            shown: (0..members).map(|_| Shown::default()).collect(),
+        })
+    }
+
+    /// Waits until every worker is here for the `round`-th time; `false`: one never will be. `idle`
+    /// is done meanwhile.
+    fn meet(&self, round: usize, mut idle: impl FnMut()) -> bool {
+        self.arrived.fetch_add(1, Ordering::AcqRel);
+        while self.arrived.load(Ordering::Acquire) < self.members * round {
+            if self.broken.load(Ordering::Acquire) {
+                return false;
+            }
+            idle();
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        !self.broken.load(Ordering::Acquire)
+    }
+
+    fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+}
+
+/// Lets the others go when a worker ends before its time, by a panic, too.
+pub struct Member<'a> {
+    pub crew: &'a Crew,
+    pub finished: bool,
+}
+
+impl Drop for Member<'_> {
+    fn drop(&mut self) {
+        if !self.finished {
+            self.crew.broken.store(true, Ordering::Release);
+            self.crew.stop.store(true, Ordering::Release);
+        }
+    }
+}
+
+/// Why a worker could not start.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum WorkerError {
+    #[error("cannot run on core {core}: {why}")]
+    Pin { core: usize, why: String },
+    #[error("I/O queue {qid} could not be connected within {limit:?}")]
+    Connect { qid: u16, limit: Duration },
+}
+
+/// Binds the calling thread to `core`.
+pub fn pin(core: usize) -> Result<(), WorkerError> {
+    let refuse = |why: String| WorkerError::Pin { core, why };
+    if core >= CpuSet::MAX_CPU {
+        return Err(refuse(format!("the largest is {}", CpuSet::MAX_CPU - 1)));
+    }
+    let mut set = CpuSet::new();
+    set.set(core);
+    sched_setaffinity(None, &set).map_err(|errno| refuse(errno.to_string()))
+}
+
+/// What a run goes through.
+pub fn phases(job: &Job) -> &'static [Phase] {
+    match job.verify {
+        Verify::Off => &[Phase::Run],
+        Verify::Only => &[Phase::Scan],
+        // What is read has to be known before it is read.
+        Verify::On if job.read_percent() > 0 => &[Phase::Fill, Phase::Run, Phase::ReadBack],
+        Verify::On => &[Phase::Run, Phase::ReadBack],
+    }
+}
+
+pub struct Worker<'a> {
+    pub index: usize,
+    pub job: &'a Job,
+    pub crew: &'a Crew,
+    pub clock: Clock,
+    pub lanes: Vec<Lane>,
+}
+
+impl Worker<'_> {
+    /// Connects the lanes, then goes through the phases, each together with the other workers.
+    pub fn run(mut self, limit: Duration) -> Result<Tally, WorkerError> {
+        let mut done = Done::with_capacity(usize::from(self.job.depth).max(64));
+        let mut tally = Tally::new();
+        self.connect(limit, &mut done, &mut tally)?;
+        let mut round = 1;
+        for (place, phase) in phases(self.job).iter().enumerate() {
+            // Keeps the queues of this worker alive while others are not there yet.
+            let (lanes, clock) = (&mut self.lanes, &self.clock);
+            let together = self.crew.meet(round, || {
+                let now = clock.now();
+                for lane in &mut *lanes {
+                    lane.poll(now, &mut done, &mut tally, false);
+                }
+            });
+            if !together {
+                break;
+            }
+            round += 1;
+            let shown = &self.crew.shown[self.index];
+            shown.phase.store(place, Ordering::Relaxed);
+            self.phase(*phase, &mut done, &mut tally);
+        }
+        for lane in &self.lanes {
+            tally.unfinished += lane.inflight() as u64;
+            tally.connections_lost += lane.queue().stats().losses;
+            tally.resent += lane.queue().stats().resent;
+        }
+        Ok(tally)
+    }
+
+    fn connect(
+        &mut self,
+        limit: Duration,
+        done: &mut Done,
+        tally: &mut Tally,
+    ) -> Result<(), WorkerError> {
+        let start = self.clock.now();
+        loop {
+            let now = self.clock.now();
+            let mut missing = None;
+            for lane in &mut self.lanes {
+                lane.poll(now, done, tally, false);
+                if !lane.queue().is_live() {
+                    missing = missing.or(Some(lane.queue().qid()));
+                }
+            }
+            let Some(qid) = missing else { return Ok(()) };
+            if now.since(start) > limit || self.crew.stopped() {
+                return Err(WorkerError::Connect { qid, limit });
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    }
+
+    fn phase(&mut self, phase: Phase, done: &mut Done, tally: &mut Tally) {
+        let begin = self.clock.now();
+        let mut pace = Pace::new(self.job, self.index, self.crew.members, phase, begin);
+        let mut warming = phase == Phase::Run && !self.job.warmup.is_zero();
+        let warm_at = begin + self.job.warmup;
+        let mut measured_from = begin;
+        let measured_phase = matches!(phase, Phase::Run | Phase::Scan);
+        let mut show_at = begin;
+        let shown = &self.crew.shown[self.index];
+        let (mut ios, mut over) = (0u64, false);
+        let mut last_back = begin;
+        self.lanes.iter_mut().for_each(Lane::begin);
+        while !over {
+            let now = self.clock.now();
+            if warming && now >= warm_at {
+                warming = false;
+                tally.restart();
+                measured_from = now;
+            }
+            over = pace.is_over(now) || self.crew.stopped();
+            let mut more = false;
+            let mut under_way = 0;
+            for lane in &mut self.lanes {
+                let back = lane.poll(now, done, tally, measured_phase && !warming);
+                if back > 0 {
+                    last_back = now;
+                    ios += back as u64;
+                }
+                if !over {
+                    let budget = pace.budget(now);
+                    let (started, goes_on) = lane.submit(phase, now, budget);
+                    pace.spent(started);
+                    more |= goes_on;
+                    under_way += lane.inflight();
+                }
+            }
+            // A phase that goes through all places ends when they are all back.
+            over |= !more && under_way == 0;
+            if pace.is_used_up() && under_way == 0 {
+                over = true;
+            }
+            if now >= show_at || over {
+                show_at = now + SHOW_EVERY;
+                self.show(shown, tally, ios, &pace, now);
+                if self.must_stop(tally) {
+                    self.crew.stop.store(true, Ordering::Relaxed);
+                    over = true;
+                }
+            }
+        }
+        if measured_phase {
+            // Until the last one came back if a number was asked for, otherwise until the time was up.
+            let end = match self.job.limit {
+                Limit::Time(_) if phase == Phase::Run => self.clock.now(),
+                _ => last_back,
+            };
+            tally.measured = end.since(measured_from);
+        }
+        self.drain(done, tally);
+    }
+
+    /// Waits for what is under way, but not for ever.
+    fn drain(&mut self, done: &mut Done, tally: &mut Tally) {
+        let begin = self.clock.now();
+        self.lanes.iter_mut().for_each(Lane::drop_held);
+        while self.lanes.iter().any(|lane| lane.inflight() > 0) {
+            let now = self.clock.now();
+            if now.since(begin) > self.job.drain {
+                return;
+            }
+            for lane in &mut self.lanes {
+                lane.poll(now, done, tally, false);
+            }
+        }
+    }
+
+    fn must_stop(&self, tally: &Tally) -> bool {
+        !self.job.keep_going && (!tally.errors.is_empty() || tally.verify.blocks_wrong > 0)
+    }
+
+    #[inline]
+    fn show(&self, shown: &Shown, tally: &Tally, ios: u64, pace: &Pace, now: Nanos) {
+        shown.ios.store(ios, Ordering::Relaxed);
+        let bytes = tally.read.bytes + tally.write.bytes;
+        shown.bytes.store(bytes, Ordering::Relaxed);
+        let errors = tally.errors.values().sum::<u64>() + tally.verify.blocks_wrong;
+        shown.errors.store(errors, Ordering::Relaxed);
+        let permille = pace.permille(now).unwrap_or_else(|| {
+            let (units, gone) = self.lanes.iter().fold((0, 0), |sum, lane| {
+                let (units, gone) = lane.position();
+                (sum.0 + units, sum.1 + gone)
+            });
+            gone * 1000 / units.max(1)
+        });
+        shown.permille.store(permille.min(1000), Ordering::Relaxed);
+    }
+}
+
+/// How much may be started now, and when it is enough.
+struct Pace {
+    begin: Nanos,
+    end: Option<Nanos>,
+    /// I/Os that may still be started.
+    left: u64,
+    total: u64,
+    /// I/Os per second.
+    rate: Option<u64>,
+    /// Most that may be made up for after a delay.
+    burst: u64,
+    started: u64,
+}
+
+impl Pace {
+    fn new(job: &Job, index: usize, workers: usize, phase: Phase, begin: Nanos) -> Pace {
+        // Divided so that the parts add up.
+        let share = |total: u64| {
+            let (n, i) = (workers as u64, index as u64);
+            total / n + u64::from(i < total % n)
+        };
+        let (end, left) = match (phase, job.limit) {
+            (Phase::Run, Limit::Time(time)) => (Some(begin + job.warmup + time), u64::MAX),
+            (Phase::Run, Limit::Ios(ios)) => (None, share(ios)),
+            _ => (None, u64::MAX),
+        };
+        Pace {
+            begin,
+            end,
+            left,
+            total: left,
+            rate: job.rate.map(|rate| share(rate).max(1)),
+            burst: u64::from(job.depth) * u64::from(job.queues),
+            started: 0,
+        }
+    }
+
+    #[inline]
+    fn is_over(&self, now: Nanos) -> bool {
+        self.end.is_some_and(|end| now >= end)
+    }
+
+    fn is_used_up(&self) -> bool {
+        self.left == 0
+    }
+
+    #[inline]
+    fn budget(&mut self, now: Nanos) -> u64 {
+        let Some(rate) = self.rate else {
+            return self.left;
+        };
+        let nanos = now.since(self.begin).as_nanos();
+        let due = (nanos * u128::from(rate) / 1_000_000_000) as u64 + 1;
+        // What could not be done in time is not all caught up with.
+        self.started = self.started.max(due.saturating_sub(self.burst));
+        self.left.min(due.saturating_sub(self.started))
+    }
+
+    #[inline]
+    fn spent(&mut self, started: u64) {
+        self.left -= started;
+        self.started += started;
+    }
+
+    /// `None`: it is not a matter of time or number.
+    fn permille(&self, now: Nanos) -> Option<u64> {
+        let part = |gone: u128, all: u128| (gone * 1000 / all.max(1)) as u64;
+        match self.end {
+            Some(end) => {
+                let (gone, all) = (now.since(self.begin), end.since(self.begin));
+                Some(part(gone.as_nanos(), all.as_nanos()))
+            }
+            None if self.total != u64::MAX => {
+                let gone = self.total - self.left;
+                Some(part(gone.into(), self.total.into()))
+            }
+            None => None,
+        }
+    }
+}
