@@ -19,6 +19,7 @@ mod connect;
 mod controller;
 mod device;
 pub mod discovery;
+pub mod fuzzing;
 pub mod group;
 mod io;
 mod life;

@@ -1,6 +1,7 @@
 //! The target in one thread and virtual time, with a transport made of two lists.
 
 mod admin;
+mod any_command;
 mod connect;
 mod discovery;
 mod events;
