@@ -1,1 +1,29 @@
-//! Placeholder.
+//! A transport in memory: the whole target runs with no network, and in virtual time.
+//!
+//! ```text
+//!   LoopbackPlug   named listeners                                   (shared)
+//!     └ LoopbackTransport   the target's end of a core's connections
+//!            ▲  Link: capsules one way, fetched data and completions the other
+//!            ▼
+//!       LoopbackHost        the host's end, on the same thread
+//! ```
+//!
+//! A host is served by the core that it runs on: nothing crosses a thread, and data is copied once,
+//! from the one side's buffer into the other's. Everything else behaves as on a wire: data beyond the
+//! capsule is fetched, buffers come from the core's pools and back-pressure holds when there are none,
+//! connections close drained or at once. [`Faults`] breaks and stalls them.
+
+#![forbid(unsafe_code)]
+
+mod host;
+mod link;
+mod plug;
+mod transport;
+
+#[cfg(test)]
+mod tests;
+
+pub use host::{ConnectError, LoopbackHost};
+pub use link::Faults;
+pub use plug::{LoopbackConfig, LoopbackPlug};
+pub use transport::LoopbackTransport;

@@ -1,0 +1,155 @@
+//! The host's end.
+
+use std::cell::RefCell;
+use std::os::fd::RawFd;
+use std::rc::Rc;
+
+use nacre_nvmf::transport::{Closed, HostCommand, HostEvent, HostTransport, ListenerId};
+use nacre_nvmf_wire::sqe::Sgl;
+use nacre_nvmf_wire::tcp::ADMIN_IN_CAPSULE_BYTES;
+use nacre_reactor::{Idle, Nanos};
+
+use crate::link::{Command, End, Faults, Link};
+use crate::transport::Core;
+
+/// Why a host could not connect.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConnectError {
+    #[error("nothing listens on loopback:{name}")]
+    NoListener { name: String },
+    #[error("this thread serves no loopback transport: connect from a core that does")]
+    NoCore,
+    #[error("the core has its {limit} connections already")]
+    TooMany { limit: usize },
+}
+
+/// One queue pair of the host side.
+pub struct LoopbackHost {
+    link: Rc<RefCell<Link>>,
+    core: Rc<RefCell<Core>>,
+    index: u32,
+    generation: u32,
+    in_capsule_bytes: u32,
+}
+
+impl LoopbackHost {
+    pub(crate) fn connect(
+        core: Rc<RefCell<Core>>,
+        listener: ListenerId,
+        name: &str,
+    ) -> Result<LoopbackHost, ConnectError> {
+        let link = Rc::new(RefCell::new(Link::new()));
+        let (index, generation) = core.borrow_mut().add(Rc::clone(&link), listener, name)?;
+        Ok(LoopbackHost {
+            link,
+            core,
+            index,
+            generation,
+            in_capsule_bytes: ADMIN_IN_CAPSULE_BYTES,
+        })
+    }
+
+    /// A handle to break or stall this connection with.
+    pub fn faults(&self) -> Faults {
+        let (core, index, generation) = (Rc::clone(&self.core), self.index, self.generation);
+        Faults {
+            link: Rc::clone(&self.link),
+            notify: Rc::new(move || core.borrow_mut().notify(index, generation)),
+        }
+    }
+
+    fn notify(&self) {
+        self.core.borrow_mut().notify(self.index, self.generation);
+    }
+}
+
+impl HostTransport for LoopbackHost {
+    fn submit(&mut self, command: HostCommand) {
+        let mut link = self.link.borrow_mut();
+        if !link.is_open() {
+            return;
+        }
+        let HostCommand {
+            mut sqe,
+            write,
+            read,
+        } = command;
+        let limit = if sqe.is_fabrics() {
+            ADMIN_IN_CAPSULE_BYTES
+        } else {
+            self.in_capsule_bytes
+        };
+        let length = write
+            .as_ref()
+            .or(read.as_ref())
+            .map_or(0, |data| data.len() as u32);
+        let in_capsule = write.is_some() && length > 0 && length <= limit;
+        sqe.set_sgl(if in_capsule {
+            Sgl::InCapsule { offset: 0, length }
+        } else {
+            Sgl::Transport { length }
+        });
+        let cid = usize::from(sqe.cid());
+        if cid >= link.commands.len() {
+            link.commands.resize_with(cid + 1, || None);
+        }
+        assert!(
+            link.commands[cid].is_none(),
+            "command identifier {cid} is in use"
+        );
+        link.commands[cid] = Some(Command { write, read });
+        link.capsules.push_back((cid as u16, sqe));
+        drop(link);
+        self.notify();
+    }
+
+    fn poll(&mut self, _now: Nanos, events: &mut Vec<HostEvent>, limit: usize) {
+        let mut link = self.link.borrow_mut();
+        if link.stalled {
+            return;
+        }
+        let end = events.len() + limit;
+        while events.len() < end {
+            if let Some(event) = link.to_host.pop_front() {
+                events.push(event);
+            } else if let End::Due(_) = &link.host {
+                if let End::Due(why) = std::mem::replace(&mut link.host, End::Told) {
+                    events.push(HostEvent::Closed(why));
+                }
+            } else {
+                return;
+            }
+        }
+    }
+
+    fn set_in_capsule_bytes(&mut self, bytes: u32) {
+        self.in_capsule_bytes = bytes;
+    }
+
+    fn close(&mut self) {
+        self.link
+            .borrow_mut()
+            .end(Closed::Local, Closed::Peer, false);
+        self.notify();
+    }
+
+    fn arm(&mut self, _now: Nanos) -> Idle {
+        let link = self.link.borrow();
+        let due = !link.to_host.is_empty() || matches!(link.host, End::Due(_));
+        if due && !link.stalled {
+            Idle::Busy
+        } else {
+            Idle::Quiet
+        }
+    }
+
+    fn wake_fd(&self) -> Option<RawFd> {
+        None
+    }
+}
+
+impl Drop for LoopbackHost {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

@@ -1,0 +1,99 @@
+//! One connection: what is on its way between the two ends.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use nacre_hugepages::Buf;
+use nacre_nvmf::transport::{Closed, HostEvent, ReqTag};
+use nacre_nvmf_wire::sqe::Sqe;
+
+/// A command that the host has submitted and that is not complete.
+pub(crate) struct Command {
+    pub write: Option<Buf>,
+    pub read: Option<Buf>,
+}
+
+/// How far the end of a connection has come, seen from one side.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum End {
+    Open,
+    /// To be told once everything before it was.
+    Due(Closed),
+    Told,
+}
+
+/// The state that both ends share.
+pub(crate) struct Link {
+    /// Identifiers of commands on their way to the target; the commands stand in the table.
+    pub capsules: VecDeque<(u16, Sqe)>,
+    /// By command identifier.
+    pub commands: Vec<Option<Command>>,
+    /// Data on its way to the target.
+    pub fetched: VecDeque<(ReqTag, Buf)>,
+    pub to_host: VecDeque<HostEvent>,
+    /// Commands that the target has and did not answer.
+    pub outstanding: usize,
+    pub entries: usize,
+    pub stalled: bool,
+    pub host: End,
+    pub target: End,
+}
+
+impl Link {
+    pub fn new() -> Link {
+        Link {
+            capsules: VecDeque::new(),
+            commands: Vec::new(),
+            fetched: VecDeque::new(),
+            to_host: VecDeque::from([HostEvent::Ready]),
+            outstanding: 0,
+            entries: 32,
+            stalled: false,
+            host: End::Open,
+            target: End::Open,
+        }
+    }
+
+    pub fn is_open(&self) -> bool {
+        self.host == End::Open && self.target == End::Open
+    }
+
+    /// Both ends learn that it is over. What was on its way to the host still arrives if it was
+    /// `drained`; everything else is let go.
+    pub fn end(&mut self, host: Closed, target: Closed, drained: bool) {
+        if !self.is_open() {
+            return;
+        }
+        self.capsules.clear();
+        self.commands.clear();
+        self.fetched.clear();
+        if !drained {
+            self.to_host.clear();
+        }
+        self.host = End::Due(host);
+        self.target = End::Due(target);
+    }
+}
+
+/// Does to one connection what networks do.
+#[derive(Clone)]
+pub struct Faults {
+    pub(crate) link: Rc<RefCell<Link>>,
+    pub(crate) notify: Rc<dyn Fn()>,
+}
+
+impl Faults {
+    /// The connection breaks; both ends learn of it.
+    pub fn break_now(&self) {
+        let why = Closed::Broken("the loopback connection was broken on purpose".into());
+        self.link.borrow_mut().end(why.clone(), why, false);
+        (self.notify)();
+    }
+
+    /// Nothing arrives at either end while this is on, not even the end of the connection.
+    pub fn stall(&self, stalled: bool) {
+        self.link.borrow_mut().stalled = stalled;
+        (self.notify)();
+    }
+}

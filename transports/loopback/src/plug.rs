@@ -1,0 +1,140 @@
+//! The control half: names that hosts connect to.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::{Rc, Weak};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nacre_nvmf::transport::{
+    Address, ListenError, ListenerId, Plug, Transport, TransportCaps, TransportType,
+};
+use nacre_nvmf_wire::tcp::ADMIN_IN_CAPSULE_BYTES;
+
+use crate::host::{ConnectError, LoopbackHost};
+use crate::transport::{Core, LoopbackTransport};
+
+/// Most listeners of one plug.
+const MAX_LISTENERS: usize = 256;
+
+thread_local! {
+    /// The cores of this thread, by plug.
+    static CORES: RefCell<Vec<(u64, Weak<RefCell<Core>>)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// What is announced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LoopbackConfig {
+    /// Largest in-capsule data of an I/O command, in bytes.
+    pub in_capsule_bytes: u32,
+    /// Largest transfer of one command, in bytes.
+    pub max_transfer_bytes: u32,
+    /// Most connections per core.
+    pub max_connections: usize,
+}
+
+impl Default for LoopbackConfig {
+    fn default() -> LoopbackConfig {
+        LoopbackConfig {
+            in_capsule_bytes: 4096,
+            max_transfer_bytes: 128 << 10,
+            max_connections: 10_000,
+        }
+    }
+}
+
+/// The loopback plug.
+pub struct LoopbackPlug {
+    /// Tells this plug's cores from those of another on the same thread.
+    id: u64,
+    config: LoopbackConfig,
+    listeners: Arc<Mutex<HashMap<String, ListenerId>>>,
+}
+
+impl LoopbackPlug {
+    pub fn new(config: LoopbackConfig) -> LoopbackPlug {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        LoopbackPlug {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            config,
+            listeners: Arc::default(),
+        }
+    }
+
+    /// Connects a host to the listener `name`, on the core of the calling thread.
+    pub fn connect_host(&self, name: &str) -> Result<LoopbackHost, ConnectError> {
+        let listener = *self
+            .listeners()
+            .get(name)
+            .ok_or_else(|| ConnectError::NoListener {
+                name: name.to_owned(),
+            })?;
+        let core = CORES.with_borrow(|cores| {
+            let mine = cores.iter().filter(|(plug, _)| *plug == self.id);
+            mine.filter_map(|(_, core)| core.upgrade())
+                .min_by_key(|core| core.borrow().connections())
+        });
+        let core = core.ok_or(ConnectError::NoCore)?;
+        LoopbackHost::connect(core, listener, name)
+    }
+
+    fn listeners(&self) -> MutexGuard<'_, HashMap<String, ListenerId>> {
+        self.listeners
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Plug for LoopbackPlug {
+    fn kind(&self) -> TransportType {
+        TransportType::Loopback
+    }
+
+    fn listen(&self, id: ListenerId, address: &Address) -> Result<Address, ListenError> {
+        let Address::Loopback(name) = address else {
+            let kind = TransportType::Loopback;
+            return Err(ListenError::WrongKind {
+                address: address.to_string(),
+                kind,
+            });
+        };
+        let mut listeners = self.listeners();
+        if listeners.contains_key(name) || listeners.values().any(|other| *other == id) {
+            return Err(ListenError::InUse {
+                address: address.to_string(),
+            });
+        }
+        if listeners.len() >= MAX_LISTENERS {
+            return Err(ListenError::TooMany {
+                limit: MAX_LISTENERS,
+            });
+        }
+        listeners.insert(name.clone(), id);
+        Ok(address.clone())
+    }
+
+    fn unlisten(&self, id: ListenerId) {
+        self.listeners().retain(|_, listener| *listener != id);
+    }
+
+    fn open(
+        &self,
+        _core: usize,
+        wake: Arc<dyn Fn() + Send + Sync>,
+    ) -> std::io::Result<Box<dyn Transport>> {
+        let caps = TransportCaps {
+            kind: TransportType::Loopback,
+            in_capsule_bytes: self.config.in_capsule_bytes,
+            admin_in_capsule_bytes: ADMIN_IN_CAPSULE_BYTES.max(self.config.in_capsule_bytes),
+            max_transfer_bytes: self.config.max_transfer_bytes,
+            max_sgl_descriptors: 1,
+            keyed_sgl: false,
+        };
+        let core = Rc::new(RefCell::new(Core::new(self.config.max_connections, wake)));
+        CORES.with_borrow_mut(|cores| {
+            cores.retain(|(_, core)| core.strong_count() > 0);
+            cores.push((self.id, Rc::downgrade(&core)));
+        });
+        Ok(Box::new(LoopbackTransport::new(caps, core)))
+    }
+}
