@@ -2,16 +2,25 @@
 //!
 //! Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no daemon answers, 4 the daemon refused.
 
+mod address;
+mod bdev;
 mod completions;
 mod config;
 mod discover;
+mod host;
+mod hugepages;
 mod identify;
+mod listener;
 mod metrics;
 pub mod output;
 mod perf;
+mod record;
 mod remote;
 mod rpc;
 mod serve;
+pub mod size;
+mod subsystem;
+mod top;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -42,6 +51,16 @@ enum Command {
     Serve(Box<serve::ServeArgs>),
     /// Call any method of the daemon
     Rpc(rpc::RpcArgs),
+    /// Block devices
+    Bdev(bdev::BdevArgs),
+    /// Subsystems: what hosts connect to
+    Subsystem(subsystem::SubsystemArgs),
+    /// Listeners: where subsystems are reached
+    Listener(listener::ListenerArgs),
+    /// Hosts: who may connect
+    Host(host::HostArgs),
+    /// Huge pages of this machine
+    Hugepages(hugepages::HugepagesArgs),
     /// Check, show or export the configuration
     Config(config::ConfigArgs),
     /// Show the daemon's metrics
@@ -151,6 +170,11 @@ fn run(args: Vec<OsString>) -> Result<(), Failure> {
     match cli.command {
         Command::Serve(args) => serve::run(*args, Personality::Nacre),
         Command::Rpc(args) => rpc::run(args),
+        Command::Bdev(args) => bdev::run(args),
+        Command::Subsystem(args) => subsystem::run(args),
+        Command::Listener(args) => listener::run(args),
+        Command::Host(args) => host::run(args),
+        Command::Hugepages(args) => hugepages::run(args),
         Command::Config(args) => config::run(args),
         Command::Metrics(args) => metrics::run(args),
         Command::Discover(args) => discover::run(args),

@@ -1,0 +1,210 @@
+//! `nacre bdev create`: one flavour per module.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use serde_json::{Map, Value, json};
+use uuid::Uuid;
+
+use super::super::{Connection, Failure, output, size};
+
+#[derive(Debug, Subcommand)]
+pub enum Kind {
+    /// A RAM disk
+    Malloc {
+        /// Malloc0, Malloc1, … unless given
+        name: Option<String>,
+        #[command(flatten)]
+        capacity: Capacity,
+        #[command(flatten)]
+        identity: Identity,
+    },
+    /// A device that takes everything and keeps nothing
+    Null {
+        name: String,
+        #[command(flatten)]
+        capacity: Capacity,
+        #[command(flatten)]
+        identity: Identity,
+    },
+    /// A file or block device
+    File {
+        name: String,
+        path: PathBuf,
+        /// Make the file with this size if it is not there
+        #[arg(long, value_parser = size::parse_bytes)]
+        size: Option<u64>,
+        /// What suits the file unless given
+        #[arg(long, value_name = "BYTES", value_parser = size::parse_bytes)]
+        block_size: Option<u64>,
+        /// Refuse writes
+        #[arg(long)]
+        read_only: bool,
+        /// Offer neither deallocation nor writing zeroes, as for files that must stay allocated
+        #[arg(long)]
+        no_unmap: bool,
+        #[command(flatten)]
+        identity: Identity,
+    },
+    /// A slower device on top of another
+    Delay {
+        name: String,
+        base: String,
+        /// How much longer reads take, such as 200us
+        #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "0s")]
+        read: Duration,
+        /// One read in a hundred; as the others unless given
+        #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+        read_p99: Option<Duration>,
+        /// How much longer writes take
+        #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "0s")]
+        write: Duration,
+        /// One write in a hundred; as the others unless given
+        #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+        write_p99: Option<Duration>,
+        #[command(flatten)]
+        identity: Identity,
+    },
+    /// A device on top of another that fails when told to; it is called EE_ and the other's name
+    Error {
+        base: String,
+        #[command(flatten)]
+        identity: Identity,
+    },
+    /// A device that hands everything to another
+    Passthru {
+        name: String,
+        base: String,
+        #[command(flatten)]
+        identity: Identity,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct Capacity {
+    /// Such as 64MiB
+    #[arg(long, value_parser = size::parse_bytes)]
+    size: u64,
+    #[arg(long, value_name = "BYTES", value_parser = size::parse_bytes, default_value = "512")]
+    block_size: u64,
+}
+
+#[derive(Debug, Args)]
+pub struct Identity {
+    /// Chosen by the daemon unless given
+    #[arg(long)]
+    uuid: Option<Uuid>,
+}
+
+pub fn run(connection: &Connection, kind: Kind) -> Result<(), Failure> {
+    let (method, params) = call(kind)?;
+    let answer = connection.call(method, Value::Object(params.clone()))?;
+    let name = match &answer {
+        Value::String(name) => name.clone(),
+        // bdev_error_create says only that it is done.
+        _ => format!("EE_{}", output::cell(params.get("base_name"))),
+    };
+    match connection.json {
+        true => output::json(&json!({ "name": name })),
+        false => output::line(&name),
+    }
+}
+
+/// What to ask of the daemon.
+fn call(kind: Kind) -> Result<(&'static str, Map<String, Value>), Failure> {
+    let (method, params, identity) = match kind {
+        Kind::Malloc {
+            name,
+            capacity,
+            identity,
+        } => (
+            "bdev_malloc_create",
+            capacity.params(json!({ "name": name }))?,
+            identity,
+        ),
+        Kind::Null {
+            name,
+            capacity,
+            identity,
+        } => (
+            "bdev_null_create",
+            capacity.params(json!({ "name": name }))?,
+            identity,
+        ),
+        Kind::File {
+            name,
+            path,
+            size,
+            block_size,
+            read_only,
+            no_unmap,
+            identity,
+        } => {
+            // The daemon has a working directory of its own.
+            let path = std::path::absolute(&path)?;
+            let params = json!({
+                "name": name,
+                "filename": path,
+                "size": size,
+                "block_size": block_size,
+                "readonly": read_only.then_some(true),
+                "fallocate": no_unmap.then_some(false),
+            });
+            ("bdev_aio_create", params, identity)
+        }
+        Kind::Delay {
+            name,
+            base,
+            read,
+            read_p99,
+            write,
+            write_p99,
+            identity,
+        } => {
+            let params = json!({
+                "name": name,
+                "base_bdev_name": base,
+                "avg_read_latency": micros(read)?,
+                "p99_read_latency": micros(read_p99.unwrap_or(read))?,
+                "avg_write_latency": micros(write)?,
+                "p99_write_latency": micros(write_p99.unwrap_or(write))?,
+            });
+            ("bdev_delay_create", params, identity)
+        }
+        Kind::Error { base, identity } => {
+            ("bdev_error_create", json!({ "base_name": base }), identity)
+        }
+        Kind::Passthru {
+            name,
+            base,
+            identity,
+        } => (
+            "bdev_passthru_create",
+            json!({ "name": name, "base_bdev_name": base }),
+            identity,
+        ),
+    };
+    let Value::Object(mut params) = params else {
+        unreachable!("parameters are an object")
+    };
+    params.insert("uuid".into(), json!(identity.uuid));
+    // What was not given is not sent: the daemon's defaults hold, and SPDK knows not all of these.
+    params.retain(|_, value| !value.is_null());
+    Ok((method, params))
+}
+
+impl Capacity {
+    fn params(&self, mut params: Value) -> Result<Value, Failure> {
+        params["block_size"] = self.block_size.into();
+        params["num_blocks"] = size::blocks(self.size, self.block_size)
+            .map_err(Failure::Usage)?
+            .into();
+        Ok(params)
+    }
+}
+
+fn micros(time: Duration) -> Result<u64, Failure> {
+    u64::try_from(time.as_micros())
+        .map_err(|_| Failure::Usage(format!("{time:?} is longer than anybody waits")))
+}

@@ -1,0 +1,152 @@
+//! `nacre bdev iostat`: counters once, or rates for as long as somebody looks.
+
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::super::top::rates::{self, Iostat, Rates};
+use super::super::{Connection, Failure, output};
+
+#[derive(Debug, Args)]
+pub struct IostatArgs {
+    /// All devices unless given
+    name: Vec<String>,
+    /// Print rates, again and again after so long
+    #[arg(short, long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    interval: Option<Duration>,
+    /// With an interval: how many times; until interrupted unless given
+    #[arg(long, value_name = "N", requires = "interval")]
+    count: Option<u64>,
+    /// Each core's queue by itself; of one device
+    #[arg(long, conflicts_with = "interval")]
+    per_channel: bool,
+    /// Count from zero afterwards
+    #[arg(long, conflicts_with = "interval")]
+    reset: bool,
+}
+
+pub fn run(connection: &Connection, args: &IostatArgs) -> Result<(), Failure> {
+    match args.interval {
+        Some(interval) => repeat(connection, args, interval),
+        None => once(connection, args),
+    }
+}
+
+fn once(connection: &Connection, args: &IostatArgs) -> Result<(), Failure> {
+    let mut params = json!({});
+    if args.per_channel {
+        match &args.name[..] {
+            [name] => params = json!({ "names": [name], "per_channel": true }),
+            _ => {
+                return Err(Failure::Usage(
+                    "--per-channel is about one device: name it".into(),
+                ));
+            }
+        }
+    } else if !args.name.is_empty() {
+        params["names"] = json!(args.name);
+    }
+    if args.reset {
+        params["reset_mode"] = "all".into();
+    }
+    let answer = connection.call("bdev_get_iostat", params)?;
+    if connection.json {
+        return output::json(&answer);
+    }
+    let (first, items) = match args.per_channel {
+        true => ("thread_id", &answer["channels"]),
+        false => ("name", &answer["bdevs"]),
+    };
+    let items = items.as_array().map_or(&[][..], Vec::as_slice);
+    let tick_rate = answer["tick_rate"].as_u64().unwrap_or(1).max(1);
+    let rows = items.iter().map(|item| {
+        let iostat = Iostat::read(item);
+        let average = |ticks: u64, ops: u64| match ops {
+            0 => String::new(),
+            ops => rates::time((ticks as f64 / tick_rate as f64) / ops as f64),
+        };
+        vec![
+            output::cell(item.get(first)),
+            iostat.read.ops.to_string(),
+            output::bytes(iostat.read.bytes),
+            average(iostat.read.ticks, iostat.read.ops),
+            iostat.write.ops.to_string(),
+            output::bytes(iostat.write.bytes),
+            average(iostat.write.ticks, iostat.write.ops),
+            iostat.unmap.ops.to_string(),
+            iostat.errors.to_string(),
+        ]
+    });
+    let header = [
+        if args.per_channel { "thread" } else { "name" },
+        "reads",
+        "read",
+        "avg",
+        "writes",
+        "written",
+        "avg",
+        "unmaps",
+        "errors",
+    ];
+    output::table(&header, rows)
+}
+
+fn repeat(connection: &Connection, args: &IostatArgs, interval: Duration) -> Result<(), Failure> {
+    let mut client = connection.open()?;
+    let params = match args.name.is_empty() {
+        true => json!({}),
+        false => json!({ "names": args.name }),
+    };
+    let mut before = client.call("bdev_get_iostat", params.clone())?;
+    let mut round = 0;
+    while args.count.is_none_or(|count| round < count) {
+        std::thread::sleep(interval);
+        let now = client.call("bdev_get_iostat", params.clone())?;
+        let elapsed = rates::elapsed(&before, &now).unwrap_or(interval.as_secs_f64());
+        let rows: Vec<(String, Rates)> = rates::devices(&now)
+            .map(|(name, iostat)| {
+                let earlier = rates::devices(&before).find(|(n, _)| *n == name);
+                let since = earlier.map_or(iostat, |(_, earlier)| iostat.since(&earlier));
+                (
+                    name.to_owned(),
+                    since.rates(elapsed, rates::tick_rate(&now)),
+                )
+            })
+            .collect();
+        if connection.json {
+            // One document per round and line, for programs that read on.
+            let object = |(name, rates): &(String, Rates)| {
+                let mut object = rates.json();
+                object["name"] = json!(name);
+                object
+            };
+            let document: Value = rows.iter().map(object).collect();
+            output::line(&document.to_string())?;
+        } else {
+            if round > 0 {
+                output::line("")?;
+            }
+            output::table(
+                &["name", "r/s", "r", "r avg", "w/s", "w", "w avg", "errors"],
+                rows.iter().map(row),
+            )?;
+        }
+        before = now;
+        round += 1;
+    }
+    Ok(())
+}
+
+fn row((name, rates): &(String, Rates)) -> Vec<String> {
+    vec![
+        name.clone(),
+        rates::count(rates.read.iops),
+        rates::throughput(rates.read.bytes_per_s),
+        rates.read.latency_s.map(rates::time).unwrap_or_default(),
+        rates::count(rates.write.iops),
+        rates::throughput(rates.write.bytes_per_s),
+        rates.write.latency_s.map(rates::time).unwrap_or_default(),
+        rates.errors.to_string(),
+    ]
+}

@@ -1,0 +1,379 @@
+//! `nacre bdev`: block devices.
+
+mod create;
+mod iostat;
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+
+use clap::{Args, Subcommand, ValueEnum};
+use serde_json::{Value, json};
+
+use super::{Connection, Failure, output, record, size};
+use crate::rpc::client::Client;
+
+#[derive(Debug, Args)]
+#[command(mut_args = |arg| arg.global(true))]
+pub struct BdevArgs {
+    #[command(flatten)]
+    connection: Connection,
+    #[command(subcommand)]
+    command: BdevCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum BdevCommand {
+    /// List the block devices
+    #[command(visible_alias = "ls")]
+    List,
+    /// Show everything about one
+    Show { name: String },
+    /// Make one, and print its name
+    Create {
+        #[command(subcommand)]
+        kind: create::Kind,
+    },
+    /// Delete some, and whatever stands on them; files stay
+    #[command(visible_alias = "rm")]
+    Delete {
+        #[arg(required = true)]
+        name: Vec<String>,
+    },
+    /// Change the size of a null or file device; hosts see it at once
+    Resize(ResizeArgs),
+    /// Take over the size that a file or block device has now
+    Rescan { name: String },
+    /// Show what devices did, once or as rates
+    Iostat(iostat::IostatArgs),
+    /// Inject errors into a device made with `create error`
+    Inject(InjectArgs),
+    /// Let go of the I/O that `inject … pending` holds
+    Resume { name: String },
+}
+
+#[derive(Debug, Args)]
+struct ResizeArgs {
+    name: String,
+    /// Such as 10GiB
+    #[arg(value_parser = size::parse_bytes)]
+    size: u64,
+    /// Cut off what is beyond the new size: hosts lose it
+    #[arg(long)]
+    shrink: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  nacre bdev inject EE_ram0 read failure --count 10\n  nacre bdev inject EE_ram0 write nvme-failure --sct 2 --sc 0x80\n  nacre bdev inject EE_ram0 clear"
+)]
+struct InjectArgs {
+    name: String,
+    /// In which operations; clear ends all errors
+    operation: Operation,
+    /// What goes wrong
+    #[arg(required_if_eq_any = [("operation", "read"), ("operation", "write"), ("operation", "unmap"), ("operation", "flush"), ("operation", "all")])]
+    error: Option<Error>,
+    /// In how many I/Os
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    count: u32,
+    /// Only while so many are in flight
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    queue_depth: u64,
+    /// corrupt-data: which byte of the data
+    #[arg(long, value_name = "BYTE", default_value_t = 0)]
+    corrupt_offset: u64,
+    /// corrupt-data: what it is XORed with
+    #[arg(long, value_name = "VALUE", value_parser = byte, default_value = "0xff")]
+    corrupt_value: u8,
+    /// nvme-failure: the status code type
+    #[arg(long, value_name = "TYPE", value_parser = byte, default_value = "0")]
+    sct: u8,
+    /// nvme-failure: the status code; 6 is Internal Error
+    #[arg(long, value_name = "CODE", value_parser = byte, default_value = "6")]
+    sc: u8,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Operation {
+    Clear,
+    Read,
+    Write,
+    Unmap,
+    Flush,
+    All,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Error {
+    /// The I/O fails
+    Failure,
+    /// The I/O hangs until `nacre bdev resume`
+    Pending,
+    /// A byte of the data is changed
+    CorruptData,
+    /// The device is out of memory; the I/O is tried again
+    Nomem,
+    /// The I/O fails with the NVMe status given
+    NvmeFailure,
+}
+
+pub fn run(args: BdevArgs) -> Result<(), Failure> {
+    let connection = &args.connection;
+    match args.command {
+        BdevCommand::List => list(connection),
+        BdevCommand::Show { name } => {
+            let device = device(&mut connection.open()?, &name)?;
+            match connection.json {
+                true => output::json(&device),
+                false => record::print(&device),
+            }
+        }
+        BdevCommand::Create { kind } => create::run(connection, kind),
+        BdevCommand::Delete { name } => {
+            let mut client = connection.open()?;
+            for name in &name {
+                let device = device(&mut client, name)?;
+                let method = module(&device)?.delete;
+                // By its own name: the one given may be an alias.
+                client.call(method, json!({ "name": device["name"] }))?;
+            }
+            done(connection, json!({ "deleted": name }))
+        }
+        BdevCommand::Resize(args) => resize(connection, &args),
+        BdevCommand::Rescan { name } => {
+            let mut client = connection.open()?;
+            let device = device(&mut client, &name)?;
+            let method = module(&device)?.rescan.ok_or_else(|| {
+                refuse(
+                    &device,
+                    "its size does not change by itself",
+                    "only files and block devices are rescanned",
+                )
+            })?;
+            client.call(method, json!({ "name": device["name"] }))?;
+            print_size(connection, &mut client, &name)
+        }
+        BdevCommand::Iostat(args) => iostat::run(connection, &args),
+        BdevCommand::Inject(args) => inject(connection, &args),
+        BdevCommand::Resume { name } => {
+            connection.call("bdev_error_resume_pending", json!({ "name": name }))?;
+            done(connection, json!({ "name": name }))
+        }
+    }
+}
+
+fn list(connection: &Connection) -> Result<(), Failure> {
+    let devices = connection.call("bdev_get_bdevs", Value::Null)?;
+    if connection.json {
+        return output::json(&devices);
+    }
+    let rows = devices
+        .as_array()
+        .map_or(&[][..], Vec::as_slice)
+        .iter()
+        .map(|device| {
+            vec![
+                output::cell(device.get("name")),
+                output::cell(device.get("product_name")),
+                output::bytes(bytes_of(device)),
+                output::cell(device.get("block_size")),
+                output::cell(device.get("claimed")),
+                output::cell(device.get("uuid")),
+            ]
+        });
+    output::table(
+        &["name", "product", "size", "block", "claimed", "uuid"],
+        rows,
+    )
+}
+
+/// What a device of some module can be asked, by the names of the methods.
+struct Module {
+    product: &'static str,
+    delete: &'static str,
+    rescan: Option<&'static str>,
+    /// Where its `driver_specific` names the file.
+    filename: Option<&'static str>,
+}
+
+const fn module_of(product: &'static str, delete: &'static str) -> Module {
+    Module {
+        product,
+        delete,
+        rescan: None,
+        filename: None,
+    }
+}
+
+/// By `product_name`, as SPDK has them: it is all that tells which method deletes a device.
+const MODULES: &[Module] = &[
+    module_of("Malloc disk", "bdev_malloc_delete"),
+    module_of("Null disk", "bdev_null_delete"),
+    module_of("delay", "bdev_delay_delete"),
+    module_of("Error Injection Disk", "bdev_error_delete"),
+    module_of("passthru", "bdev_passthru_delete"),
+    Module {
+        product: "AIO disk",
+        delete: "bdev_aio_delete",
+        rescan: Some("bdev_aio_rescan"),
+        filename: Some("/driver_specific/aio/filename"),
+    },
+    Module {
+        product: "URING bdev",
+        delete: "bdev_uring_delete",
+        rescan: Some("bdev_uring_rescan"),
+        filename: Some("/driver_specific/uring/filename"),
+    },
+];
+
+fn module(device: &Value) -> Result<&'static Module, Failure> {
+    let product = device["product_name"].as_str().unwrap_or_default();
+    MODULES
+        .iter()
+        .find(|m| m.product == product)
+        .ok_or_else(|| {
+            refuse(
+                device,
+                &format!("\"{product}\" is no kind of device that this command knows"),
+                "call its method with `nacre rpc`",
+            )
+        })
+}
+
+fn device(client: &mut Client, name: &str) -> Result<Value, Failure> {
+    let found = client.call("bdev_get_bdevs", json!({ "name": name }))?;
+    let missing = || Failure::Failed(anyhow::anyhow!("the daemon tells nothing about {name}"));
+    found.get(0).cloned().ok_or_else(missing)
+}
+
+fn bytes_of(device: &Value) -> u64 {
+    let number = |key: &str| device[key].as_u64().unwrap_or(0);
+    number("num_blocks").saturating_mul(number("block_size"))
+}
+
+/// A refusal of our own: the daemon was not asked.
+fn refuse(device: &Value, cause: &str, remedy: &str) -> Failure {
+    let name = device["name"].as_str().unwrap_or_default();
+    Failure::Failed(anyhow::anyhow!("{name}: {cause}; {remedy}"))
+}
+
+/// Success has nothing to tell people; programs get what was done.
+fn done(connection: &Connection, what: Value) -> Result<(), Failure> {
+    match connection.json {
+        true => output::json(&what),
+        false => Ok(()),
+    }
+}
+
+fn print_size(connection: &Connection, client: &mut Client, name: &str) -> Result<(), Failure> {
+    let device = device(client, name)?;
+    let bytes = bytes_of(&device);
+    match connection.json {
+        true => output::json(&json!({ "name": device["name"], "size": bytes })),
+        false => output::line(&output::bytes(bytes)),
+    }
+}
+
+fn resize(connection: &Connection, args: &ResizeArgs) -> Result<(), Failure> {
+    let mut client = connection.open()?;
+    let device = device(&mut client, &args.name)?;
+    let module = module(&device)?;
+    let block_size = device["block_size"].as_u64().unwrap_or(512);
+    size::blocks(args.size, block_size).map_err(Failure::Usage)?;
+    let now = bytes_of(&device);
+    if args.size < now && !args.shrink {
+        let cause = format!(
+            "{} is less than the {} there are",
+            output::bytes(args.size),
+            output::bytes(now)
+        );
+        return Err(refuse(&device, &cause, "--shrink gives up what is beyond"));
+    }
+    if let Some((filename, rescan)) = module.filename.zip(module.rescan) {
+        let path = device
+            .pointer(filename)
+            .and_then(Value::as_str)
+            .unwrap_or_default();
+        resize_file(Path::new(path), args.size).map_err(|cause| {
+            match cause.downcast_ref::<NotAFile>() {
+                Some(_) => refuse(
+                    &device,
+                    &format!("{path} is a block device"),
+                    "resize that, then `nacre bdev rescan`",
+                ),
+                None => Failure::Failed(cause.context(format!("{path} is not resized"))),
+            }
+        })?;
+        client.call(rescan, json!({ "name": device["name"] }))?;
+    } else if module.product == "Null disk" {
+        const MIB: u64 = 1 << 20;
+        if !args.size.is_multiple_of(MIB) {
+            return Err(Failure::Usage(
+                "a null device has whole MiB when it is resized".into(),
+            ));
+        }
+        client.call(
+            "bdev_null_resize",
+            json!({ "name": device["name"], "new_size": args.size / MIB }),
+        )?;
+    } else {
+        return Err(refuse(
+            &device,
+            "devices of this kind keep their size",
+            "make a new one",
+        ));
+    }
+    print_size(connection, &mut client, &args.name)
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("not a file")]
+struct NotAFile;
+
+/// On this machine: the daemon is reached by a local socket, so it is the daemon's file.
+fn resize_file(path: &Path, bytes: u64) -> anyhow::Result<()> {
+    let file = OpenOptions::new().write(true).open(path)?;
+    if file.metadata()?.file_type().is_block_device() {
+        return Err(NotAFile.into());
+    }
+    Ok(file.set_len(bytes)?)
+}
+
+fn inject(connection: &Connection, args: &InjectArgs) -> Result<(), Failure> {
+    let word = |name: clap::builder::PossibleValue| name.get_name().replace('-', "_");
+    let operation = args.operation.to_possible_value().map(word);
+    // SPDK wants a type even when all errors end.
+    let error = args.error.unwrap_or(Error::Failure);
+    let mut params = json!({
+        "name": args.name,
+        "io_type": operation,
+        "error_type": error.to_possible_value().map(word),
+    });
+    if args.operation != Operation::Clear {
+        params["num"] = args.count.into();
+        params["queue_depth"] = args.queue_depth.into();
+        match error {
+            Error::CorruptData => {
+                params["corrupt_offset"] = args.corrupt_offset.into();
+                params["corrupt_value"] = args.corrupt_value.into();
+            }
+            Error::NvmeFailure => {
+                params["nvme_sct"] = args.sct.into();
+                params["nvme_sc"] = args.sc.into();
+            }
+            Error::Failure | Error::Pending | Error::Nomem => {}
+        }
+    }
+    connection.call("bdev_error_inject_error", params.clone())?;
+    done(connection, params)
+}
+
+/// 0 to 255, also in hexadecimal as specifications have it.
+fn byte(text: &str) -> Result<u8, String> {
+    let parsed = match text.strip_prefix("0x") {
+        Some(digits) => u8::from_str_radix(digits, 16),
+        None => text.parse(),
+    };
+    parsed.map_err(|_| format!("\"{text}\" is not a byte: 0 to 255 or 0x00 to 0xff"))
+}

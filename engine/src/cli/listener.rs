@@ -1,0 +1,153 @@
+//! `nacre listener`: where subsystems listen.
+
+use clap::{Args, Subcommand, ValueEnum};
+use serde_json::{Value, json};
+
+use super::address::{self, ListenAddress};
+use super::subsystem::{done, items, some};
+use super::{Connection, Failure, output};
+use crate::rpc::client::{Client, ClientError};
+use crate::rpc::error::Errno;
+
+#[derive(Debug, Args)]
+#[command(mut_args = |arg| arg.global(true))]
+pub struct ListenerArgs {
+    #[command(flatten)]
+    connection: Connection,
+    #[command(subcommand)]
+    command: ListenerCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum ListenerCommand {
+    /// List the listeners
+    #[command(visible_alias = "ls")]
+    List {
+        /// All subsystems unless given
+        nqn: Option<String>,
+    },
+    /// Let a subsystem listen, and print what to type on a Linux host
+    Add {
+        nqn: String,
+        /// Such as tcp://192.0.2.1:4420 or [2001:db8::1]:4420; port 4420 unless given
+        #[arg(required = true)]
+        address: Vec<ListenAddress>,
+        /// What hosts are told about this path
+        #[arg(long, value_name = "STATE")]
+        ana_state: Option<AnaState>,
+    },
+    /// Stop listening; hosts connected there are disconnected
+    #[command(visible_alias = "rm")]
+    Remove {
+        nqn: String,
+        #[arg(required = true)]
+        address: Vec<ListenAddress>,
+    },
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum AnaState {
+    Optimized,
+    NonOptimized,
+    Inaccessible,
+}
+
+pub fn run(args: ListenerArgs) -> Result<(), Failure> {
+    let connection = &args.connection;
+    match args.command {
+        ListenerCommand::List { nqn } => list(connection, nqn.as_deref()),
+        ListenerCommand::Add {
+            nqn,
+            address,
+            ana_state,
+        } => {
+            let mut client = connection.open()?;
+            let more = match ana_state.and_then(|state| state.to_possible_value()) {
+                Some(state) => json!({ "ana_state": state.get_name().replace('-', "_") }),
+                None => json!({}),
+            };
+            let mut added = Vec::new();
+            for address in &address {
+                add(&mut client, &nqn, address, more.clone())?;
+                let connect = address.connect_line(&nqn);
+                match connection.json {
+                    true => added.push(
+                        json!({ "nqn": nqn, "address": address.params(), "connect": connect }),
+                    ),
+                    false => output::line(&connect)?,
+                }
+            }
+            done(connection, Value::Array(added))
+        }
+        ListenerCommand::Remove { nqn, address } => {
+            let mut client = connection.open()?;
+            for address in &address {
+                let params = json!({ "nqn": nqn, "listen_address": address.params() });
+                client.call("nvmf_subsystem_remove_listener", params)?;
+            }
+            let removed: Vec<Value> = address.iter().map(ListenAddress::params).collect();
+            done(connection, json!({ "nqn": nqn, "removed": removed }))
+        }
+    }
+}
+
+fn list(connection: &Connection, nqn: Option<&str>) -> Result<(), Failure> {
+    let mut client = connection.open()?;
+    let mut all = Vec::new();
+    for subsystem in some(&mut client, nqn)? {
+        let listeners = client.call(
+            "nvmf_subsystem_get_listeners",
+            json!({ "nqn": subsystem["nqn"] }),
+        )?;
+        for listener in items(&listeners) {
+            let mut listener = listener.clone();
+            listener["nqn"] = subsystem["nqn"].clone();
+            all.push(listener);
+        }
+    }
+    if connection.json {
+        return output::json(&Value::Array(all));
+    }
+    let rows = all.iter().map(|listener| {
+        let mut states: Vec<String> = items(&listener["ana_states"])
+            .iter()
+            .map(|state| output::cell(state.get("ana_state")))
+            .collect();
+        states.dedup();
+        vec![
+            output::cell(listener.get("nqn")),
+            address::describe(&listener["address"]),
+            states.join(","),
+        ]
+    });
+    output::table(&["subsystem", "address", "ana"], rows)
+}
+
+/// Adds a listener, and the transport it needs if that is not there yet. `more` are further
+/// parameters of the call.
+pub fn add(
+    client: &mut Client,
+    nqn: &str,
+    address: &ListenAddress,
+    more: Value,
+) -> Result<(), Failure> {
+    let there = client.call("nvmf_get_transports", Value::Null)?;
+    let is_ours = |t: &Value| {
+        t["trtype"]
+            .as_str()
+            .is_some_and(|t| t.eq_ignore_ascii_case(&address.trtype))
+    };
+    if !items(&there).iter().any(is_ours) {
+        let made = client.call("nvmf_create_transport", json!({ "trtype": address.trtype }));
+        match made {
+            // Somebody was faster.
+            Err(ClientError::Refused { error, .. }) if error.code == -(Errno::EEXIST as i32) => {}
+            made => drop(made?),
+        }
+    }
+    let mut params = more;
+    params["nqn"] = nqn.into();
+    params["listen_address"] = address.params();
+    client.call("nvmf_subsystem_add_listener", params)?;
+    Ok(())
+}

@@ -1,0 +1,291 @@
+//! `nacre subsystem`: what hosts connect to.
+
+mod connections;
+
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::address::{self, ListenAddress};
+use super::{Connection, Failure, listener, output, record};
+use crate::rpc::client::Client;
+
+#[derive(Debug, Args)]
+#[command(mut_args = |arg| arg.global(true))]
+pub struct SubsystemArgs {
+    #[command(flatten)]
+    connection: Connection,
+    #[command(subcommand)]
+    command: SubsystemCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum SubsystemCommand {
+    /// List the subsystems
+    #[command(visible_alias = "ls")]
+    List,
+    /// Show everything about one
+    Show { nqn: String },
+    /// Make one, and print its name
+    Create(CreateArgs),
+    /// Delete one: its hosts are disconnected, its devices stay
+    #[command(visible_alias = "rm")]
+    Delete { nqn: String },
+    /// Give hosts a block device, and print its namespace identifier
+    AddNamespace(AddNamespaceArgs),
+    /// Take a namespace away from hosts; its device stays
+    RemoveNamespace { nqn: String, nsid: u32 },
+    /// List the hosts that are connected, and how
+    Connections {
+        /// All subsystems unless given
+        nqn: Option<String>,
+    },
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example: nacre subsystem create nqn.2026-01.com.example:disk --allow-any-host \\\n             --namespace ram0 --listen tcp://127.0.0.1:4420"
+)]
+struct CreateArgs {
+    /// nqn.2014-08.org.nvmexpress:uuid:… with a random identifier unless given
+    nqn: Option<String>,
+    /// At most 20 characters; derived from the name unless given
+    #[arg(long)]
+    serial: Option<String>,
+    /// At most 40 characters
+    #[arg(long)]
+    model: Option<String>,
+    /// How many namespaces there can be
+    #[arg(long, value_name = "N")]
+    max_namespaces: Option<u32>,
+    /// Let every host in; otherwise `nacre host allow` says who may
+    #[arg(short = 'a', long)]
+    allow_any_host: bool,
+    /// Let this host in (may be repeated)
+    #[arg(long, value_name = "HOSTNQN")]
+    host: Vec<String>,
+    /// Give hosts this block device (may be repeated)
+    #[arg(long, value_name = "BDEV")]
+    namespace: Vec<String>,
+    /// Listen there, such as tcp://192.0.2.1:4420 (may be repeated)
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Vec<ListenAddress>,
+}
+
+#[derive(Debug, Args)]
+struct AddNamespaceArgs {
+    nqn: String,
+    bdev: String,
+    /// The smallest that is free unless given
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..0xffff_ffff))]
+    nsid: Option<u32>,
+    /// The device's unless given
+    #[arg(long)]
+    uuid: Option<Uuid>,
+    /// 32 hexadecimal digits
+    #[arg(long)]
+    nguid: Option<String>,
+    /// 16 hexadecimal digits
+    #[arg(long)]
+    eui64: Option<String>,
+    /// ANA group
+    #[arg(long, value_name = "GROUP")]
+    ana_group: Option<u32>,
+    /// Only for hosts named by `nacre host allow --nsid`
+    #[arg(long)]
+    not_visible: bool,
+}
+
+pub fn run(args: SubsystemArgs) -> Result<(), Failure> {
+    let connection = &args.connection;
+    match args.command {
+        SubsystemCommand::List => list(connection),
+        SubsystemCommand::Show { nqn } => {
+            let subsystem = one(&mut connection.open()?, &nqn)?;
+            match connection.json {
+                true => output::json(&subsystem),
+                false => record::print(&subsystem),
+            }
+        }
+        SubsystemCommand::Create(args) => create(connection, args),
+        SubsystemCommand::Delete { nqn } => {
+            connection.call("nvmf_delete_subsystem", json!({ "nqn": nqn }))?;
+            done(connection, json!({ "nqn": nqn }))
+        }
+        SubsystemCommand::AddNamespace(args) => {
+            let mut namespace = json!({
+                "bdev_name": args.bdev,
+                "nsid": args.nsid,
+                "uuid": args.uuid,
+                "nguid": args.nguid,
+                "eui64": args.eui64,
+                "anagrpid": args.ana_group,
+                "no_auto_visible": args.not_visible.then_some(true),
+            });
+            drop_nulls(&mut namespace);
+            let params = json!({ "nqn": args.nqn, "namespace": namespace });
+            let nsid = connection.call("nvmf_subsystem_add_ns", params)?;
+            match connection.json {
+                true => output::json(&json!({ "nqn": args.nqn, "nsid": nsid })),
+                false => output::line(&nsid.to_string()),
+            }
+        }
+        SubsystemCommand::RemoveNamespace { nqn, nsid } => {
+            let params = json!({ "nqn": nqn, "nsid": nsid });
+            connection.call("nvmf_subsystem_remove_ns", params.clone())?;
+            done(connection, params)
+        }
+        SubsystemCommand::Connections { nqn } => connections::run(connection, nqn.as_deref()),
+    }
+}
+
+fn list(connection: &Connection) -> Result<(), Failure> {
+    let subsystems = connection.call("nvmf_get_subsystems", Value::Null)?;
+    if connection.json {
+        return output::json(&subsystems);
+    }
+    let rows = items(&subsystems).iter().map(|subsystem| {
+        let listeners: Vec<String> = items(&subsystem["listen_addresses"])
+            .iter()
+            .map(address::describe)
+            .collect();
+        let hosts = match subsystem["allow_any_host"] == true {
+            true => "any".into(),
+            false => items(&subsystem["hosts"]).len().to_string(),
+        };
+        let namespaces = match is_discovery(subsystem) {
+            true => String::new(),
+            false => items(&subsystem["namespaces"]).len().to_string(),
+        };
+        vec![
+            output::cell(subsystem.get("nqn")),
+            namespaces,
+            hosts,
+            output::cell(subsystem.get("serial_number")),
+            listeners.join(" "),
+        ]
+    });
+    output::table(&["nqn", "namespaces", "hosts", "serial", "listeners"], rows)
+}
+
+fn create(connection: &Connection, args: CreateArgs) -> Result<(), Failure> {
+    let nqn = args
+        .nqn
+        .unwrap_or_else(|| format!("nqn.2014-08.org.nvmexpress:uuid:{}", Uuid::new_v4()));
+    let mut client = connection.open()?;
+    let mut params = json!({
+        "nqn": nqn,
+        "serial_number": args.serial.unwrap_or_else(|| serial_of(&nqn)),
+        "model_number": args.model,
+        "max_namespaces": args.max_namespaces,
+        "allow_any_host": args.allow_any_host,
+    });
+    drop_nulls(&mut params);
+    client.call("nvmf_create_subsystem", params)?;
+    // Half a subsystem is none: what was asked for comes about as a whole or not at all.
+    let (namespaces, listeners) =
+        furnish(&mut client, &nqn, &args.namespace, &args.host, &args.listen).inspect_err(
+            |_| {
+                let _ = client.call("nvmf_delete_subsystem", json!({ "nqn": nqn }));
+            },
+        )?;
+    if connection.json {
+        return output::json(
+            &json!({ "nqn": nqn, "namespaces": namespaces, "listeners": listeners }),
+        );
+    }
+    output::line(&nqn)?;
+    args.listen
+        .iter()
+        .try_for_each(|address| output::line(&address.connect_line(&nqn)))
+}
+
+fn furnish(
+    client: &mut Client,
+    nqn: &str,
+    bdevs: &[String],
+    hosts: &[String],
+    addresses: &[ListenAddress],
+) -> Result<(Vec<Value>, Vec<String>), Failure> {
+    let mut namespaces = Vec::new();
+    for bdev in bdevs {
+        let params = json!({ "nqn": nqn, "namespace": { "bdev_name": bdev } });
+        let nsid = client.call("nvmf_subsystem_add_ns", params)?;
+        namespaces.push(json!({ "nsid": nsid, "bdev_name": bdev }));
+    }
+    for host in hosts {
+        client.call(
+            "nvmf_subsystem_add_host",
+            json!({ "nqn": nqn, "host": host }),
+        )?;
+    }
+    // Hosts come as soon as somebody listens: last.
+    for address in addresses {
+        listener::add(client, nqn, address, json!({}))?;
+    }
+    Ok((
+        namespaces,
+        addresses.iter().map(ToString::to_string).collect(),
+    ))
+}
+
+/// The same for the same name, everywhere: hosts tell subsystems apart by it. 20 characters are all
+/// that Identify Controller has room for (Base 2.1, figure 328).
+fn serial_of(nqn: &str) -> String {
+    let hash = Uuid::new_v5(&Uuid::NAMESPACE_URL, nqn.as_bytes())
+        .simple()
+        .to_string();
+    format!("NACRE{}", hash[..15].to_uppercase())
+}
+
+/// A subsystem by its name.
+fn one(client: &mut Client, nqn: &str) -> Result<Value, Failure> {
+    let found = client.call("nvmf_get_subsystems", json!({ "nqn": nqn }))?;
+    let missing = || Failure::Failed(anyhow::anyhow!("the daemon tells nothing about {nqn}"));
+    found.get(0).cloned().ok_or_else(missing)
+}
+
+/// All of them, or one.
+pub fn some(client: &mut Client, nqn: Option<&str>) -> Result<Vec<Value>, Failure> {
+    let params = nqn.map_or(Value::Null, |nqn| json!({ "nqn": nqn }));
+    let answer = client.call("nvmf_get_subsystems", params)?;
+    Ok(items(&answer).to_vec())
+}
+
+pub fn is_discovery(subsystem: &Value) -> bool {
+    subsystem["subtype"]
+        .as_str()
+        .is_some_and(|subtype| subtype.starts_with("Discovery"))
+}
+
+pub fn items(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+/// What was not given is not sent: the daemon's defaults hold.
+pub fn drop_nulls(params: &mut Value) {
+    if let Value::Object(fields) = params {
+        fields.retain(|_, value| !value.is_null());
+    }
+}
+
+/// Success has nothing to tell people; programs get what was done.
+pub fn done(connection: &Connection, what: Value) -> Result<(), Failure> {
+    match connection.json {
+        true => output::json(&what),
+        false => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn serials_fit_and_stay() {
+        let serial = serial_of("nqn.2026-01.com.example:disk");
+        assert_eq!(serial, serial_of("nqn.2026-01.com.example:disk"));
+        assert_ne!(serial, serial_of("nqn.2026-01.com.example:disc"));
+        assert!(serial.len() == 20 && serial.is_ascii(), "{serial}");
+    }
+}

@@ -1,0 +1,3 @@
+//! `nacre top`.
+
+pub mod rates;

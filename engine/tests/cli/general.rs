@@ -1,0 +1,83 @@
+//! What all commands share: codes, errors, completions; and the one that asks no daemon.
+
+use serde_json::{Value, json};
+
+use super::fake::{Fake, nacre};
+
+/// One line: what, why, remedy; and a code that scripts can tell apart.
+#[test]
+fn failures_have_their_codes() {
+    let nowhere = tempfile::tempdir().unwrap();
+    let socket = nowhere.path().join("no.sock");
+    for words in ["bdev list", "subsystem list", "listener list", "host list"] {
+        let error = nacre(words, &socket).failed(3);
+        assert!(
+            error.starts_with("error: no daemon answers at ") && error.contains("`nacre serve`"),
+            "{error}"
+        );
+        assert!(!error.contains('\n'), "{error}");
+    }
+    assert_eq!(nacre("bdev create malloc", &socket).code, 2);
+    assert_eq!(
+        nacre("bdev create malloc --size 12parsecs", &socket).code,
+        2
+    );
+    assert_eq!(nacre("bdev", &socket).code, 2);
+
+    let refusing = Fake::play(|_, _| {
+        let data = json!({ "field": "name", "cause": "there is no bdev \"x\"", "remedy": "bdev_get_bdevs lists them" });
+        Err(json!({ "code": -19, "message": "No such device", "data": data }))
+    });
+    assert_eq!(
+        refusing.nacre("bdev show x").failed(4),
+        "error: bdev_get_bdevs: No such device (code -19): name: there is no bdev \"x\"; bdev_get_bdevs lists them"
+    );
+}
+
+#[test]
+fn completions_know_every_command() {
+    let nowhere = std::path::Path::new("/nonexistent");
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let script = nacre(&format!("completions {shell}"), nowhere).printed();
+        for word in [
+            "add-namespace",
+            "connections",
+            "allow-any",
+            "hugepages",
+            "reserve",
+            "iostat",
+            "passthru",
+            "inject",
+        ] {
+            assert!(script.contains(word), "{shell}: {word}");
+        }
+    }
+}
+
+/// Whatever this machine's pools are, both forms tell of the same ones.
+#[test]
+fn hugepages_are_shown() {
+    let nowhere = std::path::Path::new("/nonexistent");
+    let pools = nacre("hugepages show --json", nowhere).json();
+    let table = nacre("hugepages show", nowhere).printed();
+    let lines = table
+        .lines()
+        .skip(1)
+        .filter(|line| !line.starts_with("no huge pages"))
+        .count();
+    assert_eq!(lines, pools.as_array().unwrap().len());
+    let none = pools
+        .as_array()
+        .unwrap()
+        .iter()
+        .all(|pool| pool["available"] == Value::from(0));
+    assert_eq!(none, table.contains("nacre hugepages reserve"));
+    // Pages of 3 MiB are on no machine; the answer says which are.
+    let error = nacre("hugepages reserve 3MiB 1", nowhere).failed(1);
+    assert!(
+        error.starts_with("error: this kernel has no 3 MiB pages"),
+        "{error}"
+    );
+    let error = nacre("hugepages reserve 2MiB 1 --node 4000", nowhere).failed(1);
+    assert!(error.contains("no NUMA node 4000"), "{error}");
+}
