@@ -59,6 +59,22 @@ pub struct GroupHandle {
     attention: Arc<AtomicBool>,
     wake: Arc<dyn Fn() + Send + Sync>,
     messages: Arc<ArrayQueue<GroupMessage>>,
+    counts: Arc<GroupCounts>,
+}
+
+/// What a group has seen since its start. Off the data path: written when queues come and go, and
+/// by the upkeep.
+#[derive(Debug, Default)]
+pub struct GroupCounts {
+    /// Connections that have no controller, at the last upkeep.
+    pub unassociated: AtomicU64,
+    /// Commands that waited for a busy device or for a buffer, at the last upkeep.
+    pub waiting: AtomicU64,
+    /// Queues that were ever connected.
+    pub admin_queues: AtomicU64,
+    pub io_queues: AtomicU64,
+    /// Commands that were completed on queues that are gone.
+    pub retired_commands: AtomicU64,
 }
 
 /// A request from one group to another.
@@ -91,7 +107,12 @@ impl GroupHandle {
             attention,
             wake,
             messages: Arc::new(ArrayQueue::new(1024)),
+            counts: Arc::default(),
         }
+    }
+
+    pub fn counts(&self) -> &GroupCounts {
+        &self.counts
     }
 
     /// Makes the group look at its associations and namespaces in its next turn.
@@ -354,6 +375,12 @@ impl Association {
         if self.phase() == Phase::Closing || queues.contains_key(&info.qid) {
             return false;
         }
+        let counts = info.group.counts();
+        let ever = match info.qid {
+            0 => &counts.admin_queues,
+            _ => &counts.io_queues,
+        };
+        ever.fetch_add(1, Ordering::Relaxed);
         queues.insert(info.qid, info);
         true
     }
@@ -362,7 +389,10 @@ impl Association {
     pub(crate) fn remove_queue(&self, qid: u16) -> usize {
         let mut queues = self.queues.lock().expect("poisoned");
         if let Some(queue) = queues.remove(&qid) {
-            *self.retired.lock().expect("poisoned") += queue.stats.totals();
+            let totals = queue.stats.totals();
+            let retired = &queue.group.counts().retired_commands;
+            retired.fetch_add(totals.operations(), Ordering::Relaxed);
+            *self.retired.lock().expect("poisoned") += totals;
         }
         queues.len()
     }

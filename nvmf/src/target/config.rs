@@ -42,6 +42,36 @@ pub struct TargetConfig {
     pub discovery_same_transport: bool,
     /// Discovery log entries name only listeners on the asking connection's own address.
     pub discovery_same_address: bool,
+    /// Discovery log entries name only listeners of the asking connection's own port.
+    pub discovery_same_service: bool,
+}
+
+/// Bounds of the queue pairs of one transport: its own, as the transports of a target may differ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueLimits {
+    /// Largest I/O queue, in entries: CAP.MQES + 1 and MAXCMD.
+    pub max_io_entries: u16,
+    /// Largest admin queue, in entries.
+    pub max_admin_entries: u16,
+    /// Most I/O queues of one controller.
+    pub max_io_queues: u16,
+    /// Keep-alive granularity in units of 100 ms (KAS).
+    pub keep_alive_granularity: u16,
+    /// Shortest keep-alive timeout granted; a shorter one is raised to it.
+    pub min_keep_alive_ms: u32,
+}
+
+impl TargetConfig {
+    /// The bounds of a transport that was given none of its own.
+    pub fn queue_limits(&self) -> QueueLimits {
+        QueueLimits {
+            max_io_entries: self.max_io_entries,
+            max_admin_entries: self.max_admin_entries,
+            max_io_queues: self.max_io_queues,
+            keep_alive_granularity: self.keep_alive_granularity,
+            min_keep_alive_ms: self.min_keep_alive_ms,
+        }
+    }
 }
 
 impl Default for TargetConfig {
@@ -67,6 +97,7 @@ impl Default for TargetConfig {
             firmware_revision: env!("CARGO_PKG_VERSION").to_string(),
             discovery_same_transport: false,
             discovery_same_address: false,
+            discovery_same_service: false,
         }
     }
 }

@@ -98,10 +98,13 @@ impl Group {
             .subsystem(&subnqn)
             .map_err(|error| Refused::Parameter(InvalidParameter::SUBNQN, error.to_string()))?;
         let entries = connect.queue_entries();
+        let port = self.queue_ref(q).transport;
+        let kind = self.port_kind(port);
+        let limits = self.target.queue_limits(kind);
         let max = if connect.is_admin() {
-            self.target.config.max_admin_entries
+            limits.max_admin_entries
         } else {
-            self.target.config.max_io_entries
+            limits.max_io_entries
         };
         if entries < 2 || entries > u32::from(max) {
             return Err(Refused::Parameter(

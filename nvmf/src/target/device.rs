@@ -172,6 +172,11 @@ impl Devices {
         self.slots[slot].as_ref().map_or(0, |d| d.waiting.len())
     }
 
+    /// Requests that wait for room in any device.
+    pub fn all_waiting(&self) -> usize {
+        self.slots.iter().flatten().map(|d| d.waiting.len()).sum()
+    }
+
     /// Closes what `used` does not want and that has nothing in flight.
     /// Answers whether all that are not used could be closed.
     pub fn release(

@@ -36,6 +36,8 @@ pub struct Snapshot {
     pub same_transport: bool,
     /// Tell only of listeners on the address that the asking connection came to.
     pub same_address: bool,
+    /// Tell only of listeners on the port that the asking connection came to.
+    pub same_service: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -70,7 +72,7 @@ pub fn records(snapshot: &Snapshot, asker: &Asker) -> Vec<Record> {
     let explicit = snapshot.discovery.iter().filter(|l| l.id != own.id);
     for listener in [&own].into_iter().chain(explicit) {
         // A host that asks one of them need not ask the others, if they all say the same.
-        let filtered = snapshot.same_transport || snapshot.same_address;
+        let filtered = snapshot.same_transport || snapshot.same_address || snapshot.same_service;
         let duplicate = !filtered || listener.id == own.id;
         let kind = Kind {
             subtype: subtype::CURRENT_DISCOVERY,
@@ -119,6 +121,9 @@ fn entry(
     }
     let address = reached(listener, asker)?;
     if snapshot.same_address && !same_host(&address, asker.local) {
+        return None;
+    }
+    if snapshot.same_service && port_of(&address) != port_of(asker.local) {
         return None;
     }
     let record = DiscoveryRecord {
@@ -216,6 +221,13 @@ fn same_host(a: &Address, b: &Address) -> bool {
     match (a, b) {
         (Address::Ip(a), Address::Ip(b)) => a.ip().to_canonical() == b.ip().to_canonical(),
         _ => a == b,
+    }
+}
+
+fn port_of(address: &Address) -> Option<u16> {
+    match address {
+        Address::Ip(address) => Some(address.port()),
+        Address::Loopback(_) => None,
     }
 }
 

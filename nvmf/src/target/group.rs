@@ -81,7 +81,7 @@ pub struct Group {
     /// A view changed or a queue pair went: some device may not be used any more.
     pub(super) devices_stale: bool,
     /// Requests that wait for a buffer, oldest first.
-    starved: VecDeque<ReqRef>,
+    pub(super) starved: VecDeque<ReqRef>,
     events: Events,
     done: Done,
     pub(super) upkeep_at: Nanos,
@@ -530,7 +530,8 @@ impl Poller for Group {
         for port in &mut self.ports {
             idle = idle.and(port.io.arm(now));
         }
-        if self.queue_pairs() > 0 {
+        // The last queue pair may leave devices behind, which the upkeep closes.
+        if self.queue_pairs() > 0 || self.devices.open() > 0 {
             idle = idle.and(Idle::Until(self.upkeep_at));
         }
         idle

@@ -1,6 +1,7 @@
 //! The life of a group's connections and associations: opening, closing, upkeep.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use nacre_reactor::Nanos;
@@ -201,6 +202,18 @@ impl Group {
             self.reap(q, now);
         }
         self.release_devices();
+        self.tell_counts();
+    }
+
+    fn tell_counts(&self) {
+        let fresh = |qp: &&Box<QueuePair>| qp.association.is_none();
+        let unassociated = self.queues.iter().flatten().filter(fresh).count();
+        let waiting = self.starved.len() + self.devices.all_waiting();
+        let counts = self.handle.counts();
+        counts
+            .unassociated
+            .store(unassociated as u64, Ordering::Relaxed);
+        counts.waiting.store(waiting as u64, Ordering::Relaxed);
     }
 
     /// Closes the devices that no queue pair here can see any more and that have nothing in flight.

@@ -34,8 +34,8 @@ pub mod target;
 #[cfg(test)]
 mod tests;
 
-pub use association::{Association, ErrorRecord, GroupHandle, Phase, QueueInfo, Teardown, pending};
-pub use config::TargetConfig;
+pub use association::{Association, ErrorRecord, GroupCounts, GroupHandle, Phase, QueueInfo, Teardown, pending};
+pub use config::{QueueLimits, TargetConfig};
 pub use group::{Group, GroupConfig};
 pub use io::COMPARE_AND_WRITE_BLOCKS;
 pub use namespace::{Backing, Namespace, NamespaceIds, View};

@@ -47,6 +47,13 @@ pub struct KindTotals {
     pub errors: u64,
 }
 
+impl Totals {
+    /// Commands of all kinds, however they ended.
+    pub fn operations(&self) -> u64 {
+        self.read.operations + self.write.operations + self.other.operations
+    }
+}
+
 impl std::ops::AddAssign for Totals {
     fn add_assign(&mut self, more: Totals) {
         for (sum, more) in [

@@ -8,7 +8,7 @@ use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::fabrics::DISCOVERY_NQN;
 
 use super::association::{Association, GroupHandle, Teardown, pending};
-use super::config::TargetConfig;
+use super::config::{QueueLimits, TargetConfig};
 use super::discovery::{Reachable, Snapshot};
 use super::subsystem::{
     MAX_CNTLID, NamespaceConfig, Subsystem, SubsystemConfig, SubsystemError, SubsystemKind,
@@ -73,6 +73,7 @@ pub struct Target {
     subsystems: RwLock<BTreeMap<Nqn, Arc<Subsystem>>>,
     discovery: Arc<Subsystem>,
     plugs: RwLock<Vec<Arc<dyn Plug>>>,
+    queue_limits: Mutex<BTreeMap<TransportType, QueueLimits>>,
     groups: RwLock<Vec<GroupHandle>>,
     listeners: Mutex<Listeners>,
     referrals: Mutex<Vec<Referral>>,
@@ -99,6 +100,7 @@ impl Target {
                 error_entries,
             )),
             plugs: RwLock::new(Vec::new()),
+            queue_limits: Mutex::new(BTreeMap::new()),
             groups: RwLock::new(Vec::new()),
             listeners: Mutex::new(Listeners {
                 open: BTreeMap::new(),
@@ -137,6 +139,28 @@ impl Target {
             .find(|p| p.kind() == kind)
             .cloned()
             .ok_or(TargetError::NoTransport { kind })
+    }
+
+    /// Gives a transport bounds of its own; to be done before its plug is added, as controllers are
+    /// told them once.
+    pub fn set_queue_limits(&self, kind: TransportType, limits: QueueLimits) {
+        self.queue_limits
+            .lock()
+            .expect("poisoned")
+            .insert(kind, limits);
+    }
+
+    /// The bounds of a transport's queue pairs.
+    pub fn queue_limits(&self, kind: TransportType) -> QueueLimits {
+        let own = self.queue_limits.lock().expect("poisoned");
+        own.get(&kind)
+            .copied()
+            .unwrap_or_else(|| self.config.queue_limits())
+    }
+
+    /// The groups that have registered, in the order of their coming.
+    pub fn groups(&self) -> Vec<GroupHandle> {
+        self.groups.read().expect("poisoned").clone()
     }
 
     pub(crate) fn add_group(&self, group: GroupHandle) {
@@ -433,10 +457,20 @@ impl Target {
             discovery: self.discovery.listeners(),
             discovery_nqn: self.discovery.nqn().clone(),
             referrals: self.referrals(),
-            admin_entries: self.config.max_admin_entries,
+            // ASQSZ is told for each entry; the least of all transports is right for every one.
+            admin_entries: self.least_admin_entries(),
             same_transport: self.config.discovery_same_transport,
             same_address: self.config.discovery_same_address,
+            same_service: self.config.discovery_same_service,
         }
+    }
+
+    fn least_admin_entries(&self) -> u16 {
+        let kinds = self.plugs().iter().map(|p| p.kind()).collect::<Vec<_>>();
+        let entries = kinds
+            .into_iter()
+            .map(|kind| self.queue_limits(kind).max_admin_entries);
+        entries.min().unwrap_or(self.config.max_admin_entries)
     }
 
     fn discovery_changed(&self) {

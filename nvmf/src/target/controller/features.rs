@@ -243,7 +243,7 @@ impl Controller {
 
     /// I/O queues that one controller may have.
     fn io_queues(&self) -> u16 {
-        self.target.config.max_io_queues
+        self.target.queue_limits(self.caps.kind).max_io_queues
     }
 
     /// The host gets what it asks for, as far as there is; its Connects are held to that.

@@ -155,8 +155,9 @@ impl Controller {
         id.frmw = 1 << 1 | 1;
         id.lpa = (Lpa::COMMAND_EFFECTS | Lpa::EXTENDED_DATA | Lpa::SUPPORTED_PAGES).bits();
         id.elpe = config.error_log_entries.max(1) - 1;
-        id.kas = U16::new(config.keep_alive_granularity.max(1));
-        id.maxcmd = U16::new(config.max_io_entries);
+        let limits = self.target.queue_limits(self.caps.kind);
+        id.kas = U16::new(limits.keep_alive_granularity.max(1));
+        id.maxcmd = U16::new(limits.max_io_entries);
         id.subnqn = subsystem.nqn().to_field();
         id.sgls = U32::new(self.sgls().bits());
         id.set_in_capsule_bytes(self.caps.in_capsule_bytes);

@@ -91,7 +91,7 @@ impl Controller {
         let kind = association.subsystem.kind;
         let ana = association.subsystem.config.ana_reporting;
         let mut controller = Controller {
-            registers: Registers::new(config, &association),
+            registers: Registers::new(&target.queue_limits(caps.kind), &association),
             events: Events::new(config.async_event_requests, kind, ana),
             features: Features::default(),
             keep_alive: KeepAlive {
@@ -230,13 +230,13 @@ impl Controller {
 
     /// Sets the keep-alive timeout, 0 for none, rounded up to the granularity.
     fn set_keep_alive_ms(&mut self, kato_ms: u32, now: Nanos) {
-        let config = &self.target.config;
-        let granularity = u32::from(config.keep_alive_granularity.max(1)) * 100;
+        let limits = self.target.queue_limits(self.caps.kind);
+        let granularity = u32::from(limits.keep_alive_granularity.max(1)) * 100;
         let rounded = kato_ms.div_ceil(granularity).saturating_mul(granularity);
         let granted = if kato_ms == 0 {
             0
         } else {
-            rounded.max(config.min_keep_alive_ms)
+            rounded.max(limits.min_keep_alive_ms)
         };
         let granted = Duration::from_millis(u64::from(granted));
         let timeout = match (granted.is_zero(), self.is_discovery()) {

@@ -5,7 +5,7 @@ use nacre_nvmf_wire::registers::{Cap, Cc, Crto, Csts, Shutdown, Version, offset}
 use nacre_nvmf_wire::{Cqe, Sqe, StatusCode};
 
 use crate::target::association::{Association, Phase};
-use crate::target::config::TargetConfig;
+use crate::target::config::QueueLimits;
 use crate::target::subsystem::SubsystemKind;
 
 /// CAP.TO: enabling takes no time, but disabling waits for what is still in the devices; in units
@@ -32,13 +32,13 @@ pub(crate) enum Written {
 }
 
 impl Registers {
-    pub fn new(config: &TargetConfig, association: &Association) -> Registers {
+    pub fn new(limits: &QueueLimits, association: &Association) -> Registers {
         let css = match association.subsystem.kind {
             SubsystemKind::Nvm => Cap::CSS_NVM | Cap::CSS_IO_COMMAND_SETS,
             SubsystemKind::Discovery => Cap::CSS_NVM,
         };
         let cap = Cap(0)
-            .with_mqes(u64::from(config.max_io_entries) - 1)
+            .with_mqes(u64::from(limits.max_io_entries) - 1)
             .with_cqr(1)
             .with_to(READY_TIMEOUT)
             .with_css(css)

@@ -43,6 +43,7 @@ fn snapshot(listeners: Vec<SubsystemListener>) -> Snapshot {
         admin_entries: 128,
         same_transport: false,
         same_address: false,
+        same_service: false,
     }
 }
 
@@ -201,6 +202,10 @@ fn filters() {
     log.same_transport = false;
     log.same_address = true;
     assert_eq!(count(&log), 1 + 2 + 1, "referrals are elsewhere anyway");
+    log.same_address = false;
+    log.same_service = true;
+    log.subsystems[0].listeners.push(listener(4, "192.0.2.1:4421"));
+    assert_eq!(count(&log), 1 + 3 + 1, "all but the one on another port");
 }
 
 #[test]
