@@ -31,6 +31,7 @@ use crate::engine::{Engine, Personality, Phase};
 use crate::journal::Journal;
 use crate::logs::Logs;
 use crate::methods::options::IobufOptions;
+use crate::methods::nvmf::DiscoveryFilter;
 use crate::metrics::http;
 use crate::plane::{Plane, PlaneConfig, choose_cores};
 use crate::rpc::When;
@@ -218,6 +219,13 @@ fn plane_config(engine: &Engine) -> anyhow::Result<PlaneConfig> {
         max_io_queues: settings.nvmf.max_io_qpairs_per_ctrlr,
         ..TargetConfig::default()
     };
+    for filter in &options.nvmf.discovery_filters {
+        match filter {
+            DiscoveryFilter::Transport => target.discovery_same_transport = true,
+            DiscoveryFilter::Address => target.discovery_same_address = true,
+            DiscoveryFilter::Svcid => target.discovery_same_service = true,
+        }
+    }
     if let Some(delays) = options.nvmf.command_retry_delay {
         target.command_retry_delay = delays;
     }

@@ -260,7 +260,7 @@ pub fn config_of(engine: &Engine, subsystem: &str) -> Option<Vec<Value>> {
             calls.push(json!({ "method": "bdev_wait_for_examine" }));
             Some(calls)
         }
-        "nvmf" => Some(made("nvmf/")),
+        "nvmf" => Some(super::nvmf::config(engine)),
         _ => None,
     }
 }

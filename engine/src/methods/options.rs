@@ -8,6 +8,7 @@ use std::rc::Rc;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::nvmf::DiscoveryFilter;
 use crate::engine::Engine;
 use crate::rpc::error::Errno;
 use crate::rpc::{Effect, Method, Registry, RpcError, When};
@@ -23,12 +24,13 @@ pub struct StartupOptions {
     pub nvmf: NvmfOptions,
 }
 
-/// `nvmf_set_max_subsystems`, `nvmf_set_crdt`.
+/// `nvmf_set_max_subsystems`, `nvmf_set_crdt`, `nvmf_set_config`.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct NvmfOptions {
     pub max_subsystems: Option<u32>,
     /// In units of 100 ms.
     pub command_retry_delay: Option<[u16; 3]>,
+    pub discovery_filters: Vec<DiscoveryFilter>,
 }
 
 /// SPDK's buffer pools, with its defaults.

@@ -49,7 +49,7 @@ pub async fn follow(engine: Rc<Engine>, mut events: BdevEvents) {
                 engine.notes.send("bdev_resize", name);
             }
             // Its namespaces go, so that every core closes its queue and the removal can end.
-            Event::Removing { name } => plane.target.bdev_removed(&name),
+            Event::Removing { name } => super::nvmf::bdev_gone(&engine, &plane, &name),
             Event::Unregistered { name } => {
                 // By now the name may belong to another device.
                 if plane.bdevs.lookup(&name).is_none() {
@@ -131,22 +131,8 @@ async fn delete(on: &Engine, name: &str, is: fn(&Module) -> bool) -> Result<bool
             .remedy("delete it with the method of its kind"));
     }
     let going = with_dependents(&plane, &name);
-    let gone = |entry: &crate::journal::Entry| {
-        let params = &entry.record.params;
-        let namespace = params
-            .pointer("/namespace/bdev_name")
-            .and_then(Value::as_str);
-        going
-            .iter()
-            .any(|name| entry.record.key == key(name) || namespace == Some(name))
-    };
-    let edits = on
-        .journal
-        .entries()
-        .into_iter()
-        .filter(gone)
-        .map(|e| Edit::Remove(e.record.key))
-        .collect();
+    let mut edits: Vec<Edit> = going.iter().map(|name| Edit::Remove(key(name))).collect();
+    edits.extend(super::nvmf::forget_namespaces_of(on, &going));
     // The record first: a device that is gone must not come back because a crash came between.
     on.journal.commit(Change(edits)).await?;
     for name in &going {

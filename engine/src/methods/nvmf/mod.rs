@@ -1,7 +1,180 @@
 //! `nvmf_*`: what the NVMe-oF target serves, to whom, and where.
+//!
+//! ```text
+//!   target      the one target, its start-up options
+//!   transport   nvmf_create_transport, nvmf_get_transports
+//!   subsystem   subsystems          host       who may use them
+//!   listener    where they are      namespace  what is in them, and what becomes of it
+//!   discovery   referrals           connected  controllers, queue pairs, statistics
+//! ```
+//!
+//! Codes and messages are SPDK's; what is wrong and what to do about it stands beside them in
+//! `data`. Journal keys name the object by its place, NQNs escaped so that a name with a slash in
+//! it cannot pass for another object:
+//!
+//! ```text
+//!   nvmf/transport/TCP                 nvmf/referral/TCP/192.0.2.1:8009/<nqn>
+//!   nvmf/subsystem/<nqn>               and below it /host/<nqn>, /listener/TCP/192.0.2.1:4420,
+//!                                      /ns/<nsid>, /ns/<nsid>/host/<nqn>
+//! ```
+
+mod address;
+mod connected;
+mod discovery;
+mod host;
+mod listener;
+mod namespace;
+mod refusal;
+mod subsystem;
+mod target;
+mod transport;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use nacre_nvmf::target::{Subsystem, SubsystemKind};
+use nacre_nvmf_wire::Nqn;
 
 use crate::engine::Engine;
-use crate::rpc::Registry;
+use crate::plane::Plane;
+use crate::rpc::error::Errno;
+use crate::rpc::{Registry, RpcError};
 
-/// Adds every method of the family.
-pub fn register(_registry: &mut Registry<Engine>) {}
+pub use namespace::{bdev_gone, forget_namespaces_of};
+pub use subsystem::derived_serial_number;
+pub use target::{DiscoveryFilter, config};
+
+pub fn register(registry: &mut Registry<Engine>) {
+    target::register(registry);
+    transport::register(registry);
+    subsystem::register(registry);
+    listener::register(registry);
+    namespace::register(registry);
+    host::register(registry);
+    discovery::register(registry);
+    connected::register(registry);
+}
+
+/// The name of the one target.
+pub const TARGET: &str = "nvmf_tgt";
+
+/// How long a removal waits for the hosts' connections to be closed.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Every method takes the name of a target, of which there is one.
+fn check_target(tgt_name: Option<&str>) -> Result<(), RpcError> {
+    match tgt_name {
+        None | Some(TARGET) => Ok(()),
+        Some(other) => Err(RpcError::invalid_params_text(format!(
+            "NVMf target '{other}' not found"
+        ))
+        .cause(format!("the one target here is named {TARGET}"))
+        .field("tgt_name")
+        .remedy("leave tgt_name out")),
+    }
+}
+
+/// A subsystem by name, the discovery subsystem too.
+fn any_subsystem(
+    plane: &Plane,
+    tgt_name: Option<&str>,
+    nqn: &str,
+) -> Result<Arc<Subsystem>, RpcError> {
+    check_target(tgt_name)?;
+    match Nqn::new(nqn) {
+        Ok(name) => Ok(plane.target.subsystem(&name)?),
+        Err(error) => Err(refusal::no_subsystem(nqn).cause(error.to_string())),
+    }
+}
+
+/// A subsystem with namespaces. The discovery subsystem shows every host what it may use, and has
+/// nothing of its own to allow or to hide.
+fn nvm_subsystem(
+    plane: &Plane,
+    tgt_name: Option<&str>,
+    nqn: &str,
+) -> Result<Arc<Subsystem>, RpcError> {
+    let subsystem = any_subsystem(plane, tgt_name, nqn)?;
+    match subsystem.kind {
+        SubsystemKind::Nvm => Ok(subsystem),
+        SubsystemKind::Discovery => Err(RpcError::errno(
+            Errno::ENOTSUP,
+            "the discovery subsystem has neither namespaces nor a list of hosts",
+        )
+        .field("nqn")
+        .remedy("name an NVM subsystem; nvmf_get_subsystems lists them")),
+    }
+}
+
+fn host_nqn(text: &str) -> Result<Nqn, RpcError> {
+    Nqn::new(text).map_err(|error| {
+        RpcError::invalid_params(error.to_string())
+            .field("host")
+            .remedy("give the host's NQN, as in its /etc/nvme/hostnqn")
+    })
+}
+
+/// Keys of journal records.
+mod key {
+    use std::fmt::Display;
+
+    use nacre_nvmf::transport::TransportType;
+    use nacre_nvmf_wire::Nqn;
+
+    fn part(nqn: &Nqn) -> String {
+        nqn.as_str().replace('%', "%25").replace('/', "%2F")
+    }
+
+    pub fn transport(kind: TransportType) -> String {
+        format!("nvmf/transport/{kind}")
+    }
+
+    pub fn referral(kind: TransportType, address: &impl Display, nqn: &Nqn) -> String {
+        format!("nvmf/referral/{kind}/{address}/{}", part(nqn))
+    }
+
+    pub fn subsystem(nqn: &Nqn) -> String {
+        format!("nvmf/subsystem/{}", part(nqn))
+    }
+
+    pub fn host(nqn: &Nqn, host: &Nqn) -> String {
+        format!("{}/host/{}", subsystem(nqn), part(host))
+    }
+
+    pub fn listener(nqn: &Nqn, kind: TransportType, address: &impl Display) -> String {
+        format!("{}/listener/{kind}/{address}", subsystem(nqn))
+    }
+
+    pub fn namespaces(nqn: &Nqn) -> String {
+        format!("{}/ns/", subsystem(nqn))
+    }
+
+    pub fn namespace(nqn: &Nqn, nsid: u32) -> String {
+        format!("{}{nsid}", namespaces(nqn))
+    }
+
+    pub fn namespace_host(nqn: &Nqn, nsid: u32, host: &Nqn) -> String {
+        format!("{}/host/{}", namespace(nqn, nsid), part(host))
+    }
+
+    /// All that is below an object.
+    pub fn below(key: &str) -> String {
+        format!("{key}/")
+    }
+}
+
+/// Waits until `done` says so; `false` when it did not in time.
+async fn wait_until(patience: Duration, mut done: impl FnMut() -> bool) -> bool {
+    let end = tokio::time::Instant::now() + patience;
+    // What is waited for happens on reactors, in a turn or two.
+    let mut pause = Duration::from_micros(200);
+    while !done() {
+        if tokio::time::Instant::now() >= end {
+            return false;
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(Duration::from_millis(5));
+    }
+    true
+}
+

@@ -1,0 +1,173 @@
+//! Transport addresses as SPDK writes them.
+
+use std::net::{IpAddr, SocketAddr};
+
+use nacre_nvmf::transport::{Address, TransportType};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::rpc::RpcError;
+
+/// An address in parameters.
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct TransportAddress {
+    /// `TCP`, in any case.
+    pub trtype: String,
+    /// `IPv4` or `IPv6`; by the address unless given.
+    pub adrfam: Option<String>,
+    /// An IP address.
+    pub traddr: String,
+    /// A port number.
+    pub trsvcid: Option<String>,
+}
+
+/// An address in answers and in what is kept.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+pub(super) struct AddressReply {
+    trtype: String,
+    adrfam: &'static str,
+    traddr: String,
+    trsvcid: String,
+}
+
+impl AddressReply {
+    pub fn new(kind: TransportType, address: &Address) -> AddressReply {
+        let (adrfam, traddr, trsvcid) = match address {
+            Address::Ip(ip) if ip.is_ipv4() => ("IPv4", ip.ip().to_string(), ip.port().to_string()),
+            Address::Ip(ip) => match ip.ip().to_canonical() {
+                // A host that came by IPv4 to a listener on [::].
+                IpAddr::V4(v4) => ("IPv4", v4.to_string(), ip.port().to_string()),
+                v6 => ("IPv6", v6.to_string(), ip.port().to_string()),
+            },
+            Address::Loopback(name) => ("intra_host", name.clone(), String::new()),
+        };
+        AddressReply {
+            trtype: kind.to_string(),
+            adrfam,
+            traddr,
+            trsvcid,
+        }
+    }
+}
+
+impl TransportAddress {
+    /// `at`: the parameter that holds the address, for refusals.
+    pub fn parse(&self, at: &str) -> Result<(TransportType, SocketAddr), RpcError> {
+        let kind = match self.trtype.to_ascii_uppercase().as_str() {
+            "TCP" => TransportType::Tcp,
+            "RDMA" => TransportType::Rdma,
+            other => {
+                return Err(RpcError::invalid_params(format!(
+                    "\"{other}\" is not a transport type known here"
+                ))
+                .field(format!("{at}.trtype"))
+                .remedy("use TCP"));
+            }
+        };
+        let ip: IpAddr = self.traddr.parse().map_err(|_| {
+            RpcError::invalid_params(format!("\"{}\" is not an IP address", self.traddr))
+                .field(format!("{at}.traddr"))
+                .remedy("give an address such as 192.0.2.1 or 2001:db8::1; names are not looked up")
+        })?;
+        let family = self.adrfam.as_deref().map(str::to_ascii_lowercase);
+        let fits = match family.as_deref() {
+            None => true,
+            Some("ipv4") => ip.is_ipv4(),
+            Some("ipv6") => ip.is_ipv6(),
+            Some(_) => false,
+        };
+        if !fits {
+            return Err(RpcError::invalid_params(format!(
+                "{} is not of the family of {ip}",
+                self.adrfam.as_deref().unwrap_or_default()
+            ))
+            .field(format!("{at}.adrfam"))
+            .remedy("leave adrfam out"));
+        }
+        let Some(port) = &self.trsvcid else {
+            return Err(RpcError::invalid_params(format!("{kind} needs a port"))
+                .field(format!("{at}.trsvcid"))
+                .remedy("add it; 4420 is usual, 8009 for discovery"));
+        };
+        let port: u16 = port.parse().map_err(|_| {
+            RpcError::invalid_params(format!("\"{port}\" is not a port from 0 to 65535"))
+                .field(format!("{at}.trsvcid"))
+        })?;
+        Ok((kind, SocketAddr::new(ip, port)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn given(
+        trtype: &str,
+        adrfam: Option<&str>,
+        traddr: &str,
+        trsvcid: Option<&str>,
+    ) -> TransportAddress {
+        TransportAddress {
+            trtype: trtype.into(),
+            adrfam: adrfam.map(Into::into),
+            traddr: traddr.into(),
+            trsvcid: trsvcid.map(Into::into),
+        }
+    }
+
+    #[test]
+    fn addresses_are_read_and_written() {
+        for (address, socket, family) in [
+            (
+                given("tcp", None, "192.0.2.1", Some("4420")),
+                "192.0.2.1:4420",
+                "IPv4",
+            ),
+            (
+                given("TCP", Some("ipv4"), "0.0.0.0", Some("0")),
+                "0.0.0.0:0",
+                "IPv4",
+            ),
+            (
+                given("TCP", Some("IPv6"), "2001:db8::1", Some("8009")),
+                "[2001:db8::1]:8009",
+                "IPv6",
+            ),
+            (
+                given("rdma", None, "::ffff:192.0.2.1", Some("1")),
+                "[::ffff:192.0.2.1]:1",
+                "IPv4",
+            ),
+        ] {
+            let (kind, parsed) = address.parse("x").unwrap();
+            assert_eq!(parsed.to_string(), socket);
+            let reply = AddressReply::new(kind, &Address::Ip(parsed));
+            assert_eq!(
+                (reply.adrfam, reply.trtype.as_str()),
+                (family, address.trtype.to_ascii_uppercase().as_str())
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (address, field) in [
+            (given("FC", None, "192.0.2.1", Some("1")), "a.trtype"),
+            (given("TCP", None, "host.example", Some("1")), "a.traddr"),
+            (
+                given("TCP", Some("ipv6"), "192.0.2.1", Some("1")),
+                "a.adrfam",
+            ),
+            (given("TCP", Some("ib"), "192.0.2.1", Some("1")), "a.adrfam"),
+            (given("TCP", None, "192.0.2.1", None), "a.trsvcid"),
+            (given("TCP", None, "192.0.2.1", Some("65536")), "a.trsvcid"),
+        ] {
+            let error = address.parse("a").unwrap_err();
+            assert_eq!(
+                (error.code, error.data.unwrap().field.as_deref()),
+                (-32602, Some(field))
+            );
+        }
+    }
+}

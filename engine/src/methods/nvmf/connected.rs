@@ -1,0 +1,210 @@
+//! Who is connected: `nvmf_subsystem_get_controllers`, `_get_qpairs`, `nvmf_get_stats`.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use nacre_nvmf::target::{Association, GroupHandle, Phase, QueueInfo, SubsystemKind};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::address::AddressReply;
+use super::{any_subsystem, check_target};
+use crate::engine::Engine;
+use crate::methods::bdev::TICK_RATE;
+use crate::plane::Plane;
+use crate::rpc::{Method, Registry, RpcError};
+
+pub(super) fn register(registry: &mut Registry<Engine>) {
+    registry
+        .add::<GetControllers>()
+        .add::<GetQpairs>()
+        .add::<GetStats>();
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct SubsystemParams {
+    nqn: String,
+    tgt_name: Option<String>,
+}
+
+struct GetControllers;
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct ControllerReply {
+    cntlid: u16,
+    /// `io` or `discovery`.
+    cntrltype: &'static str,
+    hostnqn: String,
+    hostid: String,
+    /// Counts the admin queue pair, too, as in SPDK.
+    num_io_qpairs: usize,
+}
+
+impl Method<Engine> for GetControllers {
+    const NAME: &'static str = "nvmf_subsystem_get_controllers";
+    const ABOUT: &'static str =
+        "Lists the controllers of a subsystem: one per connected host and path.";
+    type Params = SubsystemParams;
+    type Reply = Vec<ControllerReply>;
+
+    async fn apply(
+        params: SubsystemParams,
+        on: Rc<Engine>,
+    ) -> Result<Vec<ControllerReply>, RpcError> {
+        let plane = on.plane()?;
+        let subsystem = any_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
+        let cntrltype = match subsystem.kind {
+            SubsystemKind::Nvm => "io",
+            SubsystemKind::Discovery => "discovery",
+        };
+        let describe = |controller: &Arc<Association>| ControllerReply {
+            cntlid: controller.cntlid,
+            cntrltype,
+            hostnqn: controller.hostnqn.to_string(),
+            hostid: Uuid::from_bytes(controller.hostid).to_string(),
+            num_io_qpairs: controller.queues().len(),
+        };
+        Ok(subsystem.controllers().iter().map(describe).collect())
+    }
+}
+
+struct GetQpairs;
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct QpairReply {
+    cntlid: u16,
+    qid: u16,
+    /// `enabled` or `deactivating`.
+    state: &'static str,
+    /// The reactor that serves it.
+    thread: String,
+    hostnqn: String,
+    listen_address: AddressReply,
+    peer_address: AddressReply,
+}
+
+impl Method<Engine> for GetQpairs {
+    const NAME: &'static str = "nvmf_subsystem_get_qpairs";
+    const ABOUT: &'static str = "Lists the queue pairs of a subsystem's controllers.";
+    type Params = SubsystemParams;
+    type Reply = Vec<QpairReply>;
+
+    async fn apply(params: SubsystemParams, on: Rc<Engine>) -> Result<Vec<QpairReply>, RpcError> {
+        let plane = on.plane()?;
+        let subsystem = any_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
+        let mut all = Vec::new();
+        for controller in subsystem.controllers() {
+            all.extend(controller.queues().iter().map(|queue| QpairReply {
+                cntlid: controller.cntlid,
+                qid: queue.qid,
+                state: match controller.phase() {
+                    Phase::Connected | Phase::Ready => "enabled",
+                    Phase::Closing => "deactivating",
+                },
+                thread: thread(&plane, &queue.group),
+                hostnqn: controller.hostnqn.to_string(),
+                listen_address: AddressReply::new(queue.transport, &queue.local),
+                peer_address: AddressReply::new(queue.transport, &queue.peer),
+            }));
+        }
+        Ok(all)
+    }
+}
+
+fn thread(plane: &Plane, group: &GroupHandle) -> String {
+    plane
+        .reactors
+        .get(group.core)
+        .map_or_else(String::new, |reactor| reactor.name().to_owned())
+}
+
+struct GetStats;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct StatsParams {
+    tgt_name: Option<String>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct Stats {
+    tick_rate: u64,
+    poll_groups: Vec<PollGroup>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct PollGroup {
+    name: String,
+    /// Ever connected.
+    admin_qpairs: u64,
+    io_qpairs: u64,
+    current_admin_qpairs: u64,
+    current_io_qpairs: u64,
+    /// Connections without a controller yet.
+    current_unassociated_qpairs: u64,
+    /// Commands that wait for a device that is busy, or for a buffer.
+    pending_bdev_io: u64,
+    completed_nvme_io: u64,
+    transports: Vec<PollGroupTransport>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct PollGroupTransport {
+    trtype: String,
+}
+
+impl Method<Engine> for GetStats {
+    const NAME: &'static str = "nvmf_get_stats";
+    const ABOUT: &'static str = "Tells what each reactor has done for hosts.";
+    type Params = StatsParams;
+    type Reply = Stats;
+
+    async fn apply(params: StatsParams, on: Rc<Engine>) -> Result<Stats, RpcError> {
+        check_target(params.tgt_name.as_deref())?;
+        let plane = on.plane()?;
+        let mut queues: Vec<QueueInfo> = Vec::new();
+        for subsystem in plane
+            .target
+            .subsystems()
+            .iter()
+            .chain([plane.target.discovery()])
+        {
+            queues.extend(subsystem.controllers().iter().flat_map(|c| c.queues()));
+        }
+        let kinds: Vec<String> = plane
+            .target
+            .plugs()
+            .iter()
+            .map(|p| p.kind().to_string())
+            .collect();
+        let describe = |group: &GroupHandle| {
+            let own = || queues.iter().filter(|q| q.group.core == group.core);
+            let counts = group.counts();
+            let of = |count: &std::sync::atomic::AtomicU64| count.load(Ordering::Relaxed);
+            let live: u64 = own().map(|q| q.stats.totals().operations()).sum();
+            PollGroup {
+                name: thread(&plane, group),
+                admin_qpairs: of(&counts.admin_queues),
+                io_qpairs: of(&counts.io_queues),
+                current_admin_qpairs: own().filter(|q| q.qid == 0).count() as u64,
+                current_io_qpairs: own().filter(|q| q.qid != 0).count() as u64,
+                current_unassociated_qpairs: of(&counts.unassociated),
+                pending_bdev_io: of(&counts.waiting),
+                completed_nvme_io: of(&counts.retired_commands) + live,
+                transports: kinds
+                    .iter()
+                    .map(|trtype| PollGroupTransport {
+                        trtype: trtype.clone(),
+                    })
+                    .collect(),
+            }
+        };
+        Ok(Stats {
+            tick_rate: TICK_RATE,
+            poll_groups: plane.target.groups().iter().map(describe).collect(),
+        })
+    }
+}

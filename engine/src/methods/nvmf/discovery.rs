@@ -1,0 +1,208 @@
+//! Referrals to other discovery controllers and subsystems, and mDNS, which is refused.
+
+use std::rc::Rc;
+
+use nacre_nvmf::target::{Referral, TargetError};
+use nacre_nvmf::transport::Address;
+use nacre_nvmf_wire::Nqn;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::address::{AddressReply, TransportAddress};
+use super::{check_target, key};
+use crate::engine::Engine;
+use crate::rpc::error::Errno;
+use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::store::Change;
+
+pub(super) fn register(registry: &mut Registry<Engine>) {
+    registry
+        .add::<Add>()
+        .add::<Remove>()
+        .add::<Get>()
+        .add::<PublishMdns>()
+        .add::<StopMdns>();
+}
+
+struct Add;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct AddParams {
+    address: TransportAddress,
+    tgt_name: Option<String>,
+    /// Hosts have to use TLS there.
+    #[serde(default)]
+    secure_channel: bool,
+    /// Unless given, a discovery subsystem.
+    subnqn: Option<String>,
+}
+
+fn referral(
+    address: &TransportAddress,
+    subnqn: Option<&str>,
+    secure_channel: bool,
+) -> Result<Referral, RpcError> {
+    let (transport, ip) = address.parse("address")?;
+    let subnqn = match subnqn {
+        None | Some("") => Nqn::discovery(),
+        Some(text) => Nqn::new(text).map_err(|error| {
+            RpcError::invalid_params_text("Invalid subsystem NQN")
+                .cause(error.to_string())
+                .field("subnqn")
+        })?,
+    };
+    Ok(Referral {
+        transport,
+        address: Address::Ip(ip),
+        subnqn,
+        secure_channel,
+    })
+}
+
+fn key_of(referral: &Referral) -> String {
+    key::referral(referral.transport, &referral.address, &referral.subnqn)
+}
+
+impl Method<Engine> for Add {
+    const NAME: &'static str = "nvmf_discovery_add_referral";
+    const ABOUT: &'static str = "Tells hosts that ask for subsystems of another place to ask.";
+    const EFFECT: Effect = Effect::Changes;
+    type Params = AddParams;
+    type Reply = bool;
+
+    async fn apply(params: AddParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        check_target(params.tgt_name.as_deref())?;
+        let plane = on.plane()?;
+        let referral = referral(
+            &params.address,
+            params.subnqn.as_deref(),
+            params.secure_channel,
+        )?;
+        plane.target.add_referral(referral.clone())?;
+        let stored = on
+            .journal
+            .commit(Change::put(
+                key_of(&referral),
+                Add::NAME,
+                json!(describe(&referral)),
+            ))
+            .await;
+        if let Err(refused) = stored {
+            plane.target.remove_referral(&referral)?;
+            return Err(refused);
+        }
+        Ok(true)
+    }
+}
+
+struct Remove;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct RemoveParams {
+    address: TransportAddress,
+    tgt_name: Option<String>,
+    subnqn: Option<String>,
+}
+
+impl Method<Engine> for Remove {
+    const NAME: &'static str = "nvmf_discovery_remove_referral";
+    const ABOUT: &'static str = "Takes a referral back.";
+    const EFFECT: Effect = Effect::Changes;
+    type Params = RemoveParams;
+    type Reply = bool;
+
+    async fn apply(params: RemoveParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        check_target(params.tgt_name.as_deref())?;
+        let plane = on.plane()?;
+        let wanted = referral(&params.address, params.subnqn.as_deref(), false)?;
+        let same = |r: &Referral| key_of(r) == key_of(&wanted);
+        if !plane.target.referrals().iter().any(same) {
+            return Err(TargetError::NoReferral {
+                address: wanted.address.to_string(),
+            }
+            .into());
+        }
+        on.journal.commit(Change::remove(key_of(&wanted))).await?;
+        plane.target.remove_referral(&wanted)?;
+        Ok(true)
+    }
+}
+
+struct Get;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct TargetParams {
+    tgt_name: Option<String>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct ReferralReply {
+    address: AddressReply,
+    secure_channel: bool,
+    subnqn: String,
+}
+
+fn describe(referral: &Referral) -> ReferralReply {
+    ReferralReply {
+        address: AddressReply::new(referral.transport, &referral.address),
+        secure_channel: referral.secure_channel,
+        subnqn: referral.subnqn.to_string(),
+    }
+}
+
+impl Method<Engine> for Get {
+    const NAME: &'static str = "nvmf_discovery_get_referrals";
+    const ABOUT: &'static str = "Lists the referrals.";
+    type Params = TargetParams;
+    type Reply = Vec<ReferralReply>;
+
+    async fn apply(params: TargetParams, on: Rc<Engine>) -> Result<Vec<ReferralReply>, RpcError> {
+        check_target(params.tgt_name.as_deref())?;
+        Ok(on
+            .plane()?
+            .target
+            .referrals()
+            .iter()
+            .map(describe)
+            .collect())
+    }
+}
+
+fn no_mdns(params: &TargetParams) -> Result<bool, RpcError> {
+    check_target(params.tgt_name.as_deref())?;
+    Err(
+        RpcError::errno(Errno::ENOTSUP, "this program does not speak mDNS").remedy(
+            "let the machine's own responder publish _nvme-disc._tcp, as with avahi-publish",
+        ),
+    )
+}
+
+struct PublishMdns;
+
+impl Method<Engine> for PublishMdns {
+    const NAME: &'static str = "nvmf_publish_mdns_prr";
+    const ABOUT: &'static str = "Refused: there is no mDNS here.";
+    type Params = TargetParams;
+    type Reply = bool;
+
+    async fn apply(params: TargetParams, _: Rc<Engine>) -> Result<bool, RpcError> {
+        no_mdns(&params)
+    }
+}
+
+struct StopMdns;
+
+impl Method<Engine> for StopMdns {
+    const NAME: &'static str = "nvmf_stop_mdns_prr";
+    const ABOUT: &'static str = "Refused: there is no mDNS here.";
+    type Params = TargetParams;
+    type Reply = bool;
+
+    async fn apply(params: TargetParams, _: Rc<Engine>) -> Result<bool, RpcError> {
+        no_mdns(&params)
+    }
+}

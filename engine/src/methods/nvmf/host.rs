@@ -1,0 +1,210 @@
+//! Who may use a subsystem: `nvmf_subsystem_add_host`, `_remove_host`, `_allow_any_host`, `_set_keys`.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nacre_nvmf::target::{Association, Phase, SubsystemError};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::json;
+
+use super::{PATIENCE, host_nqn, key, nvm_subsystem, refusal, wait_until};
+use crate::engine::Engine;
+use crate::rpc::error::Errno;
+use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::store::Change;
+
+pub(super) fn register(registry: &mut Registry<Engine>) {
+    registry
+        .add::<Add>()
+        .add::<Remove>()
+        .add::<AllowAny>()
+        .add::<SetKeys>();
+}
+
+/// Authentication and encryption are not there; to take a key and not ask for it would be a lie.
+fn no_keys(keys: &[(&str, &Option<String>)]) -> Result<(), RpcError> {
+    match keys.iter().find(|(_, key)| key.is_some()) {
+        None => Ok(()),
+        Some((field, _)) => Err(RpcError::errno(
+            Errno::ENOTSUP,
+            "neither TLS nor DH-HMAC-CHAP is supported: a host is told by its NQN",
+        )
+        .field(*field)
+        .remedy("leave it out, and use a network that is yours")),
+    }
+}
+
+struct Add;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct AddParams {
+    nqn: String,
+    /// The host's NQN.
+    host: String,
+    tgt_name: Option<String>,
+    /// Must be left out: TLS is not supported.
+    psk: Option<String>,
+    /// Must be left out: DH-HMAC-CHAP is not supported.
+    dhchap_key: Option<String>,
+    dhchap_ctrlr_key: Option<String>,
+}
+
+impl Method<Engine> for Add {
+    const NAME: &'static str = "nvmf_subsystem_add_host";
+    const ABOUT: &'static str = "Allows a host to use a subsystem.";
+    const EFFECT: Effect = Effect::Changes;
+    type Params = AddParams;
+    type Reply = bool;
+
+    async fn apply(params: AddParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        let plane = on.plane()?;
+        let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
+        no_keys(&[
+            ("psk", &params.psk),
+            ("dhchap_key", &params.dhchap_key),
+            ("dhchap_ctrlr_key", &params.dhchap_ctrlr_key),
+        ])?;
+        let (nqn, host) = (subsystem.nqn(), host_nqn(&params.host)?);
+        plane.target.add_host(nqn, &host)?;
+        let record = json!({ "nqn": nqn.as_str(), "host": host.as_str() });
+        let stored = on
+            .journal
+            .commit(Change::put(key::host(nqn, &host), Add::NAME, record))
+            .await;
+        if let Err(refused) = stored {
+            plane.target.remove_host(nqn, &host)?;
+            return Err(refused);
+        }
+        Ok(true)
+    }
+}
+
+struct Remove;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct RemoveParams {
+    nqn: String,
+    /// The host's NQN.
+    host: String,
+    tgt_name: Option<String>,
+    /// How long to wait for its connections to be closed; 10 seconds unless given.
+    timeout_ms: Option<u64>,
+}
+
+impl Method<Engine> for Remove {
+    const NAME: &'static str = "nvmf_subsystem_remove_host";
+    const ABOUT: &'static str =
+        "Takes a host's permission, and disconnects it unless any host is allowed.";
+    const EFFECT: Effect = Effect::Changes;
+    type Params = RemoveParams;
+    type Reply = bool;
+
+    async fn apply(params: RemoveParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        let plane = on.plane()?;
+        let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
+        let (nqn, host) = (subsystem.nqn(), host_nqn(&params.host)?);
+        if !subsystem.hosts().contains(&host) {
+            return Err(SubsystemError::NoHost {
+                host: host.to_string(),
+            }
+            .into());
+        }
+        on.journal
+            .commit(Change::remove(key::host(nqn, &host)))
+            .await?;
+        plane.target.remove_host(nqn, &host)?;
+        let patience = params
+            .timeout_ms
+            .map_or(PATIENCE, Duration::from_millis)
+            .min(on.deadline());
+        let leaving = |a: &Arc<Association>| a.hostnqn == host && a.phase() == Phase::Closing;
+        if wait_until(patience, || !subsystem.controllers().iter().any(leaving)).await {
+            return Ok(true);
+        }
+        Err(refusal::failed(
+            "Timeout reached during host removal",
+            "the host may not use the subsystem any more; I/O of its last connections is still under way",
+        ))
+    }
+}
+
+struct AllowAny;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct AllowAnyParams {
+    nqn: String,
+    allow_any_host: bool,
+    tgt_name: Option<String>,
+}
+
+impl Method<Engine> for AllowAny {
+    const NAME: &'static str = "nvmf_subsystem_allow_any_host";
+    const ABOUT: &'static str =
+        "Allows any host, or only those in the list; others are disconnected.";
+    const EFFECT: Effect = Effect::Changes;
+    type Params = AllowAnyParams;
+    type Reply = bool;
+
+    async fn apply(params: AllowAnyParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        let plane = on.plane()?;
+        let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
+        let nqn = subsystem.nqn();
+        let own = key::subsystem(nqn);
+        // It is a part of the subsystem's record.
+        if let Some(entry) = on.journal.find(&own) {
+            let mut record = entry.record;
+            record.params["allow_any_host"] = params.allow_any_host.into();
+            on.journal
+                .commit(Change::put(own, record.method, record.params))
+                .await?;
+        }
+        plane
+            .target
+            .set_allow_any_host(nqn, params.allow_any_host)?;
+        Ok(true)
+    }
+}
+
+struct SetKeys;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct SetKeysParams {
+    nqn: String,
+    host: String,
+    tgt_name: Option<String>,
+    /// Must be left out: DH-HMAC-CHAP is not supported.
+    dhchap_key: Option<String>,
+    dhchap_ctrlr_key: Option<String>,
+}
+
+impl Method<Engine> for SetKeys {
+    const NAME: &'static str = "nvmf_subsystem_set_keys";
+    const ABOUT: &'static str =
+        "Sets a host's keys; without keys it clears them, and there are none.";
+    const EFFECT: Effect = Effect::Changes;
+    type Params = SetKeysParams;
+    type Reply = bool;
+
+    async fn apply(params: SetKeysParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        let plane = on.plane()?;
+        let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
+        no_keys(&[
+            ("dhchap_key", &params.dhchap_key),
+            ("dhchap_ctrlr_key", &params.dhchap_ctrlr_key),
+        ])?;
+        let host = host_nqn(&params.host)?;
+        match subsystem.hosts().contains(&host) {
+            true => Ok(true),
+            false => Err(
+                RpcError::errno(Errno::EINVAL, format!("host {host} is not in the list"))
+                    .field("host"),
+            ),
+        }
+    }
+}

@@ -1,0 +1,482 @@
+//! Namespaces: `nvmf_subsystem_add_ns`, `_remove_ns`, `_set_ns_ana_group`, `nvmf_ns_add_host`,
+//! `_remove_host`, and what becomes of them when their device goes.
+//!
+//! A namespace's record has its id and its identifiers filled in, so that hosts recognise it after a
+//! restart. An id that a record holds stays taken, even while the namespace is away because its
+//! device is: it comes back under that id.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use nacre_bdev::Bdev;
+use nacre_nvmf::target::{
+    NamespaceConfig, NamespaceEntry, NamespaceIds, Subsystem, SubsystemError,
+};
+use nacre_nvmf_wire::Nqn;
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::{PATIENCE, host_nqn, key, nvm_subsystem, wait_until};
+use crate::engine::Engine;
+use crate::plane::Plane;
+use crate::rpc::error::Errno;
+use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::store::{Change, Edit};
+
+pub(super) fn register(registry: &mut Registry<Engine>) {
+    registry
+        .add::<Add>()
+        .add::<Remove>()
+        .add::<SetAnaGroup>()
+        .add::<AddHost>()
+        .add::<RemoveHost>();
+}
+
+struct Add;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct AddParams {
+    nqn: String,
+    namespace: Namespace,
+    tgt_name: Option<String>,
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Namespace {
+    /// 0, or left out: the lowest free one.
+    #[serde(default)]
+    nsid: u32,
+    /// Name, alias or UUID of the device.
+    bdev_name: String,
+    /// 32 hexadecimal digits; the UUID's unless given.
+    nguid: Option<String>,
+    /// 16 hexadecimal digits.
+    eui64: Option<String>,
+    /// The device's unless given.
+    #[schemars(with = "Option<String>")]
+    uuid: Option<Uuid>,
+    /// Must be empty: there are no reservations to keep.
+    ptpl_file: Option<String>,
+    /// The namespace id unless given.
+    #[serde(default)]
+    anagrpid: u32,
+    /// Visible only to hosts that nvmf_ns_add_host names.
+    #[serde(default)]
+    no_auto_visible: bool,
+    /// Accepted: devices here have no metadata.
+    #[serde(default)]
+    #[allow(dead_code)]
+    hide_metadata: bool,
+}
+
+impl Method<Engine> for Add {
+    const NAME: &'static str = "nvmf_subsystem_add_ns";
+    const ABOUT: &'static str =
+        "Adds a namespace on a block device to a subsystem; answers its id.";
+    const EFFECT: Effect = Effect::Changes;
+    type Params = AddParams;
+    type Reply = u32;
+
+    async fn apply(params: AddParams, on: Rc<Engine>) -> Result<u32, RpcError> {
+        let plane = on.plane()?;
+        let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
+        let wish = params.namespace;
+        if wish
+            .ptpl_file
+            .as_deref()
+            .is_some_and(|file| !file.is_empty())
+        {
+            return Err(RpcError::errno(
+                Errno::ENOTSUP,
+                "reservations are not supported, so none can be kept",
+            )
+            .field("namespace.ptpl_file")
+            .remedy("leave it out"));
+        }
+        let nqn = subsystem.nqn().clone();
+        let device = plane
+            .bdevs
+            .get(&wish.bdev_name)
+            .map_err(|e| refused_device(&e.to_string()))?
+            .layer;
+        let ids = identifiers(&wish, device.uuid())?;
+        let nsid = choose_nsid(&on, &subsystem, &wish, device.name(), &ids)?;
+        let ana_group = (wish.anagrpid != 0).then_some(wish.anagrpid);
+        let config = NamespaceConfig {
+            nsid: Some(nsid),
+            bdev_name: device.name().to_owned(),
+            backing: plane
+                .backing(device.name(), format!("namespace {nsid} of {nqn}"))
+                .map_err(|error| refused_device(&error.to_string()))?,
+            ids,
+            ana_group,
+            auto_visible: !wish.no_auto_visible,
+        };
+        plane.target.add_namespace(&nqn, config)?;
+        let mut namespace = json!({
+            "nsid": nsid,
+            "bdev_name": device.name(),
+            "nguid": hex(&ids.nguid),
+            "uuid": ids.uuid,
+            "no_auto_visible": wish.no_auto_visible,
+        });
+        if ids.eui64 != [0; 8] {
+            namespace["eui64"] = hex(&ids.eui64).into();
+        }
+        if let Some(group) = ana_group {
+            namespace["anagrpid"] = group.into();
+        }
+        let record = json!({ "nqn": nqn.as_str(), "namespace": namespace });
+        let stored = on
+            .journal
+            .commit(Change::put(key::namespace(&nqn, nsid), Add::NAME, record))
+            .await;
+        if let Err(refused) = stored {
+            subsystem.remove_namespace(nsid)?;
+            return Err(refused);
+        }
+        on.notes.send("nvmf_namespace_change", note(&nqn, nsid));
+        Ok(nsid)
+    }
+}
+
+fn refused_device(cause: &str) -> RpcError {
+    RpcError::invalid_params(cause)
+        .field("namespace.bdev_name")
+        .remedy("bdev_get_bdevs lists the devices and who uses them")
+}
+
+fn note(nqn: &Nqn, nsid: u32) -> String {
+    format!("{nqn}/{nsid}")
+}
+
+fn identifiers(wish: &Namespace, own: Uuid) -> Result<NamespaceIds, RpcError> {
+    let mut ids = NamespaceIds::from_uuid(wish.uuid.unwrap_or(own));
+    let wrong = |field: &str, cause: String| {
+        RpcError::invalid_params_text(format!("Invalid {field}"))
+            .cause(cause)
+            .field(format!("namespace.{field}"))
+    };
+    if ids.uuid.is_nil() {
+        return Err(wrong("uuid", "the nil UUID identifies nothing".into())
+            .remedy("leave it out to use the device's"));
+    }
+    if let Some(text) = &wish.nguid {
+        ids.nguid = unhex(text)
+            .ok_or_else(|| wrong("nguid", format!("\"{text}\" is not 32 hexadecimal digits")))?;
+    }
+    if let Some(text) = &wish.eui64 {
+        ids.eui64 = unhex(text)
+            .ok_or_else(|| wrong("eui64", format!("\"{text}\" is not 16 hexadecimal digits")))?;
+    }
+    Ok(ids)
+}
+
+/// Digits as SPDK writes them.
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02X}")).collect()
+}
+
+fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
+    let mut out = [0; N];
+    if text.len() != 2 * N || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
+        return None;
+    }
+    for (at, byte) in out.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[2 * at..2 * at + 2], 16).ok()?;
+    }
+    Some(out)
+}
+
+/// The id asked for or the lowest free one, past those that are kept for namespaces whose device is
+/// away.
+fn choose_nsid(
+    on: &Engine,
+    subsystem: &Subsystem,
+    wish: &Namespace,
+    bdev: &str,
+    ids: &NamespaceIds,
+) -> Result<u32, RpcError> {
+    let (nqn, max) = (subsystem.nqn(), subsystem.config.max_namespaces);
+    let live: Vec<u32> = subsystem
+        .namespaces()
+        .iter()
+        .map(|n| n.namespace.nsid)
+        .collect();
+    let kept = |nsid: u32| {
+        on.journal
+            .find(&key::namespace(nqn, nsid))
+            .filter(|_| !live.contains(&nsid))
+    };
+    if wish.nsid == 0 {
+        let free = |nsid: &u32| !live.contains(nsid) && kept(*nsid).is_none();
+        let none = || {
+            SubsystemError::NamespacesFull {
+                nqn: nqn.to_string(),
+                max,
+            }
+            .into()
+        };
+        return (1..=max).find(free).ok_or_else(none);
+    }
+    let Some(entry) = kept(wish.nsid) else {
+        return Ok(wish.nsid);
+    };
+    let params = &entry.record.params;
+    let text = |at: &str| {
+        params
+            .pointer(at)
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+            .to_owned()
+    };
+    let (its_device, its_uuid) = (text("/namespace/bdev_name"), text("/namespace/uuid"));
+    if its_device == bdev && its_uuid == ids.uuid.to_string() {
+        return Ok(wish.nsid);
+    }
+    Err(RpcError::invalid_params(format!(
+        "namespace id {} is kept for device \"{its_device}\" (UUID {its_uuid}), which is away",
+        wish.nsid
+    ))
+    .field("namespace.nsid")
+    .remedy("take another id, or remove that namespace first"))
+}
+
+struct Remove;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct RemoveParams {
+    nqn: String,
+    nsid: u32,
+    tgt_name: Option<String>,
+}
+
+impl Method<Engine> for Remove {
+    const NAME: &'static str = "nvmf_subsystem_remove_ns";
+    const ABOUT: &'static str = "Takes a namespace from a subsystem.";
+    const EFFECT: Effect = Effect::Changes;
+    type Params = RemoveParams;
+    type Reply = bool;
+
+    async fn apply(params: RemoveParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        let plane = on.plane()?;
+        let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
+        let (nqn, nsid) = (subsystem.nqn(), params.nsid);
+        let own = key::namespace(nqn, nsid);
+        let live = find(&subsystem, nsid);
+        // One whose device is away can be given up.
+        if let (Err(refused), None) = (&live, on.journal.find(&own)) {
+            return Err(refused.clone());
+        }
+        on.journal.commit(forget(&own)).await?;
+        if let Ok(entry) = live {
+            let device = Arc::downgrade(&entry.namespace);
+            drop(entry);
+            subsystem.remove_namespace(nsid)?;
+            on.notes.send("nvmf_namespace_change", note(nqn, nsid));
+            // The device is free when the reactors have closed their queues; I/O that is slow to end
+            // does not keep the operator.
+            wait_until(PATIENCE, || device.upgrade().is_none()).await;
+        }
+        Ok(true)
+    }
+}
+
+fn find(subsystem: &Subsystem, nsid: u32) -> Result<NamespaceEntry, RpcError> {
+    let none = || {
+        SubsystemError::NoNamespace {
+            nqn: subsystem.nqn().to_string(),
+            nsid,
+        }
+        .into()
+    };
+    subsystem
+        .namespaces()
+        .into_iter()
+        .find(|n| n.namespace.nsid == nsid)
+        .ok_or_else(none)
+}
+
+/// Without a namespace's record, and those of the hosts that see it.
+fn forget(own: &str) -> Change {
+    Change(vec![
+        Edit::RemoveAll(key::below(own)),
+        Edit::Remove(own.to_owned()),
+    ])
+}
+
+/// The edits that take the namespaces on devices out of the journal, hosts and all.
+pub fn forget_namespaces_of(on: &Engine, devices: &[String]) -> Vec<Edit> {
+    let on_one_of_them = |entry: &crate::journal::Entry| {
+        let device = entry
+            .record
+            .params
+            .pointer("/namespace/bdev_name")
+            .and_then(Value::as_str);
+        entry.record.method == Add::NAME && devices.iter().any(|name| Some(name.as_str()) == device)
+    };
+    let entries = on.journal.entries().into_iter().filter(on_one_of_them);
+    entries
+        .flat_map(|entry| forget(&entry.record.key).0)
+        .collect()
+}
+
+/// A device is going away: its namespaces go with it. Those that nobody removed come back when the
+/// device does.
+pub fn bdev_gone(on: &Engine, plane: &Plane, bdev: &str) {
+    for subsystem in plane.target.subsystems() {
+        let nqn = subsystem.nqn();
+        for nsid in subsystem.bdev_removed(bdev) {
+            on.notes.send("nvmf_namespace_change", note(nqn, nsid));
+            let own = key::namespace(nqn, nsid);
+            let away = || RpcError::errno(Errno::ENODEV, format!("device \"{bdev}\" went away"));
+            let hosts = on
+                .journal
+                .entries()
+                .into_iter()
+                .map(|e| e.record.key)
+                .filter(|k| k.starts_with(&key::below(&own)));
+            hosts.for_each(|host| on.journal.restored(&host, Err(away())));
+            on.journal.restored(&own, Err(away()));
+        }
+    }
+}
+
+struct SetAnaGroup;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct AnaGroupParams {
+    nqn: String,
+    nsid: u32,
+    anagrpid: u32,
+    tgt_name: Option<String>,
+}
+
+impl Method<Engine> for SetAnaGroup {
+    const NAME: &'static str = "nvmf_subsystem_set_ns_ana_group";
+    const ABOUT: &'static str =
+        "Moves a namespace to another ANA group: only to the one that it is in.";
+    const EFFECT: Effect = Effect::Changes;
+    type Params = AnaGroupParams;
+    type Reply = bool;
+
+    async fn apply(params: AnaGroupParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        let plane = on.plane()?;
+        let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
+        match find(&subsystem, params.nsid)?.namespace.ana_group {
+            now if now == params.anagrpid => Ok(true),
+            now => Err(RpcError::errno(
+                Errno::ENOTSUP,
+                format!("a namespace stays in its ANA group, here {now}"),
+            )
+            .field("anagrpid")
+            .remedy("remove the namespace and add it again with the anagrpid it is to have")),
+        }
+    }
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct HostParams {
+    nqn: String,
+    nsid: u32,
+    /// The host's NQN.
+    host: String,
+    tgt_name: Option<String>,
+}
+
+struct AddHost;
+
+impl Method<Engine> for AddHost {
+    const NAME: &'static str = "nvmf_ns_add_host";
+    const ABOUT: &'static str = "Shows a namespace that is not visible to all to a host.";
+    const EFFECT: Effect = Effect::Changes;
+    type Params = HostParams;
+    type Reply = bool;
+
+    async fn apply(params: HostParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        let plane = on.plane()?;
+        let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
+        let (nqn, nsid, host) = (subsystem.nqn(), params.nsid, host_nqn(&params.host)?);
+        subsystem.add_namespace_host(nsid, &host)?;
+        let record = json!({ "nqn": nqn.as_str(), "nsid": nsid, "host": host.as_str() });
+        let stored = on
+            .journal
+            .commit(Change::put(
+                key::namespace_host(nqn, nsid, &host),
+                AddHost::NAME,
+                record,
+            ))
+            .await;
+        if let Err(refused) = stored {
+            subsystem.remove_namespace_host(nsid, &host)?;
+            return Err(refused);
+        }
+        Ok(true)
+    }
+}
+
+struct RemoveHost;
+
+impl Method<Engine> for RemoveHost {
+    const NAME: &'static str = "nvmf_ns_remove_host";
+    const ABOUT: &'static str = "Hides a namespace from a host again.";
+    const EFFECT: Effect = Effect::Changes;
+    type Params = HostParams;
+    type Reply = bool;
+
+    async fn apply(params: HostParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        let plane = on.plane()?;
+        let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
+        let (nqn, nsid, host) = (subsystem.nqn(), params.nsid, host_nqn(&params.host)?);
+        let own = key::namespace_host(nqn, nsid, &host);
+        match find(&subsystem, nsid) {
+            Ok(entry) if entry.auto_visible => {
+                return Err(SubsystemError::AutoVisible { nsid }.into());
+            }
+            Ok(entry) if !entry.hosts.contains(&host) => {
+                return Err(SubsystemError::NoHost {
+                    host: host.to_string(),
+                }
+                .into());
+            }
+            Ok(_) => {}
+            // The namespace's device is away.
+            Err(_) if on.journal.find(&own).is_some() => {
+                return on.journal.commit(Change::remove(own)).await.map(|()| true);
+            }
+            Err(refused) => return Err(refused),
+        }
+        on.journal.commit(Change::remove(own)).await?;
+        subsystem.remove_namespace_host(nsid, &host)?;
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digits_are_read_as_written() {
+        let bytes = [0x00, 0x1f, 0xa0, 0xff];
+        assert_eq!(hex(&bytes), "001FA0FF");
+        assert_eq!(unhex::<4>("001fA0ff"), Some(bytes));
+        for wrong in [
+            "",
+            "001fa0f",
+            "001fa0ff0",
+            "001fa0fg",
+            "+01fa0ff",
+            "001fa0é",
+        ] {
+            assert_eq!(unhex::<4>(wrong), None, "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! The target's errors in SPDK's codes and words, with the facts beside them.
+
+use nacre_nvmf::target::{SubsystemError, TargetError};
+
+use crate::rpc::RpcError;
+use crate::rpc::error::INTERNAL_ERROR;
+
+/// SPDK's own text with its code for "could not be done".
+pub(super) fn failed(message: impl Into<String>, cause: impl Into<String>) -> RpcError {
+    RpcError {
+        code: INTERNAL_ERROR,
+        message: message.into(),
+        data: None,
+    }
+    .cause(cause)
+}
+
+pub(super) fn no_subsystem(nqn: &str) -> RpcError {
+    RpcError::invalid_params_text(format!("Subsystem with NQN '{nqn}' not found"))
+        .cause("there is no such subsystem")
+        .field("nqn")
+        .remedy("nvmf_get_subsystems lists them")
+}
+
+impl From<TargetError> for RpcError {
+    fn from(error: TargetError) -> RpcError {
+        let cause = error.to_string();
+        match error {
+            TargetError::SubsystemExists { nqn } => {
+                failed(format!("Unable to create subsystem {nqn}"), cause).field("nqn")
+            }
+            TargetError::SubsystemsFull { .. } => failed("Unable to create subsystem", cause)
+                .remedy(
+                    "raise nvmf.max_subsystems, or call nvmf_set_max_subsystems before the start",
+                ),
+            TargetError::NoSubsystem { nqn } => no_subsystem(&nqn),
+            TargetError::Invalid { field, .. } => RpcError::invalid_params(cause).field(field),
+            TargetError::NoTransport { .. } => RpcError::invalid_params(cause)
+                .field("listen_address.trtype")
+                .remedy("call nvmf_create_transport first"),
+            TargetError::TransportExists { kind } => {
+                failed(format!("Transport type '{kind}' already exists"), cause).field("trtype")
+            }
+            TargetError::ReferralExists { .. } => failed("Internal error", cause).field("address"),
+            TargetError::NoReferral { .. } => failed("Unable to remove a referral.", cause)
+                .field("address")
+                .remedy("nvmf_discovery_get_referrals lists them"),
+            TargetError::Subsystem(error) => error.into(),
+            TargetError::Listen(_) => RpcError::invalid_params(cause).field("listen_address"),
+        }
+    }
+}
+
+impl From<SubsystemError> for RpcError {
+    fn from(error: SubsystemError) -> RpcError {
+        let cause = error.to_string();
+        let refused = RpcError::invalid_params(&cause);
+        match error {
+            SubsystemError::NsidTaken { .. } => refused
+                .field("namespace.nsid")
+                .remedy("leave nsid out to get the lowest free one"),
+            SubsystemError::NsidOutOfRange { .. } => refused
+                .field("namespace.nsid")
+                .remedy("create the subsystem with a larger max_namespaces"),
+            SubsystemError::NamespacesFull { .. } => refused
+                .field("nqn")
+                .remedy("create the subsystem with a larger max_namespaces"),
+            SubsystemError::NoNamespace { .. } => refused
+                .field("nsid")
+                .remedy("nvmf_get_subsystems lists the namespaces"),
+            SubsystemError::UuidTaken { .. } => refused
+                .field("namespace.uuid")
+                .remedy("a device served twice needs a uuid of its own for each namespace"),
+            SubsystemError::HostExists { .. } => failed("Internal error", cause).field("host"),
+            SubsystemError::NoHost { .. } => failed("Internal error", cause)
+                .field("host")
+                .remedy("nvmf_get_subsystems lists the hosts"),
+            SubsystemError::AutoVisible { .. } => refused.field("nsid"),
+            SubsystemError::ListenerExists { .. } => refused.field("listen_address"),
+            SubsystemError::NoListener { .. } => refused
+                .field("listen_address")
+                .remedy("nvmf_subsystem_get_listeners lists them"),
+            SubsystemError::Discovery => refused.field("nqn"),
+        }
+    }
+}

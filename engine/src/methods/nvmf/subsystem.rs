@@ -1,0 +1,360 @@
+//! `nvmf_create_subsystem`, `nvmf_delete_subsystem`, `nvmf_get_subsystems`.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use nacre_nvmf::target::{MAX_CNTLID, NamespaceEntry, Subsystem, SubsystemConfig, SubsystemKind};
+use nacre_nvmf_wire::Nqn;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use uuid::Uuid;
+
+use super::address::AddressReply;
+use super::namespace::hex;
+use super::{PATIENCE, any_subsystem, check_target, key, nvm_subsystem, refusal, wait_until};
+use crate::engine::{Engine, Personality};
+use crate::rpc::error::Errno;
+use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::store::{Change, Edit};
+
+pub(super) fn register(registry: &mut Registry<Engine>) {
+    registry.add::<Create>().add::<Delete>().add::<Get>();
+}
+
+struct Create;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct CreateParams {
+    nqn: String,
+    tgt_name: Option<String>,
+    /// At most 20 printable ASCII characters; unless given derived from the NQN.
+    serial_number: Option<String>,
+    /// At most 40 printable ASCII characters.
+    model_number: Option<String>,
+    /// Must be empty: the extended discovery log is not kept.
+    admin_label: Option<String>,
+    /// Most namespaces, and the largest namespace id; 0: 32.
+    #[serde(default)]
+    max_namespaces: u32,
+    #[serde(default)]
+    allow_any_host: bool,
+    #[serde(default)]
+    ana_reporting: bool,
+    /// The controller ids handed out here; to be told apart on several targets of one subsystem.
+    min_cntlid: Option<u16>,
+    max_cntlid: Option<u16>,
+    /// Must be 0: deallocation is bound by the size of the device only.
+    #[serde(default)]
+    dmrsl: u32,
+    /// Must be 0: the limit of Write Zeroes is the target's.
+    #[serde(default)]
+    wzsl: u8,
+    /// Must be false: commands are never passed on to the device.
+    #[serde(default)]
+    passthrough: bool,
+    /// Must be false: a host cannot reset the subsystem of all hosts.
+    #[serde(default)]
+    enable_nssr: bool,
+}
+
+/// The serial number of a subsystem that was given none: always the same for the same name, and
+/// another one for another name, as hosts tell devices apart by it.
+pub fn derived_serial_number(nqn: &str) -> String {
+    let digest = Uuid::new_v5(&Uuid::NAMESPACE_OID, nqn.as_bytes())
+        .simple()
+        .to_string();
+    format!("NCR{}", digest[..17].to_ascii_uppercase())
+}
+
+impl Method<Engine> for Create {
+    const NAME: &'static str = "nvmf_create_subsystem";
+    const ABOUT: &'static str = "Makes a subsystem.";
+    const EFFECT: Effect = Effect::Changes;
+    type Params = CreateParams;
+    type Reply = bool;
+
+    async fn apply(params: CreateParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        check_target(params.tgt_name.as_deref())?;
+        let label = params.admin_label.as_deref().unwrap_or_default();
+        for (field, asked, why) in [
+            (
+                "admin_label",
+                !label.is_empty(),
+                "the extended discovery log, which shows it, is not kept",
+            ),
+            (
+                "dmrsl",
+                params.dmrsl != 0,
+                "deallocation has no limit of its own",
+            ),
+            (
+                "wzsl",
+                params.wzsl != 0,
+                "the limit of Write Zeroes is the same for all subsystems",
+            ),
+            (
+                "passthrough",
+                params.passthrough,
+                "commands are not passed on to devices",
+            ),
+            (
+                "enable_nssr",
+                params.enable_nssr,
+                "a host cannot reset the subsystem",
+            ),
+        ] {
+            if asked {
+                return Err(RpcError::errno(Errno::ENOTSUP, why)
+                    .field(field)
+                    .remedy("leave it out"));
+            }
+        }
+        let nqn = Nqn::new(&params.nqn).map_err(|error| {
+            refusal::failed(
+                format!("Unable to create subsystem {}", params.nqn),
+                error.to_string(),
+            )
+            .field("nqn")
+        })?;
+        let defaults = SubsystemConfig::new(nqn.clone());
+        let serial_number = match (params.serial_number, on.personality) {
+            (Some(given), _) => given,
+            (None, Personality::Nacre) => derived_serial_number(nqn.as_str()),
+            (None, Personality::NvmfTgt) => defaults.serial_number.clone(),
+        };
+        let (min_cntlid, max_cntlid) = (
+            params.min_cntlid.unwrap_or(1),
+            params.max_cntlid.unwrap_or(MAX_CNTLID),
+        );
+        if min_cntlid == 0 || min_cntlid > max_cntlid || max_cntlid > MAX_CNTLID {
+            return Err(RpcError::invalid_params_text(format!(
+                "Invalid cntlid range [{min_cntlid}-{max_cntlid}]"
+            ))
+            .cause(format!("it must lie within 1..={MAX_CNTLID}"))
+            .field("min_cntlid"));
+        }
+        let config = SubsystemConfig {
+            nqn: nqn.clone(),
+            serial_number,
+            model_number: params.model_number.unwrap_or(defaults.model_number.clone()),
+            max_namespaces: match params.max_namespaces {
+                0 => SubsystemConfig::DEFAULT_MAX_NAMESPACES,
+                most => most,
+            },
+            allow_any_host: params.allow_any_host,
+            ana_reporting: params.ana_reporting,
+            min_cntlid,
+            max_cntlid,
+        };
+        let record = record_of(&config);
+        let plane = on.plane()?;
+        plane.target.create_subsystem(config)?;
+        let stored = on
+            .journal
+            .commit(Change::put(key::subsystem(&nqn), Create::NAME, record))
+            .await;
+        if let Err(refused) = stored {
+            plane.target.delete_subsystem(&nqn)?;
+            return Err(refused);
+        }
+        on.notes.send("nvmf_subsystem_add", nqn.as_str());
+        Ok(true)
+    }
+}
+
+fn record_of(config: &SubsystemConfig) -> serde_json::Value {
+    json!({
+        "nqn": config.nqn.as_str(),
+        "allow_any_host": config.allow_any_host,
+        "serial_number": config.serial_number,
+        "model_number": config.model_number,
+        "max_namespaces": config.max_namespaces,
+        "min_cntlid": config.min_cntlid,
+        "max_cntlid": config.max_cntlid,
+        "ana_reporting": config.ana_reporting,
+    })
+}
+
+struct Delete;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct DeleteParams {
+    nqn: String,
+    tgt_name: Option<String>,
+}
+
+impl Method<Engine> for Delete {
+    const NAME: &'static str = "nvmf_delete_subsystem";
+    const ABOUT: &'static str =
+        "Deletes a subsystem with its namespaces and listeners, and disconnects its hosts.";
+    const EFFECT: Effect = Effect::Changes;
+    type Params = DeleteParams;
+    type Reply = bool;
+
+    async fn apply(params: DeleteParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        let plane = on.plane()?;
+        let found = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn);
+        let subsystem = match (found, Nqn::new(&params.nqn)) {
+            (Ok(subsystem), _) => Some(subsystem),
+            // One that could not be restored can be given up by deleting it.
+            (Err(_), Ok(nqn)) if on.journal.find(&key::subsystem(&nqn)).is_some() => None,
+            (Err(refused), _) => return Err(refused),
+        };
+        let nqn = Nqn::new(&params.nqn)
+            .map_err(|error| RpcError::invalid_params(error.to_string()).field("nqn"))?;
+        let own = key::subsystem(&nqn);
+        // The records first: what is gone must not come back because a crash came between.
+        on.journal
+            .commit(Change(vec![
+                Edit::RemoveAll(key::below(&own)),
+                Edit::Remove(own),
+            ]))
+            .await?;
+        let Some(subsystem) = subsystem else {
+            return Ok(true);
+        };
+        let devices: Vec<_> = subsystem
+            .namespaces()
+            .iter()
+            .map(|n| Arc::downgrade(&n.namespace))
+            .collect();
+        drop(subsystem);
+        let deleted = plane.target.delete_subsystem(&nqn)?;
+        on.notes.send("nvmf_subsystem_remove", nqn.as_str());
+        if !wait_until(PATIENCE, || deleted.controllers().is_empty()).await {
+            let left = deleted.controllers().len();
+            return Err(RpcError::errno(
+                Errno::ETIMEDOUT,
+                format!(
+                    "the subsystem is deleted, but {left} of its controllers still have I/O under way"
+                ),
+            ));
+        }
+        drop(deleted);
+        // Its devices are free when the reactors have closed their queues.
+        wait_until(PATIENCE, || devices.iter().all(|d| d.upgrade().is_none())).await;
+        Ok(true)
+    }
+}
+
+struct Get;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct GetParams {
+    /// Only this one; all unless given.
+    nqn: Option<String>,
+    tgt_name: Option<String>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct SubsystemReply {
+    nqn: String,
+    /// `NVMe` or `Discovery`.
+    subtype: &'static str,
+    listen_addresses: Vec<AddressReply>,
+    allow_any_host: bool,
+    hosts: Vec<HostReply>,
+    #[serde(flatten)]
+    nvm: Option<NvmReply>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct HostReply {
+    nqn: String,
+}
+
+/// What only a subsystem with namespaces has.
+#[derive(Debug, Serialize, JsonSchema)]
+struct NvmReply {
+    serial_number: String,
+    model_number: String,
+    max_namespaces: u32,
+    passthrough: bool,
+    min_cntlid: u16,
+    max_cntlid: u16,
+    dmrsl: u32,
+    wzsl: u8,
+    namespaces: Vec<NamespaceReply>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct NamespaceReply {
+    nsid: u32,
+    bdev_name: String,
+    /// As `bdev_name`, for older clients.
+    name: String,
+    nguid: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    eui64: Option<String>,
+    uuid: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    anagrpid: Option<u32>,
+}
+
+impl Method<Engine> for Get {
+    const NAME: &'static str = "nvmf_get_subsystems";
+    const ABOUT: &'static str = "Lists the subsystems, the discovery subsystem first.";
+    type Params = GetParams;
+    type Reply = Vec<SubsystemReply>;
+
+    async fn apply(params: GetParams, on: Rc<Engine>) -> Result<Vec<SubsystemReply>, RpcError> {
+        let plane = on.plane()?;
+        check_target(params.tgt_name.as_deref())?;
+        if let Some(nqn) = &params.nqn {
+            return Ok(vec![describe(&*any_subsystem(&plane, None, nqn)?)]);
+        }
+        let mut all = vec![describe(plane.target.discovery())];
+        all.extend(plane.target.subsystems().iter().map(|s| describe(s)));
+        Ok(all)
+    }
+}
+
+fn describe(subsystem: &Subsystem) -> SubsystemReply {
+    let config = &subsystem.config;
+    let namespace = |entry: NamespaceEntry| {
+        let ids = entry.namespace.ids;
+        NamespaceReply {
+            nsid: entry.namespace.nsid,
+            name: entry.bdev_name.clone(),
+            bdev_name: entry.bdev_name,
+            nguid: hex(&ids.nguid),
+            eui64: (ids.eui64 != [0; 8]).then(|| hex(&ids.eui64)),
+            uuid: ids.uuid.to_string(),
+            anagrpid: config.ana_reporting.then_some(entry.namespace.ana_group),
+        }
+    };
+    let nvm = || NvmReply {
+        serial_number: config.serial_number.clone(),
+        model_number: config.model_number.clone(),
+        max_namespaces: config.max_namespaces,
+        passthrough: false,
+        min_cntlid: config.min_cntlid,
+        max_cntlid: config.max_cntlid,
+        dmrsl: 0,
+        wzsl: 0,
+        namespaces: subsystem.namespaces().into_iter().map(namespace).collect(),
+    };
+    let is_nvm = subsystem.kind == SubsystemKind::Nvm;
+    SubsystemReply {
+        nqn: subsystem.nqn().to_string(),
+        subtype: if is_nvm { "NVMe" } else { "Discovery" },
+        listen_addresses: subsystem
+            .listeners()
+            .iter()
+            .map(|l| AddressReply::new(l.transport, &l.address))
+            .collect(),
+        allow_any_host: subsystem.allows_any_host(),
+        hosts: subsystem
+            .hosts()
+            .into_iter()
+            .map(|nqn| HostReply {
+                nqn: nqn.to_string(),
+            })
+            .collect(),
+        nvm: is_nvm.then(nvm),
+    }
+}

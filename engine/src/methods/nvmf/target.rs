@@ -1,0 +1,356 @@
+//! The target as a whole: `nvmf_*_target*`, its start-up options, and its part of the saved
+//! configuration.
+
+use std::rc::Rc;
+
+use nacre_nvmf::target::TargetConfig;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::{TARGET, refusal};
+use crate::engine::Engine;
+use crate::rpc::error::Errno;
+use crate::rpc::{Effect, Method, NoParams, Registry, RpcError, When};
+
+pub(super) fn register(registry: &mut Registry<Engine>) {
+    registry
+        .add::<GetTargets>()
+        .add::<CreateTarget>()
+        .add::<DeleteTarget>()
+        .add::<SetMaxSubsystems>()
+        .add::<SetCrdt>()
+        .add::<SetConfig>();
+}
+
+/// The calls that make the target's configuration again.
+pub fn config(engine: &Engine) -> Vec<Value> {
+    let call = |method: &str, params: Value| json!({ "method": method, "params": params });
+    let options = &engine.options.borrow().nvmf;
+    let delays = options
+        .command_retry_delay
+        .unwrap_or(TargetConfig::default().command_retry_delay);
+    let passthru: serde_json::Map<String, Value> = PASSTHRU
+        .iter()
+        .map(|name| ((*name).to_owned(), false.into()))
+        .collect();
+    let mut calls = vec![
+        call(
+            SetConfig::NAME,
+            json!({
+                "discovery_filters": options.discovery_filters,
+                "admin_cmd_passthru": passthru,
+                "dup_host_policy": "allow",
+            }),
+        ),
+        call(
+            SetMaxSubsystems::NAME,
+            json!({ "max_subsystems": options.max_subsystems.unwrap_or(engine.settings.nvmf.max_subsystems) }),
+        ),
+        call(
+            SetCrdt::NAME,
+            json!({ "crdt1": delays[0], "crdt2": delays[1], "crdt3": delays[2] }),
+        ),
+    ];
+    let entries = engine
+        .journal
+        .entries()
+        .into_iter()
+        .filter(|e| e.record.key.starts_with("nvmf/"));
+    calls.extend(entries.map(|e| call(&e.record.method, e.record.params)));
+    calls
+}
+
+struct GetTargets;
+
+impl Method<Engine> for GetTargets {
+    const NAME: &'static str = "nvmf_get_targets";
+    const ABOUT: &'static str = "Lists the targets, of which there is one.";
+    type Params = NoParams;
+    type Reply = [&'static str; 1];
+
+    async fn apply(_: NoParams, _: Rc<Engine>) -> Result<[&'static str; 1], RpcError> {
+        Ok([TARGET])
+    }
+}
+
+struct CreateTarget;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct CreateTargetParams {
+    name: String,
+    #[allow(dead_code)]
+    max_subsystems: Option<u32>,
+    #[allow(dead_code)]
+    discovery_filter: Option<Value>,
+    #[allow(dead_code)]
+    dup_host_policy: Option<String>,
+}
+
+impl Method<Engine> for CreateTarget {
+    const NAME: &'static str = "nvmf_create_target";
+    const ABOUT: &'static str = "Refused: there is one target, from the start.";
+    const EFFECT: Effect = Effect::Changes;
+    type Params = CreateTargetParams;
+    type Reply = String;
+
+    async fn apply(params: CreateTargetParams, _: Rc<Engine>) -> Result<String, RpcError> {
+        if params.name == TARGET {
+            return Err(RpcError::invalid_params_text("Target already exists.")
+                .cause("it is there from the start")
+                .field("name"));
+        }
+        Err(refusal::failed(
+            "Unable to create the requested target.",
+            format!("there is one target, {TARGET}"),
+        )
+        .field("name")
+        .remedy("leave tgt_name out of all calls; for targets apart, run a daemon for each"))
+    }
+}
+
+struct DeleteTarget;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct DeleteTargetParams {
+    name: String,
+}
+
+impl Method<Engine> for DeleteTarget {
+    const NAME: &'static str = "nvmf_delete_target";
+    const ABOUT: &'static str = "Refused: the one target lives as long as the daemon.";
+    const EFFECT: Effect = Effect::Changes;
+    type Params = DeleteTargetParams;
+    type Reply = bool;
+
+    async fn apply(params: DeleteTargetParams, _: Rc<Engine>) -> Result<bool, RpcError> {
+        if params.name != TARGET {
+            return Err(RpcError::invalid_params_text(
+                "The specified target doesn't exist, cannot delete it.",
+            )
+            .cause(format!("the one target is {TARGET}"))
+            .field("name"));
+        }
+        Err(
+            RpcError::errno(Errno::ENOTSUP, "the target lives as long as the daemon")
+                .field("name")
+                .remedy("delete its subsystems, or stop the daemon with spdk_kill_instance"),
+        )
+    }
+}
+
+struct SetMaxSubsystems;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct MaxSubsystemsParams {
+    /// 1 to 65536, the discovery subsystem not counted.
+    max_subsystems: u32,
+}
+
+impl Method<Engine> for SetMaxSubsystems {
+    const NAME: &'static str = "nvmf_set_max_subsystems";
+    const ABOUT: &'static str = "Sets how many subsystems there may be.";
+    const WHEN: When = When::Startup;
+    const EFFECT: Effect = Effect::Changes;
+    type Params = MaxSubsystemsParams;
+    type Reply = bool;
+
+    async fn apply(params: MaxSubsystemsParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        let options = &mut on.options.borrow_mut().nvmf;
+        if options.max_subsystems.is_some() {
+            return Err(refusal::failed(
+                "Must not call more than once",
+                "the number is set already",
+            ));
+        }
+        if !(1..=65_536).contains(&params.max_subsystems) {
+            return Err(RpcError::invalid_params(format!(
+                "{} is not in 1..=65536",
+                params.max_subsystems
+            ))
+            .field("max_subsystems"));
+        }
+        options.max_subsystems = Some(params.max_subsystems);
+        Ok(true)
+    }
+}
+
+struct SetCrdt;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct CrdtParams {
+    /// In units of 100 ms, as the others.
+    #[serde(default)]
+    crdt1: u16,
+    #[serde(default)]
+    crdt2: u16,
+    #[serde(default)]
+    crdt3: u16,
+}
+
+impl Method<Engine> for SetCrdt {
+    const NAME: &'static str = "nvmf_set_crdt";
+    const ABOUT: &'static str =
+        "Sets the delays after which hosts repeat commands that were refused for now.";
+    const WHEN: When = When::Startup;
+    const EFFECT: Effect = Effect::Changes;
+    type Params = CrdtParams;
+    type Reply = bool;
+
+    async fn apply(params: CrdtParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        on.options.borrow_mut().nvmf.command_retry_delay =
+            Some([params.crdt1, params.crdt2, params.crdt3]);
+        Ok(true)
+    }
+}
+
+/// Which listeners a host is told of: those that have this in common with the one it asks.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum DiscoveryFilter {
+    Transport,
+    Address,
+    Svcid,
+}
+
+struct SetConfig;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct ConfigParams {
+    /// Must all be false.
+    #[serde(default)]
+    admin_cmd_passthru: Passthru,
+    /// Must be left out: every reactor serves.
+    poll_groups_mask: Option<String>,
+    /// The old form of discovery_filters: `match_any`, or names with commas between.
+    discovery_filter: Option<String>,
+    discovery_filters: Option<Vec<DiscoveryFilter>>,
+    /// Accepted: there is no authentication to use them.
+    #[allow(dead_code)]
+    dhchap_digests: Option<Vec<String>>,
+    #[allow(dead_code)]
+    dhchap_dhgroups: Option<Vec<String>>,
+    /// Must be `allow`.
+    dup_host_policy: Option<DupHostPolicy>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+enum DupHostPolicy {
+    Allow,
+    RestrictPerListener,
+}
+
+const PASSTHRU: [&str; 9] = [
+    "identify_ctrlr",
+    "identify_uuid_list",
+    "get_log_page",
+    "get_set_features",
+    "sanitize",
+    "security_send_recv",
+    "fw_update",
+    "nvme_mi",
+    "vendor_specific",
+];
+
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+struct Passthru {
+    identify_ctrlr: bool,
+    identify_uuid_list: bool,
+    get_log_page: bool,
+    get_set_features: bool,
+    sanitize: bool,
+    security_send_recv: bool,
+    fw_update: bool,
+    nvme_mi: bool,
+    vendor_specific: bool,
+}
+
+impl Passthru {
+    fn asked(&self) -> Option<&'static str> {
+        let given = [
+            self.identify_ctrlr,
+            self.identify_uuid_list,
+            self.get_log_page,
+            self.get_set_features,
+            self.sanitize,
+            self.security_send_recv,
+            self.fw_update,
+            self.nvme_mi,
+            self.vendor_specific,
+        ];
+        PASSTHRU
+            .into_iter()
+            .zip(given)
+            .find_map(|(name, given)| given.then_some(name))
+    }
+}
+
+impl Method<Engine> for SetConfig {
+    const NAME: &'static str = "nvmf_set_config";
+    const ABOUT: &'static str = "Sets what hosts are told by discovery.";
+    const WHEN: When = When::Startup;
+    const EFFECT: Effect = Effect::Changes;
+    type Params = ConfigParams;
+    type Reply = bool;
+
+    async fn apply(params: ConfigParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        if let Some(name) = params.admin_cmd_passthru.asked() {
+            return Err(RpcError::errno(
+                Errno::ENOTSUP,
+                "admin commands are not passed on to devices",
+            )
+            .field(format!("admin_cmd_passthru.{name}"))
+            .remedy("leave it out"));
+        }
+        if params.poll_groups_mask.is_some() {
+            return Err(RpcError::errno(Errno::ENOTSUP, "every reactor serves hosts")
+                .field("poll_groups_mask")
+                .remedy("choose the reactors' cores instead: -m, or reactor.cores in the configuration"));
+        }
+        if params.dup_host_policy == Some(DupHostPolicy::RestrictPerListener) {
+            return Err(RpcError::errno(
+                Errno::ENOTSUP,
+                "a host may connect to a listener as often as it likes",
+            )
+            .field("dup_host_policy")
+            .remedy("use \"allow\""));
+        }
+        let old = params
+            .discovery_filter
+            .as_deref()
+            .map(old_form)
+            .transpose()?;
+        if let Some(mut filters) = params.discovery_filters.or(old) {
+            filters.sort_unstable();
+            filters.dedup();
+            on.options.borrow_mut().nvmf.discovery_filters = filters;
+        }
+        Ok(true)
+    }
+}
+
+fn old_form(text: &str) -> Result<Vec<DiscoveryFilter>, RpcError> {
+    if text == "match_any" {
+        return Ok(Vec::new());
+    }
+    let one = |name: &str| match name {
+        "transport" => Ok(DiscoveryFilter::Transport),
+        "address" => Ok(DiscoveryFilter::Address),
+        "svcid" => Ok(DiscoveryFilter::Svcid),
+        other => Err(RpcError::invalid_params(format!(
+            "\"{other}\" is none of transport, address, svcid, and match_any stands alone"
+        ))
+        .field("discovery_filter")
+        .remedy("use discovery_filters")),
+    };
+    text.split(',').map(one).collect()
+}

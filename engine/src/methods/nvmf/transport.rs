@@ -1,0 +1,388 @@
+//! `nvmf_create_transport`, `nvmf_get_transports`.
+//!
+//! What a transport was made with is its journal record, in the shape in which SPDK lists it.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nacre_nvmf::target::{QueueLimits, TargetError};
+use nacre_nvmf::transport::TransportType;
+use nacre_transport_tcp::{ConfigError, TcpConfig, TcpPlug};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::{check_target, key, refusal};
+use crate::engine::{Engine, Personality};
+use crate::plane::Plane;
+use crate::rpc::error::Errno;
+use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::store::Change;
+
+pub(super) fn register(registry: &mut Registry<Engine>) {
+    registry.add::<Create>().add::<Get>();
+}
+
+struct Create;
+
+/// SPDK takes unknown members here, each transport picking its own; so do we.
+#[derive(Debug, Deserialize, JsonSchema)]
+struct CreateParams {
+    /// `TCP`, in any case.
+    trtype: String,
+    tgt_name: Option<String>,
+    /// Entries of an I/O queue, 2 to 4096.
+    max_queue_depth: Option<u16>,
+    /// I/O queues of one controller.
+    max_io_qpairs_per_ctrlr: Option<u16>,
+    /// Bytes of data that a host may send along with a command.
+    in_capsule_data_size: Option<u32>,
+    /// Bytes of the largest transfer.
+    max_io_size: Option<u32>,
+    /// Entries of an admin queue, 32 to 4096.
+    max_aq_depth: Option<u32>,
+    /// Accepted: buffers are per reactor, see iobuf_set_options.
+    iobuf_small_cache_size: Option<u32>,
+    /// Accepted, as iobuf_small_cache_size.
+    iobuf_large_cache_size: Option<u32>,
+    /// Accepted: data is never copied where the device takes it as it lies.
+    zcopy: Option<bool>,
+    /// Accepted: it is used wherever the host allows it.
+    c2h_success: Option<bool>,
+    /// Must be false: devices here have no protection information.
+    dif_insert_or_strip: Option<bool>,
+    /// Must be 0.
+    sock_priority: Option<u32>,
+    abort_timeout_sec: Option<u32>,
+    /// Milliseconds until a peer that acknowledges nothing is given up; 0: 30 seconds.
+    ack_timeout: Option<u32>,
+    /// Accepted: RDMA only.
+    data_wr_pool_size: Option<u32>,
+    /// Accepted: no command is ever passed on.
+    disable_command_passthru: Option<bool>,
+    /// Keep-alive granularity in units of 100 ms.
+    kas: Option<u16>,
+    /// Shortest keep-alive timeout in milliseconds.
+    min_kato: Option<u32>,
+    /// Must be empty.
+    #[serde(default)]
+    masked_oncs: Vec<String>,
+    /// Must be empty.
+    #[serde(default)]
+    masked_fuses: Vec<String>,
+}
+
+/// A transport as listed, in SPDK's order.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+struct Transport {
+    trtype: String,
+    max_queue_depth: u16,
+    max_io_qpairs_per_ctrlr: u16,
+    in_capsule_data_size: u32,
+    max_io_size: u32,
+    max_aq_depth: u32,
+    iobuf_small_cache_size: u32,
+    iobuf_large_cache_size: u32,
+    dif_insert_or_strip: bool,
+    zcopy: bool,
+    c2h_success: bool,
+    sock_priority: u32,
+    abort_timeout_sec: u32,
+    ack_timeout: u32,
+    data_wr_pool_size: u32,
+    disable_command_passthru: bool,
+    kas: u16,
+    min_kato: u32,
+}
+
+impl Transport {
+    /// What is not said otherwise: our configuration's values, or SPDK's in its place.
+    fn defaults(on: &Engine, plane: &Plane) -> Transport {
+        let (nvmf, limits) = (&on.settings.nvmf, plane.target.config.queue_limits());
+        let own = Transport {
+            trtype: TransportType::Tcp.to_string(),
+            max_queue_depth: nvmf.max_queue_depth,
+            max_io_qpairs_per_ctrlr: nvmf.max_io_qpairs_per_ctrlr,
+            in_capsule_data_size: nvmf.in_capsule_data_size,
+            max_io_size: nvmf.max_io_size,
+            max_aq_depth: limits.max_admin_entries.into(),
+            iobuf_small_cache_size: u32::MAX,
+            iobuf_large_cache_size: u32::MAX,
+            dif_insert_or_strip: false,
+            zcopy: false,
+            c2h_success: true,
+            sock_priority: 0,
+            abort_timeout_sec: 1,
+            ack_timeout: 0,
+            data_wr_pool_size: 0,
+            disable_command_passthru: false,
+            kas: limits.keep_alive_granularity,
+            min_kato: limits.min_keep_alive_ms,
+        };
+        match on.personality {
+            Personality::Nacre => own,
+            Personality::NvmfTgt => Transport {
+                max_queue_depth: 128,
+                max_io_qpairs_per_ctrlr: 127,
+                in_capsule_data_size: 4096,
+                max_io_size: 128 << 10,
+                max_aq_depth: 128,
+                kas: 100,
+                min_kato: 10_000,
+                ..own
+            },
+        }
+    }
+
+    fn asked(params: CreateParams, defaults: Transport) -> Transport {
+        Transport {
+            trtype: defaults.trtype,
+            max_queue_depth: params.max_queue_depth.unwrap_or(defaults.max_queue_depth),
+            max_io_qpairs_per_ctrlr: params
+                .max_io_qpairs_per_ctrlr
+                .unwrap_or(defaults.max_io_qpairs_per_ctrlr),
+            in_capsule_data_size: params
+                .in_capsule_data_size
+                .unwrap_or(defaults.in_capsule_data_size),
+            max_io_size: params.max_io_size.unwrap_or(defaults.max_io_size),
+            max_aq_depth: params.max_aq_depth.unwrap_or(defaults.max_aq_depth),
+            iobuf_small_cache_size: params
+                .iobuf_small_cache_size
+                .unwrap_or(defaults.iobuf_small_cache_size),
+            iobuf_large_cache_size: params
+                .iobuf_large_cache_size
+                .unwrap_or(defaults.iobuf_large_cache_size),
+            dif_insert_or_strip: params
+                .dif_insert_or_strip
+                .unwrap_or(defaults.dif_insert_or_strip),
+            zcopy: params.zcopy.unwrap_or(defaults.zcopy),
+            c2h_success: params.c2h_success.unwrap_or(defaults.c2h_success),
+            sock_priority: params.sock_priority.unwrap_or(defaults.sock_priority),
+            abort_timeout_sec: params
+                .abort_timeout_sec
+                .unwrap_or(defaults.abort_timeout_sec),
+            ack_timeout: params.ack_timeout.unwrap_or(defaults.ack_timeout),
+            data_wr_pool_size: params
+                .data_wr_pool_size
+                .unwrap_or(defaults.data_wr_pool_size),
+            disable_command_passthru: params
+                .disable_command_passthru
+                .unwrap_or(defaults.disable_command_passthru),
+            kas: params.kas.unwrap_or(defaults.kas),
+            min_kato: params.min_kato.unwrap_or(defaults.min_kato),
+        }
+    }
+
+    /// Refuses what cannot be kept; what is announced to hosts is what is enforced.
+    fn check(&self, on: &Engine) -> Result<(), RpcError> {
+        let buffer = on.settings.nvmf.max_io_size;
+        for (field, value, least, most) in [
+            ("max_queue_depth", u32::from(self.max_queue_depth), 2, 4096),
+            (
+                "max_io_qpairs_per_ctrlr",
+                self.max_io_qpairs_per_ctrlr.into(),
+                1,
+                65_534,
+            ),
+            // Base figure 294: hosts count on 32 entries.
+            ("max_aq_depth", self.max_aq_depth, 32, 4096),
+            ("kas", self.kas.into(), 1, u16::MAX.into()),
+            ("min_kato", self.min_kato, 0, 24 * 60 * 60 * 1000),
+        ] {
+            if value < least || value > most {
+                return Err(RpcError::invalid_params(format!(
+                    "{value} is not in {least}..={most}"
+                ))
+                .field(field));
+            }
+        }
+        for (field, value) in [
+            ("max_io_size", self.max_io_size),
+            ("in_capsule_data_size", self.in_capsule_data_size),
+        ] {
+            if value > buffer {
+                return Err(RpcError::invalid_params(format!(
+                    "{value} bytes do not fit the largest buffer, {buffer} bytes"
+                ))
+                .field(field)
+                .remedy("raise nvmf.max_io_size in the configuration"));
+            }
+        }
+        for (field, asked, why) in [
+            (
+                "dif_insert_or_strip",
+                self.dif_insert_or_strip,
+                "devices here have no protection information",
+            ),
+            (
+                "sock_priority",
+                self.sock_priority != 0,
+                "sockets have the kernel's priority",
+            ),
+        ] {
+            if asked {
+                return Err(RpcError::errno(Errno::ENOTSUP, why)
+                    .field(field)
+                    .remedy("leave it out"));
+            }
+        }
+        Ok(())
+    }
+
+    fn tcp(&self, on: &Engine) -> TcpConfig {
+        let defaults = TcpConfig::default();
+        TcpConfig {
+            in_capsule_data_size: self.in_capsule_data_size,
+            max_io_size: self.max_io_size,
+            max_connections: on.settings.nvmf.max_connections as usize,
+            ack_timeout: match self.ack_timeout {
+                0 => defaults.ack_timeout,
+                ms => Duration::from_millis(ms.into()),
+            },
+            ..defaults
+        }
+    }
+
+    fn queue_limits(&self) -> QueueLimits {
+        QueueLimits {
+            max_io_entries: self.max_queue_depth,
+            max_admin_entries: self.max_aq_depth as u16,
+            max_io_queues: self.max_io_qpairs_per_ctrlr,
+            keep_alive_granularity: self.kas,
+            min_keep_alive_ms: self.min_kato,
+        }
+    }
+}
+
+/// Makes the TCP transport if there is none: our own listeners need no ceremony.
+pub(super) async fn ensure_tcp(on: &Engine, plane: &Plane) -> Result<(), RpcError> {
+    match plane.target.plug(TransportType::Tcp) {
+        Ok(_) => Ok(()),
+        Err(_) => create(on, plane, Transport::defaults(on, plane)).await,
+    }
+}
+
+async fn create(on: &Engine, plane: &Plane, transport: Transport) -> Result<(), RpcError> {
+    transport.check(on)?;
+    let kind = TransportType::Tcp;
+    if plane.target.plug(kind).is_ok() {
+        return Err(TargetError::TransportExists { kind }.into());
+    }
+    let config = transport.tcp(on);
+    config.validate().map_err(|error| {
+        let ConfigError::OutOfRange { option, .. } = error;
+        RpcError::invalid_params(error.to_string()).field(option)
+    })?;
+    let plug = TcpPlug::new(config).map_err(|error| {
+        refusal::failed(
+            format!("Transport type '{kind}' create failed"),
+            error.to_string(),
+        )
+    })?;
+    // First durable, then there: a transport cannot be taken away again.
+    let params = json!(transport);
+    on.journal
+        .commit(Change::put(key::transport(kind), Create::NAME, params))
+        .await?;
+    plane
+        .target
+        .set_queue_limits(kind, transport.queue_limits());
+    plane.target.add_plug(Arc::new(plug))?;
+    Ok(())
+}
+
+impl Method<Engine> for Create {
+    const NAME: &'static str = "nvmf_create_transport";
+    const ABOUT: &'static str = "Makes a transport, for listeners to listen on.";
+    const EFFECT: Effect = Effect::Changes;
+    type Params = CreateParams;
+    type Reply = bool;
+
+    async fn apply(params: CreateParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        check_target(params.tgt_name.as_deref())?;
+        match params.trtype.to_ascii_uppercase().as_str() {
+            "TCP" => {}
+            "RDMA" => {
+                return Err(no_such_type(
+                    &params.trtype,
+                    "the RDMA transport is not part of this release",
+                ));
+            }
+            _ => {
+                return Err(no_such_type(
+                    &params.trtype,
+                    "it is not a transport of this program",
+                ));
+            }
+        }
+        for (field, masked) in [
+            ("masked_oncs", &params.masked_oncs),
+            ("masked_fuses", &params.masked_fuses),
+        ] {
+            if !masked.is_empty() {
+                return Err(RpcError::errno(
+                    Errno::ENOTSUP,
+                    "commands cannot be hidden from hosts",
+                )
+                .field(field)
+                .remedy("leave it out"));
+            }
+        }
+        let plane = on.plane()?;
+        let defaults = Transport::defaults(&on, &plane);
+        create(&on, &plane, Transport::asked(params, defaults)).await?;
+        Ok(true)
+    }
+}
+
+fn no_such_type(trtype: &str, why: &str) -> RpcError {
+    RpcError::invalid_params_text(format!("Invalid transport type '{trtype}'"))
+        .cause(why)
+        .field("trtype")
+        .remedy("use TCP")
+}
+
+struct Get;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct GetParams {
+    tgt_name: Option<String>,
+    /// Only this one; all unless given.
+    trtype: Option<String>,
+}
+
+impl Method<Engine> for Get {
+    const NAME: &'static str = "nvmf_get_transports";
+    const ABOUT: &'static str = "Lists the transports with their options.";
+    type Params = GetParams;
+    type Reply = Vec<Transport>;
+
+    async fn apply(params: GetParams, on: Rc<Engine>) -> Result<Vec<Transport>, RpcError> {
+        check_target(params.tgt_name.as_deref())?;
+        let plane = on.plane()?;
+        let wanted = |kind: &TransportType| match &params.trtype {
+            Some(only) => only.eq_ignore_ascii_case(&kind.to_string()),
+            None => true,
+        };
+        let kinds = plane
+            .target
+            .plugs()
+            .iter()
+            .map(|plug| plug.kind())
+            .filter(wanted)
+            .collect::<Vec<_>>();
+        if let (Some(trtype), true) = (&params.trtype, kinds.is_empty()) {
+            return Err(
+                RpcError::errno(Errno::ENODEV, format!("there is no {trtype} transport"))
+                    .field("trtype"),
+            );
+        }
+        let made_with = |kind| {
+            let entry = on.journal.find(&key::transport(kind))?;
+            serde_json::from_value(entry.record.params).ok()
+        };
+        Ok(kinds.into_iter().filter_map(made_with).collect())
+    }
+}
