@@ -4,6 +4,8 @@
 
 #![forbid(unsafe_code)]
 
+pub mod target;
+
 use std::io::Write;
 
 /// Says aloud that a test could not run on this machine, and why; the test then returns.

@@ -359,7 +359,10 @@ impl Controller {
         for one in finished {
             self.finished(one, now)?;
         }
-        let queue = self.queue.as_ref().expect("still there");
+        // A shutdown that was answered took the connection along.
+        let Some(queue) = &self.queue else {
+            return Ok(());
+        };
         if let Some(why) = queue.closed().cloned() {
             if self.step == Step::ShutDown {
                 self.finish(ControllerState::Closed, HostError::Lost(why));

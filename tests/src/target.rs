@@ -1,0 +1,151 @@
+//! A target in this process: one thread that polls a group, over real TCP on a loopback address.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use nacre_bdev::layer::Layer;
+use nacre_bdev::{Bdev, malloc};
+use nacre_hugepages::{ClassSpec, Pool};
+use nacre_nvmf::target::{
+    Backing, Group, GroupConfig, NamespaceConfig, NamespaceIds, SubsystemConfig, Target,
+    TargetConfig,
+};
+use nacre_nvmf::transport::{Address, Pools, TransportType};
+use nacre_nvmf_wire::Nqn;
+use nacre_reactor::Clock;
+use nacre_transport_tcp::{TcpConfig, TcpPlug};
+
+pub const SUBNQN: &str = "nqn.2025-01.io.nacre:test";
+
+/// A running target with one subsystem that any host may use.
+pub struct TestTarget {
+    pub target: Arc<Target>,
+    pub address: SocketAddr,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl TestTarget {
+    /// On any free port.
+    pub fn start() -> TestTarget {
+        TestTarget::start_on("127.0.0.1:0".parse().expect("an address"))
+    }
+
+    /// On a port of choice, as one that comes back is.
+    pub fn start_on(address: SocketAddr) -> TestTarget {
+        let target = Target::new(TargetConfig::default(), 1);
+        let plug = TcpPlug::new(TcpConfig::default()).expect("the TCP plug starts");
+        target.add_plug(Arc::new(plug)).expect("the only plug");
+        let stop = Arc::new(AtomicBool::new(false));
+        let (theirs, stopped) = (Arc::clone(&target), Arc::clone(&stop));
+        // Connections that come before the core has opened the plug are turned away.
+        let (ready, is_ready) = std::sync::mpsc::channel();
+        let thread = std::thread::Builder::new()
+            .name("target".into())
+            .spawn(move || serve(theirs, &stopped, &ready))
+            .expect("a thread");
+        is_ready.recv().expect("the core starts");
+        let mut config = SubsystemConfig::new(nqn(SUBNQN));
+        config.allow_any_host = true;
+        target.create_subsystem(config).expect("a new name");
+        let listened = target
+            .add_listener(&nqn(SUBNQN), TransportType::Tcp, &Address::Ip(address))
+            .expect("the address is free");
+        let Address::Ip(address) = listened else {
+            panic!("TCP listens on {listened}")
+        };
+        TestTarget {
+            target,
+            address,
+            stop,
+            thread: Some(thread),
+        }
+    }
+
+    /// A namespace on `bdev`, completed by the layer.
+    pub fn add_namespace(&self, bdev: Arc<dyn Bdev>) -> u32 {
+        let layer: Arc<dyn Bdev> = Layer::new(bdev);
+        let opened = Arc::clone(&layer);
+        let config = NamespaceConfig {
+            nsid: None,
+            bdev_name: layer.name().to_string(),
+            ids: NamespaceIds::from_uuid(layer.uuid()),
+            backing: Backing::new(
+                layer,
+                Arc::new(move |pool: &Pool| Arc::clone(&opened).open(pool)),
+            ),
+            ana_group: None,
+            auto_visible: true,
+        };
+        self.target
+            .add_namespace(&nqn(SUBNQN), config)
+            .expect("room for a namespace")
+    }
+
+    pub fn uri(&self) -> String {
+        format!("tcp://{}/{SUBNQN}", self.address)
+    }
+}
+
+impl Drop for TestTarget {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            let ended = thread.join();
+            assert!(
+                ended.is_ok() || std::thread::panicking(),
+                "the target panicked"
+            );
+        }
+    }
+}
+
+fn serve(target: Arc<Target>, stop: &AtomicBool, ready: &std::sync::mpsc::Sender<()>) {
+    let pools = Pools {
+        io: Pool::heap(&[
+            ClassSpec {
+                size: 4096,
+                count: 1024,
+            },
+            ClassSpec {
+                size: 128 << 10,
+                count: 256,
+            },
+        ]),
+        admin: Pool::heap(&[ClassSpec {
+            size: 8192,
+            count: 64,
+        }]),
+    };
+    let clock = Clock::real();
+    let config = GroupConfig::default();
+    let mut group = Group::new(target, 0, pools, Arc::new(|| {}), config).expect("a group");
+    group.turn(clock.now());
+    ready.send(()).expect("whoever starts it waits");
+    while !stop.load(Ordering::Acquire) {
+        if group.turn(clock.now()) == 0 {
+            std::thread::sleep(Duration::from_micros(20));
+        }
+    }
+}
+
+pub fn nqn(text: &str) -> Nqn {
+    Nqn::new(text).expect("a right name")
+}
+
+/// A RAM disk of `bytes` in blocks of `block_size`.
+pub fn ram(name: &str, block_size: u32, bytes: u64) -> Arc<dyn Bdev> {
+    malloc::create(malloc::Config {
+        name: name.into(),
+        block_size,
+        num_blocks: bytes / u64::from(block_size),
+        physical_block_size: None,
+        uuid: None,
+        optimal_io_boundary: None,
+        numa_id: None,
+    })
+    .expect("memory for a RAM disk")
+}
