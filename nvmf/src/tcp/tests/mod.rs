@@ -2,4 +2,7 @@
 
 mod exchange;
 mod fuzz;
+mod host_rules;
 mod pair;
+mod target_rules;
+mod timing;

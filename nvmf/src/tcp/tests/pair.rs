@@ -136,7 +136,23 @@ impl App {
                 match (sqe.opcode, data) {
                     (io::WRITE, Some(data)) => self.store(tag, &data, conn),
                     (io::WRITE, None) if matches!(sqe.sgl(), Ok(Sgl::Transport { .. })) => {
-                        conn.fetch(tag, pools.io.acquire(length as usize).unwrap());
+                        match pools.io.acquire(length as usize) {
+                            Some(into) if length > 0 => conn.fetch(tag, into),
+                            _ => self.end(
+                                tag,
+                                StatusCode::DATA_SGL_LENGTH_INVALID,
+                                Extents::new(),
+                                conn,
+                            ),
+                        }
+                    }
+                    (io::READ, None) if length as usize > pools.io.max_len() => {
+                        self.end(
+                            tag,
+                            StatusCode::DATA_SGL_LENGTH_INVALID,
+                            Extents::new(),
+                            conn,
+                        );
                     }
                     (io::READ, None) => {
                         let seed = sqe.cdw10.get();

@@ -1,0 +1,461 @@
+//! A host against hand-made PDUs, and the guesses it makes about what comes next.
+
+use hex_literal::hex;
+use nacre_hugepages::Pool;
+use nacre_nvmf_wire::cqe::Cqe;
+use nacre_nvmf_wire::opcode::io;
+use nacre_nvmf_wire::sqe::Sqe;
+use nacre_nvmf_wire::status::StatusCode;
+use nacre_nvmf_wire::tcp::{
+    CapsuleResp, DataAlignment, DataPdu, Digests, FatalErrorStatus, IcResp, PduFlags, PduType, R2t,
+    Side, TermPdu, TermReq,
+};
+use nacre_reactor::Nanos;
+use proptest::prelude::*;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::pair::{filled, gather, pattern, pool};
+use crate::tcp::{HostConfig, HostConn, HostPoll, RecvSlices, RxBuffers, Slices};
+use crate::transport::{Closed, HostCommand, HostEvent};
+
+const NOW: Nanos = Nanos(0);
+const END: PduFlags = PduFlags::LAST_PDU.union(PduFlags::SUCCESS);
+
+/// A host's end and the controller's bytes.
+struct Raw {
+    conn: HostConn,
+    memory: Pool,
+    buffers: RxBuffers,
+    out: Vec<u8>,
+    done: Vec<(Cqe, Option<Vec<u8>>, u32)>,
+    closed: Option<Closed>,
+}
+
+impl Raw {
+    fn new(digests: Digests) -> Raw {
+        let mut raw = Raw {
+            conn: HostConn::new(
+                HostConfig {
+                    digests,
+                    entries: 16,
+                    ..HostConfig::default()
+                },
+                NOW,
+            ),
+            memory: pool(64, 2),
+            buffers: RxBuffers::new(2, 64 << 10),
+            out: Vec::new(),
+            done: Vec::new(),
+            closed: None,
+        };
+        raw.turn();
+        assert_eq!(
+            raw.out[..16],
+            [
+                &hex!("0000 8000 80000000 0000 00")[..],
+                &[digests.bits()],
+                &hex!("0f000000")
+            ]
+            .concat()
+        );
+        raw.out.clear();
+        raw
+    }
+
+    fn connected(digests: Digests) -> Raw {
+        let mut raw = Raw::new(digests);
+        raw.feed(IcResp::new(DataAlignment::DWORD, digests, 4096).as_bytes());
+        assert_eq!(raw.closed, None);
+        raw
+    }
+
+    fn feed(&mut self, bytes: &[u8]) {
+        self.feed_in(bytes, usize::MAX);
+    }
+
+    fn feed_in(&mut self, mut bytes: &[u8], chunk: usize) {
+        while !bytes.is_empty() && self.conn.wants_read() {
+            let mut slices = RecvSlices::new();
+            assert!(self.conn.recv_slices(&mut self.buffers, &mut slices));
+            let mut n = 0;
+            for slice in &mut slices {
+                let take = slice.len().min(bytes.len()).min(chunk - n);
+                slice[..take].copy_from_slice(&bytes[..take]);
+                bytes = &bytes[take..];
+                n += take;
+            }
+            drop(slices);
+            self.conn.received(n);
+            self.turn();
+        }
+    }
+
+    fn turn(&mut self) {
+        self.take_events();
+        self.conn.settle(&mut self.buffers, false, NOW);
+        let mut slices = Slices::new();
+        self.conn.send_slices(&mut slices);
+        let bytes = gather(&slices, usize::MAX);
+        drop(slices);
+        self.conn.sent(bytes.len());
+        self.out.extend(bytes);
+        self.take_events();
+    }
+
+    fn take_events(&mut self) {
+        while let HostPoll::Event(event) = self.conn.poll(NOW) {
+            match event {
+                HostEvent::Ready => {}
+                HostEvent::Completion {
+                    cqe,
+                    read,
+                    transferred,
+                } => {
+                    self.done
+                        .push((cqe, read.map(|buf| buf.to_vec()), transferred));
+                }
+                HostEvent::Closed(why) => self.closed = Some(why),
+            }
+        }
+    }
+
+    fn read(&mut self, cid: u16, len: usize) {
+        let read = self.memory.acquire(len);
+        self.conn.submit(HostCommand {
+            sqe: Sqe::for_namespace(io::READ, cid, 1),
+            write: None,
+            read,
+        });
+        self.turn();
+    }
+
+    fn write(&mut self, cid: u16, len: usize) {
+        let write = Some(filled(&self.memory, 5, len));
+        self.conn.submit(HostCommand {
+            sqe: Sqe::for_namespace(io::WRITE, cid, 1),
+            write,
+            read: None,
+        });
+        self.turn();
+    }
+
+    #[track_caller]
+    fn assert_refused(&self, status: FatalErrorStatus, fei: u32, field: &str) {
+        let why = self.closed.clone().expect("the connection goes on");
+        assert!(
+            matches!(&why, Closed::Protocol(text) if text.contains(field)),
+            "{why:?} does not name {field}"
+        );
+        let (request, _) = TermReq::ref_from_prefix(&self.out).expect("no termination request");
+        assert_eq!(request.ch.pdu_type, PduType::H2cTermReq as u8);
+        assert_eq!((request.status(), request.fei.get()), (Ok(status), fei));
+    }
+}
+
+fn c2h(cid: u16, offset: u32, data: &[u8], flags: PduFlags) -> Vec<u8> {
+    let header = DataPdu::c2h(
+        cid,
+        offset,
+        data.len() as u32,
+        flags,
+        Digests::NONE,
+        DataAlignment::DWORD,
+    );
+    [header.as_bytes(), data].concat()
+}
+
+fn response(cqe: Cqe) -> Vec<u8> {
+    CapsuleResp::new(cqe, Digests::NONE).as_bytes().to_vec()
+}
+
+fn r2t(cid: u16, offset: u32, length: u32) -> Vec<u8> {
+    R2t::new(cid, 77, offset, length, Digests::NONE)
+        .as_bytes()
+        .to_vec()
+}
+
+#[test]
+fn handshake() {
+    use FatalErrorStatus::*;
+    let good = |digests| {
+        IcResp::new(DataAlignment::DWORD, digests, 4096)
+            .as_bytes()
+            .to_vec()
+    };
+    let change = |at: usize, value: u8| {
+        let mut bytes = good(Digests::NONE);
+        bytes[at] = value;
+        bytes
+    };
+    for (bytes, status, fei, field) in [
+        (good(Digests::BOTH), UnsupportedParameter, 11, "DGST"),
+        (change(8, 9), UnsupportedParameter, 8, "PFV"),
+        (change(10, 32), InvalidHeaderField, 10, "CPDA"),
+        (change(13, 0x0f), InvalidHeaderField, 12, "MAXH2CDATA"),
+        (change(12, 2), InvalidHeaderField, 12, "MAXH2CDATA"),
+        (response(Cqe::success(1)), SequenceError, 0, "PDU-Type"),
+    ] {
+        let mut raw = Raw::new(Digests::NONE);
+        raw.feed(&bytes);
+        raw.assert_refused(status, fei, field);
+    }
+    // Digests that were asked for and are denied are not silently done without.
+    let mut raw = Raw::new(Digests::BOTH);
+    raw.feed(&good(Digests {
+        header: true,
+        data: false,
+    }));
+    raw.assert_refused(UnsupportedParameter, 11, "DGST");
+}
+
+/// Data and answers that nobody asked for, or not like this.
+#[test]
+fn misbehaving_controllers() {
+    use FatalErrorStatus::*;
+    let data = pattern(1, 4096);
+    for (bytes, status, fei, field) in [
+        (c2h(9, 0, &data, END), InvalidHeaderField, 8, "CCCID"),
+        (c2h(1, 4, &data[4..], END), DataOutOfRange, 0, "DATAO"),
+        (
+            c2h(1, 0, &pattern(1, 4100), END),
+            DataOutOfRange,
+            0,
+            "DATAL",
+        ),
+        (c2h(2, 0, &data, END), DataOutOfRange, 0, "CCCID"),
+        (
+            c2h(1, 0, &data, PduFlags::SUCCESS),
+            InvalidHeaderField,
+            1,
+            "FLAGS",
+        ),
+        (
+            [
+                c2h(1, 0, &data[..512], PduFlags::LAST_PDU),
+                c2h(1, 512, &data[..512], END),
+            ]
+            .concat(),
+            DataOutOfRange,
+            0,
+            "CCCID",
+        ),
+        (response(Cqe::success(9)), InvalidHeaderField, 8, "CCCID"),
+        (
+            response(Cqe::success(0xffff)),
+            InvalidHeaderField,
+            8,
+            "CCCID",
+        ),
+        (
+            [response(Cqe::success(1)), response(Cqe::success(1))].concat(),
+            InvalidHeaderField,
+            8,
+            "CCCID",
+        ),
+        (r2t(1, 0, 512), DataOutOfRange, 0, "CCCID"),
+        (r2t(9, 0, 512), InvalidHeaderField, 8, "CCCID"),
+        (r2t(2, 512, 512), DataOutOfRange, 0, "R2TO"),
+        (r2t(2, 0, 20_001), DataOutOfRange, 0, "R2TL"),
+        (
+            r2t(2, 0, 20_000)
+                .into_iter()
+                .chain(r2t(2, 0, 512))
+                .collect(),
+            InvalidHeaderField,
+            8,
+            "CCCID",
+        ),
+    ] {
+        let mut raw = Raw::connected(Digests::NONE);
+        raw.read(1, 4096);
+        raw.write(2, 20_000);
+        raw.out.clear();
+        raw.feed(&bytes);
+        if field == "CCCID" && raw.out.len() > 20_000 {
+            // The second R2T, after one that was answered in full.
+            let at = raw.out.len() - 48;
+            raw.out.drain(..at);
+            assert!(matches!(&raw.closed, Some(Closed::Protocol(_))));
+            continue;
+        }
+        raw.assert_refused(status, fei, field);
+    }
+}
+
+/// Several R2Ts, cut by MAXH2CDATA, each with its own LAST.
+#[test]
+fn r2ts() {
+    let mut raw = Raw::connected(Digests::NONE);
+    raw.write(2, 20_000);
+    raw.out.clear();
+    raw.feed(&[r2t(2, 0, 6000), r2t(2, 6000, 14_000)].concat());
+    let mut at = 0;
+    let mut got = Vec::new();
+    let mut bytes = Vec::new();
+    while at < raw.out.len() {
+        let (pdu, rest) = DataPdu::ref_from_prefix(&raw.out[at..]).unwrap();
+        let len = pdu.datal.get() as usize;
+        assert_eq!((pdu.cccid.get(), pdu.ttag.get()), (2, 77));
+        assert_eq!(pdu.datao.get() as usize, bytes.len());
+        got.push((len, pdu.is_last()));
+        bytes.extend_from_slice(&rest[..len]);
+        at += 24 + len;
+    }
+    assert_eq!(
+        got,
+        [
+            (4096, false),
+            (1904, true),
+            (4096, false),
+            (4096, false),
+            (4096, false),
+            (1712, true)
+        ]
+    );
+    assert_eq!(bytes, pattern(5, 20_000));
+    raw.feed(&response(Cqe::success(2)));
+    assert!(raw.done[0].0.status().is_success());
+}
+
+/// Damaged data fails the read with Transient Transport Error, however the controller ended it.
+#[test]
+fn damaged_data() {
+    let digests = Digests {
+        header: false,
+        data: true,
+    };
+    let data = pattern(1, 4096);
+    let good = crc_fast::crc32_iscsi(&data).to_le_bytes();
+    for (digest, flags, expected) in [
+        (good, END, StatusCode::SUCCESS),
+        ([1; 4], END, StatusCode::TRANSIENT_TRANSPORT_ERROR),
+        (
+            [1; 4],
+            PduFlags::LAST_PDU,
+            StatusCode::TRANSIENT_TRANSPORT_ERROR,
+        ),
+    ] {
+        let mut raw = Raw::connected(digests);
+        raw.read(1, 4096);
+        let header = DataPdu::c2h(1, 0, 4096, flags, digests, DataAlignment::DWORD);
+        raw.feed(&[header.as_bytes(), &data, &digest].concat());
+        if !flags.contains(PduFlags::SUCCESS) {
+            raw.feed(CapsuleResp::new(Cqe::success(1), digests).as_bytes());
+        }
+        assert_eq!(raw.done[0].0.status(), expected);
+        assert_eq!(raw.closed, None);
+    }
+}
+
+#[test]
+fn controller_terminates() {
+    let mut raw = Raw::connected(Digests::NONE);
+    raw.read(1, 4096);
+    raw.feed(
+        TermPdu::new(
+            Side::Controller,
+            FatalErrorStatus::SequenceError,
+            0,
+            &[1; 72],
+        )
+        .bytes(),
+    );
+    let why = raw.closed.clone();
+    assert!(
+        matches!(&why, Some(Closed::Protocol(text)) if text.contains("C2HTermReq")),
+        "{why:?}"
+    );
+    assert!(raw.done.is_empty());
+    assert_eq!(raw.memory.stats()[0].free, 64);
+}
+
+/// How a controller may answer one of several reads.
+#[derive(Debug, Clone, Copy)]
+enum Answer {
+    Whole,
+    InTwo,
+    WithResponse,
+    Fails,
+    Padded,
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    /// Reads answered in any order and any way, in any pieces: each gets its own data, whether it
+    /// was guessed or not, and every buffer comes back.
+    #[test]
+    fn guesses_right_and_wrong(
+        rounds in proptest::collection::vec(
+            (
+                proptest::collection::vec(
+                    (
+                        prop_oneof![
+                            6 => Just(Answer::Whole),
+                            1 => Just(Answer::InTwo),
+                            1 => Just(Answer::WithResponse),
+                            1 => Just(Answer::Fails),
+                            1 => Just(Answer::Padded),
+                        ],
+                        prop_oneof![3 => Just(4096usize), 1 => Just(512usize), 1 => 2000usize..8192],
+                    ),
+                    1..12,
+                ),
+                prop_oneof![3 => Just(0usize), 1 => 0usize..12],
+                prop_oneof![2 => Just(usize::MAX), 1 => 1usize..9000, 1 => Just(4120usize)],
+            ),
+            1..6,
+        ),
+    ) {
+        let mut raw = Raw::connected(Digests::NONE);
+        for (round, (reads, turn_by, chunk)) in rounds.into_iter().enumerate() {
+            for (cid, (_, len)) in (0u16..).zip(&reads) {
+                raw.read(cid, *len);
+            }
+            let mut order: Vec<usize> = (0..reads.len()).collect();
+            order.rotate_left(turn_by % reads.len());
+            let mut stream = Vec::new();
+            for &cid in &order {
+                let (answer, len) = reads[cid];
+                let (id, data) = (cid as u16, pattern((round * 100 + cid) as u32, len));
+                match answer {
+                    Answer::Whole => stream.extend(c2h(id, 0, &data, END)),
+                    Answer::InTwo => {
+                        stream.extend(c2h(id, 0, &data[..300], PduFlags::empty()));
+                        stream.extend(c2h(id, 300, &data[300..], END));
+                    }
+                    Answer::WithResponse => {
+                        stream.extend(c2h(id, 0, &data, PduFlags::LAST_PDU));
+                        stream.extend(response(Cqe::success(id)));
+                    }
+                    Answer::Fails => stream.extend(response(Cqe::new(id, StatusCode::new(2, 0x81)))),
+                    Answer::Padded => {
+                        let mut pdu = c2h(id, 0, &data, END);
+                        pdu[3] += 8;
+                        let plen = (pdu.len() + 8) as u32;
+                        pdu[4..8].copy_from_slice(&plen.to_le_bytes());
+                        pdu.splice(24..24, [0; 8]);
+                        stream.extend(pdu);
+                    }
+                }
+            }
+            raw.feed_in(&stream, chunk);
+            prop_assert_eq!(raw.closed.clone(), None);
+            let ends: Vec<_> = raw.done.drain(..).collect();
+            prop_assert_eq!(ends.iter().map(|end| usize::from(end.0.cid())).collect::<Vec<_>>(), order);
+            for (cqe, read, transferred) in ends {
+                let (answer, len) = reads[usize::from(cqe.cid())];
+                if matches!(answer, Answer::Fails) {
+                    prop_assert_eq!(cqe.status(), StatusCode::new(2, 0x81));
+                    prop_assert_eq!(transferred, 0);
+                } else {
+                    prop_assert_eq!(transferred as usize, len);
+                    let expected = pattern((round * 100) as u32 + u32::from(cqe.cid()), len);
+                    prop_assert!(read == Some(expected), "wrong data for command {}", cqe.cid());
+                }
+            }
+        }
+        raw.conn.close();
+        prop_assert_eq!(raw.memory.stats()[0].free, 64);
+    }
+}

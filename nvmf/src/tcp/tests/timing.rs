@@ -1,0 +1,115 @@
+//! Nothing waits for ever: the handshake, Connect, the rest of a PDU, silence, and the end itself.
+
+use std::time::Duration;
+
+use super::pair::{Pair, io_queue};
+use crate::tcp::{HostConfig, TargetConfig};
+use crate::transport::{CloseWhy, Closed};
+
+fn config() -> TargetConfig {
+    TargetConfig {
+        handshake_timeout: Duration::from_secs(1),
+        connect_timeout: Duration::from_secs(5),
+        stall_timeout: Duration::from_secs(3),
+        idle_timeout: Some(Duration::from_secs(100)),
+        linger: Duration::from_secs(2),
+        ..TargetConfig::default()
+    }
+}
+
+/// Lets `time` pass without a byte; whether the controller's end is over then.
+fn silent(pair: &mut Pair, time: Duration) -> Option<Closed> {
+    pair.now = pair.now + time;
+    pair.target.handle_timeout(pair.now);
+    pair.step();
+    pair.app.closed.clone()
+}
+
+const MS: Duration = Duration::from_millis(1);
+
+#[test]
+fn handshake() {
+    let mut pair = Pair::new(config(), HostConfig::default());
+    pair.host.close();
+    assert_eq!(silent(&mut pair, Duration::from_secs(1) - MS), None);
+    assert_eq!(silent(&mut pair, MS), Some(Closed::TimedOut));
+    assert!(pair.target.is_finished());
+}
+
+#[test]
+fn connect() {
+    let mut pair = Pair::new(config(), HostConfig::default());
+    pair.run();
+    assert!(pair.ready);
+    assert_eq!(silent(&mut pair, Duration::from_secs(5) - MS), None);
+    assert_eq!(silent(&mut pair, MS), Some(Closed::TimedOut));
+}
+
+/// The clock of a PDU starts with its first byte and is not wound up by the ones that trickle in.
+#[test]
+fn rest_of_a_pdu() {
+    let mut pair = Pair::connected(config(), HostConfig::default(), io_queue(false));
+    pair.write(1, 1, 4096);
+    pair.chunk = 1;
+    for _ in 0..5 {
+        assert_eq!(silent(&mut pair, Duration::from_millis(500)), None);
+    }
+    assert_eq!(
+        silent(&mut pair, Duration::from_secs(2)),
+        Some(Closed::TimedOut)
+    );
+    pair.host.close();
+    pair.step();
+    pair.assert_no_leak();
+}
+
+#[test]
+fn silence() {
+    let mut pair = Pair::connected(config(), HostConfig::default(), io_queue(false));
+    pair.write(1, 1, 4096);
+    pair.run();
+    assert_eq!(silent(&mut pair, Duration::from_secs(99)), None);
+    pair.write(2, 1, 4096);
+    pair.run();
+    assert_eq!(silent(&mut pair, Duration::from_secs(99)), None);
+    assert_eq!(
+        silent(&mut pair, Duration::from_secs(2)),
+        Some(Closed::TimedOut)
+    );
+}
+
+/// A host that does not take the last responses, or does not close, is given up after a while.
+#[test]
+fn linger() {
+    let mut pair = Pair::connected(config(), HostConfig::default(), io_queue(false));
+    pair.target.close(CloseWhy::Drained, pair.now);
+    assert_eq!(silent(&mut pair, MS), Some(Closed::Local));
+    assert!(!pair.target.is_finished());
+    silent(&mut pair, Duration::from_secs(2));
+    assert!(pair.target.is_finished());
+}
+
+/// The host's own deadlines: ICResp, and the rest of a PDU.
+#[test]
+fn host_side() {
+    let mut pair = Pair::new(config(), HostConfig::default());
+    let deadline = pair.host.deadline().unwrap();
+    pair.host.handle_timeout(deadline - MS);
+    assert_eq!(pair.host.deadline(), Some(deadline));
+    pair.host.handle_timeout(deadline);
+    pair.step();
+    assert_eq!(pair.host_closed, Some(Closed::TimedOut));
+
+    let mut pair = Pair::connected(config(), HostConfig::default(), io_queue(false));
+    assert_eq!(pair.host.deadline(), None);
+    pair.read(1, 1, 4096);
+    pair.chunk = 100;
+    for _ in 0..8 {
+        pair.step();
+    }
+    let deadline = pair.host.deadline().expect("a PDU is in progress");
+    pair.host.handle_timeout(deadline);
+    pair.to_host.clear();
+    pair.step();
+    assert_eq!(pair.host_closed, Some(Closed::TimedOut));
+}
