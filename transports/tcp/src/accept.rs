@@ -19,8 +19,9 @@ use crate::config::TcpConfig;
 use crate::socket::{self, Tuning};
 use crate::stats::Stats;
 
-/// Connections on their way to a core.
+/// Connections on their way to a core, and how long (in ms) to wait for room there.
 const INBOX: usize = 256;
+const INBOX_RETRIES: usize = 1000;
 /// Connections taken from one listener before the others have their turn.
 const ACCEPT_BATCH: usize = 64;
 /// The token of the descriptor that ends the thread.
@@ -188,17 +189,24 @@ fn hand_over(shared: &Shared, mut incoming: Incoming) {
         shared.connections.fetch_sub(1, Ordering::AcqRel);
         return;
     }
-    let mut cores = shared.cores().clone();
-    cores.sort_by_key(|core| core.load.load(Ordering::Relaxed));
-    for core in cores {
-        core.load.fetch_add(1, Ordering::Relaxed);
-        match core.inbox.push(incoming) {
-            Ok(()) => return (core.wake)(),
-            Err(back) => {
-                core.load.fetch_sub(1, Ordering::Relaxed);
-                incoming = back;
+    for _ in 0..INBOX_RETRIES {
+        let mut cores = shared.cores().clone();
+        cores.sort_by_key(|core| core.load.load(Ordering::Relaxed));
+        for core in &cores {
+            core.load.fetch_add(1, Ordering::Relaxed);
+            match core.inbox.push(incoming) {
+                Ok(()) => return (core.wake)(),
+                Err(back) => {
+                    core.load.fetch_sub(1, Ordering::Relaxed);
+                    incoming = back;
+                }
             }
         }
+        if cores.is_empty() || shared.stopping.load(Ordering::Acquire) {
+            break;
+        }
+        // All full: the kernel's backlog keeps the others meanwhile.
+        std::thread::sleep(Duration::from_millis(1));
     }
     shared.connections.fetch_sub(1, Ordering::AcqRel);
     shared.rejected_no_core.fetch_add(1, Ordering::Relaxed);

@@ -1,3 +1,4 @@
 //! The plug on real sockets over loopback.
 
 mod conformance;
+mod sockets;

@@ -77,13 +77,13 @@ fn over_ipv6_with_digests() {
 #[test]
 fn with_tiny_socket_buffers() {
     let config = TcpConfig {
-        send_buffer: Some(4096),
-        receive_buffer: Some(4096),
+        send_buffer: Some(16 << 10),
+        receive_buffer: Some(16 << 10),
         ..TcpConfig::default()
     };
     let options = HostOptions {
-        send_buffer: Some(4096),
-        receive_buffer: Some(4096),
+        send_buffer: Some(16 << 10),
+        receive_buffer: Some(16 << 10),
         ..HostOptions::default()
     };
     conformance::run(|| TcpRig::new(config.clone(), options.clone(), "127.0.0.1:0"));
