@@ -136,6 +136,10 @@ impl GroupHandle {
         self.messages.pop()
     }
 
+    pub(crate) fn messages(&self) -> usize {
+        self.messages.len()
+    }
+
     pub(crate) fn has_messages(&self) -> bool {
         !self.messages.is_empty() || self.attention.load(Ordering::Acquire)
     }

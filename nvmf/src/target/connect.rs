@@ -247,12 +247,20 @@ impl Group {
             stats: Arc::clone(&stats),
         };
         if !association.add_queue(info) {
+            let cntlid = association.cntlid;
+            if association.phase() != Phase::Closing {
+                return Err(Refused::Status(
+                    StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr(),
+                    format!("queue {} of controller {cntlid} exists", connect.qid),
+                ));
+            }
+            if connect.is_admin() {
+                // Torn down between admission and here: no queue is left to do this later.
+                self.target.forget(&association);
+            }
             return Err(Refused::Status(
-                StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr(),
-                format!(
-                    "queue {} of controller {} exists",
-                    connect.qid, association.cntlid
-                ),
+                StatusCode::CONNECT_CONTROLLER_BUSY,
+                format!("controller {cntlid} is being torn down"),
             ));
         }
         if connect.is_admin() {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use nacre_reactor::Nanos;
 
-use super::association::{GroupMessage, Phase, Teardown};
+use super::association::{AbortReply, GroupMessage, Phase, Teardown};
 use super::controller::Outcome;
 use super::group::{Group, Port};
 use super::io::IoLimits;
@@ -128,7 +128,11 @@ impl Group {
             self.open_ports();
             self.upkeep(now);
         }
-        while let Some(message) = self.handle.take_message() {
+        // What is put back below waits for the next turn.
+        for _ in 0..self.handle.messages() {
+            let Some(message) = self.handle.take_message() else {
+                break;
+            };
             did += 1;
             match message {
                 GroupMessage::Abort {
@@ -138,16 +142,32 @@ impl Group {
                     reply,
                 } => {
                     let aborted = self.abort_command(&association, qid, cid, now);
-                    let group = reply.group.clone();
-                    // A full list on the other side: its admin command times out on upkeep.
-                    let _ = group.send(GroupMessage::Aborted { reply, aborted });
+                    self.send_abort_reply(reply, aborted);
                 }
-                GroupMessage::Aborted { reply, aborted } => {
+                GroupMessage::Aborted { reply, aborted }
+                    if reply.group.core == self.handle.core =>
+                {
                     self.abort_answered(&reply, aborted, now)
                 }
+                GroupMessage::Aborted { reply, aborted } => self.send_abort_reply(reply, aborted),
             }
         }
         did
+    }
+
+    /// An answer that finds the other core's list full stays in this core's own, and is sent on in
+    /// a later turn: the admin command over there waits for it.
+    fn send_abort_reply(&mut self, reply: AbortReply, aborted: bool) {
+        let group = reply.group.clone();
+        let message = GroupMessage::Aborted { reply, aborted };
+        if let Err(message) = group.send(message)
+            && self.handle.send(message).is_err()
+        {
+            tracing::warn!(
+                core = self.handle.core,
+                "an answer to Abort is lost: the message lists of two cores are full"
+            );
+        }
     }
 
     fn open_ports(&mut self) {

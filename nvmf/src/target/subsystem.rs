@@ -73,6 +73,9 @@ pub enum SubsystemError {
     NsidTaken { nsid: u32 },
     #[error("namespace id {nsid} is not in 1..={max}")]
     NsidOutOfRange { nsid: u32, max: u32 },
+    /// ANAGRPMAX is the largest namespace id.
+    #[error("ANA group {group} is not in 1..={max}")]
+    AnaGroupOutOfRange { group: u32, max: u32 },
     #[error("subsystem {nqn} has all of its {max} namespaces")]
     NamespacesFull { nqn: String, max: u32 },
     #[error("subsystem {nqn} has no namespace {nsid}")]
@@ -211,6 +214,12 @@ impl Subsystem {
             });
         }
         let ana_group = config.ana_group.unwrap_or(nsid);
+        if ana_group == 0 || ana_group > max {
+            return Err(SubsystemError::AnaGroupOutOfRange {
+                group: ana_group,
+                max,
+            });
+        }
         let namespace = Arc::new(Namespace::new(
             nsid,
             config.ids,

@@ -62,6 +62,9 @@ impl From<SubsystemError> for RpcError {
             SubsystemError::NsidOutOfRange { .. } => refused
                 .field("namespace.nsid")
                 .remedy("create the subsystem with a larger max_namespaces"),
+            SubsystemError::AnaGroupOutOfRange { .. } => refused
+                .field("namespace.anagrpid")
+                .remedy("leave anagrpid out to get a group of the namespace's own"),
             SubsystemError::NamespacesFull { .. } => refused
                 .field("nqn")
                 .remedy("create the subsystem with a larger max_namespaces"),

@@ -23,7 +23,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::host::INVALID;
 use super::rig::*;
 use super::told::rig_told;
-use crate::target::{SubsystemConfig, TargetConfig};
+use crate::target::{NamespaceConfig, NamespaceIds, SubsystemConfig, TargetConfig};
 use crate::transport::{Address, ConnId, TransportType};
 
 const INVALID_NAMESPACE: StatusCode = StatusCode::INVALID_NAMESPACE_OR_FORMAT.with_dnr();
@@ -833,4 +833,24 @@ fn disabling_waits_for_the_devices() {
     assert!(!rig.csts(conn).is_ready());
     rig.enable(conn);
     rig.io_queue(cntlid, 1);
+}
+
+/// ANAGRPMAX bounds the groups that namespaces can be in.
+#[test]
+fn ana_groups_have_a_range() {
+    let rig = Rig::with_malloc();
+    let max = SubsystemConfig::DEFAULT_MAX_NAMESPACES;
+    for (group, fits) in [(0, false), (1, true), (max, true), (max + 1, false)] {
+        let bdev = ram();
+        let config = NamespaceConfig {
+            nsid: None,
+            bdev_name: bdev.name().to_string(),
+            ids: NamespaceIds::from_uuid(bdev.uuid()),
+            backing: backing(bdev),
+            ana_group: Some(group),
+            auto_visible: true,
+        };
+        let added = rig.target.add_namespace(&nqn(SUBNQN), config);
+        assert_eq!(added.is_ok(), fits, "group {group}");
+    }
 }

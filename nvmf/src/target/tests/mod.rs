@@ -1,5 +1,6 @@
 //! The target in one thread and virtual time, with a transport made of two lists.
 
+mod abort;
 mod admin;
 mod any_command;
 mod connect;
