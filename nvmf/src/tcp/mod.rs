@@ -24,6 +24,8 @@
 //! a termination request that names the field, and costs nothing but that connection.
 
 pub mod frame;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod host;
 pub mod rx;
 pub mod target;

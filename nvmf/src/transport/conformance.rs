@@ -26,9 +26,11 @@ pub trait Rig {
     fn listener(&self) -> ListenerId;
 }
 
+type Case<R> = fn(&mut Bench<R>);
+
 /// Runs every case on a rig of its own.
 pub fn run<R: Rig>(make: impl Fn() -> R) {
-    let cases: [(&str, fn(&mut Bench<R>)); 10] = [
+    let cases: [(&str, Case<R>); 10] = [
         ("opened comes first, closed last", opened_first_closed_last),
         ("data arrives as it was sent", data_arrives),
         ("several hosts keep apart", several_hosts),
