@@ -123,7 +123,7 @@ fn break_now() {
     let mut events = Events::with_capacity(16);
     rig.transport.poll(Nanos::ZERO, &pools, &mut events);
     assert!(matches!(
-        events.drain().last(),
+        events.drain().next_back(),
         Some(Event::Capsule { data: Some(_), .. })
     ));
     host.faults().break_now();
@@ -135,7 +135,7 @@ fn break_now() {
     );
     rig.transport.poll(Nanos::ZERO, &pools, &mut events);
     assert!(matches!(
-        events.drain().last(),
+        events.drain().next_back(),
         Some(Event::Closed {
             why: Closed::Broken(_),
             ..
@@ -170,7 +170,7 @@ fn stall() {
     faults.stall(false);
     rig.transport.poll(Nanos::ZERO, &pools, &mut events);
     host.poll(Nanos::ZERO, &mut told, 8);
-    assert!(matches!(events.drain().last(), Some(Event::Capsule { .. })));
+    assert!(matches!(events.drain().next_back(), Some(Event::Capsule { .. })));
     assert!(matches!(&told[..], [HostEvent::Ready]));
 }
 
@@ -183,7 +183,7 @@ fn dropped_ends() {
     drop(rig.plug.connect_host("here").unwrap());
     rig.transport.poll(Nanos::ZERO, &pools, &mut events);
     assert!(matches!(
-        events.drain().last(),
+        events.drain().next_back(),
         Some(Event::Closed {
             why: Closed::Peer,
             ..
