@@ -59,6 +59,8 @@ enum Command {
     Listener(listener::ListenerArgs),
     /// Hosts: who may connect
     Host(host::HostArgs),
+    /// Watch the daemon at work
+    Top(top::TopArgs),
     /// Huge pages of this machine
     Hugepages(hugepages::HugepagesArgs),
     /// Check, show or export the configuration
@@ -174,6 +176,7 @@ fn run(args: Vec<OsString>) -> Result<(), Failure> {
         Command::Subsystem(args) => subsystem::run(args),
         Command::Listener(args) => listener::run(args),
         Command::Host(args) => host::run(args),
+        Command::Top(args) => top::run(args),
         Command::Hugepages(args) => hugepages::run(args),
         Command::Config(args) => config::run(args),
         Command::Metrics(args) => metrics::run(args),

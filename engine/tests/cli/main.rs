@@ -5,3 +5,4 @@ mod bdev;
 mod fake;
 mod general;
 mod target;
+mod top;

@@ -1,3 +1,160 @@
-//! `nacre top`.
+//! `nacre top`: a daemon at work, live.
+//!
+//! ```text
+//!   daemon ── RPC ──▶ poll: Sample ─┐
+//!   a moment later ── poll: Sample ─┴─▶ snapshot: rates, shares, percentiles ─▶ report (once)
+//!                                                                            └▶ app + view (live)
+//! ```
+//!
+//! Only methods that SPDK has too are called, so that `nvmf_tgt` can be watched as well.
 
+mod app;
+mod histogram;
+mod poll;
 pub mod rates;
+mod report;
+mod snapshot;
+mod view;
+
+#[cfg(test)]
+mod tests;
+
+use std::io::IsTerminal;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::time::Duration;
+
+use clap::Args;
+use ratatui::DefaultTerminal;
+use ratatui::crossterm::event::{self, Event, KeyEventKind};
+
+use self::app::{App, Flow};
+use self::poll::{Order, Poller, Source, Update};
+use self::snapshot::{Snapshot, Sort};
+use super::{Connection, Failure, output};
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Keys: q quit, Tab namespaces, devices or connections, n i b l p e sort by name, I/Os, bytes,\n\
+                  latency, 99th percentile, errors, r reverse, arrows scroll, + - interval, space pause,\n\
+                  h histograms on or off."
+)]
+pub struct TopArgs {
+    #[command(flatten)]
+    connection: Connection,
+    /// How often to ask the daemon
+    #[arg(short, long, value_name = "TIME", value_parser = interval, default_value = "1s")]
+    interval: Duration,
+    /// What the busiest are first by
+    #[arg(short, long, value_enum, default_value = "iops")]
+    sort: Sort,
+    /// The other way round
+    #[arg(long)]
+    reverse: bool,
+    /// Print one table of what happens during one interval, and end; so does --json
+    #[arg(long)]
+    once: bool,
+    /// Do not have the daemon count latencies for percentiles
+    #[arg(long)]
+    no_histograms: bool,
+}
+
+/// The shortest and the longest time between two looks.
+const INTERVALS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
+
+fn interval(text: &str) -> Result<Duration, String> {
+    let time = humantime::parse_duration(text).map_err(|e| e.to_string())?;
+    match (INTERVALS.0..=INTERVALS.1).contains(&time) {
+        true => Ok(time),
+        false => Err("from 100ms to 60s".into()),
+    }
+}
+
+pub fn run(args: TopArgs) -> Result<(), Failure> {
+    let mut source = Source::new(args.connection.clone(), !args.no_histograms);
+    if args.once || args.connection.json {
+        let outcome = once(&mut source, &args);
+        source.leave();
+        let snapshot = outcome?;
+        return match args.connection.json {
+            true => output::json(&report::json(&snapshot)),
+            false => report::print(&snapshot),
+        };
+    }
+    if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
+        return Err(Failure::Usage(
+            "this is no terminal to draw on; --once prints a table and --json a document".into(),
+        ));
+    }
+    // A wrong socket is told in words, not drawn.
+    args.connection.open()?;
+    live(source, &args)
+}
+
+/// Two samples an interval apart.
+fn once(source: &mut Source, args: &TopArgs) -> Result<Snapshot, Failure> {
+    let mut first = source.sample()?;
+    // Now that the devices are known, their histograms are part of the first look too.
+    source.watch(first.bdevs(args.sort, args.reverse));
+    source.add_histograms(&mut first)?;
+    std::thread::sleep(args.interval);
+    let second = source.sample()?;
+    let mut snapshot = Snapshot::between(Some(&first), &second);
+    snapshot.sort(args.sort, args.reverse);
+    Ok(snapshot)
+}
+
+fn live(source: Source, args: &TopArgs) -> Result<(), Failure> {
+    let (orders, ordered) = mpsc::channel();
+    let (updates, updated) = mpsc::channel();
+    let (end, ended) = mpsc::channel::<()>();
+    let mut poller = Poller::new(source, args.interval);
+    std::thread::spawn(move || {
+        poller.run(&ordered, &updates);
+        drop(end);
+    });
+    let app = App::new(args.interval, args.sort, args.reverse, !args.no_histograms);
+    let mut terminal = ratatui::try_init()?;
+    let outcome = draw_until_quit(&mut terminal, app, &orders, &updated);
+    ratatui::restore();
+    // The poller takes back what it changed in the daemon; one that hangs is not waited for.
+    drop(orders);
+    let _ = ended.recv_timeout(Duration::from_secs(1));
+    outcome
+}
+
+fn draw_until_quit(
+    terminal: &mut DefaultTerminal,
+    mut app: App,
+    orders: &Sender<Order>,
+    updated: &Receiver<Update>,
+) -> Result<(), Failure> {
+    /// How long a key or an update may wait to be seen.
+    const PATIENCE: Duration = Duration::from_millis(50);
+    let mut stale = true;
+    loop {
+        if stale {
+            terminal.draw(|frame| view::draw(frame, &mut app))?;
+        }
+        stale = app.grows_old();
+        if event::poll(PATIENCE)? {
+            match event::read()? {
+                Event::Key(key) if key.kind != KeyEventKind::Release => {
+                    if let Flow::Quit = app.on_key(key) {
+                        return Ok(());
+                    }
+                    stale = true;
+                }
+                Event::Resize(..) => stale = true,
+                _ => {}
+            }
+        }
+        for update in updated.try_iter() {
+            app.on_update(update);
+            stale = true;
+        }
+        for order in app.orders() {
+            // A poller that is gone has said why in its last update.
+            let _ = orders.send(order);
+        }
+    }
+}

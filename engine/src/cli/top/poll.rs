@@ -1,0 +1,272 @@
+//! Asks the daemon: one [`Sample`] per look, as it was answered.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::super::subsystem::items;
+use super::super::{Connection, Failure};
+use super::histogram::Histogram;
+use super::rates;
+use super::snapshot::Sort;
+use crate::rpc::client::{Client, ClientError};
+
+/// What the daemon said at one moment.
+#[derive(Debug, Clone)]
+pub struct Sample {
+    pub at: Instant,
+    /// The daemon's name and version.
+    pub daemon: String,
+    pub reactors: Value,
+    pub iostat: Value,
+    pub subsystems: Value,
+    /// Queue pairs by subsystem.
+    pub qpairs: BTreeMap<String, Value>,
+    pub nvmf: Value,
+    /// By device.
+    pub histograms: BTreeMap<String, Histogram>,
+    /// What was refused, and how: shown, as it explains what is missing.
+    pub refused: BTreeSet<String>,
+}
+
+impl Sample {
+    /// The devices whose percentiles are worth asking for, the busiest ones first.
+    pub fn bdevs(&self, sort: Sort, reverse: bool) -> Vec<String> {
+        let mut snapshot = super::snapshot::Snapshot::between(None, self);
+        snapshot.sort(sort, reverse);
+        snapshot.bdevs()
+    }
+}
+
+/// What the poller tells.
+#[derive(Debug)]
+pub enum Update {
+    Sample(Box<Sample>),
+    /// No daemon, or none that answers; it is tried again.
+    Gone(String),
+}
+
+/// What the poller is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Order {
+    Interval(Duration),
+    /// Percentiles of these devices.
+    Watch(Vec<String>),
+    Histograms(bool),
+    /// Look now.
+    Now,
+}
+
+/// Percentiles are asked for of so many devices at most: each is a call of its own.
+pub const WATCHED_MAX: usize = 128;
+
+pub struct Poller {
+    source: Source,
+    interval: Duration,
+}
+
+impl Poller {
+    pub fn new(source: Source, interval: Duration) -> Poller {
+        Poller { source, interval }
+    }
+
+    /// Looks and tells until nobody orders any more.
+    pub fn run(&mut self, orders: &Receiver<Order>, updates: &Sender<Update>) {
+        loop {
+            let started = Instant::now();
+            let update = match self.source.sample() {
+                Ok(sample) => Update::Sample(Box::new(sample)),
+                Err(failure) => Update::Gone(failure.to_string()),
+            };
+            if updates.send(update).is_err() || !self.wait(orders, started) {
+                return self.source.leave();
+            }
+        }
+    }
+
+    /// Until it is time for the next look; false when it is time to end.
+    fn wait(&mut self, orders: &Receiver<Order>, started: Instant) -> bool {
+        loop {
+            let left = (started + self.interval).saturating_duration_since(Instant::now());
+            match orders.recv_timeout(left) {
+                Ok(Order::Interval(interval)) => self.interval = interval,
+                Ok(Order::Watch(names)) => self.source.watch(names),
+                Ok(Order::Histograms(on)) => self.source.set_histograms(on),
+                Ok(Order::Now) | Err(RecvTimeoutError::Timeout) => return true,
+                Err(RecvTimeoutError::Disconnected) => return false,
+            }
+        }
+    }
+}
+
+/// The daemon, connected to anew whenever it went away.
+pub struct Source {
+    connection: Connection,
+    client: Option<Client>,
+    daemon: String,
+    histograms: bool,
+    watched: Vec<String>,
+    /// Histograms that we enabled, and shall disable.
+    enabled: BTreeSet<String>,
+}
+
+impl Source {
+    pub fn new(connection: Connection, histograms: bool) -> Source {
+        Source {
+            connection,
+            client: None,
+            daemon: String::new(),
+            histograms,
+            watched: Vec::new(),
+            enabled: BTreeSet::new(),
+        }
+    }
+
+    pub fn watch(&mut self, mut names: Vec<String>) {
+        names.truncate(WATCHED_MAX);
+        self.watched = names;
+    }
+
+    pub fn set_histograms(&mut self, on: bool) {
+        self.histograms = on;
+        if !on {
+            self.leave();
+        }
+    }
+
+    /// Takes back what was changed in the daemon for our sake. A daemon that is gone has forgotten it.
+    pub fn leave(&mut self) {
+        for name in std::mem::take(&mut self.enabled) {
+            let Some(client) = &mut self.client else {
+                return;
+            };
+            let refused = client.call(
+                "bdev_enable_histogram",
+                json!({ "name": name, "enable": false }),
+            );
+            // A device may have been deleted meanwhile; but who does not answer is not asked again.
+            if let Err(error) = refused
+                && !matches!(error, ClientError::Refused { .. })
+            {
+                self.client = None;
+            }
+        }
+    }
+
+    pub fn sample(&mut self) -> Result<Sample, Failure> {
+        let sampled = self.try_sample();
+        if sampled.is_err() {
+            self.client = None;
+            self.enabled.clear();
+        }
+        sampled
+    }
+
+    fn try_sample(&mut self) -> Result<Sample, Failure> {
+        self.connect()?;
+        let mut refused = BTreeSet::new();
+        let mut sample = Sample {
+            at: Instant::now(),
+            daemon: self.daemon.clone(),
+            reactors: self.ask("framework_get_reactors", Value::Null, &mut refused)?,
+            iostat: self.ask("bdev_get_iostat", Value::Null, &mut refused)?,
+            subsystems: self.ask("nvmf_get_subsystems", Value::Null, &mut refused)?,
+            qpairs: BTreeMap::new(),
+            nvmf: self.ask("nvmf_get_stats", Value::Null, &mut refused)?,
+            histograms: BTreeMap::new(),
+            refused: BTreeSet::new(),
+        };
+        // A call per subsystem, spared as long as nobody is connected at all.
+        if sample.nvmf.is_null() || connected(&sample.nvmf) {
+            for subsystem in items(&sample.subsystems) {
+                let Some(nqn) = subsystem["nqn"].as_str() else {
+                    continue;
+                };
+                // One deleted since it was listed is no news.
+                let mut gone = BTreeSet::new();
+                let qpairs = self.ask(
+                    "nvmf_subsystem_get_qpairs",
+                    json!({ "nqn": nqn }),
+                    &mut gone,
+                )?;
+                sample.qpairs.insert(nqn.to_owned(), qpairs);
+            }
+        }
+        sample.refused = refused;
+        self.add_histograms(&mut sample)?;
+        Ok(sample)
+    }
+
+    fn connect(&mut self) -> Result<&mut Client, Failure> {
+        if self.client.is_none() {
+            let mut client = self.connection.open()?;
+            self.daemon = match client.call("spdk_get_version", Value::Null) {
+                Ok(version) => match version["nacre"].as_str() {
+                    Some(nacre) => format!("Nacre {nacre}"),
+                    None => version["version"].as_str().unwrap_or("?").to_owned(),
+                },
+                Err(ClientError::Refused { .. }) => "?".into(),
+                Err(error) => return Err(error.into()),
+            };
+            self.client = Some(client);
+        }
+        Ok(self.client.as_mut().expect("it was just made"))
+    }
+
+    /// A call that may be refused: an older daemon, one that has not started yet, a list of allowed
+    /// methods. What can be had is shown.
+    fn ask(
+        &mut self,
+        method: &str,
+        params: Value,
+        refused: &mut BTreeSet<String>,
+    ) -> Result<Value, Failure> {
+        match self.connect()?.call(method, params) {
+            Ok(answer) => Ok(answer),
+            Err(ClientError::Refused { method, error }) => {
+                refused.insert(format!("{method}: {}", error.message));
+                Ok(Value::Null)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The histograms of the watched devices, enabled where they were not.
+    pub fn add_histograms(&mut self, sample: &mut Sample) -> Result<(), Failure> {
+        let there: BTreeSet<&str> = rates::devices(&sample.iostat)
+            .map(|(name, _)| name)
+            .collect();
+        let watched: Vec<String> = self
+            .watched
+            .iter()
+            .filter(|n| there.contains(n.as_str()))
+            .cloned()
+            .collect();
+        for name in watched {
+            let mut nothing = BTreeSet::new();
+            let params = json!({ "name": name });
+            let mut answer = self.ask("bdev_get_histogram", params.clone(), &mut nothing)?;
+            if answer.is_null() && self.histograms {
+                // As fine as Nacre counts; SPDK's default is eight times the answer.
+                let enable = json!({ "name": name, "enable": true, "granularity": 4 });
+                if self.ask("bdev_enable_histogram", enable, &mut nothing)? == true {
+                    self.enabled.insert(name.clone());
+                    answer = self.ask("bdev_get_histogram", params, &mut nothing)?;
+                }
+            }
+            if let Some(histogram) = Histogram::read(&answer) {
+                sample.histograms.insert(name, histogram);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn connected(nvmf: &Value) -> bool {
+    let number = |group: &Value, key: &str| group[key].as_u64().unwrap_or(0);
+    items(&nvmf["poll_groups"])
+        .iter()
+        .any(|group| number(group, "current_admin_qpairs") + number(group, "current_io_qpairs") > 0)
+}

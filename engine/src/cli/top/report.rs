@@ -1,0 +1,208 @@
+//! A snapshot on paper: tables for people, a document for programs; and the cells of both views.
+
+use serde_json::{Value, json};
+
+use super::super::{Failure, output};
+use super::rates::{self, Rates, rounded};
+use super::snapshot::{Connection, Device, Listener, Namespace, Reactor, Share, Snapshot};
+
+pub fn print(snapshot: &Snapshot) -> Result<(), Failure> {
+    output::line(&headline(snapshot))?;
+    let named = |header: &[&'static str], rows: Vec<Vec<String>>| {
+        output::line("")?;
+        output::table(header, rows)
+    };
+    named(&REACTOR, snapshot.reactors.iter().map(reactor).collect())?;
+    named(&LISTENER, snapshot.listeners.iter().map(listener).collect())?;
+    named(
+        &NAMESPACE,
+        snapshot.namespaces.iter().map(namespace).collect(),
+    )?;
+    for refused in &snapshot.refused {
+        output::line(&format!("refused: {refused}"))?;
+    }
+    Ok(())
+}
+
+/// The daemon and its hosts in one line.
+pub fn headline(snapshot: &Snapshot) -> String {
+    let total = snapshot.total();
+    let pid = snapshot
+        .pid
+        .map(|pid| format!(" ({pid})"))
+        .unwrap_or_default();
+    let many =
+        |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+    let load = match snapshot.seconds {
+        None => String::new(),
+        Some(_) => format!(
+            ", {} IOPS, {} read, {} written",
+            rates::count(total.iops()),
+            rates::throughput(total.read.bytes_per_s),
+            rates::throughput(total.write.bytes_per_s)
+        ),
+    };
+    format!(
+        "{}{pid}: {}, {}{load}",
+        snapshot.daemon,
+        many(snapshot.hosts(), "host"),
+        many(snapshot.connections.iter().map(|c| c.queues).sum(), "queue"),
+    )
+}
+
+pub const REACTOR: [&str; 8] = [
+    "reactor", "core", "mode", "busy", "idle", "sleep", "queues", "cmd/s",
+];
+
+pub fn reactor(reactor: &Reactor) -> Vec<String> {
+    let percent = |part: fn(&Share) -> f64| {
+        reactor
+            .share
+            .map_or("-".into(), |s| format!("{:.1}%", part(&s) * 100.0))
+    };
+    vec![
+        reactor.name.clone(),
+        reactor.core.to_string(),
+        reactor.mode.clone(),
+        percent(|s| s.busy),
+        percent(|s| s.idle),
+        percent(|s| s.sleep),
+        reactor.queues.to_string(),
+        reactor.commands.map_or("-".into(), rates::count),
+    ]
+}
+
+pub const LISTENER: [&str; 5] = ["listener", "subsystems", "hosts", "controllers", "queues"];
+
+pub fn listener(listener: &Listener) -> Vec<String> {
+    let Listener {
+        address,
+        subsystems,
+        hosts,
+        controllers,
+        queues,
+    } = listener;
+    let mut cells = vec![address.clone()];
+    cells.extend([subsystems, hosts, controllers, queues].map(usize::to_string));
+    cells
+}
+
+pub const NAMESPACE: [&str; 11] = [
+    "subsystem",
+    "nsid",
+    "device",
+    "r/s",
+    "w/s",
+    "read",
+    "written",
+    "r avg",
+    "w avg",
+    "p99",
+    "errors",
+];
+
+pub fn namespace(namespace: &Namespace) -> Vec<String> {
+    let mut cells = vec![namespace.nqn.clone(), namespace.nsid.to_string()];
+    cells.extend(device(&namespace.device));
+    cells
+}
+
+pub const DEVICE: [&str; 9] = [
+    "device", "r/s", "w/s", "read", "written", "r avg", "w avg", "p99", "errors",
+];
+
+pub fn device(device: &Device) -> Vec<String> {
+    let Rates {
+        read,
+        write,
+        errors,
+        ..
+    } = &device.rates;
+    let latency = |seconds: Option<f64>| seconds.map_or("-".into(), rates::time);
+    vec![
+        device.name.clone(),
+        rates::count(read.iops),
+        rates::count(write.iops),
+        rates::throughput(read.bytes_per_s),
+        rates::throughput(write.bytes_per_s),
+        latency(read.latency_s),
+        latency(write.latency_s),
+        latency(device.p99_s),
+        errors.to_string(),
+    ]
+}
+
+pub const CONNECTION: [&str; 7] = [
+    "host",
+    "subsystem",
+    "cntlid",
+    "queues",
+    "from",
+    "to",
+    "reactors",
+];
+
+pub fn connection(connection: &Connection) -> Vec<String> {
+    vec![
+        connection.host.clone(),
+        connection.nqn.clone(),
+        connection.cntlid.to_string(),
+        connection.queues.to_string(),
+        connection.from.clone(),
+        connection.to.clone(),
+        connection.reactors.join(","),
+    ]
+}
+
+/// Stable: fields may be added, none changes its meaning.
+pub fn json(snapshot: &Snapshot) -> Value {
+    let share = |share: &Share| json!({ "busy": rounded(share.busy), "idle": rounded(share.idle), "sleep": rounded(share.sleep) });
+    let reactor = |r: &Reactor| {
+        json!({
+            "name": r.name, "core": r.core, "mode": r.mode, "share": r.share.as_ref().map(share),
+            "queues": r.queues, "commands_per_s": r.commands.map(rounded),
+        })
+    };
+    let listener = |l: &Listener| {
+        json!({
+            "address": l.address, "subsystems": l.subsystems, "hosts": l.hosts,
+            "controllers": l.controllers, "queues": l.queues,
+        })
+    };
+    let device = |d: &Device| {
+        let mut object = d.rates.json();
+        object["name"] = json!(d.name);
+        object["latency_p99_us"] = json!(d.p99_s.map(|s| rounded(s * 1e6)));
+        object
+    };
+    let namespace = |n: &Namespace| {
+        let mut object = device(&n.device);
+        let name = object["name"].take();
+        object
+            .as_object_mut()
+            .expect("rates are an object")
+            .remove("name");
+        object["bdev_name"] = name;
+        object["nqn"] = json!(n.nqn);
+        object["nsid"] = json!(n.nsid);
+        object["controllers"] = json!(n.controllers);
+        object
+    };
+    let connection = |c: &Connection| {
+        json!({
+            "hostnqn": c.host, "nqn": c.nqn, "cntlid": c.cntlid, "queues": c.queues,
+            "from": c.from, "to": c.to, "reactors": c.reactors,
+        })
+    };
+    json!({
+        "daemon": snapshot.daemon,
+        "pid": snapshot.pid,
+        "seconds": snapshot.seconds.map(rounded),
+        "reactors": snapshot.reactors.iter().map(reactor).collect::<Vec<_>>(),
+        "listeners": snapshot.listeners.iter().map(listener).collect::<Vec<_>>(),
+        "namespaces": snapshot.namespaces.iter().map(namespace).collect::<Vec<_>>(),
+        "devices": snapshot.devices.iter().map(device).collect::<Vec<_>>(),
+        "connections": snapshot.connections.iter().map(connection).collect::<Vec<_>>(),
+        "refused": snapshot.refused,
+    })
+}

@@ -1,0 +1,403 @@
+//! Two samples as what happened between them: shares of time, rates, percentiles. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use clap::ValueEnum;
+use serde_json::Value;
+
+use super::super::address;
+use super::super::subsystem::{is_discovery, items};
+use super::poll::Sample;
+use super::rates::{self, Iostat, Rates};
+
+#[derive(Debug, Clone, Default)]
+pub struct Snapshot {
+    pub daemon: String,
+    pub pid: Option<u64>,
+    /// How long it took; none if there is nothing to compare with yet.
+    pub seconds: Option<f64>,
+    pub reactors: Vec<Reactor>,
+    pub listeners: Vec<Listener>,
+    pub namespaces: Vec<Namespace>,
+    pub devices: Vec<Device>,
+    pub connections: Vec<Connection>,
+    pub refused: BTreeSet<String>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Reactor {
+    pub name: String,
+    pub core: u64,
+    pub mode: String,
+    pub share: Option<Share>,
+    /// Queue pairs that live there.
+    pub queues: usize,
+    /// NVMe commands per second.
+    pub commands: Option<f64>,
+}
+
+/// Of a reactor's time, each from 0 to 1.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Share {
+    pub busy: f64,
+    /// Polling in vain.
+    pub idle: f64,
+    pub sleep: f64,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Listener {
+    pub address: String,
+    pub subsystems: usize,
+    pub hosts: usize,
+    pub controllers: usize,
+    pub queues: usize,
+}
+
+#[derive(Debug, Clone, Default)]
+pub struct Namespace {
+    pub nqn: String,
+    pub nsid: u64,
+    pub device: Device,
+    /// Connected to its subsystem.
+    pub controllers: usize,
+}
+
+#[derive(Debug, Clone, Default)]
+pub struct Device {
+    pub name: String,
+    pub rates: Rates,
+    /// Ours to have only where there is a histogram.
+    pub p99_s: Option<f64>,
+}
+
+/// A controller with its queue pairs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Connection {
+    pub host: String,
+    pub nqn: String,
+    pub cntlid: u64,
+    pub queues: usize,
+    pub from: String,
+    pub to: String,
+    pub reactors: Vec<String>,
+}
+
+/// What lines are ordered by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Sort {
+    Name,
+    Iops,
+    Bytes,
+    Latency,
+    P99,
+    Errors,
+}
+
+impl Snapshot {
+    pub fn between(before: Option<&Sample>, now: &Sample) -> Snapshot {
+        let pid = |sample: &Sample| sample.reactors["pid"].as_u64();
+        // A daemon that was started anew counts from zero.
+        let before = before.filter(|before| pid(before) == pid(now));
+        let wall = before.map(|before| now.at.saturating_duration_since(before.at).as_secs_f64());
+        let seconds = before
+            .and_then(|before| rates::elapsed(&before.iostat, &now.iostat))
+            .or(wall);
+        let connections = connections(now);
+        let devices = devices(before, now, seconds);
+        Snapshot {
+            daemon: now.daemon.clone(),
+            pid: pid(now),
+            seconds,
+            reactors: reactors(before, now, seconds),
+            listeners: listeners(now),
+            namespaces: namespaces(now, &devices, &connections),
+            devices: devices.into_values().collect(),
+            connections,
+            refused: now.refused.clone(),
+        }
+    }
+
+    /// Names upwards, everything else downwards: the most interesting comes first.
+    pub fn sort(&mut self, by: Sort, reverse: bool) {
+        let order = |a: &Device, b: &Device| {
+            let key = |device: &Device| match by {
+                Sort::Name => 0.0,
+                Sort::Iops => device.rates.iops(),
+                Sort::Bytes => device.rates.bytes_per_s(),
+                Sort::Latency => device.rates.latency_s().unwrap_or(-1.0),
+                Sort::P99 => device.p99_s.unwrap_or(-1.0),
+                Sort::Errors => device.rates.errors as f64,
+            };
+            key(b).total_cmp(&key(a))
+        };
+        let turn = |order: std::cmp::Ordering| if reverse { order.reverse() } else { order };
+        self.devices
+            .sort_by(|a, b| turn(order(a, b).then_with(|| a.name.cmp(&b.name))));
+        let name = |n: &Namespace| (n.nqn.clone(), n.nsid);
+        self.namespaces
+            .sort_by(|a, b| turn(order(&a.device, &b.device).then_with(|| name(a).cmp(&name(b)))));
+        let name = |c: &Connection| (c.host.clone(), c.nqn.clone(), c.cntlid);
+        self.connections.sort_by(|a, b| turn(name(a).cmp(&name(b))));
+    }
+
+    /// The devices in the order of the namespaces, then those that no host sees.
+    pub fn bdevs(&self) -> Vec<String> {
+        let mut seen = BTreeSet::new();
+        let exported = self.namespaces.iter().map(|n| &n.device.name);
+        let all = exported.chain(self.devices.iter().map(|d| &d.name));
+        all.filter(|name| seen.insert(name.as_str()))
+            .cloned()
+            .collect()
+    }
+
+    /// What hosts had of all namespaces together.
+    pub fn total(&self) -> Rates {
+        let mut total = Rates::default();
+        for rates in self.namespaces.iter().map(|n| &n.device.rates) {
+            for (sum, part) in [
+                (&mut total.read, &rates.read),
+                (&mut total.write, &rates.write),
+                (&mut total.unmap, &rates.unmap),
+            ] {
+                sum.iops += part.iops;
+                sum.bytes_per_s += part.bytes_per_s;
+            }
+            total.errors += rates.errors;
+        }
+        total
+    }
+
+    pub fn hosts(&self) -> usize {
+        self.connections
+            .iter()
+            .map(|c| c.host.as_str())
+            .collect::<BTreeSet<_>>()
+            .len()
+    }
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+fn reactors(before: Option<&Sample>, now: &Sample, seconds: Option<f64>) -> Vec<Reactor> {
+    let tick_rate = rates::tick_rate(&now.reactors) as f64;
+    let queues = qpairs(now).fold(
+        BTreeMap::<&str, usize>::new(),
+        |mut by_thread, (_, qpair)| {
+            *by_thread
+                .entry(qpair["thread"].as_str().unwrap_or_default())
+                .or_default() += 1;
+            by_thread
+        },
+    );
+    let describe = |reactor: &Value| {
+        let core = reactor["lcore"].as_u64().unwrap_or(0);
+        let earlier = before.and_then(|before| {
+            items(&before.reactors["reactors"])
+                .iter()
+                .find(|r| r["lcore"] == reactor["lcore"])
+        });
+        let threads: Vec<&str> = items(&reactor["lw_threads"])
+            .iter()
+            .filter_map(|thread| thread["name"].as_str())
+            .collect();
+        // SPDK's threads are many and have long names; ours is the reactor.
+        let name = match threads[..] {
+            [only] if only.starts_with("reactor") => only.to_owned(),
+            _ => format!("reactor_{core}"),
+        };
+        let mode = match (reactor["mode"].as_str(), reactor["in_interrupt"] == true) {
+            (Some(mode), _) => mode,
+            (None, true) => "interrupt",
+            (None, false) => "poll",
+        };
+        Reactor {
+            mode: mode.to_owned(),
+            share: earlier
+                .zip(seconds)
+                .and_then(|(earlier, s)| share(earlier, reactor, s * tick_rate)),
+            queues: threads.iter().filter_map(|thread| queues.get(thread)).sum(),
+            commands: before.zip(seconds).and_then(|(before, s)| {
+                let done = |sample: &Sample| commands(&sample.nvmf, &threads, core);
+                Some(done(now)?.checked_sub(done(before)?)? as f64 / s)
+            }),
+            name,
+            core,
+        }
+    };
+    items(&now.reactors["reactors"])
+        .iter()
+        .map(describe)
+        .collect()
+}
+
+fn share(before: &Value, now: &Value, elapsed: f64) -> Option<Share> {
+    let grew = |key: &str| Some(now[key].as_u64()?.checked_sub(before[key].as_u64()?)? as f64);
+    let (busy, idle) = (grew("busy")?, grew("idle")?);
+    let (idle, sleep) = match grew("sleep") {
+        // Ours tell how much of being idle was sleep.
+        Some(sleep) => ((idle - sleep).max(0.0), sleep),
+        // SPDK's count neither when they sleep.
+        None if now["in_interrupt"] == true => (idle, (elapsed - busy - idle).max(0.0)),
+        None => (idle, 0.0),
+    };
+    let all = busy + idle + sleep;
+    (all > 0.0).then(|| Share {
+        busy: busy / all,
+        idle: idle / all,
+        sleep: sleep / all,
+    })
+}
+
+/// Commands completed on a reactor: poll groups have the names of threads, or end in a number.
+fn commands(nvmf: &Value, threads: &[&str], core: u64) -> Option<u64> {
+    let ours = |group: &&Value| {
+        let name = group["name"].as_str().unwrap_or_default();
+        threads.contains(&name) || name == format!("reactor_{core}")
+    };
+    let mut groups = items(&nvmf["poll_groups"]).iter().filter(ours).peekable();
+    groups.peek()?;
+    Some(
+        groups
+            .filter_map(|group| group["completed_nvme_io"].as_u64())
+            .sum(),
+    )
+}
+
+/// Every queue pair, with the subsystem that it belongs to.
+fn qpairs(sample: &Sample) -> impl Iterator<Item = (&str, &Value)> {
+    sample
+        .qpairs
+        .iter()
+        .flat_map(|(nqn, qpairs)| items(qpairs).iter().map(move |q| (nqn.as_str(), q)))
+}
+
+fn connections(now: &Sample) -> Vec<Connection> {
+    let mut all: BTreeMap<(&str, u64), Connection> = BTreeMap::new();
+    for (nqn, qpair) in qpairs(now) {
+        let cntlid = qpair["cntlid"].as_u64().unwrap_or(0);
+        let one = all.entry((nqn, cntlid)).or_insert_with(|| Connection {
+            host: text(&qpair["hostnqn"]),
+            nqn: nqn.to_owned(),
+            cntlid,
+            from: text(&qpair["peer_address"]["traddr"]),
+            to: match qpair["listen_address"].is_object() {
+                true => address::describe(&qpair["listen_address"]),
+                false => String::new(),
+            },
+            ..Connection::default()
+        });
+        one.queues += 1;
+        let thread = text(&qpair["thread"]);
+        if !one.reactors.contains(&thread) {
+            one.reactors.push(thread);
+        }
+    }
+    all.into_values().collect()
+}
+
+fn listeners(now: &Sample) -> Vec<Listener> {
+    #[derive(Default)]
+    struct Seen<'a> {
+        hosts: BTreeSet<&'a str>,
+        controllers: BTreeSet<(&'a str, u64)>,
+        queues: usize,
+        subsystems: usize,
+    }
+    let mut all: BTreeMap<String, Seen> = BTreeMap::new();
+    for subsystem in items(&now.subsystems).iter().filter(|s| !is_discovery(s)) {
+        for listens in items(&subsystem["listen_addresses"]) {
+            all.entry(address::describe(listens))
+                .or_default()
+                .subsystems += 1;
+        }
+    }
+    for (nqn, qpair) in qpairs(now).filter(|(_, q)| q["listen_address"].is_object()) {
+        let seen = all
+            .entry(address::describe(&qpair["listen_address"]))
+            .or_default();
+        seen.hosts
+            .insert(qpair["hostnqn"].as_str().unwrap_or_default());
+        seen.controllers
+            .insert((nqn, qpair["cntlid"].as_u64().unwrap_or(0)));
+        seen.queues += 1;
+    }
+    let listener = |(address, seen): (String, Seen)| Listener {
+        address,
+        subsystems: seen.subsystems,
+        hosts: seen.hosts.len(),
+        controllers: seen.controllers.len(),
+        queues: seen.queues,
+    };
+    all.into_iter().map(listener).collect()
+}
+
+fn devices(
+    before: Option<&Sample>,
+    now: &Sample,
+    seconds: Option<f64>,
+) -> BTreeMap<String, Device> {
+    let earlier: BTreeMap<&str, Iostat> = before
+        .map(|b| rates::devices(&b.iostat).collect())
+        .unwrap_or_default();
+    let tick_rate = rates::tick_rate(&now.iostat);
+    let device = |(name, iostat): (&str, Iostat)| {
+        let rates = match (before, seconds) {
+            // One that is new counted from zero.
+            (Some(_), Some(seconds)) => iostat
+                .since(&earlier.get(name).copied().unwrap_or_default())
+                .rates(seconds, tick_rate),
+            _ => Rates::default(),
+        };
+        let then = before.and_then(|before| before.histograms.get(name));
+        let histogram = now
+            .histograms
+            .get(name)
+            .zip(then)
+            .and_then(|(now, then)| now.since(then));
+        let p99_s = histogram.and_then(|between| between.quantile_s(0.99));
+        (
+            name.to_owned(),
+            Device {
+                name: name.to_owned(),
+                rates,
+                p99_s,
+            },
+        )
+    };
+    rates::devices(&now.iostat).map(device).collect()
+}
+
+fn namespaces(
+    now: &Sample,
+    devices: &BTreeMap<String, Device>,
+    connections: &[Connection],
+) -> Vec<Namespace> {
+    let controllers =
+        connections
+            .iter()
+            .fold(BTreeMap::<&str, usize>::new(), |mut by_nqn, connection| {
+                *by_nqn.entry(&connection.nqn).or_default() += 1;
+                by_nqn
+            });
+    let mut all = Vec::new();
+    for subsystem in items(&now.subsystems) {
+        let nqn = text(&subsystem["nqn"]);
+        for namespace in items(&subsystem["namespaces"]) {
+            let name = text(&namespace["bdev_name"]);
+            let unknown = || Device {
+                name: name.clone(),
+                ..Device::default()
+            };
+            all.push(Namespace {
+                nsid: namespace["nsid"].as_u64().unwrap_or(0),
+                device: devices.get(&name).cloned().unwrap_or_else(unknown),
+                controllers: controllers.get(nqn.as_str()).copied().unwrap_or(0),
+                nqn: nqn.clone(),
+            });
+        }
+    }
+    all
+}

@@ -1,0 +1,419 @@
+//! Draws the live view, on whatever room there is.
+//!
+//! Lines go in the order of what matters: the headline always, then the panel, reactors, listeners,
+//! keys. Columns go by rank: a narrow terminal loses the least telling ones, and names lose their
+//! beginning, which they share.
+
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::Paragraph;
+
+use super::app::{App, Link, Panel};
+use super::rates;
+use super::report;
+use super::snapshot::{Listener, Reactor, Snapshot, Sort};
+
+pub fn draw(frame: &mut Frame, app: &mut App) {
+    let area = frame.area();
+    if area.height == 0 || area.width == 0 {
+        return;
+    }
+    let nothing = Snapshot::default();
+    let snapshot = app.snapshot.take();
+    let shown = snapshot.as_ref().unwrap_or(&nothing);
+    let keys = u16::from(area.height >= 6);
+    // The panel has half of the room if it needs it, the rest is shared by what stands above it.
+    let room = area.height.saturating_sub(1 + keys);
+    let rows = u16::try_from(panel_rows(app.panel, shown)).unwrap_or(u16::MAX);
+    let above = room - rows.saturating_add(1).min(room.div_ceil(2));
+    let reactors = block_height(shown.reactors.len(), above.saturating_mul(2) / 3);
+    let listeners = block_height(shown.listeners.len(), above - reactors);
+    let [head, upper, middle, panel, foot] = Layout::vertical([
+        Constraint::Length(1),
+        Constraint::Length(reactors),
+        Constraint::Length(listeners),
+        Constraint::Min(0),
+        Constraint::Length(keys),
+    ])
+    .areas(area);
+    frame.render_widget(Paragraph::new(headline(app, shown)), head);
+    draw_reactors(frame, upper, &shown.reactors);
+    draw_listeners(frame, middle, &shown.listeners);
+    draw_panel(frame, panel, app, shown);
+    frame.render_widget(
+        Paragraph::new(keys_line(app)).style(Style::new().add_modifier(Modifier::DIM)),
+        foot,
+    );
+    if app.link != Link::Up {
+        // What is shown below was true once.
+        let below = Rect {
+            y: area.y + 1,
+            height: area.height - 1,
+            ..area
+        };
+        frame
+            .buffer_mut()
+            .set_style(below, Style::new().add_modifier(Modifier::DIM));
+    }
+    app.snapshot = snapshot;
+}
+
+/// Lines of a block of `rows`, with its header and a gap, if a useful part of it fits.
+fn block_height(rows: usize, most: u16) -> u16 {
+    let wanted = u16::try_from(rows).unwrap_or(u16::MAX).saturating_add(2);
+    // Less than two rows of several would not even tell how many there are.
+    match most < wanted.min(4) || rows == 0 {
+        true => 0,
+        false => wanted.min(most),
+    }
+}
+
+fn panel_rows(panel: Panel, snapshot: &Snapshot) -> usize {
+    match panel {
+        Panel::Namespaces => snapshot.namespaces.len(),
+        Panel::Devices => snapshot.devices.len(),
+        Panel::Connections => snapshot.connections.len(),
+    }
+}
+
+fn headline(app: &App, snapshot: &Snapshot) -> Line<'static> {
+    let bad = |text: String| Line::styled(text, Style::new().fg(Color::White).bg(Color::Red));
+    match &app.link {
+        Link::Gone(why) => return bad(format!("{why} (trying again)")),
+        Link::Waiting => return Line::raw("waiting for the daemon"),
+        Link::Up => {}
+    }
+    if let Some(seconds) = app.silence() {
+        return bad(format!("the daemon has not answered for {seconds} s"));
+    }
+    let mut line = Line::styled(
+        report::headline(snapshot),
+        Style::new().add_modifier(Modifier::BOLD),
+    );
+    if let Some(first) = snapshot.refused.first() {
+        let more = match snapshot.refused.len() {
+            1 => String::new(),
+            count => format!(" and {} more", count - 1),
+        };
+        line.push_span(Span::styled(
+            format!("  refused: {first}{more}"),
+            Style::new().fg(Color::Red),
+        ));
+    }
+    line
+}
+
+fn keys_line(app: &App) -> String {
+    let paused = if app.paused { "PAUSED " } else { "" };
+    let panel = match app.panel {
+        Panel::Namespaces => "devices",
+        Panel::Devices => "connections",
+        Panel::Connections => "namespaces",
+    };
+    let histograms = if app.histograms { "off" } else { "on" };
+    format!(
+        "{paused}every {}  q quit  Tab {panel}  sort: n i b l p e  r reverse  h histograms {histograms}  +- pace  space pause",
+        humantime::format_duration(app.interval)
+    )
+}
+
+/// One column of a table.
+struct Column {
+    title: &'static str,
+    /// Least width; a name takes what is left.
+    width: u16,
+    name: bool,
+    /// The higher, the sooner it is left out.
+    rank: u8,
+    sort: Option<Sort>,
+}
+
+const fn name(title: &'static str, width: u16, rank: u8) -> Column {
+    Column {
+        title,
+        width,
+        name: true,
+        rank,
+        sort: Some(Sort::Name),
+    }
+}
+
+const fn number(title: &'static str, width: u16, rank: u8) -> Column {
+    Column {
+        title,
+        width,
+        name: false,
+        rank,
+        sort: None,
+    }
+}
+
+const fn key(title: &'static str, width: u16, rank: u8, sort: Sort) -> Column {
+    Column {
+        title,
+        width,
+        name: false,
+        rank,
+        sort: Some(sort),
+    }
+}
+
+const LISTENER: [Column; 5] = [
+    name(report::LISTENER[0], 18, 0),
+    number(report::LISTENER[1], 10, 4),
+    number(report::LISTENER[2], 5, 1),
+    number(report::LISTENER[3], 11, 3),
+    number(report::LISTENER[4], 6, 2),
+];
+
+const DEVICE: [Column; 9] = [
+    name(report::DEVICE[0], 10, 0),
+    key(report::DEVICE[1], 6, 1, Sort::Iops),
+    key(report::DEVICE[2], 6, 1, Sort::Iops),
+    key(report::DEVICE[3], 9, 2, Sort::Bytes),
+    key(report::DEVICE[4], 9, 2, Sort::Bytes),
+    key(report::DEVICE[5], 6, 4, Sort::Latency),
+    key(report::DEVICE[6], 6, 4, Sort::Latency),
+    key(report::DEVICE[7], 6, 3, Sort::P99),
+    key(report::DEVICE[8], 6, 5, Sort::Errors),
+];
+
+const NAMESPACE: [Column; 11] = {
+    let [
+        _,
+        reads,
+        writes,
+        read,
+        written,
+        read_time,
+        write_time,
+        p99,
+        errors,
+    ] = DEVICE;
+    [
+        name(report::NAMESPACE[0], 12, 0),
+        number(report::NAMESPACE[1], 4, 0),
+        name(report::NAMESPACE[2], 8, 6),
+        reads,
+        writes,
+        read,
+        written,
+        read_time,
+        write_time,
+        p99,
+        errors,
+    ]
+};
+
+const CONNECTION: [Column; 7] = [
+    name(report::CONNECTION[0], 14, 0),
+    name(report::CONNECTION[1], 12, 1),
+    number(report::CONNECTION[2], 6, 4),
+    number(report::CONNECTION[3], 6, 0),
+    name(report::CONNECTION[4], 11, 2),
+    name(report::CONNECTION[5], 18, 5),
+    name(report::CONNECTION[6], 10, 3),
+];
+
+fn draw_panel(frame: &mut Frame, area: Rect, app: &mut App, snapshot: &Snapshot) {
+    let (columns, rows): (&[Column], Vec<Vec<String>>) = match app.panel {
+        Panel::Namespaces => (
+            &NAMESPACE,
+            snapshot.namespaces.iter().map(report::namespace).collect(),
+        ),
+        Panel::Devices => (
+            &DEVICE,
+            snapshot.devices.iter().map(report::device).collect(),
+        ),
+        Panel::Connections => (
+            &CONNECTION,
+            snapshot
+                .connections
+                .iter()
+                .map(report::connection)
+                .collect(),
+        ),
+    };
+    app.page = usize::from(area.height.saturating_sub(1)).max(1);
+    app.scroll = app.scroll.min(rows.len().saturating_sub(app.page));
+    draw_table(frame, area, columns, rows, app.scroll, Some(app.sort));
+}
+
+fn draw_table(
+    frame: &mut Frame,
+    area: Rect,
+    columns: &[Column],
+    rows: Vec<Vec<String>>,
+    scroll: usize,
+    sort: Option<Sort>,
+) {
+    if area.height == 0 || area.width == 0 {
+        return;
+    }
+    let widths = fit(columns, &rows, area.width);
+    let header = Line::from_iter(widths.iter().map(|&(at, width)| {
+        let column = &columns[at];
+        let style = Style::new().add_modifier(Modifier::REVERSED);
+        let sorted = sort.is_some() && column.sort == sort;
+        let style = if sorted {
+            style.add_modifier(Modifier::BOLD | Modifier::UNDERLINED)
+        } else {
+            style
+        };
+        Span::styled(
+            format!(
+                "{} ",
+                aligned(&column.title.to_uppercase(), width, column.name)
+            ),
+            style,
+        )
+    }));
+    let lines = rows
+        .iter()
+        .skip(scroll)
+        .take(usize::from(area.height) - 1)
+        .map(|cells| {
+            Line::from_iter(widths.iter().map(|&(at, width)| {
+                let cell = &cells[at];
+                let bad = columns[at].sort == Some(Sort::Errors) && cell != "0";
+                let style = if bad {
+                    Style::new().fg(Color::Red)
+                } else {
+                    Style::new()
+                };
+                Span::styled(
+                    format!("{} ", aligned(cell, width, columns[at].name)),
+                    style,
+                )
+            }))
+        });
+    let text: Vec<Line> = std::iter::once(header).chain(lines).collect();
+    frame.render_widget(Paragraph::new(text), area);
+}
+
+/// Which columns fit, with their widths.
+fn fit(columns: &[Column], rows: &[Vec<String>], room: u16) -> Vec<(usize, u16)> {
+    let mut kept: Vec<usize> = (0..columns.len()).collect();
+    let width = |at: usize| columns[at].width.max(columns[at].title.len() as u16) + 1;
+    let needed = |kept: &[usize]| kept.iter().map(|&at| width(at)).sum::<u16>();
+    while needed(&kept) > room && kept.len() > 1 {
+        // The last of those with the highest rank.
+        let least = kept
+            .iter()
+            .copied()
+            .enumerate()
+            .max_by_key(|&(place, at)| (columns[at].rank, place));
+        kept.remove(least.expect("there are several").0);
+    }
+    let mut spare = room.saturating_sub(needed(&kept));
+    kept.into_iter()
+        .map(|at| {
+            // A number may be longer than usual, a name as long as it likes: as far as there is room.
+            let longest = rows
+                .iter()
+                .map(|cells| Span::raw(cells[at].as_str()).width())
+                .max()
+                .unwrap_or(0);
+            let least = width(at) - 1;
+            let more = u16::try_from(longest)
+                .unwrap_or(u16::MAX)
+                .saturating_sub(least)
+                .min(spare);
+            spare -= more;
+            (at, (least + more).min(room))
+        })
+        .collect()
+}
+
+/// `text` in exactly `width` columns; what is too long loses its beginning, where names are alike.
+fn aligned(text: &str, width: u16, left: bool) -> String {
+    let width = usize::from(width);
+    let mut shown = text.to_owned();
+    if Span::raw(text).width() > width {
+        let mut rest = text.chars();
+        while Span::raw(rest.as_str()).width() >= width.max(1) && rest.next().is_some() {}
+        shown = format!("…{}", rest.as_str());
+    }
+    let pad = " ".repeat(width.saturating_sub(Span::raw(shown.as_str()).width()));
+    if left { shown + &pad } else { pad + &shown }
+}
+
+fn draw_listeners(frame: &mut Frame, area: Rect, listeners: &[Listener]) {
+    // The last line is the gap to the next block.
+    let area = Rect {
+        height: area.height.saturating_sub(1),
+        ..area
+    };
+    let (shown, more) = cut(listeners, area.height);
+    let mut rows: Vec<Vec<String>> = shown.iter().map(report::listener).collect();
+    if let Some(more) = more {
+        let mut row = vec![String::new(); LISTENER.len()];
+        row[0] = more;
+        rows.push(row);
+    }
+    draw_table(frame, area, &LISTENER, rows, 0, None);
+}
+
+/// As many as fit below a header in `height` lines; if not all do, the last line says so.
+fn cut<T>(all: &[T], height: u16) -> (&[T], Option<String>) {
+    let room = usize::from(height.saturating_sub(1));
+    if all.len() <= room {
+        return (all, None);
+    }
+    let shown = &all[..room.saturating_sub(1)];
+    (
+        shown,
+        Some(format!("… and {} more", all.len() - shown.len())),
+    )
+}
+
+/// A reactor's time as a bar: busy, polling in vain, asleep.
+fn draw_reactors(frame: &mut Frame, area: Rect, reactors: &[Reactor]) {
+    if area.height == 0 {
+        return;
+    }
+    // Name, mode, percentages, queues and commands; the bar gets the rest.
+    let bar = usize::from(area.width).saturating_sub(62).min(50);
+    let header = format!(
+        "{:<12} {:<9} {:>6} {:>6} {:>6} {:>6} {:>6} {:bar$}",
+        "REACTOR", "MODE", "BUSY", "IDLE", "SLEEP", "QUEUES", "CMD/S", ""
+    );
+    let mut lines = vec![Line::styled(
+        header,
+        Style::new().add_modifier(Modifier::REVERSED),
+    )];
+    let (shown, more) = cut(reactors, area.height.saturating_sub(1));
+    for reactor in shown {
+        let percent = |share: f64| format!("{:.1}%", share * 100.0);
+        let share = reactor.share;
+        let cell = |part: Option<f64>| part.map_or("-".into(), percent);
+        let mut line = Line::raw(format!(
+            "{} {:<9} {:>6} {:>6} {:>6} {:>6} {:>6} ",
+            aligned(&reactor.name, 12, true),
+            reactor.mode,
+            cell(share.map(|s| s.busy)),
+            cell(share.map(|s| s.idle)),
+            cell(share.map(|s| s.sleep)),
+            reactor.queues,
+            reactor.commands.map_or("-".into(), rates::count),
+        ));
+        if let Some(share) = share {
+            let busy = (share.busy * bar as f64).round() as usize;
+            let awake = ((share.busy + share.idle) * bar as f64).round() as usize;
+            line.push_span(Span::styled(
+                "█".repeat(busy),
+                Style::new().fg(Color::Green),
+            ));
+            line.push_span(Span::styled(
+                "░".repeat(awake.saturating_sub(busy)),
+                Style::new().fg(Color::Yellow),
+            ));
+            line.push_span(Span::raw("·".repeat(bar.saturating_sub(awake.max(busy)))));
+        }
+        lines.push(line);
+    }
+    lines.extend(more.map(Line::raw));
+    frame.render_widget(Paragraph::new(lines), area);
+}
