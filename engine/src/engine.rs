@@ -242,6 +242,11 @@ impl Engine {
 
     /// Makes one stored object again. Runs outside the gate of its caller.
     pub async fn replay(self: &Rc<Self>, record: &Record) {
+        // Looked at before the call, which makes a record live when it succeeds.
+        let again = matches!(
+            self.journal.find(&record.key).map(|e| e.standing),
+            Some(crate::journal::Standing::Failed { .. })
+        );
         let outcome = match serde_json::value::to_raw_value(&record.params) {
             Ok(params) => self.own_call(&record.method, Some(&params)).await.map(drop),
             Err(error) => Err(RpcError::internal(error.to_string())),
@@ -251,10 +256,6 @@ impl Engine {
         } else {
             "state_restore_failed"
         };
-        let again = matches!(
-            self.journal.find(&record.key).map(|e| e.standing),
-            Some(crate::journal::Standing::Failed { .. })
-        );
         // A retry that fails like the one before is no news; nor is a first success.
         if outcome.is_ok() == again {
             self.notes.send(kind, record.key.clone());

@@ -38,6 +38,17 @@ impl Bench {
         Bench::not_started(Settings::default(), None)
     }
 
+    /// An initialized daemon that was started as SPDK's `nvmf_tgt`.
+    pub fn nvmf_tgt() -> Bench {
+        let mut bench = Bench::waiting();
+        let engine = Rc::get_mut(&mut bench.engine).expect("not shared yet");
+        engine.personality = Personality::NvmfTgt;
+        bench
+            .run(crate::daemon::init(&bench.engine))
+            .expect("the daemon starts");
+        bench
+    }
+
     fn not_started(mut settings: Settings, store: Option<Store>) -> Bench {
         settings.reactor.cores = "1".into();
         settings.memory.size_mb = 16;

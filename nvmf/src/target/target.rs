@@ -55,9 +55,8 @@ pub struct Referral {
 
 struct Listener {
     kind: TransportType,
-    /// As asked for: what it is found by.
-    asked: Address,
-    /// As bound: what hosts are told.
+    /// As bound: what hosts are told. Port 0 is never it, so that asking for any port twice gives
+    /// two.
     bound: Address,
     users: usize,
 }
@@ -326,7 +325,6 @@ impl Target {
                 listeners.next += 1;
                 let listener = Listener {
                     kind,
-                    asked: address.clone(),
                     bound: bound.clone(),
                     users: 0,
                 };
@@ -489,7 +487,7 @@ fn find_listener(
     kind: TransportType,
     address: &Address,
 ) -> Option<ListenerId> {
-    let matches = |l: &Listener| l.kind == kind && (l.asked == *address || l.bound == *address);
+    let matches = |l: &Listener| l.kind == kind && l.bound == *address;
     listeners
         .open
         .iter()

@@ -178,3 +178,5 @@ async fn wait_until(patience: Duration, mut done: impl FnMut() -> bool) -> bool 
     true
 }
 
+#[cfg(test)]
+mod tests;

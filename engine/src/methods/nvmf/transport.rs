@@ -7,13 +7,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_nvmf::target::{QueueLimits, TargetError};
-use nacre_nvmf::transport::TransportType;
+use nacre_nvmf::transport::{Plug, TransportType};
 use nacre_transport_tcp::{ConfigError, TcpConfig, TcpPlug};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use tracing::warn;
 
-use super::{check_target, key, refusal};
+use super::{PATIENCE, check_target, key, refusal, wait_until};
 use crate::engine::{Engine, Personality};
 use crate::plane::Plane;
 use crate::rpc::error::Errno;
@@ -288,7 +289,16 @@ async fn create(on: &Engine, plane: &Plane, transport: Transport) -> Result<(), 
     plane
         .target
         .set_queue_limits(kind, transport.queue_limits());
-    plane.target.add_plug(Arc::new(plug))?;
+    let plug = Arc::new(plug);
+    plane.target.add_plug(Arc::clone(&plug) as Arc<dyn Plug>)?;
+    // The reactors take it up in their own time; a host that came before would be turned away.
+    let cores = plane.target.cores();
+    if !wait_until(PATIENCE, || plug.stats().len() >= cores).await {
+        warn!(
+            open = plug.stats().len(),
+            cores, "not every reactor serves {kind} yet"
+        );
+    }
     Ok(())
 }
 

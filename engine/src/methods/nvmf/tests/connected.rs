@@ -1,0 +1,234 @@
+//! Goal: what a host that is really connected over TCP sees of the management's doings, and the
+//! management of it. Method: our own host side, in the test's thread.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nacre_nvmf::host::{Controller, HostOptions};
+use nacre_nvmf_wire::Nqn;
+use nacre_nvmf_wire::commands::admin::Identify;
+use nacre_nvmf_wire::identify::cns;
+use nacre_nvmf_wire::tcp::Digests;
+use serde_json::{Value, json};
+
+use super::super::super::testing::{Bench, bench};
+use super::{DISCOVERY, HOST, NQN, events, get, listen, malloc, namespace, subsystem, turn_until};
+use crate::initiator::{Connector, Session, SessionError, TcpConnector};
+
+fn connect(port: u16, subnqn: &str) -> Result<Session, SessionError> {
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let connector: Arc<dyn Connector> = Arc::new(TcpConnector::new(address, Digests::NONE, 32));
+    let options = HostOptions {
+        queue_entries: 32,
+        loss_timeout: Some(Duration::ZERO),
+        ..HostOptions::new(Nqn::new(HOST).unwrap(), [7; 16], Nqn::new(subnqn).unwrap())
+    };
+    Session::connect("the target", options, &connector)
+}
+
+fn active_namespaces(session: &mut Session) -> Vec<u32> {
+    let list = session
+        .identify(Identify::new(cns::ACTIVE_NAMESPACES), 0)
+        .unwrap();
+    let ids = list
+        .chunks_exact(4)
+        .map(|id| u32::from_le_bytes(id.try_into().unwrap()));
+    ids.take_while(|id| *id != 0).collect()
+}
+
+fn controllers(bench: &Bench) -> Vec<Value> {
+    let list = bench.call("nvmf_subsystem_get_controllers", json!({ "nqn": NQN }));
+    list.as_array().unwrap().clone()
+}
+
+/// Polls the host until `done`.
+#[track_caller]
+fn poll_until(session: &mut Session, what: &str, mut done: impl FnMut(&mut Controller) -> bool) {
+    for _ in 0..10_000 {
+        session.poll();
+        if done(session.controller_mut()) {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    panic!("{what}: not within 10 seconds");
+}
+
+#[test]
+fn a_connected_host_is_listed_and_counted() {
+    let bench = bench();
+    malloc(&bench, "m0", None);
+    subsystem(&bench, NQN);
+    namespace(&bench, NQN, "m0");
+    let port = listen(&bench, NQN);
+    let session = connect(port, NQN).unwrap();
+    let listed = controllers(&bench);
+    let cntlid = listed[0]["cntlid"].clone();
+    assert_eq!(
+        listed,
+        [json!({
+            "cntlid": cntlid, "cntrltype": "io", "hostnqn": HOST,
+            "hostid": "07070707-0707-0707-0707-070707070707", "num_io_qpairs": 1,
+        })]
+    );
+    let qpairs = bench.call("nvmf_subsystem_get_qpairs", json!({ "nqn": NQN }));
+    let peer = qpairs[0]["peer_address"]["trsvcid"].clone();
+    let thread = bench.call("thread_get_stats", json!(null))["threads"][0]["name"].clone();
+    assert_eq!(
+        qpairs,
+        json!([{
+            "cntlid": cntlid, "qid": 0, "state": "enabled", "thread": thread, "hostnqn": HOST,
+            "listen_address": { "trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": port.to_string() },
+            "peer_address": { "trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": peer },
+        }])
+    );
+    let stats = bench.call("nvmf_get_stats", json!(null));
+    let group = &stats["poll_groups"][0];
+    assert_eq!(
+        (
+            &group["name"],
+            &group["admin_qpairs"],
+            &group["current_admin_qpairs"],
+            &group["current_io_qpairs"],
+            &group["transports"]
+        ),
+        (
+            &thread,
+            &json!(1),
+            &json!(1),
+            &json!(0),
+            &json!([{ "trtype": "TCP" }])
+        )
+    );
+    let done = group["completed_nvme_io"].as_u64().unwrap();
+    assert!(done > 3, "Connect, enabling and Identify: {done}");
+    session.disconnect();
+    turn_until(&bench, "the controller goes", || {
+        controllers(&bench).is_empty()
+    });
+    let group = &bench.call("nvmf_get_stats", json!(null))["poll_groups"][0];
+    assert_eq!(
+        (&group["admin_qpairs"], &group["current_admin_qpairs"]),
+        (&json!(1), &json!(0))
+    );
+    assert!(
+        group["completed_nvme_io"].as_u64().unwrap() >= done,
+        "what was done stays counted"
+    );
+}
+
+#[test]
+fn limits_of_the_transport_are_told_to_hosts() {
+    let bench = bench();
+    let transport = json!({
+        "trtype": "TCP", "max_queue_depth": 17, "max_io_qpairs_per_ctrlr": 3, "max_io_size": 65536,
+        "in_capsule_data_size": 4096, "kas": 50, "min_kato": 20_000,
+    });
+    bench.call("nvmf_create_transport", transport);
+    subsystem(&bench, NQN);
+    let port = listen(&bench, NQN);
+    let mut session = connect(port, NQN).unwrap();
+    let told = session.identify(Identify::new(cns::CONTROLLER), 0).unwrap();
+    let number = |at: usize, bytes: usize| {
+        let digits = told[at..at + bytes].iter().rev();
+        digits.fold(0u32, |sum, byte| sum << 8 | u32::from(*byte))
+    };
+    // Base figure 313: MDTS, KAS, MAXCMD, IOCCSZ.
+    let limits = (
+        number(77, 1),
+        number(320, 2),
+        number(514, 2),
+        number(1792, 4),
+    );
+    assert_eq!(limits, (4, 50, 17, (64 + 4096) / 16));
+    session.disconnect();
+}
+
+#[test]
+fn only_hosts_that_may_get_in_and_only_as_long() {
+    let bench = bench();
+    bench.call("nvmf_create_subsystem", json!({ "nqn": NQN }));
+    let port = listen(&bench, NQN);
+    assert!(connect(port, NQN).is_err(), "nobody is allowed");
+    let host = json!({ "nqn": NQN, "host": HOST });
+    bench.call("nvmf_subsystem_add_host", host.clone());
+    let mut session = connect(port, NQN).unwrap();
+    assert_eq!(bench.call("nvmf_subsystem_remove_host", host), true);
+    assert_eq!(
+        controllers(&bench),
+        [] as [Value; 0],
+        "gone when the call is answered"
+    );
+    poll_until(&mut session, "the host notices", |c| !c.is_live());
+    assert!(connect(port, NQN).is_err(), "not allowed any more");
+}
+
+#[test]
+fn a_subsystem_is_deleted_under_its_hosts() {
+    let bench = bench();
+    malloc(&bench, "m0", None);
+    subsystem(&bench, NQN);
+    namespace(&bench, NQN, "m0");
+    let port = listen(&bench, NQN);
+    let mut session = connect(port, NQN).unwrap();
+    assert_eq!(
+        bench.call("nvmf_delete_subsystem", json!({ "nqn": NQN })),
+        true
+    );
+    poll_until(&mut session, "the host notices", |c| !c.is_live());
+    assert!(connect(port, NQN).is_err(), "nobody listens");
+    assert_eq!(events(&bench, "nvmf_subsystem_remove"), [NQN]);
+    // The device is free: a device stacked on it takes it whole.
+    let passthru = json!({ "name": "p0", "base_bdev_name": "m0" });
+    assert_eq!(bench.call("bdev_passthru_create", passthru), "p0");
+}
+
+#[test]
+fn hosts_are_told_of_changes() {
+    let bench = bench();
+    subsystem(&bench, NQN);
+    malloc(&bench, "m0", None);
+    let port = listen(&bench, NQN);
+    let mut session = connect(port, NQN).unwrap();
+    assert_eq!(active_namespaces(&mut session), [] as [u32; 0]);
+    namespace(&bench, NQN, "m0");
+    assert_eq!(active_namespaces(&mut session), [1]);
+    bench.call("bdev_malloc_delete", json!({ "name": "m0" }));
+    assert_eq!(active_namespaces(&mut session), [] as [u32; 0]);
+    assert_eq!(get(&bench, NQN)["namespaces"], json!([]));
+    session.disconnect();
+}
+
+#[test]
+fn discovery_tells_where_and_what() {
+    let bench = bench();
+    subsystem(&bench, NQN);
+    let port = listen(&bench, NQN);
+    let own = listen(&bench, DISCOVERY);
+    let referral =
+        json!({ "address": { "trtype": "tcp", "traddr": "192.0.2.9", "trsvcid": "8009" } });
+    bench.call("nvmf_discovery_add_referral", referral);
+    for asked in [port, own] {
+        let mut session = connect(asked, DISCOVERY).unwrap();
+        let mut told: Vec<(String, String)> = session
+            .discovery_log()
+            .unwrap()
+            .1
+            .into_iter()
+            .map(|r| (r.subnqn.to_string(), r.trsvcid))
+            .collect();
+        told.sort();
+        let mut expected = vec![
+            (DISCOVERY.to_owned(), own.to_string()),
+            (DISCOVERY.to_owned(), "8009".to_owned()),
+            (NQN.to_owned(), port.to_string()),
+        ];
+        if asked == port {
+            expected.push((DISCOVERY.to_owned(), port.to_string()));
+        }
+        expected.sort();
+        assert_eq!(told, expected);
+        session.disconnect();
+    }
+}

@@ -1,0 +1,522 @@
+//! Goal: a target set up with SPDK's calls answers as SPDK's, and is the same after a restart.
+
+mod connected;
+mod refusals;
+
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::super::testing::{Bench, bench};
+use crate::config::Settings;
+use crate::store::Store;
+
+const NQN: &str = "nqn.2016-06.io.spdk:cnode1";
+const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:5b2f9b3e-5d0f-4a8a-8a40-0d1f0c0a7d55";
+const DISCOVERY: &str = "nqn.2014-08.org.nvmexpress.discovery";
+const UUID: &str = "7b1d3f6e-52ab-4a0c-9a0e-0d9e6c1f2b3a";
+
+/// Exactly what rpc.py sends for `nvmf_create_transport -t tcp`.
+fn transport_of_rpc_py() -> Value {
+    json!({
+        "trtype": "tcp", "no_srq": false, "c2h_success": true, "zcopy": false,
+        "dif_insert_or_strip": false, "no_wr_batching": false, "disable_mappable_bar0": false,
+        "disable_adaptive_irq": false, "disable_shadow_doorbells": false,
+        "disable_command_passthru": false,
+    })
+}
+
+fn malloc(bench: &Bench, name: &str, uuid: Option<&str>) {
+    let mut params = json!({ "name": name, "num_blocks": 2048, "block_size": 512 });
+    if let Some(uuid) = uuid {
+        params["uuid"] = uuid.into();
+    }
+    bench.call("bdev_malloc_create", params);
+}
+
+fn subsystem(bench: &Bench, nqn: &str) {
+    bench.call(
+        "nvmf_create_subsystem",
+        json!({ "nqn": nqn, "allow_any_host": true }),
+    );
+}
+
+/// What rpc.py sends for `nvmf_subsystem_add_ns`, answered with the id.
+fn namespace(bench: &Bench, nqn: &str, bdev: &str) -> u64 {
+    let namespace = json!({ "bdev_name": bdev, "no_auto_visible": false, "hide_metadata": false });
+    let nsid = bench.call(
+        "nvmf_subsystem_add_ns",
+        json!({ "nqn": nqn, "namespace": namespace }),
+    );
+    nsid.as_u64().unwrap()
+}
+
+fn address(port: &str) -> Value {
+    json!({ "trtype": "tcp", "traddr": "127.0.0.1", "trsvcid": port })
+}
+
+/// Listens on any free port, and says which.
+fn listen(bench: &Bench, nqn: &str) -> u16 {
+    let before = ports(bench, nqn);
+    let params = json!({ "nqn": nqn, "secure_channel": false, "listen_address": address("0") });
+    bench.call("nvmf_subsystem_add_listener", params);
+    let new = ports(bench, nqn)
+        .into_iter()
+        .find(|p| !before.contains(p))
+        .unwrap();
+    new.parse().unwrap()
+}
+
+fn ports(bench: &Bench, nqn: &str) -> Vec<String> {
+    let listeners = bench.call("nvmf_subsystem_get_listeners", json!({ "nqn": nqn }));
+    let port = |l: &Value| l["address"]["trsvcid"].as_str().unwrap().to_owned();
+    listeners.as_array().unwrap().iter().map(port).collect()
+}
+
+/// Without the port, which is another one each time.
+fn masked(answer: Value, port: u16) -> Value {
+    let text = answer
+        .to_string()
+        .replace(&format!("\"{port}\""), "\"[port]\"");
+    serde_json::from_str(&text).unwrap()
+}
+
+fn get(bench: &Bench, nqn: &str) -> Value {
+    bench.call("nvmf_get_subsystems", json!({ "nqn": nqn }))[0].clone()
+}
+
+fn events(bench: &Bench, kind: &str) -> Vec<String> {
+    let all = bench.call("notify_get_notifications", json!(null));
+    let of = all.as_array().unwrap().iter().filter(|e| e["type"] == kind);
+    of.map(|e| e["ctx"].as_str().unwrap().to_owned()).collect()
+}
+
+/// Turns the management plane until `done`.
+#[track_caller]
+fn turn_until(bench: &Bench, what: &str, mut done: impl FnMut() -> bool) {
+    for _ in 0..2000 {
+        if done() {
+            return;
+        }
+        bench.run(async { tokio::time::sleep(Duration::from_millis(5)).await });
+    }
+    panic!("{what}: not within 10 seconds");
+}
+
+/// A daemon that keeps its state in `dir`.
+fn durable(dir: &Path) -> Bench {
+    Bench::with(Settings::default(), Some(Store::open(dir).unwrap()))
+}
+
+#[test]
+fn a_target_set_up_by_rpc_py_answers_as_spdks() {
+    let bench = Bench::nvmf_tgt();
+    assert_eq!(
+        bench.call("nvmf_create_transport", transport_of_rpc_py()),
+        true
+    );
+    insta::assert_json_snapshot!(
+        "transports",
+        bench.call("nvmf_get_transports", json!({ "trtype": "TCP" }))
+    );
+    malloc(&bench, "Malloc0", Some(UUID));
+    let made = json!({
+        "nqn": NQN, "serial_number": "SPDK00000000000001", "allow_any_host": false, "ana_reporting": false,
+        "max_namespaces": 8, "min_cntlid": 1, "max_cntlid": 65519, "passthrough": false, "enable_nssr": false,
+    });
+    assert_eq!(bench.call("nvmf_create_subsystem", made), true);
+    assert_eq!(namespace(&bench, NQN, "Malloc0"), 1);
+    let host = json!({ "nqn": NQN, "host": HOST });
+    assert_eq!(bench.call("nvmf_subsystem_add_host", host), true);
+    let port = listen(&bench, NQN);
+    insta::assert_json_snapshot!(
+        "subsystems",
+        masked(bench.call("nvmf_get_subsystems", json!(null)), port)
+    );
+    assert_eq!(
+        bench.call("nvmf_subsystem_get_listeners", json!({ "nqn": NQN })),
+        json!([{ "address": {
+            "trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": port.to_string(),
+        }}])
+    );
+    insta::assert_json_snapshot!(
+        "config",
+        masked(
+            bench.call("framework_get_config", json!({ "name": "nvmf" })),
+            port
+        )
+    );
+    assert_eq!(
+        bench.call("nvmf_get_targets", json!(null)),
+        json!(["nvmf_tgt"])
+    );
+}
+
+#[test]
+fn our_own_listeners_need_no_transport_to_be_made() {
+    let bench = bench();
+    subsystem(&bench, NQN);
+    listen(&bench, NQN);
+    let transports = bench.call("nvmf_get_transports", json!(null));
+    assert_eq!(
+        transports[0]["max_io_size"],
+        bench.engine.settings.nvmf.max_io_size
+    );
+    let again = bench.refused("nvmf_create_transport", json!({ "trtype": "TCP" }));
+    assert_eq!(
+        (again.code, again.message.as_str()),
+        (-32603, "Transport type 'TCP' already exists")
+    );
+    let serial = get(&bench, NQN)["serial_number"].clone();
+    assert_eq!(serial, super::derived_serial_number(NQN));
+    assert_ne!(
+        serial,
+        super::derived_serial_number("nqn.2016-06.io.spdk:cnode2")
+    );
+}
+
+#[test]
+fn everything_is_there_again_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let (before, config, port) = {
+        let bench = durable(dir.path());
+        malloc(&bench, "m0", None);
+        malloc(&bench, "m1", None);
+        subsystem(&bench, NQN);
+        bench.call(
+            "nvmf_subsystem_allow_any_host",
+            json!({ "nqn": NQN, "allow_any_host": false }),
+        );
+        bench.call(
+            "nvmf_subsystem_add_host",
+            json!({ "nqn": NQN, "host": HOST }),
+        );
+        assert_eq!(namespace(&bench, NQN, "m0"), 1);
+        let hidden = json!({ "bdev_name": "m1", "nsid": 7, "eui64": "0011223344556677", "no_auto_visible": true });
+        assert_eq!(
+            bench.call(
+                "nvmf_subsystem_add_ns",
+                json!({ "nqn": NQN, "namespace": hidden })
+            ),
+            7
+        );
+        bench.call(
+            "nvmf_ns_add_host",
+            json!({ "nqn": NQN, "nsid": 7, "host": HOST }),
+        );
+        let referral = json!({ "address": { "trtype": "tcp", "traddr": "192.0.2.9", "trsvcid": "8009" }, "secure_channel": false });
+        bench.call("nvmf_discovery_add_referral", referral);
+        let port = listen(&bench, NQN);
+        listen(&bench, DISCOVERY);
+        (
+            bench.call("nvmf_get_subsystems", json!(null)),
+            bench.call("framework_get_config", json!({ "name": "nvmf" })),
+            port,
+        )
+    };
+    assert_eq!(before[1]["allow_any_host"], false);
+    assert_eq!(before[1]["namespaces"][1]["eui64"], "0011223344556677");
+
+    let bench = durable(dir.path());
+    assert_eq!(bench.call("nvmf_get_subsystems", json!(null)), before);
+    assert_eq!(
+        bench.call("framework_get_config", json!({ "name": "nvmf" })),
+        config
+    );
+    assert_eq!(ports(&bench, NQN), [port.to_string()]);
+    let referrals = bench.call("nvmf_discovery_get_referrals", json!(null));
+    assert_eq!(
+        referrals,
+        json!([{
+            "address": { "trtype": "TCP", "adrfam": "IPv4", "traddr": "192.0.2.9", "trsvcid": "8009" },
+            "secure_channel": false, "subnqn": DISCOVERY,
+        }])
+    );
+    // What is taken away stays away.
+    bench.call(
+        "nvmf_discovery_remove_referral",
+        json!({ "address": { "trtype": "tcp", "traddr": "192.0.2.9", "trsvcid": "8009" } }),
+    );
+    bench.call(
+        "nvmf_ns_remove_host",
+        json!({ "nqn": NQN, "nsid": 7, "host": HOST }),
+    );
+    bench.call("nvmf_subsystem_remove_ns", json!({ "nqn": NQN, "nsid": 7 }));
+    bench.call(
+        "nvmf_subsystem_remove_host",
+        json!({ "nqn": NQN, "host": HOST }),
+    );
+    bench.call(
+        "nvmf_subsystem_remove_listener",
+        json!({ "nqn": NQN, "listen_address": address(&port.to_string()) }),
+    );
+    drop(bench);
+    let bench = durable(dir.path());
+    let after = get(&bench, NQN);
+    assert_eq!(
+        (
+            &after["hosts"],
+            &after["listen_addresses"],
+            after["namespaces"].as_array().unwrap().len()
+        ),
+        (&json!([]), &json!([]), 1)
+    );
+    assert_eq!(
+        bench.call("nvmf_discovery_get_referrals", json!(null)),
+        json!([])
+    );
+    bench.call("nvmf_delete_subsystem", json!({ "nqn": NQN }));
+    let left: Vec<Value> = bench.call("state_get", json!(null))["objects"]
+        .as_array()
+        .unwrap()
+        .clone();
+    let of_it = left
+        .iter()
+        .filter(|o| o["params"]["nqn"] == NQN)
+        .collect::<Vec<_>>();
+    assert_eq!(of_it, [] as [&Value; 0]);
+}
+
+#[test]
+fn a_configuration_loads_into_an_empty_daemon() {
+    let config = {
+        let bench = bench();
+        malloc(&bench, "m0", None);
+        subsystem(&bench, NQN);
+        namespace(&bench, NQN, "m0");
+        listen(&bench, NQN);
+        bench.call("config_export", json!(null))
+    };
+    let bench = Bench::waiting();
+    let calls = |bench: &Bench, startup: bool| {
+        for part in config["subsystems"].as_array().unwrap() {
+            for call in part["config"].as_array().unwrap() {
+                let method = call["method"].as_str().unwrap();
+                let early =
+                    bench.engine.registry.find(method).unwrap().when == crate::rpc::When::Startup;
+                if early == startup {
+                    bench.call(method, call["params"].clone());
+                }
+            }
+        }
+    };
+    calls(&bench, true);
+    bench.call("framework_start_init", json!(null));
+    calls(&bench, false);
+    assert_eq!(bench.call("config_export", json!(null)), config);
+}
+
+#[test]
+fn a_deleted_device_takes_its_namespaces_and_their_records_along() {
+    let dir = tempfile::tempdir().unwrap();
+    let bench = durable(dir.path());
+    malloc(&bench, "m0", None);
+    subsystem(&bench, NQN);
+    let hidden = json!({ "bdev_name": "m0", "no_auto_visible": true });
+    bench.call(
+        "nvmf_subsystem_add_ns",
+        json!({ "nqn": NQN, "namespace": hidden }),
+    );
+    bench.call(
+        "nvmf_ns_add_host",
+        json!({ "nqn": NQN, "nsid": 1, "host": HOST }),
+    );
+    bench.call("bdev_malloc_delete", json!({ "name": "m0" }));
+    assert_eq!(get(&bench, NQN)["namespaces"], json!([]));
+    let gone = format!("{NQN}/1");
+    assert_eq!(
+        events(&bench, "nvmf_namespace_change"),
+        [gone.clone(), gone]
+    );
+    drop(bench);
+    let bench = durable(dir.path());
+    assert_eq!(bench.engine.journal.waiting(), []);
+    assert_eq!(get(&bench, NQN)["namespaces"], json!([]));
+}
+
+/// Nobody removed the namespace: its device left by itself, as a remote one does.
+#[test]
+fn a_namespace_comes_back_with_its_device() {
+    let bench = bench();
+    malloc(&bench, "m0", Some(UUID));
+    subsystem(&bench, NQN);
+    let hidden = json!({ "bdev_name": "m0", "no_auto_visible": true });
+    bench.call(
+        "nvmf_subsystem_add_ns",
+        json!({ "nqn": NQN, "namespace": hidden }),
+    );
+    bench.call(
+        "nvmf_ns_add_host",
+        json!({ "nqn": NQN, "nsid": 1, "host": HOST }),
+    );
+    let before = get(&bench, NQN);
+    let hot = nacre_bdev::Removal::Hot;
+    drop(
+        bench
+            .engine
+            .plane()
+            .unwrap()
+            .bdevs
+            .remove("m0", hot)
+            .unwrap(),
+    );
+    turn_until(&bench, "the namespace goes", || {
+        get(&bench, NQN)["namespaces"] == json!([])
+    });
+    assert_eq!(bench.engine.journal.waiting().len(), 2);
+
+    // Its id is kept for it.
+    malloc(&bench, "other", None);
+    let named = json!({ "bdev_name": "other", "nsid": 1 });
+    let kept = bench.refused(
+        "nvmf_subsystem_add_ns",
+        json!({ "nqn": NQN, "namespace": named }),
+    );
+    assert_eq!(kept.data.unwrap().field.unwrap(), "namespace.nsid");
+    assert_eq!(namespace(&bench, NQN, "other"), 2);
+    bench.call("nvmf_subsystem_remove_ns", json!({ "nqn": NQN, "nsid": 2 }));
+
+    malloc(&bench, "m0", Some(UUID));
+    assert_eq!(
+        bench.call("state_retry", json!(null)),
+        json!({ "restored": 2, "failed": 0 })
+    );
+    assert_eq!(get(&bench, NQN), before);
+    assert_eq!(events(&bench, "state_restored").len(), 2);
+    let host = json!({ "nqn": NQN, "nsid": 1, "host": HOST });
+    assert_eq!(
+        bench.call("nvmf_ns_remove_host", host),
+        true,
+        "it sees it again"
+    );
+}
+
+#[test]
+fn what_is_away_can_be_given_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let bench = durable(dir.path());
+    malloc(&bench, "m0", None);
+    subsystem(&bench, NQN);
+    namespace(&bench, NQN, "m0");
+    let port = listen(&bench, NQN);
+    let record = bench.engine.journal.find("bdev/m0").unwrap().record;
+    drop(bench);
+    // Another program has the port, and the device does not come back.
+    let _taken = std::net::TcpListener::bind(("127.0.0.1", port)).unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    runtime
+        .block_on(store.commit(crate::store::Change::remove(record.key)))
+        .unwrap();
+    drop(store);
+    let bench = durable(dir.path());
+    assert_eq!(bench.engine.journal.waiting().len(), 2);
+    bench.call("nvmf_subsystem_remove_ns", json!({ "nqn": NQN, "nsid": 1 }));
+    let listener = json!({ "nqn": NQN, "listen_address": address(&port.to_string()) });
+    bench.call("nvmf_subsystem_remove_listener", listener.clone());
+    assert_eq!(bench.engine.journal.waiting(), []);
+    assert_eq!(
+        bench
+            .refused("nvmf_subsystem_remove_listener", listener)
+            .code,
+        -32602
+    );
+}
+
+/// Each name stands for itself in the journal, slashes or not.
+#[test]
+fn names_with_slashes_stay_apart() {
+    let bench = bench();
+    let outer = format!("{NQN}/ns/1");
+    subsystem(&bench, NQN);
+    subsystem(&bench, &outer);
+    malloc(&bench, "m0", None);
+    namespace(&bench, NQN, "m0");
+    bench.call("nvmf_delete_subsystem", json!({ "nqn": NQN }));
+    assert_eq!(get(&bench, &outer)["nqn"], outer);
+    let key = "nvmf/subsystem/nqn.2016-06.io.spdk:cnode1%2Fns%2F1";
+    assert!(bench.engine.journal.find(key).is_some());
+    assert_eq!(
+        bench
+            .engine
+            .journal
+            .find("nvmf/subsystem/nqn.2016-06.io.spdk:cnode1/ns/1"),
+        None
+    );
+}
+
+#[test]
+fn options_of_the_start() {
+    let bench = Bench::waiting();
+    let config = json!({
+        "admin_cmd_passthru": { "identify_ctrlr": false }, "discovery_filters": ["svcid", "transport"],
+        "dhchap_digests": ["sha256"], "dhchap_dhgroups": ["null"], "dup_host_policy": "allow",
+    });
+    assert_eq!(bench.call("nvmf_set_config", config), true);
+    assert_eq!(
+        bench.call("nvmf_set_max_subsystems", json!({ "max_subsystems": 1 })),
+        true
+    );
+    let twice = bench.refused("nvmf_set_max_subsystems", json!({ "max_subsystems": 2 }));
+    assert_eq!(
+        (twice.code, twice.message.as_str()),
+        (-32603, "Must not call more than once")
+    );
+    assert_eq!(
+        bench.call("nvmf_set_crdt", json!({ "crdt1": 3, "crdt3": 9 })),
+        true
+    );
+    for (params, field) in [
+        (json!({ "poll_groups_mask": "0x1" }), "poll_groups_mask"),
+        (
+            json!({ "admin_cmd_passthru": { "nvme_mi": true } }),
+            "admin_cmd_passthru.nvme_mi",
+        ),
+        (
+            json!({ "dup_host_policy": "restrict_per_listener" }),
+            "dup_host_policy",
+        ),
+        (
+            json!({ "discovery_filter": "match_any,address" }),
+            "discovery_filter",
+        ),
+        (
+            json!({ "discovery_filters": ["port"] }),
+            "discovery_filters[0]",
+        ),
+    ] {
+        let refused = bench.refused("nvmf_set_config", params);
+        assert_eq!(refused.data.unwrap().field.as_deref(), Some(field));
+    }
+    bench.call("framework_start_init", json!(null));
+    let target = bench.engine.plane().unwrap().target.config.clone();
+    assert_eq!(
+        (
+            target.max_subsystems,
+            target.command_retry_delay,
+            target.discovery_same_transport,
+            target.discovery_same_address,
+            target.discovery_same_service,
+        ),
+        (1, [3, 0, 9], true, false, true)
+    );
+    subsystem(&bench, NQN);
+    let full = bench.refused("nvmf_create_subsystem", json!({ "nqn": format!("{NQN}2") }));
+    assert_eq!(full.code, -32603);
+    assert_eq!(
+        bench.refused("nvmf_set_crdt", json!({ "crdt1": 1 })).code,
+        -1
+    );
+    let saved = bench.call("framework_get_config", json!({ "name": "nvmf" }));
+    assert_eq!(
+        saved[0]["params"]["discovery_filters"],
+        json!(["transport", "svcid"])
+    );
+    assert_eq!(
+        saved[2]["params"],
+        json!({ "crdt1": 3, "crdt2": 0, "crdt3": 9 })
+    );
+}

@@ -1,0 +1,495 @@
+//! Goal: what cannot be done is refused with SPDK's code and words, and names field and cause.
+
+use serde_json::{Value, json};
+
+use super::super::super::testing::{Bench, bench};
+use super::{DISCOVERY, HOST, NQN, address, listen, malloc, namespace, subsystem};
+
+/// Code, message and field of each refusal; every one has a cause.
+#[track_caller]
+fn check(bench: &Bench, method: &str, params: Value, code: i32, message: &str, field: &str) {
+    let error = bench.refused(method, params.clone());
+    let facts = error
+        .data
+        .unwrap_or_else(|| panic!("{method} {params}: no facts"));
+    assert_eq!(
+        (
+            error.code,
+            error.message.as_str(),
+            facts.field.as_deref().unwrap_or_default()
+        ),
+        (code, message, field),
+        "{method} {params}: {facts}"
+    );
+    assert!(!facts.cause.is_empty(), "{method} {params}");
+}
+
+const INVALID: &str = "Invalid parameters";
+const UNSUPPORTED: &str = "Operation not supported";
+
+#[test]
+fn transports() {
+    let bench = Bench::nvmf_tgt();
+    let with = |field: &str, value: Value| {
+        let mut params = json!({ "trtype": "TCP" });
+        params[field] = value;
+        params
+    };
+    let make = "nvmf_create_transport";
+    for kind in ["RDMA", "VFIOUSER", "FC", "pcie"] {
+        let message = format!("Invalid transport type '{kind}'");
+        check(
+            &bench,
+            make,
+            json!({ "trtype": kind }),
+            -32602,
+            &message,
+            "trtype",
+        );
+    }
+    for (field, value) in [
+        ("max_queue_depth", json!(1)),
+        ("max_queue_depth", json!(5000)),
+        ("max_io_qpairs_per_ctrlr", json!(0)),
+        ("max_aq_depth", json!(31)),
+        ("max_io_size", json!(5000)),
+        ("max_io_size", json!(64 << 20)),
+        ("in_capsule_data_size", json!(100)),
+        ("kas", json!(0)),
+        ("trtype", json!(null)),
+    ] {
+        check(&bench, make, with(field, value), -32602, INVALID, field);
+    }
+    for (field, value) in [
+        ("dif_insert_or_strip", json!(true)),
+        ("sock_priority", json!(3)),
+        ("masked_oncs", json!(["nvmcmps"])),
+        ("masked_fuses", json!(["all"])),
+    ] {
+        check(&bench, make, with(field, value), -95, UNSUPPORTED, field);
+    }
+    let elsewhere = "NVMf target 'other' not found";
+    check(
+        &bench,
+        make,
+        with("tgt_name", json!("other")),
+        -32602,
+        elsewhere,
+        "tgt_name",
+    );
+    check(
+        &bench,
+        "nvmf_get_transports",
+        json!({ "trtype": "TCP" }),
+        -19,
+        "No such device",
+        "trtype",
+    );
+    subsystem(&bench, NQN);
+    let listener = json!({ "nqn": NQN, "listen_address": address("0") });
+    check(
+        &bench,
+        "nvmf_subsystem_add_listener",
+        listener,
+        -32602,
+        INVALID,
+        "listen_address.trtype",
+    );
+    assert_eq!(bench.call("nvmf_get_transports", json!(null)), json!([]));
+}
+
+#[test]
+fn subsystems_and_hosts() {
+    let bench = bench();
+    subsystem(&bench, NQN);
+    let make = "nvmf_create_subsystem";
+    let exists = format!("Unable to create subsystem {NQN}");
+    check(&bench, make, json!({ "nqn": NQN }), -32603, &exists, "nqn");
+    let discovery = format!("Unable to create subsystem {DISCOVERY}");
+    check(
+        &bench,
+        make,
+        json!({ "nqn": DISCOVERY }),
+        -32603,
+        &discovery,
+        "nqn",
+    );
+    check(
+        &bench,
+        make,
+        json!({ "nqn": "cnode1" }),
+        -32603,
+        "Unable to create subsystem cnode1",
+        "nqn",
+    );
+    let other = |field: &str, value: Value| {
+        let mut params = json!({ "nqn": "nqn.2016-06.io.spdk:other" });
+        params[field] = value;
+        params
+    };
+    let range = "Invalid cntlid range [9-65535]";
+    let cntlids =
+        json!({ "nqn": "nqn.2016-06.io.spdk:other", "min_cntlid": 9, "max_cntlid": 65535 });
+    check(&bench, make, cntlids, -32602, range, "min_cntlid");
+    for (field, value) in [
+        ("serial_number", json!("123456789012345678901")),
+        ("model_number", json!("käse")),
+        ("max_namespaces", json!(65_537)),
+        ("allow_anyhost", json!(true)),
+    ] {
+        check(&bench, make, other(field, value), -32602, INVALID, field);
+    }
+    for (field, value) in [
+        ("admin_label", json!("rack 7")),
+        ("passthrough", json!(true)),
+        ("enable_nssr", json!(true)),
+        ("dmrsl", json!(8)),
+        ("wzsl", json!(1)),
+    ] {
+        check(&bench, make, other(field, value), -95, UNSUPPORTED, field);
+    }
+    let missing = "Subsystem with NQN 'nqn.2016-06.io.spdk:x' not found";
+    let nqn = json!({ "nqn": "nqn.2016-06.io.spdk:x" });
+    for method in [
+        "nvmf_delete_subsystem",
+        "nvmf_get_subsystems",
+        "nvmf_subsystem_get_listeners",
+        "nvmf_subsystem_get_controllers",
+        "nvmf_subsystem_get_qpairs",
+    ] {
+        check(&bench, method, nqn.clone(), -32602, missing, "nqn");
+    }
+    check(
+        &bench,
+        "nvmf_delete_subsystem",
+        json!({ "nqn": DISCOVERY }),
+        -95,
+        UNSUPPORTED,
+        "nqn",
+    );
+
+    let add = "nvmf_subsystem_add_host";
+    let host = |host: &str| json!({ "nqn": NQN, "host": host });
+    bench.call(add, host(HOST));
+    check(&bench, add, host(HOST), -32603, "Internal error", "host");
+    check(&bench, add, host("me"), -32602, INVALID, "host");
+    for key in ["psk", "dhchap_key", "dhchap_ctrlr_key"] {
+        let mut params = host("nqn.2016-06.io.spdk:h");
+        params[key] = "key0".into();
+        check(&bench, add, params, -95, UNSUPPORTED, key);
+    }
+    let stranger = host("nqn.2016-06.io.spdk:h");
+    check(
+        &bench,
+        "nvmf_subsystem_remove_host",
+        stranger.clone(),
+        -32603,
+        "Internal error",
+        "host",
+    );
+    check(
+        &bench,
+        "nvmf_subsystem_set_keys",
+        stranger,
+        -22,
+        "Invalid argument",
+        "host",
+    );
+    assert_eq!(bench.call("nvmf_subsystem_set_keys", host(HOST)), true);
+    let any = json!({ "nqn": DISCOVERY, "allow_any_host": false });
+    check(
+        &bench,
+        "nvmf_subsystem_allow_any_host",
+        any,
+        -95,
+        UNSUPPORTED,
+        "nqn",
+    );
+}
+
+#[test]
+fn namespaces() {
+    let bench = bench();
+    subsystem(&bench, NQN);
+    malloc(&bench, "m0", None);
+    malloc(&bench, "m1", None);
+    assert_eq!(namespace(&bench, NQN, "m0"), 1);
+    let add = "nvmf_subsystem_add_ns";
+    let on = |bdev: &str, field: &str, value: Value| {
+        let mut namespace = json!({ "bdev_name": bdev });
+        namespace[field] = value;
+        json!({ "nqn": NQN, "namespace": namespace })
+    };
+    for (params, message, field) in [
+        (on("x", "nsid", json!(0)), INVALID, "namespace.bdev_name"),
+        (on("m0", "nsid", json!(2)), INVALID, "namespace.uuid"),
+        (on("m1", "nsid", json!(1)), INVALID, "namespace.nsid"),
+        (on("m1", "nsid", json!(33)), INVALID, "namespace.nsid"),
+        (
+            on("m1", "nguid", json!("00")),
+            "Invalid nguid",
+            "namespace.nguid",
+        ),
+        (
+            on("m1", "eui64", json!("x")),
+            "Invalid eui64",
+            "namespace.eui64",
+        ),
+        (
+            on("m1", "uuid", json!("00000000-0000-0000-0000-000000000000")),
+            "Invalid uuid",
+            "namespace.uuid",
+        ),
+        (on("m1", "uid", json!("00")), INVALID, "namespace.uid"),
+    ] {
+        check(&bench, add, params, -32602, message, field);
+    }
+    check(
+        &bench,
+        add,
+        on("m1", "ptpl_file", json!("/tmp/x")),
+        -95,
+        UNSUPPORTED,
+        "namespace.ptpl_file",
+    );
+    // Served twice, under another UUID, it is another namespace.
+    let again = on("m0", "uuid", json!("7b1d3f6e-52ab-4a0c-9a0e-0d9e6c1f2b3a"));
+    assert_eq!(bench.call(add, again), 2);
+
+    let ns = |nsid: u32| json!({ "nqn": NQN, "nsid": nsid });
+    check(
+        &bench,
+        "nvmf_subsystem_remove_ns",
+        ns(9),
+        -32602,
+        INVALID,
+        "nsid",
+    );
+    let host = |nsid: u32| json!({ "nqn": NQN, "nsid": nsid, "host": HOST });
+    for method in ["nvmf_ns_add_host", "nvmf_ns_remove_host"] {
+        check(&bench, method, host(1), -32602, INVALID, "nsid");
+        check(&bench, method, host(9), -32602, INVALID, "nsid");
+    }
+    let group = |anagrpid: u32| json!({ "nqn": NQN, "nsid": 1, "anagrpid": anagrpid });
+    assert_eq!(
+        bench.call("nvmf_subsystem_set_ns_ana_group", group(1)),
+        true
+    );
+    check(
+        &bench,
+        "nvmf_subsystem_set_ns_ana_group",
+        group(4),
+        -95,
+        UNSUPPORTED,
+        "anagrpid",
+    );
+}
+
+#[test]
+fn listeners_and_discovery() {
+    let bench = bench();
+    subsystem(&bench, NQN);
+    let port = listen(&bench, NQN);
+    let add = "nvmf_subsystem_add_listener";
+    let at = |field: &str, value: Value| {
+        let mut params = json!({ "nqn": NQN, "listen_address": address("0") });
+        match field.strip_prefix("listen_address.") {
+            Some(inner) => params["listen_address"][inner] = value,
+            None => params[field] = value,
+        }
+        params
+    };
+    for (params, field) in [
+        (
+            at("listen_address.trsvcid", json!(port.to_string())),
+            "listen_address",
+        ),
+        (
+            at("listen_address.trtype", json!("rdma")),
+            "listen_address.trtype",
+        ),
+        (
+            at("listen_address.traddr", json!("localhost")),
+            "listen_address.traddr",
+        ),
+        (
+            at("listen_address.adrfam", json!("ipv6")),
+            "listen_address.adrfam",
+        ),
+        // An address that no interface here has (TEST-NET-1).
+        (
+            at("listen_address.traddr", json!("192.0.2.77")),
+            "listen_address",
+        ),
+        (at("ana_state", json!("lost")), "ana_state"),
+    ] {
+        check(&bench, add, params, -32602, INVALID, field);
+    }
+    for (field, value) in [
+        ("secure_channel", json!(true)),
+        ("ana_state", json!("inaccessible")),
+        ("sock_impl", json!("ssl")),
+    ] {
+        check(&bench, add, at(field, value), -95, UNSUPPORTED, field);
+    }
+    let other = json!({ "nqn": NQN, "listen_address": address("1") });
+    check(
+        &bench,
+        "nvmf_subsystem_remove_listener",
+        other,
+        -32602,
+        INVALID,
+        "listen_address",
+    );
+    let ana = |state: &str| json!({ "nqn": NQN, "listen_address": address(&port.to_string()), "ana_state": state });
+    let set = "nvmf_subsystem_listener_set_ana_state";
+    assert_eq!(bench.call(set, ana("optimized")), true);
+    check(
+        &bench,
+        set,
+        ana("non_optimized"),
+        -95,
+        UNSUPPORTED,
+        "ana_state",
+    );
+
+    let referral =
+        json!({ "address": { "trtype": "tcp", "traddr": "192.0.2.9", "trsvcid": "8009" } });
+    bench.call("nvmf_discovery_add_referral", referral.clone());
+    check(
+        &bench,
+        "nvmf_discovery_add_referral",
+        referral.clone(),
+        -32603,
+        "Internal error",
+        "address",
+    );
+    let mut named = referral;
+    named["subnqn"] = NQN.into();
+    let unable = "Unable to remove a referral.";
+    check(
+        &bench,
+        "nvmf_discovery_remove_referral",
+        named.clone(),
+        -32603,
+        unable,
+        "address",
+    );
+    named["subnqn"] = "x".into();
+    check(
+        &bench,
+        "nvmf_discovery_add_referral",
+        named,
+        -32602,
+        "Invalid subsystem NQN",
+        "subnqn",
+    );
+    for method in ["nvmf_publish_mdns_prr", "nvmf_stop_mdns_prr"] {
+        check(&bench, method, json!({}), -95, UNSUPPORTED, "");
+    }
+}
+
+#[test]
+fn targets() {
+    let bench = bench();
+    let make = |name: &str| json!({ "name": name, "max_subsystems": 4 });
+    check(
+        &bench,
+        "nvmf_create_target",
+        make("nvmf_tgt"),
+        -32602,
+        "Target already exists.",
+        "name",
+    );
+    let unable = "Unable to create the requested target.";
+    check(
+        &bench,
+        "nvmf_create_target",
+        make("two"),
+        -32603,
+        unable,
+        "name",
+    );
+    let none = "The specified target doesn't exist, cannot delete it.";
+    check(
+        &bench,
+        "nvmf_delete_target",
+        json!({ "name": "two" }),
+        -32602,
+        none,
+        "name",
+    );
+    check(
+        &bench,
+        "nvmf_delete_target",
+        json!({ "name": "nvmf_tgt" }),
+        -95,
+        UNSUPPORTED,
+        "name",
+    );
+}
+
+/// What cannot be stored has not happened.
+#[test]
+fn a_store_that_fails_undoes_the_change() {
+    struct Full(bool);
+    impl crate::store::StateStore for Full {
+        fn load(&mut self) -> Result<Vec<crate::store::Record>, crate::store::StoreError> {
+            Ok(Vec::new())
+        }
+        fn commit(
+            &mut self,
+            change: &crate::store::Change,
+        ) -> Result<(), crate::store::StoreError> {
+            // Full from the first host on.
+            let hosts = |edit: &crate::store::Edit| matches!(edit, crate::store::Edit::Put(r) if r.method == "nvmf_subsystem_add_host");
+            self.0 |= change.0.iter().any(hosts);
+            match self.0 {
+                true => Err(crate::store::StoreError::Gone),
+                false => Ok(()),
+            }
+        }
+    }
+    let store = crate::store::Store::on(Full(false), std::path::Path::new("x"));
+    let bench = Bench::with(crate::config::Settings::default(), Some(store));
+    malloc(&bench, "m0", None);
+    subsystem(&bench, NQN);
+    let port = listen(&bench, NQN);
+    let before = super::get(&bench, NQN);
+    for (method, params) in [
+        (
+            "nvmf_subsystem_add_host",
+            json!({ "nqn": NQN, "host": HOST }),
+        ),
+        (
+            "nvmf_subsystem_allow_any_host",
+            json!({ "nqn": NQN, "allow_any_host": false }),
+        ),
+        (
+            "nvmf_subsystem_add_ns",
+            json!({ "nqn": NQN, "namespace": { "bdev_name": "m0" } }),
+        ),
+        (
+            "nvmf_subsystem_add_listener",
+            json!({ "nqn": NQN, "listen_address": address("0") }),
+        ),
+        (
+            "nvmf_subsystem_remove_listener",
+            json!({ "nqn": NQN, "listen_address": address(&port.to_string()) }),
+        ),
+        ("nvmf_delete_subsystem", json!({ "nqn": NQN })),
+        (
+            "nvmf_create_subsystem",
+            json!({ "nqn": "nqn.2016-06.io.spdk:other" }),
+        ),
+    ] {
+        assert_eq!(
+            bench.refused(method, params).message,
+            "Internal error",
+            "{method}"
+        );
+        assert_eq!(super::get(&bench, NQN), before, "{method}");
+    }
+    let all = bench.call("nvmf_get_subsystems", json!(null));
+    assert_eq!(all.as_array().unwrap().len(), 2);
+}
