@@ -226,8 +226,8 @@ impl Group {
     }
 
     fn tell_counts(&self) {
-        let fresh = |qp: &&Box<QueuePair>| qp.association.is_none();
-        let unassociated = self.queues.iter().flatten().filter(fresh).count();
+        let queues = self.queues.iter().flatten();
+        let unassociated = queues.filter(|qp| qp.association.is_none()).count();
         let waiting = self.starved.len() + self.devices.all_waiting();
         let counts = self.handle.counts();
         counts
