@@ -200,6 +200,8 @@ pub async fn init(engine: &Rc<Engine>) -> anyhow::Result<()> {
     for record in engine.journal.waiting() {
         engine.replay(&record).await;
     }
+    engine.declared.plan(&engine.settings)?;
+    engine.declared.make(engine).await;
     engine.set_phase(Phase::Runtime);
     Ok(())
 }
@@ -305,6 +307,7 @@ async fn retry(engine: &Rc<Engine>) {
         for record in engine.journal.waiting() {
             engine.replay(&record).await;
         }
+        engine.declared.make(engine).await;
     }
 }
 

@@ -9,6 +9,7 @@ use tokio::sync::{RwLock, watch};
 use tracing::{debug, warn};
 
 use crate::config::Settings;
+use crate::declared::Declared;
 use crate::devices::Devices;
 use crate::journal::Journal;
 use crate::logs::Logs;
@@ -51,6 +52,7 @@ pub struct Engine {
     pub options: RefCell<StartupOptions>,
     pub started: Instant,
     pub devices: Devices,
+    pub declared: Declared,
     /// Made by `init`, gone after `fini`.
     plane: RefCell<Option<Rc<Plane>>>,
     phase: watch::Sender<Phase>,
@@ -78,6 +80,7 @@ impl Engine {
             settings,
             started: Instant::now(),
             devices: Devices::default(),
+            declared: Declared::default(),
             plane: RefCell::default(),
             phase: watch::channel(Phase::Startup).0,
             stop: watch::channel(false).0,
@@ -155,7 +158,7 @@ impl Engine {
         params: Option<&RawValue>,
         caller: Caller,
     ) -> Result<Box<RawValue>, RpcError> {
-        let allowed = |name: &str| caller == Caller::Daemon || self.allowed(name);
+        let allowed = |name: &str| caller != Caller::Client || self.allowed(name);
         let entry = self
             .registry
             .find(method)
@@ -172,7 +175,7 @@ impl Engine {
                 }
             })?;
         match self.phase() {
-            _ if caller == Caller::Daemon => {}
+            _ if caller != Caller::Client => {}
             Phase::Startup if !entry.callable(false) => {
                 return Err(RpcError::invalid_state(
                     "Method may only be called after framework is initialized using framework_start_init RPC.",
@@ -203,7 +206,10 @@ impl Engine {
                 Effect::Reads => _reading = engine.gate.read().await,
                 Effect::Waits => {}
             }
-            work.await
+            match caller {
+                Caller::Config => crate::journal::declaring(work).await,
+                Caller::Client | Caller::Daemon => work.await,
+            }
         });
         match tokio::time::timeout(self.deadline(), running).await {
             Ok(Ok(outcome)) => outcome,
@@ -229,6 +235,17 @@ impl Engine {
         params: Option<&RawValue>,
     ) -> Result<Box<RawValue>, RpcError> {
         self.try_call(method, params, Caller::Daemon).await
+    }
+
+    /// A call that the configuration file asks for.
+    pub async fn declared_call(
+        self: &Rc<Self>,
+        method: &str,
+        params: &serde_json::Value,
+    ) -> Result<Box<RawValue>, RpcError> {
+        let params = serde_json::value::to_raw_value(params)
+            .map_err(|e| RpcError::internal(e.to_string()))?;
+        self.try_call(method, Some(&params), Caller::Config).await
     }
 
     pub fn deadline(&self) -> Duration {
@@ -269,6 +286,8 @@ impl Engine {
 enum Caller {
     Client,
     Daemon,
+    /// What the configuration file declares; it is not stored.
+    Config,
 }
 
 impl Dispatch for Engine {

@@ -3,7 +3,7 @@
 //! The journal is the one list behind three things: the durable store (what RPCs made), the answer
 //! of `framework_get_config` (all of it), and what could not be restored (kept, shown, tried again).
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::time::SystemTime;
 
 use tracing::{info, warn};
@@ -33,12 +33,19 @@ pub struct Entry {
     pub durable: bool,
 }
 
+tokio::task_local! {
+    static DECLARING: ();
+}
+
+/// Runs `work` as coming from the configuration file: what it makes is not stored.
+pub async fn declaring<T>(work: impl Future<Output = T>) -> T {
+    DECLARING.scope((), work).await
+}
+
 #[derive(Debug, Default)]
 pub struct Journal {
     store: Option<Store>,
     entries: RefCell<Vec<Entry>>,
-    /// What is made now comes from the configuration file.
-    declaring: Cell<bool>,
 }
 
 impl Journal {
@@ -46,7 +53,6 @@ impl Journal {
         Journal {
             store,
             entries: RefCell::default(),
-            declaring: Cell::new(false),
         }
     }
 
@@ -78,7 +84,7 @@ impl Journal {
 
     /// Makes `change` durable, then part of the journal. What it puts is live.
     pub async fn commit(&self, change: Change) -> Result<(), RpcError> {
-        let durable = !self.declaring.get();
+        let durable = DECLARING.try_with(|()| ()).is_err();
         let edits: Vec<Edit> = change
             .0
             .into_iter()
@@ -136,14 +142,6 @@ impl Journal {
             return false;
         }
         true
-    }
-
-    /// Runs `work` as coming from the configuration file: what it makes is not stored.
-    pub async fn declaring<T>(&self, work: impl Future<Output = T>) -> T {
-        self.declaring.set(true);
-        let out = work.await;
-        self.declaring.set(false);
-        out
     }
 
     pub fn entries(&self) -> Vec<Entry> {
@@ -253,7 +251,7 @@ mod tests {
         let journal = Journal::new(Some(Store::on(fake.clone(), Path::new("x"))));
         run(async {
             journal.commit(put("a")).await.unwrap();
-            journal.declaring(journal.commit(put("b"))).await.unwrap();
+            declaring(journal.commit(put("b"))).await.unwrap();
             journal.commit(put("a")).await.unwrap();
         });
         assert_eq!(

@@ -26,6 +26,7 @@
 pub mod cli;
 pub mod config;
 pub mod daemon;
+pub mod declared;
 pub mod devices;
 pub mod engine;
 pub mod initiator;

@@ -18,6 +18,7 @@ mod record;
 mod remote;
 mod rpc;
 mod serve;
+mod state;
 pub mod size;
 mod subsystem;
 mod top;
@@ -65,6 +66,8 @@ enum Command {
     Hugepages(hugepages::HugepagesArgs),
     /// Check, show or export the configuration
     Config(config::ConfigArgs),
+    /// What is configured, where it is kept, and what could not be restored
+    State(state::StateArgs),
     /// Show the daemon's metrics
     Metrics(metrics::MetricsArgs),
     /// List what a discovery controller knows
@@ -179,6 +182,7 @@ fn run(args: Vec<OsString>) -> Result<(), Failure> {
         Command::Top(args) => top::run(args),
         Command::Hugepages(args) => hugepages::run(args),
         Command::Config(args) => config::run(args),
+        Command::State(args) => state::run(args),
         Command::Metrics(args) => metrics::run(args),
         Command::Discover(args) => discover::run(args),
         Command::Identify(args) => identify::run(args),

@@ -40,7 +40,7 @@ impl Method<Engine> for Get {
     type Reply = Value;
 
     async fn apply(params: GetParams, on: Rc<Engine>) -> Result<Value, RpcError> {
-        let scrape = Scrape::of(&on);
+        let scrape = Scrape::of(&on).await;
         Ok(match params.format {
             Format::Json => scrape.json(),
             Format::Text => scrape.text().into(),

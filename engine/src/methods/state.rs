@@ -84,9 +84,29 @@ impl Method<Engine> for Get {
                 failed_for_s,
             }
         };
+        let declared = on
+            .declared
+            .missing()
+            .into_iter()
+            .map(|(call, error)| Object {
+                key: call.what,
+                method: call.method.to_owned(),
+                params: call.params,
+                state: "failed",
+                kept_in: "config",
+                error: Some(error.to_string()),
+                attempts: None,
+                failed_for_s: None,
+            });
         Ok(State {
             store: on.journal.store_path().map(|p| p.display().to_string()),
-            objects: on.journal.entries().into_iter().map(describe).collect(),
+            objects: on
+                .journal
+                .entries()
+                .into_iter()
+                .map(describe)
+                .chain(declared)
+                .collect(),
         })
     }
 }

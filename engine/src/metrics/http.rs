@@ -54,8 +54,8 @@ pub async fn serve(listener: TcpListener, engine: Rc<Engine>) {
         let (engine, places) = (Rc::clone(&engine), Rc::clone(&places));
         tokio::task::spawn_local(async move {
             let service = service_fn(|request| {
-                let answer = answer(&engine, &request);
-                async move { Ok::<_, Infallible>(answer) }
+                let engine = Rc::clone(&engine);
+                async move { Ok::<_, Infallible>(answer(&engine, &request).await) }
             });
             let connection = hyper::server::conn::http1::Builder::new()
                 .timer(TokioTimer::new())
@@ -73,7 +73,7 @@ pub async fn serve(listener: TcpListener, engine: Rc<Engine>) {
     }
 }
 
-fn answer(engine: &Engine, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+async fn answer(engine: &Engine, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     let text = |status: StatusCode, kind: &'static str, body: String| {
         let mut response = Response::new(Full::new(Bytes::from(body)));
         *response.status_mut() = status;
@@ -94,7 +94,7 @@ fn answer(engine: &Engine, request: &Request<Incoming>) -> Response<Full<Bytes>>
         "/metrics" => text(
             StatusCode::OK,
             "application/openmetrics-text; version=1.0.0; charset=utf-8",
-            Scrape::of(engine).text(),
+            Scrape::of(engine).await.text(),
         ),
         "/healthz" if engine.phase() == Phase::Runtime => plain(StatusCode::OK, "ok\n"),
         "/healthz" => plain(StatusCode::SERVICE_UNAVAILABLE, "not serving\n"),

@@ -7,10 +7,15 @@
 //! Nothing is counted here. Each source declares its families ([`Desc`]) once; the reference in
 //! docs/METRICS.md is written from them, and a sample of an undeclared family does not compile.
 
+pub mod devices;
 pub mod http;
+pub mod nvmf;
 pub mod process;
+pub mod reactors;
 
 use std::fmt::Write;
+use std::rc::Rc;
+use std::time::Duration;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{
@@ -20,6 +25,10 @@ use prometheus_client::metrics::MetricType;
 use serde::Serialize;
 
 use crate::engine::Engine;
+use crate::plane::{Plane, PoolUse};
+
+/// How long reactors may take to tell about their buffers.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -54,12 +63,25 @@ pub enum Sample {
 /// Where numbers come from. Called on the management thread; must not block.
 pub trait MetricsSource {
     fn describe(&self) -> &'static [&'static Desc];
-    fn collect(&self, engine: &Engine, into: &mut Scrape);
+    fn collect(&self, of: &Moment, into: &mut Scrape);
+}
+
+/// What sources read: the engine, and what had to be asked of the reactors beforehand.
+pub struct Moment<'a> {
+    pub engine: &'a Engine,
+    /// None before the data plane runs, and after.
+    pub plane: Option<Rc<Plane>>,
+    pub pools: Vec<PoolUse>,
 }
 
 /// Every source there is.
 pub fn sources() -> Vec<Box<dyn MetricsSource>> {
-    vec![Box::new(process::Process)]
+    vec![
+        Box::new(process::Process),
+        Box::new(reactors::Reactors),
+        Box::new(devices::Devices),
+        Box::new(nvmf::Nvmf),
+    ]
 }
 
 /// One family's samples, each with the values of its labels.
@@ -72,10 +94,23 @@ pub struct Scrape {
 }
 
 impl Scrape {
-    pub fn of(engine: &Engine) -> Scrape {
+    pub async fn of(engine: &Engine) -> Scrape {
+        let plane = engine.plane().ok();
+        // A reactor that does not answer must not take the scrape with it.
+        let pools = match &plane {
+            Some(plane) => tokio::time::timeout(PATIENCE, plane.pools())
+                .await
+                .unwrap_or_default(),
+            None => Vec::new(),
+        };
+        let moment = Moment {
+            engine,
+            plane,
+            pools,
+        };
         let mut scrape = Scrape::default();
         for source in sources() {
-            source.collect(engine, &mut scrape);
+            source.collect(&moment, &mut scrape);
         }
         scrape
     }
@@ -328,7 +363,11 @@ mod tests {
     #[test]
     fn every_sample_is_declared_and_every_name_is_ours() {
         let bench = bench();
-        let scrape = Scrape::of(&bench.engine);
+        bench.call(
+            "bdev_null_create",
+            serde_json::json!({ "name": "n", "num_blocks": 8, "block_size": 512 }),
+        );
+        let scrape = bench.run(Scrape::of(&bench.engine));
         let declared: Vec<&'static Desc> = sources()
             .iter()
             .flat_map(|s| s.describe())
@@ -336,6 +375,14 @@ mod tests {
             .collect();
         for (desc, _) in &scrape.families {
             assert!(declared.contains(desc), "{} is not declared", desc.name);
+        }
+        let text = bench.run(Scrape::of(&bench.engine)).text();
+        for expected in [
+            "nacre_reactor_busy_seconds_total{",
+            "nacre_buffers{",
+            "nacre_bdev_operations_total{bdev=\"n\",op=\"read\"} 0",
+        ] {
+            assert!(text.contains(expected), "{expected} in {text}");
         }
         let mut names = std::collections::BTreeSet::new();
         for desc in declared {

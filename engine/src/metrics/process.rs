@@ -1,7 +1,6 @@
 //! The process itself and its management plane.
 
-use super::{Desc, Kind, MetricsSource, Scrape};
-use crate::engine::Engine;
+use super::{Desc, Kind, MetricsSource, Moment, Scrape};
 use crate::journal::Standing;
 
 static INFO: Desc = Desc {
@@ -56,7 +55,8 @@ impl MetricsSource for Process {
         &ALL
     }
 
-    fn collect(&self, engine: &Engine, into: &mut Scrape) {
+    fn collect(&self, of: &Moment, into: &mut Scrape) {
+        let engine = of.engine;
         into.value(&INFO, &[env!("CARGO_PKG_VERSION")], 1.0);
         into.value(&UPTIME, &[], engine.started.elapsed().as_secs_f64());
         let (calls, refused) = engine.call_counts();

@@ -303,6 +303,8 @@ mod tests {
                     prop_assert!(serde_json::from_str::<serde::de::IgnoredAny>(head).is_ok(), "{} {}", head, e);
                 }
                 (Ok(None), None) => prop_assert!(text.trim().is_empty()),
+                // A number cut short: serde_json calls it invalid rather than unfinished.
+                (Ok(None), Some(Err(_))) if text.ends_with(['-', '+', '.', 'e', 'E']) => {}
                 (Ok(None), Some(Err(e))) => prop_assert!(e.is_eof(), "{}", e),
                 // A number at the very end may go on.
                 (Ok(None), Some(Ok(_))) => prop_assert!(text.trim().ends_with(|c: char| c.is_ascii_digit())),

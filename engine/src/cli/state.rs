@@ -1,0 +1,65 @@
+//! `nacre state`: what is configured, where it is kept, and what could not be restored.
+
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+
+use super::{Connection, Failure, output};
+
+#[derive(Debug, Args)]
+pub struct StateArgs {
+    #[command(flatten)]
+    connection: Connection,
+    #[command(subcommand)]
+    command: Option<StateCommand>,
+}
+
+#[derive(Debug, Subcommand)]
+enum StateCommand {
+    /// List every configured object (the default)
+    List,
+    /// Try now to restore what could not be restored
+    Retry,
+    /// Give up an object that could not be restored
+    Forget { key: String },
+}
+
+pub fn run(args: StateArgs) -> Result<(), Failure> {
+    let connection = args.connection;
+    match args.command.unwrap_or(StateCommand::List) {
+        StateCommand::List => {
+            let state = connection.call("state_get", Value::Null)?;
+            if connection.json {
+                return output::json(&state);
+            }
+            let kept = state["store"]
+                .as_str()
+                .map_or("nowhere: it ends with the daemon".into(), |s| {
+                    format!("in {s}")
+                });
+            output::line(&format!("kept {kept}\n"))?;
+            output::columns(
+                &state["objects"],
+                &[
+                    ("object", "/key"),
+                    ("state", "/state"),
+                    ("kept in", "/kept_in"),
+                    ("error", "/error"),
+                ],
+            )
+        }
+        StateCommand::Retry => {
+            let answer = connection.call("state_retry", Value::Null)?;
+            if connection.json {
+                return output::json(&answer);
+            }
+            output::line(&format!(
+                "{} restored, {} failed",
+                answer["restored"], answer["failed"]
+            ))
+        }
+        StateCommand::Forget { key } => {
+            let answer = connection.call("state_forget", json!({ "key": key }))?;
+            if connection.json { output::json(&answer) } else { Ok(()) }
+        }
+    }
+}

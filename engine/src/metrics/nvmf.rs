@@ -1,0 +1,175 @@
+//! The NVMe-oF target: subsystems, controllers, and what each host does.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::Relaxed;
+
+use nacre_nvmf::target::{Kind as Command, LATENCY_BUCKETS};
+
+use super::reactors::family;
+use super::{Desc, Kind, MetricsSource, Moment, Sample, Scrape};
+
+family!(
+    NAMESPACES,
+    "nacre_nvmf_namespaces",
+    Gauge,
+    "Namespaces.",
+    ["subsystem"]
+);
+family!(
+    LISTENERS,
+    "nacre_nvmf_listener",
+    Gauge,
+    "Always 1: the subsystem can be reached here.",
+    ["subsystem", "transport", "address"]
+);
+family!(
+    CONTROLLERS,
+    "nacre_nvmf_controllers",
+    Gauge,
+    "Controllers, one for each connected host and port.",
+    ["subsystem"]
+);
+family!(
+    QUEUES,
+    "nacre_nvmf_queue_pairs",
+    Gauge,
+    "Queue pairs, that of administration included.",
+    ["subsystem", "host", "transport"]
+);
+family!(
+    OPERATIONS,
+    "nacre_nvmf_operations",
+    Counter,
+    "Commands of a host's present connections.",
+    ["subsystem", "host", "op"]
+);
+family!(
+    BYTES,
+    "nacre_nvmf_bytes",
+    Counter,
+    "Bytes moved on a host's present connections.",
+    ["subsystem", "host", "op"]
+);
+family!(
+    ERRORS,
+    "nacre_nvmf_errors",
+    Counter,
+    "Commands answered with an error on a host's present connections.",
+    ["subsystem", "host", "op"]
+);
+family!(
+    LATENCY,
+    "nacre_nvmf_latency_seconds",
+    Histogram,
+    "Time from a command's arrival to its answer, on a host's present connections.",
+    ["subsystem", "host", "op"]
+);
+family!(
+    DISCOVERY,
+    "nacre_nvmf_discovery_generation",
+    Gauge,
+    "Generation counter of the discovery log.",
+    []
+);
+
+#[derive(Debug)]
+pub struct Nvmf;
+
+/// One host's commands of one kind.
+#[derive(Default)]
+struct Sum {
+    operations: u64,
+    bytes: u64,
+    errors: u64,
+    latency_ns: u64,
+    latency: [u64; LATENCY_BUCKETS],
+}
+
+impl MetricsSource for Nvmf {
+    fn describe(&self) -> &'static [&'static Desc] {
+        static ALL: [&Desc; 9] = [
+            &NAMESPACES,
+            &LISTENERS,
+            &CONTROLLERS,
+            &QUEUES,
+            &OPERATIONS,
+            &BYTES,
+            &ERRORS,
+            &LATENCY,
+            &DISCOVERY,
+        ];
+        &ALL
+    }
+
+    fn collect(&self, of: &Moment, into: &mut Scrape) {
+        let Some(plane) = &of.plane else { return };
+        into.value(&DISCOVERY, &[], plane.target.discovery_generation());
+        for subsystem in plane.target.subsystems() {
+            let nqn = subsystem.nqn().to_string();
+            let controllers = subsystem.controllers();
+            into.value(&NAMESPACES, &[&nqn], subsystem.namespaces().len());
+            into.value(&CONTROLLERS, &[&nqn], controllers.len());
+            for listener in subsystem.listeners() {
+                let labels = [
+                    nqn.as_str(),
+                    &listener.transport.to_string(),
+                    &listener.address.to_string(),
+                ];
+                into.value(&LISTENERS, &labels, 1.0);
+            }
+            let mut queues: BTreeMap<(String, String), usize> = BTreeMap::new();
+            let mut sums: BTreeMap<(String, &'static str), Sum> = BTreeMap::new();
+            for controller in &controllers {
+                let host = controller.hostnqn.to_string();
+                for queue in controller.queues() {
+                    *queues
+                        .entry((host.clone(), queue.transport.to_string()))
+                        .or_default() += 1;
+                    for (kind, name) in [
+                        (Command::Read, "read"),
+                        (Command::Write, "write"),
+                        (Command::Other, "other"),
+                    ] {
+                        let stats = queue.stats.kind(kind);
+                        let sum = sums.entry((host.clone(), name)).or_default();
+                        sum.operations += stats.operations.load(Relaxed);
+                        sum.bytes += stats.bytes.load(Relaxed);
+                        sum.errors += stats.errors.load(Relaxed);
+                        sum.latency_ns += stats.latency_ns.load(Relaxed);
+                        for (total, bucket) in sum.latency.iter_mut().zip(&stats.latency) {
+                            *total += bucket.load(Relaxed);
+                        }
+                    }
+                }
+            }
+            for ((host, transport), count) in queues {
+                into.value(&QUEUES, &[&nqn, &host, &transport], count);
+            }
+            for ((host, op), sum) in sums {
+                let labels = [nqn.as_str(), &host, op];
+                into.value(&OPERATIONS, &labels, sum.operations);
+                into.value(&BYTES, &labels, sum.bytes);
+                into.value(&ERRORS, &labels, sum.errors);
+                into.add(&LATENCY, &labels, sum.sample());
+            }
+        }
+    }
+}
+
+impl Sum {
+    /// Bucket `i` holds what took less than `2^i` microseconds, the last one the rest too.
+    fn sample(&self) -> Sample {
+        let mut below = 0;
+        let finite = self.latency[..LATENCY_BUCKETS - 1].iter().enumerate();
+        let buckets = finite.map(|(at, count)| {
+            below += count;
+            ((1u64 << at) as f64 / 1e6, below)
+        });
+        let buckets = buckets.collect();
+        Sample::Histogram {
+            sum: self.latency_ns as f64 / 1e9,
+            count: self.latency.iter().sum(),
+            buckets,
+        }
+    }
+}

@@ -1,0 +1,468 @@
+//! Goal: the daemon as its users meet it: started, refused, killed, restarted, stopped, commanded.
+//! Method: the real binary on a socket and a data directory of its own.
+
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use nacre_engine::rpc::client::Client;
+use serde_json::{Value, json};
+
+struct Place {
+    dir: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Place {
+        Place {
+            dir: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.path("nacre.sock")
+    }
+
+    /// A command that sees nothing of this machine's or user's configuration.
+    fn nacre(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_nacre"));
+        command
+            .env_clear()
+            .env("HOME", self.dir.path())
+            .env("PATH", "/usr/bin:/bin");
+        command
+    }
+
+    fn serve(&self, args: &[&str]) -> Daemon {
+        let log = std::fs::File::create(self.path("log")).unwrap();
+        let mut command = self.nacre();
+        command
+            .arg("serve")
+            .arg("-r")
+            .arg(self.socket())
+            .arg("--data-dir")
+            .arg(self.path("data"));
+        command
+            .args(["--cores", "1", "--mem-size", "16"])
+            .args(args);
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log);
+        Daemon {
+            child: command.spawn().unwrap(),
+            socket: self.socket(),
+            log: self.path("log"),
+        }
+    }
+
+    fn client(&self, args: &[&str]) -> Output {
+        let mut command = self.nacre();
+        command.args(args).arg("-r").arg(self.socket());
+        command.output().unwrap()
+    }
+}
+
+struct Daemon {
+    child: Child,
+    socket: PathBuf,
+    log: PathBuf,
+}
+
+impl Daemon {
+    /// Connects as soon as the daemon answers, and waits until it is initialized.
+    fn ready(self) -> (Daemon, Client) {
+        let mut daemon = self;
+        let mut client = daemon.connect();
+        client
+            .call("framework_wait_init", Value::Null)
+            .unwrap_or_else(|e| panic!("{e}\n{}", daemon.log()));
+        (daemon, client)
+    }
+
+    fn connect(&mut self) -> Client {
+        let until = Instant::now() + Duration::from_secs(30);
+        loop {
+            match Client::connect(&self.socket, Duration::from_secs(30)) {
+                Ok(client) => return client,
+                Err(error) if Instant::now() > until => panic!("{error}\n{}", self.log()),
+                Err(_) => std::thread::sleep(Duration::from_millis(10)),
+            }
+            if let Some(status) = self.child.try_wait().unwrap() {
+                panic!("the daemon ended: {status}\n{}", self.log());
+            }
+        }
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    fn signal(&self, name: &str) {
+        let status = Command::new("kill")
+            .args(["-s", name, &self.child.id().to_string()])
+            .status()
+            .unwrap();
+        assert!(status.success());
+    }
+
+    fn ended(mut self) -> i32 {
+        let until = Instant::now() + Duration::from_secs(30);
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code().unwrap_or(-1);
+            }
+            assert!(
+                Instant::now() < until,
+                "the daemon does not end\n{}",
+                self.log()
+            );
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn it_starts_answers_refuses_a_second_and_stops_cleanly() {
+    let place = Place::new();
+    let pid_file = place.path("pid");
+    let (daemon, mut client) = place
+        .serve(&[
+            "--pid-file",
+            pid_file.to_str().unwrap(),
+            "--metrics-listen",
+            "127.0.0.1:0",
+        ])
+        .ready();
+    assert_eq!(
+        std::fs::metadata(place.socket())
+            .unwrap()
+            .permissions()
+            .mode()
+            & 0o777,
+        0o600
+    );
+    assert_eq!(
+        std::fs::read_to_string(&pid_file).unwrap().trim(),
+        daemon.child.id().to_string()
+    );
+    assert_eq!(
+        client.call("bdev_get_bdevs", Value::Null).unwrap(),
+        json!([])
+    );
+
+    let second = place
+        .nacre()
+        .args(["serve", "--data-dir", "none", "-r"])
+        .arg(place.socket())
+        .output()
+        .unwrap();
+    let said = text(&second.stderr);
+    assert_eq!(second.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains(&format!("pid {}", daemon.child.id())),
+        "{said}"
+    );
+    let other = place
+        .nacre()
+        .args(["serve", "-r"])
+        .arg(place.path("other.sock"))
+        .arg("--data-dir")
+        .arg(place.path("data"))
+        .output()
+        .unwrap();
+    assert!(
+        text(&other.stderr).contains("another daemon (pid"),
+        "{}",
+        text(&other.stderr)
+    );
+
+    daemon.signal("TERM");
+    assert_eq!(daemon.ended(), 0);
+    assert!(!place.socket().exists() && !pid_file.exists());
+
+    let (daemon, mut client) = place.serve(&[]).ready();
+    assert_eq!(
+        client
+            .call("spdk_kill_instance", json!({ "sig_name": "SIGINT" }))
+            .unwrap(),
+        true
+    );
+    assert_eq!(daemon.ended(), 0);
+}
+
+#[test]
+fn what_was_acknowledged_survives_kill_9() {
+    let place = Place::new();
+    let mut acknowledged: Vec<Value> = Vec::new();
+    for round in 0..4 {
+        let (daemon, mut client) = place.serve(&[]).ready();
+        let found = client.call("bdev_get_bdevs", Value::Null).unwrap();
+        for before in &acknowledged {
+            let same = found
+                .as_array()
+                .unwrap()
+                .iter()
+                .find(|b| b["name"] == before["name"]);
+            assert_eq!(
+                same.map(|b| &b["uuid"]),
+                Some(&before["uuid"]),
+                "round {round}: {before}"
+            );
+        }
+        // Killed while calls are under way: whatever was answered must be there afterwards.
+        let pid = daemon.child.id();
+        let killer = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(30 + 17 * round));
+            assert!(
+                Command::new("kill")
+                    .args(["-9", &pid.to_string()])
+                    .status()
+                    .unwrap()
+                    .success()
+            );
+        });
+        for n in 0.. {
+            let name = format!("r{round}-{n}");
+            let params = json!({ "name": name, "num_blocks": 64, "block_size": 512 });
+            if client.call("bdev_null_create", params).is_err() {
+                break;
+            }
+            match client.call("bdev_get_bdevs", json!({ "name": name })) {
+                Ok(made) => acknowledged.push(made[0].clone()),
+                Err(_) => break,
+            }
+            assert!(n < 100_000, "it was never killed");
+        }
+        killer.join().unwrap();
+    }
+    assert!(
+        acknowledged.len() > 4,
+        "only {} devices were made",
+        acknowledged.len()
+    );
+}
+
+#[test]
+fn started_as_nvmf_tgt_it_is_that_program() {
+    let place = Place::new();
+    let start = |extra: &[&str]| {
+        let log = std::fs::File::create(place.path("log")).unwrap();
+        let mut command = place.nacre();
+        command
+            .arg0("/opt/spdk/build/bin/nvmf_tgt")
+            .arg("-r")
+            .arg(place.socket());
+        command
+            .args([
+                "-m",
+                "0x1",
+                "-s",
+                "16",
+                "--no-huge",
+                "-i",
+                "0",
+                "-e",
+                "0xFFFF",
+            ])
+            .args(extra);
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        Daemon {
+            child,
+            socket: place.socket(),
+            log: place.path("log"),
+        }
+    };
+    let mut daemon = start(&["--wait-for-rpc"]);
+    let mut client = daemon.connect();
+    let early = client
+        .call("bdev_get_bdevs", Value::Null)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        early.contains("Method may only be called after framework is initialized"),
+        "{early}"
+    );
+    assert_eq!(
+        client
+            .call("bdev_set_options", json!({ "bdev_io_cache_size": 64 }))
+            .unwrap(),
+        true
+    );
+    assert_eq!(
+        client.call("framework_start_init", Value::Null).unwrap(),
+        true
+    );
+    client
+        .call(
+            "bdev_malloc_create",
+            json!({ "name": "M", "num_blocks": 64, "block_size": 512 }),
+        )
+        .unwrap();
+    let saved = client.call("config_export", Value::Null).unwrap();
+    drop(daemon);
+    assert!(!place.path(".local").exists(), "it keeps no state");
+
+    let config = place.path("saved.json");
+    std::fs::write(&config, saved.to_string()).unwrap();
+    let (_daemon, mut client) = start(&["-c", config.to_str().unwrap()]).ready();
+    let mut names = client
+        .call("bdev_get_bdevs", json!({ "name": "M", "timeout": 5000 }))
+        .unwrap();
+    assert_eq!(names[0]["name"].take(), "M");
+    assert_eq!(
+        client.call("config_export", Value::Null).unwrap(),
+        saved,
+        "what was saved is what is loaded"
+    );
+}
+
+#[test]
+fn a_bad_configuration_is_refused_with_its_place() {
+    let place = Place::new();
+    let file = place.path("nacre.toml");
+    std::fs::write(&file, "[reactor]\ncoers = \"1\"\n").unwrap();
+    for args in [["serve", "-c"], ["config", "check"]] {
+        let output = place.nacre().args(args).arg(&file).output().unwrap();
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(
+            said.contains(
+                "nacre.toml:2: unknown key \"reactor.coers\"; did you mean \"reactor.cores\"?"
+            ),
+            "{said}"
+        );
+    }
+    let bad = place.path("bad.json");
+    std::fs::write(&bad, r#"{"subsystems":[{"subsystem":"bdev","config":[{"method":"bdev_null_create","params":{"name":"n"}}]}]}"#).unwrap();
+    let output = place
+        .nacre()
+        .args(["serve", "--data-dir", "none", "--cores", "1", "-r"])
+        .arg(place.socket())
+        .arg("-c")
+        .arg(&bad)
+        .output()
+        .unwrap();
+    assert!(
+        text(&output.stderr).contains("bdev_null_create"),
+        "{}",
+        text(&output.stderr)
+    );
+    assert_eq!(output.status.code(), Some(1));
+    let shown = place
+        .nacre()
+        .args(["config", "show", "--json"])
+        .env("NACRE_REACTOR_BUSY_POLL_US", "7")
+        .output()
+        .unwrap();
+    let shown: Value = serde_json::from_slice(&shown.stdout).unwrap();
+    assert_eq!(
+        (
+            &shown["reactor.busy_poll_us"]["value"],
+            &shown["reactor.busy_poll_us"]["origin"]
+        ),
+        (&json!(7), &json!("$NACRE_REACTOR_BUSY_POLL_US"))
+    );
+}
+
+#[test]
+fn the_command_line_commands_the_daemon() {
+    let place = Place::new();
+    let unreachable = place.client(&["rpc", "spdk_get_version"]);
+    assert_eq!(
+        unreachable.status.code(),
+        Some(3),
+        "{}",
+        text(&unreachable.stderr)
+    );
+    assert_eq!(place.client(&["rpc", "x", "{"]).status.code(), Some(2));
+
+    let (_daemon, _client) = place.serve(&[]).ready();
+    let run = |args: &[&str]| {
+        let output = place.client(args);
+        assert!(
+            output.status.success(),
+            "{args:?}: {}",
+            text(&output.stderr)
+        );
+        text(&output.stdout)
+    };
+    assert_eq!(
+        run(&["rpc", "bdev_malloc_create", "name=ram", "num_blocks=16384", "block_size=512"]),
+        "\"ram\"\n"
+    );
+    let refused = place.client(&["rpc", "bdev_malloc_delete", "name=nothing"]);
+    assert_eq!(refused.status.code(), Some(4));
+    assert!(
+        text(&refused.stderr).contains("there is no bdev \"nothing\""),
+        "{}",
+        text(&refused.stderr)
+    );
+    assert!(run(&["state"]).contains("bdev/ram"));
+    assert!(run(&["metrics"]).contains("nacre_bdev_size_bytes{bdev=\"ram\"}"));
+    assert!(run(&["rpc", "bdev_get_bdevs", "name=ram"]).contains("Malloc disk"));
+
+    for args in [
+        &["hugepages", "show", "--json"][..],
+        &["completions", "bash"],
+        &["config", "sample"],
+    ] {
+        let output = place.nacre().args(args).output().unwrap();
+        assert!(
+            output.status.success() && !output.stdout.is_empty(),
+            "{args:?}: {}",
+            text(&output.stderr)
+        );
+    }
+}
+
+#[test]
+fn raw_bytes_on_the_socket_get_spdks_bytes_back() {
+    let place = Place::new();
+    let (_daemon, _client) = place.serve(&[]).ready();
+    let golden = |request: &str| exchange(&place.socket(), request);
+    insta::assert_snapshot!(golden(concat!(
+        r#"{"jsonrpc":"2.0","method":"bdev_null_create","id":1,"params":{"name":"n","num_blocks":64,"block_size":512}}"#,
+        r#"{"method":"bdev_null_create","id":"2","params":{"name":"n","num_blocks":64,"block_size":512}}"#,
+        r#"{"method":"no_such_method","id":3}"#,
+        r#"{"method":"bdev_null_delete","id":4,"params":{"nam":"n"}}"#,
+        r#"{"method":"bdev_null_delete","id":5,"params":{"name":"n"}} [] {"id":6}"#,
+    )));
+    insta::assert_snapshot!(golden("{\"method\":}"));
+}
+
+/// Sends `request`, half-closes, and gives everything that comes back, sorted: answers may overtake.
+fn exchange(socket: &Path, request: &str) -> String {
+    use std::io::Read;
+    let mut stream = std::os::unix::net::UnixStream::connect(socket).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    stream.shutdown(std::net::Shutdown::Write).unwrap();
+    let mut answers = String::new();
+    stream.read_to_string(&mut answers).unwrap();
+    let mut lines: Vec<&str> = answers.lines().collect();
+    lines.sort_unstable();
+    lines.join("\n")
+}
