@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use nacre_hugepages::Buf;
 use nacre_nvmf_wire::cqe::Cqe;
-use nacre_nvmf_wire::sqe::Sgl;
+use nacre_nvmf_wire::sqe::{Sgl, Sqe};
 use nacre_nvmf_wire::status::StatusCode;
 use nacre_nvmf_wire::tcp::{
     ADMIN_IN_CAPSULE_BYTES, CapsuleCmd, CommonHeader, DataAlignment, DataPdu, Digests,
@@ -349,6 +349,22 @@ impl HostConn {
     pub fn close(&mut self) {
         self.why.get_or_insert(Closed::Local);
         self.finish();
+    }
+
+    /// On a connection that has ended: a command that did not complete, with its buffers. Its entry
+    /// has the identifier only.
+    pub fn reclaim(&mut self) -> Option<HostCommand> {
+        if self.is_open() {
+            return None;
+        }
+        while let Some(command) = self.commands.pop() {
+            if command.outstanding {
+                let (write, read) = (command.write, command.read);
+                let sqe = Sqe::new(0, self.commands.len() as u16);
+                return Some(HostCommand { sqe, write, read });
+            }
+        }
+        None
     }
 
     #[inline]
@@ -714,18 +730,30 @@ impl HostConn {
         } else {
             Phase::Closing
         };
-        self.receiving = None;
-        self.reads.clear();
-        self.commands.clear();
-        self.rx.drop_unread();
+        self.abandon();
     }
 
     fn finish(&mut self) {
         self.phase = Phase::Finished;
-        self.receiving = None;
-        self.reads.clear();
-        self.commands.clear();
         self.tx.clear();
+        self.abandon();
+    }
+
+    /// Nothing more will arrive: buffers that were to be filled go back to their commands, where
+    /// [`HostConn::reclaim`] finds them.
+    fn abandon(&mut self) {
+        if let Some((cid, _)) = self.receiving.take() {
+            let buf = self.rx.take_payload();
+            if let Some(command) = self.commands.get_mut(usize::from(cid)) {
+                command.read = buf;
+            }
+        }
+        while let Some(Guess { id, buf, .. }) = self.rx.take_idle_guess() {
+            if let Some(command) = self.commands.get_mut(usize::from(id)) {
+                command.read = Some(buf);
+            }
+        }
+        self.reads.clear();
         self.rx.drop_unread();
     }
 

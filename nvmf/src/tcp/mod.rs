@@ -36,5 +36,5 @@ mod tests;
 
 pub use host::{HostConfig, HostConn, HostPoll};
 pub use rx::{RecvSlices, RxBuffers};
-pub use target::{TargetConfig, TargetConn, TargetEvent, TargetPoll};
+pub use target::{Polled, TargetConfig, TargetConn, TargetEvent, TargetPoll};
 pub use tx::Slices;

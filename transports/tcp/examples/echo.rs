@@ -1,9 +1,16 @@
-//! What the transport itself costs: a target that answers from a fixed buffer, and a host, each on a
-//! core of its own. No controller, no device.
+//! What the transport itself costs: a target that answers from a fixed buffer, and a host. No
+//! controller, no device.
 //!
-//!     cargo run --release -p nacre-transport-tcp --example echo -- [read|write] [bytes] [depth] [connections] [seconds]
+//!     cargo run --release -p nacre-transport-tcp --example echo -- \
+//!         [pair|turns|bare] [read|write] [bytes] [depth] [connections] [seconds]
+//!
+//! `pair`: each on a core of its own, in requests per second. `turns`: both in one thread, in
+//! nanoseconds of processor time per request, which a busy machine does not change much; `bare` is the
+//! same with nothing but the system calls, so that their difference is what the protocol costs.
+//! DIGESTS=1 turns both digests on.
 
-use std::net::SocketAddr;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -19,55 +26,150 @@ use nacre_nvmf_wire::cqe::Cqe;
 use nacre_nvmf_wire::opcode::io;
 use nacre_nvmf_wire::sqe::{Sgl, Sqe};
 use nacre_nvmf_wire::tcp::Digests;
-use nacre_reactor::Clock;
+use nacre_reactor::{Clock, Nanos};
 use nacre_transport_tcp::{HostOptions, TcpConfig, TcpHost, TcpPlug, connect_host};
+
+#[derive(Clone, Copy)]
+struct Load {
+    write: bool,
+    size: usize,
+    depth: usize,
+    connections: usize,
+    time: Duration,
+    digests: Digests,
+}
 
 fn main() {
     let mut args = std::env::args().skip(1);
-    let rw = args.next().unwrap_or_else(|| "read".into());
+    let mode = args.next().unwrap_or_else(|| "pair".into());
+    let write = args.next().is_some_and(|rw| rw == "write");
     let mut number = |default: u64| {
         args.next()
             .map_or(default, |arg| arg.parse().expect("a number"))
     };
-    let (size, depth) = (number(4096) as usize, number(128) as usize);
-    let (connections, seconds) = (number(1) as usize, number(2));
-    let digests = if std::env::var_os("DIGESTS").is_some() {
-        Digests::BOTH
-    } else {
-        Digests::NONE
+    let load = Load {
+        write,
+        size: number(4096) as usize,
+        depth: number(128) as usize,
+        connections: number(1) as usize,
+        time: Duration::from_secs(number(2)),
+        digests: if std::env::var_os("DIGESTS").is_some() {
+            Digests::BOTH
+        } else {
+            Digests::NONE
+        },
     };
+    match &mode[..] {
+        "pair" => {
+            let rate = pair(load);
+            println!(
+                "{rate:.0} requests/s, {:.2} GB/s",
+                rate * load.size as f64 / 1e9
+            );
+        }
+        "turns" => println!("{:.0} ns per request", turns(load)),
+        "bare" => println!("{:.0} ns per request", bare(load)),
+        other => panic!("{other} is none of pair, turns, bare"),
+    }
+}
 
+fn listen() -> (TcpPlug, SocketAddr) {
     let plug = TcpPlug::new(TcpConfig::default()).expect("a plug");
     let any = Address::Ip("127.0.0.1:0".parse().expect("an address"));
     let Ok(Address::Ip(address)) = plug.listen(ListenerId(1), &any) else {
         panic!("cannot listen")
     };
+    (plug, address)
+}
+
+fn pair(load: Load) -> f64 {
+    let (plug, address) = listen();
     let stop = Arc::new(AtomicBool::new(false));
-    let target = {
-        let stop = Arc::clone(&stop);
-        let plug = Arc::new(plug);
-        std::thread::spawn(move || {
-            pin(0);
-            let mut transport = plug.open(0, Arc::new(|| ())).expect("a transport");
-            serve(&mut *transport, depth, size, &stop);
-            println!("{:?}", plug.stats()[0].1);
-        })
-    };
-    std::thread::sleep(Duration::from_millis(50));
-    let host = std::thread::spawn(move || {
-        pin(1);
-        drive(
-            address,
-            rw == "write",
-            (size, depth, connections),
-            Duration::from_secs(seconds),
-            digests,
-        )
+    let stopped = Arc::clone(&stop);
+    let clock = Clock::real();
+    let target = std::thread::spawn(move || {
+        pin(0);
+        let mut target = Target::new(&plug, load);
+        while !stopped.load(Ordering::Relaxed) {
+            target.turn(clock.now());
+        }
+        println!("{:?}", plug.stats()[0].1);
     });
-    let rate = host.join().expect("the host");
+    pin(1);
+    std::thread::sleep(Duration::from_millis(50));
+    let mut host = Hosts::new(address, load);
+    let clock = Clock::real();
+    run_for(Duration::from_millis(300), || host.turn(clock.now()));
+    let (before, start) = (host.count, Instant::now());
+    run_for(load.time, || host.turn(clock.now()));
+    let rate = (host.count - before) as f64 / start.elapsed().as_secs_f64();
     stop.store(true, Ordering::Relaxed);
     target.join().expect("the target");
-    println!("{rate:.0} requests/s, {:.2} GB/s", rate * size as f64 / 1e9);
+    rate
+}
+
+fn turns(load: Load) -> f64 {
+    let (plug, address) = listen();
+    pin(1);
+    let mut target = Target::new(&plug, load);
+    let mut host = Hosts::new(address, load);
+    let clock = Clock::real();
+    let mut turn = |host: &mut Hosts| {
+        host.turn(clock.now());
+        target.turn(clock.now());
+    };
+    run_for(Duration::from_millis(300), || turn(&mut host));
+    let (before, start) = (host.count, cpu_ns());
+    run_for(load.time, || turn(&mut host));
+    (cpu_ns() - start) as f64 / (host.count - before) as f64
+}
+
+/// The same bytes in the same batches through one pair of sockets, and nothing else.
+fn bare(load: Load) -> f64 {
+    pin(1);
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a socket");
+    let mut host =
+        TcpStream::connect(listener.local_addr().expect("an address")).expect("a connection");
+    let (mut target, _) = listener.accept().expect("a connection");
+    for socket in [&host, &target] {
+        socket.set_nodelay(true).expect("a socket");
+        socket.set_nonblocking(true).expect("a socket");
+    }
+    let (up, down) = if load.write {
+        (72 + load.size, 24)
+    } else {
+        (72, 24 + load.size)
+    };
+    let bytes = vec![0u8; 1 << 20];
+    let mut into = vec![0u8; 256 << 10];
+    let move_all = |from: &mut TcpStream, to: &mut TcpStream, mut left: usize, into: &mut [u8]| {
+        let mut to_send = left;
+        while left > 0 {
+            if to_send > 0 {
+                to_send -= from.write(&bytes[..to_send.min(bytes.len())]).unwrap_or(0);
+            }
+            left -= to.read(into).unwrap_or(0);
+        }
+    };
+    let (start, mut count) = (cpu_ns(), 0);
+    run_for(load.time, || {
+        move_all(&mut host, &mut target, up * load.depth, &mut into);
+        move_all(&mut target, &mut host, down * load.depth, &mut into);
+        count += load.depth;
+    });
+    (cpu_ns() - start) as f64 / count as f64
+}
+
+fn run_for(time: Duration, mut turn: impl FnMut()) {
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        (0..16).for_each(|_| turn());
+    }
+}
+
+fn cpu_ns() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 fn pin(core: usize) {
@@ -76,31 +178,43 @@ fn pin(core: usize) {
     rustix::thread::sched_setaffinity(None, &set).expect("two cores");
 }
 
-fn serve(transport: &mut dyn Transport, depth: usize, size: usize, stop: &AtomicBool) {
-    let pool = Pool::heap(&[
-        ClassSpec {
-            size: 4096,
-            count: 4096,
-        },
-        ClassSpec {
-            size: size.next_multiple_of(4096),
-            count: 256,
-        },
-    ]);
-    let pools = Pools {
-        io: pool.clone(),
-        admin: pool.clone(),
-    };
-    let fixed: Buf = pool.acquire(size).expect("a buffer");
-    let mut events = Events::with_capacity(512);
-    let clock = Clock::real();
-    while !stop.load(Ordering::Relaxed) {
-        let now = clock.now();
-        transport.poll(now, &pools, &mut events);
-        for event in events.drain() {
+struct Target {
+    transport: Box<dyn Transport>,
+    pools: Pools,
+    events: Events,
+    fixed: Buf,
+    depth: usize,
+}
+
+impl Target {
+    fn new(plug: &TcpPlug, load: Load) -> Target {
+        let size = load.size.next_multiple_of(4096);
+        let pool = Pool::heap(&[
+            ClassSpec {
+                size: 4096,
+                count: 4096,
+            },
+            ClassSpec { size, count: 256 },
+        ]);
+        Target {
+            transport: plug.open(0, Arc::new(|| ())).expect("a transport"),
+            fixed: pool.acquire(load.size).expect("a buffer"),
+            pools: Pools {
+                io: pool.clone(),
+                admin: pool,
+            },
+            events: Events::with_capacity(512),
+            depth: load.depth,
+        }
+    }
+
+    fn turn(&mut self, now: Nanos) {
+        let transport = &mut self.transport;
+        transport.poll(now, &self.pools, &mut self.events);
+        for event in self.events.drain() {
             match event {
                 Event::Opened { conn, .. } => {
-                    let entries = depth as u16 + 1;
+                    let entries = self.depth as u16 + 1;
                     transport.established(
                         conn,
                         QueueParams {
@@ -118,29 +232,27 @@ fn serve(transport: &mut dyn Transport, depth: usize, size: usize, stop: &Atomic
                     };
                     let mut response = Response {
                         tag,
-                        cqe: Cqe::success(sqe.cid()),
+                        cqe: Cqe::success(tag.cid),
                         data: Extents::new(),
                     };
                     if sqe.opcode == io::READ {
-                        response.data.push(fixed.slice(0, length));
+                        response.data.push(self.fixed.slice(0, length));
                     } else if data.is_none() {
-                        let into = pool.acquire(length).expect("a buffer");
+                        let into = self.pools.io.acquire(length).expect("a buffer");
                         transport.fetch(conn, tag, &sqe, into);
                         continue;
                     }
                     transport.respond(conn, response);
                 }
                 Event::Fetched { conn, tag, .. } => {
-                    transport.respond(
-                        conn,
-                        Response {
-                            tag,
-                            cqe: Cqe::success(tag.cid),
-                            data: Extents::new(),
-                        },
-                    );
+                    let response = Response {
+                        tag,
+                        cqe: Cqe::success(tag.cid),
+                        data: Extents::new(),
+                    };
+                    transport.respond(conn, response);
                 }
-                Event::Closed { why, .. } => eprintln!("closed: {why:?}"),
+                Event::Closed { .. } => {}
                 other => panic!("{other:?}"),
             }
         }
@@ -148,61 +260,69 @@ fn serve(transport: &mut dyn Transport, depth: usize, size: usize, stop: &Atomic
     }
 }
 
-fn drive(
-    address: SocketAddr,
+struct Hosts {
+    hosts: Vec<(TcpHost, Vec<Buf>)>,
+    events: Vec<HostEvent>,
     write: bool,
-    (size, depth, connections): (usize, usize, usize),
-    time: Duration,
-    digests: Digests,
-) -> f64 {
-    let clock = Clock::real();
-    let pool = Pool::heap(&[ClassSpec {
-        size: size.next_multiple_of(512),
-        count: depth * connections,
-    }]);
-    let machine = HostConfig {
-        entries: depth + 1,
-        digests,
-        ..HostConfig::default()
-    };
-    let options = HostOptions {
-        machine,
-        ..HostOptions::default()
-    };
-    let connect = |_| connect_host(address, options.clone()).expect("a socket");
-    let mut hosts: Vec<TcpHost> = (0..connections).map(connect).collect();
-    let mut spare: Vec<Vec<Buf>> = (0..connections)
-        .map(|_| {
-            (0..depth)
-                .map(|_| pool.acquire(size).expect("a buffer"))
-                .collect()
-        })
-        .collect();
-    let command = |cid: u16, buf: Buf| {
-        let sqe = Sqe::for_namespace(if write { io::WRITE } else { io::READ }, cid, 1);
-        let (write, read) = if write {
-            (Some(buf), None)
-        } else {
-            (None, Some(buf))
+    count: u64,
+}
+
+impl Hosts {
+    fn new(address: SocketAddr, load: Load) -> Hosts {
+        let size = load.size.next_multiple_of(512);
+        let pool = Pool::heap(&[ClassSpec {
+            size,
+            count: load.depth * load.connections,
+        }]);
+        let machine = HostConfig {
+            entries: load.depth + 1,
+            digests: load.digests,
+            ..HostConfig::default()
         };
-        HostCommand { sqe, write, read }
-    };
-    let mut events = Vec::with_capacity(1024);
-    let (mut count, mut start) = (0u64, None);
-    let warm_up = Instant::now() + Duration::from_millis(300);
-    loop {
-        let now = clock.now();
-        for (host, spare) in hosts.iter_mut().zip(&mut spare) {
-            host.poll(now, &mut events, 512);
-            for event in events.drain(..) {
+        let options = HostOptions {
+            machine,
+            ..HostOptions::default()
+        };
+        let one = |_| {
+            let buffers = (0..load.depth)
+                .map(|_| pool.acquire(load.size).expect("a buffer"))
+                .collect();
+            (
+                connect_host(address, options.clone()).expect("a socket"),
+                buffers,
+            )
+        };
+        let hosts = (0..load.connections).map(one).collect();
+        Hosts {
+            hosts,
+            events: Vec::with_capacity(1024),
+            write: load.write,
+            count: 0,
+        }
+    }
+
+    fn turn(&mut self, now: Nanos) {
+        let write = self.write;
+        let command = |cid: u16, buf: Buf| {
+            let sqe = Sqe::for_namespace(if write { io::WRITE } else { io::READ }, cid, 1);
+            let (write, read) = if write {
+                (Some(buf), None)
+            } else {
+                (None, Some(buf))
+            };
+            HostCommand { sqe, write, read }
+        };
+        for (host, buffers) in &mut self.hosts {
+            host.poll(now, &mut self.events, 512);
+            for event in self.events.drain(..) {
                 match event {
                     HostEvent::Ready => {
                         host.set_in_capsule_bytes(4096);
                         // A read needs the only handle on its buffer, a write may share it.
                         let first = if write {
-                            spare.clone()
+                            buffers.clone()
                         } else {
-                            std::mem::take(spare)
+                            std::mem::take(buffers)
                         };
                         for (cid, buf) in (0..).zip(first) {
                             host.submit(command(cid, buf));
@@ -210,24 +330,13 @@ fn drive(
                     }
                     HostEvent::Completion { cqe, read, .. } => {
                         assert!(cqe.status().is_success());
-                        count += 1;
-                        let buf = match read {
-                            Some(buf) => buf,
-                            None => spare[usize::from(cqe.cid())].clone(),
-                        };
+                        self.count += 1;
+                        let buf = read.unwrap_or_else(|| buffers[usize::from(cqe.cid())].clone());
                         host.submit(command(cqe.cid(), buf));
                     }
                     HostEvent::Closed(why) => panic!("closed: {why:?}"),
                 }
             }
-        }
-        let elapsed = Instant::now();
-        match start {
-            None if elapsed > warm_up => start = Some((elapsed, count)),
-            Some((from, before)) if elapsed - from > time => {
-                return (count - before) as f64 / (elapsed - from).as_secs_f64();
-            }
-            _ => {}
         }
     }
 }

@@ -100,7 +100,8 @@ enum State {
     Open(Box<HostConn>),
     /// Ended before there was a machine; told by the next poll.
     Failed(Closed),
-    Gone,
+    /// Over, and told. The machine has what was under way until somebody wants it back.
+    Gone(Option<Box<HostConn>>),
 }
 
 /// One queue pair of the host side.
@@ -202,7 +203,7 @@ impl HostTransport for TcpHost {
         let conn = match &mut self.state {
             State::Open(conn) => conn,
             State::Failed(_) if limit > 0 => {
-                if let State::Failed(why) = std::mem::replace(&mut self.state, State::Gone) {
+                if let State::Failed(why) = std::mem::replace(&mut self.state, State::Gone(None)) {
                     events.push(HostEvent::Closed(why));
                 }
                 return;
@@ -257,7 +258,9 @@ impl HostTransport for TcpHost {
         if conn.is_finished() {
             let _ = self.epoll.delete(&self.socket);
             let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
-            self.state = State::Gone;
+            if let State::Open(conn) = std::mem::replace(&mut self.state, State::Gone(None)) {
+                self.state = State::Gone(Some(conn));
+            }
         }
     }
 
@@ -268,11 +271,18 @@ impl HostTransport for TcpHost {
         }
     }
 
+    fn reclaim(&mut self) -> Option<HostCommand> {
+        match &mut self.state {
+            State::Open(conn) | State::Gone(Some(conn)) => conn.reclaim(),
+            _ => None,
+        }
+    }
+
     fn close(&mut self) {
         match &mut self.state {
             State::Open(conn) => conn.close(),
             State::Connecting { .. } => self.state = State::Failed(Closed::Local),
-            State::Failed(_) | State::Gone => {}
+            State::Failed(_) | State::Gone(_) => {}
         }
     }
 
@@ -293,7 +303,7 @@ impl HostTransport for TcpHost {
                 conn.deadline().map_or(Idle::Quiet, Idle::Until),
             ),
             State::Failed(_) => return Idle::Busy,
-            State::Gone => return Idle::Quiet,
+            State::Gone(_) => return Idle::Quiet,
         };
         if watch_write != self.watches_write {
             let interest = if watch_write {

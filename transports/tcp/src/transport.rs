@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use nacre_hugepages::Buf;
 use nacre_nvmf::tcp::{
-    RecvSlices, RxBuffers, Slices, TargetConfig, TargetConn, TargetEvent, TargetPoll,
+    Polled, RecvSlices, RxBuffers, Slices, TargetConfig, TargetConn, TargetEvent,
 };
 use nacre_nvmf::transport::{
     Address, CloseWhy, Closed, ConnId, Event, Events, ListenerId, Pools, QueueParams, ReqTag,
@@ -237,13 +237,12 @@ impl TcpTransport {
                 if !events.has_room() || budget == 0 {
                     break true;
                 }
-                match conn.machine.poll(pools, now) {
-                    TargetPoll::Event(event) => {
-                        budget -= 1;
-                        events.push(translate(id, event, &self.core));
-                    }
-                    TargetPoll::Starved => break false,
-                    TargetPoll::Waiting => {
+                let core = &self.core;
+                let mut sink = |event| events.push(translate(id, event, core));
+                match conn.machine.poll_into(pools, now, &mut sink) {
+                    Polled::Event => budget -= 1,
+                    Polled::Starved => break false,
+                    Polled::Waiting => {
                         add(&stats.waits, 1);
                         break true;
                     }

@@ -114,6 +114,14 @@ pub enum TargetPoll {
     Waiting,
 }
 
+/// The same without the event, which went elsewhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Polled {
+    Event,
+    Starved,
+    Waiting,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Handshake,
@@ -267,18 +275,36 @@ impl TargetConn {
     }
 
     /// The next event. To be called until it says otherwise than `Event`.
-    #[inline]
     pub fn poll(&mut self, pools: &Pools, now: Nanos) -> TargetPoll {
+        let mut event = None;
+        match (
+            self.poll_into(pools, now, &mut |given| event = Some(given)),
+            event,
+        ) {
+            (Polled::Waiting, _) => TargetPoll::Waiting,
+            (_, Some(event)) => TargetPoll::Event(event),
+            (_, None) => TargetPoll::Starved,
+        }
+    }
+
+    /// The same for a layer that keeps events in a place of its own: gives `sink` one at most.
+    #[inline]
+    pub fn poll_into(
+        &mut self,
+        pools: &Pools,
+        now: Nanos,
+        sink: &mut impl FnMut(TargetEvent),
+    ) -> Polled {
         if self.is_open() {
-            match self.advance(pools, now) {
-                Ok(poll) => {
-                    self.waiting = matches!(poll, TargetPoll::Waiting);
-                    return poll;
+            match self.advance(pools, now, sink) {
+                Ok(polled) => {
+                    self.waiting = polled == Polled::Waiting;
+                    return polled;
                 }
                 Err(violation) => self.refuse(violation, now),
             }
         }
-        self.news()
+        self.news(sink)
     }
 
     /// Ends a turn of reading: gives the receive buffer back, or not while something in it waits.
@@ -465,16 +491,17 @@ impl TargetConn {
 
     /// The end, once.
     #[cold]
-    fn news(&mut self) -> TargetPoll {
+    fn news(&mut self, sink: &mut impl FnMut(TargetEvent)) -> Polled {
         self.waiting = false;
         match self.phase {
             Phase::Lingering { .. } | Phase::Finished if !self.told => {
                 self.told = true;
-                TargetPoll::Event(TargetEvent::Closed(
+                sink(TargetEvent::Closed(
                     self.why.clone().unwrap_or(Closed::Local),
-                ))
+                ));
+                Polled::Event
             }
-            _ => TargetPoll::Starved,
+            _ => Polled::Starved,
         }
     }
 

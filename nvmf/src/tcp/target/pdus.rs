@@ -8,7 +8,7 @@ use nacre_nvmf_wire::tcp::{
 };
 use nacre_reactor::Nanos;
 
-use super::{Doing, Phase, TargetConn, TargetEvent, TargetPoll};
+use super::{Doing, Phase, Polled, TargetConn, TargetEvent};
 use crate::tcp::frame::{self, Violation, is_damaged};
 use crate::transport::{Closed, Pools, ReqTag};
 
@@ -16,25 +16,38 @@ use crate::transport::{Closed, Pools, ReqTag};
 const UNSENT_QUEUES: usize = 2;
 
 /// Goes on, ends the turn with an answer, or ends the connection.
-type Handled = Result<Option<TargetPoll>, Violation>;
+type Handled = Result<Option<Polled>, Violation>;
+
+/// Where events go. They are built where they are kept: passing them up by value, layer by layer,
+/// costs more than parsing what they are made of.
+pub(super) trait Sink: FnMut(TargetEvent) {}
+
+impl<F: FnMut(TargetEvent)> Sink for F {}
 
 impl TargetConn {
     #[inline]
-    pub(super) fn advance(&mut self, pools: &Pools, now: Nanos) -> Result<TargetPoll, Violation> {
+    pub(super) fn advance(
+        &mut self,
+        pools: &Pools,
+        now: Nanos,
+        sink: &mut impl Sink,
+    ) -> Result<Polled, Violation> {
         loop {
             let handled = if matches!(self.doing, Doing::Nothing) {
                 match frame::read(self.rx.unread(), &self.rules)? {
-                    Some((frame, Pdu::CapsuleCmd(&sqe))) => self.capsule(&frame, sqe, pools)?,
+                    Some((frame, Pdu::CapsuleCmd(&sqe))) => {
+                        self.capsule(&frame, sqe, pools, sink)?
+                    }
                     Some((frame, Pdu::H2cData(&pdu))) => self.h2c_data(&frame, &pdu)?,
                     Some((frame, Pdu::IcReq(&pdu))) => self.handshake(&frame, &pdu),
-                    Some((_, Pdu::H2cTermReq(&pdu))) => self.terminated(&pdu, now),
+                    Some((_, Pdu::H2cTermReq(&pdu))) => self.terminated(&pdu, now, sink),
                     Some(_) => unreachable!(
                         "the rules let nothing through that a controller does not receive"
                     ),
-                    None => Some(TargetPoll::Starved),
+                    None => Some(Polled::Starved),
                 }
             } else {
-                self.payload()?
+                self.payload(sink)?
             };
             if let Some(poll) = handled {
                 return Ok(poll);
@@ -43,7 +56,7 @@ impl TargetConn {
     }
 
     /// ICReq (TCP 3.6.2.2).
-    fn handshake(&mut self, frame: &Frame, asked: &IcReq) -> Option<TargetPoll> {
+    fn handshake(&mut self, frame: &Frame, asked: &IcReq) -> Option<Polled> {
         let digests = asked.digests().and(self.config.allow_digests);
         let answer = IcResp::new(
             self.config.alignment,
@@ -63,9 +76,9 @@ impl TargetConn {
 
     /// CapsuleCmd (TCP 3.6.2.4).
     #[inline]
-    fn capsule(&mut self, frame: &Frame, sqe: Sqe, pools: &Pools) -> Handled {
+    fn capsule(&mut self, frame: &Frame, sqe: Sqe, pools: &Pools, sink: &mut impl Sink) -> Handled {
         if self.tx.marks() >= UNSENT_QUEUES * self.entries + 8 {
-            return Ok(Some(TargetPoll::Waiting));
+            return Ok(Some(Polled::Waiting));
         }
         if self.outstanding >= self.entries {
             return Err(Violation::QueueOverrun {
@@ -75,7 +88,7 @@ impl TargetConn {
         let (header, length) = (frame.data_offset as usize, frame.data_len as usize);
         if length == 0 {
             self.rx.consume(header);
-            return self.command(TargetEvent::Capsule { sqe, data: None });
+            return self.command(sink, TargetEvent::Capsule { sqe, data: None });
         }
         let Some((offset, meant)) = meant_range(&sqe, frame.data_len) else {
             self.rx.consume(header);
@@ -90,16 +103,36 @@ impl TargetConn {
                 length <= pool.max_len(),
                 "the largest buffer is smaller than the in-capsule data announced"
             );
-            return Ok(Some(TargetPoll::Waiting));
+            return Ok(Some(Polled::Waiting));
         };
-        self.rx.consume(header);
-        self.rx.begin(buf, 0, length);
-        self.doing = Doing::Capsule {
-            sqe,
-            offset,
-            length: meant,
-        };
-        Ok(None)
+        let digest = self.rules.digests.data_bytes() as usize;
+        if self.rx.unread().len() < header + length + digest {
+            self.rx.consume(header);
+            self.rx.begin(buf, 0, length);
+            self.doing = Doing::Capsule {
+                sqe,
+                offset,
+                length: meant,
+            };
+            return Ok(None);
+        }
+        // All of it is here: no state in between.
+        let mut data = buf;
+        let bytes = &self.rx.unread()[header..];
+        data.bytes_mut()
+            .expect("just acquired")
+            .copy_from_slice(&bytes[..length]);
+        let digest = bytes[length..]
+            .first_chunk()
+            .filter(|_| digest > 0)
+            .map(|bytes| u32::from_le_bytes(*bytes));
+        self.rx
+            .consume(header + length + self.rules.digests.data_bytes() as usize);
+        if is_damaged(&data, digest) {
+            return self.command(sink, TargetEvent::CapsuleDamaged { sqe });
+        }
+        let data = Some(part(data, offset, meant));
+        self.command(sink, TargetEvent::Capsule { sqe, data })
     }
 
     /// H2CData (TCP 3.6.2.6).
@@ -159,7 +192,7 @@ impl TargetConn {
     }
 
     /// H2CTermReq (TCP 3.6.2.9): the host found us at fault and is about to close.
-    fn terminated(&mut self, pdu: &TermReq, now: Nanos) -> Option<TargetPoll> {
+    fn terminated(&mut self, pdu: &TermReq, now: Nanos, sink: &mut impl Sink) -> Option<Polled> {
         let reason = frame::reason_of(pdu);
         tracing::warn!(%reason, "the host ended a connection with H2CTermReq");
         self.pdus_received += 1;
@@ -168,19 +201,19 @@ impl TargetConn {
         )));
         self.tx.clear();
         self.begin_closing(now);
-        Some(self.news())
+        Some(self.news(sink))
     }
 
     /// Goes on with the payload of the PDU in progress.
     #[inline]
-    fn payload(&mut self) -> Handled {
+    fn payload(&mut self, sink: &mut impl Sink) -> Handled {
         if !self.rx.advance() {
-            return Ok(Some(TargetPoll::Starved));
+            return Ok(Some(Polled::Starved));
         }
         let received = match self.rules.digests.data {
             true => match self.rx.unread().first_chunk() {
                 Some(&digest) => Some(u32::from_le_bytes(digest)),
-                None => return Ok(Some(TargetPoll::Starved)),
+                None => return Ok(Some(Polled::Starved)),
             },
             false => None,
         };
@@ -191,7 +224,7 @@ impl TargetConn {
             Doing::Nothing => Ok(None),
             Doing::SkippedCapsule { sqe } => {
                 self.rx.take_payload();
-                self.command(TargetEvent::Capsule { sqe, data: None })
+                self.command(sink, TargetEvent::Capsule { sqe, data: None })
             }
             Doing::Capsule {
                 sqe,
@@ -203,31 +236,25 @@ impl TargetConn {
                     .take_payload()
                     .expect("a capsule's payload has a buffer");
                 if is_damaged(&data, received) {
-                    return self.command(TargetEvent::CapsuleDamaged { sqe });
+                    return self.command(sink, TargetEvent::CapsuleDamaged { sqe });
                 }
-                let data = if offset == 0 && length == data.len() {
-                    data
-                } else {
-                    data.slice(offset, length)
-                };
-                self.command(TargetEvent::Capsule {
-                    sqe,
-                    data: Some(data),
-                })
+                let data = Some(part(data, offset, length));
+                self.command(sink, TargetEvent::Capsule { sqe, data })
             }
             Doing::H2cData { ttag, length } => {
                 let data = self.rx.take_payload().expect("H2CData has a buffer");
                 self.pdus_received += 1;
-                Ok(self.fetched(ttag, length, data, received))
+                Ok(self.fetched(ttag, length, data, received, sink))
             }
         }
     }
 
     #[inline]
-    fn command(&mut self, event: TargetEvent) -> Handled {
+    fn command(&mut self, sink: &mut impl Sink, event: TargetEvent) -> Handled {
         self.outstanding += 1;
         self.pdus_received += 1;
-        Ok(Some(TargetPoll::Event(event)))
+        sink(event);
+        Ok(Some(Polled::Event))
     }
 
     fn fetched(
@@ -236,7 +263,8 @@ impl TargetConn {
         length: u32,
         data: Buf,
         digest: Option<u32>,
-    ) -> Option<TargetPoll> {
+        sink: &mut impl Sink,
+    ) -> Option<Polled> {
         let slot = self.fetches.get_mut(usize::from(ttag))?;
         let fetch = slot.as_mut()?;
         let from = fetch.received as usize;
@@ -251,10 +279,11 @@ impl TargetConn {
             self.fetching -= 1;
             self.fetching_bytes -= fetch.total as usize;
             *slot = None;
-            return Some(TargetPoll::Event(match damaged {
+            sink(match damaged {
                 true => TargetEvent::FetchDamaged { tag },
                 false => TargetEvent::Fetched { tag, data },
-            }));
+            });
+            return Some(Polled::Event);
         }
         fetch.buf = Some(data);
         if fetch.received == fetch.asked {
@@ -295,4 +324,14 @@ fn meant_range(sqe: &Sqe, available: u32) -> Option<(usize, usize)> {
     };
     let end = offset.checked_add(u64::from(length))?;
     (length > 0 && end <= u64::from(available)).then_some((offset as usize, length as usize))
+}
+
+/// The part of a capsule's data that the command means: nearly always all of it.
+#[inline]
+fn part(data: Buf, offset: usize, length: usize) -> Buf {
+    if offset == 0 && length == data.len() {
+        data
+    } else {
+        data.slice(offset, length)
+    }
 }

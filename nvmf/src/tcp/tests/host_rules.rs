@@ -366,6 +366,11 @@ fn controller_terminates() {
         "{why:?}"
     );
     assert!(raw.done.is_empty());
+    // The read will not complete: its buffer is there to be taken back.
+    let command = raw.conn.reclaim().expect("one command was under way");
+    assert_eq!(command.sqe.cid(), 1);
+    assert_eq!(command.read.map(|buf| buf.len()), Some(4096));
+    assert!(raw.conn.reclaim().is_none());
     assert_eq!(raw.memory.stats()[0].free, 64);
 }
 
