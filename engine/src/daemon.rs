@@ -30,8 +30,8 @@ use crate::config::{Loaded, Settings, default_data_dir, default_socket};
 use crate::engine::{Engine, Personality, Phase};
 use crate::journal::Journal;
 use crate::logs::Logs;
-use crate::methods::options::IobufOptions;
 use crate::methods::nvmf::DiscoveryFilter;
+use crate::methods::options::IobufOptions;
 use crate::metrics::http;
 use crate::plane::{Plane, PlaneConfig, choose_cores};
 use crate::rpc::When;
@@ -219,6 +219,10 @@ fn plane_config(engine: &Engine) -> anyhow::Result<PlaneConfig> {
         max_controllers: settings.nvmf.max_connections as usize,
         max_io_entries: settings.nvmf.max_queue_depth,
         max_io_queues: settings.nvmf.max_io_qpairs_per_ctrlr,
+        // nvmf_tgt listens where it is told to and nowhere else.
+        discovery_port: (engine.personality == Personality::Nacre
+            && settings.nvmf.discovery_port != 0)
+            .then_some(settings.nvmf.discovery_port),
         ..TargetConfig::default()
     };
     for filter in &options.nvmf.discovery_filters {

@@ -302,29 +302,36 @@ pub fn choose_cores(text: &str) -> Result<Vec<usize>, PlaneError> {
     Ok(set.iter().collect())
 }
 
-/// A quarter of the memory for 4 KiB buffers, a quarter for 16 KiB, the rest for whole transfers.
+/// A quarter of the memory for 4 KiB buffers, an eighth for 16 KiB, the rest for large ones: half of
+/// that of 128 KiB, which is what Linux hosts send most, where transfers may be larger still.
 fn plane_classes(config: &PlaneConfig, reactor: &str) -> Result<Vec<ClassSpec>, PlaneError> {
     if let Some(classes) = &config.classes {
         return Ok(classes.clone());
     }
+    const COMMON: u64 = 128 << 10;
     let bytes = config.memory_per_reactor;
     let max = config.max_io_size.max(64 << 10) as u64;
-    let large = bytes / 2 / max;
-    if large < 4 {
+    let large = bytes / 16 * 10;
+    let of_max = if max > COMMON { large / 2 } else { large };
+    if of_max < 4 * max {
         return Err(PlaneError::TooSmall {
             reactor: reactor.to_string(),
             bytes,
             max_io_size: max as usize,
-            needed_mb: (8 * max).div_ceil(1 << 20),
+            needed_mb: (13 * max).div_ceil(1 << 20),
         });
     }
     let class = |size: u64, bytes: u64| ClassSpec {
         size: size as usize,
         count: (bytes / size) as usize,
     };
-    Ok(vec![
+    let mut classes = vec![
         class(4096, bytes / 4),
-        class(16 << 10, bytes / 4),
-        class(max, bytes / 2),
-    ])
+        class(16 << 10, bytes / 8),
+        class(max, of_max),
+    ];
+    if max > COMMON {
+        classes.push(class(COMMON, large - of_max));
+    }
+    Ok(classes)
 }

@@ -179,6 +179,8 @@ pub struct Nvmf {
     pub max_io_qpairs_per_ctrlr: u16,
     pub in_capsule_data_size: u32,
     pub max_io_size: u32,
+    /// The discovery service's own port, opened beside every listener; 0: none.
+    pub discovery_port: u16,
     pub listener: Vec<Listener>,
     pub subsystem: Vec<Subsystem>,
 }
@@ -193,6 +195,7 @@ impl Default for Nvmf {
             max_io_qpairs_per_ctrlr: 128,
             in_capsule_data_size: 8192,
             max_io_size: 1024 * 1024,
+            discovery_port: 8009,
             listener: Vec::new(),
             subsystem: Vec::new(),
         }

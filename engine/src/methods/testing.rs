@@ -52,6 +52,8 @@ impl Bench {
     fn not_started(mut settings: Settings, store: Option<Store>) -> Bench {
         settings.reactor.cores = "1".into();
         settings.memory.size_mb = 16;
+        // Tests run side by side on one address.
+        settings.nvmf.discovery_port = 0;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()

@@ -38,6 +38,8 @@ pub struct TargetConfig {
     /// PCI vendor identifiers shown in Identify Controller.
     pub vendor_id: u16,
     pub firmware_revision: String,
+    /// The discovery service's own port, opened on every address that a subsystem is served on.
+    pub discovery_port: Option<u16>,
     /// Discovery log entries name only listeners of the asking connection's transport type.
     pub discovery_same_transport: bool,
     /// Discovery log entries name only listeners on the asking connection's own address.
@@ -95,6 +97,7 @@ impl Default for TargetConfig {
             verify_bytes: 1 << 28,
             vendor_id: 0,
             firmware_revision: env!("CARGO_PKG_VERSION").to_string(),
+            discovery_port: None,
             discovery_same_transport: false,
             discovery_same_address: false,
             discovery_same_service: false,

@@ -1,8 +1,9 @@
 //! The target: everything that a process serves, and the one place where management changes it.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::fabrics::DISCOVERY_NQN;
@@ -76,6 +77,8 @@ pub struct Target {
     groups: RwLock<Vec<GroupHandle>>,
     listeners: Mutex<Listeners>,
     referrals: Mutex<Vec<Referral>>,
+    /// Discovery listeners that were opened beside those of subsystems.
+    automatic: Mutex<Vec<(TransportType, Address)>>,
     /// The discovery log's GENCTR: grows with every change of anything the log shows.
     generation: AtomicU64,
 }
@@ -106,6 +109,7 @@ impl Target {
                 next: 1,
             }),
             referrals: Mutex::new(Vec::new()),
+            automatic: Mutex::new(Vec::new()),
             generation: AtomicU64::new(1),
         })
     }
@@ -209,6 +213,7 @@ impl Target {
         for listener in subsystem.listeners() {
             subsystem.remove_listener(listener.id);
             self.release_listener(listener.id);
+            self.close_discovery_port(listener.transport, &listener.address);
         }
         self.discovery_changed();
         Ok(subsystem)
@@ -348,7 +353,64 @@ impl Target {
             .users += 1;
         drop(listeners);
         self.discovery_changed();
+        if subsystem.kind == SubsystemKind::Nvm {
+            self.open_discovery_port(kind, &bound);
+        }
         Ok(bound)
+    }
+
+    /// Hosts look for the discovery service on its own port, so it is opened on every address that
+    /// a subsystem is served on. Somebody else may have that port: then it is theirs.
+    fn open_discovery_port(&self, kind: TransportType, address: &Address) {
+        let Some(address) = self.discovery_address(address) else {
+            return;
+        };
+        let known = |l: &SubsystemListener| l.transport == kind && l.address == address;
+        if self.discovery.listeners().iter().any(known) {
+            return;
+        }
+        match self.add_listener(self.discovery.nqn(), kind, &address) {
+            Ok(_) => self.automatic().push((kind, address)),
+            Err(error) => tracing::warn!(%error, "no discovery service on its well-known port"),
+        }
+    }
+
+    /// Closes the discovery port of an address that no subsystem is served on any more, if it was
+    /// opened for that.
+    fn close_discovery_port(&self, kind: TransportType, address: &Address) {
+        let Some(discovery) = self.discovery_address(address) else {
+            return;
+        };
+        let serves = |l: &SubsystemListener| {
+            l.transport == kind && self.discovery_address(&l.address).as_ref() == Some(&discovery)
+        };
+        let used = self
+            .subsystems()
+            .iter()
+            .any(|s| s.listeners().iter().any(serves));
+        let mut automatic = self.automatic();
+        let entry = (kind, discovery);
+        if used || !automatic.contains(&entry) {
+            return;
+        }
+        automatic.retain(|a| *a != entry);
+        drop(automatic);
+        if let Err(error) = self.remove_listener(self.discovery.nqn(), kind, &entry.1) {
+            tracing::debug!(%error, "the discovery port was closed already");
+        }
+    }
+
+    fn discovery_address(&self, address: &Address) -> Option<Address> {
+        match (self.config.discovery_port, address) {
+            (Some(port), Address::Ip(ip)) if ip.port() != port => {
+                Some(Address::Ip(SocketAddr::new(ip.ip(), port)))
+            }
+            _ => None,
+        }
+    }
+
+    fn automatic(&self) -> MutexGuard<'_, Vec<(TransportType, Address)>> {
+        self.automatic.lock().expect("poisoned")
     }
 
     pub fn remove_listener(
@@ -369,6 +431,9 @@ impl Target {
         }
         self.release_listener(id);
         self.discovery_changed();
+        if subsystem.kind == SubsystemKind::Nvm {
+            self.close_discovery_port(kind, address);
+        }
         Ok(())
     }
 

@@ -144,7 +144,8 @@ fn build(root: &Path, package: &str, binary: &str) -> Result<PathBuf> {
     setup::cargo_build(
         root,
         &[
-            "--release",
+            "--profile",
+            "dist",
             "--locked",
             "--package",
             package,
@@ -153,7 +154,7 @@ fn build(root: &Path, package: &str, binary: &str) -> Result<PathBuf> {
         ],
         BUILD_LIMIT,
     )?;
-    Ok(crate::target_dir(root).join("release").join(binary))
+    Ok(crate::target_dir(root).join("dist").join(binary))
 }
 
 fn measure_limit(limit: &Path, case: &Case, seconds: f64) -> Result<f64> {
