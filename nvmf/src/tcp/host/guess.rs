@@ -1,0 +1,120 @@
+//! Guessing what the controller sends next: the data of the oldest reads, in order. The receive is
+//! scattered accordingly, see [`crate::tcp::rx`].
+
+use nacre_nvmf_wire::tcp::{DataPdu, Pdu};
+
+use super::HostConn;
+use crate::tcp::frame::{self, Violation};
+use crate::tcp::rx::{Guess, RxBuffers};
+
+/// Reads of fewer bytes are not worth an entry of the I/O vector.
+pub(super) const GUESS_BYTES: usize = 2048;
+
+/// Whether to guess what comes next (see [`super::rx`]).
+///
+/// On once the controller was seen to end reads by the SUCCESS flag: responses between the data would
+/// spoil every guess. Each wrong guess pauses it for twice as many receives as the one before.
+#[derive(Debug, Default)]
+pub(super) struct Guessing {
+    pub(super) success_seen: bool,
+    /// Receives to go until the next guess.
+    pub(super) pause: u32,
+    /// The last pause.
+    paused: u32,
+    hits: u32,
+}
+
+impl Guessing {
+    pub(super) fn is_on(&self) -> bool {
+        self.success_seen && self.pause == 0
+    }
+
+    #[inline]
+    fn hit(&mut self) {
+        self.hits += 1;
+        // Well guessed for a while: the next miss is forgiven soon.
+        if self.hits == 1024 {
+            self.paused = 0;
+        }
+    }
+
+    fn miss(&mut self) {
+        self.paused = (self.paused * 2).clamp(16, 4096);
+        self.pause = self.paused;
+        self.hits = 0;
+    }
+}
+
+impl HostConn {
+    /// Says which data the next receive will probably bring.
+    #[inline]
+    pub(super) fn guess(&mut self, buffers: &RxBuffers) {
+        if self.reads.is_empty() || !self.rx.may_guess() || !self.is_open() {
+            return;
+        }
+        let header = self
+            .rules
+            .alignment
+            .align(DataPdu::SIZE as u32 + self.rules.digests.header_bytes())
+            as usize;
+        while let Some(&(cid, serial)) = self.reads.front() {
+            let command = &mut self.commands[usize::from(cid)];
+            let fresh = command.outstanding
+                && command.serial == serial
+                && command.received == 0
+                && !command.last;
+            if let Some(buf) = command.read.take_if(|_| fresh) {
+                let guess = Guess {
+                    id: cid,
+                    len: buf.len(),
+                    at: 0,
+                    buf,
+                };
+                if let Err(back) = self.rx.guess(buffers, header, guess) {
+                    command.read = Some(back.buf);
+                    return;
+                }
+            }
+            self.reads.pop_front();
+        }
+    }
+
+    /// Looks at what a guess brought: in place, or to be put back in order. Afterwards either a
+    /// payload is in progress or nothing of the guess is left.
+    #[inline]
+    pub(super) fn judge_guess(&mut self) -> Result<(), Violation> {
+        if self.receiving.is_none()
+            && let Some((cid, header, length)) = self.rx.guessed()
+        {
+            if let Some((frame, Pdu::C2hData(&pdu))) = frame::read(self.rx.unread(), &self.rules)?
+                && pdu.cccid.get() == cid
+                && pdu.datao.get() == 0
+                && pdu.datal.get() as usize == length
+                && frame.data_offset as usize == header
+            {
+                self.rx.hit();
+                self.guessing.hit();
+                self.pdus_received += 1;
+                self.receiving = Some((cid, pdu));
+            } else {
+                // A header cut in two is no wrong guess.
+                if self.rx.unread().len() >= header {
+                    self.guessing.miss();
+                }
+                self.rx.miss();
+            }
+        }
+        if self.rx.guessed().is_none() {
+            while let Some(Guess { id, buf, .. }) = self.rx.take_idle_guess() {
+                let command = &mut self.commands[usize::from(id)];
+                command.read = Some(buf);
+                self.reads.push_front((id, command.serial));
+            }
+            // Leftovers of commands that ended another way must not pile up.
+            if !self.guessing.is_on() || self.reads.len() > 4 * self.commands.len() {
+                self.reads.clear();
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,251 @@
+//! What each PDU of the controller means: checked against the commands, then an event or a violation.
+
+use nacre_nvmf_wire::cqe::Cqe;
+use nacre_nvmf_wire::status::StatusCode;
+use nacre_nvmf_wire::tcp::{
+    CommonHeader, DataPdu, FatalErrorStatus, Field, Frame, IcResp, Pdu, PduError, R2t, Reason,
+    Side, TermReq,
+};
+use nacre_reactor::Nanos;
+
+use super::{Command, HostConn, HostPoll, Phase};
+use crate::tcp::frame::{self, Violation, is_damaged};
+use crate::transport::{Closed, HostEvent};
+
+impl HostConn {
+    #[inline]
+    pub(super) fn advance(&mut self, now: Nanos) -> Result<HostPoll, Violation> {
+        loop {
+            if self.rx.is_guessing() {
+                self.judge_guess()?;
+            }
+            let handled = if self.receiving.is_some() {
+                self.payload()?
+            } else {
+                match frame::read(self.rx.unread(), &self.rules)? {
+                    Some((frame, Pdu::C2hData(&pdu))) => self.c2h_data(&frame, pdu)?,
+                    Some((frame, Pdu::CapsuleResp(&cqe))) => Some(self.response(&frame, cqe)?),
+                    Some((frame, Pdu::R2t(&pdu))) => self.r2t(&frame, &pdu)?,
+                    Some((frame, Pdu::IcResp(&pdu))) => Some(self.handshake(&frame, &pdu)?),
+                    Some((_, Pdu::C2hTermReq(&pdu))) => Some(self.terminated(&pdu, now)),
+                    Some(_) => {
+                        unreachable!("the rules let nothing through that a host does not receive")
+                    }
+                    None => Some(HostPoll::Starved),
+                }
+            };
+            if let Some(poll) = handled {
+                return Ok(poll);
+            }
+        }
+    }
+
+    /// ICResp (TCP 3.6.2.3).
+    fn handshake(&mut self, frame: &Frame, answer: &IcResp) -> Result<HostPoll, Violation> {
+        let (asked, agreed) = (self.config.digests, answer.digests());
+        if agreed != asked {
+            let reason = Reason::NotEqual {
+                expected: asked.bits().into(),
+                actual: agreed.bits().into(),
+            };
+            return Err(Violation::field(
+                Field::Dgst,
+                reason,
+                FatalErrorStatus::UnsupportedParameter,
+            ));
+        }
+        self.controller_alignment = answer.alignment();
+        self.max_h2c_data = answer.maxh2cdata.get();
+        self.rules.digests = agreed;
+        self.rules.initialized = true;
+        self.phase = Phase::Running;
+        self.consume(frame);
+        Ok(HostPoll::Event(HostEvent::Ready))
+    }
+
+    /// C2HData (TCP 3.6.2.7).
+    #[inline]
+    fn c2h_data(&mut self, frame: &Frame, pdu: DataPdu) -> Result<Option<HostPoll>, Violation> {
+        let cid = pdu.cccid.get();
+        let (offset, length) = (pdu.datao.get(), pdu.datal.get());
+        let command = outstanding(&mut self.commands, cid)?;
+        if command.last {
+            return Err(Violation::UnexpectedData { cid });
+        }
+        let Some(buf) = &command.read else {
+            return Err(Violation::UnexpectedData { cid });
+        };
+        let left = buf.len() as u32 - command.received;
+        if offset != command.received || length > left {
+            let field = if offset != command.received {
+                Field::Datao
+            } else {
+                Field::Datal
+            };
+            let (expected_offset, expected_length) = (command.received, left);
+            let reason = Reason::UnexpectedRange {
+                offset,
+                length,
+                expected_offset,
+                expected_length,
+            };
+            return Err(Violation::field(
+                field,
+                reason,
+                FatalErrorStatus::DataOutOfRange,
+            ));
+        }
+        let buf = command.read.take().expect("just seen");
+        self.consume(frame);
+        self.rx.begin(buf, offset as usize, length as usize);
+        self.receiving = Some((cid, pdu));
+        Ok(None)
+    }
+
+    /// Goes on with the payload of C2HData.
+    #[inline]
+    fn payload(&mut self) -> Result<Option<HostPoll>, Violation> {
+        if !self.rx.advance() {
+            return Ok(Some(HostPoll::Starved));
+        }
+        let mut digest = None;
+        if self.rules.digests.data {
+            let Some(&received) = self.rx.unread().first_chunk() else {
+                return Ok(Some(HostPoll::Starved));
+            };
+            digest = Some(u32::from_le_bytes(received));
+            self.rx.consume(4);
+        }
+        let Some((cid, pdu)) = self.receiving.take() else {
+            return Ok(None);
+        };
+        let buf = self.rx.take_payload().expect("C2HData has a buffer");
+        let command = outstanding(&mut self.commands, cid)?;
+        let from = command.received as usize;
+        command.received += pdu.datal.get();
+        command.damaged |= is_damaged(&buf[from..command.received as usize], digest);
+        command.last = pdu.is_last();
+        command.read = Some(buf);
+        if !pdu.is_success() {
+            return Ok(None);
+        }
+        self.guessing.success_seen = !self.rules.digests.data;
+        // The controller saved the response: the last data says that all is well (TCP 3.3.2.1).
+        Ok(Some(self.complete(Cqe::success(cid))))
+    }
+
+    /// CapsuleResp (TCP 3.6.2.5).
+    #[inline]
+    fn response(&mut self, frame: &Frame, cqe: Cqe) -> Result<HostPoll, Violation> {
+        outstanding(&mut self.commands, cqe.cid())?;
+        self.consume(frame);
+        Ok(self.complete(cqe))
+    }
+
+    #[inline]
+    fn complete(&mut self, mut cqe: Cqe) -> HostPoll {
+        let command = std::mem::take(&mut self.commands[usize::from(cqe.cid())]);
+        if command.damaged && cqe.status().is_success() {
+            cqe.set_status(StatusCode::TRANSIENT_TRANSPORT_ERROR);
+        }
+        HostPoll::Event(HostEvent::Completion {
+            cqe,
+            read: command.read,
+            transferred: command.received,
+        })
+    }
+
+    /// R2T (TCP 3.6.2.8): everything it asks for is queued at once, in pieces of MAXH2CDATA.
+    fn r2t(&mut self, frame: &Frame, pdu: &R2t) -> Result<Option<HostPoll>, Violation> {
+        // A controller that asks byte by byte must not make us hold a part for each.
+        if self.tx.parts() > 8 * self.config.entries + 1024 {
+            return Ok(Some(HostPoll::Waiting));
+        }
+        let cid = pdu.cccid.get();
+        let (offset, length) = (pdu.r2to.get(), pdu.r2tl.get());
+        let command = outstanding(&mut self.commands, cid)?;
+        let Some(buf) = &command.write else {
+            return Err(Violation::UnexpectedData { cid });
+        };
+        let left = buf.len() as u32 - command.asked;
+        if offset != command.asked || length > left {
+            let field = if offset != command.asked {
+                Field::R2to
+            } else {
+                Field::R2tl
+            };
+            let (expected_offset, expected_length) = (command.asked, left);
+            let reason = Reason::UnexpectedRange {
+                offset,
+                length,
+                expected_offset,
+                expected_length,
+            };
+            return Err(Violation::field(
+                field,
+                reason,
+                FatalErrorStatus::DataOutOfRange,
+            ));
+        }
+        command.asked += length;
+        let end = command.asked;
+        let (digests, align) = (self.rules.digests, self.controller_alignment);
+        let mut at = offset;
+        while at < end {
+            let n = (end - at).min(self.max_h2c_data);
+            let header = DataPdu::h2c(cid, pdu.ttag.get(), at, n, at + n == end, digests, align);
+            frame::put_before_data(&mut self.tx, &header, digests, align);
+            frame::put_data(
+                &mut self.tx,
+                digests,
+                [buf.slice(at as usize, n as usize)].into_iter().collect(),
+            );
+            at += n;
+        }
+        if end as usize == buf.len() {
+            command.write = None;
+        }
+        self.consume(frame);
+        Ok(None)
+    }
+
+    /// C2HTermReq (TCP 3.6.2.10): the controller found us at fault and is about to close.
+    fn terminated(&mut self, pdu: &TermReq, now: Nanos) -> HostPoll {
+        let reason = frame::reason_of(pdu);
+        tracing::warn!(%reason, "the controller ended a connection with C2HTermReq");
+        self.why.get_or_insert(Closed::Protocol(format!(
+            "the controller sent C2HTermReq: {reason}"
+        )));
+        self.tx.clear();
+        self.begin_closing(now);
+        self.news()
+    }
+
+    #[inline]
+    fn consume(&mut self, frame: &Frame) {
+        self.rx.consume(frame.data_offset as usize);
+        self.pdus_received += 1;
+    }
+
+    /// Ends the connection for what the controller did: says so, and listens no more.
+    #[cold]
+    pub(super) fn refuse(&mut self, violation: Violation, now: Nanos) {
+        let unread = self.rx.unread();
+        let hlen = unread
+            .get(2)
+            .map_or(0, |&hlen| usize::from(hlen))
+            .max(CommonHeader::SIZE);
+        violation.put(&mut self.tx, Side::Host, &unread[..hlen.min(unread.len())]);
+        self.why
+            .get_or_insert(Closed::Protocol(violation.to_string()));
+        self.begin_closing(now);
+    }
+}
+
+#[inline]
+fn outstanding(commands: &mut [Command], cid: u16) -> Result<&mut Command, PduError> {
+    match commands.get_mut(usize::from(cid)) {
+        Some(command) if command.outstanding => Ok(command),
+        _ => Err(PduError::not_in_flight(Field::Cccid, cid)),
+    }
+}
