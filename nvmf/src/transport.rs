@@ -325,7 +325,7 @@ pub enum HostEvent {
         /// Bytes of controller-to-host data that arrived.
         transferred: u32,
     },
-    /// Gone. Commands without a completion will get none; their buffers are dropped.
+    /// Gone. Commands without a completion will get none: [`HostTransport::reclaim`] has them.
     Closed(Closed),
 }
 
@@ -342,10 +342,9 @@ pub trait HostTransport {
     fn set_in_capsule_bytes(&mut self, bytes: u32);
 
     /// After `Closed` or [`HostTransport::close`]: hands back the commands that will not complete,
-    /// one by one, with the buffers that the transport still holds for them.
-    fn reclaim(&mut self) -> Option<HostCommand> {
-        None
-    }
+    /// one by one, with their buffers. Of the entry only the identifier counts. What is not
+    /// reclaimed is dropped with the transport.
+    fn reclaim(&mut self) -> Option<HostCommand>;
 
     fn close(&mut self);
 

@@ -6,42 +6,42 @@
 //!      └───────────── Waiting (back-off) ◀────────────────┘ ─▶ Failed (refused for good, or too long)
 //! ```
 //!
-//! One command of its own at a time leads from step to step; keep-alives, event requests and the
-//! user's admin commands run beside it.
+//! One command of its own at a time leads from step to step ([`Step`]); keep-alives, event requests
+//! and the user's admin commands run beside it.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::time::Duration;
 
 use nacre_hugepages::{Buf, Pool};
 use nacre_nvmf_wire::aen::AsyncEvent;
-use nacre_nvmf_wire::commands::admin::{self as commands, GetLogPage, Identify, SetFeatures};
-use nacre_nvmf_wire::fabrics::{
-    Connect, ConnectAttributes, ConnectData, ConnectResponse, InvalidParameter, PropertyGet,
-    PropertySet, PropertySize,
-};
-use nacre_nvmf_wire::features::{AsyncEvents, NumberOfQueues, fid};
-use nacre_nvmf_wire::identify::controller::cntrltype;
-use nacre_nvmf_wire::identify::{IdentifyController, NamespaceList, NvmController, cns};
-use nacre_nvmf_wire::log::discovery::{DiscoveryEntry, DiscoveryHeader, DiscoveryRecord};
+use nacre_nvmf_wire::commands::admin as commands;
+use nacre_nvmf_wire::fabrics::{ConnectResponse, InvalidParameter};
+use nacre_nvmf_wire::features::NumberOfQueues;
+use nacre_nvmf_wire::identify::controller::{FUSES_COMPARE_AND_WRITE, cntrltype, vwc};
+use nacre_nvmf_wire::identify::{IdentifyController, NamespaceList, NvmController, nsid};
 use nacre_nvmf_wire::log::lid;
-use nacre_nvmf_wire::registers::{Cap, Cc, Csts, offset};
-use nacre_nvmf_wire::{Cqe, Sgl, Sqe, StatusCode};
+use nacre_nvmf_wire::registers::{Cap, Csts};
+use nacre_nvmf_wire::{Cqe, Sqe, StatusCode};
 use nacre_reactor::{Idle, Nanos};
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::FromBytes;
 
+use super::link::Link;
 use super::namespace::NamespaceInfo;
 use super::options::{Dial, HostError, HostOptions};
 use super::queue::{CommandQueue, Finished};
+use super::step::{ADMIN_ENTRIES, Step};
+use crate::transport::Closed;
 
-/// Entries of the admin queue, as Linux hosts ask for.
-const ADMIN_ENTRIES: u16 = 32;
-/// Event requests left with the controller.
-const EVENT_REQUESTS: usize = 1;
-/// Admin commands of the user waiting for room in the queue.
-const MAX_WAITING: usize = 256;
-/// Identify data, and the largest piece of a log page read at once.
-const PAGE: usize = 4096;
+/// Admin commands of the user that were taken and whose answers were not fetched.
+const MAX_TICKETS: usize = 256;
+/// Namespaces that a controller may have; bounds what a target can make us ask for.
+const MAX_NAMESPACES: usize = 65_536;
+/// Between two questions whether the controller is ready.
+const READY_INTERVAL: Duration = Duration::from_millis(5);
+/// How often commands that take too long are looked for.
+const TIMEOUT_CHECK: Duration = Duration::from_millis(100);
 
 /// Where a controller is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,119 +63,8 @@ pub enum ControllerState {
 #[derive(Debug)]
 pub struct AdminResult {
     pub cqe: Cqe,
+    /// As much as arrived.
     pub data: Option<Buf>,
-}
-
-/// What I/O queues, on whatever core, need to know of their controller.
-#[derive(Debug, Default)]
-pub struct Link {
-    /// 0 while there is no association; grows with every new one.
-    generation: AtomicU64,
-    /// An I/O queue found the association stuck.
-    reset: AtomicBool,
-    state: Mutex<LinkState>,
-}
-
-#[derive(Debug, Clone, Default)]
-pub struct LinkState {
-    pub cntlid: u16,
-    /// I/O queues granted.
-    pub io_queues: u16,
-    /// Entries of an I/O queue.
-    pub queue_entries: u16,
-    pub in_capsule_bytes: u32,
-    pub max_transfer_bytes: u32,
-    pub max_dsm_ranges: u32,
-    pub write_zeroes_bytes: u64,
-    pub oncs: u16,
-    pub volatile_cache: bool,
-    pub namespaces: BTreeMap<u32, NamespaceInfo>,
-    /// Set when the controller will not come back.
-    pub failed: bool,
-}
-
-impl Link {
-    /// `None` while there is no association.
-    pub fn generation(&self) -> Option<u64> {
-        match self.generation.load(Ordering::Acquire) {
-            g if g & 1 == 1 => Some(g),
-            _ => None,
-        }
-    }
-
-    pub fn state(&self) -> LinkState {
-        self.state.lock().expect("poisoned").clone()
-    }
-
-    pub fn namespace(&self, nsid: u32) -> Option<NamespaceInfo> {
-        self.state
-            .lock()
-            .expect("poisoned")
-            .namespaces
-            .get(&nsid)
-            .cloned()
-    }
-
-    pub fn has_failed(&self) -> bool {
-        self.state.lock().expect("poisoned").failed
-    }
-
-    /// Makes the controller drop its association and connect again.
-    pub fn request_reset(&self) {
-        self.reset.store(true, Ordering::Release);
-    }
-
-    /// Odd: up; even: down.
-    fn set_up(&self, up: bool) {
-        let now = self.generation.load(Ordering::Acquire);
-        if (now & 1 == 1) != up {
-            self.generation.store(now + 1, Ordering::Release);
-        }
-    }
-}
-
-/// What the controller's own command in flight is for.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Step {
-    /// Waiting for the transport.
-    Dialling,
-    Connect,
-    ReadCap,
-    Enable,
-    WaitReady,
-    IdentifyController,
-    IdentifyNvm,
-    NumberOfQueues,
-    ConfigureEvents,
-    ListNamespaces,
-    IdentifyNamespace(u32),
-    DescribeNamespace(u32),
-    ReadChangedList,
-    /// Nothing of its own to do.
-    Idle,
-    ShutDown,
-}
-
-impl Step {
-    fn name(&self) -> &'static str {
-        match self {
-            Step::Dialling => "connecting the transport",
-            Step::Connect => "connect",
-            Step::ReadCap => "reading CAP",
-            Step::Enable => "enabling the controller",
-            Step::WaitReady => "waiting for CSTS.RDY",
-            Step::IdentifyController => "identify controller",
-            Step::IdentifyNvm => "identify controller (NVM command set)",
-            Step::NumberOfQueues => "set number of queues",
-            Step::ConfigureEvents => "configure events",
-            Step::ListNamespaces => "list namespaces",
-            Step::IdentifyNamespace(_) => "identify namespace",
-            Step::DescribeNamespace(_) => "namespace descriptors",
-            Step::ReadChangedList => "read changed namespace list",
-            Step::Idle => "idle",
-            Step::ShutDown => "shut down",
-        }
-    }
 }
 
 /// Tokens of commands that are not the user's.
@@ -199,7 +88,9 @@ pub struct Controller {
     queue: Option<CommandQueue>,
     step: Step,
     step_sent: bool,
-    step_since: Nanos,
+    /// Not before: where the step asks again and again.
+    step_at: Nanos,
+    /// When the current attempt to connect began.
     started: Nanos,
     /// When the connection was lost for the first time since it was live.
     lost_since: Option<Nanos>,
@@ -208,14 +99,18 @@ pub struct Controller {
     identify: Option<Box<IdentifyController>>,
     found: BTreeMap<u32, NamespaceInfo>,
     to_identify: VecDeque<u32>,
-    events_out: usize,
+    event_out: bool,
+    /// The controller takes event requests.
+    has_events: bool,
     /// Events that arrived and that the user has not taken.
     news: VecDeque<AsyncEvent>,
     rescan: bool,
     last_sent: Nanos,
     keep_alive_out: bool,
+    check_at: Nanos,
     user: VecDeque<UserCommand>,
     next_ticket: u64,
+    tickets: usize,
     results: BTreeMap<u64, Result<AdminResult, HostError>>,
 }
 
@@ -231,7 +126,7 @@ impl Controller {
             queue: None,
             step: Step::Dialling,
             step_sent: false,
-            step_since: now,
+            step_at: now,
             started: now,
             lost_since: None,
             attempts: 0,
@@ -239,13 +134,16 @@ impl Controller {
             identify: None,
             found: BTreeMap::new(),
             to_identify: VecDeque::new(),
-            events_out: 0,
+            event_out: false,
+            has_events: true,
             news: VecDeque::new(),
             rescan: false,
             last_sent: now,
             keep_alive_out: false,
+            check_at: now,
             user: VecDeque::new(),
             next_ticket: 1,
+            tickets: 0,
             results: BTreeMap::new(),
         }
     }
@@ -287,38 +185,60 @@ impl Controller {
         self.news.pop_front()
     }
 
-    /// Submits an admin command; the answer comes under the ticket. `None`: too many wait.
+    /// Submits an admin command; the answer comes under the ticket. It is sent once: when its
+    /// connection is lost, that is the answer. `None`: too many wait, or their answers do.
     pub fn submit(&mut self, sqe: Sqe, write: Option<Buf>, read: Option<Buf>) -> Option<u64> {
-        if self.user.len() >= MAX_WAITING {
+        if self.tickets >= MAX_TICKETS {
             return None;
         }
         let ticket = self.next_ticket;
         self.next_ticket += 1;
-        self.user.push_back(UserCommand {
-            ticket,
-            sqe,
-            write,
-            read,
-        });
+        self.tickets += 1;
+        match &self.state {
+            ControllerState::Failed(error) => {
+                self.results.insert(ticket, Err(error.clone()));
+            }
+            ControllerState::Closed => {
+                let error = HostError::Lost(Closed::Local);
+                self.results.insert(ticket, Err(error));
+            }
+            _ => self.user.push_back(UserCommand {
+                ticket,
+                sqe,
+                write,
+                read,
+            }),
+        }
         Some(ticket)
     }
 
     /// The answer to a command, when it is there.
     pub fn take_result(&mut self, ticket: u64) -> Option<Result<AdminResult, HostError>> {
-        self.results.remove(&ticket)
+        let result = self.results.remove(&ticket)?;
+        self.tickets -= 1;
+        Some(result)
     }
 
-    /// Shuts the controller down and closes the connection.
+    /// Shuts the controller down and closes the connection; [`ControllerState::Closed`] when done.
     pub fn disconnect(&mut self, now: Nanos) {
-        if self.is_live() {
+        if self.is_live() && !self.step.is_shutting_down() {
             self.link.set_up(false);
+            // The answer to a step that is under way would be taken for this one's: its command
+            // identifier stays in use, but nobody waits for it any more.
+            if let Some(queue) = &mut self.queue {
+                queue.forget(OWN);
+            }
             self.enter(Step::ShutDown, now);
-        } else {
-            self.finish(
-                ControllerState::Closed,
-                HostError::Lost(crate::transport::Closed::Local),
-            );
+        } else if !self.is_live() && !self.is_over() {
+            self.finish(ControllerState::Closed, HostError::Lost(Closed::Local));
         }
+    }
+
+    fn is_over(&self) -> bool {
+        matches!(
+            self.state,
+            ControllerState::Failed(_) | ControllerState::Closed
+        )
     }
 
     /// Does what there is to do. Answers how much that was.
@@ -329,7 +249,6 @@ impl Controller {
             ControllerState::Waiting { .. } => {
                 self.state = ControllerState::Connecting;
                 self.enter(Step::Dialling, now);
-                self.started = now;
             }
             _ => {}
         }
@@ -342,15 +261,13 @@ impl Controller {
 
     fn turn(&mut self, now: Nanos, did: &mut usize) -> Result<(), HostError> {
         if self.queue.is_none() {
-            let transport = self
-                .dial
-                .dial(0)
-                .map_err(|e| HostError::Dial(e.to_string()))?;
+            let transport = self.dial.dial(0);
+            let transport = transport.map_err(|e| HostError::Dial(e.to_string()))?;
             self.queue = Some(CommandQueue::new(transport, ADMIN_ENTRIES));
             self.started = now;
             *did += 1;
         }
-        if self.link.reset.swap(false, Ordering::AcqRel) && self.is_live() {
+        if self.link.take_reset() && self.is_live() && !self.step.is_shutting_down() {
             return Err(HostError::Reset);
         }
         let mut finished = Vec::new();
@@ -358,62 +275,68 @@ impl Controller {
         *did += queue.poll(now, |f| finished.push(f));
         for one in finished {
             self.finished(one, now)?;
-        }
-        // A shutdown that was answered took the connection along.
-        let Some(queue) = &self.queue else {
-            return Ok(());
-        };
-        if let Some(why) = queue.closed().cloned() {
-            if self.step == Step::ShutDown {
-                self.finish(ControllerState::Closed, HostError::Lost(why));
+            if self.is_over() {
                 return Ok(());
             }
-            return Err(HostError::Lost(why));
+        }
+        let queue = self.queue.as_ref().expect("nobody ended it");
+        if let Some(why) = queue.closed() {
+            return Err(HostError::Lost(why.clone()));
         }
         if self.step == Step::Dialling && queue.is_ready() {
             self.enter(Step::Connect, now);
         }
-        if !self.is_live()
-            && self.step != Step::ShutDown
-            && now.since(self.started) > self.options.connect_timeout
-        {
-            let limit = self.options.connect_timeout;
-            return Err(HostError::TimedOut {
-                step: self.step.name(),
-                limit,
-            });
-        }
-        let waits = self.step_sent && self.step != Step::Idle;
-        if waits && now.since(self.step_since) > self.options.admin_timeout {
-            let limit = self.options.admin_timeout;
-            return Err(HostError::TimedOut {
-                step: self.step.name(),
-                limit,
-            });
-        }
+        self.check_time(now)?;
         self.send(now);
+        Ok(())
+    }
+
+    fn check_time(&mut self, now: Nanos) -> Result<(), HostError> {
+        let late = |step, limit| Err(HostError::TimedOut { step, limit });
+        let limit = self.options.connect_timeout;
+        if !self.is_live() && now.since(self.started) > limit {
+            return late(self.step.name(), limit);
+        }
+        if now < self.check_at {
+            return Ok(());
+        }
+        self.check_at = now + TIMEOUT_CHECK;
+        let Some(queue) = &self.queue else {
+            return Ok(());
+        };
+        let over = |since: Option<Nanos>, limit| since.is_some_and(|s| now.since(s) > limit);
+        // An answer that takes as long as the target waits for us says that it is gone, whatever
+        // the network acknowledges.
+        let limit = self.options.keep_alive;
+        if over(queue.oldest_of(|token| token == KEEP_ALIVE), limit) {
+            return late("keep alive", limit);
+        }
+        let limit = self.options.admin_timeout;
+        if over(queue.oldest_of(|token| token == OWN), limit) {
+            return late(self.step.name(), limit);
+        }
+        if over(queue.oldest_of(|token| token < EVENT), limit) {
+            return late("admin command", limit);
+        }
         Ok(())
     }
 
     /// Sends what there is to send, while the queue has room.
     fn send(&mut self, now: Nanos) {
-        if !self.step_sent && !matches!(self.step, Step::Dialling | Step::Idle) {
-            self.send_step(now);
-        }
-        if !self.is_live() {
-            return;
-        }
-        if self.step == Step::Idle && self.rescan {
+        if self.is_live() && self.step == Step::Idle && self.rescan {
             self.rescan = false;
             self.enter(Step::ReadChangedList, now);
-            self.send_step(now);
+        }
+        self.send_step(now);
+        if !self.is_live() || self.step.is_shutting_down() {
+            return;
         }
         let Some(queue) = &mut self.queue else { return };
-        while self.events_out < EVENT_REQUESTS && queue.has_room() {
+        if self.has_events && !self.event_out && queue.has_room() {
             queue.submit(commands::async_event_request(0), None, None, EVENT, now);
-            self.events_out += 1;
+            self.event_out = true;
         }
-        // Half the timeout, so that one lost keep-alive does not end the association.
+        // Half the timeout, so that one delay does not end the association.
         let period = self.options.keep_alive / 2;
         let due = !period.is_zero() && now.since(self.last_sent) >= period;
         if due && !self.keep_alive_out && queue.has_room() {
@@ -421,135 +344,41 @@ impl Controller {
             self.keep_alive_out = true;
             self.last_sent = now;
         }
-        while queue.has_room() {
-            let Some(command) = self.user.pop_front() else {
-                break;
-            };
-            queue.submit(
-                command.sqe,
-                command.write,
-                command.read,
-                command.ticket,
-                now,
-            );
+        // Room is kept for a step of our own and for a keep-alive.
+        while queue.room() > 2
+            && let Some(command) = self.user.pop_front()
+        {
+            let UserCommand {
+                ticket,
+                sqe,
+                write,
+                read,
+            } = command;
+            queue.submit(sqe, write, read, ticket, now);
         }
     }
 
     fn enter(&mut self, step: Step, now: Nanos) {
+        // Asked again: not at once.
+        let again = self.step == step && matches!(step, Step::WaitReady | Step::WaitShutDown);
+        self.step_at = if again { now + READY_INTERVAL } else { now };
         self.step = step;
         self.step_sent = false;
-        self.step_since = now;
     }
 
     /// Sends the step's command; tried again in the next turn when a buffer or room is short.
     fn send_step(&mut self, now: Nanos) {
+        if self.step_sent || !self.step.has_command() || now < self.step_at {
+            return;
+        }
         let Some(queue) = &mut self.queue else { return };
         if !queue.has_room() {
             return;
         }
-        let get = |offset, size| PropertyGet { size, offset }.to_sqe(0);
-        let set_cc = |cc: Cc| {
-            PropertySet {
-                size: PropertySize::Four,
-                offset: offset::CC,
-                value: u64::from(cc.0),
-            }
-            .to_sqe(0)
-        };
-        let page = || self.pool.acquire(PAGE);
-        let (sqe, write, read) = match &self.step {
-            Step::Connect => {
-                let attributes = ConnectAttributes::empty();
-                let connect = Connect {
-                    qid: 0,
-                    sqsize: ADMIN_ENTRIES - 1,
-                    attributes,
-                    priority_class: 0,
-                    kato_ms: self.options.keep_alive.as_millis() as u32,
-                };
-                let Some(data) = connect_data(&self.pool, &self.options, 0xffff) else {
-                    return;
-                };
-                let sqe = connect.to_sqe(
-                    0,
-                    Sgl::Transport {
-                        length: data.len() as u32,
-                    },
-                );
-                (sqe, Some(data), None)
-            }
-            Step::ReadCap => (get(offset::CAP, PropertySize::Eight), None, None),
-            Step::Enable => (set_cc(Cc::enabled()), None, None),
-            Step::WaitReady => (get(offset::CSTS, PropertySize::Four), None, None),
-            Step::IdentifyController => {
-                let Some(buf) = page() else { return };
-                (Identify::new(cns::CONTROLLER).to_sqe(0, 0), None, Some(buf))
-            }
-            Step::IdentifyNvm => {
-                let Some(buf) = page() else { return };
-                (
-                    Identify::new(cns::IO_CONTROLLER).to_sqe(0, 0),
-                    None,
-                    Some(buf),
-                )
-            }
-            Step::NumberOfQueues => {
-                let wanted = u32::from(self.options.io_queues.max(1));
-                let value = NumberOfQueues {
-                    submission: wanted,
-                    completion: wanted,
-                }
-                .dword();
-                (
-                    SetFeatures::new(fid::NUMBER_OF_QUEUES, value).to_sqe(0, 0),
-                    None,
-                    None,
-                )
-            }
-            Step::ConfigureEvents => {
-                let offered = self.identify.as_ref().map_or(0, |i| i.oaes.get());
-                let wanted = AsyncEvents::NAMESPACE_ATTRIBUTE
-                    | AsyncEvents::ANA_CHANGE
-                    | AsyncEvents::DISCOVERY_LOG;
-                let value = wanted.bits() & offered;
-                (
-                    SetFeatures::new(fid::ASYNC_EVENT_CONFIGURATION, value).to_sqe(0, 0),
-                    None,
-                    None,
-                )
-            }
-            Step::ListNamespaces => {
-                let Some(buf) = page() else { return };
-                let after = self.found.keys().next_back().copied().unwrap_or(0);
-                (
-                    Identify::new(cns::ACTIVE_NAMESPACES).to_sqe(0, after),
-                    None,
-                    Some(buf),
-                )
-            }
-            Step::IdentifyNamespace(nsid) => {
-                let Some(buf) = page() else { return };
-                (
-                    Identify::new(cns::NAMESPACE).to_sqe(0, *nsid),
-                    None,
-                    Some(buf),
-                )
-            }
-            Step::DescribeNamespace(nsid) => {
-                let Some(buf) = page() else { return };
-                (
-                    Identify::new(cns::NAMESPACE_DESCRIPTORS).to_sqe(0, *nsid),
-                    None,
-                    Some(buf),
-                )
-            }
-            Step::ReadChangedList => {
-                let Some(buf) = page() else { return };
-                let log = GetLogPage::new(lid::CHANGED_NAMESPACE_LIST, PAGE as u32, 0);
-                (log.to_sqe(0, u32::MAX), None, Some(buf))
-            }
-            Step::ShutDown => (set_cc(Cc::enabled().with_shn(1)), None, None),
-            Step::Dialling | Step::Idle => return,
+        let offered = self.identify.as_ref().map_or(0, |i| i.oaes.get());
+        let command = self.step.command(&self.options, &self.pool, offered);
+        let Some((sqe, write, read)) = command else {
+            return;
         };
         queue.submit(sqe, write, read, OWN, now);
         self.step_sent = true;
@@ -557,36 +386,40 @@ impl Controller {
     }
 
     fn finished(&mut self, one: Finished, now: Nanos) -> Result<(), HostError> {
+        let status = one.cqe.status();
         match one.token {
-            OWN => self.step_done(one, now),
+            OWN if status.is_success() => self.step_done(one, now),
+            OWN => self.step_refused(&one.cqe, now),
             KEEP_ALIVE => {
                 self.keep_alive_out = false;
-                match one.cqe.status() {
-                    status if status.is_success() => Ok(()),
-                    status => Err(HostError::Refused {
+                match status.is_success() {
+                    true => Ok(()),
+                    false => Err(HostError::Refused {
                         step: "keep alive",
                         status,
                     }),
                 }
             }
             EVENT => {
-                self.events_out -= 1;
-                if one.cqe.status().is_success() {
-                    let event = AsyncEvent::from_dword0(one.cqe.dword0());
-                    if event.log_page == lid::CHANGED_NAMESPACE_LIST {
-                        self.rescan = true;
-                    }
-                    if self.news.len() < MAX_WAITING {
-                        self.news.push_back(event);
-                    }
+                self.event_out = false;
+                if !status.is_success() {
+                    // Asked again at once it would say the same.
+                    self.has_events = false;
+                    return Ok(());
+                }
+                let event = AsyncEvent::from_dword0(one.cqe.dword0());
+                self.rescan |= event.log_page == lid::CHANGED_NAMESPACE_LIST;
+                if self.news.len() < MAX_TICKETS {
+                    self.news.push_back(event);
                 }
                 Ok(())
             }
             ticket => {
-                let result = AdminResult {
-                    cqe: one.cqe,
-                    data: one.read,
-                };
+                let mut data = one.read;
+                if let Some(data) = &mut data {
+                    data.truncate(one.transferred as usize);
+                }
+                let result = AdminResult { cqe: one.cqe, data };
                 self.results.insert(ticket, Ok(result));
                 Ok(())
             }
@@ -595,15 +428,16 @@ impl Controller {
 
     /// The step's command came back: what it says, and the next step.
     fn step_done(&mut self, one: Finished, now: Nanos) -> Result<(), HostError> {
-        let (status, step) = (one.cqe.status(), self.step.clone());
-        let data: &[u8] = one.read.as_deref().unwrap_or(&[]);
-        if !status.is_success() {
-            return self.step_refused(&step, &one.cqe, now);
-        }
-        let next = match step {
+        let read: &[u8] = one.read.as_deref().unwrap_or(&[]);
+        let data = &read[..read.len().min(one.transferred as usize)];
+        let next = match self.step {
             Step::Connect => {
                 let cntlid = ConnectResponse::from_cqe(&one.cqe).cntlid;
-                self.link.state.lock().expect("poisoned").cntlid = cntlid;
+                if cntlid >= 0xfff0 {
+                    let what = format!("Connect answers with controller identifier {cntlid:#x}");
+                    return Err(HostError::Misbehaved { what });
+                }
+                self.link.change(|state| state.cntlid = cntlid);
                 Step::ReadCap
             }
             Step::ReadCap => {
@@ -611,25 +445,20 @@ impl Controller {
                 Step::Enable
             }
             Step::Enable => Step::WaitReady,
-            Step::WaitReady => {
-                let csts = Csts(one.cqe.result() as u32);
-                if csts.is_fatal() {
+            Step::WaitReady => match Csts(one.cqe.result() as u32) {
+                csts if csts.is_fatal() => {
                     return Err(HostError::Misbehaved {
                         what: "the controller failed (CSTS.CFS)".into(),
                     });
                 }
-                if csts.is_ready() {
-                    Step::IdentifyController
-                } else {
-                    Step::WaitReady
-                }
-            }
+                csts if csts.is_ready() => Step::IdentifyController,
+                _ => Step::WaitReady,
+            },
             Step::IdentifyController => {
                 self.take_identify(data)?;
-                if self.is_discovery() {
-                    Step::ConfigureEvents
-                } else {
-                    Step::IdentifyNvm
+                match self.is_discovery() {
+                    true => Step::ConfigureEvents,
+                    false => Step::IdentifyNvm,
                 }
             }
             Step::IdentifyNvm => {
@@ -639,141 +468,177 @@ impl Controller {
             Step::NumberOfQueues => {
                 let granted = NumberOfQueues::from_dword(one.cqe.dword0());
                 let granted = granted.map_or(1, |n| n.submission.min(n.completion));
-                let mut link = self.link.state.lock().expect("poisoned");
-                link.io_queues = (granted.min(u32::from(self.options.io_queues))) as u16;
-                drop(link);
+                let granted = granted.min(u32::from(self.options.io_queues)) as u16;
+                self.link.change(|state| state.io_queues = granted);
                 Step::ConfigureEvents
             }
-            Step::ConfigureEvents if self.is_discovery() => return self.live(now),
-            Step::ConfigureEvents => self.start_listing(),
-            Step::ListNamespaces => {
-                let list = NamespaceList::ref_from_prefix(data);
-                let (list, _) = list.map_err(|_| HostError::Misbehaved {
-                    what: "short namespace list".into(),
-                })?;
-                self.to_identify.extend(list.iter());
-                self.next_namespace()
-            }
-            Step::IdentifyNamespace(nsid) => {
-                let info = NamespaceInfo::parse(nsid, data)?;
-                // A namespace that went between the list and the question has no blocks.
-                if info.blocks == 0 {
-                    self.next_namespace()
-                } else {
-                    self.found.insert(nsid, info);
-                    Step::DescribeNamespace(nsid)
-                }
-            }
+            Step::ConfigureEvents => self.after_events(),
+            Step::ListNamespaces(after) => self.take_list(after, data)?,
+            Step::IdentifyNamespace(nsid) => self.take_namespace(nsid, data)?,
             Step::DescribeNamespace(nsid) => {
-                if let Some(info) = self.found.get_mut(&nsid) {
-                    info.add_descriptors(data)?;
+                if let Some(info) = self.found.get_mut(&nsid)
+                    && let Err(error) = info.add_descriptors(data)
+                {
+                    tracing::warn!(nsid, %error, "the descriptors of a namespace are ignored");
                 }
                 self.next_namespace()
             }
-            Step::ReadChangedList => self.start_listing(),
-            Step::ShutDown => {
-                self.finish(
-                    ControllerState::Closed,
-                    HostError::Lost(crate::transport::Closed::Local),
-                );
-                return Ok(());
+            Step::ReadChangedList => self.take_changed(data)?,
+            Step::ShutDown => Step::WaitShutDown,
+            Step::WaitShutDown => {
+                let csts = Csts(one.cqe.result() as u32);
+                if csts.shst() == Csts::SHST_COMPLETE || csts.is_fatal() {
+                    self.finish(ControllerState::Closed, HostError::Lost(Closed::Local));
+                    return Ok(());
+                }
+                Step::WaitShutDown
             }
             Step::Dialling | Step::Idle => Step::Idle,
         };
-        if next == Step::Idle {
-            return self.live(now);
-        }
-        self.enter(next, now);
+        self.proceed(next, now);
         Ok(())
     }
 
-    fn step_refused(&mut self, step: &Step, cqe: &Cqe, now: Nanos) -> Result<(), HostError> {
-        let status = cqe.status();
-        match step {
+    fn step_refused(&mut self, cqe: &Cqe, now: Nanos) -> Result<(), HostError> {
+        let (status, step) = (cqe.status(), self.step);
+        let next = match step {
             Step::Connect if status.code() == StatusCode::CONNECT_INVALID_PARAMETERS => {
                 let parameter = InvalidParameter::from_dword0(cqe.dword0());
-                Err(HostError::InvalidParameter { parameter })
+                let dnr = status.dnr();
+                return Err(HostError::InvalidParameter { parameter, dnr });
             }
             // Optional: a controller without it has the defaults.
-            Step::IdentifyNvm => {
-                self.enter(Step::NumberOfQueues, now);
-                Ok(())
-            }
-            Step::ConfigureEvents if self.is_discovery() => self.live(now),
-            Step::ConfigureEvents | Step::ReadChangedList => {
-                let next = self.start_listing();
-                self.enter(next, now);
-                Ok(())
-            }
+            Step::IdentifyNvm => Step::NumberOfQueues,
+            Step::ConfigureEvents => self.after_events(),
+            Step::ReadChangedList => self.start_listing(),
             // It went between the list and the question.
-            Step::IdentifyNamespace(_) | Step::DescribeNamespace(_) => {
-                match self.next_namespace() {
-                    Step::Idle => self.live(now),
-                    next => {
-                        self.enter(next, now);
-                        Ok(())
-                    }
-                }
+            Step::IdentifyNamespace(nsid) => {
+                self.found.remove(&nsid);
+                self.next_namespace()
             }
-            step => Err(HostError::Refused {
-                step: step.name(),
-                status,
-            }),
+            Step::DescribeNamespace(_) => self.next_namespace(),
+            step => {
+                let step = step.name();
+                return Err(HostError::Refused { step, status });
+            }
+        };
+        self.proceed(next, now);
+        Ok(())
+    }
+
+    fn proceed(&mut self, next: Step, now: Nanos) {
+        self.enter(next, now);
+        if next == Step::Idle {
+            self.live(now);
+        }
+    }
+
+    /// A discovery controller has no namespaces.
+    fn after_events(&mut self) -> Step {
+        match self.is_discovery() {
+            true => Step::Idle,
+            false => self.start_listing(),
         }
     }
 
     fn start_listing(&mut self) -> Step {
         self.found.clear();
         self.to_identify.clear();
-        Step::ListNamespaces
+        Step::ListNamespaces(0)
+    }
+
+    fn take_list(&mut self, after: u32, data: &[u8]) -> Result<Step, HostError> {
+        let (list, _) =
+            NamespaceList::ref_from_prefix(data).map_err(|_| short("namespace list", data))?;
+        let (mut last, mut count) = (after, 0);
+        for nsid in list.iter() {
+            if nsid <= last || nsid > nsid::MAX {
+                let what = format!("a namespace list has {nsid} after {last}");
+                return Err(HostError::Misbehaved { what });
+            }
+            (last, count) = (nsid, count + 1);
+            self.to_identify.push_back(nsid);
+        }
+        if self.to_identify.len() > MAX_NAMESPACES {
+            let what = format!("more than {MAX_NAMESPACES} namespaces");
+            return Err(HostError::Misbehaved { what });
+        }
+        // A full list may go on.
+        Ok(match count == NamespaceList::MAX_ENTRIES {
+            true => Step::ListNamespaces(last),
+            false => self.next_namespace(),
+        })
+    }
+
+    fn take_namespace(&mut self, nsid: u32, data: &[u8]) -> Result<Step, HostError> {
+        if data.len() < super::step::PAGE {
+            return Err(short("Identify Namespace data", data));
+        }
+        self.found.remove(&nsid);
+        Ok(match NamespaceInfo::parse(nsid, data) {
+            // It went between the list and the question.
+            Ok(info) if info.blocks == 0 => self.next_namespace(),
+            Ok(info) => {
+                self.found.insert(nsid, info);
+                Step::DescribeNamespace(nsid)
+            }
+            Err(_) if data.iter().all(|byte| *byte == 0) => self.next_namespace(),
+            Err(error) => {
+                tracing::warn!(nsid, %error, "a namespace cannot be used");
+                self.next_namespace()
+            }
+        })
+    }
+
+    /// Which namespaces to ask for again. The first entry says so when it is all of them.
+    fn take_changed(&mut self, data: &[u8]) -> Result<Step, HostError> {
+        let (list, _) = NamespaceList::ref_from_prefix(data)
+            .map_err(|_| short("changed namespace list", data))?;
+        let mut changed = list.iter().peekable();
+        if changed.peek() == Some(&nsid::BROADCAST) {
+            return Ok(self.start_listing());
+        }
+        self.found = self.link.state().namespaces;
+        self.to_identify.clear();
+        self.to_identify.extend(changed);
+        Ok(self.next_namespace())
     }
 
     /// `Idle` when all are known.
     fn next_namespace(&mut self) -> Step {
-        match self.to_identify.pop_front() {
-            Some(nsid) => Step::IdentifyNamespace(nsid),
-            // A full list may go on.
-            None if !self.found.is_empty()
-                && self.found.len().is_multiple_of(NamespaceList::MAX_ENTRIES) =>
-            {
-                Step::ListNamespaces
-            }
-            None => Step::Idle,
-        }
+        self.to_identify
+            .pop_front()
+            .map_or(Step::Idle, Step::IdentifyNamespace)
     }
 
     fn take_identify(&mut self, data: &[u8]) -> Result<(), HostError> {
-        let identify = IdentifyController::read_from_prefix(data);
-        let (identify, _) = identify.map_err(|_| HostError::Misbehaved {
-            what: "short Identify Controller data".into(),
-        })?;
-        let mut link = self.link.state.lock().expect("poisoned");
-        if identify.cntlid.get() != link.cntlid {
-            let what = format!(
-                "Identify says controller {}, Connect said {}",
-                identify.cntlid.get(),
-                link.cntlid
-            );
+        let (identify, _) = IdentifyController::read_from_prefix(data)
+            .map_err(|_| short("Identify Controller data", data))?;
+        let (said, is) = (self.link.state().cntlid, identify.cntlid.get());
+        if is != said {
+            let what = format!("Identify says controller {is}, Connect said {said}");
             return Err(HostError::Misbehaved { what });
         }
-        let entries = self
-            .cap
-            .queue_entries_max()
-            .min(u32::from(self.options.queue_entries));
-        let maxcmd = match identify.maxcmd.get() {
+        let wanted = u32::from(self.options.queue_entries);
+        let entries = self.cap.queue_entries_max().min(wanted) as u16;
+        let commands = match identify.maxcmd.get() {
             0 => u16::MAX,
             n => n,
         };
-        link.queue_entries = (entries as u16).min(maxcmd.saturating_add(1)).max(2);
-        link.in_capsule_bytes = u32::try_from(identify.in_capsule_bytes()).unwrap_or(u32::MAX);
         let page = self.cap.page_bytes_min();
         let max = identify.max_transfer_bytes(page).unwrap_or(1 << 20);
-        link.max_transfer_bytes = u32::try_from(max).unwrap_or(u32::MAX);
-        link.oncs = identify.oncs.get();
-        link.volatile_cache = identify.vwc & 1 == 1;
-        link.max_dsm_ranges = 256;
-        link.write_zeroes_bytes = max;
-        drop(link);
+        let in_capsule = u32::try_from(identify.in_capsule_bytes()).unwrap_or(u32::MAX);
+        self.link.change(|state| {
+            state.queue_entries = entries.min(commands.saturating_add(1)).max(2);
+            state.in_capsule_bytes = in_capsule;
+            state.max_transfer_bytes = u32::try_from(max).unwrap_or(u32::MAX);
+            state.oncs = identify.oncs.get();
+            state.fused_compare_and_write = identify.fuses.get() & FUSES_COMPARE_AND_WRITE != 0;
+            state.volatile_cache = identify.vwc & vwc::PRESENT != 0;
+            state.max_dsm_ranges = 256;
+            state.write_zeroes_bytes = max;
+            state.io_queues = 0;
+        });
         self.identify = Some(Box::new(identify));
         Ok(())
     }
@@ -783,49 +648,57 @@ impl Controller {
             return;
         };
         let page = self.cap.page_bytes_min();
-        let mut link = self.link.state.lock().expect("poisoned");
-        if nvm.wzsl != 0 {
-            link.write_zeroes_bytes = page.checked_shl(u32::from(nvm.wzsl)).unwrap_or(u64::MAX);
-        }
-        if nvm.dmrl != 0 {
-            link.max_dsm_ranges = u32::from(nvm.dmrl);
-        }
+        self.link.change(|state| {
+            if nvm.wzsl != 0 {
+                state.write_zeroes_bytes =
+                    page.checked_shl(u32::from(nvm.wzsl)).unwrap_or(u64::MAX);
+            }
+            if nvm.dmrl != 0 {
+                state.max_dsm_ranges = u32::from(nvm.dmrl);
+            }
+        });
     }
 
-    fn live(&mut self, now: Nanos) -> Result<(), HostError> {
-        self.enter(Step::Idle, now);
-        let mut link = self.link.state.lock().expect("poisoned");
-        link.namespaces = std::mem::take(&mut self.found);
-        drop(link);
-        if self.state != ControllerState::Live {
-            self.state = ControllerState::Live;
-            self.link.set_up(true);
-            self.attempts = 0;
-            self.lost_since = None;
-            tracing::info!(subsystem = %self.options.subnqn, "connected");
+    fn live(&mut self, now: Nanos) {
+        self.link.set_namespaces(std::mem::take(&mut self.found));
+        if self.state == ControllerState::Live {
+            return;
         }
-        Ok(())
+        self.state = ControllerState::Live;
+        self.attempts = 0;
+        self.lost_since = None;
+        self.last_sent = now;
+        self.link.take_reset();
+        self.link.set_up(true);
+        tracing::info!(subsystem = %self.options.subnqn, "connected");
     }
 
     /// The connection is no good any more: forget it and wait, or give up.
     fn lost(&mut self, error: HostError, now: Nanos) {
+        if self.step.is_shutting_down() {
+            return self.finish(ControllerState::Closed, error);
+        }
         self.drop_connection(&error);
         let since = *self.lost_since.get_or_insert(now);
-        let over = self
-            .options
-            .loss_timeout
-            .is_some_and(|limit| now.since(since) >= limit);
+        let limit = self.options.loss_timeout;
+        let over = limit.is_some_and(|limit| now.since(since) >= limit);
         if over || error.is_final() {
             tracing::warn!(subsystem = %self.options.subnqn, %error, "giving up");
             return self.finish(ControllerState::Failed(error.clone()), error);
         }
         let delay = self.options.reconnect_delay * 2u32.saturating_pow(self.attempts.min(16));
-        let delay = delay.min(self.options.reconnect_delay_max);
+        let mut until = now + delay.min(self.options.reconnect_delay_max);
+        if let Some(limit) = limit {
+            // The last attempt is when the time is up, not some delay after.
+            until = until.min(since + limit);
+        }
         self.attempts += 1;
-        tracing::warn!(subsystem = %self.options.subnqn, %error, attempt = self.attempts, ?delay, "reconnecting");
+        let attempt = self.attempts;
+        let delay = until.since(now);
+        tracing::warn!(subsystem = %self.options.subnqn, %error, attempt, ?delay, "reconnecting");
         self.state = ControllerState::Waiting {
-            attempt: self.attempts,
-            until: now + delay,
+            attempt,
+            until,
             error,
         };
     }
@@ -837,8 +710,10 @@ impl Controller {
                 self.results.insert(ticket, Err(error.clone()));
             }
         }
-        self.events_out = 0;
+        self.event_out = false;
+        self.has_events = true;
         self.keep_alive_out = false;
+        self.rescan = false;
         self.found.clear();
         self.to_identify.clear();
     }
@@ -848,100 +723,55 @@ impl Controller {
         for command in self.user.drain(..) {
             self.results.insert(command.ticket, Err(error.clone()));
         }
-        self.link.state.lock().expect("poisoned").failed = true;
+        self.link.fail();
         self.state = state;
     }
 
     /// See [`nacre_reactor::Poller::arm`].
     pub fn arm(&mut self, now: Nanos) -> Idle {
-        match &self.state {
-            ControllerState::Failed(_) | ControllerState::Closed => Idle::Quiet,
-            ControllerState::Waiting { until, .. } => Idle::Until(*until),
-            ControllerState::Connecting => match &mut self.queue {
-                None => Idle::Busy,
-                Some(queue) => queue
-                    .transport()
-                    .arm(now)
-                    .and(Idle::Until(now + self.options.connect_timeout)),
-            },
-            ControllerState::Live => {
-                let Some(queue) = &mut self.queue else {
-                    return Idle::Busy;
-                };
-                let mut idle = queue.transport().arm(now);
-                let period = self.options.keep_alive / 2;
-                if !period.is_zero() {
-                    idle = idle.and(Idle::Until(self.last_sent + period));
-                }
-                if self.user.is_empty() {
-                    idle
-                } else {
-                    Idle::Busy
-                }
-            }
+        let queue = match (&self.state, &mut self.queue) {
+            (ControllerState::Failed(_) | ControllerState::Closed, _) => return Idle::Quiet,
+            (ControllerState::Waiting { until, .. }, _) => return Idle::Until(*until),
+            (_, None) => return Idle::Busy,
+            (_, Some(queue)) => queue,
+        };
+        if !self.step_sent && self.step.has_command() {
+            return match self.step_at {
+                // For a buffer, or for room.
+                at if at <= now => Idle::Busy,
+                at => Idle::Until(at),
+            };
         }
+        if !self.user.is_empty() && queue.room() > 2 {
+            return Idle::Busy;
+        }
+        let waits = queue.oldest_of(|token| token != EVENT).is_some();
+        let mut idle = queue.transport().arm(now);
+        if waits || !self.is_live() {
+            idle = idle.and(Idle::Until(self.check_at.max(now + TIMEOUT_CHECK)));
+        }
+        let period = self.options.keep_alive / 2;
+        if self.is_live() && !period.is_zero() && !self.keep_alive_out {
+            idle = idle.and(Idle::Until(self.last_sent + period));
+        }
+        idle
     }
 
     /// The transport's descriptor, for whoever waits; changes with every connection.
-    pub fn wake_fd(&mut self) -> Option<std::os::fd::RawFd> {
+    pub fn wake_fd(&mut self) -> Option<RawFd> {
         self.queue.as_mut().and_then(|q| q.transport().wake_fd())
     }
 }
 
-/// The 1024 bytes of a Connect. `None`: no buffer.
-pub(super) fn connect_data(pool: &Pool, options: &HostOptions, cntlid: u16) -> Option<Buf> {
-    let data = ConnectData::new(options.hostid, cntlid, &options.subnqn, &options.hostnqn);
-    let mut buf = pool.acquire(data.as_bytes().len())?;
-    buf.bytes_mut()?.copy_from_slice(data.as_bytes());
-    Some(buf)
+impl Drop for Controller {
+    fn drop(&mut self) {
+        // Nobody will bring the association back: I/O queues must not wait for it.
+        self.link.fail();
+    }
 }
 
-/// Reads a discovery log through `read(offset, bytes)`, again when it changed meanwhile.
-///
-/// `read` runs one Get Log Page to its end; at most `attempts` whole readings are made.
-pub fn fetch_discovery_log(
-    mut read: impl FnMut(GetLogPage) -> Result<Vec<u8>, HostError>,
-    attempts: u32,
-) -> Result<(u64, Vec<DiscoveryRecord>), HostError> {
-    let short = || HostError::Misbehaved {
-        what: "short discovery log".into(),
-    };
-    for _ in 0..attempts.max(1) {
-        let first = read(GetLogPage::new(lid::DISCOVERY, PAGE as u32, 0))?;
-        let (header, _) = DiscoveryHeader::ref_from_prefix(&first).map_err(|_| short())?;
-        let (genctr, numrec) = (header.genctr.get(), header.numrec.get());
-        let entry = size_of::<DiscoveryEntry>();
-        if numrec > 100_000 {
-            let what = format!("a discovery log of {numrec} entries");
-            return Err(HostError::Misbehaved { what });
-        }
-        let total = size_of::<DiscoveryHeader>() + numrec as usize * entry;
-        let mut log = first;
-        while log.len() < total {
-            let bytes = (total - log.len()).min(PAGE);
-            log.extend(read(GetLogPage::new(
-                lid::DISCOVERY,
-                bytes as u32,
-                log.len() as u64,
-            ))?);
-        }
-        let again = read(GetLogPage::new(lid::DISCOVERY, PAGE as u32, 0))?;
-        let (after, _) = DiscoveryHeader::ref_from_prefix(&again).map_err(|_| short())?;
-        if after.genctr.get() != genctr {
-            continue;
-        }
-        let records = log[size_of::<DiscoveryHeader>()..total]
-            .chunks_exact(entry)
-            .map(|bytes| {
-                let (entry, _) = DiscoveryEntry::ref_from_prefix(bytes).map_err(|_| short())?;
-                entry.parse().map_err(|e| HostError::Misbehaved {
-                    what: e.to_string(),
-                })
-            })
-            .collect::<Result<Vec<_>, _>>()?;
-        return Ok((genctr, records));
+fn short(what: &'static str, data: &[u8]) -> HostError {
+    HostError::Misbehaved {
+        what: format!("{} bytes of {what}", data.len()),
     }
-    Err(HostError::Misbehaved {
-        what: "the discovery log changed during every reading".into(),
-    })
 }

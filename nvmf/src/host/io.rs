@@ -8,32 +8,35 @@
 //!
 //! An I/O that was taken stays here until the target has answered it for good: what was under way
 //! when a connection was lost is sent again, in the order of submission, on the next one. It ends
-//! with [`Status::Gone`] when the controller has given up.
+//! with [`Status::Gone`] when the controller has given up, or when its namespace is not there (any
+//! more) or is another.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use nacre_bdev::{Busy, Completion, Done, Extents, Flags, Io, Op, Queue, Status, Token};
+use nacre_bdev::{Busy, Completion, Done, Io, Queue, Status, Token};
 use nacre_hugepages::{Buf, Pool};
-use nacre_nvmf_wire::commands::io::{
-    CopyCommand, CopyFormat, CopyRange0, DatasetManagement, DsmRange, ReadWrite, WriteZeroes,
-};
-use nacre_nvmf_wire::fabrics::{Connect, ConnectAttributes};
-use nacre_nvmf_wire::opcode::io as opcode;
-use nacre_nvmf_wire::{Fuse, Sgl, Sqe, StatusCode};
+use nacre_nvmf_wire::StatusCode;
 use nacre_reactor::{EventSet, Idle, Nanos};
 use slab::Slab;
-use zerocopy::IntoBytes;
 
-use super::controller::{Link, connect_data};
+use super::link::Link;
+use super::namespace::NamespaceInfo;
 use super::options::{Dial, HostOptions};
+use super::pending::Pending;
 use super::queue::{CommandQueue, Finished};
+use super::step::connect;
 use crate::transport::Closed;
 
-/// Delay before a lost I/O queue is connected again while its controller lives.
-const RECONNECT_DELAY: Duration = Duration::from_millis(100);
+/// Delay before a lost I/O queue is connected again while its controller lives; doubles up to
+/// [`RECONNECT_DELAY_MAX`] while that fails.
+const RECONNECT_DELAY: Duration = Duration::from_millis(20);
+const RECONNECT_DELAY_MAX: Duration = Duration::from_secs(2);
+/// How long I/O waits for a namespace that a live controller does not have: one that comes back
+/// may get its namespaces one by one.
+const NAMESPACE_GRACE: Duration = Duration::from_secs(5);
 /// How often an I/O is sent again because of a transient transport error.
 const MAX_RESENDS: u8 = 3;
 /// How often the queue looks for commands that take too long.
@@ -57,29 +60,6 @@ enum Phase {
     Live,
 }
 
-/// An I/O that was taken and not completed.
-struct Pending {
-    token: Token,
-    op: Op,
-    sqe: Sqe,
-    /// Data for the target, kept for sending again.
-    write: Option<Buf>,
-    /// The new data of a compare-and-write; `write` holds the expected.
-    second: Option<Buf>,
-    /// Where read data goes, while it is not with the transport.
-    read: Option<Buf>,
-    /// The caller's buffers, where they are not the command's data.
-    extents: Extents,
-    /// Commands outstanding for it: two for a compare-and-write.
-    parts: u8,
-    status: StatusCode,
-    resends: u8,
-    /// In the transport's hands.
-    sent: bool,
-    aborted: bool,
-    order: u64,
-}
-
 /// One I/O queue on one core, connected to one namespace.
 pub struct IoQueue {
     options: HostOptions,
@@ -88,10 +68,16 @@ pub struct IoQueue {
     pool: Pool,
     qid: u16,
     nsid: u32,
-    block_size: u32,
-    queue: Option<CommandQueue>,
+    /// The namespace as it was when the queue first connected: what is sent again must not land on
+    /// another that has its number now.
+    namespace: Option<NamespaceInfo>,
+    /// Since when a live controller has no such namespace.
+    missing_since: Option<Nanos>,
+    queue: Option<Box<CommandQueue>>,
     phase: Phase,
     generation: u64,
+    /// Attempts to connect that failed since the last that did not.
+    failures: u32,
     depth: usize,
     pending: Slab<Pending>,
     /// Waiting for the connection or for room in it, in order.
@@ -106,7 +92,8 @@ pub struct IoQueue {
 }
 
 impl IoQueue {
-    /// Queue `qid` (from 1) of the controller behind `link`, for namespace `nsid`.
+    /// Queue `qid` (from 1) of the controller behind `link`, for namespace `nsid`. `pool` is the
+    /// memory of the core that polls it: Connect, and I/O in several extents, need some of it.
     pub fn new(
         options: HostOptions,
         link: Arc<Link>,
@@ -115,8 +102,8 @@ impl IoQueue {
         (qid, nsid): (u16, u32),
         now: Nanos,
     ) -> std::io::Result<IoQueue> {
-        let entries = options.queue_entries.max(2);
-        let depth = usize::from(entries) - 1;
+        assert!(qid > 0, "queue 0 is the admin queue");
+        let depth = usize::from(options.queue_entries.max(2)) - 1;
         Ok(IoQueue {
             options,
             link,
@@ -124,10 +111,12 @@ impl IoQueue {
             pool,
             qid,
             nsid,
-            block_size: 0,
+            namespace: None,
+            missing_since: None,
             queue: None,
             phase: Phase::Down { retry_at: now },
             generation: 0,
+            failures: 0,
             depth,
             pending: Slab::with_capacity(depth),
             unsent: VecDeque::with_capacity(depth),
@@ -155,59 +144,82 @@ impl IoQueue {
 
     // Life of the connection.
 
+    #[inline]
     fn drive(&mut self, now: Nanos) {
+        let generation = self.link.generation();
+        if self.phase == Phase::Live && generation == Some(self.generation) && now < self.check_at {
+            return;
+        }
+        self.drive_slowly(generation, now);
+    }
+
+    fn drive_slowly(&mut self, generation: Option<u64>, now: Nanos) {
         if self.link.has_failed() {
             self.disconnect(now);
             return self.fail_all();
         }
-        let generation = self.link.generation();
         if self.queue.is_some() && generation != Some(self.generation) {
             self.disconnect(now);
+            // The association's end, not this queue's fault: no delay once there is a new one.
+            self.failures = 0;
+            self.phase = Phase::Down { retry_at: now };
         }
+        let limit = self.options.connect_timeout;
         match self.phase {
-            Phase::Down { retry_at } if now >= retry_at && generation.is_some() => self.start(now),
+            Phase::Down { retry_at } if now >= retry_at => {
+                if let Some(generation) = generation {
+                    self.start(generation, now);
+                }
+            }
             Phase::Dialling { since } => {
-                if self.queue.as_ref().is_some_and(CommandQueue::is_ready) {
+                if self.queue.as_ref().is_some_and(|queue| queue.is_ready()) {
                     self.send_connect(now);
-                } else if now.since(since) > self.options.connect_timeout {
+                } else if now.since(since) > limit {
                     self.disconnect(now);
                 }
             }
-            Phase::Connecting { since } if now.since(since) > self.options.connect_timeout => {
-                self.disconnect(now);
-            }
-            Phase::Live if now >= self.check_at => {
-                self.check_at = now + TIMEOUT_CHECK;
-                let oldest = self.queue.as_ref().and_then(CommandQueue::oldest);
-                if oldest.is_some_and(|since| now.since(since) > self.options.io_timeout) {
-                    tracing::warn!(qid = self.qid, limit = ?self.options.io_timeout, "a command took too long: resetting the controller");
-                    // Only the end of the whole association makes sure that what is stuck there
-                    // will not land after what is sent again.
-                    self.link.request_reset();
-                    self.disconnect(now);
-                }
-            }
+            Phase::Connecting { since } if now.since(since) > limit => self.disconnect(now),
+            Phase::Live if now >= self.check_at => self.check_time(now),
             _ => {}
         }
     }
 
-    fn start(&mut self, now: Nanos) {
-        let Some(generation) = self.link.generation() else {
-            return;
-        };
+    fn check_time(&mut self, now: Nanos) {
+        self.check_at = now + TIMEOUT_CHECK;
+        let (limit, qid) = (self.options.io_timeout, self.qid);
+        let oldest = self.queue.as_ref().and_then(|queue| queue.oldest());
+        if oldest.is_some_and(|since| now.since(since) > limit) {
+            tracing::warn!(
+                qid,
+                ?limit,
+                "a command took too long: resetting the controller"
+            );
+            self.disconnect(now);
+        }
+    }
+
+    fn start(&mut self, generation: u64, now: Nanos) {
         let link = self.link.state();
         let Some(namespace) = link.namespaces.get(&self.nsid) else {
-            self.phase = Phase::Down {
-                retry_at: now + RECONNECT_DELAY,
-            };
-            return;
+            return self.without_namespace(now);
         };
-        self.block_size = namespace.block_size;
+        let known = self.namespace.get_or_insert_with(|| namespace.clone());
+        if !known.same_identity(namespace) {
+            tracing::error!(
+                nsid = self.nsid,
+                ?known,
+                ?namespace,
+                "the namespace is another now"
+            );
+            self.fail_all();
+            return self.retry_later(now);
+        }
+        self.missing_since = None;
         self.generation = generation;
         match self.dial.dial(self.qid) {
             Ok(transport) => {
                 let entries = link.queue_entries.min(self.options.queue_entries);
-                let mut queue = CommandQueue::new(transport, entries);
+                let mut queue = Box::new(CommandQueue::new(transport, entries));
                 queue
                     .transport()
                     .set_in_capsule_bytes(link.in_capsule_bytes);
@@ -223,39 +235,47 @@ impl IoQueue {
             }
             Err(error) => {
                 tracing::warn!(qid = self.qid, %error, "cannot connect an I/O queue");
-                self.phase = Phase::Down {
-                    retry_at: now + RECONNECT_DELAY,
-                };
+                self.retry_later(now);
             }
         }
     }
 
+    fn without_namespace(&mut self, now: Nanos) {
+        let since = *self.missing_since.get_or_insert(now);
+        if now.since(since) >= NAMESPACE_GRACE {
+            self.fail_all();
+        }
+        let retry_at = now + RECONNECT_DELAY;
+        self.phase = Phase::Down { retry_at };
+    }
+
+    fn retry_later(&mut self, now: Nanos) {
+        let delay = RECONNECT_DELAY * 2u32.saturating_pow(self.failures.min(16));
+        self.failures += 1;
+        let retry_at = now + delay.min(RECONNECT_DELAY_MAX);
+        self.phase = Phase::Down { retry_at };
+    }
+
     fn send_connect(&mut self, now: Nanos) {
         let link = self.link.state();
-        let Some(data) = connect_data(&self.pool, &self.options, link.cntlid) else {
+        let entries = link.queue_entries.min(self.options.queue_entries);
+        let command = connect(&self.options, &self.pool, self.qid, entries, link.cntlid);
+        let (Some((sqe, data)), Some(queue)) = (command, &mut self.queue) else {
             return;
         };
-        let mut attributes = ConnectAttributes::empty();
-        attributes.set(
-            ConnectAttributes::DISABLE_SQ_FLOW_CONTROL,
-            self.options.disable_sq_flow_control,
-        );
-        let connect = Connect {
-            qid: self.qid,
-            sqsize: link.queue_entries.min(self.options.queue_entries) - 1,
-            attributes,
-            priority_class: 0,
-            kato_ms: 0,
-        };
-        let sqe = connect.to_sqe(
-            0,
-            Sgl::Transport {
-                length: data.len() as u32,
-            },
-        );
-        let queue = self.queue.as_mut().expect("dialling");
         queue.submit(sqe, Some(data), None, CONNECT, now);
         self.phase = Phase::Connecting { since: now };
+    }
+
+    fn connected(&mut self, status: StatusCode, now: Nanos) {
+        if !status.is_success() {
+            tracing::warn!(qid = self.qid, %status, "an I/O queue was refused");
+            return self.disconnect(now);
+        }
+        self.phase = Phase::Live;
+        self.failures = 0;
+        self.stats.connections += 1;
+        self.check_at = now + TIMEOUT_CHECK;
     }
 
     /// Forgets the connection; what was under way waits for the next.
@@ -263,45 +283,43 @@ impl IoQueue {
         let Some(mut queue) = self.queue.take() else {
             return;
         };
-        if self.phase == Phase::Live {
-            self.stats.losses += 1;
-        }
         if let Some(fd) = self.watched.take() {
             // The transport may have closed it already, which took it out of the set.
             let _ = self.sleepers.delete_raw(fd);
         }
-        let mut tokens: Vec<(u16, u64)> = queue.outstanding_by_cid().collect();
         queue.transport().close();
         while let Some(command) = queue.transport().reclaim() {
-            let cid = command.sqe.cid();
-            let Some((_, token)) = tokens.iter().find(|(c, _)| *c == cid) else {
-                continue;
-            };
-            if let Some(pending) = self.pending.get_mut(*token as usize)
-                && command.read.is_some()
+            let token = queue.token_of(command.sqe.cid());
+            if let Some(pending) = token.and_then(|t| self.pending.get_mut(t as usize))
+                && let Some(buf) = command.read
             {
-                pending.read = command.read;
+                pending.returned(buf);
+            }
+        }
+        let mut stuck = false;
+        for token in queue.tokens().filter(|token| *token != CONNECT) {
+            let index = token as usize;
+            if self.pending[index].is_sent() {
+                self.pending[index].lost();
+                self.unsent.push_back(index);
+                self.stats.resent += 1;
+                stuck = true;
             }
         }
         drop(queue);
-        tokens.retain(|(_, token)| *token != CONNECT);
-        for (_, token) in tokens {
-            let pending = &mut self.pending[token as usize];
-            if pending.sent {
-                pending.sent = false;
-                self.unsent.push_back(token as usize);
-                self.stats.resent += 1;
-            }
-            pending.parts = 0;
-            pending.status = StatusCode::SUCCESS;
-        }
         let pending = &self.pending;
         self.unsent
             .make_contiguous()
-            .sort_unstable_by_key(|i| pending[*i].order);
-        self.phase = Phase::Down {
-            retry_at: now + RECONNECT_DELAY,
-        };
+            .sort_unstable_by_key(|index| pending[*index].order);
+        if self.phase == Phase::Live {
+            self.stats.losses += 1;
+        }
+        // What the target has taken must not land after what is sent again: only the end of the
+        // whole association makes it drop that.
+        if stuck && self.link.generation() == Some(self.generation) {
+            self.link.request_reset();
+        }
+        self.retry_later(now);
     }
 
     fn fail_all(&mut self) {
@@ -312,275 +330,126 @@ impl IoQueue {
 
     // I/O.
 
+    #[inline]
     fn send_unsent(&mut self, now: Nanos) {
         while self.phase == Phase::Live
             && let Some(&index) = self.unsent.front()
         {
             let Some(queue) = &mut self.queue else { return };
             let pending = &mut self.pending[index];
-            let needs = if pending.second.is_some() { 2 } else { 1 };
-            if queue.room() < needs {
+            if queue.room() < pending.commands() {
                 return;
             }
             self.unsent.pop_front();
-            if pending.aborted {
-                self.complete(index, Status::Aborted);
-                continue;
+            match pending.refusal() {
+                Some(status) => self.complete(index, status),
+                None => pending.send(queue, index as u64, self.nsid, now),
             }
-            if pending.op == Op::Read && pending.read.is_none() {
-                // The transport lost it together with the connection: the caller's buffer is gone.
-                self.complete(index, Status::DeviceError);
-                continue;
-            }
-            pending.sent = true;
-            send(queue, pending, index, now);
         }
     }
 
-    fn finished(&mut self, one: Finished, now: Nanos) {
-        let status = one.cqe.status();
-        if one.token == CONNECT {
-            self.phase = Phase::Live;
-            self.stats.connections += 1;
-            self.check_at = now + TIMEOUT_CHECK;
-            return;
-        }
+    /// A command came back.
+    #[inline]
+    fn finished(&mut self, one: Finished, done: &mut Done) {
         let index = one.token as usize;
-        let pending = &mut self.pending[index];
-        pending.parts -= 1;
-        if pending.op == Op::Read {
-            let wanted = one.read.as_ref().map_or(0, Buf::len);
-            pending.read = one.read;
-            if status.is_success() && one.transferred as usize != wanted {
-                tracing::error!(
-                    wanted,
-                    got = one.transferred,
-                    "the target answered a read with too little data"
-                );
-                pending.status = StatusCode::DATA_TRANSFER_ERROR;
-            }
-        }
-        // Of a fused pair the half that failed by itself says why.
-        if !status.is_success()
-            && (pending.status.is_success() || pending.status == StatusCode::ABORTED_FAILED_FUSED)
-        {
-            pending.status = status;
-        }
-        if pending.parts > 0 {
+        let Some(status) = self.pending[index].finished(one) else {
             return;
-        }
-        let transient = pending.status.code() == StatusCode::TRANSIENT_TRANSPORT_ERROR;
-        if transient && pending.resends < MAX_RESENDS {
+        };
+        let pending = &mut self.pending[index];
+        if status.code() == StatusCode::TRANSIENT_TRANSPORT_ERROR && pending.resends < MAX_RESENDS {
             pending.resends += 1;
-            pending.sent = false;
-            pending.status = StatusCode::SUCCESS;
+            pending.lost();
             self.stats.resent += 1;
             self.unsent.push_back(index);
             return;
         }
-        let status = bdev_status(pending.status);
-        self.complete(index, status);
-    }
-
-    fn complete(&mut self, index: usize, status: Status) {
-        let mut pending = self.pending.remove(index);
-        let mut data = std::mem::take(&mut pending.extents);
-        match pending.op {
-            Op::Read => data.extend(pending.read),
-            Op::Write | Op::Compare => data.extend(pending.write),
-            Op::CompareAndWrite => data.extend(pending.write.into_iter().chain(pending.second)),
-            _ => {}
+        let completion = self.pending.remove(index).complete(status);
+        if self.completed.is_empty() && done.has_room() {
+            done.push(completion);
+        } else {
+            self.completed.push_back(completion);
         }
-        self.completed.push_back(Completion {
-            token: pending.token,
-            status,
-            data,
-        });
     }
 
-    /// The command of an I/O. `None`: not possible here, or (data of its own) no buffer.
-    fn command(&self, io: &Io) -> Result<(Sqe, Option<Buf>), Status> {
-        let fua = io.flags.contains(Flags::FUA);
-        let rw = |opcode| {
-            ReadWrite {
-                fua,
-                ..ReadWrite::new(io.lba, io.blocks)
-            }
-            .to_sqe(opcode, 0, self.nsid)
-        };
-        let small = |bytes: &[u8]| {
-            let mut buf = self.pool.acquire(bytes.len()).ok_or(Status::Retry)?;
-            buf.bytes_mut().ok_or(Status::Retry)?.copy_from_slice(bytes);
-            Ok(Some(buf))
-        };
-        Ok(match io.op {
-            Op::Read => (rw(opcode::READ), None),
-            Op::Write => (rw(opcode::WRITE), None),
-            Op::Compare | Op::CompareAndWrite => {
-                let mut sqe =
-                    ReadWrite::new(io.lba, io.blocks).to_sqe(opcode::COMPARE, 0, self.nsid);
-                if io.op == Op::CompareAndWrite {
-                    sqe.set_fuse(Fuse::First);
-                }
-                (sqe, None)
-            }
-            Op::Flush => (Sqe::for_namespace(opcode::FLUSH, 0, self.nsid), None),
-            Op::WriteZeroes => {
-                let command = WriteZeroes {
-                    slba: io.lba,
-                    blocks: io.blocks,
-                    deallocate: io.flags.contains(Flags::DEALLOCATE),
-                    fua,
-                    ..WriteZeroes::default()
-                };
-                (command.to_sqe(0, self.nsid), None)
-            }
-            Op::Unmap => {
-                let command = DatasetManagement {
-                    ranges: 1,
-                    deallocate: true,
-                    ..Default::default()
-                };
-                (
-                    command.to_sqe(0, self.nsid),
-                    small(DsmRange::new(io.lba, io.blocks).as_bytes())?,
-                )
-            }
-            Op::Copy => {
-                let blocks = u16::try_from(io.blocks - 1).map_err(|_| Status::Unsupported)?;
-                let command = CopyCommand {
-                    sdlba: io.lba,
-                    ranges: 1,
-                    format: CopyFormat::Format0,
-                    fua,
-                    lr: false,
-                    read_protection: 0,
-                    protection: Default::default(),
-                    directive: Default::default(),
-                };
-                let range = CopyRange0::new(io.source_lba, u32::from(blocks) + 1);
-                (command.to_sqe(0, self.nsid), small(range.as_bytes())?)
-            }
-        })
-    }
-}
-
-/// Hands an I/O's commands to the queue, which has room for them.
-fn send(queue: &mut CommandQueue, pending: &mut Pending, index: usize, now: Nanos) {
-    let read = pending.read.take();
-    queue.submit(pending.sqe, pending.write.clone(), read, index as u64, now);
-    pending.parts = 1;
-    if let Some(second) = &pending.second {
-        let mut sqe = pending.sqe;
-        sqe.opcode = opcode::WRITE;
-        sqe.set_fuse(Fuse::Second);
-        queue.submit(sqe, Some(second.clone()), None, index as u64, now);
-        pending.parts = 2;
+    /// Ends an I/O that is not with the target.
+    fn complete(&mut self, index: usize, status: Status) {
+        let completion = self.pending.remove(index).end(status);
+        self.completed.push_back(completion);
     }
 }
 
 impl Queue for IoQueue {
-    fn submit(&mut self, mut io: Io) -> Result<(), (Busy, Io)> {
-        if self.pending.len() >= self.depth {
+    #[inline]
+    fn submit(&mut self, io: Io) -> Result<(), (Busy, Io)> {
+        // What was completed and not fetched counts: the list has a bound.
+        if self.pending.len() + self.completed.len() >= self.depth {
             return Err((Busy, io));
         }
-        let (sqe, own) = match self.command(&io) {
-            Ok(command) => command,
-            Err(Status::Retry) => return Err((Busy, io)),
-            Err(status) => {
+        let pending = match Pending::new(io, &self.pool, self.next_order) {
+            Ok(pending) => pending,
+            Err((Status::Retry, io)) => return Err((Busy, io)),
+            Err((status, io)) => {
                 self.completed.push_back(io.complete(status));
                 return Ok(());
             }
         };
-        let mut data = std::mem::take(&mut io.data).into_iter();
-        let (mut write, mut second, mut read) = (own, None, None);
-        match io.op {
-            Op::Read => read = data.next(),
-            Op::Write | Op::Compare => write = data.next(),
-            Op::CompareAndWrite => (write, second) = (data.next(), data.next()),
-            _ => {}
-        }
-        let order = self.next_order;
         self.next_order += 1;
-        let pending = Pending {
-            token: io.token,
-            op: io.op,
-            sqe,
-            write,
-            second,
-            read,
-            extents: data.collect(),
-            parts: 0,
-            status: StatusCode::SUCCESS,
-            resends: 0,
-            sent: false,
-            aborted: false,
-            order,
-        };
+        let needs = pending.commands();
         let index = self.pending.insert(pending);
-        let needs = if self.pending[index].second.is_some() {
-            2
-        } else {
-            1
-        };
         match &mut self.queue {
             Some(queue)
                 if self.phase == Phase::Live && self.unsent.is_empty() && queue.room() >= needs =>
             {
-                let pending = &mut self.pending[index];
-                pending.sent = true;
-                send(queue, pending, index, self.now);
+                self.pending[index].send(queue, index as u64, self.nsid, self.now);
             }
             _ => self.unsent.push_back(index),
         }
         Ok(())
     }
 
+    #[inline]
     fn poll(&mut self, now: Nanos, done: &mut Done) -> usize {
+        let before = done.len();
         self.now = now;
         self.drive(now);
-        self.send_unsent(now);
+        while done.has_room()
+            && let Some(completion) = self.completed.pop_front()
+        {
+            done.push(completion);
+        }
+        if !self.unsent.is_empty() {
+            self.send_unsent(now);
+        }
         if let Some(mut queue) = self.queue.take() {
-            let mut lost = None;
-            queue.poll(now, |one| {
-                if one.token == CONNECT && !one.cqe.status().is_success() {
-                    lost = Some(one.cqe.status());
-                } else {
-                    self.finished(one, now);
-                }
+            let mut connected = None;
+            queue.poll(now, |one| match one.token {
+                CONNECT => connected = Some(one.cqe.status()),
+                _ => self.finished(one, done),
             });
             let closed = queue.closed().cloned();
             self.queue = Some(queue);
-            if let Some(status) = lost {
-                tracing::warn!(qid = self.qid, %status, "an I/O queue was refused");
-                self.disconnect(now);
-            } else if let Some(why) = closed {
+            if let Some(status) = connected {
+                self.connected(status, now);
+            }
+            if let Some(why) = closed {
                 if why != Closed::Local {
                     tracing::warn!(qid = self.qid, ?why, "an I/O queue was lost");
                 }
                 self.disconnect(now);
             }
         }
-        let mut count = 0;
-        while done.has_room()
-            && let Some(completion) = self.completed.pop_front()
-        {
-            done.push(completion);
-            count += 1;
-        }
-        count
+        done.len() - before
     }
 
     /// An I/O that has not left yet ends at once; one that has is in the target's hands, and is
     /// ended by the loss of its connection at the latest.
     fn abort(&mut self, token: Token) -> bool {
-        let Some((index, pending)) = self.pending.iter_mut().find(|(_, p)| p.token == token) else {
+        let Some((index, pending)) = self.pending.iter().find(|(_, p)| p.token() == token) else {
             return false;
         };
-        if pending.sent {
+        if pending.is_sent() {
             return false;
         }
-        pending.aborted = true;
         self.unsent.retain(|i| *i != index);
         self.complete(index, Status::Aborted);
         true
@@ -594,20 +463,25 @@ impl Queue for IoQueue {
         if !self.completed.is_empty() {
             return Idle::Busy;
         }
+        let waits = !self.pending.is_empty();
         match (&mut self.queue, self.phase) {
-            (_, Phase::Down { .. }) => Idle::Until(now + RECONNECT_DELAY),
+            // A controller that comes back, or fails, does not wake this core.
+            (_, Phase::Down { retry_at }) => {
+                Idle::Until(retry_at.max(now + Duration::from_millis(1)))
+            }
             (Some(queue), Phase::Live) => {
                 let idle = queue.transport().arm(now);
-                if self.pending.is_empty() {
-                    idle
+                if self.unsent.is_empty() || queue.room() < 2 {
+                    let look = if waits { self.check_at } else { Nanos::MAX };
+                    idle.and(Idle::Until(look.min(now + TIMEOUT_CHECK)))
                 } else {
-                    idle.and(Idle::Until(self.check_at))
+                    Idle::Busy
                 }
             }
-            (Some(queue), _) => queue
+            (Some(queue), Phase::Dialling { since } | Phase::Connecting { since }) => queue
                 .transport()
                 .arm(now)
-                .and(Idle::Until(now + RECONNECT_DELAY)),
+                .and(Idle::Until(since + self.options.connect_timeout)),
             (None, _) => Idle::Busy,
         }
     }
@@ -617,28 +491,23 @@ impl Queue for IoQueue {
     }
 }
 
-/// What a target's status means to whoever uses the namespace as a device.
-fn bdev_status(status: StatusCode) -> Status {
-    let code = status.code();
-    match code {
-        StatusCode::SUCCESS => Status::Ok,
-        StatusCode::COMPARE_FAILURE => Status::Miscompare,
-        StatusCode::UNRECOVERED_READ_ERROR => Status::ReadError,
-        StatusCode::WRITE_FAULT => Status::WriteError,
-        StatusCode::LBA_OUT_OF_RANGE => Status::OutOfRange,
-        StatusCode::CAPACITY_EXCEEDED => Status::NoSpace,
-        StatusCode::NAMESPACE_IS_WRITE_PROTECTED => Status::WriteProtected,
-        StatusCode::INVALID_OPCODE => Status::Unsupported,
-        StatusCode::ABORT_REQUESTED => Status::Aborted,
-        StatusCode::COMMAND_INTERRUPTED | StatusCode::NAMESPACE_NOT_READY => Status::Retry,
-        StatusCode::INVALID_NAMESPACE_OR_FORMAT => Status::Gone,
-        StatusCode::INTERNAL_ERROR | StatusCode::DATA_TRANSFER_ERROR => Status::DeviceError,
-        StatusCode::GUARD_CHECK_ERROR => Status::Integrity,
-        _ if status.is_path_related() => Status::Gone,
-        _ => Status::Nvme {
-            sct: status.sct(),
-            sc: status.sc(),
-            dnr: status.dnr(),
-        },
+/// Where the transport cannot hand a buffer back, dropping the queue does.
+impl Drop for IoQueue {
+    fn drop(&mut self) {
+        if let Some(fd) = self.watched.take() {
+            let _ = self.sleepers.delete_raw(fd);
+        }
     }
+}
+
+/// Buffers of an I/O, contiguous as a command wants them.
+pub(super) fn gather(parts: &[Buf], pool: &Pool) -> Option<Buf> {
+    let mut whole = pool.acquire(parts.iter().map(Buf::len).sum())?;
+    let mut rest = whole.bytes_mut()?;
+    for part in parts {
+        let (here, after) = rest.split_at_mut(part.len());
+        here.copy_from_slice(part);
+        rest = after;
+    }
+    Some(whole)
 }

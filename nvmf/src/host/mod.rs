@@ -13,13 +13,19 @@
 //! is reached or the target says so.
 
 mod controller;
+mod discovery;
 mod io;
+mod link;
 mod namespace;
 mod options;
+mod pending;
 mod queue;
+mod step;
 
-pub use controller::{AdminResult, Controller, ControllerState, Link, fetch_discovery_log};
+pub use controller::{AdminResult, Controller, ControllerState};
+pub use discovery::fetch_discovery_log;
 pub use io::{IoQueue, IoStats};
+pub use link::{Link, LinkState};
 pub use namespace::NamespaceInfo;
 pub use options::{Dial, HostError, HostOptions};
 pub use queue::{CommandQueue, Finished};

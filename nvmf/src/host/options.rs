@@ -80,7 +80,10 @@ pub enum HostError {
         status: StatusCode,
     },
     #[error("connect was refused: invalid {parameter}")]
-    InvalidParameter { parameter: InvalidParameter },
+    InvalidParameter {
+        parameter: InvalidParameter,
+        dnr: bool,
+    },
     #[error("{step} took longer than {limit:?}")]
     TimedOut { step: &'static str, limit: Duration },
     #[error("reset: an I/O command took too long")]
@@ -94,7 +97,7 @@ impl HostError {
     pub fn is_final(&self) -> bool {
         match self {
             HostError::Refused { status, .. } => status.dnr(),
-            HostError::InvalidParameter { .. } => true,
+            HostError::InvalidParameter { dnr, .. } => *dnr,
             _ => false,
         }
     }

@@ -34,6 +34,9 @@ pub struct CommandQueue {
     closed: Option<Closed>,
 }
 
+/// The token of commands whose answers nobody wants. It is nobody else's.
+const FORGOTTEN: u64 = u64::MAX - 1000;
+
 /// Events taken from the transport in one poll.
 const BATCH: usize = 256;
 
@@ -126,6 +129,9 @@ impl CommandQueue {
                     }
                     self.free.push(cid);
                     count += 1;
+                    if slot.token == FORGOTTEN {
+                        continue;
+                    }
                     finished(Finished {
                         token: slot.token,
                         cqe,
@@ -142,25 +148,36 @@ impl CommandQueue {
 
     /// When the oldest outstanding command was submitted.
     pub fn oldest(&self) -> Option<Nanos> {
-        self.slots.iter().filter_map(|slot| slot.since).min()
+        self.oldest_of(|_| true)
+    }
+
+    /// When the oldest outstanding command whose token is `wanted` was submitted.
+    pub fn oldest_of(&self, wanted: impl Fn(u64) -> bool) -> Option<Nanos> {
+        let slots = self.slots.iter().filter(|slot| wanted(slot.token));
+        slots.filter_map(|slot| slot.since).min()
+    }
+
+    /// Of outstanding commands with this token the answer is of no interest any more.
+    pub fn forget(&mut self, token: u64) {
+        for slot in &mut self.slots {
+            if slot.token == token && slot.since.is_some() {
+                slot.token = FORGOTTEN;
+            }
+        }
     }
 
     /// Tokens of the outstanding commands.
     pub fn tokens(&self) -> impl Iterator<Item = u64> + '_ {
         self.slots
             .iter()
-            .filter(|slot| slot.since.is_some())
+            .filter(|slot| slot.since.is_some() && slot.token != FORGOTTEN)
             .map(|slot| slot.token)
     }
 
-    /// Identifiers and tokens of the outstanding commands.
-    pub fn outstanding_by_cid(&self) -> impl Iterator<Item = (u16, u64)> + '_ {
-        let slots = self
-            .slots
-            .iter()
-            .enumerate()
-            .filter(|(_, slot)| slot.since.is_some());
-        slots.map(|(cid, slot)| (cid as u16, slot.token))
+    /// The token of the outstanding command with this identifier.
+    pub fn token_of(&self, cid: u16) -> Option<u64> {
+        let slot = self.slots.get(usize::from(cid))?;
+        slot.since.map(|_| slot.token)
     }
 
     pub fn transport(&mut self) -> &mut dyn HostTransport {

@@ -301,6 +301,18 @@ impl<R: Rig> Bench<R> {
         });
     }
 
+    /// Commands that will not complete come back with their buffers, once, and only from a
+    /// connection that has ended.
+    fn reclaim(&mut self, host: usize) -> Vec<(u16, bool, bool)> {
+        let transport = &mut self.hosts[host].transport;
+        let commands = std::iter::from_fn(|| transport.reclaim());
+        let mut cids: Vec<_> = commands
+            .map(|c| (c.sqe.cid(), c.write.is_some(), c.read.is_some()))
+            .collect();
+        cids.sort_unstable();
+        cids
+    }
+
     fn assert_all_buffers_back(&self) {
         let of_hosts = self.hosts.iter().map(|host| &host.memory);
         for pool in [&self.pools.io, &self.pools.admin]
@@ -478,13 +490,15 @@ fn close_now<R: Rig>(bench: &mut Bench<R>) {
     let (host, conn) = bench.connect();
     bench.answer = false;
     bench.submit(host, io::WRITE, 1, 1, 50_000);
-    bench.until("the command is there", |bench| bench.kept.len() == 1);
+    bench.submit(host, io::READ, 2, 2, 4096);
+    bench.until("the commands are there", |bench| bench.kept.len() == 2);
     let (_, sqe, _) = bench.kept.remove(0);
     let into = bench.pools.io.acquire(50_000).expect("buffers enough");
     bench
         .rig
         .transport()
         .fetch(conn, ReqTag { cid: 1, index: 1 }, &sqe, into);
+    assert_eq!(bench.reclaim(host), [], "the connection has not ended");
     bench.rig.transport().close(conn, CloseWhy::Now);
     bench.until("closed", |bench| bench.closed.len() == 1);
     assert_eq!(bench.closed[0], Closed::Local);
@@ -492,6 +506,11 @@ fn close_now<R: Rig>(bench: &mut Bench<R>) {
         bench.hosts[host].closed.is_some()
     });
     assert!(bench.hosts[host].completions.is_empty());
+    let reclaimed = bench.reclaim(host);
+    let cids: Vec<u16> = reclaimed.iter().map(|(cid, ..)| *cid).collect();
+    assert_eq!(cids, [1, 2]);
+    assert!(reclaimed[1].2, "the read's buffer");
+    assert_eq!(bench.reclaim(host), []);
     bench.until("forgotten", |bench| {
         bench.rig.transport().connections() == 0
     });

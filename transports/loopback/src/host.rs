@@ -5,7 +5,7 @@ use std::os::fd::RawFd;
 use std::rc::Rc;
 
 use nacre_nvmf::transport::{Closed, HostCommand, HostEvent, HostTransport, ListenerId};
-use nacre_nvmf_wire::sqe::Sgl;
+use nacre_nvmf_wire::sqe::{Sgl, Sqe};
 use nacre_nvmf_wire::tcp::ADMIN_IN_CAPSULE_BYTES;
 use nacre_reactor::{Idle, Nanos};
 
@@ -124,6 +124,20 @@ impl HostTransport for LoopbackHost {
 
     fn set_in_capsule_bytes(&mut self, bytes: u32) {
         self.in_capsule_bytes = bytes;
+    }
+
+    fn reclaim(&mut self) -> Option<HostCommand> {
+        let mut link = self.link.borrow_mut();
+        if link.is_open() {
+            return None;
+        }
+        while let Some(command) = link.commands.pop() {
+            if let Some(Command { write, read }) = command {
+                let sqe = Sqe::new(0, link.commands.len() as u16);
+                return Some(HostCommand { sqe, write, read });
+            }
+        }
+        None
     }
 
     fn close(&mut self) {

@@ -60,16 +60,23 @@ impl Link {
     }
 
     /// Both ends learn that it is over. What was on its way to the host still arrives if it was
-    /// `drained`; everything else is let go.
+    /// `drained`; everything else is let go, but for what the host can reclaim.
     pub fn end(&mut self, host: Closed, target: Closed, drained: bool) {
         if !self.is_open() {
             return;
         }
         self.capsules.clear();
-        self.commands.clear();
         self.fetched.clear();
         if !drained {
-            self.to_host.clear();
+            // An answer that does not arrive leaves its command open, for the host to reclaim.
+            for event in self.to_host.drain(..) {
+                if let HostEvent::Completion { cqe, read, .. } = event {
+                    let slot = self.commands.get_mut(usize::from(cqe.cid()));
+                    if let Some(slot) = slot {
+                        *slot = Some(Command { write: None, read });
+                    }
+                }
+            }
         }
         self.host = End::Due(host);
         self.target = End::Due(target);

@@ -142,6 +142,10 @@ fn break_now() {
         })
     ));
     assert_eq!(rig.transport.connections(), 0);
+    let back = host.reclaim().expect("the write did not complete");
+    assert!(back.sqe.cid() == 5 && back.write.is_some());
+    assert!(host.reclaim().is_none());
+    drop(back);
     assert_eq!(pools.io.stats()[0].free, 8);
 }
 
@@ -170,7 +174,10 @@ fn stall() {
     faults.stall(false);
     rig.transport.poll(Nanos::ZERO, &pools, &mut events);
     host.poll(Nanos::ZERO, &mut told, 8);
-    assert!(matches!(events.drain().next_back(), Some(Event::Capsule { .. })));
+    assert!(matches!(
+        events.drain().next_back(),
+        Some(Event::Capsule { .. })
+    ));
     assert!(matches!(&told[..], [HostEvent::Ready]));
 }
 

@@ -1,0 +1,206 @@
+//! Reading a discovery log, which may change while it is read.
+
+use nacre_nvmf_wire::commands::admin::GetLogPage;
+use nacre_nvmf_wire::log::discovery::{
+    DiscoveryEntry, DiscoveryHeader, DiscoveryRecord, parse_page,
+};
+use nacre_nvmf_wire::log::lid;
+use zerocopy::FromBytes;
+
+use super::options::HostError;
+
+/// Read at once: a multiple of four.
+const PIECE: usize = 4096;
+/// More than any network has; bounds what a target can make us read.
+const MAX_RECORDS: u64 = 100_000;
+
+/// Reads a discovery log through `read`, which runs one Get Log Page to its end; again when it
+/// changed meanwhile (GENCTR differs), at most `attempts` times. Answers GENCTR and the records.
+///
+/// Only the last reading clears the event that announced a change: what happens before is noticed.
+pub fn fetch_discovery_log(
+    mut read: impl FnMut(GetLogPage) -> Result<Vec<u8>, HostError>,
+    attempts: u32,
+) -> Result<(u64, Vec<DiscoveryRecord>), HostError> {
+    let mut before = header(&mut read, true)?;
+    for _ in 0..attempts.max(1) {
+        let log = entries(&mut read, before)?;
+        let after = header(&mut read, false)?;
+        if after != before {
+            before = after;
+            continue;
+        }
+        let (_, entries) = parse_page(&log).map_err(misbehaved)?;
+        let records = entries
+            .iter()
+            .map(|entry| entry.parse().map_err(misbehaved))
+            .collect::<Result<Vec<_>, _>>()?;
+        return Ok((before.0, records));
+    }
+    Err(HostError::Misbehaved {
+        what: format!("the discovery log changed during each of {attempts} readings"),
+    })
+}
+
+/// GENCTR and NUMREC.
+fn header(
+    read: &mut impl FnMut(GetLogPage) -> Result<Vec<u8>, HostError>,
+    retain_event: bool,
+) -> Result<(u64, u64), HostError> {
+    let bytes = size_of::<DiscoveryHeader>() as u32;
+    let data = read(GetLogPage {
+        retain_event,
+        ..GetLogPage::new(lid::DISCOVERY, bytes, 0)
+    })?;
+    let (header, _) =
+        DiscoveryHeader::ref_from_prefix(&data).map_err(|_| short(data.len(), bytes as usize))?;
+    let numrec = header.numrec.get();
+    if numrec > MAX_RECORDS {
+        return Err(HostError::Misbehaved {
+            what: format!("a discovery log of {numrec} records"),
+        });
+    }
+    Ok((header.genctr.get(), numrec))
+}
+
+/// The page with the announced number of records.
+fn entries(
+    read: &mut impl FnMut(GetLogPage) -> Result<Vec<u8>, HostError>,
+    (_, numrec): (u64, u64),
+) -> Result<Vec<u8>, HostError> {
+    let total = size_of::<DiscoveryHeader>() + numrec as usize * size_of::<DiscoveryEntry>();
+    let mut log = Vec::with_capacity(total);
+    while log.len() < total {
+        let bytes = (total - log.len()).min(PIECE);
+        let piece = read(GetLogPage {
+            retain_event: true,
+            ..GetLogPage::new(lid::DISCOVERY, bytes as u32, log.len() as u64)
+        })?;
+        if piece.len() != bytes {
+            return Err(short(piece.len(), bytes));
+        }
+        log.extend(piece);
+    }
+    Ok(log)
+}
+
+fn short(got: usize, wanted: usize) -> HostError {
+    HostError::Misbehaved {
+        what: format!("{got} bytes of a discovery log instead of {wanted}"),
+    }
+}
+
+fn misbehaved(error: impl std::fmt::Display) -> HostError {
+    HostError::Misbehaved {
+        what: error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nacre_nvmf_wire::Nqn;
+    use nacre_nvmf_wire::log::discovery::{adrfam, subtype, trtype};
+    use zerocopy::IntoBytes;
+
+    use super::*;
+
+    fn page(genctr: u64, records: usize) -> Vec<u8> {
+        let mut page = DiscoveryHeader::new(genctr, records as u64)
+            .as_bytes()
+            .to_vec();
+        for at in 0..records {
+            let record = DiscoveryRecord {
+                trtype: trtype::TCP,
+                adrfam: adrfam::IPV4,
+                subtype: subtype::NVM,
+                treq: 0,
+                portid: at as u16,
+                cntlid: 0xffff,
+                asqsz: 32,
+                eflags: 0,
+                subnqn: Nqn::new(&format!("nqn.2025-01.io.nacre:{genctr}-{at}")).unwrap(),
+                traddr: "192.0.2.1".into(),
+                trsvcid: "4420".into(),
+            };
+            page.extend_from_slice(DiscoveryEntry::new(&record).unwrap().as_bytes());
+        }
+        page
+    }
+
+    fn part(page: &[u8], command: &GetLogPage) -> Vec<u8> {
+        let mut part = page[page.len().min(command.offset as usize)..].to_vec();
+        part.resize(command.bytes() as usize, 0);
+        part
+    }
+
+    #[test]
+    fn logs_of_all_sizes() {
+        for records in [0, 1, 3, 4, 50] {
+            let page = page(9, records);
+            let mut cleared = 0;
+            let read = |command: GetLogPage| {
+                cleared += u32::from(!command.retain_event);
+                Ok(part(&page, &command))
+            };
+            let (genctr, found) = fetch_discovery_log(read, 1).unwrap();
+            assert_eq!((genctr, found.len()), (9, records));
+            assert_eq!(cleared, 1);
+            for (at, record) in found.iter().enumerate() {
+                assert_eq!(usize::from(record.portid), at);
+            }
+        }
+    }
+
+    /// Records of two generations are never mixed.
+    #[test]
+    fn a_log_that_changes_is_read_again() {
+        for change_at in 1..10 {
+            let mut reads = 0;
+            let read = |command: GetLogPage| {
+                reads += 1;
+                let page = if reads < change_at {
+                    page(1, 10)
+                } else {
+                    page(2, 5)
+                };
+                Ok(part(&page, &command))
+            };
+            let (genctr, found) = fetch_discovery_log(read, 2).unwrap();
+            let of_generation = format!("nqn.2025-01.io.nacre:{genctr}-");
+            assert_eq!(found.len(), if genctr == 1 { 10 } else { 5 });
+            assert!(
+                found
+                    .iter()
+                    .all(|r| r.subnqn.as_str().starts_with(&of_generation))
+            );
+        }
+    }
+
+    #[test]
+    fn refusals() {
+        let mut genctr = 0;
+        let never_the_same = |command: GetLogPage| {
+            genctr += 1;
+            Ok(part(&page(genctr, 2), &command))
+        };
+        let what = |result: Result<_, HostError>| result.map(|_: (u64, Vec<_>)| ()).unwrap_err();
+        let error = what(fetch_discovery_log(never_the_same, 3));
+        assert!(error.to_string().contains("each of 3 readings"), "{error}");
+
+        let nothing = |_: GetLogPage| Ok(Vec::new());
+        let error = what(fetch_discovery_log(nothing, 3));
+        assert!(error.to_string().contains("0 bytes"), "{error}");
+
+        let endless = |_: GetLogPage| {
+            let header = DiscoveryHeader::new(1, u64::MAX);
+            Ok(header.as_bytes().to_vec())
+        };
+        let error = what(fetch_discovery_log(endless, 3));
+        assert!(error.to_string().contains("records"), "{error}");
+
+        let mut garbage = page(1, 1);
+        garbage[1024 + 256..1024 + 512].fill(0xff);
+        let error = what(fetch_discovery_log(|c| Ok(part(&garbage, &c)), 3));
+        assert!(matches!(error, HostError::Misbehaved { .. }));
+    }
+}

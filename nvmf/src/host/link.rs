@@ -1,0 +1,105 @@
+//! What I/O queues, on whatever core, need to know of their controller.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use super::namespace::NamespaceInfo;
+
+/// Written by the controller's core, read by all: by the I/O queues once per turn, without a lock,
+/// but for when they connect.
+#[derive(Debug, Default)]
+pub struct Link {
+    /// Odd while there is an association; grows by one with each beginning and each end.
+    generation: AtomicU64,
+    /// Grows whenever the namespaces change.
+    version: AtomicU64,
+    /// An I/O queue found the association stuck.
+    reset: AtomicBool,
+    failed: AtomicBool,
+    state: Mutex<LinkState>,
+}
+
+/// What the controller said about itself and its namespaces.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LinkState {
+    pub cntlid: u16,
+    /// I/O queues granted.
+    pub io_queues: u16,
+    /// Entries of an I/O queue.
+    pub queue_entries: u16,
+    pub in_capsule_bytes: u32,
+    pub max_transfer_bytes: u32,
+    pub max_dsm_ranges: u32,
+    pub write_zeroes_bytes: u64,
+    pub oncs: u16,
+    /// Compare and Write can be fused.
+    pub fused_compare_and_write: bool,
+    pub volatile_cache: bool,
+    pub namespaces: BTreeMap<u32, NamespaceInfo>,
+}
+
+impl Link {
+    /// `None` while there is no association.
+    #[inline]
+    pub fn generation(&self) -> Option<u64> {
+        match self.generation.load(Ordering::Acquire) {
+            g if g & 1 == 1 => Some(g),
+            _ => None,
+        }
+    }
+
+    /// Differs from what it was before whenever [`LinkState::namespaces`] does.
+    #[inline]
+    pub fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    pub fn state(&self) -> LinkState {
+        self.state.lock().expect("poisoned").clone()
+    }
+
+    pub fn namespace(&self, nsid: u32) -> Option<NamespaceInfo> {
+        let state = self.state.lock().expect("poisoned");
+        state.namespaces.get(&nsid).cloned()
+    }
+
+    /// The controller will not come back.
+    #[inline]
+    pub fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+
+    /// Makes the controller drop its association and connect again.
+    pub fn request_reset(&self) {
+        self.reset.store(true, Ordering::Release);
+    }
+
+    pub(super) fn take_reset(&self) -> bool {
+        self.reset.load(Ordering::Relaxed) && self.reset.swap(false, Ordering::AcqRel)
+    }
+
+    pub(super) fn change(&self, with: impl FnOnce(&mut LinkState)) {
+        with(&mut self.state.lock().expect("poisoned"));
+    }
+
+    pub(super) fn set_namespaces(&self, found: BTreeMap<u32, NamespaceInfo>) {
+        let mut state = self.state.lock().expect("poisoned");
+        if state.namespaces != found {
+            state.namespaces = found;
+            self.version.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    pub(super) fn set_up(&self, up: bool) {
+        let now = self.generation.load(Ordering::Acquire);
+        if (now & 1 == 1) != up {
+            self.generation.store(now + 1, Ordering::Release);
+        }
+    }
+
+    pub(super) fn fail(&self) {
+        self.set_up(false);
+        self.failed.store(true, Ordering::Release);
+    }
+}

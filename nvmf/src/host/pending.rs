@@ -1,0 +1,301 @@
+//! An I/O between its submission and its completion, and the commands that it becomes.
+
+use nacre_bdev::{Completion, Extents, Flags, Io, Op, Status, Token};
+use nacre_hugepages::{Buf, Pool};
+use nacre_nvmf_wire::commands::io::{
+    CopyCommand, CopyFormat, CopyRange0, DatasetManagement, DsmRange, ReadWrite, WriteZeroes,
+};
+use nacre_nvmf_wire::opcode::io as opcode;
+use nacre_nvmf_wire::{Fuse, Sqe, StatusCode};
+use nacre_reactor::Nanos;
+use zerocopy::IntoBytes;
+
+use super::io::gather;
+use super::queue::{CommandQueue, Finished};
+
+/// Where an I/O is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Waiting,
+    /// Commands with the target: two for a compare-and-write.
+    Sent {
+        outstanding: u8,
+    },
+}
+
+/// An I/O that was taken and not completed.
+pub(super) struct Pending {
+    /// Its buffers stay in it, but for that of a read, which the transport has while it is sent.
+    io: Io,
+    /// The command's data where it is not one of the I/O's buffers: the I/O has two, or none.
+    own: Option<Buf>,
+    stage: Stage,
+    status: StatusCode,
+    /// It was sent before, on a connection that is gone: it may have been carried out.
+    repeated: bool,
+    pub resends: u8,
+    /// Counts up in the order of submission.
+    pub order: u64,
+}
+
+impl Pending {
+    /// `Err` with [`Status::Retry`]: no buffer now. Any other status: not possible at all.
+    #[allow(clippy::result_large_err)]
+    pub fn new(io: Io, pool: &Pool, order: u64) -> Result<Pending, (Status, Io)> {
+        let own = match own_data(&io, pool) {
+            Ok(own) => own,
+            Err(status) => return Err((status, io)),
+        };
+        Ok(Pending {
+            io,
+            own,
+            stage: Stage::Waiting,
+            status: StatusCode::SUCCESS,
+            repeated: false,
+            resends: 0,
+            order,
+        })
+    }
+
+    pub fn token(&self) -> Token {
+        self.io.token
+    }
+
+    pub fn is_sent(&self) -> bool {
+        self.stage != Stage::Waiting
+    }
+
+    /// How many commands it becomes.
+    #[inline]
+    pub fn commands(&self) -> usize {
+        match self.io.op {
+            Op::CompareAndWrite => 2,
+            _ => 1,
+        }
+    }
+
+    /// Why it cannot be sent (again).
+    #[inline]
+    pub fn refusal(&self) -> Option<Status> {
+        let io = &self.io;
+        match io.op {
+            // The transport lost the caller's buffer together with the connection.
+            Op::Read if io.data.is_empty() && self.own.is_none() => Some(Status::DeviceError),
+            // Carried out twice, a copy onto part of itself is not what it is once.
+            Op::Copy if self.repeated => {
+                let apart = io.lba.abs_diff(io.source_lba) >= u64::from(io.blocks);
+                (!apart).then_some(Status::DeviceError)
+            }
+            _ => None,
+        }
+    }
+
+    /// Hands its commands to the queue, which has room for them.
+    #[inline]
+    pub fn send(&mut self, queue: &mut CommandQueue, token: u64, nsid: u32, now: Nanos) {
+        let io = &mut self.io;
+        let sqe = command(io, nsid);
+        let (write, read) = match io.op {
+            Op::Read => (None, self.own.take().or_else(|| io.data.pop())),
+            Op::Write | Op::Compare if self.own.is_none() => (io.data.first().cloned(), None),
+            Op::CompareAndWrite => (io.data.first().cloned(), None),
+            _ => (self.own.clone(), None),
+        };
+        queue.submit(sqe, write, read, token, now);
+        let mut outstanding = 1;
+        if io.op == Op::CompareAndWrite {
+            let mut second = sqe;
+            second.opcode = opcode::WRITE;
+            second.set_fuse(Fuse::Second);
+            queue.submit(second, io.data.get(1).cloned(), None, token, now);
+            outstanding = 2;
+        }
+        self.stage = Stage::Sent { outstanding };
+        self.status = StatusCode::SUCCESS;
+    }
+
+    /// The buffer of a read, back from the transport.
+    #[inline]
+    pub fn returned(&mut self, buf: Buf) {
+        match self.io.data.is_empty() {
+            true => self.io.data.push(buf),
+            false => self.own = Some(buf),
+        }
+    }
+
+    /// Its connection is gone, or the transport damaged its data: it waits again.
+    pub fn lost(&mut self) {
+        self.repeated = true;
+        self.stage = Stage::Waiting;
+    }
+
+    /// One of its commands came back. `None`: another is still outstanding.
+    #[inline]
+    pub fn finished(&mut self, one: Finished) -> Option<StatusCode> {
+        let Stage::Sent { outstanding } = &mut self.stage else {
+            return None;
+        };
+        *outstanding -= 1;
+        let last = *outstanding == 0;
+        let mut status = one.cqe.status();
+        if let Some(buf) = one.read {
+            if status.is_success() && one.transferred as usize != buf.len() {
+                tracing::error!(
+                    wanted = buf.len(),
+                    got = one.transferred,
+                    lba = self.io.lba,
+                    "the target answered a read with too little data"
+                );
+                status = StatusCode::DATA_TRANSFER_ERROR;
+            }
+            self.returned(buf);
+        }
+        // Of a fused pair the half that failed by itself says why.
+        let says_why = self.status.is_success()
+            || self.status.code() == StatusCode::ABORTED_FAILED_FUSED && !status.is_success();
+        if says_why {
+            self.status = status;
+        }
+        last.then_some(self.status)
+    }
+
+    /// Its commands are all back.
+    #[inline]
+    pub fn complete(mut self, status: StatusCode) -> Completion {
+        let mut status = bdev_status(status);
+        if self.io.op == Op::CompareAndWrite && self.repeated && status == Status::Miscompare {
+            // The first attempt may have written: nobody can say whose data it differs from.
+            status = Status::DeviceError;
+        }
+        if self.io.op == Op::Read
+            && let Some(own) = self.own.take()
+            && status.is_ok()
+            && !scatter(&own, &mut self.io.data)
+        {
+            status = Status::DeviceError;
+        }
+        self.end(status)
+    }
+
+    pub fn end(self, status: Status) -> Completion {
+        self.io.complete(status)
+    }
+}
+
+/// Data of a command that is not simply the I/O's only buffer.
+fn own_data(io: &Io, pool: &Pool) -> Result<Option<Buf>, Status> {
+    let small = |bytes: &[u8]| {
+        let mut buf = pool.acquire(bytes.len()).ok_or(Status::Retry)?;
+        buf.bytes_mut().ok_or(Status::Retry)?.copy_from_slice(bytes);
+        Ok(Some(buf))
+    };
+    match io.op {
+        // We lend no memory.
+        Op::Read if io.data.is_empty() => Err(Status::Unsupported),
+        Op::Read if io.data.len() > 1 => pool.acquire(io.data_len()).ok_or(Status::Retry).map(Some),
+        Op::Write | Op::Compare if io.data.len() > 1 => {
+            gather(&io.data, pool).ok_or(Status::Retry).map(Some)
+        }
+        Op::Unmap => small(DsmRange::new(io.lba, io.blocks).as_bytes()),
+        Op::Copy if io.blocks > COPY_BLOCKS => Err(Status::Unsupported),
+        Op::Copy => small(CopyRange0::new(io.source_lba, io.blocks).as_bytes()),
+        _ => Ok(None),
+    }
+}
+
+/// Blocks of one copy range: a 16-bit number, less one.
+const COPY_BLOCKS: u32 = 1 << 16;
+
+/// Into buffers that nobody else has.
+fn scatter(whole: &Buf, parts: &mut Extents) -> bool {
+    let mut rest: &[u8] = whole;
+    for part in parts {
+        let Some(bytes) = part.bytes_mut() else {
+            return false;
+        };
+        let (here, after) = rest.split_at(bytes.len());
+        bytes.copy_from_slice(here);
+        rest = after;
+    }
+    true
+}
+
+/// The (first) command of an I/O.
+#[inline]
+fn command(io: &Io, nsid: u32) -> Sqe {
+    let fua = io.flags.contains(Flags::FUA);
+    let rw = |opcode, fua| {
+        let rw = ReadWrite {
+            fua,
+            ..ReadWrite::new(io.lba, io.blocks)
+        };
+        rw.to_sqe(opcode, 0, nsid)
+    };
+    match io.op {
+        Op::Read => rw(opcode::READ, fua),
+        Op::Write => rw(opcode::WRITE, fua),
+        Op::Compare => rw(opcode::COMPARE, false),
+        Op::CompareAndWrite => {
+            let mut sqe = rw(opcode::COMPARE, false);
+            sqe.set_fuse(Fuse::First);
+            sqe
+        }
+        Op::Flush => Sqe::for_namespace(opcode::FLUSH, 0, nsid),
+        Op::WriteZeroes => {
+            let command = WriteZeroes {
+                slba: io.lba,
+                blocks: io.blocks,
+                deallocate: io.flags.contains(Flags::DEALLOCATE),
+                fua,
+                ..WriteZeroes::default()
+            };
+            command.to_sqe(0, nsid)
+        }
+        Op::Unmap => {
+            let command = DatasetManagement {
+                ranges: 1,
+                deallocate: true,
+                ..Default::default()
+            };
+            command.to_sqe(0, nsid)
+        }
+        Op::Copy => {
+            let command = CopyCommand {
+                sdlba: io.lba,
+                ranges: 1,
+                format: CopyFormat::Format0,
+                fua,
+                lr: false,
+                read_protection: 0,
+                protection: Default::default(),
+                directive: Default::default(),
+            };
+            command.to_sqe(0, nsid)
+        }
+    }
+}
+
+/// What a target's status means to whoever uses the namespace as a device.
+fn bdev_status(status: StatusCode) -> Status {
+    match status.code() {
+        StatusCode::SUCCESS => Status::Ok,
+        StatusCode::COMPARE_FAILURE => Status::Miscompare,
+        StatusCode::UNRECOVERED_READ_ERROR => Status::ReadError,
+        StatusCode::WRITE_FAULT => Status::WriteError,
+        StatusCode::LBA_OUT_OF_RANGE => Status::OutOfRange,
+        StatusCode::CAPACITY_EXCEEDED => Status::NoSpace,
+        StatusCode::NAMESPACE_IS_WRITE_PROTECTED => Status::WriteProtected,
+        StatusCode::INVALID_OPCODE => Status::Unsupported,
+        StatusCode::ABORT_REQUESTED => Status::Aborted,
+        StatusCode::COMMAND_INTERRUPTED | StatusCode::NAMESPACE_NOT_READY => Status::Retry,
+        StatusCode::INVALID_NAMESPACE_OR_FORMAT => Status::Gone,
+        StatusCode::INTERNAL_ERROR | StatusCode::DATA_TRANSFER_ERROR => Status::DeviceError,
+        StatusCode::GUARD_CHECK_ERROR => Status::Integrity,
+        _ if status.is_path_related() => Status::Gone,
+        _ => Status::Nvme {
+            sct: status.sct(),
+            sc: status.sc(),
+            dnr: status.dnr(),
+        },
+    }
+}

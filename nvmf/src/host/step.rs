@@ -1,0 +1,170 @@
+//! The steps that bring a controller up, and the command of each.
+
+use nacre_hugepages::{Buf, Pool};
+use nacre_nvmf_wire::commands::admin::{GetLogPage, Identify, SetFeatures};
+use nacre_nvmf_wire::fabrics::{
+    Connect, ConnectAttributes, ConnectData, PropertyGet, PropertySet, PropertySize,
+};
+use nacre_nvmf_wire::features::{AsyncEvents, NumberOfQueues, fid};
+use nacre_nvmf_wire::identify::cns;
+use nacre_nvmf_wire::log::lid;
+use nacre_nvmf_wire::registers::{Cc, offset};
+use nacre_nvmf_wire::{Sgl, Sqe};
+use zerocopy::IntoBytes;
+
+use super::options::HostOptions;
+
+/// Entries of the admin queue, as Linux hosts ask for.
+pub const ADMIN_ENTRIES: u16 = 32;
+/// Identify data, and the changed namespace list.
+pub const PAGE: usize = 4096;
+
+/// What the controller's own command in flight is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Waiting for the transport.
+    Dialling,
+    Connect,
+    ReadCap,
+    Enable,
+    WaitReady,
+    IdentifyController,
+    IdentifyNvm,
+    NumberOfQueues,
+    ConfigureEvents,
+    /// Active namespaces above this one.
+    ListNamespaces(u32),
+    IdentifyNamespace(u32),
+    DescribeNamespace(u32),
+    ReadChangedList,
+    /// Nothing of its own to do.
+    Idle,
+    ShutDown,
+    WaitShutDown,
+}
+
+impl Step {
+    pub fn name(self) -> &'static str {
+        match self {
+            Step::Dialling => "connecting the transport",
+            Step::Connect => "connect",
+            Step::ReadCap => "reading CAP",
+            Step::Enable => "enabling the controller",
+            Step::WaitReady => "waiting for CSTS.RDY",
+            Step::IdentifyController => "identify controller",
+            Step::IdentifyNvm => "identify controller (NVM command set)",
+            Step::NumberOfQueues => "set number of queues",
+            Step::ConfigureEvents => "configure events",
+            Step::ListNamespaces(_) => "list namespaces",
+            Step::IdentifyNamespace(_) => "identify namespace",
+            Step::DescribeNamespace(_) => "namespace descriptors",
+            Step::ReadChangedList => "read changed namespace list",
+            Step::Idle => "idle",
+            Step::ShutDown => "shut down",
+            Step::WaitShutDown => "waiting for CSTS.SHST",
+        }
+    }
+
+    /// Whether there is a command to send.
+    pub fn has_command(self) -> bool {
+        !matches!(self, Step::Dialling | Step::Idle)
+    }
+
+    pub fn is_shutting_down(self) -> bool {
+        matches!(self, Step::ShutDown | Step::WaitShutDown)
+    }
+
+    /// The command with its buffers. `None`: there is none, or no buffer for it now.
+    pub fn command(
+        self,
+        options: &HostOptions,
+        pool: &Pool,
+        events_offered: u32,
+    ) -> Option<(Sqe, Option<Buf>, Option<Buf>)> {
+        let get = |offset, size| Some((PropertyGet { size, offset }.to_sqe(0), None, None));
+        let set_cc = |cc: Cc| {
+            let value = u64::from(cc.0);
+            let (size, offset) = (PropertySize::Four, offset::CC);
+            let set = PropertySet {
+                size,
+                offset,
+                value,
+            };
+            Some((set.to_sqe(0), None, None))
+        };
+        let identify = |cns, nsid| {
+            let sqe = Identify::new(cns).to_sqe(0, nsid);
+            Some((sqe, None, Some(pool.acquire(PAGE)?)))
+        };
+        let set_feature =
+            |fid, value| Some((SetFeatures::new(fid, value).to_sqe(0, 0), None, None));
+        match self {
+            Step::Connect => {
+                let (sqe, data) = connect(options, pool, 0, ADMIN_ENTRIES, DYNAMIC)?;
+                Some((sqe, Some(data), None))
+            }
+            Step::ReadCap => get(offset::CAP, PropertySize::Eight),
+            Step::Enable => set_cc(Cc::enabled()),
+            Step::WaitReady | Step::WaitShutDown => get(offset::CSTS, PropertySize::Four),
+            Step::IdentifyController => identify(cns::CONTROLLER, 0),
+            Step::IdentifyNvm => identify(cns::IO_CONTROLLER, 0),
+            Step::NumberOfQueues => {
+                let wanted = u32::from(options.io_queues.max(1));
+                let queues = NumberOfQueues {
+                    submission: wanted,
+                    completion: wanted,
+                };
+                set_feature(fid::NUMBER_OF_QUEUES, queues.dword())
+            }
+            Step::ConfigureEvents => {
+                let wanted = AsyncEvents::NAMESPACE_ATTRIBUTE
+                    | AsyncEvents::ANA_CHANGE
+                    | AsyncEvents::DISCOVERY_LOG;
+                set_feature(
+                    fid::ASYNC_EVENT_CONFIGURATION,
+                    wanted.bits() & events_offered,
+                )
+            }
+            Step::ListNamespaces(after) => identify(cns::ACTIVE_NAMESPACES, after),
+            Step::IdentifyNamespace(nsid) => identify(cns::NAMESPACE, nsid),
+            Step::DescribeNamespace(nsid) => identify(cns::NAMESPACE_DESCRIPTORS, nsid),
+            Step::ReadChangedList => {
+                let log = GetLogPage::new(lid::CHANGED_NAMESPACE_LIST, PAGE as u32, 0);
+                Some((log.to_sqe(0, u32::MAX), None, Some(pool.acquire(PAGE)?)))
+            }
+            Step::ShutDown => set_cc(Cc::enabled().with_shn(1)),
+            Step::Dialling | Step::Idle => None,
+        }
+    }
+}
+
+/// Any controller, of the target's choice.
+const DYNAMIC: u16 = 0xffff;
+
+/// Connect for queue `qid` with its 1024 bytes of data. `None`: no buffer.
+pub fn connect(
+    options: &HostOptions,
+    pool: &Pool,
+    qid: u16,
+    entries: u16,
+    cntlid: u16,
+) -> Option<(Sqe, Buf)> {
+    let data = ConnectData::new(options.hostid, cntlid, &options.subnqn, &options.hostnqn);
+    let mut buf = pool.acquire(data.as_bytes().len())?;
+    buf.bytes_mut()?.copy_from_slice(data.as_bytes());
+    let mut attributes = ConnectAttributes::empty();
+    attributes.set(
+        ConnectAttributes::DISABLE_SQ_FLOW_CONTROL,
+        qid > 0 && options.disable_sq_flow_control,
+    );
+    let kato = u32::try_from(options.keep_alive.as_millis()).unwrap_or(u32::MAX);
+    let connect = Connect {
+        qid,
+        sqsize: entries - 1,
+        attributes,
+        priority_class: 0,
+        kato_ms: if qid == 0 { kato } else { 0 },
+    };
+    let length = buf.len() as u32;
+    Some((connect.to_sqe(0, Sgl::Transport { length }), buf))
+}

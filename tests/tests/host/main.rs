@@ -1,0 +1,10 @@
+//! The host side against the target, in one thread and in virtual time: how associations come up,
+//! what namespaces look like, and above all what happens to I/O when connections are lost.
+
+mod admin;
+mod garbage;
+mod io;
+mod loss;
+mod namespaces;
+mod tap;
+mod world;

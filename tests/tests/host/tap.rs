@@ -1,0 +1,120 @@
+//! A RAM disk that writes down what it was asked for and can be told to stop answering.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use nacre_bdev::{Bdev, Busy, Done, Geometry, Io, Limits, Op, OpenError, Queue, Support, Token};
+use nacre_hugepages::Pool;
+use nacre_reactor::Nanos;
+use nacre_tests::target::ram;
+use uuid::Uuid;
+
+pub struct Tap {
+    disk: Arc<dyn Bdev>,
+    blocks: AtomicU64,
+    hold: AtomicBool,
+    log: Mutex<Vec<(Op, u64)>>,
+}
+
+impl Tap {
+    pub fn new(name: &str, block_size: u32, blocks: u64) -> Arc<Tap> {
+        Arc::new(Tap {
+            disk: ram(name, block_size, blocks * u64::from(block_size)),
+            blocks: AtomicU64::new(blocks),
+            hold: AtomicBool::new(false),
+            log: Mutex::default(),
+        })
+    }
+
+    /// While on, nothing is carried out.
+    pub fn hold(&self, on: bool) {
+        self.hold.store(on, Ordering::Relaxed);
+    }
+
+    /// Makes it smaller, or as large as it was.
+    pub fn resize(&self, blocks: u64) {
+        assert!(blocks <= self.disk.geometry().blocks);
+        self.blocks.store(blocks, Ordering::Relaxed);
+    }
+
+    /// What was asked for since the last call, in order.
+    pub fn take_log(&self) -> Vec<(Op, u64)> {
+        std::mem::take(&mut self.log.lock().unwrap())
+    }
+}
+
+impl Bdev for Tap {
+    fn name(&self) -> &str {
+        self.disk.name()
+    }
+
+    fn product_name(&self) -> &'static str {
+        "Tap"
+    }
+
+    fn uuid(&self) -> Uuid {
+        self.disk.uuid()
+    }
+
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            blocks: self.blocks.load(Ordering::Relaxed),
+            ..self.disk.geometry()
+        }
+    }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            lends: false,
+            ..self.disk.limits()
+        }
+    }
+
+    fn supports(&self, op: Op) -> Support {
+        self.disk.supports(op)
+    }
+
+    fn open(self: Arc<Self>, pool: &Pool) -> Result<Box<dyn Queue>, OpenError> {
+        let disk = Arc::clone(&self.disk).open(pool)?;
+        Ok(Box::new(TapQueue {
+            tap: self,
+            disk,
+            held: VecDeque::new(),
+        }))
+    }
+}
+
+struct TapQueue {
+    tap: Arc<Tap>,
+    disk: Box<dyn Queue>,
+    held: VecDeque<Io>,
+}
+
+impl Queue for TapQueue {
+    fn submit(&mut self, io: Io) -> Result<(), (Busy, Io)> {
+        self.tap.log.lock().unwrap().push((io.op, io.lba));
+        self.held.push_back(io);
+        Ok(())
+    }
+
+    fn poll(&mut self, now: Nanos, done: &mut Done) -> usize {
+        while !self.tap.hold.load(Ordering::Relaxed)
+            && let Some(io) = self.held.pop_front()
+        {
+            if let Err((Busy, io)) = self.disk.submit(io) {
+                self.held.push_front(io);
+                break;
+            }
+        }
+        self.disk.poll(now, done)
+    }
+
+    fn abort(&mut self, token: Token) -> bool {
+        self.disk.abort(token)
+    }
+
+    fn inflight(&self) -> usize {
+        self.held.len() + self.disk.inflight()
+    }
+}
