@@ -43,13 +43,15 @@ struct Common {
     json: bool,
 }
 
+/// Asks a connected controller, about a namespace if one was named.
+type Ask = fn(&mut Session, Option<u32>) -> Result<Value, Failure>;
+
 pub fn run(args: IdentifyArgs) -> Result<(), Failure> {
-    let (common, ask): (_, fn(&mut Session, Option<u32>) -> Result<Value, Failure>) =
-        match &args.what {
-            What::Controller(common) => (common, |session, _| controller(session)),
-            What::Namespace(common) => (common, namespace),
-            What::List(common) => (common, |session, _| Ok(list(session))),
-        };
+    let (common, ask): (_, Ask) = match &args.what {
+        What::Controller(common) => (common, |session, _| controller(session)),
+        What::Namespace(common) => (common, namespace),
+        What::List(common) => (common, |session, _| Ok(list(session))),
+    };
     let target = common.remote.target(None, DEFAULT_PORT, 32)?;
     let mut session = target.connect()?;
     let value = ask(&mut session, target.remote.nsid);

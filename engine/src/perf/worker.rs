@@ -127,11 +127,10 @@ impl Worker<'_> {
         let mut done = Done::with_capacity(usize::from(self.job.depth).max(64));
         let mut tally = Tally::new();
         self.connect(limit, &mut done, &mut tally)?;
-        let mut round = 1;
         for (place, phase) in phases(self.job).iter().enumerate() {
             // Keeps the queues of this worker alive while others are not there yet.
             let (lanes, clock) = (&mut self.lanes, &self.clock);
-            let together = self.crew.meet(round, || {
+            let together = self.crew.meet(place + 1, || {
                 let now = clock.now();
                 for lane in &mut *lanes {
                     lane.poll(now, &mut done, &mut tally, false);
@@ -140,7 +139,6 @@ impl Worker<'_> {
             if !together {
                 break;
             }
-            round += 1;
             let shown = &self.crew.shown[self.index];
             shown.phase.store(place, Ordering::Relaxed);
             self.phase(*phase, &mut done, &mut tally);
