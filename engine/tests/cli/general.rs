@@ -70,7 +70,7 @@ fn hugepages_are_shown() {
         .as_array()
         .unwrap()
         .iter()
-        .all(|pool| pool["available"] == Value::from(0));
+        .all(|pool| pool["available"] == 0);
     assert_eq!(none, table.contains("nacre hugepages reserve"));
     // Pages of 3 MiB are on no machine; the answer says which are.
     let error = nacre("hugepages reserve 3MiB 1", nowhere).failed(1);

@@ -340,7 +340,7 @@ fn every_terminal() {
                 bench.app.scroll = usize::MAX / 2;
                 let text = screen(&mut bench.app, width, height);
                 assert!(
-                    text.starts_with(&"Nacre 0.1.0"[..usize::from(width).min(11)].trim_end()),
+                    text.starts_with("Nacre 0.1.0"[..usize::from(width).min(11)].trim_end()),
                     "{width}x{height}\n{text}"
                 );
                 let lines = usize::from(height);
