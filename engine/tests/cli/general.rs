@@ -1,6 +1,6 @@
 //! What all commands share: codes, errors, completions; and the one that asks no daemon.
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::fake::{Fake, nacre};
 
