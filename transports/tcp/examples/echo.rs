@@ -86,17 +86,19 @@ fn pair(load: Load) -> f64 {
     let (plug, address) = listen();
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = Arc::clone(&stop);
+    let (opened, is_open) = std::sync::mpsc::channel();
     let clock = Clock::real();
     let target = std::thread::spawn(move || {
         pin(0);
         let mut target = Target::new(&plug, load);
+        opened.send(()).expect("somebody waits");
         while !stopped.load(Ordering::Relaxed) {
             target.turn(clock.now());
         }
         println!("{:?}", plug.stats()[0].1);
     });
     pin(1);
-    std::thread::sleep(Duration::from_millis(50));
+    is_open.recv().expect("the target opens");
     let mut host = Hosts::new(address, load);
     let clock = Clock::real();
     run_for(Duration::from_millis(300), || host.turn(clock.now()));
