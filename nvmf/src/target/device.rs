@@ -121,7 +121,11 @@ impl Devices {
     pub fn wait(&mut self, slot: usize, request: ReqRef, again: bool) {
         self.list(slot);
         let waiting = &mut self.device(slot).waiting;
-        if again { waiting.push_front(request) } else { waiting.push_back(request) }
+        if again {
+            waiting.push_front(request)
+        } else {
+            waiting.push_back(request)
+        }
     }
 
     fn list(&mut self, slot: usize) {
@@ -145,7 +149,9 @@ impl Devices {
     pub fn settle(&mut self) {
         let slots = &mut self.slots;
         self.busy.retain(|slot| {
-            let Some(device) = &mut slots[*slot] else { return false };
+            let Some(device) = &mut slots[*slot] else {
+                return false;
+            };
             device.listed = device.queue.inflight() > 0 || !device.waiting.is_empty();
             device.listed
         });
@@ -179,11 +185,7 @@ impl Devices {
 
     /// Closes what `used` does not want and that has nothing in flight.
     /// Answers whether all that are not used could be closed.
-    pub fn release(
-        &mut self,
-        used: impl Fn(&Arc<Namespace>) -> bool,
-        sleepers: &EventSet,
-    ) -> bool {
+    pub fn release(&mut self, used: impl Fn(&Arc<Namespace>) -> bool, sleepers: &EventSet) -> bool {
         let mut all = true;
         for slot in &mut self.slots {
             if slot.as_ref().is_none_or(|d| used(&d.namespace)) {

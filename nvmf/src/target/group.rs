@@ -238,7 +238,11 @@ impl Group {
         if sqe.is_fabrics() {
             return self.fabrics_command(q, index, now);
         }
-        match qp.association.as_ref().map_or(Phase::Closing, |a| a.phase()) {
+        match qp
+            .association
+            .as_ref()
+            .map_or(Phase::Closing, |a| a.phase())
+        {
             Phase::Ready => {}
             // The connection is about to be closed: the host will send it again on the next one.
             Phase::Closing => return qp.requests[index].step = Step::Held,

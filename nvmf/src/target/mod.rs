@@ -34,7 +34,9 @@ pub mod target;
 #[cfg(test)]
 mod tests;
 
-pub use association::{Association, ErrorRecord, GroupCounts, GroupHandle, Phase, QueueInfo, Teardown, pending};
+pub use association::{
+    Association, ErrorRecord, GroupCounts, GroupHandle, Phase, QueueInfo, Teardown, pending,
+};
 pub use config::{QueueLimits, TargetConfig};
 pub use group::{Group, GroupConfig};
 pub use io::COMPARE_AND_WRITE_BLOCKS;

@@ -204,7 +204,9 @@ fn filters() {
     assert_eq!(count(&log), 1 + 2 + 1, "referrals are elsewhere anyway");
     log.same_address = false;
     log.same_service = true;
-    log.subsystems[0].listeners.push(listener(4, "192.0.2.1:4421"));
+    log.subsystems[0]
+        .listeners
+        .push(listener(4, "192.0.2.1:4421"));
     assert_eq!(count(&log), 1 + 3 + 1, "all but the one on another port");
 }
 

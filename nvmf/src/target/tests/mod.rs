@@ -9,5 +9,6 @@ mod events;
 mod host;
 mod io;
 mod limits;
+mod logs;
 mod rig;
 mod told;

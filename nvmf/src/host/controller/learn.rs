@@ -1,0 +1,130 @@
+//! What a host learns of its controller and of the namespaces, step by step.
+
+use crate::host::namespace::NamespaceInfo;
+use crate::host::options::HostError;
+use crate::host::step::Step;
+use nacre_nvmf_wire::identify::controller::{FUSES_COMPARE_AND_WRITE, vwc};
+use nacre_nvmf_wire::identify::{IdentifyController, NamespaceList, NvmController, nsid};
+use zerocopy::FromBytes;
+
+use super::{Controller, MAX_NAMESPACES, short};
+
+impl Controller {
+    pub(super) fn start_listing(&mut self) -> Step {
+        self.found.clear();
+        self.to_identify.clear();
+        Step::ListNamespaces(0)
+    }
+
+    pub(super) fn take_list(&mut self, after: u32, data: &[u8]) -> Result<Step, HostError> {
+        let (list, _) =
+            NamespaceList::ref_from_prefix(data).map_err(|_| short("namespace list", data))?;
+        let (mut last, mut count) = (after, 0);
+        for nsid in list.iter() {
+            if nsid <= last || nsid > nsid::MAX {
+                let what = format!("a namespace list has {nsid} after {last}");
+                return Err(HostError::Misbehaved { what });
+            }
+            (last, count) = (nsid, count + 1);
+            self.to_identify.push_back(nsid);
+        }
+        if self.to_identify.len() > MAX_NAMESPACES {
+            let what = format!("more than {MAX_NAMESPACES} namespaces");
+            return Err(HostError::Misbehaved { what });
+        }
+        // A full list may go on.
+        Ok(match count == NamespaceList::MAX_ENTRIES {
+            true => Step::ListNamespaces(last),
+            false => self.next_namespace(),
+        })
+    }
+
+    pub(super) fn take_namespace(&mut self, nsid: u32, data: &[u8]) -> Result<Step, HostError> {
+        if data.len() < crate::host::step::PAGE {
+            return Err(short("Identify Namespace data", data));
+        }
+        self.found.remove(&nsid);
+        Ok(match NamespaceInfo::parse(nsid, data) {
+            // It went between the list and the question.
+            Ok(info) if info.blocks == 0 => self.next_namespace(),
+            Ok(info) => {
+                self.found.insert(nsid, info);
+                Step::DescribeNamespace(nsid)
+            }
+            Err(_) if data.iter().all(|byte| *byte == 0) => self.next_namespace(),
+            Err(error) => {
+                tracing::warn!(nsid, %error, "a namespace cannot be used");
+                self.next_namespace()
+            }
+        })
+    }
+
+    /// Which namespaces to ask for again. The first entry says so when it is all of them.
+    pub(super) fn take_changed(&mut self, data: &[u8]) -> Result<Step, HostError> {
+        let (list, _) = NamespaceList::ref_from_prefix(data)
+            .map_err(|_| short("changed namespace list", data))?;
+        let mut changed = list.iter().peekable();
+        if changed.peek() == Some(&nsid::BROADCAST) {
+            return Ok(self.start_listing());
+        }
+        self.found = self.link.state().namespaces;
+        self.to_identify.clear();
+        self.to_identify.extend(changed);
+        Ok(self.next_namespace())
+    }
+
+    /// `Idle` when all are known.
+    pub(super) fn next_namespace(&mut self) -> Step {
+        self.to_identify
+            .pop_front()
+            .map_or(Step::Idle, Step::IdentifyNamespace)
+    }
+
+    pub(super) fn take_identify(&mut self, data: &[u8]) -> Result<(), HostError> {
+        let (identify, _) = IdentifyController::read_from_prefix(data)
+            .map_err(|_| short("Identify Controller data", data))?;
+        let (said, is) = (self.link.state().cntlid, identify.cntlid.get());
+        if is != said {
+            let what = format!("Identify says controller {is}, Connect said {said}");
+            return Err(HostError::Misbehaved { what });
+        }
+        let wanted = u32::from(self.options.queue_entries);
+        let entries = self.cap.queue_entries_max().min(wanted) as u16;
+        let commands = match identify.maxcmd.get() {
+            0 => u16::MAX,
+            n => n,
+        };
+        let page = self.cap.page_bytes_min();
+        let max = identify.max_transfer_bytes(page).unwrap_or(1 << 20);
+        let in_capsule = u32::try_from(identify.in_capsule_bytes()).unwrap_or(u32::MAX);
+        self.link.change(|state| {
+            state.queue_entries = entries.min(commands.saturating_add(1)).max(2);
+            state.in_capsule_bytes = in_capsule;
+            state.max_transfer_bytes = u32::try_from(max).unwrap_or(u32::MAX);
+            state.oncs = identify.oncs.get();
+            state.fused_compare_and_write = identify.fuses.get() & FUSES_COMPARE_AND_WRITE != 0;
+            state.volatile_cache = identify.vwc & vwc::PRESENT != 0;
+            state.max_dsm_ranges = 256;
+            state.write_zeroes_bytes = max;
+            state.io_queues = 0;
+        });
+        self.identify = Some(Box::new(identify));
+        Ok(())
+    }
+
+    pub(super) fn take_nvm(&mut self, data: &[u8]) {
+        let Ok((nvm, _)) = NvmController::ref_from_prefix(data) else {
+            return;
+        };
+        let page = self.cap.page_bytes_min();
+        self.link.change(|state| {
+            if nvm.wzsl != 0 {
+                state.write_zeroes_bytes =
+                    page.checked_shl(u32::from(nvm.wzsl)).unwrap_or(u64::MAX);
+            }
+            if nvm.dmrl != 0 {
+                state.max_dsm_ranges = u32::from(nvm.dmrl);
+            }
+        });
+    }
+}
