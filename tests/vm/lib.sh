@@ -84,7 +84,9 @@ nacre_start() {
     [ -x "$NACRE" ] || die "there is no nacre at '$NACRE'"
     "$NACRE" serve --data-dir "$WORK/data" -r "$SOCK" "$@" >>"$DAEMON_LOG" 2>&1 </dev/null &
     echo $! >"$PIDFILE"
-    wait_until 30 rpc spdk_get_version
+    wait_until 60 rpc spdk_get_version
+    # The socket answers before what is stored has come back.
+    rpc framework_wait_init
     if ! rpc nvmf_get_transports | jq -e 'any(.[]; .trtype | ascii_downcase == "tcp")' >/dev/null; then
         rpc nvmf_create_transport '{"trtype":"tcp"}'
     fi
