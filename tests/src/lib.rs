@@ -4,6 +4,9 @@
 
 #![forbid(unsafe_code)]
 
+pub mod daemon;
+pub mod host;
+pub mod rng;
 pub mod target;
 
 use std::io::Write;

@@ -1,0 +1,148 @@
+//! The main job: a file, served with no configuration at all, used, and still there afterwards.
+
+use std::time::Duration;
+
+use nacre_bdev::Status;
+use nacre_tests::daemon::Place;
+use nacre_tests::host::{Host, options, pattern};
+use serde_json::{Value, json};
+
+const NQN: &str = "nqn.2025-01.io.nacre:job";
+const BLOCK: u32 = 4096;
+const BYTES: u64 = 16 << 20;
+
+/// Goal: what somebody writes is what they read, through a stop and a start; and the drain is one: the
+/// host's connections end, the process exits with 0, and nothing that was made by RPC is different
+/// afterwards. Method: writes of several sizes at both ends of the device, read back before and after.
+#[test]
+fn served_used_stopped_and_the_same_afterwards() {
+    let place = Place::new();
+    let mut daemon = place.start();
+    daemon.create_file("disk", BLOCK, BYTES);
+    daemon.create_ram("ram", 512, 1 << 20);
+    daemon.create_subsystem(NQN);
+    let nsid = daemon.add_namespace(NQN, "disk");
+    daemon.add_namespace(NQN, "ram");
+    let address = daemon.listen(NQN, "127.0.0.1:0");
+    daemon.listen(NQN, "127.0.0.1:0");
+    let host = "nqn.2025-01.io.nacre:another";
+    daemon.call(
+        "nvmf_subsystem_add_host",
+        json!({ "nqn": NQN, "host": host }),
+    );
+
+    let mut host = Host::connected(address, options(NQN), &[nsid, nsid]);
+    let last = BYTES / u64::from(BLOCK) - 1;
+    let places = [(0, 1), (1, 2), (3, 32), (100, 8), (last, 1)];
+    for (seed, (lba, blocks)) in places.into_iter().enumerate() {
+        let data = pattern((blocks * BLOCK) as usize, seed as u64);
+        assert_eq!(host.write(0, lba, blocks, &data), Status::Ok);
+    }
+    assert_eq!(host.flush(1), Status::Ok);
+    let check = |host: &mut Host| {
+        for (seed, (lba, blocks)) in places.into_iter().enumerate() {
+            let len = (blocks * BLOCK) as usize;
+            let found = host.read(1, lba, blocks, len);
+            assert!(
+                found == pattern(len, seed as u64),
+                "{lba}+{blocks} is damaged"
+            );
+        }
+    };
+    check(&mut host);
+    assert_eq!(
+        host.write(0, last + 1, 1, &pattern(4096, 9)),
+        Status::OutOfRange
+    );
+    assert_eq!(host.buffers_in_use(), 0);
+
+    let before = (
+        daemon.subsystem(NQN),
+        bdevs(daemon.call("bdev_get_bdevs", Value::Null)),
+    );
+    let namespace = host.controller.link().namespace(nsid).unwrap();
+    assert_eq!(before.0["namespaces"].as_array().unwrap().len(), 2);
+    assert_eq!(before.0["listen_addresses"].as_array().unwrap().len(), 2);
+    daemon.stop();
+    assert!(!place.socket().exists(), "the socket is taken away");
+    host.until("noticed", |h| !h.controller.is_live());
+
+    let mut daemon = place.start();
+    let after = (
+        daemon.subsystem(NQN),
+        bdevs(daemon.call("bdev_get_bdevs", Value::Null)),
+    );
+    assert_eq!(after, before);
+    // The same host, by itself.
+    host.until("back", |h| h.controller.is_live());
+    assert_eq!(host.controller.link().namespace(nsid).unwrap(), namespace);
+    check(&mut host);
+    assert_eq!(host.queues[0].stats().losses, 1);
+    host.disconnect();
+    daemon.stop();
+}
+
+/// What devices are, without how busy they are.
+fn bdevs(listed: Value) -> Vec<Value> {
+    let of = |b: &Value| {
+        json!([
+            b["name"],
+            b["uuid"],
+            b["num_blocks"],
+            b["block_size"],
+            b["aliases"]
+        ])
+    };
+    listed.as_array().unwrap().iter().map(of).collect()
+}
+
+/// Goal: a drain does not wait for hosts for ever, and I/O under way is answered or dropped, never lost
+/// half-way. Method: a device that takes 10 s for each I/O, stopped with some under way.
+#[test]
+fn a_stop_does_not_wait_for_a_slow_device() {
+    let place = Place::new();
+    let mut daemon = place.start();
+    daemon.create_ram("ram", 512, 1 << 20);
+    let slow = json!({ "base_bdev_name": "ram", "name": "slow", "avg_read_latency": 10_000_000,
+        "p99_read_latency": 10_000_000, "avg_write_latency": 10_000_000, "p99_write_latency": 10_000_000 });
+    daemon.call("bdev_delay_create", slow);
+    daemon.create_subsystem(NQN);
+    let nsid = daemon.add_namespace(NQN, "slow");
+    let address = daemon.listen(NQN, "127.0.0.1:0");
+    let mut host = Host::connected(address, options(NQN), &[nsid]);
+    for lba in 0..8 {
+        let buf = host.buf(512).unwrap();
+        let io = |token| nacre_bdev::Io::new(token, nacre_bdev::Op::Read, lba, 1).with(buf);
+        host.submit(0, io).unwrap();
+    }
+    host.pass(Duration::from_millis(50));
+    let begun = std::time::Instant::now();
+    daemon.stop();
+    assert!(
+        begun.elapsed() < Duration::from_secs(9),
+        "it waited {:?}",
+        begun.elapsed()
+    );
+}
+
+/// Goal: two daemons never share what is one's; what a dead one left behind is no obstacle.
+/// Method: a second on the same socket, and on the same data directory; then kill -9, which leaves the
+/// socket and the lock file.
+#[test]
+fn a_second_daemon_is_refused_and_a_dead_one_replaced() {
+    let place = Place::new();
+    let daemon = place.start();
+    let pid = format!("pid {}", daemon.pid());
+    let (data, other) = (place.path("data"), place.path("other"));
+    for (socket, data) in [(place.socket(), other.clone()), (other, data)] {
+        let second = place.serve_command(&socket, &data).output().unwrap();
+        let said = String::from_utf8_lossy(&second.stderr);
+        assert_eq!(second.status.code(), Some(1), "{said}");
+        assert!(said.contains(&pid), "it does not name {pid}: {said}");
+    }
+    daemon.kill();
+    assert!(place.socket().exists());
+    let mut daemon = place.start();
+    assert_eq!(daemon.call("bdev_get_bdevs", Value::Null), json!([]));
+    daemon.stop();
+}

@@ -1,0 +1,177 @@
+//! Many connections, and many rounds of them.
+
+use std::net::SocketAddr;
+
+use nacre_bdev::Status;
+use nacre_nvmf::host::IoQueue;
+use nacre_tests::daemon::{Daemon, Place};
+use nacre_tests::host::{Host, options, pattern};
+
+const NQN: &str = "nqn.2025-01.io.nacre:many";
+
+fn serve(place: &Place) -> (Daemon, SocketAddr, u32) {
+    let mut daemon = place.start();
+    daemon.create_ram("ram", 4096, 8 << 20);
+    daemon.create_subsystem(NQN);
+    let nsid = daemon.add_namespace(NQN, "ram");
+    let address = daemon.listen(NQN, "127.0.0.1:0");
+    (daemon, address, nsid)
+}
+
+/// Hosts of `queues` I/O queues each, all connecting at once.
+pub fn hosts(count: usize, address: SocketAddr, nsid: u32, queues: u16) -> Vec<Host> {
+    let make = |n: usize| {
+        let mut options = options(NQN);
+        options.hostid = [n as u8 + 1; 16];
+        options.io_queues = queues;
+        options.queue_entries = 9;
+        Host::new(address, options, 1)
+    };
+    let mut hosts: Vec<Host> = (0..count).map(make).collect();
+    turn_until(&mut hosts, "live", |h| h.controller.is_live());
+    for host in &mut hosts {
+        (0..queues).for_each(|_| host.open_queue(nsid));
+    }
+    turn_until(&mut hosts, "queues live", |h| {
+        h.queues.iter().all(IoQueue::is_live)
+    });
+    hosts
+}
+
+fn turn_until(hosts: &mut [Host], what: &str, done: impl Fn(&Host) -> bool) {
+    for at in 0..hosts.len() {
+        while !done(&hosts[at]) {
+            for host in hosts.iter_mut() {
+                host.turn();
+            }
+            hosts[at].turn_or_nap();
+            let state = hosts[at].controller.state();
+            assert!(
+                !hosts[at].controller.link().has_failed(),
+                "{what}: {state:?}"
+            );
+        }
+    }
+}
+
+fn until_gone(daemon: &mut Daemon) {
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    while daemon.controllers(NQN) > 0 {
+        assert!(std::time::Instant::now() < until, "controllers stay");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+/// Goal: a hundred idle connections are no burden to those that work. Method: 40 hosts of three
+/// connections; four of them write and read, the others do nothing; all stay connected.
+#[test]
+fn a_hundred_idle_connections_beside_busy_ones() {
+    let place = Place::new();
+    let (mut daemon, address, nsid) = serve(&place);
+    let mut hosts = hosts(40, address, nsid, 2);
+    assert_eq!(daemon.controllers(NQN), 40);
+    for round in 0..40 {
+        for at in [0, 13, 26, 39] {
+            let seed = (round * 100 + at) as u64;
+            let data = pattern(4096, seed);
+            let host = &mut hosts[at];
+            assert_eq!(host.write(0, seed % 2048, 1, &data), Status::Ok);
+            assert!(
+                host.read(1, seed % 2048, 1, 4096) == data,
+                "damaged: {seed}"
+            );
+        }
+    }
+    for host in &mut hosts {
+        host.turn();
+        assert!(host.controller.is_live());
+        assert!(host.queues.iter().all(|q| q.stats().losses == 0));
+    }
+    // The last ones are as well served as the first.
+    for host in &mut hosts {
+        assert_eq!(host.write(1, 5, 1, &pattern(4096, 5)), Status::Ok);
+    }
+    daemon.stop();
+}
+
+/// Goal: connections leave nothing behind: no descriptor, no buffer, no controller, no memory. Method:
+/// rounds of hosts that connect, do I/O, and leave, every other one without a word and with I/O under
+/// way; what the daemon holds is the same after each.
+#[test]
+fn connections_come_and_go_without_a_trace() {
+    const ROUNDS: u32 = 6;
+    let place = Place::new();
+    let (mut daemon, address, nsid) = serve(&place);
+    let descriptors = daemon.descriptors();
+    let mut resident = 0;
+    for round in 0..ROUNDS {
+        let mut hosts = hosts(20, address, nsid, 1);
+        for host in &mut hosts {
+            assert_eq!(host.write(0, 1, 1, &pattern(4096, 1)), Status::Ok);
+        }
+        for (at, mut host) in hosts.into_iter().enumerate() {
+            if at % 2 == 0 {
+                host.disconnect();
+                continue;
+            }
+            for lba in 0..8 {
+                let buf = host.buf(4096).unwrap();
+                let io = |token| nacre_bdev::Io::new(token, nacre_bdev::Op::Read, lba, 1).with(buf);
+                host.submit(0, io).unwrap();
+            }
+            drop(host);
+        }
+        until_gone(&mut daemon);
+        assert_eq!(daemon.descriptors(), descriptors, "after round {round}");
+        let left: Vec<_> = daemon
+            .buffers_in_use()
+            .into_iter()
+            .filter(|(_, n)| *n > 0)
+            .collect();
+        assert!(left.is_empty(), "after round {round}: {left:?}");
+        // The first rounds find the allocator's level.
+        if round == 2 {
+            resident = daemon.resident();
+        }
+    }
+    let grown = daemon.resident().saturating_sub(resident);
+    assert!(
+        grown < 2 << 20,
+        "{grown} bytes more after {} rounds",
+        ROUNDS - 3
+    );
+    daemon.stop();
+}
+
+/// Goal: an idle daemon is quiet, connections or not. Method: the processor time of all its threads over
+/// two seconds, with 64 connections that only stand.
+#[test]
+fn an_idle_daemon_uses_no_processor() {
+    use std::time::{Duration, Instant};
+    let place = Place::new();
+    let (daemon, address, nsid) = serve(&place);
+    let hosts = hosts(16, address, nsid, 3);
+    std::thread::sleep(Duration::from_millis(300));
+    let (before, begun) = (daemon.processor_time(), Instant::now());
+    std::thread::sleep(Duration::from_secs(2));
+    let used = daemon.processor_time() - before;
+    let share = used.as_secs_f64() / begun.elapsed().as_secs_f64();
+    println!("{:.3} % of a core with 64 idle connections", share * 100.0);
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let load: f64 = load
+        .split(' ')
+        .next()
+        .and_then(|n| n.parse().ok())
+        .unwrap_or(0.0);
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    if share >= 0.01 && load > cores as f64 {
+        let why = format!(
+            "{:.2} % of a core at a load of {load} says nothing",
+            share * 100.0
+        );
+        return nacre_tests::skip("an_idle_daemon_uses_no_processor", &why);
+    }
+    assert!(share < 0.01, "{:.2} % of a core", share * 100.0);
+    drop(hosts);
+    daemon.stop();
+}

@@ -1,0 +1,211 @@
+//! What hosts see of the configuration: addresses, discovery, refusals, and changes while connected.
+
+use std::net::{SocketAddr, TcpListener};
+use std::time::Duration;
+
+use nacre_bdev::Status;
+use nacre_nvmf::host::{ControllerState, HostError};
+use nacre_nvmf_wire::StatusCode;
+use nacre_nvmf_wire::aen::AsyncEvent;
+use nacre_nvmf_wire::fabrics::{DISCOVERY_NQN, InvalidParameter};
+use nacre_tests::daemon::{Place, free_address};
+use nacre_tests::host::{HOSTNQN, Host, options, pattern};
+use nacre_tests::skip;
+use serde_json::json;
+
+const NQN: &str = "nqn.2025-01.io.nacre:network";
+
+/// Goal: IPv6 is as good as IPv4. Method: the same subsystem on both, written through one, read through
+/// the other; both are in the discovery log.
+#[test]
+fn ipv6_and_ipv4_lead_to_the_same_subsystem() {
+    if TcpListener::bind("[::1]:0").is_err() {
+        return skip("ipv6_and_ipv4_lead_to_the_same_subsystem", "no ::1 here");
+    }
+    let place = Place::new();
+    let mut daemon = place.start();
+    daemon.create_ram("ram", 512, 1 << 20);
+    daemon.create_subsystem(NQN);
+    let nsid = daemon.add_namespace(NQN, "ram");
+    let v6 = daemon.listen(NQN, "[::1]:0");
+    let v4 = daemon.listen(NQN, "127.0.0.1:0");
+    assert!(v6.is_ipv6() && v4.is_ipv4());
+    let mut over_v6 = Host::connected(v6, options(NQN), &[nsid]);
+    let mut over_v4 = Host::connected(v4, options(NQN), &[nsid]);
+    let data = pattern(8 * 512, 6);
+    assert_eq!(over_v6.write(0, 8, 8, &data), Status::Ok);
+    assert_eq!(over_v4.read(0, 8, 8, data.len()), data);
+
+    let mut asks = Host::connected(v6, options(DISCOVERY_NQN), &[]);
+    let records = asks.discovery_log();
+    for address in [v4, v6] {
+        let is_it = |r: &nacre_nvmf_wire::log::discovery::DiscoveryRecord| {
+            let (ip, port) = (address.ip().to_string(), address.port().to_string());
+            r.subnqn.as_str() == NQN && r.traddr == ip && r.trsvcid == port
+        };
+        assert!(records.iter().any(is_it), "{address} is not in {records:?}");
+    }
+    daemon.stop();
+}
+
+/// Goal: a host finds what there is, where everybody looks for it and where it was told to look, sees
+/// only what it may use, and is told when that changes. Method: the discovery service on its own port
+/// (a free one stands for 8009) and on a subsystem's listener; a subsystem for another host; a new one.
+#[test]
+fn discovery_on_its_port_and_on_the_listener() {
+    let port = free_address("127.0.0.1").port();
+    let place = Place::new().with("NACRE_NVMF_DISCOVERY_PORT", port);
+    let mut daemon = place.start();
+    daemon.create_subsystem(NQN);
+    let listener = daemon.listen(NQN, "127.0.0.1:0");
+    let hidden = format!("{NQN}-hidden");
+    daemon.call("nvmf_create_subsystem", json!({ "nqn": hidden }));
+    daemon.listen(&hidden, &listener.to_string());
+    let well_known = SocketAddr::new(listener.ip(), port);
+    for address in [listener, well_known] {
+        let mut host = Host::connected(address, options(DISCOVERY_NQN), &[]);
+        assert!(host.controller.is_discovery());
+        let found = nvm_subsystems(&mut host);
+        assert_eq!(
+            found,
+            [(NQN.to_owned(), listener.port().to_string())],
+            "at {address}"
+        );
+        host.disconnect();
+    }
+    let mut host = Host::connected(well_known, options(DISCOVERY_NQN), &[]);
+    assert_eq!(nvm_subsystems(&mut host).len(), 1);
+    let allow = json!({ "nqn": hidden, "host": HOSTNQN });
+    daemon.call("nvmf_subsystem_add_host", allow);
+    host.until("told", |h| {
+        h.controller.take_event() == Some(AsyncEvent::DISCOVERY_LOG_CHANGE)
+    });
+    assert_eq!(nvm_subsystems(&mut host).len(), 2);
+
+    // As the operator sees it.
+    let url = format!("tcp://127.0.0.1:{port}");
+    let output = place
+        .nacre()
+        .args(["discover", &url, "--json"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success() && said.contains(NQN),
+        "{said}{complaint}"
+    );
+    daemon.stop();
+}
+
+fn nvm_subsystems(host: &mut Host) -> Vec<(String, String)> {
+    let records = host.discovery_log().into_iter();
+    let nvm = records.filter(|r| r.subnqn.as_str() != DISCOVERY_NQN);
+    nvm.map(|r| (r.subnqn.to_string(), r.trsvcid)).collect()
+}
+
+/// Goal: who may not, gets an answer that says so, at once and for good; and gets in once allowed; and is
+/// put out when that is taken back. Method: a host that is not on the list, a name that does not exist, a
+/// listener that is another subsystem's.
+#[test]
+fn refusals_say_why() {
+    let place = Place::new();
+    let mut daemon = place.start();
+    daemon.call("nvmf_create_subsystem", json!({ "nqn": NQN }));
+    let address = daemon.listen(NQN, "127.0.0.1:0");
+    let refusal = |nqn: &str| Host::new(address, options(nqn), 1).refusal();
+
+    match refusal(NQN) {
+        HostError::Refused { status, .. } => {
+            assert_eq!(status.code(), StatusCode::CONNECT_INVALID_HOST);
+            assert!(status.dnr());
+        }
+        other => panic!("{other}"),
+    }
+    let elsewhere = format!("{NQN}-elsewhere");
+    daemon.create_subsystem(&elsewhere);
+    let other = daemon.listen(&elsewhere, "127.0.0.1:0");
+    for nqn in [&elsewhere, "nqn.2025-01.io.nacre:nobody"] {
+        match refusal(nqn) {
+            HostError::InvalidParameter { parameter, .. } => {
+                assert_eq!(parameter, InvalidParameter::SUBNQN);
+            }
+            other => panic!("{nqn}: {other}"),
+        }
+    }
+    Host::connected(other, options(&elsewhere), &[]).disconnect();
+
+    let host = json!({ "nqn": NQN, "host": HOSTNQN });
+    daemon.call("nvmf_subsystem_add_host", host.clone());
+    let mut inside = Host::connected(address, options(NQN), &[]);
+    assert_eq!(daemon.controllers(NQN), 1);
+    daemon.call("nvmf_subsystem_remove_host", host);
+    assert_eq!(daemon.controllers(NQN), 0);
+    assert!(matches!(inside.refusal(), HostError::Refused { .. }));
+}
+
+/// Goal: what is added, removed and resized is seen by a host that stays connected. Method: the host
+/// never asks: it is told by events; I/O on each namespace as it is known at that moment.
+#[test]
+fn namespaces_change_under_a_connected_host() {
+    let place = Place::new();
+    let mut daemon = place.start();
+    daemon.create_file("disk", 4096, 4 << 20);
+    daemon.create_ram("ram", 512, 1 << 20);
+    daemon.create_subsystem(NQN);
+    let first = daemon.add_namespace(NQN, "disk");
+    let address = daemon.listen(NQN, "127.0.0.1:0");
+    let mut wish = options(NQN);
+    wish.io_queues = 2;
+    let mut host = Host::new(address, wish, 4);
+    host.until("live", |h| h.controller.is_live());
+    host.open_queue(first);
+    host.until("its queue", |h| h.queues[0].is_live());
+
+    let second = daemon.add_namespace(NQN, "ram");
+    host.until("the new namespace", |h| {
+        h.controller.link().namespace(second).is_some()
+    });
+    host.open_queue(second);
+    let data = pattern(512, 2);
+    assert_eq!(host.write(1, 2047, 1, &data), Status::Ok);
+    assert_eq!(host.read(1, 2047, 1, 512), data);
+
+    let file = std::fs::File::options()
+        .write(true)
+        .open(place.path("disk.img"));
+    file.unwrap().set_len(8 << 20).unwrap();
+    assert_eq!(
+        host.write(0, 1024, 1, &pattern(4096, 1)),
+        Status::OutOfRange
+    );
+    daemon.call("bdev_uring_rescan", json!({ "name": "disk" }));
+    host.until("the new size", |h| {
+        h.controller
+            .link()
+            .namespace(first)
+            .is_some_and(|n| n.blocks == 2048)
+    });
+    assert_eq!(host.write(0, 2047, 1, &pattern(4096, 3)), Status::Ok);
+
+    daemon.call(
+        "nvmf_subsystem_remove_ns",
+        json!({ "nqn": NQN, "nsid": second }),
+    );
+    host.until("gone", |h| h.controller.link().namespace(second).is_none());
+    let refused = host.write(1, 0, 1, &data);
+    assert_ne!(refused, Status::Ok);
+    // The other namespace, and the association, do not care.
+    assert_eq!(host.read(0, 2047, 1, 4096), pattern(4096, 3));
+    assert_eq!(host.queues[0].stats().losses, 0);
+    assert_eq!(*host.controller.state(), ControllerState::Live);
+
+    // A device that goes takes its namespaces along.
+    daemon.call("bdev_uring_delete", json!({ "name": "disk" }));
+    host.until("gone", |h| {
+        h.controller.link().state().namespaces.is_empty()
+    });
+    host.pass(Duration::from_millis(20));
+    assert!(host.controller.is_live());
+    daemon.stop();
+}
