@@ -103,8 +103,10 @@ impl Outcome {
 pub fn nacre(words: &str, socket: &std::path::Path) -> Outcome {
     let output = Command::new(env!("CARGO_BIN_EXE_nacre"))
         .args(words.split_whitespace())
+        // Nothing of this machine's or user's configuration counts.
+        .env_clear()
+        .env("HOME", "/nonexistent")
         .env("NACRE_RPC_SOCKET", socket)
-        .env("COLUMNS", "200")
         .output()
         .unwrap();
     Outcome {

@@ -150,7 +150,13 @@ pub fn connection(connection: &Connection) -> Vec<String> {
         connection.queues.to_string(),
         connection.from.clone(),
         connection.to.clone(),
-        connection.reactors.join(","),
+        // Their numbers say enough in a narrow column.
+        connection
+            .reactors
+            .iter()
+            .map(|name| name.strip_prefix("reactor_").unwrap_or(name))
+            .collect::<Vec<_>>()
+            .join(","),
     ]
 }
 

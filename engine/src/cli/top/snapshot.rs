@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use serde_json::Value;
 
 use super::super::address;
-use super::super::subsystem::{is_discovery, items};
+use super::super::subsystem::items;
 use super::poll::Sample;
 use super::rates::{self, Iostat, Rates};
 
@@ -307,7 +307,7 @@ fn listeners(now: &Sample) -> Vec<Listener> {
         subsystems: usize,
     }
     let mut all: BTreeMap<String, Seen> = BTreeMap::new();
-    for subsystem in items(&now.subsystems).iter().filter(|s| !is_discovery(s)) {
+    for subsystem in items(&now.subsystems) {
         for listens in items(&subsystem["listen_addresses"]) {
             all.entry(address::describe(listens))
                 .or_default()

@@ -214,7 +214,7 @@ const CONNECTION: [Column; 7] = [
     number(report::CONNECTION[3], 6, 0),
     name(report::CONNECTION[4], 11, 2),
     name(report::CONNECTION[5], 18, 5),
-    name(report::CONNECTION[6], 10, 3),
+    name(report::CONNECTION[6], 8, 3),
 ];
 
 fn draw_panel(frame: &mut Frame, area: Rect, app: &mut App, snapshot: &Snapshot) {

@@ -1,0 +1,251 @@
+//! Goal: the operator's commands and the daemon mean the same. Method: `nacre serve` in a directory
+//! of its own, everything made, changed, looked at and deleted by commands only.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::fake::{Outcome, cells, nacre};
+
+struct Daemon {
+    child: Child,
+    directory: tempfile::TempDir,
+}
+
+impl Daemon {
+    fn serve() -> Daemon {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        let mut child = Command::new(env!("CARGO_BIN_EXE_nacre"))
+            .env_clear()
+            .env("HOME", directory.path())
+            // Its usual port may be taken on this machine.
+            .env("NACRE_NVMF_DISCOVERY_PORT", "0")
+            .args(["serve", "--cores", "1", "--mem-size", "32", "--data-dir"])
+            .arg(at("data"))
+            .arg("-r")
+            .arg(at("rpc.sock"))
+            .stderr(Stdio::from(std::fs::File::create(at("log")).unwrap()))
+            .spawn()
+            .unwrap();
+        let until = Instant::now() + Duration::from_secs(60);
+        while nacre("rpc framework_wait_init", &at("rpc.sock")).code != 0 {
+            let ended = child.try_wait().unwrap();
+            assert!(
+                ended.is_none() && Instant::now() < until,
+                "{ended:?}: {}",
+                std::fs::read_to_string(at("log")).unwrap()
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Daemon { child, directory }
+    }
+
+    fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    fn nacre(&self, words: &str) -> Outcome {
+        nacre(words, &self.path().join("rpc.sock"))
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // The directory goes with it: nothing is left that an orderly end would save.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+const NQN: &str = "nqn.2026-01.io.nacre:disk";
+
+#[test]
+fn an_operators_day() {
+    let daemon = Daemon::serve();
+    let file = daemon.path().join("disk.img");
+    // Devices of every kind.
+    let name = |words: &str| {
+        daemon
+            .nacre(&format!("bdev create {words}"))
+            .printed()
+            .trim_end()
+            .to_owned()
+    };
+    assert_eq!(name("malloc --size 4MiB"), "Malloc0");
+    assert_eq!(name("null null0 --size 1GiB --block-size 4096"), "null0");
+    assert_eq!(
+        name(&format!("file disk {} --size 8MiB", file.display())),
+        "disk"
+    );
+    assert_eq!(name("delay slow null0 --read 1ms --write 2ms"), "slow");
+    assert_eq!(name("error Malloc0"), "EE_Malloc0");
+    assert_eq!(name("passthru pass EE_Malloc0"), "pass");
+    assert_eq!(std::fs::metadata(&file).unwrap().len(), 8 << 20);
+    let listed = daemon.nacre("bdev list --json").json();
+    assert_eq!(listed.as_array().unwrap().len(), 6);
+    let slow = daemon.nacre("bdev show slow --json").json();
+    assert_eq!(slow["driver_specific"]["delay"]["p99_write_latency"], 2000);
+    let again = daemon.nacre("bdev create null null0 --size 1GiB").failed(4);
+    assert!(
+        again.starts_with("error: bdev_null_create: File exists (code -17): name: "),
+        "{again}"
+    );
+
+    // Sizes.
+    assert_eq!(
+        daemon.nacre("bdev resize disk 16MiB").printed(),
+        "16.0 MiB\n"
+    );
+    assert_eq!(
+        daemon.nacre("bdev resize null0 2GiB --json").json(),
+        json!({ "name": "null0", "size": 2u64 << 30 })
+    );
+    std::fs::OpenOptions::new()
+        .write(true)
+        .open(&file)
+        .unwrap()
+        .set_len(24 << 20)
+        .unwrap();
+    assert_eq!(daemon.nacre("bdev rescan disk").printed(), "24.0 MiB\n");
+
+    // Hosts get them.
+    daemon
+        .nacre(&format!("subsystem create {NQN} --namespace pass"))
+        .printed();
+    assert_eq!(
+        daemon
+            .nacre(&format!("subsystem add-namespace {NQN} disk --nsid 5"))
+            .printed(),
+        "5\n"
+    );
+    // Whatever port is free now; somebody else may be faster, which the command would tell.
+    let free = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    assert_eq!(
+        daemon
+            .nacre(&format!("listener add {NQN} {free}"))
+            .printed(),
+        format!(
+            "nvme connect -t tcp -a 127.0.0.1 -s {} -n {NQN}\n",
+            free.port()
+        )
+    );
+    assert_eq!(
+        daemon.nacre(&format!("listener list {NQN} --json")).json()[0]["address"]["trsvcid"],
+        free.port().to_string()
+    );
+    let host = "nqn.2014-08.org.nvmexpress:uuid:11111111-1111-4111-8111-111111111111";
+    daemon.nacre(&format!("host allow {NQN} {host}")).printed();
+    assert_eq!(cells(&daemon.nacre("host list").printed()), [[NQN, host]]);
+    daemon.nacre(&format!("host remove {NQN} {host}")).printed();
+    daemon.nacre(&format!("host allow-any {NQN}")).printed();
+    assert_eq!(cells(&daemon.nacre("host list").printed()), [[NQN, "any"]]);
+    let missing = daemon
+        .nacre(&format!("subsystem add-namespace {NQN} nothing"))
+        .failed(4);
+    assert!(
+        missing.contains("namespace.bdev_name: ") && !missing.contains('\n'),
+        "{missing}"
+    );
+
+    // One of them at work: what the host did is what is told of it.
+    let mut perf = Command::new(env!("CARGO_BIN_EXE_nacre"))
+        .env_clear()
+        .env("HOME", daemon.path())
+        .args([
+            "perf",
+            &format!("tcp://{free}/{NQN}?nsid=1"),
+            "--rw",
+            "randread",
+            "--queues",
+            "1",
+        ])
+        .args(["--seconds", "60", "--rate", "200", "--quiet"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let until = Instant::now() + Duration::from_secs(60);
+    let seen = loop {
+        let seen = daemon.nacre("top --json --interval 500ms").json();
+        let pass = seen["namespaces"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|n| n["bdev_name"] == "pass")
+            .unwrap()
+            .clone();
+        if pass["read"]["iops"].as_f64().unwrap() > 0.0 {
+            assert!(pass["latency_p99_us"].as_f64().unwrap() > 0.0, "{pass}");
+            break seen;
+        }
+        assert!(Instant::now() < until, "{seen}");
+    };
+    assert_eq!(seen["connections"][0]["nqn"], NQN);
+    assert_eq!(seen["listeners"][0]["queues"], 2);
+    assert!(
+        seen["reactors"][0]["share"]["sleep"].as_f64().is_some() && seen["refused"] == json!([]),
+        "{seen}"
+    );
+    let connections = daemon.nacre("subsystem connections --json").json();
+    let ours = connections
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|s| s["nqn"] == NQN)
+        .unwrap();
+    assert_eq!(ours["qpairs"].as_array().unwrap().len(), 2);
+    let table = daemon
+        .nacre(&format!("subsystem connections {NQN}"))
+        .printed();
+    assert_eq!(
+        cells(&table)[0][3..6],
+        ["1", "enabled", "127.0.0.1"],
+        "{table}"
+    );
+    let iostat = daemon.nacre("bdev iostat pass --json").json();
+    assert!(
+        iostat["bdevs"][0]["num_read_ops"].as_u64().unwrap() > 0,
+        "{iostat}"
+    );
+    // Its histogram was enabled for top only.
+    assert!(
+        daemon
+            .nacre("rpc bdev_get_histogram name=pass")
+            .failed(4)
+            .contains("Bad address")
+    );
+
+    // Faults reach it.
+    daemon
+        .nacre("bdev inject EE_Malloc0 read failure --count 1000000")
+        .printed();
+    assert_eq!(perf.wait().unwrap().code(), Some(1));
+    daemon.nacre("bdev inject EE_Malloc0 clear").printed();
+
+    // And all of it goes again, what stands on a device with it.
+    daemon
+        .nacre(&format!("listener remove {NQN} {free}"))
+        .printed();
+    daemon
+        .nacre(&format!("subsystem remove-namespace {NQN} 5"))
+        .printed();
+    daemon.nacre("bdev delete Malloc0 null0 disk").printed();
+    assert_eq!(daemon.nacre("bdev list --json").json(), json!([]));
+    let subsystem = daemon.nacre(&format!("subsystem show {NQN} --json")).json();
+    assert_eq!(subsystem["namespaces"], json!([]));
+    daemon.nacre(&format!("subsystem delete {NQN}")).printed();
+    let left: Vec<Value> = daemon
+        .nacre("subsystem list --json")
+        .json()
+        .as_array()
+        .unwrap()
+        .clone();
+    assert!(left.iter().all(|s| s["nqn"] != NQN), "{left:?}");
+    assert!(file.exists());
+}
