@@ -167,7 +167,9 @@ async fn live(engine: &Rc<Engine>, options: &ServeOptions, socket: &Path) -> any
         init(engine).await?;
     }
     engine.reached(Phase::Runtime).await;
+    hold(engine, true);
     carry_out(engine, after, options).await?;
+    hold(engine, false);
     info!(
         pid = std::process::id(),
         socket = %socket.display(),
@@ -180,12 +182,20 @@ async fn live(engine: &Rc<Engine>, options: &ServeOptions, socket: &Path) -> any
     Ok(())
 }
 
+/// Lets hosts wait while what they connect to is being made; see [`nacre_nvmf::target::Target::hold`].
+fn hold(engine: &Engine, held: bool) {
+    if let Ok(plane) = engine.plane() {
+        plane.target.hold(held);
+    }
+}
+
 /// Makes the data plane, then everything that is configured. Called once.
 pub async fn init(engine: &Rc<Engine>) -> anyhow::Result<()> {
     engine.set_phase(Phase::Starting);
     let plane = Plane::start(plane_config(engine)?)?;
     let cores: Vec<String> = plane.reactors.iter().map(|r| r.name().to_owned()).collect();
     info!(reactors = cores.join(","), mode = ?engine.settings.reactor.mode, "data plane started");
+    plane.target.hold(true);
     let events = engine.devices.follow(&plane.bdevs);
     engine.set_plane(Some(Rc::new(plane)));
     tokio::task::spawn_local(crate::methods::bdev::follow(Rc::clone(engine), events));
@@ -202,6 +212,7 @@ pub async fn init(engine: &Rc<Engine>) -> anyhow::Result<()> {
     }
     engine.declared.plan(&engine.settings)?;
     engine.declared.make(engine).await;
+    hold(engine, false);
     engine.set_phase(Phase::Runtime);
     Ok(())
 }

@@ -283,6 +283,18 @@ pub enum ListenError {
     TooMany { limit: usize },
 }
 
+/// What a plug has done on all cores together, for metrics.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PlugCounts {
+    pub accepted: u64,
+    /// Connections that ended, by cause.
+    pub closed: Vec<(&'static str, u64)>,
+    /// Connections that were turned away before they had a core, by cause.
+    pub refused: Vec<(&'static str, u64)>,
+    pub bytes_received: u64,
+    pub bytes_sent: u64,
+}
+
 /// The control half of a plug.
 pub trait Plug: Send + Sync {
     fn kind(&self) -> TransportType;
@@ -293,6 +305,17 @@ pub trait Plug: Send + Sync {
 
     /// Stops to accept; connections made through it stay.
     fn unlisten(&self, id: ListenerId);
+
+    /// While held, connections that come wait to be accepted. A plug whose connections cannot wait
+    /// need not do anything.
+    fn hold(&self, held: bool) {
+        let _ = held;
+    }
+
+    /// What it has done since it was made.
+    fn counts(&self) -> PlugCounts {
+        PlugCounts::default()
+    }
 
     /// The I/O half for the calling core. `core` counts from 0; `wake` wakes that core's reactor.
     fn open(

@@ -71,6 +71,34 @@ family!(
     "Generation counter of the discovery log.",
     []
 );
+family!(
+    ACCEPTED,
+    "nacre_transport_accepted",
+    Counter,
+    "Connections accepted.",
+    ["transport"]
+);
+family!(
+    CLOSED,
+    "nacre_transport_closed",
+    Counter,
+    "Connections that ended, by cause.",
+    ["transport", "cause"]
+);
+family!(
+    REFUSED,
+    "nacre_transport_refused",
+    Counter,
+    "Connections turned away before anything was read from them, by cause.",
+    ["transport", "cause"]
+);
+family!(
+    TRANSPORT_BYTES,
+    "nacre_transport_bytes",
+    Counter,
+    "Bytes moved on all connections, headers included.",
+    ["transport", "direction"]
+);
 
 #[derive(Debug)]
 pub struct Nvmf;
@@ -87,7 +115,7 @@ struct Sum {
 
 impl MetricsSource for Nvmf {
     fn describe(&self) -> &'static [&'static Desc] {
-        static ALL: [&Desc; 9] = [
+        static ALL: [&Desc; 13] = [
             &NAMESPACES,
             &LISTENERS,
             &CONTROLLERS,
@@ -97,6 +125,10 @@ impl MetricsSource for Nvmf {
             &ERRORS,
             &LATENCY,
             &DISCOVERY,
+            &ACCEPTED,
+            &CLOSED,
+            &REFUSED,
+            &TRANSPORT_BYTES,
         ];
         &ALL
     }
@@ -104,6 +136,22 @@ impl MetricsSource for Nvmf {
     fn collect(&self, of: &Moment, into: &mut Scrape) {
         let Some(plane) = &of.plane else { return };
         into.value(&DISCOVERY, &[], plane.target.discovery_generation());
+        for plug in plane.target.plugs() {
+            let (kind, counts) = (plug.kind().to_string(), plug.counts());
+            into.value(&ACCEPTED, &[&kind], counts.accepted);
+            for (cause, count) in counts.closed {
+                into.value(&CLOSED, &[&kind, cause], count);
+            }
+            for (cause, count) in counts.refused {
+                into.value(&REFUSED, &[&kind, cause], count);
+            }
+            into.value(
+                &TRANSPORT_BYTES,
+                &[&kind, "received"],
+                counts.bytes_received,
+            );
+            into.value(&TRANSPORT_BYTES, &[&kind, "sent"], counts.bytes_sent);
+        }
         for subsystem in plane.target.subsystems() {
             let nqn = subsystem.nqn().to_string();
             let controllers = subsystem.controllers();

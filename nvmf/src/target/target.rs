@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
 use nacre_nvmf_wire::Nqn;
@@ -81,6 +81,7 @@ pub struct Target {
     automatic: Mutex<Vec<(TransportType, Address)>>,
     /// The discovery log's GENCTR: grows with every change of anything the log shows.
     generation: AtomicU64,
+    held: AtomicBool,
 }
 
 impl Target {
@@ -111,6 +112,7 @@ impl Target {
             referrals: Mutex::new(Vec::new()),
             automatic: Mutex::new(Vec::new()),
             generation: AtomicU64::new(1),
+            held: AtomicBool::new(false),
         })
     }
 
@@ -125,10 +127,21 @@ impl Target {
         if plugs.iter().any(|p| p.kind() == plug.kind()) {
             return Err(TargetError::TransportExists { kind: plug.kind() });
         }
+        plug.hold(self.held.load(Ordering::Acquire));
         plugs.push(plug);
         drop(plugs);
         self.attend_all();
         Ok(())
+    }
+
+    /// While held, new connections wait. For as long as what was there before is being made again:
+    /// a host that is told in the middle of that that its subsystem, its permission or its namespace
+    /// does not exist takes it for the truth, and never comes back.
+    pub fn hold(&self, held: bool) {
+        // The lock: a plug that is being added sees it either way.
+        let plugs = self.plugs.write().expect("poisoned");
+        self.held.store(held, Ordering::Release);
+        plugs.iter().for_each(|plug| plug.hold(held));
     }
 
     pub fn plugs(&self) -> Vec<Arc<dyn Plug>> {

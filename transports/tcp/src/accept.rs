@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crossbeam_queue::ArrayQueue;
 use nacre_nvmf::transport::ListenerId;
-use nacre_reactor::{EventSet, Events};
+use nacre_reactor::{EventSet, Events, Interest};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 
@@ -76,13 +76,15 @@ pub(crate) struct Shared {
     pub watched: EventSet,
     pub stop: OwnedFd,
     pub stopping: AtomicBool,
+    /// The kernel's backlog keeps whoever comes. Changed under the lock of the listeners.
+    pub held: AtomicBool,
 }
 
 impl Shared {
     pub fn new(config: TcpConfig) -> std::io::Result<Shared> {
         let stop = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
         let watched = EventSet::new()?;
-        watched.add(&stop, STOP, nacre_reactor::Interest::READ)?;
+        watched.add(&stop, STOP, Interest::READ)?;
         Ok(Shared {
             config,
             listeners: Mutex::default(),
@@ -94,6 +96,7 @@ impl Shared {
             watched,
             stop,
             stopping: AtomicBool::new(false),
+            held: AtomicBool::new(false),
         })
     }
 
@@ -106,6 +109,14 @@ impl Shared {
 
     pub fn cores(&self) -> MutexGuard<'_, Vec<Arc<CoreSlot>>> {
         self.cores.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is waited for on a listening socket.
+    pub fn interest(&self) -> Interest {
+        match self.held.load(Ordering::Acquire) {
+            true => Interest::empty(),
+            false => Interest::READ,
+        }
     }
 
     pub fn tuning(&self) -> Tuning {

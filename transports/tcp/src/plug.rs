@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 
-use nacre_nvmf::transport::{Address, ListenError, ListenerId, Plug, Transport, TransportType};
-use nacre_reactor::Interest;
+use nacre_nvmf::transport::{
+    Address, ListenError, ListenerId, Plug, PlugCounts, Transport, TransportType,
+};
 
 use crate::accept::{self, CoreSlot, Listener, Shared};
 use crate::config::TcpConfig;
@@ -92,7 +93,7 @@ impl Plug for TcpPlug {
             });
         }
         let (socket, real) = socket::listen(address, self.shared.config.backlog)?;
-        self.shared.watched.add(&socket, id.0, Interest::READ).map_err(|source| ListenError::Bind {
+        self.shared.watched.add(&socket, id.0, self.shared.interest()).map_err(|source| ListenError::Bind {
             address: address.to_string(),
             source,
             remedy: "raise `ulimit -n` or the number of watches (`sysctl fs.epoll.max_user_watches`)".into(),
@@ -112,6 +113,45 @@ impl Plug for TcpPlug {
             let _ = self.shared.watched.delete(&*listener.socket);
             // The accepting thread may hold the socket for a moment longer: from here on it refuses.
             let _ = rustix::net::shutdown(&*listener.socket, rustix::net::Shutdown::Both);
+        }
+    }
+
+    fn hold(&self, held: bool) {
+        let listeners = self.shared.listeners();
+        self.shared.held.store(held, Ordering::Release);
+        for (id, listener) in listeners.iter() {
+            let interest = self.shared.interest();
+            if let Err(error) = self
+                .shared
+                .watched
+                .modify(&*listener.socket, id.0, interest)
+            {
+                tracing::error!(%error, address = %listener.address, "a listener cannot be held or released");
+            }
+        }
+    }
+
+    fn counts(&self) -> PlugCounts {
+        let cores = self.stats().into_iter().map(|(_, stats)| stats);
+        let all = cores.fold(StatsSnapshot::default(), |sum, core| sum + core);
+        let (limit, no_core) = self.rejected();
+        let accept_errors = self.shared.accept_errors.load(Ordering::Relaxed);
+        PlugCounts {
+            accepted: all.accepted,
+            closed: vec![
+                ("peer", all.closed_by_peer),
+                ("broken", all.closed_broken),
+                ("protocol", all.closed_protocol),
+                ("timeout", all.closed_timeout),
+                ("local", all.closed_local),
+            ],
+            refused: vec![
+                ("limit", limit),
+                ("no_core", no_core),
+                ("no_descriptor", accept_errors),
+            ],
+            bytes_received: all.bytes_received,
+            bytes_sent: all.bytes_sent,
         }
     }
 

@@ -142,6 +142,38 @@ fn ic_req() -> IcReq {
     IcReq::new(DataAlignment::DWORD, Digests::NONE, 1)
 }
 
+/// While the plug is held, hosts are neither served nor turned away; then they are served.
+#[test]
+fn held_connections_wait() {
+    let mut server = Server::new(TcpConfig::default());
+    server.rig.plug.hold(true);
+    let mut raw = server.raw();
+    raw.write_all(ic_req().as_bytes()).unwrap();
+    // Nor on a listener that comes later.
+    let any = Address::Ip("127.0.0.1:0".parse().unwrap());
+    let Ok(Address::Ip(late)) = server.rig.plug.listen(ListenerId(8), &any) else {
+        panic!("a free port")
+    };
+    let other = TcpStream::connect(late).unwrap();
+    let until = Instant::now() + Duration::from_millis(50);
+    while Instant::now() < until {
+        server.turn();
+    }
+    assert_eq!((server.opened, server.rig.plug.counts().accepted), (0, 0));
+    server.rig.plug.hold(false);
+    server.until("both are taken over", |s| s.opened == 2);
+    let mut answer = [0; 128];
+    server.turn();
+    raw.read_exact(&mut answer).unwrap();
+    assert_eq!(answer[0], 1, "ICResp");
+    drop((raw, other));
+    server.until("both are gone", |s| s.closed.len() == 2);
+    let counts = server.rig.plug.counts();
+    assert_eq!(counts.accepted, 2);
+    assert_eq!(counts.closed.iter().map(|(_, n)| n).sum::<u64>(), 2);
+    assert!(counts.bytes_received >= 128 && counts.bytes_sent >= 128);
+}
+
 /// 300 connections at once, each with commands under way, and all of them gone again.
 #[test]
 fn three_hundred_connections() {
