@@ -298,7 +298,7 @@ impl Daemon {
         total
     }
 
-    /// Buffers of all reactors in use, by pool: `[(name, used)]`.
+    /// Buffers of all reactors that somebody has, by pool.
     pub fn buffers_in_use(&mut self) -> Vec<(String, u64)> {
         let pools = self.call("iobuf_get_stats", Value::Null);
         let mut used = Vec::new();
@@ -309,7 +309,23 @@ impl Daemon {
                 used.push((name, of("cache_size") - of("cache")));
             }
         }
+        used.retain(|(_, count)| *count > 0);
         used
+    }
+
+    /// Once its hosts are gone it has every buffer back, and no more descriptors than before they
+    /// came. Reactors put away what is not used any more in their own time.
+    pub fn assert_comes_down_to(&mut self, descriptors: usize) {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let left = (self.descriptors(), self.buffers_in_use());
+            if left.0 == descriptors && left.1.is_empty() {
+                return;
+            }
+            let late = Instant::now() > until;
+            assert!(!late, "left: {left:?}; {descriptors} descriptors before");
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 }
 

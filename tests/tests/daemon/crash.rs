@@ -173,8 +173,8 @@ fn nothing_acknowledged_is_lost_to_kill_9() {
     host.open_queue(nsid);
     let mut load = Load {
         host,
-        ledger: Ledger::new(BLOCKS, rng.next()),
-        rng: Rng::seeded(rng.next()),
+        ledger: Ledger::new(BLOCKS, rng.draw()),
+        rng: Rng::seeded(rng.draw()),
         under_way: HashMap::new(),
         writes: 0,
         completed: 0,

@@ -122,13 +122,7 @@ fn connections_come_and_go_without_a_trace() {
             drop(host);
         }
         until_gone(&mut daemon);
-        assert_eq!(daemon.descriptors(), descriptors, "after round {round}");
-        let left: Vec<_> = daemon
-            .buffers_in_use()
-            .into_iter()
-            .filter(|(_, n)| *n > 0)
-            .collect();
-        assert!(left.is_empty(), "after round {round}: {left:?}");
+        daemon.assert_comes_down_to(descriptors);
         // The first rounds find the allocator's level.
         if round == 2 {
             resident = daemon.resident();
