@@ -1,6 +1,7 @@
 //! Connect and the other fabrics commands of a queue (NVMe-oF: Base 6).
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use nacre_nvmf_wire::fabrics::{
     Connect, ConnectAttributes, ConnectData, ConnectResponse, InvalidParameter,
@@ -15,10 +16,13 @@ use super::controller::{Controller, Outcome};
 use super::group::Group;
 use super::io::{self, Plan};
 use super::qpair::Stage;
-use super::request::{ReqIndex, Requests};
+use super::request::{ReqIndex, Requests, Step};
 use super::stats::QueueStats;
 use super::subsystem::{Refusal, Subsystem};
 use crate::transport::{CloseWhy, QueueParams};
+
+/// How long a Connect waits for an earlier controller of its host to be gone.
+const ADMIT_PATIENCE: Duration = Duration::from_secs(3);
 
 /// Bytes of the data of a Connect command.
 const CONNECT_DATA_BYTES: u32 = 1024;
@@ -27,6 +31,8 @@ const CONNECT_DATA_BYTES: u32 = 1024;
 enum Refused {
     Parameter(InvalidParameter, String),
     Status(StatusCode, String),
+    /// An earlier controller of the host is still being torn down.
+    Busy(String),
 }
 
 impl Group {
@@ -49,8 +55,9 @@ impl Group {
 
     /// The Connect has its data.
     pub(crate) fn run_connect(&mut self, q: u32, index: ReqIndex, now: Nanos) {
-        let request = &mut self.queue(q).requests[index];
-        let (sqe, data) = (request.sqe, request.data.take());
+        let request = &self.queue(q).requests[index];
+        let (sqe, data) = (request.sqe, request.data.clone());
+        let patient = now.since(request.started) < ADMIT_PATIENCE;
         let cid = sqe.cid();
         let accepted = match data.as_deref().map(ConnectData::read_from_prefix) {
             Some(Ok((data, _))) => self.connect(q, &sqe, &data, now),
@@ -65,8 +72,21 @@ impl Group {
                 tracing::warn!(peer = %self.queue(q).peer, %parameter, "connect refused: {why}");
                 parameter.to_cqe(cid)
             }
+            // What stands in the way is usually gone in a moment; a refusal costs the host a whole
+            // reconnect delay.
+            Err(Refused::Busy(_)) if patient => {
+                let qp = self.queue(q);
+                qp.requests[index].step = Step::Held;
+                qp.waiting_connect = Some(index);
+                return;
+            }
+            Err(Refused::Busy(why)) => {
+                tracing::warn!(peer = %self.queue(q).peer, "connect refused for now: {why}");
+                Cqe::new(cid, StatusCode::CONNECT_CONTROLLER_BUSY)
+            }
             Err(Refused::Status(status, why)) => {
-                tracing::warn!(peer = %self.queue(q).peer, %status, "connect refused: {why}");
+                let reason = status.fabrics_name().unwrap_or("refused");
+                tracing::warn!(peer = %self.queue(q).peer, reason, "connect refused: {why}");
                 Cqe::new(cid, status)
             }
         };
@@ -155,10 +175,9 @@ impl Group {
                     StatusCode::CONNECT_INVALID_HOST.with_dnr(),
                     format!("host {hostnqn} is not allowed to use {}", subsystem.nqn()),
                 ),
-                Refusal::Busy => Refused::Status(
-                    StatusCode::CONNECT_CONTROLLER_BUSY,
-                    format!("an earlier controller of {hostnqn} is still being torn down"),
-                ),
+                Refusal::Busy => Refused::Busy(format!(
+                    "an earlier controller of {hostnqn} is still being torn down"
+                )),
                 Refusal::NoFreeController => Refused::Status(
                     StatusCode::CONNECT_CONTROLLER_BUSY,
                     format!("all controller ids of {} are in use", subsystem.nqn()),

@@ -252,6 +252,14 @@ pub struct BeyondEnd {
     pub length: u64,
 }
 
+/// Header and entries are pieces of one size.
+const PIECE: u64 = DiscoveryEntry::SIZE as u64;
+
+/// Bytes of the whole page.
+pub fn page_bytes(records: usize) -> u64 {
+    PIECE * (records as u64 + 1)
+}
+
 /// Writes the part of the page that begins at `offset`; what is asked for beyond its end stays as it
 /// is. Only the entries in that part are made, so that reading a long log in pieces costs no more
 /// than reading it whole.
@@ -261,8 +269,7 @@ pub fn write_page(
     offset: u64,
     out: &mut [u8],
 ) -> Result<(), BeyondEnd> {
-    const PIECE: u64 = DiscoveryEntry::SIZE as u64;
-    let length = PIECE * (records.len() as u64 + 1);
+    let length = page_bytes(records.len());
     if offset > length {
         return Err(BeyondEnd { offset, length });
     }

@@ -207,6 +207,12 @@ impl Group {
                 self.close_queue(q, CloseWhy::Now, now);
                 continue;
             }
+            if qp.stage == Stage::Fresh
+                && let Some(index) = qp.waiting_connect.take()
+            {
+                self.run_connect(q, index, now);
+                continue;
+            }
             let Some(association) = &qp.association else {
                 continue;
             };

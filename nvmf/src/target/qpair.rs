@@ -36,6 +36,8 @@ pub(crate) struct QueuePair {
     /// Its Connect has not been answered.
     pub connecting: bool,
     pub opened: Nanos,
+    /// Its Connect waits until an earlier controller of the host is gone.
+    pub waiting_connect: Option<ReqIndex>,
     /// The transport reported the connection closed.
     pub closed: bool,
     pub qid: u16,
@@ -86,6 +88,7 @@ impl QueuePair {
             stage: Stage::Fresh,
             connecting: true,
             opened: now,
+            waiting_connect: None,
             closed: false,
             qid: 0,
             entries: FRESH_ENTRIES,

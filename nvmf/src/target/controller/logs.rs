@@ -86,8 +86,16 @@ impl Controller {
             }
             lid::DISCOVERY => {
                 let log = self.discovery_log();
-                discovery::write_page(log.generation, &log.records, offset, data)
-                    .map_err(|discovery::BeyondEnd { .. }| INVALID)
+                let (generation, end) = (log.generation, discovery::page_bytes(log.records.len()));
+                discovery::write_page(generation, &log.records, offset, data)
+                    .map_err(|discovery::BeyondEnd { .. }| INVALID)?;
+                // Older libnvme asks for the event to be retained with every piece of a log that it
+                // reads in pieces, the last one too: its host would never be told again.
+                let last_piece = offset > 0 && offset + data.len() as u64 >= end;
+                if last_piece && generation == self.target.discovery_generation() {
+                    self.clear_events(lid::DISCOVERY);
+                }
+                Ok(())
             }
             _ => Err(StatusCode::INVALID_LOG_PAGE.with_dnr()),
         }

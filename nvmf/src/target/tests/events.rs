@@ -299,3 +299,26 @@ fn discovery_changes() {
         rig.ask(conn);
     }
 }
+
+/// Goal: a host that retains the event with every piece of a log that it reads in pieces, as older
+/// libnvme does, is told of the next change all the same.
+#[test]
+fn reading_a_long_log_to_its_end_counts() {
+    let mut rig = Rig::with_malloc();
+    let conn = rig.discovery(HOSTNQN);
+    rig.set_feature(conn, fid::ASYNC_EVENT_CONFIGURATION, 1 << 31)
+        .unwrap();
+    let target = std::sync::Arc::clone(&rig.target);
+    for allow in [false, true] {
+        rig.ask(conn);
+        target.set_allow_any_host(&nqn(SUBNQN), allow).unwrap();
+        assert_eq!(rig.told().len(), 1, "{allow}");
+        for offset in [0, 1024] {
+            let page = GetLogPage {
+                retain_event: true,
+                ..GetLogPage::new(lid::DISCOVERY, 1024 + 1024 * u32::from(offset > 0), offset)
+            };
+            rig.log_page(conn, page).unwrap();
+        }
+    }
+}
