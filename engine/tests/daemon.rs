@@ -411,7 +411,13 @@ fn the_command_line_commands_the_daemon() {
         text(&output.stdout)
     };
     assert_eq!(
-        run(&["rpc", "bdev_malloc_create", "name=ram", "num_blocks=16384", "block_size=512"]),
+        run(&[
+            "rpc",
+            "bdev_malloc_create",
+            "name=ram",
+            "num_blocks=16384",
+            "block_size=512"
+        ]),
         "\"ram\"\n"
     );
     let refused = place.client(&["rpc", "bdev_malloc_delete", "name=nothing"]);

@@ -78,6 +78,12 @@ fn modes_switch_live() {
     for mode in [Mode::Interrupt, Mode::Adaptive] {
         reactor.set_mode(mode);
         eventually("sleep", || reactor.stats().sleeping);
+        // It says so before it polls for the last time.
+        eventually("the last poll", || {
+            let turns = reactor.stats().turns;
+            std::thread::sleep(Duration::from_millis(5));
+            reactor.stats().turns == turns
+        });
         let turns = reactor.stats().turns;
         std::thread::sleep(Duration::from_millis(20));
         assert_eq!(reactor.stats().turns, turns, "turned while asleep");

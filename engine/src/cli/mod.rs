@@ -18,8 +18,8 @@ mod record;
 mod remote;
 mod rpc;
 mod serve;
-mod state;
 pub mod size;
+mod state;
 mod subsystem;
 mod top;
 

@@ -59,7 +59,11 @@ pub fn run(args: StateArgs) -> Result<(), Failure> {
         }
         StateCommand::Forget { key } => {
             let answer = connection.call("state_forget", json!({ "key": key }))?;
-            if connection.json { output::json(&answer) } else { Ok(()) }
+            if connection.json {
+                output::json(&answer)
+            } else {
+                Ok(())
+            }
         }
     }
 }

@@ -32,12 +32,12 @@ const DISCOVERY_ATTEMPTS: u32 = 8;
 /// Why a session could not be had or a command not be carried out.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
-    #[error("cannot connect to {remote}: {source}{}", remedy(.source))]
-    Connect { remote: String, source: HostError },
-    #[error("{command}: {source}")]
+    #[error("cannot connect to {remote}: {error}{}", remedy(.error))]
+    Connect { remote: String, error: HostError },
+    #[error("{command}: {error}")]
     Command {
         command: &'static str,
-        source: HostError,
+        error: HostError,
     },
     #[error("{command} was refused: {status}")]
     Refused {
@@ -89,9 +89,9 @@ impl Session {
             clock,
         };
         loop {
-            let fail = |source: &HostError| {
-                let (remote, source) = (remote.to_owned(), source.clone());
-                Err(SessionError::Connect { remote, source })
+            let fail = |error: &HostError| {
+                let (remote, error) = (remote.to_owned(), error.clone());
+                Err(SessionError::Connect { remote, error })
             };
             match session.controller.state() {
                 ControllerState::Live => return Ok(session),
@@ -134,7 +134,7 @@ impl Session {
         let ticket = self.controller.submit(sqe, None, read).ok_or_else(busy)?;
         let answer = loop {
             if let Some(answer) = self.controller.take_result(ticket) {
-                break answer.map_err(|source| SessionError::Command { command, source })?;
+                break answer.map_err(|error| SessionError::Command { command, error })?;
             }
             self.turn();
         };
@@ -164,7 +164,7 @@ impl Session {
         let read = |page: GetLogPage| {
             self.log_page(page, 0).map_err(|error| {
                 let source = match &error {
-                    SessionError::Command { source, .. } => source.clone(),
+                    SessionError::Command { error, .. } => error.clone(),
                     SessionError::Refused { status, .. } => HostError::Refused {
                         step: command,
                         status: *status,
@@ -178,7 +178,7 @@ impl Session {
             })
         };
         fetch_discovery_log(read, DISCOVERY_ATTEMPTS)
-            .map_err(|source| refused.unwrap_or(SessionError::Command { command, source }))
+            .map_err(|error| refused.unwrap_or(SessionError::Command { command, error }))
     }
 
     /// Shuts the controller down, and waits for that, but not for long.

@@ -39,7 +39,7 @@ pub(super) struct Pending {
 }
 
 impl Pending {
-    /// `Err` with [`Status::Retry`]: no buffer now. Any other status: not possible at all.
+    /// `Err` with [`Status::Retry`]: no buffer now. Any other status: so it ends, without a command.
     #[allow(clippy::result_large_err)]
     pub fn new(io: Io, pool: &Pool, order: u64) -> Result<Pending, (Status, Io)> {
         let own = match own_data(&io, pool) {
@@ -190,6 +190,8 @@ fn own_data(io: &Io, pool: &Pool) -> Result<Option<Buf>, Status> {
         Ok(Some(buf))
     };
     match io.op {
+        // A command cannot say "none": its number of blocks is less one.
+        op if io.blocks == 0 && op != Op::Flush => Err(Status::Ok),
         // We lend no memory.
         Op::Read if io.data.is_empty() => Err(Status::Unsupported),
         Op::Read if io.data.len() > 1 => pool.acquire(io.data_len()).ok_or(Status::Retry).map(Some),
