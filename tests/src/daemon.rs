@@ -1,7 +1,7 @@
 //! The daemon as a process: started in a place of its own, called, watched, killed and started again.
 //!
 //! It sees nothing of this machine's or user's configuration, keeps its state in a temporary
-//! directory, serves one core without root or hugepages, and is ended with the value that stands for
+//! directory, serves on one core without root or hugepages, and is ended with the value that stands for
 //! it, by its own process id.
 
 use std::fs::File;
@@ -22,6 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub struct Place {
     dir: tempfile::TempDir,
     env: Vec<(String, String)>,
+    cores: usize,
 }
 
 impl Default for Place {
@@ -35,6 +36,7 @@ impl Place {
         let place = Place {
             dir: tempfile::tempdir().expect("a temporary directory"),
             env: Vec::new(),
+            cores: 1,
         };
         // Its well-known port is the machine's, and tests run beside each other.
         place.with("NACRE_NVMF_DISCOVERY_PORT", 0)
@@ -44,6 +46,12 @@ impl Place {
     pub fn with(mut self, variable: &str, value: impl ToString) -> Place {
         self.env.retain(|(name, _)| name != variable);
         self.env.push((variable.into(), value.to_string()));
+        self
+    }
+
+    /// Serves on this many cores; one unless said.
+    pub fn on_cores(mut self, cores: usize) -> Place {
+        self.cores = cores;
         self
     }
 
@@ -71,7 +79,8 @@ impl Place {
         let mut command = self.nacre();
         command.arg("serve").arg("-r").arg(socket);
         command.arg("--data-dir").arg(data_dir);
-        command.args(["--cores", "1", "--mem-size", "32"]);
+        let (cores, memory) = (self.cores.to_string(), (32 * self.cores).to_string());
+        command.args(["--cores", &cores, "--mem-size", &memory]);
         command
     }
 

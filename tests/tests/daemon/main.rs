@@ -1,8 +1,10 @@
 //! The daemon as a whole: `nacre serve` as a process, hosts in this process, TCP between them.
 
+mod change;
 mod crash;
 mod job;
 mod ledger;
+mod load;
 mod many;
 mod network;
 mod raw;

@@ -1,0 +1,167 @@
+//! Killed while it is being configured.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use nacre_engine::rpc::client::ClientError;
+use nacre_tests::daemon::{Daemon, Place, free_address};
+use nacre_tests::rng::Rng;
+use serde_json::{Value, json};
+
+const NQN: &str = "nqn.2025-01.io.nacre:change";
+
+/// What a subsystem has: namespaces as (id, device), listeners, hosts.
+#[derive(Debug, Clone, Default, PartialEq)]
+struct Made {
+    namespaces: BTreeSet<(u64, String)>,
+    listeners: BTreeSet<String>,
+    hosts: BTreeSet<String>,
+}
+
+type Model = BTreeMap<String, Made>;
+
+/// Goal: a change is there or not there after a crash, whole, and never half. Method: creations,
+/// additions and deletions of subsystems with everything they have, in random order, and kill -9 at
+/// random moments; after each restart the daemon's state is the last one acknowledged, or the one that
+/// the call under way was to make.
+#[test]
+fn a_change_under_way_happened_or_did_not() {
+    let mut rng = Rng::announced("a_change_under_way_happened_or_did_not");
+    let place = Place::new();
+    let mut daemon = place.start();
+    for n in 0..4 {
+        daemon.create_ram(&format!("ram{n}"), 512, 64 << 10);
+    }
+    let listeners: Vec<String> = (0..2)
+        .map(|_| free_address("127.0.0.1").to_string())
+        .collect();
+    let (mut model, mut changes) = (Model::new(), 0);
+    for round in 0..8 {
+        let (enough, late) = (rng.below(12), Duration::from_micros(rng.below(3000)));
+        let pid = rustix::process::Pid::from_raw(daemon.pid() as i32).unwrap();
+        let (told, done) = std::sync::mpsc::channel();
+        let next = std::thread::scope(|scope| {
+            scope.spawn(move || {
+                (0..enough).for_each(|_| done.recv().unwrap());
+                std::thread::sleep(late);
+                // Ours, and not waited for yet: its number cannot be anybody else's.
+                rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+            });
+            loop {
+                let (method, params, next) = change(&model, &listeners, &mut rng);
+                match daemon.try_call(method, params) {
+                    Ok(_) => model = next,
+                    Err(ClientError::Refused { method, error }) => panic!("{method}: {error}"),
+                    Err(_) => break next,
+                }
+                changes += 1;
+                // Nobody listens any more when it was enough.
+                let _ = told.send(());
+            }
+        });
+        daemon.kill();
+        // Nor does an end in the middle of a start hurt.
+        for _ in 0..rng.below(3) {
+            let starting = place.spawn();
+            std::thread::sleep(Duration::from_micros(rng.below(60_000)));
+            starting.kill();
+        }
+        daemon = place.start();
+        let found = state(&mut daemon);
+        assert!(
+            found == model || found == next,
+            "round {round}: found {found:#?}\nneither before {model:#?}\nnor after {next:#?}"
+        );
+        let failed = daemon.call("state_get", Value::Null).to_string();
+        assert!(!failed.contains("\"failed\""), "round {round}: {failed}");
+        model = found;
+    }
+    println!("{changes} changes");
+}
+
+/// A random call that is possible now, and what it makes of the model.
+fn change(model: &Model, listeners: &[String], rng: &mut Rng) -> (&'static str, Value, Model) {
+    let mut next = model.clone();
+    let nqn = format!("{NQN}-{}", rng.below(3));
+    let Some(made) = next.get_mut(&nqn) else {
+        next.insert(nqn.clone(), Made::default());
+        return ("nvmf_create_subsystem", json!({ "nqn": nqn }), next);
+    };
+    loop {
+        match rng.below(8) {
+            0 => {
+                next.remove(&nqn);
+                return ("nvmf_delete_subsystem", json!({ "nqn": nqn }), next);
+            }
+            1..4 => {
+                let bdev = format!("ram{}", rng.below(4));
+                let used = |m: &Made| m.namespaces.iter().any(|(_, b)| *b == bdev);
+                if model.values().any(used) {
+                    continue;
+                }
+                let taken = |id: &u64| made.namespaces.iter().any(|(n, _)| n == id);
+                let nsid = (1..).find(|id| !taken(id)).unwrap();
+                let namespace = json!({ "bdev_name": bdev, "nsid": nsid });
+                made.namespaces.insert((nsid, bdev));
+                let params = json!({ "nqn": nqn, "namespace": namespace });
+                return ("nvmf_subsystem_add_ns", params, next);
+            }
+            4 => {
+                let Some((nsid, bdev)) = made.namespaces.first().cloned() else {
+                    continue;
+                };
+                made.namespaces.remove(&(nsid, bdev));
+                return (
+                    "nvmf_subsystem_remove_ns",
+                    json!({ "nqn": nqn, "nsid": nsid }),
+                    next,
+                );
+            }
+            5..7 => {
+                let address = &listeners[rng.below(2) as usize];
+                let (ip, port) = address.rsplit_once(':').unwrap();
+                let listen_address = json!({ "trtype": "TCP", "traddr": ip, "trsvcid": port });
+                let params = json!({ "nqn": nqn, "listen_address": listen_address });
+                let method = match made.listeners.remove(address) {
+                    true => "nvmf_subsystem_remove_listener",
+                    false => {
+                        made.listeners.insert(address.clone());
+                        "nvmf_subsystem_add_listener"
+                    }
+                };
+                return (method, params, next);
+            }
+            _ => {
+                let host = format!("nqn.2025-01.io.nacre:host-{}", rng.below(2));
+                let params = json!({ "nqn": nqn, "host": host });
+                let method = match made.hosts.remove(&host) {
+                    true => "nvmf_subsystem_remove_host",
+                    false => {
+                        made.hosts.insert(host);
+                        "nvmf_subsystem_add_host"
+                    }
+                };
+                return (method, params, next);
+            }
+        }
+    }
+}
+
+fn state(daemon: &mut Daemon) -> Model {
+    let listed = daemon.call("nvmf_get_subsystems", Value::Null);
+    let text = |v: &Value| v.as_str().unwrap().to_owned();
+    let list = |v: &Value| v.as_array().unwrap().clone();
+    let nvm = list(&listed).into_iter().filter(|s| s["subtype"] == "NVMe");
+    let made = |s: &Value| Made {
+        namespaces: list(&s["namespaces"])
+            .iter()
+            .map(|n| (n["nsid"].as_u64().unwrap(), text(&n["bdev_name"])))
+            .collect(),
+        listeners: list(&s["listen_addresses"])
+            .iter()
+            .map(|l| format!("{}:{}", text(&l["traddr"]), text(&l["trsvcid"])))
+            .collect(),
+        hosts: list(&s["hosts"]).iter().map(|h| text(&h["nqn"])).collect(),
+    };
+    nvm.map(|s| (text(&s["nqn"]), made(&s))).collect()
+}

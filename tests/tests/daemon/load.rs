@@ -1,0 +1,189 @@
+//! Verified load: writes, reads and flushes over two queues, each judged when it comes back.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+
+use nacre_bdev::{Completion, Io, Op, Status};
+use nacre_nvmf::host::{HostOptions, IoQueue, IoStats};
+use nacre_tests::host::Host;
+use nacre_tests::rng::Rng;
+
+use crate::ledger::{BLOCK, Ledger};
+
+pub const BLOCKS: usize = 1024;
+/// Blocks of the largest write.
+const MAX_RUN: usize = 8;
+/// I/Os kept under way on each queue.
+const DEPTH: usize = 16;
+/// Writes between two flushes.
+const FLUSH_EVERY: u32 = 40;
+
+enum Work {
+    Write { lba: usize, blocks: usize },
+    Read { lba: usize },
+    Flush { promised: Vec<u64> },
+}
+
+pub struct Load {
+    pub host: Host,
+    pub ledger: Ledger,
+    rng: Rng,
+    under_way: HashMap<u64, Work>,
+    writes: u32,
+    completed: u64,
+}
+
+impl Load {
+    /// On a fresh namespace of [`BLOCKS`] blocks.
+    pub fn start(address: SocketAddr, mut options: HostOptions, nsid: u32, rng: &mut Rng) -> Load {
+        options.io_queues = 2;
+        let mut host = Host::new(address, options, 2 * DEPTH);
+        host.until("live", |h| h.controller.is_live());
+        host.open_queue(nsid);
+        host.open_queue(nsid);
+        Load {
+            host,
+            ledger: Ledger::new(BLOCKS, rng.draw()),
+            rng: Rng::seeded(rng.draw()),
+            under_way: HashMap::new(),
+            writes: 0,
+            completed: 0,
+        }
+    }
+
+    pub fn stats(&self) -> Vec<IoStats> {
+        self.host.queues.iter().map(|q| q.stats()).collect()
+    }
+
+    /// Goes on while `meanwhile` does something to the daemon.
+    pub fn run_during<T: Send>(&mut self, meanwhile: impl FnOnce() -> T + Send) -> T {
+        std::thread::scope(|scope| {
+            let meanwhile = scope.spawn(meanwhile);
+            while !meanwhile.is_finished() {
+                self.fill();
+                self.turn();
+            }
+            meanwhile.join().expect("nothing went wrong there")
+        })
+    }
+
+    pub fn turn(&mut self) {
+        self.host.turn_or_nap();
+        while let Some(completion) = self.host.take_completion() {
+            self.completed(completion);
+        }
+    }
+
+    pub fn fill(&mut self) {
+        for queue in 0..self.host.queues.len() {
+            let mut tries = 0;
+            while self.under_way.len() < DEPTH * (queue + 1) && tries < 2 * DEPTH {
+                self.submit(queue);
+                tries += 1;
+            }
+        }
+    }
+
+    fn submit(&mut self, queue: usize) {
+        let work = match self.rng.below(10) {
+            _ if self.writes >= FLUSH_EVERY => {
+                self.writes = 0;
+                let promised = self.ledger.acknowledged();
+                Work::Flush { promised }
+            }
+            0..3 => Work::Read {
+                lba: self.rng.below(BLOCKS as u64) as usize,
+            },
+            _ => {
+                let blocks = 1 + self.rng.below(MAX_RUN as u64) as usize;
+                let lba = self.rng.below((BLOCKS - blocks) as u64) as usize;
+                Work::Write { lba, blocks }
+            }
+        };
+        let (op, lba, blocks) = match &work {
+            Work::Write { lba, blocks } => (Op::Write, *lba, *blocks),
+            Work::Read { lba } => (Op::Read, *lba, 1),
+            Work::Flush { .. } => (Op::Flush, 0, 0),
+        };
+        let entries = &mut self.ledger.entries[lba..lba + blocks];
+        if entries.iter().any(|e| e.in_use) {
+            return;
+        }
+        let mut io = Io::new(0, op, lba as u64, blocks as u32);
+        if blocks > 0 {
+            let Some(mut buf) = self.host.buf(blocks * BLOCK) else {
+                return;
+            };
+            for entry in entries {
+                entry.in_use = true;
+                entry.submitted += u64::from(op == Op::Write);
+            }
+            let bytes = buf.bytes_mut().unwrap();
+            for (at, block) in bytes.chunks_exact_mut(BLOCK).enumerate() {
+                match op {
+                    Op::Write => {
+                        let generation = self.ledger.entries[lba + at].submitted;
+                        self.ledger.fill(lba + at, generation, block);
+                    }
+                    _ => block.fill(0xee),
+                }
+            }
+            io = io.with(buf);
+        }
+        let token = self.host.submit(queue, |token| Io { token, ..io });
+        let token = token.expect("the queue is deeper than the load");
+        self.writes += u32::from(op == Op::Write);
+        self.under_way.insert(token, work);
+    }
+
+    fn completed(&mut self, completion: Completion) {
+        let work = self.under_way.remove(&completion.token).expect("ours");
+        assert_eq!(completion.status, Status::Ok, "the host gave up an I/O");
+        self.completed += 1;
+        match work {
+            Work::Write { lba, blocks } => {
+                for entry in &mut self.ledger.entries[lba..lba + blocks] {
+                    entry.acknowledged = entry.submitted;
+                    entry.in_use = false;
+                }
+            }
+            Work::Read { lba } => {
+                let found = self.ledger.judge(lba, &completion.data[0]);
+                found.unwrap_or_else(|wrong| panic!("while it runs: {wrong}"));
+                self.ledger.entries[lba].in_use = false;
+            }
+            Work::Flush { promised } => self.ledger.flushed(&promised),
+        }
+    }
+
+    /// Runs for this many more I/Os.
+    pub fn run(&mut self, ios: u64) {
+        let until = self.completed + ios;
+        while self.completed < until {
+            self.fill();
+            self.turn();
+        }
+    }
+
+    /// Until what happens next happens to both queues.
+    pub fn until_connected(&mut self) {
+        while !self.host.queues.iter().all(IoQueue::is_live) {
+            self.fill();
+            self.turn();
+        }
+    }
+
+    pub fn drain(&mut self) {
+        while !self.under_way.is_empty() {
+            self.turn();
+        }
+    }
+
+    pub fn check_all(&mut self, when: &str) {
+        for lba in 0..BLOCKS {
+            let block = self.host.read(lba % 2, lba as u64, 1, BLOCK);
+            let found = self.ledger.judge(lba, &block);
+            found.unwrap_or_else(|wrong| panic!("{when}: {wrong}"));
+        }
+    }
+}
