@@ -5,6 +5,8 @@
 //! shown for orientation only.
 
 mod idle;
+mod instructions;
+mod target;
 mod tcp;
 mod vm;
 

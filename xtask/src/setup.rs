@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::process;
 
-/// A program, and the Debian package that brings it.
+/// A program (or a library, by its path below the library folder), and the Debian package that brings it.
 pub struct Need {
     pub program: &'static str,
     pub package: &'static str,
@@ -29,6 +29,10 @@ pub const VM: &[Need] = &[
     need("mkfs.xfs", "xfsprogs"),
     need("mkfs.ext4", "e2fsprogs"),
     need("ip", "iproute2"),
+    need("rdma", "iproute2"),
+    need("libibverbs.so.1", "libibverbs1"),
+    need("libibverbs/librxe-rdmav34.so", "ibverbs-providers"),
+    need("librdmacm.so.1", "librdmacm1"),
     need("ps", "procps"),
     need("jq", "jq"),
 ];
@@ -40,13 +44,22 @@ const PIP_LIMIT: Duration = Duration::from_secs(300);
 pub fn ensure(needs: &[Need]) -> Result<()> {
     let missing: Vec<&str> = needs
         .iter()
-        .filter(|need| process::find(need.program).is_none())
+        .filter(|need| !is_there(need.program))
         .map(|need| need.package)
         .collect();
     if missing.is_empty() {
         return Ok(());
     }
     apt_install(&missing)
+}
+
+fn is_there(program: &str) -> bool {
+    if !program.starts_with("lib") {
+        return process::find(program).is_some();
+    }
+    let dirs = ["x86_64-linux-gnu", "aarch64-linux-gnu", "."];
+    dirs.iter()
+        .any(|dir| Path::new("/usr/lib").join(dir).join(program).exists())
 }
 
 pub fn apt_install(packages: &[&str]) -> Result<()> {

@@ -2,24 +2,18 @@
 //! which moves the same bytes per request between the same two cores with bare sockets.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, ExitCode};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
-use super::{Line, TcpOptions, idle, print_table};
-use crate::process::{self, End, Group};
+use super::target::{ADDRESS, HOST_CORE, NQN, PORT, TARGET_CORE, Target, number};
+use super::{Line, TcpOptions, idle, instructions, print_table};
+use crate::process;
 use crate::setup;
 
 const BUILD_LIMIT: Duration = Duration::from_secs(1800);
-const RPC_LIMIT: Duration = Duration::from_secs(30);
-const ADDRESS: &str = "127.0.0.1";
-/// Away from the usual port, so that a target in use is not disturbed.
-const PORT: &str = "14420";
-const NQN: &str = "nqn.2026-01.io.nacre:bench";
-const TARGET_CORE: &str = "0";
-const HOST_CORE: &str = "1";
 
 struct Case {
     name: &'static str,
@@ -98,28 +92,26 @@ pub fn run(root: &Path, options: &TcpOptions) -> Result<ExitCode> {
         println!("round {round} of {}", options.rounds);
         for (case, line) in &mut lines {
             let bare = measure_limit(&limit, case, options.seconds)?;
-            let ours = target.measure(case, options.seconds)?;
+            let ours = measure(&target, case, options.seconds)?;
             line.rounds.push((ours, bare));
         }
         if wanted(MANY.name) {
-            let one = target.measure(&ONE, options.seconds)?;
-            let many = target.measure(&MANY, options.seconds)?;
+            let one = measure(&target, &ONE, options.seconds)?;
+            let many = measure(&target, &MANY, options.seconds)?;
             spread.rounds.push((many, one));
         }
     }
     let idle_is_quiet = match wanted("idle") {
         true => {
             let idle_hosts = build(root, "nacre-benches", "idle-hosts")?;
-            idle::measure(
-                &idle_hosts,
-                target.group.id(),
-                &format!("{ADDRESS}:{PORT}"),
-                NQN,
-            )?
+            idle::measure(&idle_hosts, target.pid(), &format!("{ADDRESS}:{PORT}"), NQN)?
         }
         false => true,
     };
     target.stop()?;
+    if wanted("instructions") {
+        instructions::measure(&nacre)?;
+    }
 
     let lines: Vec<Line> = lines.into_iter().map(|(_, line)| line).collect();
     print_table("bare sockets", &lines);
@@ -183,7 +175,27 @@ fn measure_limit(limit: &Path, case: &Case, seconds: f64) -> Result<f64> {
             "--json",
         ]);
     let out = process::capture(&mut command, Duration::from_secs_f64(seconds * 4.0 + 30.0))?;
-    number(&out, &["requests_per_second"])
+    let answer = serde_json::from_str(&out).with_context(|| format!("no JSON: {out:?}"))?;
+    number(&answer, &["requests_per_second"])
+}
+
+fn measure(target: &Target, case: &Case, seconds: f64) -> Result<f64> {
+    let answer = target.load(
+        &[
+            "--rw",
+            case.rw,
+            "--size",
+            &case.size.to_string(),
+            "--depth",
+            &case.depth.to_string(),
+            "--queues",
+            &case.connections.to_string(),
+            "--seconds",
+            &seconds.to_string(),
+        ],
+        Duration::from_secs_f64(seconds * 4.0 + 30.0),
+    )?;
+    number(&answer, &["iops"])
 }
 
 fn write_json(path: &Path, lines: &[Line]) -> Result<()> {
@@ -198,140 +210,4 @@ fn write_json(path: &Path, lines: &[Line]) -> Result<()> {
         .collect();
     let text = serde_json::to_string_pretty(&rows)?;
     std::fs::write(path, text + "\n").with_context(|| format!("writing {}", path.display()))
-}
-
-/// The number at `path` in a JSON document.
-fn number(text: &str, path: &[&str]) -> Result<f64> {
-    let document: Value =
-        serde_json::from_str(text).with_context(|| format!("no JSON: {text:?}"))?;
-    path.iter()
-        .try_fold(&document, |value, key| value.get(key))
-        .and_then(Value::as_f64)
-        .with_context(|| format!("no number at {} in {text}", path.join(".")))
-}
-
-/// A daemon of one reactor with a malloc bdev, in a folder that goes with it.
-struct Target<'a> {
-    nacre: &'a Path,
-    dir: PathBuf,
-    group: Group,
-}
-
-impl<'a> Target<'a> {
-    fn start(nacre: &'a Path) -> Result<Target<'a>> {
-        let dir = std::env::temp_dir().join(format!("nacre-bench-{}", std::process::id()));
-        setup::create_dir(&dir)?;
-        let log = process::log_file(&dir.join("nacre.log"))?;
-        let mut command = Command::new(nacre);
-        command
-            .args(["serve", "--cores", TARGET_CORE, "--data-dir"])
-            .arg(dir.join("data"))
-            .arg("-r")
-            .arg(dir.join("nacre.sock"))
-            .stdin(Stdio::null())
-            .stdout(log.try_clone().context("sharing the daemon's log")?)
-            .stderr(log);
-        let group = Group::spawn(&mut command)?;
-        let target = Target { nacre, dir, group };
-        target.configure()?;
-        Ok(target)
-    }
-
-    fn configure(&self) -> Result<()> {
-        let start = Instant::now();
-        while self.rpc("framework_wait_init", None).is_err() {
-            if start.elapsed() > RPC_LIMIT {
-                bail!(
-                    "the daemon does not answer: {}",
-                    std::fs::read_to_string(self.dir.join("nacre.log"))?
-                );
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        if !self
-            .rpc("nvmf_get_transports", None)?
-            .to_ascii_lowercase()
-            .contains("\"tcp\"")
-        {
-            self.rpc("nvmf_create_transport", Some(json!({ "trtype": "tcp" })))?;
-        }
-        self.rpc(
-            "bdev_malloc_create",
-            Some(json!({ "name": "m", "block_size": 4096, "num_blocks": 65536 })),
-        )?;
-        self.rpc(
-            "nvmf_create_subsystem",
-            Some(json!({ "nqn": NQN, "allow_any_host": true })),
-        )?;
-        self.rpc(
-            "nvmf_subsystem_add_ns",
-            Some(json!({ "nqn": NQN, "namespace": { "bdev_name": "m" } })),
-        )?;
-        let address =
-            json!({ "trtype": "tcp", "adrfam": "ipv4", "traddr": ADDRESS, "trsvcid": PORT });
-        self.rpc(
-            "nvmf_subsystem_add_listener",
-            Some(json!({ "nqn": NQN, "listen_address": address })),
-        )?;
-        Ok(())
-    }
-
-    fn rpc(&self, method: &str, params: Option<Value>) -> Result<String> {
-        let mut command = Command::new(self.nacre);
-        command
-            .arg("rpc")
-            .arg("--socket")
-            .arg(self.dir.join("nacre.sock"))
-            .arg(method);
-        command.args(params.map(|params| params.to_string()));
-        process::capture(&mut command, RPC_LIMIT)
-    }
-
-    fn measure(&self, case: &Case, seconds: f64) -> Result<f64> {
-        let mut command = Command::new(self.nacre);
-        command
-            .args([
-                "perf",
-                "--traddr",
-                ADDRESS,
-                "--trsvcid",
-                PORT,
-                "--nqn",
-                NQN,
-                "--rw",
-                case.rw,
-            ])
-            .args([
-                "--size",
-                &case.size.to_string(),
-                "--depth",
-                &case.depth.to_string(),
-            ])
-            .args([
-                "--queues",
-                &case.connections.to_string(),
-                "--seconds",
-                &seconds.to_string(),
-            ])
-            .args(["--cores", HOST_CORE, "--json"]);
-        let out = process::capture(&mut command, Duration::from_secs_f64(seconds * 4.0 + 30.0))?;
-        number(&out, &["iops"])
-    }
-
-    fn stop(mut self) -> Result<()> {
-        self.group.terminate();
-        match self.group.wait(Duration::from_secs(20))? {
-            End::Exited(status) if status.success() => Ok(()),
-            end => bail!("the daemon did not stop cleanly ({end})"),
-        }
-    }
-}
-
-impl Drop for Target<'_> {
-    fn drop(&mut self) {
-        self.group.kill();
-        if let Err(error) = std::fs::remove_dir_all(&self.dir) {
-            eprintln!("warning: cannot remove {}: {error}", self.dir.display());
-        }
-    }
 }

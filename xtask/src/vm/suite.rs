@@ -56,6 +56,13 @@ pub struct Selection {
     pub nacre: Option<PathBuf>,
 }
 
+/// What the tests start in the guest.
+struct Programs {
+    nacre: PathBuf,
+    /// Both ends of RDMA connections, for the test of verbs.
+    pingpong: PathBuf,
+}
+
 pub fn run(root: &Path, selection: &Selection) -> Result<Tally> {
     let cases = cases(root, &selection.filter)?;
     if cases.is_empty() {
@@ -69,6 +76,12 @@ pub fn run(root: &Path, selection: &Selection) -> Result<Tally> {
         // Nobody starts it.
         Target::Nvmet => PathBuf::from("/nonexistent"),
     };
+    let pingpong = if cases.iter().any(|case| case.ends_with("rdma-verbs")) {
+        pingpong(root)?
+    } else {
+        PathBuf::from("/nonexistent")
+    };
+    let programs = Programs { nacre, pingpong };
     let vm = Vm::prepare()?;
     println!("virtual machine: {}; {} tests", vm.describe(), cases.len());
 
@@ -79,7 +92,7 @@ pub fn run(root: &Path, selection: &Selection) -> Result<Tally> {
         boots += 1;
         let before = left.len();
         let out = scratch(root, &format!("test-{boots}"))?;
-        boot(root, &vm, selection, &nacre, &out, &mut left, &mut tally)?;
+        boot(root, &vm, selection, &programs, &out, &mut left, &mut tally)?;
         if left.len() == before {
             // A machine that boots and runs nothing does so again: the rest has failed.
             for name in left.drain(..) {
@@ -104,7 +117,7 @@ fn boot(
     root: &Path,
     vm: &Vm,
     selection: &Selection,
-    nacre: &Path,
+    programs: &Programs,
     out: &Path,
     left: &mut VecDeque<String>,
     tally: &mut Tally,
@@ -113,9 +126,10 @@ fn boot(
     std::fs::write(out.join("cases"), names.join("\n") + "\n")
         .context("writing the list of tests")?;
     let line = format!(
-        "TARGET={} NACRE={} bash {} {}",
+        "TARGET={} NACRE={} PINGPONG={} bash {} {}",
         selection.target,
-        quoted(nacre),
+        quoted(&programs.nacre),
+        quoted(&programs.pingpong),
         quoted(&root.join("tests/vm/guest.sh")),
         quoted(out),
     );
@@ -246,6 +260,14 @@ pub fn nacre(root: &Path, given: Option<&Path>) -> Result<PathBuf> {
             crate::target_dir(root).join("release/nacre")
         }
     };
+    path.canonicalize()
+        .with_context(|| format!("finding {}", path.display()))
+}
+
+fn pingpong(root: &Path) -> Result<PathBuf> {
+    let package = ["--package", "nacre-rdma-verbs", "--example", "pingpong"];
+    setup::cargo_build(root, &[&["--locked"][..], &package].concat(), BUILD_LIMIT)?;
+    let path = crate::target_dir(root).join("debug/examples/pingpong");
     path.canonicalize()
         .with_context(|| format!("finding {}", path.display()))
 }

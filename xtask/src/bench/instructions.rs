@@ -1,0 +1,103 @@
+//! Instructions that the target spends on a request, in user space: the same from run to run of one binary whatever
+//! else the machine does, so that a regression of a percent shows.
+//!
+//! Counted by callgrind over the whole daemon, twice with different numbers of requests: the difference is what the
+//! requests cost, without start, connect and stop. The reactor sleeps when it has nothing to do, so that idle
+//! turns do not count.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use super::target::{Target, number};
+use crate::setup::{self, Need};
+
+const NEEDS: &[Need] = &[Need {
+    program: "valgrind",
+    package: "valgrind",
+}];
+/// Callgrind is some fifty times slower than the machine.
+const LOAD_LIMIT: Duration = Duration::from_secs(300);
+const FEW: u32 = 2_000;
+const MANY: u32 = 22_000;
+
+pub fn measure(nacre: &Path) -> Result<()> {
+    setup::ensure(NEEDS)?;
+    for (what, rw, depth) in [
+        ("4 KiB read, depth 1", "randread", 1),
+        ("4 KiB read, depth 128", "randread", 128),
+        ("4 KiB write, depth 128", "randwrite", 128),
+    ] {
+        let (few, many) = (
+            count(nacre, rw, depth, FEW)?,
+            count(nacre, rw, depth, MANY)?,
+        );
+        let each = (many.instructions - few.instructions) / (many.requests - few.requests);
+        println!("instructions per {what}, target in user space: {each:.0}");
+    }
+    Ok(())
+}
+
+struct Count {
+    instructions: f64,
+    requests: f64,
+}
+
+fn count(nacre: &Path, rw: &str, depth: u32, requests: u32) -> Result<Count> {
+    let out = std::env::temp_dir().join(format!("nacre-callgrind-{}", std::process::id()));
+    let mut command = Command::new("valgrind");
+    command
+        .args(["--tool=callgrind", "--quiet"])
+        .arg(format!("--callgrind-out-file={}", out.display()))
+        .arg(nacre);
+    let target = Target::start_as(nacre, command, &["--interrupt-mode"])?;
+    let load = [
+        "--rw",
+        rw,
+        "--size",
+        "4096",
+        "--depth",
+        &depth.to_string(),
+        "--queues",
+        "1",
+        "--ios",
+        &requests.to_string(),
+    ];
+    let answer = target.load(&load, LOAD_LIMIT)?;
+    target.stop()?;
+    let text = std::fs::read_to_string(&out)
+        .with_context(|| format!("reading what callgrind left in {}", out.display()))?;
+    std::fs::remove_file(&out).with_context(|| format!("removing {}", out.display()))?;
+    Ok(Count {
+        instructions: total(&text)?,
+        requests: number(&answer, &["read", "ios"])? + number(&answer, &["write", "ios"])?,
+    })
+}
+
+/// The sum over all threads that callgrind writes at the end of its file.
+fn total(text: &str) -> Result<f64> {
+    let Some(line) = text
+        .lines()
+        .rev()
+        .find_map(|line| line.strip_prefix("totals:"))
+    else {
+        bail!("callgrind's file has no totals");
+    };
+    line.trim().parse().context("callgrind's totals")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::total;
+
+    #[test]
+    fn the_total_is_the_last_line_that_says_so() {
+        assert_eq!(
+            total("events: Ir\nfn=(1)\n1 2\ntotals: 1234\n").unwrap(),
+            1234.0
+        );
+        assert!(total("events: Ir\n").is_err());
+    }
+}
