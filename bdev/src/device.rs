@@ -49,8 +49,9 @@ pub struct Limits {
     pub unmap_zeroes: bool,
     /// Writes are refused.
     pub read_only: bool,
-    /// A read without extents is answered with the device's own memory.
-    pub lends: bool,
+    /// A read of at most so many blocks that has no extents is answered with the device's own
+    /// memory ([`crate::Completion::lent`]); 0: it lends nothing.
+    pub lend_blocks: u32,
 }
 
 impl Limits {
@@ -68,7 +69,7 @@ impl Limits {
             volatile_cache: false,
             unmap_zeroes: false,
             read_only: false,
-            lends: false,
+            lend_blocks: 0,
         }
     }
 }

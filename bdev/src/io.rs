@@ -1,7 +1,7 @@
 //! One I/O: an operation on a range of logical blocks, its buffers, and the token that must come back.
 
 use arrayvec::ArrayVec;
-use nacre_hugepages::Buf;
+use nacre_hugepages::{Buf, Lent};
 use serde::{Deserialize, Serialize};
 
 /// The buffers of an I/O in order. Each is contiguous; two suffice for everything a host can ask
@@ -18,7 +18,7 @@ pub type Token = u64;
 #[repr(u8)]
 pub enum Op {
     /// Fills the extents. A device that lends its memory may be given no extents and then answers
-    /// with its own (see [`crate::Limits::lends`]).
+    /// with its own (see [`crate::Limits::lend_blocks`]).
     Read,
     Write,
     /// Everything completed before this was submitted is on stable media when it completes.
@@ -150,6 +150,7 @@ impl Io {
             token: self.token,
             status,
             data: self.data,
+            lent: None,
         }
     }
 }
@@ -250,4 +251,7 @@ pub struct Completion {
     pub token: Token,
     pub status: Status,
     pub data: Extents,
+    /// What a read without extents brought: a view of the device's memory, to be sent from there
+    /// soon. A write that comes after this completion may be seen through it.
+    pub lent: Option<Lent>,
 }

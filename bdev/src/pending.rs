@@ -40,6 +40,7 @@ impl Pending {
             token: self.abandon(),
             status,
             data,
+            lent: None,
         }
     }
 

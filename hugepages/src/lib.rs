@@ -55,5 +55,5 @@ pub use pool::{Buf, ClassSpec, ClassStats, Pool};
 pub use register::{
     DEVICE_SLOTS, HookError, REGION_MAX, RegionId, RegionInfo, RegisterError, RegisterHook,
 };
-pub use shared::{Lent, Shared};
+pub use shared::{Lender, Lent, Shared};
 pub use system::{NodePages, reserve, show};

@@ -9,6 +9,7 @@ use std::fmt;
 use std::io::IoSlice;
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::rc::Rc;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::arena::{ArenaReport, allocate};
@@ -137,14 +138,10 @@ impl Shared {
         self.zero(whole.end, offset + len - whole.end);
     }
 
-    /// A handle on `len` bytes from `offset` on, to send them from where they are.
-    #[inline]
-    pub fn lend(self: &Arc<Shared>, offset: usize, len: usize) -> Lent {
-        self.at(offset, len);
-        Lent {
-            shared: Arc::clone(self),
-            offset,
-            len,
+    /// What one core lends parts of it with.
+    pub fn lender(self: &Arc<Shared>) -> Lender {
+        Lender {
+            shared: Rc::new(Share(Arc::clone(self))),
         }
     }
 
@@ -207,13 +204,52 @@ impl fmt::Debug for Shared {
     }
 }
 
+/// Lends parts of shared memory on one core. The handles are counted there, without atomics: a
+/// count that all cores changed with every I/O would be passed around between their caches.
+#[derive(Debug)]
+pub struct Lender {
+    shared: Rc<Share>,
+}
+
+/// One core's share in the memory: what its handles count.
+#[derive(Debug)]
+struct Share(Arc<Shared>);
+
+impl std::ops::Deref for Share {
+    type Target = Shared;
+
+    #[inline]
+    fn deref(&self) -> &Shared {
+        &self.0
+    }
+}
+
+impl Lender {
+    /// A handle on `len` bytes from `offset` on, to send them from where they are.
+    #[inline]
+    pub fn lend(&self, offset: usize, len: usize) -> Lent {
+        self.shared.at(offset, len);
+        Lent {
+            shared: Rc::clone(&self.shared),
+            offset,
+            len,
+        }
+    }
+
+    /// The memory itself.
+    #[inline]
+    pub fn memory(&self) -> &Shared {
+        &self.shared
+    }
+}
+
 /// A part of shared memory, kept mapped while this handle lives.
 ///
 /// It is a view, not a copy: what is written to that part meanwhile is seen through it. Who must
 /// send the very bytes that a digest was made of makes a copy first ([`Lent::read`]).
 #[derive(Clone)]
 pub struct Lent {
-    shared: Arc<Shared>,
+    shared: Rc<Share>,
     offset: usize,
     len: usize,
 }
@@ -262,7 +298,11 @@ impl Lent {
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
             outside(offset, len, self.len);
         }
-        self.shared.lend(self.offset + offset, len)
+        Lent {
+            shared: Rc::clone(&self.shared),
+            offset: self.offset + offset,
+            len,
+        }
     }
 
     /// The key of the device in `slot`, and how far into its region the first byte is. `None` also

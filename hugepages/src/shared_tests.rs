@@ -85,11 +85,11 @@ fn registered_memory_is_not_given_back() {
     let disk = Shared::allocate(1 << 20, HugepagePolicy::Off).unwrap();
     let disk = Arc::new(disk);
     disk.write(0, &[1; 1 << 20]);
-    assert_eq!(disk.lend(512, 512).key(0), None);
+    assert_eq!(disk.lender().lend(512, 512).key(0), None);
     disk.register(0, Arc::new(Device)).unwrap();
-    assert_eq!(disk.lend(512, 512).key(0), Some((3, 512)));
+    assert_eq!(disk.lender().lend(512, 512).key(0), Some((3, 512)));
     disk.unregister(0);
-    assert_eq!(disk.lend(512, 512).key(0), None);
+    assert_eq!(disk.lender().lend(512, 512).key(0), None);
 
     disk.discard(0, 1 << 20);
     assert!(bytes(&disk, 0, 1 << 20).iter().all(|&b| b == 0));
@@ -101,7 +101,7 @@ fn registered_memory_is_not_given_back() {
 #[test]
 fn ranges_outside_panic() {
     let disk = shared(4096);
-    let whole = disk.lend(0, 4096);
+    let whole = disk.lender().lend(0, 4096);
     let caught = |f: &dyn Fn()| std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).is_err();
     for offset in [4096, usize::MAX] {
         assert!(caught(&|| disk.read(offset, &mut [0; 1])));
@@ -111,11 +111,11 @@ fn ranges_outside_panic() {
         assert!(caught(&|| disk.copy_within(0, offset, 1)));
         assert!(caught(&|| disk.copy_within(offset, 0, 1)));
         assert!(caught(&|| assert!(disk.compare(offset, &[0]))));
-        assert!(caught(&|| drop(disk.lend(offset, 1))));
+        assert!(caught(&|| drop(disk.lender().lend(offset, 1))));
         assert!(caught(&|| drop(whole.slice(offset, 1))));
         assert!(caught(&|| whole.read(offset, &mut [0; 1])));
     }
-    let part = disk.lend(0, 100);
+    let part = disk.lender().lend(0, 100);
     assert!(
         caught(&|| drop(part.slice(50, 51))),
         "a part reaches no further than itself"
@@ -128,7 +128,7 @@ fn ranges_outside_panic() {
 fn lent_bytes_are_sent_from_where_they_are() {
     let disk = shared(8192);
     disk.write(4000, b"from where they are");
-    let lent = disk.lend(4000, 19).slice(5, 10);
+    let lent = disk.lender().lend(4000, 19).slice(5, 10);
     drop(disk);
     let mut file = tempfile::tempfile().unwrap();
     let sent = file

@@ -24,9 +24,10 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use nacre_bdev::Extents;
-use nacre_hugepages::{Buf, Pool};
+use nacre_hugepages::{Buf, Lent, Pool};
 use nacre_nvmf_wire::cqe::Cqe;
-use nacre_nvmf_wire::sqe::Sqe;
+use nacre_nvmf_wire::sqe::{SglDescriptor, Sqe};
+use nacre_nvmf_wire::status::StatusCode;
 use nacre_reactor::{Idle, Nanos};
 
 /// A connection (one NVMe queue pair) of one transport on one core. A stale id names nothing: the
@@ -136,6 +137,13 @@ pub enum Event {
     /// The data asked for by [`Transport::fetch`] came damaged (data digest) and was dropped: the
     /// command is to be answered with Transient Transport Error.
     FetchDamaged { conn: ConnId, tag: ReqTag },
+    /// The data asked for by [`Transport::fetch`] cannot be had by what the command's data pointer
+    /// says: to be answered with `status`.
+    FetchRefused {
+        conn: ConnId,
+        tag: ReqTag,
+        status: StatusCode,
+    },
     /// The connection is gone and nothing of it will follow. The transport has dropped every
     /// buffer that it held for it.
     Closed { conn: ConnId, why: Closed },
@@ -163,6 +171,12 @@ pub struct Response {
     pub cqe: Cqe,
     /// Controller-to-host data, sent before the completion. Empty: none.
     pub data: Extents,
+    /// The command's data pointer: where a transport that writes to the host's memory puts `data`.
+    /// What that finds wrong with it becomes the status of the completion.
+    pub sgl: SglDescriptor,
+    /// Controller-to-host data where the device keeps it, instead of `data`: given only to a
+    /// connection that takes it ([`Transport::takes_lent`]).
+    pub lent: Option<Lent>,
 }
 
 /// What the target tells a transport about a connection once its Connect was accepted.
@@ -197,6 +211,11 @@ impl Events {
         }
     }
 
+    /// Events that still fit.
+    pub fn room(&self) -> usize {
+        self.items.capacity() - self.items.len()
+    }
+
     pub fn has_room(&self) -> bool {
         self.items.len() < self.items.capacity()
     }
@@ -224,10 +243,16 @@ impl Events {
 /// The I/O half of a plug on one core: owns that core's connections.
 ///
 /// Invariants: `Opened` comes before anything else of a connection and `Closed` after everything;
-/// each fetch ends in one `Fetched` or `FetchDamaged`, or in the connection's `Closed`; a call that names a connection
-/// which has ended is ignored (its `Closed` is on the way).
+/// each fetch ends in one `Fetched`, `FetchDamaged` or `FetchRefused`, or in the connection's
+/// `Closed`; a call that names a connection which has ended is ignored (its `Closed` is on the way).
 pub trait Transport {
     fn caps(&self) -> &TransportCaps;
+
+    /// Those of one connection, if its listener has options of its own.
+    fn caps_of(&self, conn: ConnId) -> &TransportCaps {
+        let _ = conn;
+        self.caps()
+    }
 
     /// Takes what arrived, while `events` has room. When `pools` has no buffer for a capsule's data
     /// the connection waits with reading (back-pressure) and is tried again in the next turn.
@@ -241,6 +266,13 @@ pub trait Transport {
 
     /// The Connect of this connection was accepted.
     fn established(&mut self, conn: ConnId, params: QueueParams);
+
+    /// Whether data of this connection may leave from the device's own memory, where it can still
+    /// change: not if a digest of it goes along. Asked once, when the connection is established.
+    fn takes_lent(&self, conn: ConnId) -> bool {
+        let _ = conn;
+        false
+    }
 
     fn close(&mut self, conn: ConnId, why: CloseWhy);
 
@@ -281,6 +313,19 @@ pub enum ListenError {
     },
     #[error("more than {limit} listeners")]
     TooMany { limit: usize },
+    #[error("{option}: {why}")]
+    Option { option: &'static str, why: String },
+}
+
+/// What one listener does differently from its transport; `None`: as the transport.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ListenerOptions {
+    /// Largest in-capsule data of an I/O command, in bytes.
+    pub in_capsule_data_size: Option<u32>,
+    /// Largest I/O queue, in entries: the target sees to it.
+    pub max_queue_depth: Option<u16>,
+    /// Type of service of the packets sent (DSCP << 2).
+    pub tos: Option<u8>,
 }
 
 /// What a plug has done on all cores together, for metrics.
@@ -302,6 +347,31 @@ pub trait Plug: Send + Sync {
     /// Starts to accept on `address` (port 0: any free port). Returns the address that is really
     /// used. Accepted connections go to the least loaded core.
     fn listen(&self, id: ListenerId, address: &Address) -> Result<Address, ListenError>;
+
+    /// As [`Plug::listen`], with options of the listener's own. A plug that has none refuses those
+    /// that it would have to honour.
+    fn listen_with(
+        &self,
+        id: ListenerId,
+        address: &Address,
+        options: &ListenerOptions,
+    ) -> Result<Address, ListenError> {
+        let option = match options {
+            ListenerOptions { tos: Some(_), .. } => Some("tos"),
+            ListenerOptions {
+                in_capsule_data_size: Some(_),
+                ..
+            } => Some("in_capsule_data_size"),
+            _ => None,
+        };
+        match option {
+            None => self.listen(id, address),
+            Some(option) => Err(ListenError::Option {
+                option,
+                why: format!("listeners of {} have none of their own", self.kind()),
+            }),
+        }
+    }
 
     /// Stops to accept; connections made through it stay.
     fn unlisten(&self, id: ListenerId);

@@ -16,6 +16,7 @@ pub(super) const ALL: &[Case] = &[
         sizes,
     ),
     ("an I/O may have two extents", two_extents),
+    ("what it lends is what was written", lends),
     ("what lies outside the device is out of range", out_of_range),
     ("no blocks: nothing is done, successfully", no_blocks),
     ("what it does not support, it says so", unsupported),
@@ -72,6 +73,50 @@ fn sizes(subject: &Subject) {
             }
         }
     }
+}
+
+/// A read without extents is answered with the device's memory, if it lends that many blocks. The
+/// loan outlives the queue.
+fn lends(subject: &Subject) {
+    let mut rig = Rig::new(subject);
+    let most = subject.device.limits().lend_blocks;
+    // Whether a read without extents is one, the layer decides; modules need not.
+    if most == 0 {
+        return;
+    }
+    let largest = subject.largest().min(most);
+    let mut kept = Vec::new();
+    for (lba, blocks) in [
+        (0, 1),
+        (3, largest.min(5)),
+        (rig.geometry.blocks - 1, 1),
+        (0, largest),
+    ] {
+        let bytes = pattern(blocks, rig.geometry.block_size, lba, 0x1e);
+        if subject.writable() {
+            rig.write(lba, &bytes);
+        }
+        let io = rig.io(Op::Read, lba, blocks);
+        let completion = rig.run(io);
+        assert_eq!(completion.status, Status::Ok);
+        assert!(completion.data.is_empty());
+        let lent = completion.lent.expect("what it lends");
+        let mut seen = vec![0; lent.len()];
+        lent.read(0, &mut seen);
+        assert_eq!(seen.len(), rig.bytes(blocks));
+        assert!(!subject.keeps_data || !subject.writable() || seen == bytes);
+        kept.push((lent, seen));
+    }
+    let outside = rig.io(Op::Read, rig.geometry.blocks, 1);
+    assert_eq!(rig.status_of(outside), Status::OutOfRange);
+    drop(rig);
+    let (last, seen) = kept.pop().expect("several");
+    let mut again = vec![0; last.len()];
+    last.read(0, &mut again);
+    assert!(
+        again == seen,
+        "the memory stays while something of it is lent"
+    );
 }
 
 fn two_extents(subject: &Subject) {

@@ -110,8 +110,12 @@ impl Bdev for Delay {
         self.base.geometry()
     }
 
+    /// The base's. What waits is kept in buffers: nothing is lent.
     fn limits(&self) -> Limits {
-        self.base.limits()
+        Limits {
+            lend_blocks: 0,
+            ..self.base.limits()
+        }
     }
 
     fn supports(&self, op: Op) -> Support {

@@ -115,8 +115,12 @@ impl Bdev for FaultDevice {
         self.base.geometry()
     }
 
+    /// The base's. Faults change what was read: nothing is lent.
     fn limits(&self) -> Limits {
-        self.base.limits()
+        Limits {
+            lend_blocks: 0,
+            ..self.base.limits()
+        }
     }
 
     fn supports(&self, op: Op) -> Support {

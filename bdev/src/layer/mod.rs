@@ -180,6 +180,7 @@ impl Bdev for Layer {
         Limits {
             max_blocks: u32::MAX,
             max_unmap_blocks: u64::MAX,
+            lend_blocks: self.shape.lend_blocks,
             ..limits
         }
     }

@@ -17,7 +17,7 @@ pub(super) struct Shape {
     pub volatile_cache: bool,
     pub native_fua: bool,
     pub unmap_zeroes: bool,
-    pub lends: bool,
+    pub lend_blocks: u32,
     native: [bool; Op::COUNT],
 }
 
@@ -57,7 +57,11 @@ impl Shape {
             volatile_cache: limits.volatile_cache,
             native_fua: bdev.native_fua(),
             unmap_zeroes: limits.unmap_zeroes && limits.unmap_granularity_blocks <= 1,
-            lends: limits.lends,
+            // Pieces of a loan cannot be put together, so there is none across a boundary.
+            lend_blocks: match limits.optimal_boundary_blocks {
+                0 => limits.lend_blocks.min(limits.max_blocks),
+                _ => 0,
+            },
             native: Op::ALL.map(|op| bdev.supports(op) == Support::Native),
         }
     }
@@ -163,9 +167,7 @@ impl Shape {
         if whole && !self.flush_after(io.op, io.flags) {
             return Plan::Direct;
         }
-        // Pieces of a loan, or of a compare-and-write, cannot be put together.
-        let one_piece = io.op == Op::CompareAndWrite || (io.op == Op::Read && io.data.is_empty());
-        match one_piece && (!whole || io.blocks > self.max_blocks) {
+        match io.op == Op::CompareAndWrite && (!whole || io.blocks > self.max_blocks) {
             true => Plan::Now(Status::Unsupported),
             false => Plan::Job(Recipe::Pieces(io.op)),
         }
@@ -194,7 +196,7 @@ impl Shape {
     fn data_fits(&self, io: &Io) -> bool {
         let bytes = self.bytes(io.blocks);
         match io.op {
-            Op::Read if io.data.is_empty() => self.lends,
+            Op::Read if io.data.is_empty() => io.blocks <= self.lend_blocks,
             Op::Read | Op::Write | Op::Compare => io.data_len() == bytes,
             Op::CompareAndWrite => {
                 io.data.len() == 2 && io.data.iter().map(Buf::len).all(|len| len == bytes)

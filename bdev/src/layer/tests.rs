@@ -400,6 +400,22 @@ fn announces() {
     assert_eq!((limits.max_blocks, limits.queue_depth), (u32::MAX, 4));
 }
 
+/// Across a boundary nothing is lent, and what a module does not lend is not asked of it.
+#[test]
+fn lends_no_more_than_the_module() {
+    let mut poor = Poor::new(0);
+    poor.limits.lend_blocks = 8;
+    poor.limits.max_blocks = 4;
+    poor.limits.optimal_boundary_blocks = 0;
+    let read = |blocks| Io::new(1, Op::Read, 0, blocks);
+    let refused = Plan::Now(Status::Unsupported);
+    let shape = Shape::of(&poor);
+    assert_eq!(shape.plan(&read(4), BLOCKS), Plan::Direct);
+    assert_eq!(shape.plan(&read(5), BLOCKS), refused);
+    poor.limits.optimal_boundary_blocks = 16;
+    assert_eq!(Shape::of(&poor).plan(&read(1), BLOCKS), refused);
+}
+
 proptest! {
     /// Pieces cover a range exactly, each within the module's limits, from both ends.
     #[test]

@@ -262,6 +262,7 @@ impl Channel {
             token: task.token,
             status,
             data,
+            lent: None,
         });
     }
 

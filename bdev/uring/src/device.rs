@@ -219,7 +219,7 @@ impl Bdev for UringBdev {
             volatile_cache: self.has_write_cache(),
             unmap_zeroes: !self.unmap_discards(),
             read_only: self.read_only(),
-            lends: false,
+            lend_blocks: 0,
         }
     }
 

@@ -7,7 +7,7 @@ use nacre_nvmf_wire::fabrics::{
     Connect, ConnectAttributes, ConnectData, ConnectResponse, InvalidParameter,
 };
 use nacre_nvmf_wire::opcode::fabrics as fctype;
-use nacre_nvmf_wire::{Cqe, NqnError, StatusCode};
+use nacre_nvmf_wire::{Cqe, Nqn, NqnError, StatusCode};
 use nacre_reactor::Nanos;
 use zerocopy::FromBytes;
 
@@ -19,7 +19,7 @@ use super::qpair::Stage;
 use super::request::{ReqIndex, Requests, Step};
 use super::stats::QueueStats;
 use super::subsystem::{Refusal, Subsystem};
-use crate::transport::{CloseWhy, QueueParams};
+use crate::transport::{CloseWhy, QueueParams, TransportType};
 
 /// How long a Connect waits for an earlier controller of its host to be gone.
 const ADMIT_PATIENCE: Duration = Duration::from_secs(3);
@@ -33,6 +33,14 @@ enum Refused {
     Status(StatusCode, String),
     /// An earlier controller of the host is still being torn down.
     Busy(String),
+}
+
+/// What to do about a host that came over a transport that its subsystem is withheld from.
+fn withheld(nqn: &Nqn, host: &Nqn, kind: TransportType) -> String {
+    format!(
+        "{nqn} is not to be used over {kind} (tcp_fallback = false), and {host} has no other way; \
+         keep the fallback (tcp_fallback = true), or move what uses the volume to a host with RDMA"
+    )
 }
 
 impl Group {
@@ -118,9 +126,9 @@ impl Group {
             .subsystem(&subnqn)
             .map_err(|error| Refused::Parameter(InvalidParameter::SUBNQN, error.to_string()))?;
         let entries = connect.queue_entries();
-        let port = self.queue_ref(q).transport;
+        let (port, listener) = (self.queue_ref(q).transport, self.queue_ref(q).listener);
         let kind = self.port_kind(port);
-        let limits = self.target.queue_limits(kind);
+        let limits = self.target.listener_limits(kind, listener);
         let max = if connect.is_admin() {
             limits.max_admin_entries
         } else {
@@ -182,6 +190,13 @@ impl Group {
                     StatusCode::CONNECT_CONTROLLER_BUSY,
                     format!("all controller ids of {} are in use", subsystem.nqn()),
                 ),
+                Refusal::Withheld => {
+                    self.target.count_withheld();
+                    Refused::Status(
+                        StatusCode::CONNECT_INVALID_HOST.with_dnr(),
+                        withheld(subsystem.nqn(), hostnqn, kind),
+                    )
+                }
                 Refusal::NotOnThisListener => Refused::Parameter(
                     InvalidParameter::SUBNQN,
                     format!("{} does not listen here", subsystem.nqn()),
@@ -253,7 +268,8 @@ impl Group {
     ) -> Result<Cqe, Refused> {
         let stats = Arc::new(QueueStats::default());
         let (group, port) = (self.handle.clone(), self.queue(q).transport);
-        let (transport, caps) = (self.port_kind(port), self.port(port).caps().clone());
+        let conn = self.queue_ref(q).conn;
+        let (transport, caps) = (self.port_kind(port), self.port(port).caps_of(conn).clone());
         let qp = self.queues[q as usize].as_mut().expect("queue pair");
         let info = QueueInfo {
             qid: connect.qid,
@@ -323,8 +339,10 @@ impl Group {
         };
         qp.stage = Stage::Live;
         self.port(port).established(conn, params);
+        let takes_lent = self.port(port).takes_lent(conn);
         self.complete(q, index, cqe, now);
         let qp = self.queue(q);
+        qp.takes_lent = takes_lent;
         qp.connecting = false;
         qp.requests = Requests::new(qp.entries);
     }

@@ -16,7 +16,8 @@ use nacre_nvmf_wire::log::discovery::{
     subtype, treq, trtype,
 };
 
-use super::subsystem::SubsystemListener;
+use super::ana::AnaStates;
+use super::subsystem::{RdmaFabric, SubsystemListener};
 use super::target::Referral;
 use crate::transport::{Address, ListenerId, TransportType};
 
@@ -59,6 +60,7 @@ pub struct Asker<'a> {
 pub struct Record {
     pub record: DiscoveryRecord,
     pub secure_channel: bool,
+    pub fabric: RdmaFabric,
 }
 
 /// The entries of a log: the discovery subsystem itself, then subsystems, then referrals.
@@ -68,6 +70,9 @@ pub fn records(snapshot: &Snapshot, asker: &Asker) -> Vec<Record> {
         id: asker.listener,
         transport: asker.transport,
         address: asker.local.clone(),
+        ana: AnaStates::default(),
+        withheld: false,
+        fabric: RdmaFabric::default(),
     };
     let explicit = snapshot.discovery.iter().filter(|l| l.id != own.id);
     for listener in [&own].into_iter().chain(explicit) {
@@ -87,7 +92,7 @@ pub fn records(snapshot: &Snapshot, asker: &Asker) -> Vec<Record> {
         ));
     }
     for subsystem in &snapshot.subsystems {
-        for listener in &subsystem.listeners {
+        for listener in subsystem.listeners.iter().filter(|l| !l.withheld) {
             let kind = Kind {
                 subtype: subtype::NVM,
                 eflags: 0,
@@ -137,6 +142,7 @@ fn entry(
     checked(Record {
         record,
         secure_channel: false,
+        fabric: listener.fabric,
     })
 }
 
@@ -155,6 +161,7 @@ fn referral(referral: &Referral) -> Option<Record> {
     checked(Record {
         record,
         secure_channel: referral.secure_channel,
+        fabric: RdmaFabric::default(),
     })
 }
 
@@ -300,7 +307,12 @@ impl Record {
             }),
             trtype::RDMA => entry.set_rdma_subtype(RdmaSubtype {
                 qptype: RdmaSubtype::QPTYPE_CONNECTED,
-                prtype: RdmaSubtype::PRTYPE_ROCE_V2,
+                prtype: match self.fabric {
+                    RdmaFabric::InfiniBand => RdmaSubtype::PRTYPE_INFINIBAND,
+                    RdmaFabric::RoceV1 => RdmaSubtype::PRTYPE_ROCE,
+                    RdmaFabric::RoceV2 => RdmaSubtype::PRTYPE_ROCE_V2,
+                    RdmaFabric::Iwarp => RdmaSubtype::PRTYPE_IWARP,
+                },
                 cms: RdmaSubtype::CMS_RDMA_CM,
                 pkey: 0,
             }),

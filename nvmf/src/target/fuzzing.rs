@@ -89,6 +89,9 @@ impl Bench {
             id: listener,
             transport: TransportType::Loopback,
             address: Address::Loopback("fuzz".to_string()),
+            ana: Default::default(),
+            withheld: false,
+            fabric: Default::default(),
         };
         subsystem.add_listener(entry).expect("the first one");
         let association = subsystem

@@ -177,6 +177,11 @@ impl Group {
                     self.finish(q, tag.index, StatusCode::TRANSIENT_TRANSPORT_ERROR, now);
                 }
             }
+            Event::FetchRefused { conn, tag, status } => {
+                if let Some(q) = self.live_queue_of(port, conn) {
+                    self.finish(q, tag.index, status, now);
+                }
+            }
             Event::CapsuleDamaged { conn, sqe } => {
                 if let Some(q) = self.live_queue_of(port, conn) {
                     self.refuse(q, sqe, StatusCode::TRANSIENT_TRANSPORT_ERROR, now);
@@ -287,7 +292,7 @@ impl Group {
     /// `false`: there is no buffer for it now.
     fn try_gather(&mut self, q: u32, index: ReqIndex, now: Nanos) -> bool {
         let qp = self.queues[q as usize].as_mut().expect("queue pair");
-        let request = &mut qp.requests[index];
+        let request = &qp.requests[index];
         let (bytes, from_host) = match request.plan.transfer(&request.sqe) {
             Transfer::None => {
                 self.execute(q, index, now);
@@ -304,6 +309,10 @@ impl Group {
             self.finish(q, index, StatusCode::SGL_OFFSET_INVALID.with_dnr(), now);
             return true;
         }
+        if !from_host && qp.lends(index) {
+            self.execute(q, index, now);
+            return true;
+        }
         // Admin commands have buffers of their own; the few that are larger compete with I/O.
         let admin = matches!(request.plan, Plan::Admin { .. })
             && bytes as usize <= self.pools.admin.max_len();
@@ -316,11 +325,11 @@ impl Group {
             return false;
         };
         if from_host {
-            request.step = Step::Fetching;
+            qp.requests[index].step = Step::Fetching;
             let (tag, sqe) = (qp.tag(index), qp.requests[index].sqe);
             self.ports[qp.transport].io.fetch(qp.conn, tag, &sqe, buf);
         } else {
-            request.data = Some(buf);
+            qp.requests[index].data = Some(buf);
             self.execute(q, index, now);
         }
         true
@@ -395,11 +404,13 @@ impl Group {
         let request = &qp.requests[index];
         let to_host = matches!(request.plan.transfer(&request.sqe), Transfer::ToHost(_));
         if respond {
-            let mut extents = Extents::new();
+            let (mut extents, mut lent) = (Extents::new(), None);
             if to_host && status.is_success() {
                 extents.extend(qp.requests[index].data.take());
+                lent = qp.requests[index].lent.take();
             }
             let tag = qp.tag(index);
+            let sgl = qp.requests[index].sqe.sgl_descriptor();
             let cqe = qp.seal(cqe);
             self.ports[qp.transport].io.respond(
                 qp.conn,
@@ -407,6 +418,8 @@ impl Group {
                     tag,
                     cqe,
                     data: extents,
+                    sgl,
+                    lent,
                 },
             );
         }
@@ -430,6 +443,8 @@ impl Group {
             tag,
             cqe,
             data: Extents::new(),
+            sgl: sqe.sgl_descriptor(),
+            lent: None,
         };
         self.ports[qp.transport].io.respond(qp.conn, response);
     }

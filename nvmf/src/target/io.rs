@@ -148,11 +148,12 @@ pub(crate) enum Transfer {
 /// Reads an I/O command.
 pub(crate) fn decode(sqe: &Sqe, view: &View, limits: &IoLimits) -> Result<Plan, StatusCode> {
     if sqe.opcode == opcode::FLUSH && sqe.nsid() == u32::MAX {
-        return Ok(Plan::Flush { all: true });
+        return match view.refusal_of_all() {
+            None => Ok(Plan::Flush { all: true }),
+            Some(status) => Err(status),
+        };
     }
-    let namespace = view
-        .get(sqe.nsid())
-        .ok_or(StatusCode::INVALID_NAMESPACE_OR_FORMAT.with_dnr())?;
+    let namespace = view.for_command(sqe.nsid())?;
     let geometry = namespace.geometry();
     let fuse = sqe.fuse();
     let fusable = matches!(

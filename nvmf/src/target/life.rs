@@ -43,7 +43,7 @@ impl Group {
         self.next_generation = self.next_generation.wrapping_add(1);
         let limits = IoLimits::new(
             &self.target.config,
-            self.ports[port].io.caps().max_transfer_bytes,
+            self.ports[port].io.caps_of(conn).max_transfer_bytes,
         );
         let qp = QueuePair::new(port, conn, self.next_generation, ends, limits, now);
         self.queues[slot as usize] = Some(Box::new(qp));

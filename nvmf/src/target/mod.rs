@@ -13,6 +13,7 @@
 //! Management changes shared state and raises the attention flag of the groups concerned; a group
 //! looks at it in its next turn. Nothing on the data path takes a lock.
 
+pub mod ana;
 pub mod association;
 pub mod config;
 mod connect;
@@ -34,6 +35,7 @@ pub mod target;
 #[cfg(test)]
 mod tests;
 
+pub use ana::AnaStates;
 pub use association::{
     Association, ErrorRecord, GroupCounts, GroupHandle, Phase, QueueInfo, Teardown, pending,
 };
@@ -43,7 +45,7 @@ pub use io::COMPARE_AND_WRITE_BLOCKS;
 pub use namespace::{Backing, Namespace, NamespaceIds, View};
 pub use stats::{Kind, LATENCY_BUCKETS, QueueStats, Totals};
 pub use subsystem::{
-    MAX_CNTLID, NamespaceConfig, NamespaceEntry, Refusal, Subsystem, SubsystemConfig,
+    MAX_CNTLID, NamespaceConfig, NamespaceEntry, RdmaFabric, Refusal, Subsystem, SubsystemConfig,
     SubsystemError, SubsystemKind, SubsystemListener,
 };
-pub use target::{Referral, Target, TargetError};
+pub use target::{ListenOptions, Referral, Target, TargetError};

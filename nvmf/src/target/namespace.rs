@@ -5,7 +5,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use nacre_bdev::{Bdev, Geometry, Limits, OpenError, Queue};
 use nacre_hugepages::Pool;
+use nacre_nvmf_wire::StatusCode;
+use nacre_nvmf_wire::log::ana::AnaState;
 use uuid::Uuid;
+
+use super::ana;
 
 /// Opens a per-core queue on a bdev.
 pub type OpenQueue = dyn Fn(&Pool) -> Result<Box<dyn Queue>, OpenError> + Send + Sync;
@@ -54,6 +58,8 @@ pub struct Namespace {
     pub ids: NamespaceIds,
     pub ana_group: u32,
     pub backing: Backing,
+    /// Reads of at most so many blocks are lent by the bdev.
+    pub(crate) lend_blocks: u32,
     /// Per core: where the core's queue on the bdev stands in the core's table, plus one. Each is
     /// written by its own core only.
     slots: Box<[AtomicU32]>,
@@ -72,6 +78,7 @@ impl Namespace {
             nsid,
             ids,
             ana_group,
+            lend_blocks: backing.bdev.limits().lend_blocks,
             backing,
             slots,
         }
@@ -94,34 +101,85 @@ impl Namespace {
     }
 }
 
-/// The namespaces that one controller sees: an immutable snapshot.
+/// The namespaces that one controller sees, and how well: an immutable snapshot.
 #[derive(Default)]
 pub struct View {
     /// Indexed by namespace id less one.
-    namespaces: Vec<Option<Arc<Namespace>>>,
+    namespaces: Vec<Option<Seen>>,
+    /// There is a namespace that commands are not carried out on.
+    blocked: bool,
+}
+
+struct Seen {
+    namespace: Arc<Namespace>,
+    access: AnaState,
 }
 
 impl View {
-    pub(crate) fn new(visible: impl Iterator<Item = Arc<Namespace>>) -> View {
+    pub(crate) fn new(visible: impl Iterator<Item = (Arc<Namespace>, AnaState)>) -> View {
         let mut namespaces = Vec::new();
-        for namespace in visible {
+        let mut blocked = false;
+        for (namespace, access) in visible {
             let at = namespace.nsid as usize - 1;
             if namespaces.len() <= at {
-                namespaces.resize(at + 1, None);
+                namespaces.resize_with(at + 1, || None);
             }
-            namespaces[at] = Some(namespace);
+            blocked |= !access.is_accessible();
+            namespaces[at] = Some(Seen { namespace, access });
         }
-        View { namespaces }
+        View {
+            namespaces,
+            blocked,
+        }
     }
 
-    pub fn get(&self, nsid: u32) -> Option<&Arc<Namespace>> {
+    fn seen(&self, nsid: u32) -> Option<&Seen> {
         self.namespaces
             .get((nsid as usize).wrapping_sub(1))?
             .as_ref()
     }
 
+    pub fn get(&self, nsid: u32) -> Option<&Arc<Namespace>> {
+        self.seen(nsid).map(|seen| &seen.namespace)
+    }
+
+    /// The ANA state of a namespace that is there.
+    pub fn access(&self, nsid: u32) -> Option<AnaState> {
+        self.seen(nsid).map(|seen| seen.access)
+    }
+
+    /// The namespace that an I/O command is for, or what the command is answered with.
+    pub(crate) fn for_command(&self, nsid: u32) -> Result<&Arc<Namespace>, StatusCode> {
+        let seen = self
+            .seen(nsid)
+            .ok_or(StatusCode::INVALID_NAMESPACE_OR_FORMAT.with_dnr())?;
+        match ana::refusal(seen.access) {
+            None => Ok(&seen.namespace),
+            Some(status) => Err(status),
+        }
+    }
+
+    /// What a command for all namespaces is answered with if it cannot be carried out on one.
+    pub(crate) fn refusal_of_all(&self) -> Option<StatusCode> {
+        if !self.blocked {
+            return None;
+        }
+        let all = self.namespaces.iter().flatten();
+        all.filter_map(|seen| ana::refusal(seen.access)).next()
+    }
+
+    /// Whether every namespace has the same ANA state in both.
+    pub(crate) fn same_access(&self, other: &View) -> bool {
+        let accesses = |view: &View| {
+            let all = view.namespaces.iter().flatten();
+            all.map(|seen| (seen.namespace.nsid, seen.access))
+                .collect::<Vec<_>>()
+        };
+        accesses(self) == accesses(other)
+    }
+
     /// In the order of their ids.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Namespace>> {
-        self.namespaces.iter().flatten()
+        self.namespaces.iter().flatten().map(|seen| &seen.namespace)
     }
 }

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use nacre_bdev::Op;
 use nacre_nvmf_wire::{Cqe, StatusCode};
 use nacre_reactor::Nanos;
 
 use super::association::Association;
 use super::controller::Controller;
-use super::io::IoLimits;
+use super::io::{IoLimits, Plan};
 use super::namespace::View;
 use super::request::{ReqIndex, Requests};
 use super::stats::QueueStats;
@@ -44,6 +45,8 @@ pub(crate) struct QueuePair {
     pub entries: u16,
     pub sqhd: u16,
     pub flow_control_off: bool,
+    /// The transport sends data of this connection from the device's own memory.
+    pub takes_lent: bool,
     pub association: Option<Arc<Association>>,
     /// Of admin queues.
     pub controller: Option<Box<Controller>>,
@@ -94,6 +97,7 @@ impl QueuePair {
             entries: FRESH_ENTRIES,
             sqhd: 0,
             flow_control_off: false,
+            takes_lent: false,
             association: None,
             controller: None,
             requests: Requests::new(FRESH_ENTRIES),
@@ -122,6 +126,25 @@ impl QueuePair {
             self.view_version = version;
         }
         changed
+    }
+
+    /// Whether a request is a read that the device answers with its own memory.
+    #[inline]
+    pub fn lends(&self, index: ReqIndex) -> bool {
+        let request = &self.requests[index];
+        let Plan::Single {
+            op: Op::Read,
+            blocks,
+            ..
+        } = request.plan
+        else {
+            return false;
+        };
+        self.takes_lent
+            && self
+                .view
+                .get(request.sqe.nsid())
+                .is_some_and(|namespace| blocks <= namespace.lend_blocks)
     }
 
     pub fn tag(&self, index: ReqIndex) -> ReqTag {

@@ -1,6 +1,6 @@
 //! Requests: the commands of one queue that have arrived and not been answered yet.
 
-use nacre_hugepages::Buf;
+use nacre_hugepages::{Buf, Lent};
 use nacre_nvmf_wire::{Sqe, StatusCode};
 use nacre_reactor::Nanos;
 
@@ -34,6 +34,8 @@ pub(crate) struct Request {
     pub started: Nanos,
     /// The command's data, while this side holds it.
     pub data: Option<Buf>,
+    /// What the device lent instead.
+    pub lent: Option<Lent>,
     /// Device I/Os that make up the command: submitted so far, of all, and not yet completed.
     pub next_child: u32,
     pub children: u32,
@@ -158,6 +160,7 @@ impl Request {
             plan: Plan::None,
             started: Nanos::ZERO,
             data: None,
+            lent: None,
             next_child: 0,
             children: 0,
             inflight: 0,
@@ -173,6 +176,7 @@ impl Request {
         self.step = Step::Free;
         self.plan = Plan::None;
         self.data = None;
+        self.lent = None;
         self.next_child = 0;
         self.children = 0;
         self.inflight = 0;

@@ -60,14 +60,12 @@ impl Group {
             if request.inflight >= PARALLEL_CHILDREN {
                 return false;
             }
-            let Some(namespace) = self.namespace_of(q, index) else {
-                self.queue(q).requests[index].status =
-                    StatusCode::INVALID_NAMESPACE_OR_FORMAT.with_dnr();
-                continue;
-            };
-            let Some(slot) = self.device_slot(&namespace) else {
-                self.queue(q).requests[index].status = StatusCode::INTERNAL_PATH_ERROR;
-                continue;
+            let slot = match self.device_of(q, index) {
+                Ok(slot) => slot,
+                Err(status) => {
+                    self.queue(q).requests[index].status = status;
+                    continue;
+                }
             };
             let full = !again && self.devices.waiting(slot) > 0;
             if full || !self.submit_child(q, index, slot) {
@@ -84,18 +82,22 @@ impl Group {
         }
     }
 
-    /// The namespace of the next child.
-    fn namespace_of(&self, q: u32, index: ReqIndex) -> Option<Arc<Namespace>> {
+    /// Where this core's queue on the device of the next child is, opened if need be.
+    fn device_of(&mut self, q: u32, index: ReqIndex) -> Result<usize, StatusCode> {
         let qp = self.queue_ref(q);
         let request = &qp.requests[index];
-        match request.plan {
-            Plan::Flush { all: true } => qp.view.iter().nth(request.next_child as usize).cloned(),
-            _ => qp.view.get(request.sqe.nsid()).cloned(),
+        let namespace = match request.plan {
+            Plan::Flush { all: true } => qp.view.iter().nth(request.next_child as usize),
+            _ => qp.view.get(request.sqe.nsid()),
+        };
+        let namespace = namespace.ok_or(StatusCode::INVALID_NAMESPACE_OR_FORMAT.with_dnr())?;
+        // Without a clone: its count is one that all cores share.
+        if let Some(slot) = namespace.slot(self.handle.core) {
+            return Ok(slot);
         }
-    }
-
-    fn device_slot(&mut self, namespace: &Arc<Namespace>) -> Option<usize> {
-        self.open_device(namespace)
+        let namespace = Arc::clone(namespace);
+        self.open_device(&namespace)
+            .ok_or(StatusCode::INTERNAL_PATH_ERROR)
     }
 
     /// `false`: the device is full, or (a verify) there is no buffer; nothing changed.
@@ -209,6 +211,7 @@ impl Group {
         }
         if matches!(request.plan, Plan::Single { op: Op::Read, .. }) {
             request.data = completion.data.pop();
+            request.lent = completion.lent;
         }
         if qp.stage == Stage::Ending {
             if qp.requests[index].inflight == 0 {

@@ -5,8 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use nacre_nvmf_wire::Nqn;
+use nacre_nvmf_wire::log::ana::AnaState;
 use uuid::Uuid;
 
+use super::ana::AnaStates;
 use super::association::{Admitted, Association, Phase, Teardown};
 use super::namespace::{Backing, Namespace, NamespaceIds, View};
 use crate::transport::{Address, ListenerId, TransportType};
@@ -94,6 +96,8 @@ pub enum SubsystemError {
     ListenerExists { nqn: String, address: String },
     #[error("subsystem {nqn} does not listen on {address}")]
     NoListener { nqn: String, address: String },
+    #[error("{nqn} does not report ANA states to hosts")]
+    NoAnaReporting { nqn: String },
     #[error("the discovery subsystem has no namespaces")]
     Discovery,
 }
@@ -106,6 +110,8 @@ pub enum Refusal {
     Busy,
     NoFreeController,
     NotOnThisListener,
+    /// It listens here only to say so: hosts are to use the other transport.
+    Withheld,
 }
 
 #[derive(Clone)]
@@ -122,15 +128,35 @@ pub struct SubsystemListener {
     pub id: ListenerId,
     pub transport: TransportType,
     pub address: Address,
+    pub ana: AnaStates,
+    /// Not in the discovery log, and no host is admitted: the subsystem is to be used over another
+    /// transport only, and a host that comes here anyway is told so.
+    pub withheld: bool,
+    /// Of listeners over RDMA: what hosts are told of the fabric.
+    pub fabric: RdmaFabric,
+}
+
+/// What carries RDMA (NVMe-oF: RDMA_PRTYPE of a discovery log entry).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum RdmaFabric {
+    InfiniBand,
+    RoceV1,
+    #[default]
+    RoceV2,
+    Iwarp,
 }
 
 #[derive(Default)]
-struct State {
+pub(super) struct State {
     allow_any_host: bool,
     hosts: BTreeSet<Nqn>,
-    namespaces: BTreeMap<u32, NamespaceEntry>,
-    listeners: Vec<SubsystemListener>,
-    controllers: BTreeMap<u16, Arc<Association>>,
+    pub(super) namespaces: BTreeMap<u32, NamespaceEntry>,
+    pub(super) listeners: Vec<SubsystemListener>,
+    pub(super) controllers: BTreeMap<u16, Arc<Association>>,
+    /// Changes of what any controller's ANA log shows, since the start.
+    pub(super) ana_changes: u64,
+    /// The last of them with which a group gained or lost a namespace, by group.
+    pub(super) ana_members: BTreeMap<u32, u64>,
     last_cntlid: u16,
     deleted: bool,
 }
@@ -143,7 +169,7 @@ pub struct Subsystem {
     error_entries: usize,
     state: Mutex<State>,
     /// Changes since start, of anything that a discovery log or an ANA log shows.
-    changes: AtomicU64,
+    pub(super) changes: AtomicU64,
 }
 
 impl Subsystem {
@@ -171,7 +197,7 @@ impl Subsystem {
         &self.config.nqn
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("poisoned")
     }
 
@@ -237,6 +263,7 @@ impl Subsystem {
                 hosts: BTreeSet::new(),
             },
         );
+        state.ana_members_changed([ana_group]);
         self.publish_views(&state, &[nsid]);
         Ok(nsid)
     }
@@ -245,10 +272,11 @@ impl Subsystem {
     /// closed by each core when its last I/O is done.
     pub fn remove_namespace(&self, nsid: u32) -> Result<(), SubsystemError> {
         let mut state = self.state();
-        state
+        let removed = state
             .namespaces
             .remove(&nsid)
             .ok_or_else(|| self.no_namespace(nsid))?;
+        state.ana_members_changed([removed.namespace.ana_group]);
         self.publish_views(&state, &[nsid]);
         Ok(())
     }
@@ -270,14 +298,15 @@ impl Subsystem {
     /// Removes the namespaces on a bdev that is going away; says which.
     pub fn bdev_removed(&self, bdev_name: &str) -> Vec<u32> {
         let mut state = self.state();
-        let gone: Vec<u32> = state
+        let (gone, groups): (Vec<u32>, Vec<u32>) = state
             .namespaces
             .values()
             .filter(|n| n.bdev_name == bdev_name)
-            .map(|n| n.namespace.nsid)
-            .collect();
+            .map(|n| (n.namespace.nsid, n.namespace.ana_group))
+            .unzip();
         state.namespaces.retain(|nsid, _| !gone.contains(nsid));
         if !gone.is_empty() {
+            state.ana_members_changed(groups);
             self.publish_views(&state, &gone);
         }
         gone
@@ -309,6 +338,7 @@ impl Subsystem {
         if entry.auto_visible {
             return Err(SubsystemError::AutoVisible { nsid });
         }
+        let group = entry.namespace.ana_group;
         match (
             add,
             if add {
@@ -329,6 +359,7 @@ impl Subsystem {
             }
             _ => {}
         }
+        state.ana_members_changed([group]);
         self.publish_views(&state, &[nsid]);
         Ok(())
     }
@@ -345,7 +376,7 @@ impl Subsystem {
     fn publish_views(&self, state: &State, touched: &[u32]) {
         self.changes.fetch_add(1, Ordering::AcqRel);
         for association in state.controllers.values() {
-            let new = Arc::new(view_for(state, &association.hostnqn));
+            let new = Arc::new(view_for(state, &association.hostnqn, association.listener));
             let old = association.view();
             let seen = |nsid: &&u32| old.get(**nsid).is_some() || new.get(**nsid).is_some();
             let changed: Vec<u32> = touched.iter().filter(seen).copied().collect();
@@ -466,8 +497,13 @@ impl Subsystem {
             return Err(Refusal::Busy);
         }
         let discovery = self.kind == SubsystemKind::Discovery;
-        if !discovery && !state.listeners.iter().any(|l| l.id == listener) {
-            return Err(Refusal::NotOnThisListener);
+        if !discovery {
+            let here = state.listeners.iter().find(|l| l.id == listener);
+            match here {
+                None => return Err(Refusal::NotOnThisListener),
+                Some(here) if here.withheld => return Err(Refusal::Withheld),
+                Some(_) => {}
+            }
         }
         if !discovery && !state.allow_any_host && !state.hosts.contains(hostnqn) {
             return Err(Refusal::HostNotAllowed);
@@ -480,7 +516,7 @@ impl Subsystem {
         }
         let cntlid = free_cntlid(&state, &self.config).ok_or(Refusal::NoFreeController)?;
         state.last_cntlid = cntlid;
-        let view = Arc::new(view_for(&state, hostnqn));
+        let view = Arc::new(view_for(&state, hostnqn, listener));
         let admitted = Admitted {
             cntlid,
             hostid,
@@ -526,15 +562,21 @@ impl Subsystem {
     }
 }
 
-fn view_for(state: &State, host: &Nqn) -> View {
-    let visible = |n: &&NamespaceEntry| n.auto_visible || n.hosts.contains(host);
+/// What a host sees through a listener.
+pub(super) fn view_for(state: &State, host: &Nqn, listener: ListenerId) -> View {
+    let here = state.listeners.iter().find(|l| l.id == listener);
+    let access = |group| here.map_or(AnaState::Optimized, |l| l.ana.of(group));
     View::new(
         state
             .namespaces
             .values()
-            .filter(visible)
-            .map(|n| Arc::clone(&n.namespace)),
+            .filter(|n| visible_to(n, host))
+            .map(|n| (Arc::clone(&n.namespace), access(n.namespace.ana_group))),
     )
+}
+
+pub(super) fn visible_to(entry: &NamespaceEntry, host: &Nqn) -> bool {
+    entry.auto_visible || entry.hosts.contains(host)
 }
 
 /// The next id after the last one handed out, so that an id is not reused while a host may still

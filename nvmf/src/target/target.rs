@@ -7,15 +7,17 @@ use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::fabrics::DISCOVERY_NQN;
+use nacre_nvmf_wire::log::ana::AnaState;
 
+use super::ana::AnaStates;
 use super::association::{Association, GroupHandle, Teardown, pending};
 use super::config::{QueueLimits, TargetConfig};
 use super::discovery::{Reachable, Snapshot};
 use super::subsystem::{
-    MAX_CNTLID, NamespaceConfig, Subsystem, SubsystemConfig, SubsystemError, SubsystemKind,
-    SubsystemListener,
+    MAX_CNTLID, NamespaceConfig, RdmaFabric, Subsystem, SubsystemConfig, SubsystemError,
+    SubsystemKind, SubsystemListener,
 };
-use crate::transport::{Address, ListenError, ListenerId, Plug, TransportType};
+use crate::transport::{Address, ListenError, ListenerId, ListenerOptions, Plug, TransportType};
 
 #[derive(Debug, thiserror::Error)]
 pub enum TargetError {
@@ -59,6 +61,7 @@ struct Listener {
     /// As bound: what hosts are told. Port 0 is never it, so that asking for any port twice gives
     /// two.
     bound: Address,
+    options: ListenerOptions,
     users: usize,
 }
 
@@ -82,6 +85,20 @@ pub struct Target {
     /// The discovery log's GENCTR: grows with every change of anything the log shows.
     generation: AtomicU64,
     held: AtomicBool,
+    /// Connects refused because the subsystem is withheld from their transport.
+    withheld: AtomicU64,
+}
+
+/// How a subsystem is to be served on an address.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ListenOptions {
+    /// From the first controller on.
+    pub ana: AnaStates,
+    /// See [`SubsystemListener::withheld`].
+    pub withheld: bool,
+    pub fabric: RdmaFabric,
+    /// Of the address: what the first subsystem on it asks for counts.
+    pub listener: ListenerOptions,
 }
 
 impl Target {
@@ -113,6 +130,7 @@ impl Target {
             automatic: Mutex::new(Vec::new()),
             generation: AtomicU64::new(1),
             held: AtomicBool::new(false),
+            withheld: AtomicU64::new(0),
         })
     }
 
@@ -172,6 +190,17 @@ impl Target {
         own.get(&kind)
             .copied()
             .unwrap_or_else(|| self.config.queue_limits())
+    }
+
+    /// The bounds of the queue pairs that come through one listener.
+    pub fn listener_limits(&self, kind: TransportType, listener: ListenerId) -> QueueLimits {
+        let mut limits = self.queue_limits(kind);
+        let listeners = self.listeners.lock().expect("poisoned");
+        let options = listeners.open.get(&listener).map(|l| l.options);
+        if let Some(entries) = options.and_then(|o| o.max_queue_depth) {
+            limits.max_io_entries = entries.max(2);
+        }
+        limits
     }
 
     /// The groups that have registered, in the order of their coming.
@@ -331,7 +360,19 @@ impl Target {
         kind: TransportType,
         address: &Address,
     ) -> Result<Address, TargetError> {
+        self.add_listener_with(nqn, kind, address, ListenOptions::default())
+    }
+
+    /// As [`Target::add_listener`], not as every other listener.
+    pub fn add_listener_with(
+        &self,
+        nqn: &Nqn,
+        kind: TransportType,
+        address: &Address,
+        options: ListenOptions,
+    ) -> Result<Address, TargetError> {
         let subsystem = self.subsystem(nqn)?;
+        subsystem.check_ana_states(&options.ana)?;
         let plug = self.plug(kind)?;
         let mut listeners = self.listeners.lock().expect("poisoned");
         let found = find_listener(&listeners, kind, address);
@@ -339,11 +380,12 @@ impl Target {
             Some(id) => (id, listeners.open[&id].bound.clone()),
             None => {
                 let id = ListenerId(listeners.next);
-                let bound = plug.listen(id, address)?;
+                let bound = plug.listen_with(id, address, &options.listener)?;
                 listeners.next += 1;
                 let listener = Listener {
                     kind,
                     bound: bound.clone(),
+                    options: options.listener,
                     users: 0,
                 };
                 listeners.open.insert(id, listener);
@@ -354,6 +396,9 @@ impl Target {
             id,
             transport: kind,
             address: bound.clone(),
+            ana: options.ana,
+            withheld: options.withheld,
+            fabric: options.fabric,
         };
         if let Err(error) = subsystem.add_listener(entry) {
             // It had this one, so the address stays in use.
@@ -448,6 +493,35 @@ impl Target {
             self.close_discovery_port(kind, address);
         }
         Ok(())
+    }
+
+    /// Sets the ANA state of a group of namespaces, or of all, on a listener of a subsystem. Answers
+    /// whether anything changed.
+    pub fn set_ana_state(
+        &self,
+        nqn: &Nqn,
+        kind: TransportType,
+        address: &Address,
+        group: Option<u32>,
+        state: AnaState,
+    ) -> Result<bool, TargetError> {
+        let subsystem = self.subsystem(nqn)?;
+        let same = |l: &SubsystemListener| l.transport == kind && l.address == *address;
+        let listener = subsystem.listeners().into_iter().find(same);
+        let listener = listener.ok_or_else(|| SubsystemError::NoListener {
+            nqn: nqn.to_string(),
+            address: address.to_string(),
+        })?;
+        Ok(subsystem.set_ana_state(listener.id, group, state)?)
+    }
+
+    /// Connects refused because of [`SubsystemListener::withheld`].
+    pub fn withheld_connects(&self) -> u64 {
+        self.withheld.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn count_withheld(&self) {
+        self.withheld.fetch_add(1, Ordering::Relaxed);
     }
 
     fn release_listener(&self, id: ListenerId) {

@@ -272,6 +272,8 @@ impl App<'_> {
             tag,
             cqe: Cqe::new(tag.cid, status),
             data,
+            sgl: Sqe::zeroed().sgl_descriptor(),
+            lent: None,
         });
     }
 }

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::io::IoSlice;
 
 use arrayvec::ArrayVec;
-use nacre_hugepages::Buf;
+use nacre_hugepages::{Buf, Lent};
 
 /// Entries of one vectored send. Linux takes 1024; past a few hundred the gain is lost in the noise
 /// and the list is on the stack.
@@ -28,6 +28,7 @@ enum Part {
         marks: u32,
     },
     Data(Buf),
+    Lent(Lent),
 }
 
 /// Queued bytes in order.
@@ -98,6 +99,15 @@ impl Tx {
         }
     }
 
+    /// Queues the bytes of a device's memory, as they will be when they are sent.
+    #[inline]
+    pub fn push_lent(&mut self, lent: Lent) {
+        if !lent.is_empty() {
+            self.pending += lent.len();
+            self.parts.push_back(Part::Lent(lent));
+        }
+    }
+
     /// Counts one more thing (a response) that ends with the bytes pushed last.
     #[inline]
     pub fn mark(&mut self) {
@@ -150,6 +160,13 @@ impl Tx {
                         return;
                     }
                 }
+                Part::Lent(lent) => {
+                    let mut slice = lent.as_io_slice();
+                    slice.advance(skip);
+                    if out.try_push(slice).is_err() {
+                        return;
+                    }
+                }
             }
             skip = 0;
         }
@@ -164,6 +181,7 @@ impl Tx {
             let len = match part {
                 Part::Inline { len, .. } => *len as usize,
                 Part::Data(buf) => buf.len(),
+                Part::Lent(lent) => lent.len(),
             };
             let left = len - self.front_sent;
             let inline = matches!(part, Part::Inline { .. });
@@ -228,7 +246,9 @@ fn push_ring<'a>(
 
 #[cfg(test)]
 mod tests {
-    use nacre_hugepages::{ClassSpec, Pool};
+    use std::sync::Arc;
+
+    use nacre_hugepages::{ClassSpec, HugepagePolicy, Pool, Shared};
     use proptest::prelude::*;
 
     use super::*;
@@ -239,6 +259,7 @@ mod tests {
     enum Step {
         Push(usize),
         Data(usize),
+        Lent(usize),
         Mark,
         Send(usize),
     }
@@ -247,6 +268,7 @@ mod tests {
         prop_oneof![
             3 => (1usize..200).prop_map(Step::Push),
             2 => (0usize..512).prop_map(Step::Data),
+            1 => (0usize..512).prop_map(Step::Lent),
             2 => Just(Step::Mark),
             3 => (0usize..700).prop_map(Step::Send),
         ]
@@ -256,9 +278,12 @@ mod tests {
         #[test]
         fn bytes_come_out_in_order(steps in proptest::collection::vec(step(), 0..200)) {
             let pool = Pool::heap(&[ClassSpec { size: 512, count: 256 }]);
+            let disk = Arc::new(Shared::allocate(4096, HugepagePolicy::Off).expect("a page"));
+            let lender = disk.lender();
             let mut tx = Tx::new(1);
             let (mut expected, mut got) = (Vec::new(), Vec::new());
             let mut next = 0u8;
+            let mut lent_to = 0;
             let mut bytes = |n: usize| -> Vec<u8> {
                 (0..n).map(|_| { next = next.wrapping_add(1); next }).collect()
             };
@@ -283,6 +308,16 @@ mod tests {
                         let b = bytes(n);
                         buf.bytes_mut().unwrap().copy_from_slice(&b);
                         tx.push_data(buf);
+                        expected.extend_from_slice(&b);
+                    }
+                    Step::Lent(n) => {
+                        // Each in a place of its own, or it would change what still waits.
+                        let at = lent_to;
+                        if at + n > disk.len() { continue }
+                        lent_to += n;
+                        let b = bytes(n);
+                        disk.write(at, &b);
+                        tx.push_lent(lender.lend(at, n));
                         expected.extend_from_slice(&b);
                     }
                     Step::Mark => tx.mark(),

@@ -13,6 +13,7 @@
 //!   commands  fabrics             typed views of a command's dwords, and its data
 //!   registers  identify  log  features  aen     what a controller says about itself
 //!   tcp                           the PDUs that carry all of it over a byte stream
+//!   rdma                          what host and controller tell each other when they connect
 //! ```
 
 #![forbid(unsafe_code)]
@@ -28,6 +29,7 @@ pub mod fuzzing;
 pub mod identify;
 pub mod log;
 pub mod opcode;
+pub mod rdma;
 pub mod registers;
 pub mod sqe;
 pub mod status;

@@ -274,8 +274,6 @@ pub enum SglError {
         "an SGL of in-capsule descriptors is {length} bytes long, which is not a positive multiple of 16"
     )]
     DescriptorsLength { length: u32 },
-    #[error("SGL descriptor of type {descriptor_type:#x} has reserved bytes that are not zero")]
-    Reserved { descriptor_type: u8 },
 }
 
 impl SglError {
@@ -283,9 +281,7 @@ impl SglError {
     pub const fn status(self) -> StatusCode {
         match self {
             SglError::Type { .. } => StatusCode::SGL_DESCRIPTOR_TYPE_INVALID,
-            SglError::DescriptorsLength { .. } | SglError::Reserved { .. } => {
-                StatusCode::INVALID_SGL_SEGMENT_DESCRIPTOR
-            }
+            SglError::DescriptorsLength { .. } => StatusCode::INVALID_SGL_SEGMENT_DESCRIPTOR,
         }
     }
 }
@@ -307,12 +303,13 @@ impl SglDescriptor {
         self.0[15] & 0xf
     }
 
+    /// Reserved bytes are not looked at: Linux's RDMA host writes an in-capsule descriptor over the
+    /// keyed one of the command before, and leaves bytes of the old key in them.
     pub fn parse(&self) -> Result<Sgl, SglError> {
         use descriptor_type::*;
         let b = &self.0;
         let address = u64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]);
         let length = u32::from_le_bytes([b[8], b[9], b[10], b[11]]);
-        let reserved_is_zero = b[12] == 0 && b[13] == 0 && b[14] == 0;
         let sgl = match (self.descriptor_type(), self.subtype()) {
             (DATA_BLOCK, subtype::ADDRESS) => Sgl::DataBlock { address, length },
             (DATA_BLOCK, subtype::OFFSET) => Sgl::InCapsule {
@@ -344,11 +341,6 @@ impl SglDescriptor {
                 });
             }
         };
-        if !reserved_is_zero {
-            return Err(SglError::Reserved {
-                descriptor_type: self.descriptor_type(),
-            });
-        }
         Ok(sgl)
     }
 }
@@ -497,13 +489,17 @@ mod tests {
                 hex!("0000000000000000 00000000 00000031"),
                 Err(SglError::DescriptorsLength { length: 0 }),
             ),
+            // Leftovers in reserved bytes.
             (
                 hex!("0000000000000000 00100000 00010001"),
-                Err(SglError::Reserved { descriptor_type: 0 }),
+                Ok(Sgl::InCapsule {
+                    offset: 0,
+                    length: 4096,
+                }),
             ),
             (
                 hex!("0000000000000000 00100000 0000ff5a"),
-                Err(SglError::Reserved { descriptor_type: 5 }),
+                Ok(Sgl::Transport { length: 4096 }),
             ),
             // Bit bucket, segment, vendor, and a transport block with a data block's subtype.
             (hex!("0000000000000000 00100000 00000010"), refused(1, 0)),
@@ -554,13 +550,17 @@ mod tests {
         }
 
         /// A descriptor that is accepted is understood to the last bit: it builds to the same
-        /// bytes. (The address of a transport data block means nothing and may hold anything.)
+        /// bytes. (The address of a transport data block means nothing and may hold anything, and
+        /// so may reserved bytes.)
         #[test]
         fn sgl_accepts_nothing_it_cannot_say(mut bytes in any::<[u8; 16]>(), id in any::<u8>()) {
             bytes[15] = id;
             if let Ok(sgl) = SglDescriptor(bytes).parse() {
                 if matches!(sgl, Sgl::Transport { .. }) {
                     bytes[..8].fill(0);
+                }
+                if !matches!(sgl, Sgl::Keyed { .. }) {
+                    bytes[12..15].fill(0);
                 }
                 prop_assert_eq!(SglDescriptor::from(sgl).0, bytes);
             }

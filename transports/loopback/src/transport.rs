@@ -309,7 +309,13 @@ impl Transport for LoopbackTransport {
         if !link.is_open() {
             return;
         }
-        let Response { tag, cqe, data } = response;
+        let Response {
+            tag,
+            cqe,
+            data,
+            lent,
+            ..
+        } = response;
         link.outstanding = link.outstanding.saturating_sub(1);
         let Some(command) = link
             .commands
@@ -331,11 +337,23 @@ impl Transport for LoopbackTransport {
                 transferred += piece.len();
             }
         }
+        if let (Some(read), Some(lent)) = (&mut read, &lent)
+            && cqe.status().is_success()
+            && let Some(into) = read.bytes_mut()
+        {
+            let n = lent.len().min(into.len());
+            lent.read(0, &mut into[..n]);
+            transferred = n;
+        }
         link.to_host.push_back(HostEvent::Completion {
             cqe,
             read,
             transferred: transferred as u32,
         });
+    }
+
+    fn takes_lent(&self, _conn: ConnId) -> bool {
+        true
     }
 
     fn established(&mut self, conn: ConnId, params: QueueParams) {

@@ -236,6 +236,8 @@ impl Target {
                         tag,
                         cqe: Cqe::success(tag.cid),
                         data: Extents::new(),
+                        sgl: Sqe::zeroed().sgl_descriptor(),
+                        lent: None,
                     };
                     if sqe.opcode == io::READ {
                         response.data.push(self.fixed.slice(0, length));
@@ -251,6 +253,8 @@ impl Target {
                         tag,
                         cqe: Cqe::success(tag.cid),
                         data: Extents::new(),
+                        sgl: Sqe::zeroed().sgl_descriptor(),
+                        lent: None,
                     };
                     transport.respond(conn, response);
                 }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crossbeam_queue::ArrayQueue;
-use nacre_nvmf::transport::ListenerId;
+use nacre_nvmf::transport::{ListenerId, ListenerOptions};
 use nacre_reactor::{EventSet, Events, Interest};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
@@ -24,6 +24,8 @@ const INBOX: usize = 256;
 const INBOX_RETRIES: usize = 1000;
 /// Connections taken from one listener before the others have their turn.
 const ACCEPT_BATCH: usize = 64;
+/// Between two looks at whether fewer connections are pending.
+const PENDING_WAIT: Duration = Duration::from_millis(1);
 /// The token of the descriptor that ends the thread.
 const STOP: u64 = u64::MAX;
 
@@ -31,6 +33,8 @@ const STOP: u64 = u64::MAX;
 pub(crate) struct Incoming {
     pub socket: OwnedFd,
     pub listener: ListenerId,
+    /// What its listener does differently.
+    pub options: ListenerOptions,
     pub local: SocketAddr,
     pub peer: SocketAddr,
 }
@@ -60,6 +64,7 @@ impl CoreSlot {
 pub(crate) struct Listener {
     pub socket: Arc<OwnedFd>,
     pub address: SocketAddr,
+    pub options: ListenerOptions,
 }
 
 /// What the plug, the thread and the cores share.
@@ -68,6 +73,8 @@ pub(crate) struct Shared {
     pub listeners: Mutex<HashMap<ListenerId, Listener>>,
     pub cores: Mutex<Vec<Arc<CoreSlot>>>,
     pub connections: AtomicUsize,
+    /// Those of them whose Connect has not been accepted yet.
+    pub pending: AtomicUsize,
     /// Connections refused: at the limit, or with no core to take them.
     pub rejected_limit: AtomicU64,
     pub rejected_no_core: AtomicU64,
@@ -90,6 +97,7 @@ impl Shared {
             listeners: Mutex::default(),
             cores: Mutex::default(),
             connections: AtomicUsize::new(0),
+            pending: AtomicUsize::new(0),
             rejected_limit: AtomicU64::new(0),
             rejected_no_core: AtomicU64::new(0),
             accept_errors: AtomicU64::new(0),
@@ -119,9 +127,9 @@ impl Shared {
         }
     }
 
-    pub fn tuning(&self) -> Tuning {
+    pub fn tuning(&self, options: &ListenerOptions) -> Tuning {
         Tuning {
-            tos: self.config.tos,
+            tos: options.tos.unwrap_or(self.config.tos),
             send_buffer: self.config.send_buffer,
             receive_buffer: self.config.receive_buffer,
             ack_timeout: self.config.ack_timeout,
@@ -143,19 +151,25 @@ pub(crate) fn run(shared: &Shared) {
             }
             let id = ListenerId(event.token);
             // The lock is not held while accepting: a listener removed meanwhile only loses us nothing.
-            let socket = shared
+            let listener = shared
                 .listeners()
                 .get(&id)
-                .map(|listener| Arc::clone(&listener.socket));
-            if let Some(socket) = socket {
-                accept_some(shared, id, &socket);
+                .map(|listener| (Arc::clone(&listener.socket), listener.options));
+            if let Some((socket, options)) = listener {
+                accept_some(shared, id, &socket, options);
             }
         }
     }
 }
 
-fn accept_some(shared: &Shared, id: ListenerId, listening: &OwnedFd) {
+fn accept_some(shared: &Shared, id: ListenerId, listening: &OwnedFd, options: ListenerOptions) {
     for _ in 0..ACCEPT_BATCH {
+        if shared.pending.load(Ordering::Relaxed) >= shared.config.max_pending_connections {
+            // The kernel's backlog keeps whoever comes until others have connected or timed out:
+            // after a restart a thousand hosts come at once, and none of them is to be refused.
+            std::thread::sleep(PENDING_WAIT);
+            return;
+        }
         match rustix::net::acceptfrom_with(listening, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
         {
             Ok((socket, peer)) => {
@@ -168,6 +182,7 @@ fn accept_some(shared: &Shared, id: ListenerId, listening: &OwnedFd) {
                         Incoming {
                             socket,
                             listener: id,
+                            options,
                             local,
                             peer,
                         },
@@ -195,7 +210,11 @@ fn hand_over(shared: &Shared, mut incoming: Incoming) {
         tracing::debug!(peer = %incoming.peer, limit = shared.config.max_connections, "connection refused: limit reached");
         return;
     }
-    if let Err(error) = socket::tune(&incoming.socket, &incoming.peer, &shared.tuning()) {
+    if let Err(error) = socket::tune(
+        &incoming.socket,
+        &incoming.peer,
+        &shared.tuning(&incoming.options),
+    ) {
         tracing::debug!(%error, peer = %incoming.peer, "a connection broke before it was taken over");
         shared.connections.fetch_sub(1, Ordering::AcqRel);
         return;
@@ -203,6 +222,7 @@ fn hand_over(shared: &Shared, mut incoming: Incoming) {
     for _ in 0..INBOX_RETRIES {
         let mut cores = shared.cores().clone();
         cores.sort_by_key(|core| core.load.load(Ordering::Relaxed));
+        shared.pending.fetch_add(1, Ordering::Relaxed);
         for core in &cores {
             core.load.fetch_add(1, Ordering::Relaxed);
             match core.inbox.push(incoming) {
@@ -213,6 +233,7 @@ fn hand_over(shared: &Shared, mut incoming: Incoming) {
                 }
             }
         }
+        shared.pending.fetch_sub(1, Ordering::Relaxed);
         if cores.is_empty() || shared.stopping.load(Ordering::Acquire) {
             break;
         }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use nacre_nvmf::tcp::TargetConfig;
-use nacre_nvmf::transport::{TransportCaps, TransportType};
+use nacre_nvmf::transport::{ListenerOptions, TransportCaps, TransportType};
 use nacre_nvmf_wire::tcp::{ADMIN_IN_CAPSULE_BYTES, Digests, MIN_MAXH2CDATA};
 
 /// Options of the TCP transport.
@@ -17,6 +17,8 @@ pub struct TcpConfig {
     pub max_h2c_data_size: u32,
     /// Most connections of the whole transport.
     pub max_connections: usize,
+    /// Most connections whose Connect has not been accepted yet; others wait in the kernel's backlog.
+    pub max_pending_connections: usize,
     /// Connections that the kernel keeps until we accept them, per listener.
     pub backlog: i32,
     pub max_listeners: usize,
@@ -51,6 +53,7 @@ impl Default for TcpConfig {
             max_io_size: 128 << 10,
             max_h2c_data_size: 128 << 10,
             max_connections: 10_000,
+            max_pending_connections: 256,
             backlog: 512,
             max_listeners: 256,
             icreq_timeout: Duration::from_secs(10),
@@ -113,6 +116,12 @@ impl TcpConfig {
             "a multiple of 4, at least 4096",
         )?;
         check(self.max_connections > 0, "max_connections", 0, "at least 1")?;
+        check(
+            self.max_pending_connections > 0,
+            "max_pending_connections",
+            0,
+            "at least 1",
+        )?;
         check(self.backlog > 0, "backlog", 0, "at least 1")?;
         check(
             (4096..=64 << 20).contains(&self.rx_buffer_size),
@@ -126,6 +135,17 @@ impl TcpConfig {
             self.rx_buffers as u64,
             "at least 2",
         )
+    }
+
+    /// As it is for the connections of a listener with options of its own.
+    pub(crate) fn with(&self, options: &ListenerOptions) -> TcpConfig {
+        TcpConfig {
+            in_capsule_data_size: options
+                .in_capsule_data_size
+                .unwrap_or(self.in_capsule_data_size),
+            tos: options.tos.unwrap_or(self.tos),
+            ..self.clone()
+        }
     }
 
     pub(crate) fn caps(&self) -> TransportCaps {

@@ -6,11 +6,11 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 
 use nacre_nvmf::transport::{
-    Address, ListenError, ListenerId, Plug, PlugCounts, Transport, TransportType,
+    Address, ListenError, ListenerId, ListenerOptions, Plug, PlugCounts, Transport, TransportType,
 };
 
 use crate::accept::{self, CoreSlot, Listener, Shared};
-use crate::config::TcpConfig;
+use crate::config::{ConfigError, TcpConfig};
 use crate::socket;
 use crate::stats::StatsSnapshot;
 use crate::transport::TcpTransport;
@@ -71,6 +71,26 @@ impl Plug for TcpPlug {
     }
 
     fn listen(&self, id: ListenerId, address: &Address) -> Result<Address, ListenError> {
+        self.listen_with(id, address, &ListenerOptions::default())
+    }
+
+    fn listen_with(
+        &self,
+        id: ListenerId,
+        address: &Address,
+        options: &ListenerOptions,
+    ) -> Result<Address, ListenError> {
+        self.shared
+            .config
+            .with(options)
+            .validate()
+            .map_err(|error| {
+                let ConfigError::OutOfRange { option, .. } = error;
+                ListenError::Option {
+                    option,
+                    why: error.to_string(),
+                }
+            })?;
         let Address::Ip(address) = *address else {
             return Err(ListenError::WrongKind {
                 address: address.to_string(),
@@ -103,6 +123,7 @@ impl Plug for TcpPlug {
             Listener {
                 socket: Arc::new(socket),
                 address: real,
+                options: *options,
             },
         );
         Ok(Address::Ip(real))

@@ -45,10 +45,14 @@ struct Conn {
     machine: TargetConn,
     socket: OwnedFd,
     listener: ListenerId,
+    /// If its listener has options of its own.
+    caps: Option<Box<TransportCaps>>,
     local: SocketAddr,
     peer: SocketAddr,
     /// [`Event::Opened`] was given.
     opened: bool,
+    /// Its Connect was accepted: no longer pending.
+    established: bool,
     /// On the list of connections with something to send.
     dirty: bool,
     /// On the list of connections to look at next turn whatever epoll says.
@@ -145,17 +149,26 @@ impl TcpTransport {
         {
             tracing::warn!(%error, peer = %incoming.peer, "a connection cannot be watched and is closed");
             self.free.push(index);
-            self.forget_one();
+            self.forget_one(false);
             return;
         }
         add(&self.core.stats.accepted, 1);
         let Incoming {
             socket,
             listener,
+            options,
             local,
             peer,
         } = incoming;
-        let machine = TargetConn::new(Rc::clone(&self.machine), self.now);
+        let own = options
+            .in_capsule_data_size
+            .map(|_| self.shared.config.with(&options));
+        let rules = match &own {
+            Some(config) => Rc::new(config.machine()),
+            None => Rc::clone(&self.machine),
+        };
+        let caps = own.map(|config| Box::new(config.caps()));
+        let machine = TargetConn::new(rules, self.now);
         if let Some(deadline) = machine.deadline() {
             self.next_deadline = self.next_deadline.min(deadline);
         }
@@ -163,9 +176,11 @@ impl TcpTransport {
             machine,
             socket,
             listener,
+            caps,
             local,
             peer,
             opened: false,
+            established: false,
             dirty: false,
             pending: true,
             blocked: false,
@@ -176,7 +191,10 @@ impl TcpTransport {
         self.pending.push(index);
     }
 
-    fn forget_one(&self) {
+    fn forget_one(&self, established: bool) {
+        if !established {
+            self.shared.pending.fetch_sub(1, Ordering::Relaxed);
+        }
         self.core.load.fetch_sub(1, Ordering::Relaxed);
         self.shared.connections.fetch_sub(1, Ordering::AcqRel);
     }
@@ -318,11 +336,12 @@ impl TcpTransport {
         if conn.pending {
             self.pending.retain(|&pending| pending != index);
         }
+        let established = conn.established;
         // Closing the socket takes it out of epoll.
         drop(conn);
         self.free.push(index);
         self.count -= 1;
-        self.forget_one();
+        self.forget_one(established);
     }
 
     /// Sends what one connection has queued.
@@ -423,6 +442,13 @@ impl Transport for TcpTransport {
         &self.caps
     }
 
+    fn caps_of(&self, conn: ConnId) -> &TransportCaps {
+        let slot = self.slots.get(conn.index as usize);
+        let own = slot.filter(|slot| slot.generation == conn.generation);
+        own.and_then(|slot| slot.conn.as_ref()?.caps.as_deref())
+            .unwrap_or(&self.caps)
+    }
+
     fn poll(&mut self, now: Nanos, pools: &Pools, events: &mut Events) -> usize {
         self.now = now;
         let before = events.len();
@@ -501,9 +527,18 @@ impl Transport for TcpTransport {
     }
 
     fn established(&mut self, conn: ConnId, params: QueueParams) {
-        if let Some(open) = self.conn(conn) {
-            open.machine.established(params);
+        let Some(open) = self.conn(conn) else { return };
+        open.machine.established(params);
+        if !std::mem::replace(&mut open.established, true) {
+            self.shared.pending.fetch_sub(1, Ordering::Relaxed);
         }
+    }
+
+    fn takes_lent(&self, conn: ConnId) -> bool {
+        let slot = self.slots.get(conn.index as usize);
+        slot.filter(|slot| slot.generation == conn.generation)
+            .and_then(|slot| slot.conn.as_deref())
+            .is_some_and(|open| open.machine.takes_lent())
     }
 
     fn close(&mut self, conn: ConnId, why: CloseWhy) {
@@ -589,10 +624,10 @@ impl Drop for TcpTransport {
             .cores()
             .retain(|core| !Arc::ptr_eq(core, &self.core));
         while self.core.inbox.pop().is_some() {
-            self.forget_one();
+            self.forget_one(false);
         }
-        for _ in 0..self.count {
-            self.forget_one();
+        for conn in self.slots.iter().filter_map(|slot| slot.conn.as_deref()) {
+            self.forget_one(conn.established);
         }
     }
 }

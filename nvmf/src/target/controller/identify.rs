@@ -18,6 +18,7 @@ use nacre_nvmf_wire::identify::{
     LbaFormat, NamespaceList, NsIdDescriptor, NvmController, NvmNamespace, cns, csi, descriptors,
     nsid, write_ascii,
 };
+use nacre_nvmf_wire::log::ana::AnaState;
 use nacre_nvmf_wire::{Sqe, StatusCode};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{Immutable, IntoBytes};
@@ -71,8 +72,7 @@ impl Controller {
             }
             cns::NAMESPACE | cns::ALLOCATED_NAMESPACE => {
                 if let Some(namespace) = self.namespace(nsid)? {
-                    let ana = self.ana_reporting();
-                    put(&nvm_namespace(&namespace, &self.limits, ana), data);
+                    put(&self.nvm_namespace(&namespace), data);
                 }
             }
             // Every namespace that this host may know of is attached to its controller.
@@ -115,6 +115,20 @@ impl Controller {
         Ok(())
     }
 
+    fn nvm_namespace(&self, namespace: &Namespace) -> IdentifyNamespace {
+        let mut id = nvm_namespace(namespace, &self.limits, self.ana_reporting());
+        let access = self.association.view().access(namespace.nsid);
+        if matches!(
+            access,
+            Some(AnaState::Inaccessible | AnaState::PersistentLoss)
+        ) {
+            // What is in use cannot be told from here. Size and capacity stay: a namespace without
+            // them is none to a host.
+            id.nuse = U64::new(0);
+        }
+        id
+    }
+
     fn ana_reporting(&self) -> bool {
         self.association.subsystem.config.ana_reporting
     }
@@ -155,7 +169,9 @@ impl Controller {
         id.frmw = 1 << 1 | 1;
         id.lpa = (Lpa::COMMAND_EFFECTS | Lpa::EXTENDED_DATA | Lpa::SUPPORTED_PAGES).bits();
         id.elpe = config.error_log_entries.max(1) - 1;
-        let limits = self.target.queue_limits(self.caps.kind);
+        let limits = self
+            .target
+            .listener_limits(self.caps.kind, self.association.listener);
         id.kas = U16::new(limits.keep_alive_granularity.max(1));
         id.maxcmd = U16::new(limits.max_io_entries);
         id.subnqn = subsystem.nqn().to_field();

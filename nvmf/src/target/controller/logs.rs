@@ -5,11 +5,9 @@
 //! clears the event that told of it; the events are cleared before the page is made, so that a
 //! change in between is reported again rather than lost.
 
-use std::collections::BTreeMap;
-
 use nacre_nvmf_wire::commands::admin::GetLogPage;
 use nacre_nvmf_wire::identify::{csi, nsid, write_ascii};
-use nacre_nvmf_wire::log::ana::{self, AnaHeader, AnaState};
+use nacre_nvmf_wire::log::ana::{self, AnaHeader};
 use nacre_nvmf_wire::log::{
     CommandEffects, Effects, ErrorInformation, FirmwareSlots, SmartHealth, SupportedLogPages,
     changed_namespaces, lid,
@@ -21,6 +19,7 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32};
 
 use super::{Controller, features};
+use crate::target::ana::AnaLogGroup;
 use crate::target::association::{MAX_CHANGED_NAMESPACES, pending};
 use crate::target::discovery::{self, Asker, Record};
 use crate::target::subsystem::SubsystemKind;
@@ -245,29 +244,25 @@ impl Controller {
     }
 
     fn asymmetric_access(&self, groups_only: bool) -> Vec<u8> {
-        let view = self.association.view();
-        let mut groups = BTreeMap::<u32, Vec<u32>>::new();
-        for namespace in view.iter() {
-            groups
-                .entry(namespace.ana_group)
-                .or_default()
-                .push(namespace.nsid);
-        }
-        let changes = self.association.subsystem.changes();
-        let header = AnaHeader::new(changes, groups.len() as u16);
+        let association = &self.association;
+        let log = association
+            .subsystem
+            .ana_log(&association.hostnqn, association.listener);
+        let header = AnaHeader::new(log.change_count, log.groups.len() as u16);
         let mut page = header.as_bytes().to_vec();
-        for (group, mut nsids) in groups {
+        for AnaLogGroup {
+            group,
+            state,
+            change_count,
+            mut nsids,
+        } in log.groups
+        {
             if groups_only {
                 nsids.clear();
             }
-            ana::write_group(&mut page, group, self.ana_state(group), changes, &nsids);
+            ana::write_group(&mut page, group, state, change_count, &nsids);
         }
         page
-    }
-
-    /// Every path is as good as another until listeners get states of their own.
-    fn ana_state(&self, _group: u32) -> AnaState {
-        AnaState::Optimized
     }
 
     /// The log as it is now, or as it was when the host began to read it if nothing changed since.

@@ -91,7 +91,10 @@ impl Controller {
         let kind = association.subsystem.kind;
         let ana = association.subsystem.config.ana_reporting;
         let mut controller = Controller {
-            registers: Registers::new(&target.queue_limits(caps.kind), &association),
+            registers: Registers::new(
+                &target.listener_limits(caps.kind, association.listener),
+                &association,
+            ),
             events: Events::new(config.async_event_requests, kind, ana),
             features: Features::default(),
             keep_alive: KeepAlive {

@@ -14,7 +14,7 @@ use proptest::prelude::*;
 use super::host::INVALID;
 use super::rig::*;
 use crate::target::discovery::{Asker, Reachable, Record, Snapshot, records, write_page};
-use crate::target::{Referral, SubsystemConfig, SubsystemListener};
+use crate::target::{RdmaFabric, Referral, SubsystemConfig, SubsystemListener};
 use crate::transport::{Address, ConnId, ListenerId, TransportType};
 
 fn ip(text: &str) -> Address {
@@ -26,6 +26,9 @@ fn listener(id: u64, address: &str) -> SubsystemListener {
         id: ListenerId(id),
         transport: TransportType::Tcp,
         address: ip(address),
+        ana: Default::default(),
+        withheld: false,
+        fabric: Default::default(),
     }
 }
 
@@ -181,6 +184,33 @@ fn the_discovery_subsystem_itself() {
     assert_eq!(flags, [eflags::DUPRETINFO, 0]);
 }
 
+/// A listener over RDMA is told with how its fabric carries it.
+#[test]
+fn rdma_says_what_carries_it() {
+    for (fabric, prtype) in [
+        (RdmaFabric::InfiniBand, 2),
+        (RdmaFabric::RoceV1, 3),
+        (RdmaFabric::RoceV2, 4),
+        (RdmaFabric::Iwarp, 5),
+    ] {
+        let rdma = SubsystemListener {
+            transport: TransportType::Rdma,
+            fabric,
+            ..listener(2, "[2001:db8::2]:4420")
+        };
+        let records = asked(&snapshot(vec![rdma]), 1, "192.0.2.1:4420");
+        let of_rdma = |r: &Record| r.record.trtype == trtype::RDMA;
+        let records: Vec<Record> = records.into_iter().filter(of_rdma).collect();
+        let record = &records[0].record;
+        assert_eq!(record.adrfam, adrfam::IPV6);
+        assert_eq!(record.treq & treq::SECURE_CHANNEL_REQUIRED, 0);
+        let mut page = vec![0; 2048];
+        write_page(1, &records, 0, &mut page).unwrap();
+        // TSAS begins at byte 768 of an entry: QPTYPE 1 (connected), PRTYPE, CMS 1 (RDMA CM).
+        assert_eq!(page[1024 + 768..][..3], [1, prtype, 1], "{fabric:?}");
+    }
+}
+
 #[test]
 fn filters() {
     let rdma = SubsystemListener {
@@ -244,6 +274,9 @@ fn names_that_do_not_fit() {
         id: ListenerId(8),
         transport: TransportType::Loopback,
         address: Address::Loopback(name.to_owned()),
+        ana: Default::default(),
+        withheld: false,
+        fabric: Default::default(),
     };
     let log = snapshot(vec![
         loopback(&"x".repeat(257)),

@@ -2,6 +2,7 @@
 
 mod abort;
 mod admin;
+mod ana;
 mod any_command;
 mod connect;
 mod discovery;

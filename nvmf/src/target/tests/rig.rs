@@ -148,6 +148,8 @@ pub struct Rig {
     pub wire: Rc<RefCell<Wire>>,
     pub pools: Pools,
     pub now: Nanos,
+    /// Where connections come from here on.
+    pub listener: ListenerId,
     next_conn: u32,
     next_cid: u16,
 }
@@ -200,6 +202,7 @@ impl Rig {
             wire,
             pools,
             now: Nanos(1),
+            listener: ListenerId(1),
             next_conn: 0,
             next_cid: 0,
         }
@@ -252,7 +255,7 @@ impl Rig {
         self.next_conn += 1;
         let event = Event::Opened {
             conn,
-            listener: ListenerId(1),
+            listener: self.listener,
             local: Address::Loopback("test".into()),
             peer: Address::Loopback(format!("host{}", conn.index)),
         };

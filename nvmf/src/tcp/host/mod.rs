@@ -29,6 +29,11 @@ use super::rx::{Guess, RecvSlices, Rx, RxBuffers};
 use super::tx::{Slices, Tx};
 use crate::transport::{Closed, HostCommand, HostEvent};
 
+/// Payloads of at least this many bytes let the receive buffer take [`NARROW`] bytes at a time: a
+/// header with its digest and the data digest before it, and little else.
+const LARGE: u32 = 16 << 10;
+const NARROW: usize = 64;
+
 /// How the host's end behaves.
 #[derive(Debug, Clone)]
 pub struct HostConfig {
@@ -252,7 +257,14 @@ impl HostConn {
         out: &mut RecvSlices<'a>,
     ) -> bool {
         self.guess(buffers);
-        self.rx.slices(buffers, usize::MAX, out)
+        // Behind much data there is probably more of it: taking no more than the next header lets
+        // that be received into place too.
+        let large = self
+            .receiving
+            .as_ref()
+            .is_some_and(|(_, pdu)| pdu.datal.get() >= LARGE);
+        self.rx
+            .slices(buffers, if large { NARROW } else { usize::MAX }, out)
     }
 
     #[inline]

@@ -16,7 +16,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use nacre_bdev::Extents;
-use nacre_hugepages::Buf;
+use nacre_hugepages::{Buf, Lent};
 use nacre_nvmf_wire::sqe::Sqe;
 use nacre_nvmf_wire::tcp::{
     ADMIN_IN_CAPSULE_BYTES, CapsuleResp, DataAlignment, DataPdu, Digests, PduFlags, R2t, Rules,
@@ -229,6 +229,12 @@ impl TargetConn {
         }
     }
 
+    /// Whether data may be sent from where its device keeps it: a digest would have to be made of
+    /// the very bytes that are sent.
+    pub fn takes_lent(&self) -> bool {
+        !self.rules.digests.data
+    }
+
     /// Whether reading makes sense now; `false` is back-pressure on the host, or the end.
     #[inline]
     pub fn wants_read(&self) -> bool {
@@ -355,9 +361,16 @@ impl TargetConn {
             return;
         }
         self.outstanding = self.outstanding.saturating_sub(1);
-        let Response { tag, cqe, data } = response;
+        let Response {
+            tag,
+            cqe,
+            data,
+            lent,
+            ..
+        } = response;
         let ok = cqe.status().is_success();
-        let length: usize = data.iter().map(|buf| buf.len()).sum();
+        let length = data.iter().map(|buf| buf.len()).sum::<usize>()
+            + lent.as_ref().map_or(0, |lent| lent.len());
         if length > 0 && ok {
             let short = self.queue.is_some_and(|q| q.flow_control_off)
                 && cqe.result() == 0
@@ -367,7 +380,7 @@ impl TargetConn {
             } else {
                 PduFlags::LAST_PDU
             };
-            self.put_c2h_data(tag.cid, flags, length as u32, data);
+            self.put_c2h_data(tag.cid, flags, length as u32, data, lent);
             if short {
                 self.tx.mark();
                 return;
@@ -517,11 +530,22 @@ impl TargetConn {
 
     /// One PDU for all of a command's data: the protocol sets no limit to it.
     #[inline]
-    fn put_c2h_data(&mut self, cid: u16, flags: PduFlags, length: u32, data: Extents) {
+    fn put_c2h_data(
+        &mut self,
+        cid: u16,
+        flags: PduFlags,
+        length: u32,
+        data: Extents,
+        lent: Option<Lent>,
+    ) {
         let (digests, align) = (self.rules.digests, self.host_alignment);
         let header = DataPdu::c2h(cid, 0, length, flags, digests, align);
         frame::put_before_data(&mut self.tx, &header, digests, align);
         frame::put_data(&mut self.tx, digests, data);
+        if let Some(lent) = lent {
+            debug_assert!(self.takes_lent(), "no digest was made of what is lent");
+            self.tx.push_lent(lent);
+        }
         self.pdus_sent += 1;
     }
 

@@ -214,6 +214,8 @@ impl App {
             tag,
             cqe: Cqe::new(tag.cid, status),
             data,
+            sgl: Sqe::zeroed().sgl_descriptor(),
+            lent: None,
         });
     }
 }

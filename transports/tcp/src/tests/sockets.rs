@@ -30,6 +30,8 @@ struct Server {
     pools: Pools,
     events: Events,
     opened: usize,
+    /// Every connection counts as connected at once; otherwise it stays pending.
+    accepts_connect: bool,
     closed: Vec<Closed>,
 }
 
@@ -53,6 +55,7 @@ impl Server {
             },
             events: Events::with_capacity(256),
             opened: 0,
+            accepts_connect: true,
             closed: Vec::new(),
         }
     }
@@ -69,7 +72,9 @@ impl Server {
                         entries: 128,
                         flow_control_off: true,
                     };
-                    self.rig.transport.established(conn, params);
+                    if self.accepts_connect {
+                        self.rig.transport.established(conn, params);
+                    }
                 }
                 Event::Closed { why, .. } => self.closed.push(why),
                 Event::Capsule { conn, sqe, data } => {
@@ -82,6 +87,8 @@ impl Server {
                         tag,
                         cqe: Cqe::success(tag.cid),
                         data: Extents::new(),
+                        sgl: Sqe::zeroed().sgl_descriptor(),
+                        lent: None,
                     };
                     if sqe.opcode == io::WRITE && data.is_none() {
                         self.rig.transport.fetch(
@@ -102,10 +109,14 @@ impl Server {
                         tag,
                         cqe: Cqe::success(tag.cid),
                         data: Extents::new(),
+                        sgl: Sqe::zeroed().sgl_descriptor(),
+                        lent: None,
                     };
                     self.rig.transport.respond(conn, response);
                 }
-                Event::CapsuleDamaged { .. } | Event::FetchDamaged { .. } => unreachable!(),
+                Event::CapsuleDamaged { .. }
+                | Event::FetchDamaged { .. }
+                | Event::FetchRefused { .. } => unreachable!(),
             }
         }
         self.rig.transport.flush(now);
@@ -348,6 +359,29 @@ fn connection_limit() {
     server.until("the fourth", |server| server.opened == 3);
 }
 
+/// Those that only pend are bounded too, but nobody is refused: the next waits until one has
+/// connected or gone.
+#[test]
+fn pending_connections_wait_their_turn() {
+    let mut server = Server::new(TcpConfig {
+        max_pending_connections: 2,
+        ..TcpConfig::default()
+    });
+    server.accepts_connect = false;
+    let first = server.raw();
+    let _second = server.raw();
+    server.until("two", |server| server.opened == 2);
+    let _third = server.raw();
+    for _ in 0..20 {
+        server.turn();
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(server.opened, 2, "the third waits");
+    drop(first);
+    server.until("the third", |server| server.opened == 3);
+    assert_eq!(server.rig.plug.rejected(), (0, 0));
+}
+
 /// Connections go to the core that has the fewest, and each core is woken for them.
 #[test]
 fn spread_over_cores() {
@@ -553,6 +587,13 @@ fn bad_options() {
             ..TcpConfig::default()
         },
         "max_connections",
+    );
+    bad(
+        TcpConfig {
+            max_pending_connections: 0,
+            ..TcpConfig::default()
+        },
+        "max_pending_connections",
     );
 }
 

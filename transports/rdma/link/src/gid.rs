@@ -1,0 +1,88 @@
+//! GIDs: a port's addresses, each bound to a network interface and, on Ethernet, to one of its IP
+//! addresses.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::sysfs;
+
+/// One used entry of a port's GID table.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Gid {
+    pub index: u16,
+    /// The 128 bits, written as an IPv6 address is.
+    pub gid: Ipv6Addr,
+    pub kind: GidKind,
+    /// The network interface that it belongs to.
+    pub ndev: Option<String>,
+    /// The IP address that it stands for: only RoCE's do. An IPv4 address is mapped into IPv6.
+    pub ip: Option<IpAddr>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GidKind {
+    /// An InfiniBand port's: subnet prefix and GUID.
+    InfiniBand,
+    /// Ethertype 8915h: stays in its Ethernet segment.
+    RoceV1,
+    /// UDP port 4791: can be routed.
+    RoceV2,
+    /// iWARP has none of its own; the kernel shows the MAC address.
+    Iwarp,
+}
+
+impl fmt::Display for GidKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            GidKind::InfiniBand => "IB",
+            GidKind::RoceV1 => "RoCE v1",
+            GidKind::RoceV2 => "RoCE v2",
+            GidKind::Iwarp => "iWARP",
+        })
+    }
+}
+
+/// What kind of entries a port's table has, apart from what the entries say: the kernel writes
+/// `IB/RoCE v1` for three different things.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TableKind {
+    InfiniBand,
+    Roce,
+    Iwarp,
+}
+
+/// The used entries of the table below `port`, a folder `ports/N`.
+pub(crate) fn read(port: &Path, table: TableKind) -> Vec<Gid> {
+    let entries = sysfs::names(&port.join("gids"));
+    entries
+        .iter()
+        .filter_map(|index| entry(port, index, table))
+        .collect()
+}
+
+fn entry(port: &Path, index: &str, table: TableKind) -> Option<Gid> {
+    let gid: Ipv6Addr = sysfs::text(&port.join("gids").join(index))?.parse().ok()?;
+    if gid.is_unspecified() {
+        return None;
+    }
+    let attribute = |name: &str| sysfs::filled(&port.join("gid_attrs").join(name).join(index));
+    let kind = match table {
+        TableKind::InfiniBand => GidKind::InfiniBand,
+        TableKind::Iwarp => GidKind::Iwarp,
+        TableKind::Roce => match attribute("types")?.as_str() {
+            "RoCE v2" => GidKind::RoceV2,
+            _ => GidKind::RoceV1,
+        },
+    };
+    Some(Gid {
+        index: index.parse().ok()?,
+        gid,
+        kind,
+        ndev: attribute("ndevs"),
+        ip: (table == TableKind::Roce).then(|| gid.to_canonical()),
+    })
+}

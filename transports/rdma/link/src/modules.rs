@@ -1,0 +1,93 @@
+//! Kernel modules: there, to be loaded, or missing.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use serde::Serialize;
+
+use crate::sysfs::{self, Roots};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ModuleState {
+    Loaded,
+    BuiltIn,
+    /// On disk for this kernel; `modprobe` loads it.
+    Loadable,
+    /// Not on disk, as far as can be seen: in a container the folder may be hidden.
+    Missing,
+}
+
+impl ModuleState {
+    pub fn is_there(self) -> bool {
+        matches!(self, ModuleState::Loaded | ModuleState::BuiltIn)
+    }
+}
+
+/// The running kernel's modules.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Modules {
+    loaded: BTreeSet<String>,
+    built_in: BTreeSet<String>,
+    loadable: BTreeSet<String>,
+    /// The list of what can be loaded was there to be read.
+    listed: bool,
+}
+
+impl Modules {
+    pub fn read(roots: &Roots) -> Modules {
+        let read = |path: std::path::PathBuf| fs::read_to_string(path).unwrap_or_default();
+        let release = sysfs::text(&roots.proc.join("sys/kernel/osrelease")).unwrap_or_default();
+        let folder = roots.modules.join(release);
+        let loaded = read(roots.proc.join("modules"));
+        let loadable = fs::read_to_string(folder.join("modules.dep"));
+        let listed = loadable.is_ok();
+        Modules {
+            loaded: loaded
+                .lines()
+                .filter_map(|line| line.split_whitespace().next())
+                .map(canonical)
+                .collect(),
+            built_in: read(folder.join("modules.builtin"))
+                .lines()
+                .filter_map(name_of_file)
+                .collect(),
+            loadable: loadable
+                .unwrap_or_default()
+                .lines()
+                .filter_map(|line| name_of_file(line.split(':').next()?))
+                .collect(),
+            listed,
+        }
+    }
+
+    pub fn state(&self, module: &str) -> ModuleState {
+        let module = canonical(module);
+        if self.loaded.contains(&module) {
+            ModuleState::Loaded
+        } else if self.built_in.contains(&module) {
+            ModuleState::BuiltIn
+        } else if self.loadable.contains(&module) {
+            ModuleState::Loadable
+        } else {
+            ModuleState::Missing
+        }
+    }
+
+    /// Whether it could be read what this kernel can load.
+    pub fn is_listed(&self) -> bool {
+        self.listed
+    }
+}
+
+/// Names of modules are the same with dashes and underscores.
+fn canonical(name: &str) -> String {
+    name.replace('-', "_")
+}
+
+/// `kernel/drivers/infiniband/sw/rxe/rdma_rxe.ko.xz` is `rdma_rxe`.
+fn name_of_file(path: &str) -> Option<String> {
+    let file = path.rsplit('/').next()?;
+    let (name, _) = file.split_once(".ko")?;
+    Some(canonical(name))
+}

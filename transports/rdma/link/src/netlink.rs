@@ -1,0 +1,393 @@
+//! Soft-RoCE links over RDMA netlink, as `rdma link add` and `rdma link delete` do it.
+//!
+//! A request is one message: header, then attributes ([`message`]). The kernel answers with an error
+//! code, 0 for done ([`read_answer`]).
+
+use std::io;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::netlink::{self, SocketAddrNetlink};
+use rustix::net::sockopt::{self, Timeout};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with,
+};
+
+use crate::fabric::Fabric;
+use crate::modules::{ModuleState, Modules};
+use crate::sysfs::Roots;
+
+/// The longest name of a device and of an interface (IB_DEVICE_NAME_MAX 64, IFNAMSIZ 16), the end included.
+const DEVICE_NAME_MAX: usize = 64;
+const NETDEV_NAME_MAX: usize = 16;
+/// The kernel answers as soon as it has done it; making a link takes milliseconds.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Why a link was not added or deleted.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    #[error(
+        "the kernel module {module} is not loaded{}; remedy: {}",
+        if *.state == ModuleState::Missing { ", and this kernel has none that can be seen" } else { "" },
+        module_remedy(module, *state)
+    )]
+    Module {
+        module: &'static str,
+        state: ModuleState,
+    },
+    #[error(
+        "not permitted: adding and deleting RDMA links takes CAP_NET_ADMIN; remedy: run it as root"
+    )]
+    Permission,
+    #[error("there is an RDMA device \"{name}\" already{}; remedy: choose another name", on(.netdev))]
+    Exists {
+        name: String,
+        /// The interface that it is on.
+        netdev: Option<String>,
+    },
+    #[error(
+        "interface \"{netdev}\" has the soft-RoCE device \"{device}\" already; remedy: use it, or \
+         delete it first: `nacre rdma rxe del {device}`"
+    )]
+    Taken { netdev: String, device: String },
+    #[error("there is no RDMA device \"{name}\"; have: {}", list(.have))]
+    NoDevice { name: String, have: Vec<String> },
+    #[error("RDMA device \"{name}\" is not soft-RoCE but {driver}: it cannot be deleted")]
+    NotRxe { name: String, driver: String },
+    #[error("there is no network interface \"{netdev}\"; have: {}", list(.have))]
+    NoNetdev { netdev: String, have: Vec<String> },
+    #[error("\"{name}\" is not a name for {what}: 1 to {max} letters, digits, `_`, `-`, `.`")]
+    Name {
+        what: &'static str,
+        name: String,
+        max: usize,
+    },
+    #[error(
+        "interface \"{netdev}\" is a VLAN: soft-RoCE takes real devices only; remedy: add it on the \
+         interface below, its GIDs then cover the VLAN"
+    )]
+    Vlan { netdev: String },
+    #[error("the kernel refused to {action} {name}")]
+    Refused {
+        action: &'static str,
+        name: String,
+        source: io::Error,
+    },
+    #[error("RDMA netlink does not answer")]
+    Socket(#[source] io::Error),
+}
+
+fn module_remedy(module: &str, state: ModuleState) -> String {
+    match state {
+        ModuleState::Missing => format!(
+            "install the kernel package that has {module} (often linux-modules-extra), or use another kernel"
+        ),
+        _ => format!("`modprobe {module}` as root"),
+    }
+}
+
+fn list(names: &[String]) -> String {
+    match names {
+        [] => "none".into(),
+        names => names.join(", "),
+    }
+}
+
+fn on(netdev: &Option<String>) -> String {
+    netdev
+        .as_ref()
+        .map(|netdev| format!(", on {netdev}"))
+        .unwrap_or_default()
+}
+
+/// Adds the soft-RoCE device `name` on interface `netdev`. The kernel loads rdma_rxe itself where
+/// that is allowed.
+pub fn rxe_add(roots: &Roots, name: &str, netdev: &str) -> Result<(), LinkError> {
+    check_add(roots, name, netdev)?;
+    let attributes = [
+        (attribute::DEV_NAME, name),
+        (attribute::LINK_TYPE, "rxe"),
+        (attribute::NDEV_NAME, netdev),
+    ]
+    .map(|(kind, text)| (kind, c_string(text)));
+    let answer =
+        request(command::NEWLINK, &attributes).map_err(|error| no_netlink(roots, error))?;
+    answer.map_err(|errno| refused_add(roots, name, netdev, errno))
+}
+
+/// Deletes the soft-RoCE device `name`: what uses it is disconnected.
+pub fn rxe_del(roots: &Roots, name: &str) -> Result<(), LinkError> {
+    let fabric = Fabric::read(&roots.sys);
+    let no_device = || LinkError::NoDevice {
+        name: name.to_owned(),
+        have: fabric.devices.iter().map(|d| d.name.clone()).collect(),
+    };
+    let device = fabric.device(name).ok_or_else(no_device)?;
+    if device.kind != crate::DriverKind::Rxe {
+        return Err(LinkError::NotRxe {
+            name: name.to_owned(),
+            driver: device.driver.clone().unwrap_or_else(|| "unknown".into()),
+        });
+    }
+    let index = device_index(name)
+        .map_err(|error| no_netlink(roots, error))?
+        .ok_or_else(no_device)?;
+    let attributes = [(attribute::DEV_INDEX, index.to_ne_bytes().to_vec())];
+    let answer =
+        request(command::DELLINK, &attributes).map_err(|error| no_netlink(roots, error))?;
+    answer.map_err(|errno| match errno {
+        Errno::PERM | Errno::ACCESS => LinkError::Permission,
+        Errno::NODEV => no_device(),
+        errno => LinkError::Refused {
+            action: "delete",
+            name: name.to_owned(),
+            source: errno.into(),
+        },
+    })
+}
+
+/// Without ib_core there is no such netlink family.
+fn no_netlink(roots: &Roots, error: io::Error) -> LinkError {
+    match Errno::from_io_error(&error) {
+        Some(Errno::PROTONOSUPPORT) => LinkError::Module {
+            module: "ib_core",
+            state: Modules::read(roots).state("ib_core"),
+        },
+        _ => LinkError::Socket(error),
+    }
+}
+
+/// What can be told before the kernel is asked, in better words than its own.
+fn check_add(roots: &Roots, name: &str, netdev: &str) -> Result<(), LinkError> {
+    let plain = |text: &str| {
+        text.chars()
+            .all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c))
+    };
+    for (what, text, max) in [
+        ("an RDMA device", name, DEVICE_NAME_MAX - 1),
+        ("an interface", netdev, NETDEV_NAME_MAX - 1),
+    ] {
+        if text.is_empty() || text.len() > max || (what == "an RDMA device" && !plain(text)) {
+            return Err(LinkError::Name {
+                what,
+                name: text.to_owned(),
+                max,
+            });
+        }
+    }
+    if !roots.sys.join("class/net").join(netdev).exists() {
+        return Err(LinkError::NoNetdev {
+            netdev: netdev.to_owned(),
+            have: crate::sysfs::names(&roots.sys.join("class/net")),
+        });
+    }
+    let uevent = roots.sys.join("class/net").join(netdev).join("uevent");
+    let uevent = crate::sysfs::text(&uevent).unwrap_or_default();
+    if uevent.lines().any(|line| line == "DEVTYPE=vlan") {
+        return Err(LinkError::Vlan {
+            netdev: netdev.to_owned(),
+        });
+    }
+    let fabric = Fabric::read(&roots.sys);
+    if let Some(there) = fabric.device(name) {
+        return Err(LinkError::Exists {
+            name: name.to_owned(),
+            netdev: there.ports.first().and_then(|port| port.netdev.clone()),
+        });
+    }
+    let taken = fabric.ports().find(|(device, port)| {
+        device.kind == crate::DriverKind::Rxe && port.netdev.as_deref() == Some(netdev)
+    });
+    match taken {
+        Some((device, _)) => Err(LinkError::Taken {
+            netdev: netdev.to_owned(),
+            device: device.name.clone(),
+        }),
+        None => Ok(()),
+    }
+}
+
+fn refused_add(roots: &Roots, name: &str, netdev: &str, errno: Errno) -> LinkError {
+    let module = || LinkError::Module {
+        module: "rdma_rxe",
+        state: Modules::read(roots).state("rdma_rxe"),
+    };
+    match errno {
+        Errno::PERM | Errno::ACCESS => LinkError::Permission,
+        // The kernel knows no link type "rxe", also after it tried to load it.
+        Errno::INVAL if !Modules::read(roots).state("rdma_rxe").is_there() => module(),
+        Errno::OPNOTSUPP | Errno::NOENT => module(),
+        Errno::NODEV => LinkError::NoNetdev {
+            netdev: netdev.to_owned(),
+            have: crate::sysfs::names(&roots.sys.join("class/net")),
+        },
+        Errno::EXIST => LinkError::Exists {
+            name: name.to_owned(),
+            netdev: None,
+        },
+        errno => LinkError::Refused {
+            action: "add",
+            name: name.to_owned(),
+            source: errno.into(),
+        },
+    }
+}
+
+/// Commands and attributes of rdma/rdma_netlink.h.
+mod command {
+    pub const GET: u16 = 1;
+    pub const NEWLINK: u16 = 3;
+    pub const DELLINK: u16 = 4;
+}
+
+mod attribute {
+    pub const DEV_INDEX: u16 = 1;
+    pub const DEV_NAME: u16 = 2;
+    pub const NDEV_NAME: u16 = 51;
+    pub const LINK_TYPE: u16 = 65;
+}
+
+/// RDMA_NL_NLDEV: the client of RDMA netlink that knows devices.
+const NLDEV: u16 = 5;
+const NLM_F_REQUEST: u16 = 0x1;
+const NLM_F_ACK: u16 = 0x4;
+const NLM_F_DUMP: u16 = 0x300;
+const NLMSG_ERROR: u16 = 2;
+const NLMSG_DONE: u16 = 3;
+const HEADER: usize = 16;
+const ANSWER_MAX: usize = 32 * 1024;
+
+/// One command, and the kernel's yes or no.
+fn request(command: u16, attributes: &[(u16, Vec<u8>)]) -> io::Result<Result<(), Errno>> {
+    let message = message(command, NLM_F_REQUEST | NLM_F_ACK, attributes);
+    let mut outcome = None;
+    exchange(&message, |answer| {
+        outcome = read_answer(answer);
+        outcome.is_some()
+    })?;
+    outcome.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+}
+
+/// The kernel's number of a device.
+fn device_index(name: &str) -> io::Result<Option<u32>> {
+    let message = message(command::GET, NLM_F_REQUEST | NLM_F_DUMP, &[]);
+    let mut found = None;
+    exchange(&message, |part| {
+        let is_it = attribute_of(part.body, attribute::DEV_NAME)
+            .is_some_and(|value| value.strip_suffix(&[0]) == Some(name.as_bytes()));
+        if is_it {
+            let index = attribute_of(part.body, attribute::DEV_INDEX);
+            found = index.and_then(|bytes| Some(u32::from_ne_bytes(bytes.try_into().ok()?)));
+        }
+        part.kind == NLMSG_DONE || part.kind == NLMSG_ERROR
+    })?;
+    Ok(found)
+}
+
+/// Sends `message` and gives the messages of the answer to `take` until that has enough.
+fn exchange(message: &[u8], mut take: impl FnMut(Part<'_>) -> bool) -> io::Result<()> {
+    let socket = socket_with(
+        AddressFamily::NETLINK,
+        SocketType::RAW,
+        SocketFlags::CLOEXEC,
+        Some(netlink::RDMA),
+    )?;
+    sockopt::set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER_TIMEOUT))?;
+    sendto(
+        &socket,
+        message,
+        SendFlags::empty(),
+        &SocketAddrNetlink::new(0, 0),
+    )?;
+    let mut buffer = vec![0; ANSWER_MAX];
+    loop {
+        let (length, _) = recv(&socket, &mut buffer[..], RecvFlags::empty())?;
+        if length == 0 {
+            return Ok(());
+        }
+        for part in parts(&buffer[..length]) {
+            if take(part) {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// A request of RDMA netlink.
+fn message(command: u16, flags: u16, attributes: &[(u16, Vec<u8>)]) -> Vec<u8> {
+    let mut message = vec![0; HEADER];
+    message[4..6].copy_from_slice(&((NLDEV << 10) | command).to_ne_bytes());
+    message[6..8].copy_from_slice(&flags.to_ne_bytes());
+    // The sequence number; each socket has one exchange.
+    message[8..12].copy_from_slice(&1u32.to_ne_bytes());
+    for (kind, value) in attributes {
+        let length = u16::try_from(4 + value.len()).expect("names are short");
+        message.extend(length.to_ne_bytes());
+        message.extend(kind.to_ne_bytes());
+        message.extend(value);
+        message.resize(message.len().next_multiple_of(4), 0);
+    }
+    let length = u32::try_from(message.len()).expect("names are short");
+    message[..4].copy_from_slice(&length.to_ne_bytes());
+    message
+}
+
+fn c_string(text: &str) -> Vec<u8> {
+    let mut bytes = text.as_bytes().to_vec();
+    bytes.push(0);
+    bytes
+}
+
+/// One message of an answer.
+#[derive(Debug, Clone, Copy)]
+struct Part<'a> {
+    kind: u16,
+    body: &'a [u8],
+}
+
+/// The messages in what one receive brought. Ends at the first that is cut off.
+fn parts(mut bytes: &[u8]) -> impl Iterator<Item = Part<'_>> {
+    std::iter::from_fn(move || {
+        let length = u32_at(bytes, 0)? as usize;
+        let message = bytes.get(..length).filter(|m| m.len() >= HEADER)?;
+        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some(Part {
+            kind: u16_at(message, 4)?,
+            body: &message[HEADER..],
+        })
+    })
+}
+
+/// The yes or no in a message, if it is one.
+fn read_answer(part: Part<'_>) -> Option<Result<(), Errno>> {
+    if part.kind != NLMSG_ERROR {
+        return None;
+    }
+    match u32_at(part.body, 0)?.cast_signed() {
+        0 => Some(Ok(())),
+        code => Some(Err(Errno::from_raw_os_error(code.saturating_neg()))),
+    }
+}
+
+fn attribute_of(mut bytes: &[u8], wanted: u16) -> Option<&[u8]> {
+    loop {
+        let length = usize::from(u16_at(bytes, 0)?);
+        let kind = u16_at(bytes, 2)?;
+        let value = bytes.get(4..length)?;
+        if kind == wanted {
+            return Some(value);
+        }
+        bytes = bytes.get(length.next_multiple_of(4)..)?;
+    }
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_ne_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,79 @@
+//! Small reads of small files.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Where the kernel's file systems are. All of them below one folder in a test.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Roots {
+    pub sys: PathBuf,
+    pub dev: PathBuf,
+    pub proc: PathBuf,
+    /// The folder that has a folder of modules per kernel release, `/lib/modules`.
+    pub modules: PathBuf,
+}
+
+impl Roots {
+    pub fn real() -> Roots {
+        Roots::below("/")
+    }
+
+    /// `<root>/sys`, `<root>/dev`, `<root>/proc` and `<root>/lib/modules`.
+    pub fn below(root: impl AsRef<Path>) -> Roots {
+        let root = root.as_ref();
+        Roots {
+            sys: root.join("sys"),
+            dev: root.join("dev"),
+            proc: root.join("proc"),
+            modules: root.join("lib/modules"),
+        }
+    }
+}
+
+impl Default for Roots {
+    fn default() -> Roots {
+        Roots::real()
+    }
+}
+
+/// The file's text without the white space around it. None if it cannot be read, which for an
+/// attribute in sysfs means that the device does not have it, or is going.
+pub(crate) fn text(path: &Path) -> Option<String> {
+    let text = fs::read_to_string(path).ok()?;
+    Some(text.trim().to_owned())
+}
+
+/// As [`text`], but an empty file says nothing either.
+pub(crate) fn filled(path: &Path) -> Option<String> {
+    text(path).filter(|text| !text.is_empty())
+}
+
+/// A number, decimal or with 0x before it.
+pub(crate) fn number(path: &Path) -> Option<u64> {
+    let text = text(path)?;
+    match text.strip_prefix("0x") {
+        Some(hex) => u64::from_str_radix(hex, 16).ok(),
+        None => text.parse().ok(),
+    }
+}
+
+/// The names in a folder, in order; numbers as numbers. None if there is no such folder.
+pub(crate) fn names(path: &Path) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(path) else {
+        return Vec::new();
+    };
+    let mut names: Vec<String> = entries
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .collect();
+    names.sort_by(|a, b| match (a.parse::<u64>(), b.parse::<u64>()) {
+        (Ok(a), Ok(b)) => a.cmp(&b),
+        _ => a.cmp(b),
+    });
+    names
+}
+
+/// The last part of what a link points to: a driver's name from `device/driver`.
+pub(crate) fn link_name(path: &Path) -> Option<String> {
+    let target = fs::read_link(path).ok()?;
+    target.file_name()?.to_str().map(str::to_owned)
+}

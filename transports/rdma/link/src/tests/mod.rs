@@ -1,0 +1,5 @@
+//! Machines in folders, read as the real one is.
+
+mod capabilities;
+mod machines;
+use crate::testing as tree;

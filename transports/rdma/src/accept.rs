@@ -1,0 +1,201 @@
+//! A connection request: judged, given to a core, and its queue pair made.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use nacre_nvmf::transport::ListenerId;
+use nacre_nvmf_wire::rdma::{AcceptData, RejectStatus, Request};
+use nacre_rdma_verbs::{
+    CmId, ConnParams, ConnectionManager, DeviceAttributes, DeviceId, QpCaps, Queues, VerbsError,
+};
+use zerocopy::IntoBytes;
+
+use crate::RdmaConfig;
+use crate::shared::{CoreSlot, Domain, Incoming, Shared, ToCore};
+use crate::stats::ControlCounts;
+
+/// What a host asked for, as the connection manager reports it.
+pub(crate) struct Asked<'a> {
+    pub id: CmId,
+    pub listener: ListenerId,
+    pub device: DeviceId,
+    pub local: SocketAddr,
+    pub peer: SocketAddr,
+    pub params: &'a ConnParams,
+}
+
+/// A connection that a core has been offered.
+pub(crate) struct Offered {
+    pub core: Arc<CoreSlot>,
+    pub device: DeviceId,
+    /// What to accept it with, once the core is ready.
+    pub params: ConnParams,
+    /// Completions that it can make.
+    pub completions: u32,
+}
+
+/// Why not, for the host and for the log.
+pub(crate) struct Refused(pub RejectStatus, pub String);
+
+/// Scatter entries: a command's entry and its data; a message and its data.
+const SGES: u32 = 2;
+
+impl From<VerbsError> for Refused {
+    fn from(error: VerbsError) -> Refused {
+        Refused(RejectStatus::NoResources, error.to_string())
+    }
+}
+
+pub(crate) fn offer(
+    shared: &Shared,
+    cm: &mut dyn ConnectionManager,
+    counts: &mut ControlCounts,
+    open: usize,
+    asked: Asked<'_>,
+) -> Result<Offered, Refused> {
+    let config = &shared.config;
+    let private = &asked.params.private_data;
+    let request = Request::parse(private)
+        .map_err(|status| Refused(status, format!("{} bytes of private data", private.len())))?;
+    if request.qid == u16::MAX {
+        return Err(Refused(RejectStatus::InvalidQueueId, "queue 65535".into()));
+    }
+    let domain = shared.memory.domain(&*shared.provider, asked.device)?;
+    let attributes = domain.domain.attributes();
+    let (depth, limit) = (request.host_send_entries, depth_limit(config, attributes));
+    if depth > limit {
+        let why = format!("{depth} entries; at most {limit} are possible here");
+        return Err(Refused(RejectStatus::InvalidHostSendSize, why));
+    }
+    // A host that answers no READ could not write.
+    if asked.params.initiator_depth == 0 {
+        let why = "the host answers no RDMA READ".into();
+        return Err(Refused(RejectStatus::InvalidResponderResources, why));
+    }
+    let no_room = |why: String| Refused(RejectStatus::NoResources, why);
+    if open >= config.max_connections {
+        let limit = config.max_connections;
+        return Err(no_room(format!(
+            "{limit} connections are open (max_connections)"
+        )));
+    }
+    let core = shared.least_loaded();
+    let core = core.ok_or_else(|| no_room("no core serves this transport".into()))?;
+    let read_depth = config
+        .read_depth
+        .min(attributes.max_initiator_depth)
+        .min(asked.params.initiator_depth);
+    let sends = send_entries(depth, read_depth).min(attributes.max_qp_wr);
+    let caps = QpCaps {
+        max_send_wr: sends,
+        max_recv_wr: depth,
+        max_send_sge: SGES.min(attributes.max_sge),
+        max_recv_sge: SGES.min(attributes.max_sge),
+        max_inline: config.max_inline_data,
+    };
+    let (endpoint, completions) = {
+        let mut queues = core.queues();
+        let (queues, used) = match queues.entry(asked.device) {
+            std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
+            std::collections::hash_map::Entry::Vacant(entry) => {
+                entry.insert(make_queues(config, &domain)?)
+            }
+        };
+        let completions = sends + if queues.is_shared() { 0 } else { depth };
+        reserve(queues, *used + completions, attributes, counts)?;
+        let caps = QpCaps {
+            max_recv_wr: if queues.is_shared() { 0 } else { depth },
+            ..caps
+        };
+        let endpoint = queues.create_qp(cm, asked.id, caps)?;
+        *used += completions;
+        (endpoint, completions)
+    };
+    let mut params = ConnParams {
+        initiator_depth: read_depth,
+        responder_resources: asked
+            .params
+            .responder_resources
+            .min(attributes.max_responder_resources),
+        rnr_retry_count: 7,
+        retry_count: 7,
+        ..ConnParams::default()
+    };
+    let accept = AcceptData::new(depth as u16);
+    params
+        .private_data
+        .extend(accept.as_bytes().iter().copied());
+    core.load.fetch_add(1, Ordering::Relaxed);
+    core.send(ToCore::Incoming(Box::new(Incoming {
+        id: asked.id,
+        endpoint,
+        device: asked.device,
+        key_slot: domain.key_slot,
+        listener: asked.listener,
+        local: asked.local,
+        peer: asked.peer,
+        depth: depth as u16,
+        read_depth,
+        invalidate: attributes.send_with_invalidate,
+    })));
+    Ok(Offered {
+        core,
+        device: asked.device,
+        params,
+        completions,
+    })
+}
+
+/// A response may need two writes and itself; those beyond what is here wait their turn.
+fn send_entries(depth: u32, read_depth: u8) -> u32 {
+    (2 * depth + u32::from(read_depth)).next_power_of_two()
+}
+
+/// Commands of a queue that the device has room to answer.
+fn depth_limit(config: &RdmaConfig, attributes: &DeviceAttributes) -> u32 {
+    u32::from(config.max_queue_depth).min(attributes.max_qp_wr / 2)
+}
+
+/// Bytes of the responses that one connection can have under way.
+pub(crate) fn message_bytes(config: &RdmaConfig) -> usize {
+    let entries = send_entries(config.max_queue_depth.into(), config.read_depth);
+    entries as usize * nacre_nvmf_wire::cqe::Cqe::SIZE
+}
+
+/// With the completions that are spoken for already: those of the shared receives.
+fn make_queues(config: &RdmaConfig, domain: &Domain) -> Result<(Queues, u32), VerbsError> {
+    let attributes = domain.domain.attributes();
+    let shared = config.srq_size > 0 && attributes.max_srq > 0;
+    let srq = shared.then(|| {
+        let entries = config.srq_size.min(attributes.max_srq_wr);
+        (entries, SGES.min(attributes.max_srq_sge))
+    });
+    let used = srq.map_or(0, |(entries, _)| entries);
+    let cq = config.cq_size.max(used).min(attributes.max_cqe);
+    Ok((Queues::new(&domain.domain, cq, srq)?, used))
+}
+
+/// Makes sure that the completion queue cannot overflow.
+fn reserve(
+    queues: &Queues,
+    entries: u32,
+    attributes: &DeviceAttributes,
+    counts: &mut ControlCounts,
+) -> Result<(), Refused> {
+    let there = queues.cq().capacity();
+    if entries <= there {
+        return Ok(());
+    }
+    let wanted = entries.next_power_of_two().min(attributes.max_cqe);
+    if wanted < entries {
+        let why = format!(
+            "{} allows {} completions per queue, {entries} may come",
+            attributes.name, attributes.max_cqe
+        );
+        return Err(Refused(RejectStatus::NoResources, why));
+    }
+    queues.cq().resize(wanted)?;
+    counts.cq_resizes += 1;
+    Ok(())
+}

@@ -1,0 +1,141 @@
+//! What can be chosen about the RDMA transport.
+
+use std::time::Duration;
+
+use nacre_nvmf::transport::{TransportCaps, TransportType};
+
+/// Options of the RDMA transport. What a device cannot do is clamped to what it can.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RdmaConfig {
+    /// Largest in-capsule data of a command, in bytes.
+    pub in_capsule_data_size: u32,
+    /// Largest transfer of one command, in bytes: a power of two, at least 4096.
+    pub max_io_size: u32,
+    /// Most commands of one queue pair.
+    pub max_queue_depth: u16,
+    /// Most connections of the whole transport; memory for them is taken on each core.
+    pub max_connections: usize,
+    pub max_listeners: usize,
+    pub backlog: i32,
+    /// Receive buffers per core and device, shared by its connections; 0: each connection has as
+    /// many as its host may send commands.
+    pub srq_size: u32,
+    /// Completions per core and device to begin with; grown as connections come.
+    pub cq_size: u32,
+    /// Descriptors of one command (MSDBD).
+    pub max_sgl_descriptors: u8,
+    /// Responses of up to so many bytes are sent inline; a response has 16.
+    pub max_inline_data: u32,
+    /// RDMA READs that one connection has outstanding.
+    pub read_depth: u8,
+    /// Completions taken in one poll.
+    pub poll_batch: usize,
+    /// From the connection to an accepted Connect.
+    pub connect_timeout: Duration,
+    /// For a connection that ends to flush; after that its queue pair is destroyed all the same.
+    pub drain_timeout: Duration,
+    /// Only listen on this device; `None`: the one that has the address.
+    pub device: Option<String>,
+    /// Type of service (DSCP << 2).
+    pub tos: u8,
+    /// Local ACK timeout as an exponent (4.096 us * 2^n).
+    pub ack_timeout: Option<u8>,
+}
+
+impl Default for RdmaConfig {
+    fn default() -> RdmaConfig {
+        RdmaConfig {
+            in_capsule_data_size: 4096,
+            max_io_size: 128 << 10,
+            max_queue_depth: 128,
+            max_connections: 1024,
+            max_listeners: 256,
+            backlog: 128,
+            srq_size: 2048,
+            cq_size: 4096,
+            max_sgl_descriptors: 16,
+            max_inline_data: 64,
+            read_depth: 16,
+            poll_batch: 64,
+            connect_timeout: Duration::from_secs(20),
+            drain_timeout: Duration::from_secs(2),
+            device: None,
+            tos: 0,
+            ack_timeout: None,
+        }
+    }
+}
+
+/// An option that cannot be.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    #[error("{option} is {actual}, but must be {allowed}")]
+    OutOfRange {
+        option: &'static str,
+        actual: u64,
+        allowed: &'static str,
+    },
+}
+
+impl RdmaConfig {
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let check = |ok: bool, option, actual: u64, allowed| match ok {
+            true => Ok(()),
+            false => Err(ConfigError::OutOfRange {
+                option,
+                actual,
+                allowed,
+            }),
+        };
+        let in_capsule = self.in_capsule_data_size;
+        check(
+            in_capsule.is_multiple_of(16) && in_capsule <= 1 << 20,
+            "in_capsule_data_size",
+            in_capsule.into(),
+            "a multiple of 16, at most 1048576",
+        )?;
+        check(
+            self.max_io_size.is_power_of_two() && (4096..=1 << 23).contains(&self.max_io_size),
+            "max_io_size",
+            self.max_io_size.into(),
+            "a power of two from 4096 to 8388608",
+        )?;
+        let depth = self.max_queue_depth;
+        check(
+            (2..=4096).contains(&depth),
+            "max_queue_depth",
+            depth.into(),
+            "from 2 to 4096",
+        )?;
+        check(self.max_connections > 0, "max_connections", 0, "at least 1")?;
+        check(self.backlog > 0, "backlog", 0, "at least 1")?;
+        check(self.cq_size > 0, "cq_size", 0, "at least 1")?;
+        check(self.read_depth > 0, "read_depth", 0, "at least 1")?;
+        check(
+            (1..=1024).contains(&self.poll_batch),
+            "poll_batch",
+            self.poll_batch as u64,
+            "from 1 to 1024",
+        )?;
+        let descriptors = self.max_sgl_descriptors;
+        check(
+            (1..=64).contains(&descriptors),
+            "max_sgl_descriptors",
+            descriptors.into(),
+            "from 1 to 64",
+        )
+    }
+
+    pub(crate) fn caps(&self) -> TransportCaps {
+        // More descriptors than fit into a capsule cannot come; one stands in the command itself.
+        let fit = (self.in_capsule_data_size / 16).max(1);
+        TransportCaps {
+            kind: TransportType::Rdma,
+            in_capsule_bytes: self.in_capsule_data_size,
+            admin_in_capsule_bytes: self.in_capsule_data_size,
+            max_transfer_bytes: self.max_io_size,
+            max_sgl_descriptors: fit.min(self.max_sgl_descriptors.into()) as u8,
+            keyed_sgl: true,
+        }
+    }
+}

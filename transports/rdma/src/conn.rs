@@ -1,0 +1,357 @@
+//! One connection: a queue pair, what waits for room in it, and the READs under way.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+
+use nacre_hugepages::Buf;
+use nacre_nvmf::transport::{Closed, ListenerId, ReqTag, Response};
+use nacre_nvmf_wire::{Cqe, Sgl, Sqe, StatusCode};
+use nacre_rdma_verbs::{CmId, Lane, PostError};
+use nacre_reactor::Nanos;
+use zerocopy::IntoBytes;
+
+use crate::sgl::{Remote, Remotes};
+use crate::stats::{Stats, add};
+
+/// A READ that waits for the negotiated depth or for room.
+struct Read {
+    tag: ReqTag,
+    remote: Remote,
+    into: Buf,
+    last: bool,
+}
+
+/// Descriptors that came in capsules, by command.
+type Lists = Vec<(u16, Result<Buf, StatusCode>)>;
+
+fn list_of(lists: &Lists, cid: u16) -> Option<&Result<Buf, StatusCode>> {
+    let found = lists.iter().find(|(of, _)| *of == cid);
+    found.map(|(_, list)| list)
+}
+
+pub(crate) struct Conn {
+    pub id: CmId,
+    pub lane: Lane,
+    /// The place of its device in the core's list.
+    pub device: usize,
+    pub listener: ListenerId,
+    pub local: SocketAddr,
+    pub peer: SocketAddr,
+    pub since: Nanos,
+    /// The other side is there; the target was told.
+    pub live: bool,
+    pub opened: bool,
+    /// Its Connect was accepted.
+    pub established: bool,
+    /// Commands that came before the target was told of the connection.
+    pub early: VecDeque<(Sqe, Option<Buf>)>,
+    /// Fetches that cannot be.
+    pub refused: VecDeque<(ReqTag, StatusCode)>,
+    responses: VecDeque<Response>,
+    reads: VecDeque<Read>,
+    /// READs posted, in order, each with whether its data is complete with it.
+    reading: VecDeque<(ReqTag, bool)>,
+    /// The parts of the oldest fetch that are there.
+    assembled: Option<Buf>,
+    /// Descriptors that came in capsules, by command.
+    lists: Lists,
+    depth: usize,
+    read_depth: usize,
+    invalidate: bool,
+    /// It is ending, for this reason; the queue pair flushes.
+    pub closing: Option<Closed>,
+    pub deadline: Nanos,
+    /// It ends when everything queued has left.
+    pub draining: bool,
+    /// Polls since nothing was outstanding any more.
+    pub quiet: u8,
+    pub dirty: bool,
+    pub attention: bool,
+}
+
+/// What a connection is made with.
+pub(crate) struct Limits {
+    pub depth: u16,
+    pub read_depth: u8,
+    pub invalidate: bool,
+}
+
+impl Conn {
+    pub fn new(
+        lane: Lane,
+        device: usize,
+        incoming: (CmId, ListenerId, SocketAddr, SocketAddr),
+        limits: Limits,
+        now: Nanos,
+    ) -> Conn {
+        let (id, listener, local, peer) = incoming;
+        let depth = usize::from(limits.depth);
+        Conn {
+            id,
+            lane,
+            device,
+            listener,
+            local,
+            peer,
+            since: now,
+            live: false,
+            opened: false,
+            established: false,
+            early: VecDeque::new(),
+            refused: VecDeque::new(),
+            responses: VecDeque::with_capacity(depth),
+            reads: VecDeque::with_capacity(depth),
+            reading: VecDeque::with_capacity(limits.read_depth.into()),
+            assembled: None,
+            lists: Vec::new(),
+            depth,
+            read_depth: limits.read_depth.into(),
+            invalidate: limits.invalidate,
+            closing: None,
+            deadline: Nanos::MAX,
+            draining: false,
+            quiet: 0,
+            dirty: false,
+            attention: false,
+        }
+    }
+
+    /// Keeps the descriptors of a command. `false`: more commands than there may be.
+    pub fn keep_list(&mut self, cid: u16, list: Result<Buf, StatusCode>) -> bool {
+        let room = self.lists.len() < self.depth;
+        if room {
+            self.lists.push((cid, list));
+        }
+        room
+    }
+
+    /// Where the host's memory for a transfer is.
+    fn remotes<'a>(
+        lists: Option<&'a Result<Buf, StatusCode>>,
+        pointer: &nacre_nvmf_wire::SglDescriptor,
+        bytes: usize,
+        exact: bool,
+    ) -> Result<Remotes<'a>, StatusCode> {
+        let list = match lists {
+            Some(Ok(list)) => Some(&list[..]),
+            Some(Err(status)) => return Err(*status),
+            None => None,
+        };
+        Remotes::new(pointer, list, bytes, exact)
+    }
+
+    /// Queues the READs of a command's data.
+    pub fn fetch(&mut self, tag: ReqTag, sqe: &Sqe, mut into: Buf) -> Result<(), StatusCode> {
+        let pointer = sqe.sgl_descriptor();
+        let several = matches!(pointer.parse(), Ok(Sgl::InCapsuleDescriptors { .. }));
+        let list = several.then(|| list_of(&self.lists, tag.cid)).flatten();
+        let remotes = Conn::remotes(list, &pointer, into.len(), true)?;
+        if into.as_mut_ptr().is_none() {
+            return Err(StatusCode::INTERNAL_ERROR);
+        }
+        let mut parts = VecDeque::new();
+        for remote in remotes.iter().filter(|remote| remote.length > 0) {
+            let rest = into.split_off(remote.length as usize);
+            let part = std::mem::replace(&mut into, rest);
+            let last = into.is_empty();
+            if last && parts.is_empty() {
+                // The usual case needs no list.
+                self.reads.push_back(Read {
+                    tag,
+                    remote,
+                    into: part,
+                    last,
+                });
+                return Ok(());
+            }
+            parts.push_back(Read {
+                tag,
+                remote,
+                into: part,
+                last,
+            });
+        }
+        self.reads.append(&mut parts);
+        Ok(())
+    }
+
+    /// A READ is done. With the last part of a fetch, all of its data.
+    pub fn read_done(&mut self, part: Buf) -> Option<(ReqTag, Buf)> {
+        let (tag, last) = self.reading.pop_front()?;
+        let whole = match self.assembled.take() {
+            None => part,
+            Some(mut whole) => {
+                // Parts were split off one another in this order.
+                whole.unsplit(part).expect("parts of one buffer");
+                whole
+            }
+        };
+        if last {
+            return Some((tag, whole));
+        }
+        self.assembled = Some(whole);
+        None
+    }
+
+    pub fn respond(&mut self, response: Response, stats: &Stats) {
+        if let Some(waits) = self.try_respond(response, stats) {
+            add(&stats.responses_waited, 1);
+            self.responses.push_back(waits);
+        }
+    }
+
+    fn try_respond(&mut self, response: Response, stats: &Stats) -> Option<Response> {
+        match self.responses.is_empty() {
+            true => self.start(response, stats),
+            false => Some(response),
+        }
+    }
+
+    /// Queues the writes of a response and itself; hands it back when there is no room now.
+    fn start(&mut self, response: Response, stats: &Stats) -> Option<Response> {
+        let cid = response.tag.cid;
+        let pointer = response.sgl;
+        let parsed = pointer.parse();
+        let several = matches!(parsed, Ok(Sgl::InCapsuleDescriptors { .. }));
+        let list = several.then(|| list_of(&self.lists, cid)).flatten();
+        let mut cqe = response.cqe;
+        let data = if cqe.status().is_success() {
+            response.data.as_slice()
+        } else {
+            &[]
+        };
+        let bytes: usize = data.iter().map(|buf| buf.len()).sum();
+        if bytes > 0 {
+            match Conn::remotes(list, &pointer, bytes, false) {
+                Ok(remotes) => {
+                    let most = match &remotes {
+                        Remotes::One(_) => data.len(),
+                        Remotes::List(list) => data.len() + list.len() / 16,
+                    };
+                    if (self.lane.room() as usize) < most + 1 {
+                        return Some(response);
+                    }
+                    if write_all(&mut self.lane, data, &remotes, stats).is_err() {
+                        cqe = failed(&cqe, StatusCode::INTERNAL_ERROR);
+                    }
+                }
+                Err(status) => {
+                    add(&stats.sgl_refused, 1);
+                    cqe = failed(&cqe, status);
+                }
+            }
+        }
+        if self.lane.room() == 0 {
+            return Some(response);
+        }
+        let invalidate = match parsed {
+            Ok(Sgl::Keyed {
+                key,
+                invalidate: true,
+                ..
+            }) if self.invalidate => Some(key),
+            _ => None,
+        };
+        self.lane.send(cqe.as_bytes(), invalidate);
+        add(&stats.send_ops, 1);
+        add(&stats.send_bytes, Cqe::SIZE as u64);
+        if several && let Some(at) = self.lists.iter().position(|(of, _)| *of == cid) {
+            drop(self.lists.swap_remove(at));
+        }
+        None
+    }
+
+    /// Moves what waited as far as there is room, and rings the doorbell.
+    pub fn flush(&mut self, stats: &Stats) -> Result<(), PostError> {
+        while let Some(response) = self.responses.pop_front() {
+            if let Some(waits) = self.start(response, stats) {
+                self.responses.push_front(waits);
+                break;
+            }
+        }
+        while self.reading.len() < self.read_depth
+            && self.lane.room() > 0
+            && let Some(read) = self.reads.pop_front()
+        {
+            let Read {
+                tag,
+                remote,
+                into,
+                last,
+            } = read;
+            add(&stats.read_ops, 1);
+            add(&stats.read_bytes, u64::from(remote.length));
+            if self.lane.read(remote.address, remote.key, into).is_err() {
+                self.refused.push_back((tag, StatusCode::INTERNAL_ERROR));
+                self.reads.retain(|read| read.tag != tag);
+                continue;
+            }
+            self.reading.push_back((tag, last));
+        }
+        if !self.reads.is_empty() {
+            add(&stats.reads_waited, 1);
+        }
+        // Completions cost, but free buffers; and what waits for room waits for one.
+        let waits = !self.responses.is_empty() || self.draining;
+        if waits || self.lane.needs_signal() {
+            self.lane.signal_last();
+        }
+        if self.draining && self.responses.is_empty() {
+            self.lane.mark();
+        }
+        if self.lane.post()? > 0 {
+            add(&stats.doorbells, 1);
+        }
+        Ok(())
+    }
+
+    /// Nothing is left to send, and everything sent has been told of.
+    pub fn has_drained(&self) -> bool {
+        self.responses.is_empty() && self.reads.is_empty() && self.lane.sends() == 0
+    }
+
+    /// What the target will not ask for any more.
+    pub fn forget(&mut self) {
+        self.responses.clear();
+        self.reads.clear();
+        self.early.clear();
+        self.refused.clear();
+        self.assembled = None;
+        self.lists.clear();
+    }
+}
+
+fn failed(cqe: &Cqe, status: StatusCode) -> Cqe {
+    Cqe::new(cqe.cid(), status).with_sqhd(cqe.sqhd.get())
+}
+
+/// Spreads the data over the host's memory.
+fn write_all(
+    lane: &mut Lane,
+    data: &[Buf],
+    remotes: &Remotes<'_>,
+    stats: &Stats,
+) -> Result<(), nacre_rdma_verbs::NotRegistered> {
+    let mut targets = remotes.iter();
+    let mut room = 0u32;
+    let (mut address, mut key) = (0, 0);
+    for buf in data {
+        let mut done = 0;
+        while done < buf.len() {
+            while room == 0 {
+                let Some(next) = targets.next() else {
+                    return Ok(());
+                };
+                (address, key, room) = (next.address, next.key, next.length);
+            }
+            let now = (buf.len() - done).min(room as usize);
+            lane.write(address, key, buf.slice(done, now))?;
+            add(&stats.write_ops, 1);
+            add(&stats.write_bytes, now as u64);
+            done += now;
+            address += now as u64;
+            room -= now as u32;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,390 @@
+//! The management thread: every event of the connection manager and of devices.
+//!
+//! ```text
+//!   ConnectRequest ─▶ offered to a core ─▶ Ready ─▶ accept ─▶ Established ─▶ … ─▶ Done ─▶ destroy
+//!                  └▶ reject
+//! ```
+//!
+//! The core decides when a connection is over: whatever ends it is told to the core, which drains it
+//! and says `Done`.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use nacre_nvmf::transport::ListenerId;
+use nacre_nvmf_wire::rdma::{RejectData, RejectStatus};
+use nacre_rdma_verbs::{
+    AsyncEvent, CmEvent, CmEventKind, CmId, CmOptions, ConnectionManager, Device, DeviceId,
+    VerbsError,
+};
+use nacre_reactor::{EventSet, Events};
+use zerocopy::IntoBytes;
+
+use crate::accept::{self, Asked, Offered, Refused};
+use crate::shared::{Ended, Shared, ToControl, ToCore};
+use crate::stats::{ControlCounts, event_name};
+
+/// How often a listener that lost its device is tried again.
+const RELISTEN: Duration = Duration::from_millis(500);
+
+pub(crate) struct Listener {
+    /// With the port that is used.
+    pub address: SocketAddr,
+    /// `None`: its device is gone; it is tried again.
+    pub id: Option<CmId>,
+    pub device: Option<DeviceId>,
+}
+
+pub(crate) struct Control {
+    pub cm: Box<dyn ConnectionManager>,
+    pub listeners: HashMap<ListenerId, Listener>,
+    conns: HashMap<CmId, Offered>,
+    devices: HashMap<DeviceId, Arc<dyn Device>>,
+    gone: Vec<DeviceId>,
+    /// Connection requests that wait while the plug is held.
+    waiting: VecDeque<CmEvent>,
+    pub held: bool,
+    pub counts: ControlCounts,
+    watched: EventSet,
+}
+
+impl Control {
+    pub fn new(shared: &Shared) -> Result<Control, VerbsError> {
+        let call = |source| VerbsError::Call {
+            call: "epoll_ctl",
+            source,
+        };
+        let cm = shared.provider.connection_manager()?;
+        let watched = EventSet::new().map_err(call)?;
+        watched.add_raw(cm.fd(), 0).map_err(call)?;
+        watched
+            .add(&shared.mailbox.wake, 1, nacre_reactor::Interest::READ)
+            .map_err(call)?;
+        Ok(Control {
+            cm,
+            listeners: HashMap::new(),
+            conns: HashMap::new(),
+            devices: HashMap::new(),
+            gone: Vec::new(),
+            waiting: VecDeque::new(),
+            held: false,
+            counts: ControlCounts::default(),
+            watched,
+        })
+    }
+
+    pub fn connections(&self) -> usize {
+        self.conns.len()
+    }
+
+    pub fn options(shared: &Shared) -> CmOptions {
+        CmOptions {
+            tos: shared.config.tos,
+            ack_timeout: shared.config.ack_timeout,
+        }
+    }
+
+    /// A device that is used from now on: its memory is registered and its events are listened to.
+    pub fn use_device(&mut self, shared: &Shared, id: DeviceId) -> Result<(), VerbsError> {
+        if self.devices.contains_key(&id) {
+            return Ok(());
+        }
+        shared.memory.domain(&*shared.provider, id)?;
+        let device = shared.provider.device(id)?;
+        if let Err(error) = self.watched.add_raw(device.async_fd(), 2) {
+            tracing::warn!(%error, device = device.attributes().name, "events of a device are not watched");
+        }
+        self.devices.insert(id, device);
+        Ok(())
+    }
+
+    /// Everything that has happened.
+    pub fn turn(&mut self, shared: &Shared) {
+        shared.mailbox.quiet();
+        while let Some(message) = shared.mailbox.take() {
+            self.message(shared, message);
+        }
+        loop {
+            match self.cm.next_event() {
+                Ok(Some(event)) => self.event(shared, event),
+                Ok(None) => break,
+                Err(error) => {
+                    tracing::error!(%error, "the connection manager gives no events");
+                    break;
+                }
+            }
+        }
+        while !self.held
+            && let Some(event) = self.waiting.pop_front()
+        {
+            self.event(shared, event);
+        }
+        self.device_events();
+        self.relisten(shared);
+    }
+
+    fn message(&mut self, shared: &Shared, message: ToControl) {
+        match message {
+            ToControl::Ready(id) => {
+                let Some(offered) = self.conns.get(&id) else {
+                    return;
+                };
+                if let Err(error) = self.cm.accept(id, &offered.params) {
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    let why = Ended::Failed("it could not be accepted");
+                    offered.core.send(ToCore::Ended(id, why));
+                }
+            }
+            ToControl::Done(id, endpoint) => {
+                drop(endpoint);
+                self.cm.destroy(id);
+                let Some(offered) = self.conns.remove(&id) else {
+                    return;
+                };
+                offered.core.load.fetch_sub(1, Ordering::Relaxed);
+                if let Some((_, used)) = offered.core.queues().get_mut(&offered.device) {
+                    *used -= offered.completions;
+                }
+                self.forget_gone(shared);
+            }
+        }
+    }
+
+    fn event(&mut self, shared: &Shared, event: CmEvent) {
+        let id = event.id;
+        if self.held && matches!(event.kind, CmEventKind::ConnectRequest { .. }) {
+            if self.waiting.len() < shared.config.max_connections {
+                self.waiting.push_back(event);
+            } else {
+                self.reject(id, RejectStatus::NoResources, "connections are held back");
+            }
+            return;
+        }
+        self.counts.event(&event.kind);
+        let core = self.conns.get(&id).map(|conn| Arc::clone(&conn.core));
+        let end = |ended| {
+            if let Some(core) = &core {
+                core.send(ToCore::Ended(id, ended));
+            }
+        };
+        match event.kind {
+            CmEventKind::ConnectRequest {
+                listener,
+                device,
+                local,
+                peer,
+                ref params,
+                ..
+            } => {
+                let by_id = |found: &&Listener| found.id == Some(listener);
+                let known = self.listeners.iter().find(|(_, found)| by_id(found));
+                let Some(listener) = known.map(|(id, _)| *id) else {
+                    return self.reject(id, RejectStatus::NoResources, "no listener any more");
+                };
+                let asked = Asked {
+                    id,
+                    listener,
+                    device,
+                    local,
+                    peer,
+                    params,
+                };
+                let open = self.conns.len();
+                let offered = self
+                    .use_device(shared, device)
+                    .map_err(Refused::from)
+                    .and_then(|()| {
+                        accept::offer(shared, &mut *self.cm, &mut self.counts, open, asked)
+                    });
+                match offered {
+                    Ok(offered) => {
+                        self.conns.insert(id, offered);
+                    }
+                    Err(Refused(status, why)) => {
+                        tracing::warn!(%peer, %local, code = status as u16, "RDMA connection refused, {status}: {why}");
+                        self.reject(id, status, &why);
+                    }
+                }
+            }
+            CmEventKind::Established { .. } => {
+                if let Some(core) = &core {
+                    core.send(ToCore::Established(id));
+                }
+            }
+            CmEventKind::Disconnected => end(Ended::Peer),
+            CmEventKind::DeviceRemoval => {
+                end(Ended::DeviceRemoved);
+                self.lose(id, "its device was removed");
+                let device = self.conns.get(&id).map(|conn| conn.device);
+                if let Some(device) = device {
+                    self.device_gone(shared, device);
+                }
+            }
+            CmEventKind::AddressChange => {
+                end(Ended::AddressChanged);
+                self.lose(id, "its address moved to another device");
+            }
+            // The other side did not go through with it.
+            CmEventKind::ConnectError { .. }
+            | CmEventKind::Unreachable { .. }
+            | CmEventKind::Rejected { .. } => end(Ended::Failed(event_name(&event.kind))),
+            // The queue pair's number may be used again: nothing here depends on it.
+            CmEventKind::TimewaitExit => {}
+            // Of the side that connects.
+            CmEventKind::AddressResolved { .. }
+            | CmEventKind::AddressError { .. }
+            | CmEventKind::RouteResolved
+            | CmEventKind::RouteError { .. } => {}
+            CmEventKind::Other { event, status } => {
+                tracing::debug!(event, status, "an event that nothing depends on");
+            }
+        }
+    }
+
+    fn reject(&mut self, id: CmId, status: RejectStatus, why: &str) {
+        self.counts.reject(status);
+        if let Err(error) = self.cm.reject(id, RejectData::new(status).as_bytes()) {
+            tracing::debug!(%error, why, "a host was not told that it is refused");
+        }
+        self.cm.destroy(id);
+    }
+
+    /// A listener's device or address is gone.
+    fn lose(&mut self, id: CmId, why: &str) {
+        let mut listeners = self.listeners.values_mut();
+        if let Some(lost) = listeners.find(|listener| listener.id == Some(id)) {
+            tracing::warn!(address = %lost.address, "an RDMA listener is down, {why}; it comes back with it");
+            lost.id = None;
+            let device = lost.device.take();
+            self.cm.destroy(id);
+            if let Some(device) = device
+                && !self.gone.contains(&device)
+            {
+                self.gone.push(device);
+            }
+        }
+    }
+
+    fn device_gone(&mut self, shared: &Shared, device: DeviceId) {
+        if !self.gone.contains(&device) {
+            self.gone.push(device);
+        }
+        self.forget_gone(shared);
+    }
+
+    /// Devices that are gone are let go of when their last connection is.
+    fn forget_gone(&mut self, shared: &Shared) {
+        let there = |id: DeviceId| shared.provider.device(id).is_ok();
+        let conns = &self.conns;
+        let listeners = &self.listeners;
+        let in_use = |id: DeviceId| {
+            conns.values().any(|conn| conn.device == id)
+                || listeners
+                    .values()
+                    .any(|listener| listener.device == Some(id))
+        };
+        let (watched, devices) = (&self.watched, &mut self.devices);
+        self.gone.retain(|&id| {
+            if in_use(id) {
+                return true;
+            }
+            if there(id) {
+                return false;
+            }
+            for core in shared.cores().iter() {
+                core.queues().remove(&id);
+                (core.wake)();
+            }
+            if let Some(device) = devices.remove(&id) {
+                let _ = watched.delete_raw(device.async_fd());
+            }
+            shared.memory.forget(id);
+            false
+        });
+    }
+
+    fn device_events(&mut self) {
+        for device in self.devices.values() {
+            while let Ok(Some(event)) = device.next_async_event() {
+                self.counts.async_events += 1;
+                let name = &device.attributes().name;
+                match event {
+                    AsyncEvent::LastWqeReached { .. }
+                    | AsyncEvent::CommunicationEstablished { .. }
+                    | AsyncEvent::SendQueueDrained { .. } => {}
+                    AsyncEvent::PortActive { .. } => {
+                        tracing::info!(device = name, ?event, "RDMA port is up");
+                    }
+                    _ => tracing::warn!(device = name, ?event, "RDMA device event"),
+                }
+            }
+        }
+    }
+
+    fn relisten(&mut self, shared: &Shared) {
+        let lost = self
+            .listeners
+            .iter()
+            .filter(|(_, listener)| listener.id.is_none());
+        let lost: Vec<(ListenerId, SocketAddr)> =
+            lost.map(|(id, listener)| (*id, listener.address)).collect();
+        for (id, address) in lost {
+            let options = Control::options(shared);
+            let Ok(listening) = self.cm.listen(address, shared.config.backlog, options) else {
+                continue;
+            };
+            if let Some(device) = listening.device
+                && let Err(error) = self.use_device(shared, device)
+            {
+                tracing::debug!(%error, %address, "an RDMA listener waits for its device");
+                self.cm.destroy(listening.id);
+                continue;
+            }
+            tracing::info!(%address, "an RDMA listener is up again");
+            if let Some(listener) = self.listeners.get_mut(&id) {
+                listener.id = Some(listening.id);
+                listener.device = listening.device;
+            }
+        }
+        self.forget_gone(shared);
+    }
+
+    fn patience(&self) -> Duration {
+        match self
+            .listeners
+            .values()
+            .any(|listener| listener.id.is_none())
+        {
+            true => RELISTEN,
+            false => Duration::from_secs(3600),
+        }
+    }
+}
+
+/// The thread's life.
+pub(crate) fn run(shared: &Shared, control: &Mutex<Control>) {
+    let lock = || control.lock().unwrap_or_else(PoisonError::into_inner);
+    let Ok(watched) = rustix::io::dup(&lock().watched) else {
+        tracing::error!("no descriptor for the RDMA management thread; raise `ulimit -n`");
+        return;
+    };
+    let mut events = Events::with_capacity(16);
+    while !shared.stopping.load(Ordering::Acquire) {
+        let patience = {
+            let mut control = lock();
+            control.turn(shared);
+            control.patience()
+        };
+        // Waited for without the lock, on the descriptor of the same set.
+        let mut fds = [rustix::event::PollFd::new(
+            &watched,
+            rustix::event::PollFlags::IN,
+        )];
+        let timeout = rustix::event::Timespec::try_from(patience).ok();
+        let _ = rustix::event::poll(&mut fds, timeout.as_ref());
+        let _ = lock().watched.wait(&mut events, Duration::ZERO);
+    }
+}

@@ -1,0 +1,316 @@
+//! The management thread of the host side.
+//!
+//! ```text
+//!   ADDR_RESOLVE ─▶ ROUTE_RESOLVE ─▶ (queue pair, receives) ─▶ CONNECT ─▶ established
+//!        └───────────────┴──────────────────────────────────────┴─▶ wait, again; or give up
+//! ```
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use nacre_nvmf::transport::Closed;
+use nacre_nvmf_wire::rdma::{AcceptData, RejectData, Request};
+use nacre_rdma_verbs::{
+    CmEventKind, CmId, CmOptions, ConnParams, ConnectionManager, DeviceId, QpCaps, Queues,
+    VerbsError,
+};
+use nacre_reactor::{EventSet, Events, Interest};
+use zerocopy::IntoBytes;
+
+use super::queue::send_entries;
+use super::{Ask, HostOptions, HostShared, Link, News};
+use crate::stats::event_name;
+
+/// How often timeouts are looked at.
+const TICK: Duration = Duration::from_millis(100);
+
+struct Attempt {
+    address: SocketAddr,
+    options: HostOptions,
+    link: Arc<Link>,
+    stage: &'static str,
+    deadline: Instant,
+    retries: u32,
+    established: bool,
+    /// The core has the queue pair and will give it back.
+    lent: bool,
+    device: Option<DeviceId>,
+    read_depth: u8,
+}
+
+pub(super) struct Connects {
+    cm: Box<dyn ConnectionManager>,
+    attempts: HashMap<CmId, Attempt>,
+    /// To be tried again.
+    waiting: Vec<(Instant, Attempt)>,
+}
+
+impl Connects {
+    pub fn new(shared: &HostShared) -> Result<Connects, VerbsError> {
+        Ok(Connects {
+            cm: shared.provider.connection_manager()?,
+            attempts: HashMap::new(),
+            waiting: Vec::new(),
+        })
+    }
+
+    pub fn turn(&mut self, shared: &HostShared, now: Instant) {
+        shared.mailbox.quiet();
+        while let Some(ask) = shared.mailbox.take() {
+            match ask {
+                Ask::Connect(address, options, link) => {
+                    let retries = options.connection_retries;
+                    self.begin(
+                        Attempt {
+                            address,
+                            options,
+                            link,
+                            stage: "ADDR_RESOLVE",
+                            deadline: now,
+                            retries,
+                            established: false,
+                            lent: false,
+                            device: None,
+                            read_depth: 0,
+                        },
+                        now,
+                    );
+                }
+                Ask::Ready(id) => self.connect(id, now),
+                Ask::Done(id, endpoint) => {
+                    drop(endpoint);
+                    self.cm.destroy(id);
+                    self.attempts.remove(&id);
+                }
+            }
+        }
+        while let Ok(Some(event)) = self.cm.next_event() {
+            self.event(shared, event.id, event.kind, now);
+        }
+        self.timeouts(now);
+    }
+
+    fn begin(&mut self, mut attempt: Attempt, now: Instant) {
+        if attempt.link.abandoned.load(Ordering::Acquire) {
+            return;
+        }
+        let options = &attempt.options;
+        let cm_options = CmOptions {
+            tos: options.tos,
+            ack_timeout: None,
+        };
+        (attempt.stage, attempt.deadline) = ("ADDR_RESOLVE", now + options.cm_timeout);
+        attempt.lent = false;
+        let timeout = options.cm_timeout;
+        match self
+            .cm
+            .resolve_address(options.source, attempt.address, timeout, cm_options)
+        {
+            Ok(id) => {
+                self.attempts.insert(id, attempt);
+            }
+            Err(error) => self.retry(attempt, &error.to_string(), now),
+        }
+    }
+
+    /// An attempt failed: another one follows, or that was the last.
+    fn fail(&mut self, id: CmId, why: &str, now: Instant) {
+        let Some(attempt) = self.attempts.get(&id) else {
+            return;
+        };
+        if attempt.established {
+            let ended = Closed::Broken(format!("{}: {why}", attempt.address));
+            return attempt.link.send(News::Ended(ended));
+        }
+        let Some(attempt) = self.attempts.remove(&id) else {
+            return;
+        };
+        // A queue pair that the core has comes back first; its id goes with it.
+        if !attempt.lent {
+            self.cm.destroy(id);
+        }
+        self.retry(attempt, why, now);
+    }
+
+    fn retry(&mut self, mut attempt: Attempt, why: &str, now: Instant) {
+        let (address, stage) = (attempt.address, attempt.stage);
+        if attempt.link.abandoned.load(Ordering::Acquire) {
+            return;
+        }
+        if attempt.retries == 0 {
+            tracing::warn!(%address, stage, why, "RDMA connection failed");
+            let ended = Closed::Broken(format!(
+                "cannot connect to {address} by RDMA: {why} ({stage})"
+            ));
+            return attempt.link.send(News::Ended(ended));
+        }
+        attempt.retries -= 1;
+        tracing::debug!(%address, stage, why, retries = attempt.retries, "RDMA connection failed, trying again");
+        attempt.link.send(News::Again);
+        self.waiting
+            .push((now + attempt.options.retry_delay, attempt));
+    }
+
+    fn event(&mut self, shared: &HostShared, id: CmId, kind: CmEventKind, now: Instant) {
+        let Some(attempt) = self.attempts.get_mut(&id) else {
+            return;
+        };
+        let name = event_name(&kind);
+        match kind {
+            CmEventKind::AddressResolved { device, .. } => {
+                (attempt.stage, attempt.device) = ("ROUTE_RESOLVE", Some(device));
+                let timeout = attempt.options.cm_timeout;
+                if let Err(error) = self.cm.resolve_route(id, timeout) {
+                    self.fail(id, &error.to_string(), now);
+                }
+            }
+            CmEventKind::RouteResolved => {
+                attempt.stage = "CONNECT";
+                if let Err(error) = make_qp(shared, &mut *self.cm, id, attempt) {
+                    self.fail(id, &error.to_string(), now);
+                }
+            }
+            CmEventKind::Established { params } => {
+                if AcceptData::parse(&params.private_data).is_none() {
+                    return self.fail(id, "its answer is not one of NVMe/RDMA", now);
+                }
+                attempt.established = true;
+                attempt.link.send(News::Established);
+            }
+            CmEventKind::Rejected {
+                status,
+                private_data,
+            } => {
+                let why = match RejectData::parse(&private_data) {
+                    Some(status) => format!("refused: {status} (code {:02x}h)", status as u16),
+                    None => format!("refused: nothing listens there (reason {status})"),
+                };
+                self.fail(id, &why, now);
+            }
+            CmEventKind::Disconnected => attempt.link.send(News::Ended(Closed::Peer)),
+            CmEventKind::AddressError { status }
+            | CmEventKind::RouteError { status }
+            | CmEventKind::ConnectError { status }
+            | CmEventKind::Unreachable { status } => {
+                self.fail(id, &format!("{name}, status {status}"), now);
+            }
+            CmEventKind::DeviceRemoval => self.fail(id, "the RDMA device was removed", now),
+            CmEventKind::AddressChange => {
+                self.fail(id, "the address moved to another RDMA device", now);
+            }
+            // Nothing depends on the others.
+            CmEventKind::TimewaitExit
+            | CmEventKind::ConnectRequest { .. }
+            | CmEventKind::Other { .. } => {}
+        }
+    }
+
+    /// The core has posted its receives.
+    fn connect(&mut self, id: CmId, now: Instant) {
+        let Some(attempt) = self.attempts.get(&id) else {
+            return;
+        };
+        let options = &attempt.options;
+        let mut params = ConnParams {
+            responder_resources: attempt.read_depth,
+            // The controller reads here; this side reads nothing there.
+            initiator_depth: 0,
+            retry_count: 7,
+            rnr_retry_count: 7,
+            ..ConnParams::default()
+        };
+        let request = Request::new(options.qid, options.entries, options.cntlid).to_data();
+        params
+            .private_data
+            .extend(request.as_bytes().iter().copied());
+        if let Err(error) = self.cm.connect(id, &params) {
+            self.fail(id, &error.to_string(), now);
+        }
+    }
+
+    fn timeouts(&mut self, now: Instant) {
+        let late = |attempt: &Attempt| !attempt.established && now >= attempt.deadline;
+        let overdue = self.attempts.iter().filter(|(_, attempt)| late(attempt));
+        let overdue: Vec<(CmId, Duration)> = overdue
+            .map(|(id, attempt)| (*id, attempt.options.cm_timeout))
+            .collect();
+        for (id, timeout) in overdue {
+            let why = format!("RDMA connection timeout after {}ms", timeout.as_millis());
+            self.fail(id, &why, now);
+        }
+        let due = self.waiting.extract_if(.., |(at, _)| now >= *at);
+        let due: Vec<Attempt> = due.map(|(_, attempt)| attempt).collect();
+        for attempt in due {
+            self.begin(attempt, now);
+        }
+    }
+
+    fn patience(&self) -> Duration {
+        let idle = self.waiting.is_empty() && self.attempts.values().all(|a| a.established);
+        if idle {
+            Duration::from_secs(3600)
+        } else {
+            TICK
+        }
+    }
+}
+
+fn make_qp(
+    shared: &HostShared,
+    cm: &mut dyn ConnectionManager,
+    id: CmId,
+    attempt: &mut Attempt,
+) -> Result<(), VerbsError> {
+    let device = attempt.device.ok_or(VerbsError::NoSuchId(id))?;
+    let domain = shared.memory.domain(&*shared.provider, device)?;
+    let attributes = domain.domain.attributes();
+    let entries = u32::from(attempt.options.entries);
+    let caps = QpCaps {
+        max_send_wr: send_entries(attempt.options.entries).min(attributes.max_qp_wr),
+        max_recv_wr: entries.min(attributes.max_qp_wr),
+        max_send_sge: 2.min(attributes.max_sge),
+        max_recv_sge: 1,
+        max_inline: 64,
+    };
+    attempt.read_depth = attempt
+        .options
+        .read_depth
+        .min(attributes.max_responder_resources);
+    let queues = Queues::new(&domain.domain, caps.max_send_wr + caps.max_recv_wr, None)?;
+    let endpoint = queues.create_qp(cm, id, caps)?;
+    attempt.lent = true;
+    attempt
+        .link
+        .send(News::Endpoint(Box::new((endpoint, domain.key_slot, id))));
+    Ok(())
+}
+
+/// The thread's life.
+pub(super) fn run(shared: &HostShared, connects: &Mutex<Connects>) {
+    let lock = || connects.lock().unwrap_or_else(PoisonError::into_inner);
+    let cm = lock().cm.fd();
+    let set = EventSet::new().and_then(|set| {
+        set.add_raw(cm, 0)?;
+        set.add(&shared.mailbox.wake, 1, Interest::READ)?;
+        Ok(set)
+    });
+    let set = match set {
+        Ok(set) => set,
+        Err(error) => return tracing::error!(%error, "no RDMA connections can be made"),
+    };
+    let mut events = Events::with_capacity(2);
+    while !shared.stopping.load(Ordering::Acquire) {
+        let patience = {
+            let mut connects = lock();
+            connects.turn(shared, Instant::now());
+            connects.patience()
+        };
+        if let Err(error) = set.wait(&mut events, patience) {
+            tracing::error!(%error, "waiting for RDMA events failed");
+            return;
+        }
+    }
+}

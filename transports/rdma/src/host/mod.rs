@@ -1,0 +1,255 @@
+//! The host side: queue pairs to a controller, and the thread that connects them.
+//!
+//! ```text
+//!   RdmaHosts   resolve, connect, time out, try again          (management thread)
+//!     │  Link: a mailbox and a descriptor per queue pair
+//!   RdmaHost    commands out, completions in                   (one core)
+//! ```
+//!
+//! The controller moves data by itself, with a key of this side's memory: a command's buffers stay
+//! in the table of its queue pair until it is answered, or until the queue pair is no more.
+
+mod connect;
+mod queue;
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use nacre_hugepages::{Arena, ArenaOptions, ClassSpec, Pool};
+use nacre_nvmf::transport::Closed;
+use nacre_nvmf_wire::{Cqe, Sqe};
+use nacre_rdma_verbs::{Access, CmId, Endpoint, Provider, VerbsError};
+use nacre_reactor::EventSet;
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::shared::{Mailbox, Memory};
+use connect::Connects;
+pub use queue::RdmaHost;
+
+/// How to connect one queue pair.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostOptions {
+    /// 0: the admin queue.
+    pub qid: u16,
+    /// Entries of the queue, at most those that the dialer was made for.
+    pub entries: u16,
+    /// The controller that an I/O queue is for, once known.
+    pub cntlid: u16,
+    /// The address to connect from; `None`: what the route says.
+    pub source: Option<IpAddr>,
+    /// For each attempt: address, route and connection together.
+    pub cm_timeout: Duration,
+    /// Attempts after the first, and the time before each.
+    pub connection_retries: u32,
+    pub retry_delay: Duration,
+    /// RDMA READs of the controller that this side answers at once.
+    pub read_depth: u8,
+    pub tos: u8,
+    /// For a queue pair that ends to flush.
+    pub drain_timeout: Duration,
+}
+
+impl HostOptions {
+    pub fn new(qid: u16, entries: u16) -> HostOptions {
+        HostOptions {
+            qid,
+            entries,
+            cntlid: 0,
+            source: None,
+            cm_timeout: Duration::from_secs(5),
+            connection_retries: 3,
+            retry_delay: Duration::from_secs(1),
+            read_depth: 16,
+            tos: 0,
+            drain_timeout: Duration::from_secs(2),
+        }
+    }
+}
+
+/// News for a queue pair.
+enum News {
+    /// The queue pair is there: post receives, then say so.
+    Endpoint(Box<(Endpoint, usize, CmId)>),
+    Established,
+    /// This attempt failed, another begins.
+    Again,
+    Ended(Closed),
+}
+
+/// From the management thread to one queue pair.
+struct Link {
+    news: Mutex<VecDeque<News>>,
+    wake: std::os::fd::OwnedFd,
+    /// Nobody looks any more.
+    abandoned: AtomicBool,
+}
+
+impl Link {
+    fn new() -> std::io::Result<Link> {
+        Ok(Link {
+            news: Mutex::default(),
+            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            abandoned: AtomicBool::new(false),
+        })
+    }
+
+    fn news(&self) -> MutexGuard<'_, VecDeque<News>> {
+        self.news.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn send(&self, news: News) {
+        self.news().push_back(news);
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    fn take(&self) -> Option<News> {
+        let mut news = self.news();
+        let first = news.pop_front();
+        if news.is_empty() {
+            let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
+        }
+        first
+    }
+}
+
+/// To the management thread.
+enum Ask {
+    Connect(SocketAddr, HostOptions, Arc<Link>),
+    /// Receives are posted.
+    Ready(CmId),
+    /// The queue pair comes back, unless it is destroyed already.
+    Done(CmId, Option<Endpoint>),
+}
+
+struct HostShared {
+    provider: Arc<dyn Provider>,
+    memory: Memory,
+    mailbox: Mailbox<Ask>,
+    stopping: AtomicBool,
+}
+
+/// The host side of RDMA in this process.
+pub struct RdmaHosts {
+    shared: Arc<HostShared>,
+    connects: Arc<Mutex<Connects>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl RdmaHosts {
+    /// Starts the management thread. `arenas`: all memory that data comes from or goes to.
+    pub fn new(provider: Arc<dyn Provider>, arenas: Vec<Arena>) -> std::io::Result<RdmaHosts> {
+        let mut hosts = RdmaHosts::without_thread(provider, arenas)?;
+        let (shared, connects) = (Arc::clone(&hosts.shared), Arc::clone(&hosts.connects));
+        let run = move || connect::run(&shared, &connects);
+        hosts.thread = Some(
+            std::thread::Builder::new()
+                .name("rdma-cm-host".into())
+                .spawn(run)?,
+        );
+        Ok(hosts)
+    }
+
+    /// As [`crate::RdmaPlug::without_thread`].
+    pub fn without_thread(
+        provider: Arc<dyn Provider>,
+        arenas: Vec<Arena>,
+    ) -> std::io::Result<RdmaHosts> {
+        let shared = Arc::new(HostShared {
+            provider,
+            memory: Memory::new(Access::Remote, arenas),
+            mailbox: Mailbox::new()?,
+            stopping: AtomicBool::new(false),
+        });
+        let connects = Connects::new(&shared).map_err(std::io::Error::other)?;
+        Ok(RdmaHosts {
+            shared,
+            connects: Arc::new(Mutex::new(connects)),
+            thread: None,
+        })
+    }
+
+    /// Handles what has happened since the last call, as of `now`.
+    pub fn turn(&self, now: Instant) {
+        let mut connects = self.connects.lock().unwrap_or_else(PoisonError::into_inner);
+        connects.turn(&self.shared, now);
+    }
+
+    pub fn add_arena(&self, arena: &Arena) -> Result<(), VerbsError> {
+        self.shared.memory.add(arena)
+    }
+
+    /// For the calling core: memory for `queues` queue pairs of up to `entries` entries.
+    pub fn dialer(&self, queues: usize, entries: u16) -> std::io::Result<RdmaDialer> {
+        let class = |size: usize| {
+            [ClassSpec {
+                size,
+                count: queues.max(1),
+            }]
+        };
+        let messages = class(queue::send_entries(entries) as usize * Sqe::SIZE);
+        let headers = class(usize::from(entries) * Cqe::SIZE);
+        let bytes = Pool::bytes_for(&messages) + Pool::bytes_for(&headers);
+        let arena =
+            Arena::allocate(ArenaOptions::new(bytes as u64)).map_err(std::io::Error::other)?;
+        self.shared
+            .memory
+            .add(&arena)
+            .map_err(std::io::Error::other)?;
+        let carve = |class| Pool::on_arena(&arena, class).map_err(std::io::Error::other);
+        Ok(RdmaDialer {
+            shared: Arc::clone(&self.shared),
+            messages: carve(&messages)?,
+            headers: carve(&headers)?,
+            entries,
+        })
+    }
+}
+
+impl Drop for RdmaHosts {
+    fn drop(&mut self) {
+        self.shared.stopping.store(true, Ordering::Release);
+        self.shared.mailbox.ring();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Makes queue pairs on one core.
+pub struct RdmaDialer {
+    shared: Arc<HostShared>,
+    messages: Pool,
+    headers: Pool,
+    entries: u16,
+}
+
+impl RdmaDialer {
+    /// Begins to connect. How that went is the first event of the queue pair: `Ready` or `Closed`.
+    pub fn connect(&self, address: SocketAddr, options: HostOptions) -> std::io::Result<RdmaHost> {
+        if options.entries < 2 || options.entries > self.entries {
+            let why = format!(
+                "{} entries; 2 to {} are possible",
+                options.entries, self.entries
+            );
+            return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, why));
+        }
+        let link = Arc::new(Link::new()?);
+        let wakes = EventSet::new()?;
+        wakes.add_raw(link.wake.as_fd().as_raw_fd(), 0)?;
+        let ask = Ask::Connect(address, options.clone(), Arc::clone(&link));
+        self.shared.mailbox.send(ask);
+        let pools = (self.messages.clone(), self.headers.clone());
+        Ok(RdmaHost::new(
+            Arc::clone(&self.shared),
+            link,
+            wakes,
+            pools,
+            options,
+        ))
+    }
+}

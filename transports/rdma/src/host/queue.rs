@@ -1,0 +1,452 @@
+//! One queue pair of the host side, on its core.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use nacre_hugepages::{Buf, Pool};
+use nacre_nvmf::transport::{Closed, HostCommand, HostEvent, HostTransport};
+use nacre_nvmf_wire::{Cqe, Sgl, Sqe, StatusCode};
+use nacre_rdma_verbs::{
+    Batch, CmId, Completion, Endpoint, Lane, LaneConfig, MrKey, RecvConfig, WcStatus,
+};
+use nacre_reactor::{EventSet, Idle, Nanos};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::{Ask, HostOptions, HostShared, Link, News};
+
+/// Completions taken in one poll.
+const BATCH: usize = 64;
+
+/// Commands have been answered before their sends are known to be done; so twice as many.
+pub(super) fn send_entries(entries: u16) -> u32 {
+    (2 * u32::from(entries)).next_power_of_two()
+}
+
+/// One queue pair of the host side.
+pub struct RdmaHost {
+    shared: Arc<HostShared>,
+    link: Arc<Link>,
+    wakes: EventSet,
+    messages: Pool,
+    headers: Pool,
+    options: HostOptions,
+    // The queue pair goes before the memory that the controller has keys of.
+    lane: Option<(Lane, CmId)>,
+    key_slot: usize,
+    batch: Batch,
+    /// By command identifier: what was submitted and not answered.
+    commands: Vec<Option<HostCommand>>,
+    /// Commands that wait for room.
+    waiting: VecDeque<u16>,
+    /// Answers that no controller gave.
+    local: VecDeque<HostEvent>,
+    in_capsule_bytes: u32,
+    established: bool,
+    ready_told: bool,
+    closing: Option<Closed>,
+    deadline: Option<Nanos>,
+    told: bool,
+    /// The last poll left something for want of room.
+    more: bool,
+}
+
+impl RdmaHost {
+    pub(super) fn new(
+        shared: Arc<HostShared>,
+        link: Arc<Link>,
+        wakes: EventSet,
+        (messages, headers): (Pool, Pool),
+        options: HostOptions,
+    ) -> RdmaHost {
+        RdmaHost {
+            shared,
+            link,
+            wakes,
+            messages,
+            headers,
+            options,
+            lane: None,
+            key_slot: 0,
+            batch: Batch::new(BATCH),
+            commands: Vec::new(),
+            waiting: VecDeque::new(),
+            local: VecDeque::new(),
+            in_capsule_bytes: 0,
+            established: false,
+            ready_told: false,
+            closing: None,
+            deadline: None,
+            told: false,
+            more: false,
+        }
+    }
+
+    /// The number of its queue pair, while there is one.
+    pub fn qp(&self) -> Option<u32> {
+        self.lane.as_ref().map(|(lane, _)| lane.number())
+    }
+
+    fn news(&mut self, now: Nanos) {
+        while let Some(news) = self.link.take() {
+            match news {
+                News::Endpoint(made) => {
+                    let (endpoint, key_slot, id) = *made;
+                    if self.closing.is_some() {
+                        self.shared.mailbox.send(Ask::Done(id, Some(endpoint)));
+                        continue;
+                    }
+                    self.key_slot = key_slot;
+                    match self.adopt(endpoint, id) {
+                        Ok(()) => self.shared.mailbox.send(Ask::Ready(id)),
+                        Err(why) => {
+                            self.shared.mailbox.send(Ask::Done(id, None));
+                            self.end(Closed::Broken(why), now);
+                        }
+                    }
+                }
+                News::Established => self.established = true,
+                News::Again => self.destroy(),
+                News::Ended(why) => self.end(why, now),
+            }
+        }
+    }
+
+    fn adopt(&mut self, endpoint: Endpoint, id: CmId) -> Result<(), String> {
+        let text = |error: &dyn std::fmt::Display| error.to_string();
+        let entries = u32::from(self.options.entries);
+        let messages = self
+            .messages
+            .acquire(send_entries(self.options.entries) as usize * Sqe::SIZE);
+        let headers = self.headers.acquire(entries as usize * Cqe::SIZE);
+        let fd = endpoint.queues().cq().fd();
+        let none = "no memory for another queue is left: make the dialer for more";
+        let config = LaneConfig {
+            index: 0,
+            key_slot: self.key_slot,
+            messages: messages.ok_or(none)?,
+            message_bytes: Sqe::SIZE as u32,
+            recv: Some(RecvConfig {
+                headers: headers.ok_or(none)?,
+                header_bytes: Cqe::SIZE as u32,
+                entries,
+                data_bytes: 0,
+            }),
+        };
+        let mut lane = Lane::new(endpoint, config).map_err(|error| text(&error))?;
+        lane.post_recv(None).map_err(|error| text(&error))?;
+        self.wakes.add_raw(fd, 1).map_err(|error| text(&error))?;
+        self.lane = Some((lane, id));
+        Ok(())
+    }
+
+    fn end(&mut self, why: Closed, now: Nanos) {
+        if self.closing.is_some() {
+            return;
+        }
+        self.closing = Some(why);
+        self.deadline = Some(now + self.options.drain_timeout);
+        if let Some((lane, _)) = &mut self.lane
+            && let Err(error) = lane.drain()
+        {
+            tracing::debug!(%error, "a queue pair does not flush; it will be destroyed");
+        }
+    }
+
+    /// The queue pair is no more: nobody reaches this side's memory by it.
+    fn destroy(&mut self) {
+        let Some((lane, id)) = self.lane.take() else {
+            return;
+        };
+        let _ = self.wakes.delete_raw(lane.queues().cq().fd());
+        let endpoint = match lane.retire() {
+            Ok(endpoint) => Some(endpoint),
+            Err(lane) => {
+                drop(lane);
+                None
+            }
+        };
+        self.shared.mailbox.send(Ask::Done(id, endpoint));
+    }
+
+    /// Queues a command's message. `false`: it has to wait.
+    fn start(&mut self, cid: u16) -> bool {
+        let Some((lane, _)) = &mut self.lane else {
+            return false;
+        };
+        if lane.room() == 0 {
+            return false;
+        }
+        let Some(Some(command)) = self.commands.get_mut(usize::from(cid)) else {
+            return true;
+        };
+        let in_capsule = command
+            .write
+            .as_ref()
+            .filter(|data| !data.is_empty() && data.len() <= self.in_capsule_bytes as usize);
+        let sent = match in_capsule {
+            Some(data) => {
+                let length = data.len() as u32;
+                command.sqe.set_sgl(Sgl::InCapsule { offset: 0, length });
+                lane.send_with(command.sqe.as_bytes(), None, Some(data.clone()))
+            }
+            None => {
+                let data = command.write.as_ref().or(command.read.as_ref());
+                match keyed(data, self.key_slot) {
+                    Some(sgl) => {
+                        command.sqe.set_sgl(sgl);
+                        lane.send(command.sqe.as_bytes(), None);
+                        Ok(())
+                    }
+                    None => Err(nacre_rdma_verbs::NotRegistered {
+                        len: data.map_or(0, |data| data.len()),
+                    }),
+                }
+            }
+        };
+        if sent.is_err()
+            && let Some(command) = self.commands[usize::from(cid)].take()
+        {
+            // Memory that this device does not know.
+            self.local.push_back(HostEvent::Completion {
+                cqe: Cqe::new(cid, StatusCode::DATA_TRANSFER_ERROR),
+                read: command.read,
+                transferred: 0,
+            });
+        }
+        true
+    }
+
+    fn completed(&mut self, done: Completion, events: &mut Vec<HostEvent>, now: Nanos) {
+        let Some((lane, _)) = &mut self.lane else {
+            return;
+        };
+        let wc = *done.wc();
+        let mut answer = None;
+        if done.is_recv() {
+            if let Some(message) = lane.received(&done)
+                && wc.byte_len as usize == Cqe::SIZE
+            {
+                answer = Cqe::read_from_bytes(message.header()).ok();
+            }
+        } else {
+            lane.sent(&done);
+        }
+        if !wc.status.is_success() {
+            if self.closing.is_none() && wc.status != WcStatus::WorkRequestFlushed {
+                tracing::warn!(
+                    status = wc.status.name(),
+                    vendor_error = wc.vendor_error,
+                    qp = wc.qp,
+                    "RDMA request failed: {}; {}",
+                    wc.status.meaning(),
+                    wc.status.remedy()
+                );
+            }
+            let why = format!("{}: {}", wc.status, wc.status.meaning());
+            return self.end(Closed::Broken(why), now);
+        }
+        if !done.is_recv() {
+            return;
+        }
+        let Some(cqe) = answer else {
+            let why = format!("completion of {} bytes; one has 16", wc.byte_len);
+            return self.end(Closed::Protocol(why), now);
+        };
+        let place = self.commands.get_mut(usize::from(cqe.cid()));
+        let Some(command) = place.and_then(Option::take) else {
+            let why = format!(
+                "completion of command {}, which is not outstanding",
+                cqe.cid()
+            );
+            return self.end(Closed::Protocol(why), now);
+        };
+        let success = cqe.status().is_success();
+        let read = command.read;
+        let transferred = read
+            .as_ref()
+            .filter(|_| success)
+            .map_or(0, |read| read.len() as u32);
+        events.push(HostEvent::Completion {
+            cqe,
+            read,
+            transferred,
+        });
+    }
+
+    fn post(&mut self, now: Nanos) {
+        while let Some(&cid) = self.waiting.front() {
+            if !self.start(cid) {
+                break;
+            }
+            self.waiting.pop_front();
+        }
+        let Some((lane, _)) = &mut self.lane else {
+            return;
+        };
+        if !self.waiting.is_empty() || lane.needs_signal() {
+            lane.signal_last();
+        }
+        let posted = lane.post_recv(None).and_then(|_| lane.post());
+        if let Err(error) = posted {
+            self.end(Closed::Broken(error.to_string()), now);
+        }
+    }
+}
+
+/// The memory of a command's data, for the controller; `None`: it is not registered.
+fn keyed(data: Option<&Buf>, key_slot: usize) -> Option<Sgl> {
+    let Some(data) = data else {
+        return Some(Sgl::Keyed {
+            address: 0,
+            length: 0,
+            key: 0,
+            invalidate: false,
+        });
+    };
+    Some(Sgl::Keyed {
+        address: data.as_ptr().addr() as u64,
+        length: data.len() as u32,
+        key: MrKey::from_bits(data.key(key_slot)?).rkey,
+        invalidate: false,
+    })
+}
+
+impl HostTransport for RdmaHost {
+    fn submit(&mut self, command: HostCommand) {
+        if self.closing.is_some() || !self.established {
+            return;
+        }
+        let cid = command.sqe.cid();
+        let at = usize::from(cid);
+        if at >= self.commands.len() {
+            self.commands.resize_with(at + 1, || None);
+        }
+        assert!(
+            self.commands[at].is_none(),
+            "command identifier {cid} is in use"
+        );
+        self.commands[at] = Some(command);
+        if !self.waiting.is_empty() || !self.start(cid) {
+            self.waiting.push_back(cid);
+        }
+    }
+
+    fn poll(&mut self, now: Nanos, events: &mut Vec<HostEvent>, limit: usize) {
+        let end = events.len() + limit;
+        self.more = false;
+        self.news(now);
+        if self.established && !self.ready_told && self.closing.is_none() && events.len() < end {
+            self.ready_told = true;
+            events.push(HostEvent::Ready);
+        }
+        if self.closing.is_none() {
+            self.post(now);
+        }
+        let mut drained = true;
+        while let Some((lane, _)) = &self.lane {
+            let room = end - events.len();
+            if room == 0 {
+                (self.more, drained) = (true, false);
+                break;
+            }
+            match lane.queues().clone().poll(&mut self.batch, room) {
+                Ok(0) => break,
+                Ok(_) => {
+                    while let Some(done) = self.batch.next() {
+                        self.completed(done, events, now);
+                    }
+                }
+                Err(error) => {
+                    self.end(Closed::Broken(error.to_string()), now);
+                    self.deadline = Some(now);
+                    break;
+                }
+            }
+        }
+        while events.len() < end
+            && let Some(event) = self.local.pop_front()
+        {
+            events.push(event);
+        }
+        if self.closing.is_none() {
+            return self.post(now);
+        }
+        let idle = self.lane.as_ref().is_none_or(|(lane, _)| lane.is_idle());
+        let late = self.deadline.is_some_and(|deadline| now >= deadline);
+        if (idle && drained) || late {
+            self.destroy();
+            self.link.abandoned.store(true, Ordering::Release);
+            if !self.told && events.len() < end {
+                self.told = true;
+                let why = self.closing.clone().unwrap_or(Closed::Local);
+                events.push(HostEvent::Closed(why));
+            }
+        }
+    }
+
+    fn set_in_capsule_bytes(&mut self, bytes: u32) {
+        self.in_capsule_bytes = bytes;
+    }
+
+    fn reclaim(&mut self) -> Option<HostCommand> {
+        // As long as there is a queue pair the controller may still use the memory.
+        if self.closing.is_none() || self.lane.is_some() {
+            return None;
+        }
+        while let Some(place) = self.commands.pop() {
+            if place.is_some() {
+                return place;
+            }
+        }
+        None
+    }
+
+    fn close(&mut self) {
+        if self.closing.is_none() {
+            self.closing = Some(Closed::Local);
+        }
+        self.link.abandoned.store(true, Ordering::Release);
+        self.destroy();
+    }
+
+    fn arm(&mut self, _now: Nanos) -> Idle {
+        if self.told {
+            return Idle::Quiet;
+        }
+        let unposted =
+            !self.waiting.is_empty() && self.lane.as_ref().is_some_and(|(l, _)| l.room() > 0);
+        if self.more || unposted || !self.local.is_empty() || !self.link.news().is_empty() {
+            return Idle::Busy;
+        }
+        if let Some((lane, _)) = &self.lane {
+            lane.queues().cq().disarm();
+            if lane.queues().cq().arm().is_err() {
+                return Idle::Busy;
+            }
+        }
+        match (&self.closing, self.deadline) {
+            (Some(_), Some(deadline)) if self.lane.is_some() => Idle::Until(deadline),
+            (Some(_), _) => Idle::Busy,
+            (None, _) => Idle::Quiet,
+        }
+    }
+
+    fn wake_fd(&self) -> Option<RawFd> {
+        Some(self.wakes.as_raw_fd())
+    }
+}
+
+impl Drop for RdmaHost {
+    fn drop(&mut self) {
+        self.close();
+        // Queue pairs that were on their way.
+        while let Some(news) = self.link.take() {
+            if let News::Endpoint(made) = news {
+                let (endpoint, _, id) = *made;
+                self.shared.mailbox.send(Ask::Done(id, Some(endpoint)));
+            }
+        }
+    }
+}

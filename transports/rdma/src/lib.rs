@@ -1,0 +1,40 @@
+//! NVMe/RDMA: the target's plug and the host's queue pairs, over verbs of whatever provider.
+//!
+//! ```text
+//!   RdmaPlug      listeners and connections: one management thread, the choice of a core   (shared)
+//!     └ inbox + wake ─▶ RdmaTransport   all connections of one core                     (one per core)
+//!                         └ per device: completion queue, shared receive queue
+//!                             └ Conn: a queue pair, what waits for room, READs under way
+//!   RdmaHosts     the host side: one management thread, memory per core
+//!     └ RdmaHost  one queue pair of a host
+//! ```
+//!
+//! A command arrives in a receive buffer: its entry in one place, its in-capsule data in another, that
+//! is aligned as buffers are and handed on as it is. Data beyond the capsule is fetched by RDMA READ,
+//! answered by RDMA WRITE; a response and the writes before it are one chain, and everything of a turn
+//! goes with one doorbell per connection.
+//!
+//! A buffer that a device may still touch is owned by a ring of `nacre_rdma_verbs`; a connection that
+//! ends is drained to its last completion first.
+
+#![forbid(unsafe_code)]
+
+mod accept;
+mod config;
+mod conn;
+mod control;
+mod host;
+mod plug;
+mod sgl;
+mod shared;
+mod stats;
+mod transport;
+
+#[cfg(test)]
+mod tests;
+
+pub use config::{ConfigError, RdmaConfig};
+pub use host::{HostOptions, RdmaDialer, RdmaHost, RdmaHosts};
+pub use plug::RdmaPlug;
+pub use stats::{ControlCounts, Stats, StatsSnapshot};
+pub use transport::RdmaTransport;

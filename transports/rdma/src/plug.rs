@@ -1,0 +1,244 @@
+//! The control half: listeners, and the cores that connections go to.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use nacre_hugepages::Arena;
+use nacre_nvmf::transport::{
+    Address, ListenError, ListenerId, Plug, PlugCounts, Transport, TransportType,
+};
+use nacre_rdma_verbs::{Access, ProtectionDomain, Provider, VerbsError};
+
+use crate::config::RdmaConfig;
+use crate::control::{self, Control, Listener};
+use crate::shared::{CoreSlot, Mailbox, Memory, Shared};
+use crate::stats::{ControlCounts, StatsSnapshot};
+use crate::transport::RdmaTransport;
+
+/// The RDMA plug. Dropping it stops its thread, its listeners and its connections' management.
+pub struct RdmaPlug {
+    shared: Arc<Shared>,
+    control: Arc<Mutex<Control>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl RdmaPlug {
+    /// Starts the management thread. `arenas`: all memory that data comes from or goes to; more is
+    /// added by [`RdmaPlug::add_arena`].
+    pub fn new(
+        config: RdmaConfig,
+        provider: Arc<dyn Provider>,
+        arenas: Vec<Arena>,
+    ) -> std::io::Result<RdmaPlug> {
+        let mut plug = RdmaPlug::without_thread(config, provider, arenas)?;
+        let (shared, control) = (Arc::clone(&plug.shared), Arc::clone(&plug.control));
+        let thread = std::thread::Builder::new()
+            .name("rdma-cm".into())
+            .spawn(move || control::run(&shared, &control))?;
+        plug.thread = Some(thread);
+        Ok(plug)
+    }
+
+    /// A plug whose owner calls [`RdmaPlug::turn`] when [`RdmaPlug::new`] would have a thread do it:
+    /// for tests that decide about the order of things.
+    pub fn without_thread(
+        config: RdmaConfig,
+        provider: Arc<dyn Provider>,
+        arenas: Vec<Arena>,
+    ) -> std::io::Result<RdmaPlug> {
+        config
+            .validate()
+            .map_err(|error| std::io::Error::new(std::io::ErrorKind::InvalidInput, error))?;
+        let shared = Arc::new(Shared {
+            config,
+            provider,
+            memory: Memory::new(Access::Local, arenas),
+            mailbox: Mailbox::new()?,
+            cores: Mutex::default(),
+            stopping: AtomicBool::new(false),
+        });
+        let control = Control::new(&shared).map_err(std::io::Error::other)?;
+        Ok(RdmaPlug {
+            shared,
+            control: Arc::new(Mutex::new(control)),
+            thread: None,
+        })
+    }
+
+    /// Handles what has happened since the last call.
+    pub fn turn(&self) {
+        self.control().turn(&self.shared);
+    }
+
+    pub fn config(&self) -> &RdmaConfig {
+        &self.shared.config
+    }
+
+    /// Makes memory known to every device in use, and to those to come.
+    pub fn add_arena(&self, arena: &Arena) -> Result<(), VerbsError> {
+        self.shared.memory.add(arena)
+    }
+
+    /// The protection domains in use, with what is registered in each.
+    pub fn domains(&self) -> Vec<Arc<dyn ProtectionDomain>> {
+        self.shared.memory.domains()
+    }
+
+    /// Connections of all cores, those being handed over included.
+    pub fn connections(&self) -> usize {
+        self.control().connections()
+    }
+
+    /// Listeners that are up, of all.
+    pub fn listening(&self) -> (usize, usize) {
+        let control = self.control();
+        let up = control
+            .listeners
+            .values()
+            .filter(|listener| listener.id.is_some());
+        (up.count(), control.listeners.len())
+    }
+
+    /// The counters of each core that is open, with its number.
+    pub fn stats(&self) -> Vec<(usize, StatsSnapshot)> {
+        let cores = self.shared.cores();
+        cores
+            .iter()
+            .map(|core| (core.core, core.stats.snapshot()))
+            .collect()
+    }
+
+    pub fn control_counts(&self) -> ControlCounts {
+        self.control().counts.clone()
+    }
+
+    fn control(&self) -> MutexGuard<'_, Control> {
+        self.control.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn bind_error(address: SocketAddr, error: VerbsError, remedy: &str) -> ListenError {
+        ListenError::Bind {
+            address: address.to_string(),
+            source: std::io::Error::other(error),
+            remedy: remedy.into(),
+        }
+    }
+}
+
+impl Plug for RdmaPlug {
+    fn kind(&self) -> TransportType {
+        TransportType::Rdma
+    }
+
+    fn listen(&self, id: ListenerId, address: &Address) -> Result<Address, ListenError> {
+        let Address::Ip(address) = *address else {
+            return Err(ListenError::WrongKind {
+                address: address.to_string(),
+                kind: TransportType::Rdma,
+            });
+        };
+        let mut control = self.control();
+        let serves = |other: &Listener| other.address == address;
+        if control.listeners.contains_key(&id) || control.listeners.values().any(serves) {
+            return Err(ListenError::InUse {
+                address: address.to_string(),
+            });
+        }
+        let config = &self.shared.config;
+        if control.listeners.len() >= config.max_listeners {
+            return Err(ListenError::TooMany {
+                limit: config.max_listeners,
+            });
+        }
+        let options = Control::options(&self.shared);
+        let listening = control.cm.listen(address, config.backlog, options).map_err(|error| {
+            let remedy = "check that an RDMA device has this address: `nacre rdma gids`, and that nothing else listens there";
+            RdmaPlug::bind_error(address, error, remedy)
+        })?;
+        if let Some(device) = listening.device {
+            let used = control.use_device(&self.shared, device).and_then(|()| {
+                let found = self.shared.provider.device(device)?;
+                let name = &found.attributes().name;
+                match &config.device {
+                    Some(wanted) if wanted != name => Err(VerbsError::Unavailable {
+                        what: format!("{address} belongs to {name}, not to {wanted}"),
+                        remedy:
+                            "leave the option `device` out, or choose an address of that device"
+                                .into(),
+                    }),
+                    _ => Ok(()),
+                }
+            });
+            if let Err(error) = used {
+                control.cm.destroy(listening.id);
+                let remedy = "raise the limit on locked memory (`ulimit -l unlimited`) if registering failed; see `nacre doctor --rdma`";
+                return Err(RdmaPlug::bind_error(address, error, remedy));
+            }
+        }
+        control.listeners.insert(
+            id,
+            Listener {
+                address: listening.address,
+                id: Some(listening.id),
+                device: listening.device,
+            },
+        );
+        Ok(Address::Ip(listening.address))
+    }
+
+    fn unlisten(&self, id: ListenerId) {
+        let mut control = self.control();
+        if let Some(listener) = control.listeners.remove(&id)
+            && let Some(id) = listener.id
+        {
+            control.cm.destroy(id);
+        }
+    }
+
+    fn hold(&self, held: bool) {
+        self.control().held = held;
+        self.shared.mailbox.ring();
+    }
+
+    fn counts(&self) -> PlugCounts {
+        let cores = self.stats().into_iter().map(|(_, stats)| stats);
+        let all = cores.fold(StatsSnapshot::default(), |sum, core| sum + core);
+        let rejects = self.control().counts.rejects.clone();
+        PlugCounts {
+            accepted: all.accepted,
+            closed: vec![
+                ("peer", all.closed_by_peer),
+                ("broken", all.closed_broken),
+                ("protocol", all.closed_protocol),
+                ("timeout", all.closed_timeout),
+                ("local", all.closed_local),
+            ],
+            refused: rejects.into_iter().collect(),
+            bytes_received: all.recv_bytes + all.read_bytes,
+            bytes_sent: all.send_bytes + all.write_bytes,
+        }
+    }
+
+    fn open(
+        &self,
+        core: usize,
+        wake: Arc<dyn Fn() + Send + Sync>,
+    ) -> std::io::Result<Box<dyn Transport>> {
+        let slot = Arc::new(CoreSlot::new(core, wake));
+        let transport = RdmaTransport::new(Arc::clone(&self.shared), Arc::clone(&slot))?;
+        self.shared.cores().push(slot);
+        Ok(Box::new(transport))
+    }
+}
+
+impl Drop for RdmaPlug {
+    fn drop(&mut self) {
+        self.shared.stopping.store(true, Ordering::Release);
+        self.shared.mailbox.ring();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

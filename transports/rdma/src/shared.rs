@@ -1,0 +1,244 @@
+//! What the plug, its management thread and its cores share.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crossbeam_queue::SegQueue;
+use nacre_hugepages::{Arena, register_all};
+use nacre_nvmf::transport::ListenerId;
+use nacre_rdma_verbs::{
+    Access, CmId, DeviceId, Endpoint, ProtectionDomain, Provider, Queues, VerbsError,
+};
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::stats::Stats;
+
+/// A protection domain, and the slot in which buffers have its keys.
+#[derive(Clone)]
+pub(crate) struct Domain {
+    pub domain: Arc<dyn ProtectionDomain>,
+    pub key_slot: usize,
+}
+
+/// Memory, and the domains that know it.
+pub(crate) struct Memory {
+    pub access: Access,
+    inner: Mutex<MemoryInner>,
+}
+
+#[derive(Default)]
+struct MemoryInner {
+    arenas: Vec<Arena>,
+    domains: HashMap<DeviceId, Domain>,
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing here is left half done by a panic.
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn registration(source: nacre_hugepages::RegisterError) -> VerbsError {
+    VerbsError::Call {
+        call: "ibv_reg_mr",
+        source: std::io::Error::other(source),
+    }
+}
+
+impl Memory {
+    pub fn new(access: Access, arenas: Vec<Arena>) -> Memory {
+        Memory {
+            access,
+            inner: Mutex::new(MemoryInner {
+                arenas,
+                domains: HashMap::new(),
+            }),
+        }
+    }
+
+    /// Makes an arena known to every device in use, and to those to come.
+    pub fn add(&self, arena: &Arena) -> Result<(), VerbsError> {
+        let mut inner = lock(&self.inner);
+        for domain in inner.domains.values() {
+            arena
+                .register(domain.key_slot, domain.domain.hook())
+                .map_err(registration)?;
+        }
+        inner.arenas.push(arena.clone());
+        Ok(())
+    }
+
+    /// The domain of a device; made, and all memory registered with it, when it is the first use.
+    pub fn domain(&self, provider: &dyn Provider, id: DeviceId) -> Result<Domain, VerbsError> {
+        let mut inner = lock(&self.inner);
+        if let Some(domain) = inner.domains.get(&id) {
+            return Ok(domain.clone());
+        }
+        let domain = provider.device(id)?.protection_domain(self.access)?;
+        let key_slot = register_all(&inner.arenas, &domain.hook()).map_err(registration)?;
+        let domain = Domain { domain, key_slot };
+        inner.domains.insert(id, domain.clone());
+        Ok(domain)
+    }
+
+    /// Forgets a device that nothing uses any more.
+    pub fn forget(&self, id: DeviceId) {
+        let mut inner = lock(&self.inner);
+        if let Some(domain) = inner.domains.remove(&id) {
+            inner
+                .arenas
+                .iter()
+                .for_each(|arena| arena.unregister(domain.key_slot));
+        }
+    }
+
+    pub fn domains(&self) -> Vec<Arc<dyn ProtectionDomain>> {
+        let inner = lock(&self.inner);
+        inner
+            .domains
+            .values()
+            .map(|domain| Arc::clone(&domain.domain))
+            .collect()
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let devices: Vec<DeviceId> = lock(&self.inner).domains.keys().copied().collect();
+        devices.into_iter().for_each(|device| self.forget(device));
+    }
+}
+
+/// A connection that a core is to take over.
+pub(crate) struct Incoming {
+    pub id: CmId,
+    pub endpoint: Endpoint,
+    pub device: DeviceId,
+    pub key_slot: usize,
+    pub listener: ListenerId,
+    pub local: SocketAddr,
+    pub peer: SocketAddr,
+    /// Commands that the host may have outstanding.
+    pub depth: u16,
+    pub read_depth: u8,
+    pub invalidate: bool,
+}
+
+/// Why the management side ends a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ended {
+    Peer,
+    DeviceRemoved,
+    AddressChanged,
+    /// It never came to be.
+    Failed(&'static str),
+}
+
+pub(crate) enum ToCore {
+    Incoming(Box<Incoming>),
+    Established(CmId),
+    Ended(CmId, Ended),
+}
+
+pub(crate) enum ToControl {
+    /// Receives are posted: the connection may be accepted.
+    Ready(CmId),
+    /// Nothing is posted any more; the queue pair comes back unless it is destroyed already.
+    Done(CmId, Option<Endpoint>),
+}
+
+/// One core, as the management thread sees it.
+pub(crate) struct CoreSlot {
+    pub core: usize,
+    pub inbox: SegQueue<ToCore>,
+    /// Connections there or on their way.
+    pub load: AtomicUsize,
+    pub wake: Arc<dyn Fn() + Send + Sync>,
+    pub stats: Stats,
+    /// By device: the queues of this core, and completions that its connections can make.
+    pub queues: Mutex<HashMap<DeviceId, (Queues, u32)>>,
+    pub closed: AtomicBool,
+}
+
+impl CoreSlot {
+    pub fn new(core: usize, wake: Arc<dyn Fn() + Send + Sync>) -> CoreSlot {
+        CoreSlot {
+            core,
+            inbox: SegQueue::new(),
+            load: AtomicUsize::new(0),
+            wake,
+            stats: Stats::default(),
+            queues: Mutex::default(),
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    pub fn send(&self, message: ToCore) {
+        self.inbox.push(message);
+        (self.wake)();
+    }
+
+    pub fn queues(&self) -> MutexGuard<'_, HashMap<DeviceId, (Queues, u32)>> {
+        lock(&self.queues)
+    }
+}
+
+/// Messages to a management thread, and what wakes it.
+pub(crate) struct Mailbox<M> {
+    messages: Mutex<VecDeque<M>>,
+    pub wake: OwnedFd,
+}
+
+impl<M> Mailbox<M> {
+    pub fn new() -> std::io::Result<Mailbox<M>> {
+        Ok(Mailbox {
+            messages: Mutex::default(),
+            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+        })
+    }
+
+    pub fn send(&self, message: M) {
+        lock(&self.messages).push_back(message);
+        self.ring();
+    }
+
+    pub fn ring(&self) {
+        // A counter that is full has rung.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    pub fn quiet(&self) {
+        let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
+    }
+
+    pub fn take(&self) -> Option<M> {
+        lock(&self.messages).pop_front()
+    }
+}
+
+pub(crate) struct Shared {
+    pub config: crate::RdmaConfig,
+    pub provider: Arc<dyn Provider>,
+    pub memory: Memory,
+    pub mailbox: Mailbox<ToControl>,
+    pub cores: Mutex<Vec<Arc<CoreSlot>>>,
+    pub stopping: AtomicBool,
+}
+
+impl Shared {
+    pub fn cores(&self) -> MutexGuard<'_, Vec<Arc<CoreSlot>>> {
+        lock(&self.cores)
+    }
+
+    /// The core with the fewest connections.
+    pub fn least_loaded(&self) -> Option<Arc<CoreSlot>> {
+        let cores = self.cores();
+        let open = cores
+            .iter()
+            .filter(|core| !core.closed.load(Ordering::Acquire));
+        open.min_by_key(|core| core.load.load(Ordering::Relaxed))
+            .cloned()
+    }
+}

@@ -1,0 +1,347 @@
+//! What hosts do that ours does not: several descriptors, keys to be invalidated, pointers that lie.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use nacre_bdev::Extents;
+use nacre_hugepages::{Arena, ArenaOptions, Buf, ClassSpec, Pool, register_all};
+use nacre_nvmf::transport::conformance::Rig;
+use nacre_nvmf::transport::{Closed, Event, Events, Pools, ReqTag, Response};
+use nacre_nvmf_wire::opcode::io;
+use nacre_nvmf_wire::rdma::Request;
+use nacre_nvmf_wire::{Cqe, Sgl, SglDescriptor, Sqe, StatusCode};
+use nacre_rdma_verbs::{
+    Access, Batch, CmEventKind, CmOptions, ConnParams, ConnectionManager, Lane, LaneConfig, MrKey,
+    QpCaps, Queues, RecvConfig,
+};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::rig::{HOST, Options, TestRig};
+
+const CLASSES: [ClassSpec; 1] = [ClassSpec {
+    size: 8192,
+    count: 64,
+}];
+
+/// A host that sends whatever it is told.
+struct RawHost {
+    lane: Lane,
+    batch: Batch,
+    memory: Pool,
+    rkey: u32,
+    _cm: Box<dyn ConnectionManager>,
+    _arena: Arena,
+}
+
+struct World {
+    host: RawHost,
+    rig: TestRig,
+    pools: Pools,
+    events: Events,
+    closed: Vec<Closed>,
+    written: Vec<u8>,
+    /// The data pointer of the command under way.
+    pointer: SglDescriptor,
+}
+
+impl World {
+    fn new() -> World {
+        let mut rig = TestRig::new(Options::default());
+        let pools = Pools {
+            io: rig.pool(&CLASSES),
+            admin: rig.pool(&CLASSES),
+        };
+        let provider = rig.fabric.provider();
+        let arena = Arena::allocate(ArenaOptions::new(Pool::bytes_for(&CLASSES) as u64)).unwrap();
+        let device = provider.device(rig.host_device).unwrap();
+        let domain = device.protection_domain(Access::Remote).unwrap();
+        let key_slot = register_all(std::slice::from_ref(&arena), &domain.hook()).unwrap();
+        let memory = Pool::on_arena(&arena, &CLASSES).unwrap();
+        let queues = Queues::new(&domain, 64, None).unwrap();
+        let mut cm = provider.connection_manager().unwrap();
+        let at = SocketAddr::new(rig.address.ip(), rig.address.port());
+        let wait = Duration::from_secs(1);
+        let id = cm
+            .resolve_address(Some(HOST), at, wait, CmOptions::default())
+            .unwrap();
+        cm.next_event().unwrap();
+        cm.resolve_route(id, wait).unwrap();
+        cm.next_event().unwrap();
+        let caps = QpCaps {
+            max_send_wr: 16,
+            max_recv_wr: 16,
+            max_send_sge: 2,
+            max_recv_sge: 1,
+            max_inline: 0,
+        };
+        let endpoint = queues.create_qp(&mut *cm, id, caps).unwrap();
+        let config = LaneConfig {
+            index: 0,
+            key_slot,
+            messages: memory.acquire(16 * 64).unwrap(),
+            message_bytes: 64,
+            recv: Some(RecvConfig {
+                headers: memory.acquire(16 * 16).unwrap(),
+                header_bytes: 16,
+                entries: 16,
+                data_bytes: 0,
+            }),
+        };
+        let mut lane = Lane::new(endpoint, config).unwrap();
+        lane.post_recv(None).unwrap();
+        let mut params = ConnParams {
+            responder_resources: 16,
+            rnr_retry_count: 7,
+            ..ConnParams::default()
+        };
+        let request = Request::new(1, 16, 1).to_data();
+        params
+            .private_data
+            .extend(request.as_bytes().iter().copied());
+        cm.connect(id, &params).unwrap();
+        let rkey = MrKey::from_bits(memory.acquire(1).unwrap().key(key_slot).unwrap()).rkey;
+        let mut world = World {
+            host: RawHost {
+                lane,
+                batch: Batch::new(16),
+                memory,
+                rkey,
+                _cm: cm,
+                _arena: arena,
+            },
+            rig,
+            pools,
+            events: Events::with_capacity(16),
+            closed: Vec::new(),
+            written: Vec::new(),
+            pointer: Sqe::zeroed().sgl_descriptor(),
+        };
+        (0..6).for_each(|_| world.turn());
+        let event = world.host._cm.next_event().unwrap().map(|event| event.kind);
+        assert!(
+            matches!(event, Some(CmEventKind::Established { .. })),
+            "{event:?}"
+        );
+        world
+    }
+
+    fn turn(&mut self) {
+        let now = self.rig.now();
+        self.rig.transport.poll(now, &self.pools, &mut self.events);
+        let events: Vec<Event> = self.events.drain().collect();
+        for event in events {
+            let (conn, sqe_or_tag, data, status) = match event {
+                Event::Capsule { conn, sqe, data } if sqe.opcode == io::WRITE && data.is_none() => {
+                    let tag = ReqTag {
+                        cid: sqe.cid(),
+                        index: 0,
+                    };
+                    let into = self.pools.io.acquire(8192).unwrap();
+                    self.rig.transport.fetch(conn, tag, &sqe, into);
+                    continue;
+                }
+                Event::Capsule { conn, sqe, data } => (conn, Ok(sqe), data, StatusCode::SUCCESS),
+                Event::Fetched { conn, tag, data } => {
+                    (conn, Err(tag), Some(data), StatusCode::SUCCESS)
+                }
+                Event::FetchRefused { conn, tag, status } => (conn, Err(tag), None, status),
+                Event::Closed { why, .. } => {
+                    self.closed.push(why);
+                    continue;
+                }
+                _ => continue,
+            };
+            let mut extents = Extents::new();
+            let (cid, sgl) = match sqe_or_tag {
+                Ok(sqe) => {
+                    if sqe.opcode == io::READ {
+                        let mut buf = self.pools.io.acquire(8192).unwrap();
+                        fill(&mut buf);
+                        extents.push(buf);
+                    }
+                    (sqe.cid(), sqe.sgl_descriptor())
+                }
+                Err(tag) => (tag.cid, self.pointer),
+            };
+            if let Some(data) = data {
+                self.written = data.to_vec();
+            }
+            let response = Response {
+                tag: ReqTag { cid, index: 0 },
+                cqe: Cqe::new(cid, status),
+                data: extents,
+                sgl,
+                lent: None,
+            };
+            self.rig.transport.respond(conn, response);
+        }
+        self.rig.transport.flush(now);
+    }
+
+    /// Sends a command with what is in its capsule; its status, and the key that was invalidated.
+    fn call(&mut self, sqe: Sqe, capsule: &[u8]) -> (StatusCode, Option<u32>) {
+        let mut data = self.host.memory.acquire(8192).unwrap();
+        data.bytes_mut().unwrap()[..capsule.len()].copy_from_slice(capsule);
+        data.truncate(capsule.len());
+        let data = (!capsule.is_empty()).then_some(data);
+        self.pointer = sqe.sgl_descriptor();
+        self.host
+            .lane
+            .send_with(sqe.as_bytes(), None, data)
+            .unwrap();
+        self.host.lane.signal_last();
+        self.host.lane.post().unwrap();
+        for _ in 0..10 {
+            self.turn();
+            let queues = self.host.lane.queues().clone();
+            queues.poll(&mut self.host.batch, 16).unwrap();
+            let mut answer = None;
+            while let Some(done) = self.host.batch.next() {
+                if let Some(message) = self.host.lane.received(&done) {
+                    let cqe = Cqe::read_from_bytes(message.header()).unwrap();
+                    answer = Some((cqe.status(), done.wc().invalidated));
+                } else {
+                    self.host.lane.sent(&done);
+                }
+            }
+            self.host.lane.post_recv(None).unwrap();
+            if let Some(answer) = answer {
+                return answer;
+            }
+        }
+        panic!("no answer; closed: {:?}", self.closed);
+    }
+}
+
+fn fill(buf: &mut Buf) {
+    let bytes = buf.bytes_mut().unwrap();
+    bytes
+        .iter_mut()
+        .enumerate()
+        .for_each(|(at, byte)| *byte = (at / 100) as u8);
+}
+
+fn keyed(buf: &Buf, key: u32) -> SglDescriptor {
+    SglDescriptor::from(Sgl::Keyed {
+        address: buf.as_ptr().addr() as u64,
+        length: buf.len() as u32,
+        key,
+        invalidate: false,
+    })
+}
+
+fn list(opcode: u8, offset: u64, length: u32) -> Sqe {
+    Sqe::for_namespace(opcode, 9, 1).with_sgl(Sgl::InCapsuleDescriptors { offset, length })
+}
+
+/// Data in three pieces, both ways, split anyhow.
+#[test]
+fn several_descriptors() {
+    let mut world = World::new();
+    let mut whole = world.host.memory.acquire(8192).unwrap();
+    fill(&mut whole);
+    let expected = whole.to_vec();
+    let pieces = |buf: &Buf, key| {
+        let parts = [
+            buf.slice(0, 100),
+            buf.slice(100, 5000),
+            buf.slice(5100, 3092),
+        ];
+        parts
+            .iter()
+            .flat_map(|part| keyed(part, key).0)
+            .collect::<Vec<u8>>()
+    };
+    let descriptors = pieces(&whole, world.host.rkey);
+    let answer = world.call(list(io::WRITE, 0, 48), &descriptors);
+    assert_eq!(answer, (StatusCode::SUCCESS, None));
+    assert!(world.written == expected);
+    whole.bytes_mut().unwrap().fill(0);
+    let descriptors = pieces(&whole, world.host.rkey);
+    assert_eq!(
+        world.call(list(io::READ, 0, 48), &descriptors).0,
+        StatusCode::SUCCESS
+    );
+    assert!(whole[..] == expected[..]);
+    // The pieces do not add up.
+    let less = &descriptors[..32];
+    let wrong = StatusCode::DATA_SGL_LENGTH_INVALID.with_dnr();
+    assert_eq!(world.call(list(io::WRITE, 0, 32), less).0, wrong);
+    assert_eq!(world.call(list(io::READ, 0, 32), less).0, wrong);
+    assert!(world.closed.is_empty());
+}
+
+/// A pointer that lies fails its command, and nothing else.
+#[test]
+fn lies() {
+    let mut world = World::new();
+    let buf = world.host.memory.acquire(8192).unwrap();
+    let good = keyed(&buf, world.host.rkey).0;
+    let offset = StatusCode::SGL_OFFSET_INVALID.with_dnr();
+    for (at, length) in [(16, 16), (u64::MAX, 16), (4096, 16), (0, 32)] {
+        assert_eq!(
+            world.call(list(io::WRITE, at, length), &good).0,
+            offset,
+            "{at} {length}"
+        );
+        assert_eq!(
+            world.call(list(io::READ, at, length), &good).0,
+            offset,
+            "{at} {length}"
+        );
+    }
+    let many = StatusCode::INVALID_NUMBER_OF_SGL_DESCRIPTORS.with_dnr();
+    assert_eq!(
+        world.call(list(io::WRITE, 0, 17 * 16), &good.repeat(17)).0,
+        many
+    );
+    let kind = StatusCode::SGL_DESCRIPTOR_TYPE_INVALID.with_dnr();
+    let transport = Sgl::Transport { length: 8192 };
+    for opcode in [io::WRITE, io::READ] {
+        let sqe = Sqe::for_namespace(opcode, 9, 1).with_sgl(transport);
+        assert_eq!(world.call(sqe, &[]).0, kind);
+    }
+    let nested = SglDescriptor::from(transport).0;
+    assert_eq!(world.call(list(io::WRITE, 0, 16), &nested).0, kind);
+    assert!(world.closed.is_empty());
+    let sqe = Sqe::for_namespace(io::WRITE, 9, 1);
+    let sqe = sqe.with_sgl(SglDescriptor(good).parse().unwrap());
+    assert_eq!(world.call(sqe, &[]), (StatusCode::SUCCESS, None));
+}
+
+/// A key that is to be invalidated is, with the response; a key that is none ends the connection.
+#[test]
+fn keys() {
+    let mut world = World::new();
+    // Memory with a key of its own: without the other one this host could not even listen.
+    let arena = Arena::allocate(ArenaOptions::new(Pool::bytes_for(&CLASSES) as u64)).unwrap();
+    let domain = world.host.lane.queues().domain();
+    let slot = register_all(std::slice::from_ref(&arena), &domain.hook()).unwrap();
+    let whole = Pool::on_arena(&arena, &CLASSES)
+        .unwrap()
+        .acquire(8192)
+        .unwrap();
+    let key = MrKey::from_bits(whole.key(slot).unwrap()).rkey;
+    let sgl = |invalidate| Sgl::Keyed {
+        address: whole.as_ptr().addr() as u64,
+        length: 8192,
+        key,
+        invalidate,
+    };
+    let sqe = Sqe::for_namespace(io::WRITE, 9, 1);
+    let answer = world.call(sqe.with_sgl(sgl(true)), &[]);
+    assert_eq!(answer, (StatusCode::SUCCESS, Some(key)));
+    // It is gone now: our READ fails, and takes this connection with it, but not its buffers.
+    let sqe = Sqe::for_namespace(io::WRITE, 10, 1).with_sgl(sgl(false));
+    world.host.lane.send(sqe.as_bytes(), None);
+    world.host.lane.post().unwrap();
+    (0..10).for_each(|_| world.turn());
+    assert!(
+        matches!(&world.closed[..], [Closed::Broken(why)] if why.contains("IBV_WC_REM_ACCESS_ERR")),
+        "{:?}",
+        world.closed
+    );
+    for class in world.pools.io.stats() {
+        assert_eq!(class.free, class.count);
+    }
+}

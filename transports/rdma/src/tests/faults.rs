@@ -1,0 +1,513 @@
+//! Everything that can fail, at every stage: the connection ends, nothing else does, and everything
+//! that it held comes back.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use nacre_bdev::Extents;
+use nacre_hugepages::{ClassSpec, Pool};
+use nacre_nvmf::transport::conformance::Rig;
+use nacre_nvmf::transport::{
+    CloseWhy, Closed, ConnId, Event, Events, HostCommand, HostEvent, HostTransport, Plug, Pools,
+    QueueParams, ReqTag, Response,
+};
+use nacre_nvmf_wire::opcode::io;
+use nacre_nvmf_wire::{Cqe, Sgl, Sqe};
+use nacre_rdma_verbs::sim::{ConnectFault, Target};
+use nacre_rdma_verbs::{CmEventKind, ConnParams, PortState, WcStatus};
+
+use super::rig::{ENTRIES, Options, TARGET, TestRig};
+use crate::{HostOptions, RdmaHost};
+
+const CLASSES: [ClassSpec; 2] = [
+    ClassSpec {
+        size: 4096,
+        count: 32,
+    },
+    ClassSpec {
+        size: 64 << 10,
+        count: 16,
+    },
+];
+
+/// A target that answers everything, and one host after the other.
+struct World {
+    host: Option<RdmaHost>,
+    rig: TestRig,
+    pools: Pools,
+    memory: Pool,
+    events: Events,
+    conn: Option<ConnId>,
+    fetching: HashMap<u16, Sqe>,
+    closed: Vec<Closed>,
+    ready: bool,
+    host_closed: Option<Closed>,
+    completed: Vec<(u16, Cqe)>,
+    answer: bool,
+}
+
+impl World {
+    fn new(options: Options) -> World {
+        let mut rig = TestRig::new(options);
+        let pools = Pools {
+            io: rig.pool(&CLASSES),
+            admin: rig.pool(&CLASSES),
+        };
+        let memory = rig.pool(&CLASSES);
+        World {
+            host: None,
+            rig,
+            pools,
+            memory,
+            events: Events::with_capacity(64),
+            conn: None,
+            fetching: HashMap::new(),
+            closed: Vec::new(),
+            ready: false,
+            host_closed: None,
+            completed: Vec::new(),
+            answer: true,
+        }
+    }
+
+    fn turn(&mut self) {
+        let now = self.rig.now();
+        self.rig.transport.poll(now, &self.pools, &mut self.events);
+        let events: Vec<Event> = self.events.drain().collect();
+        for event in events {
+            self.handle(event);
+        }
+        self.rig.transport.flush(now);
+        let mut told = Vec::new();
+        if let Some(host) = &mut self.host {
+            host.poll(now, &mut told, 64);
+        }
+        for event in told {
+            match event {
+                HostEvent::Ready => self.ready = true,
+                HostEvent::Completion { cqe, .. } => self.completed.push((cqe.cid(), cqe)),
+                HostEvent::Closed(why) => {
+                    assert!(self.host_closed.is_none(), "closed once");
+                    self.host_closed = Some(why);
+                }
+            }
+        }
+    }
+
+    fn turns(&mut self, count: usize) {
+        (0..count).for_each(|_| self.turn());
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Opened { conn, .. } => {
+                assert!(self.conn.replace(conn).is_none());
+                let params = QueueParams {
+                    qid: 1,
+                    entries: ENTRIES,
+                    flow_control_off: false,
+                };
+                self.rig.transport.established(conn, params);
+            }
+            Event::Closed { conn, why } => {
+                assert_eq!(self.conn.take(), Some(conn));
+                self.closed.push(why);
+                self.fetching.clear();
+            }
+            Event::Capsule { conn, sqe, data } => {
+                assert_eq!(
+                    self.conn,
+                    Some(conn),
+                    "a capsule of a connection that is there"
+                );
+                if !self.answer {
+                    return;
+                }
+                let tag = ReqTag {
+                    cid: sqe.cid(),
+                    index: sqe.cid(),
+                };
+                let length = sqe.sgl().map_or(0, Sgl::length) as usize;
+                if sqe.opcode == io::WRITE && data.is_none() {
+                    self.fetching.insert(sqe.cid(), sqe);
+                    let into = self.pools.io.acquire(length).unwrap();
+                    return self.rig.transport.fetch(conn, tag, &sqe, into);
+                }
+                let mut data = Extents::new();
+                if sqe.opcode == io::READ {
+                    data.push(self.pools.io.acquire(length).unwrap());
+                }
+                self.respond(conn, tag, &sqe, data);
+            }
+            Event::Fetched { conn, tag, .. } => {
+                let sqe = self
+                    .fetching
+                    .remove(&tag.cid)
+                    .expect("fetched what was asked for");
+                self.respond(conn, tag, &sqe, Extents::new());
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn respond(&mut self, conn: ConnId, tag: ReqTag, sqe: &Sqe, data: Extents) {
+        let response = Response {
+            tag,
+            cqe: Cqe::success(tag.cid),
+            data,
+            sgl: sqe.sgl_descriptor(),
+            lent: None,
+        };
+        self.rig.transport.respond(conn, response);
+    }
+
+    fn dial(&mut self, options: HostOptions) {
+        assert!(self.host.is_none());
+        (self.ready, self.host_closed, self.answer) = (false, None, true);
+        self.completed.clear();
+        let mut host = self.rig.dial(options);
+        host.set_in_capsule_bytes(4096);
+        self.host = Some(host);
+    }
+
+    fn connect(&mut self) {
+        self.dial(TestRig::host_options());
+        self.turns(10);
+        assert!(self.ready && self.conn.is_some(), "{:?}", self.host_closed);
+    }
+
+    /// One command of each kind: data in the capsule, fetched, and to the host.
+    fn submit(&mut self) {
+        let host = self.host.as_mut().expect("a host");
+        for (cid, opcode, len) in [
+            (0, io::WRITE, 4096),
+            (1, io::WRITE, 60_000),
+            (2, io::READ, 60_000),
+            (3, io::WRITE, 60_000),
+            (4, io::READ, 4096),
+            (5, io::WRITE, 512),
+        ] {
+            let buf = self.memory.acquire(len);
+            let (write, read) = if opcode == io::READ {
+                (None, buf)
+            } else {
+                (buf, None)
+            };
+            let sqe = Sqe::for_namespace(opcode, cid, 1);
+            host.submit(HostCommand { sqe, write, read });
+        }
+    }
+
+    /// The host leaves. Whatever there was is over, and everything is where it was at the start.
+    fn settle(&mut self, what: &str) {
+        if let Some(mut host) = self.host.take() {
+            host.close();
+            while host.reclaim().is_some() {}
+        }
+        for _ in 0..4 {
+            self.turns(6);
+            // Longer than a queue pair is given to flush, or a connection to come to be.
+            self.rig.clock.advance(Duration::from_secs(21));
+        }
+        self.turns(6);
+        assert_eq!(self.rig.transport.connections(), 0, "{what}");
+        assert_eq!(self.rig.plug.connections(), 0, "{what}");
+        assert_eq!(self.conn, None, "{what}: Closed was told");
+        assert_eq!(self.rig.fabric.queue_pairs(), [] as [u32; 0], "{what}");
+        for pool in [&self.pools.io, &self.pools.admin, &self.memory] {
+            for class in pool.stats() {
+                assert_eq!(
+                    class.free, class.count,
+                    "{what}: buffers of {} bytes",
+                    class.size
+                );
+            }
+        }
+        self.closed.clear();
+    }
+
+    /// The queue pairs of target and host.
+    fn qps(&self) -> (u32, u32) {
+        let host = self
+            .host
+            .as_ref()
+            .and_then(RdmaHost::qp)
+            .expect("connected");
+        (self.rig.fabric.peer_of(host).expect("connected"), host)
+    }
+}
+
+/// Every completion status, at every stage of a request, at either end. The next connection works.
+#[test]
+fn every_status_at_every_stage() {
+    let mut world = World::new(Options::default());
+    for &status in &WcStatus::ALL[1..] {
+        for target in [Target::Send, Target::Write, Target::Read, Target::Recv] {
+            for (at_target, skip) in [(true, 0), (true, 1), (false, 0), (false, 3)] {
+                let what = format!("{status} at {target:?}, {at_target}, after {skip}");
+                world.connect();
+                let (ours, theirs) = world.qps();
+                let qp = if at_target { ours } else { theirs };
+                world.rig.fabric.inject_status(qp, target, skip, status);
+                world.submit();
+                world.turns(20);
+                // Hosts write and read nothing by themselves: there is nothing to fail.
+                if at_target || matches!(target, Target::Send | Target::Recv) {
+                    assert!(world.completed.len() < 6, "{what}");
+                } else {
+                    assert_eq!(world.completed.len(), 6, "{what}");
+                }
+                world.settle(&what);
+            }
+        }
+    }
+    world.connect();
+    world.submit();
+    world.turns(20);
+    assert_eq!(world.completed.len(), 6);
+    assert_eq!(
+        world.rig.fabric.posted_receives(),
+        256,
+        "every receive is posted again"
+    );
+    let stats = world.rig.plug.stats()[0].1;
+    assert_eq!(stats.copied_bytes, 0);
+    for (name, count) in stats.completion_errors() {
+        assert_eq!(count > 0, name != "IBV_WC_WR_FLUSH_ERR", "{name}: {count}");
+    }
+    assert!(stats.retry_exceeded() > 0);
+}
+
+/// Every event of the connection manager, in every state of a connection, at either end.
+#[test]
+fn every_event_in_every_state() {
+    let events = [
+        CmEventKind::RouteResolved,
+        CmEventKind::AddressError { status: -1 },
+        CmEventKind::RouteError { status: -1 },
+        CmEventKind::ConnectError { status: -1 },
+        CmEventKind::Unreachable { status: -110 },
+        CmEventKind::Rejected {
+            status: 28,
+            private_data: Default::default(),
+        },
+        CmEventKind::Established {
+            params: ConnParams::default(),
+        },
+        CmEventKind::Disconnected,
+        CmEventKind::DeviceRemoval,
+        CmEventKind::AddressChange,
+        CmEventKind::TimewaitExit,
+        CmEventKind::Other {
+            event: 99,
+            status: 0,
+        },
+    ];
+    let mut world = World::new(Options::default());
+    let listener = world.rig.fabric.ids();
+    for event in events {
+        // Turns before the event, and whether commands are under way.
+        for (turns, busy) in [(1, false), (2, false), (3, false), (10, false), (10, true)] {
+            for which in 0..2 {
+                let what = format!("{event:?} after {turns}, busy {busy}, connection {which}");
+                world.dial(TestRig::host_options());
+                world.turns(turns);
+                if busy {
+                    world.answer = false;
+                    world.submit();
+                    world.turns(1);
+                }
+                let ids = world.rig.fabric.ids();
+                let mut conns = ids.iter().filter(|id| !listener.contains(id));
+                if let Some(id) = conns.nth(which) {
+                    world.rig.fabric.inject_event(*id, event.clone());
+                }
+                world.turns(10);
+                world.settle(&what);
+            }
+        }
+    }
+    let seen = world.rig.plug.control_counts().events;
+    for name in [
+        "RDMA_CM_EVENT_CONNECT_REQUEST",
+        "RDMA_CM_EVENT_ESTABLISHED",
+        "RDMA_CM_EVENT_DISCONNECTED",
+        "RDMA_CM_EVENT_REJECTED",
+        "RDMA_CM_EVENT_DEVICE_REMOVAL",
+        "RDMA_CM_EVENT_ADDR_CHANGE",
+        "RDMA_CM_EVENT_TIMEWAIT_EXIT",
+    ] {
+        assert!(
+            seen.get(name).is_some_and(|count| *count > 0),
+            "{name} in {seen:?}"
+        );
+    }
+}
+
+/// A device that goes takes its connections and listeners; both come back with it.
+#[test]
+fn removal_and_return() {
+    let mut world = World::new(Options::default());
+    world.connect();
+    world.submit();
+    world.turns(1);
+    world.rig.fabric.remove_device(world.rig.device);
+    world.turns(10);
+    assert_eq!(world.rig.plug.listening(), (0, 1));
+    assert!(matches!(&world.closed[..], [Closed::Broken(why)] if why.contains("removed")));
+    world.settle("removal");
+    assert!(
+        world.rig.plug.domains().is_empty(),
+        "nothing is registered with it any more"
+    );
+    let attributes = nacre_rdma_verbs::sim::attributes("sim_target");
+    world.rig.fabric.add_device(attributes, &[TARGET]).unwrap();
+    world.turns(2);
+    assert_eq!(world.rig.plug.listening(), (1, 1));
+    world.connect();
+    world.submit();
+    world.turns(20);
+    assert_eq!(world.completed.len(), 6);
+    world.settle("return");
+}
+
+/// A port that is down for a while only delays.
+#[test]
+fn port_down_and_up() {
+    let mut world = World::new(Options::default());
+    world.connect();
+    world
+        .rig
+        .fabric
+        .set_port(world.rig.host_device, PortState::Down);
+    world.submit();
+    world.turns(10);
+    assert!(world.completed.is_empty() && world.closed.is_empty());
+    world
+        .rig
+        .fabric
+        .set_port(world.rig.host_device, PortState::Active);
+    world.turns(20);
+    assert_eq!(world.completed.len(), 6);
+    world.settle("port");
+}
+
+/// What fails while connecting is tried again as often as asked, then told with its stage.
+#[test]
+fn connecting() {
+    let mut world = World::new(Options::default());
+    for fault in [
+        ConnectFault::AddressError,
+        ConnectFault::RouteError,
+        ConnectFault::Unreachable,
+        ConnectFault::ConnectError,
+        ConnectFault::Silent,
+    ] {
+        let silent = fault == ConnectFault::Silent;
+        world.rig.fabric.fault_connects(TARGET, Some(fault.clone()));
+        world.dial(HostOptions {
+            connection_retries: 2,
+            ..TestRig::host_options()
+        });
+        for _ in 0..2 {
+            world.turns(6);
+            assert_eq!(world.host_closed, None, "{fault:?}");
+            world
+                .rig
+                .clock
+                .advance(Duration::from_secs(if silent { 7 } else { 1 }));
+        }
+        for _ in 0..10 {
+            world.turns(6);
+            world.rig.clock.advance(Duration::from_secs(2));
+        }
+        let Some(Closed::Broken(why)) = world.host_closed.clone() else {
+            panic!("{fault:?}: {:?}", world.host_closed);
+        };
+        let expected = match fault {
+            ConnectFault::AddressError => "RDMA_CM_EVENT_ADDR_ERROR",
+            ConnectFault::RouteError => "(ROUTE_RESOLVE)",
+            ConnectFault::Silent => "RDMA connection timeout after 5000ms (ADDR_RESOLVE)",
+            _ => "(CONNECT)",
+        };
+        assert!(why.contains(expected), "{why}");
+        world.settle(&format!("{fault:?}"));
+    }
+    // One that works in the end.
+    world
+        .rig
+        .fabric
+        .fault_connects(TARGET, Some(ConnectFault::Unreachable));
+    world.dial(HostOptions {
+        connection_retries: 1,
+        ..TestRig::host_options()
+    });
+    world.turns(6);
+    world.rig.fabric.fault_connects(TARGET, None);
+    world.rig.clock.advance(Duration::from_secs(1));
+    world.turns(10);
+    assert!(world.ready);
+    world.settle("second attempt");
+}
+
+/// What a host asks for in vain, by the code that it is refused with.
+#[test]
+fn refused() {
+    let options = |change: fn(&mut HostOptions)| {
+        let mut options = TestRig::host_options();
+        change(&mut options);
+        options
+    };
+    let mut world = World::new(Options::with(|options| options.config.max_queue_depth = 32));
+    let mut refusals = 0;
+    let mut refused = |world: &mut World, options, text: &str| {
+        world.dial(options);
+        world.turns(8);
+        let why = format!("{:?}", world.host_closed);
+        assert!(why.contains(text), "{why}");
+        refusals += 1;
+        assert_eq!(world.rig.plug.control_counts().rejected_total, refusals);
+        world.settle(text);
+    };
+    let deep = options(|options| options.entries = 33);
+    refused(&mut world, deep, "invalid host send queue size (code 04h)");
+    let odd = options(|options| (options.qid, options.entries) = (u16::MAX, 32));
+    refused(&mut world, odd, "invalid queue identifier (code 03h)");
+    let no_reads = options(|options| (options.read_depth, options.entries) = (0, 32));
+    refused(&mut world, no_reads, "(code 07h)");
+    let mut world = World::new(Options::with(|options| options.device.max_cqe = 300));
+    world.dial(TestRig::host_options());
+    world.turns(8);
+    let why = format!("{:?}", world.host_closed);
+    assert!(why.contains("no resources (code 06h)"), "{why}");
+    world.settle("a completion queue that would overflow");
+}
+
+/// A drained close without anything to say ends as well, after the last response has left.
+#[test]
+fn drained_close() {
+    let mut world = World::new(Options::default());
+    world.connect();
+    world.submit();
+    world.turns(20);
+    let conn = world.conn.unwrap();
+    world.rig.transport.close(conn, CloseWhy::Drained);
+    world.turns(10);
+    assert_eq!(world.closed, [Closed::Local]);
+    assert_eq!(world.host_closed, Some(Closed::Peer));
+    world.settle("drained");
+}
+
+/// Connections that come while the plug is held are taken when it is not.
+#[test]
+fn held() {
+    let mut world = World::new(Options::default());
+    world.rig.plug.hold(true);
+    world.dial(TestRig::host_options());
+    world.turns(10);
+    assert!(!world.ready && world.conn.is_none());
+    world.rig.plug.hold(false);
+    world.turns(10);
+    assert!(world.ready && world.conn.is_some());
+    world.settle("held");
+}

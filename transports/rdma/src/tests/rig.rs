@@ -1,0 +1,143 @@
+//! A target's plug and hosts over one fabric.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nacre_hugepages::{Arena, ArenaOptions, ClassSpec, Pool};
+use nacre_nvmf::transport::conformance::Rig;
+use nacre_nvmf::transport::{Address, HostTransport, ListenerId, Plug, Transport};
+use nacre_rdma_verbs::DeviceAttributes;
+use nacre_rdma_verbs::DeviceId;
+use nacre_rdma_verbs::sim::{Fabric, attributes};
+use nacre_reactor::{Nanos, VirtualClock};
+
+use crate::{HostOptions, RdmaConfig, RdmaDialer, RdmaHost, RdmaHosts, RdmaPlug};
+
+pub const TARGET: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+pub const HOST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
+pub const ENTRIES: u16 = 64;
+
+#[derive(Clone)]
+pub struct Options {
+    pub config: RdmaConfig,
+    /// The target's.
+    pub device: DeviceAttributes,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        let config = RdmaConfig {
+            max_connections: 16,
+            max_queue_depth: ENTRIES,
+            srq_size: 256,
+            cq_size: 512,
+            ..RdmaConfig::default()
+        };
+        Options {
+            config,
+            device: attributes("sim_target"),
+        }
+    }
+}
+
+impl Options {
+    pub fn with(change: impl FnOnce(&mut Options)) -> Options {
+        let mut options = Options::default();
+        change(&mut options);
+        options
+    }
+}
+
+pub struct TestRig {
+    // Connections go before what manages them.
+    pub transport: Box<dyn Transport>,
+    pub dialer: RdmaDialer,
+    pub plug: RdmaPlug,
+    pub hosts: RdmaHosts,
+    pub fabric: Fabric,
+    pub device: DeviceId,
+    pub host_device: DeviceId,
+    pub address: SocketAddr,
+    pub clock: VirtualClock,
+    started: Instant,
+}
+
+impl TestRig {
+    pub fn new(options: Options) -> TestRig {
+        let fabric = Fabric::new();
+        let device = fabric
+            .add_device(options.device.clone(), &[TARGET])
+            .unwrap();
+        let host_device = fabric.add_device(attributes("sim_host"), &[HOST]).unwrap();
+        let plug = RdmaPlug::without_thread(options.config, fabric.provider(), Vec::new()).unwrap();
+        let hosts = RdmaHosts::without_thread(fabric.provider(), Vec::new()).unwrap();
+        let wanted = Address::Ip(SocketAddr::new(TARGET, 4420));
+        let Address::Ip(address) = plug.listen(ListenerId(3), &wanted).unwrap() else {
+            panic!("an address of another kind");
+        };
+        TestRig {
+            transport: plug.open(0, Arc::new(|| ())).unwrap(),
+            dialer: hosts.dialer(16, ENTRIES).unwrap(),
+            plug,
+            hosts,
+            fabric,
+            device,
+            host_device,
+            address,
+            clock: VirtualClock::new(),
+            started: Instant::now(),
+        }
+    }
+
+    pub fn host_options() -> HostOptions {
+        HostOptions {
+            source: Some(HOST),
+            connection_retries: 0,
+            ..HostOptions::new(1, ENTRIES)
+        }
+    }
+
+    pub fn dial(&self, options: HostOptions) -> RdmaHost {
+        self.dialer.connect(self.address, options).unwrap()
+    }
+
+    /// Both management threads have their turn.
+    pub fn manage(&self) {
+        self.plug.turn();
+        let passed = self.clock.now().since(Nanos::ZERO);
+        self.hosts.turn(self.started + passed);
+    }
+}
+
+impl Rig for TestRig {
+    fn transport(&mut self) -> &mut dyn Transport {
+        &mut *self.transport
+    }
+
+    fn connect(&mut self) -> Box<dyn HostTransport> {
+        Box::new(self.dial(TestRig::host_options()))
+    }
+
+    fn now(&self) -> Nanos {
+        self.manage();
+        self.clock.advance(Duration::from_micros(1));
+        self.clock.now()
+    }
+
+    fn listener(&self) -> ListenerId {
+        ListenerId(3)
+    }
+
+    fn pool(&mut self, classes: &[ClassSpec]) -> Pool {
+        let bytes = Pool::bytes_for(classes) as u64;
+        let arena = Arena::allocate(ArenaOptions::new(bytes)).unwrap();
+        self.plug.add_arena(&arena).unwrap();
+        self.hosts.add_arena(&arena).unwrap();
+        Pool::on_arena(&arena, classes).unwrap()
+    }
+
+    fn receives_ahead(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,276 @@
+//! The whole protocol: the host's controller and I/O queue against the target, over simulated devices.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nacre_bdev::layer::Layer;
+use nacre_bdev::{Bdev, Completion, Done, Io, Op, Queue, Status, malloc};
+use nacre_hugepages::{Arena, ArenaOptions, ClassSpec, Pool};
+use nacre_nvmf::host::{Controller, Dial, HostOptions, IoQueue};
+use nacre_nvmf::target::{
+    Backing, Group, GroupConfig, NamespaceConfig, NamespaceIds, SubsystemConfig, Target,
+    TargetConfig,
+};
+use nacre_nvmf::transport::{Address, HostTransport, Pools, TransportType};
+use nacre_nvmf_wire::Nqn;
+use nacre_rdma_verbs::DeviceId;
+use nacre_rdma_verbs::sim::{Fabric, attributes};
+use nacre_reactor::Nanos;
+
+use super::rig::{HOST, TARGET};
+use crate::{RdmaConfig, RdmaHosts, RdmaPlug};
+
+const BLOCK: u32 = 512;
+const SUBNQN: &str = "nqn.2024-01.io.nacre:rdma";
+const HOSTNQN: &str = "nqn.2014-08.org.nvmexpress:uuid:f81d4fae-7dec-11d0-a765-00a0c91e6bf6";
+const CLASSES: [ClassSpec; 2] = [
+    ClassSpec {
+        size: 4096,
+        count: 256,
+    },
+    ClassSpec {
+        size: 128 << 10,
+        count: 32,
+    },
+];
+
+struct Stack {
+    queue: Option<IoQueue>,
+    controller: Controller,
+    group: Group,
+    plug: Arc<RdmaPlug>,
+    hosts: RdmaHosts,
+    fabric: Fabric,
+    device: DeviceId,
+    memory: Pool,
+    done: Done,
+    completions: HashMap<u64, Completion>,
+    options: HostOptions,
+    dial: Rc<dyn Fn(u16) -> std::io::Result<Box<dyn HostTransport>>>,
+    started: Instant,
+    now: Nanos,
+}
+
+fn nqn(name: &str) -> Nqn {
+    name.parse().unwrap()
+}
+
+impl Stack {
+    fn new() -> Stack {
+        let fabric = Fabric::new();
+        let device = fabric
+            .add_device(attributes("sim_target"), &[TARGET])
+            .unwrap();
+        fabric.add_device(attributes("sim_host"), &[HOST]).unwrap();
+        let arena = |count| {
+            let bytes = Pool::bytes_for(&CLASSES) as u64 * count;
+            Arena::allocate(ArenaOptions::new(bytes)).unwrap()
+        };
+        let (ours, theirs) = (arena(2), arena(1));
+        let config = RdmaConfig {
+            max_connections: 8,
+            srq_size: 256,
+            ..RdmaConfig::default()
+        };
+        let plug = RdmaPlug::without_thread(config, fabric.provider(), vec![ours.clone()]).unwrap();
+        let plug = Arc::new(plug);
+        let hosts = RdmaHosts::without_thread(fabric.provider(), vec![theirs.clone()]).unwrap();
+        let target = Target::new(TargetConfig::default(), 1);
+        target.add_plug(plug.clone()).unwrap();
+        let pool = || Pool::on_arena(&ours, &CLASSES).unwrap();
+        let pools = Pools {
+            io: pool(),
+            admin: pool(),
+        };
+        let now = Nanos(1_000_000);
+        let (shared, config) = (Arc::clone(&target), GroupConfig::default());
+        let mut group = Group::new(shared, 0, pools, Arc::new(|| {}), config).unwrap();
+        group.turn(now);
+        let mut config = SubsystemConfig::new(nqn(SUBNQN));
+        config.allow_any_host = true;
+        target.create_subsystem(config).unwrap();
+        let at = SocketAddr::new(TARGET, 4420);
+        target
+            .add_listener(&nqn(SUBNQN), TransportType::Rdma, &Address::Ip(at))
+            .unwrap();
+        let disk = malloc::create(malloc::Config {
+            name: "disk".into(),
+            block_size: BLOCK,
+            num_blocks: 4096,
+            physical_block_size: None,
+            uuid: None,
+            optimal_io_boundary: None,
+            numa_id: None,
+        });
+        let layer: Arc<dyn Bdev> = Layer::new(disk.unwrap());
+        let opened = Arc::clone(&layer);
+        let namespace = NamespaceConfig {
+            nsid: None,
+            bdev_name: layer.name().to_string(),
+            ids: NamespaceIds::from_uuid(layer.uuid()),
+            backing: Backing::new(
+                layer,
+                Arc::new(move |pool: &Pool| Arc::clone(&opened).open(pool)),
+            ),
+            ana_group: None,
+            auto_visible: true,
+        };
+        target.add_namespace(&nqn(SUBNQN), namespace).unwrap();
+
+        let dialer = hosts.dialer(8, 128).unwrap();
+        let dial: Rc<dyn Fn(u16) -> std::io::Result<Box<dyn HostTransport>>> =
+            Rc::new(move |qid| {
+                let options = crate::HostOptions {
+                    source: Some(HOST),
+                    connection_retries: 0,
+                    ..crate::HostOptions::new(qid, if qid == 0 { 32 } else { 128 })
+                };
+                Ok(Box::new(dialer.connect(at, options)?))
+            });
+        let options = HostOptions::new(nqn(HOSTNQN), [7; 16], nqn(SUBNQN));
+        let memory = Pool::on_arena(&theirs, &CLASSES).unwrap();
+        let admin = Rc::clone(&dial);
+        let dial_admin: Box<dyn Dial> = Box::new(move |qid: u16| admin(qid));
+        Stack {
+            queue: None,
+            controller: Controller::new(options.clone(), dial_admin, memory.clone(), now),
+            group,
+            plug,
+            hosts,
+            fabric,
+            device,
+            memory,
+            done: Done::with_capacity(8),
+            completions: HashMap::new(),
+            options,
+            dial,
+            started: Instant::now(),
+            now,
+        }
+    }
+
+    fn until(&mut self, what: &str, mut done: impl FnMut(&Stack) -> bool) {
+        for turn in 0..20_000u64 {
+            if done(self) {
+                return;
+            }
+            // In small steps first, then in larger ones.
+            let step = if turn < 5000 { 10 } else { 20_000 };
+            self.now = self.now + Duration::from_micros(step);
+            self.plug.turn();
+            self.hosts.turn(self.started + self.now.since(Nanos::ZERO));
+            self.group.turn(self.now);
+            self.controller.poll(self.now);
+            if let Some(queue) = &mut self.queue {
+                queue.poll(self.now, &mut self.done);
+                for completion in self.done.drain() {
+                    assert!(
+                        self.completions
+                            .insert(completion.token, completion)
+                            .is_none()
+                    );
+                }
+            }
+        }
+        panic!(
+            "never happens: {what}; controller {:?}",
+            self.controller.state()
+        );
+    }
+
+    fn connect(&mut self) {
+        self.until("a live controller", |stack| stack.controller.is_live());
+        let dial = Rc::clone(&self.dial);
+        let dial: Box<dyn Dial> = Box::new(move |qid: u16| dial(qid));
+        let (link, memory) = (Arc::clone(self.controller.link()), self.memory.clone());
+        let queue = IoQueue::new(self.options.clone(), link, dial, memory, (1, 1), self.now);
+        self.queue = Some(queue.unwrap());
+        self.until("a live queue", |stack| {
+            stack.queue.as_ref().unwrap().is_live()
+        });
+    }
+
+    fn submit(&mut self, token: u64, op: Op, lba: u64, blocks: u32, fill: u8) {
+        let mut buf = self.memory.acquire((blocks * BLOCK) as usize).unwrap();
+        buf.bytes_mut().unwrap().fill(fill);
+        let mut io = Io::new(token, op, lba, blocks);
+        io.data.push(buf);
+        let taken = self.queue.as_mut().unwrap().submit(io);
+        assert!(taken.is_ok(), "room in the queue");
+    }
+
+    fn finish(&mut self, token: u64) -> Completion {
+        self.until("a completion", |stack| {
+            stack.completions.contains_key(&token)
+        });
+        self.completions.remove(&token).unwrap()
+    }
+
+    fn write_and_read(&mut self) {
+        for (at, blocks) in [1, 8, 9, 64, 256].into_iter().enumerate() {
+            let (token, lba, fill) = (at as u64 * 2, at as u64 * 300, 10 + at as u8);
+            self.submit(token, Op::Write, lba, blocks, fill);
+            assert_eq!(self.finish(token).status, Status::Ok);
+            self.submit(token + 1, Op::Read, lba, blocks, 0);
+            let read = self.finish(token + 1);
+            assert_eq!(read.status, Status::Ok);
+            let bytes = (blocks * BLOCK) as usize;
+            assert!(read.data[0][..] == vec![fill; bytes][..], "{blocks} blocks");
+        }
+    }
+}
+
+/// A host finds what RDMA needs in Identify, writes, and reads what it wrote.
+#[test]
+fn host_and_target() {
+    let mut stack = Stack::new();
+    stack.connect();
+    let id = stack.controller.identify().unwrap();
+    assert_eq!(
+        (id.icdoff.get(), id.in_capsule_bytes(), id.msdbd),
+        (0, 4096, 16)
+    );
+    assert_eq!(id.sgls.get() & 1 << 2, 1 << 2, "keyed SGLs");
+    let domains = stack.plug.domains();
+    let before: u64 = domains
+        .iter()
+        .map(|domain| domain.registrations().registered_total)
+        .sum();
+    stack.write_and_read();
+    let after: u64 = domains
+        .iter()
+        .map(|domain| domain.registrations().registered_total)
+        .sum();
+    assert_eq!(before, after, "nothing is registered under load");
+    let stats = stack.plug.stats()[0].1;
+    assert!(stats.read_ops >= 3 && stats.write_ops >= 5, "{stats:?}");
+    assert_eq!(stats.copied_bytes, 0);
+}
+
+/// The device goes with I/O under way, and comes back: the I/O is done, none is lost.
+#[test]
+fn device_comes_back() {
+    let mut stack = Stack::new();
+    stack.connect();
+    for token in 100..110 {
+        stack.submit(token, Op::Write, token * 8, 8, token as u8);
+    }
+    stack.fabric.remove_device(stack.device);
+    stack.until("an association lost", |stack| !stack.controller.is_live());
+    stack
+        .fabric
+        .add_device(attributes("sim_target"), &[TARGET])
+        .unwrap();
+    for token in 100..110 {
+        assert_eq!(stack.finish(token).status, Status::Ok);
+    }
+    for token in 100..110 {
+        stack.submit(token, Op::Read, token * 8, 8, 0);
+        let read = stack.finish(token);
+        assert!(read.data[0][..] == [token as u8; 4096], "block {token}");
+    }
+    stack.write_and_read();
+}

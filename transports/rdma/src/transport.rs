@@ -1,0 +1,464 @@
+//! The I/O half: all RDMA connections of one core.
+
+mod ending;
+mod incoming;
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use nacre_hugepages::{Arena, ArenaOptions, Buf, ClassSpec, Pool};
+use nacre_nvmf::transport::{
+    CloseWhy, Closed, ConnId, Event, Events, Pools, QueueParams, ReqTag, Response, Transport,
+    TransportCaps,
+};
+use nacre_nvmf_wire::{Sgl, Sqe};
+use nacre_rdma_verbs::{Batch, CmId, Completion, DeviceId, Queues, Receiver, WcOpcode};
+use nacre_reactor::{EventSet, Idle, Nanos};
+use zerocopy::FromBytes;
+
+use crate::accept::message_bytes;
+use crate::conn::Conn;
+use crate::sgl;
+use crate::shared::{CoreSlot, Shared, ToControl, ToCore};
+use crate::stats::add;
+
+/// Devices that one core serves at once; the memory for their shared receives is taken at start.
+const DEVICES: usize = 8;
+/// Free receive slots that are worth a doorbell before the turn ends.
+const REFILL: usize = 32;
+
+/// Queue pair numbers are spread well enough by one multiplication.
+#[derive(Default)]
+struct NumberHasher(u64);
+
+impl Hasher for NumberHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u32((*byte).into());
+        }
+    }
+
+    #[inline]
+    fn write_u32(&mut self, number: u32) {
+        self.0 = (self.0 ^ u64::from(number)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
+
+struct Device {
+    id: DeviceId,
+    queues: Queues,
+    receiver: Option<Receiver>,
+    conns: usize,
+    /// Its completion queue gave an error; what is on it was given up.
+    dead: bool,
+}
+
+#[derive(Default)]
+struct Slot {
+    generation: u32,
+    conn: Option<Box<Conn>>,
+}
+
+/// All RDMA connections of one core.
+pub struct RdmaTransport {
+    shared: Arc<Shared>,
+    core: Arc<CoreSlot>,
+    caps: TransportCaps,
+    // Connections go before the receivers that their queue pairs take from.
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    count: usize,
+    by_id: HashMap<CmId, u32>,
+    by_number: HashMap<u32, u32, BuildHasherDefault<NumberHasher>>,
+    devices: Vec<Option<Device>>,
+    batch: Batch,
+    /// Connections with something to post, and with something to tell or to end.
+    dirty: Vec<u32>,
+    attention: Vec<u32>,
+    looked_at: Vec<u32>,
+    next_deadline: Nanos,
+    now: Nanos,
+    wakes: EventSet,
+    headers: Pool,
+    messages: Pool,
+    data: Option<Pool>,
+}
+
+impl RdmaTransport {
+    pub(crate) fn new(shared: Arc<Shared>, core: Arc<CoreSlot>) -> std::io::Result<RdmaTransport> {
+        let config = &shared.config;
+        let of = |size: usize, count: usize| [ClassSpec { size, count }];
+        let messages = of(message_bytes(config), config.max_connections);
+        let slots = match config.srq_size {
+            0 => usize::from(config.max_queue_depth),
+            shared => shared as usize,
+        };
+        let lanes = if config.srq_size == 0 {
+            config.max_connections
+        } else {
+            DEVICES
+        };
+        let headers = of(slots * Sqe::SIZE, lanes);
+        // As many again are with commands under way.
+        let in_capsule = config.in_capsule_data_size as usize;
+        let data = (in_capsule > 0).then(|| of(in_capsule, 2 * slots.max(1024)));
+        let all = [Some(messages), Some(headers), data];
+        let bytes: usize = all
+            .iter()
+            .flatten()
+            .map(|class| Pool::bytes_for(class))
+            .sum();
+        let arena =
+            Arena::allocate(ArenaOptions::new(bytes as u64)).map_err(std::io::Error::other)?;
+        shared.memory.add(&arena).map_err(std::io::Error::other)?;
+        let carve =
+            |class: &[ClassSpec]| Pool::on_arena(&arena, class).map_err(std::io::Error::other);
+        Ok(RdmaTransport {
+            caps: config.caps(),
+            slots: Vec::new(),
+            free: Vec::new(),
+            count: 0,
+            by_id: HashMap::new(),
+            by_number: HashMap::default(),
+            devices: Vec::new(),
+            batch: Batch::new(config.poll_batch),
+            dirty: Vec::new(),
+            attention: Vec::new(),
+            looked_at: Vec::new(),
+            next_deadline: Nanos::MAX,
+            now: Nanos::ZERO,
+            wakes: EventSet::new()?,
+            headers: carve(&headers)?,
+            messages: carve(&messages)?,
+            data: data.as_ref().map(|data| carve(data)).transpose()?,
+            shared,
+            core,
+        })
+    }
+
+    fn conn(&mut self, id: ConnId) -> Option<&mut Conn> {
+        let slot = self.slots.get_mut(id.index as usize)?;
+        let found = slot.generation == id.generation;
+        slot.conn
+            .as_deref_mut()
+            .filter(|conn| found && conn.closing.is_none())
+    }
+
+    fn notice(&mut self, index: u32) {
+        if let Some(conn) = self.slots[index as usize].conn.as_deref_mut()
+            && !conn.attention
+        {
+            conn.attention = true;
+            self.attention.push(index);
+        }
+    }
+
+    fn mark_dirty(&mut self, index: u32) {
+        if let Some(conn) = self.slots[index as usize].conn.as_deref_mut()
+            && !conn.dirty
+        {
+            conn.dirty = true;
+            self.dirty.push(index);
+        }
+    }
+
+    /// A completion. At most one event.
+    fn completed(&mut self, at: usize, done: Completion, events: &mut Events) {
+        if done.is_recv() {
+            return self.received(at, done, events);
+        }
+        let wc = *done.wc();
+        let Some(index) = done.lane() else { return };
+        let slot = &mut self.slots[index as usize];
+        let Some(conn) = slot
+            .conn
+            .as_deref_mut()
+            .filter(|conn| conn.lane.number() == wc.qp)
+        else {
+            return;
+        };
+        let read = conn.lane.sent(&done);
+        if !wc.status.is_success() {
+            return self.failed(index, &wc);
+        }
+        if wc.opcode == WcOpcode::Read
+            && let Some(part) = read
+            && conn.closing.is_none()
+            && let Some((tag, data)) = conn.read_done(part)
+        {
+            let generation = slot.generation;
+            let conn = ConnId { index, generation };
+            events.push(Event::Fetched { conn, tag, data });
+        }
+        self.mark_dirty(index);
+        if let Some(conn) = self.slots[index as usize].conn.as_deref()
+            && (conn.draining || conn.closing.is_some())
+        {
+            self.notice(index);
+        }
+    }
+
+    fn received(&mut self, at: usize, done: Completion, events: &mut Events) {
+        let wc = *done.wc();
+        let index = self.by_number.get(&wc.qp).copied();
+        let slot = index.and_then(|index| self.slots.get_mut(index as usize));
+        let (generation, mut conn) = match slot {
+            Some(slot) => (slot.generation, slot.conn.as_deref_mut()),
+            None => (0, None),
+        };
+        let mut capsule = None;
+        let limit = self.caps.max_sgl_descriptors;
+        let message = match (done.lane(), &mut conn, &mut self.devices[at]) {
+            (Some(_), Some(conn), _) => conn.lane.received(&done).map(|m| take(m, &wc, limit)),
+            (None, _, Some(device)) => {
+                let message = device.receiver.as_mut().and_then(|r| r.received(&done));
+                message.map(|m| take(m, &wc, limit))
+            }
+            _ => None,
+        };
+        let (Some(index), Some(conn)) = (index, conn) else {
+            return;
+        };
+        if !wc.status.is_success() {
+            return self.failed(index, &wc);
+        }
+        if let Some(message) = message {
+            capsule = message;
+        }
+        add(&self.core.stats.recv_ops, 1);
+        add(&self.core.stats.recv_bytes, wc.byte_len.into());
+        if conn.closing.is_some() {
+            return;
+        }
+        let Some(Capsule { sqe, data, list }) = capsule else {
+            let why = format!("capsule of {} bytes; a command has 64", wc.byte_len);
+            return self.end(index, Closed::Protocol(why));
+        };
+        if let Some(list) = list
+            && !conn.keep_list(sqe.cid(), list)
+        {
+            let why = "more commands than the queue has entries".into();
+            return self.end(index, Closed::Protocol(why));
+        }
+        if conn.opened {
+            let conn = ConnId { index, generation };
+            events.push(Event::Capsule { conn, sqe, data });
+        } else {
+            // It may come before the news that the connection is there.
+            conn.live = true;
+            conn.early.push_back((sqe, data));
+            self.notice(index);
+        }
+        self.mark_dirty(index);
+    }
+}
+
+/// A command as it arrived.
+struct Capsule {
+    sqe: Sqe,
+    data: Option<Buf>,
+    list: Option<Result<Buf, nacre_nvmf_wire::StatusCode>>,
+}
+
+/// Takes what belongs to a command out of its receive buffer; the rest goes back.
+#[inline]
+fn take(
+    mut message: nacre_rdma_verbs::Received<'_>,
+    wc: &nacre_rdma_verbs::WorkCompletion,
+    limit: u8,
+) -> Option<Capsule> {
+    if !wc.status.is_success() {
+        return None;
+    }
+    let there = wc.byte_len.checked_sub(Sqe::SIZE as u32)?;
+    let sqe = Sqe::read_from_bytes(message.header()).ok()?;
+    let (mut data, mut list) = (None, None);
+    match sqe.sgl() {
+        Ok(Sgl::InCapsule { offset, length }) if there > 0 => {
+            data = sgl::in_capsule(message.take_data(), there, offset, length);
+        }
+        Ok(Sgl::InCapsuleDescriptors { offset, length }) => {
+            list = Some(sgl::list(message.take_data(), there, offset, length, limit));
+        }
+        _ => {}
+    }
+    Some(Capsule { sqe, data, list })
+}
+
+impl Transport for RdmaTransport {
+    fn caps(&self) -> &TransportCaps {
+        &self.caps
+    }
+
+    fn poll(&mut self, now: Nanos, _pools: &Pools, events: &mut Events) -> usize {
+        self.now = now;
+        let before = events.len();
+        if !self.core.inbox.is_empty() {
+            self.take_messages();
+        }
+        if self.next_deadline <= now {
+            self.handle_timeouts();
+        }
+        for at in 0..self.devices.len() {
+            let room = events.room();
+            let Some(device) = self.devices[at].as_ref().filter(|device| !device.dead) else {
+                continue;
+            };
+            if room == 0 {
+                break;
+            }
+            match device.queues.poll(&mut self.batch, room) {
+                Ok(count) => {
+                    self.core.stats.batch(count);
+                    while let Some(done) = self.batch.next() {
+                        self.completed(at, done, events);
+                    }
+                }
+                Err(error) => self.device_failed(at, &error),
+            }
+            if let Some(device) = &mut self.devices[at]
+                && let Some(receiver) = &mut device.receiver
+                && receiver.idle() >= REFILL
+            {
+                refill(receiver, self.data.as_ref(), &self.core.stats);
+            }
+        }
+        if !self.attention.is_empty() {
+            self.attend_all(events);
+        }
+        events.len() - before
+    }
+
+    fn fetch(&mut self, conn: ConnId, tag: ReqTag, sqe: &Sqe, into: Buf) {
+        let Some(open) = self.conn(conn) else { return };
+        if let Err(status) = open.fetch(tag, sqe, into) {
+            open.refused.push_back((tag, status));
+            add(&self.core.stats.sgl_refused, 1);
+            return self.notice(conn.index);
+        }
+        self.mark_dirty(conn.index);
+    }
+
+    #[inline]
+    fn respond(&mut self, conn: ConnId, response: Response) {
+        let core = Arc::clone(&self.core);
+        let Some(open) = self.conn(conn) else { return };
+        open.respond(response, &core.stats);
+        self.mark_dirty(conn.index);
+    }
+
+    fn established(&mut self, conn: ConnId, _params: QueueParams) {
+        if let Some(open) = self.conn(conn) {
+            open.established = true;
+        }
+    }
+
+    fn close(&mut self, conn: ConnId, why: CloseWhy) {
+        let deadline = self.now + self.shared.config.drain_timeout;
+        let Some(open) = self.conn(conn) else { return };
+        match why {
+            CloseWhy::Now => self.end(conn.index, Closed::Local),
+            CloseWhy::Drained => {
+                open.draining = true;
+                open.established = false;
+                // An end that does not come by itself is made.
+                open.since = deadline;
+                self.mark_dirty(conn.index);
+                self.notice(conn.index);
+            }
+        }
+    }
+
+    fn flush(&mut self, now: Nanos) {
+        self.now = now;
+        while let Some(index) = self.dirty.pop() {
+            let Some(conn) = self.slots[index as usize].conn.as_deref_mut() else {
+                continue;
+            };
+            conn.dirty = false;
+            if conn.closing.is_some() {
+                continue;
+            }
+            let posted = conn.flush(&self.core.stats);
+            let own = conn.lane.post_recv(self.data.as_ref());
+            let (refused, draining) = (!conn.refused.is_empty(), conn.draining);
+            if let Err(error) = posted.and(own.map(|_| ())) {
+                self.end(index, Closed::Broken(error.to_string()));
+            } else if refused || draining {
+                self.notice(index);
+            }
+        }
+        for device in self.devices.iter_mut().flatten() {
+            if let Some(receiver) = &mut device.receiver
+                && receiver.idle() > 0
+                && !device.dead
+            {
+                refill(receiver, self.data.as_ref(), &self.core.stats);
+            }
+        }
+    }
+
+    fn arm(&mut self, _now: Nanos) -> Idle {
+        if !self.attention.is_empty() || !self.dirty.is_empty() || !self.core.inbox.is_empty() {
+            return Idle::Busy;
+        }
+        for device in self.devices.iter().flatten().filter(|device| !device.dead) {
+            if device.queues.cq().arm().is_err() {
+                return Idle::Busy;
+            }
+        }
+        match self.next_deadline {
+            Nanos::MAX => Idle::Quiet,
+            deadline => Idle::Until(deadline),
+        }
+    }
+
+    fn disarm(&mut self) {
+        self.devices
+            .iter()
+            .flatten()
+            .for_each(|device| device.queues.cq().disarm());
+    }
+
+    fn wake_fds(&self) -> Vec<RawFd> {
+        vec![self.wakes.as_raw_fd()]
+    }
+
+    fn connections(&self) -> usize {
+        self.count
+    }
+}
+
+fn refill(receiver: &mut Receiver, data: Option<&Pool>, stats: &crate::stats::Stats) {
+    match receiver.post(data) {
+        Ok(posted) => add(&stats.receives_posted, posted as u64),
+        // The device is about to say more, in a completion or an event.
+        Err(error) => tracing::error!(%error, "receives could not be posted"),
+    }
+}
+
+impl Drop for RdmaTransport {
+    fn drop(&mut self) {
+        self.core.closed.store(true, Ordering::Release);
+        self.shared
+            .cores()
+            .retain(|core| !Arc::ptr_eq(core, &self.core));
+        for slot in &mut self.slots {
+            if let Some(conn) = slot.conn.take() {
+                self.shared.mailbox.send(ToControl::Done(conn.id, None));
+            }
+        }
+        while let Some(message) = self.core.inbox.pop() {
+            if let ToCore::Incoming(incoming) = message {
+                self.shared.mailbox.send(ToControl::Done(incoming.id, None));
+            }
+        }
+    }
+}

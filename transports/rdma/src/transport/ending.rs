@@ -1,0 +1,237 @@
+//! What is told of a connection besides its data, and how it ends.
+//!
+//! ```text
+//!   open ─▶ closing: the queue pair flushes ─▶ everything was taken ─▶ Closed, and the queue pair back
+//!                        └─ takes too long ───▶ it is destroyed here ┘
+//! ```
+
+use nacre_nvmf::transport::{Address, Closed, ConnId, Event, Events};
+use nacre_rdma_verbs::WcStatus;
+use nacre_reactor::Nanos;
+
+use super::RdmaTransport;
+use crate::conn::Conn;
+use crate::shared::ToControl;
+use crate::stats::add;
+
+impl RdmaTransport {
+    /// Begins to end a connection: its queue pair flushes.
+    pub(super) fn end(&mut self, index: u32, why: Closed) {
+        let Some(conn) = self.slots[index as usize].conn.as_deref_mut() else {
+            return;
+        };
+        if conn.closing.is_some() {
+            return;
+        }
+        conn.closing = Some(why);
+        conn.forget();
+        if let Err(error) = conn.lane.drain() {
+            tracing::debug!(%error, "a queue pair does not flush; it will be destroyed");
+        }
+        conn.deadline = self.now + self.shared.config.drain_timeout;
+        self.next_deadline = self.next_deadline.min(conn.deadline);
+        self.notice(index);
+    }
+
+    /// A request failed: that is the end of its queue pair, and of nothing else.
+    pub(super) fn failed(&mut self, index: u32, wc: &nacre_rdma_verbs::WorkCompletion) {
+        let flushed = wc.status == WcStatus::WorkRequestFlushed;
+        let Some(conn) = self.slots[index as usize].conn.as_deref() else {
+            return;
+        };
+        if !flushed {
+            add(&self.core.stats.errors[wc.status as usize], 1);
+        }
+        if conn.closing.is_none() {
+            let peer = conn.peer;
+            if !flushed {
+                tracing::warn!(
+                    status = wc.status.name(), vendor_error = wc.vendor_error, qp = wc.qp, %peer,
+                    opcode = ?wc.opcode, "RDMA request failed: {}; {}", wc.status.meaning(), wc.status.remedy()
+                );
+            }
+            self.end(
+                index,
+                Closed::Broken(format!("{}: {}", wc.status, wc.status.meaning())),
+            );
+        }
+        self.notice(index);
+    }
+
+    /// Tells what is to be told of one connection. `false`: there is no room.
+    pub(super) fn attend(&mut self, index: u32, events: &mut Events) -> bool {
+        let slot = &mut self.slots[index as usize];
+        let id = ConnId {
+            index,
+            generation: slot.generation,
+        };
+        let Some(conn) = slot.conn.as_deref_mut() else {
+            return true;
+        };
+        conn.attention = false;
+        if conn.live && !conn.opened && conn.closing.is_none() {
+            if !events.has_room() {
+                return false;
+            }
+            conn.opened = true;
+            add(&self.core.stats.accepted, 1);
+            let (listener, local, peer) = (conn.listener, conn.local, conn.peer);
+            let (local, peer) = (Address::Ip(local), Address::Ip(peer));
+            events.push(Event::Opened {
+                conn: id,
+                listener,
+                local,
+                peer,
+            });
+        }
+        while let Some((sqe, data)) = conn.early.pop_front() {
+            if !events.has_room() {
+                conn.early.push_front((sqe, data));
+                return false;
+            }
+            events.push(Event::Capsule {
+                conn: id,
+                sqe,
+                data,
+            });
+        }
+        while let Some((tag, status)) = conn.refused.pop_front() {
+            if !events.has_room() {
+                conn.refused.push_front((tag, status));
+                return false;
+            }
+            events.push(Event::FetchRefused {
+                conn: id,
+                tag,
+                status,
+            });
+        }
+        if conn.draining && conn.closing.is_none() && conn.has_drained() {
+            self.end(index, Closed::Local);
+        }
+        self.finish(index, events)
+    }
+
+    pub(super) fn attend_all(&mut self, events: &mut Events) {
+        std::mem::swap(&mut self.attention, &mut self.looked_at);
+        for at in 0..self.looked_at.len() {
+            let index = self.looked_at[at];
+            if !self.attend(index, events) {
+                self.notice(index);
+            }
+        }
+        self.looked_at.clear();
+    }
+
+    /// Ends what is overdue; at most as often as the shortest timeout that was running.
+    pub(super) fn handle_timeouts(&mut self) {
+        self.next_deadline = Nanos::MAX;
+        for index in 0..self.slots.len() as u32 {
+            let Some(conn) = self.slots[index as usize].conn.as_deref_mut() else {
+                continue;
+            };
+            let due = match (&conn.closing, conn.established) {
+                (None, false) => conn.since + self.shared.config.connect_timeout,
+                _ => conn.deadline,
+            };
+            if due > self.now {
+                self.next_deadline = self.next_deadline.min(due);
+            } else if conn.closing.is_some() {
+                self.notice(index);
+            } else {
+                self.end(index, Closed::TimedOut);
+            }
+        }
+    }
+
+    /// A completion queue that failed takes its connections with it.
+    pub(super) fn device_failed(&mut self, at: usize, error: &nacre_rdma_verbs::VerbsError) {
+        let Some(device) = self.devices[at].as_mut().filter(|device| !device.dead) else {
+            return;
+        };
+        device.dead = true;
+        tracing::error!(%error, "an RDMA completion queue failed; its connections end");
+        for index in 0..self.slots.len() as u32 {
+            let on_it = |conn: &Conn| conn.device == at;
+            if self.slots[index as usize]
+                .conn
+                .as_deref()
+                .is_some_and(on_it)
+            {
+                self.end(index, Closed::Broken("the completion queue failed".into()));
+                self.notice(index);
+            }
+        }
+        // Connections to come get another.
+        if let Some(device) = &self.devices[at] {
+            self.core.queues().remove(&device.id);
+        }
+    }
+
+    /// Lets go of a connection that has flushed.
+    pub(super) fn finish(&mut self, index: u32, events: &mut Events) -> bool {
+        let slot = &mut self.slots[index as usize];
+        let Some(conn) = slot.conn.as_deref_mut() else {
+            return true;
+        };
+        if conn.closing.is_none() {
+            return true;
+        }
+        let dead = self.devices[conn.device]
+            .as_ref()
+            .is_none_or(|device| device.dead);
+        let late = self.now >= conn.deadline || dead;
+        if conn.lane.is_idle() {
+            // What it took from a shared queue may still lie in the completion queue.
+            conn.quiet += 1;
+        }
+        if conn.quiet < 2 && !late {
+            // Flushes come by themselves; nothing else has to look at it.
+            return !conn.lane.is_idle();
+        }
+        if conn.opened && !events.has_room() {
+            return false;
+        }
+        let Some(conn) = slot.conn.take() else {
+            return true;
+        };
+        let generation = slot.generation;
+        slot.generation = generation.wrapping_add(1);
+        let stats = &self.core.stats;
+        if let Some(why) = conn.closing {
+            let counter = match &why {
+                Closed::Peer => &stats.closed_by_peer,
+                Closed::Broken(_) => &stats.closed_broken,
+                Closed::Protocol(_) => &stats.closed_protocol,
+                Closed::TimedOut => &stats.closed_timeout,
+                Closed::Local => &stats.closed_local,
+            };
+            add(counter, 1);
+            if conn.opened {
+                let conn = ConnId { index, generation };
+                events.push(Event::Closed { conn, why });
+            }
+        }
+        self.by_id.remove(&conn.id);
+        self.by_number.remove(&conn.lane.number());
+        if conn.dirty {
+            self.dirty.retain(|&dirty| dirty != index);
+        }
+        // A queue pair that has not flushed is destroyed here, at once, with what it holds.
+        let endpoint = match conn.lane.retire() {
+            Ok(endpoint) => Some(endpoint),
+            Err(lane) => {
+                add(&stats.drains_given_up, 1);
+                drop(lane);
+                None
+            }
+        };
+        self.shared.mailbox.send(ToControl::Done(conn.id, endpoint));
+        if let Some(device) = &mut self.devices[conn.device] {
+            device.conns -= 1;
+        }
+        self.free.push(index);
+        self.count -= 1;
+        true
+    }
+}

@@ -1,0 +1,188 @@
+//! Connections that a core takes over, and what it is told of them.
+
+use nacre_nvmf::transport::Closed;
+use nacre_nvmf_wire::{Cqe, Sqe};
+use nacre_rdma_verbs::{Lane, LaneConfig, Receiver, RecvConfig};
+
+use super::{Device, RdmaTransport, Slot};
+use crate::accept::message_bytes;
+use crate::conn::{Conn, Limits};
+use crate::shared::{Ended, Incoming, ToControl, ToCore};
+use crate::stats::add;
+
+impl RdmaTransport {
+    pub(super) fn take_messages(&mut self) {
+        while let Some(message) = self.core.inbox.pop() {
+            match message {
+                ToCore::Incoming(incoming) => {
+                    let id = incoming.id;
+                    if let Err(why) = self.adopt(*incoming) {
+                        tracing::warn!(why, "an RDMA connection was given up");
+                        self.shared.mailbox.send(ToControl::Done(id, None));
+                    }
+                }
+                ToCore::Established(id) => {
+                    if let Some(&index) = self.by_id.get(&id) {
+                        if let Some(conn) = self.slots[index as usize].conn.as_deref_mut() {
+                            conn.live = true;
+                        }
+                        self.notice(index);
+                    }
+                }
+                ToCore::Ended(id, ended) => {
+                    if let Some(&index) = self.by_id.get(&id) {
+                        self.end(
+                            index,
+                            match ended {
+                                Ended::Peer => Closed::Peer,
+                                Ended::DeviceRemoved => {
+                                    Closed::Broken("the RDMA device was removed".into())
+                                }
+                                Ended::AddressChanged => Closed::Broken(
+                                    "the address moved to another RDMA device".into(),
+                                ),
+                                Ended::Failed(event) => Closed::Broken(event.into()),
+                            },
+                        );
+                    }
+                }
+            }
+        }
+        self.forget_devices();
+    }
+
+    /// Makes a connection of a queue pair, ready to receive. On failure the queue pair is destroyed.
+    pub(super) fn adopt(&mut self, incoming: Incoming) -> Result<(), String> {
+        let device = self.device(&incoming)?;
+        let config = &self.shared.config;
+        let shared = incoming.endpoint.queues().is_shared();
+        let headers = |entries: usize| self.headers.acquire(entries * Sqe::SIZE);
+        let recv = match shared {
+            true => None,
+            false => Some(RecvConfig {
+                headers: headers(incoming.depth.into()).ok_or("no memory for receives is left")?,
+                header_bytes: Sqe::SIZE as u32,
+                entries: incoming.depth.into(),
+                data_bytes: config.in_capsule_data_size,
+            }),
+        };
+        let messages = self.messages.acquire(message_bytes(config));
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot::default());
+            self.slots.len() as u32 - 1
+        });
+        let made = (|| {
+            let lane_config = LaneConfig {
+                index,
+                key_slot: incoming.key_slot,
+                messages: messages.ok_or("no memory for responses is left")?,
+                message_bytes: Cqe::SIZE as u32,
+                recv,
+            };
+            let mut lane = Lane::new(incoming.endpoint, lane_config).map_err(|e| e.to_string())?;
+            lane.post_recv(self.data.as_ref())
+                .map_err(|e| e.to_string())?;
+            Ok(lane)
+        })();
+        let lane = match made {
+            Ok(lane) => lane,
+            Err(why) => {
+                self.free.push(index);
+                return Err(why);
+            }
+        };
+        let limits = Limits {
+            depth: incoming.depth,
+            read_depth: incoming.read_depth,
+            invalidate: incoming.invalidate,
+        };
+        self.by_id.insert(incoming.id, index);
+        self.by_number.insert(lane.number(), index);
+        let who = (
+            incoming.id,
+            incoming.listener,
+            incoming.local,
+            incoming.peer,
+        );
+        let conn = Conn::new(lane, device, who, limits, self.now);
+        self.slots[index as usize].conn = Some(Box::new(conn));
+        self.count += 1;
+        let timeout = self.shared.config.connect_timeout;
+        self.next_deadline = self.next_deadline.min(self.now + timeout);
+        if let Some(device) = &mut self.devices[device] {
+            device.conns += 1;
+        }
+        self.shared.mailbox.send(ToControl::Ready(incoming.id));
+        Ok(())
+    }
+
+    /// The place of a device, made at its first connection.
+    pub(super) fn device(&mut self, incoming: &Incoming) -> Result<usize, String> {
+        let queues = incoming.endpoint.queues();
+        let is_it =
+            |known: &Option<Device>| known.as_ref().is_some_and(|d| d.queues.is_same(queues));
+        if let Some(at) = self.devices.iter().position(is_it) {
+            return Ok(at);
+        }
+        let entries = queues.srq_entries();
+        let receiver = match entries {
+            None => None,
+            Some(entries) => {
+                let headers = self.headers.acquire(entries as usize * Sqe::SIZE);
+                let recv = RecvConfig {
+                    headers: headers.ok_or("no memory for another device's receives is left")?,
+                    header_bytes: Sqe::SIZE as u32,
+                    entries,
+                    data_bytes: self.shared.config.in_capsule_data_size,
+                };
+                let made = Receiver::new(queues, incoming.key_slot, recv);
+                made.map_err(|error| error.to_string())?
+            }
+        };
+        let mut device = Device {
+            id: incoming.device,
+            queues: queues.clone(),
+            receiver,
+            conns: 0,
+            dead: false,
+        };
+        if let Some(receiver) = &mut device.receiver {
+            let posted = receiver
+                .post(self.data.as_ref())
+                .map_err(|error| error.to_string())?;
+            add(&self.core.stats.receives_posted, posted as u64);
+        }
+        self.wakes
+            .add_raw(queues.cq().fd(), 0)
+            .map_err(|error| error.to_string())?;
+        let at = self
+            .devices
+            .iter()
+            .position(Option::is_none)
+            .unwrap_or_else(|| {
+                self.devices.push(None);
+                self.devices.len() - 1
+            });
+        self.devices[at] = Some(device);
+        Ok(at)
+    }
+
+    /// Devices that the management thread has let go of.
+    pub(super) fn forget_devices(&mut self) {
+        if self.devices.iter().flatten().all(|device| device.conns > 0) {
+            return;
+        }
+        let known = self.core.queues();
+        for place in &mut self.devices {
+            if let Some(device) = place
+                && device.conns == 0
+                && known
+                    .get(&device.id)
+                    .is_none_or(|(queues, _)| !queues.is_same(&device.queues))
+            {
+                let _ = self.wakes.delete_raw(device.queues.cq().fd());
+                *place = None;
+            }
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! RDMA verbs and the connection manager behind a narrow trait, with two providers: the system's
+//! libibverbs and librdmacm, and one simulated in process.
+//!
+//! ```text
+//!   Provider                    what there is on this machine                         (shared)
+//!     ├ Device                  attributes, asynchronous events                        (shared)
+//!     │   └ ProtectionDomain    memory registration, makes completion and receive queues
+//!     └ ConnectionManager       listen, connect, accept; events with an fd             (management thread)
+//!                                  └ create_qp ─▶ QueuePair                            (one reactor)
+//!   CompletionQueue, SharedReceiveQueue, QueuePair: post and poll, one call per batch  (one reactor)
+//! ```
+//!
+//! The traits are in [`provider`], the plain data that goes through them in [`types`]. Posting is
+//! `unsafe` there, because a device works with addresses: who posts keeps the memory. [`Lane`] and
+//! [`Receiver`] do that, and are safe.
+//!
+//! Of two protection domains of a device, the target's knows memory for local access only: hosts
+//! never get a key of ours. The host side's allows remote reads and writes, because that is how an
+//! NVMe/RDMA controller moves data; it is another domain, so a key of it is of no use on the target's
+//! queue pairs.
+
+pub mod provider;
+mod queues;
+pub mod real;
+mod ring;
+pub mod sim;
+mod sys;
+pub mod types;
+
+pub use provider::{
+    CompletionQueue, ConnectionManager, Device, ProtectionDomain, Provider, QpInit, QueuePair,
+    SharedReceiveQueue,
+};
+pub use queues::{
+    Batch, Completion, Endpoint, Lane, LaneConfig, NotRegistered, Queues, Received, Receiver,
+    RecvConfig,
+};
+pub use real::VerbsProvider;
+pub use types::*;

@@ -1,0 +1,520 @@
+//! Posting without `unsafe`: rings that own the memory of what they post.
+//!
+//! ```text
+//!   Queues   completion queue and shared receive queue of one reactor and device   (shared)
+//!     └ create_qp ─▶ Endpoint      a queue pair on its way from the management thread to its reactor
+//!                       └ Lane     its send ring, and its receive ring unless that is shared
+//!   Receiver                       the ring of the shared receive queue
+//! ```
+//!
+//! A [`Buf`] that is given to a ring comes back when the completion that frees it does, or when the
+//! queue pair is destroyed; never earlier, whatever the caller does. Rings live on one core, as
+//! their buffers do; an [`Endpoint`] has none and may change threads.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nacre_hugepages::{Buf, Pool};
+
+use crate::provider::*;
+use crate::ring::{RecvRing, SendRing};
+use crate::types::*;
+
+/// Set in the `wr_id` of receives.
+pub(crate) const RECV: u64 = 1 << 63;
+
+/// What a ring of a queue pair is told by: below `1 << 31`, one of them for shared receive queues.
+const SHARED: u32 = 0x7fff_ffff;
+
+/// The completion side of one reactor on one device. Clones are the same.
+#[derive(Clone)]
+pub struct Queues {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    domain: Arc<dyn ProtectionDomain>,
+    cq: Arc<dyn CompletionQueue>,
+    srq: Option<Arc<dyn SharedReceiveQueue>>,
+    srq_entries: Option<u32>,
+    users: Mutex<Users>,
+}
+
+struct Users {
+    /// Queue pairs that there are.
+    endpoints: usize,
+    /// The receiver is gone with its buffers: no queue pair may be made any more.
+    closed: bool,
+}
+
+impl Queues {
+    /// `srq`: entries and scatter entries of a shared receive queue; `None`: each queue pair has
+    /// its own.
+    pub fn new(
+        domain: &Arc<dyn ProtectionDomain>,
+        cq_entries: u32,
+        srq: Option<(u32, u32)>,
+    ) -> Result<Queues, VerbsError> {
+        let srq_entries = srq.map(|(entries, _)| entries);
+        let srq = match srq {
+            Some((entries, sges)) => Some(domain.shared_receive_queue(entries, sges, 0)?),
+            None => None,
+        };
+        Ok(Queues {
+            inner: Arc::new(Inner {
+                domain: Arc::clone(domain),
+                cq: domain.completion_queue(cq_entries)?,
+                srq,
+                srq_entries,
+                users: Mutex::new(Users {
+                    endpoints: 0,
+                    closed: false,
+                }),
+            }),
+        })
+    }
+
+    pub fn domain(&self) -> &Arc<dyn ProtectionDomain> {
+        &self.inner.domain
+    }
+
+    pub fn cq(&self) -> &Arc<dyn CompletionQueue> {
+        &self.inner.cq
+    }
+
+    pub fn is_shared(&self) -> bool {
+        self.inner.srq.is_some()
+    }
+
+    pub fn is_same(&self, other: &Queues) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
+    /// Makes the queue pair of a connection on these queues.
+    pub fn create_qp(
+        &self,
+        cm: &mut dyn ConnectionManager,
+        id: CmId,
+        caps: QpCaps,
+    ) -> Result<Endpoint, VerbsError> {
+        let mut users = self.users();
+        if users.closed {
+            return Err(VerbsError::Unavailable {
+                what: "the reactor of this queue has ended".into(),
+                remedy: "connect again".into(),
+            });
+        }
+        let qp = cm.create_qp(
+            id,
+            QpInit {
+                domain: &self.inner.domain,
+                send_cq: &self.inner.cq,
+                recv_cq: &self.inner.cq,
+                srq: self.inner.srq.as_ref(),
+                caps,
+            },
+        )?;
+        users.endpoints += 1;
+        Ok(Endpoint {
+            qp: Some(qp),
+            queues: self.clone(),
+        })
+    }
+
+    /// Entries of the shared receive queue.
+    pub fn srq_entries(&self) -> Option<u32> {
+        self.inner.srq_entries
+    }
+
+    /// Takes at most `limit` completions into `batch`, whose old contents are gone.
+    #[inline]
+    pub fn poll(&self, batch: &mut Batch, limit: usize) -> Result<usize, VerbsError> {
+        batch.at = 0;
+        batch.len = 0;
+        let limit = limit.min(batch.items.len());
+        batch.len = self.inner.cq.poll(&mut batch.items[..limit])?;
+        Ok(batch.len)
+    }
+
+    fn users(&self) -> MutexGuard<'_, Users> {
+        let users = self.inner.users.lock();
+        users.unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Room for the completions of one poll.
+pub struct Batch {
+    items: Box<[WorkCompletion]>,
+    len: usize,
+    at: usize,
+}
+
+impl Batch {
+    pub fn new(entries: usize) -> Batch {
+        Batch {
+            items: vec![WorkCompletion::EMPTY; entries.max(1)].into_boxed_slice(),
+            len: 0,
+            at: 0,
+        }
+    }
+
+    /// The next completion of the last poll, each once.
+    #[expect(
+        clippy::should_implement_trait,
+        reason = "an iterator would borrow the batch"
+    )]
+    #[inline]
+    pub fn next(&mut self) -> Option<Completion> {
+        if self.at == self.len {
+            return None;
+        }
+        self.at += 1;
+        Some(Completion(self.items[self.at - 1]))
+    }
+}
+
+/// A completion as a device gave it: what frees memory of a ring.
+pub struct Completion(WorkCompletion);
+
+impl Completion {
+    #[inline]
+    pub fn wc(&self) -> &WorkCompletion {
+        &self.0
+    }
+
+    pub fn is_recv(&self) -> bool {
+        self.0.wr_id & RECV != 0
+    }
+
+    /// The lane that posted it, as given to [`Lane::new`]; `None`: the shared receiver.
+    pub fn lane(&self) -> Option<u32> {
+        let lane = (self.0.wr_id >> 32) as u32 & SHARED;
+        (lane != SHARED).then_some(lane)
+    }
+}
+
+/// A queue pair without buffers, on its way between threads. Dropping it destroys it.
+pub struct Endpoint {
+    qp: Option<Arc<dyn QueuePair>>,
+    queues: Queues,
+}
+
+impl Endpoint {
+    fn qp(&self) -> &Arc<dyn QueuePair> {
+        self.qp.as_ref().expect("there until it is dropped")
+    }
+
+    pub fn number(&self) -> u32 {
+        self.qp().number()
+    }
+
+    pub fn caps(&self) -> QpCaps {
+        self.qp().caps()
+    }
+
+    pub fn queues(&self) -> &Queues {
+        &self.queues
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        self.qp = None;
+        self.queues.users().endpoints -= 1;
+    }
+}
+
+/// Memory of a ring is not registered with the device of its queue pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("memory of {len} bytes is not registered with this device")]
+pub struct NotRegistered {
+    pub len: usize,
+}
+
+/// A queue pair on its core, with what is posted to it.
+pub struct Lane {
+    // The queue pair goes first: what is posted is nobody's any more when the rings go.
+    endpoint: Endpoint,
+    pub(crate) send: SendRing,
+    pub(crate) recv: Option<RecvRing>,
+    number: u32,
+}
+
+/// Sizes of a lane's rings.
+pub struct LaneConfig {
+    /// Tells its completions: below `0x7fff_ffff`, and of no other lane of the same [`Queues`].
+    pub index: u32,
+    /// The slot of [`Buf::key`] that has the keys of the queue pair's domain.
+    pub key_slot: usize,
+    /// Memory for messages: `max_send_wr`, rounded up to a power of two, of `message_bytes` each.
+    pub messages: Buf,
+    pub message_bytes: u32,
+    /// Where messages arrive, when there is no shared receive queue.
+    pub recv: Option<RecvConfig>,
+}
+
+/// Memory that messages arrive in: a small header each, and larger data behind it.
+pub struct RecvConfig {
+    /// `entries` headers of `header_bytes` each.
+    pub headers: Buf,
+    pub header_bytes: u32,
+    pub entries: u32,
+    /// Buffers of so many bytes are taken from `data`; 0: headers only.
+    pub data_bytes: u32,
+}
+
+impl Lane {
+    pub fn new(endpoint: Endpoint, config: LaneConfig) -> Result<Lane, NotRegistered> {
+        assert!(config.index < SHARED, "a lane's index");
+        let caps = endpoint.caps();
+        let tag = u64::from(config.index) << 32;
+        let recv = match config.recv {
+            Some(recv) => Some(RecvRing::new(recv, config.key_slot, tag | RECV)?),
+            None => None,
+        };
+        let (messages, bytes) = (config.messages, config.message_bytes);
+        let send = SendRing::new(messages, bytes, config.key_slot, tag, caps)?;
+        Ok(Lane {
+            number: endpoint.number(),
+            endpoint,
+            send,
+            recv,
+        })
+    }
+
+    /// The queue pair's number.
+    #[inline]
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    pub fn queues(&self) -> &Queues {
+        &self.endpoint.queues
+    }
+
+    /// Work requests that can still be queued.
+    #[inline]
+    pub fn room(&self) -> u32 {
+        self.send.room()
+    }
+
+    pub fn is_idle(&self) -> bool {
+        self.send.is_idle() && self.recv.as_ref().is_none_or(|recv| recv.posted() == 0)
+    }
+
+    /// Requests posted to the send queue or about to be.
+    pub fn sends(&self) -> u32 {
+        self.send.outstanding()
+    }
+
+    /// Queues an RDMA WRITE of `buf` to the peer's memory.
+    ///
+    /// # Panics
+    /// When there is no room, here and in the other two: ask [`Lane::room`] first.
+    #[inline]
+    pub fn write(&mut self, address: u64, rkey: u32, buf: Buf) -> Result<(), NotRegistered> {
+        self.send
+            .with_buf(SendOp::Write { address, rkey }, buf, false)
+    }
+
+    /// Queues an RDMA READ from the peer's memory; signaled.
+    #[inline]
+    pub fn read(&mut self, address: u64, rkey: u32, mut into: Buf) -> Result<(), NotRegistered> {
+        // A shared buffer may not change while others look at it.
+        if into.as_mut_ptr().is_none() {
+            return Err(NotRegistered { len: into.len() });
+        }
+        self.send
+            .with_buf(SendOp::Read { address, rkey }, into, true)
+    }
+
+    /// Queues a message, which is copied.
+    #[inline]
+    pub fn send(&mut self, message: &[u8], invalidate: Option<u32>) {
+        self.send_with(message, invalidate, None)
+            .expect("a message needs no memory of others");
+    }
+
+    /// Queues a message that continues with the bytes of `data`.
+    #[inline]
+    pub fn send_with(
+        &mut self,
+        message: &[u8],
+        invalidate: Option<u32>,
+        data: Option<Buf>,
+    ) -> Result<(), NotRegistered> {
+        let op = match invalidate {
+            Some(rkey) => SendOp::SendWithInvalidate { rkey },
+            None => SendOp::Send,
+        };
+        self.send.message(op, message, data)
+    }
+
+    /// The last queued request will tell when it, and all before it, are done.
+    #[inline]
+    pub fn signal_last(&mut self) {
+        self.send.signal_last();
+    }
+
+    /// Whether buffers are held that no completion to come will free: a reason to signal.
+    #[inline]
+    pub fn needs_signal(&self) -> bool {
+        self.send.needs_signal()
+    }
+
+    /// Posts what was queued, with one doorbell. An error is the end of the queue pair.
+    #[inline]
+    pub fn post(&mut self) -> Result<usize, PostError> {
+        self.send.post(&**self.endpoint.qp())
+    }
+
+    /// Posts free receive slots, of a lane that has a ring of its own. Answers how many.
+    pub fn post_recv(&mut self, data: Option<&Pool>) -> Result<usize, PostError> {
+        let qp = &**self.endpoint.qp();
+        match &mut self.recv {
+            // SAFETY: the ring keeps the memory until its completion, and drops it only after
+            // the queue pair (the order of the fields).
+            Some(recv) => recv.post(data, |wrs, sges| unsafe { qp.post_recv(wrs, sges) }),
+            None => Ok(0),
+        }
+    }
+
+    /// A request of the send queue is done, and all before it: their buffers are let go; one that
+    /// was read into is answered.
+    #[inline]
+    pub fn sent(&mut self, done: &Completion) -> Option<Buf> {
+        match self.is_mine(done) && !done.is_recv() {
+            true => self.send.complete(done.0.wr_id as u32),
+            false => None,
+        }
+    }
+
+    /// The ring that a receive of this lane belongs to, and the slot.
+    #[inline]
+    pub fn received(&mut self, done: &Completion) -> Option<Received<'_>> {
+        if !self.is_mine(done) || !done.is_recv() {
+            return None;
+        }
+        Received::new(self.recv.as_mut()?, done)
+    }
+
+    fn is_mine(&self, done: &Completion) -> bool {
+        done.0.qp == self.number
+    }
+
+    /// Queues a request that moves nothing, so that a completion says when all before it are done.
+    pub fn mark(&mut self) {
+        self.send.mark();
+    }
+
+    /// Ends the queue pair: everything posted flushes, and the lane is idle when the last
+    /// completion was taken. On an error only dropping the lane ends it.
+    pub fn drain(&mut self) -> Result<(), VerbsError> {
+        self.endpoint.qp().set_error()?;
+        self.send.mark();
+        self.post().map_err(|error| VerbsError::Call {
+            call: "ibv_post_send",
+            source: error.source,
+        })?;
+        Ok(())
+    }
+
+    /// Gives the queue pair back, to be destroyed where that may take its time. A lane with
+    /// something outstanding cannot: it is to be dropped.
+    pub fn retire(self) -> Result<Endpoint, Box<Lane>> {
+        match self.is_idle() {
+            true => Ok(self.endpoint),
+            false => Err(Box::new(self)),
+        }
+    }
+}
+
+/// The ring of a shared receive queue.
+pub struct Receiver {
+    queues: Queues,
+    ring: Option<RecvRing>,
+}
+
+impl Receiver {
+    /// `None`: these queues have no shared one.
+    pub fn new(
+        queues: &Queues,
+        key_slot: usize,
+        config: RecvConfig,
+    ) -> Result<Option<Receiver>, NotRegistered> {
+        if !queues.is_shared() {
+            return Ok(None);
+        }
+        let ring = RecvRing::new(config, key_slot, RECV | u64::from(SHARED) << 32)?;
+        Ok(Some(Receiver {
+            queues: queues.clone(),
+            ring: Some(ring),
+        }))
+    }
+
+    /// Posts free slots. Answers how many.
+    #[inline]
+    pub fn post(&mut self, data: Option<&Pool>) -> Result<usize, PostError> {
+        let (Some(ring), Some(srq)) = (&mut self.ring, &self.queues.inner.srq) else {
+            return Ok(0);
+        };
+        // SAFETY: the ring keeps the memory until its completion; when it is dropped with something
+        // posted, see `drop`.
+        ring.post(data, |wrs, sges| unsafe { srq.post_recv(wrs, sges) })
+    }
+
+    /// Free slots that wait to be posted.
+    #[inline]
+    pub fn idle(&self) -> usize {
+        self.ring.as_ref().map_or(0, RecvRing::idle)
+    }
+
+    #[inline]
+    pub fn received(&mut self, done: &Completion) -> Option<Received<'_>> {
+        if done.lane().is_some() || !done.is_recv() {
+            return None;
+        }
+        Received::new(self.ring.as_mut()?, done)
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        let mut users = self.queues.users();
+        users.closed = true;
+        if users.endpoints > 0 {
+            // A device may still write to what is posted: its memory is never given back.
+            std::mem::forget(self.ring.take());
+        }
+    }
+}
+
+/// A message that arrived. Its slot is free again when this is dropped.
+pub struct Received<'a> {
+    ring: &'a mut RecvRing,
+    slot: u32,
+}
+
+impl<'a> Received<'a> {
+    fn new(ring: &'a mut RecvRing, done: &Completion) -> Option<Received<'a>> {
+        let slot = done.0.wr_id as u32;
+        ring.complete(slot).then_some(Received { ring, slot })
+    }
+
+    /// The first bytes.
+    #[inline]
+    pub fn header(&self) -> &[u8] {
+        self.ring.header(self.slot)
+    }
+
+    /// The buffer of what came after the header. Another takes its place.
+    #[inline]
+    pub fn take_data(&mut self) -> Option<Buf> {
+        self.ring.take_data(self.slot)
+    }
+}
+
+impl Drop for Received<'_> {
+    fn drop(&mut self) {
+        self.ring.release(self.slot);
+    }
+}

@@ -1,0 +1,654 @@
+//! The connection manager: ids, each with its token in the library's `context`, and events copied out.
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::io;
+use std::mem::size_of;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::RawFd;
+use std::ptr::{null_mut, without_provenance_mut};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use super::absence::{Absence, System};
+use super::domain::Domain;
+use super::queue::{Cq, Parts, Qp, Srq, within};
+use super::{Inner, address, check_errno, set_nonblocking, would_block};
+use crate::provider::{ConnectionManager, Device, QpInit, QueuePair};
+use crate::sys::Api;
+use crate::sys::cm::*;
+use crate::sys::verbs::*;
+use crate::types::{
+    CmEvent, CmEventKind, CmId, CmOptions, ConnParams, Listening, PrivateData, QpCaps, VerbsError,
+};
+
+/// How long a peer waits that found no receive posted: 0.64 ms (the fourteenth value of the specification's table). The
+/// library leaves 0 there, which is 655 ms.
+const MIN_RNR_TIMER: u8 = 14;
+
+/// An event channel and its ids.
+pub struct Cm {
+    provider: Arc<Inner>,
+    channel: Arc<Channel>,
+    ids: HashMap<u64, Connection>,
+    last: u64,
+}
+
+struct Connection {
+    id: Arc<Id>,
+    qp: Weak<Qp>,
+}
+
+/// The event channel. Ids keep it.
+struct Channel {
+    api: &'static Api,
+    raw: *mut rdma_event_channel,
+    /// Held while an event is taken (the library then changes the state of the queue pair of the id), and while an id
+    /// or its queue pair is destroyed, which other threads may do.
+    turn: Mutex<()>,
+}
+
+// SAFETY: a channel may be used by any thread; who takes events and who destroys their ids take turns.
+unsafe impl Send for Channel {}
+// SAFETY: as above.
+unsafe impl Sync for Channel {}
+
+impl Channel {
+    fn take_turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        // SAFETY: ids keep it, so there is none.
+        unsafe { (self.api.rdma_destroy_event_channel)(self.raw) }
+    }
+}
+
+/// A connection or listener of the library. Destroyed when neither the manager nor a queue pair has it any more.
+pub struct Id {
+    channel: Arc<Channel>,
+    pub(super) raw: *mut rdma_cm_id,
+}
+
+// SAFETY: calls on an id are made by the manager's thread; others only destroy, in turn with it.
+unsafe impl Send for Id {}
+// SAFETY: as above.
+unsafe impl Sync for Id {}
+
+impl Id {
+    /// Of the queue pair, once.
+    pub(super) fn destroy_qp(&self) {
+        let _turn = self.channel.take_turn();
+        // SAFETY: the id is alive and has the queue pair that is dropped with this.
+        unsafe { (self.channel.api.rdma_destroy_qp)(self.raw) }
+    }
+
+    fn verbs(&self) -> *mut ibv_context {
+        // SAFETY: the id is alive.
+        unsafe { (*self.raw).verbs }
+    }
+
+    fn port(&self) -> u8 {
+        // SAFETY: as above.
+        unsafe { (*self.raw).port_num }
+    }
+
+    fn local(&self) -> Option<SocketAddr> {
+        // SAFETY: as above.
+        address::from_storage(unsafe { &(*self.raw).route.addr.src_storage })
+    }
+
+    fn peer(&self) -> Option<SocketAddr> {
+        // SAFETY: as above.
+        address::from_storage(unsafe { &(*self.raw).route.addr.dst_storage })
+    }
+
+    fn set<T>(&self, option: i32, mut value: T) -> Result<(), VerbsError> {
+        // SAFETY: the id is alive; the value is read during the call, with its size.
+        check_errno("rdma_set_option", unsafe {
+            (self.channel.api.rdma_set_option)(
+                self.raw,
+                RDMA_OPTION_ID,
+                option,
+                (&raw mut value).cast(),
+                size_of::<T>(),
+            )
+        })
+    }
+}
+
+impl Drop for Id {
+    fn drop(&mut self) {
+        let _turn = self.channel.take_turn();
+        // SAFETY: this is its last owner. It waits for events of the id to be acknowledged, which happens in the turn in
+        // which they are taken.
+        unsafe { (self.channel.api.rdma_destroy_id)(self.raw) };
+    }
+}
+
+impl Cm {
+    pub(super) fn new(provider: Arc<Inner>) -> Result<Cm, VerbsError> {
+        let api = provider.api;
+        // SAFETY: without arguments.
+        let raw = unsafe { (api.rdma_create_event_channel)() };
+        if raw.is_null() {
+            let error = io::Error::last_os_error();
+            return Err(match error.raw_os_error() {
+                Some(
+                    libc::ENOENT
+                    | libc::ENODEV
+                    | libc::ENXIO
+                    | libc::ENOSYS
+                    | libc::EACCES
+                    | libc::EPERM,
+                ) => Absence::of_cm(&System::of_this_machine()).into_error(),
+                _ => VerbsError::Call {
+                    call: "rdma_create_event_channel",
+                    source: error,
+                },
+            });
+        }
+        let channel = Channel {
+            api,
+            raw,
+            turn: Mutex::new(()),
+        };
+        // SAFETY: just made.
+        set_nonblocking(unsafe { (*raw).fd })?;
+        Ok(Cm {
+            provider,
+            channel: Arc::new(channel),
+            ids: HashMap::new(),
+            last: 0,
+        })
+    }
+
+    fn api(&self) -> &'static Api {
+        self.channel.api
+    }
+
+    fn next_token(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+
+    /// A new id, which is in the table when the caller puts it there.
+    fn create(&mut self, options: CmOptions) -> Result<(CmId, Arc<Id>), VerbsError> {
+        let token = self.next_token();
+        let mut raw = null_mut();
+        // SAFETY: the channel is alive. The context is a number to the library.
+        check_errno("rdma_create_id", unsafe {
+            (self.api().rdma_create_id)(self.channel.raw, &mut raw, context_of(token), RDMA_PS_TCP)
+        })?;
+        let id = Arc::new(Id {
+            channel: Arc::clone(&self.channel),
+            raw,
+        });
+        if options.tos != 0 {
+            id.set(RDMA_OPTION_ID_TOS, options.tos)?;
+        }
+        if let Some(exponent) = options.ack_timeout {
+            id.set(RDMA_OPTION_ID_ACK_TIMEOUT, exponent)?;
+        }
+        Ok((CmId(token), id))
+    }
+
+    fn keep(&mut self, token: CmId, id: Arc<Id>) {
+        self.ids.insert(
+            token.0,
+            Connection {
+                id,
+                qp: Weak::new(),
+            },
+        );
+    }
+
+    fn find(&self, id: CmId) -> Result<&Connection, VerbsError> {
+        self.ids.get(&id.0).ok_or(VerbsError::NoSuchId(id))
+    }
+
+    /// Takes one event and acknowledges it: what it says, or that it is of no id here. What is no longer needed is
+    /// dropped by the caller, after the turn.
+    fn take(&mut self, drop_after: &mut Option<Arc<Id>>) -> Result<Taken, VerbsError> {
+        let channel = Arc::clone(&self.channel);
+        let _turn = channel.take_turn();
+        let mut event = null_mut();
+        // SAFETY: the channel is alive and does not block.
+        let result = unsafe { (channel.api.rdma_get_cm_event)(channel.raw, &mut event) };
+        if result != 0 {
+            let error = io::Error::last_os_error();
+            return match error {
+                error if would_block(&error) => Ok(Taken::Nothing),
+                source => Err(VerbsError::Call {
+                    call: "rdma_get_cm_event",
+                    source,
+                }),
+            };
+        }
+        // SAFETY: the call wrote an event, which is valid until it is acknowledged, as are its ids: destroying them
+        // takes a turn.
+        let copy = self.copy(unsafe { &*event }, drop_after);
+        // SAFETY: got above, acknowledged once.
+        unsafe { (channel.api.rdma_ack_cm_event)(event) };
+        Ok(copy.map_or(Taken::Skip, Taken::Event))
+    }
+
+    /// What an event says. `None` for an id that the manager has forgotten, and for a request of nobody.
+    fn copy(&mut self, event: &rdma_cm_event, drop_after: &mut Option<Arc<Id>>) -> Option<CmEvent> {
+        if event.event == RDMA_CM_EVENT_CONNECT_REQUEST {
+            return self.request(event, drop_after);
+        }
+        // SAFETY: the id is alive until the event is acknowledged, and its context was set by this manager.
+        let (token, verbs, qp) = unsafe {
+            let id = &*event.id;
+            (id.context.addr() as u64, id.verbs, id.qp)
+        };
+        let id = CmId(token);
+        if event.event == RDMA_CM_EVENT_DEVICE_REMOVAL {
+            // Also for an id that is forgotten: whoever still has the device is its last user.
+            self.provider.forget(verbs);
+        }
+        let connection = self.ids.get(&token)?;
+        let status = event.status;
+        let kind = match event.event {
+            RDMA_CM_EVENT_ADDR_RESOLVED => match self.provider.device_of(verbs) {
+                Some(device) => CmEventKind::AddressResolved {
+                    device,
+                    port: connection.id.port(),
+                    local: connection.id.local()?,
+                },
+                // It went away in between.
+                None => CmEventKind::AddressError {
+                    status: -libc::ENODEV,
+                },
+            },
+            RDMA_CM_EVENT_ADDR_ERROR => CmEventKind::AddressError { status },
+            RDMA_CM_EVENT_ROUTE_RESOLVED => CmEventKind::RouteResolved,
+            RDMA_CM_EVENT_ROUTE_ERROR => CmEventKind::RouteError { status },
+            RDMA_CM_EVENT_CONNECT_ERROR => CmEventKind::ConnectError { status },
+            RDMA_CM_EVENT_UNREACHABLE => CmEventKind::Unreachable { status },
+            RDMA_CM_EVENT_REJECTED => CmEventKind::Rejected {
+                status,
+                // SAFETY: events of connections carry connection parameters.
+                private_data: unsafe { params(&event.param.conn) }.private_data,
+            },
+            RDMA_CM_EVENT_ESTABLISHED => {
+                if !qp.is_null() {
+                    self.shorten_rnr_timer(qp);
+                }
+                CmEventKind::Established {
+                    // SAFETY: as above.
+                    params: unsafe { params(&event.param.conn) },
+                }
+            }
+            RDMA_CM_EVENT_DISCONNECTED => CmEventKind::Disconnected,
+            RDMA_CM_EVENT_DEVICE_REMOVAL => CmEventKind::DeviceRemoval,
+            RDMA_CM_EVENT_ADDR_CHANGE => CmEventKind::AddressChange,
+            RDMA_CM_EVENT_TIMEWAIT_EXIT => CmEventKind::TimewaitExit,
+            event => CmEventKind::Other { event, status },
+        };
+        Some(CmEvent { id, kind })
+    }
+
+    /// A connect request: its new id is ours from here on.
+    fn request(
+        &mut self,
+        event: &rdma_cm_event,
+        drop_after: &mut Option<Arc<Id>>,
+    ) -> Option<CmEvent> {
+        let token = self.next_token();
+        // SAFETY: both ids are alive until the event is acknowledged. The new one has the context of its listener, and
+        // nobody else knows it yet.
+        let listener = unsafe {
+            (*event.id).context = context_of(token);
+            (*event.listen_id).context.addr() as u64
+        };
+        let id = Arc::new(Id {
+            channel: Arc::clone(&self.channel),
+            raw: event.id,
+        });
+        let device = self.provider.device_of(id.verbs());
+        let (Some(device), Some(local), Some(peer), true) = (
+            device,
+            id.local(),
+            id.peer(),
+            self.ids.contains_key(&listener),
+        ) else {
+            // Its listener or device is gone: destroying it rejects it.
+            *drop_after = Some(id);
+            return None;
+        };
+        let kind = CmEventKind::ConnectRequest {
+            listener: CmId(listener),
+            device,
+            port: id.port(),
+            local,
+            peer,
+            // SAFETY: connect requests carry connection parameters.
+            params: unsafe { params(&event.param.conn) },
+        };
+        self.keep(CmId(token), id);
+        Some(CmEvent {
+            id: CmId(token),
+            kind,
+        })
+    }
+
+    /// Best effort: a device that refuses keeps the long time.
+    fn shorten_rnr_timer(&self, qp: *mut ibv_qp) {
+        let mut attr = ibv_qp_attr {
+            min_rnr_timer: MIN_RNR_TIMER,
+            ..Default::default()
+        };
+        // SAFETY: called in a turn, in which the queue pair is not destroyed, or by who holds it.
+        unsafe { (self.api().ibv_modify_qp)(qp, &mut attr, IBV_QP_MIN_RNR_TIMER) };
+    }
+}
+
+#[expect(
+    clippy::large_enum_variant,
+    reason = "it lives on the stack, for one call"
+)]
+enum Taken {
+    Nothing,
+    Skip,
+    Event(CmEvent),
+}
+
+impl ConnectionManager for Cm {
+    fn fd(&self) -> RawFd {
+        // SAFETY: the channel is alive; the field is written by its making only.
+        unsafe { (*self.channel.raw).fd }
+    }
+
+    fn next_event(&mut self) -> Result<Option<CmEvent>, VerbsError> {
+        loop {
+            let mut drop_after = None;
+            let taken = self.take(&mut drop_after)?;
+            drop(drop_after);
+            match taken {
+                Taken::Nothing => return Ok(None),
+                Taken::Skip => {}
+                Taken::Event(event) => return Ok(Some(event)),
+            }
+        }
+    }
+
+    fn listen(
+        &mut self,
+        address: SocketAddr,
+        backlog: i32,
+        options: CmOptions,
+    ) -> Result<Listening, VerbsError> {
+        let (token, id) = self.create(options)?;
+        if address.is_ipv6() {
+            // As the TCP transport does: IPv4 has a listener of its own.
+            id.set(RDMA_OPTION_ID_AFONLY, 1_i32)?;
+        }
+        let mut storage = address::to_storage(address);
+        // SAFETY: the id is alive, the address is read during the call.
+        check_errno("rdma_bind_addr", unsafe {
+            (self.api().rdma_bind_addr)(id.raw, (&raw mut storage).cast())
+        })?;
+        // SAFETY: the id is alive and bound.
+        check_errno("rdma_listen", unsafe {
+            (self.api().rdma_listen)(id.raw, backlog)
+        })?;
+        let listening = Listening {
+            id: token,
+            address: id.local().unwrap_or(address),
+            device: self.provider.device_of(id.verbs()),
+        };
+        self.keep(token, id);
+        Ok(listening)
+    }
+
+    fn resolve_address(
+        &mut self,
+        source: Option<IpAddr>,
+        destination: SocketAddr,
+        timeout: Duration,
+        options: CmOptions,
+    ) -> Result<CmId, VerbsError> {
+        let (token, id) = self.create(options)?;
+        let mut from = source.map(|ip| address::to_storage(SocketAddr::new(ip, 0)));
+        let mut to = address::to_storage(destination);
+        let from = from
+            .as_mut()
+            .map_or(null_mut(), |from| std::ptr::from_mut(from).cast());
+        // In the table before the call, so that no event finds nobody.
+        self.keep(token, Arc::clone(&id));
+        // SAFETY: the id is alive, the addresses are read during the call.
+        let result = check_errno("rdma_resolve_addr", unsafe {
+            (self.api().rdma_resolve_addr)(id.raw, from, (&raw mut to).cast(), millis(timeout))
+        });
+        if result.is_err() {
+            self.ids.remove(&token.0);
+        }
+        result.map(|()| token)
+    }
+
+    fn resolve_route(&mut self, id: CmId, timeout: Duration) -> Result<(), VerbsError> {
+        let raw = self.find(id)?.id.raw;
+        // SAFETY: the id is alive.
+        check_errno("rdma_resolve_route", unsafe {
+            (self.api().rdma_resolve_route)(raw, millis(timeout))
+        })
+    }
+
+    fn create_qp(&mut self, id: CmId, init: QpInit<'_>) -> Result<Arc<dyn QueuePair>, VerbsError> {
+        let connection = self.find(id)?;
+        let cm_id = Arc::clone(&connection.id);
+        let foreign = || VerbsError::Call {
+            call: "rdma_create_qp",
+            source: io::Error::from_raw_os_error(libc::EINVAL),
+        };
+        let domain = init.domain.as_any().downcast_ref::<Domain>();
+        let send_cq = init.send_cq.as_any().downcast_ref::<Cq>();
+        let recv_cq = init.recv_cq.as_any().downcast_ref::<Cq>();
+        let srq = init.srq.map(|srq| srq.as_any().downcast_ref::<Srq>());
+        let (Some(domain), Some(send_cq), Some(recv_cq)) = (domain, send_cq, recv_cq) else {
+            return Err(foreign());
+        };
+        let srq = match srq {
+            None => null_mut(),
+            Some(Some(srq)) => srq.raw,
+            Some(None) => return Err(foreign()),
+        };
+        let pd = Arc::clone(&domain.pd);
+        // SAFETY: the id is alive.
+        let has_one = unsafe { !(*cm_id.raw).qp.is_null() };
+        if has_one || pd.device.context.raw != cm_id.verbs() {
+            return Err(foreign());
+        }
+        let attributes = pd.device.attributes();
+        let caps = init.caps;
+        for (what, asked, limit) in [
+            (
+                "send requests of a queue pair",
+                caps.max_send_wr,
+                attributes.max_qp_wr,
+            ),
+            (
+                "receive requests of a queue pair",
+                caps.max_recv_wr,
+                attributes.max_qp_wr,
+            ),
+            (
+                "entries of a send request",
+                caps.max_send_sge,
+                attributes.max_sge,
+            ),
+            (
+                "entries of a receive request",
+                caps.max_recv_sge,
+                attributes.max_sge,
+            ),
+        ] {
+            within(what, asked, limit, &pd.device)?;
+        }
+        // No attribute tells how much inline data there may be, so that is tried.
+        let mut inline = caps.max_inline;
+        let made = loop {
+            let mut attr = ibv_qp_init_attr {
+                qp_context: null_mut(),
+                send_cq: send_cq.raw,
+                recv_cq: recv_cq.raw,
+                srq,
+                cap: ibv_qp_cap {
+                    max_send_wr: caps.max_send_wr,
+                    max_recv_wr: caps.max_recv_wr,
+                    max_send_sge: caps.max_send_sge,
+                    max_recv_sge: caps.max_recv_sge,
+                    max_inline_data: inline,
+                },
+                qp_type: IBV_QPT_RC,
+                sq_sig_all: 0,
+            };
+            // SAFETY: all parts are alive and of one device (or the library refuses); the struct is read and written
+            // during the call.
+            let result = check_errno("rdma_create_qp", unsafe {
+                (self.api().rdma_create_qp)(cm_id.raw, pd.raw, &mut attr)
+            });
+            match result {
+                Ok(()) => break attr.cap,
+                Err(error) if inline == 0 => return Err(error),
+                Err(_) => inline /= 2,
+            }
+        };
+        let caps = QpCaps {
+            max_send_wr: made.max_send_wr,
+            max_recv_wr: made.max_recv_wr,
+            max_send_sge: made.max_send_sge,
+            max_recv_sge: made.max_recv_sge,
+            max_inline: made.max_inline_data,
+        };
+        let mut others: Vec<Arc<dyn Any + Send + Sync>> = vec![
+            Arc::new(Arc::clone(init.send_cq)),
+            Arc::new(Arc::clone(init.recv_cq)),
+        ];
+        if let Some(srq) = init.srq {
+            others.push(Arc::new(Arc::clone(srq)));
+        }
+        let parts = Parts {
+            pd,
+            _others: others,
+        };
+        let qp = match Qp::new(Arc::clone(&cm_id), caps, parts) {
+            Ok(qp) => Arc::new(qp),
+            Err(error) => {
+                cm_id.destroy_qp();
+                return Err(error);
+            }
+        };
+        if let Some(connection) = self.ids.get_mut(&id.0) {
+            connection.qp = Arc::downgrade(&qp);
+        }
+        Ok(qp)
+    }
+
+    fn connect(&mut self, id: CmId, params: &ConnParams) -> Result<(), VerbsError> {
+        let raw = self.find(id)?.id.raw;
+        let mut raw_params = conn_param(params);
+        // SAFETY: the id is alive, the parameters and what they point to are read during the call.
+        check_errno("rdma_connect", unsafe {
+            (self.api().rdma_connect)(raw, &mut raw_params)
+        })
+    }
+
+    fn accept(&mut self, id: CmId, params: &ConnParams) -> Result<(), VerbsError> {
+        let connection = self.find(id)?;
+        let raw = connection.id.raw;
+        let mut raw_params = conn_param(params);
+        // SAFETY: as above.
+        check_errno("rdma_accept", unsafe {
+            (self.api().rdma_accept)(raw, &mut raw_params)
+        })?;
+        if let Some(qp) = connection.qp.upgrade() {
+            self.shorten_rnr_timer(qp.raw);
+        }
+        Ok(())
+    }
+
+    fn reject(&mut self, id: CmId, private_data: &[u8]) -> Result<(), VerbsError> {
+        let raw = self.find(id)?.id.raw;
+        let len = u8::try_from(private_data.len()).unwrap_or(u8::MAX);
+        // SAFETY: the id is alive, the data is read during the call, and no more than there is.
+        check_errno("rdma_reject", unsafe {
+            (self.api().rdma_reject)(raw, private_data.as_ptr().cast(), len)
+        })
+    }
+
+    fn disconnect(&mut self, id: CmId) -> Result<(), VerbsError> {
+        let raw = self.find(id)?.id.raw;
+        // SAFETY: the id is alive.
+        check_errno("rdma_disconnect", unsafe {
+            (self.api().rdma_disconnect)(raw)
+        })
+    }
+
+    fn destroy(&mut self, id: CmId) {
+        let Some(connection) = self.ids.remove(&id.0) else {
+            return;
+        };
+        if let Some(qp) = connection.qp.upgrade() {
+            // The id lives as long as the queue pair, so the peer would not learn of the end. Where there is no
+            // connection to end, the queue pair is ended alone.
+            // SAFETY: the id is alive.
+            if unsafe { (self.api().rdma_disconnect)(connection.id.raw) } != 0 {
+                let _ = qp.set_error();
+            }
+        }
+    }
+}
+
+fn context_of(token: u64) -> *mut c_void {
+    without_provenance_mut(token as usize)
+}
+
+fn millis(timeout: Duration) -> i32 {
+    i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX)
+}
+
+fn conn_param(params: &ConnParams) -> rdma_conn_param {
+    rdma_conn_param {
+        private_data: params.private_data.as_ptr().cast(),
+        private_data_len: params.private_data.len() as u8,
+        responder_resources: params.responder_resources,
+        initiator_depth: params.initiator_depth,
+        flow_control: 1,
+        retry_count: params.retry_count,
+        rnr_retry_count: params.rnr_retry_count,
+        // The library takes both from the queue pair of the id.
+        srq: 0,
+        qp_num: 0,
+    }
+}
+
+/// What the peer gave to its connect or accept. An event has its READ depths the other way round, as the recipient is to
+/// pass them on (`rdma_get_cm_event(3)`).
+///
+/// # Safety
+/// `raw` is of an event that is not acknowledged yet.
+unsafe fn params(raw: &rdma_conn_param) -> ConnParams {
+    let mut private_data = PrivateData::new();
+    if !raw.private_data.is_null() {
+        let len = usize::from(raw.private_data_len).min(private_data.capacity());
+        // SAFETY: the event has that many bytes there.
+        let bytes = unsafe { std::slice::from_raw_parts(raw.private_data.cast::<u8>(), len) };
+        private_data
+            .try_extend_from_slice(bytes)
+            .expect("cut to what there is room for");
+    }
+    ConnParams {
+        private_data,
+        // The kernel tells them as they are for this side already (cm_format_req_event).
+        responder_resources: raw.responder_resources,
+        initiator_depth: raw.initiator_depth,
+        retry_count: raw.retry_count,
+        rnr_retry_count: raw.rnr_retry_count,
+    }
+}

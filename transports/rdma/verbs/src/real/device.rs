@@ -1,0 +1,431 @@
+//! One device: its attributes, ports and asynchronous events.
+
+use std::any::Any;
+use std::ffi::{CStr, c_char};
+use std::io;
+use std::mem::{MaybeUninit, size_of};
+use std::os::fd::{AsRawFd, RawFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::domain::Domain;
+use super::{check, failed, set_nonblocking, would_block};
+use crate::provider::{Device, ProtectionDomain};
+use crate::sys::Api;
+use crate::sys::verbs::*;
+use crate::types::{Access, AsyncEvent, DeviceAttributes, DeviceId, PortState, VerbsError, Wire};
+
+/// What librdmacm has open now. It opens each device once, and a queue pair of an id has to be on that context:
+/// hence these, and none of our own.
+pub struct Contexts {
+    api: &'static Api,
+    list: *mut *mut ibv_context,
+    count: usize,
+}
+
+impl Contexts {
+    pub fn list(api: &'static Api) -> Result<Contexts, VerbsError> {
+        let mut count = 0;
+        // SAFETY: the only argument is ours to be written to.
+        let list = unsafe { (api.rdma_get_devices)(&mut count) };
+        if list.is_null() {
+            let error = io::Error::last_os_error();
+            return match error.raw_os_error() {
+                // No device at all, or no kernel side of verbs: nothing to list.
+                Some(libc::ENODEV | libc::ENOSYS | libc::ENOENT) => Ok(Contexts {
+                    api,
+                    list,
+                    count: 0,
+                }),
+                _ => Err(VerbsError::Call {
+                    call: "rdma_get_devices",
+                    source: error,
+                }),
+            };
+        }
+        let count = usize::try_from(count).unwrap_or(0);
+        Ok(Contexts { api, list, count })
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = *mut ibv_context> {
+        // SAFETY: the library wrote that many.
+        (0..self.count).map(|index| unsafe { *self.list.add(index) })
+    }
+}
+
+impl Drop for Contexts {
+    fn drop(&mut self) {
+        if !self.list.is_null() {
+            // SAFETY: it came from `rdma_get_devices` and is given back once.
+            unsafe { (self.api.rdma_free_devices)(self.list) }
+        }
+    }
+}
+
+/// A reference on one context.
+pub struct Context {
+    api: &'static Api,
+    pub raw: *mut ibv_context,
+}
+
+// SAFETY: contexts may be used by any thread (`ibv_open_device(3)`: libibverbs is thread-safe).
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// A reference of its own on one of those that `contexts` holds. librdmacm counts references by lists, and a
+    /// list with every device would keep all of them open for as long as one is used (a software device cannot even
+    /// be deleted then). So this takes a whole list, and gives all but one reference of it back.
+    fn hold(
+        api: &'static Api,
+        contexts: &Contexts,
+        raw: *mut ibv_context,
+    ) -> Result<Context, VerbsError> {
+        let others = Contexts::list(api)?;
+        let Some(at) = others.iter().position(|context| context == raw) else {
+            return Err(VerbsError::Call {
+                call: "rdma_get_devices",
+                source: io::Error::from_raw_os_error(libc::ENODEV),
+            });
+        };
+        debug_assert!(contexts.iter().any(|context| context == raw));
+        // SAFETY: the list has `count` entries and ends with a null pointer. Moving the last one here and shortening
+        // the list by one leaves exactly the reference on `raw`, which `drop` gives back.
+        unsafe {
+            let last = others.count - 1;
+            *others.list.add(at) = *others.list.add(last);
+            *others.list.add(last) = std::ptr::null_mut();
+        }
+        Ok(Context { api, raw })
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // Looking at what is there makes the library notice that this one is gone, where it is: only then does the
+        // last reference close it.
+        let now = Contexts::list(self.api);
+        // SAFETY: the context is open.
+        let files = unsafe { [(*self.raw).cmd_fd, (*self.raw).async_fd] };
+        // SAFETY: `rdma_free_devices` puts a reference of each context up to a null pointer, and frees the list with
+        // the `free` of this process's C library, from whose `malloc` it is.
+        unsafe {
+            let list = libc::malloc(2 * size_of::<*mut ibv_context>()).cast::<*mut ibv_context>();
+            // Out of memory: the device stays open, which is harmless.
+            if !list.is_null() {
+                list.write(self.raw);
+                list.add(1).write(std::ptr::null_mut());
+                (self.api.rdma_free_devices)(list);
+            }
+        }
+        // But when no device is left at all, the library looks no further, and keeps the one that is gone open. The
+        // kernel waits for that: without this, whoever deletes the last device waits for the end of this process.
+        if now.is_ok_and(|now| now.count == 0) {
+            release(files);
+        }
+    }
+}
+
+/// Lets go of a device that is gone, under a library that keeps its context: its files become others, which do nothing
+/// and which the library closes when it finds the time.
+fn release(files: [RawFd; 2]) {
+    let Ok(null) = std::fs::File::open("/dev/null") else {
+        return;
+    };
+    for file in files {
+        // SAFETY: both belong to the context that the library still has open, and nobody uses that any more: what was
+        // made on it held it, and is destroyed.
+        unsafe { libc::dup3(null.as_raw_fd(), file, libc::O_CLOEXEC) };
+    }
+}
+
+/// A GID of a port (`ibv_gid_entry`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Gid {
+    pub index: u32,
+    pub raw: [u8; 16],
+    pub kind: GidType,
+    /// Interface index of its network device; 0: none.
+    pub netdev: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum GidType {
+    Infiniband,
+    RoceV1,
+    RoceV2,
+}
+
+/// A device of this machine.
+pub struct VerbsDevice {
+    pub(super) api: &'static Api,
+    pub(super) context: Context,
+    id: DeviceId,
+    attributes: DeviceAttributes,
+    /// Completion vectors are handed out in turn, so that interrupts are spread.
+    next_vector: AtomicU32,
+    /// For domains, which hold the device.
+    this: std::sync::Weak<VerbsDevice>,
+}
+
+impl VerbsDevice {
+    pub(super) fn open(
+        api: &'static Api,
+        contexts: &Contexts,
+        raw: *mut ibv_context,
+        id: DeviceId,
+    ) -> Result<Arc<VerbsDevice>, VerbsError> {
+        let context = Context::hold(api, contexts, raw)?;
+        // SAFETY: the context is open, and its device lives as long as it does.
+        let async_fd = unsafe { (*raw).async_fd };
+        set_nonblocking(async_fd)?;
+        let attributes = attributes(api, raw)?;
+        Ok(Arc::new_cyclic(|this| VerbsDevice {
+            api,
+            context,
+            id,
+            attributes,
+            next_vector: AtomicU32::new(0),
+            this: this.clone(),
+        }))
+    }
+
+    pub(super) fn completion_vector(&self) -> i32 {
+        // SAFETY: the context is open; the field is written by its opening only.
+        let vectors = unsafe { (*self.context.raw).num_comp_vectors }.max(1);
+        let next = self.next_vector.fetch_add(1, Ordering::Relaxed);
+        (next % vectors as u32) as i32
+    }
+
+    /// The GIDs of a port that are in use.
+    pub fn gids(&self, port: u8) -> Result<Vec<Gid>, VerbsError> {
+        let count = query_port(self.api, self.context.raw, port)?
+            .gid_tbl_len
+            .max(0) as u32;
+        let mut gids = Vec::new();
+        for index in 0..count {
+            let mut entry = ibv_gid_entry::default();
+            // SAFETY: the entry is ours to be written to, and of the size that is told.
+            let result = unsafe {
+                (self.api._ibv_query_gid_ex)(
+                    self.context.raw,
+                    u32::from(port),
+                    index,
+                    &mut entry,
+                    0,
+                    size_of::<ibv_gid_entry>(),
+                )
+            };
+            match result {
+                0 => {}
+                // An entry that is not in use.
+                libc::ENODATA => continue,
+                _ => check("ibv_query_gid_ex", result)?,
+            }
+            if entry.gid.raw == [0; 16] {
+                continue;
+            }
+            gids.push(Gid {
+                index,
+                raw: entry.gid.raw,
+                kind: match entry.gid_type {
+                    IBV_GID_TYPE_ROCE_V1 => GidType::RoceV1,
+                    IBV_GID_TYPE_ROCE_V2 => GidType::RoceV2,
+                    _ => GidType::Infiniband,
+                },
+                netdev: entry.ndev_ifindex,
+            });
+        }
+        Ok(gids)
+    }
+}
+
+impl Device for VerbsDevice {
+    fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    fn attributes(&self) -> &DeviceAttributes {
+        &self.attributes
+    }
+
+    fn port_state(&self, port: u8) -> Result<PortState, VerbsError> {
+        let attr = query_port(self.api, self.context.raw, port)?;
+        Ok(match attr.state {
+            2 => PortState::Init,
+            3 => PortState::Armed,
+            4 => PortState::Active,
+            5 => PortState::ActiveDefer,
+            _ => PortState::Down,
+        })
+    }
+
+    fn protection_domain(&self, access: Access) -> Result<Arc<dyn ProtectionDomain>, VerbsError> {
+        let device = self
+            .this
+            .upgrade()
+            .ok_or(VerbsError::NoSuchDevice(self.id))?;
+        Ok(Arc::new(Domain::new(device, access)?))
+    }
+
+    fn async_fd(&self) -> RawFd {
+        // SAFETY: the context is open; the field is written by its opening only.
+        unsafe { (*self.context.raw).async_fd }
+    }
+
+    fn next_async_event(&self) -> Result<Option<AsyncEvent>, VerbsError> {
+        let mut event = MaybeUninit::<ibv_async_event>::uninit();
+        // SAFETY: the context is open, the event ours to be written to.
+        let result =
+            unsafe { (self.api.ibv_get_async_event)(self.context.raw, event.as_mut_ptr()) };
+        if result != 0 {
+            let error = io::Error::last_os_error();
+            return if would_block(&error) {
+                Ok(None)
+            } else {
+                Err(VerbsError::Call {
+                    call: "ibv_get_async_event",
+                    source: error,
+                })
+            };
+        }
+        // SAFETY: the call succeeded and wrote it.
+        let mut event = unsafe { event.assume_init() };
+        let copy = describe(&event);
+        // SAFETY: it was got and is acknowledged once. Objects that it names wait for that to be destroyed.
+        unsafe { (self.api.ibv_ack_async_event)(&mut event) };
+        Ok(Some(copy))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// What an event says, without a pointer of it.
+fn describe(event: &ibv_async_event) -> AsyncEvent {
+    // SAFETY: which member is set follows from the type of the event (`ibv_get_async_event(3)`). An object that is
+    // named is not destroyed before the event is acknowledged.
+    let (port, qp) = unsafe {
+        match event.event_type {
+            IBV_EVENT_QP_FATAL
+            | IBV_EVENT_QP_REQ_ERR
+            | IBV_EVENT_QP_ACCESS_ERR
+            | IBV_EVENT_COMM_EST
+            | IBV_EVENT_SQ_DRAINED
+            | IBV_EVENT_QP_LAST_WQE_REACHED => (0, (*event.element.qp).qp_num),
+            IBV_EVENT_PORT_ACTIVE
+            | IBV_EVENT_PORT_ERR
+            | IBV_EVENT_LID_CHANGE
+            | IBV_EVENT_PKEY_CHANGE
+            | IBV_EVENT_SM_CHANGE
+            | IBV_EVENT_CLIENT_REREGISTER
+            | IBV_EVENT_GID_CHANGE => (event.element.port_num as u8, 0),
+            _ => (0, 0),
+        }
+    };
+    match event.event_type {
+        IBV_EVENT_CQ_ERR => AsyncEvent::CqError,
+        IBV_EVENT_QP_FATAL => AsyncEvent::QpFatal { qp },
+        IBV_EVENT_QP_REQ_ERR => AsyncEvent::QpRequestError { qp },
+        IBV_EVENT_QP_ACCESS_ERR => AsyncEvent::QpAccessError { qp },
+        IBV_EVENT_COMM_EST => AsyncEvent::CommunicationEstablished { qp },
+        IBV_EVENT_SQ_DRAINED => AsyncEvent::SendQueueDrained { qp },
+        IBV_EVENT_QP_LAST_WQE_REACHED => AsyncEvent::LastWqeReached { qp },
+        IBV_EVENT_DEVICE_FATAL => AsyncEvent::DeviceFatal,
+        IBV_EVENT_PORT_ACTIVE => AsyncEvent::PortActive { port },
+        IBV_EVENT_PORT_ERR => AsyncEvent::PortError { port },
+        IBV_EVENT_LID_CHANGE => AsyncEvent::LidChange { port },
+        IBV_EVENT_PKEY_CHANGE => AsyncEvent::PkeyChange { port },
+        IBV_EVENT_SM_CHANGE => AsyncEvent::SubnetManagerChange { port },
+        IBV_EVENT_CLIENT_REREGISTER => AsyncEvent::ClientReregister { port },
+        IBV_EVENT_GID_CHANGE => AsyncEvent::GidChange { port },
+        IBV_EVENT_SRQ_ERR => AsyncEvent::SrqError,
+        IBV_EVENT_SRQ_LIMIT_REACHED => AsyncEvent::SrqLimitReached,
+        event => AsyncEvent::Other { event },
+    }
+}
+
+fn attributes(api: &Api, context: *mut ibv_context) -> Result<DeviceAttributes, VerbsError> {
+    let mut attr = MaybeUninit::<ibv_device_attr>::zeroed();
+    // SAFETY: the context is open, the struct ours to be written to.
+    check("ibv_query_device", unsafe {
+        (api.ibv_query_device)(context, attr.as_mut_ptr())
+    })?;
+    // SAFETY: written by the call; zeros are valid as well.
+    let attr = unsafe { attr.assume_init() };
+    // SAFETY: the device lives as long as its context, and is written by its discovery only.
+    let device = unsafe { &*(*context).device };
+    let name = text(&device.name);
+    let first_port = query_port(api, context, 1)?;
+    let wire = match (device.transport_type, first_port.link_layer) {
+        (IBV_TRANSPORT_IWARP, _) => Wire::Iwarp,
+        (_, IBV_LINK_LAYER_ETHERNET) => Wire::Roce,
+        _ => Wire::Infiniband,
+    };
+    let sys = Path::new("/sys/class/infiniband").join(&name);
+    let read = |file: &str| std::fs::read_to_string(sys.join(file)).unwrap_or_default();
+    let count = |value: i32| u32::try_from(value).unwrap_or(0);
+    let depth = |value: i32| u8::try_from(value.max(0)).unwrap_or(u8::MAX);
+    Ok(DeviceAttributes {
+        wire,
+        node_guid: u64::from_be(attr.node_guid),
+        sys_image_guid: u64::from_be(attr.sys_image_guid),
+        firmware: text(&attr.fw_ver),
+        vendor_id: attr.vendor_id,
+        vendor_part_id: attr.vendor_part_id,
+        ports: attr.phys_port_cnt,
+        numa_node: read("device/numa_node").trim().parse().ok(),
+        max_qp: count(attr.max_qp),
+        max_qp_wr: count(attr.max_qp_wr),
+        max_sge: count(attr.max_sge),
+        max_sge_rd: count(attr.max_sge_rd),
+        max_cq: count(attr.max_cq),
+        max_cqe: count(attr.max_cqe),
+        max_mr: count(attr.max_mr),
+        max_mr_size: attr.max_mr_size,
+        max_pd: count(attr.max_pd),
+        max_responder_resources: depth(attr.max_qp_rd_atom),
+        max_initiator_depth: depth(attr.max_qp_init_rd_atom),
+        max_srq: count(attr.max_srq),
+        max_srq_wr: count(attr.max_srq_wr),
+        max_srq_sge: count(attr.max_srq_sge),
+        send_with_invalidate: attr.device_cap_flags & IBV_DEVICE_MEM_MGT_EXTENSIONS != 0,
+        software: is_software(&read("node_desc")),
+        name,
+    })
+}
+
+/// The drivers that have no hardware describe themselves so.
+fn is_software(node_desc: &str) -> bool {
+    matches!(node_desc.trim(), "rxe" | "Software iWARP stack")
+}
+
+fn query_port(api: &Api, context: *mut ibv_context, port: u8) -> Result<ibv_port_attr, VerbsError> {
+    let mut attr = MaybeUninit::<ibv_port_attr>::zeroed();
+    // SAFETY: the context is open; the function writes at most this struct (the exported one knows a shorter form of
+    // it, which is why it starts as zeros).
+    check("ibv_query_port", unsafe {
+        (api.ibv_query_port)(context, port, attr.as_mut_ptr())
+    })?;
+    // SAFETY: written by the call; zeros are valid as well.
+    Ok(unsafe { attr.assume_init() })
+}
+
+/// A fixed field of text, to its end or to the first zero.
+fn text(field: &[c_char]) -> String {
+    let bytes: Vec<u8> = field.iter().map(|&c| c as u8).chain([0]).collect();
+    let text = CStr::from_bytes_until_nul(&bytes).unwrap_or_default();
+    text.to_string_lossy().trim().to_owned()
+}
+
+/// A pointer that the library returned, or why it is null.
+pub fn made<T>(call: &'static str, raw: *mut T) -> Result<*mut T, VerbsError> {
+    if raw.is_null() {
+        Err(failed(call))
+    } else {
+        Ok(raw)
+    }
+}

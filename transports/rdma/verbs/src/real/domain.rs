@@ -1,0 +1,277 @@
+//! Protection domains, and the memory that is registered with them.
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nacre_hugepages::{HookError, RegionId, RegionInfo, RegisterHook};
+use rustix::process::{Resource, getrlimit};
+
+use super::device::{VerbsDevice, made};
+use super::queue::{Cq, Srq};
+use crate::provider::{CompletionQueue, Device, ProtectionDomain, SharedReceiveQueue};
+use crate::sys::verbs::*;
+use crate::types::{Access, DeviceAttributes, DeviceId, MrKey, Registrations, VerbsError, Wire};
+
+/// A protection domain.
+pub struct Domain {
+    pub(super) pd: Arc<Pd>,
+}
+
+/// The domain itself, which memory and queues keep.
+pub struct Pd {
+    pub(super) device: Arc<VerbsDevice>,
+    pub(super) raw: *mut ibv_pd,
+    access: Access,
+    regions: Mutex<HashMap<RegionId, Mr>>,
+    registered_total: AtomicU64,
+}
+
+// SAFETY: domains may be used by any thread: verbs are thread-safe.
+unsafe impl Send for Pd {}
+// SAFETY: as above; what is ours is atomic or behind a lock.
+unsafe impl Sync for Pd {}
+
+struct Mr {
+    raw: *mut ibv_mr,
+    len: u64,
+}
+
+// SAFETY: a pointer that only the domain's calls use, under its lock.
+unsafe impl Send for Mr {}
+
+impl Domain {
+    pub(super) fn new(device: Arc<VerbsDevice>, access: Access) -> Result<Domain, VerbsError> {
+        // SAFETY: the context is open.
+        let raw = made("ibv_alloc_pd", unsafe {
+            (device.api.ibv_alloc_pd)(device.context.raw)
+        })?;
+        let pd = Arc::new(Pd {
+            device,
+            raw,
+            access,
+            regions: Mutex::default(),
+            registered_total: AtomicU64::new(0),
+        });
+        Ok(Domain { pd })
+    }
+}
+
+impl ProtectionDomain for Domain {
+    fn device(&self) -> DeviceId {
+        self.pd.device.id()
+    }
+
+    fn attributes(&self) -> &DeviceAttributes {
+        self.pd.device.attributes()
+    }
+
+    fn access(&self) -> Access {
+        self.pd.access
+    }
+
+    fn hook(&self) -> Arc<dyn RegisterHook> {
+        Arc::clone(&self.pd) as Arc<dyn RegisterHook>
+    }
+
+    fn registrations(&self) -> Registrations {
+        let regions = self.pd.regions();
+        Registrations {
+            regions: regions.len() as u64,
+            bytes: regions.values().map(|mr| mr.len).sum(),
+            registered_total: self.pd.registered_total.load(Ordering::Relaxed),
+        }
+    }
+
+    fn completion_queue(&self, entries: u32) -> Result<Arc<dyn CompletionQueue>, VerbsError> {
+        Ok(Arc::new(Cq::new(Arc::clone(&self.pd.device), entries)?))
+    }
+
+    fn shared_receive_queue(
+        &self,
+        entries: u32,
+        max_sge: u32,
+        limit: u32,
+    ) -> Result<Arc<dyn SharedReceiveQueue>, VerbsError> {
+        let srq = Srq::new(Arc::clone(&self.pd), entries, max_sge, limit)?;
+        Ok(Arc::new(srq))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Pd {
+    fn regions(&self) -> MutexGuard<'_, HashMap<RegionId, Mr>> {
+        // Who panicked with it left a map of whole entries.
+        self.regions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn flags(&self) -> i32 {
+        match (self.access, self.device.attributes().wire) {
+            (Access::Remote, _) => {
+                IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE
+            }
+            // On iWARP the answer to a READ arrives like a WRITE of the peer's, so its destination has to allow one.
+            (Access::Local, Wire::Iwarp) => IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE,
+            (Access::Local, _) => IBV_ACCESS_LOCAL_WRITE,
+        }
+    }
+}
+
+impl RegisterHook for Pd {
+    fn register(&self, region: &RegionInfo) -> Result<u64, HookError> {
+        let len = region.len();
+        let attributes = self.device.attributes();
+        if len as u64 > attributes.max_mr_size {
+            return Err(VerbsError::Limit {
+                what: "the size of a memory region",
+                asked: len as u64,
+                limit: attributes.max_mr_size,
+                device: attributes.name.clone(),
+            }
+            .into());
+        }
+        // SAFETY: the domain is alive. The region is memory of this process that stays mapped until `unregister`
+        // (the arena's promise), and what arrives in it is bytes that buffers of the arena own.
+        let raw = unsafe {
+            (self.device.api.ibv_reg_mr)(self.raw, region.as_ptr().cast(), len, self.flags())
+        };
+        if raw.is_null() {
+            let source = io::Error::last_os_error();
+            return Err(RegisterMemoryError::new(len as u64, source).into());
+        }
+        // SAFETY: just made, and not shared yet.
+        let key = unsafe {
+            MrKey {
+                lkey: (*raw).lkey,
+                rkey: (*raw).rkey,
+            }
+        };
+        let len = len as u64;
+        let before = self.regions().insert(region.id, Mr { raw, len });
+        debug_assert!(before.is_none(), "an arena registers a region once");
+        self.registered_total.fetch_add(1, Ordering::Relaxed);
+        Ok(key.to_bits())
+    }
+
+    fn unregister(&self, region: &RegionInfo, _key: u64) {
+        if let Some(mr) = self.regions().remove(&region.id) {
+            // SAFETY: registered above, and forgotten with this. A failure (the device is gone, and its registrations
+            // with it) leaves nothing to do.
+            unsafe { (self.device.api.ibv_dereg_mr)(mr.raw) };
+        }
+    }
+}
+
+impl Drop for Pd {
+    fn drop(&mut self) {
+        let regions = std::mem::take(&mut *self.regions());
+        for mr in regions.into_values() {
+            // SAFETY: as in `unregister`.
+            unsafe { (self.device.api.ibv_dereg_mr)(mr.raw) };
+        }
+        // SAFETY: whatever was made in the domain holds it, so nothing is left in it.
+        unsafe { (self.device.api.ibv_dealloc_pd)(self.raw) };
+    }
+}
+
+/// Memory that the kernel did not want to pin.
+#[derive(Debug, thiserror::Error)]
+pub enum RegisterMemoryError {
+    /// The text is the one that people look for; RLIMIT_MEMLOCK is nearly always the cause.
+    #[error(
+        "ibv_reg_mr failed: Cannot allocate memory: {asked} bytes asked, RLIMIT_MEMLOCK is {limit} bytes with \
+         {pinned} registered already, {needed} are needed; in a shell `ulimit -l {needed_kib}`, in \
+         /etc/security/limits.conf `* soft memlock unlimited` and `* hard memlock unlimited`, in a systemd unit \
+         `LimitMEMLOCK=infinity`, for a container `--ulimit memlock=-1` or `--cap-add=IPC_LOCK`"
+    )]
+    Memlock {
+        asked: u64,
+        limit: u64,
+        pinned: u64,
+        needed: u64,
+        needed_kib: u64,
+    },
+    /// There is no limit, or it is not the cause.
+    #[error("ibv_reg_mr failed: {source}: {asked} bytes asked")]
+    Other { asked: u64, source: io::Error },
+}
+
+impl RegisterMemoryError {
+    fn new(asked: u64, source: io::Error) -> RegisterMemoryError {
+        let limit = getrlimit(Resource::Memlock).current;
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        RegisterMemoryError::of(asked, source, limit, pinned(&status))
+    }
+
+    fn of(asked: u64, source: io::Error, limit: Option<u64>, pinned: u64) -> RegisterMemoryError {
+        let needed = asked.saturating_add(pinned);
+        match limit {
+            Some(limit) if source.raw_os_error() == Some(libc::ENOMEM) && needed > limit => {
+                RegisterMemoryError::Memlock {
+                    asked,
+                    limit,
+                    pinned,
+                    needed,
+                    needed_kib: needed.div_ceil(1024),
+                }
+            }
+            _ => RegisterMemoryError::Other { asked, source },
+        }
+    }
+}
+
+/// What is registered by this process, with any device, from `/proc/self/status`.
+fn pinned(status: &str) -> u64 {
+    let line = status.lines().find_map(|line| line.strip_prefix("VmPin:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap_or(0).saturating_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nomem() -> io::Error {
+        io::Error::from_raw_os_error(libc::ENOMEM)
+    }
+
+    /// Goal: the text people search for, with every number and remedy. Method: a limit that is too low.
+    #[test]
+    fn a_low_limit_is_named() {
+        let pinned = pinned("VmLck:\t0 kB\nVmPin:\t      64 kB\n");
+        let text = RegisterMemoryError::of(1 << 30, nomem(), Some(8 << 20), pinned).to_string();
+        for part in [
+            "ibv_reg_mr failed: Cannot allocate memory: 1073741824 bytes asked",
+            "RLIMIT_MEMLOCK is 8388608 bytes with 65536 registered already",
+            "1073807360 are needed",
+            "`ulimit -l 1048640`",
+            "limits.conf",
+            "`LimitMEMLOCK=infinity`",
+            "`--ulimit memlock=-1`",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+
+    /// Goal: the limit is not blamed for what it did not do.
+    #[test]
+    fn other_causes_stay_what_they_are() {
+        let no_limit = RegisterMemoryError::of(4096, nomem(), None, 0).to_string();
+        assert!(
+            no_limit.starts_with("ibv_reg_mr failed: Cannot allocate memory"),
+            "{no_limit}"
+        );
+        assert!(!no_limit.contains("MEMLOCK"), "{no_limit}");
+        let refused = io::Error::from_raw_os_error(libc::EINVAL);
+        let invalid = RegisterMemoryError::of(4096, refused, Some(0), 0).to_string();
+        assert!(
+            invalid.starts_with("ibv_reg_mr failed: Invalid argument"),
+            "{invalid}"
+        );
+    }
+}

@@ -1,0 +1,381 @@
+//! Completion queues, shared receive queues and queue pairs: what the data path calls.
+//!
+//! Posting and polling go through the function pointers of the context, as the inline functions of `verbs.h` do:
+//! from here straight into the device's own library.
+
+use std::any::Any;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::RawFd;
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::cm::Id;
+use super::device::{VerbsDevice, made};
+use super::domain::Pd;
+use super::{check, set_nonblocking, work};
+use crate::provider::{CompletionQueue, Device, QueuePair, SharedReceiveQueue};
+use crate::sys::verbs::*;
+use crate::types::{PostError, QpCaps, RecvWr, SendWr, Sge, VerbsError, WorkCompletion};
+
+/// A completion queue and its channel.
+pub struct Cq {
+    device: Arc<VerbsDevice>,
+    pub(super) raw: *mut ibv_cq,
+    channel: *mut ibv_comp_channel,
+    poll: PollCq,
+    notify: ReqNotifyCq,
+    capacity: AtomicU32,
+}
+
+// SAFETY: completion queues and channels may be used by any thread: verbs are thread-safe.
+unsafe impl Send for Cq {}
+// SAFETY: as above.
+unsafe impl Sync for Cq {}
+
+impl Cq {
+    pub fn new(device: Arc<VerbsDevice>, entries: u32) -> Result<Cq, VerbsError> {
+        let attributes = device.attributes();
+        within(
+            "completion queue entries",
+            entries,
+            attributes.max_cqe,
+            &device,
+        )?;
+        let (api, context) = (device.api, device.context.raw);
+        // SAFETY: the context is open; its functions are set by its opening and never change.
+        let ops = unsafe { &(*context).ops };
+        let (poll, notify) = (
+            offered(ops.poll_cq, "ibv_poll_cq")?,
+            offered(ops.req_notify_cq, "ibv_req_notify_cq")?,
+        );
+        // SAFETY: as above.
+        let channel = made("ibv_create_comp_channel", unsafe {
+            (api.ibv_create_comp_channel)(context)
+        })?;
+        let destroy_channel = |error| {
+            // SAFETY: just made, and nothing is on it.
+            unsafe { (api.ibv_destroy_comp_channel)(channel) };
+            error
+        };
+        // SAFETY: the channel is alive.
+        set_nonblocking(unsafe { (*channel).fd }).map_err(destroy_channel)?;
+        let vector = device.completion_vector();
+        // SAFETY: context and channel are alive; the vector is one of the context's.
+        let raw = unsafe {
+            (api.ibv_create_cq)(context, entries.max(1) as i32, null_mut(), channel, vector)
+        };
+        let raw = made("ibv_create_cq", raw).map_err(destroy_channel)?;
+        // SAFETY: just made, and not shared yet.
+        let capacity = AtomicU32::new(unsafe { (*raw).cqe } as u32);
+        Ok(Cq {
+            device,
+            raw,
+            channel,
+            poll,
+            notify,
+            capacity,
+        })
+    }
+}
+
+impl CompletionQueue for Cq {
+    #[inline]
+    fn poll(&self, into: &mut [WorkCompletion]) -> Result<usize, VerbsError> {
+        let mut raw = [const { MaybeUninit::<ibv_wc>::uninit() }; work::POLL];
+        let mut taken = 0;
+        while taken < into.len() {
+            let want = (into.len() - taken).min(work::POLL);
+            // SAFETY: the queue is alive, the array has room for `want`.
+            let got = unsafe { (self.poll)(self.raw, want as i32, raw.as_mut_ptr().cast()) };
+            if got < 0 {
+                check("ibv_poll_cq", got)?;
+            }
+            let got = got as usize;
+            for (into, raw) in into[taken..].iter_mut().zip(&raw[..got]) {
+                // SAFETY: the driver wrote that many.
+                *into = work::completion(unsafe { raw.assume_init_ref() });
+            }
+            taken += got;
+            if got < want {
+                break;
+            }
+        }
+        Ok(taken)
+    }
+
+    fn arm(&self) -> Result<(), VerbsError> {
+        // SAFETY: the queue is alive.
+        check("ibv_req_notify_cq", unsafe { (self.notify)(self.raw, 0) })
+    }
+
+    fn disarm(&self) {
+        let mut events = 0;
+        let (mut cq, mut context) = (null_mut(), null_mut());
+        // SAFETY: the channel is alive and does not block; what is written is ours.
+        while unsafe {
+            (self.device.api.ibv_get_cq_event)(self.channel, &mut cq, &mut context) == 0
+        } {
+            events += 1;
+        }
+        if events > 0 {
+            // SAFETY: so many events were got; the channel has no other queue.
+            unsafe { (self.device.api.ibv_ack_cq_events)(self.raw, events) };
+        }
+    }
+
+    fn fd(&self) -> RawFd {
+        // SAFETY: the channel is alive; the field is written by its making only.
+        unsafe { (*self.channel).fd }
+    }
+
+    fn capacity(&self) -> u32 {
+        self.capacity.load(Ordering::Relaxed)
+    }
+
+    fn resize(&self, entries: u32) -> Result<(), VerbsError> {
+        let limit = self.device.attributes().max_cqe;
+        within("completion queue entries", entries, limit, &self.device)?;
+        // SAFETY: the queue is alive.
+        check("ibv_resize_cq", unsafe {
+            (self.device.api.ibv_resize_cq)(self.raw, entries as i32)
+        })?;
+        // At least what was asked for; the library's own field may be written by another resize.
+        self.capacity.store(entries, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Drop for Cq {
+    fn drop(&mut self) {
+        // Destroying waits for events that were got and not acknowledged: `disarm` leaves none.
+        // SAFETY: queue pairs of it hold it, so there is none; the channel has no other queue.
+        unsafe {
+            (self.device.api.ibv_destroy_cq)(self.raw);
+            (self.device.api.ibv_destroy_comp_channel)(self.channel);
+        }
+    }
+}
+
+/// A shared receive queue.
+pub struct Srq {
+    pd: Arc<Pd>,
+    pub(super) raw: *mut ibv_srq,
+    post: PostSrqRecv,
+    capacity: u32,
+}
+
+// SAFETY: shared receive queues may be used by any thread: verbs are thread-safe.
+unsafe impl Send for Srq {}
+// SAFETY: as above.
+unsafe impl Sync for Srq {}
+
+impl Srq {
+    pub fn new(pd: Arc<Pd>, entries: u32, max_sge: u32, limit: u32) -> Result<Srq, VerbsError> {
+        let device = &pd.device;
+        let attributes = device.attributes();
+        within("shared receive queues", 1, attributes.max_srq, device)?;
+        within(
+            "shared receive queue entries",
+            entries,
+            attributes.max_srq_wr,
+            device,
+        )?;
+        within(
+            "entries of a shared receive request",
+            max_sge,
+            attributes.max_srq_sge,
+            device,
+        )?;
+        // SAFETY: the context is open; its functions are set by its opening and never change.
+        let ops = unsafe { &(*device.context.raw).ops };
+        let post = offered(ops.post_srq_recv, "ibv_post_srq_recv")?;
+        let mut init = ibv_srq_init_attr {
+            srq_context: null_mut(),
+            attr: ibv_srq_attr {
+                max_wr: entries.max(1),
+                max_sge: max_sge.max(1),
+                srq_limit: 0,
+            },
+        };
+        // SAFETY: the domain is alive; the struct is read and written during the call.
+        let raw = made("ibv_create_srq", unsafe {
+            (device.api.ibv_create_srq)(pd.raw, &mut init)
+        })?;
+        let srq = Srq {
+            raw,
+            post,
+            capacity: init.attr.max_wr,
+            pd,
+        };
+        if limit > 0 {
+            srq.set_limit(limit)?;
+        }
+        Ok(srq)
+    }
+}
+
+impl SharedReceiveQueue for Srq {
+    #[inline]
+    unsafe fn post_recv(&self, requests: &[RecvWr], sges: &[Sge]) -> Result<(), PostError> {
+        // SAFETY: the verb copies chain and entries and sets `bad` as it should; the queue is alive; the memory is the
+        // caller's promise.
+        unsafe {
+            work::post_recv(requests, sges, |first, bad| {
+                (self.post)(self.raw, first, bad)
+            })
+        }
+    }
+
+    fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    fn set_limit(&self, limit: u32) -> Result<(), VerbsError> {
+        let mut attr = ibv_srq_attr {
+            srq_limit: limit,
+            ..Default::default()
+        };
+        // SAFETY: the queue is alive; the struct is read during the call.
+        check("ibv_modify_srq", unsafe {
+            (self.pd.device.api.ibv_modify_srq)(self.raw, &mut attr, IBV_SRQ_LIMIT)
+        })
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Drop for Srq {
+    fn drop(&mut self) {
+        // SAFETY: queue pairs of it hold it, so there is none.
+        unsafe { (self.pd.device.api.ibv_destroy_srq)(self.raw) };
+    }
+}
+
+/// A queue pair. It holds the id by which it was made, and what it was made of; the order of the fields is the order
+/// in which they are let go.
+pub struct Qp {
+    pub(super) raw: *mut ibv_qp,
+    number: u32,
+    caps: QpCaps,
+    post_send: PostSend,
+    post_recv: PostRecv,
+    id: Arc<Id>,
+    parts: Parts,
+}
+
+/// What a queue pair is made of, held so that it outlives it.
+pub struct Parts {
+    pub pd: Arc<Pd>,
+    /// Completion queues and shared receive queue.
+    pub _others: Vec<Arc<dyn Any + Send + Sync>>,
+}
+
+// SAFETY: queue pairs may be used by any thread: verbs are thread-safe.
+unsafe impl Send for Qp {}
+// SAFETY: as above.
+unsafe impl Sync for Qp {}
+
+impl Qp {
+    /// Of an id whose queue pair was just made.
+    pub fn new(id: Arc<Id>, caps: QpCaps, parts: Parts) -> Result<Qp, VerbsError> {
+        // SAFETY: the id is alive, and with it its queue pair, whose number and context never change.
+        let (raw, number, ops) = unsafe {
+            let raw = (*id.raw).qp;
+            (raw, (*raw).qp_num, &(*(*raw).context).ops)
+        };
+        Ok(Qp {
+            raw,
+            number,
+            caps,
+            post_send: offered(ops.post_send, "ibv_post_send")?,
+            post_recv: offered(ops.post_recv, "ibv_post_recv")?,
+            id,
+            parts,
+        })
+    }
+}
+
+impl QueuePair for Qp {
+    fn number(&self) -> u32 {
+        self.number
+    }
+
+    fn caps(&self) -> QpCaps {
+        self.caps
+    }
+
+    #[inline]
+    unsafe fn post_send(&self, requests: &[SendWr], sges: &[Sge]) -> Result<(), PostError> {
+        // SAFETY: the verb copies chain and entries and sets `bad` as it should; the queue pair is alive; the memory is
+        // the caller's promise.
+        unsafe {
+            work::post_send(requests, sges, |first, bad| {
+                (self.post_send)(self.raw, first, bad)
+            })
+        }
+    }
+
+    #[inline]
+    unsafe fn post_recv(&self, requests: &[RecvWr], sges: &[Sge]) -> Result<(), PostError> {
+        // SAFETY: as above.
+        unsafe {
+            work::post_recv(requests, sges, |first, bad| {
+                (self.post_recv)(self.raw, first, bad)
+            })
+        }
+    }
+
+    fn set_error(&self) -> Result<(), VerbsError> {
+        let mut attr = ibv_qp_attr {
+            qp_state: IBV_QPS_ERR,
+            ..Default::default()
+        };
+        // SAFETY: the queue pair is alive; the struct is read during the call.
+        check("ibv_modify_qp", unsafe {
+            (self.parts.pd.device.api.ibv_modify_qp)(self.raw, &mut attr, IBV_QP_STATE)
+        })
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Drop for Qp {
+    fn drop(&mut self) {
+        self.id.destroy_qp();
+    }
+}
+
+/// Refuses what the device cannot do before it is asked, so that the error has numbers.
+pub fn within(
+    what: &'static str,
+    asked: u32,
+    limit: u32,
+    device: &VerbsDevice,
+) -> Result<(), VerbsError> {
+    if asked <= limit {
+        return Ok(());
+    }
+    Err(VerbsError::Limit {
+        what,
+        asked: u64::from(asked),
+        limit: u64::from(limit),
+        device: device.attributes().name.clone(),
+    })
+}
+
+fn offered<F>(function: Option<F>, call: &'static str) -> Result<F, VerbsError> {
+    function.ok_or_else(|| VerbsError::Call {
+        call,
+        source: io::Error::from_raw_os_error(libc::EOPNOTSUPP),
+    })
+}

@@ -1,0 +1,402 @@
+//! Rings of posted requests, and the buffers that they keep.
+
+use std::collections::VecDeque;
+
+use nacre_hugepages::{Buf, Pool};
+
+use crate::provider::QueuePair;
+use crate::queues::{NotRegistered, RecvConfig};
+use crate::types::*;
+
+/// The key of memory that a device is to work with.
+fn lkey(buf: &Buf, slot: usize) -> Result<u32, NotRegistered> {
+    match buf.key(slot) {
+        Some(key) => Ok(MrKey::from_bits(key).lkey),
+        None => Err(NotRegistered { len: buf.len() }),
+    }
+}
+
+fn sge(buf: &Buf, lkey: u32) -> Sge {
+    Sge {
+        address: buf.as_ptr().expose_provenance() as u64,
+        length: buf.len() as u32,
+        lkey,
+    }
+}
+
+/// A buffer of a request. It is let go when a completion says that the request is done.
+struct Kept {
+    sequence: u32,
+    buf: Buf,
+    read: bool,
+}
+
+/// The send queue. Requests are numbered; a completion of one speaks for all before it.
+///
+/// ```text
+///   done ──── posted ──── next - queued ──── queued ──── next
+/// ```
+pub(crate) struct SendRing {
+    key_slot: usize,
+    tag: u64,
+    messages: Buf,
+    message_bytes: u32,
+    message_lkey: u32,
+    inline_max: u32,
+    depth: u32,
+    places: u32,
+    next: u32,
+    done: u32,
+    /// The number after that of the last signaled request.
+    signaled: u32,
+    kept: VecDeque<Kept>,
+    wrs: Vec<SendWr>,
+    sges: Vec<Sge>,
+}
+
+/// Entries of a message's request: itself, and data.
+const MESSAGE_SGES: usize = 2;
+
+impl SendRing {
+    pub fn new(
+        mut messages: Buf,
+        message_bytes: u32,
+        key_slot: usize,
+        tag: u64,
+        caps: QpCaps,
+    ) -> Result<SendRing, NotRegistered> {
+        assert!(
+            messages.as_mut_ptr().is_some(),
+            "memory of a ring is its own"
+        );
+        // A power of two, so that places stay different when the numbers wrap around.
+        let places = messages.len() as u32 / message_bytes;
+        let places = 1 << places.checked_ilog2().expect("room for a message");
+        let depth = caps.max_send_wr.min(places);
+        Ok(SendRing {
+            places,
+            key_slot,
+            tag,
+            message_lkey: lkey(&messages, key_slot)?,
+            messages,
+            message_bytes,
+            inline_max: caps.max_inline,
+            depth,
+            next: 0,
+            done: 0,
+            signaled: 0,
+            kept: VecDeque::with_capacity(depth as usize),
+            wrs: Vec::with_capacity(depth as usize),
+            sges: Vec::with_capacity(depth as usize * MESSAGE_SGES),
+        })
+    }
+
+    #[inline]
+    pub fn outstanding(&self) -> u32 {
+        self.next.wrapping_sub(self.done)
+    }
+
+    /// One place is kept for a marker.
+    #[inline]
+    pub fn room(&self) -> u32 {
+        (self.depth - self.outstanding()).saturating_sub(1)
+    }
+
+    /// Queues a request that moves nothing and is signaled, unless the last one is already: its
+    /// completion, or its flush, speaks for the unsignaled ones before it.
+    pub fn mark(&mut self) {
+        if self.signaled != self.next {
+            let nowhere = SendOp::Write {
+                address: 0,
+                rkey: 0,
+            };
+            self.push(nowhere, 0, true, false);
+        }
+    }
+
+    pub fn is_idle(&self) -> bool {
+        self.outstanding() == 0
+    }
+
+    #[inline]
+    pub fn needs_signal(&self) -> bool {
+        let unsignaled = self.next.wrapping_sub(self.signaled);
+        let last = self.kept.back().is_some_and(|kept| {
+            let after = kept.sequence.wrapping_sub(self.signaled);
+            after < unsignaled
+        });
+        last || unsignaled > self.depth / 2
+    }
+
+    #[inline]
+    fn push(&mut self, op: SendOp, sges: u32, signaled: bool, inline: bool) {
+        assert!(self.outstanding() < self.depth, "room in the send queue");
+        self.wrs.push(SendWr {
+            wr_id: self.tag | u64::from(self.next),
+            op,
+            first_sge: self.sges.len() as u32 - sges,
+            sges,
+            signaled,
+            inline,
+            fence: false,
+        });
+        self.next = self.next.wrapping_add(1);
+        if signaled {
+            self.signaled = self.next;
+        }
+    }
+
+    #[inline]
+    pub fn with_buf(&mut self, op: SendOp, buf: Buf, signaled: bool) -> Result<(), NotRegistered> {
+        let key = lkey(&buf, self.key_slot)?;
+        self.sges.push(sge(&buf, key));
+        let (sequence, read) = (self.next, matches!(op, SendOp::Read { .. }));
+        self.push(op, 1, signaled, false);
+        self.kept.push_back(Kept {
+            sequence,
+            buf,
+            read,
+        });
+        Ok(())
+    }
+
+    #[inline]
+    pub fn message(
+        &mut self,
+        op: SendOp,
+        message: &[u8],
+        data: Option<Buf>,
+    ) -> Result<(), NotRegistered> {
+        assert!(
+            message.len() <= self.message_bytes as usize,
+            "a message's length"
+        );
+        let data_key = match &data {
+            Some(data) => Some(lkey(data, self.key_slot)?),
+            None => None,
+        };
+        let at = (self.next & (self.places - 1)) as usize * self.message_bytes as usize;
+        let to = self.messages.as_ptr().cast_mut().wrapping_add(at);
+        // SAFETY: the place is inside the buffer (`places` of them fit), whose only handle this is;
+        // no request that is posted uses it, as at most `places` are outstanding.
+        unsafe { std::ptr::copy_nonoverlapping(message.as_ptr(), to, message.len()) };
+        let length = message.len() as u32;
+        self.sges.push(Sge {
+            address: to.expose_provenance() as u64,
+            length,
+            lkey: self.message_lkey,
+        });
+        let mut sges = 1;
+        if let (Some(data), Some(key)) = (&data, data_key) {
+            self.sges.push(sge(data, key));
+            sges = 2;
+        }
+        let inline = data.is_none() && length <= self.inline_max;
+        let sequence = self.next;
+        self.push(op, sges, false, inline);
+        if let Some(buf) = data {
+            self.kept.push_back(Kept {
+                sequence,
+                buf,
+                read: false,
+            });
+        }
+        Ok(())
+    }
+
+    #[inline]
+    pub fn signal_last(&mut self) {
+        if let Some(last) = self.wrs.last_mut() {
+            last.signaled = true;
+            self.signaled = self.next;
+        }
+    }
+
+    #[inline]
+    pub fn post(&mut self, qp: &dyn QueuePair) -> Result<usize, PostError> {
+        let count = self.wrs.len();
+        if count == 0 {
+            return Ok(0);
+        }
+        // SAFETY: `kept` and `messages` hold the memory of every entry until a completion that
+        // frees it, and are dropped after the queue pair; nobody writes to it, as a buffer that is
+        // shared cannot be written, and one that is read into is not shared.
+        let posted = unsafe { qp.post_send(&self.wrs, &self.sges) };
+        self.wrs.clear();
+        self.sges.clear();
+        if let Err(error) = &posted {
+            // What was not taken will not complete.
+            let lost = (count - error.posted) as u32;
+            self.next = self.next.wrapping_sub(lost);
+            let (next, done) = (self.next, self.done);
+            let there = |kept: &Kept| kept.sequence.wrapping_sub(done) < next.wrapping_sub(done);
+            self.kept.retain(there);
+        }
+        posted.map(|()| count)
+    }
+
+    #[inline]
+    pub fn complete(&mut self, sequence: u32) -> Option<Buf> {
+        let through = sequence.wrapping_sub(self.done);
+        if through >= self.outstanding() {
+            return None;
+        }
+        let mut read = None;
+        while let Some(kept) = self.kept.front() {
+            if kept.sequence.wrapping_sub(self.done) > through {
+                break;
+            }
+            let kept = self.kept.pop_front().expect("there is a front");
+            if kept.read && kept.sequence == sequence {
+                read = Some(kept.buf);
+            }
+        }
+        self.done = sequence.wrapping_add(1);
+        read
+    }
+}
+
+/// A receive queue, shared or not.
+pub(crate) struct RecvRing {
+    key_slot: usize,
+    tag: u64,
+    headers: Buf,
+    header_bytes: u32,
+    header_lkey: u32,
+    data_bytes: u32,
+    data: Box<[Option<Buf>]>,
+    posted_slots: Box<[bool]>,
+    idle: Vec<u32>,
+    posted: usize,
+    wrs: Vec<RecvWr>,
+    sges: Vec<Sge>,
+}
+
+impl RecvRing {
+    pub fn new(
+        mut config: RecvConfig,
+        key_slot: usize,
+        tag: u64,
+    ) -> Result<RecvRing, NotRegistered> {
+        assert!(
+            config.headers.as_mut_ptr().is_some(),
+            "memory of a ring is its own"
+        );
+        let entries = config
+            .entries
+            .min(config.headers.len() as u32 / config.header_bytes);
+        Ok(RecvRing {
+            key_slot,
+            tag,
+            header_lkey: lkey(&config.headers, key_slot)?,
+            headers: config.headers,
+            header_bytes: config.header_bytes,
+            data_bytes: config.data_bytes,
+            data: (0..entries).map(|_| None).collect(),
+            posted_slots: vec![false; entries as usize].into_boxed_slice(),
+            idle: (0..entries).rev().collect(),
+            posted: 0,
+            wrs: Vec::with_capacity(entries as usize),
+            sges: Vec::with_capacity(entries as usize * 2),
+        })
+    }
+
+    pub fn posted(&self) -> usize {
+        self.posted
+    }
+
+    #[inline]
+    pub fn idle(&self) -> usize {
+        self.idle.len()
+    }
+
+    #[inline]
+    pub fn post(
+        &mut self,
+        pool: Option<&Pool>,
+        post: impl FnOnce(&[RecvWr], &[Sge]) -> Result<(), PostError>,
+    ) -> Result<usize, PostError> {
+        while let Some(&slot) = self.idle.last() {
+            let at = slot as usize;
+            let first_sge = self.sges.len() as u32;
+            if self.data_bytes > 0 && self.data[at].is_none() {
+                // Without a buffer the slot waits for the next time. Memory that this device does
+                // not know is of no use to it.
+                let fresh = pool.and_then(|pool| pool.acquire(self.data_bytes as usize));
+                let Some(fresh) = fresh.filter(|buf| buf.key(self.key_slot).is_some()) else {
+                    break;
+                };
+                self.data[at] = Some(fresh);
+            }
+            let address = self
+                .headers
+                .as_ptr()
+                .wrapping_add(at * self.header_bytes as usize);
+            self.sges.push(Sge {
+                address: address.expose_provenance() as u64,
+                length: self.header_bytes,
+                lkey: self.header_lkey,
+            });
+            if let Some(data) = &self.data[at]
+                && let Ok(key) = lkey(data, self.key_slot)
+            {
+                self.sges.push(sge(data, key));
+            }
+            self.wrs.push(RecvWr {
+                wr_id: self.tag | u64::from(slot),
+                first_sge,
+                sges: self.sges.len() as u32 - first_sge,
+            });
+            self.posted_slots[at] = true;
+            self.idle.pop();
+        }
+        let count = self.wrs.len();
+        if count == 0 {
+            return Ok(0);
+        }
+        let result = post(&self.wrs, &self.sges);
+        let taken = result.as_ref().err().map_or(count, |error| error.posted);
+        for wr in self.wrs.drain(taken..) {
+            let slot = wr.wr_id as u32;
+            self.posted_slots[slot as usize] = false;
+            self.idle.push(slot);
+        }
+        self.posted += taken;
+        self.wrs.clear();
+        self.sges.clear();
+        result.map(|()| taken)
+    }
+
+    /// A posted slot is the owner's again.
+    #[inline]
+    pub fn complete(&mut self, slot: u32) -> bool {
+        match self.posted_slots.get_mut(slot as usize) {
+            Some(posted) if *posted => {
+                *posted = false;
+                self.posted -= 1;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    #[inline]
+    pub fn header(&self, slot: u32) -> &[u8] {
+        let len = self.header_bytes as usize;
+        let at = self.headers.as_ptr().wrapping_add(slot as usize * len);
+        // SAFETY: the slot is inside the buffer; it is not posted (`Received` exists), so no device
+        // writes to it. Made from a pointer, as a reference to all of the buffer would say
+        // something about slots that devices write to.
+        unsafe { std::slice::from_raw_parts(at, len) }
+    }
+
+    #[inline]
+    pub fn take_data(&mut self, slot: u32) -> Option<Buf> {
+        self.data[slot as usize].take()
+    }
+
+    #[inline]
+    pub fn release(&mut self, slot: u32) {
+        self.idle.push(slot);
+    }
+}

@@ -1,0 +1,490 @@
+//! Devices, protection domains and queues, as the traits show them.
+
+use std::any::Any;
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex};
+
+use nacre_hugepages::{HookError, RegionInfo, RegisterHook};
+
+use super::{
+    Channel, Cq, Fabric, PostedRecv, PostedSend, QpState, Region, Signal, Srq, call, lock,
+};
+use crate::provider::{CompletionQueue, Device, ProtectionDomain, QueuePair, SharedReceiveQueue};
+use crate::types::*;
+
+pub(super) fn open(fabric: &Fabric, id: DeviceId) -> Result<Arc<dyn Device>, VerbsError> {
+    let state = fabric.lock();
+    let device = state.device(id)?;
+    Ok(Arc::new(SimDevice {
+        fabric: fabric.clone(),
+        id,
+        attributes: Arc::clone(&device.attributes),
+        events: Arc::clone(&device.events),
+    }))
+}
+
+struct SimDevice {
+    fabric: Fabric,
+    id: DeviceId,
+    attributes: Arc<DeviceAttributes>,
+    events: Arc<Mutex<Channel<AsyncEvent>>>,
+}
+
+impl Device for SimDevice {
+    fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    fn attributes(&self) -> &DeviceAttributes {
+        &self.attributes
+    }
+
+    fn port_state(&self, _port: u8) -> Result<PortState, VerbsError> {
+        Ok(self.fabric.lock().device(self.id)?.port)
+    }
+
+    fn protection_domain(&self, access: Access) -> Result<Arc<dyn ProtectionDomain>, VerbsError> {
+        let mut state = self.fabric.lock();
+        state.device(self.id)?;
+        let number = state.number();
+        state.domains.insert(number, super::DomainState::default());
+        Ok(Arc::new(SimDomain {
+            inner: Arc::new(DomainInner {
+                fabric: self.fabric.clone(),
+                number,
+                device: self.id,
+                attributes: Arc::clone(&self.attributes),
+                access,
+            }),
+        }))
+    }
+
+    fn async_fd(&self) -> RawFd {
+        lock(&self.events).signal.raw()
+    }
+
+    fn next_async_event(&self) -> Result<Option<AsyncEvent>, VerbsError> {
+        Ok(lock(&self.events).pop())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+pub(super) struct DomainInner {
+    pub fabric: Fabric,
+    pub number: u32,
+    pub device: DeviceId,
+    attributes: Arc<DeviceAttributes>,
+    access: Access,
+}
+
+impl RegisterHook for DomainInner {
+    fn register(&self, region: &RegionInfo) -> Result<u64, HookError> {
+        let limit = self.attributes.max_mr_size;
+        if region.len() as u64 > limit {
+            return Err(Box::new(VerbsError::Limit {
+                what: "a memory region",
+                asked: region.len() as u64,
+                limit,
+                device: self.attributes.name.clone(),
+            }));
+        }
+        let mut state = self.fabric.lock();
+        state.device(self.device)?;
+        // Of different keys, so that one is never taken for the other.
+        let (lkey, rkey) = (state.number() << 1, state.number() << 1 | 1);
+        let known = Region {
+            domain: self.number,
+            address: region.as_ptr().expose_provenance() as u64,
+            len: region.len() as u64,
+            lkey,
+            remote: self.access == Access::Remote,
+        };
+        state.regions.insert(rkey, known);
+        if let Some(domain) = state.domains.get_mut(&self.number) {
+            domain.registered.regions += 1;
+            domain.registered.bytes += region.len() as u64;
+            domain.registered.registered_total += 1;
+        }
+        Ok(MrKey { lkey, rkey }.to_bits())
+    }
+
+    fn unregister(&self, region: &RegionInfo, key: u64) {
+        let mut state = self.fabric.lock();
+        let known = state.regions.remove(&MrKey::from_bits(key).rkey);
+        if let (Some(_), Some(domain)) = (known, state.domains.get_mut(&self.number)) {
+            domain.registered.regions -= 1;
+            domain.registered.bytes -= region.len() as u64;
+        }
+    }
+}
+
+pub(super) struct SimDomain {
+    pub inner: Arc<DomainInner>,
+}
+
+impl ProtectionDomain for SimDomain {
+    fn device(&self) -> DeviceId {
+        self.inner.device
+    }
+
+    fn attributes(&self) -> &DeviceAttributes {
+        &self.inner.attributes
+    }
+
+    fn access(&self) -> Access {
+        self.inner.access
+    }
+
+    fn hook(&self) -> Arc<dyn RegisterHook> {
+        Arc::clone(&self.inner) as Arc<dyn RegisterHook>
+    }
+
+    fn registrations(&self) -> Registrations {
+        let state = self.inner.fabric.lock();
+        let domain = state.domains.get(&self.inner.number);
+        domain.map(|domain| domain.registered).unwrap_or_default()
+    }
+
+    fn completion_queue(&self, entries: u32) -> Result<Arc<dyn CompletionQueue>, VerbsError> {
+        self.limit(
+            "completion queue entries",
+            entries,
+            self.inner.attributes.max_cqe,
+        )?;
+        let mut state = self.inner.fabric.lock();
+        state.device(self.inner.device)?;
+        let number = state.number();
+        let cq = Cq {
+            device: self.inner.device,
+            capacity: entries,
+            entries: Default::default(),
+            armed: false,
+            dead: false,
+            signal: Signal::new().map_err(|e| call("ibv_create_comp_channel", e))?,
+        };
+        let fd = cq.signal.raw();
+        state.cqs.insert(number, cq);
+        Ok(Arc::new(SimCq {
+            domain: Arc::clone(&self.inner),
+            number,
+            fd,
+        }))
+    }
+
+    fn shared_receive_queue(
+        &self,
+        entries: u32,
+        max_sge: u32,
+        limit: u32,
+    ) -> Result<Arc<dyn SharedReceiveQueue>, VerbsError> {
+        let attributes = &self.inner.attributes;
+        self.limit("shared receive queues", 1, attributes.max_srq)?;
+        self.limit(
+            "shared receive queue entries",
+            entries,
+            attributes.max_srq_wr,
+        )?;
+        self.limit("scatter entries", max_sge, attributes.max_srq_sge)?;
+        let mut state = self.inner.fabric.lock();
+        state.device(self.inner.device)?;
+        let number = state.number();
+        state.srqs.insert(
+            number,
+            Srq {
+                device: self.inner.device,
+                posted: Default::default(),
+                capacity: entries,
+                limit,
+            },
+        );
+        Ok(Arc::new(SimSrq {
+            domain: Arc::clone(&self.inner),
+            number,
+        }))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl SimDomain {
+    fn limit(&self, what: &'static str, asked: u32, limit: u32) -> Result<(), VerbsError> {
+        if asked <= limit {
+            return Ok(());
+        }
+        Err(VerbsError::Limit {
+            what,
+            asked: asked.into(),
+            limit: limit.into(),
+            device: self.inner.attributes.name.clone(),
+        })
+    }
+}
+
+pub(super) struct SimCq {
+    domain: Arc<DomainInner>,
+    pub number: u32,
+    fd: RawFd,
+}
+
+impl CompletionQueue for SimCq {
+    fn poll(&self, into: &mut [WorkCompletion]) -> Result<usize, VerbsError> {
+        let mut state = self.domain.fabric.lock();
+        let gone = state.device(self.domain.device).is_err();
+        let Some(cq) = state.cqs.get_mut(&self.number) else {
+            return Ok(0);
+        };
+        if cq.dead || (gone && cq.entries.is_empty()) {
+            return Err(call("ibv_poll_cq", rustix::io::Errno::IO));
+        }
+        let count = into.len().min(cq.entries.len());
+        for (place, entry) in into.iter_mut().zip(cq.entries.drain(..count)) {
+            *place = entry;
+        }
+        Ok(count)
+    }
+
+    fn arm(&self) -> Result<(), VerbsError> {
+        if let Some(cq) = self.domain.fabric.lock().cqs.get_mut(&self.number) {
+            cq.armed = true;
+        }
+        Ok(())
+    }
+
+    fn disarm(&self) {
+        if let Some(cq) = self.domain.fabric.lock().cqs.get_mut(&self.number) {
+            cq.armed = false;
+            cq.signal.clear();
+        }
+    }
+
+    fn fd(&self) -> RawFd {
+        self.fd
+    }
+
+    fn capacity(&self) -> u32 {
+        let state = self.domain.fabric.lock();
+        state.cqs.get(&self.number).map_or(0, |cq| cq.capacity)
+    }
+
+    fn resize(&self, entries: u32) -> Result<(), VerbsError> {
+        let attributes = &self.domain.attributes;
+        if entries > attributes.max_cqe {
+            return Err(VerbsError::Limit {
+                what: "completion queue entries",
+                asked: entries.into(),
+                limit: attributes.max_cqe.into(),
+                device: attributes.name.clone(),
+            });
+        }
+        let mut state = self.domain.fabric.lock();
+        if let Some(cq) = state.cqs.get_mut(&self.number) {
+            if (entries as usize) < cq.entries.len() {
+                return Err(call("ibv_resize_cq", rustix::io::Errno::INVAL));
+            }
+            cq.capacity = entries;
+        }
+        Ok(())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Drop for SimCq {
+    fn drop(&mut self) {
+        self.domain.fabric.lock().cqs.remove(&self.number);
+    }
+}
+
+pub(super) struct SimSrq {
+    domain: Arc<DomainInner>,
+    pub number: u32,
+}
+
+fn full(posted: usize) -> PostError {
+    PostError {
+        posted,
+        source: rustix::io::Errno::NOMEM.into(),
+    }
+}
+
+impl SharedReceiveQueue for SimSrq {
+    unsafe fn post_recv(&self, requests: &[RecvWr], sges: &[Sge]) -> Result<(), PostError> {
+        let mut state = self.domain.fabric.lock();
+        let Some(srq) = state.srqs.get_mut(&self.number) else {
+            return Err(full(0));
+        };
+        for (at, wr) in requests.iter().enumerate() {
+            if srq.posted.len() >= srq.capacity as usize {
+                return Err(full(at));
+            }
+            srq.posted.push_back(posted_recv(wr, sges));
+        }
+        state.progress_all();
+        Ok(())
+    }
+
+    fn capacity(&self) -> u32 {
+        let state = self.domain.fabric.lock();
+        state.srqs.get(&self.number).map_or(0, |srq| srq.capacity)
+    }
+
+    fn set_limit(&self, limit: u32) -> Result<(), VerbsError> {
+        if let Some(srq) = self.domain.fabric.lock().srqs.get_mut(&self.number) {
+            srq.limit = limit;
+        }
+        Ok(())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Drop for SimSrq {
+    fn drop(&mut self) {
+        self.domain.fabric.lock().srqs.remove(&self.number);
+    }
+}
+
+fn range(first: u32, count: u32, sges: &[Sge]) -> Vec<Sge> {
+    sges[first as usize..(first + count) as usize].to_vec()
+}
+
+fn posted_recv(wr: &RecvWr, sges: &[Sge]) -> PostedRecv {
+    PostedRecv {
+        wr_id: wr.wr_id,
+        sges: range(wr.first_sge, wr.sges, sges),
+    }
+}
+
+pub(super) struct SimQp {
+    pub domain: Arc<DomainInner>,
+    pub number: u32,
+    /// What it was made of stays while it does.
+    pub _keeps: Keeps,
+}
+
+pub(super) struct Keeps {
+    pub _cqs: [Arc<dyn CompletionQueue>; 2],
+    pub _srq: Option<Arc<dyn SharedReceiveQueue>>,
+}
+
+impl QueuePair for SimQp {
+    fn number(&self) -> u32 {
+        self.number
+    }
+
+    fn caps(&self) -> QpCaps {
+        let state = self.domain.fabric.lock();
+        state
+            .qps
+            .get(&self.number)
+            .map(|qp| qp.caps)
+            .unwrap_or_default()
+    }
+
+    unsafe fn post_send(&self, requests: &[SendWr], sges: &[Sge]) -> Result<(), PostError> {
+        let mut state = self.domain.fabric.lock();
+        for (at, wr) in requests.iter().enumerate() {
+            let Some(qp) = state.qps.get_mut(&self.number) else {
+                return Err(full(at));
+            };
+            let invalid = PostError {
+                posted: at,
+                source: rustix::io::Errno::INVAL.into(),
+            };
+            let sges = range(wr.first_sge, wr.sges, sges);
+            if qp.outstanding >= qp.caps.max_send_wr {
+                return Err(full(at));
+            }
+            if qp.state == QpState::Init || wr.sges > qp.caps.max_send_sge {
+                return Err(invalid);
+            }
+            let mut inline = Vec::new();
+            if wr.inline {
+                let bytes: u32 = sges.iter().map(|sge| sge.length).sum();
+                if bytes > qp.caps.max_inline || matches!(wr.op, SendOp::Read { .. }) {
+                    return Err(invalid);
+                }
+                for sge in &sges {
+                    let from = std::ptr::with_exposed_provenance::<u8>(sge.address as usize);
+                    // SAFETY: who posts guarantees valid memory while it is posted.
+                    let bytes = unsafe { std::slice::from_raw_parts(from, sge.length as usize) };
+                    inline.extend_from_slice(bytes);
+                }
+            }
+            let is_read = |wr: &SendWr| matches!(wr.op, SendOp::Read { .. });
+            let reads = qp.sq.iter().filter(|posted| is_read(&posted.wr)).count();
+            let refused = (is_read(wr) && reads >= usize::from(qp.read_depth))
+                .then_some(WcStatus::RemoteInvalidRequest);
+            qp.outstanding += 1;
+            qp.sq.push_back(PostedSend {
+                wr: *wr,
+                sges,
+                inline,
+                refused,
+            });
+        }
+        state.progress_all();
+        Ok(())
+    }
+
+    unsafe fn post_recv(&self, requests: &[RecvWr], sges: &[Sge]) -> Result<(), PostError> {
+        let mut state = self.domain.fabric.lock();
+        for (at, wr) in requests.iter().enumerate() {
+            let Some(qp) = state.qps.get_mut(&self.number) else {
+                return Err(full(at));
+            };
+            if qp.rq.len() >= qp.caps.max_recv_wr as usize {
+                return Err(full(at));
+            }
+            qp.rq.push_back(posted_recv(wr, sges));
+        }
+        if state
+            .qps
+            .get(&self.number)
+            .is_some_and(|qp| qp.state == QpState::Error)
+        {
+            state.flush(self.number);
+        }
+        state.progress_all();
+        Ok(())
+    }
+
+    fn set_error(&self) -> Result<(), VerbsError> {
+        self.domain.fabric.lock().flush(self.number);
+        Ok(())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Drop for SimQp {
+    fn drop(&mut self) {
+        let mut state = self.domain.fabric.lock();
+        if let Some(qp) = state.qps.remove(&self.number) {
+            for cq in [qp.send_cq, qp.recv_cq] {
+                if let Some(cq) = state.cqs.get_mut(&cq) {
+                    cq.entries.retain(|entry| entry.qp != self.number);
+                }
+            }
+        }
+        for id in state
+            .ids
+            .values_mut()
+            .filter(|id| id.qp == Some(self.number))
+        {
+            id.qp = None;
+        }
+        state.progress_all();
+    }
+}

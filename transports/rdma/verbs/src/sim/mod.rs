@@ -1,0 +1,478 @@
+//! The simulated provider: devices, queue pairs and connections in one process, with no thread.
+//!
+//! ```text
+//!   Fabric ── Provider ── Device a ─ domains, regions, queues ─┐
+//!      │                  Device b ─ domains, regions, queues ─┤ bytes move when they are posted
+//!      └ faults: any status on any request, any event on any connection at any moment
+//! ```
+//!
+//! It behaves as hardware does where that shows: keys and bounds are checked, completions come in
+//! order, an error flushes what is behind it, a receiver without buffers holds the sender up, a
+//! completion queue can overflow, an initiator may not exceed its READ depth. What goes wrong only by
+//! chance on a wire goes wrong here when [`Fabric`] is told so.
+
+mod cm;
+mod device;
+mod exec;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::provider::{ConnectionManager, Device, Provider};
+use crate::types::*;
+
+/// A network of simulated devices, and the hand that breaks it.
+#[derive(Clone)]
+pub struct Fabric {
+    state: Arc<Mutex<State>>,
+}
+
+/// What becomes of a connection attempt to an address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ConnectFault {
+    AddressError,
+    RouteError,
+    Unreachable,
+    ConnectError,
+    /// No event at all, ever.
+    Silent,
+}
+
+/// Which request of a queue pair an injected status hits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    Send,
+    Write,
+    Read,
+    Recv,
+}
+
+#[derive(Default)]
+struct State {
+    next: u32,
+    devices: Vec<DeviceState>,
+    regions: HashMap<u32, Region>,
+    domains: HashMap<u32, DomainState>,
+    cqs: HashMap<u32, Cq>,
+    srqs: HashMap<u32, Srq>,
+    qps: HashMap<u32, Qp>,
+    ids: HashMap<CmId, Id>,
+    channels: HashMap<u32, Channel<CmEvent>>,
+    connect_faults: HashMap<IpAddr, ConnectFault>,
+}
+
+struct DeviceState {
+    id: DeviceId,
+    attributes: Arc<DeviceAttributes>,
+    addresses: Vec<IpAddr>,
+    port: PortState,
+    events: Arc<Mutex<Channel<AsyncEvent>>>,
+}
+
+#[derive(Default)]
+struct DomainState {
+    registered: Registrations,
+}
+
+struct Region {
+    domain: u32,
+    address: u64,
+    len: u64,
+    lkey: u32,
+    remote: bool,
+}
+
+struct Cq {
+    device: DeviceId,
+    capacity: u32,
+    entries: VecDeque<WorkCompletion>,
+    armed: bool,
+    dead: bool,
+    signal: Signal,
+}
+
+struct PostedRecv {
+    wr_id: u64,
+    sges: Vec<Sge>,
+}
+
+struct Srq {
+    device: DeviceId,
+    posted: VecDeque<PostedRecv>,
+    capacity: u32,
+    limit: u32,
+}
+
+struct PostedSend {
+    wr: SendWr,
+    sges: Vec<Sge>,
+    inline: Vec<u8>,
+    /// Set when it was too much while it was posted.
+    refused: Option<WcStatus>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum QpState {
+    Init,
+    Ready,
+    Error,
+}
+
+struct Injected {
+    target: Target,
+    /// Requests of that kind that still go well.
+    skip: u32,
+    status: WcStatus,
+}
+
+struct Qp {
+    device: DeviceId,
+    domain: u32,
+    send_cq: u32,
+    recv_cq: u32,
+    srq: Option<u32>,
+    caps: QpCaps,
+    state: QpState,
+    sq: VecDeque<PostedSend>,
+    rq: VecDeque<PostedRecv>,
+    /// Signaled or not: what was posted and not completed or passed over.
+    outstanding: u32,
+    peer: Option<u32>,
+    read_depth: u8,
+    rnr_retry: u8,
+    rnr_attempts: u32,
+    paused: bool,
+    injected: Vec<Injected>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum IdState {
+    Listening,
+    Idle,
+    Resolved,
+    Routed,
+    /// Asked, or asking; waits for the other side.
+    Connecting,
+    Connected,
+    Ended,
+}
+
+struct Id {
+    channel: u32,
+    state: IdState,
+    device: Option<DeviceId>,
+    local: std::net::SocketAddr,
+    remote: Option<std::net::SocketAddr>,
+    peer: Option<CmId>,
+    qp: Option<u32>,
+    params: ConnParams,
+}
+
+/// A descriptor that is readable while something waits.
+struct Signal {
+    fd: OwnedFd,
+}
+
+impl Signal {
+    fn new() -> std::io::Result<Signal> {
+        Ok(Signal {
+            fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+        })
+    }
+
+    fn set(&self) {
+        // Full means set.
+        let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
+    }
+
+    fn clear(&self) {
+        let _ = rustix::io::read(&self.fd, &mut [0u8; 8]);
+    }
+
+    fn raw(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+}
+
+struct Channel<E> {
+    signal: Signal,
+    events: VecDeque<E>,
+}
+
+impl<E> Channel<E> {
+    fn new() -> std::io::Result<Channel<E>> {
+        Ok(Channel {
+            signal: Signal::new()?,
+            events: VecDeque::new(),
+        })
+    }
+
+    fn push(&mut self, event: E) {
+        self.events.push_back(event);
+        self.signal.set();
+    }
+
+    fn pop(&mut self) -> Option<E> {
+        let event = self.events.pop_front();
+        if self.events.is_empty() {
+            self.signal.clear();
+        }
+        event
+    }
+}
+
+fn call(call: &'static str, source: impl Into<std::io::Error>) -> VerbsError {
+    VerbsError::Call {
+        call,
+        source: source.into(),
+    }
+}
+
+impl State {
+    fn number(&mut self) -> u32 {
+        self.next += 1;
+        self.next
+    }
+
+    fn device(&self, id: DeviceId) -> Result<&DeviceState, VerbsError> {
+        let found = self.devices.iter().find(|device| device.id == id);
+        found.ok_or(VerbsError::NoSuchDevice(id))
+    }
+
+    fn device_event(&self, id: DeviceId, event: AsyncEvent) {
+        if let Ok(device) = self.device(id) {
+            lock(&device.events).push(event);
+        }
+    }
+
+    fn cm_event(&mut self, id: CmId, kind: CmEventKind) {
+        if let Some(found) = self.ids.get(&id)
+            && let Some(channel) = self.channels.get_mut(&found.channel)
+        {
+            channel.push(CmEvent { id, kind });
+        }
+    }
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Attributes like those of a good adapter.
+pub fn attributes(name: &str) -> DeviceAttributes {
+    DeviceAttributes {
+        name: name.into(),
+        wire: Wire::Roce,
+        node_guid: 0x5000_0000_0000_0000,
+        sys_image_guid: 0x5000_0000_0000_0000,
+        firmware: "simulated".into(),
+        vendor_id: 0,
+        vendor_part_id: 0,
+        ports: 1,
+        numa_node: None,
+        max_qp: 65_536,
+        max_qp_wr: 16_384,
+        max_sge: 30,
+        max_sge_rd: 30,
+        max_cq: 65_536,
+        max_cqe: 4 << 20,
+        max_mr: 65_536,
+        max_mr_size: u64::MAX,
+        max_pd: 65_536,
+        max_responder_resources: 16,
+        max_initiator_depth: 16,
+        max_srq: 65_536,
+        max_srq_wr: 32_767,
+        max_srq_sge: 30,
+        send_with_invalidate: true,
+        software: true,
+    }
+}
+
+/// Bytes that are sent inline.
+const MAX_INLINE: u32 = 220;
+
+impl Fabric {
+    #[expect(clippy::new_without_default, reason = "a network is made on purpose")]
+    pub fn new() -> Fabric {
+        Fabric {
+            state: Arc::default(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    pub fn provider(&self) -> Arc<dyn Provider> {
+        Arc::new(self.clone())
+    }
+
+    /// Plugs in a device that has these addresses.
+    pub fn add_device(
+        &self,
+        attributes: DeviceAttributes,
+        addresses: &[IpAddr],
+    ) -> std::io::Result<DeviceId> {
+        let mut state = self.lock();
+        let id = DeviceId(state.number());
+        state.devices.push(DeviceState {
+            id,
+            attributes: Arc::new(attributes),
+            addresses: addresses.to_vec(),
+            port: PortState::Active,
+            events: Arc::new(Mutex::new(Channel::new()?)),
+        });
+        Ok(id)
+    }
+
+    /// Pulls a device out: everything on it fails, and every connection and listener is told.
+    pub fn remove_device(&self, device: DeviceId) {
+        let mut state = self.lock();
+        state.device_event(device, AsyncEvent::DeviceFatal);
+        let on_it = |qp: &Qp| qp.device == device;
+        let qps: Vec<u32> = state
+            .qps
+            .iter()
+            .filter(|(_, qp)| on_it(qp))
+            .map(|(n, _)| *n)
+            .collect();
+        for qp in qps {
+            state.flush(qp);
+        }
+        let mut ids: Vec<CmId> = state
+            .ids
+            .iter()
+            .filter(|(_, id)| id.device == Some(device))
+            .map(|(id, _)| *id)
+            .collect();
+        ids.sort_unstable();
+        for id in ids {
+            state.cm_event(id, CmEventKind::DeviceRemoval);
+        }
+        state.devices.retain(|known| known.id != device);
+    }
+
+    /// Takes a port down or up; on a port that is down nothing moves.
+    pub fn set_port(&self, device: DeviceId, port: PortState) {
+        let mut state = self.lock();
+        if let Some(known) = state.devices.iter_mut().find(|known| known.id == device) {
+            known.port = port;
+        }
+        let event = match port {
+            PortState::Active => AsyncEvent::PortActive { port: 1 },
+            _ => AsyncEvent::PortError { port: 1 },
+        };
+        state.device_event(device, event);
+        state.progress_all();
+    }
+
+    /// Gives a device other addresses.
+    pub fn set_addresses(&self, device: DeviceId, addresses: &[IpAddr]) {
+        let mut state = self.lock();
+        if let Some(known) = state.devices.iter_mut().find(|known| known.id == device) {
+            known.addresses = addresses.to_vec();
+        }
+        state.device_event(device, AsyncEvent::GidChange { port: 1 });
+    }
+
+    /// Reports an asynchronous event.
+    pub fn inject_async(&self, device: DeviceId, event: AsyncEvent) {
+        self.lock().device_event(device, event);
+    }
+
+    /// Reports any event on a connection or listener.
+    pub fn inject_event(&self, id: CmId, kind: CmEventKind) {
+        self.lock().cm_event(id, kind);
+    }
+
+    /// Ends the request of this kind that comes after `skip` others with `status`.
+    pub fn inject_status(&self, qp: u32, target: Target, skip: u32, status: WcStatus) {
+        let mut state = self.lock();
+        if let Some(qp) = state.qps.get_mut(&qp) {
+            qp.injected.push(Injected {
+                target,
+                skip,
+                status,
+            });
+        }
+        state.progress_all();
+    }
+
+    /// Nothing of a queue pair's send queue moves while this is on.
+    pub fn pause(&self, qp: u32, paused: bool) {
+        let mut state = self.lock();
+        if let Some(qp) = state.qps.get_mut(&qp) {
+            qp.paused = paused;
+        }
+        state.progress_all();
+    }
+
+    /// What becomes of connections to an address from now on; `None`: they work.
+    pub fn fault_connects(&self, to: IpAddr, fault: Option<ConnectFault>) {
+        let mut state = self.lock();
+        match fault {
+            Some(fault) => state.connect_faults.insert(to, fault),
+            None => state.connect_faults.remove(&to),
+        };
+    }
+
+    /// The queue pairs that there are, oldest first.
+    pub fn queue_pairs(&self) -> Vec<u32> {
+        let mut numbers: Vec<u32> = self.lock().qps.keys().copied().collect();
+        numbers.sort_unstable();
+        numbers
+    }
+
+    /// The other end of a queue pair.
+    pub fn peer_of(&self, qp: u32) -> Option<u32> {
+        self.lock().qps.get(&qp)?.peer
+    }
+
+    /// The connection that a queue pair was made for.
+    pub fn id_of(&self, qp: u32) -> Option<CmId> {
+        let state = self.lock();
+        let found = state.ids.iter().find(|(_, id)| id.qp == Some(qp));
+        found.map(|(id, _)| *id)
+    }
+
+    /// Receives posted to shared receive queues.
+    pub fn posted_receives(&self) -> usize {
+        self.lock().srqs.values().map(|srq| srq.posted.len()).sum()
+    }
+
+    /// Connections and listeners that were not destroyed.
+    pub fn ids(&self) -> Vec<CmId> {
+        let mut ids: Vec<CmId> = self.lock().ids.keys().copied().collect();
+        ids.sort_unstable();
+        ids
+    }
+}
+
+impl Provider for Fabric {
+    fn name(&self) -> &'static str {
+        "simulated"
+    }
+
+    fn devices(&self) -> Result<Vec<Arc<dyn Device>>, VerbsError> {
+        let ids: Vec<DeviceId> = self.lock().devices.iter().map(|device| device.id).collect();
+        ids.into_iter()
+            .map(|id| Provider::device(self, id))
+            .collect()
+    }
+
+    fn device(&self, id: DeviceId) -> Result<Arc<dyn Device>, VerbsError> {
+        device::open(self, id)
+    }
+
+    fn connection_manager(&self) -> Result<Box<dyn ConnectionManager>, VerbsError> {
+        cm::open(self)
+    }
+}

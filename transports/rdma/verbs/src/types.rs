@@ -1,0 +1,466 @@
+//! Plain data of verbs and of the connection manager.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use arrayvec::ArrayVec;
+
+/// A device, for as long as it is plugged in; one that comes back gets a new id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DeviceId(pub u32);
+
+/// A connection or listener of one connection manager. Never used twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CmId(pub u64);
+
+/// Which wire a device speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Wire {
+    Infiniband,
+    /// RDMA over Converged Ethernet, v1 or v2 (a GID's type says which).
+    Roce,
+    Iwarp,
+}
+
+/// What a device is and can do (`ibv_device_attr`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceAttributes {
+    /// As the kernel names it, e.g. `mlx5_0`.
+    pub name: String,
+    pub wire: Wire,
+    pub node_guid: u64,
+    pub sys_image_guid: u64,
+    pub firmware: String,
+    pub vendor_id: u32,
+    pub vendor_part_id: u32,
+    pub ports: u8,
+    /// The NUMA node that it hangs on, where that is known.
+    pub numa_node: Option<u32>,
+    pub max_qp: u32,
+    /// Work requests of one send or receive queue.
+    pub max_qp_wr: u32,
+    pub max_sge: u32,
+    /// Scatter entries of an RDMA READ (iWARP: often 1).
+    pub max_sge_rd: u32,
+    pub max_cq: u32,
+    pub max_cqe: u32,
+    pub max_mr: u32,
+    pub max_mr_size: u64,
+    pub max_pd: u32,
+    /// RDMA READs that one queue pair answers at once (`max_qp_rd_atom`).
+    pub max_responder_resources: u8,
+    /// RDMA READs that one queue pair has outstanding at once (`max_qp_init_rd_atom`).
+    pub max_initiator_depth: u8,
+    /// 0: the device has no shared receive queues.
+    pub max_srq: u32,
+    pub max_srq_wr: u32,
+    pub max_srq_sge: u32,
+    /// SEND_WITH_INVALIDATE and what belongs to it (`IBV_DEVICE_MEM_MGT_EXTENSIONS`).
+    pub send_with_invalidate: bool,
+    /// Emulated by the kernel (rxe, siw) or simulated: works, is not fast.
+    pub software: bool,
+}
+
+/// State of a device's port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum PortState {
+    Down,
+    Init,
+    Armed,
+    Active,
+    ActiveDefer,
+}
+
+/// Which protection domain: who may touch the memory registered with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// The device on behalf of this side only (local write). The target's.
+    Local,
+    /// The peer as well, with the rkey (local write, remote read, remote write). The host side's.
+    Remote,
+}
+
+/// The keys of a registered region, as `Buf::key` carries them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct MrKey {
+    pub lkey: u32,
+    pub rkey: u32,
+}
+
+impl MrKey {
+    /// For [`nacre_hugepages::RegisterHook::register`].
+    pub const fn to_bits(self) -> u64 {
+        (self.rkey as u64) << 32 | self.lkey as u64
+    }
+
+    pub const fn from_bits(bits: u64) -> MrKey {
+        MrKey {
+            lkey: bits as u32,
+            rkey: (bits >> 32) as u32,
+        }
+    }
+}
+
+/// What is registered with a protection domain now, and how often that was done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Registrations {
+    pub regions: u64,
+    pub bytes: u64,
+    /// Since the start; flat under load.
+    pub registered_total: u64,
+}
+
+/// Private data of a connection manager message. The wire pads it with zeros, so what arrives may be
+/// longer than what was sent.
+pub type PrivateData = ArrayVec<u8, MAX_PRIVATE_DATA>;
+
+/// No connection manager message carries more (InfiniBand's REP has 196; iWARP's may have more, of
+/// which the rest is cut off).
+pub const MAX_PRIVATE_DATA: usize = 196;
+
+/// Parameters of connect and accept (`rdma_conn_param`).
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ConnParams {
+    pub private_data: PrivateData,
+    /// RDMA READs of the peer that this side answers at once.
+    pub responder_resources: u8,
+    /// RDMA READs that this side has outstanding at once.
+    pub initiator_depth: u8,
+    /// 0..=7. Set by the side that connects.
+    pub retry_count: u8,
+    /// 0..=7, of which 7 is for ever.
+    pub rnr_retry_count: u8,
+}
+
+/// Options of a listener or of a connection that is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CmOptions {
+    /// Type of service (DSCP << 2); 0: the system's.
+    pub tos: u8,
+    /// Local ACK timeout as an exponent (4.096 us * 2^n); `None`: the system's.
+    pub ack_timeout: Option<u8>,
+}
+
+/// A listener as it was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Listening {
+    pub id: CmId,
+    /// With the port that is really used.
+    pub address: SocketAddr,
+    /// The device that the address belongs to; `None` for a wildcard address.
+    pub device: Option<DeviceId>,
+}
+
+/// What the connection manager reports.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CmEvent {
+    /// The connection or listener that it is about; for [`CmEventKind::ConnectRequest`] the new one.
+    pub id: CmId,
+    pub kind: CmEventKind,
+}
+
+/// See `rdma_get_cm_event(3)`; a status is a negative errno or a reason of the wire, as there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CmEventKind {
+    AddressResolved {
+        device: DeviceId,
+        port: u8,
+        local: SocketAddr,
+    },
+    AddressError {
+        status: i32,
+    },
+    RouteResolved,
+    RouteError {
+        status: i32,
+    },
+    ConnectRequest {
+        listener: CmId,
+        device: DeviceId,
+        port: u8,
+        local: SocketAddr,
+        peer: SocketAddr,
+        /// As this side is to see it: `initiator_depth` is what the peer answers at once and this
+        /// side may have outstanding, `responder_resources` what the peer wants answered at once.
+        params: ConnParams,
+    },
+    ConnectError {
+        status: i32,
+    },
+    Unreachable {
+        status: i32,
+    },
+    Rejected {
+        status: i32,
+        private_data: PrivateData,
+    },
+    /// On the side that connects: with the parameters of the peer's accept, turned round as those
+    /// of a request.
+    Established {
+        params: ConnParams,
+    },
+    Disconnected,
+    /// The device goes away: everything on it has to be destroyed.
+    DeviceRemoval,
+    AddressChange,
+    TimewaitExit,
+    /// One that this program has no use for, by its number.
+    Other {
+        event: i32,
+        status: i32,
+    },
+}
+
+/// What a device reports outside of completions (`ibv_get_async_event(3)`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum AsyncEvent {
+    PortActive { port: u8 },
+    PortError { port: u8 },
+    GidChange { port: u8 },
+    LidChange { port: u8 },
+    PkeyChange { port: u8 },
+    SubnetManagerChange { port: u8 },
+    ClientReregister { port: u8 },
+    DeviceFatal,
+    CqError,
+    QpFatal { qp: u32 },
+    QpRequestError { qp: u32 },
+    QpAccessError { qp: u32 },
+    CommunicationEstablished { qp: u32 },
+    SendQueueDrained { qp: u32 },
+    LastWqeReached { qp: u32 },
+    SrqError,
+    SrqLimitReached,
+    Other { event: i32 },
+}
+
+/// How large a queue pair is to be; what it is then, see [`crate::QueuePair::caps`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct QpCaps {
+    pub max_send_wr: u32,
+    /// 0 with a shared receive queue.
+    pub max_recv_wr: u32,
+    pub max_send_sge: u32,
+    pub max_recv_sge: u32,
+    pub max_inline: u32,
+}
+
+/// A stretch of registered memory. Laid out as `ibv_sge`, so that a list of them is posted as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub struct Sge {
+    pub address: u64,
+    pub length: u32,
+    pub lkey: u32,
+}
+
+/// What a send-queue work request does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SendOp {
+    Send,
+    /// SEND that invalidates a key of the receiver.
+    SendWithInvalidate {
+        rkey: u32,
+    },
+    Write {
+        address: u64,
+        rkey: u32,
+    },
+    Read {
+        address: u64,
+        rkey: u32,
+    },
+}
+
+/// A work request of the send queue. Its scatter/gather entries are `first_sge..first_sge + sges`
+/// of the slice that is posted with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SendWr {
+    pub wr_id: u64,
+    pub op: SendOp,
+    pub first_sge: u32,
+    pub sges: u32,
+    /// Success makes a completion. A failure always does.
+    pub signaled: bool,
+    /// The data is copied while it is posted (keys are not looked at).
+    pub inline: bool,
+    /// Begins when the READs before it are done.
+    pub fence: bool,
+}
+
+/// A work request of a receive queue; see [`SendWr`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RecvWr {
+    pub wr_id: u64,
+    pub first_sge: u32,
+    pub sges: u32,
+}
+
+/// What a completion is of; of a failed one it says nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum WcOpcode {
+    Send,
+    Write,
+    Read,
+    Recv,
+    Other(u32),
+}
+
+/// A work completion.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WorkCompletion {
+    pub wr_id: u64,
+    pub status: WcStatus,
+    pub opcode: WcOpcode,
+    /// Bytes received or read.
+    pub byte_len: u32,
+    pub qp: u32,
+    pub vendor_error: u32,
+    /// Of a receive: the key that the peer's SEND_WITH_INVALIDATE invalidated.
+    pub invalidated: Option<u32>,
+}
+
+impl WorkCompletion {
+    /// To fill an array with.
+    pub const EMPTY: WorkCompletion = WorkCompletion {
+        wr_id: 0,
+        status: WcStatus::Success,
+        opcode: WcOpcode::Send,
+        byte_len: 0,
+        qp: 0,
+        vendor_error: 0,
+        invalidated: None,
+    };
+}
+
+macro_rules! wc_status {
+    ($($name:ident = $number:literal, $text:literal, $meaning:literal, $remedy:literal;)*) => {
+        /// Status of a work completion (`ibv_wc_status`).
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[repr(u8)]
+        pub enum WcStatus {
+            $($name = $number,)*
+        }
+
+        impl WcStatus {
+            /// All of them, in the order of their numbers.
+            pub const ALL: &'static [WcStatus] = &[$(WcStatus::$name,)*];
+
+            /// A number that verbs does not know is a general error.
+            pub const fn from_raw(raw: u32) -> WcStatus {
+                match raw {
+                    $($number => WcStatus::$name,)*
+                    _ => WcStatus::GeneralError,
+                }
+            }
+
+            /// The name that C programs and their logs use.
+            pub const fn name(self) -> &'static str {
+                match self { $(WcStatus::$name => $text,)* }
+            }
+
+            pub const fn meaning(self) -> &'static str {
+                match self { $(WcStatus::$name => $meaning,)* }
+            }
+
+            pub const fn remedy(self) -> &'static str {
+                match self { $(WcStatus::$name => $remedy,)* }
+            }
+        }
+    };
+}
+
+wc_status! {
+    Success = 0, "IBV_WC_SUCCESS", "done", "none needed";
+    LocalLength = 1, "IBV_WC_LOC_LEN_ERR", "a message was longer than the receive buffer, or a request longer than the port allows",
+        "the peer sent more in a capsule than was announced to it; report it with the peer's version";
+    LocalQpOperation = 2, "IBV_WC_LOC_QP_OP_ERR", "the queue pair cannot do what was posted",
+        "report it; a driver or firmware update may help";
+    LocalEecOperation = 3, "IBV_WC_LOC_EEC_OP_ERR", "an end-to-end context is inconsistent",
+        "update driver and firmware: reliable-connected queue pairs have none";
+    LocalProtection = 4, "IBV_WC_LOC_PROT_ERR", "memory posted here is not registered for that use",
+        "report it: memory of this program is registered at start";
+    WorkRequestFlushed = 5, "IBV_WC_WR_FLUSH_ERR", "the queue pair had ended before this was its turn",
+        "look for the error before this one, or for the end of the connection";
+    MemoryWindowBind = 6, "IBV_WC_MW_BIND_ERR", "a memory window could not be bound",
+        "update driver and firmware: none is bound here";
+    BadResponse = 7, "IBV_WC_BAD_RESP_ERR", "the peer's device answered with something unexpected",
+        "update driver and firmware at both ends";
+    LocalAccess = 8, "IBV_WC_LOC_ACCESS_ERR", "what the peer sent could not be written to local memory",
+        "report it: memory of this program is registered at start";
+    RemoteInvalidRequest = 9, "IBV_WC_REM_INV_REQ_ERR", "the peer's device refused the request as invalid",
+        "compare message sizes and RDMA READ depth of both ends";
+    RemoteAccess = 10, "IBV_WC_REM_ACCESS_ERR", "the peer's device refused access to its memory",
+        "the host's key or address is wrong or was invalidated early; look at the host's log";
+    RemoteOperation = 11, "IBV_WC_REM_OP_ERR", "the peer's device could not complete the request",
+        "look at the peer's log";
+    RetryExceeded = 12, "IBV_WC_RETRY_EXC_ERR", "the peer did not acknowledge in time, after all retries",
+        "check link, cable and path MTU; on RoCE check for dropped packets (PFC, ECN) and for UDP port 4791 in firewalls";
+    RnrRetryExceeded = 13, "IBV_WC_RNR_RETRY_EXC_ERR", "the peer had no receive buffer posted, after all retries",
+        "the peer is overloaded or stuck; raise rnr_retry_count (7 retries for ever) or its receive queue";
+    LocalRddViolation = 14, "IBV_WC_LOC_RDD_VIOL_ERR", "the reliable datagram domains differ",
+        "update driver and firmware: there are none here";
+    RemoteInvalidRdRequest = 15, "IBV_WC_REM_INV_RD_REQ_ERR", "the peer refused a reliable datagram",
+        "update driver and firmware: there are none here";
+    RemoteAborted = 16, "IBV_WC_REM_ABORT_ERR", "the peer aborted the operation",
+        "look at the peer's log";
+    InvalidEecNumber = 17, "IBV_WC_INV_EECN_ERR", "an end-to-end context number is invalid",
+        "update driver and firmware: there are none here";
+    InvalidEecState = 18, "IBV_WC_INV_EEC_STATE_ERR", "an end-to-end context is in the wrong state",
+        "update driver and firmware: there are none here";
+    Fatal = 19, "IBV_WC_FATAL_ERR", "the device failed",
+        "look at the kernel log; reset the device or update its firmware";
+    ResponseTimeout = 20, "IBV_WC_RESP_TIMEOUT_ERR", "a response did not come in time",
+        "check link and cable, and the peer's load";
+    GeneralError = 21, "IBV_WC_GENERAL_ERR", "an error that has no status of its own",
+        "look at the vendor error in the device's documentation";
+}
+
+impl WcStatus {
+    pub const fn is_success(self) -> bool {
+        matches!(self, WcStatus::Success)
+    }
+}
+
+impl fmt::Display for WcStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Why a control operation failed.
+#[derive(Debug, thiserror::Error)]
+pub enum VerbsError {
+    /// A library, a device node or a module is missing; says which, and what to type.
+    #[error("RDMA is not available: {what}; {remedy}")]
+    Unavailable { what: String, remedy: String },
+    #[error("there is no device {0:?} any more")]
+    NoSuchDevice(DeviceId),
+    #[error("the connection {0:?} is not there any more")]
+    NoSuchId(CmId),
+    #[error("{what} is {asked}, the device {device} allows {limit}")]
+    Limit {
+        what: &'static str,
+        asked: u64,
+        limit: u64,
+        device: String,
+    },
+    /// A call of the library or the kernel; `call` is its name in C.
+    #[error("{call} failed: {source}")]
+    Call {
+        call: &'static str,
+        source: std::io::Error,
+    },
+    /// Memory is not registered with the domain that a request is for.
+    #[error("memory of {len} bytes is not registered with {device}")]
+    NotRegistered { len: usize, device: String },
+}
+
+/// Why work requests were not taken.
+#[derive(Debug, thiserror::Error)]
+#[error("{posted} work requests were taken, then: {source}")]
+pub struct PostError {
+    /// How many of the batch the queue has, and will complete or flush.
+    pub posted: usize,
+    pub source: std::io::Error,
+}
