@@ -36,7 +36,7 @@ use crate::metrics::http;
 use crate::plane::{Plane, PlaneConfig, choose_cores};
 use crate::rpc::When;
 use crate::rpc::server::Socket;
-use crate::store::Store;
+use crate::store::{Record, Store};
 
 /// DMA memory of a reactor when nothing else is said.
 const DEFAULT_MEMORY: u64 = 64 << 20;
@@ -207,11 +207,19 @@ pub async fn init(engine: &Rc<Engine>) -> anyhow::Result<()> {
     if found > 0 {
         info!(objects = found, "restoring");
     }
-    for record in engine.journal.waiting() {
+    // What was set about a listener has to wait for it, and it may be one of the file's.
+    let of_listeners = |r: &Record| r.method == crate::methods::nvmf::SET_ANA_STATE;
+    let (later, now): (Vec<_>, Vec<_>) =
+        engine.journal.waiting().into_iter().partition(of_listeners);
+    for record in now {
         engine.replay(&record).await;
     }
-    engine.declared.plan(&engine.settings)?;
+    engine.declared.plan(&engine.settings);
     engine.declared.make(engine).await;
+    engine.listeners.start(engine).await?;
+    for record in later {
+        engine.replay(&record).await;
+    }
     hold(engine, false);
     engine.set_phase(Phase::Runtime);
     Ok(())

@@ -1,20 +1,19 @@
-//! What the configuration file declares ([[bdev]], [[nvmf.listener]], [[nvmf.subsystem]]), made by
-//! the same calls that anybody would make. Its home is the file: nothing of it is stored.
+//! What the configuration file declares ([[bdev]], [[nvmf.subsystem]]; its listeners are the business
+//! of [`crate::listeners`]), made by the same calls that anybody would make. Its home is the file: nothing of it is stored.
 //!
 //! What the store already has under the same name is left as it is: it was changed by RPC since.
 //! What cannot be made now is told, does not stop the rest, and is tried again.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
-use std::net::IpAddr;
 use std::rc::Rc;
 
 use serde_json::{Value, json};
 use tracing::{info, warn};
 use uuid::Uuid;
 
-use crate::config::settings::{Bdev, BdevKind, Listener, RdmaWish, Subsystem, Transport};
-use crate::config::{ConfigError, Problem, Settings};
+use crate::config::Settings;
+use crate::config::settings::{Bdev, BdevKind, Subsystem, Transport};
 use crate::engine::Engine;
 use crate::rpc::RpcError;
 
@@ -47,16 +46,15 @@ pub struct Declared {
 }
 
 impl Declared {
-    /// Decides the calls. Fails where waiting would not help.
-    pub fn plan(&self, settings: &Settings) -> Result<(), ConfigError> {
-        let calls = calls(settings, &interfaces())?;
+    /// Decides the calls.
+    pub fn plan(&self, settings: &Settings) {
+        let calls = calls(settings);
         let planned = calls.into_iter().map(|call| Planned {
             call,
             made: false,
             refused: None,
         });
         *self.calls.borrow_mut() = planned.collect();
-        Ok(())
     }
 
     /// Makes what is not made yet, in order.
@@ -131,40 +129,31 @@ fn stored_already(on: &Engine, call: &Call) -> bool {
     }
 }
 
-/// An address of this machine: interface name, address, prefix length.
-pub type Interface = (String, IpAddr, u8);
-
-fn interfaces() -> Vec<Interface> {
-    let found = if_addrs::get_if_addrs().unwrap_or_default();
-    let prefix = |addr: &if_addrs::IfAddr| match addr {
-        if_addrs::IfAddr::V4(v4) => v4.prefixlen,
-        if_addrs::IfAddr::V6(v6) => v6.prefixlen,
-    };
-    found
-        .into_iter()
-        .map(|i| (i.name.clone(), i.ip(), prefix(&i.addr)))
+/// The subsystems that were configured by RPC: their parts are the business of RPC.
+pub fn subsystems_of_rpc(on: &Engine) -> BTreeSet<String> {
+    let entries = on.journal.entries();
+    let made = entries
+        .iter()
+        .filter(|e| e.durable && e.record.method == "nvmf_create_subsystem");
+    made.filter_map(|e| Some(e.record.params.get("nqn")?.as_str()?.to_owned()))
         .collect()
 }
 
 /// The calls that make everything that is declared, in an order in which they succeed.
-pub fn calls(settings: &Settings, here: &[Interface]) -> Result<Vec<Call>, ConfigError> {
+pub fn calls(settings: &Settings) -> Vec<Call> {
     let mut calls: Vec<Call> = settings.bdev.iter().map(bdev).collect();
     let nvmf = &settings.nvmf;
-    if !nvmf.listener.is_empty() {
+    if nvmf.listeners().iter().any(|l| l.uses(Transport::Tcp)) {
         calls.push(Call {
             what: "[[nvmf.listener]]: the TCP transport".into(),
             method: "nvmf_create_transport",
             params: json!({ "trtype": "TCP" }),
         });
     }
-    let mut addresses = Vec::new();
-    for listener in &nvmf.listener {
-        addresses.push((listener, addresses_of(listener, here)?));
-    }
     for declared in &nvmf.subsystem {
-        subsystem(declared, &addresses, &mut calls);
+        subsystem(declared, &mut calls);
     }
-    Ok(calls)
+    calls
 }
 
 fn bdev(declared: &Bdev) -> Call {
@@ -210,7 +199,7 @@ fn bdev(declared: &Bdev) -> Call {
     }
 }
 
-fn subsystem(declared: &Subsystem, listeners: &[(&Listener, Vec<IpAddr>)], calls: &mut Vec<Call>) {
+fn subsystem(declared: &Subsystem, calls: &mut Vec<Call>) {
     let nqn = &declared.nqn;
     let mut call = |what: String, method, params| {
         calls.push(Call {
@@ -219,7 +208,11 @@ fn subsystem(declared: &Subsystem, listeners: &[(&Listener, Vec<IpAddr>)], calls
             params,
         });
     };
-    let mut create = json!({ "nqn": nqn, "allow_any_host": declared.allow_any_host });
+    let mut create = json!({
+        "nqn": nqn,
+        "allow_any_host": declared.allow_any_host,
+        "ana_reporting": declared.ana_reporting,
+    });
     if let Some(serial) = &declared.serial_number {
         create["serial_number"] = serial.as_str().into();
     }
@@ -249,135 +242,6 @@ fn subsystem(declared: &Subsystem, listeners: &[(&Listener, Vec<IpAddr>)], calls
             params,
         );
     }
-    // One address may be named by several listeners.
-    let mut seen = BTreeSet::new();
-    for (listener, addresses) in listeners {
-        if !declared.listeners.is_empty() && !declared.listeners.contains(&listener.name) {
-            continue;
-        }
-        for address in addresses
-            .iter()
-            .filter(|a| seen.insert((**a, listener.port)))
-        {
-            let family = if address.is_ipv4() { "IPv4" } else { "IPv6" };
-            let place = json!({
-                "trtype": "TCP", "adrfam": family, "traddr": address.to_string(), "trsvcid": listener.port.to_string(),
-            });
-            let params = json!({ "nqn": nqn, "listen_address": place });
-            call(
-                format!(", listener \"{}\" on {address}", listener.name),
-                "nvmf_subsystem_add_listener",
-                params,
-            );
-        }
-    }
-}
-
-/// The addresses that a listener means on this machine.
-fn addresses_of(listener: &Listener, here: &[Interface]) -> Result<Vec<IpAddr>, ConfigError> {
-    let place = format!("listener \"{}\"", listener.name);
-    let refuse = |cause: String, remedy: String| {
-        let problem = Problem::new(place.clone(), "nvmf.listener", cause);
-        ConfigError::from(if remedy.is_empty() {
-            problem
-        } else {
-            problem.remedy(remedy)
-        })
-    };
-    match listener.rdma {
-        RdmaWish::Require => {
-            return Err(refuse(
-                "rdma = \"require\": this build has no RDMA transport (no_uverbs)".into(),
-                "use \"prefer\" or \"off\"".into(),
-            ));
-        }
-        RdmaWish::Prefer => {
-            warn!("{place}: TCP only: this build has no RDMA transport (no_uverbs)")
-        }
-        RdmaWish::Off => {}
-    }
-    if !listener.transports.contains(&Transport::Tcp) {
-        return Err(refuse(
-            "no transport that this build has".into(),
-            "add \"tcp\" to transports".into(),
-        ));
-    }
-    if listener.iface.is_empty() {
-        return Ok(vec![listener.address]);
-    }
-    let mut found = Vec::new();
-    for wanted in &listener.iface {
-        let matches: Vec<IpAddr> = match wanted.split_once(':') {
-            Some(("name", name)) => here
-                .iter()
-                .filter(|(n, ..)| n == name)
-                .map(|(_, ip, _)| *ip)
-                .collect(),
-            Some(("ip", ip)) => here
-                .iter()
-                .filter(|(_, have, _)| ip.parse() == Ok(*have))
-                .map(|(_, ip, _)| *ip)
-                .collect(),
-            Some(("subnet", subnet)) => here
-                .iter()
-                .filter(|(_, ip, _)| in_subnet(*ip, subnet))
-                .map(|(_, ip, _)| *ip)
-                .collect(),
-            _ => {
-                return Err(refuse(
-                    format!("\"{wanted}\" is no selector"),
-                    "write name:eth0, ip:10.0.0.4 or subnet:10.0.0.0/24".into(),
-                ));
-            }
-        };
-        // A link-local address needs a scope that no host knows.
-        let matches: Vec<IpAddr> = matches
-            .into_iter()
-            .filter(|ip| !is_link_local(*ip))
-            .collect();
-        if matches.is_empty() {
-            let list: Vec<String> = here
-                .iter()
-                .map(|(name, ip, _)| format!("{name} {ip}"))
-                .collect();
-            return Err(refuse(
-                format!(
-                    "no interface matches \"{wanted}\"; have: {}",
-                    list.join(", ")
-                ),
-                String::new(),
-            ));
-        }
-        found.extend(matches);
-    }
-    Ok(found)
-}
-
-fn is_link_local(ip: IpAddr) -> bool {
-    matches!(ip, IpAddr::V6(v6) if v6.segments()[0] & 0xffc0 == 0xfe80)
-}
-
-fn in_subnet(ip: IpAddr, subnet: &str) -> bool {
-    let Some((net, len)) = subnet.split_once('/') else {
-        return false;
-    };
-    let (Ok(net), Ok(len)) = (net.parse::<IpAddr>(), len.parse::<u32>()) else {
-        return false;
-    };
-    let head = |bits: u128, width: u32| {
-        if len == 0 {
-            0
-        } else {
-            bits >> (width - len.min(width))
-        }
-    };
-    match (ip, net) {
-        (IpAddr::V4(ip), IpAddr::V4(net)) => {
-            head(ip.to_bits().into(), 32) == head(net.to_bits().into(), 32)
-        }
-        (IpAddr::V6(ip), IpAddr::V6(net)) => head(ip.to_bits(), 128) == head(net.to_bits(), 128),
-        _ => false,
-    }
 }
 
 #[cfg(test)]
@@ -392,17 +256,6 @@ mod tests {
         load_text(Some(("nacre.toml", text)), [], &[])
             .unwrap()
             .settings
-    }
-
-    fn here() -> Vec<Interface> {
-        [
-            ("lo", "127.0.0.1", 8),
-            ("eth0", "10.1.2.3", 24),
-            ("eth0", "fd00::3", 64),
-            ("eth0", "fe80::1", 64),
-        ]
-        .map(|(name, ip, len)| (name.to_owned(), ip.parse().unwrap(), len))
-        .to_vec()
     }
 
     const WHOLE: &str = r#"
@@ -431,43 +284,11 @@ mod tests {
     #[test]
     fn declarations_become_calls() {
         insta::assert_json_snapshot!(
-            calls(&settings(WHOLE), &here())
-                .unwrap()
+            calls(&settings(WHOLE))
                 .into_iter()
                 .map(|c| json!([c.what, c.method, c.params]))
                 .collect::<Vec<_>>()
         );
-    }
-
-    #[test]
-    fn selectors_that_match_nothing_say_what_there_is() {
-        for (listener, said) in [
-            (
-                "iface = [\"name:eth9\"]",
-                "listener \"default\": no interface matches \"name:eth9\"; have: lo 127.0.0.1, eth0 10.1.2.3",
-            ),
-            (
-                "iface = [\"eth0\"]",
-                "\"eth0\" is no selector; write name:eth0",
-            ),
-            (
-                "iface = [\"subnet:192.168.0.0/16\"]",
-                "no interface matches",
-            ),
-            ("rdma = \"require\"", "no RDMA transport"),
-            ("transports = [\"rdma\"]", "add \"tcp\""),
-        ] {
-            let error = calls(
-                &settings(&format!("[[nvmf.listener]]\n{listener}")),
-                &here(),
-            )
-            .unwrap_err()
-            .to_string();
-            assert!(error.contains(said), "{listener}: {error}");
-        }
-        assert!(in_subnet("10.1.2.3".parse().unwrap(), "10.1.0.0/16"));
-        assert!(!in_subnet("10.2.2.3".parse().unwrap(), "10.1.0.0/16"));
-        assert!(in_subnet("fd00::9".parse().unwrap(), "fd00::/64"));
     }
 
     #[test]

@@ -12,6 +12,7 @@ use crate::config::Settings;
 use crate::declared::Declared;
 use crate::devices::Devices;
 use crate::journal::Journal;
+use crate::listeners::Listeners;
 use crate::logs::Logs;
 use crate::methods::options::StartupOptions;
 use crate::notify::Notifications;
@@ -53,6 +54,7 @@ pub struct Engine {
     pub started: Instant,
     pub devices: Devices,
     pub declared: Declared,
+    pub listeners: Listeners,
     /// Made by `init`, gone after `fini`.
     plane: RefCell<Option<Rc<Plane>>>,
     phase: watch::Sender<Phase>,
@@ -81,6 +83,7 @@ impl Engine {
             started: Instant::now(),
             devices: Devices::default(),
             declared: Declared::default(),
+            listeners: Listeners::default(),
             plane: RefCell::default(),
             phase: watch::channel(Phase::Startup).0,
             stop: watch::channel(false).0,

@@ -42,6 +42,11 @@ pub async fn declaring<T>(work: impl Future<Output = T>) -> T {
     DECLARING.scope((), work).await
 }
 
+/// Whether what runs comes from the configuration file.
+pub fn is_declaring() -> bool {
+    DECLARING.try_with(|()| ()).is_ok()
+}
+
 #[derive(Debug, Default)]
 pub struct Journal {
     store: Option<Store>,
@@ -84,7 +89,7 @@ impl Journal {
 
     /// Makes `change` durable, then part of the journal. What it puts is live.
     pub async fn commit(&self, change: Change) -> Result<(), RpcError> {
-        let durable = DECLARING.try_with(|()| ()).is_err();
+        let durable = !is_declaring();
         let edits: Vec<Edit> = change
             .0
             .into_iter()

@@ -10,7 +10,7 @@ use serde::Serialize;
 pub const KEPT: usize = 1024;
 
 /// Every type of event there is.
-pub const TYPES: [&str; 9] = [
+pub const TYPES: [&str; 12] = [
     "bdev_register",
     "bdev_unregister",
     "bdev_resize",
@@ -18,6 +18,9 @@ pub const TYPES: [&str; 9] = [
     "nvmf_subsystem_remove",
     "nvmf_namespace_change",
     "nvmf_listener_change",
+    "nvmf_ana_change",
+    "transport_downgraded",
+    "transport_restored",
     "state_restore_failed",
     "state_restored",
 ];

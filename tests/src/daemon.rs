@@ -23,6 +23,8 @@ pub struct Place {
     dir: tempfile::TempDir,
     env: Vec<(String, String)>,
     cores: usize,
+    /// The network namespace to run in, if not the test's.
+    network: Option<String>,
 }
 
 impl Default for Place {
@@ -37,6 +39,7 @@ impl Place {
             dir: tempfile::tempdir().expect("a temporary directory"),
             env: Vec::new(),
             cores: 1,
+            network: None,
         };
         // Its well-known port is the machine's, and tests run beside each other.
         place.with("NACRE_NVMF_DISCOVERY_PORT", 0)
@@ -55,6 +58,12 @@ impl Place {
         self
     }
 
+    /// Runs in this network namespace, by `ip netns exec`.
+    pub fn in_network(mut self, namespace: &str) -> Place {
+        self.network = Some(namespace.to_owned());
+        self
+    }
+
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
@@ -64,11 +73,21 @@ impl Place {
     }
 
     pub fn nacre(&self) -> Command {
-        let mut command = Command::new(nacre_binary());
+        let mut command = match &self.network {
+            None => Command::new(nacre_binary()),
+            // It becomes the program: the process is the one that was started.
+            Some(namespace) => {
+                let mut command = Command::new("ip");
+                command
+                    .args(["netns", "exec", namespace])
+                    .arg(nacre_binary());
+                command
+            }
+        };
         command
             .env_clear()
             .env("HOME", self.dir.path())
-            .env("PATH", "/usr/bin:/bin")
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
             .envs(self.env.iter().cloned())
             .stdin(Stdio::null());
         command

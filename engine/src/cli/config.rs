@@ -20,6 +20,9 @@ enum ConfigCommand {
     /// Read a configuration file and say what is wrong with it
     Check {
         file: PathBuf,
+        /// Check the interfaces that listeners name against those of this machine, too
+        #[arg(long)]
+        here: bool,
         /// Print the problems as JSON
         #[arg(long)]
         json: bool,
@@ -44,9 +47,14 @@ enum ConfigCommand {
 
 pub fn run(args: ConfigArgs) -> Result<(), Failure> {
     match args.command {
-        ConfigCommand::Check { file, json } => {
+        ConfigCommand::Check { file, here, json } => {
             // Only the file: the environment here is not the daemon's.
-            match config::load(Some(&file), [], &[]) {
+            let loaded = config::load(Some(&file), [], &[]);
+            let checked = loaded.and_then(|loaded| match here {
+                true => crate::listeners::check_here(&loaded.settings),
+                false => Ok(()),
+            });
+            match checked {
                 Ok(_) if json => output::json(&serde_json::json!({ "problems": [] })),
                 Ok(_) => output::line(&format!("{}: good", file.display())),
                 Err(ConfigError { problems }) if json => {

@@ -36,6 +36,15 @@ enum ListenerCommand {
         #[arg(long, value_name = "STATE")]
         ana_state: Option<AnaState>,
     },
+    /// Tell hosts how good the path through a listener is; they move their I/O
+    SetAna {
+        nqn: String,
+        address: ListenAddress,
+        state: AnaState,
+        /// Of this ANA group only
+        #[arg(long, value_name = "ID")]
+        group: Option<u32>,
+    },
     /// Stop listening; hosts connected there are disconnected
     #[command(visible_alias = "rm")]
     Remove {
@@ -50,6 +59,16 @@ enum AnaState {
     Optimized,
     NonOptimized,
     Inaccessible,
+    PersistentLoss,
+    Change,
+}
+
+impl AnaState {
+    /// As in calls.
+    fn word(self) -> String {
+        let value = self.to_possible_value();
+        value.map_or_else(String::new, |state| state.get_name().replace('-', "_"))
+    }
 }
 
 pub fn run(args: ListenerArgs) -> Result<(), Failure> {
@@ -62,8 +81,8 @@ pub fn run(args: ListenerArgs) -> Result<(), Failure> {
             ana_state,
         } => {
             let mut client = connection.open()?;
-            let more = match ana_state.and_then(|state| state.to_possible_value()) {
-                Some(state) => json!({ "ana_state": state.get_name().replace('-', "_") }),
+            let more = match ana_state {
+                Some(state) => json!({ "ana_state": state.word() }),
                 None => json!({}),
             };
             let mut added = Vec::new();
@@ -78,6 +97,23 @@ pub fn run(args: ListenerArgs) -> Result<(), Failure> {
                 }
             }
             done(connection, Value::Array(added))
+        }
+        ListenerCommand::SetAna {
+            nqn,
+            address,
+            state,
+            group,
+        } => {
+            let mut params = json!({
+                "nqn": nqn,
+                "listen_address": address.params(),
+                "ana_state": state.word(),
+            });
+            if let Some(group) = group {
+                params["anagrpid"] = group.into();
+            }
+            connection.call("nvmf_subsystem_listener_set_ana_state", params.clone())?;
+            done(connection, params)
         }
         ListenerCommand::Remove { nqn, address } => {
             let mut client = connection.open()?;
@@ -105,6 +141,28 @@ fn list(connection: &Connection, nqn: Option<&str>) -> Result<(), Failure> {
             all.push(listener);
         }
     }
+    let places = client.call("nvmf_get_listeners", Value::Null)?;
+    let place_of = |address: &Value| {
+        items(&places["listeners"])
+            .iter()
+            .find(|place| place["address"] == *address)
+    };
+    for listener in &mut all {
+        let Some(place) = place_of(&listener["address"]) else {
+            continue;
+        };
+        for field in ["listener", "iface", "wanted", "actual", "reason"] {
+            listener[field] = place[field].clone();
+        }
+    }
+    // What is wanted and nobody can connect to belongs to no subsystem.
+    if nqn.is_none() {
+        let absent = items(&places["listeners"]).iter().filter(|place| {
+            let served = items(&place["subsystems"]);
+            served.is_empty()
+        });
+        all.extend(absent.cloned());
+    }
     if connection.json {
         return output::json(&Value::Array(all));
     }
@@ -114,13 +172,41 @@ fn list(connection: &Connection, nqn: Option<&str>) -> Result<(), Failure> {
             .map(|state| output::cell(state.get("ana_state")))
             .collect();
         states.dedup();
+        let text = |field: &str| output::cell(listener.get(field).filter(|v| !v.is_null()));
         vec![
-            output::cell(listener.get("nqn")),
+            text("nqn"),
             address::describe(&listener["address"]),
+            text("iface"),
             states.join(","),
+            text("wanted"),
+            text("actual"),
+            text("reason"),
         ]
     });
-    output::table(&["subsystem", "address", "ana"], rows)
+    output::table(
+        &[
+            "subsystem",
+            "address",
+            "interface",
+            "ana",
+            "wanted",
+            "actual",
+            "reason",
+        ],
+        rows,
+    )?;
+    for place in items(&places["listeners"]) {
+        if let (Some(evidence), Some(remedy)) =
+            (place["evidence"].as_str(), place["remedy"].as_str())
+        {
+            let address = address::describe(&place["address"]);
+            output::line(&format!("{address}: {evidence}; {remedy}"))?;
+        }
+    }
+    for unmatched in items(&places["unmatched"]) {
+        output::line(unmatched.as_str().unwrap_or_default())?;
+    }
+    Ok(())
 }
 
 /// Adds a listener, and the transport it needs if that is not there yet. `more` are further

@@ -6,14 +6,18 @@ mod address;
 mod bdev;
 mod completions;
 mod config;
+mod connect;
 mod discover;
+mod doctor;
 mod host;
 mod hugepages;
 mod identify;
+mod initiator;
 mod listener;
 mod metrics;
 pub mod output;
 mod perf;
+mod rdma;
 mod record;
 mod remote;
 mod rpc;
@@ -64,6 +68,14 @@ enum Command {
     Top(top::TopArgs),
     /// Huge pages of this machine
     Hugepages(hugepages::HugepagesArgs),
+    /// Check this machine for what serving needs, and say what to type
+    Doctor(doctor::DoctorArgs),
+    /// Connect this Linux host to a subsystem: over RDMA, else over TCP
+    Connect(Box<connect::ConnectArgs>),
+    /// This machine as a host
+    Initiator(initiator::InitiatorArgs),
+    /// RDMA devices of this machine
+    Rdma(rdma::RdmaArgs),
     /// Check, show or export the configuration
     Config(config::ConfigArgs),
     /// What is configured, where it is kept, and what could not be restored
@@ -181,6 +193,10 @@ fn run(args: Vec<OsString>) -> Result<(), Failure> {
         Command::Host(args) => host::run(args),
         Command::Top(args) => top::run(args),
         Command::Hugepages(args) => hugepages::run(args),
+        Command::Doctor(args) => doctor::run(args),
+        Command::Connect(args) => connect::run(*args),
+        Command::Initiator(args) => initiator::run(args),
+        Command::Rdma(args) => rdma::run(args),
         Command::Config(args) => config::run(args),
         Command::State(args) => state::run(args),
         Command::Metrics(args) => metrics::run(args),

@@ -61,6 +61,13 @@ pub struct ServeArgs {
     /// Where Prometheus may scrape
     #[arg(long, value_name = "ADDRESS:PORT")]
     metrics_listen: Option<String>,
+    /// RDMA on every listener: off, prefer or require, whatever the configuration says
+    #[arg(long, value_name = "WISH", value_parser = ["off", "prefer", "require"])]
+    rdma: Option<String>,
+    /// Where the configuration's subsystems are served, too: tcp://ADDRESS:PORT or
+    /// rdma://ADDRESS:PORT (may be repeated)
+    #[arg(long, value_name = "URL")]
+    listen: Vec<String>,
     /// error, warning, notice, info or debug
     #[arg(long, value_name = "LEVEL")]
     log_level: Option<String>,
@@ -231,6 +238,12 @@ impl ServeArgs {
         }
         if let Some(address) = &self.metrics_listen {
             set("--metrics-listen", "metrics.listen", json!(address));
+        }
+        if let Some(wish) = &self.rdma {
+            set("--rdma", "nvmf.rdma", json!(wish));
+        }
+        if !self.listen.is_empty() {
+            set("--listen", "nvmf.listen", json!(self.listen));
         }
         if self.silence_noticelog {
             set("--silence-noticelog", "log.level", json!("warning"));

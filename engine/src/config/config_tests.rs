@@ -110,6 +110,34 @@ fn wrong_values_name_key_and_line() {
             "[[nvmf.subsystem]]\nnqn = \"n\"\nlisteners = [\"x\"]",
             "nacre.toml:1: nvmf.subsystem[0]: no [[nvmf.listener]] is named \"x\"",
         ),
+        (
+            "[[nvmf.listener]]\niface = [\"eth0\"]",
+            "nacre.toml:1: nvmf.listener[0]: \"eth0\" is no selector; write name:eth0, mac:",
+        ),
+        (
+            "[[nvmf.listener]]\ntransports = [\"rdma\"]",
+            "nacre.toml:1: nvmf.listener[0]: it would listen on nothing",
+        ),
+        (
+            "[[nvmf.listener]]\ntransports = [\"tcp\"]\nrdma = \"prefer\"",
+            "nacre.toml:1: nvmf.listener[0]: rdma = \"prefer\" without \"rdma\" in transports",
+        ),
+        (
+            "[[nvmf.listener]]\ntcp_fallback = false",
+            "nacre.toml:1: nvmf.listener[0]: tcp_fallback = false without RDMA",
+        ),
+        (
+            "[[nvmf.listener]]\n[[nvmf.listener]]",
+            "nacre.toml:2: nvmf.listener[1]: a second listener \"default\"",
+        ),
+        (
+            "[[nvmf.listener]]\nana = { tcp = \"best\" }",
+            "nacre.toml:2: nvmf.listener[0].ana.tcp: ",
+        ),
+        (
+            "[nvmf]\nlisten = [\"eth0:4420\"]",
+            "nacre.toml:2: nvmf.listen: \"eth0:4420\" is no address to listen on; write tcp://",
+        ),
     ] {
         let got = problems(text);
         assert!(got[0].starts_with(expected), "{text:?}: {got:?}");
@@ -136,6 +164,37 @@ fn declared_devices_and_subsystems_are_read() {
     assert_eq!(s.bdev[0].size, Some(settings::Size(1 << 30)));
     assert_eq!(s.nvmf.listener[0].port, 4420);
     assert_eq!(s.nvmf.subsystem[0].namespace[0].nsid, 3);
+}
+
+/// What is said about all listeners goes before what each says.
+#[test]
+fn listeners_in_short_and_rdma_for_all() {
+    let text = r#"
+        [nvmf]
+        listen = ["tcp://10.0.0.4:4421"]
+        [[nvmf.listener]]
+        name = "data"
+        transports = ["tcp"]
+    "#;
+    let flag = |key, value, flag| Flag { key, value, flag };
+    let flags = [flag("nvmf.rdma", serde_json::json!("prefer"), "--rdma")];
+    let s = load_text(Some(("f", text)), [], &flags).unwrap().settings;
+    let all = s.nvmf.listeners();
+    let names: Vec<&str> = all.iter().map(|l| l.name.as_str()).collect();
+    assert_eq!(names, ["data", "listen-1"]);
+    assert!(all.iter().all(listener::Listener::wants_rdma));
+    let flags = [
+        flag("nvmf.rdma", serde_json::json!("off"), "--rdma"),
+        flag(
+            "nvmf.listen",
+            serde_json::json!(["tcp://[::1]:4422"]),
+            "--listen",
+        ),
+    ];
+    let s = load_text(Some(("f", text)), [], &flags).unwrap().settings;
+    let all = s.nvmf.listeners();
+    assert!(!all.iter().any(listener::Listener::wants_rdma));
+    assert_eq!((all.len(), all[1].port), (2, 4422));
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! (`nacre.toml:12`, `$NACRE_RPC_SOCKET`, `--cpumask`), so that `config show` and every error can
 //! say so. A key that nobody knows is refused with the nearest one that somebody does.
 
+pub mod listener;
 pub mod settings;
 pub mod source;
 pub mod suggest;
@@ -279,6 +280,27 @@ fn validate(settings: &Settings, origins: &BTreeMap<String, String>) -> Vec<Prob
             _ => {}
         }
     }
+    let mut listeners = std::collections::BTreeSet::new();
+    for (at, listener) in settings.nvmf.listener.iter().enumerate() {
+        let key = format!("nvmf.listener[{at}]");
+        if !listeners.insert(listener.name.as_str()) {
+            refuse(&key, format!("a second listener \"{}\"", listener.name), "");
+        }
+        for (cause, remedy) in listener.problems() {
+            refuse(&key, cause, remedy);
+        }
+    }
+    for (at, text) in settings.nvmf.listen.iter().enumerate() {
+        if let Err(cause) = listener::Listener::short(at + 1, text) {
+            refuse("nvmf.listen", cause, "");
+        }
+    }
+    let names: Vec<String> = settings
+        .nvmf
+        .listeners()
+        .into_iter()
+        .map(|l| l.name)
+        .collect();
     let mut nqns = std::collections::BTreeSet::new();
     for (at, subsystem) in settings.nvmf.subsystem.iter().enumerate() {
         let key = format!("nvmf.subsystem[{at}]");
@@ -305,7 +327,7 @@ fn validate(settings: &Settings, origins: &BTreeMap<String, String>) -> Vec<Prob
             }
         }
         for name in &subsystem.listeners {
-            if !settings.nvmf.listener.iter().any(|l| l.name == *name) {
+            if !names.contains(name) {
                 refuse(
                     &key,
                     format!("no [[nvmf.listener]] is named \"{name}\""),

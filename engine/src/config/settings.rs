@@ -1,11 +1,13 @@
 //! What can be configured, with the defaults. `nacre.sample.toml` explains each key; a test keeps
 //! the two equal.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
+
+pub use super::listener::{Listener, RdmaWish, Transport};
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -181,6 +183,10 @@ pub struct Nvmf {
     pub max_io_size: u32,
     /// The discovery service's own port, opened beside every listener; 0: none.
     pub discovery_port: u16,
+    /// None: as each listener says.
+    pub rdma: Option<RdmaWish>,
+    /// Listeners in short: `tcp://ADDRESS:PORT`, `rdma://ADDRESS:PORT`.
+    pub listen: Vec<String>,
     pub listener: Vec<Listener>,
     pub subsystem: Vec<Subsystem>,
 }
@@ -196,53 +202,33 @@ impl Default for Nvmf {
             in_capsule_data_size: 8192,
             max_io_size: 1024 * 1024,
             discovery_port: 8009,
+            rdma: None,
+            listen: Vec::new(),
             listener: Vec::new(),
             subsystem: Vec::new(),
         }
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Listener {
-    pub name: String,
-    /// Interfaces by `name:`, `ip:` or `subnet:`; empty: `address` is used.
-    pub iface: Vec<String>,
-    pub address: IpAddr,
-    pub port: u16,
-    pub transports: Vec<Transport>,
-    pub rdma: RdmaWish,
-}
-
-impl Default for Listener {
-    fn default() -> Listener {
-        Listener {
-            name: "default".into(),
-            iface: Vec::new(),
-            address: IpAddr::from([127, 0, 0, 1]),
-            port: 4420,
-            transports: vec![Transport::Tcp],
-            rdma: RdmaWish::Off,
+impl Nvmf {
+    /// The listeners declared, and those of `listen`, with what `rdma` says about all.
+    pub fn listeners(&self) -> Vec<Listener> {
+        let short = self.listen.iter().enumerate();
+        let short = short.filter_map(|(at, text)| Listener::short(at + 1, text).ok());
+        let mut all: Vec<Listener> = self.listener.iter().cloned().chain(short).collect();
+        for listener in &mut all {
+            if let Some(wish) = self.rdma {
+                listener.rdma = wish;
+                if wish != RdmaWish::Off && !listener.uses(Transport::Rdma) {
+                    listener.transports.push(Transport::Rdma);
+                }
+            }
         }
+        all
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Transport {
-    Tcp,
-    Rdma,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum RdmaWish {
-    Off,
-    Prefer,
-    Require,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Subsystem {
     pub nqn: String,
@@ -250,10 +236,27 @@ pub struct Subsystem {
     pub serial_number: Option<String>,
     pub model_number: Option<String>,
     pub allow_any_host: bool,
+    /// Whether hosts are told which paths are good (ANA).
+    pub ana_reporting: bool,
     pub hosts: Vec<String>,
     /// Names of `[[nvmf.listener]]` entries; empty: all.
     pub listeners: Vec<String>,
     pub namespace: Vec<Namespace>,
+}
+
+impl Default for Subsystem {
+    fn default() -> Subsystem {
+        Subsystem {
+            nqn: String::new(),
+            serial_number: None,
+            model_number: None,
+            allow_any_host: false,
+            ana_reporting: true,
+            hosts: Vec::new(),
+            listeners: Vec::new(),
+            namespace: Vec::new(),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

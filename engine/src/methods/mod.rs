@@ -1,6 +1,7 @@
 //! The RPC methods, one family per file. The parameter and reply types are the schema.
 
 pub mod bdev;
+pub mod doctor;
 pub mod framework;
 pub mod log;
 pub mod metrics;
@@ -18,6 +19,7 @@ use crate::rpc::Registry;
 pub fn all() -> Registry<Engine> {
     let mut registry = Registry::default();
     bdev::register(&mut registry);
+    doctor::register(&mut registry);
     framework::register(&mut registry);
     reactor::register(&mut registry);
     log::register(&mut registry);

@@ -35,7 +35,11 @@ impl Bench {
 
     /// Waits for `framework_start_init`.
     pub fn waiting() -> Bench {
-        Bench::not_started(Settings::default(), None)
+        Bench::waiting_with(Settings::default())
+    }
+
+    pub fn waiting_with(settings: Settings) -> Bench {
+        Bench::not_started(settings, None)
     }
 
     /// An initialized daemon that was started as SPDK's `nvmf_tgt`.

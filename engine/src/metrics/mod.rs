@@ -9,6 +9,7 @@
 
 pub mod devices;
 pub mod http;
+pub mod listeners;
 pub mod nvmf;
 pub mod process;
 pub mod reactors;
@@ -78,6 +79,7 @@ pub struct Moment<'a> {
 pub fn sources() -> Vec<Box<dyn MetricsSource>> {
     vec![
         Box::new(process::Process),
+        Box::new(listeners::Listeners),
         Box::new(reactors::Reactors),
         Box::new(devices::Devices),
         Box::new(nvmf::Nvmf),

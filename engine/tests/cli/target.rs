@@ -40,6 +40,14 @@ fn daemon() -> Fake {
             ),
             false => Ok(json!([])),
         },
+        "nvmf_get_listeners" => Ok(json!({
+            "listeners": [
+                { "listener": "data", "iface": "lo", "address": address("4420"), "wanted": "listen", "actual": "listening", "subsystems": [NQN] },
+                { "listener": "data", "iface": "eth1", "address": address("4423"), "wanted": "prefer", "actual": "absent",
+                  "reason": "no_rdma_dev", "evidence": "seen", "remedy": "do this", "subsystems": [] },
+            ],
+            "unmatched": ["listener \"x\": no interface matches \"name:eth9\"; have: lo 127.0.0.1"],
+        })),
         "nvmf_subsystem_get_controllers" => Ok(
             json!([{ "cntlid": 1, "cntrltype": "IO", "hostnqn": "nqn.host-a", "hostid": "x", "num_io_qpairs": 2 }]),
         ),
@@ -208,7 +216,34 @@ fn namespaces_come_and_go() {
 fn listeners_come_and_go() {
     let daemon = daemon();
     let list = daemon.nacre("listener list").printed();
-    assert_eq!(cells(&list), [[NQN, "tcp://127.0.0.1:4420", "optimized"]]);
+    for line in [
+        &[
+            NQN,
+            "tcp://127.0.0.1:4420",
+            "lo",
+            "optimized",
+            "listen",
+            "listening",
+        ][..],
+        &[
+            "tcp://127.0.0.1:4423",
+            "eth1",
+            "prefer",
+            "absent",
+            "no_rdma_dev",
+        ],
+    ] {
+        let words = |l: &str| l.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        assert!(list.lines().any(|l| words(l) == line), "{line:?} in {list}");
+    }
+    assert!(
+        list.contains("tcp://127.0.0.1:4423: seen; do this\n"),
+        "{list}"
+    );
+    assert!(
+        list.contains("no interface matches \"name:eth9\""),
+        "{list}"
+    );
     assert_eq!(daemon.nacre("listener list --json").json()[0]["nqn"], NQN);
     daemon.asked();
 
@@ -224,6 +259,18 @@ fn listeners_come_and_go() {
             "nvmf_subsystem_add_listener".into(),
             json!({ "nqn": NQN, "listen_address": there, "ana_state": "non_optimized" })
         )
+    );
+    daemon
+        .nacre(&format!(
+            "listener set-ana {NQN} tcp://[::1]:4421 persistent-loss --group 7"
+        ))
+        .printed();
+    assert_eq!(
+        daemon.asked(),
+        [(
+            "nvmf_subsystem_listener_set_ana_state".into(),
+            json!({ "nqn": NQN, "listen_address": there, "ana_state": "persistent_loss", "anagrpid": 7 })
+        )]
     );
     daemon
         .nacre(&format!("listener remove {NQN} tcp://[::1]:4421"))

@@ -4,6 +4,7 @@ mod change;
 mod crash;
 mod job;
 mod ledger;
+mod listeners;
 mod load;
 mod many;
 mod network;

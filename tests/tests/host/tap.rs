@@ -66,7 +66,7 @@ impl Bdev for Tap {
 
     fn limits(&self) -> Limits {
         Limits {
-            lends: false,
+            lend_blocks: 0,
             ..self.disk.limits()
         }
     }

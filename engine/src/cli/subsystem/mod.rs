@@ -61,6 +61,9 @@ struct CreateArgs {
     /// Let every host in; otherwise `nacre host allow` says who may
     #[arg(short = 'a', long)]
     allow_any_host: bool,
+    /// Tell hosts which paths are good (ANA): see `nacre listener set-ana`
+    #[arg(long)]
+    ana: bool,
     /// Let this host in (may be repeated)
     #[arg(long, value_name = "HOSTNQN")]
     host: Vec<String>,
@@ -179,6 +182,7 @@ fn create(connection: &Connection, args: CreateArgs) -> Result<(), Failure> {
         "model_number": args.model,
         "max_namespaces": args.max_namespaces,
         "allow_any_host": args.allow_any_host,
+        "ana_reporting": args.ana.then_some(true),
     });
     drop_nulls(&mut params);
     client.call("nvmf_create_subsystem", params)?;

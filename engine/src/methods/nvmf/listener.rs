@@ -2,8 +2,13 @@
 
 use std::rc::Rc;
 
-use nacre_nvmf::target::{Subsystem, SubsystemError, SubsystemListener};
-use nacre_nvmf::transport::{Address, TransportType};
+use nacre_nvmf::target::{
+    AnaStates, ListenOptions, RdmaFabric, Subsystem, SubsystemError, SubsystemListener, Target,
+    TargetError,
+};
+use nacre_nvmf::transport::{Address, ListenerOptions, TransportType};
+use nacre_nvmf_wire::Nqn;
+use nacre_nvmf_wire::log::ana::AnaState;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -13,7 +18,10 @@ use super::{any_subsystem, key, transport};
 use crate::engine::{Engine, Personality};
 use crate::rpc::error::Errno;
 use crate::rpc::{Effect, Method, Registry, RpcError};
-use crate::store::Change;
+use crate::store::{Change, Edit};
+
+/// The method that is replayed after every listener is there.
+pub const SET_ANA_STATE: &str = "nvmf_subsystem_listener_set_ana_state";
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry
@@ -23,26 +31,99 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
         .add::<Get>();
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
+/// How good a path is, in SPDK's words; the last two are ours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-enum AnaState {
+enum AnaWord {
     Optimized,
     NonOptimized,
     Inaccessible,
+    /// The namespaces never come back on this path.
+    PersistentLoss,
+    /// Between two states: hosts wait, ten seconds at most.
+    Change,
 }
 
-impl AnaState {
-    /// Every path through this target is an optimized one.
-    fn check(self) -> Result<(), RpcError> {
-        match self {
-            AnaState::Optimized => Ok(()),
-            AnaState::NonOptimized | AnaState::Inaccessible => Err(RpcError::errno(
-                Errno::ENOTSUP,
-                "listeners have no ANA state of their own: all are optimized",
-            )
-            .field("ana_state")
-            .remedy("to take a path away, remove the listener")),
+impl From<AnaWord> for AnaState {
+    fn from(word: AnaWord) -> AnaState {
+        match word {
+            AnaWord::Optimized => AnaState::Optimized,
+            AnaWord::NonOptimized => AnaState::NonOptimized,
+            AnaWord::Inaccessible => AnaState::Inaccessible,
+            AnaWord::PersistentLoss => AnaState::PersistentLoss,
+            AnaWord::Change => AnaState::Change,
         }
+    }
+}
+
+impl From<AnaState> for AnaWord {
+    fn from(state: AnaState) -> AnaWord {
+        match state {
+            AnaState::Optimized => AnaWord::Optimized,
+            AnaState::NonOptimized => AnaWord::NonOptimized,
+            AnaState::Inaccessible => AnaWord::Inaccessible,
+            AnaState::PersistentLoss => AnaWord::PersistentLoss,
+            AnaState::Change => AnaWord::Change,
+        }
+    }
+}
+
+/// What this listener does differently from its transport.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+struct OptionsParams {
+    /// Bytes of data that a host may send along with a command.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    in_capsule_data_size: Option<u32>,
+    /// Entries of an I/O queue, 2 to 4096.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_queue_depth: Option<u16>,
+    /// Type of service of the packets sent (DSCP << 2).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tos: Option<u8>,
+    /// RDMA only, told in the discovery log: `infiniband`, `roce`, `roce_v2` (unless given) or
+    /// `iwarp`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fabric: Option<FabricWord>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+enum FabricWord {
+    Infiniband,
+    Roce,
+    RoceV2,
+    Iwarp,
+}
+
+impl From<FabricWord> for RdmaFabric {
+    fn from(word: FabricWord) -> RdmaFabric {
+        match word {
+            FabricWord::Infiniband => RdmaFabric::InfiniBand,
+            FabricWord::Roce => RdmaFabric::RoceV1,
+            FabricWord::RoceV2 => RdmaFabric::RoceV2,
+            FabricWord::Iwarp => RdmaFabric::Iwarp,
+        }
+    }
+}
+
+impl OptionsParams {
+    fn parse(self) -> Result<ListenerOptions, RpcError> {
+        if self
+            .max_queue_depth
+            .is_some_and(|n| !(2..=4096).contains(&n))
+        {
+            return Err(RpcError::invalid_params(format!(
+                "{} is not in 2..=4096",
+                self.max_queue_depth.unwrap_or_default()
+            ))
+            .field("options.max_queue_depth"));
+        }
+        Ok(ListenerOptions {
+            in_capsule_data_size: self.in_capsule_data_size,
+            max_queue_depth: self.max_queue_depth,
+            tos: self.tos,
+        })
     }
 }
 
@@ -57,8 +138,15 @@ struct AddParams {
     /// Must be false: TLS is not there.
     #[serde(default)]
     secure_channel: bool,
-    /// Must be `optimized`.
-    ana_state: Option<AnaState>,
+    /// Of all ANA groups; `optimized` unless given. Others need ana_reporting.
+    ana_state: Option<AnaWord>,
+    /// Hosts are not told of this address, and those that connect to it are refused, with the
+    /// reason in the log: the subsystem is to be used over another transport only.
+    #[serde(default)]
+    withheld: bool,
+    /// Of this address, where they differ from the transport's.
+    #[serde(default)]
+    options: OptionsParams,
     /// Accepted: `posix` or `uring`; there is one implementation.
     sock_impl: Option<String>,
     /// Accepted: for vfio-user only.
@@ -85,7 +173,6 @@ impl Method<Engine> for Add {
                     .remedy("leave it out, and use a network that is yours"),
             );
         }
-        params.ana_state.unwrap_or(AnaState::Optimized).check()?;
         if let Some(other) = params
             .sock_impl
             .filter(|name| !["posix", "uring"].contains(&name.as_str()))
@@ -100,16 +187,32 @@ impl Method<Engine> for Add {
         if kind == TransportType::Tcp && on.personality == Personality::Nacre {
             transport::ensure_tcp(&on, &plane).await?;
         }
-        let nqn = subsystem.nqn();
+        let (nqn, address) = (subsystem.nqn(), Address::Ip(address));
+        let ana_state = params.ana_state.unwrap_or(AnaWord::Optimized);
+        let options = ListenOptions {
+            ana: kept_states(&on, &key::listener(nqn, kind, &address), ana_state),
+            withheld: params.withheld,
+            fabric: params.options.fabric.map(Into::into).unwrap_or_default(),
+            listener: params.options.parse()?,
+        };
         let bound = plane
             .target
-            .add_listener(nqn, kind, &Address::Ip(address))?;
+            .add_listener_with(nqn, kind, &address, options)?;
         // The port as bound: hosts find it there again after a restart.
-        let record = json!({
+        let mut record = json!({
             "nqn": nqn.as_str(),
             "listen_address": AddressReply::new(kind, &bound),
             "secure_channel": false,
         });
+        if ana_state != AnaWord::Optimized {
+            record["ana_state"] = json!(ana_state);
+        }
+        if params.withheld {
+            record["withheld"] = true.into();
+        }
+        if params.options != OptionsParams::default() {
+            record["options"] = json!(params.options);
+        }
         let stored = on
             .journal
             .commit(Change::put(
@@ -156,7 +259,16 @@ impl Method<Engine> for Remove {
         if let (Err(refused), None) = (&live, on.journal.find(&own)) {
             return Err(refused.clone());
         }
-        on.journal.commit(Change::remove(own)).await?;
+        // What the configuration file declares comes and goes with its interface; what was set by RPC
+        // about it stays.
+        let change = match crate::journal::is_declaring() {
+            true => Change::remove(own),
+            false => {
+                let below = Change(vec![Edit::RemoveAll(key::below(&own))]);
+                Change::remove(own).and(below)
+            }
+        };
+        on.journal.commit(change).await?;
         if live.is_ok() {
             plane.target.remove_listener(nqn, kind, &address)?;
             on.notes.send("nvmf_listener_change", nqn.as_str());
@@ -180,6 +292,21 @@ fn find(
     })
 }
 
+/// The states that a listener begins with: what it is added with, and what was set since and is kept.
+fn kept_states(on: &Engine, own: &str, ana_state: AnaWord) -> AnaStates {
+    let mut states = AnaStates::new(ana_state.into());
+    let below = key::ana(own, None);
+    for entry in on.journal.entries() {
+        if entry.record.key != below && !entry.record.key.starts_with(&key::below(&below)) {
+            continue;
+        }
+        if let Ok(kept) = serde_json::from_value::<AnaParams>(entry.record.params) {
+            states.set(kept.anagrpid, kept.ana_state.into());
+        }
+    }
+    states
+}
+
 struct SetAnaState;
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -187,17 +314,15 @@ struct SetAnaState;
 struct AnaParams {
     nqn: String,
     listen_address: TransportAddress,
-    /// Must be `optimized`.
-    ana_state: AnaState,
+    ana_state: AnaWord,
     /// All groups unless given.
-    #[allow(dead_code)]
     anagrpid: Option<u32>,
     tgt_name: Option<String>,
 }
 
 impl Method<Engine> for SetAnaState {
-    const NAME: &'static str = "nvmf_subsystem_listener_set_ana_state";
-    const ABOUT: &'static str = "Sets the ANA state of a listener: optimized is what all are.";
+    const NAME: &'static str = SET_ANA_STATE;
+    const ABOUT: &'static str = "Sets how good the path through a listener is, for all of a subsystem's ANA groups or for one. Hosts are told, and move their I/O.";
     const EFFECT: Effect = Effect::Changes;
     type Params = AnaParams;
     type Reply = bool;
@@ -206,9 +331,68 @@ impl Method<Engine> for SetAnaState {
         let plane = on.plane()?;
         let subsystem = any_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
         let (kind, address) = params.listen_address.parse("listen_address")?;
-        find(&subsystem, kind, &Address::Ip(address))?;
-        params.ana_state.check()?;
+        let (nqn, address) = (subsystem.nqn(), Address::Ip(address));
+        let before = find(&subsystem, kind, &address)?.ana;
+        let (group, state) = (params.anagrpid, params.ana_state.into());
+        let set = plane
+            .target
+            .set_ana_state(nqn, kind, &address, group, state);
+        set.map_err(|error| match error {
+            TargetError::Subsystem(SubsystemError::AnaGroupOutOfRange { .. }) => {
+                RpcError::from(error).field("anagrpid")
+            }
+            other => other.into(),
+        })?;
+        let mut record = json!({
+            "nqn": nqn.as_str(),
+            "listen_address": AddressReply::new(kind, &address),
+            "ana_state": params.ana_state,
+        });
+        if let Some(group) = group {
+            record["anagrpid"] = group.into();
+        }
+        let own = key::listener(nqn, kind, &address);
+        let all = key::ana(&own, None);
+        let change = match group {
+            Some(group) => Change::put(key::ana(&own, Some(group)), Self::NAME, record),
+            // What single groups were set to is no more.
+            None => Change(vec![Edit::RemoveAll(key::below(&all))]).and(Change::put(
+                all,
+                Self::NAME,
+                record,
+            )),
+        };
+        if let Err(refused) = on.journal.commit(change).await {
+            undo(&plane.target, nqn, (kind, &address), &before, group);
+            return Err(refused);
+        }
+        on.notes.send("nvmf_ana_change", nqn.as_str());
         Ok(true)
+    }
+}
+
+/// Sets a listener's states back to what they were before a change that could not be stored.
+fn undo(
+    target: &Target,
+    nqn: &Nqn,
+    (kind, address): (TransportType, &Address),
+    before: &AnaStates,
+    group: Option<u32>,
+) {
+    let set = |group: Option<u32>, state| {
+        // It was possible a moment ago; only a listener that is gone by now is none to set.
+        if let Err(error) = target.set_ana_state(nqn, kind, address, group, state) {
+            tracing::debug!(%error, "an ANA state was not set back");
+        }
+    };
+    match group {
+        Some(group) => set(Some(group), before.of(group)),
+        None => {
+            set(None, before.of_others());
+            for (group, state) in before.exceptions() {
+                set(Some(group), state);
+            }
+        }
     }
 }
 
@@ -227,12 +411,15 @@ struct ListenerReply {
     /// Of subsystems with ANA reporting.
     #[serde(skip_serializing_if = "Option::is_none")]
     ana_states: Option<Vec<AnaStateReply>>,
+    /// Hosts are refused here; only there if they are.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    withheld: bool,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
 struct AnaStateReply {
     ana_group: u32,
-    ana_state: &'static str,
+    ana_state: AnaWord,
 }
 
 impl Method<Engine> for Get {
@@ -245,15 +432,17 @@ impl Method<Engine> for Get {
         let plane = on.plane()?;
         let subsystem = any_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
         let config = &subsystem.config;
-        let groups = || {
-            (1..=config.max_namespaces).map(|ana_group| AnaStateReply {
+        let groups = |ana: &AnaStates| {
+            let state = |ana_group| AnaStateReply {
                 ana_group,
-                ana_state: "optimized",
-            })
+                ana_state: ana.of(ana_group).into(),
+            };
+            (1..=config.max_namespaces).map(state).collect()
         };
         let describe = |listener: SubsystemListener| ListenerReply {
             address: AddressReply::new(listener.transport, &listener.address),
-            ana_states: config.ana_reporting.then(|| groups().collect()),
+            ana_states: config.ana_reporting.then(|| groups(&listener.ana)),
+            withheld: listener.withheld,
         };
         Ok(subsystem.listeners().into_iter().map(describe).collect())
     }

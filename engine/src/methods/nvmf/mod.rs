@@ -4,7 +4,7 @@
 //!   target      the one target, its start-up options
 //!   transport   nvmf_create_transport, nvmf_get_transports
 //!   subsystem   subsystems          host       who may use them
-//!   listener    where they are      namespace  what is in them, and what becomes of it
+//!   listener(s) where they are      namespace  what is in them, and what becomes of it
 //!   discovery   referrals           connected  controllers, queue pairs, statistics
 //! ```
 //!
@@ -15,7 +15,7 @@
 //! ```text
 //!   nvmf/transport/TCP                 nvmf/referral/TCP/192.0.2.1:8009/<nqn>
 //!   nvmf/subsystem/<nqn>               and below it /host/<nqn>, /listener/TCP/192.0.2.1:4420,
-//!                                      /ns/<nsid>, /ns/<nsid>/host/<nqn>
+//!                                      /listener/TCP/192.0.2.1:4420/ana, /ns/<nsid>, /ns/<nsid>/host/<nqn>
 //! ```
 
 mod address;
@@ -23,6 +23,7 @@ mod connected;
 mod discovery;
 mod host;
 mod listener;
+mod listeners;
 mod namespace;
 mod refusal;
 mod subsystem;
@@ -40,15 +41,18 @@ use crate::plane::Plane;
 use crate::rpc::error::Errno;
 use crate::rpc::{Registry, RpcError};
 
+pub use listener::SET_ANA_STATE;
 pub use namespace::{bdev_gone, forget_namespaces_of};
 pub use subsystem::derived_serial_number;
 pub use target::{DiscoveryFilter, config};
+pub use transport::rdma_lacking;
 
 pub fn register(registry: &mut Registry<Engine>) {
     target::register(registry);
     transport::register(registry);
     subsystem::register(registry);
     listener::register(registry);
+    listeners::register(registry);
     namespace::register(registry);
     host::register(registry);
     discovery::register(registry);
@@ -143,6 +147,14 @@ mod key {
 
     pub fn listener(nqn: &Nqn, kind: TransportType, address: &impl Display) -> String {
         format!("{}/listener/{kind}/{address}", subsystem(nqn))
+    }
+
+    /// States set on a listener: of all groups, and below that of single ones.
+    pub fn ana(listener: &str, group: Option<u32>) -> String {
+        match group {
+            None => format!("{listener}/ana"),
+            Some(group) => format!("{listener}/ana/{group}"),
+        }
     }
 
     pub fn namespaces(nqn: &Nqn) -> String {

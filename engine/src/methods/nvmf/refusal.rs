@@ -1,6 +1,7 @@
 //! The target's errors in SPDK's codes and words, with the facts beside them.
 
 use nacre_nvmf::target::{SubsystemError, TargetError};
+use nacre_nvmf::transport::ListenError;
 
 use crate::rpc::RpcError;
 use crate::rpc::error::INTERNAL_ERROR;
@@ -46,6 +47,9 @@ impl From<TargetError> for RpcError {
                 .field("address")
                 .remedy("nvmf_discovery_get_referrals lists them"),
             TargetError::Subsystem(error) => error.into(),
+            TargetError::Listen(ListenError::Option { option, .. }) => {
+                RpcError::invalid_params(cause).field(format!("options.{option}"))
+            }
             TargetError::Listen(_) => RpcError::invalid_params(cause).field("listen_address"),
         }
     }
@@ -64,7 +68,7 @@ impl From<SubsystemError> for RpcError {
                 .remedy("create the subsystem with a larger max_namespaces"),
             SubsystemError::AnaGroupOutOfRange { .. } => refused
                 .field("namespace.anagrpid")
-                .remedy("leave anagrpid out to get a group of the namespace's own"),
+                .remedy("leave it out, or create the subsystem with a larger max_namespaces"),
             SubsystemError::NamespacesFull { .. } => refused
                 .field("nqn")
                 .remedy("create the subsystem with a larger max_namespaces"),
@@ -83,6 +87,9 @@ impl From<SubsystemError> for RpcError {
             SubsystemError::NoListener { .. } => refused
                 .field("listen_address")
                 .remedy("nvmf_subsystem_get_listeners lists them"),
+            SubsystemError::NoAnaReporting { .. } => refused
+                .field("ana_state")
+                .remedy("create the subsystem with ana_reporting, or remove the listener to take the path away"),
             SubsystemError::Discovery => refused.field("nqn"),
         }
     }

@@ -16,6 +16,7 @@ use tracing::warn;
 
 use super::{PATIENCE, check_target, key, refusal, wait_until};
 use crate::engine::{Engine, Personality};
+use crate::listeners::plan::Lack;
 use crate::plane::Plane;
 use crate::rpc::error::Errno;
 use crate::rpc::{Effect, Method, Registry, RpcError};
@@ -237,6 +238,7 @@ impl Transport {
             in_capsule_data_size: self.in_capsule_data_size,
             max_io_size: self.max_io_size,
             max_connections: on.settings.nvmf.max_connections as usize,
+            max_pending_connections: on.settings.nvmf.max_pending_connections as usize,
             ack_timeout: match self.ack_timeout {
                 0 => defaults.ack_timeout,
                 ms => Duration::from_millis(ms.into()),
@@ -344,6 +346,15 @@ impl Method<Engine> for Create {
         create(&on, &plane, Transport::asked(params, defaults)).await?;
         Ok(true)
     }
+}
+
+/// Why RDMA cannot be used whatever the devices can; none if it can.
+pub fn rdma_lacking(_on: &Engine) -> Option<Lack> {
+    Some(Lack {
+        reason: "no_transport",
+        evidence: "this build has no RDMA transport".into(),
+        remedy: "use TCP on this interface".into(),
+    })
 }
 
 fn no_such_type(trtype: &str, why: &str) -> RpcError {

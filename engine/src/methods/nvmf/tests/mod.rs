@@ -1,5 +1,6 @@
 //! Goal: a target set up with SPDK's calls answers as SPDK's, and is the same after a restart.
 
+mod ana;
 mod connected;
 mod refusals;
 

@@ -322,14 +322,20 @@ fn listeners_and_discovery() {
             "listen_address",
         ),
         (at("ana_state", json!("lost")), "ana_state"),
+        // The subsystem does not report states.
+        (at("ana_state", json!("inaccessible")), "ana_state"),
+        (
+            at("options", json!({ "max_queue_depth": 1 })),
+            "options.max_queue_depth",
+        ),
+        (
+            at("options", json!({ "in_capsule_data_size": 7 })),
+            "options.in_capsule_data_size",
+        ),
     ] {
         check(&bench, add, params, -32602, INVALID, field);
     }
-    for (field, value) in [
-        ("secure_channel", json!(true)),
-        ("ana_state", json!("inaccessible")),
-        ("sock_impl", json!("ssl")),
-    ] {
+    for (field, value) in [("secure_channel", json!(true)), ("sock_impl", json!("ssl"))] {
         check(&bench, add, at(field, value), -95, UNSUPPORTED, field);
     }
     let other = json!({ "nqn": NQN, "listen_address": address("1") });
@@ -348,8 +354,8 @@ fn listeners_and_discovery() {
         &bench,
         set,
         ana("non_optimized"),
-        -95,
-        UNSUPPORTED,
+        -32602,
+        INVALID,
         "ana_state",
     );
 

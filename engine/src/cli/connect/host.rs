@@ -1,0 +1,146 @@
+//! The real machine: commands with a deadline, and the kernel's log while they run.
+
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use std::os::unix::fs::OpenOptionsExt;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::drive::{Cause, Runner, purpose, words};
+
+pub struct Shell {
+    /// Talk goes to standard error, standard output is a program's.
+    quiet: bool,
+    timeout: Duration,
+}
+
+impl Shell {
+    pub fn new(quiet: bool, timeout: Duration) -> Shell {
+        Shell { quiet, timeout }
+    }
+}
+
+/// Between two looks at whether a command has ended.
+const LOOK: Duration = Duration::from_millis(20);
+/// Of what the kernel said, the latest.
+const KERNEL_LINES: usize = 4;
+
+impl Runner for Shell {
+    fn run(&mut self, command: &[String]) -> Result<(), Cause> {
+        self.say(&words(command));
+        let mut kernel = KernelLog::from_now();
+        let spawned = Command::new(&command[0])
+            .args(&command[1..])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn();
+        let mut child = spawned.map_err(|error| Cause::NoProgram {
+            program: command[0].clone(),
+            error: error.to_string(),
+        })?;
+        // Read meanwhile, so that a talkative command is not held up.
+        let mut stderr = child.stderr.take().expect("it is piped");
+        let reader = thread::spawn(move || {
+            let mut text = Vec::new();
+            // What cannot be read is not said; the status still tells.
+            drop(stderr.read_to_end(&mut text));
+            String::from_utf8_lossy(&text).trim().to_owned()
+        });
+        match wait(&mut child, self.timeout) {
+            Some(true) => Ok(()),
+            Some(false) => {
+                let said = reader.join().unwrap_or_default();
+                let said = match said.is_empty() {
+                    true => format!("{} failed and said nothing", command[0]),
+                    false => said.lines().collect::<Vec<_>>().join(" "),
+                };
+                Err(Cause::Refused {
+                    said,
+                    kernel: kernel.lines(),
+                })
+            }
+            None => {
+                // Waiting in the kernel it ends when that gives up; its child is reaped then, or by init.
+                drop(child.kill());
+                drop(child.try_wait());
+                Err(Cause::TimedOut {
+                    what: purpose(command),
+                    after: self.timeout,
+                    kernel: kernel.lines(),
+                })
+            }
+        }
+    }
+
+    fn pause(&mut self, time: Duration) {
+        thread::sleep(time);
+    }
+
+    fn say(&mut self, text: &str) {
+        match self.quiet {
+            true => eprintln!("{text}"),
+            false => println!("{text}"),
+        }
+    }
+}
+
+/// Whether it succeeded; none if it has not ended in time.
+fn wait(child: &mut Child, timeout: Duration) -> Option<bool> {
+    let deadline = Instant::now() + timeout;
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) => return Some(status.success()),
+            Ok(None) if Instant::now() < deadline => thread::sleep(LOOK),
+            Ok(None) => return None,
+            Err(_) => return Some(false),
+        }
+    }
+}
+
+/// What the kernel says of NVMe from some moment on; nothing if its log may not be read.
+struct KernelLog {
+    file: Option<File>,
+}
+
+impl KernelLog {
+    fn from_now() -> KernelLog {
+        /// O_NONBLOCK: a record that is not there yet is not waited for.
+        const NONBLOCK: i32 = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+        let file = OpenOptions::new()
+            .read(true)
+            .custom_flags(NONBLOCK)
+            .open("/dev/kmsg");
+        let file = file.ok().and_then(|mut file| {
+            file.seek(SeekFrom::End(0)).ok()?;
+            Some(file)
+        });
+        KernelLog { file }
+    }
+
+    fn lines(&mut self) -> Vec<String> {
+        let Some(file) = &mut self.file else {
+            return Vec::new();
+        };
+        let mut lines = Vec::new();
+        let mut record = [0; 8192];
+        loop {
+            // One record a read: `priority,sequence,time,flags;text`.
+            let length = match file.read(&mut record) {
+                Ok(0) => break,
+                Ok(length) => length,
+                // Overwritten before it was read: the next one is there.
+                Err(error) if error.kind() == ErrorKind::BrokenPipe => continue,
+                Err(_) => break,
+            };
+            let text = String::from_utf8_lossy(&record[..length]);
+            let text = text.lines().next().unwrap_or_default();
+            let text = text.split_once(';').map_or(text, |(_, text)| text);
+            if text.contains("nvme") {
+                lines.push(text.to_owned());
+            }
+        }
+        lines.split_off(lines.len().saturating_sub(KERNEL_LINES))
+    }
+}

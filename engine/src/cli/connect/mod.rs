@@ -1,0 +1,211 @@
+//! `nacre connect`: connects this Linux host with nvme-cli, over RDMA where the way to the target has it, else
+//! over TCP. Every command that it runs is printed first.
+//!
+//! ```text
+//!   plan (pure): transports in order, with reasons  ─▶  drive: attempts, pauses, fallback  ─▶  Runner: modprobe, nvme
+//! ```
+
+mod drive;
+mod host;
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use serde_json::json;
+
+use self::drive::{Outcome, drive};
+use self::host::Shell;
+use super::address::ListenAddress;
+use super::{Failure, output};
+use crate::doctor::{System, rdma_path};
+
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "Exit codes: 0 connected, 1 failed, 2 wrong usage.\n\n\
+                  Example: nacre connect 192.0.2.1 -n nqn.2025-01.io.example:v --transport auto")]
+pub struct ConnectArgs {
+    /// The target, such as 192.0.2.1 or [2001:db8::1]:4420
+    pub address: ListenAddress,
+    /// Name of the subsystem
+    #[arg(short = 'n', long)]
+    pub nqn: String,
+    /// auto: RDMA if the way to the target has it, then TCP
+    #[arg(short, long, value_enum, default_value_t)]
+    pub transport: Choice,
+    /// What to do when RDMA fails [default: tcp with --transport auto, else none]
+    #[arg(long, value_enum)]
+    pub fallback: Option<Fallback>,
+    /// Attempts over RDMA before the fallback, and over TCP; 0 tries for ever
+    #[arg(long, default_value_t = 3)]
+    pub retries: u32,
+    /// Pause between attempts
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = humantime::parse_duration)]
+    pub retry_delay: Duration,
+    /// How long one attempt may take
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = humantime::parse_duration)]
+    pub cm_timeout: Duration,
+    /// Name of this host [default: nvme-cli's]
+    #[arg(short = 'q', long, value_name = "NQN")]
+    pub hostnqn: Option<String>,
+    /// Identifier of this host, a UUID [default: nvme-cli's]
+    #[arg(short = 'I', long, value_name = "UUID")]
+    pub hostid: Option<String>,
+    /// I/O queues [default: one per processor]
+    #[arg(short = 'i', long, value_name = "COUNT")]
+    pub nr_io_queues: Option<NonZeroU32>,
+    /// Commands of each I/O queue
+    #[arg(short = 'Q', long, value_name = "DEPTH")]
+    pub queue_size: Option<NonZeroU32>,
+    /// Seconds that the kernel tries to get a lost connection back; -1 is for ever
+    #[arg(
+        short = 'l',
+        long,
+        value_name = "SECONDS",
+        allow_negative_numbers = true
+    )]
+    pub ctrl_loss_tmo: Option<i32>,
+    /// Type of service of the connection's packets
+    #[arg(long, value_name = "TOS")]
+    pub tos: Option<u8>,
+    /// Print the commands and run none
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Print JSON for programs at the end; what is done meanwhile goes to standard error
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum Choice {
+    #[default]
+    Auto,
+    Rdma,
+    Tcp,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Fallback {
+    Tcp,
+    None,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transport {
+    Rdma,
+    Tcp,
+}
+
+impl Transport {
+    pub fn word(self) -> &'static str {
+        match self {
+            Transport::Rdma => "rdma",
+            Transport::Tcp => "tcp",
+        }
+    }
+
+    pub fn module(self) -> &'static str {
+        match self {
+            Transport::Rdma => "nvme-rdma",
+            Transport::Tcp => "nvme-tcp",
+        }
+    }
+}
+
+/// The transports to try, in order, and what there is to say before.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Plan {
+    pub order: Vec<Transport>,
+    pub remark: Option<String>,
+}
+
+impl Plan {
+    /// `rdma` is why RDMA cannot go to the target, if it cannot.
+    pub fn of(choice: Choice, fallback: Option<Fallback>, rdma: Result<(), String>) -> Plan {
+        let fallback = fallback.unwrap_or(match choice {
+            Choice::Auto => Fallback::Tcp,
+            Choice::Rdma | Choice::Tcp => Fallback::None,
+        });
+        let (order, remark) = match (choice, fallback, rdma) {
+            (Choice::Tcp, _, _) => (vec![Transport::Tcp], None),
+            // Nothing to try RDMA with, and something else is allowed.
+            (Choice::Auto, Fallback::Tcp, Err(why)) => (
+                vec![Transport::Tcp],
+                Some(format!(
+                    "no RDMA from here to the target: {why}; connecting over TCP"
+                )),
+            ),
+            // Asked for by name: tried, for the device may come.
+            (_, Fallback::Tcp, rdma) => (
+                vec![Transport::Rdma, Transport::Tcp],
+                rdma.err()
+                    .map(|why| format!("RDMA will probably fail: {why}")),
+            ),
+            (_, Fallback::None, rdma) => (
+                vec![Transport::Rdma],
+                rdma.err()
+                    .map(|why| format!("RDMA will probably fail: {why}")),
+            ),
+        };
+        Plan { order, remark }
+    }
+}
+
+pub fn run(args: ConnectArgs) -> Result<(), Failure> {
+    let system = System::real();
+    let plan = Plan::of(args.transport, args.fallback, way_by_rdma(&system, &args));
+    let mut shell = Shell::new(args.json, args.cm_timeout);
+    let say = |text: &str| match args.json {
+        true => {
+            eprintln!("{text}");
+            Ok(())
+        }
+        false => output::line(text),
+    };
+    if let Some(remark) = &plan.remark {
+        say(remark)?;
+    }
+    if args.dry_run {
+        for transport in &plan.order {
+            say(&format!("modprobe {}", transport.module()))?;
+            say(&drive::words(&drive::command(&args, *transport)))?;
+        }
+        return Ok(());
+    }
+    let Outcome {
+        transport,
+        failures,
+        already,
+    } = drive(&args, &plan, &mut shell).map_err(anyhow::Error::from)?;
+    if args.json {
+        return output::json(&json!({
+            "transport": transport.word(),
+            "already_connected": already,
+            "failed_attempts": failures,
+        }));
+    }
+    let how = if already {
+        "already connected"
+    } else {
+        "connected"
+    };
+    output::line(&format!("{how} over {}", transport.word()))
+}
+
+/// By the route to the target's address, whatever its interfaces are called.
+fn way_by_rdma(system: &System, args: &ConnectArgs) -> Result<(), String> {
+    let target = args.address.ip;
+    let source = system
+        .probe
+        .source_for(target)
+        .map_err(|error| format!("no route to {target}: {error}"))?;
+    let interface = system
+        .interface_of(source)
+        .ok_or_else(|| format!("{source} is on no interface that is known"))?;
+    match rdma_path(system, &interface.name, source) {
+        Ok(_) => Ok(()),
+        Err(reason) => Err(format!("{}: {reason}", reason.word())),
+    }
+}
+
+#[cfg(test)]
+mod tests;

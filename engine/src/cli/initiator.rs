@@ -1,0 +1,40 @@
+//! `nacre initiator`: this machine as a Linux host of NVMe-oF.
+
+use clap::{Args, Subcommand};
+
+use super::address::ListenAddress;
+use super::{Failure, doctor};
+use crate::doctor::{System, Target, examine_initiator};
+
+#[derive(Debug, Args)]
+pub struct InitiatorArgs {
+    #[command(subcommand)]
+    command: InitiatorCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum InitiatorCommand {
+    /// Check what connecting needs: modules, nvme-cli, multipath, RDMA device, the way to the target
+    #[command(
+        after_help = "Exit codes: 0 nothing failed (warnings do not count), 1 a check failed, 2 wrong usage."
+    )]
+    Check {
+        /// Whom to reach, such as 192.0.2.1 or [2001:db8::1]:4420
+        target: Option<ListenAddress>,
+        /// Print JSON for programs instead of a table for people
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+pub fn run(args: InitiatorArgs) -> Result<(), Failure> {
+    match args.command {
+        InitiatorCommand::Check { target, json } => {
+            let target = target.map(|address| Target {
+                ip: address.ip,
+                port: address.port,
+            });
+            doctor::show(&examine_initiator(&System::real(), target), json)
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! `nacre rdma counters`: what ports, drivers and interfaces counted, once or by interval.
+
+use std::collections::BTreeMap;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nacre_rdma_link::{CounterGroup, Fabric, Roots, counters};
+use serde_json::{Value, json};
+
+use super::{devices, none_there};
+use crate::cli::{Failure, output};
+
+pub fn run(
+    roots: &Roots,
+    port: Option<&str>,
+    watch: Option<Duration>,
+    all: bool,
+    json: bool,
+) -> Result<(), Failure> {
+    let fabric = Fabric::read(&roots.sys);
+    let ports = chosen(&fabric, port)?;
+    if ports.is_empty() && !json {
+        return none_there();
+    }
+    let mut before = Sample::take(roots, &ports);
+    let Some(interval) = watch else {
+        return match json {
+            true => output::json(&before.json(None)),
+            false => output::table(
+                &["device", "port", "group", "counter", "value"],
+                before.rows(None, all),
+            ),
+        };
+    };
+    loop {
+        thread::sleep(interval);
+        let now = Sample::take(roots, &ports);
+        match json {
+            // A line per interval, as programs read a stream.
+            true => output::line(&now.json(Some(&before)).to_string())?,
+            false => {
+                output::table(
+                    &[
+                        "device",
+                        "port",
+                        "group",
+                        "counter",
+                        "value",
+                        "change",
+                        "per second",
+                    ],
+                    now.rows(Some(&before), all),
+                )?;
+                output::line("")?;
+            }
+        }
+        before = now;
+    }
+}
+
+/// A port whose counters are read.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Which {
+    device: String,
+    port: u8,
+    netdev: Option<String>,
+}
+
+pub(super) fn chosen(fabric: &Fabric, port: Option<&str>) -> Result<Vec<Which>, Failure> {
+    let (device, num) = match port.map(|text| text.split_once('/').unwrap_or((text, ""))) {
+        None => (None, None),
+        Some((device, "")) => (Some(device), None),
+        Some((device, num)) => {
+            let num: u8 = num.parse().map_err(|_| {
+                Failure::Usage(format!(
+                    "\"{num}\" is no port: DEVICE/PORT, such as mlx5_0/1"
+                ))
+            })?;
+            (Some(device), Some(num))
+        }
+    };
+    if let Some(name) = device {
+        let found = fabric
+            .device(name)
+            .ok_or_else(|| devices::no_device(fabric, name))?;
+        if let Some(num) = num.filter(|num| found.port(*num).is_none()) {
+            return Err(Failure::Failed(anyhow::anyhow!(
+                "RDMA device \"{name}\" has no port {num}; it has {}",
+                found.ports.len()
+            )));
+        }
+    }
+    let wanted = fabric.ports().filter(|(of, port)| {
+        device.is_none_or(|name| name == of.name) && num.is_none_or(|num| num == port.num)
+    });
+    let wanted = wanted.map(|(device, port)| Which {
+        device: device.name.clone(),
+        port: port.num,
+        netdev: port.netdev.clone(),
+    });
+    Ok(wanted.collect())
+}
+
+/// All counters at one moment.
+pub(super) struct Sample {
+    at: Instant,
+    values: BTreeMap<(Which, CounterGroup, String), u64>,
+}
+
+impl Sample {
+    pub(super) fn take(roots: &Roots, ports: &[Which]) -> Sample {
+        let mut values = BTreeMap::new();
+        for which in ports {
+            let netdev = which.netdev.as_deref();
+            for counter in counters(&roots.sys, &which.device, which.port, netdev) {
+                values.insert((which.clone(), counter.group, counter.name), counter.value);
+            }
+        }
+        Sample {
+            at: Instant::now(),
+            values,
+        }
+    }
+
+    /// With the change since an earlier sample, if there is one; then only what changed is shown.
+    pub(super) fn rows(&self, since: Option<&Sample>, all: bool) -> Vec<Vec<String>> {
+        let rows = self.values.iter().filter_map(|(key, value)| {
+            let change = since.map(|since| change(since, key, *value));
+            if !all && change.unwrap_or(*value) == 0 {
+                return None;
+            }
+            let (which, group, name) = key;
+            let mut row = vec![
+                which.device.clone(),
+                which.port.to_string(),
+                word(*group).into(),
+                name.clone(),
+                value.to_string(),
+            ];
+            if let (Some(since), Some(change)) = (since, change) {
+                let seconds = (self.at - since.at).as_secs_f64();
+                row.push(change.to_string());
+                row.push(format!("{:.1}", change as f64 / seconds));
+            }
+            Some(row)
+        });
+        rows.collect()
+    }
+
+    pub(super) fn json(&self, since: Option<&Sample>) -> Value {
+        let counters = self.values.iter().map(|(key, value)| {
+            let (which, group, name) = key;
+            let mut counter = json!({
+                "device": which.device,
+                "port": which.port,
+                "netdev": which.netdev,
+                "group": word(*group),
+                "counter": name,
+                "value": value,
+            });
+            if let Some(since) = since {
+                counter["change"] = change(since, key, *value).into();
+            }
+            counter
+        });
+        let counters: Value = counters.collect();
+        match since {
+            None => counters,
+            Some(since) => json!({
+                "seconds": (self.at - since.at).as_secs_f64(),
+                "counters": counters,
+            }),
+        }
+    }
+}
+
+/// A counter that went back was reset, and counts from 0.
+fn change(since: &Sample, key: &(Which, CounterGroup, String), value: u64) -> u64 {
+    let before = since.values.get(key).copied().unwrap_or(0);
+    value.checked_sub(before).unwrap_or(value)
+}
+
+fn word(group: CounterGroup) -> &'static str {
+    match group {
+        CounterGroup::Port => "port",
+        CounterGroup::Hardware => "driver",
+        CounterGroup::Netdev => "interface",
+    }
+}

@@ -1,0 +1,196 @@
+//! `nacre rdma devices`, `link` and `gids`.
+
+use nacre_rdma_link::{Device, Fabric, Gid, Port};
+use nacre_rdma_verbs::DeviceAttributes;
+use serde_json::{Value, json};
+
+use super::{limits, none_there};
+use crate::cli::{Failure, output, record};
+
+/// Gives every device's limits, or says why not.
+type AskLimits = dyn Fn() -> Result<Vec<DeviceAttributes>, String>;
+
+pub fn devices(
+    fabric: &Fabric,
+    verbose: bool,
+    json: bool,
+    limits: &AskLimits,
+) -> Result<(), Failure> {
+    let limits = match verbose && !fabric.devices.is_empty() {
+        true => Some(limits()),
+        false => None,
+    };
+    let mut described = described(fabric);
+    for device in described.as_array_mut().into_iter().flatten() {
+        if let Some(limits) = &limits {
+            add_limits(device, limits);
+        }
+    }
+    if json {
+        return output::json(&described);
+    }
+    if fabric.devices.is_empty() {
+        return none_there();
+    }
+    if !verbose {
+        return output::table(
+            &[
+                "device",
+                "driver",
+                "node guid",
+                "sys image guid",
+                "firmware",
+                "ports",
+                "netdev",
+                "numa",
+            ],
+            fabric.devices.iter().map(device_row),
+        );
+    }
+    for (at, device) in described.as_array_mut().into_iter().flatten().enumerate() {
+        if at > 0 {
+            output::line("")?;
+        }
+        // A table of its own shows them.
+        for port in device["ports"].as_array_mut().into_iter().flatten() {
+            let gids = port["gids"].as_array().map_or(0, Vec::len);
+            port["gids"] = gids.into();
+        }
+        record::print(device)?;
+    }
+    Ok(())
+}
+
+pub fn link(fabric: &Fabric, json: bool) -> Result<(), Failure> {
+    if json {
+        let links = fabric.ports().map(|(device, port)| {
+            json!({
+                "link": format!("{}/{}", device.name, port.num),
+                "state": port.state.to_string(),
+                "physical_state": port.phys_state.to_string(),
+                "netdev": port.netdev,
+            })
+        });
+        return output::json(&links.collect());
+    }
+    if fabric.devices.is_empty() {
+        return none_there();
+    }
+    output::table(
+        &["link", "state", "physical_state", "netdev"],
+        fabric.ports().map(link_row),
+    )
+}
+
+pub fn gids(fabric: &Fabric, device: Option<&str>, json: bool) -> Result<(), Failure> {
+    if let Some(name) = device.filter(|name| fabric.device(name).is_none()) {
+        return Err(no_device(fabric, name));
+    }
+    let entries = || {
+        fabric
+            .ports()
+            .filter(|(of, _)| device.is_none_or(|name| name == of.name))
+            .flat_map(|(device, port)| port.gids.iter().map(move |gid| (device, port, gid)))
+    };
+    if json {
+        let entries = entries().map(|(device, port, gid)| {
+            let mut value = serde_json::to_value(gid).expect("a GID serialises");
+            value["device"] = device.name.clone().into();
+            value["port"] = port.num.into();
+            value["used"] = port.uses(gid).into();
+            value
+        });
+        return output::json(&entries.collect());
+    }
+    if fabric.devices.is_empty() {
+        return none_there();
+    }
+    output::table(
+        &[
+            "device", "port", "index", "type", "netdev", "address", "gid", "used",
+        ],
+        entries().map(|(device, port, gid)| gid_row(device, port, gid)),
+    )
+}
+
+/// The refusal of a name that no device has.
+pub fn no_device(fabric: &Fabric, name: &str) -> Failure {
+    let have: Vec<&str> = fabric.devices.iter().map(|d| &d.name[..]).collect();
+    let have = match have.is_empty() {
+        true => "none".into(),
+        false => have.join(", "),
+    };
+    Failure::Failed(anyhow::anyhow!(
+        "there is no RDMA device \"{name}\"; have: {have}"
+    ))
+}
+
+/// `limits`, or `limits_unknown` with the reason.
+pub(super) fn add_limits(device: &mut Value, limits: &Result<Vec<DeviceAttributes>, String>) {
+    let found = match limits {
+        Ok(all) => all.iter().find(|of| device["name"] == of.name[..]).ok_or(
+            "libibverbs does not show this device: is its provider (ibverbs-providers) installed?",
+        ),
+        Err(why) => Err(&why[..]),
+    };
+    match found {
+        Ok(attributes) => device["limits"] = limits::json(attributes),
+        Err(why) => device["limits_unknown"] = why.into(),
+    }
+}
+
+pub fn described(fabric: &Fabric) -> Value {
+    fabric.devices.iter().map(describe).collect()
+}
+
+fn describe(device: &Device) -> Value {
+    let mut value = serde_json::to_value(device).expect("a device serialises");
+    value["software"] = device.is_software().into();
+    if let Some(quirk) = device.quirk() {
+        value["title"] = quirk.title.into();
+        value["module"] = quirk.module.into();
+        value["note"] = quirk.note.into();
+    }
+    value
+}
+
+pub(super) fn device_row(device: &Device) -> Vec<String> {
+    let mut netdevs: Vec<&str> = device
+        .ports
+        .iter()
+        .filter_map(|port| port.netdev.as_deref())
+        .collect();
+    netdevs.dedup();
+    vec![
+        device.name.clone(),
+        device.driver.clone().unwrap_or_default(),
+        device.node_guid.clone(),
+        device.sys_image_guid.clone(),
+        device.fw.clone().unwrap_or_default(),
+        device.ports.len().to_string(),
+        netdevs.join(","),
+        device.numa.map(|node| node.to_string()).unwrap_or_default(),
+    ]
+}
+
+pub(super) fn link_row((device, port): (&Device, &Port)) -> Vec<String> {
+    vec![
+        format!("{}/{}", device.name, port.num),
+        port.state.to_string(),
+        port.phys_state.to_string(),
+        port.netdev.clone().unwrap_or_default(),
+    ]
+}
+
+pub(super) fn gid_row(device: &Device, port: &Port, gid: &Gid) -> Vec<String> {
+    vec![
+        device.name.clone(),
+        port.num.to_string(),
+        gid.index.to_string(),
+        gid.kind.to_string(),
+        gid.ndev.clone().unwrap_or_default(),
+        gid.ip.map(|ip| ip.to_string()).unwrap_or_default(),
+        gid.gid.to_string(),
+        if port.uses(gid) { "yes" } else { "no" }.into(),
+    ]
+}

@@ -1,0 +1,117 @@
+//! `nacre rdma`: this machine's RDMA devices, as the kernel shows them. Asks no daemon.
+//! Only the limits of devices are asked of libibverbs, where that is.
+
+mod counters;
+mod devices;
+mod limits;
+mod rxe;
+pub mod size;
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use nacre_rdma_link::{Fabric, Roots};
+
+use super::{Failure, output};
+
+#[derive(Debug, Args)]
+pub struct RdmaArgs {
+    #[command(subcommand)]
+    command: RdmaCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum RdmaCommand {
+    /// List devices with their GUIDs, firmware, driver and interfaces
+    Devices {
+        /// Everything known of each device and port
+        #[arg(short, long)]
+        verbose: bool,
+        #[command(flatten)]
+        shown: Shown,
+    },
+    /// List ports with their state, as `rdma link show` does
+    Link {
+        #[command(flatten)]
+        shown: Shown,
+    },
+    /// List the GIDs of each port, and which are used for which address
+    Gids {
+        /// Of this device only
+        device: Option<String>,
+        #[command(flatten)]
+        shown: Shown,
+    },
+    /// Soft-RoCE: RDMA on any Ethernet interface
+    Rxe {
+        #[command(subcommand)]
+        command: rxe::RxeCommand,
+    },
+    /// Show the counters of ports, drivers and interfaces
+    Counters {
+        /// DEVICE or DEVICE/PORT; all unless given
+        port: Option<String>,
+        /// Show what changed in each interval, such as 1 or 500ms, until interrupted
+        #[arg(long, value_name = "TIME", value_parser = parse_interval)]
+        watch: Option<Duration>,
+        /// Those that are 0, too
+        #[arg(short, long)]
+        all: bool,
+        #[command(flatten)]
+        shown: Shown,
+    },
+    /// Tell how many queue pairs, completion entries and how much memory hosts will need, against a device's limits
+    Size(size::SizeArgs),
+}
+
+#[derive(Debug, Args)]
+struct Shown {
+    /// Print JSON for programs instead of a table for people
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: RdmaArgs) -> Result<(), Failure> {
+    let roots = Roots::real();
+    let fabric = || Fabric::read(&roots.sys);
+    match args.command {
+        RdmaCommand::Devices { verbose, shown } => {
+            devices::devices(&fabric(), verbose, shown.json, &limits::all)
+        }
+        RdmaCommand::Link { shown } => devices::link(&fabric(), shown.json),
+        RdmaCommand::Gids { device, shown } => {
+            devices::gids(&fabric(), device.as_deref(), shown.json)
+        }
+        RdmaCommand::Rxe { command } => rxe::run(&roots, command),
+        RdmaCommand::Counters {
+            port,
+            watch,
+            all,
+            shown,
+        } => counters::run(&roots, port.as_deref(), watch, all, shown.json),
+        RdmaCommand::Size(args) => size::run(&args, limits::all),
+    }
+}
+
+/// A number is seconds; else with a unit.
+fn parse_interval(text: &str) -> Result<Duration, String> {
+    let interval = match text.parse::<f64>() {
+        Ok(seconds) => Duration::try_from_secs_f64(seconds).map_err(|e| e.to_string())?,
+        Err(_) => humantime::parse_duration(text).map_err(|e| e.to_string())?,
+    };
+    match interval.is_zero() {
+        true => Err("an interval is longer than 0".into()),
+        false => Ok(interval),
+    }
+}
+
+/// What to say where a table would be empty.
+fn none_there() -> Result<(), Failure> {
+    output::line(
+        "No RDMA devices found; `nacre doctor --rdma` tells why, `nacre rdma rxe add rxe0 --netdev NAME` makes a \
+         soft-RoCE device",
+    )
+}
+
+#[cfg(test)]
+mod tests;

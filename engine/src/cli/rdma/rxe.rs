@@ -1,0 +1,95 @@
+//! `nacre rdma rxe`: soft-RoCE devices made and deleted, without iproute2.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::Subcommand;
+use nacre_rdma_link::{Fabric, Roots, netlink};
+use serde_json::json;
+
+use crate::cli::{Failure, output};
+
+/// The kernel fills the GID table after it has answered.
+const SETTLE: Duration = Duration::from_secs(2);
+
+#[derive(Debug, Subcommand)]
+pub enum RxeCommand {
+    /// Add a soft-RoCE device on an Ethernet interface, as `rdma link add NAME type rxe netdev DEV` does
+    #[command(after_help = "Example: nacre rdma rxe add rxe0 --netdev eth0")]
+    Add {
+        /// Of the new device, such as rxe0
+        name: String,
+        /// The Ethernet interface that it uses
+        #[arg(long, value_name = "DEV")]
+        netdev: String,
+        /// Print JSON for programs
+        #[arg(long)]
+        json: bool,
+    },
+    /// Delete a soft-RoCE device; what uses it is disconnected
+    #[command(visible_alias = "delete")]
+    Del {
+        name: String,
+        /// Print JSON for programs
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+pub fn run(roots: &Roots, command: RxeCommand) -> Result<(), Failure> {
+    match command {
+        RxeCommand::Add { name, netdev, json } => {
+            netlink::rxe_add(roots, &name, &netdev).map_err(anyhow::Error::from)?;
+            let fabric = settled(roots, &name);
+            let port = fabric.device(&name).and_then(|device| device.ports.first());
+            if json {
+                return output::json(&json!({
+                    "name": name,
+                    "netdev": netdev,
+                    "state": port.map(|port| port.state.to_string()),
+                    "addresses": port.map(|port| {
+                        port.gids.iter().filter_map(|gid| gid.ip).collect::<Vec<_>>()
+                    }),
+                }));
+            }
+            let Some(port) = port else {
+                return output::line(&format!("{name} added on {netdev}"));
+            };
+            let ips: Vec<String> = port
+                .gids
+                .iter()
+                .filter_map(|gid| Some(gid.ip?.to_string()))
+                .collect();
+            output::line(&format!(
+                "{name} added on {netdev}: {}, addresses {}",
+                port.state,
+                ips.join(", ")
+            ))
+        }
+        RxeCommand::Del { name, json } => {
+            netlink::rxe_del(roots, &name).map_err(anyhow::Error::from)?;
+            match json {
+                true => output::json(&json!({ "name": name, "deleted": true })),
+                false => output::line(&format!("{name} deleted")),
+            }
+        }
+    }
+}
+
+/// The devices once the new one has its GIDs, or when that takes too long.
+fn settled(roots: &Roots, name: &str) -> Fabric {
+    let deadline = Instant::now() + SETTLE;
+    loop {
+        let fabric = Fabric::read(&roots.sys);
+        let filled = fabric.device(name).is_some_and(|device| {
+            device
+                .ports
+                .iter()
+                .any(|port| port.is_active() && !port.gids.is_empty())
+        });
+        if filled || Instant::now() >= deadline {
+            return fabric;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+}

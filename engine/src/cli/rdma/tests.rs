@@ -1,0 +1,207 @@
+//! Tables and numbers, from made-up machines.
+
+use std::num::NonZeroU32;
+
+use clap::Parser;
+use nacre_rdma_link::Fabric;
+use nacre_rdma_link::testing;
+use nacre_rdma_verbs::{DeviceAttributes, Wire};
+
+use super::counters::{Sample, chosen};
+use super::devices::{add_limits, described, device_row, gid_row, link_row};
+use super::size::{Limits, Need, SizeArgs};
+
+#[test]
+fn a_card_in_tables() {
+    let fabric = Fabric::read(testing::mlx5_dual_port().roots().sys);
+    assert_eq!(
+        device_row(&fabric.devices[0]),
+        [
+            "mlx5_0",
+            "mlx5_core",
+            "0c42:a103:0065:4b6e",
+            "0c42:a103:0065:4b6e",
+            "16.35.2000",
+            "2",
+            "ens1f0,ens1f1",
+            "1"
+        ]
+    );
+    let links: Vec<_> = fabric.ports().map(link_row).collect();
+    assert_eq!(links[0], ["mlx5_0/1", "ACTIVE", "LINK_UP", "ens1f0"]);
+    assert_eq!(links[1], ["mlx5_0/2", "DOWN", "DISABLED", "ens1f1"]);
+    let (device, port) = fabric.ports().next().unwrap();
+    let used: Vec<_> = port
+        .gids
+        .iter()
+        .map(|gid| gid_row(device, port, gid))
+        .map(|row| (row[3].clone(), row[5].clone(), row[7].clone()))
+        .collect();
+    let line = |kind: &str, used: &str| (kind.to_owned(), "10.0.1.4".to_owned(), used.to_owned());
+    assert_eq!(used, [line("RoCE v1", "no"), line("RoCE v2", "yes")]);
+}
+
+#[test]
+fn programs_are_told_everything() {
+    let value = described(&Fabric::read(testing::rxe_on_eth().roots().sys));
+    for (at, wanted) in [
+        ("/0/name", "rxe0"),
+        ("/0/driver", "rxe"),
+        ("/0/note", "rxe: functional, not fast"),
+        ("/0/ports/0/state", "active"),
+        ("/0/ports/0/gids/1/ip", "10.0.0.4"),
+        ("/0/ports/0/gids/1/kind", "roce_v2"),
+    ] {
+        assert_eq!(
+            value.pointer(at).and_then(|v| v.as_str()),
+            Some(wanted),
+            "{at}"
+        );
+    }
+    assert_eq!(value[0]["software"], true);
+}
+
+#[test]
+fn counters_and_what_changed() {
+    let tree = testing::rxe_on_eth();
+    let counter = "sys/class/infiniband/rxe0/ports/1/hw_counters";
+    tree.file(&format!("{counter}/sent_pkts"), "100");
+    tree.file(&format!("{counter}/rcvd_pkts"), "0");
+    let roots = tree.roots();
+    let ports = chosen(&Fabric::read(&roots.sys), Some("rxe0/1")).unwrap();
+    let before = Sample::take(&roots, &ports);
+    assert_eq!(before.rows(None, false).len(), 1);
+    assert_eq!(before.rows(None, true).len(), 2);
+
+    tree.file(&format!("{counter}/sent_pkts"), "130");
+    let now = Sample::take(&roots, &ports);
+    let row = &now.rows(Some(&before), false)[0];
+    assert_eq!(row[..6], ["rxe0", "1", "driver", "sent_pkts", "130", "30"]);
+    assert_eq!(now.json(Some(&before))["counters"][1]["change"], 30);
+
+    // Reset by somebody: counted from 0 again.
+    tree.file(&format!("{counter}/sent_pkts"), "5");
+    let reset = Sample::take(&roots, &ports);
+    assert_eq!(reset.rows(Some(&now), false)[0][5], "5");
+}
+
+#[test]
+fn ports_that_are_not_there() {
+    let fabric = Fabric::read(testing::mlx5_dual_port().roots().sys);
+    assert_eq!(chosen(&fabric, None).unwrap().len(), 2);
+    assert_eq!(chosen(&fabric, Some("mlx5_0")).unwrap().len(), 2);
+    for (port, said) in [
+        ("mlx5_1", "there is no RDMA device \"mlx5_1\"; have: mlx5_0"),
+        ("mlx5_0/3", "RDMA device \"mlx5_0\" has no port 3; it has 2"),
+        (
+            "mlx5_0/x",
+            "\"x\" is no port: DEVICE/PORT, such as mlx5_0/1",
+        ),
+    ] {
+        assert_eq!(chosen(&fabric, Some(port)).unwrap_err().to_string(), said);
+    }
+}
+
+#[derive(Debug, Parser)]
+struct Line {
+    #[command(flatten)]
+    size: SizeArgs,
+}
+
+fn size(words: &str) -> SizeArgs {
+    let words = std::iter::once("size").chain(words.split_whitespace());
+    Line::try_parse_from(words).expect("it parses").size
+}
+
+#[test]
+fn needs_are_summed() {
+    let need = Need::of(&size("--hosts 32 --queues 8 --depth 128"));
+    assert_eq!(need.queue_pairs, 32 * 9);
+    assert_eq!((need.send_wrs, need.recv_wrs), (256, 128));
+    let commands = 32 * 8 * 128 + 32 * 32;
+    assert_eq!(need.cqes, 3 * commands);
+    assert_eq!(need.capsule_bytes, commands * (64 + 4096));
+
+    let shared = Need::of(&size(
+        "--hosts 32 --queues 8 --depth 128 --srq 4096 --reactors 4 --in-capsule 0",
+    ));
+    assert_eq!(shared.recv_wrs, 4096);
+    assert_eq!(shared.cqes, 2 * commands / 4 + 4096);
+    assert_eq!(shared.capsule_bytes, 4 * 4096 * 64);
+
+    // Numbers that no machine has are no reason to overflow.
+    let max = NonZeroU32::MAX;
+    let absurd = Need::of(&size(&format!(
+        "--hosts {max} --queues {max} --depth {max} --data-wrs {max}"
+    )));
+    assert_eq!(absurd.cqes, u64::MAX);
+}
+
+#[test]
+fn needs_meet_limits() {
+    let args = size("--hosts 2 --queues 4 --depth 128");
+    let limits = Limits::from(&attributes("rxe0"));
+    let lines = Need::of(&args).against(Some(&limits), false);
+    let over: Vec<_> = lines
+        .iter()
+        .filter(|(_, need, limit)| *need > limit.unwrap())
+        .map(|(name, ..)| *name)
+        .collect();
+    assert_eq!(over, ["queue pairs"]);
+}
+
+#[test]
+fn limits_are_shown_or_the_reason_why_not() {
+    let fabric = Fabric::read(testing::rxe_on_eth().roots().sys);
+    let mut device = described(&fabric)[0].clone();
+    add_limits(&mut device, &Err("libibverbs.so.1 is not there".into()));
+    assert_eq!(device["limits_unknown"], "libibverbs.so.1 is not there");
+
+    let mut device = described(&fabric)[0].clone();
+    add_limits(&mut device, &Ok(vec![attributes("mlx5_0")]));
+    assert!(device["limits"].is_null() && device["limits_unknown"].is_string());
+    add_limits(&mut device, &Ok(vec![attributes("rxe0")]));
+    assert_eq!(device["limits"]["max_qp"], 9);
+
+    let named = size("--hosts 2 --queues 4 --depth 128 --device rxe1 --json");
+    let error = super::size::run(&named, || Ok(vec![attributes("rxe0")])).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "libibverbs shows no device \"rxe1\"; have: rxe0"
+    );
+    let error = super::size::run(&named, || Err("no library".into())).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the limits of rxe1 are not known: no library"
+    );
+}
+
+fn attributes(name: &str) -> DeviceAttributes {
+    DeviceAttributes {
+        name: name.into(),
+        wire: Wire::Roce,
+        node_guid: 1,
+        sys_image_guid: 1,
+        firmware: String::new(),
+        vendor_id: 0,
+        vendor_part_id: 0,
+        ports: 1,
+        numa_node: None,
+        max_qp: 9,
+        max_qp_wr: 256,
+        max_sge: 4,
+        max_sge_rd: 4,
+        max_cq: 9,
+        max_cqe: 100_000,
+        max_mr: 9,
+        max_mr_size: 1 << 30,
+        max_pd: 9,
+        max_responder_resources: 16,
+        max_initiator_depth: 16,
+        max_srq: 1,
+        max_srq_wr: 256,
+        max_srq_sge: 1,
+        send_with_invalidate: true,
+        software: true,
+    }
+}

@@ -1,0 +1,409 @@
+//! `[[nvmf.listener]]`: where hosts connect, chosen by interface.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Listener {
+    pub name: String,
+    /// See [`Selector`]; empty: `address` is used.
+    pub iface: Vec<String>,
+    pub address: IpAddr,
+    pub port: u16,
+    /// What may be used at all; whether RDMA is, `rdma` says.
+    pub transports: Vec<Transport>,
+    pub rdma: RdmaWish,
+    /// False: where RDMA is wanted, TCP is not told to hosts and refuses them.
+    pub tcp_fallback: bool,
+    pub ana: Ana,
+    /// None: the device and the port behind the interface.
+    pub rdma_device: Option<String>,
+    pub rdma_port: Option<u8>,
+    /// None: the entry of RoCE v2 for the listener's address.
+    pub rdma_gid_index: Option<u16>,
+    /// Whether soft-RoCE and soft-iWARP will do.
+    pub allow_software: bool,
+    /// None, these three: as the transport has them.
+    pub in_capsule_data_size: Option<u32>,
+    pub max_queue_depth: Option<u16>,
+    /// DSCP << 2.
+    pub tos: Option<u8>,
+}
+
+impl Default for Listener {
+    fn default() -> Listener {
+        Listener {
+            name: "default".into(),
+            iface: Vec::new(),
+            address: IpAddr::from([127, 0, 0, 1]),
+            port: 4420,
+            transports: vec![Transport::Rdma, Transport::Tcp],
+            rdma: RdmaWish::Off,
+            tcp_fallback: true,
+            ana: Ana::default(),
+            rdma_device: None,
+            rdma_port: None,
+            rdma_gid_index: None,
+            allow_software: true,
+            in_capsule_data_size: None,
+            max_queue_depth: None,
+            tos: None,
+        }
+    }
+}
+
+impl Listener {
+    /// From `tcp://ADDRESS[:PORT]` or `rdma://ADDRESS[:PORT]`, the `at`-th of them.
+    pub fn short(at: usize, text: &str) -> Result<Listener, String> {
+        const FORM: &str =
+            "write tcp://ADDRESS:PORT or rdma://ADDRESS:PORT, with an IPv6 address in brackets";
+        let wrong = || format!("\"{text}\" is no address to listen on; {FORM}");
+        let (scheme, authority) = text.split_once("://").ok_or_else(wrong)?;
+        let (transport, rdma) = match scheme {
+            "tcp" => (Transport::Tcp, RdmaWish::Off),
+            "rdma" => (Transport::Rdma, RdmaWish::Require),
+            _ => return Err(wrong()),
+        };
+        let bare = authority.trim_start_matches('[').trim_end_matches(']');
+        let (address, port) = match (authority.parse::<SocketAddr>(), bare.parse::<IpAddr>()) {
+            (Ok(address), _) => (address.ip(), address.port()),
+            (_, Ok(ip)) => (ip, 4420),
+            _ => return Err(wrong()),
+        };
+        Ok(Listener {
+            name: format!("listen-{at}"),
+            address,
+            port,
+            transports: vec![transport],
+            rdma,
+            ..Listener::default()
+        })
+    }
+
+    pub fn uses(&self, transport: Transport) -> bool {
+        self.transports.contains(&transport)
+    }
+
+    pub fn wants_rdma(&self) -> bool {
+        self.rdma != RdmaWish::Off && self.uses(Transport::Rdma)
+    }
+
+    /// How good hosts are told that its path over `transport` is.
+    pub fn ana_of(&self, transport: Transport) -> AnaWish {
+        match (transport, self.ana.tcp) {
+            (Transport::Rdma, _) => self.ana.rdma,
+            (Transport::Tcp, AnaWish::Auto) if self.wants_rdma() => AnaWish::NonOptimized,
+            (Transport::Tcp, wish) => wish,
+        }
+    }
+
+    /// What no machine could make good: causes and remedies.
+    pub fn problems(&self) -> Vec<(String, &'static str)> {
+        let mut problems = Vec::new();
+        if self.name.is_empty() {
+            problems.push(("a listener without a name".into(), "add name = \"…\""));
+        }
+        for text in &self.iface {
+            if let Err(error) = text.parse::<Selector>() {
+                problems.push((error.to_string(), Selector::FORMS));
+            }
+        }
+        if self.port == 0 {
+            problems.push(("port 0 is none".into(), "4420 is usual"));
+        }
+        if !self.uses(Transport::Tcp) && !self.wants_rdma() {
+            let cause = "it would listen on nothing: without TCP, and with rdma = \"off\"";
+            problems.push((
+                cause.into(),
+                "add \"tcp\" to transports, or set rdma = \"prefer\" or \"require\"",
+            ));
+        } else if self.rdma != RdmaWish::Off && !self.uses(Transport::Rdma) {
+            let cause = format!("rdma = \"{}\" without \"rdma\" in transports", self.rdma);
+            problems.push((cause, "add it, or set rdma = \"off\""));
+        }
+        if !self.tcp_fallback && !self.wants_rdma() {
+            problems.push((
+                "tcp_fallback = false without RDMA leaves hosts no way".into(),
+                "set rdma = \"prefer\" or \"require\", or keep the fallback",
+            ));
+        }
+        if self
+            .max_queue_depth
+            .is_some_and(|n| !(2..=4096).contains(&n))
+        {
+            problems.push(("max_queue_depth is not in 2..=4096".into(), ""));
+        }
+        if self
+            .in_capsule_data_size
+            .is_some_and(|n| n > 1 << 20 || !n.is_multiple_of(16))
+        {
+            problems.push((
+                "in_capsule_data_size is not a multiple of 16 up to 1048576".into(),
+                "",
+            ));
+        }
+        problems
+    }
+}
+
+/// How good a path is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Ana {
+    pub rdma: AnaWish,
+    pub tcp: AnaWish,
+}
+
+impl Default for Ana {
+    fn default() -> Ana {
+        Ana {
+            rdma: AnaWish::Optimized,
+            tcp: AnaWish::Auto,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AnaWish {
+    /// Non-optimized for TCP beside RDMA, optimized else.
+    Auto,
+    Optimized,
+    NonOptimized,
+    Inaccessible,
+}
+
+impl AnaWish {
+    /// As `nvmf_subsystem_add_listener` has it.
+    pub fn word(self) -> &'static str {
+        match self {
+            AnaWish::Auto | AnaWish::Optimized => "optimized",
+            AnaWish::NonOptimized => "non_optimized",
+            AnaWish::Inaccessible => "inaccessible",
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Transport {
+    Tcp,
+    Rdma,
+}
+
+impl Transport {
+    /// As calls have it.
+    pub fn trtype(self) -> &'static str {
+        match self {
+            Transport::Tcp => "TCP",
+            Transport::Rdma => "RDMA",
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RdmaWish {
+    Off,
+    Prefer,
+    Require,
+}
+
+impl fmt::Display for RdmaWish {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            RdmaWish::Off => "off",
+            RdmaWish::Prefer => "prefer",
+            RdmaWish::Require => "require",
+        })
+    }
+}
+
+/// Which interfaces, or which of their addresses, a listener means.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Selector {
+    Name(String),
+    Mac([u8; 6]),
+    Ip(IpAddr),
+    Subnet(IpAddr, u8),
+    /// The interfaces of an RDMA device.
+    Rdma(String),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SelectorError {
+    #[error("\"{text}\" is no selector")]
+    Form { text: String },
+    #[error("\"{text}\": \"{found}\" is not {expected}")]
+    Value {
+        text: String,
+        found: String,
+        expected: &'static str,
+    },
+}
+
+impl Selector {
+    pub const FORMS: &'static str = "write name:eth0, mac:02:00:5e:00:53:01, ip:10.0.0.4, \
+        subnet:10.0.0.0/24 (or IPv6), or rdma:mlx5_0";
+}
+
+impl FromStr for Selector {
+    type Err = SelectorError;
+
+    fn from_str(text: &str) -> Result<Selector, SelectorError> {
+        let form = || SelectorError::Form {
+            text: text.to_owned(),
+        };
+        let (kind, value) = text.split_once(':').ok_or_else(form)?;
+        let wrong = |expected| SelectorError::Value {
+            text: text.to_owned(),
+            found: value.to_owned(),
+            expected,
+        };
+        match kind {
+            "name" if value.is_empty() => Err(wrong("the name of an interface")),
+            "name" => Ok(Selector::Name(value.to_owned())),
+            "rdma" if value.is_empty() => Err(wrong("the name of an RDMA device")),
+            "rdma" => Ok(Selector::Rdma(value.to_owned())),
+            "ip" => {
+                let ip = value.parse().map_err(|_| wrong("an IP address"))?;
+                Ok(Selector::Ip(ip))
+            }
+            "mac" => {
+                let mac = mac(value).ok_or_else(|| wrong("a MAC address"))?;
+                Ok(Selector::Mac(mac))
+            }
+            "subnet" => {
+                let subnet = || {
+                    let (net, length) = value.split_once('/')?;
+                    let (net, length) = (net.parse::<IpAddr>().ok()?, length.parse::<u8>().ok()?);
+                    (length <= if net.is_ipv4() { 32 } else { 128 }).then_some((net, length))
+                };
+                let (net, length) = subnet().ok_or_else(|| wrong("a subnet"))?;
+                Ok(Selector::Subnet(net, length))
+            }
+            _ => Err(form()),
+        }
+    }
+}
+
+/// Six bytes in hexadecimal with colons or dashes between.
+pub fn mac(text: &str) -> Option<[u8; 6]> {
+    let mut bytes = [0; 6];
+    let mut parts = text.trim().split([':', '-']);
+    for byte in &mut bytes {
+        let part = parts.next().filter(|p| (1..=2).contains(&p.len()))?;
+        *byte = u8::from_str_radix(part, 16).ok()?;
+    }
+    parts.next().is_none().then_some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn selectors_are_read() {
+        for (text, selector) in [
+            ("name:eth0", Selector::Name("eth0".into())),
+            ("name:eth0:1", Selector::Name("eth0:1".into())),
+            (
+                "mac:02:00:5E:00:53:01",
+                Selector::Mac([2, 0, 0x5e, 0, 0x53, 1]),
+            ),
+            (
+                "mac:02-00-5e-00-53-01",
+                Selector::Mac([2, 0, 0x5e, 0, 0x53, 1]),
+            ),
+            ("ip:10.0.0.4", Selector::Ip([10, 0, 0, 4].into())),
+            ("ip:fd00::4", Selector::Ip("fd00::4".parse().unwrap())),
+            (
+                "subnet:fd00::/64",
+                Selector::Subnet("fd00::".parse().unwrap(), 64),
+            ),
+            (
+                "subnet:10.0.0.0/0",
+                Selector::Subnet([10, 0, 0, 0].into(), 0),
+            ),
+            ("rdma:mlx5_0", Selector::Rdma("mlx5_0".into())),
+        ] {
+            assert_eq!(text.parse(), Ok(selector), "{text}");
+        }
+        for (text, said) in [
+            ("eth0", "\"eth0\" is no selector"),
+            ("iface:eth0", "is no selector"),
+            ("name:", "the name of an interface"),
+            ("rdma:", "the name of an RDMA device"),
+            ("ip:10.0.0", "not an IP address"),
+            ("mac:02:00:5e:00:53", "not a MAC address"),
+            ("mac:02:00:5e:00:53:01:02", "not a MAC address"),
+            ("mac:02:00:5e:00:53:0g", "not a MAC address"),
+            ("subnet:10.0.0.0", "not a subnet"),
+            ("subnet:10.0.0.0/33", "not a subnet"),
+            ("subnet:fd00::/129", "not a subnet"),
+        ] {
+            let error = text.parse::<Selector>().unwrap_err().to_string();
+            assert!(error.contains(said), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn listeners_in_short() {
+        for (text, transport, rdma, address) in [
+            (
+                "tcp://10.0.0.4:4421",
+                Transport::Tcp,
+                RdmaWish::Off,
+                "10.0.0.4:4421",
+            ),
+            (
+                "rdma://10.0.0.4",
+                Transport::Rdma,
+                RdmaWish::Require,
+                "10.0.0.4:4420",
+            ),
+            (
+                "tcp://[fd00::4]:1",
+                Transport::Tcp,
+                RdmaWish::Off,
+                "[fd00::4]:1",
+            ),
+            ("tcp://[::]", Transport::Tcp, RdmaWish::Off, "[::]:4420"),
+        ] {
+            let listener = Listener::short(1, text).unwrap();
+            let at = SocketAddr::new(listener.address, listener.port);
+            assert_eq!(at.to_string(), address);
+            assert_eq!(
+                (listener.transports.as_slice(), listener.rdma),
+                (&[transport][..], rdma)
+            );
+            assert_eq!(listener.problems(), []);
+        }
+        for text in [
+            "10.0.0.4",
+            "fc://10.0.0.4",
+            "tcp://",
+            "tcp://eth0:4420",
+            "tcp://1.2.3.4:x",
+        ] {
+            let error = Listener::short(1, text).unwrap_err();
+            assert!(error.contains("write tcp://"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_tcp_path_beside_rdma_is_the_second_choice() {
+        let mut listener = Listener::default();
+        assert_eq!(listener.ana_of(Transport::Tcp), AnaWish::Auto);
+        assert_eq!(listener.ana_of(Transport::Tcp).word(), "optimized");
+        listener.rdma = RdmaWish::Prefer;
+        assert_eq!(listener.ana_of(Transport::Tcp), AnaWish::NonOptimized);
+        assert_eq!(listener.ana_of(Transport::Rdma), AnaWish::Optimized);
+        listener.ana.tcp = AnaWish::Optimized;
+        assert_eq!(listener.ana_of(Transport::Tcp), AnaWish::Optimized);
+    }
+}

@@ -1,0 +1,193 @@
+//! Checks of a Linux host that is to connect: modules, tools, RDMA device, the way to the target.
+
+use std::net::{IpAddr, SocketAddr};
+
+use nacre_rdma_link::{Access, Environment, Memlock, ModuleState, Uverbs, Want, capability};
+
+use super::{Finding, Report, System};
+
+/// Whom the host is to reach.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Target {
+    pub ip: IpAddr,
+    pub port: u16,
+}
+
+/// All checks of a host.
+pub fn examine(system: &System, target: Option<Target>) -> Report {
+    let mut findings = vec![
+        nvme_cli(system),
+        module(system, "init.nvme_tcp_module", "nvme_tcp"),
+        module(system, "init.nvme_rdma_module", "nvme_rdma"),
+        rdma_device(system),
+        multipath(system),
+    ];
+    if let Some(target) = target {
+        route(system, target, &mut findings);
+    }
+    Report::of(findings)
+}
+
+fn nvme_cli(system: &System) -> Finding {
+    const ID: &str = "init.nvme_cli";
+    match system.probe.output("nvme", &["version"]) {
+        Ok(text) => {
+            let line = text.lines().next().unwrap_or_default().to_owned();
+            Finding::pass(ID, line)
+        }
+        Err(error) => Finding::fail(
+            ID,
+            format!("nvme-cli cannot be run: {error}"),
+            "install the package nvme-cli",
+        ),
+    }
+}
+
+fn module(system: &System, id: &'static str, name: &str) -> Finding {
+    match system.modules.state(name) {
+        ModuleState::Loaded => Finding::pass(id, format!("{name} is loaded")),
+        ModuleState::BuiltIn => Finding::pass(id, format!("{name} is built in")),
+        ModuleState::Loadable => Finding::pass(
+            id,
+            format!("{name} can be loaded; `nacre connect` loads it"),
+        ),
+        ModuleState::Missing if !system.modules.is_listed() => {
+            Finding::skip(id, "the modules of this kernel cannot be listed")
+        }
+        ModuleState::Missing => {
+            let evidence = format!("this kernel has no {name}");
+            let remedy =
+                "install the kernel's package of further modules (such as linux-modules-extra)";
+            // Without RDMA there is TCP; without TCP there may be nothing.
+            match name {
+                "nvme_rdma" => Finding::warn(id, evidence, remedy),
+                _ => Finding::fail(id, evidence, remedy),
+            }
+        }
+    }
+}
+
+fn rdma_device(system: &System) -> Finding {
+    const ID: &str = "init.rdma_dev";
+    let active: Vec<String> = system
+        .fabric
+        .ports()
+        .filter(|(_, port)| port.is_active())
+        .map(|(device, port)| {
+            let netdev = port.netdev.as_deref().unwrap_or("no interface");
+            format!("{}/{} ({netdev})", device.name, port.num)
+        })
+        .collect();
+    match (system.fabric.devices.is_empty(), active.is_empty()) {
+        (false, false) => Finding::pass(ID, active.join(", ")),
+        (false, true) => Finding::warn(
+            ID,
+            "no port of an RDMA device is active",
+            "`nacre rdma link`; set the interface up and look at the cable",
+        ),
+        (true, _) => Finding::warn(
+            ID,
+            "No RDMA devices found: connections are over TCP",
+            "nothing, if TCP will do; else load the card's driver, or `nacre rdma rxe add rxe0 --netdev NAME`",
+        ),
+    }
+}
+
+fn multipath(system: &System) -> Finding {
+    const ID: &str = "init.multipath";
+    let file = system
+        .roots
+        .sys
+        .join("module/nvme_core/parameters/multipath");
+    match system.text(file).as_deref() {
+        Some("Y") => Finding::pass(ID, "native multipath is on"),
+        Some("N") => Finding::warn(
+            ID,
+            "native multipath is off: a second path is a second disk, and no path takes over",
+            "`nvme_core.multipath=Y` on the kernel's command line",
+        ),
+        // New kernels of some distributions have it always.
+        _ => match system.modules.state("nvme_core").is_there() {
+            true => Finding::pass(
+                ID,
+                "this kernel has no switch for native multipath: it is on",
+            ),
+            false => Finding::skip(ID, "nvme_core is not loaded yet"),
+        },
+    }
+}
+
+fn route(system: &System, target: Target, findings: &mut Vec<Finding>) {
+    const ID: &str = "init.route_to_target";
+    let subject = SocketAddr::new(target.ip, target.port).to_string();
+    let source = match system.probe.source_for(target.ip) {
+        Ok(source) => source,
+        Err(error) => {
+            let finding = Finding::fail(
+                ID,
+                format!("no route: {error}"),
+                format!(
+                    "`ip route get {}`; add a route or an address in its network",
+                    target.ip
+                ),
+            );
+            findings.push(finding.of(subject));
+            return;
+        }
+    };
+    let Some(interface) = system.interface_of(source) else {
+        let finding = Finding::warn(
+            ID,
+            format!("{source} is on no interface that is known"),
+            format!("`ip route get {}`", target.ip),
+        );
+        findings.push(finding.of(subject));
+        return;
+    };
+    let by = format!("by {} from {source}", interface.name);
+    findings.push(Finding::pass(ID, by).of(&subject));
+    findings.push(rdma_to(system, &interface.name, source).of(&subject));
+}
+
+/// Whether the kernel's own RDMA host can go that way: it needs device, port and GID, and nothing of a process.
+pub fn rdma_path(
+    system: &System,
+    netdev: &str,
+    source: IpAddr,
+) -> Result<nacre_rdma_link::Chosen, nacre_rdma_link::Reason> {
+    let uverbs = system.fabric.devices.iter().map(|device| Uverbs {
+        device: device.name.clone(),
+        node: Default::default(),
+        access: Access::Granted,
+    });
+    let environment = Environment {
+        uverbs: uverbs.collect(),
+        rdma_cm: Access::Granted,
+        library: None,
+        memlock: Memlock::default(),
+        memory_needed: 0,
+    };
+    capability(&system.fabric, &Want::new(netdev, source), &environment)
+}
+
+fn rdma_to(system: &System, netdev: &str, source: IpAddr) -> Finding {
+    const ID: &str = "init.rdma_to_target";
+    match rdma_path(system, netdev, source) {
+        Ok(chosen) => Finding::pass(
+            ID,
+            format!(
+                "RDMA by {}/{}, GID {} ({})",
+                chosen.device, chosen.port, chosen.gid_index, chosen.gid_kind
+            ),
+        ),
+        Err(reason) => Finding::warn(
+            ID,
+            format!(
+                "TCP only: {}: {reason}: {}",
+                reason.word(),
+                reason.evidence()
+            ),
+            reason.remedy(),
+        ),
+    }
+}

@@ -1,0 +1,121 @@
+//! Checks of memory: the limit on locking it, what a fork does to it, huge pages.
+
+use super::{Finding, Scope, System};
+use crate::cli::output::bytes;
+
+pub fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
+    findings.push(memlock(system, scope));
+    findings.push(fork(system));
+    hugepages(system, scope, findings);
+}
+
+fn memlock(system: &System, scope: &Scope) -> Finding {
+    const ID: &str = "mem.memlock";
+    let memlock = system.environment.memlock;
+    let Some(limit) = memlock.limit else {
+        return Finding::pass(ID, "no limit on locked memory");
+    };
+    let evidence = format!(
+        "RLIMIT_MEMLOCK {}, {} registered, {} needed",
+        bytes(limit),
+        bytes(memlock.pinned),
+        bytes(scope.memory)
+    );
+    if memlock.admits(scope.memory) {
+        return Finding::pass(ID, evidence);
+    }
+    let kib = memlock.pinned.saturating_add(scope.memory).div_ceil(1024);
+    let remedy = format!(
+        "`ulimit -l {kib}` before starting; /etc/security/limits.conf: `* soft memlock unlimited` and \
+         `* hard memlock unlimited`; systemd: `LimitMEMLOCK=infinity`; container: `--ulimit memlock=-1`"
+    );
+    match scope.rdma || !system.fabric.devices.is_empty() {
+        true => Finding::fail(
+            ID,
+            format!("{evidence}: ibv_reg_mr failed: Cannot allocate memory"),
+            remedy,
+        ),
+        false => Finding::warn(ID, evidence, remedy),
+    }
+}
+
+/// A child shares pages that a device writes to until one side writes: then one of the two has a copy, and the
+/// device may have the child's. DMA memory is left out of children for this reason; what a library registers
+/// beside it, such as the rings of its queues, depends on the kernel.
+fn fork(system: &System) -> Finding {
+    const ID: &str = "mem.fork";
+    let release = system.text(system.roots.proc.join("sys/kernel/osrelease"));
+    let Some(release) = release.filter(|release| !release.is_empty()) else {
+        return Finding::skip(ID, "the kernel's release cannot be read");
+    };
+    let mut numbers = release
+        .split(|c: char| !c.is_ascii_digit())
+        .map(|number| number.parse::<u32>().unwrap_or(0));
+    match (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) {
+        // Since 5.12 pinned huge pages are copied at a fork, ordinary ones before.
+        (5, 12..) | (6.., _) => Finding::pass(
+            ID,
+            format!("DMA memory is left out of forks, and kernel {release} copies pinned pages"),
+        ),
+        _ => Finding::warn(
+            ID,
+            format!(
+                "DMA memory is left out of forks, but kernel {release} shares a library's pinned pages with a child"
+            ),
+            "use Linux 5.12 or later, or RDMAV_FORK_SAFE=1 in the daemon's environment",
+        ),
+    }
+}
+
+fn hugepages(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
+    const ID: &str = "mem.hugepages";
+    if !scope.memory_had.is_empty() {
+        findings.push(Finding::pass(ID, scope.memory_had.join("; ")));
+        return;
+    }
+    if system.hugepages.is_empty() {
+        findings.push(Finding::warn(
+            ID,
+            "this kernel has no huge pages",
+            "ordinary pages serve, slower; use a kernel with CONFIG_HUGETLBFS",
+        ));
+        return;
+    }
+    let pools: Vec<String> = system
+        .hugepages
+        .iter()
+        .map(|pool| {
+            let node = pool
+                .node
+                .map(|node| format!("node {node}: "))
+                .unwrap_or_default();
+            let page = bytes(pool.size);
+            format!(
+                "{node}{} of {} pages of {page} free",
+                pool.available(),
+                pool.total
+            )
+        })
+        .collect();
+    let evidence = format!("{}; {} wanted", pools.join(", "), bytes(scope.memory));
+    let free: u64 = system
+        .hugepages
+        .iter()
+        .map(|pool| pool.available().saturating_mul(pool.size))
+        .sum();
+    const TWO_MIB: u64 = 2 << 20;
+    findings.push(match free >= scope.memory.max(1) {
+        true => Finding::pass(ID, evidence),
+        false => {
+            let pages = scope.memory.div_ceil(TWO_MIB).max(1);
+            Finding::warn(
+                ID,
+                evidence,
+                format!(
+                    "`nacre hugepages reserve 2MiB {pages}`, or `sysctl vm.nr_hugepages={pages}`; without them \
+                     ordinary pages serve, slower"
+                ),
+            )
+        }
+    });
+}

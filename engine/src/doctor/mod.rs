@@ -1,0 +1,158 @@
+//! `nacre doctor`: checks of this machine, each with what was seen and what to type.
+//!
+//! ```text
+//!   System (files, interfaces, limits, probes)  ─▶  checks  ─▶  Finding{id, status, evidence, remedy}  ─▶  Report
+//! ```
+//!
+//! A check reads the [`System`] and nothing else, so that a test can give it any machine. It says only what it has
+//! seen: what cannot be told is a SKIP with the reason.
+
+mod container;
+mod initiator;
+
+mod memory;
+mod net;
+mod rdma;
+mod system;
+
+use std::fmt;
+use std::net::IpAddr;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+pub use initiator::{Target, examine as examine_initiator, rdma_path};
+pub use system::{Interface, Limit, Probe, RealProbe, System};
+
+/// What came of a check.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum Status {
+    Pass,
+    /// It could not be told, or does not apply.
+    Skip,
+    /// It works, not well.
+    Warn,
+    Fail,
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Status::Pass => "PASS",
+            Status::Skip => "SKIP",
+            Status::Warn => "WARN",
+            Status::Fail => "FAIL",
+        })
+    }
+}
+
+/// One check's outcome.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct Finding {
+    /// Such as `rdma.gid.ip`: the same in every version.
+    pub id: &'static str,
+    /// What it is about, where a check has several outcomes: a device, an interface, an address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub subject: Option<String>,
+    pub status: Status,
+    pub evidence: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<String>,
+}
+
+impl Finding {
+    fn new(id: &'static str, status: Status, evidence: impl Into<String>) -> Finding {
+        Finding {
+            id,
+            subject: None,
+            status,
+            evidence: evidence.into(),
+            remedy: None,
+        }
+    }
+
+    fn pass(id: &'static str, evidence: impl Into<String>) -> Finding {
+        Finding::new(id, Status::Pass, evidence)
+    }
+
+    fn skip(id: &'static str, evidence: impl Into<String>) -> Finding {
+        Finding::new(id, Status::Skip, evidence)
+    }
+
+    fn warn(id: &'static str, evidence: impl Into<String>, remedy: impl Into<String>) -> Finding {
+        Finding {
+            remedy: Some(remedy.into()),
+            ..Finding::new(id, Status::Warn, evidence)
+        }
+    }
+
+    fn fail(id: &'static str, evidence: impl Into<String>, remedy: impl Into<String>) -> Finding {
+        Finding {
+            remedy: Some(remedy.into()),
+            ..Finding::new(id, Status::Fail, evidence)
+        }
+    }
+
+    fn of(mut self, subject: impl Into<String>) -> Finding {
+        self.subject = Some(subject.into());
+        self
+    }
+}
+
+/// What is to be examined.
+#[derive(Debug, Clone, Default)]
+pub struct Scope {
+    /// RDMA is wanted: its absence is a failure, not a remark.
+    pub rdma: bool,
+    /// Where it listens or shall listen: selectors (`name:eth0`, `ip:192.0.2.1`) or plain names and addresses.
+    pub listeners: Vec<String>,
+    /// Another machine that must be reached.
+    pub peer: Option<IpAddr>,
+    /// NVMe's port there.
+    pub port: u16,
+    /// Bytes of DMA memory that are still to be registered.
+    pub memory: u64,
+    /// What a daemon that runs already has of it, in words.
+    pub memory_had: Vec<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct Report {
+    pub findings: Vec<Finding>,
+    pub passed: usize,
+    pub skipped: usize,
+    pub warnings: usize,
+    pub failed: usize,
+}
+
+impl Report {
+    pub fn of(findings: Vec<Finding>) -> Report {
+        let count = |status| findings.iter().filter(|f| f.status == status).count();
+        Report {
+            passed: count(Status::Pass),
+            skipped: count(Status::Skip),
+            warnings: count(Status::Warn),
+            failed: count(Status::Fail),
+            findings,
+        }
+    }
+}
+
+/// All checks of a machine that serves.
+pub fn examine(system: &System, scope: &Scope) -> Report {
+    let mut findings = Vec::new();
+    rdma::modules(system, scope, &mut findings);
+    rdma::devices(system, scope, &mut findings);
+    rdma::of_each_device(system, &mut findings);
+    rdma::interfaces(system, scope, &mut findings);
+    memory::checks(system, scope, &mut findings);
+    net::checks(system, scope, &mut findings);
+    container::checks(system, scope, &mut findings);
+    Report::of(findings)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,389 @@
+//! Checks of the network: interfaces, MTU, packet filter, the way to a peer.
+
+use std::net::{IpAddr, SocketAddr};
+
+use nacre_rdma_link::{Fabric, NodeType};
+
+use super::{Finding, Interface, Scope, System};
+
+/// Of NVMe over TCP and RDMA, of discovery, and of RoCE v2 (IANA).
+const NVME_PORT: u16 = 4420;
+const ROCE_PORT: u16 = 4791;
+
+pub fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
+    exists(system, scope, findings);
+    mtu(system, findings);
+    findings.push(firewall(system));
+    shared(system, findings);
+    arp(system, scope, findings);
+    peer(system, scope, findings);
+}
+
+/// An address that a listener's selector means.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Selected {
+    pub netdev: String,
+    pub ip: IpAddr,
+}
+
+/// All that the scope's selectors mean; those that mean nothing are `net.iface.exists`'s.
+pub fn select_all(system: &System, scope: &Scope) -> Vec<Selected> {
+    let mut all = Vec::new();
+    for selector in &scope.listeners {
+        for found in select(system, selector) {
+            if !all.contains(&found) {
+                all.push(found);
+            }
+        }
+    }
+    all
+}
+
+/// `name:`, `ip:`, `subnet:`, `mac:`, `rdma:`, or a plain name or address.
+fn select(system: &System, selector: &str) -> Vec<Selected> {
+    let interfaces = system.interfaces.iter();
+    let matching: Vec<&Interface> = match selector.split_once(':') {
+        Some(("name", name)) => interfaces.filter(|i| i.name == name).collect(),
+        Some(("ip", ip)) => by_ip(system, ip),
+        Some(("mac", mac)) => interfaces
+            .filter(|i| {
+                let file = system.roots.sys.join("class/net").join(&i.name);
+                let address = system.text(file.join("address")).unwrap_or_default();
+                address.eq_ignore_ascii_case(mac)
+            })
+            .collect(),
+        Some(("subnet", subnet)) => interfaces.filter(|i| in_subnet(i.ip, subnet)).collect(),
+        Some(("rdma", device)) => interfaces
+            .filter(|i| {
+                let mut ports = system.fabric.ports_of(&i.name);
+                ports.any(|(of, _)| of.name == device)
+            })
+            .collect(),
+        // An IPv6 address has colons, too.
+        _ if selector.parse::<IpAddr>().is_ok() => by_ip(system, selector),
+        _ => interfaces.filter(|i| i.name == selector).collect(),
+    };
+    matching
+        .into_iter()
+        .map(|interface| Selected {
+            netdev: interface.name.clone(),
+            ip: interface.ip,
+        })
+        .collect()
+}
+
+fn by_ip<'a>(system: &'a System, ip: &str) -> Vec<&'a Interface> {
+    let ip: Option<IpAddr> = ip.trim_matches(['[', ']']).parse().ok();
+    ip.and_then(|ip| system.interface_of(ip))
+        .into_iter()
+        .collect()
+}
+
+pub(super) fn in_subnet(ip: IpAddr, subnet: &str) -> bool {
+    let Some((network, prefix)) = subnet.split_once('/') else {
+        return false;
+    };
+    let (Ok(network), Ok(prefix)) = (network.parse::<IpAddr>(), prefix.parse::<u8>()) else {
+        return false;
+    };
+    same_subnet(ip, network, prefix)
+}
+
+fn same_subnet(a: IpAddr, b: IpAddr, prefix: u8) -> bool {
+    let (a, b, width) = match (a, b) {
+        (IpAddr::V4(a), IpAddr::V4(b)) => (a.to_bits().into(), b.to_bits().into(), 32),
+        (IpAddr::V6(a), IpAddr::V6(b)) => (a.to_bits(), b.to_bits(), 128),
+        _ => return false,
+    };
+    let differing: u128 = a ^ b;
+    prefix <= width
+        && differing
+            .checked_shr(u32::from(width - prefix))
+            .unwrap_or(0)
+            == 0
+}
+
+fn exists(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
+    const ID: &str = "net.iface.exists";
+    for selector in &scope.listeners {
+        let found = select(system, selector);
+        let finding = match found.is_empty() {
+            false => {
+                let found: Vec<String> = found
+                    .iter()
+                    .map(|selected| format!("{} {}", selected.netdev, selected.ip))
+                    .collect();
+                Finding::pass(ID, found.join(", "))
+            }
+            true => {
+                let have: Vec<String> = system
+                    .interfaces
+                    .iter()
+                    .map(|interface| format!("{} {}", interface.name, interface.ip))
+                    .collect();
+                let have = match have.is_empty() {
+                    true => "none".into(),
+                    false => have.join(", "),
+                };
+                Finding::fail(
+                    ID,
+                    format!("no interface matches \"{selector}\"; have: {have}"),
+                    "name an interface or address of this machine, or give the interface an address",
+                )
+            }
+        };
+        findings.push(finding.of(selector));
+    }
+}
+
+/// RoCE carries at most 4096 bytes a packet, and needs an interface MTU of 4192 for that.
+fn mtu(system: &System, findings: &mut Vec<Finding>) {
+    const ID: &str = "net.mtu";
+    const NEEDED: u32 = 4096 + 96;
+    for netdev in rdma_netdevs(&system.fabric) {
+        let Some(interface) = system.netdev_mtu(&netdev) else {
+            findings.push(Finding::skip(ID, "the interface's MTU cannot be read").of(netdev));
+            continue;
+        };
+        let port = system
+            .fabric
+            .ports_of(&netdev)
+            .find_map(|(_, port)| port.mtu);
+        let finding = match port {
+            Some(path) if path >= 4096 => {
+                Finding::pass(ID, format!("interface {interface}, RDMA {path}"))
+            }
+            Some(path) => Finding::warn(
+                ID,
+                format!("interface {interface}, RDMA {path}"),
+                format!(
+                    "`ip link set {netdev} mtu 9000` on all machines and switch ports: RDMA uses 4096 from {NEEDED} on"
+                ),
+            ),
+            None => Finding::pass(ID, format!("interface {interface}")),
+        };
+        findings.push(finding.of(netdev));
+    }
+}
+
+fn rdma_netdevs(fabric: &Fabric) -> Vec<String> {
+    let mut names: Vec<String> = fabric
+        .ports()
+        .filter_map(|(_, port)| port.netdev.clone())
+        .collect();
+    names.sort();
+    names.dedup();
+    names
+}
+
+fn firewall(system: &System) -> Finding {
+    const ID: &str = "net.firewall";
+    let ports = ports_in_words(&system.fabric);
+    let loaded = ["nf_tables", "ip_tables", "ip6_tables"]
+        .into_iter()
+        .filter(|module| system.modules.state(module).is_there())
+        .collect::<Vec<_>>();
+    if loaded.is_empty() && system.modules.is_listed() {
+        return Finding::pass(ID, format!("no packet filter is loaded; needed: {ports}"));
+    }
+    let rules = match system.probe.output("nft", &["list", "ruleset"]) {
+        Ok(rules) => rules,
+        Err(error) => {
+            return Finding::skip(
+                ID,
+                format!(
+                    "the packet filter's rules cannot be read ({error}); they must admit: {ports}"
+                ),
+            );
+        }
+    };
+    let refuses = rules
+        .lines()
+        .filter(|line| {
+            let words = || line.split([' ', '\t', ';']);
+            words().any(|word| word == "drop" || word == "reject")
+        })
+        .count();
+    match refuses {
+        0 => Finding::pass(ID, format!("no rule refuses anything; needed: {ports}")),
+        count => Finding::warn(
+            ID,
+            format!("{count} rules drop or reject; they must admit: {ports}"),
+            format!(
+                "if hosts cannot connect: `nft insert rule inet filter input tcp dport {{ {NVME_PORT}, 8009 }} accept` and \
+                 `nft insert rule inet filter input udp dport {ROCE_PORT} accept`"
+            ),
+        ),
+    }
+}
+
+/// What must pass. RDMA's connection manager has no TCP port: over RoCE it is in the same UDP packets as the data.
+fn ports_in_words(fabric: &Fabric) -> String {
+    let mut words = vec![format!("TCP {NVME_PORT} and 8009 (NVMe/TCP, discovery)")];
+    let has = |kind| fabric.devices.iter().any(|device| device.node_type == kind);
+    if has(NodeType::Ca) || fabric.devices.is_empty() {
+        words.push(format!(
+            "UDP {ROCE_PORT} (RoCE v2: NVMe/RDMA's {NVME_PORT} is a service inside it, no port)"
+        ));
+    }
+    if has(NodeType::Rnic) {
+        words.push(format!("TCP {NVME_PORT} (NVMe/RDMA over iWARP)"));
+    }
+    words.join(", ")
+}
+
+/// Storage on the interface that everything else leaves by.
+fn shared(system: &System, findings: &mut Vec<Finding>) {
+    const ID: &str = "net.shared";
+    let defaults = default_routes(system);
+    for netdev in rdma_netdevs(&system.fabric) {
+        let finding = match defaults.contains(&netdev) {
+            false => Finding::pass(ID, "no default route leaves by it"),
+            true => Finding::warn(
+                ID,
+                "the default route leaves by it: storage shares it with everything else",
+                "use a network of its own for storage, or give storage a priority of its own",
+            ),
+        };
+        findings.push(finding.of(netdev));
+    }
+}
+
+fn default_routes(system: &System) -> Vec<String> {
+    let net = system.roots.proc.join("net");
+    let v4 = system.text(net.join("route")).unwrap_or_default();
+    let v6 = system.text(net.join("ipv6_route")).unwrap_or_default();
+    // iface destination gateway flags refcnt use metric mask …
+    let v4 = v4.lines().skip(1).filter_map(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let is_default = *fields.get(1)? == "00000000" && *fields.get(7)? == "00000000";
+        is_default.then(|| fields[0].to_owned())
+    });
+    // destination prefix … flags iface; the loopback has refusing entries.
+    let v6 = v6.lines().filter_map(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let zeros = fields.first()?.chars().all(|c| c == '0') && *fields.get(1)? == "00";
+        let name = *fields.last()?;
+        (zeros && name != "lo").then(|| name.to_owned())
+    });
+    v4.chain(v6).collect()
+}
+
+/// Linux answers ARP for any of its addresses on any interface: with two in one network, RDMA traffic comes in by
+/// the one that the address is not on, and is lost.
+fn arp(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
+    const ID: &str = "net.arp";
+    let names: Vec<String> = match scope.listeners.is_empty() {
+        true => rdma_netdevs(&system.fabric),
+        false => select_all(system, scope)
+            .into_iter()
+            .map(|selected| selected.netdev)
+            .collect(),
+    };
+    for ours in &system.interfaces {
+        if !names.contains(&ours.name) || ours.ip.is_ipv6() {
+            continue;
+        }
+        let Some(other) = system
+            .interfaces
+            .iter()
+            .find(|other| other.name != ours.name && same_subnet(other.ip, ours.ip, ours.prefix))
+        else {
+            continue;
+        };
+        let setting = |name: &str| {
+            let conf = system.roots.proc.join("sys/net/ipv4/conf");
+            let read = |of: &str| {
+                let text = system.text(conf.join(of).join(name))?;
+                text.parse::<u32>().ok()
+            };
+            // The larger of the two holds.
+            read("all").unwrap_or(0).max(read(&ours.name).unwrap_or(0))
+        };
+        let (ignore, announce) = (setting("arp_ignore"), setting("arp_announce"));
+        let evidence = format!(
+            "{} {} and {} {} are in one network; arp_ignore {ignore}, arp_announce {announce}",
+            ours.name, ours.ip, other.name, other.ip
+        );
+        let finding = match ignore >= 1 && announce >= 2 {
+            true => Finding::pass(ID, evidence),
+            false => Finding::warn(
+                ID,
+                evidence,
+                "`sysctl net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2`, or a network for each",
+            ),
+        };
+        findings.push(finding.of(&ours.name));
+    }
+}
+
+/// Route, echo, port: in the order in which one depends on the other.
+fn peer(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
+    const ID: &str = "net.peer";
+    let Some(peer) = scope.peer else {
+        return;
+    };
+    let subject = peer.to_string();
+    let mut push = |finding: Finding| findings.push(finding.of(&subject));
+    let source = match system.probe.source_for(peer) {
+        Ok(source) => source,
+        Err(error) => {
+            push(Finding::fail(
+                ID,
+                format!("no route: {error}"),
+                format!("`ip route get {peer}`; add a route or an address in its network"),
+            ));
+            return;
+        }
+    };
+    let interface = system.interface_of(source);
+    let by = interface.map_or("an unknown interface", |interface| &interface.name);
+    match system.probe.ping(peer, 64) {
+        Ok(true) => push(Finding::pass(
+            ID,
+            format!("{source} ({by}) reaches it by ICMP"),
+        )),
+        Ok(false) => push(Finding::warn(
+            ID,
+            format!("no answer to an ICMP echo from {source} ({by})"),
+            "check cable, VLAN and switch; some networks only drop ICMP",
+        )),
+        Err(error) => push(Finding::skip(
+            ID,
+            format!("route from {source} ({by}); ping cannot be run: {error}"),
+        )),
+    }
+    let port = if scope.port == 0 {
+        NVME_PORT
+    } else {
+        scope.port
+    };
+    match system.probe.connect(SocketAddr::new(peer, port)) {
+        Ok(()) => push(Finding::pass(ID, format!("TCP port {port} accepts"))),
+        Err(error) => push(Finding::warn(
+            ID,
+            format!("TCP port {port}: {error}"),
+            format!(
+                "is a target listening there over TCP, and does the packet filter admit TCP {port}? RDMA does not \
+                 need it: RoCE v2 is UDP {ROCE_PORT}"
+            ),
+        )),
+    }
+    if let Some(mtu) = interface.and_then(|interface| system.netdev_mtu(&interface.name)) {
+        let finding = match system.probe.ping(peer, mtu) {
+            Ok(true) => Finding::pass(
+                "net.mtu",
+                format!("packets of {mtu} bytes pass unfragmented"),
+            ),
+            Ok(false) => Finding::warn(
+                "net.mtu",
+                format!("an echo of {mtu} bytes, not to be fragmented, has no answer"),
+                format!(
+                    "set the same MTU on both ends and every switch port between; {by} has {mtu}"
+                ),
+            ),
+            Err(error) => Finding::skip("net.mtu", format!("ping cannot be run: {error}")),
+        };
+        push(finding);
+    }
+}

@@ -1,0 +1,383 @@
+//! Checks of RDMA: modules, devices, links, GIDs, drivers.
+
+use nacre_rdma_link::{
+    Access, Device, GidKind, LinkLayer, ModuleState, NodeType, Port, Want, capability,
+};
+
+use super::net::{self, Selected};
+use super::{Finding, Scope, Status, System};
+
+/// Modules that RDMA needs of any hardware, and what each is for.
+const MODULES: [(&str, &str); 3] = [
+    ("ib_core", "RDMA itself"),
+    ("ib_uverbs", "verbs for programs"),
+    ("rdma_ucm", "the connection manager for programs"),
+];
+
+pub fn modules(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
+    const ID: &str = "rdma.modules";
+    let states = MODULES.map(|(name, purpose)| (name, purpose, system.modules.state(name)));
+    let evidence: Vec<String> = states
+        .iter()
+        .map(|(name, _, state)| format!("{name} {}", in_words(*state, system.modules.is_listed())))
+        .collect();
+    let evidence = evidence.join(", ");
+    let lacking: Vec<_> = states
+        .iter()
+        .filter(|(_, _, state)| !state.is_there())
+        .collect();
+    let wanted = scope.rdma || !system.fabric.devices.is_empty();
+    // A container sees neither the list of modules nor, often, who loaded them: its devices prove it.
+    let proven =
+        system.environment.rdma_cm != Access::Absent && !system.environment.uverbs.is_empty();
+    findings.push(if lacking.is_empty() || proven {
+        Finding::pass(ID, evidence)
+    } else if !wanted {
+        Finding::skip(ID, format!("{evidence}; RDMA is not asked for"))
+    } else {
+        let load: Vec<&str> = lacking.iter().map(|(name, ..)| *name).collect();
+        let missing = lacking
+            .iter()
+            .any(|(_, _, state)| *state == ModuleState::Missing)
+            && system.modules.is_listed();
+        let purposes: Vec<&str> = lacking.iter().map(|(_, purpose, _)| *purpose).collect();
+        let remedy = match missing {
+            true => {
+                "this kernel does not have them: install its package of further modules (such as \
+                     linux-modules-extra)"
+                    .into()
+            }
+            false => format!("`modprobe -a {}`", load.join(" ")),
+        };
+        Finding::fail(
+            ID,
+            format!("{evidence}: without {}", purposes.join(", ")),
+            remedy,
+        )
+    });
+}
+
+fn in_words(state: ModuleState, listed: bool) -> &'static str {
+    match state {
+        ModuleState::Missing if !listed => "not seen",
+        ModuleState::Loaded => "loaded",
+        ModuleState::BuiltIn => "built in",
+        ModuleState::Loadable => "not loaded",
+        ModuleState::Missing => "missing",
+    }
+}
+
+pub fn devices(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
+    const ID: &str = "rdma.devices";
+    if !system.fabric.devices.is_empty() {
+        let names: Vec<String> = system.fabric.devices.iter().map(named).collect();
+        findings.push(Finding::pass(ID, names.join(", ")));
+        return;
+    }
+    if !scope.rdma {
+        findings.push(Finding::skip(ID, "No RDMA devices found; TCP needs none"));
+        return;
+    }
+    let cards = cards(system);
+    let lacking: Vec<&Card> = cards
+        .iter()
+        .filter(|card| !system.modules.state(card.module).is_there())
+        .collect();
+    let (why, remedy) = if in_container(system) && !system.roots.dev.join("infiniband").exists() {
+        (
+            "this is a container without /dev/infiniband".to_owned(),
+            "give it the device nodes: `--device=/dev/infiniband --network host`".to_owned(),
+        )
+    } else if let Some(card) = lacking.first() {
+        (
+            format!("{} needs the module {}", card.address, card.module),
+            format!("`modprobe ib_core`, `modprobe {}`", card.module),
+        )
+    } else if let Some(card) = cards.first() {
+        (
+            format!("{} and its module {} are there", card.address, card.module),
+            "look for the driver's errors: `dmesg | grep -i -e rdma -e infiniband`".to_owned(),
+        )
+    } else {
+        let netdev = system
+            .netdevs()
+            .into_iter()
+            .find(|name| name != "lo")
+            .unwrap_or_else(|| "NAME".into());
+        (
+            "no PCI device with a driver known for RDMA (`lspci | grep -i -e mellanox -e infiniband`)".to_owned(),
+            format!(
+                "without a card, soft-RoCE serves: `nacre rdma rxe add rxe0 --netdev {netdev}` \
+                 (`rdma link add rxe0 type rxe netdev {netdev}`)"
+            ),
+        )
+    };
+    findings.push(Finding::fail(
+        ID,
+        format!("No RDMA devices found: {why}"),
+        remedy,
+    ));
+}
+
+/// A card on the PCI bus whose driver is one that has an RDMA half.
+struct Card {
+    address: String,
+    module: &'static str,
+}
+
+fn cards(system: &System) -> Vec<Card> {
+    let bus = system.roots.sys.join("bus/pci/devices");
+    let entries = std::fs::read_dir(&bus).into_iter().flatten().flatten();
+    let mut cards: Vec<Card> = entries
+        .filter_map(|entry| {
+            let driver = std::fs::read_link(entry.path().join("driver")).ok()?;
+            let quirk = nacre_rdma_link::quirk(driver.file_name()?.to_str()?)?;
+            Some(Card {
+                address: entry.file_name().into_string().ok()?,
+                module: quirk.module,
+            })
+        })
+        .collect();
+    cards.sort_by(|a, b| a.address.cmp(&b.address));
+    cards
+}
+
+fn named(device: &Device) -> String {
+    let driver = device.driver.as_deref().unwrap_or("unknown driver");
+    format!("{} ({driver})", device.name)
+}
+
+/// Whether this process is in a container, as far as can be told.
+pub fn in_container(system: &System) -> bool {
+    let root = &system.roots;
+    let marked = |path: &str| root.proc.join("..").join(path).exists();
+    marked(".dockerenv") || marked("run/.containerenv") || {
+        let environment = std::fs::read(root.proc.join("1/environ")).unwrap_or_default();
+        environment
+            .split(|byte| *byte == 0)
+            .any(|entry| entry.starts_with(b"container="))
+    }
+}
+
+/// What depends on the device alone.
+pub fn of_each_device(system: &System, findings: &mut Vec<Finding>) {
+    for device in &system.fabric.devices {
+        findings.push(driver(device).of(&device.name));
+        findings.push(software(device).of(&device.name));
+        findings.push(firmware(device).of(&device.name));
+        for port in &device.ports {
+            let subject = format!("{}/{}", device.name, port.num);
+            if port.link_layer == LinkLayer::InfiniBand {
+                findings.push(subnet_manager(port).of(&subject));
+            }
+            if device.node_type == NodeType::Ca && port.link_layer == LinkLayer::Ethernet {
+                findings.push(gid_types(device, port).of(&subject));
+            }
+        }
+    }
+}
+
+fn driver(device: &Device) -> Finding {
+    const ID: &str = "rdma.driver";
+    let Some(name) = &device.driver else {
+        return Finding::warn(
+            ID,
+            "the driver cannot be told",
+            "nothing is known against it: test it with `nacre perf --verify`",
+        );
+    };
+    match device.quirk() {
+        None => Finding::warn(
+            ID,
+            format!("{name} is not one that is known here"),
+            "nothing is known against it: test it with `nacre perf --verify`",
+        ),
+        Some(quirk) if !quirk.reliable_connected => Finding::fail(
+            ID,
+            format!("{name}: {}", quirk.note.unwrap_or(quirk.title)),
+            "use TCP on this device",
+        ),
+        Some(quirk) => match quirk.note.filter(|_| !device.is_software()) {
+            Some(note) => Finding::warn(ID, format!("{name}: {note}"), "use TCP, or measure both"),
+            None if device.node_type == NodeType::Rnic => Finding::pass(
+                ID,
+                format!("{name}: {}; iWARP: PFC not required", quirk.title),
+            ),
+            None => Finding::pass(ID, format!("{name}: {}", quirk.title)),
+        },
+    }
+}
+
+fn software(device: &Device) -> Finding {
+    const ID: &str = "rdma.software";
+    match device.is_software() {
+        false => Finding::pass(ID, "hardware"),
+        true => Finding::warn(
+            ID,
+            format!("{}: functional, not fast", device.kind),
+            "fine for trying and testing; for speed use TCP, or a network card with RDMA",
+        ),
+    }
+}
+
+/// There is no list here of firmware that is bad: the version is shown for the vendor's own.
+fn firmware(device: &Device) -> Finding {
+    const ID: &str = "rdma.fw";
+    match &device.fw {
+        Some(version) => Finding::skip(
+            ID,
+            format!(
+                "firmware {version}: no list of known-bad versions is kept here; compare it with the vendor's \
+                 release notes"
+            ),
+        ),
+        None => Finding::skip(ID, "it has no firmware version"),
+    }
+}
+
+fn subnet_manager(port: &Port) -> Finding {
+    const ID: &str = "ib.sm";
+    let evidence = format!(
+        "state {}, subnet manager at LID {}",
+        port.state, port.sm_lid
+    );
+    if !port.is_active() || port.sm_lid == 0 {
+        return Finding::fail(
+            ID,
+            evidence,
+            "start a subnet manager: on a switch, or `opensm` on one machine of the fabric",
+        );
+    }
+    match &port.netdev {
+        Some(netdev) => Finding::pass(ID, format!("{evidence}, IPoIB interface {netdev}")),
+        None => Finding::fail(
+            ID,
+            format!("{evidence}, and no IPoIB interface"),
+            "the connection manager needs an IP address: `modprobe ib_ipoib`, then give the interface one",
+        ),
+    }
+}
+
+fn gid_types(device: &Device, port: &Port) -> Finding {
+    const ID: &str = "rdma.gid.type";
+    let kinds: Vec<GidKind> = port.gids.iter().map(|gid| gid.kind).collect();
+    if kinds.contains(&GidKind::RoceV2) {
+        Finding::pass(ID, "RoCE v2")
+    } else if kinds.is_empty() {
+        Finding::fail(
+            ID,
+            "the GID table is empty",
+            format!(
+                "`ip link set {} up`, and give it an address",
+                port.netdev.as_deref().unwrap_or("INTERFACE")
+            ),
+        )
+    } else {
+        Finding::fail(
+            ID,
+            "only RoCE v1, which is not routed",
+            format!(
+                "`cma_roce_mode -d {} -p {} -m 2`, or pin an entry of v1 with gid_index",
+                device.name, port.num
+            ),
+        )
+    }
+}
+
+/// What depends on interface and address: each listener's, or each that has an RDMA device.
+pub fn interfaces(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
+    let selected: Vec<Selected> = match scope.listeners.is_empty() {
+        true => with_devices(system),
+        false => net::select_all(system, scope),
+    };
+    for selected in &selected {
+        let subject = format!("{} {}", selected.netdev, selected.ip);
+        let want = Want::new(&selected.netdev, selected.ip);
+        let environment = nacre_rdma_link::Environment {
+            memory_needed: scope.memory,
+            ..system.environment.clone()
+        };
+        let outcome = capability(&system.fabric, &want, &environment);
+        findings.push(gid_of(system, selected, &outcome).of(&subject));
+        findings.push(capable(scope, outcome).of(&subject));
+    }
+}
+
+fn with_devices(system: &System) -> Vec<Selected> {
+    system
+        .interfaces
+        .iter()
+        .filter(|interface| system.fabric.ports_of(&interface.name).next().is_some())
+        .map(|interface| Selected {
+            netdev: interface.name.clone(),
+            ip: interface.ip,
+        })
+        .collect()
+}
+
+type Outcome = Result<nacre_rdma_link::Chosen, nacre_rdma_link::Reason>;
+
+fn capable(scope: &Scope, outcome: Outcome) -> Finding {
+    const ID: &str = "rdma.capable";
+    match outcome {
+        Ok(chosen) => Finding::pass(
+            ID,
+            format!(
+                "{}/{} with GID {} ({})",
+                chosen.device, chosen.port, chosen.gid_index, chosen.gid_kind
+            ),
+        ),
+        Err(reason) => {
+            let evidence = format!("{}: {reason}: {}", reason.word(), reason.evidence());
+            match scope.rdma {
+                true => Finding::fail(ID, evidence, reason.remedy()),
+                false => Finding::warn(ID, evidence, reason.remedy()),
+            }
+        }
+    }
+}
+
+/// Every entry of the table, and which is used and why.
+fn gid_of(system: &System, selected: &Selected, outcome: &Outcome) -> Finding {
+    const ID: &str = "rdma.gid.ip";
+    let ports: Vec<_> = system.fabric.ports_of(&selected.netdev).collect();
+    let table: Vec<String> = ports
+        .iter()
+        .flat_map(|(device, port)| {
+            port.gids.iter().map(move |gid| {
+                let ndev = gid.ndev.as_deref().unwrap_or("-");
+                let ip = gid
+                    .ip
+                    .map_or_else(|| gid.gid.to_string(), |ip| ip.to_string());
+                format!(
+                    "{}/{} {} {} {ndev} {ip}",
+                    device.name, port.num, gid.index, gid.kind
+                )
+            })
+        })
+        .collect();
+    let table = table.join("; ");
+    match outcome {
+        Ok(chosen) => {
+            let why = match chosen.gid_kind {
+                GidKind::RoceV2 => "the first of RoCE v2 with this address",
+                GidKind::RoceV1 => "pinned by the configuration",
+                GidKind::InfiniBand => "the port's own",
+                GidKind::Iwarp => "iWARP has no other",
+            };
+            Finding::pass(
+                ID,
+                format!("GID {}, {why}; have: {table}", chosen.gid_index),
+            )
+        }
+        Err(reason) if reason.word() == "no_gid_for_ip" => {
+            Finding::fail(ID, format!("{reason}; have: {table}"), reason.remedy())
+        }
+        Err(_) if ports.is_empty() => Finding::skip(ID, "no RDMA device on this interface"),
+        Err(reason) => Finding::new(
+            ID,
+            Status::Skip,
+            format!("{}; have: {table}", reason.word()),
+        ),
+    }
+}

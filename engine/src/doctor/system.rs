@@ -1,0 +1,164 @@
+//! What checks see of the machine: files below a root, and a few questions that only the machine can answer.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use nacre_hugepages::NodePages;
+use nacre_rdma_link::{Environment, Fabric, Modules, Roots};
+use nacre_rdma_verbs::VerbsProvider;
+
+/// A network interface with one of its addresses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Interface {
+    pub name: String,
+    pub ip: IpAddr,
+    pub prefix: u8,
+}
+
+/// A limit of this process; none is no limit.
+pub type Limit = Option<u64>;
+
+/// What is asked of the running machine.
+pub trait Probe {
+    /// The address that this machine would send from.
+    fn source_for(&self, to: IpAddr) -> io::Result<IpAddr>;
+    /// Whether something accepts connections there.
+    fn connect(&self, to: SocketAddr) -> io::Result<()>;
+    /// What a program says of itself.
+    fn output(&self, program: &str, arguments: &[&str]) -> io::Result<String>;
+    /// Echoes by ICMP, of `size` bytes in all and not to be fragmented.
+    fn ping(&self, to: IpAddr, size: u32) -> io::Result<bool>;
+}
+
+pub struct System {
+    pub roots: Roots,
+    pub fabric: Fabric,
+    pub modules: Modules,
+    pub environment: Environment,
+    pub interfaces: Vec<Interface>,
+    pub hugepages: Vec<NodePages>,
+    pub probe: Box<dyn Probe>,
+}
+
+impl System {
+    /// This machine, now.
+    pub fn real() -> System {
+        let roots = Roots::real();
+        let interfaces = if_addrs::get_if_addrs().unwrap_or_default();
+        System {
+            fabric: Fabric::read(&roots.sys),
+            modules: Modules::read(&roots),
+            environment: environment(&roots),
+            interfaces: interfaces.into_iter().map(Interface::from).collect(),
+            hugepages: nacre_hugepages::show(),
+            probe: Box::new(RealProbe),
+            roots,
+        }
+    }
+
+    /// The interface that has the address.
+    pub fn interface_of(&self, ip: IpAddr) -> Option<&Interface> {
+        self.interfaces.iter().find(|interface| interface.ip == ip)
+    }
+
+    pub fn addresses_of(&self, name: &str) -> impl Iterator<Item = &Interface> {
+        self.interfaces
+            .iter()
+            .filter(move |interface| interface.name == name)
+    }
+
+    /// A file's text without the white space around it.
+    pub fn text(&self, path: PathBuf) -> Option<String> {
+        let text = std::fs::read_to_string(path).ok()?;
+        Some(text.trim().to_owned())
+    }
+
+    pub fn netdev_mtu(&self, name: &str) -> Option<u32> {
+        let file = self.roots.sys.join("class/net").join(name).join("mtu");
+        self.text(file)?.parse().ok()
+    }
+
+    /// The names of all interfaces, those without an address too.
+    pub fn netdevs(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.roots.sys.join("class/net"));
+        let mut names: Vec<String> = entries
+            .into_iter()
+            .flatten()
+            .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+            .collect();
+        names.sort();
+        names
+    }
+}
+
+impl From<if_addrs::Interface> for Interface {
+    fn from(interface: if_addrs::Interface) -> Interface {
+        let (ip, prefix) = match &interface.addr {
+            if_addrs::IfAddr::V4(v4) => (IpAddr::V4(v4.ip), v4.prefixlen),
+            if_addrs::IfAddr::V6(v6) => (IpAddr::V6(v6.ip), v6.prefixlen),
+        };
+        Interface {
+            name: interface.name,
+            ip,
+            prefix,
+        }
+    }
+}
+
+/// What this process has; whether the libraries are there is found by loading them.
+fn environment(roots: &Roots) -> Environment {
+    let mut environment = Environment::read(roots);
+    if !environment.uverbs.is_empty() {
+        let opened = VerbsProvider::open();
+        environment.library = opened.err().map(|error| error.to_string());
+    }
+    environment
+}
+
+/// The machine that this runs on.
+pub struct RealProbe;
+
+/// For one answer of the network.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+impl Probe for RealProbe {
+    fn source_for(&self, to: IpAddr) -> io::Result<IpAddr> {
+        let any: IpAddr = match to {
+            IpAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
+            IpAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
+        };
+        // Connecting a datagram socket asks for the route and sends nothing.
+        let socket = UdpSocket::bind(SocketAddr::new(any, 0))?;
+        socket.connect(SocketAddr::new(to, 9))?;
+        Ok(socket.local_addr()?.ip())
+    }
+
+    fn connect(&self, to: SocketAddr) -> io::Result<()> {
+        TcpStream::connect_timeout(&to, PATIENCE).map(drop)
+    }
+
+    fn output(&self, program: &str, arguments: &[&str]) -> io::Result<String> {
+        let output = Command::new(program).args(arguments).output()?;
+        match output.status.success() {
+            true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+            false => Err(io::Error::other(
+                String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+            )),
+        }
+    }
+
+    fn ping(&self, to: IpAddr, size: u32) -> io::Result<bool> {
+        // IP's header and ICMP's come on top of what ping counts.
+        let headers = if to.is_ipv4() { 28 } else { 48 };
+        let payload = size.saturating_sub(headers).to_string();
+        let (to, seconds) = (to.to_string(), PATIENCE.as_secs().to_string());
+        let arguments = [
+            "-n", "-c", "1", "-W", &seconds, "-M", "do", "-s", &payload, &to,
+        ];
+        let output = Command::new("ping").args(arguments).output()?;
+        Ok(output.status.success())
+    }
+}

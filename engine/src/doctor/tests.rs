@@ -1,0 +1,398 @@
+//! Each check on machines made up for it: the outcome, and what is said.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+
+use nacre_hugepages::NodePages;
+use nacre_rdma_link::testing::{self, Tree};
+use nacre_rdma_link::{Access, Environment, Fabric, Memlock, Modules};
+
+use super::*;
+
+mod network;
+
+/// A network and tools that answer as told.
+#[derive(Default)]
+struct Told {
+    source: Option<IpAddr>,
+    open: Vec<u16>,
+    /// The largest echo that passes.
+    echo: Option<u32>,
+    output: HashMap<&'static str, &'static str>,
+}
+
+impl Probe for Told {
+    fn source_for(&self, _: IpAddr) -> io::Result<IpAddr> {
+        self.source
+            .ok_or_else(|| io::ErrorKind::NetworkUnreachable.into())
+    }
+    fn connect(&self, to: SocketAddr) -> io::Result<()> {
+        match self.open.contains(&to.port()) {
+            true => Ok(()),
+            false => Err(io::ErrorKind::ConnectionRefused.into()),
+        }
+    }
+    fn output(&self, program: &str, _: &[&str]) -> io::Result<String> {
+        let text = self.output.get(program);
+        text.map(|text| (*text).to_owned())
+            .ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+    fn ping(&self, _: IpAddr, size: u32) -> io::Result<bool> {
+        Ok(self.echo.is_some_and(|largest| size <= largest))
+    }
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn system(tree: &Tree, addresses: &[(&str, &str)], told: Told) -> System {
+    let roots = tree.roots();
+    let interfaces = addresses.iter().map(|(name, address)| Interface {
+        name: (*name).to_owned(),
+        ip: ip(address),
+        prefix: 24,
+    });
+    System {
+        fabric: Fabric::read(&roots.sys),
+        modules: Modules::read(&roots),
+        environment: Environment {
+            memlock: Memlock::default(),
+            ..Environment::read(&roots)
+        },
+        interfaces: interfaces.collect(),
+        hugepages: Vec::new(),
+        probe: Box::new(told),
+        roots,
+    }
+}
+
+fn rdma_scope(listeners: &[&str]) -> Scope {
+    Scope {
+        rdma: true,
+        listeners: listeners.iter().map(|l| (*l).to_owned()).collect(),
+        memory: 64 << 20,
+        ..Scope::default()
+    }
+}
+
+/// The one finding of this id.
+fn the<'a>(report: &'a Report, id: &str) -> &'a Finding {
+    let found: Vec<&Finding> = report.findings.iter().filter(|f| f.id == id).collect();
+    match found[..] {
+        [finding] => finding,
+        _ => panic!("{id}: {found:#?} in {report:#?}"),
+    }
+}
+
+fn expect(report: &Report, id: &str, status: Status, evidence: &str) {
+    let finding = the(report, id);
+    assert_eq!(finding.status, status, "{finding:?}");
+    assert!(finding.evidence.contains(evidence), "{finding:?}");
+    // Whatever is not well says what to do.
+    assert_eq!(
+        finding.remedy.is_some(),
+        status >= Status::Warn,
+        "{finding:?}"
+    );
+}
+
+#[test]
+fn a_machine_with_soft_roce() {
+    let tree = testing::rxe_on_eth();
+    tree.modules(&["ib_core", "ib_uverbs", "rdma_ucm", "rdma_rxe"], &[]);
+    tree.file(
+        "proc/net/route",
+        "Iface Destination Gateway Flags\neth0 00000000 0100000A 3 0 0 0 00000000",
+    );
+    let system = system(&tree, &[("eth0", "10.0.0.4")], Told::default());
+    let report = examine(&system, &rdma_scope(&["name:eth0"]));
+    expect(&report, "rdma.modules", Status::Pass, "ib_uverbs loaded");
+    expect(&report, "rdma.devices", Status::Pass, "rxe0 (rxe)");
+    expect(&report, "rdma.driver", Status::Pass, "soft-RoCE");
+    expect(
+        &report,
+        "rdma.software",
+        Status::Warn,
+        "rxe: functional, not fast",
+    );
+    expect(&report, "rdma.fw", Status::Skip, "no firmware");
+    expect(&report, "rdma.gid.type", Status::Pass, "RoCE v2");
+    expect(
+        &report,
+        "rdma.capable",
+        Status::Pass,
+        "rxe0/1 with GID 1 (RoCE v2)",
+    );
+    expect(
+        &report,
+        "rdma.gid.ip",
+        Status::Pass,
+        "GID 1, the first of RoCE v2 with this address",
+    );
+    assert!(
+        the(&report, "rdma.gid.ip")
+            .evidence
+            .contains("rxe0/1 2 RoCE v2 eth0 fd00::4")
+    );
+    expect(&report, "net.iface.exists", Status::Pass, "eth0 10.0.0.4");
+    expect(
+        &report,
+        "net.mtu",
+        Status::Warn,
+        "interface 1500, RDMA 1024",
+    );
+    expect(&report, "net.shared", Status::Warn, "default route");
+    expect(&report, "container", Status::Skip, "not a container");
+    assert_eq!(report.failed, 0, "{report:#?}");
+}
+
+#[test]
+fn a_machine_without_rdma_fails_only_when_asked_for_it() {
+    let tree = testing::empty();
+    tree.file("sys/class/net/eth0/mtu", "1500");
+    tree.modules(
+        &[],
+        &[
+            "kernel/drivers/infiniband/core/ib_core.ko",
+            "kernel/drivers/infiniband/core/ib_uverbs.ko",
+            "kernel/drivers/infiniband/core/rdma_ucm.ko",
+        ],
+    );
+    let system = system(&tree, &[("eth0", "10.0.0.4")], Told::default());
+    let report = examine(&system, &Scope::default());
+    expect(&report, "rdma.modules", Status::Skip, "not asked for");
+    expect(&report, "rdma.devices", Status::Skip, "TCP needs none");
+    assert_eq!(report.failed, 0);
+
+    let report = examine(&system, &rdma_scope(&[]));
+    expect(
+        &report,
+        "rdma.modules",
+        Status::Fail,
+        "ib_uverbs not loaded",
+    );
+    assert_eq!(
+        the(&report, "rdma.modules").remedy.as_deref(),
+        Some("`modprobe -a ib_core ib_uverbs rdma_ucm`")
+    );
+    expect(
+        &report,
+        "rdma.devices",
+        Status::Fail,
+        "No RDMA devices found: no PCI device",
+    );
+    let remedy = the(&report, "rdma.devices").remedy.as_deref().unwrap();
+    assert!(
+        remedy.contains("rdma link add rxe0 type rxe netdev eth0"),
+        "{remedy}"
+    );
+}
+
+#[test]
+fn why_there_are_no_devices() {
+    // A card whose RDMA module is not loaded.
+    let tree = testing::empty();
+    tree.modules(&["ib_core", "ib_uverbs", "rdma_ucm"], &[]);
+    tree.link(
+        "sys/bus/pci/devices/0000:3b:00.0/driver",
+        "../../drivers/mlx5_core",
+    );
+    let report = examine(&system(&tree, &[], Told::default()), &rdma_scope(&[]));
+    expect(
+        &report,
+        "rdma.devices",
+        Status::Fail,
+        "0000:3b:00.0 needs the module mlx5_ib",
+    );
+    assert_eq!(
+        the(&report, "rdma.devices").remedy.as_deref(),
+        Some("`modprobe ib_core`, `modprobe mlx5_ib`")
+    );
+    // Loaded, and still nothing.
+    tree.modules(&["ib_core", "ib_uverbs", "rdma_ucm", "mlx5_ib"], &[]);
+    let report = examine(&system(&tree, &[], Told::default()), &rdma_scope(&[]));
+    expect(&report, "rdma.devices", Status::Fail, "mlx5_ib are there");
+    // In a container without the nodes.
+    tree.file(".dockerenv", "");
+    let report = examine(&system(&tree, &[], Told::default()), &rdma_scope(&[]));
+    expect(
+        &report,
+        "rdma.devices",
+        Status::Fail,
+        "container without /dev/infiniband",
+    );
+    // A kernel that has nothing of RDMA.
+    let tree = testing::empty();
+    tree.modules(&[], &["kernel/fs/ext4/ext4.ko"]);
+    let report = examine(&system(&tree, &[], Told::default()), &rdma_scope(&[]));
+    expect(&report, "rdma.modules", Status::Fail, "ib_core missing");
+    assert!(
+        the(&report, "rdma.modules")
+            .remedy
+            .as_deref()
+            .unwrap()
+            .contains("linux-modules-extra")
+    );
+}
+
+#[test]
+fn links_that_do_not_do() {
+    let tree = testing::mlx5_dual_port();
+    let told = Told::default();
+    let addresses = [("ens1f0", "10.0.1.4"), ("ens1f1", "10.0.2.4")];
+    let machine = system(&tree, &addresses, told);
+    let report = examine(&machine, &rdma_scope(&["name:ens1f1"]));
+    expect(
+        &report,
+        "rdma.capable",
+        Status::Fail,
+        "port_down: port 2 of RDMA device mlx5_0",
+    );
+    expect(&report, "rdma.gid.ip", Status::Skip, "port_down");
+    expect(&report, "rdma.fw", Status::Skip, "firmware 16.35.2000");
+    expect(&report, "rdma.driver", Status::Pass, "ConnectX");
+
+    let report = examine(&machine, &rdma_scope(&["ip:10.0.1.4", "name:eth9"]));
+    let exists: Vec<Status> = report
+        .findings
+        .iter()
+        .filter(|f| f.id == "net.iface.exists")
+        .map(|f| f.status)
+        .collect();
+    assert_eq!(exists, [Status::Pass, Status::Fail]);
+    assert!(report.findings.iter().any(|f| f.evidence
+        == "no interface matches \"name:eth9\"; have: ens1f0 10.0.1.4, ens1f1 10.0.2.4"));
+
+    // An address that the table does not have, and one that only v1 has.
+    let machine = system(&tree, &[("ens1f0", "10.0.9.9")], Told::default());
+    let report = examine(&machine, &rdma_scope(&["10.0.9.9"]));
+    expect(
+        &report,
+        "rdma.gid.ip",
+        Status::Fail,
+        "has no GID of 10.0.9.9; have: mlx5_0/1 0 RoCE v1",
+    );
+    for port in [1, 2] {
+        tree.remove(&format!("sys/class/infiniband/mlx5_0/ports/{port}/gids/1"));
+    }
+    let machine = system(&tree, &[("ens1f0", "10.0.1.4")], Told::default());
+    let report = examine(&machine, &rdma_scope(&["rdma:mlx5_0"]));
+    expect(&report, "rdma.capable", Status::Fail, "unsupported_link");
+    let types = report.findings.iter().filter(|f| f.id == "rdma.gid.type");
+    assert!(types.clone().count() == 2 && types.clone().all(|f| f.status == Status::Fail));
+}
+
+#[test]
+fn infiniband_needs_its_subnet_manager() {
+    let tree = testing::infiniband();
+    let report = examine(
+        &system(&tree, &[("ib0", "10.9.0.1")], Told::default()),
+        &rdma_scope(&[]),
+    );
+    expect(
+        &report,
+        "ib.sm",
+        Status::Pass,
+        "subnet manager at LID 1, IPoIB interface ib0",
+    );
+    expect(&report, "rdma.capable", Status::Pass, "(IB)");
+    expect(&report, "net.mtu", Status::Pass, "interface 2044");
+    tree.file("sys/class/infiniband/mlx5_2/ports/1/sm_lid", "0x0");
+    let report = examine(&system(&tree, &[], Told::default()), &rdma_scope(&[]));
+    expect(&report, "ib.sm", Status::Fail, "LID 0");
+}
+
+#[test]
+fn drivers() {
+    let tree = testing::mlx5_dual_port();
+    for (driver, status, evidence) in [
+        ("efa", Status::Fail, "reliable-connected"),
+        ("hfi1", Status::Warn, "Omni-Path"),
+        ("ice", Status::Pass, "Intel E810"),
+        ("bnxt_en", Status::Pass, "Broadcom"),
+        ("strange", Status::Warn, "not one that is known"),
+    ] {
+        tree.remove("sys/devices/pci0/0000:3b:00.0/driver");
+        tree.link(
+            "sys/devices/pci0/0000:3b:00.0/driver",
+            &format!("../../drivers/{driver}"),
+        );
+        let report = examine(&system(&tree, &[], Told::default()), &Scope::default());
+        expect(&report, "rdma.driver", status, evidence);
+    }
+    let report = examine(
+        &system(&testing::siw(), &[], Told::default()),
+        &Scope::default(),
+    );
+    expect(&report, "rdma.driver", Status::Pass, "PFC not required");
+    expect(
+        &report,
+        "net.firewall",
+        Status::Skip,
+        "TCP 4420 (NVMe/RDMA over iWARP)",
+    );
+}
+
+#[test]
+fn locked_memory_and_huge_pages() {
+    let tree = testing::rxe_on_eth();
+    let mut machine = system(&tree, &[], Told::default());
+    let report = examine(&machine, &rdma_scope(&[]));
+    expect(&report, "mem.memlock", Status::Pass, "no limit");
+    expect(&report, "mem.hugepages", Status::Warn, "no huge pages");
+    expect(&report, "mem.fork", Status::Skip, "cannot be read");
+
+    machine.environment.memlock = Memlock {
+        limit: Some(8 << 20),
+        pinned: 0,
+    };
+    let pool = NodePages {
+        node: Some(0),
+        size: 2 << 20,
+        total: 64,
+        free: 31,
+        reserved: 0,
+        surplus: 0,
+        overcommit: 0,
+    };
+    machine.hugepages = vec![pool];
+    let report = examine(&machine, &rdma_scope(&[]));
+    expect(
+        &report,
+        "mem.memlock",
+        Status::Fail,
+        "ibv_reg_mr failed: Cannot allocate memory",
+    );
+    assert!(
+        the(&report, "mem.memlock")
+            .remedy
+            .as_deref()
+            .unwrap()
+            .starts_with("`ulimit -l 65536`")
+    );
+    expect(
+        &report,
+        "mem.hugepages",
+        Status::Warn,
+        "node 0: 31 of 64 pages of 2.0 MiB free",
+    );
+    machine.hugepages[0].free = 32;
+    let report = examine(&machine, &rdma_scope(&[]));
+    expect(&report, "mem.hugepages", Status::Pass, "32 of 64");
+
+    for (release, status) in [
+        ("5.10.0-8", Status::Warn),
+        ("5.12.1", Status::Pass),
+        ("6.1.0", Status::Pass),
+    ] {
+        tree.file("proc/sys/kernel/osrelease", release);
+        expect(
+            &examine(&machine, &rdma_scope(&[])),
+            "mem.fork",
+            status,
+            release,
+        );
+    }
+}

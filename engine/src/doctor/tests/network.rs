@@ -1,0 +1,240 @@
+//! Checks of the network, of containers and of hosts.
+
+use super::super::net::in_subnet;
+use super::*;
+
+#[test]
+fn packet_filters() {
+    let tree = testing::rxe_on_eth();
+    let with = |rules: &'static str| {
+        let told = Told {
+            output: HashMap::from([("nft", rules)]),
+            ..Told::default()
+        };
+        examine(&system(&tree, &[], told), &Scope::default())
+    };
+    tree.modules(&[], &["kernel/net/netfilter/nf_tables.ko"]);
+    expect(
+        &with(""),
+        "net.firewall",
+        Status::Pass,
+        "no packet filter is loaded",
+    );
+    tree.modules(&["nf_tables"], &[]);
+    let report = with("table inet filter {\n chain input {\n policy accept;\n }\n}");
+    expect(&report, "net.firewall", Status::Pass, "UDP 4791");
+    let report = with(
+        "table inet filter {\n chain input {\n type filter hook input; policy drop;\n udp dport 1 reject\n }\n}",
+    );
+    expect(
+        &report,
+        "net.firewall",
+        Status::Warn,
+        "2 rules drop or reject",
+    );
+    let report = examine(&system(&tree, &[], Told::default()), &Scope::default());
+    expect(&report, "net.firewall", Status::Skip, "cannot be read");
+}
+
+#[test]
+fn the_way_to_a_peer() {
+    let tree = testing::rxe_on_eth();
+    let scope = Scope {
+        peer: Some(ip("10.0.0.9")),
+        ..Scope::default()
+    };
+    let report = |told| examine(&system(&tree, &[("eth0", "10.0.0.4")], told), &scope);
+    let told = |open: &[u16], echo| Told {
+        source: Some(ip("10.0.0.4")),
+        open: open.to_vec(),
+        echo,
+        ..Told::default()
+    };
+    let peers = |report: &Report| -> Vec<Status> {
+        let of = report
+            .findings
+            .iter()
+            .filter(|f| f.subject.as_deref() == Some("10.0.0.9"));
+        of.map(|f| f.status).collect()
+    };
+    use Status::{Fail, Pass, Warn};
+    assert_eq!(
+        peers(&report(told(&[4420], Some(1500)))),
+        [Pass, Pass, Pass]
+    );
+    assert_eq!(
+        peers(&report(told(&[4420], Some(1400)))),
+        [Pass, Pass, Warn]
+    );
+    assert_eq!(peers(&report(told(&[], None))), [Warn, Warn, Warn]);
+    assert_eq!(peers(&report(Told::default())), [Fail]);
+}
+
+#[test]
+fn two_interfaces_in_one_network() {
+    let tree = testing::rxe_on_eth();
+    tree.netdev("eth1", "52:54:00:12:34:57", 1500);
+    let report = |other| {
+        let addresses = [("eth0", "10.0.0.4"), ("eth1", other)];
+        examine(
+            &system(&tree, &addresses, Told::default()),
+            &Scope::default(),
+        )
+    };
+    assert!(
+        report("10.0.1.5")
+            .findings
+            .iter()
+            .all(|f| f.id != "net.arp")
+    );
+    expect(
+        &report("10.0.0.5"),
+        "net.arp",
+        Status::Warn,
+        "arp_ignore 0, arp_announce 0",
+    );
+    tree.file("proc/sys/net/ipv4/conf/all/arp_ignore", "1");
+    tree.file("proc/sys/net/ipv4/conf/eth0/arp_announce", "2");
+    expect(
+        &report("10.0.0.5"),
+        "net.arp",
+        Status::Pass,
+        "arp_ignore 1, arp_announce 2",
+    );
+}
+
+#[test]
+fn inside_a_container() {
+    let tree = testing::rxe_on_eth();
+    tree.file("run/.containerenv", "");
+    tree.file("proc/self/status", "CapEff:\t0000000000000000");
+    let mut machine = system(&tree, &[], Told::default());
+    machine.environment.memlock.limit = Some(65536);
+    let report = examine(&machine, &rdma_scope(&[]));
+    expect(
+        &report,
+        "container.infiniband",
+        Status::Pass,
+        "rdma_cm granted",
+    );
+    expect(&report, "container.ipc_lock", Status::Warn, "65536 bytes");
+    expect(&report, "container.network", Status::Pass, "eth0");
+    expect(
+        &report,
+        "container.hugepages",
+        Status::Warn,
+        "no free huge pages",
+    );
+    machine.environment.rdma_cm = Access::Absent;
+    let report = examine(&machine, &rdma_scope(&[]));
+    expect(
+        &report,
+        "container.infiniband",
+        Status::Fail,
+        "rdma_cm absent",
+    );
+
+    // Published ports: nothing but one end of a pair of virtual interfaces.
+    let tree = testing::empty();
+    tree.file("proc/1/environ", "PATH=/bin\0container=podman\0");
+    tree.netdev("eth0", "02:42:00:00:00:01", 1500);
+    let report = examine(&system(&tree, &[], Told::default()), &Scope::default());
+    expect(
+        &report,
+        "container.network",
+        Status::Warn,
+        "only virtual interfaces: eth0",
+    );
+}
+
+#[test]
+fn hosts() {
+    let tree = testing::rxe_on_eth();
+    tree.modules(&["nvme_tcp"], &["kernel/drivers/nvme/host/nvme-rdma.ko.xz"]);
+    tree.file("sys/module/nvme_core/parameters/multipath", "Y");
+    let target = Some(Target {
+        ip: ip("10.0.0.9"),
+        port: 4420,
+    });
+    let told = Told {
+        source: Some(ip("10.0.0.4")),
+        output: HashMap::from([("nvme", "nvme version 2.3 (git 2.3)\nlibnvme version 1.3")]),
+        ..Told::default()
+    };
+    let machine = system(&tree, &[("eth0", "10.0.0.4")], told);
+    let report = examine_initiator(&machine, target);
+    expect(&report, "init.nvme_cli", Status::Pass, "nvme version 2.3");
+    expect(&report, "init.nvme_tcp_module", Status::Pass, "loaded");
+    expect(
+        &report,
+        "init.nvme_rdma_module",
+        Status::Pass,
+        "can be loaded",
+    );
+    expect(&report, "init.rdma_dev", Status::Pass, "rxe0/1 (eth0)");
+    expect(&report, "init.multipath", Status::Pass, "on");
+    expect(
+        &report,
+        "init.route_to_target",
+        Status::Pass,
+        "by eth0 from 10.0.0.4",
+    );
+    expect(
+        &report,
+        "init.rdma_to_target",
+        Status::Pass,
+        "rxe0/1, GID 1",
+    );
+    assert_eq!(report.failed + report.warnings, 0);
+
+    let tree = testing::empty();
+    tree.modules(&[], &["kernel/fs/ext4/ext4.ko"]);
+    tree.file("sys/module/nvme_core/parameters/multipath", "N");
+    let told = Told {
+        source: Some(ip("10.0.0.4")),
+        ..Told::default()
+    };
+    let report = examine_initiator(&system(&tree, &[("eth0", "10.0.0.4")], told), target);
+    expect(&report, "init.nvme_cli", Status::Fail, "cannot be run");
+    expect(&report, "init.nvme_tcp_module", Status::Fail, "no nvme_tcp");
+    expect(
+        &report,
+        "init.nvme_rdma_module",
+        Status::Warn,
+        "no nvme_rdma",
+    );
+    expect(
+        &report,
+        "init.rdma_dev",
+        Status::Warn,
+        "No RDMA devices found",
+    );
+    expect(&report, "init.multipath", Status::Warn, "off");
+    expect(
+        &report,
+        "init.rdma_to_target",
+        Status::Warn,
+        "TCP only: no_rdma_dev",
+    );
+
+    let report = examine_initiator(&system(&tree, &[], Told::default()), target);
+    expect(&report, "init.route_to_target", Status::Fail, "no route");
+}
+
+#[test]
+fn subnets() {
+    for (address, subnet, inside) in [
+        ("10.0.0.4", "10.0.0.0/24", true),
+        ("10.0.1.4", "10.0.0.0/24", false),
+        ("10.0.1.4", "0.0.0.0/0", true),
+        ("10.0.0.4", "10.0.0.4/32", true),
+        ("10.0.0.5", "10.0.0.4/32", false),
+        ("fd00::4", "fd00::/64", true),
+        ("fd01::4", "fd00::/64", false),
+        ("fd00::4", "10.0.0.0/8", false),
+        ("10.0.0.4", "10.0.0.0/33", false),
+        ("10.0.0.4", "10.0.0.0", false),
+    ] {
+        assert_eq!(in_subnet(ip(address), subnet), inside, "{address} {subnet}");
+    }
+}

@@ -1,0 +1,439 @@
+//! The listeners that the configuration file declares, kept true while the machine changes.
+//!
+//! ```text
+//!   [[nvmf.listener]] ─┐
+//!   interfaces, RDMA ──┼─▶ plan ──▶ what is wanted ──▶ reconcile ──▶ nvmf_subsystem_add_listener
+//!   devices            │   (pure)                          │         nvmf_subsystem_remove_listener
+//!        ▲             │                                   ▼
+//!   Watch (rtnetlink) ─┴─ and every few seconds        Standing: what is wanted, what is, and why:
+//!                                                      RPC, metric, event, log
+//! ```
+//!
+//! Only subsystems of the file are served on the file's listeners; those configured by RPC listen
+//! where RPC says. Everything here runs on the management thread; reading the machine, which may
+//! block, does not.
+
+pub mod plan;
+mod system;
+mod watch;
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use nacre_rdma_link::GidKind;
+use serde_json::{Value, json};
+use tracing::{debug, info, warn};
+
+use self::plan::{Lack, Path, Plan, Unmatched, plan};
+use self::system::System;
+use self::watch::Watch;
+use crate::config::listener::{Listener, RdmaWish, Transport};
+use crate::config::{ConfigError, Problem, Settings};
+use crate::engine::Engine;
+use crate::rpc::RpcError;
+
+/// How often the machine is looked at without being told of a change: RDMA devices change unheard.
+const LOOK: Duration = Duration::from_secs(5);
+/// The same while something could not be done: an IPv6 address takes a second to become usable.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+/// Where a path stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Actual {
+    Listening,
+    /// It could be listened on; no subsystem asks for it.
+    Idle,
+    Not(Lack),
+}
+
+impl Actual {
+    /// For answers and metrics.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Actual::Listening => "listening",
+            Actual::Idle => "idle",
+            Actual::Not(_) => "absent",
+        }
+    }
+
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Actual::Listening => "",
+            Actual::Idle => "no_subsystem",
+            Actual::Not(lack) => lack.reason,
+        }
+    }
+}
+
+/// One path, what was wanted of it and what it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Standing {
+    pub path: Path,
+    pub actual: Actual,
+    /// The subsystems that are served there.
+    pub subsystems: Vec<String>,
+}
+
+/// A place where a subsystem is to be served.
+type Place = (String, Transport, IpAddr, u16);
+
+#[derive(Debug, Default)]
+pub struct Listeners {
+    declared: RefCell<Vec<Listener>>,
+    /// What was added for the file, with the parameters of the call.
+    served: RefCell<BTreeMap<Place, Value>>,
+    /// Why what is wanted could not be added.
+    refused: RefCell<BTreeMap<Place, RpcError>>,
+    standings: RefCell<Vec<Standing>>,
+    unmatched: RefCell<Vec<Unmatched>>,
+    /// Times that the machine was looked at.
+    looks: Cell<u64>,
+}
+
+impl Listeners {
+    /// Listens on what is there. Fails where waiting would be wrong: a selector that matches nothing,
+    /// and RDMA that is required and cannot be had.
+    pub async fn start(&self, on: &Rc<Engine>) -> Result<(), ConfigError> {
+        *self.declared.borrow_mut() = on.settings.nvmf.listeners();
+        if self.declared.borrow().is_empty() {
+            return Ok(());
+        }
+        let plan = self.look(on).await;
+        check(&plan)?;
+        self.reconcile(on, plan).await;
+        tokio::task::spawn_local(follow(Rc::clone(on)));
+        Ok(())
+    }
+
+    pub fn standings(&self) -> Vec<Standing> {
+        self.standings.borrow().clone()
+    }
+
+    /// Selectors that match nothing now.
+    pub fn unmatched(&self) -> Vec<Unmatched> {
+        self.unmatched.borrow().clone()
+    }
+
+    pub fn looks(&self) -> u64 {
+        self.looks.get()
+    }
+
+    async fn look(&self, on: &Rc<Engine>) -> Plan {
+        self.looks.set(self.looks.get() + 1);
+        let lacking = crate::methods::nvmf::rdma_lacking(on);
+        let declared = self.declared.borrow().clone();
+        let read = tokio::task::spawn_blocking(move || plan(&declared, &System::read(lacking)));
+        read.await.unwrap_or_else(|error| {
+            warn!(%error, "the machine's interfaces could not be looked at");
+            Plan::default()
+        })
+    }
+
+    /// Makes what is there what is planned.
+    async fn reconcile(&self, on: &Rc<Engine>, plan: Plan) {
+        let by_rpc = crate::declared::subsystems_of_rpc(on);
+        let wanted = self.wanted(on, &plan, &by_rpc);
+        let gone: Vec<Place> = {
+            let served = self.served.borrow();
+            let stale = served
+                .iter()
+                .filter(|(place, params)| wanted.get(*place) != Some(*params));
+            stale.map(|(place, _)| place.clone()).collect()
+        };
+        for place in gone {
+            let params = self.served.borrow_mut().remove(&place).unwrap_or_default();
+            // Made anew by RPC meanwhile: where it listens is no business of the file any more.
+            if by_rpc.contains(&place.0) {
+                continue;
+            }
+            let params =
+                json!({ "nqn": params["nqn"], "listen_address": params["listen_address"] });
+            if let Err(error) = on
+                .declared_call("nvmf_subsystem_remove_listener", &params)
+                .await
+            {
+                debug!(%error, ?place, "a listener was gone already");
+            }
+        }
+        self.refused
+            .borrow_mut()
+            .retain(|place, _| wanted.contains_key(place));
+        for (place, params) in wanted {
+            if self.served.borrow().contains_key(&place) {
+                continue;
+            }
+            match on
+                .declared_call("nvmf_subsystem_add_listener", &params)
+                .await
+            {
+                Ok(_) => {
+                    self.refused.borrow_mut().remove(&place);
+                    self.served.borrow_mut().insert(place, params);
+                }
+                Err(error) => {
+                    let news = self
+                        .refused
+                        .borrow_mut()
+                        .insert(place.clone(), error.clone());
+                    if news.is_none() {
+                        let (nqn, transport, ip, port) = &place;
+                        warn!(%error, "{nqn} does not listen on {} {ip} port {port}; it is tried again", transport.trtype());
+                    }
+                }
+            }
+        }
+        self.tell(on, plan);
+    }
+
+    /// The calls that the paths amount to, by place.
+    fn wanted(
+        &self,
+        on: &Engine,
+        plan: &Plan,
+        by_rpc: &BTreeSet<String>,
+    ) -> BTreeMap<Place, Value> {
+        let declared = self.declared.borrow();
+        let mut wanted = BTreeMap::new();
+        for subsystem in &on.settings.nvmf.subsystem {
+            if by_rpc.contains(&subsystem.nqn) {
+                continue;
+            }
+            for path in plan.paths.iter().filter(|p| p.verdict.is_ok()) {
+                let named = &subsystem.listeners;
+                if !named.is_empty() && !named.contains(&path.listener) {
+                    continue;
+                }
+                let listener = declared.iter().find(|l| l.name == path.listener);
+                let params = call(&subsystem.nqn, subsystem.ana_reporting, path, listener);
+                wanted.insert(place(&subsystem.nqn, path), params);
+            }
+        }
+        wanted
+    }
+
+    /// Notes where every path stands, and tells of what changed.
+    fn tell(&self, on: &Engine, plan: Plan) {
+        let (served, refused) = (self.served.borrow(), self.refused.borrow());
+        let stand = |path: Path| {
+            let here = |p: &&Place| (p.1, p.2, p.3) == (path.transport, path.ip, path.port);
+            let subsystems: Vec<String> = served.keys().filter(here).map(|p| p.0.clone()).collect();
+            let failed = refused.iter().find(|(p, _)| here(p));
+            let actual = match (&path.verdict, failed) {
+                (Err(lack), _) => Actual::Not(lack.clone()),
+                (Ok(_), _) if !subsystems.is_empty() => Actual::Listening,
+                (Ok(_), Some((_, error))) => Actual::Not(refusal(error)),
+                (Ok(_), None) => Actual::Idle,
+            };
+            Standing {
+                path,
+                actual,
+                subsystems,
+            }
+        };
+        let new: Vec<Standing> = plan.paths.into_iter().map(stand).collect();
+        let old = self.standings.replace(new.clone());
+        changes(on, &old, &new);
+        let before = self.unmatched.replace(plan.unmatched.clone());
+        for unmatched in plan.unmatched.iter().filter(|u| !before.contains(u)) {
+            warn!("{unmatched}; it is listened on when it is there");
+        }
+    }
+}
+
+/// What must not be started with.
+fn check(plan: &Plan) -> Result<(), ConfigError> {
+    let unmatched = plan.unmatched.iter().map(|unmatched| {
+        let listener = match unmatched {
+            Unmatched::None { listener, .. } | Unmatched::Several { listener, .. } => listener,
+        };
+        let text = unmatched.to_string();
+        let prefix = format!("listener \"{listener}\": ");
+        let cause = text.strip_prefix(&prefix).unwrap_or(&text).to_owned();
+        Problem::new(format!("listener \"{listener}\""), "nvmf.listener", cause)
+    });
+    let in_vain = plan.required_in_vain().map(|(path, lack)| {
+        let cause = format!(
+            "rdma = \"require\", and {} {} cannot be listened on over RDMA: {} ({})",
+            path.iface, path.ip, lack.reason, lack.evidence
+        );
+        let remedy = format!("{}; or use rdma = \"prefer\"", lack.remedy);
+        Problem::new(
+            format!("listener \"{}\"", path.listener),
+            "nvmf.listener",
+            cause,
+        )
+        .remedy(remedy)
+    });
+    let problems: Vec<Problem> = unmatched.chain(in_vain).collect();
+    match problems.is_empty() {
+        true => Ok(()),
+        false => Err(ConfigError { problems }),
+    }
+}
+
+/// As `nacre serve` would check on this machine.
+pub fn check_here(settings: &Settings) -> Result<(), ConfigError> {
+    check(&plan(&settings.nvmf.listeners(), &System::read(None)))
+}
+
+fn place(nqn: &str, path: &Path) -> Place {
+    (nqn.to_owned(), path.transport, path.ip, path.port)
+}
+
+fn call(nqn: &str, ana_reporting: bool, path: &Path, listener: Option<&Listener>) -> Value {
+    let family = if path.ip.is_ipv4() { "IPv4" } else { "IPv6" };
+    let mut params = json!({
+        "nqn": nqn,
+        "listen_address": {
+            "trtype": path.transport.trtype(),
+            "adrfam": family,
+            "traddr": path.ip.to_string(),
+            "trsvcid": path.port.to_string(),
+        },
+    });
+    if ana_reporting && path.ana.word() != "optimized" {
+        params["ana_state"] = path.ana.word().into();
+    }
+    if path.withheld {
+        params["withheld"] = true.into();
+    }
+    if let Ok(Some(chosen)) = &path.verdict {
+        params["options"]["fabric"] = match chosen.gid_kind {
+            GidKind::InfiniBand => "infiniband",
+            GidKind::RoceV1 => "roce",
+            GidKind::RoceV2 => "roce_v2",
+            GidKind::Iwarp => "iwarp",
+        }
+        .into();
+    }
+    let Some(listener) = listener else {
+        return params;
+    };
+    let options = [
+        (
+            "in_capsule_data_size",
+            listener.in_capsule_data_size.map(u64::from),
+        ),
+        ("max_queue_depth", listener.max_queue_depth.map(u64::from)),
+        ("tos", listener.tos.map(u64::from)),
+    ];
+    for (name, value) in options {
+        if let Some(value) = value {
+            params["options"][name] = value.into();
+        }
+    }
+    params
+}
+
+/// Why an address that seemed good was refused.
+fn refusal(error: &RpcError) -> Lack {
+    let again = || "it is tried again by itself".to_owned();
+    let (evidence, remedy) = match &error.data {
+        Some(facts) => (facts.cause.clone(), facts.remedy.clone()),
+        None => (error.message.clone(), None),
+    };
+    Lack {
+        reason: "refused",
+        evidence,
+        remedy: remedy.unwrap_or_else(again),
+    }
+}
+
+/// Log lines and events on what is different.
+fn changes(on: &Engine, old: &[Standing], new: &[Standing]) {
+    let same = |a: &Path, b: &Path| {
+        (&a.listener, a.ip, a.port, a.transport) == (&b.listener, b.ip, b.port, b.transport)
+    };
+    let words = |path: &Path| {
+        let transport = path.transport.trtype();
+        format!(
+            "listener \"{}\", {} {} port {}, {transport}",
+            path.listener, path.iface, path.ip, path.port
+        )
+    };
+    for now in new {
+        let before = old.iter().find(|s| same(&s.path, &now.path));
+        if before.is_some_and(|b| b.actual == now.actual) {
+            continue;
+        }
+        let what = words(&now.path);
+        match &now.actual {
+            Actual::Listening => {
+                info!(target: "nacre_engine::listeners", "{what}: listening");
+                if before.is_some() {
+                    on.notes.send("transport_restored", what);
+                }
+            }
+            Actual::Idle => info!("{what}: no subsystem is served there"),
+            Actual::Not(lack) => {
+                warn!("{what}: {lack}");
+                on.notes
+                    .send("transport_downgraded", format!("{what}: {}", lack.reason));
+            }
+        }
+    }
+    let there: BTreeSet<_> = new
+        .iter()
+        .map(|s| (&s.path.listener, s.path.ip, s.path.port, s.path.transport))
+        .collect();
+    for gone in old {
+        let path = &gone.path;
+        if there.contains(&(&path.listener, path.ip, path.port, path.transport)) {
+            continue;
+        }
+        let what = words(path);
+        warn!("{what}: not listening any more: the address is gone");
+        on.notes
+            .send("transport_downgraded", format!("{what}: no_address"));
+    }
+}
+
+/// Looks at the machine when it changed, and now and then.
+async fn follow(on: Rc<Engine>) {
+    let watch = match Watch::open() {
+        Ok(watch) => Some(watch),
+        Err(error) => {
+            warn!(%error, "changes of interfaces are not told; they are looked for every {LOOK:?}");
+            None
+        }
+    };
+    loop {
+        let listeners = &on.listeners;
+        let pause = match listeners.refused.borrow().is_empty() {
+            true => LOOK,
+            false => LOOK_AGAIN,
+        };
+        let told = async {
+            match &watch {
+                Some(watch) => watch.changed().await,
+                None => std::future::pending().await,
+            }
+        };
+        if let Ok(Err(error)) = tokio::time::timeout(pause, told).await {
+            warn!(%error, "changes of interfaces are not told any more");
+            tokio::time::sleep(pause).await;
+        }
+        if on.phase() >= crate::engine::Phase::Stopping || on.plane().is_err() {
+            return;
+        }
+        let plan = listeners.look(&on).await;
+        for (path, lack) in plan.required_in_vain() {
+            // A start with it would be refused; those who are connected are not sent away for it.
+            debug!("{} {}: required, and {lack}", path.listener, path.ip);
+        }
+        listeners.reconcile(&on, plan).await;
+    }
+}
+
+/// In words, for answers.
+pub fn wanted(path: &Path) -> &'static str {
+    match (path.wish, path.withheld) {
+        (_, true) => "withheld",
+        (None, _) => "listen",
+        (Some(RdmaWish::Require), _) => "require",
+        (Some(RdmaWish::Prefer | RdmaWish::Off), _) => "prefer",
+    }
+}

@@ -1,0 +1,326 @@
+//! What a listener amounts to on a machine as it is: which addresses, over which transports, and why
+//! not where not. Pure: nothing here asks the system.
+//!
+//! ```text
+//!   transports   rdma      capable   what becomes of an address
+//!   tcp          off       -         TCP
+//!   rdma, tcp    off       -         TCP
+//!   rdma, tcp    prefer    yes       RDMA and TCP
+//!   rdma, tcp    prefer    no        TCP; RDMA with the reason
+//!   rdma, tcp    require   no        no start; later: TCP, RDMA with the reason
+//!   rdma         prefer    no        nothing; RDMA with the reason
+//!   tcp_fallback = false             TCP listens, is not told to hosts, and refuses them
+//! ```
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::net::IpAddr;
+
+use nacre_rdma_link::{Chosen, Want};
+use serde::Serialize;
+
+use crate::config::listener::{AnaWish, Listener, RdmaWish, Selector, Transport};
+
+/// A network interface with the addresses that it has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Interface {
+    pub name: String,
+    pub mac: Option<[u8; 6]>,
+    pub addresses: Vec<IpAddr>,
+}
+
+/// Why a path cannot be had.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Lack {
+    /// The same word everywhere: `no_rdma_dev`, `port_down`, ….
+    pub reason: &'static str,
+    /// What was seen.
+    pub evidence: String,
+    /// What to type or to change.
+    pub remedy: String,
+}
+
+impl fmt::Display for Lack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}; {}", self.reason, self.evidence, self.remedy)
+    }
+}
+
+/// The machine, as far as listeners are concerned.
+pub trait Machine {
+    fn interfaces(&self) -> &[Interface];
+    /// The interfaces of an RDMA device; `None`: there is no such device.
+    fn interfaces_of(&self, device: &str) -> Option<Vec<String>>;
+    fn rdma_devices(&self) -> Vec<String>;
+    /// Whether an address can be listened on over RDMA.
+    fn rdma(&self, want: &Want) -> Result<Chosen, Lack>;
+}
+
+/// One address of a listener over one transport.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Path {
+    pub listener: String,
+    /// `*`: an address of every interface. `-`: of none here.
+    pub iface: String,
+    pub ip: IpAddr,
+    pub port: u16,
+    pub transport: Transport,
+    /// How much RDMA is wanted; TCP is always just wanted.
+    pub wish: Option<RdmaWish>,
+    pub ana: AnaWish,
+    pub withheld: bool,
+    /// With what it is listened on, of RDMA; or why it is not.
+    pub verdict: Result<Option<Chosen>, Lack>,
+}
+
+/// A selector that cannot be followed now.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unmatched {
+    #[error("listener \"{listener}\": no interface matches \"{selector}\"; have: {have}")]
+    None {
+        listener: String,
+        selector: String,
+        have: String,
+    },
+    #[error(
+        "listener \"{listener}\": {count} interfaces match \"{selector}\": {found}; choose by name: or ip:"
+    )]
+    Several {
+        listener: String,
+        selector: String,
+        count: usize,
+        found: String,
+    },
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Plan {
+    pub paths: Vec<Path>,
+    pub unmatched: Vec<Unmatched>,
+}
+
+impl Plan {
+    /// The paths over RDMA that must be and cannot.
+    pub fn required_in_vain(&self) -> impl Iterator<Item = (&Path, &Lack)> {
+        let required = |p: &&Path| p.wish == Some(RdmaWish::Require);
+        let all = self.paths.iter().filter(required);
+        all.filter_map(|path| Some((path, path.verdict.as_ref().err()?)))
+    }
+}
+
+/// What all listeners amount to. An address and port that two of them mean is the first one's.
+pub fn plan(listeners: &[Listener], machine: &dyn Machine) -> Plan {
+    let mut plan = Plan::default();
+    let mut seen = BTreeSet::new();
+    for listener in listeners {
+        for (iface, ip) in places(listener, machine, &mut plan.unmatched) {
+            for path in paths(listener, &iface, ip, machine) {
+                if seen.insert((path.ip, path.port, path.transport)) {
+                    plan.paths.push(path);
+                }
+            }
+        }
+    }
+    plan
+}
+
+/// Interfaces and addresses that a listener means.
+fn places(
+    listener: &Listener,
+    machine: &dyn Machine,
+    unmatched: &mut Vec<Unmatched>,
+) -> Vec<(String, IpAddr)> {
+    if listener.iface.is_empty() {
+        let of = machine
+            .interfaces()
+            .iter()
+            .find(|i| i.addresses.contains(&listener.address));
+        let iface = match of {
+            _ if listener.address.is_unspecified() => "*",
+            Some(interface) => &interface.name,
+            None => "-",
+        };
+        return vec![(iface.to_owned(), listener.address)];
+    }
+    let mut found = Vec::new();
+    for text in &listener.iface {
+        let Ok(selector) = text.parse::<Selector>() else {
+            // Refused when the configuration was read.
+            continue;
+        };
+        let here = matches(&selector, machine);
+        let interfaces: BTreeSet<&str> = here.iter().map(|(i, _)| i.as_str()).collect();
+        // Members of a bond have the bond's: which is meant cannot be known.
+        if matches!(selector, Selector::Mac(_)) && interfaces.len() > 1 {
+            unmatched.push(Unmatched::Several {
+                listener: listener.name.clone(),
+                selector: text.clone(),
+                count: interfaces.len(),
+                found: listed(here.iter().map(|(i, ip)| (i.as_str(), Some(*ip)))),
+            });
+        } else if here.is_empty() {
+            unmatched.push(Unmatched::None {
+                listener: listener.name.clone(),
+                selector: text.clone(),
+                have: have(&selector, machine),
+            });
+        } else {
+            found.extend(here);
+        }
+    }
+    found
+}
+
+fn matches(selector: &Selector, machine: &dyn Machine) -> Vec<(String, IpAddr)> {
+    let of_device = match selector {
+        Selector::Rdma(device) => machine.interfaces_of(device).unwrap_or_default(),
+        _ => Vec::new(),
+    };
+    let mut found = Vec::new();
+    for interface in machine.interfaces() {
+        for &ip in &interface.addresses {
+            // A link-local address needs a scope that no host knows.
+            let matched = !is_link_local(ip)
+                && match selector {
+                    Selector::Name(name) => *name == interface.name,
+                    Selector::Mac(mac) => interface.mac == Some(*mac),
+                    Selector::Ip(wanted) => wanted.to_canonical() == ip.to_canonical(),
+                    Selector::Subnet(net, length) => in_subnet(ip, *net, *length),
+                    Selector::Rdma(_) => of_device.contains(&interface.name),
+                };
+            if matched {
+                found.push((interface.name.clone(), ip));
+            }
+        }
+    }
+    found
+}
+
+/// What could have been chosen, in words.
+fn have(selector: &Selector, machine: &dyn Machine) -> String {
+    let interfaces = machine.interfaces().iter();
+    match selector {
+        Selector::Rdma(device) => match machine.interfaces_of(device) {
+            None => match machine.rdma_devices() {
+                devices if devices.is_empty() => "no RDMA devices".into(),
+                devices => devices.join(", "),
+            },
+            Some(of) => format!("{device} on {}, without an address", of.join(", ")),
+        },
+        Selector::Mac(_) => {
+            let text = |i: &Interface| match i.mac {
+                Some(mac) => format!("{} {}", i.name, mac_text(mac)),
+                None => i.name.clone(),
+            };
+            interfaces.map(text).collect::<Vec<_>>().join(", ")
+        }
+        _ => listed(interfaces.flat_map(|i| {
+            let shown = i.addresses.iter().filter(|ip| !is_link_local(**ip));
+            let addresses: Vec<_> = shown.map(|ip| (i.name.as_str(), Some(*ip))).collect();
+            match addresses.is_empty() {
+                true => vec![(i.name.as_str(), None)],
+                false => addresses,
+            }
+        })),
+    }
+}
+
+fn listed<'a>(all: impl Iterator<Item = (&'a str, Option<IpAddr>)>) -> String {
+    let text = |(name, ip): (&str, Option<IpAddr>)| match ip {
+        Some(ip) => format!("{name} {ip}"),
+        None => format!("{name} without an address"),
+    };
+    all.map(text).collect::<Vec<_>>().join(", ")
+}
+
+fn mac_text(mac: [u8; 6]) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
+}
+
+/// What becomes of one address.
+fn paths(listener: &Listener, iface: &str, ip: IpAddr, machine: &dyn Machine) -> Vec<Path> {
+    let path = |iface: &str, ip, transport, verdict| Path {
+        listener: listener.name.clone(),
+        iface: iface.to_owned(),
+        ip,
+        port: listener.port,
+        transport,
+        wish: (transport == Transport::Rdma).then_some(listener.rdma),
+        ana: listener.ana_of(transport),
+        withheld: transport == Transport::Tcp && !listener.tcp_fallback && listener.wants_rdma(),
+        verdict,
+    };
+    let mut all = Vec::new();
+    if listener.wants_rdma() {
+        if ip.is_unspecified() {
+            all.extend(
+                capable(listener, ip, machine)
+                    .map(|(iface, ip, chosen)| path(&iface, ip, Transport::Rdma, Ok(Some(chosen)))),
+            );
+            if all.is_empty() {
+                let lack = Lack {
+                    reason: "no_rdma_dev",
+                    evidence: format!("no address that {ip} stands for can be listened on"),
+                    remedy: "`nacre doctor --rdma` says why of each".into(),
+                };
+                all.push(path(iface, ip, Transport::Rdma, Err(lack)));
+            }
+        } else {
+            let verdict = machine.rdma(&want(listener, iface, ip)).map(Some);
+            all.push(path(iface, ip, Transport::Rdma, verdict));
+        }
+    }
+    if listener.uses(Transport::Tcp) {
+        all.push(path(iface, ip, Transport::Tcp, Ok(None)));
+    }
+    all
+}
+
+/// Over RDMA every address has to be bound by itself: those of a family that can be.
+fn capable<'a>(
+    listener: &'a Listener,
+    any: IpAddr,
+    machine: &'a dyn Machine,
+) -> impl Iterator<Item = (String, IpAddr, Chosen)> + 'a {
+    let all = machine
+        .interfaces()
+        .iter()
+        .flat_map(|i| i.addresses.iter().map(|ip| (&i.name, *ip)));
+    all.filter(move |(_, ip)| {
+        ip.is_ipv4() == any.is_ipv4() && !is_link_local(*ip) && !ip.is_loopback()
+    })
+    .filter_map(move |(iface, ip)| {
+        let chosen = machine.rdma(&want(listener, iface, ip)).ok()?;
+        Some((iface.clone(), ip, chosen))
+    })
+}
+
+fn want(listener: &Listener, iface: &str, ip: IpAddr) -> Want {
+    Want {
+        device: listener.rdma_device.clone(),
+        port: listener.rdma_port,
+        gid_index: listener.rdma_gid_index,
+        allow_software: listener.allow_software,
+        ..Want::new(iface, ip)
+    }
+}
+
+pub fn is_link_local(ip: IpAddr) -> bool {
+    matches!(ip, IpAddr::V6(v6) if v6.segments()[0] & 0xffc0 == 0xfe80)
+}
+
+fn in_subnet(ip: IpAddr, net: IpAddr, length: u8) -> bool {
+    let same = |a: u128, b: u128, width: u8| {
+        let drop = u32::from(width.saturating_sub(length));
+        a.checked_shr(drop).unwrap_or(0) == b.checked_shr(drop).unwrap_or(0)
+    };
+    match (ip, net) {
+        (IpAddr::V4(ip), IpAddr::V4(net)) => same(ip.to_bits().into(), net.to_bits().into(), 32),
+        (IpAddr::V6(ip), IpAddr::V6(net)) => same(ip.to_bits(), net.to_bits(), 128),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;

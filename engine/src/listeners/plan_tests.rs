@@ -1,0 +1,325 @@
+//! Goal: the whole decision table, without a machine. Method: machines made of lists.
+
+use std::collections::BTreeMap;
+
+use nacre_rdma_link::GidKind;
+
+use super::*;
+use crate::config::listener::Ana;
+
+/// Interfaces, devices by interface, and addresses that a device can be had on.
+#[derive(Default)]
+struct Fake {
+    interfaces: Vec<Interface>,
+    devices: BTreeMap<&'static str, &'static str>,
+    capable: BTreeSet<IpAddr>,
+}
+
+impl Machine for Fake {
+    fn interfaces(&self) -> &[Interface] {
+        &self.interfaces
+    }
+
+    fn interfaces_of(&self, device: &str) -> Option<Vec<String>> {
+        let of = self.devices.iter().filter(|(_, d)| **d == device);
+        let names: Vec<String> = of.map(|(iface, _)| (*iface).to_owned()).collect();
+        (!names.is_empty()).then_some(names)
+    }
+
+    fn rdma_devices(&self) -> Vec<String> {
+        self.devices.values().map(|d| (*d).to_owned()).collect()
+    }
+
+    fn rdma(&self, want: &Want) -> Result<Chosen, Lack> {
+        let lack = |reason| Lack {
+            reason,
+            evidence: "seen".into(),
+            remedy: "do".into(),
+        };
+        let device = self.devices.get(want.netdev.as_str());
+        let device = device.ok_or_else(|| lack("no_rdma_dev"))?;
+        if !self.capable.contains(&want.ip) {
+            return Err(lack("no_gid_for_ip"));
+        }
+        if want.device.as_ref().is_some_and(|d| d != device) {
+            return Err(lack("no_rdma_dev"));
+        }
+        Ok(Chosen {
+            device: (*device).to_owned(),
+            port: 1,
+            gid_index: want.gid_index.unwrap_or(0),
+            gid_kind: GidKind::RoceV2,
+            software: true,
+        })
+    }
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn interface(name: &str, last: u8, addresses: &[&str]) -> Interface {
+    Interface {
+        name: name.into(),
+        mac: Some([2, 0, 0x5e, 0, 0x53, last]),
+        addresses: addresses.iter().map(|a| ip(a)).collect(),
+    }
+}
+
+/// lo; eth0 with RDMA on both addresses; eth1 with a device and no GID; eth2 without either; eth3
+/// without an address. eth2 and bond0 share a MAC address.
+fn machine() -> Fake {
+    Fake {
+        interfaces: vec![
+            interface("lo", 0, &["127.0.0.1", "::1"]),
+            interface("eth0", 1, &["10.0.0.4", "fd00::4", "fe80::4"]),
+            interface("eth1", 2, &["10.0.1.4"]),
+            interface("eth2", 3, &["10.0.2.4"]),
+            interface("bond0", 3, &["10.0.3.4"]),
+            interface("eth3", 4, &[]),
+        ],
+        devices: BTreeMap::from([("eth0", "rxe0"), ("eth1", "rxe1")]),
+        capable: BTreeSet::from([ip("10.0.0.4"), ip("fd00::4")]),
+    }
+}
+
+fn on(iface: &[&str]) -> Listener {
+    Listener {
+        name: "data".into(),
+        iface: iface.iter().map(|s| (*s).to_owned()).collect(),
+        ..Listener::default()
+    }
+}
+
+/// `eth0 10.0.0.4 RDMA`, or with the reason: `eth1 10.0.1.4 RDMA no_gid_for_ip`.
+fn shown(plan: &Plan) -> Vec<String> {
+    let one = |p: &Path| {
+        let mut text = format!("{} {} {}", p.iface, p.ip, p.transport.trtype());
+        if let Err(lack) = &p.verdict {
+            text = format!("{text} {}", lack.reason);
+        }
+        if p.withheld {
+            text += " withheld";
+        }
+        text
+    };
+    plan.paths.iter().map(one).collect()
+}
+
+fn planned(listener: Listener) -> Plan {
+    plan(&[listener], &machine())
+}
+
+#[test]
+fn the_decision_table() {
+    use RdmaWish::{Off, Prefer, Require};
+    let (tcp, rdma) = (Transport::Tcp, Transport::Rdma);
+    for (transports, wish, iface, paths, in_vain) in [
+        (&[tcp][..], Off, "eth0", &["eth0 10.0.0.4 TCP"][..], 0),
+        (&[rdma, tcp], Off, "eth0", &["eth0 10.0.0.4 TCP"], 0),
+        (
+            &[rdma, tcp],
+            Prefer,
+            "eth0",
+            &["eth0 10.0.0.4 RDMA", "eth0 10.0.0.4 TCP"],
+            0,
+        ),
+        (
+            &[rdma, tcp],
+            Prefer,
+            "eth1",
+            &["eth1 10.0.1.4 RDMA no_gid_for_ip", "eth1 10.0.1.4 TCP"],
+            0,
+        ),
+        (
+            &[rdma, tcp],
+            Prefer,
+            "eth2",
+            &["eth2 10.0.2.4 RDMA no_rdma_dev", "eth2 10.0.2.4 TCP"],
+            0,
+        ),
+        (
+            &[rdma, tcp],
+            Require,
+            "eth2",
+            &["eth2 10.0.2.4 RDMA no_rdma_dev", "eth2 10.0.2.4 TCP"],
+            1,
+        ),
+        (&[rdma], Require, "eth0", &["eth0 10.0.0.4 RDMA"], 0),
+        (
+            &[rdma],
+            Prefer,
+            "eth1",
+            &["eth1 10.0.1.4 RDMA no_gid_for_ip"],
+            0,
+        ),
+    ] {
+        let address = match iface {
+            "eth0" => "10.0.0.4",
+            "eth1" => "10.0.1.4",
+            _ => "10.0.2.4",
+        };
+        let listener = Listener {
+            transports: transports.to_vec(),
+            rdma: wish,
+            ..on(&[&format!("ip:{address}")])
+        };
+        let plan = planned(listener);
+        assert_eq!(shown(&plan), paths, "{transports:?} {wish} {iface}");
+        assert_eq!(plan.required_in_vain().count(), in_vain, "{wish} {iface}");
+        assert_eq!(plan.unmatched, []);
+    }
+}
+
+#[test]
+fn every_kind_of_selector() {
+    let all_of_eth0 = &["eth0 10.0.0.4 TCP", "eth0 fd00::4 TCP"][..];
+    for (selectors, paths) in [
+        // Link-local addresses are nobody's to connect to.
+        (&["name:eth0"][..], all_of_eth0),
+        (&["mac:02:00:5e:00:53:01"], all_of_eth0),
+        (&["rdma:rxe0"], all_of_eth0),
+        (&["ip:fd00::4"], &["eth0 fd00::4 TCP"]),
+        (&["ip:10.0.1.4"], &["eth1 10.0.1.4 TCP"]),
+        (
+            &["subnet:10.0.0.0/23"],
+            &["eth0 10.0.0.4 TCP", "eth1 10.0.1.4 TCP"],
+        ),
+        (&["subnet:fd00::/64"], &["eth0 fd00::4 TCP"]),
+        (
+            &["subnet:0.0.0.0/0"],
+            &[
+                "lo 127.0.0.1 TCP",
+                "eth0 10.0.0.4 TCP",
+                "eth1 10.0.1.4 TCP",
+                "eth2 10.0.2.4 TCP",
+                "bond0 10.0.3.4 TCP",
+            ],
+        ),
+        // What two selectors mean is listened on once.
+        (
+            &["name:eth1", "ip:10.0.1.4", "name:eth2"],
+            &["eth1 10.0.1.4 TCP", "eth2 10.0.2.4 TCP"],
+        ),
+    ] {
+        let plan = planned(on(selectors));
+        assert_eq!(shown(&plan), paths, "{selectors:?}");
+        assert_eq!(plan.unmatched, [], "{selectors:?}");
+    }
+}
+
+#[test]
+fn what_matches_nothing_says_what_there_is() {
+    let have = "lo 127.0.0.1, lo ::1, eth0 10.0.0.4, eth0 fd00::4, eth1 10.0.1.4, eth2 10.0.2.4, \
+                bond0 10.0.3.4, eth3 without an address";
+    for (selector, said) in [
+        ("name:eth9", format!("no interface matches \"name:eth9\"; have: {have}")),
+        ("name:eth3", format!("no interface matches \"name:eth3\"; have: {have}")),
+        ("subnet:192.168.0.0/16", format!("no interface matches \"subnet:192.168.0.0/16\"; have: {have}")),
+        ("rdma:mlx5_0", "no interface matches \"rdma:mlx5_0\"; have: rxe0, rxe1".into()),
+        (
+            "mac:02:00:5e:00:53:03",
+            "2 interfaces match \"mac:02:00:5e:00:53:03\": eth2 10.0.2.4, bond0 10.0.3.4; choose by name: or ip:".into(),
+        ),
+    ] {
+        let plan = planned(on(&[selector, "name:eth1"]));
+        let texts: Vec<String> = plan.unmatched.iter().map(ToString::to_string).collect();
+        assert_eq!(texts, [format!("listener \"data\": {said}")]);
+        assert_eq!(shown(&plan), ["eth1 10.0.1.4 TCP"], "the rest stands");
+    }
+    let mac = planned(on(&["mac:00:00:00:00:00:09"])).unmatched[0].to_string();
+    assert!(
+        mac.contains("have: lo 02:00:5e:00:53:00, eth0 02:00:5e:00:53:01"),
+        "{mac}"
+    );
+    let bare = plan(&[on(&["rdma:rxe0"])], &Fake::default());
+    assert!(
+        bare.unmatched[0]
+            .to_string()
+            .ends_with("have: no RDMA devices")
+    );
+}
+
+#[test]
+fn without_a_fallback_tcp_is_withheld() {
+    let listener = Listener {
+        rdma: RdmaWish::Prefer,
+        tcp_fallback: false,
+        ..on(&["ip:10.0.0.4"])
+    };
+    let plan = planned(listener);
+    assert_eq!(
+        shown(&plan),
+        ["eth0 10.0.0.4 RDMA", "eth0 10.0.0.4 TCP withheld"]
+    );
+}
+
+#[test]
+fn any_address_stands_for_those_that_can() {
+    let listener = |address: &str| Listener {
+        name: "any".into(),
+        address: ip(address),
+        rdma: RdmaWish::Require,
+        ..Listener::default()
+    };
+    assert_eq!(
+        shown(&planned(listener("0.0.0.0"))),
+        ["eth0 10.0.0.4 RDMA", "* 0.0.0.0 TCP"]
+    );
+    assert_eq!(
+        shown(&planned(listener("::"))),
+        ["eth0 fd00::4 RDMA", "* :: TCP"]
+    );
+    let none = plan(&[listener("0.0.0.0")], &Fake::default());
+    assert_eq!(
+        shown(&none),
+        ["* 0.0.0.0 RDMA no_rdma_dev", "* 0.0.0.0 TCP"]
+    );
+    assert_eq!(none.required_in_vain().count(), 1);
+    assert_eq!(
+        shown(&planned(listener("192.0.2.1"))),
+        ["- 192.0.2.1 RDMA no_rdma_dev", "- 192.0.2.1 TCP"]
+    );
+}
+
+#[test]
+fn pins_and_states_are_passed_on() {
+    let listener = Listener {
+        rdma: RdmaWish::Prefer,
+        rdma_device: Some("rxe1".into()),
+        ..on(&["ip:10.0.0.4"])
+    };
+    let plan = planned(listener.clone());
+    assert_eq!(shown(&plan)[0], "eth0 10.0.0.4 RDMA no_rdma_dev");
+    let listener = Listener {
+        rdma_device: None,
+        rdma_gid_index: Some(7),
+        ana: Ana {
+            rdma: AnaWish::NonOptimized,
+            tcp: AnaWish::Inaccessible,
+        },
+        ..listener
+    };
+    let plan = planned(listener);
+    let chosen = plan.paths[0].verdict.clone().unwrap().unwrap();
+    assert_eq!((chosen.device.as_str(), chosen.gid_index), ("rxe0", 7));
+    let states: Vec<AnaWish> = plan.paths.iter().map(|p| p.ana).collect();
+    assert_eq!(states, [AnaWish::NonOptimized, AnaWish::Inaccessible]);
+}
+
+#[test]
+fn two_listeners_on_one_address_are_the_first_one() {
+    let mut second = on(&["ip:10.0.1.4"]);
+    second.name = "second".into();
+    let other_port = Listener {
+        port: 4421,
+        ..second.clone()
+    };
+    let plan = plan(&[on(&["name:eth1"]), second, other_port], &machine());
+    let names: Vec<(&str, u16)> = plan
+        .paths
+        .iter()
+        .map(|p| (p.listener.as_str(), p.port))
+        .collect();
+    assert_eq!(names, [("data", 4420), ("second", 4421)]);
+}

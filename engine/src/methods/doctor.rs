@@ -1,0 +1,94 @@
+//! `doctor_run`, our own: the daemon's own view of what serving needs.
+
+use std::net::IpAddr;
+use std::rc::Rc;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use crate::doctor::{Report, Scope, System, examine};
+use crate::engine::Engine;
+use crate::rpc::{Effect, Method, Registry, RpcError};
+
+pub fn register(registry: &mut Registry<Engine>) {
+    registry.add::<Run>();
+}
+
+struct Run;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct RunParams {
+    /// RDMA is wanted: its absence is a failure.
+    #[serde(default)]
+    rdma: bool,
+    /// Where it shall listen: `name:eth0`, `ip:192.0.2.1`, `subnet:192.0.2.0/24`, `mac:…`, `rdma:mlx5_0`.
+    #[serde(default)]
+    listeners: Vec<String>,
+    /// Another machine that must be reached.
+    #[serde(default)]
+    peer: Option<IpAddr>,
+    /// NVMe's port there, 4420 unless given.
+    #[serde(default)]
+    port: u16,
+}
+
+impl Method<Engine> for Run {
+    const NAME: &'static str = "doctor_run";
+    const ABOUT: &'static str = "Checks the machine for what serving needs, as the daemon sees it: status, evidence and \
+                                 remedy of each check.";
+    const EFFECT: Effect = Effect::Waits;
+    type Params = RunParams;
+    type Reply = Report;
+
+    async fn apply(params: RunParams, on: Rc<Engine>) -> Result<Report, RpcError> {
+        let plane = on.plane()?;
+        let scope = Scope {
+            rdma: params.rdma,
+            listeners: params.listeners,
+            peer: params.peer,
+            port: params.port,
+            memory: on.settings.memory.size_mb << 20,
+            memory_had: plane.memory.clone(),
+        };
+        // Files, libraries and the network may be slow; the management plane is not to be.
+        let report = tokio::task::spawn_blocking(move || {
+            let system = System::real();
+            let mut scope = scope;
+            // What is registered is not to be registered again.
+            scope.memory = scope
+                .memory
+                .saturating_sub(system.environment.memlock.pinned);
+            examine(&system, &scope)
+        });
+        report
+            .await
+            .map_err(|error| RpcError::internal(format!("the checks did not end: {error}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::methods::testing::bench;
+
+    #[test]
+    fn the_daemon_examines_its_machine() {
+        let bench = bench();
+        let report = bench.call(
+            "doctor_run",
+            json!({ "listeners": ["name:none-such", "ip:127.0.0.1"] }),
+        );
+        let findings = report["findings"].as_array().expect("findings");
+        let of = |id: &str| -> Vec<&str> {
+            let of = findings.iter().filter(|f| f["id"] == id);
+            of.filter_map(|f| f["status"].as_str()).collect()
+        };
+        assert_eq!(of("net.iface.exists"), ["FAIL", "PASS"]);
+        // The daemon has its memory, and says which pages it got.
+        assert_eq!(of("mem.hugepages"), ["PASS"]);
+        assert!(report["failed"].as_u64() >= Some(1));
+        bench.refused("doctor_run", json!({ "listener": [] }));
+    }
+}

@@ -1,0 +1,159 @@
+//! `nvmf_get_listeners`: where hosts connect, what was wanted there, what is, and why not.
+
+use std::rc::Rc;
+
+use nacre_nvmf::transport::Address;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::address::AddressReply;
+use super::check_target;
+use crate::config::listener::Transport;
+use crate::engine::Engine;
+use crate::listeners::{self, Actual, Standing};
+use crate::plane::Plane;
+use crate::rpc::{Method, Registry, RpcError};
+
+pub(super) fn register(registry: &mut Registry<Engine>) {
+    registry.add::<Get>();
+}
+
+struct Get;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct GetParams {
+    tgt_name: Option<String>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct ListenerReply {
+    /// Its name in the configuration file; null: added by RPC.
+    listener: Option<String>,
+    /// The interface of the address; `*`: all.
+    iface: Option<String>,
+    address: AddressReply,
+    /// `listen`, `prefer`, `require`, or `withheld` (hosts are refused: tcp_fallback is false).
+    wanted: &'static str,
+    /// `listening`, `idle` (no subsystem is served there) or `absent`.
+    actual: &'static str,
+    /// Why it is not listening: `no_rdma_dev`, `port_down`, `no_gid_for_ip`, `unsupported_link`,
+    /// `no_uverbs`, `no_rdma_cm`, `memlock`, `no_transport`, `no_subsystem` or `refused`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    evidence: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    remedy: Option<String>,
+    /// What RDMA is done with there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rdma: Option<RdmaReply>,
+    subsystems: Vec<String>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct RdmaReply {
+    device: String,
+    port: u8,
+    gid_index: u16,
+    /// soft-RoCE or soft-iWARP.
+    software: bool,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct GetReply {
+    listeners: Vec<ListenerReply>,
+    /// What the configuration file selects and the machine does not have now.
+    unmatched: Vec<String>,
+}
+
+impl Method<Engine> for Get {
+    const NAME: &'static str = "nvmf_get_listeners";
+    const ABOUT: &'static str = "Lists where hosts can connect: what is wanted on every address, what is there, and why not where not.";
+    type Params = GetParams;
+    type Reply = GetReply;
+
+    async fn apply(params: GetParams, on: Rc<Engine>) -> Result<GetReply, RpcError> {
+        check_target(params.tgt_name.as_deref())?;
+        let plane = on.plane()?;
+        let standings = on.listeners.standings();
+        let by_rpc = added_by_rpc(&plane, &standings);
+        let unmatched = on.listeners.unmatched();
+        Ok(GetReply {
+            listeners: standings.into_iter().map(describe).chain(by_rpc).collect(),
+            unmatched: unmatched.iter().map(ToString::to_string).collect(),
+        })
+    }
+}
+
+fn describe(standing: Standing) -> ListenerReply {
+    let Standing {
+        path,
+        actual,
+        subsystems,
+    } = standing;
+    let address = Address::Ip((path.ip, path.port).into());
+    let kind = match path.transport {
+        Transport::Tcp => nacre_nvmf::transport::TransportType::Tcp,
+        Transport::Rdma => nacre_nvmf::transport::TransportType::Rdma,
+    };
+    let reason = Some(actual.reason()).filter(|reason| !reason.is_empty());
+    let word = actual.word();
+    let (evidence, remedy) = match actual {
+        Actual::Not(lack) => (Some(lack.evidence), Some(lack.remedy)),
+        Actual::Listening | Actual::Idle => (None, None),
+    };
+    ListenerReply {
+        wanted: listeners::wanted(&path),
+        listener: Some(path.listener),
+        iface: Some(path.iface),
+        address: AddressReply::new(kind, &address),
+        actual: word,
+        reason,
+        evidence,
+        remedy,
+        rdma: path.verdict.ok().flatten().map(|chosen| RdmaReply {
+            device: chosen.device,
+            port: chosen.port,
+            gid_index: chosen.gid_index,
+            software: chosen.software,
+        }),
+        subsystems,
+    }
+}
+
+/// The addresses that subsystems listen on and that are not the file's.
+fn added_by_rpc(plane: &Plane, standings: &[Standing]) -> Vec<ListenerReply> {
+    let declared = |kind: &str, address: &Address| {
+        standings.iter().any(|s| {
+            let place = Address::Ip((s.path.ip, s.path.port).into());
+            s.path.transport.trtype() == kind && place == *address
+        })
+    };
+    let mut all: Vec<ListenerReply> = Vec::new();
+    for subsystem in plane.target.subsystems() {
+        let nqn = subsystem.nqn().to_string();
+        for listener in subsystem.listeners() {
+            if declared(&listener.transport.to_string(), &listener.address) {
+                continue;
+            }
+            let address = AddressReply::new(listener.transport, &listener.address);
+            match all.iter_mut().find(|l| l.address == address) {
+                Some(known) => known.subsystems.push(nqn.clone()),
+                None => all.push(ListenerReply {
+                    listener: None,
+                    iface: None,
+                    address,
+                    wanted: "listen",
+                    actual: "listening",
+                    reason: None,
+                    evidence: None,
+                    remedy: None,
+                    rdma: None,
+                    subsystems: vec![nqn.clone()],
+                }),
+            }
+        }
+    }
+    all
+}

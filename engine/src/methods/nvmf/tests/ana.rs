@@ -1,0 +1,222 @@
+//! Goal: the states of paths are set, shown, kept and given back as SPDK's tools expect, and what the
+//! file declares about listeners is what there is.
+
+use serde_json::{Value, json};
+
+use super::super::super::testing::{Bench, bench};
+use super::{NQN, address, durable, events, listen, malloc, namespace, ports, subsystem};
+use crate::config::load_text;
+
+const SET: &str = "nvmf_subsystem_listener_set_ana_state";
+
+fn reporting(bench: &Bench, nqn: &str) {
+    bench.call(
+        "nvmf_create_subsystem",
+        json!({ "nqn": nqn, "allow_any_host": true, "ana_reporting": true, "max_namespaces": 3 }),
+    );
+}
+
+fn states(bench: &Bench) -> Vec<Vec<String>> {
+    let all = bench.call("nvmf_subsystem_get_listeners", json!({ "nqn": NQN }));
+    let word = |s: &Value| s["ana_state"].as_str().unwrap().to_owned();
+    let of = |l: &Value| {
+        l["ana_states"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(word)
+            .collect()
+    };
+    all.as_array().unwrap().iter().map(of).collect()
+}
+
+fn set(bench: &Bench, port: u16, state: &str, group: Option<u32>) {
+    let mut params =
+        json!({ "nqn": NQN, "listen_address": address(&port.to_string()), "ana_state": state });
+    if let Some(group) = group {
+        params["anagrpid"] = group.into();
+    }
+    assert_eq!(bench.call(SET, params), true);
+}
+
+/// What was set is shown group by group, told as an event, and there again after a restart, of one
+/// group and of all.
+#[test]
+fn states_are_shown_and_survive() {
+    let dir = tempfile::tempdir().unwrap();
+    let port = {
+        let bench = durable(dir.path());
+        reporting(&bench, NQN);
+        let port = listen(&bench, NQN);
+        assert_eq!(states(&bench), [["optimized"; 3]]);
+        set(&bench, port, "inaccessible", Some(2));
+        set(&bench, port, "non_optimized", None);
+        assert_eq!(states(&bench), [["non_optimized"; 3]], "all are all");
+        set(&bench, port, "persistent_loss", Some(3));
+        set(&bench, port, "change", Some(1));
+        assert_eq!(events(&bench, "nvmf_ana_change"), [NQN; 4]);
+        let other = json!({ "nqn": NQN, "listen_address": address(&port.to_string()), "ana_state": "optimized", "anagrpid": 4 });
+        let refused = bench.refused(SET, other);
+        assert_eq!(refused.data.unwrap().field.as_deref(), Some("anagrpid"));
+        port
+    };
+    let bench = durable(dir.path());
+    assert_eq!(
+        states(&bench),
+        [["change", "non_optimized", "persistent_loss"]]
+    );
+    // Saved for SPDK's own loader, the listener comes before what was set about it.
+    let config = bench.call("framework_get_config", json!({ "name": "nvmf" }));
+    let calls: Vec<&str> = config
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|c| c["method"].as_str())
+        .collect();
+    let at = |method: &str| calls.iter().position(|c| *c == method).unwrap();
+    assert!(at("nvmf_subsystem_add_listener") < at(SET), "{calls:?}");
+    assert_eq!(calls.iter().filter(|c| **c == SET).count(), 3);
+
+    let listener = json!({ "nqn": NQN, "listen_address": address(&port.to_string()) });
+    bench.call("nvmf_subsystem_remove_listener", listener.clone());
+    bench.call("nvmf_subsystem_add_listener", listener);
+    assert_eq!(
+        states(&bench),
+        [["optimized"; 3]],
+        "nothing is left of a listener that was removed"
+    );
+}
+
+/// A listener has its state from the start, and options that its transport has not.
+#[test]
+fn a_listener_begins_as_it_is_to_be() {
+    let bench = bench();
+    reporting(&bench, NQN);
+    malloc(&bench, "ram", None);
+    namespace(&bench, NQN, "ram");
+    let params = json!({
+        "nqn": NQN, "listen_address": address("0"), "ana_state": "inaccessible",
+        "options": { "in_capsule_data_size": 16384, "max_queue_depth": 32, "tos": 104 },
+    });
+    bench.call("nvmf_subsystem_add_listener", params);
+    assert_eq!(states(&bench), [["inaccessible"; 3]]);
+    let config = bench.call("framework_get_config", json!({ "name": "nvmf" }));
+    let added = config
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|c| c["method"] == "nvmf_subsystem_add_listener")
+        .unwrap();
+    assert_eq!(added["params"]["ana_state"], "inaccessible");
+    assert_eq!(added["params"]["options"]["tos"], 104);
+    let all = bench.call("nvmf_get_listeners", json!(null));
+    assert_eq!(all["listeners"][0]["actual"], "listening");
+    assert_eq!(all["listeners"][0]["subsystems"], json!([NQN]));
+    assert_eq!(all["listeners"][0]["listener"], Value::Null);
+}
+
+fn declared(text: &str) -> crate::config::Settings {
+    load_text(Some(("nacre.toml", text)), [], &[])
+        .unwrap_or_else(|e| panic!("{e}"))
+        .settings
+}
+
+/// A port that is free now; the file has to name one.
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port()
+}
+
+/// The file's listener: RDMA is wanted and not there, with its reason; TCP is the second choice, or
+/// withheld. What RPC sets about it stands after a restart.
+#[test]
+fn the_files_listeners_say_what_became_of_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let port = free_port();
+    let text = format!(
+        "[[nvmf.listener]]\nname = \"data\"\niface = [\"name:lo\", \"ip:127.0.0.1\"]\nport = {port}\nrdma = \"prefer\"\n\
+         [[nvmf.subsystem]]\nnqn = \"{NQN}\"\nallow_any_host = true\n"
+    );
+    let open = || Some(crate::store::Store::open(dir.path()).unwrap());
+    {
+        let bench = Bench::with(declared(&text), open());
+        let all = bench.call("nvmf_get_listeners", json!(null));
+        let of = |trtype: &str| {
+            let listeners = all["listeners"].as_array().unwrap();
+            let is = |l: &&Value| {
+                l["address"]["trtype"] == trtype && l["address"]["traddr"] == "127.0.0.1"
+            };
+            listeners.iter().find(is).unwrap().clone()
+        };
+        let (tcp, rdma) = (of("TCP"), of("RDMA"));
+        assert_eq!(
+            (&tcp["wanted"], &tcp["actual"], &tcp["iface"]),
+            (&json!("listen"), &json!("listening"), &json!("lo")),
+            "{tcp}"
+        );
+        assert_eq!(
+            (&rdma["wanted"], &rdma["actual"], &rdma["reason"]),
+            (&json!("prefer"), &json!("absent"), &json!("no_rdma_dev")),
+            "{rdma}"
+        );
+        assert!(
+            rdma["remedy"]
+                .as_str()
+                .unwrap()
+                .contains("nacre rdma rxe add")
+        );
+        let told = events(&bench, "transport_downgraded");
+        assert!(
+            told.iter()
+                .any(|t| t.contains("127.0.0.1") && t.ends_with("RDMA: no_rdma_dev")),
+            "{told:?}"
+        );
+        assert!(ports(&bench, NQN).contains(&port.to_string()));
+        assert_eq!(states(&bench)[0][0], "non_optimized");
+        set(&bench, port, "inaccessible", None);
+        let metrics = bench.call("metrics_get", json!(null)).to_string();
+        assert!(metrics.contains("no_rdma_dev"), "{metrics}");
+    }
+    let bench = Bench::with(declared(&text), open());
+    assert_eq!(
+        states(&bench)[0][0],
+        "inaccessible",
+        "set by RPC, and kept for the file's listener"
+    );
+    drop(bench);
+    let withheld = text.replace(
+        "rdma = \"prefer\"",
+        "rdma = \"prefer\"\ntcp_fallback = false",
+    );
+    let bench = Bench::with(declared(&withheld), None);
+    let listeners = bench.call("nvmf_subsystem_get_listeners", json!({ "nqn": NQN }));
+    assert_eq!(listeners[0]["withheld"], true);
+}
+
+/// What cannot be good is refused before anything is served.
+#[test]
+fn a_start_that_would_be_wrong_is_refused() {
+    let port = free_port();
+    for (listener, said) in [
+        (
+            "iface = [\"name:eth99\"]",
+            "listener \"default\": no interface matches \"name:eth99\"; have: ",
+        ),
+        (
+            "iface = [\"name:lo\"]\nrdma = \"require\"",
+            "listener \"default\": rdma = \"require\", and lo 127.0.0.1 cannot be listened on over RDMA: no_rdma_dev",
+        ),
+    ] {
+        let text = format!("[[nvmf.listener]]\nport = {port}\n{listener}\n");
+        let bench = Bench::waiting_with(declared(&text));
+        let error = bench.run(crate::daemon::init(&bench.engine)).unwrap_err();
+        assert!(error.to_string().contains(said), "{error}");
+    }
+    // And nothing of that concerns subsystems that RPC makes.
+    let bench = bench();
+    subsystem(&bench, NQN);
+    assert_eq!(ports(&bench, NQN), [] as [String; 0]);
+}

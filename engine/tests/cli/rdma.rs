@@ -1,0 +1,82 @@
+//! The commands that look at the machine: whatever it has, they say it in two forms and end with the right code.
+
+use serde_json::Value;
+
+use super::fake::nacre;
+
+fn nowhere() -> &'static std::path::Path {
+    std::path::Path::new("/nonexistent")
+}
+
+#[test]
+fn the_doctor_fails_when_a_check_does() {
+    let well = nacre(
+        "doctor --listener ip:127.0.0.1 --memory 4KiB --json",
+        nowhere(),
+    );
+    let sick = nacre("doctor --listener name:none-such --json", nowhere());
+    for (outcome, status) in [(&well, "PASS"), (&sick, "FAIL")] {
+        let report: Value = serde_json::from_str(&outcome.out).expect("JSON, whatever was found");
+        let findings = report["findings"].as_array().expect("findings");
+        let failed = findings.iter().filter(|f| f["status"] == "FAIL").count();
+        assert_eq!(report["failed"], failed);
+        assert_eq!(outcome.code, i32::from(failed > 0), "{outcome:?}");
+        let exists = findings.iter().find(|f| f["id"] == "net.iface.exists");
+        assert_eq!(exists.expect("it was asked for")["status"], status);
+        for finding in findings {
+            let bad = finding["status"] == "FAIL" || finding["status"] == "WARN";
+            assert_eq!(finding["remedy"].is_string(), bad, "{finding}");
+        }
+    }
+    let table = nacre("doctor --listener name:none-such", nowhere());
+    assert!(
+        table
+            .out
+            .contains("FAIL  net.iface.exists [name:none-such]: no interface matches"),
+        "{table:?}"
+    );
+    // How many depends on the machine.
+    assert!(table.err.contains(" failed"), "{table:?}");
+}
+
+#[test]
+fn devices_are_those_of_the_kernel() {
+    let kernel = std::fs::read_dir("/sys/class/infiniband").map_or(0, Iterator::count);
+    let devices = nacre("rdma devices --json", nowhere()).json();
+    assert_eq!(devices.as_array().map(Vec::len), Some(kernel));
+    let error = nacre("rdma gids none-such", nowhere()).failed(1);
+    assert!(error.starts_with("error: there is no RDMA device \"none-such\"; have: "));
+    let error = nacre("rdma rxe del none-such", nowhere()).failed(1);
+    assert!(error.starts_with("error: there is no RDMA device \"none-such\"; have: "));
+    assert_eq!(nacre("rdma counters --watch 0", nowhere()).code, 2);
+}
+
+#[test]
+fn needs_are_told() {
+    let need = nacre(
+        "rdma size --hosts 1 --queues 4 --depth 128 --json",
+        nowhere(),
+    )
+    .json();
+    assert_eq!(need["queue_pairs"], 5);
+    assert_eq!(need["cqes"], 3 * (4 * 128 + 32));
+    assert_eq!(need["exceeded"], serde_json::json!([]));
+}
+
+#[test]
+fn connecting_can_be_tried_dry() {
+    let printed = nacre(
+        "connect [::1]:4421 -n nqn.2026-01.io.nacre:v --transport tcp --dry-run",
+        nowhere(),
+    )
+    .printed();
+    assert_eq!(
+        printed,
+        "modprobe nvme-tcp\nnvme connect -t tcp -a ::1 -s 4421 -n nqn.2026-01.io.nacre:v\n"
+    );
+    let both = "connect ::1 -n nqn.2026-01.io.nacre:v --transport rdma --fallback tcp --dry-run";
+    let lines = nacre(both, nowhere()).printed();
+    let commands: Vec<&str> = lines.lines().filter(|l| l.starts_with("nvme ")).collect();
+    assert_eq!(commands.len(), 2, "{lines}");
+    assert!(commands[0].contains("-t rdma") && commands[1].contains("-t tcp"));
+}

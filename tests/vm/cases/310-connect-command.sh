@@ -1,0 +1,44 @@
+# limit: 300
+# `nacre connect`: over RDMA or TCP by the way to the target, with the commands it runs and the causes of failures.
+nacre_only "its own command"
+serve 64
+cleanup_rdma() { ip link del nacrerdma >/dev/null 2>&1 || true; }
+trap cleanup_rdma EXIT
+
+step "no RDMA on the way: TCP, and why"
+said=$("$NACRE" connect "$ADDR" -n "$NQN" --cm-timeout 60s)
+echo "$said"
+[[ $said == *"no RDMA from here to the target: no_rdma_dev"* ]] || die "it does not say why"
+[[ $said == *"nvme connect -t tcp -a $ADDR -s $PORT -n $NQN"* ]] || die "it does not print what it runs"
+[[ $said == *"connected over tcp"* ]] || die "it does not say how"
+wait_until 20 ns_dev "$NQN" 1
+
+step "what is connected already is no failure"
+"$NACRE" connect "$ADDR" -n "$NQN" --transport tcp --cm-timeout 60s | grep -x "already connected over tcp"
+disconnect "$NQN"
+
+step "soft-RoCE on the way, and a target that has only TCP: RDMA is tried, then TCP"
+modprobe -a dummy rdma_rxe
+ip link add nacrerdma type dummy
+ip link set nacrerdma address 02:00:00:00:07:02 up
+ip address add 10.78.0.1/24 dev nacrerdma
+"$NACRE" rdma rxe add rxe7 --netdev nacrerdma
+"$NACRE" rdma devices -v --json | jq -e '.[0].limits | .max_qp > 0 and .max_cqe > 0 and .max_mr_size > 0'
+expect max_qp "$("$NACRE" rdma devices -v --json | jq '.[0].limits.max_qp')" \
+    "$(ibv_devinfo -v -d rxe7 | sed -n 's/.*max_qp:[^0-9]*\([0-9]*\).*/\1/p')"
+"$NACRE" rdma size --hosts 2 --queues 2 --device rxe7 | grep -E '^queue pairs +6 +[0-9]+ +yes$'
+rpc nvmf_subsystem_add_listener \
+    "{\"nqn\":\"$NQN\",\"listen_address\":{\"trtype\":\"tcp\",\"adrfam\":\"ipv4\",\"traddr\":\"10.78.0.1\",\"trsvcid\":\"$PORT\"}}"
+said=$("$NACRE" connect 10.78.0.1 -n "$NQN" --retries 1 --cm-timeout 60s)
+echo "$said"
+[[ $said == *"attempt 1 of 1 over rdma failed: "*"falling back from rdma to tcp"*"connected over tcp"* ]] ||
+    die "it did not fall back"
+wait_until 20 ns_dev "$NQN" 1
+disconnect "$NQN"
+
+step "without fallback it fails and says what to do"
+expect_failure "$NACRE" connect 10.78.0.1 -n "$NQN" --fallback none --retries 1 --cm-timeout 60s
+[[ $FAILURE == *"keep the fallback (\`--fallback tcp\`), or move what uses the volume to a host with RDMA"* ]] ||
+    die "it does not say what to do"
+expect "controllers" "$(ctrl_of "$NQN" | wc -l)" 0
+"$NACRE" rdma rxe del rxe7
