@@ -26,6 +26,8 @@ use nacre_reactor::{
     CoreSet, Mode, ReactorConfig, ReactorHandle, SpawnError, Watchdog, numa_node, spawn,
 };
 
+use crate::config::Cores;
+
 /// A turn longer than this is reported.
 const STALL: Duration = Duration::from_millis(200);
 
@@ -272,28 +274,25 @@ impl Plane {
     }
 }
 
-/// The cores that `text` chooses: `auto` is every allowed core up to four, a number is that many
-/// allowed cores, anything else a list or a mask.
+/// The cores that `text` chooses: `auto` is every allowed core up to four, `auto:2` two of them,
+/// anything else a list or a mask.
 pub fn choose_cores(text: &str) -> Result<Vec<usize>, PlaneError> {
     let bad = |why: String| PlaneError::Cores {
         text: text.to_string(),
         why,
     };
     let allowed = CoreSet::allowed().map_err(|e| bad(e.to_string()))?;
-    let count = match text {
-        "auto" => Some(4.min(allowed.len())),
-        _ => text.parse::<usize>().ok(),
-    };
-    if let Some(count) = count {
-        if count == 0 || count > allowed.len() {
-            return Err(bad(format!(
-                "this process may use {} cores: {allowed}",
-                allowed.len()
-            )));
+    let set = match Cores::parse(text).map_err(bad)? {
+        Cores::Auto => return Ok(allowed.iter().take(4).collect()),
+        Cores::Count(count) if count <= allowed.len() => {
+            return Ok(allowed.iter().take(count).collect());
         }
-        return Ok(allowed.iter().take(count).collect());
-    }
-    let set = CoreSet::parse(text).map_err(|e| bad(e.to_string()))?;
+        Cores::Count(_) => {
+            let most = allowed.len();
+            return Err(bad(format!("this process may use {most} cores: {allowed}")));
+        }
+        Cores::These(set) => set,
+    };
     if let Some(missing) = set.iter().find(|c| !allowed.contains(*c)) {
         return Err(bad(format!(
             "core {missing} is not among those of this process: {allowed}"

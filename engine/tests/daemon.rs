@@ -50,7 +50,7 @@ impl Place {
             .arg("--data-dir")
             .arg(self.path("data"));
         command
-            .args(["--cores", "1", "--mem-size", "16"])
+            .args(["--cores", "auto:1", "--mem-size", "16"])
             .args(args);
         command
             .stdin(Stdio::null())
@@ -360,7 +360,7 @@ fn a_bad_configuration_is_refused_with_its_place() {
     std::fs::write(&bad, r#"{"subsystems":[{"subsystem":"bdev","config":[{"method":"bdev_null_create","params":{"name":"n"}}]}]}"#).unwrap();
     let output = place
         .nacre()
-        .args(["serve", "--data-dir", "none", "--cores", "1", "-r"])
+        .args(["serve", "--data-dir", "none", "--cores", "auto:1", "-r"])
         .arg(place.socket())
         .arg("-c")
         .arg(&bad)

@@ -98,7 +98,10 @@ impl Place {
         let mut command = self.nacre();
         command.arg("serve").arg("-r").arg(socket);
         command.arg("--data-dir").arg(data_dir);
-        let (cores, memory) = (self.cores.to_string(), (32 * self.cores).to_string());
+        let (cores, memory) = (
+            format!("auto:{}", self.cores),
+            (32 * self.cores).to_string(),
+        );
         command.args(["--cores", &cores, "--mem-size", &memory]);
         command
     }

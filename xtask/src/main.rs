@@ -24,6 +24,7 @@ mod vm;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
@@ -97,10 +98,18 @@ fn root() -> Result<PathBuf> {
         .to_path_buf())
 }
 
-/// Cargo's target directory, which somebody may have moved.
+/// Cargo's target directory, which somebody may have moved: by the environment, or in a configuration of
+/// cargo's that only cargo can find.
 fn target_dir(root: &Path) -> PathBuf {
-    match std::env::var_os("CARGO_TARGET_DIR") {
-        Some(dir) => root.join(dir),
-        None => root.join("target"),
+    if let Some(dir) = std::env::var_os("CARGO_TARGET_DIR") {
+        return root.join(dir);
     }
+    let mut ask = setup::cargo();
+    ask.current_dir(root)
+        .args(["metadata", "--no-deps", "--offline", "--format-version=1"]);
+    let told = process::capture(&mut ask, Duration::from_secs(60)).ok();
+    let dir = told
+        .and_then(|text| serde_json::from_str::<serde_json::Value>(&text).ok())
+        .and_then(|facts| Some(PathBuf::from(facts["target_directory"].as_str()?)));
+    dir.unwrap_or_else(|| root.join("target"))
 }

@@ -9,11 +9,33 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+static INTERRUPTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+
+/// From now on Ctrl-C, and a request to terminate, end what children are waited for here, and leave it to us
+/// to tidy up. The children's groups do not get the terminal's signal.
+pub fn heed_interrupts() -> Result<()> {
+    let flag = INTERRUPTED.get_or_init(Arc::default);
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(flag))
+            .with_context(|| format!("catching signal {signal}"))?;
+    }
+    Ok(())
+}
+
+/// Whether somebody wants us to stop.
+pub fn interrupted() -> bool {
+    INTERRUPTED
+        .get()
+        .is_some_and(|flag| flag.load(Ordering::Relaxed))
+}
 
 /// How a child ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,6 +43,8 @@ pub enum End {
     Exited(ExitStatus),
     /// It was killed, because its limit had passed.
     TimedOut(Duration),
+    /// It was killed, because we were interrupted.
+    Interrupted,
 }
 
 impl End {
@@ -34,6 +58,7 @@ impl std::fmt::Display for End {
         match self {
             End::Exited(status) => write!(f, "{status}"),
             End::TimedOut(limit) => write!(f, "killed after its limit of {} s", limit.as_secs()),
+            End::Interrupted => write!(f, "interrupted"),
         }
     }
 }
@@ -75,12 +100,25 @@ impl Group {
         Ok(status)
     }
 
-    /// Waits until it ends or `limit` has passed, and kills the group in the latter case.
+    /// Waits until it ends, `limit` has passed or we are interrupted, and kills the group in the latter cases.
     pub fn wait(&mut self, limit: Duration) -> Result<End> {
+        self.wait_unless(limit, interrupted)
+    }
+
+    /// As [`Group::wait`], for one that is being stopped: an interrupt changes nothing about that.
+    pub fn wait_through_interrupts(&mut self, limit: Duration) -> Result<End> {
+        self.wait_unless(limit, || false)
+    }
+
+    fn wait_unless(&mut self, limit: Duration, interrupted: impl Fn() -> bool) -> Result<End> {
         let start = Instant::now();
         loop {
             if let Some(status) = self.try_wait()? {
                 return Ok(End::Exited(status));
+            }
+            if interrupted() {
+                self.kill();
+                return Ok(End::Interrupted);
             }
             if start.elapsed() >= limit {
                 self.kill();
@@ -148,8 +186,12 @@ pub fn stream(command: &mut Command, limit: Duration, mut line: impl FnMut(&str)
             Err(mpsc::RecvTimeoutError::Timeout) => {}
             Err(mpsc::RecvTimeoutError::Disconnected) => break,
         }
+        // Killing the group closes the pipes, which ends the loop.
+        if end.is_none() && interrupted() {
+            group.kill();
+            end = Some(End::Interrupted);
+        }
         if end.is_none() && start.elapsed() >= limit {
-            // Killing the group closes the pipes, which ends the loop.
             group.kill();
             end = Some(End::TimedOut(limit));
         }
@@ -268,6 +310,18 @@ mod tests {
             start.elapsed() < Duration::from_secs(20),
             "the grandchild held the pipe"
         );
+    }
+
+    #[test]
+    fn an_interrupt_ends_the_wait_and_the_child() {
+        let mut group = Group::spawn(Command::new("/bin/sleep").arg("60")).unwrap();
+        let polls = std::cell::Cell::new(0);
+        let end = group.wait_unless(Duration::from_secs(30), || {
+            polls.replace(polls.get() + 1) > 2
+        });
+        assert_eq!(end.unwrap(), End::Interrupted);
+        assert!(group.ended, "it is reaped");
+        assert!(!interrupted(), "nobody heeds interrupts unless told to");
     }
 
     #[test]

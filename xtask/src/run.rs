@@ -21,6 +21,7 @@ const START_LIMIT: Duration = Duration::from_secs(30);
 const STOP_LIMIT: Duration = Duration::from_secs(20);
 const RPC_LIMIT: Duration = Duration::from_secs(30);
 
+const USUAL_PORT: u16 = 4420;
 const ADDRESS: &str = "127.0.0.1";
 const NQN: &str = "nqn.2026-01.io.nacre:demo";
 const BDEV: &str = "demo";
@@ -33,9 +34,9 @@ pub struct Options {
     /// Size of the namespace in MiB.
     #[arg(long, default_value_t = 256)]
     size: u64,
-    /// The TCP port to serve on.
-    #[arg(long, default_value_t = 4420)]
-    port: u16,
+    /// The TCP port to serve on [default: 4420, or a free one if that is taken].
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    port: Option<u16>,
     /// Serve until interrupted, so that a host can be connected.
     #[arg(long)]
     stay: bool,
@@ -45,6 +46,9 @@ pub struct Options {
 }
 
 pub fn run(root: &Path, options: &Options) -> Result<ExitCode> {
+    process::heed_interrupts()?;
+    // Before the build, which takes minutes and changes nothing about it.
+    let port = choose_port(options.port, USUAL_PORT)?;
     let nacre = match &options.nacre {
         Some(path) => path.clone(),
         None => {
@@ -56,9 +60,8 @@ pub fn run(root: &Path, options: &Options) -> Result<ExitCode> {
             crate::target_dir(root).join("release/nacre")
         }
     };
-    port_is_free(options.port)?;
     let scratch = Scratch::create()?;
-    let mut daemon = Daemon::start(&nacre, &scratch.path, options.port)?;
+    let mut daemon = Daemon::start(&nacre, &scratch.path, port)?;
     daemon.serve_file(&scratch.path.join("namespace.img"), options)?;
     daemon.perf(
         options,
@@ -68,23 +71,33 @@ pub fn run(root: &Path, options: &Options) -> Result<ExitCode> {
     daemon.perf(options, "random reads of 4 KiB", &["--rw", "randread"])?;
     println!("\nA Linux host connects with:");
     println!("    modprobe nvme-tcp");
-    println!(
-        "    nvme connect -t tcp -a {ADDRESS} -s {} -n {NQN}",
-        options.port
-    );
+    println!("    nvme connect -t tcp -a {ADDRESS} -s {port} -n {NQN}");
     if options.stay {
         println!("\nserving until interrupted (Ctrl-C)");
-        daemon.wait_for_end()?;
+        daemon.wait_for_interrupt()?;
     }
     daemon.stop()?;
     println!("\nthe daemon stopped cleanly");
     Ok(ExitCode::SUCCESS)
 }
 
-fn port_is_free(port: u16) -> Result<()> {
-    TcpListener::bind((ADDRESS, port))
-        .map(drop)
-        .with_context(|| format!("{ADDRESS}:{port} cannot be served on (is another target running? --port takes another)"))
+/// The port asked for, or the usual one, or any that is free if somebody has that.
+fn choose_port(asked: Option<u16>, usual: u16) -> Result<u16> {
+    let bind = |port| TcpListener::bind((ADDRESS, port));
+    let Err(error) = bind(asked.unwrap_or(usual)) else {
+        return Ok(asked.unwrap_or(usual));
+    };
+    if let Some(port) = asked {
+        return Err(error).with_context(|| {
+            format!("{ADDRESS}:{port} cannot be served on: choose another --port")
+        });
+    }
+    let free = bind(0)
+        .and_then(|socket| socket.local_addr())
+        .with_context(|| format!("no port of {ADDRESS} can be served on"))?
+        .port();
+    println!("{ADDRESS}:{usual} cannot be served on ({error}): taking port {free} instead");
+    Ok(free)
 }
 
 /// A folder that goes when we go.
@@ -113,6 +126,7 @@ struct Daemon<'a> {
     nacre: &'a Path,
     socket: PathBuf,
     log: PathBuf,
+    port: u16,
     group: Group,
 }
 
@@ -131,12 +145,13 @@ impl<'a> Daemon<'a> {
             .stdin(Stdio::null())
             .stdout(out.try_clone().context("sharing the daemon's log")?)
             .stderr(out);
-        println!("$ {}    (port {port})", process::shown(&command));
+        println!("$ {}", process::shown(&command));
         let group = Group::spawn(&mut command)?;
         let mut daemon = Daemon {
             nacre,
             socket,
             log,
+            port,
             group,
         };
         daemon.wait_for_start()?;
@@ -152,6 +167,9 @@ impl<'a> Daemon<'a> {
             if self.socket.exists() && self.rpc("framework_wait_init", None).is_ok() {
                 println!("up after {} ms", start.elapsed().as_millis());
                 return Ok(());
+            }
+            if process::interrupted() {
+                bail!("interrupted");
             }
             if start.elapsed() > START_LIMIT {
                 bail!(
@@ -192,7 +210,7 @@ impl<'a> Daemon<'a> {
             "nvmf_subsystem_add_ns",
             Some(json!({ "nqn": NQN, "namespace": { "bdev_name": BDEV } })),
         )?;
-        let address = json!({ "trtype": "tcp", "adrfam": "ipv4", "traddr": ADDRESS, "trsvcid": options.port.to_string() });
+        let address = json!({ "trtype": "tcp", "adrfam": "ipv4", "traddr": ADDRESS, "trsvcid": self.port.to_string() });
         self.rpc(
             "nvmf_subsystem_add_listener",
             Some(json!({ "nqn": NQN, "listen_address": address })),
@@ -201,7 +219,7 @@ impl<'a> Daemon<'a> {
             "serving {} MiB of {} as {NQN} on {ADDRESS}:{}",
             options.size,
             file.display(),
-            options.port
+            self.port
         );
         Ok(())
     }
@@ -229,7 +247,7 @@ impl<'a> Daemon<'a> {
             .args([
                 "--traddr", ADDRESS, "--nqn", NQN, "--size", "4k", "--depth", "32",
             ])
-            .args(["--trsvcid", &options.port.to_string()])
+            .args(["--trsvcid", &self.port.to_string()])
             .args(["--seconds", &options.seconds.to_string()])
             .args(mode);
         println!("$ {}", process::shown(&command));
@@ -244,16 +262,20 @@ impl<'a> Daemon<'a> {
         Ok(())
     }
 
-    fn wait_for_end(&mut self) -> Result<()> {
-        while self.group.try_wait()?.is_none() {
-            std::thread::sleep(Duration::from_millis(200));
+    /// Until somebody interrupts us, or the daemon ends by itself, which it should not.
+    fn wait_for_interrupt(&mut self) -> Result<()> {
+        while !process::interrupted() {
+            if let Some(status) = self.group.try_wait()? {
+                bail!("the daemon ended by itself ({status}):\n{}", self.said());
+            }
+            std::thread::sleep(Duration::from_millis(100));
         }
         Ok(())
     }
 
     fn stop(&mut self) -> Result<()> {
         self.group.terminate();
-        match self.group.wait(STOP_LIMIT)? {
+        match self.group.wait_through_interrupts(STOP_LIMIT)? {
             End::Exited(status) if status.success() => Ok(()),
             end => bail!("the daemon did not stop cleanly ({end}):\n{}", self.said()),
         }
@@ -261,5 +283,26 @@ impl<'a> Daemon<'a> {
 
     fn said(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A port that somebody has is passed over, unless it was asked for by name.
+    #[test]
+    fn a_taken_port_is_said_or_passed_over() {
+        let taken = TcpListener::bind((ADDRESS, 0)).unwrap();
+        let port = taken.local_addr().unwrap().port();
+        let other = choose_port(None, port).unwrap();
+        assert_ne!(other, port);
+        let refused = format!("{:#}", choose_port(Some(port), USUAL_PORT).unwrap_err());
+        assert!(
+            refused.contains(&format!("{ADDRESS}:{port} ")) && refused.contains("--port"),
+            "{refused}"
+        );
+        drop(taken);
+        assert_eq!(choose_port(Some(port), USUAL_PORT).unwrap(), port);
     }
 }

@@ -25,6 +25,8 @@ pub enum Reset {
     All,
     /// Only the smallest and largest latencies.
     Extremes,
+    /// Only what failed, by operation and by kind.
+    Errors,
 }
 
 /// Which operations share a latency histogram.
@@ -117,7 +119,6 @@ pub struct QueueSnapshot {
 /// The statistics of one device over all its queues.
 #[derive(Debug, Default)]
 pub struct DeviceStats {
-    /// Raised by every [`Reset::All`] (low half) and [`Reset::Extremes`] (high half).
     epoch: AtomicU64,
     blocks: Mutex<Blocks>,
 }
@@ -129,14 +130,30 @@ struct Blocks {
     closed: Option<Box<Snapshot>>,
 }
 
-const ALL_MASK: u64 = 0xFFFF_FFFF;
+/// How many resets of each kind there were, wrapping: one word, so that it is read at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Epoch(u64);
+
+impl Epoch {
+    const BITS: u32 = 21;
+
+    fn of(self, what: Reset) -> u64 {
+        self.0 >> (Self::BITS * what as u32) & ((1 << Self::BITS) - 1)
+    }
+
+    fn raised(self, what: Reset) -> Epoch {
+        let (mask, shift) = ((1 << Self::BITS) - 1, Self::BITS * what as u32);
+        let next = (self.of(what) + 1) & mask;
+        Epoch(self.0 & !(mask << shift) | next << shift)
+    }
+}
 
 impl DeviceStats {
     /// The sum over all queues, open and closed.
     pub fn snapshot(&self) -> Snapshot {
         let blocks = self.lock();
         let mut sum = blocks.closed.as_deref().cloned().unwrap_or_default();
-        let epoch = self.epoch.load(Relaxed);
+        let epoch = self.epoch();
         blocks
             .open
             .iter()
@@ -146,7 +163,7 @@ impl DeviceStats {
 
     /// Each open queue by itself.
     pub fn per_queue(&self) -> Vec<QueueSnapshot> {
-        let epoch = self.epoch.load(Relaxed);
+        let epoch = self.epoch();
         let one = |block: &Arc<StatBlock>| {
             let mut snapshot = Snapshot::default();
             block.add_to(&mut snapshot, epoch);
@@ -169,19 +186,25 @@ impl DeviceStats {
 
     pub fn reset(&self, what: Reset) {
         let mut blocks = self.lock();
-        let by = match what {
-            Reset::All => {
-                blocks.closed = None;
-                1
-            }
-            Reset::Extremes => {
-                for op in blocks.closed.iter_mut().flat_map(|closed| &mut closed.ops) {
+        match (what, blocks.closed.as_deref_mut()) {
+            (Reset::All, _) => blocks.closed = None,
+            (Reset::Extremes, Some(closed)) => {
+                for op in &mut closed.ops {
                     (op.latency_min_ns, op.latency_max_ns) = (0, 0);
                 }
-                ALL_MASK + 1
             }
-        };
-        self.epoch.fetch_add(by, Relaxed);
+            (Reset::Errors, Some(closed)) => {
+                closed.ops.iter_mut().for_each(|op| op.errors = 0);
+                closed.statuses.fill(0);
+            }
+            (_, None) => {}
+        }
+        // Under the lock: nobody else raises it meanwhile.
+        self.epoch.store(self.epoch().raised(what).0, Relaxed);
+    }
+
+    fn epoch(&self) -> Epoch {
+        Epoch(self.epoch.load(Relaxed))
     }
 
     pub(crate) fn writer(self: &Arc<Self>) -> StatWriter {
@@ -189,9 +212,11 @@ impl DeviceStats {
         let name = thread
             .name()
             .map_or_else(|| format!("{:?}", thread.id()), str::to_owned);
-        let epoch = self.epoch.load(Relaxed);
+        let mut blocks = self.lock();
+        let epoch = self.epoch();
         let block = Arc::new(StatBlock::new(name, epoch));
-        self.lock().open.push(Arc::clone(&block));
+        blocks.open.push(Arc::clone(&block));
+        drop(blocks);
         StatWriter {
             epoch,
             block,
@@ -230,7 +255,7 @@ struct OpCounters {
 }
 
 impl StatBlock {
-    fn new(thread: String, epoch: u64) -> StatBlock {
+    fn new(thread: String, epoch: Epoch) -> StatBlock {
         let counters = |_| OpCounters {
             ops: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
@@ -244,27 +269,30 @@ impl StatBlock {
             statuses: std::array::from_fn(|_| AtomicU64::new(0)),
             inflight: AtomicU64::new(0),
             busy: AtomicU64::new(0),
-            epoch: AtomicU64::new(epoch),
+            epoch: AtomicU64::new(epoch.0),
             histograms: std::array::from_fn(|_| Histogram::new()),
             thread,
         }
     }
 
-    fn add_to(&self, sum: &mut Snapshot, epoch: u64) {
+    fn add_to(&self, sum: &mut Snapshot, epoch: Epoch) {
         sum.inflight += self.inflight.load(Relaxed);
         // Acquire: with the epoch of its last clearing comes the clearing.
-        let own = self.epoch.load(Ordering::Acquire);
-        if own & ALL_MASK != epoch & ALL_MASK {
+        let own = Epoch(self.epoch.load(Ordering::Acquire));
+        let is_of = |what| own.of(what) == epoch.of(what);
+        if !is_of(Reset::All) {
             return;
         }
         sum.busy += self.busy.load(Relaxed);
         for (total, op) in sum.ops.iter_mut().zip(&self.ops) {
             total.ops += op.ops.load(Relaxed);
             total.bytes += op.bytes.load(Relaxed);
-            total.errors += op.errors.load(Relaxed);
+            if is_of(Reset::Errors) {
+                total.errors += op.errors.load(Relaxed);
+            }
             total.latency_sum_ns += op.latency_sum.load(Relaxed);
             let (min, max) = (op.latency_min.load(Relaxed), op.latency_max.load(Relaxed));
-            if own == epoch && min != u64::MAX {
+            if is_of(Reset::Extremes) && min != u64::MAX {
                 total.latency_min_ns = match total.latency_min_ns {
                     0 => min,
                     other => other.min(min),
@@ -272,8 +300,10 @@ impl StatBlock {
                 total.latency_max_ns = total.latency_max_ns.max(max);
             }
         }
-        for (total, status) in sum.statuses.iter_mut().zip(&self.statuses) {
-            *total += status.load(Relaxed);
+        if is_of(Reset::Errors) {
+            for (total, status) in sum.statuses.iter_mut().zip(&self.statuses) {
+                *total += status.load(Relaxed);
+            }
         }
         for (total, histogram) in sum.histograms.iter_mut().zip(&self.histograms) {
             histogram.add_to(total);
@@ -281,20 +311,28 @@ impl StatBlock {
     }
 
     fn clear(&self, what: Reset) {
+        let all = what == Reset::All;
         for op in &self.ops {
-            op.latency_min.store(u64::MAX, Relaxed);
-            op.latency_max.store(0, Relaxed);
-            if what == Reset::All {
-                for counter in [&op.ops, &op.bytes, &op.errors, &op.latency_sum] {
+            if all || what == Reset::Extremes {
+                op.latency_min.store(u64::MAX, Relaxed);
+                op.latency_max.store(0, Relaxed);
+            }
+            if all || what == Reset::Errors {
+                op.errors.store(0, Relaxed);
+            }
+            if all {
+                for counter in [&op.ops, &op.bytes, &op.latency_sum] {
                     counter.store(0, Relaxed);
                 }
             }
         }
-        if what == Reset::All {
-            self.busy.store(0, Relaxed);
+        if all || what == Reset::Errors {
             self.statuses
                 .iter()
                 .for_each(|status| status.store(0, Relaxed));
+        }
+        if all {
+            self.busy.store(0, Relaxed);
             self.histograms.iter().for_each(Histogram::clear);
         }
     }
@@ -303,7 +341,7 @@ impl StatBlock {
 /// The one who counts into a block: a queue, on its core.
 #[derive(Debug)]
 pub(crate) struct StatWriter {
-    epoch: u64,
+    epoch: Epoch,
     block: Arc<StatBlock>,
     device: Arc<DeviceStats>,
 }
@@ -312,16 +350,15 @@ impl StatWriter {
     /// Once per turn: publishes the number in flight and obeys a reset.
     pub(crate) fn turn(&mut self, inflight: usize) {
         self.block.inflight.store(inflight as u64, Relaxed);
-        let epoch = self.device.epoch.load(Relaxed);
+        let epoch = self.device.epoch();
         if epoch != self.epoch {
-            let only_extremes = epoch & ALL_MASK == self.epoch & ALL_MASK;
-            self.block.clear(if only_extremes {
-                Reset::Extremes
-            } else {
-                Reset::All
-            });
+            for what in [Reset::All, Reset::Extremes, Reset::Errors] {
+                if epoch.of(what) != self.epoch.of(what) {
+                    self.block.clear(what);
+                }
+            }
             self.epoch = epoch;
-            self.block.epoch.store(epoch, Ordering::Release);
+            self.block.epoch.store(epoch.0, Ordering::Release);
         }
     }
 
@@ -355,7 +392,7 @@ impl Drop for StatWriter {
         self.turn(0);
         let mut blocks = self.device.lock();
         blocks.open.retain(|block| !Arc::ptr_eq(block, &self.block));
-        let epoch = self.device.epoch.load(Relaxed);
+        let epoch = self.device.epoch();
         let mut closed = blocks.closed.take().unwrap_or_default();
         self.block.add_to(&mut closed, epoch);
         blocks.closed = Some(closed);
@@ -370,6 +407,40 @@ fn add(counter: &AtomicU64, by: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Errors are forgotten by themselves, of open queues and of closed ones, at once for readers.
+    #[test]
+    fn errors_are_reset_alone() {
+        let stats = Arc::new(DeviceStats::default());
+        let (mut open, closed) = (stats.writer(), stats.writer());
+        for writer in [&open, &closed] {
+            writer.completed(Op::Read, 512, Status::Ok, 10);
+            writer.completed(Op::Read, 512, Status::ReadError, 20);
+        }
+        drop(closed);
+        assert_eq!(stats.snapshot().op(Op::Read).errors, 2);
+        stats.reset(Reset::Errors);
+        for _ in 0..2 {
+            let now = stats.snapshot();
+            let read = now.op(Op::Read);
+            assert_eq!((read.ops, read.bytes, read.errors), (2, 1024, 0));
+            assert_eq!((read.latency_min_ns, read.latency_max_ns), (10, 20));
+            assert_eq!(now.statuses, [0; Status::KINDS]);
+            open.turn(0);
+        }
+        open.completed(Op::Write, 512, Status::WriteError, 5);
+        assert_eq!(stats.snapshot().op(Op::Write).errors, 1);
+    }
+
+    /// The counts of resets wrap without running into each other.
+    #[test]
+    fn epochs_wrap_by_themselves() {
+        let last = Epoch(((1 << Epoch::BITS) - 1) << Epoch::BITS);
+        assert_eq!(last.raised(Reset::Extremes), Epoch(0));
+        let one = Epoch(0).raised(Reset::All).raised(Reset::Errors);
+        let of = [Reset::All, Reset::Extremes, Reset::Errors].map(|what| one.of(what));
+        assert_eq!(of, [1, 0, 1]);
+    }
 
     /// Counts of several queues add up, also after one closed; a reset forgets them all, at once for
     /// readers, though the writers only obey in their next turn.

@@ -10,16 +10,16 @@ use indicatif::{ProgressBar, ProgressStyle};
 use nacre_reactor::CoreSet;
 
 use super::remote::{RemoteArgs, usage};
+use super::size::parse_bytes;
 use super::{Failure, output};
 use crate::initiator::DEFAULT_PORT;
 use crate::perf::{
     self, Direction, Job, Limit, Mismatch, PerfError, Progress, Report, Rw, Sizes, Verify,
-    parse_size,
 };
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Sizes: 4096, 4k, 1m (powers of 1024). Writes destroy what is on the namespace.\n\nExit codes: 0 done, 1 an I/O failed or data was wrong, 2 wrong usage, 3 cannot connect.\n\nExamples:\n  nacre perf tcp://192.0.2.1/nqn.2025-01.io.example:v --rw randread --depth 128 --seconds 30\n  nacre perf -a 192.0.2.1 -n nqn.2025-01.io.example:v --rw randrw --mix 70 --verify"
+    after_help = "Sizes: 4096, 4k or 4KiB (1024), 4KB (1000). Writes destroy what is on the namespace.\n\nExit codes: 0 done, 1 an I/O failed or data was wrong, 2 wrong usage, 3 cannot connect.\n\nExamples:\n  nacre perf tcp://192.0.2.1/nqn.2025-01.io.example:v --rw randread --depth 128 --seconds 30\n  nacre perf -a 192.0.2.1 -n nqn.2025-01.io.example:v --rw randrw --mix 70 --verify"
 )]
 pub struct PerfArgs {
     #[command(flatten)]
@@ -34,7 +34,7 @@ pub struct PerfArgs {
     #[arg(short = 'd', long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=4096))]
     depth: u16,
     /// Bytes per I/O
-    #[arg(long, value_name = "BYTES", default_value = "4k", value_parser = parse_size)]
+    #[arg(long, value_name = "BYTES", default_value = "4k", value_parser = parse_bytes)]
     size: u64,
     /// I/Os of every size from MIN to MAX instead
     #[arg(long, value_name = "MIN-MAX", value_parser = parse_range, conflicts_with = "size")]
@@ -61,10 +61,10 @@ pub struct PerfArgs {
     #[arg(long, conflicts_with = "verify")]
     verify_only: bool,
     /// Bytes of the namespace that are used [default: all; with verification at most 1g]
-    #[arg(long, value_name = "BYTES", value_parser = parse_size)]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     range: Option<u64>,
     /// Where they begin
-    #[arg(long, value_name = "BYTES", default_value = "0", value_parser = parse_size)]
+    #[arg(long, value_name = "BYTES", default_value = "0", value_parser = parse_bytes)]
     offset: u64,
     /// At most so many I/Os per second, of all queues together
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
@@ -192,7 +192,7 @@ fn parse_range(text: &str) -> Result<Sizes, String> {
         .split_once('-')
         .ok_or_else(|| format!("\"{text}\" is not a range: write for example 512-128k"))?;
     let size = |text| {
-        let bytes = parse_size(text).map_err(|e| e.to_string())?;
+        let bytes = parse_bytes(text)?;
         u32::try_from(bytes).map_err(|_| format!("{text} is too large for an I/O"))
     };
     Ok(Sizes {

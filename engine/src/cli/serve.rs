@@ -7,10 +7,11 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser};
+use nacre_reactor::CoreSet;
 use serde_json::{Value, json};
 
 use super::Failure;
-use crate::config::{self, Cores, Flag, Loaded, Problem};
+use crate::config::{self, Flag, Loaded, Problem};
 use crate::daemon::ServeOptions;
 use crate::engine::Personality;
 
@@ -25,7 +26,7 @@ pub struct ServeArgs {
         env = "NACRE_CONFIG"
     )]
     config: Option<PathBuf>,
-    /// Cores of the reactors: auto, a count, a mask (0x3) or a list (0,2-5)
+    /// Cores of the reactors: auto, auto:2 (two of them), a list (0,2-5) or a mask (0x3)
     #[arg(long, value_name = "CORES")]
     cores: Option<String>,
     /// Cores as SPDK writes them: a mask (0x3) or a list ([0,2-5])
@@ -197,23 +198,15 @@ impl ServeArgs {
             set("--cores", "reactor.cores", json!(cores));
         }
         if let Some(mask) = &self.cpumask {
-            let cores = Cores::parse_mask(mask).map_err(|cause| {
-                let problem = Problem::new("--cpumask", "reactor.cores", cause);
+            let cores = CoreSet::parse_mask(mask).map_err(|cause| {
+                let problem = Problem::new("--cpumask", "reactor.cores", cause.to_string());
                 Failure::Usage(
                     problem
                         .remedy("write a mask such as 0x3 or a list such as [0,2-5]")
                         .to_string(),
                 )
             })?;
-            let Cores::These(cores) = cores else {
-                unreachable!("a mask names its cores")
-            };
-            let list: Vec<String> = cores.iter().map(usize::to_string).collect();
-            set(
-                "--cpumask",
-                "reactor.cores",
-                json!(format!("[{}]", list.join(","))),
-            );
+            set("--cpumask", "reactor.cores", json!(format!("[{cores}]")));
         }
         if self.interrupt_mode {
             set("--interrupt-mode", "reactor.mode", json!("interrupt"));
@@ -291,7 +284,7 @@ mod tests {
         );
         let flags = args.flags().unwrap();
         let value = |key| flags.iter().find(|f| f.key == key).map(|f| f.value.clone());
-        assert_eq!(value("reactor.cores"), Some(json!("[1,2]")));
+        assert_eq!(value("reactor.cores"), Some(json!("[1-2]")));
         assert_eq!(value("reactor.mode"), Some(json!("interrupt")));
         assert_eq!(value("memory.size_mb"), Some(json!(1024)));
         assert_eq!(value("memory.hugepages"), Some(json!("off")));

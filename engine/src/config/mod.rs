@@ -12,6 +12,8 @@ pub mod suggest;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use nacre_reactor::CoreSet;
+
 pub use settings::Settings;
 use source::{EnvSource, FileSource, FlagSource};
 
@@ -204,7 +206,7 @@ fn validate(settings: &Settings, origins: &BTreeMap<String, String>) -> Vec<Prob
         refuse(
             "reactor.cores",
             cause,
-            "write auto, a count, a mask such as 0x3 or a list such as 0,2-5",
+            "write auto, auto:2 for two of them, a list such as 0,2-5 or a mask such as 0x3",
         );
     }
     for (key, value, least, most) in [
@@ -344,72 +346,29 @@ fn validate(settings: &Settings, origins: &BTreeMap<String, String>) -> Vec<Prob
 pub enum Cores {
     /// As many as suit the machine.
     Auto,
-    /// This many, the system chooses which.
+    /// This many, the first of those that the process may use.
     Count(usize),
-    /// These, in ascending order.
-    These(Vec<usize>),
+    These(CoreSet),
 }
 
 impl Cores {
-    /// Reads `auto`, `3`, `0x7`, `0,2-5` and SPDK's `[0,2-5]`. A single number is a count; a single
-    /// core is written `[0]`.
+    /// Reads `auto`, `auto:3`, and every spelling of [`CoreSet::parse`]: a number is always a core.
     pub fn parse(text: &str) -> Result<Cores, String> {
         let text = text.trim();
         if text == "auto" {
             return Ok(Cores::Auto);
         }
-        if let Some(hex) = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
-            let mut cores = Vec::new();
-            for (at, digit) in hex.chars().rev().filter(|c| *c != ',').enumerate() {
-                let bits = digit
-                    .to_digit(16)
-                    .ok_or(format!("\"{text}\" is not a core mask"))?;
-                cores.extend((0..4).filter(|b| bits >> b & 1 == 1).map(|b| at * 4 + b));
-            }
-            return if cores.is_empty() {
-                Err("a core mask without cores".into())
-            } else {
-                Ok(Cores::These(cores))
-            };
-        }
-        let inner = text.strip_prefix('[').and_then(|t| t.strip_suffix(']'));
-        if inner.is_none()
-            && let Ok(count) = text.parse::<usize>()
-        {
-            return if count == 0 {
-                Err("0 reactors cannot serve".into())
-            } else {
-                Ok(Cores::Count(count))
-            };
-        }
-        let mut cores = std::collections::BTreeSet::new();
-        for part in inner.unwrap_or(text).split(',') {
-            let number = |t: &str| {
-                t.trim()
-                    .parse::<usize>()
-                    .map_err(|_| format!("\"{part}\" is neither a core nor a range"))
-            };
-            match part.split_once('-') {
-                None => drop(cores.insert(number(part)?)),
-                Some((from, to)) => {
-                    let (from, to) = (number(from)?, number(to)?);
-                    if from > to || to > 4095 {
-                        return Err(format!("\"{part}\" is not a range of cores"));
-                    }
-                    cores.extend(from..=to);
-                }
-            }
-        }
-        Ok(Cores::These(cores.into_iter().collect()))
-    }
-
-    /// SPDK's reading of `-m`: bare digits are a hexadecimal mask.
-    pub fn parse_mask(text: &str) -> Result<Cores, String> {
-        match text.trim() {
-            t if t.starts_with('[') || t.starts_with("0x") || t.starts_with("0X") => {
-                Cores::parse(t)
-            }
-            t => Cores::parse(&format!("0x{t}")),
+        let Some(count) = text.strip_prefix("auto:") else {
+            return CoreSet::parse(text)
+                .map(Cores::These)
+                .map_err(|e| e.to_string());
+        };
+        match count.parse::<usize>() {
+            Ok(0) => Err("0 reactors cannot serve".into()),
+            Ok(count) => Ok(Cores::Count(count)),
+            Err(_) => Err(format!(
+                "\"{count}\" in \"{text}\" is not a number of cores"
+            )),
         }
     }
 }

@@ -168,6 +168,7 @@ impl Session {
                     SessionError::Refused { status, .. } => HostError::Refused {
                         step: command,
                         status: *status,
+                        fabrics: false,
                     },
                     other => HostError::Misbehaved {
                         what: other.to_string(),

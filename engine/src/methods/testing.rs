@@ -54,7 +54,7 @@ impl Bench {
     }
 
     fn not_started(mut settings: Settings, store: Option<Store>) -> Bench {
-        settings.reactor.cores = "1".into();
+        settings.reactor.cores = "auto:1".into();
         settings.memory.size_mb = 16;
         // Tests run side by side on one address.
         settings.nvmf.discovery_port = 0;

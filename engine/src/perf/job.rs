@@ -150,8 +150,6 @@ pub struct Area {
 pub enum JobError {
     #[error("\"{found}\" is not one of read, write, randread, randwrite, rw, randrw")]
     Rw { found: String },
-    #[error("\"{found}\" is not a size: write for example 4096, 4k or 1m")]
-    Size { found: String },
     #[error("{bytes} bytes are not a multiple of the namespace's blocks of {block_size}")]
     NotBlocks { bytes: u64, block_size: u32 },
     #[error("I/Os of {asked} bytes are more than the controller takes ({limit})")]
@@ -297,25 +295,6 @@ impl Area {
     }
 }
 
-/// `4096`, `4k`, `4KiB`, `1m`, `2G`: powers of 1024, as everybody means them here.
-pub fn parse_size(text: &str) -> Result<u64, JobError> {
-    let bad = || JobError::Size {
-        found: text.to_owned(),
-    };
-    let lower = text.trim().to_ascii_lowercase();
-    let digits = lower.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let shift = match &lower[digits.len()..] {
-        "" | "b" => 0,
-        "k" | "kb" | "kib" => 10,
-        "m" | "mb" | "mib" => 20,
-        "g" | "gb" | "gib" => 30,
-        "t" | "tb" | "tib" => 40,
-        _ => return Err(bad()),
-    };
-    let number: u64 = digits.parse().map_err(|_| bad())?;
-    number.checked_mul(1 << shift).ok_or_else(bad)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -340,22 +319,6 @@ mod tests {
             seed: 1,
             keep_going: false,
             drain: Duration::from_secs(1),
-        }
-    }
-
-    #[test]
-    fn sizes() {
-        for (text, bytes) in [
-            ("512", 512),
-            ("4k", 4096),
-            ("4KiB", 4096),
-            ("1M", 1 << 20),
-            ("2g", 2 << 30),
-        ] {
-            assert_eq!(parse_size(text), Ok(bytes), "{text}");
-        }
-        for text in ["", "k", "4x", "-1", "4.5k", "99999999t"] {
-            assert!(parse_size(text).is_err(), "{text}");
         }
     }
 

@@ -22,7 +22,7 @@ mod report;
 mod run;
 mod worker;
 
-pub use job::{Job, JobError, Limit, Rw, Sizes, Verify, parse_size};
+pub use job::{Job, JobError, Limit, Rw, Sizes, Verify};
 pub use pattern::Wrong;
 pub use report::{Direction, Mismatch, Report, VerifyReport};
 pub use run::{PerfError, Progress, Watch, run};

@@ -23,7 +23,14 @@ impl Daemon {
             .env("HOME", directory.path())
             // Its usual port may be taken on this machine.
             .env("NACRE_NVMF_DISCOVERY_PORT", "0")
-            .args(["serve", "--cores", "1", "--mem-size", "32", "--data-dir"])
+            .args([
+                "serve",
+                "--cores",
+                "auto:1",
+                "--mem-size",
+                "32",
+                "--data-dir",
+            ])
             .arg(at("data"))
             .arg("-r")
             .arg(at("rpc.sock"))

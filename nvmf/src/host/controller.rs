@@ -398,6 +398,7 @@ impl Controller {
                     false => Err(HostError::Refused {
                         step: "keep alive",
                         status,
+                        fabrics: false,
                     }),
                 }
             }
@@ -519,8 +520,11 @@ impl Controller {
             }
             Step::DescribeNamespace(_) => self.next_namespace(),
             step => {
-                let step = step.name();
-                return Err(HostError::Refused { step, status });
+                return Err(HostError::Refused {
+                    step: step.name(),
+                    status,
+                    fabrics: step.is_fabrics(),
+                });
             }
         };
         self.proceed(next, now);

@@ -269,7 +269,7 @@ impl IoQueue {
 
     fn connected(&mut self, status: StatusCode, now: Nanos) {
         if !status.is_success() {
-            tracing::warn!(qid = self.qid, %status, "an I/O queue was refused");
+            tracing::warn!(qid = self.qid, status = %status.of_fabrics(), "an I/O queue was refused");
             return self.disconnect(now);
         }
         self.phase = Phase::Live;

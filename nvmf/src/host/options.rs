@@ -74,10 +74,12 @@ pub enum HostError {
     Dial(String),
     #[error("connection lost: {0:?}")]
     Lost(Closed),
-    #[error("{step} was refused: {status}")]
+    #[error("{step} was refused: {}", shown(*status, *fabrics))]
     Refused {
         step: &'static str,
         status: StatusCode,
+        /// A fabrics command, whose codes share numbers with those of other commands.
+        fabrics: bool,
     },
     #[error("connect was refused: invalid {parameter}")]
     InvalidParameter {
@@ -92,6 +94,13 @@ pub enum HostError {
     Misbehaved { what: String },
 }
 
+fn shown(status: StatusCode, fabrics: bool) -> String {
+    match fabrics {
+        true => status.of_fabrics().to_string(),
+        false => status.to_string(),
+    }
+}
+
 impl HostError {
     /// Whether trying again is pointless: the target refused for good (DNR).
     pub fn is_final(&self) -> bool {
@@ -100,5 +109,28 @@ impl HostError {
             HostError::InvalidParameter { dnr, .. } => *dnr,
             _ => false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 181h is "busy" as the answer to Connect, and something about data as the answer to a read.
+    #[test]
+    fn a_status_is_named_by_its_command() {
+        let refused = |step, fabrics| HostError::Refused {
+            step,
+            status: StatusCode::CONNECT_CONTROLLER_BUSY,
+            fabrics,
+        };
+        assert_eq!(
+            refused("connect", true).to_string(),
+            "connect was refused: Connect Controller Busy (sct 0x1, sc 0x81)"
+        );
+        assert_eq!(
+            refused("list namespaces", false).to_string(),
+            "list namespaces was refused: Invalid Protection Information (sct 0x1, sc 0x81)"
+        );
     }
 }

@@ -65,6 +65,19 @@ impl Step {
         }
     }
 
+    /// Whether its command is a fabrics command, whose status codes have meanings of their own.
+    pub fn is_fabrics(self) -> bool {
+        matches!(
+            self,
+            Step::Connect
+                | Step::ReadCap
+                | Step::Enable
+                | Step::WaitReady
+                | Step::ShutDown
+                | Step::WaitShutDown
+        )
+    }
+
     /// Whether there is a command to send.
     pub fn has_command(self) -> bool {
         !matches!(self, Step::Dialling | Step::Idle)

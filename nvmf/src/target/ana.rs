@@ -159,6 +159,35 @@ impl Subsystem {
         Ok(true)
     }
 
+    /// Moves a namespace to another ANA group. Its controllers take up the group's state with their
+    /// next command; hosts are told that the namespace and the ANA log changed. Answers the group
+    /// that it was in.
+    pub fn set_ana_group(&self, nsid: u32, group: u32) -> Result<u32, SubsystemError> {
+        let max = self.config.max_namespaces;
+        if group == 0 || group > max {
+            return Err(SubsystemError::AnaGroupOutOfRange { group, max });
+        }
+        let mut guard = self.state();
+        let entry = guard
+            .namespaces
+            .get_mut(&nsid)
+            .ok_or_else(|| self.no_namespace(nsid))?;
+        let before = entry.namespace.ana_group();
+        if before == group {
+            return Ok(before);
+        }
+        entry.namespace.set_ana_group(group);
+        entry.ana_group = Some(group);
+        guard.ana_members_changed([before, group]);
+        self.publish_views(&guard, &[nsid]);
+        for association in guard.controllers.values() {
+            if association.view().get(nsid).is_some() {
+                association.notify(pending::ANA);
+            }
+        }
+        Ok(before)
+    }
+
     /// Whether a listener of this subsystem can begin with these states.
     pub(super) fn check_ana_states(&self, states: &AnaStates) -> Result<(), SubsystemError> {
         self.check_ana(None, states.all.state)?;
@@ -196,7 +225,7 @@ impl Subsystem {
         for entry in state.namespaces.values().filter(|n| visible_to(n, host)) {
             let namespace = &entry.namespace;
             members
-                .entry(namespace.ana_group)
+                .entry(namespace.ana_group())
                 .or_default()
                 .push(namespace.nsid);
         }

@@ -56,7 +56,7 @@ impl NamespaceIds {
 pub struct Namespace {
     pub nsid: u32,
     pub ids: NamespaceIds,
-    pub ana_group: u32,
+    ana_group: AtomicU32,
     pub backing: Backing,
     /// Reads of at most so many blocks are lent by the bdev.
     pub(crate) lend_blocks: u32,
@@ -77,11 +77,20 @@ impl Namespace {
         Namespace {
             nsid,
             ids,
-            ana_group,
+            ana_group: AtomicU32::new(ana_group),
             lend_blocks: backing.bdev.limits().lend_blocks,
             backing,
             slots,
         }
+    }
+
+    pub fn ana_group(&self) -> u32 {
+        self.ana_group.load(Ordering::Relaxed)
+    }
+
+    /// Only under the subsystem's lock, which also gives controllers the view that follows from it.
+    pub(super) fn set_ana_group(&self, group: u32) {
+        self.ana_group.store(group, Ordering::Relaxed);
     }
 
     pub fn geometry(&self) -> Geometry {

@@ -276,7 +276,7 @@ impl Subsystem {
             .namespaces
             .remove(&nsid)
             .ok_or_else(|| self.no_namespace(nsid))?;
-        state.ana_members_changed([removed.namespace.ana_group]);
+        state.ana_members_changed([removed.namespace.ana_group()]);
         self.publish_views(&state, &[nsid]);
         Ok(())
     }
@@ -302,7 +302,7 @@ impl Subsystem {
             .namespaces
             .values()
             .filter(|n| n.bdev_name == bdev_name)
-            .map(|n| (n.namespace.nsid, n.namespace.ana_group))
+            .map(|n| (n.namespace.nsid, n.namespace.ana_group()))
             .unzip();
         state.namespaces.retain(|nsid, _| !gone.contains(nsid));
         if !gone.is_empty() {
@@ -338,7 +338,7 @@ impl Subsystem {
         if entry.auto_visible {
             return Err(SubsystemError::AutoVisible { nsid });
         }
-        let group = entry.namespace.ana_group;
+        let group = entry.namespace.ana_group();
         match (
             add,
             if add {
@@ -364,7 +364,7 @@ impl Subsystem {
         Ok(())
     }
 
-    fn no_namespace(&self, nsid: u32) -> SubsystemError {
+    pub(super) fn no_namespace(&self, nsid: u32) -> SubsystemError {
         SubsystemError::NoNamespace {
             nqn: self.nqn().to_string(),
             nsid,
@@ -373,7 +373,7 @@ impl Subsystem {
 
     /// Gives every controller its new view. `touched` are the namespaces that changed; a host is
     /// told about those that it saw before or sees now.
-    fn publish_views(&self, state: &State, touched: &[u32]) {
+    pub(super) fn publish_views(&self, state: &State, touched: &[u32]) {
         self.changes.fetch_add(1, Ordering::AcqRel);
         for association in state.controllers.values() {
             let new = Arc::new(view_for(state, &association.hostnqn, association.listener));
@@ -571,7 +571,7 @@ pub(super) fn view_for(state: &State, host: &Nqn, listener: ListenerId) -> View 
             .namespaces
             .values()
             .filter(|n| visible_to(n, host))
-            .map(|n| (Arc::clone(&n.namespace), access(n.namespace.ana_group))),
+            .map(|n| (Arc::clone(&n.namespace), access(n.namespace.ana_group()))),
     )
 }
 

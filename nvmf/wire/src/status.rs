@@ -274,10 +274,14 @@ fn find(table: &[(StatusCode, &'static str)], code: StatusCode) -> Option<&'stat
         .map(|(_, name)| *name)
 }
 
-/// `LBA Out of Range (sct 0x0, sc 0x80, do not retry)`.
-impl fmt::Display for StatusCode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.name(), self.sct()) {
+impl StatusCode {
+    /// Shows it as the answer to a fabrics command: 180h to 185h mean other things there.
+    pub const fn of_fabrics(self) -> FabricsStatus {
+        FabricsStatus(self)
+    }
+
+    fn write(self, name: Option<&str>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (name, self.sct()) {
             (Some(name), _) => f.write_str(name)?,
             (None, sct::VENDOR) => f.write_str("Vendor Specific")?,
             (None, _) => f.write_str("Unknown Status")?,
@@ -290,6 +294,24 @@ impl fmt::Display for StatusCode {
             f.write_str(", do not retry")?;
         }
         f.write_str(")")
+    }
+}
+
+/// A status that answers a fabrics command, to be shown; see [`StatusCode::of_fabrics`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FabricsStatus(StatusCode);
+
+/// `LBA Out of Range (sct 0x0, sc 0x80, do not retry)`.
+impl fmt::Display for StatusCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.write(self.name(), f)
+    }
+}
+
+/// `Connect Controller Busy (sct 0x1, sc 0x81)`.
+impl fmt::Display for FabricsStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.write(self.0.fabrics_name(), f)
     }
 }
 
@@ -356,6 +378,29 @@ mod tests {
         assert_eq!(status, StatusCode::CONFLICTING_ATTRIBUTES);
         assert_eq!(status.name(), Some("Conflicting Attributes"));
         assert_eq!(status.fabrics_name(), Some("Connect Incompatible Format"));
+        for (status, plain, fabrics) in [
+            (
+                StatusCode::CONNECT_INCOMPATIBLE_FORMAT,
+                "Conflicting Attributes (sct 0x1, sc 0x80)",
+                "Connect Incompatible Format (sct 0x1, sc 0x80)",
+            ),
+            (
+                StatusCode::CONNECT_CONTROLLER_BUSY,
+                "Invalid Protection Information (sct 0x1, sc 0x81)",
+                "Connect Controller Busy (sct 0x1, sc 0x81)",
+            ),
+            (
+                StatusCode::CONNECT_INVALID_PARAMETERS.with_dnr(),
+                "Attempted Write to Read Only Range (sct 0x1, sc 0x82, do not retry)",
+                "Connect Invalid Parameters (sct 0x1, sc 0x82, do not retry)",
+            ),
+        ] {
+            assert_eq!(status.to_string(), plain);
+            assert_eq!(status.of_fabrics().to_string(), fabrics);
+        }
+        // What only one of the two has is called the same in both.
+        let busy = StatusCode::COMMAND_INTERRUPTED;
+        assert_eq!(busy.of_fabrics().to_string(), busy.to_string());
         assert_eq!(
             StatusCode::AUTHENTICATION_REQUIRED.name(),
             Some("Authentication Required")

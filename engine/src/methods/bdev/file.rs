@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::malloc::NameParams;
-use super::no_device;
+use super::{module_of, no_device_of_kind};
 use crate::devices::Module;
 use crate::engine::Engine;
 use crate::rpc::{Effect, Method, Registry, RpcError};
@@ -180,9 +180,13 @@ impl Method<Engine> for UringDelete {
 
 async fn rescan(on: &Engine, name: &str, product: Product) -> Result<bool, RpcError> {
     let plane = on.plane()?;
-    let module = on.devices.module(name).filter(|m| shown_as(m, product));
+    let module = module_of(on, name).filter(|m| shown_as(m, product));
     let Some(Module::File(bdev)) = module else {
-        return Err(no_device(name));
+        let (kind, maker) = match product {
+            Product::Aio => ("an aio device", AioCreate::NAME),
+            Product::Uring => ("a uring device", UringCreate::NAME),
+        };
+        return Err(no_device_of_kind(on, name, kind, maker));
     };
     let looked = tokio::task::spawn_blocking(move || bdev.rescan()).await;
     looked.map_err(|e| RpcError::internal(e.to_string()))??;

@@ -31,7 +31,7 @@ enum Mode {
     All,
     /// Only the smallest and largest latencies.
     Maxmin,
-    /// SPDK's; not here.
+    /// Only what failed.
     Error,
     None,
 }
@@ -171,7 +171,7 @@ impl Method<Engine> for GetIostat {
                     .field("per_channel"),
             );
         }
-        let reset = reset_of(params.reset_mode)?;
+        let reset = reset_of(params.reset_mode);
         let layers = match &params.names {
             None => plane.bdevs.list().into_iter().map(|l| l.layer).collect(),
             Some(names) => names
@@ -221,16 +221,12 @@ fn channels(plane: &Plane, layer: &Layer) -> Vec<ChannelStat> {
         .collect()
 }
 
-fn reset_of(mode: Mode) -> Result<Option<Reset>, RpcError> {
+fn reset_of(mode: Mode) -> Option<Reset> {
     match mode {
-        Mode::All => Ok(Some(Reset::All)),
-        Mode::Maxmin => Ok(Some(Reset::Extremes)),
-        Mode::None => Ok(None),
-        Mode::Error => Err(
-            RpcError::errno(Errno::ENOTSUP, "errors cannot be reset by themselves")
-                .field("mode")
-                .remedy("reset all"),
-        ),
+        Mode::All => Some(Reset::All),
+        Mode::Maxmin => Some(Reset::Extremes),
+        Mode::Error => Some(Reset::Errors),
+        Mode::None => None,
     }
 }
 
@@ -262,7 +258,7 @@ impl Method<Engine> for ResetIostat {
             None => plane.bdevs.list(),
             Some(name) => vec![plane.bdevs.get(name)?],
         };
-        if let Some(what) = reset_of(params.mode)? {
+        if let Some(what) = reset_of(params.mode) {
             layers
                 .iter()
                 .for_each(|listed| listed.layer.stats().reset(what));

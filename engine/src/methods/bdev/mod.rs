@@ -173,6 +173,27 @@ fn with_dependents(plane: &Plane, name: &str) -> Vec<String> {
     all
 }
 
+/// The module's handle of a device by its name, alias or UUID.
+fn module_of(on: &Engine, name: &str) -> Option<Module> {
+    let layer = on.plane().ok()?.bdevs.lookup(name)?;
+    on.devices.module(layer.name())
+}
+
+/// A device that is of another kind than the method is for, or none at all.
+fn no_device_of_kind(on: &Engine, name: &str, kind: &str, maker: &str) -> RpcError {
+    let there = on.plane().ok().and_then(|p| p.bdevs.lookup(name));
+    let Some(layer) = there else {
+        return no_device(name);
+    };
+    let what = layer.product_name();
+    RpcError::errno(
+        Errno::ENODEV,
+        format!("\"{name}\" is not {kind}: it is a device of the kind \"{what}\""),
+    )
+    .field("name")
+    .remedy(format!("make one of it with {maker}, and name that"))
+}
+
 pub fn no_device(name: &str) -> RpcError {
     RpcError::errno(Errno::ENODEV, format!("there is no bdev \"{name}\""))
         .field("name")

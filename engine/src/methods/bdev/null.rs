@@ -2,13 +2,13 @@
 
 use std::rc::Rc;
 
-use nacre_bdev::null;
+use nacre_bdev::{Bdev, null};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::malloc::NameParams;
-use super::{no_device, no_metadata};
+use super::{module_of, no_device_of_kind, no_metadata};
 use crate::devices::Module;
 use crate::engine::Engine;
 use crate::rpc::error::Errno;
@@ -113,9 +113,11 @@ impl Method<Engine> for Resize {
 
     async fn apply(params: ResizeParams, on: Rc<Engine>) -> Result<bool, RpcError> {
         let plane = on.plane()?;
-        let Some(Module::Null(bdev)) = on.devices.module(&params.name) else {
-            return Err(no_device(&params.name));
+        let Some(Module::Null(bdev)) = module_of(&on, &params.name) else {
+            let (name, maker) = (&params.name, Create::NAME);
+            return Err(no_device_of_kind(&on, name, "a null device", maker));
         };
+        let name = bdev.name();
         let before = bdev.config();
         let bytes = params
             .new_size
@@ -138,15 +140,15 @@ impl Method<Engine> for Resize {
         bdev.resize(blocks)?;
         let mut record = on
             .journal
-            .find(&super::key(&params.name))
+            .find(&super::key(name))
             .map(|e| e.record.params)
             .unwrap_or_default();
         record["num_blocks"] = blocks.into();
-        if let Err(refused) = super::update(&on, &params.name, record).await {
+        if let Err(refused) = super::update(&on, name, record).await {
             bdev.resize(before.num_blocks)?;
             return Err(refused);
         }
-        plane.bdevs.notify_resize(&params.name)?;
+        plane.bdevs.notify_resize(name)?;
         Ok(true)
     }
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::malloc::NameParams;
-use super::no_device;
+use super::{module_of, no_device_of_kind};
 use crate::devices::Module;
 use crate::engine::Engine;
 use crate::rpc::error::Errno;
@@ -114,13 +114,16 @@ impl Method<Engine> for DelayUpdateLatency {
             LatencyType::AvgWrite => delay::Latency::AvgWrite,
             LatencyType::P99Write => delay::Latency::P99Write,
         };
-        let Some(Module::Delay(bdev)) = on.devices.module(&params.delay_bdev_name) else {
-            return Err(no_device(&params.delay_bdev_name).field("delay_bdev_name"));
+        let Some(Module::Delay(bdev)) = module_of(&on, &params.delay_bdev_name) else {
+            let (name, maker) = (&params.delay_bdev_name, DelayCreate::NAME);
+            return Err(
+                no_device_of_kind(&on, name, "a delay device", maker).field("delay_bdev_name")
+            );
         };
         let before = bdev.latency_us(which);
         bdev.update_latency(which, params.latency_us);
         let record = serde_json::to_value(bdev.config()).expect("a configuration is plain data");
-        let stored = super::update(&on, &params.delay_bdev_name, record).await;
+        let stored = super::update(&on, nacre_bdev::Bdev::name(&*bdev), record).await;
         stored.inspect_err(|_| bdev.update_latency(which, before))?;
         Ok(true)
     }
@@ -170,6 +173,16 @@ impl Method<Engine> for ErrorDelete {
 
     async fn apply(params: NameParams, on: Rc<Engine>) -> Result<bool, RpcError> {
         super::delete(&on, &params.name, |m| matches!(m, Module::Fault(_))).await
+    }
+}
+
+/// The device with faults is the one on top, called EE_ and the name of the device below.
+fn no_error_device(on: &Engine, name: &str) -> RpcError {
+    let refused = no_device_of_kind(on, name, "an error device", ErrorCreate::NAME);
+    let above = format!("EE_{name}");
+    match on.devices.module(&above) {
+        Some(Module::Fault(_)) => refused.remedy(format!("the error device on it is \"{above}\"")),
+        _ => refused,
     }
 }
 
@@ -272,8 +285,8 @@ impl Method<Engine> for ErrorInject {
             nvme_sct: byte("nvme_sct", params.nvme_sct)?,
             nvme_sc: byte("nvme_sc", params.nvme_sc)?,
         };
-        let Some(Module::Fault(bdev)) = on.devices.module(&params.name) else {
-            return Err(no_device(&params.name));
+        let Some(Module::Fault(bdev)) = module_of(&on, &params.name) else {
+            return Err(no_error_device(&on, &params.name));
         };
         bdev.inject_spdk(&injection).map_err(|e| {
             let field = match e {
@@ -296,8 +309,8 @@ impl Method<Engine> for ErrorResume {
     type Reply = bool;
 
     async fn apply(params: NameParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        let Some(Module::Fault(bdev)) = on.devices.module(&params.name) else {
-            return Err(no_device(&params.name));
+        let Some(Module::Fault(bdev)) = module_of(&on, &params.name) else {
+            return Err(no_error_device(&on, &params.name));
         };
         bdev.resume_pending();
         Ok(true)

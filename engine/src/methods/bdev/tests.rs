@@ -167,6 +167,106 @@ fn refusals_carry_spdks_codes_and_our_facts() {
     );
 }
 
+/// What is for devices of one kind says so of those of another, and finds its own by any name.
+#[test]
+fn a_device_of_another_kind_is_called_that() {
+    let bench = bench();
+    bench.call(
+        "bdev_null_create",
+        json!({ "name": "n", "num_blocks": 2048, "block_size": 512 }),
+    );
+    let inject = |name: &str| json!({ "name": name, "io_type": "read", "error_type": "failure" });
+    let told = |method: &str, params: Value| {
+        let refused = bench.refused(method, params);
+        assert_eq!(refused.code, -19);
+        let facts = refused.data.unwrap();
+        (facts.cause, facts.remedy.unwrap())
+    };
+    let method = "bdev_error_inject_error";
+    assert_eq!(
+        told(method, inject("n")),
+        (
+            "\"n\" is not an error device: it is a device of the kind \"Null disk\"".into(),
+            "make one of it with bdev_error_create, and name that".into()
+        )
+    );
+    assert_eq!(
+        told(method, inject("x")).0,
+        "there is no bdev \"x\"",
+        "one that is not there at all"
+    );
+    bench.call("bdev_error_create", json!({ "base_name": "n" }));
+    assert_eq!(
+        told(method, inject("n")).1,
+        "the error device on it is \"EE_n\""
+    );
+    let uuid = bench.call("bdev_get_bdevs", json!({ "name": "EE_n" }))[0]["uuid"].clone();
+    assert_eq!(bench.call(method, inject(uuid.as_str().unwrap())), true);
+    for (method, params) in [
+        ("bdev_error_resume_pending", json!({ "name": "n" })),
+        ("bdev_aio_rescan", json!({ "name": "n" })),
+        ("bdev_uring_rescan", json!({ "name": "n" })),
+        ("bdev_null_resize", json!({ "name": "EE_n", "new_size": 9 })),
+        (
+            "bdev_delay_update_latency",
+            json!({ "delay_bdev_name": "n", "latency_type": "avg_read", "latency_us": 1 }),
+        ),
+    ] {
+        let (cause, _) = told(method, params);
+        assert!(cause.contains(" is not a"), "{method}: {cause}");
+    }
+}
+
+/// A file that grows is seen by everything that stands on it, up to the namespace.
+#[test]
+fn what_is_stacked_grows_with_its_base() {
+    let bench = bench();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    file.as_file().set_len(1 << 20).unwrap();
+    bench.call(
+        "bdev_aio_create",
+        json!({ "name": "f", "filename": file.path(), "block_size": 512 }),
+    );
+    bench.call(
+        "bdev_delay_create",
+        json!({
+            "name": "d", "base_bdev_name": "f", "avg_read_latency": 1, "p99_read_latency": 2,
+            "avg_write_latency": 3, "p99_write_latency": 4,
+        }),
+    );
+    bench.call(
+        "bdev_passthru_create",
+        json!({ "name": "p", "base_bdev_name": "d" }),
+    );
+    bench.call("bdev_error_create", json!({ "base_name": "p" }));
+    let blocks =
+        |name: &str| bench.call("bdev_get_bdevs", json!({ "name": name }))[0]["num_blocks"].clone();
+    let all = ["f", "d", "p", "EE_p"];
+    assert_eq!(all.map(blocks), [2048; 4]);
+    file.as_file().set_len(4 << 20).unwrap();
+    assert_eq!(bench.call("bdev_aio_rescan", json!({ "name": "f" })), true);
+    assert_eq!(all.map(blocks), [8192; 4]);
+}
+
+/// Each mode forgets its part, here of a device that did nothing: the call is understood.
+#[test]
+fn every_reset_mode_is_taken() {
+    let bench = bench();
+    bench.call(
+        "bdev_null_create",
+        json!({ "name": "n", "num_blocks": 2048, "block_size": 512 }),
+    );
+    for mode in ["all", "maxmin", "error", "none"] {
+        let reset = json!({ "name": "n", "mode": mode });
+        assert_eq!(bench.call("bdev_reset_iostat", reset), true, "{mode}");
+        let get = json!({ "names": ["n"], "reset_mode": mode });
+        let stat = bench.call("bdev_get_iostat", get);
+        assert_eq!(stat["bdevs"][0]["num_read_ops"], 0, "{mode}");
+    }
+    let other = json!({ "name": "n", "mode": "some" });
+    assert_eq!(bench.refused("bdev_reset_iostat", other).code, -32602);
+}
+
 #[test]
 fn devices_are_stacked_resized_and_taken_down_together() {
     let bench = bench();

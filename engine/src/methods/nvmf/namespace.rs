@@ -361,7 +361,7 @@ struct AnaGroupParams {
 impl Method<Engine> for SetAnaGroup {
     const NAME: &'static str = "nvmf_subsystem_set_ns_ana_group";
     const ABOUT: &'static str =
-        "Moves a namespace to another ANA group: only to the one that it is in.";
+        "Moves a namespace to another ANA group, whose states on the listeners count from then on.";
     const EFFECT: Effect = Effect::Changes;
     type Params = AnaGroupParams;
     type Reply = bool;
@@ -369,15 +369,31 @@ impl Method<Engine> for SetAnaGroup {
     async fn apply(params: AnaGroupParams, on: Rc<Engine>) -> Result<bool, RpcError> {
         let plane = on.plane()?;
         let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
-        match find(&subsystem, params.nsid)?.namespace.ana_group {
-            now if now == params.anagrpid => Ok(true),
-            now => Err(RpcError::errno(
-                Errno::ENOTSUP,
-                format!("a namespace stays in its ANA group, here {now}"),
-            )
-            .field("anagrpid")
-            .remedy("remove the namespace and add it again with the anagrpid it is to have")),
+        let (nqn, nsid, group) = (subsystem.nqn(), params.nsid, params.anagrpid);
+        let before = subsystem
+            .set_ana_group(nsid, group)
+            .map_err(|error| match &error {
+                SubsystemError::AnaGroupOutOfRange { max, .. } => {
+                    let range = format!("groups are 1 to {max}, the subsystem's max_namespaces");
+                    RpcError::from(error).field("anagrpid").remedy(range)
+                }
+                _ => error.into(),
+            })?;
+        if before == group {
+            return Ok(true);
         }
+        let own = key::namespace(nqn, nsid);
+        if let Some(entry) = on.journal.find(&own) {
+            let mut record = entry.record.params;
+            record["namespace"]["anagrpid"] = group.into();
+            let stored = on.journal.commit(Change::put(own, Add::NAME, record)).await;
+            if let Err(refused) = stored {
+                subsystem.set_ana_group(nsid, before)?;
+                return Err(refused);
+            }
+        }
+        on.notes.send("nvmf_ana_change", nqn.to_string());
+        Ok(true)
     }
 }
 

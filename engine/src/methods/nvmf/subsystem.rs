@@ -324,7 +324,7 @@ fn describe(subsystem: &Subsystem) -> SubsystemReply {
             nguid: hex(&ids.nguid),
             eui64: (ids.eui64 != [0; 8]).then(|| hex(&ids.eui64)),
             uuid: ids.uuid.to_string(),
-            anagrpid: config.ana_reporting.then_some(entry.namespace.ana_group),
+            anagrpid: config.ana_reporting.then_some(entry.namespace.ana_group()),
         }
     };
     let nvm = || NvmReply {

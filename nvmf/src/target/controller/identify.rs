@@ -306,7 +306,7 @@ fn nvm_namespace(namespace: &Namespace, copy: &IoLimits, ana: bool) -> IdentifyN
 
     id.nguid = namespace.ids.nguid;
     id.eui64 = namespace.ids.eui64;
-    id.anagrpid = U32::new(if ana { namespace.ana_group } else { 0 });
+    id.anagrpid = U32::new(if ana { namespace.ana_group() } else { 0 });
     id.nsattr = if limits.read_only {
         NSATTR_WRITE_PROTECTED
     } else {
@@ -330,7 +330,7 @@ fn independent_namespace(namespace: &Namespace, ana: bool) -> IndependentNamespa
         NO_VOLATILE_CACHE
     };
     id.nmic = NMIC_SHARED;
-    id.anagrpid = U32::new(if ana { namespace.ana_group } else { 0 });
+    id.anagrpid = U32::new(if ana { namespace.ana_group() } else { 0 });
     id.nsattr = if limits.read_only {
         NSATTR_WRITE_PROTECTED
     } else {

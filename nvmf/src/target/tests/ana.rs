@@ -218,6 +218,48 @@ fn changes_are_counted() {
     assert_eq!(now.len(), 1, "a group without namespaces is not listed");
 }
 
+/// A namespace that moves to another group takes that group's state on each listener; its hosts are
+/// told of both, and the counts of both groups rise.
+#[test]
+fn a_namespace_moves() {
+    let mut rig = two_paths(2);
+    let (admin, io) = rig.path(1);
+    let (_, other_io) = rig.path(2);
+    rig.set("test", Some(2), AnaState::Inaccessible);
+    let (_, before) = rig.ana(admin);
+    for _ in 0..2 {
+        let cid = rig.cid();
+        rig.send(admin, async_event_request(cid), None);
+    }
+    rig.turn();
+    rig.answers();
+    let subsystem = rig.target.subsystem(&nqn(ANA)).unwrap();
+    assert_eq!(subsystem.set_ana_group(1, 2).unwrap(), 1);
+    assert_eq!(
+        rig.command(io, opcode::READ, 1),
+        StatusCode::ANA_INACCESSIBLE
+    );
+    assert_eq!(rig.command(other_io, opcode::READ, 1), StatusCode::SUCCESS);
+    rig.turn();
+    let mut told: Vec<u32> = rig.answers().iter().map(|cqe| cqe.dword0()).collect();
+    told.sort_unstable();
+    let mut wanted = [CHANGED, AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED.dword0()];
+    wanted.sort_unstable();
+    assert_eq!(told, wanted);
+    let (_, now) = rig.ana(admin);
+    assert_eq!(now.len(), 1, "group 1 is empty now");
+    assert_eq!((now[0].0, now[0].1), (2, AnaState::Inaccessible));
+    assert!(now[0].2 > before[1].2);
+    assert_eq!(rig.identify_namespace(admin, 1).anagrpid.get(), 2);
+
+    assert_eq!(subsystem.set_ana_group(1, 1).unwrap(), 2);
+    assert_eq!(rig.command(io, opcode::READ, 1), StatusCode::SUCCESS);
+    assert_eq!(subsystem.set_ana_group(1, 1).unwrap(), 1, "no change");
+    for (nsid, group) in [(9, 1), (1, 0), (1, u32::MAX)] {
+        assert!(subsystem.set_ana_group(nsid, group).is_err());
+    }
+}
+
 /// A namespace that comes later, and a listener that comes later, have their state from the start.
 #[test]
 fn nothing_is_optimized_for_a_moment() {

@@ -87,6 +87,30 @@ fn states_are_shown_and_survive() {
     );
 }
 
+/// A namespace that was moved to another group is in it after a restart as well.
+#[test]
+fn a_namespace_stays_where_it_was_moved() {
+    let dir = tempfile::tempdir().unwrap();
+    let group = |bench: &Bench| {
+        let all = bench.call("nvmf_get_subsystems", json!({ "nqn": NQN }));
+        all[0]["namespaces"][0]["anagrpid"].clone()
+    };
+    {
+        let bench = durable(dir.path());
+        reporting(&bench, NQN);
+        malloc(&bench, "ram", None);
+        namespace(&bench, NQN, "ram");
+        assert_eq!(group(&bench), 1);
+        let there = json!({ "nqn": NQN, "nsid": 1, "anagrpid": 3 });
+        let method = "nvmf_subsystem_set_ns_ana_group";
+        assert_eq!(bench.call(method, there.clone()), true);
+        assert_eq!(bench.call(method, there), true, "it is there already");
+        assert_eq!(group(&bench), 3);
+        assert_eq!(events(&bench, "nvmf_ana_change"), [NQN]);
+    }
+    assert_eq!(group(&durable(dir.path())), 3);
+}
+
 /// A listener has its state from the start, and options that its transport has not.
 #[test]
 fn a_listener_begins_as_it_is_to_be() {

@@ -275,14 +275,16 @@ fn namespaces() {
         bench.call("nvmf_subsystem_set_ns_ana_group", group(1)),
         true
     );
-    check(
-        &bench,
-        "nvmf_subsystem_set_ns_ana_group",
-        group(4),
-        -95,
-        UNSUPPORTED,
-        "anagrpid",
-    );
+    for (nsid, anagrpid, field) in [(1, 0, "anagrpid"), (1, 5000, "anagrpid"), (9, 1, "nsid")] {
+        check(
+            &bench,
+            "nvmf_subsystem_set_ns_ana_group",
+            json!({ "nqn": NQN, "nsid": nsid, "anagrpid": anagrpid }),
+            -32602,
+            INVALID,
+            field,
+        );
+    }
 }
 
 #[test]
