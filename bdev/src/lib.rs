@@ -21,6 +21,7 @@ pub mod malloc;
 pub mod null;
 pub mod passthru;
 pub mod pending;
+pub mod qos;
 pub mod queue;
 mod random;
 pub mod registry;

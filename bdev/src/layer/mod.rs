@@ -9,7 +9,7 @@
 //!   the module's queue <────────────────────────────────────────┘
 //! ```
 //!
-//! What it does: refuses what lies outside the device; splits what is larger than the module takes or
+//! What it does: holds back what the device's limits do not admit yet; refuses what lies outside the device; splits what is larger than the module takes or
 //! crosses its boundaries; emulates compare, compare-and-write, write zeroes, copy, and FUA by a
 //! flush; holds children back while the module is busy. What it does not do: unmap in the place of a
 //! module that cannot (a host asks for it to release space; writing zeroes would do the opposite), and
@@ -24,6 +24,7 @@ mod poor;
 mod queue;
 #[cfg(test)]
 mod tests;
+mod throttle;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -40,6 +41,7 @@ use self::opens::Opens;
 use self::plan::Shape;
 use crate::device::{Bdev, Geometry, Limits, OpenError, Support};
 use crate::io::Op;
+use crate::qos::{Chain, Qos};
 use crate::queue::Queue;
 use crate::stats::DeviceStats;
 
@@ -58,10 +60,20 @@ pub struct Layer {
     /// Where compare-and-write is emulated.
     gate: Option<Arc<Gate>>,
     opens: Arc<Opens>,
+    qos: Arc<Qos>,
+    /// The device's limits, and those of the devices below it.
+    limits: Chain,
 }
 
 impl Layer {
     pub fn new(bdev: Arc<dyn Bdev>) -> Arc<Layer> {
+        Layer::stacked(bdev, &[])
+    }
+
+    /// As [`Layer::new`], for a device that stands on those `below`: their limits are its own too.
+    pub fn stacked(bdev: Arc<dyn Bdev>, below: &[Arc<Layer>]) -> Arc<Layer> {
+        let qos = Arc::new(Qos::default());
+        let limits = Chain::new(&qos, below.iter().map(|layer| layer.limits.clone()));
         let shape = Shape::of(&*bdev);
         let swaps = shape.support(Op::CompareAndWrite) == Support::Emulated && !shape.read_only;
         Arc::new(Layer {
@@ -70,6 +82,8 @@ impl Layer {
             stats: Arc::default(),
             opens: Arc::default(),
             gate: swaps.then(Arc::default),
+            qos,
+            limits,
             shape,
             bdev,
         })
@@ -82,6 +96,11 @@ impl Layer {
 
     pub fn stats(&self) -> &Arc<DeviceStats> {
         &self.stats
+    }
+
+    /// What the device may do per second; set live.
+    pub fn qos(&self) -> &Arc<Qos> {
+        &self.qos
     }
 
     /// Takes over the module's size. Answers it if it was another before.

@@ -14,6 +14,7 @@ use super::gate::{Gate, GateQueue};
 use super::job::{Job, Memory, Stage, Step};
 use super::opens::{ModuleQueue, Open};
 use super::plan::{Plan, Recipe};
+use super::throttle::Throttle;
 use crate::device::Bdev;
 use crate::io::{Completion, Io, Op, Status, Token};
 use crate::pending::Pending;
@@ -29,7 +30,7 @@ pub struct LayerQueue {
     // First, so dropped first: after this the device touches no buffer, and the gate may open.
     inner: Box<dyn Queue>,
     gate: Option<GateQueue>,
-    depth: usize,
+    pub(super) depth: usize,
     /// Every I/O that was taken and not yet answered.
     slots: Slab<Slot>,
     jobs: Slab<Job>,
@@ -40,15 +41,18 @@ pub struct LayerQueue {
     /// Answers that the module has no part in, or that found no room.
     ready: VecDeque<Completion>,
     generation: u32,
-    now: Nanos,
+    pub(super) now: Nanos,
     /// The first turn after the last sleep.
     woken: Nanos,
     /// The reactor may have slept since `now`.
-    stale: bool,
-    stats: StatWriter,
+    pub(super) stale: bool,
+    pub(super) throttle: Throttle,
+    /// When the I/O came that is being started, if that was earlier.
+    pub(super) arrived: Option<Nanos>,
+    pub(super) stats: StatWriter,
     memory: Memory,
     pool: Pool,
-    layer: Arc<Layer>,
+    pub(super) layer: Arc<Layer>,
     // Last, so dropped last: whoever waits for the queues to be closed finds nothing left of them.
     _open: Open,
 }
@@ -89,6 +93,8 @@ impl LayerQueue {
             now: Nanos::ZERO,
             woken: Nanos::ZERO,
             stale: true,
+            throttle: Throttle::new(&layer.limits, layer.shape.block_size),
+            arrived: None,
             stats: layer.stats.writer(),
             memory,
             pool: pool.clone(),
@@ -103,8 +109,40 @@ impl LayerQueue {
     }
 
     fn is_full(&self) -> bool {
-        // Behind a job that the module had no place for, everybody queues up: it would starve.
-        self.slots.len() + self.ready.len() >= self.depth || !self.waiting.is_empty()
+        self.slots.len() + self.ready.len() >= self.depth || self.is_blocked()
+    }
+
+    /// Behind a job that the module had no place for, everybody queues up: it would starve.
+    pub(super) fn is_blocked(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Starts an I/O that nothing holds back.
+    #[inline]
+    #[allow(clippy::result_large_err)]
+    pub(super) fn start(&mut self, io: Io) -> Result<(), (Busy, Io)> {
+        let plan = match self.layer.is_gone() {
+            true => Plan::Now(Status::Gone),
+            false => self
+                .layer
+                .shape
+                .plan(&io, self.layer.blocks.load(Ordering::Relaxed)),
+        };
+        match plan {
+            Plan::Direct => self.direct(io),
+            Plan::Now(status) => {
+                self.answer(io, status);
+                Ok(())
+            }
+            Plan::Job(recipe) => self.start_job(io, recipe),
+        }
+    }
+
+    /// Answers an I/O that the module has no part in.
+    pub(super) fn answer(&mut self, io: Io, status: Status) {
+        let (slot, _) = self.take_slot(&io, NO_JOB, false);
+        let pending = self.close_slot(slot, status);
+        self.ready.push_back(pending.complete(status, io.data));
     }
 
     #[inline]
@@ -172,7 +210,7 @@ impl LayerQueue {
             counted,
             blocks: io.blocks,
             job,
-            start: (!self.stale).then_some(self.now),
+            start: self.arrived.or((!self.stale).then_some(self.now)),
         });
         (slot, self.generation)
     }
@@ -340,6 +378,7 @@ impl LayerQueue {
         self.now = now;
         if self.stale {
             (self.stale, self.woken) = (false, now);
+            self.throttle.woken(now);
         }
         self.stats.turn(self.slots.len());
         if let Some(gate) = &mut self.gate {
@@ -355,28 +394,18 @@ impl Queue for LayerQueue {
             self.stats.busy();
             return Err((Busy, io));
         }
-        let plan = match self.layer.is_gone() {
-            true => Plan::Now(Status::Gone),
-            false => self
-                .layer
-                .shape
-                .plan(&io, self.layer.blocks.load(Ordering::Relaxed)),
-        };
-        match plan {
-            Plan::Direct => self.direct(io),
-            Plan::Now(status) => {
-                let (slot, _) = self.take_slot(&io, NO_JOB, false);
-                let pending = self.close_slot(slot, status);
-                self.ready.push_back(pending.complete(status, io.data));
-                Ok(())
-            }
-            Plan::Job(recipe) => self.start_job(io, recipe),
+        if self.throttle.is_active() {
+            return self.submit_limited(io);
         }
+        self.start(io)
     }
 
     fn poll(&mut self, now: Nanos, done: &mut Done) -> usize {
         let before = done.len();
         self.turn(now);
+        if self.throttle.holds() {
+            self.release_held();
+        }
         self.hand_over(done);
         self.collect(done);
         if self.resume() {
@@ -393,7 +422,7 @@ impl Queue for LayerQueue {
             .iter()
             .find(|(_, slot)| slot.pending.token() == token);
         let Some((index, slot)) = found else {
-            return false;
+            return self.abort_held(token);
         };
         if slot.job == NO_JOB {
             return self.inner.abort(direct_token(index, slot.generation));
@@ -414,7 +443,7 @@ impl Queue for LayerQueue {
     }
 
     fn inflight(&self) -> usize {
-        self.slots.len() + self.ready.len()
+        self.slots.len() + self.ready.len() + self.throttle.len()
     }
 
     fn arm(&mut self, now: Nanos) -> Idle {
@@ -427,7 +456,8 @@ impl Queue for LayerQueue {
             return Idle::Busy;
         }
         self.stale = true;
-        self.inner.arm(now)
+        let held = self.throttle.arm(now, self.inner.inflight() > 0);
+        held.and(self.inner.arm(now))
     }
 
     fn disarm(&mut self) {

@@ -112,7 +112,9 @@ impl Registry {
 
     /// Makes a device known under its name and UUID.
     pub fn register(&self, bdev: Arc<dyn Bdev>) -> Result<Arc<Layer>, RegistryError> {
-        let layer = Layer::new(bdev);
+        let below = bdev.bases();
+        let below: Vec<Arc<Layer>> = below.iter().filter_map(|b| self.lookup(b)).collect();
+        let layer = Layer::stacked(bdev, &below);
         let name = layer.name().to_owned();
         check_name(&name)?;
         {

@@ -77,6 +77,8 @@ pub struct Snapshot {
     pub inflight: u64,
     /// How often a queue was full and handed an I/O back.
     pub busy: u64,
+    /// I/Os that a limit held back for a while.
+    pub throttled: u64,
 }
 
 impl Default for Snapshot {
@@ -87,6 +89,7 @@ impl Default for Snapshot {
             histograms: Default::default(),
             inflight: 0,
             busy: 0,
+            throttled: 0,
         }
     }
 }
@@ -237,6 +240,7 @@ struct StatBlock {
     statuses: [AtomicU64; Status::KINDS],
     inflight: AtomicU64,
     busy: AtomicU64,
+    throttled: AtomicU64,
     /// The epoch that the counters belong to.
     epoch: AtomicU64,
     histograms: [Histogram; 3],
@@ -269,6 +273,7 @@ impl StatBlock {
             statuses: std::array::from_fn(|_| AtomicU64::new(0)),
             inflight: AtomicU64::new(0),
             busy: AtomicU64::new(0),
+            throttled: AtomicU64::new(0),
             epoch: AtomicU64::new(epoch.0),
             histograms: std::array::from_fn(|_| Histogram::new()),
             thread,
@@ -284,6 +289,7 @@ impl StatBlock {
             return;
         }
         sum.busy += self.busy.load(Relaxed);
+        sum.throttled += self.throttled.load(Relaxed);
         for (total, op) in sum.ops.iter_mut().zip(&self.ops) {
             total.ops += op.ops.load(Relaxed);
             total.bytes += op.bytes.load(Relaxed);
@@ -333,6 +339,7 @@ impl StatBlock {
         }
         if all {
             self.busy.store(0, Relaxed);
+            self.throttled.store(0, Relaxed);
             self.histograms.iter().for_each(Histogram::clear);
         }
     }
@@ -384,6 +391,10 @@ impl StatWriter {
 
     pub(crate) fn busy(&self) {
         add(&self.block.busy, 1);
+    }
+
+    pub(crate) fn throttled(&self) {
+        add(&self.block.throttled, 1);
     }
 }
 

@@ -235,17 +235,17 @@ fn a_namespace_moves() {
     rig.answers();
     let subsystem = rig.target.subsystem(&nqn(ANA)).unwrap();
     assert_eq!(subsystem.set_ana_group(1, 2).unwrap(), 1);
-    assert_eq!(
-        rig.command(io, opcode::READ, 1),
-        StatusCode::ANA_INACCESSIBLE
-    );
-    assert_eq!(rig.command(other_io, opcode::READ, 1), StatusCode::SUCCESS);
     rig.turn();
     let mut told: Vec<u32> = rig.answers().iter().map(|cqe| cqe.dword0()).collect();
     told.sort_unstable();
     let mut wanted = [CHANGED, AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED.dword0()];
     wanted.sort_unstable();
     assert_eq!(told, wanted);
+    assert_eq!(
+        rig.command(io, opcode::READ, 1),
+        StatusCode::ANA_INACCESSIBLE
+    );
+    assert_eq!(rig.command(other_io, opcode::READ, 1), StatusCode::SUCCESS);
     let (_, now) = rig.ana(admin);
     assert_eq!(now.len(), 1, "group 1 is empty now");
     assert_eq!((now[0].0, now[0].1), (2, AnaState::Inaccessible));

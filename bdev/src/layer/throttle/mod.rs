@@ -1,0 +1,179 @@
+//! Holds I/Os back while a limit of the device says so; see [`crate::qos`].
+//!
+//! ```text
+//!   submit ──no limit, or admitted──> start
+//!              └──> held: reads | others, in order ──poll(now): admitted──> start
+//! ```
+//!
+//! What is held counts as taken: towards the queue's depth, so that a host is slowed down by its
+//! queue being full, and towards the latency. Reads and others wait apart, as they have limits apart.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use nacre_reactor::{Idle, Nanos};
+
+use super::queue::LayerQueue;
+use crate::io::{Io, Op, Status, Token};
+use crate::qos::Chain;
+use crate::queue::{Busy, Queue};
+
+/// Nobody wakes a queue whose limit was raised: it looks so often.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+pub(super) struct Throttle {
+    chain: Chain,
+    block_size: u64,
+    /// Reads, and others.
+    held: [VecDeque<Held>; 2],
+    /// Which of the two is next.
+    turn: usize,
+}
+
+struct Held {
+    io: Io,
+    /// `None`: while the time was unknown.
+    since: Option<Nanos>,
+    /// Admitted, but the module was too busy for it.
+    admitted: bool,
+}
+
+impl Throttle {
+    pub fn new(chain: &Chain, block_size: u32) -> Throttle {
+        Throttle {
+            chain: chain.clone(),
+            block_size: u64::from(block_size),
+            held: Default::default(),
+            turn: 0,
+        }
+    }
+
+    /// Whether there is anything to do about the next I/O.
+    #[inline]
+    pub fn is_active(&self) -> bool {
+        self.chain.is_on() || self.holds()
+    }
+
+    #[inline]
+    pub fn holds(&self) -> bool {
+        self.len() > 0
+    }
+
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.held[0].len() + self.held[1].len()
+    }
+
+    /// The time is known again.
+    pub fn woken(&mut self, now: Nanos) {
+        for held in self.held.iter_mut().flatten() {
+            held.since.get_or_insert(now);
+        }
+    }
+
+    fn bytes(&self, io: &Io) -> u64 {
+        u64::from(io.blocks) * self.block_size
+    }
+
+    /// The next one that may go, by the limits or because they count no more.
+    fn next(&mut self, now: Nanos, all: bool) -> Option<(usize, Held)> {
+        for side in [self.turn, 1 - self.turn] {
+            let Some(first) = self.held[side].front() else {
+                continue;
+            };
+            let (op, bytes) = (first.io.op, self.bytes(&first.io));
+            if all || first.admitted || self.chain.admit(op, bytes, now) {
+                self.turn = 1 - side;
+                return self.held[side].pop_front().map(|held| (side, held));
+            }
+        }
+        None
+    }
+
+    /// Until when a reactor may sleep; `comes`: something will end in the module, and wake it.
+    pub fn arm(&self, now: Nanos, comes: bool) -> Idle {
+        let mut idle = Idle::Quiet;
+        for first in self.held.iter().filter_map(VecDeque::front) {
+            let due = self.chain.due(first.io.op, self.bytes(&first.io));
+            idle = idle.and(match first.admitted || due <= now {
+                true if comes => Idle::Quiet,
+                true => Idle::Busy,
+                false => Idle::Until(due.min(now + LOOK_EVERY)),
+            });
+        }
+        idle
+    }
+
+    fn take(&mut self, token: Token) -> Option<Held> {
+        self.held.iter_mut().find_map(|held| {
+            let at = held.iter().position(|held| held.io.token == token)?;
+            held.remove(at)
+        })
+    }
+}
+
+fn side(op: Op) -> usize {
+    usize::from(!matches!(op, Op::Read | Op::Compare))
+}
+
+impl LayerQueue {
+    /// Submits an I/O to a device that has limits, or had them a moment ago.
+    #[cold]
+    #[allow(clippy::result_large_err)]
+    pub(super) fn submit_limited(&mut self, io: Io) -> Result<(), (Busy, Io)> {
+        let free = matches!(io.op, Op::Flush | Op::Unmap);
+        let (side, bytes) = (side(io.op), self.throttle.bytes(&io));
+        if self.inflight() >= self.depth {
+            self.stats.busy();
+            return Err((Busy, io));
+        }
+        let first = self.throttle.held[side].is_empty();
+        if free || first && self.throttle.chain.admit(io.op, bytes, self.now) {
+            return self.start(io);
+        }
+        let since = (!self.stale).then_some(self.now);
+        self.stats.throttled();
+        self.throttle.held[side].push_back(Held {
+            io,
+            since,
+            admitted: false,
+        });
+        Ok(())
+    }
+
+    /// Lets go what may go by now.
+    #[cold]
+    pub(super) fn release_held(&mut self) {
+        let all = self.layer.is_gone();
+        while !self.is_blocked()
+            && let Some((side, held)) = self.throttle.next(self.now, all)
+        {
+            let since = held.since;
+            self.arrived = since;
+            let outcome = self.start(held.io);
+            self.arrived = None;
+            if let Err((Busy, io)) = outcome {
+                self.throttle.held[side].push_front(Held {
+                    io,
+                    since,
+                    admitted: true,
+                });
+                return;
+            }
+        }
+    }
+
+    /// Ends an I/O that is held. `false`: it is not.
+    pub(super) fn abort_held(&mut self, token: Token) -> bool {
+        let Some(held) = self.throttle.take(token) else {
+            return false;
+        };
+        self.arrived = held.since;
+        self.answer(held.io, Status::Aborted);
+        self.arrived = None;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,284 @@
+//! Rate limits of a device: so many I/Os and bytes per second, over all cores together.
+//!
+//! Each limit is a bucket that every core pays into. It holds one number, the moment at which what
+//! was admitted so far is paid for; an I/O is admitted once that moment has come, and moves it on by
+//! what it costs. So an I/O that is larger than a second's worth is admitted as well, and those
+//! behind it wait longer. A bucket that was not used for a while has a credit of [`CREDIT`], which
+//! makes up for a reactor that wakes a little late.
+//!
+//! Two cores that look at the same moment may both be admitted: the debt is paid afterwards, and the
+//! rate stays what it is.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use nacre_reactor::Nanos;
+
+use crate::io::Op;
+
+/// What of the time in which nothing was done can be made up for.
+pub const CREDIT: Duration = Duration::from_millis(10);
+
+/// A bucket counts in this part of a nanosecond, so that small I/Os at high rates are not rounded
+/// away. A 64-bit number of them lasts for nine years.
+const FINE: u64 = 64;
+
+/// Limits per second. 0: no such limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RateLimits {
+    /// Reads and writes together.
+    pub rw_ios: u64,
+    pub rw_bytes: u64,
+    pub read_bytes: u64,
+    pub write_bytes: u64,
+}
+
+impl RateLimits {
+    pub fn is_none(&self) -> bool {
+        *self == RateLimits::default()
+    }
+
+    fn rates(&self) -> [u64; BUCKETS] {
+        [
+            self.rw_ios,
+            self.rw_bytes,
+            self.read_bytes,
+            self.write_bytes,
+        ]
+    }
+}
+
+const BUCKETS: usize = 4;
+
+/// What an operation costs, by bucket. Flushes and unmaps cost nothing, zeroes are an I/O without
+/// bytes, and a copy is a read and a write.
+fn costs(op: Op, bytes: u64) -> [u64; BUCKETS] {
+    match op {
+        Op::Read | Op::Compare => [1, bytes, bytes, 0],
+        Op::Write | Op::CompareAndWrite => [1, bytes, 0, bytes],
+        Op::Copy => [1, 2 * bytes, bytes, bytes],
+        Op::WriteZeroes => [1, 0, 0, 0],
+        Op::Flush | Op::Unmap => [0; BUCKETS],
+    }
+}
+
+/// The limits of one device, shared by all its queues.
+#[derive(Debug, Default)]
+pub struct Qos {
+    /// Any limit is set.
+    on: AtomicBool,
+    buckets: [Bucket; BUCKETS],
+}
+
+#[derive(Debug, Default)]
+struct Bucket {
+    rate: AtomicU64,
+    /// When everything admitted so far is paid for, in [`FINE`] parts of a nanosecond.
+    paid_at: AtomicU64,
+}
+
+impl Qos {
+    pub fn set(&self, limits: RateLimits) {
+        for (bucket, rate) in self.buckets.iter().zip(limits.rates()) {
+            if bucket.rate.swap(rate, Relaxed) != rate {
+                // A debt at another rate is forgiven.
+                bucket.paid_at.store(0, Relaxed);
+            }
+        }
+        self.on.store(!limits.is_none(), Relaxed);
+    }
+
+    pub fn limits(&self) -> RateLimits {
+        let [rw_ios, rw_bytes, read_bytes, write_bytes] = self
+            .buckets
+            .each_ref()
+            .map(|bucket| bucket.rate.load(Relaxed));
+        RateLimits {
+            rw_ios,
+            rw_bytes,
+            read_bytes,
+            write_bytes,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn is_on(&self) -> bool {
+        self.on.load(Relaxed)
+    }
+
+    /// When such an I/O can be admitted.
+    fn due(&self, op: Op, bytes: u64) -> Nanos {
+        let cost = costs(op, bytes);
+        let due = |(bucket, cost): (&Bucket, u64)| match cost {
+            0 => 0,
+            _ => bucket.due(),
+        };
+        Nanos(self.buckets.iter().zip(cost).map(due).max().unwrap_or(0))
+    }
+
+    fn charge(&self, op: Op, bytes: u64, now: Nanos) {
+        for (bucket, cost) in self.buckets.iter().zip(costs(op, bytes)) {
+            if cost > 0 {
+                bucket.charge(cost, now);
+            }
+        }
+    }
+}
+
+impl Bucket {
+    fn due(&self) -> u64 {
+        match self.rate.load(Relaxed) {
+            0 => 0,
+            _ => self.paid_at.load(Relaxed).div_ceil(FINE),
+        }
+    }
+
+    fn charge(&self, cost: u64, now: Nanos) {
+        let rate = self.rate.load(Relaxed);
+        if rate == 0 {
+            return;
+        }
+        let time = u128::from(cost) * u128::from(1_000_000_000 * FINE) / u128::from(rate);
+        // A debt of more than centuries is as good as any.
+        let time = u64::try_from(time).unwrap_or(u64::MAX);
+        let credit = now.0.saturating_sub(CREDIT.as_nanos() as u64);
+        let least = credit.saturating_mul(FINE);
+        let later = |paid_at: u64| Some(paid_at.max(least).saturating_add(time));
+        let _ = self.paid_at.fetch_update(Relaxed, Relaxed, later);
+    }
+}
+
+/// Everything that limits a device: its own limits, and those of the devices that it stands on.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Chain(Vec<Arc<Qos>>);
+
+impl Chain {
+    pub fn new(own: &Arc<Qos>, below: impl IntoIterator<Item = Chain>) -> Chain {
+        let below = below.into_iter().flat_map(|chain| chain.0);
+        Chain(std::iter::once(Arc::clone(own)).chain(below).collect())
+    }
+
+    #[inline]
+    pub fn is_on(&self) -> bool {
+        self.0.iter().any(|qos| qos.is_on())
+    }
+
+    pub fn due(&self, op: Op, bytes: u64) -> Nanos {
+        let due = |qos: &Arc<Qos>| qos.due(op, bytes);
+        self.0.iter().map(due).max().unwrap_or(Nanos::ZERO)
+    }
+
+    /// Takes what the I/O costs, if it can be admitted now.
+    pub fn admit(&self, op: Op, bytes: u64, now: Nanos) -> bool {
+        let admitted = self.due(op, bytes) <= now;
+        if admitted {
+            self.0.iter().for_each(|qos| qos.charge(op, bytes, now));
+        }
+        admitted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn chain(limits: RateLimits) -> (Arc<Qos>, Chain) {
+        let qos = Arc::new(Qos::default());
+        qos.set(limits);
+        (Arc::clone(&qos), Chain::new(&qos, []))
+    }
+
+    /// How many of these are admitted within `seconds`, asking every `step_us`.
+    fn admitted(chain: &Chain, op: Op, bytes: u64, seconds: u64, step_us: u64) -> u64 {
+        let mut count = 0;
+        let begin = Nanos(5_000_000_000);
+        for step in 0..=seconds * 1_000_000 / step_us {
+            let now = begin + Duration::from_micros(step * step_us);
+            while chain.admit(op, bytes, now) {
+                count += 1;
+            }
+        }
+        count
+    }
+
+    /// What is not limited is not slowed; what is limited has its rate, whatever the step, plus the
+    /// credit at the start.
+    #[test]
+    fn rates_are_kept() {
+        let limits = RateLimits {
+            rw_ios: 1000,
+            read_bytes: 1 << 20,
+            ..RateLimits::default()
+        };
+        for (op, bytes, wanted) in [
+            (Op::Write, 65536, 3000),
+            (Op::WriteZeroes, 1 << 30, 3000),
+            (Op::Read, 512, 3000),
+            (Op::Read, 4096, 3 * 256),
+            (Op::Compare, 4096, 3 * 256),
+            (Op::Copy, 4096, 3 * 256),
+        ] {
+            for step_us in [37, 1000, 9000] {
+                let (_, chain) = chain(limits);
+                let count = admitted(&chain, op, bytes, 3, step_us);
+                let most = wanted + wanted / 100 + 1;
+                assert!(
+                    (wanted..=most).contains(&count),
+                    "{op:?} of {bytes} every {step_us} us: {count}, not {wanted}"
+                );
+            }
+        }
+        let (_, chain) = chain(limits);
+        for op in [Op::Flush, Op::Unmap] {
+            assert!((0..100_000).all(|_| chain.admit(op, 1 << 40, Nanos(1))));
+        }
+    }
+
+    /// One that costs more than a second's worth is admitted, and paid for by those behind it.
+    #[test]
+    fn large_ones_pay_afterwards() {
+        let (qos, chain) = chain(RateLimits {
+            rw_bytes: 1 << 20,
+            ..RateLimits::default()
+        });
+        let now = Nanos(1_000_000_000);
+        assert!(chain.admit(Op::Write, 4 << 20, now));
+        let due = chain.due(Op::Read, 1);
+        assert_eq!(due, now + Duration::from_secs(4) - CREDIT);
+        assert!(!chain.admit(Op::Read, 1, Nanos(due.0 - 1)) && chain.admit(Op::Read, 1, due));
+        // Another rate begins anew, and none at all lets everything through.
+        qos.set(RateLimits {
+            rw_bytes: 2 << 20,
+            ..RateLimits::default()
+        });
+        assert!(chain.admit(Op::Write, 1 << 40, now) && !chain.admit(Op::Write, 1, now));
+        qos.set(RateLimits::default());
+        assert!(!chain.is_on() && chain.admit(Op::Write, u64::MAX / 2, now));
+    }
+
+    proptest! {
+        /// Over any time, no more is admitted than the rate allows, the credit and one I/O beside it.
+        #[test]
+        fn never_more_than_the_rate(
+            rate in 1u64..10_000_000_000,
+            ios in prop::collection::vec((1u64..1 << 21, 0u64..3_000_000), 1..200),
+        ) {
+            let (_, chain) = chain(RateLimits { rw_bytes: rate, ..RateLimits::default() });
+            let begin = Nanos(1 << 40);
+            let (mut now, mut sum, mut last) = (begin, 0u128, 0);
+            for (bytes, wait) in ios {
+                now = now + Duration::from_nanos(wait);
+                if chain.admit(Op::Write, bytes, now) {
+                    sum += u128::from(bytes);
+                    last = bytes;
+                }
+            }
+            let time = u128::from(now.since(begin).as_nanos() as u64) + CREDIT.as_nanos();
+            let most = u128::from(rate) * time / 1_000_000_000 + u128::from(last) + 1 + u128::from(rate) / 1_000_000;
+            prop_assert!(sum <= most, "{sum} of {most}");
+        }
+    }
+}
