@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use nacre_bdev::layer::Layer;
 use nacre_bdev::{Bdev, malloc};
-use nacre_hugepages::{ClassSpec, Pool};
+use nacre_hugepages::{Arena, ArenaOptions, ClassSpec, Pool};
 use nacre_nvmf::target::{
     Backing, Group, GroupConfig, NamespaceConfig, NamespaceIds, SubsystemConfig, Target,
     TargetConfig,
 };
-use nacre_nvmf::transport::{Address, Pools, TransportType};
+use nacre_nvmf::transport::{Address, Plug, Pools, TransportType};
 use nacre_nvmf_wire::Nqn;
 use nacre_reactor::Clock;
 use nacre_transport_tcp::{TcpConfig, TcpPlug};
@@ -36,16 +36,29 @@ impl TestTarget {
 
     /// On a port of choice, as one that comes back is.
     pub fn start_on(address: SocketAddr) -> TestTarget {
+        TestTarget::start_with(address, |_| Vec::new())
+    }
+
+    /// The same with further plugs, which are made with the memory that the target uses.
+    pub fn start_with(
+        address: SocketAddr,
+        plugs: impl FnOnce(Vec<Arena>) -> Vec<Arc<dyn Plug>>,
+    ) -> TestTarget {
         let target = Target::new(TargetConfig::default(), 1);
         let plug = TcpPlug::new(TcpConfig::default()).expect("the TCP plug starts");
-        target.add_plug(Arc::new(plug)).expect("the only plug");
+        target.add_plug(Arc::new(plug)).expect("the first plug");
+        let bytes = Pool::bytes_for(&IO) + Pool::bytes_for(&ADMIN);
+        let arena = Arena::allocate(ArenaOptions::new(bytes as u64)).expect("memory");
+        for plug in plugs(vec![arena.clone()]) {
+            target.add_plug(plug).expect("of another kind");
+        }
         let stop = Arc::new(AtomicBool::new(false));
         let (theirs, stopped) = (Arc::clone(&target), Arc::clone(&stop));
         // Connections that come before the core has opened the plug are turned away.
         let (ready, is_ready) = std::sync::mpsc::channel();
         let thread = std::thread::Builder::new()
             .name("target".into())
-            .spawn(move || serve(theirs, &stopped, &ready))
+            .spawn(move || serve(theirs, &arena, &stopped, &ready))
             .expect("a thread");
         is_ready.recv().expect("the core starts");
         let mut config = SubsystemConfig::new(nqn(SUBNQN));
@@ -103,22 +116,30 @@ impl Drop for TestTarget {
     }
 }
 
-fn serve(target: Arc<Target>, stop: &AtomicBool, ready: &std::sync::mpsc::Sender<()>) {
+const IO: [ClassSpec; 2] = [
+    ClassSpec {
+        size: 4096,
+        count: 1024,
+    },
+    ClassSpec {
+        size: 128 << 10,
+        count: 256,
+    },
+];
+const ADMIN: [ClassSpec; 1] = [ClassSpec {
+    size: 8192,
+    count: 64,
+}];
+
+fn serve(
+    target: Arc<Target>,
+    arena: &Arena,
+    stop: &AtomicBool,
+    ready: &std::sync::mpsc::Sender<()>,
+) {
     let pools = Pools {
-        io: Pool::heap(&[
-            ClassSpec {
-                size: 4096,
-                count: 1024,
-            },
-            ClassSpec {
-                size: 128 << 10,
-                count: 256,
-            },
-        ]),
-        admin: Pool::heap(&[ClassSpec {
-            size: 8192,
-            count: 64,
-        }]),
+        io: Pool::on_arena(arena, &IO).expect("room in the arena"),
+        admin: Pool::on_arena(arena, &ADMIN).expect("room in the arena"),
     };
     let clock = Clock::real();
     let config = GroupConfig::default();

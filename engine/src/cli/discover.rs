@@ -5,7 +5,7 @@ use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::log::discovery::{DiscoveryRecord, adrfam, eflags, subtype, treq, trtype};
 use serde_json::{Value, json};
 
-use super::remote::RemoteArgs;
+use super::remote::{Needs, RemoteArgs};
 use super::{Failure, output};
 use crate::initiator::DISCOVERY_PORT;
 
@@ -22,9 +22,12 @@ pub struct DiscoverArgs {
 }
 
 pub fn run(args: DiscoverArgs) -> Result<(), Failure> {
-    let target = args
-        .remote
-        .target(Some(Nqn::discovery()), DISCOVERY_PORT, 32)?;
+    let target = args.remote.target(Needs {
+        subnqn: Some(Nqn::discovery()),
+        port: DISCOVERY_PORT,
+        entries: 32,
+        memory: 0,
+    })?;
     let mut session = target.connect()?;
     let log = session.discovery_log();
     session.disconnect();

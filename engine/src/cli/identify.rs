@@ -11,7 +11,7 @@ use nacre_nvmf_wire::registers::Version;
 use nacre_nvmf_wire::zerocopy::FromBytes;
 use serde_json::{Map, Value, json};
 
-use super::remote::RemoteArgs;
+use super::remote::{Needs, RemoteArgs};
 use super::{Failure, output};
 use crate::initiator::{DEFAULT_PORT, Session};
 
@@ -52,7 +52,11 @@ pub fn run(args: IdentifyArgs) -> Result<(), Failure> {
         What::Namespace(common) => (common, namespace),
         What::List(common) => (common, |session, _| Ok(list(session))),
     };
-    let target = common.remote.target(None, DEFAULT_PORT, 32)?;
+    let target = common.remote.target(Needs {
+        port: DEFAULT_PORT,
+        entries: 32,
+        ..Needs::default()
+    })?;
     let mut session = target.connect()?;
     let value = ask(&mut session, target.remote.nsid);
     session.disconnect();

@@ -9,12 +9,13 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use nacre_reactor::CoreSet;
 
-use super::remote::{RemoteArgs, usage};
+use super::remote::{Needs, RemoteArgs, usage};
 use super::size::parse_bytes;
 use super::{Failure, output};
 use crate::initiator::DEFAULT_PORT;
 use crate::perf::{
-    self, Direction, Job, Limit, Mismatch, PerfError, Progress, Report, Rw, Sizes, Verify,
+    self, Direction, Job, Limit, Mismatch, PathReport, PerfError, Progress, Report, Rw, Sizes,
+    Verify,
 };
 
 #[derive(Debug, Args)]
@@ -81,6 +82,12 @@ pub struct PerfArgs {
     /// How long one I/O may take before its connection is given up
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = humantime::parse_duration)]
     io_timeout: Duration,
+    /// After a fallback to TCP: how long until RDMA is tried again; doubles with each time; 0s for never
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = humantime::parse_duration)]
+    reprobe: Duration,
+    /// What that doubles to
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = humantime::parse_duration)]
+    reprobe_max: Duration,
     /// Print JSON for programs instead of a table for people
     #[arg(long)]
     json: bool,
@@ -93,10 +100,20 @@ pub fn run(args: PerfArgs) -> Result<(), Failure> {
     let job = job(&args)?;
     // One entry of a queue is always free.
     let entries = job.depth + 1;
-    let mut target = args.remote.target(None, DEFAULT_PORT, entries)?;
+    let mut target = args.remote.target(Needs {
+        subnqn: None,
+        port: DEFAULT_PORT,
+        entries,
+        memory: perf::memory(&job),
+    })?;
     target.options.io_queues = job.queues;
-    target.options.loss_timeout = Some(args.loss_timeout);
+    if target.options.loss_timeout.is_some() {
+        target.options.loss_timeout = Some(args.loss_timeout);
+    }
     target.options.io_timeout = args.io_timeout;
+    if let Some(paths) = &mut target.options.paths {
+        (paths.reprobe, paths.reprobe_max) = (args.reprobe, args.reprobe_max);
+    }
     let mut session = target.connect()?;
     let granted = session.controller().link().state().queue_entries;
     if granted < entries && !args.quiet && !args.json {
@@ -345,6 +362,7 @@ fn text(report: &Report) -> String {
         ));
         lines.extend(v.first_mismatch.as_ref().map(mismatch));
     }
+    lines.extend(report.paths.as_ref().map(paths));
     if report.connections_lost > 0 {
         lines.push(format!(
             "connections lost: {}, I/Os sent again: {}",
@@ -410,6 +428,27 @@ fn mismatch(found: &Mismatch) -> String {
         "first mismatch: LBA {}: expected {expected}; found {actual}",
         found.lba
     )
+}
+
+fn paths(p: &PathReport) -> String {
+    let times = |n: u64| {
+        if n == 1 {
+            "once".into()
+        } else {
+            format!("{n} times")
+        }
+    };
+    let mut text = format!("transport at the end: {}", p.transport);
+    if p.fallbacks > 0 {
+        let cause = p.fallback_cause.as_deref().unwrap_or("no cause is known");
+        text.push_str(&format!("; fell back {} ({cause})", times(p.fallbacks)));
+        text.push_str(&format!(", returned {}", times(p.returns)));
+    }
+    if p.failed_attempts + p.failed_probes > 0 {
+        let (attempts, probes) = (p.failed_attempts, p.failed_probes);
+        text.push_str(&format!("; {attempts} attempts and {probes} probes failed"));
+    }
+    text
 }
 
 fn verdict(report: &Report) -> String {

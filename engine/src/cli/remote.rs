@@ -1,28 +1,46 @@
 //! Options of every command that connects to a controller as a host does.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use nacre_nvmf::host::HostOptions;
+use nacre_nvmf::host::{HostOptions, PathOptions};
 use nacre_nvmf::transport::TransportType;
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::tcp::Digests;
 
 use super::Failure;
-use crate::initiator::{Connector, Identity, Remote, Session, TcpConnector};
+use super::connect::Fallback;
+use crate::doctor::System;
+use crate::initiator::{
+    Choice, Connector, Identity, PathConnector, Rdma, RdmaTuning, Remote, Session, TcpConnector,
+    way_by_rdma,
+};
 
 /// Exit code: there is no connection to be had.
 pub const CANNOT_CONNECT: u8 = 3;
 
 #[derive(Debug, Clone, Args)]
 pub struct RemoteArgs {
-    /// The controller: tcp://ADDRESS[:PORT][/NQN][?nsid=N]
+    /// The controller: tcp://ADDRESS[:PORT][/NQN][?nsid=N], or rdma://…, or auto://…
     #[arg(value_name = "URI", required_unless_present = "traddr", conflicts_with_all = ["transport", "traddr", "trsvcid"])]
     uri: Option<String>,
-    /// Transport: tcp
+    /// Transport: tcp, rdma, or auto: RDMA where the way to the target has it, else TCP
     #[arg(short = 't', long, value_name = "TYPE", default_value = "tcp")]
     transport: String,
+    /// What to use when RDMA fails [default: tcp with auto, else none]
+    #[arg(long, value_enum)]
+    fallback: Option<Fallback>,
+    /// Attempts over RDMA before the fallback, or before giving up; 0 tries for ever
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    retries: u32,
+    /// Pause between these attempts
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = humantime::parse_duration)]
+    retry_delay: Duration,
+    /// How long one of them may take to connect
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = humantime::parse_duration)]
+    cm_timeout: Duration,
     /// Address of the controller, or a name that has one
     #[arg(short = 'a', long, value_name = "ADDRESS")]
     traddr: Option<String>,
@@ -62,6 +80,21 @@ pub struct Target {
     pub connector: Arc<dyn Connector>,
 }
 
+/// What of a connection differs by command.
+#[derive(Debug, Clone, Default)]
+pub struct Needs {
+    /// The subsystem and the port where none are named.
+    pub subnqn: Option<Nqn>,
+    pub port: u16,
+    /// Of each queue.
+    pub entries: u16,
+    /// Bytes that RDMA devices are to know from the first connection on.
+    pub memory: usize,
+}
+
+/// What there is to connect with, and how to choose.
+type Ways = (Arc<dyn Connector>, Option<PathOptions>);
+
 impl RemoteArgs {
     /// Where that is, without a default for what is missing.
     pub fn remote(&self) -> Result<Remote, Failure> {
@@ -88,11 +121,11 @@ impl RemoteArgs {
         Ok(remote)
     }
 
-    /// The target, with `subnqn` and `port` where none are named, for queues of `entries` entries.
-    pub fn target(&self, subnqn: Option<Nqn>, port: u16, entries: u16) -> Result<Target, Failure> {
+    /// The target, and how to get there.
+    pub fn target(&self, needs: Needs) -> Result<Target, Failure> {
         let mut remote = self.remote()?;
-        remote.subnqn = remote.subnqn.or(subnqn);
-        remote.port = remote.port.or(Some(port));
+        remote.subnqn = remote.subnqn.or(needs.subnqn.clone());
+        remote.port = remote.port.or(Some(needs.port));
         let Some(nqn) = remote.subnqn.clone() else {
             let hint = "say which subsystem: --nqn, or in the URI; `nacre discover` lists them";
             return Err(Failure::Usage(hint.into()));
@@ -100,36 +133,87 @@ impl RemoteArgs {
         let identity =
             Identity::find(self.hostnqn.as_deref(), self.hostid.as_deref()).map_err(usage)?;
         let mut options = HostOptions::new(identity.nqn, identity.id, nqn);
-        options.queue_entries = entries;
+        options.queue_entries = needs.entries;
         options.connect_timeout = self.connect_timeout;
         options.keep_alive = self.keep_alive;
-        let digests = Digests {
-            header: self.hdgst,
-            data: self.ddgst,
-        };
-        let connector: Arc<dyn Connector> = match remote.kind {
-            TransportType::Tcp => {
-                let address = remote.resolve(port).map_err(cannot_connect)?;
-                Arc::new(TcpConnector::new(address, digests, entries))
+        let address = remote.resolve(needs.port).map_err(cannot_connect)?;
+        let (connector, paths) = self.ways(remote.kind, address, &needs)?;
+        if let Some(paths) = &paths {
+            // What is connected is still to be enabled and asked.
+            let least = self.cm_timeout + Duration::from_secs(5);
+            options.connect_timeout = self.connect_timeout.max(least);
+            if paths.fallback.is_none() && paths.connection_retries == 0 {
+                options.loss_timeout = None;
             }
-            kind => {
-                return Err(Failure::Usage(format!(
-                    "{kind} is not a transport of this command"
-                )));
-            }
-        };
+        }
+        options.paths = paths;
         Ok(Target {
             remote,
             options,
             connector,
         })
     }
+
+    fn ways(&self, kind: Choice, address: SocketAddr, needs: &Needs) -> Result<Ways, Failure> {
+        let digests = Digests {
+            header: self.hdgst,
+            data: self.ddgst,
+        };
+        let tcp = TcpConnector::new(address, digests, needs.entries);
+        let fallback = self.fallback.unwrap_or(match kind {
+            Choice::Auto => Fallback::Tcp,
+            Choice::Rdma | Choice::Tcp => Fallback::None,
+        });
+        let fallback = match (kind, fallback) {
+            (Choice::Tcp, _) => return Ok((Arc::new(tcp), None)),
+            (_, Fallback::Tcp) => Some(tcp),
+            (_, Fallback::None) if digests != Digests::NONE => {
+                let hint = "digests are of TCP: over RDMA the network has checksums of its own";
+                return Err(Failure::Usage(hint.into()));
+            }
+            (_, Fallback::None) => None,
+        };
+        let tuning = RdmaTuning {
+            entries: needs.entries.max(32),
+            cm_timeout: self.cm_timeout,
+            tos: 0,
+        };
+        let (rdma, fallback) = match (Rdma::open(tuning), fallback) {
+            (Ok(rdma), fallback) => (rdma, fallback),
+            (Err(error), None) => return Err(cannot_connect(error)),
+            (Err(error), Some(tcp)) => {
+                eprintln!("note: {error}; connecting over TCP");
+                return Ok((Arc::new(tcp), None));
+            }
+        };
+        let mut paths = PathOptions::new(
+            TransportType::Rdma,
+            fallback.as_ref().map(|_| TransportType::Tcp),
+        );
+        paths.connection_retries = self.retries;
+        paths.retry_delay = self.retry_delay;
+        // Asked for by name it is tried in any case: the device may come.
+        if kind == Choice::Auto && fallback.is_some() {
+            paths.unusable = way_by_rdma(&System::real(), address.ip()).err();
+            if let Some(why) = &paths.unusable {
+                eprintln!("note: no RDMA from here to the target: {why}; connecting over TCP");
+            }
+        }
+        rdma.reserve(needs.memory + Session::MEMORY)
+            .map_err(cannot_connect)?;
+        let connector = PathConnector::new(Arc::new(rdma), address, fallback);
+        Ok((Arc::new(connector), Some(paths)))
+    }
 }
 
 impl Target {
     pub fn connect(&self) -> Result<Session, Failure> {
         let remote = self.remote.to_string();
-        Session::connect(&remote, self.options.clone(), &self.connector).map_err(cannot_connect)
+        let (options, connector) = (self.options.clone(), &self.connector);
+        Session::connect_telling(&remote, options, connector, |failure| {
+            eprintln!("{failure}")
+        })
+        .map_err(cannot_connect)
     }
 }
 
@@ -142,4 +226,94 @@ pub fn cannot_connect(error: impl Into<anyhow::Error>) -> Failure {
 
 pub fn usage(error: impl std::fmt::Display) -> Failure {
     Failure::Usage(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        remote: RemoteArgs,
+    }
+
+    fn target(line: &[&str]) -> Result<Target, Failure> {
+        let nqn = [
+            "-q",
+            "nqn.2025-01.io.nacre:host",
+            "-n",
+            "nqn.2025-01.io.nacre:v",
+        ];
+        let words = ["nacre"].iter().chain(line).chain(&nqn);
+        let line = Line::try_parse_from(words).map_err(|e| Failure::Usage(e.to_string()))?;
+        line.remote.target(Needs {
+            port: 4420,
+            entries: 128,
+            ..Needs::default()
+        })
+    }
+
+    fn refused(line: &[&str]) -> (u8, String) {
+        let failure = target(line).err().expect("it is refused");
+        (failure.exit_code(), failure.to_string())
+    }
+
+    /// What was right before is what it was: TCP, one attempt, nothing opened.
+    #[test]
+    fn tcp_as_ever() {
+        for line in [
+            &["-a", "127.0.0.1"][..],
+            &["tcp://127.0.0.1"],
+            &["-t", "TCP", "-a", "::1"],
+        ] {
+            let target = target(line).unwrap();
+            assert_eq!(target.options.paths, None);
+            assert_eq!(target.options.connect_timeout, Duration::from_secs(5));
+            assert_eq!(target.remote.kind, Choice::Tcp);
+        }
+    }
+
+    #[test]
+    fn refusals() {
+        let (code, text) = refused(&["-t", "fc", "-a", "127.0.0.1"]);
+        assert_eq!(code, 2);
+        assert!(text.contains("tcp, rdma and auto"), "{text}");
+        let (code, text) = refused(&["rdma://127.0.0.1", "--hdr-digest"]);
+        assert_eq!(code, 2);
+        assert!(text.contains("digests are of TCP"), "{text}");
+    }
+
+    /// Without the libraries `rdma` says which and how to get them, and everything else is TCP; with them
+    /// the choice is made when it is connected.
+    #[test]
+    fn rdma_by_name() {
+        let tuning = RdmaTuning {
+            entries: 128,
+            cm_timeout: Duration::from_secs(5),
+            tos: 0,
+        };
+        let absent = Rdma::open(tuning).err().map(|error| error.to_string());
+        let only = target(&["-t", "rdma", "-a", "127.0.0.1", "--retries", "0"]);
+        let auto = target(&["auto://127.0.0.1"]).unwrap().options;
+        match absent {
+            Some(absent) => {
+                let failure = only.err().expect("there is nothing to open");
+                assert_eq!(failure.exit_code(), CANNOT_CONNECT);
+                assert!(failure.to_string().contains(&absent), "{failure}");
+                assert_eq!(auto.paths, None);
+            }
+            None => {
+                let only = only.unwrap().options;
+                let paths = only.paths.unwrap();
+                assert_eq!((paths.fallback, paths.connection_retries), (None, 0));
+                assert_eq!(only.loss_timeout, None, "for ever");
+                assert!(only.connect_timeout > Duration::from_secs(5));
+                let paths = auto.paths.unwrap();
+                assert_eq!(paths.fallback, Some(TransportType::Tcp));
+            }
+        }
+    }
 }

@@ -3,16 +3,24 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use nacre_nvmf::host::Dial;
+use nacre_hugepages::{ClassSpec, Pool};
+use nacre_nvmf::host::{Dial, Wanted};
 use nacre_nvmf::tcp::HostConfig;
-use nacre_nvmf::transport::HostTransport;
+use nacre_nvmf::transport::{HostTransport, TransportType};
 use nacre_nvmf_wire::tcp::Digests;
 use nacre_transport_tcp::{HostOptions, connect_host};
 
+use super::rdma::{Rdma, RdmaDial};
+
 /// Shared by all threads that connect queues to one controller.
 pub trait Connector: Send + Sync {
-    /// Begins a connection for queue `qid`.
-    fn connect(&self, qid: u16) -> std::io::Result<Box<dyn HostTransport>>;
+    /// For one [`nacre_nvmf::host::Controller`] or [`nacre_nvmf::host::IoQueue`] of this thread.
+    fn dialer(&self) -> Box<dyn Dial>;
+
+    /// Buffers for this thread that every connection made here can use.
+    fn memory(&self, classes: &[ClassSpec]) -> std::io::Result<Pool> {
+        Ok(Pool::heap(classes))
+    }
 }
 
 /// A controller behind a TCP address.
@@ -38,13 +46,67 @@ impl TcpConnector {
 }
 
 impl Connector for TcpConnector {
-    fn connect(&self, _qid: u16) -> std::io::Result<Box<dyn HostTransport>> {
-        Ok(Box::new(connect_host(self.address, self.options.clone())?))
+    fn dialer(&self) -> Box<dyn Dial> {
+        let (address, options) = (self.address, self.options.clone());
+        Box::new(move |_qid: u16| {
+            let host = connect_host(address, options.clone())?;
+            Ok(Box::new(host) as Box<dyn HostTransport>)
+        })
     }
 }
 
-/// For a [`nacre_nvmf::host::Controller`] or [`nacre_nvmf::host::IoQueue`] of this thread.
-pub(crate) fn dial(connector: &Arc<dyn Connector>) -> Box<dyn Dial> {
-    let connector = Arc::clone(connector);
-    Box::new(move |qid: u16| connector.connect(qid))
+/// A controller that RDMA leads to, and TCP, if that is allowed.
+pub struct PathConnector {
+    rdma: Arc<Rdma>,
+    tcp: Option<TcpConnector>,
+    address: SocketAddr,
+}
+
+impl PathConnector {
+    pub fn new(
+        rdma: Arc<Rdma>,
+        address: SocketAddr,
+        fallback: Option<TcpConnector>,
+    ) -> PathConnector {
+        PathConnector {
+            rdma,
+            tcp: fallback,
+            address,
+        }
+    }
+}
+
+impl Connector for PathConnector {
+    fn dialer(&self) -> Box<dyn Dial> {
+        Box::new(PathDial {
+            rdma: RdmaDial::new(Arc::clone(&self.rdma), self.address),
+            tcp: self.tcp.as_ref().map(Connector::dialer),
+        })
+    }
+
+    /// Known to the RDMA devices that there are, and to those to come.
+    fn memory(&self, classes: &[ClassSpec]) -> std::io::Result<Pool> {
+        self.rdma.memory(classes)
+    }
+}
+
+/// Dials by the transport that is asked for.
+struct PathDial {
+    rdma: RdmaDial,
+    tcp: Option<Box<dyn Dial>>,
+}
+
+impl Dial for PathDial {
+    fn dial(&mut self, qid: u16) -> std::io::Result<Box<dyn HostTransport>> {
+        let why = format!("queue {qid}: there is a choice of transports, and none was made");
+        Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, why))
+    }
+
+    fn dial_wanted(&mut self, wanted: &Wanted) -> std::io::Result<Box<dyn HostTransport>> {
+        match (wanted.transport, &mut self.tcp) {
+            (Some(TransportType::Rdma), _) => self.rdma.dial(wanted),
+            (Some(TransportType::Tcp), Some(tcp)) => tcp.dial_wanted(wanted),
+            _ => self.dial(wanted.qid),
+        }
+    }
 }

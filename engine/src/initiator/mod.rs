@@ -4,6 +4,7 @@
 //!   Remote     where: transport, address, subsystem                     (remote.rs)
 //!   Identity   who: host NQN and identifier, stable on this machine     (identity.rs)
 //!   Connector  makes transport connections; shared by threads           (connector.rs)
+//!     Rdma       RDMA of this process, opened when it is asked for      (rdma.rs, way.rs)
 //!   Session    a controller that one thread drives and asks             (session.rs)
 //! ```
 //!
@@ -11,11 +12,14 @@
 
 mod connector;
 mod identity;
+mod rdma;
 mod remote;
 mod session;
+mod way;
 
-pub(crate) use connector::dial;
-pub use connector::{Connector, TcpConnector};
+pub use connector::{Connector, PathConnector, TcpConnector};
 pub use identity::{Identity, IdentityError, Origin};
-pub use remote::{DEFAULT_PORT, DISCOVERY_PORT, Remote, RemoteError};
+pub use rdma::{Rdma, RdmaTuning};
+pub use remote::{Choice, DEFAULT_PORT, DISCOVERY_PORT, Remote, RemoteError};
 pub use session::{Session, SessionError};
+pub use way::way_by_rdma;

@@ -1,20 +1,40 @@
 //! Where a controller is: `tcp://192.0.2.1:4420/nqn.2025-01.io.example:volume?nsid=1`.
+//!
+//! `rdma://…` is the same over RDMA, `auto://…` over RDMA where the way there has it, else over TCP.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
 
-use nacre_nvmf::transport::TransportType;
 use nacre_nvmf_wire::Nqn;
 
 /// The port of NVMe/TCP I/O controllers, and of discovery controllers.
 pub const DEFAULT_PORT: u16 = 4420;
 pub const DISCOVERY_PORT: u16 = 8009;
 
+/// By which transport to go there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Choice {
+    Tcp,
+    Rdma,
+    /// RDMA where the way to the target has it, else TCP.
+    Auto,
+}
+
+impl Choice {
+    pub fn word(self) -> &'static str {
+        match self {
+            Choice::Tcp => "tcp",
+            Choice::Rdma => "rdma",
+            Choice::Auto => "auto",
+        }
+    }
+}
+
 /// A controller's address as people write it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Remote {
-    pub kind: TransportType,
+    pub kind: Choice,
     /// An IP address, without brackets, or a host name.
     pub host: String,
     /// `None`: the default of what is asked for.
@@ -30,7 +50,7 @@ pub enum RemoteError {
         "\"{text}\" is not an address: write tcp://ADDRESS[:PORT]/NQN[?nsid=N], with an IPv6 address in brackets"
     )]
     Form { text: String },
-    #[error("\"{found}\" is not a transport: tcp is what there is")]
+    #[error("\"{found}\" is not a transport: tcp, rdma and auto are")]
     Transport { found: String },
     #[error("\"{found}\" is not a port: a number from 1 to 65535")]
     Port { found: String },
@@ -51,13 +71,13 @@ pub enum RemoteError {
 }
 
 impl Remote {
-    pub fn parse_transport(text: &str) -> Result<TransportType, RemoteError> {
-        match text.to_ascii_lowercase().as_str() {
-            "tcp" => Ok(TransportType::Tcp),
-            _ => Err(RemoteError::Transport {
+    pub fn parse_transport(text: &str) -> Result<Choice, RemoteError> {
+        let word = text.to_ascii_lowercase();
+        let mut all = [Choice::Tcp, Choice::Rdma, Choice::Auto].into_iter();
+        all.find(|choice| choice.word() == word)
+            .ok_or_else(|| RemoteError::Transport {
                 found: text.to_owned(),
-            }),
-        }
+            })
     }
 
     pub fn parse_port(text: &str) -> Result<u16, RemoteError> {
@@ -166,7 +186,7 @@ fn split_port(authority: &str) -> Option<(&str, Option<&str>)> {
 
 impl fmt::Display for Remote {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}://", self.kind.to_string().to_lowercase())?;
+        write!(f, "{}://", self.kind.word())?;
         if self.host.contains(':') {
             write!(f, "[{}]", self.host)?;
         } else {
@@ -198,6 +218,8 @@ mod tests {
             "tcp://[::1]:8009",
             "tcp://[fe80::1]",
             "tcp://storage.example.com:1/nqn.2025-01.io.nacre:v",
+            "rdma://192.0.2.1:4420/nqn.2025-01.io.nacre:v",
+            "auto://[fd00::1]/nqn.2025-01.io.nacre:v?nsid=2",
         ] {
             assert_eq!(text.parse::<Remote>().unwrap().to_string(), text);
         }

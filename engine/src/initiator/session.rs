@@ -4,14 +4,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_hugepages::{ClassSpec, Pool};
-use nacre_nvmf::host::{Controller, ControllerState, HostError, HostOptions, fetch_discovery_log};
+use nacre_nvmf::host::{
+    Controller, ControllerState, HostError, HostOptions, Paths, fetch_discovery_log,
+};
 use nacre_nvmf_wire::commands::admin::{GetLogPage, Identify};
 use nacre_nvmf_wire::identify;
 use nacre_nvmf_wire::log::discovery::DiscoveryRecord;
 use nacre_nvmf_wire::{Cqe, Sqe, StatusCode};
 use nacre_reactor::Clock;
 
-use super::connector::{Connector, dial};
+use super::connector::Connector;
 
 /// Admin commands use buffers of these sizes; the larger are for log pages.
 const CLASSES: [ClassSpec; 2] = [
@@ -34,6 +36,15 @@ const DISCOVERY_ATTEMPTS: u32 = 8;
 pub enum SessionError {
     #[error("cannot connect to {remote}: {error}{}", remedy(.error))]
     Connect { remote: String, error: HostError },
+    #[error("cannot connect to {remote}: {attempts} attempts failed: {causes}; {remedy}")]
+    Exhausted {
+        remote: String,
+        attempts: u64,
+        causes: String,
+        remedy: &'static str,
+    },
+    #[error("no memory for connections: {0}")]
+    Memory(std::io::Error),
     #[error("{command}: {error}")]
     Command {
         command: &'static str,
@@ -66,6 +77,23 @@ fn remedy(error: &HostError) -> &'static str {
     }
 }
 
+/// What the user can do where there was a choice of transports.
+fn path_remedy(paths: &Paths, error: &HostError) -> &'static str {
+    match (error, paths.options().fallback) {
+        (HostError::Dial(_), None) => {
+            "--fallback tcp allows TCP; else use a host that has RDMA to the target"
+        }
+        (HostError::Lost(_) | HostError::TimedOut { .. }, None) => {
+            "is a target listening there, and does the way to it carry RDMA (ping, firewall, GID: nacre doctor)? \
+             --fallback tcp allows TCP; else use a host that has RDMA to the target"
+        }
+        (error, _) => match remedy(error) {
+            "" => "is a target listening there?",
+            known => known.trim_start_matches("; "),
+        },
+    }
+}
+
 /// A live controller.
 pub struct Session {
     controller: Controller,
@@ -74,28 +102,64 @@ pub struct Session {
 }
 
 impl Session {
-    /// Connects and waits until the controller is live. A first connection that fails is not tried
-    /// again; a later loss is, as the options say.
+    /// Bytes that a session needs of [`Connector::memory`].
+    pub const MEMORY: usize = 512 << 10;
+
+    /// Connects and waits until the controller is live. With one transport a first connection that
+    /// fails is not tried again; with a choice of them each has its attempts. A later loss is made up
+    /// for as the options say.
     pub fn connect(
         remote: &str,
         options: HostOptions,
         connector: &Arc<dyn Connector>,
     ) -> Result<Session, SessionError> {
-        let (pool, clock) = (Pool::heap(&CLASSES), Clock::real());
-        let controller = Controller::new(options, dial(connector), pool.clone(), clock.now());
+        Session::connect_telling(remote, options, connector, |_| {})
+    }
+
+    /// The same; `told` hears of each attempt that fails, where there may be several.
+    pub fn connect_telling(
+        remote: &str,
+        options: HostOptions,
+        connector: &Arc<dyn Connector>,
+        mut told: impl FnMut(&str),
+    ) -> Result<Session, SessionError> {
+        let pool = connector.memory(&CLASSES).map_err(SessionError::Memory)?;
+        let clock = Clock::real();
+        let controller = Controller::new(options, connector.dialer(), pool.clone(), clock.now());
         let mut session = Session {
             controller,
             pool,
             clock,
         };
+        let mut failed = 0;
         loop {
+            let paths = session.controller.paths();
+            if let Some(paths) = paths
+                && paths.counts().failed_attempts > failed
+            {
+                failed = paths.counts().failed_attempts;
+                if let Some((kind, why)) = paths.latest_failure() {
+                    told(&format!("attempt {failed}, by {kind}: {why}"));
+                }
+            }
             let fail = |error: &HostError| {
                 let (remote, error) = (remote.to_owned(), error.clone());
-                Err(SessionError::Connect { remote, error })
+                Err(match paths {
+                    Some(paths) => SessionError::Exhausted {
+                        remote,
+                        attempts: paths.counts().failed_attempts,
+                        causes: paths.causes(),
+                        remedy: path_remedy(paths, &error),
+                    },
+                    None => SessionError::Connect { remote, error },
+                })
             };
             match session.controller.state() {
                 ControllerState::Live => return Ok(session),
                 ControllerState::Failed(error) => return fail(error),
+                ControllerState::Waiting { .. } if paths.is_some_and(|p| !p.all_failed()) => {
+                    session.turn();
+                }
                 ControllerState::Waiting { error, .. } => return fail(error),
                 ControllerState::Connecting => session.turn(),
                 ControllerState::Closed => {

@@ -24,6 +24,6 @@ mod worker;
 
 pub use job::{Job, JobError, Limit, Rw, Sizes, Verify};
 pub use pattern::Wrong;
-pub use report::{Direction, Mismatch, Report, VerifyReport};
-pub use run::{PerfError, Progress, Watch, run};
+pub use report::{Direction, Mismatch, PathReport, Report, VerifyReport};
+pub use run::{PerfError, Progress, Watch, memory, run};
 pub use worker::WorkerError;

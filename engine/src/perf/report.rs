@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use nacre_bdev::{Op, Status};
+use nacre_nvmf::host::Paths;
 use serde::Serialize;
 
 use super::job::{Job, Rw, Sizes, Verify};
@@ -47,6 +48,38 @@ pub struct Report {
     pub unfinished: u64,
     /// Ended before its time, by the user.
     pub interrupted: bool,
+    /// Where there was a choice of transports.
+    pub paths: Option<PathReport>,
+}
+
+/// What became of the transports.
+#[derive(Debug, Clone, Serialize)]
+pub struct PathReport {
+    /// At the end: `rdma` or `tcp`.
+    pub transport: String,
+    pub fallbacks: u64,
+    /// Of the latest fallback.
+    pub fallback_cause: Option<String>,
+    pub returns: u64,
+    pub failed_attempts: u64,
+    pub failed_probes: u64,
+    /// Times that a queue was moved with nothing under way.
+    pub moves: u64,
+}
+
+impl PathReport {
+    pub fn new(paths: &Paths, moves: u64) -> PathReport {
+        let counts = paths.counts();
+        PathReport {
+            transport: paths.current().to_string().to_lowercase(),
+            fallbacks: counts.fallbacks,
+            fallback_cause: counts.fallback_cause.clone(),
+            returns: counts.returns,
+            failed_attempts: counts.failed_attempts,
+            failed_probes: counts.failed_probes,
+            moves,
+        }
+    }
 }
 
 /// Reads, or writes.
@@ -113,6 +146,7 @@ pub struct Tally {
     pub measured: Duration,
     pub connections_lost: u64,
     pub resent: u64,
+    pub moves: u64,
     pub unfinished: u64,
 }
 
@@ -198,6 +232,7 @@ impl Tally {
             measured: Duration::ZERO,
             connections_lost: 0,
             resent: 0,
+            moves: 0,
             unfinished: 0,
         }
     }
@@ -248,6 +283,7 @@ impl Tally {
         self.measured = self.measured.max(other.measured);
         self.connections_lost += other.connections_lost;
         self.resent += other.resent;
+        self.moves += other.moves;
         self.unfinished += other.unfinished;
     }
 
@@ -282,6 +318,7 @@ impl Tally {
             resent: self.resent,
             unfinished: self.unfinished,
             interrupted,
+            paths: None,
         }
     }
 }

@@ -11,9 +11,9 @@ use nacre_reactor::Clock;
 
 use super::job::{Area, Job, JobError};
 use super::lane::{Lane, Namespace, Phase};
-use super::report::{Report, Tally};
+use super::report::{PathReport, Report, Tally};
 use super::worker::{Crew, Member, Worker, WorkerError, phases, pin};
-use crate::initiator::{Connector, Session, dial};
+use crate::initiator::{Connector, Session};
 
 /// How often the main thread looks after the controller.
 const TICK: Duration = Duration::from_millis(10);
@@ -35,6 +35,8 @@ pub enum PerfError {
     Worker(#[from] WorkerError),
     #[error("cannot make an I/O queue: {0}")]
     Queue(#[from] std::io::Error),
+    #[error("no memory for I/O: {0}")]
+    Memory(std::io::Error),
     #[error("a worker panicked")]
     Panicked,
 }
@@ -132,7 +134,34 @@ pub fn run(
     for tally in tallies {
         sum.add(tally.map_err(|_| PerfError::Panicked)??);
     }
-    Ok(sum.report(job, target, info.nsid, interrupted))
+    let moves = sum.moves;
+    let mut report = sum.report(job, target, info.nsid, interrupted);
+    let paths = session.controller().paths();
+    report.paths = paths.map(|paths| PathReport::new(paths, moves));
+    Ok(report)
+}
+
+/// Bytes of [`Connector::memory`] that a run needs.
+pub fn memory(job: &Job) -> usize {
+    let members = job.cores.len().max(1).min(usize::from(job.queues));
+    let classes = classes(job, usize::from(job.queues));
+    Pool::bytes_for(&classes) + members * PER_POOL
+}
+
+/// What several pools need more than one.
+const PER_POOL: usize = 64 << 10;
+
+/// Buffers for every I/O of so many queues that can be under way, and for Connect.
+fn classes(job: &Job, lanes: usize) -> [ClassSpec; 2] {
+    let size = (job.sizes.max as usize).next_multiple_of(4096);
+    let count = lanes * usize::from(job.depth);
+    [
+        ClassSpec {
+            size: 1024,
+            count: lanes + 1,
+        },
+        ClassSpec { size, count },
+    ]
 }
 
 fn choose(link: &Link, nsid: Option<u32>) -> Result<NamespaceInfo, PerfError> {
@@ -212,8 +241,13 @@ impl Plan<'_> {
             lanes: self.lanes(&clock)?,
             clock,
         };
-        // Each attempt has this long, and the first may meet a target that is busy.
-        let tally = worker.run(self.options.connect_timeout * 2)?;
+        // Each attempt has this long, and the first may meet a target that is busy; where there are
+        // transports to choose from, each has its attempts.
+        let tries = match &self.options.paths {
+            Some(paths) => 2 * (paths.connection_retries + 1),
+            None => 2,
+        };
+        let tally = worker.run(self.options.connect_timeout * tries)?;
         member.finished = true;
         Ok(tally)
     }
@@ -223,7 +257,7 @@ impl Plan<'_> {
         let mine: Vec<u64> = (0..u64::from(job.queues))
             .filter(|lane| *lane as usize % members == self.index)
             .collect();
-        let pool = self.pool(mine.len());
+        let pool = self.pool(mine.len())?;
         let unit = job.unit_blocks(self.namespace.block_size);
         mine.into_iter()
             .map(|lane| {
@@ -234,7 +268,7 @@ impl Plan<'_> {
                 let queue = IoQueue::new(
                     self.options.clone(),
                     Arc::clone(self.link),
-                    dial(self.connector),
+                    self.connector.dialer(),
                     pool.clone(),
                     (lane as u16 + 1, self.namespace.nsid),
                     clock.now(),
@@ -252,18 +286,11 @@ impl Plan<'_> {
     }
 
     /// Buffers for every I/O that can be under way, filled with something that does not compress.
-    fn pool(&self, lanes: usize) -> Pool {
-        let size = (self.job.sizes.max as usize).next_multiple_of(4096);
-        let count = lanes * usize::from(self.job.depth);
-        let classes = [
-            // For Connect.
-            ClassSpec {
-                size: 1024,
-                count: lanes + 1,
-            },
-            ClassSpec { size, count },
-        ];
-        let pool = Pool::heap(&classes);
+    fn pool(&self, lanes: usize) -> Result<Pool, PerfError> {
+        let classes = classes(self.job, lanes);
+        let pool = self.connector.memory(&classes);
+        let pool = pool.map_err(PerfError::Memory)?;
+        let size = classes[1].size;
         let mut random = super::access::Random::new(self.job.seed);
         let mut all: Vec<_> = std::iter::from_fn(|| pool.acquire(size)).collect();
         for buf in &mut all {
@@ -271,6 +298,6 @@ impl Plan<'_> {
                 word.copy_from_slice(&random.next().to_le_bytes());
             }
         }
-        pool
+        Ok(pool)
     }
 }

@@ -147,6 +147,7 @@ impl Worker<'_> {
             tally.unfinished += lane.inflight() as u64;
             tally.connections_lost += lane.queue().stats().losses;
             tally.resent += lane.queue().stats().resent;
+            tally.moves += lane.queue().stats().moves;
         }
         Ok(tally)
     }

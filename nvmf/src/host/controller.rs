@@ -10,9 +10,10 @@
 //! and the user's admin commands run beside it.
 
 mod learn;
+mod moving;
+mod timing;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,14 +27,15 @@ use nacre_nvmf_wire::identify::controller::cntrltype;
 use nacre_nvmf_wire::log::lid;
 use nacre_nvmf_wire::registers::{Cap, Csts};
 use nacre_nvmf_wire::{Cqe, Sqe, StatusCode};
-use nacre_reactor::{Idle, Nanos};
+use nacre_reactor::Nanos;
 
 use super::link::Link;
 use super::namespace::NamespaceInfo;
-use super::options::{Dial, HostError, HostOptions};
+use super::options::{Dial, HostError, HostOptions, Wanted};
+use super::paths::Paths;
 use super::queue::{CommandQueue, Finished};
 use super::step::{ADMIN_ENTRIES, Step};
-use crate::transport::Closed;
+use crate::transport::{Closed, TransportType};
 
 /// Admin commands of the user that were taken and whose answers were not fetched.
 const MAX_TICKETS: usize = 256;
@@ -41,8 +43,6 @@ const MAX_TICKETS: usize = 256;
 const MAX_NAMESPACES: usize = 65_536;
 /// Between two questions whether the controller is ready.
 const READY_INTERVAL: Duration = Duration::from_millis(5);
-/// How often commands that take too long are looked for.
-const TIMEOUT_CHECK: Duration = Duration::from_millis(100);
 
 /// Where a controller is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -113,12 +113,17 @@ pub struct Controller {
     next_ticket: u64,
     tickets: usize,
     results: BTreeMap<u64, Result<AdminResult, HostError>>,
+    /// Where there are several transports to choose from.
+    paths: Option<Paths>,
+    better: Option<moving::Better>,
 }
 
 impl Controller {
     /// Starts to connect; `pool` is the memory of the core that polls it.
     pub fn new(options: HostOptions, dial: Box<dyn Dial>, pool: Pool, now: Nanos) -> Controller {
         Controller {
+            paths: options.paths.clone().map(Paths::new),
+            better: None,
             options,
             dial,
             pool,
@@ -159,6 +164,11 @@ impl Controller {
 
     pub fn options(&self) -> &HostOptions {
         &self.options
+    }
+
+    /// The choice of the transport, where there is one.
+    pub fn paths(&self) -> Option<&Paths> {
+        self.paths.as_ref()
     }
 
     /// Shared with the I/O queues.
@@ -262,14 +272,17 @@ impl Controller {
 
     fn turn(&mut self, now: Nanos, did: &mut usize) -> Result<(), HostError> {
         if self.queue.is_none() {
-            let transport = self.dial.dial(0);
-            let transport = transport.map_err(|e| HostError::Dial(e.to_string()))?;
-            self.queue = Some(CommandQueue::new(transport, ADMIN_ENTRIES));
+            let kind = self.paths.as_ref().map(Paths::current);
+            self.queue = Some(self.dial_admin(kind)?);
+            self.link.change(|state| state.transport = kind);
             self.started = now;
             *did += 1;
         }
         if self.link.take_reset() && self.is_live() && !self.step.is_shutting_down() {
-            return Err(HostError::Reset);
+            return Err(match self.link.take_unreachable() {
+                Some(why) => HostError::IoQueues { why },
+                None => HostError::Reset,
+            });
         }
         let mut finished = Vec::new();
         let queue = self.queue.as_mut().expect("just made");
@@ -288,38 +301,22 @@ impl Controller {
             self.enter(Step::Connect, now);
         }
         self.check_time(now)?;
+        self.seek_better(now, did);
         self.send(now);
         Ok(())
     }
 
-    fn check_time(&mut self, now: Nanos) -> Result<(), HostError> {
-        let late = |step, limit| Err(HostError::TimedOut { step, limit });
-        let limit = self.options.connect_timeout;
-        if !self.is_live() && now.since(self.started) > limit {
-            return late(self.step.name(), limit);
-        }
-        if now < self.check_at {
-            return Ok(());
-        }
-        self.check_at = now + TIMEOUT_CHECK;
-        let Some(queue) = &self.queue else {
-            return Ok(());
+    /// Begins a connection for an admin queue.
+    fn dial_admin(&mut self, transport: Option<TransportType>) -> Result<CommandQueue, HostError> {
+        let wanted = Wanted {
+            qid: 0,
+            entries: ADMIN_ENTRIES,
+            cntlid: 0,
+            transport,
         };
-        let over = |since: Option<Nanos>, limit| since.is_some_and(|s| now.since(s) > limit);
-        // An answer that takes as long as the target waits for us says that it is gone, whatever
-        // the network acknowledges.
-        let limit = self.options.keep_alive;
-        if over(queue.oldest_of(|token| token == KEEP_ALIVE), limit) {
-            return late("keep alive", limit);
-        }
-        let limit = self.options.admin_timeout;
-        if over(queue.oldest_of(|token| token == OWN), limit) {
-            return late(self.step.name(), limit);
-        }
-        if over(queue.oldest_of(|token| token < EVENT), limit) {
-            return late("admin command", limit);
-        }
-        Ok(())
+        let dialled = self.dial.dial_wanted(&wanted);
+        let transport = dialled.map_err(|e| HostError::Dial(e.to_string()))?;
+        Ok(CommandQueue::new(transport, ADMIN_ENTRIES))
     }
 
     /// Sends what there is to send, while the queue has room.
@@ -345,8 +342,10 @@ impl Controller {
             self.keep_alive_out = true;
             self.last_sent = now;
         }
-        // Room is kept for a step of our own and for a keep-alive.
+        // Room is kept for a step of our own and for a keep-alive. What the user asks while the
+        // association is about to end is for the next one.
         while queue.room() > 2
+            && !self.link.is_moving()
             && let Some(command) = self.user.pop_front()
         {
             let UserCommand {
@@ -555,9 +554,14 @@ impl Controller {
         self.attempts = 0;
         self.lost_since = None;
         self.last_sent = now;
+        if let Some(paths) = &mut self.paths {
+            paths.connected(now);
+        }
         self.link.take_reset();
+        self.link.take_unreachable();
         self.link.set_up(true);
-        tracing::info!(subsystem = %self.options.subnqn, "connected");
+        let transport = self.link.state().transport.map(|kind| kind.to_string());
+        tracing::info!(subsystem = %self.options.subnqn, transport, "connected");
     }
 
     /// The connection is no good any more: forget it and wait, or give up.
@@ -569,12 +573,20 @@ impl Controller {
         let since = *self.lost_since.get_or_insert(now);
         let limit = self.options.loss_timeout;
         let over = limit.is_some_and(|limit| now.since(since) >= limit);
-        if over || error.is_final() {
+        let for_good = error.is_final();
+        let delay = match &mut self.paths {
+            Some(paths) => paths.failed(&error.to_string(), for_good, now),
+            None => {
+                let delay =
+                    self.options.reconnect_delay * 2u32.saturating_pow(self.attempts.min(16));
+                (!for_good).then(|| delay.min(self.options.reconnect_delay_max))
+            }
+        };
+        let Some(delay) = delay.filter(|_| !over) else {
             tracing::warn!(subsystem = %self.options.subnqn, %error, "giving up");
             return self.finish(ControllerState::Failed(error.clone()), error);
-        }
-        let delay = self.options.reconnect_delay * 2u32.saturating_pow(self.attempts.min(16));
-        let mut until = now + delay.min(self.options.reconnect_delay_max);
+        };
+        let mut until = now + delay;
         if let Some(limit) = limit {
             // The last attempt is when the time is up, not some delay after.
             until = until.min(since + limit);
@@ -592,6 +604,7 @@ impl Controller {
 
     fn drop_connection(&mut self, error: &HostError) {
         self.link.set_up(false);
+        self.better = None;
         if let Some(queue) = self.queue.take() {
             for ticket in queue.tokens().filter(|t| *t < EVENT) {
                 self.results.insert(ticket, Err(error.clone()));
@@ -612,41 +625,6 @@ impl Controller {
         }
         self.link.fail();
         self.state = state;
-    }
-
-    /// See [`nacre_reactor::Poller::arm`].
-    pub fn arm(&mut self, now: Nanos) -> Idle {
-        let queue = match (&self.state, &mut self.queue) {
-            (ControllerState::Failed(_) | ControllerState::Closed, _) => return Idle::Quiet,
-            (ControllerState::Waiting { until, .. }, _) => return Idle::Until(*until),
-            (_, None) => return Idle::Busy,
-            (_, Some(queue)) => queue,
-        };
-        if !self.step_sent && self.step.has_command() {
-            return match self.step_at {
-                // For a buffer, or for room.
-                at if at <= now => Idle::Busy,
-                at => Idle::Until(at),
-            };
-        }
-        if !self.user.is_empty() && queue.room() > 2 {
-            return Idle::Busy;
-        }
-        let waits = queue.oldest_of(|token| token != EVENT).is_some();
-        let mut idle = queue.transport().arm(now);
-        if waits || !self.is_live() {
-            idle = idle.and(Idle::Until(self.check_at.max(now + TIMEOUT_CHECK)));
-        }
-        let period = self.options.keep_alive / 2;
-        if self.is_live() && !period.is_zero() && !self.keep_alive_out {
-            idle = idle.and(Idle::Until(self.last_sent + period));
-        }
-        idle
-    }
-
-    /// The transport's descriptor, for whoever waits; changes with every connection.
-    pub fn wake_fd(&mut self) -> Option<RawFd> {
-        self.queue.as_mut().and_then(|q| q.transport().wake_fd())
     }
 }
 

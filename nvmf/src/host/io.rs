@@ -1,9 +1,10 @@
 //! One I/O queue of a controller, as a bdev queue: its device is a remote namespace.
 //!
 //! ```text
-//!   Down ─▶ Dialling ─▶ Connecting ─▶ Live
-//!    ▲                                  │ connection lost, command too slow, new association
-//!    └──────────────────────────────────┘
+//!   Down ─▶ Dialling ─▶ Connecting ─▶ Live ─▶ Draining   the association moves to another transport
+//!    ▲                                  │         │ nothing under way any more
+//!    └──────────────────────────────────┴─────────┘
+//!             connection lost, command too slow, new association
 //! ```
 //!
 //! An I/O that was taken stays here until the target has answered it for good: what was under way
@@ -24,7 +25,7 @@ use slab::Slab;
 
 use super::link::Link;
 use super::namespace::NamespaceInfo;
-use super::options::{Dial, HostOptions};
+use super::options::{Dial, HostOptions, Wanted};
 use super::pending::Pending;
 use super::queue::{CommandQueue, Finished};
 use super::step::connect;
@@ -37,6 +38,9 @@ const RECONNECT_DELAY_MAX: Duration = Duration::from_secs(2);
 /// How long I/O waits for a namespace that a live controller does not have: one that comes back
 /// may get its namespaces one by one.
 const NAMESPACE_GRACE: Duration = Duration::from_secs(5);
+/// Attempts that fail in a row before the association's transport is held not to do for this queue,
+/// where there is another.
+const UNREACHABLE: u32 = 4;
 /// How often an I/O is sent again because of a transient transport error.
 const MAX_RESENDS: u8 = 3;
 /// How often the queue looks for commands that take too long.
@@ -50,14 +54,24 @@ pub struct IoStats {
     pub connections: u64,
     pub losses: u64,
     pub resent: u64,
+    /// Times that it let go of its connection in order, for one by another transport.
+    pub moves: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    Down { retry_at: Nanos },
-    Dialling { since: Nanos },
-    Connecting { since: Nanos },
+    Down {
+        retry_at: Nanos,
+    },
+    Dialling {
+        since: Nanos,
+    },
+    Connecting {
+        since: Nanos,
+    },
     Live,
+    /// Live, but nothing is sent any more.
+    Draining,
 }
 
 /// One I/O queue on one core, connected to one namespace.
@@ -146,11 +160,10 @@ impl IoQueue {
 
     #[inline]
     fn drive(&mut self, now: Nanos) {
-        let generation = self.link.generation();
-        if self.phase == Phase::Live && generation == Some(self.generation) && now < self.check_at {
+        if self.phase == Phase::Live && self.link.goes_on(self.generation) && now < self.check_at {
             return;
         }
-        self.drive_slowly(generation, now);
+        self.drive_slowly(self.link.generation(), now);
     }
 
     fn drive_slowly(&mut self, generation: Option<u64>, now: Nanos) {
@@ -164,6 +177,12 @@ impl IoQueue {
             self.failures = 0;
             self.phase = Phase::Down { retry_at: now };
         }
+        match (self.link.is_moving(), self.phase) {
+            (true, _) => return self.make_way(now),
+            // It stays after all.
+            (false, Phase::Draining) => self.phase = Phase::Live,
+            (false, _) => {}
+        }
         let limit = self.options.connect_timeout;
         match self.phase {
             Phase::Down { retry_at } if now >= retry_at => {
@@ -176,12 +195,36 @@ impl IoQueue {
                     self.send_connect(now);
                 } else if now.since(since) > limit {
                     self.disconnect(now);
+                    self.give_up_transport("it takes too long to connect");
                 }
             }
-            Phase::Connecting { since } if now.since(since) > limit => self.disconnect(now),
+            Phase::Connecting { since } if now.since(since) > limit => {
+                self.disconnect(now);
+                self.give_up_transport("the answer to Connect takes too long");
+            }
             Phase::Live if now >= self.check_at => self.check_time(now),
             _ => {}
         }
+    }
+
+    /// Lets go of the connection as soon as nothing is under way on it. What comes waits.
+    fn make_way(&mut self, now: Nanos) {
+        if self.phase == Phase::Live {
+            self.phase = Phase::Draining;
+        }
+        let Some(queue) = &self.queue else { return };
+        if self.phase == Phase::Draining {
+            if queue.outstanding() > 0 {
+                return if now >= self.check_at {
+                    self.check_time(now)
+                };
+            }
+            self.stats.moves += 1;
+        }
+        self.phase = Phase::Down { retry_at: now };
+        self.disconnect(now);
+        self.failures = 0;
+        self.phase = Phase::Down { retry_at: now };
     }
 
     fn check_time(&mut self, now: Nanos) {
@@ -216,9 +259,15 @@ impl IoQueue {
         }
         self.missing_since = None;
         self.generation = generation;
-        match self.dial.dial(self.qid) {
+        let entries = link.queue_entries.min(self.options.queue_entries);
+        let wanted = Wanted {
+            qid: self.qid,
+            entries,
+            cntlid: link.cntlid,
+            transport: link.transport,
+        };
+        match self.dial.dial_wanted(&wanted) {
             Ok(transport) => {
-                let entries = link.queue_entries.min(self.options.queue_entries);
                 let mut queue = Box::new(CommandQueue::new(transport, entries));
                 queue
                     .transport()
@@ -231,11 +280,13 @@ impl IoQueue {
                     self.watched = None;
                 }
                 self.queue = Some(queue);
+                self.link.enter();
                 self.phase = Phase::Dialling { since: now };
             }
             Err(error) => {
                 tracing::warn!(qid = self.qid, %error, "cannot connect an I/O queue");
                 self.retry_later(now);
+                self.give_up_transport(&error.to_string());
             }
         }
     }
@@ -256,6 +307,23 @@ impl IoQueue {
         self.phase = Phase::Down { retry_at };
     }
 
+    /// This queue cannot be had although its controller lives: where there is another transport, that
+    /// one is to be used.
+    fn give_up_transport(&mut self, why: &str) {
+        let paths = self.options.paths.as_ref();
+        let Some(paths) = paths.filter(|paths| paths.fallback.is_some()) else {
+            return;
+        };
+        let here = self.link.generation() == Some(self.generation);
+        if here
+            && self.failures >= UNREACHABLE
+            && self.link.state().transport == Some(paths.preferred)
+        {
+            self.failures = 0;
+            self.link.set_unreachable(why.to_owned());
+        }
+    }
+
     fn send_connect(&mut self, now: Nanos) {
         let link = self.link.state();
         let entries = link.queue_entries.min(self.options.queue_entries);
@@ -269,8 +337,10 @@ impl IoQueue {
 
     fn connected(&mut self, status: StatusCode, now: Nanos) {
         if !status.is_success() {
-            tracing::warn!(qid = self.qid, status = %status.of_fabrics(), "an I/O queue was refused");
-            return self.disconnect(now);
+            let status = status.of_fabrics();
+            tracing::warn!(qid = self.qid, %status, "an I/O queue was refused");
+            self.disconnect(now);
+            return self.give_up_transport(&status.to_string());
         }
         self.phase = Phase::Live;
         self.failures = 0;
@@ -307,11 +377,12 @@ impl IoQueue {
             }
         }
         drop(queue);
+        self.link.leave();
         let pending = &self.pending;
         self.unsent
             .make_contiguous()
             .sort_unstable_by_key(|index| pending[*index].order);
-        if self.phase == Phase::Live {
+        if matches!(self.phase, Phase::Live | Phase::Draining) {
             self.stats.losses += 1;
         }
         // What the target has taken must not land after what is sent again: only the end of the
@@ -435,7 +506,14 @@ impl Queue for IoQueue {
                 if why != Closed::Local {
                     tracing::warn!(qid = self.qid, ?why, "an I/O queue was lost");
                 }
+                let connecting = matches!(
+                    self.phase,
+                    Phase::Dialling { .. } | Phase::Connecting { .. }
+                );
                 self.disconnect(now);
+                if connecting {
+                    self.give_up_transport(&format!("{why:?}"));
+                }
             }
         }
         done.len() - before
@@ -478,6 +556,10 @@ impl Queue for IoQueue {
                     Idle::Busy
                 }
             }
+            (Some(queue), Phase::Draining) => queue
+                .transport()
+                .arm(now)
+                .and(Idle::Until(now + TIMEOUT_CHECK)),
             (Some(queue), Phase::Dialling { since } | Phase::Connecting { since }) => queue
                 .transport()
                 .arm(now)
@@ -496,6 +578,9 @@ impl Drop for IoQueue {
     fn drop(&mut self) {
         if let Some(fd) = self.watched.take() {
             let _ = self.sleepers.delete_raw(fd);
+        }
+        if self.queue.take().is_some() {
+            self.link.leave();
         }
     }
 }

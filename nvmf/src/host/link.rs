@@ -2,16 +2,22 @@
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use super::namespace::NamespaceInfo;
+use crate::transport::TransportType;
 
 /// Written by the controller's core, read by all: by the I/O queues once per turn, without a lock,
 /// but for when they connect.
 #[derive(Debug, Default)]
 pub struct Link {
-    /// Odd while there is an association; grows by one with each beginning and each end.
+    /// Odd while there is an association; grows by one with each beginning and each end. [`MOVING`]
+    /// while I/O queues are to let go of it.
     generation: AtomicU64,
+    /// I/O queues that have a connection or are making one.
+    connected: AtomicUsize,
+    /// Why an I/O queue could not be connected although the association lives.
+    unreachable: Mutex<Option<String>>,
     /// Grows whenever the namespaces change.
     version: AtomicU64,
     /// An I/O queue found the association stuck.
@@ -20,9 +26,14 @@ pub struct Link {
     state: Mutex<LinkState>,
 }
 
+/// In the generation: the association ends as soon as nothing is under way.
+const MOVING: u64 = 1 << 63;
+
 /// What the controller said about itself and its namespaces.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LinkState {
+    /// The transport of the association, where there are several: its I/O queues use the same.
+    pub transport: Option<TransportType>,
     pub cntlid: u16,
     /// I/O queues granted.
     pub io_queues: u16,
@@ -43,10 +54,51 @@ impl Link {
     /// `None` while there is no association.
     #[inline]
     pub fn generation(&self) -> Option<u64> {
-        match self.generation.load(Ordering::Acquire) {
+        match self.generation.load(Ordering::Acquire) & !MOVING {
             g if g & 1 == 1 => Some(g),
             _ => None,
         }
+    }
+
+    /// Whether the association `generation` goes on as it is: neither over nor about to move.
+    #[inline]
+    pub(super) fn goes_on(&self, generation: u64) -> bool {
+        self.generation.load(Ordering::Acquire) == generation
+    }
+
+    /// I/O queues are to answer what is under way and to let go of their connections.
+    pub fn is_moving(&self) -> bool {
+        self.generation.load(Ordering::Acquire) & MOVING != 0
+    }
+
+    /// I/O queues that have a connection, or are making one.
+    pub fn connected(&self) -> usize {
+        self.connected.load(Ordering::Acquire)
+    }
+
+    pub(super) fn enter(&self) {
+        self.connected.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(super) fn leave(&self) {
+        self.connected.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// An I/O queue cannot be connected by the association's transport.
+    pub(super) fn set_unreachable(&self, why: String) {
+        *self.unreachable.lock().expect("poisoned") = Some(why);
+        self.request_reset();
+    }
+
+    pub(super) fn take_unreachable(&self) -> Option<String> {
+        self.unreachable.lock().expect("poisoned").take()
+    }
+
+    /// Whether I/O queues let go. For the controller's core only, as [`Link::set_up`].
+    pub(super) fn set_moving(&self, moving: bool) {
+        let now = self.generation.load(Ordering::Acquire) & !MOVING;
+        let moving = if moving { MOVING } else { 0 };
+        self.generation.store(now | moving, Ordering::Release);
     }
 
     /// Differs from what it was before whenever [`LinkState::namespaces`] does.
@@ -92,7 +144,7 @@ impl Link {
     }
 
     pub(super) fn set_up(&self, up: bool) {
-        let now = self.generation.load(Ordering::Acquire);
+        let now = self.generation.load(Ordering::Acquire) & !MOVING;
         if (now & 1 == 1) != up {
             self.generation.store(now + 1, Ordering::Release);
         }

@@ -3,6 +3,7 @@
 //! ```text
 //!   Controller   the admin queue: connect, enable, identify, keep-alive, events, reconnect
 //!     │ Link         what I/O queues on other cores need to know of it: ids, limits, generation
+//!     ├ Paths        which of two transports to use, and when to try the better one again
 //!     └ IoQueue      one I/O queue: a nacre_bdev::Queue whose device is a remote namespace
 //!         └ CommandQueue   identifiers and outstanding commands over a HostTransport
 //! ```
@@ -11,6 +12,11 @@
 //! and a limit on the whole ([`HostOptions`]). I/O that was under way when a connection was lost is
 //! sent again on the next one, in the order in which it was submitted; it fails only when the limit
 //! is reached or the target says so.
+//!
+//! A controller that was given two transports ([`PathOptions`]) connects by the preferred one, by the
+//! other when that fails, and then probes the preferred one now and then with a controller of its own.
+//! When that is there, every queue answers what it has under way, and all of them move: nothing is lost
+//! and nothing is sent twice.
 
 mod controller;
 mod discovery;
@@ -18,6 +24,7 @@ mod io;
 mod link;
 mod namespace;
 mod options;
+mod paths;
 mod pending;
 mod queue;
 mod step;
@@ -27,5 +34,6 @@ pub use discovery::fetch_discovery_log;
 pub use io::{IoQueue, IoStats};
 pub use link::{Link, LinkState};
 pub use namespace::NamespaceInfo;
-pub use options::{Dial, HostError, HostOptions};
+pub use options::{Dial, HostError, HostOptions, Wanted};
+pub use paths::{PathCounts, PathOptions, Paths};
 pub use queue::{CommandQueue, Finished};

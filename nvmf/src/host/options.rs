@@ -5,13 +5,31 @@ use std::time::Duration;
 use nacre_nvmf_wire::fabrics::InvalidParameter;
 use nacre_nvmf_wire::{Nqn, StatusCode};
 
-use crate::transport::{Closed, HostTransport};
+use super::paths::PathOptions;
+use crate::transport::{Closed, HostTransport, TransportType};
+
+/// A queue that is to be connected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wanted {
+    /// 0: the admin queue.
+    pub qid: u16,
+    pub entries: u16,
+    /// The controller that an I/O queue is for; 0 for the admin queue.
+    pub cntlid: u16,
+    /// `None`: the host has no choice of transports.
+    pub transport: Option<TransportType>,
+}
 
 /// Makes transport connections for one controller.
 pub trait Dial {
     /// Starts a connection for queue `qid`; it announces itself with
     /// [`crate::transport::HostEvent::Ready`].
     fn dial(&mut self, qid: u16) -> std::io::Result<Box<dyn HostTransport>>;
+
+    /// The same, for transports that need to know more or where there are several.
+    fn dial_wanted(&mut self, wanted: &Wanted) -> std::io::Result<Box<dyn HostTransport>> {
+        self.dial(wanted.qid)
+    }
 }
 
 impl<F: FnMut(u16) -> std::io::Result<Box<dyn HostTransport>>> Dial for F {
@@ -45,6 +63,9 @@ pub struct HostOptions {
     pub reconnect_delay_max: Duration,
     /// How long to go on trying; `None`: for ever. Zero: not at all.
     pub loss_timeout: Option<Duration>,
+    /// The transports that there are to choose from, and how; `None`: one, and `reconnect_delay`. With
+    /// paths their own delays count instead.
+    pub paths: Option<PathOptions>,
 }
 
 impl HostOptions {
@@ -63,6 +84,7 @@ impl HostOptions {
             reconnect_delay: Duration::from_millis(500),
             reconnect_delay_max: Duration::from_secs(10),
             loss_timeout: Some(Duration::from_secs(600)),
+            paths: None,
         }
     }
 }
@@ -72,7 +94,7 @@ impl HostOptions {
 pub enum HostError {
     #[error("cannot connect: {0}")]
     Dial(String),
-    #[error("connection lost: {0:?}")]
+    #[error("{}", lost(.0))]
     Lost(Closed),
     #[error("{step} was refused: {}", shown(*status, *fabrics))]
     Refused {
@@ -90,6 +112,10 @@ pub enum HostError {
     TimedOut { step: &'static str, limit: Duration },
     #[error("reset: an I/O command took too long")]
     Reset,
+    #[error("no I/O queue comes up: {why}")]
+    IoQueues { why: String },
+    #[error("I/O under way was not answered within {limit:?}")]
+    NotDrained { limit: Duration },
     #[error("the target misbehaved: {what}")]
     Misbehaved { what: String },
 }
@@ -98,6 +124,16 @@ fn shown(status: StatusCode, fabrics: bool) -> String {
     match fabrics {
         true => status.of_fabrics().to_string(),
         false => status.to_string(),
+    }
+}
+
+fn lost(why: &Closed) -> String {
+    match why {
+        Closed::Broken(why) => why.clone(),
+        Closed::Protocol(what) => format!("connection lost: {what}"),
+        Closed::Peer => "connection lost: closed by the target".into(),
+        Closed::TimedOut => "connection lost: no answer in time".into(),
+        Closed::Local => "connection lost: closed by this host".into(),
     }
 }
 

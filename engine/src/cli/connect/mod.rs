@@ -18,7 +18,8 @@ use self::drive::{Outcome, drive};
 use self::host::Shell;
 use super::address::ListenAddress;
 use super::{Failure, output};
-use crate::doctor::{System, rdma_path};
+use crate::doctor::System;
+use crate::initiator::way_by_rdma;
 
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "Exit codes: 0 connected, 1 failed, 2 wrong usage.\n\n\
@@ -152,7 +153,11 @@ impl Plan {
 
 pub fn run(args: ConnectArgs) -> Result<(), Failure> {
     let system = System::real();
-    let plan = Plan::of(args.transport, args.fallback, way_by_rdma(&system, &args));
+    let plan = Plan::of(
+        args.transport,
+        args.fallback,
+        way_by_rdma(&system, args.address.ip),
+    );
     let mut shell = Shell::new(args.json, args.cm_timeout);
     let say = |text: &str| match args.json {
         true => {
@@ -189,22 +194,6 @@ pub fn run(args: ConnectArgs) -> Result<(), Failure> {
         "connected"
     };
     output::line(&format!("{how} over {}", transport.word()))
-}
-
-/// By the route to the target's address, whatever its interfaces are called.
-fn way_by_rdma(system: &System, args: &ConnectArgs) -> Result<(), String> {
-    let target = args.address.ip;
-    let source = system
-        .probe
-        .source_for(target)
-        .map_err(|error| format!("no route to {target}: {error}"))?;
-    let interface = system
-        .interface_of(source)
-        .ok_or_else(|| format!("{source} is on no interface that is known"))?;
-    match rdma_path(system, &interface.name, source) {
-        Ok(_) => Ok(()),
-        Err(reason) => Err(format!("{}: {reason}", reason.word())),
-    }
 }
 
 #[cfg(test)]

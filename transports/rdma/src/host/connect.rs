@@ -24,6 +24,13 @@ use super::queue::send_entries;
 use super::{Ask, HostOptions, HostShared, Link, News};
 use crate::stats::event_name;
 
+/// The status of an event that says that nobody answered.
+const TIMED_OUT: i32 = -rustix::io::Errno::TIMEDOUT.raw_os_error();
+
+fn timed_out(limit: Duration) -> String {
+    format!("RDMA connection timeout after {}ms", limit.as_millis())
+}
+
 /// How often timeouts are looked at.
 const TICK: Duration = Duration::from_millis(100);
 
@@ -46,6 +53,8 @@ pub(super) struct Connects {
     attempts: HashMap<CmId, Attempt>,
     /// To be tried again.
     waiting: Vec<(Instant, Attempt)>,
+    /// Something was removed or given back: there may be a device to forget.
+    stale: bool,
 }
 
 impl Connects {
@@ -54,6 +63,7 @@ impl Connects {
             cm: shared.provider.connection_manager()?,
             attempts: HashMap::new(),
             waiting: Vec::new(),
+            stale: false,
         })
     }
 
@@ -62,6 +72,7 @@ impl Connects {
         while let Some(ask) = shared.mailbox.take() {
             match ask {
                 Ask::Connect(address, options, link) => {
+                    self.stale = true;
                     let retries = options.connection_retries;
                     self.begin(
                         Attempt {
@@ -84,6 +95,7 @@ impl Connects {
                     drop(endpoint);
                     self.cm.destroy(id);
                     self.attempts.remove(&id);
+                    self.stale = true;
                 }
             }
         }
@@ -91,6 +103,25 @@ impl Connects {
             self.event(shared, event.id, event.kind, now);
         }
         self.timeouts(now);
+        self.forget_gone(shared);
+    }
+
+    /// Lets go of devices that are gone and that no queue pair uses any more: whoever removes one may
+    /// wait for that, and the slots for keys are few.
+    fn forget_gone(&mut self, shared: &HostShared) {
+        if !std::mem::take(&mut self.stale) {
+            return;
+        }
+        for domain in shared.memory.domains() {
+            let id = domain.device();
+            let in_use = self
+                .attempts
+                .values()
+                .any(|a| a.device == Some(id) && a.lent);
+            if !in_use && shared.provider.device(id).is_err() {
+                shared.memory.forget(id);
+            }
+        }
     }
 
     fn begin(&mut self, mut attempt: Attempt, now: Instant) {
@@ -191,13 +222,22 @@ impl Connects {
                 self.fail(id, &why, now);
             }
             CmEventKind::Disconnected => attempt.link.send(News::Ended(Closed::Peer)),
+            // The kernel's patience ends where ours does: which of them is first is the same to users.
+            CmEventKind::AddressError { status: TIMED_OUT }
+            | CmEventKind::RouteError { status: TIMED_OUT } => {
+                let timeout = attempt.options.cm_timeout;
+                self.fail(id, &timed_out(timeout), now);
+            }
             CmEventKind::AddressError { status }
             | CmEventKind::RouteError { status }
             | CmEventKind::ConnectError { status }
             | CmEventKind::Unreachable { status } => {
                 self.fail(id, &format!("{name}, status {status}"), now);
             }
-            CmEventKind::DeviceRemoval => self.fail(id, "the RDMA device was removed", now),
+            CmEventKind::DeviceRemoval => {
+                self.stale = true;
+                self.fail(id, "the RDMA device was removed", now);
+            }
             CmEventKind::AddressChange => {
                 self.fail(id, "the address moved to another RDMA device", now);
             }
@@ -238,8 +278,7 @@ impl Connects {
             .map(|(id, attempt)| (*id, attempt.options.cm_timeout))
             .collect();
         for (id, timeout) in overdue {
-            let why = format!("RDMA connection timeout after {}ms", timeout.as_millis());
-            self.fail(id, &why, now);
+            self.fail(id, &timed_out(timeout), now);
         }
         let due = self.waiting.extract_if(.., |(at, _)| now >= *at);
         let due: Vec<Attempt> = due.map(|(_, attempt)| attempt).collect();

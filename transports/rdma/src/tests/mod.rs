@@ -2,6 +2,7 @@
 
 mod descriptors;
 mod faults;
+mod paths;
 mod rig;
 mod stack;
 

@@ -9,16 +9,17 @@ use std::time::{Duration, Instant};
 use nacre_bdev::layer::Layer;
 use nacre_bdev::{Bdev, Completion, Done, Io, Op, Queue, Status, malloc};
 use nacre_hugepages::{Arena, ArenaOptions, ClassSpec, Pool};
-use nacre_nvmf::host::{Controller, Dial, HostOptions, IoQueue};
+use nacre_nvmf::host::{Controller, Dial, HostOptions, IoQueue, PathOptions, Wanted};
 use nacre_nvmf::target::{
     Backing, Group, GroupConfig, NamespaceConfig, NamespaceIds, SubsystemConfig, Target,
     TargetConfig,
 };
 use nacre_nvmf::transport::{Address, HostTransport, Pools, TransportType};
 use nacre_nvmf_wire::Nqn;
-use nacre_rdma_verbs::DeviceId;
 use nacre_rdma_verbs::sim::{Fabric, attributes};
+use nacre_rdma_verbs::{DeviceAttributes, DeviceId};
 use nacre_reactor::Nanos;
+use nacre_transport_loopback::{LoopbackConfig, LoopbackPlug};
 
 use super::rig::{HOST, TARGET};
 use crate::{RdmaConfig, RdmaHosts, RdmaPlug};
@@ -37,49 +38,92 @@ const CLASSES: [ClassSpec; 2] = [
     },
 ];
 
-struct Stack {
-    queue: Option<IoQueue>,
-    controller: Controller,
-    group: Group,
-    plug: Arc<RdmaPlug>,
-    hosts: RdmaHosts,
-    fabric: Fabric,
-    device: DeviceId,
-    memory: Pool,
-    done: Done,
-    completions: HashMap<u64, Completion>,
-    options: HostOptions,
-    dial: Rc<dyn Fn(u16) -> std::io::Result<Box<dyn HostTransport>>>,
-    started: Instant,
-    now: Nanos,
+/// What differs between the tests.
+#[derive(Clone)]
+pub struct Setup {
+    /// The target's device.
+    pub device: DeviceAttributes,
+    pub config: RdmaConfig,
+    pub paths: Option<PathOptions>,
+    /// Of a connection by RDMA.
+    pub cm_timeout: Duration,
 }
+
+impl Default for Setup {
+    fn default() -> Setup {
+        Setup {
+            device: attributes("sim_target"),
+            config: RdmaConfig {
+                max_connections: 8,
+                srq_size: 256,
+                ..RdmaConfig::default()
+            },
+            paths: None,
+            cm_timeout: Duration::from_secs(5),
+        }
+    }
+}
+
+/// Dials by RDMA, or in memory where TCP is asked for.
+#[derive(Clone)]
+pub struct Dialer(Rc<dyn Fn(&Wanted) -> Dialled>);
+
+type Dialled = std::io::Result<Box<dyn HostTransport>>;
+
+impl Dial for Dialer {
+    fn dial(&mut self, qid: u16) -> std::io::Result<Box<dyn HostTransport>> {
+        panic!("queue {qid} is dialled without a word on how")
+    }
+
+    fn dial_wanted(&mut self, wanted: &Wanted) -> std::io::Result<Box<dyn HostTransport>> {
+        (self.0)(wanted)
+    }
+}
+
+pub struct Stack {
+    pub queue: Option<IoQueue>,
+    pub controller: Controller,
+    group: Group,
+    pub plug: Arc<RdmaPlug>,
+    /// What stands in for TCP.
+    pub other: Arc<LoopbackPlug>,
+    hosts: RdmaHosts,
+    pub fabric: Fabric,
+    pub device: DeviceId,
+    pub host_device: DeviceId,
+    pub memory: Pool,
+    done: Done,
+    pub completions: HashMap<u64, Completion>,
+    options: HostOptions,
+    dial: Dialer,
+    started: Instant,
+    pub now: Nanos,
+}
+
+pub const OTHER: &str = "other";
 
 fn nqn(name: &str) -> Nqn {
     name.parse().unwrap()
 }
 
 impl Stack {
-    fn new() -> Stack {
+    pub fn new(setup: Setup) -> Stack {
         let fabric = Fabric::new();
-        let device = fabric
-            .add_device(attributes("sim_target"), &[TARGET])
-            .unwrap();
-        fabric.add_device(attributes("sim_host"), &[HOST]).unwrap();
+        let device = fabric.add_device(setup.device, &[TARGET]).unwrap();
+        let host_device = fabric.add_device(attributes("sim_host"), &[HOST]).unwrap();
         let arena = |count| {
             let bytes = Pool::bytes_for(&CLASSES) as u64 * count;
             Arena::allocate(ArenaOptions::new(bytes)).unwrap()
         };
         let (ours, theirs) = (arena(2), arena(1));
-        let config = RdmaConfig {
-            max_connections: 8,
-            srq_size: 256,
-            ..RdmaConfig::default()
-        };
-        let plug = RdmaPlug::without_thread(config, fabric.provider(), vec![ours.clone()]).unwrap();
+        let plug =
+            RdmaPlug::without_thread(setup.config, fabric.provider(), vec![ours.clone()]).unwrap();
         let plug = Arc::new(plug);
         let hosts = RdmaHosts::without_thread(fabric.provider(), vec![theirs.clone()]).unwrap();
         let target = Target::new(TargetConfig::default(), 1);
         target.add_plug(plug.clone()).unwrap();
+        let other = Arc::new(LoopbackPlug::new(LoopbackConfig::default()));
+        target.add_plug(other.clone()).unwrap();
         let pool = || Pool::on_arena(&ours, &CLASSES).unwrap();
         let pools = Pools {
             io: pool(),
@@ -95,6 +139,10 @@ impl Stack {
         let at = SocketAddr::new(TARGET, 4420);
         target
             .add_listener(&nqn(SUBNQN), TransportType::Rdma, &Address::Ip(at))
+            .unwrap();
+        let here = Address::Loopback(OTHER.into());
+        target
+            .add_listener(&nqn(SUBNQN), TransportType::Loopback, &here)
             .unwrap();
         let disk = malloc::create(malloc::Config {
             name: "disk".into(),
@@ -121,27 +169,38 @@ impl Stack {
         target.add_namespace(&nqn(SUBNQN), namespace).unwrap();
 
         let dialer = hosts.dialer(8, 128).unwrap();
-        let dial: Rc<dyn Fn(u16) -> std::io::Result<Box<dyn HostTransport>>> =
-            Rc::new(move |qid| {
-                let options = crate::HostOptions {
-                    source: Some(HOST),
-                    connection_retries: 0,
-                    ..crate::HostOptions::new(qid, if qid == 0 { 32 } else { 128 })
-                };
-                Ok(Box::new(dialer.connect(at, options)?))
-            });
-        let options = HostOptions::new(nqn(HOSTNQN), [7; 16], nqn(SUBNQN));
+        let (elsewhere, cm_timeout) = (Arc::clone(&other), setup.cm_timeout);
+        let dial = Dialer(Rc::new(move |wanted| {
+            if wanted.transport == Some(TransportType::Tcp) {
+                let host = elsewhere.connect_host(OTHER);
+                return Ok(Box::new(host.map_err(std::io::Error::other)?));
+            }
+            let options = crate::HostOptions {
+                source: Some(HOST),
+                connection_retries: 0,
+                cntlid: wanted.cntlid,
+                cm_timeout,
+                ..crate::HostOptions::new(wanted.qid, wanted.entries)
+            };
+            Ok(Box::new(dialer.connect(at, options)?))
+        }));
+        let mut options = HostOptions::new(nqn(HOSTNQN), [7; 16], nqn(SUBNQN));
+        options.paths = setup.paths;
+        // Longer than an attempt, and all else as much longer as it is.
+        options.connect_timeout = setup.cm_timeout * 2;
+        (options.io_timeout, options.admin_timeout) = (setup.cm_timeout * 6, setup.cm_timeout * 6);
         let memory = Pool::on_arena(&theirs, &CLASSES).unwrap();
-        let admin = Rc::clone(&dial);
-        let dial_admin: Box<dyn Dial> = Box::new(move |qid: u16| admin(qid));
+        let admin = Box::new(dial.clone());
         Stack {
             queue: None,
-            controller: Controller::new(options.clone(), dial_admin, memory.clone(), now),
+            controller: Controller::new(options.clone(), admin, memory.clone(), now),
             group,
             plug,
+            other,
             hosts,
             fabric,
             device,
+            host_device,
             memory,
             done: Done::with_capacity(8),
             completions: HashMap::new(),
@@ -152,28 +211,33 @@ impl Stack {
         }
     }
 
-    fn until(&mut self, what: &str, mut done: impl FnMut(&Stack) -> bool) {
-        for turn in 0..20_000u64 {
+    pub fn step(&mut self, by: Duration) {
+        self.now = self.now + by;
+        self.plug.turn();
+        self.hosts.turn(self.started + self.now.since(Nanos::ZERO));
+        self.group.turn(self.now);
+        self.controller.poll(self.now);
+        if let Some(queue) = &mut self.queue {
+            queue.poll(self.now, &mut self.done);
+            for completion in self.done.drain() {
+                assert!(
+                    self.completions
+                        .insert(completion.token, completion)
+                        .is_none()
+                );
+            }
+        }
+    }
+
+    /// Within ten minutes of virtual time.
+    pub fn until(&mut self, what: &str, mut done: impl FnMut(&Stack) -> bool) {
+        for turn in 0..35_000u64 {
             if done(self) {
                 return;
             }
             // In small steps first, then in larger ones.
             let step = if turn < 5000 { 10 } else { 20_000 };
-            self.now = self.now + Duration::from_micros(step);
-            self.plug.turn();
-            self.hosts.turn(self.started + self.now.since(Nanos::ZERO));
-            self.group.turn(self.now);
-            self.controller.poll(self.now);
-            if let Some(queue) = &mut self.queue {
-                queue.poll(self.now, &mut self.done);
-                for completion in self.done.drain() {
-                    assert!(
-                        self.completions
-                            .insert(completion.token, completion)
-                            .is_none()
-                    );
-                }
-            }
+            self.step(Duration::from_micros(step));
         }
         panic!(
             "never happens: {what}; controller {:?}",
@@ -181,10 +245,9 @@ impl Stack {
         );
     }
 
-    fn connect(&mut self) {
+    pub fn connect(&mut self) {
         self.until("a live controller", |stack| stack.controller.is_live());
-        let dial = Rc::clone(&self.dial);
-        let dial: Box<dyn Dial> = Box::new(move |qid: u16| dial(qid));
+        let dial = Box::new(self.dial.clone());
         let (link, memory) = (Arc::clone(self.controller.link()), self.memory.clone());
         let queue = IoQueue::new(self.options.clone(), link, dial, memory, (1, 1), self.now);
         self.queue = Some(queue.unwrap());
@@ -193,7 +256,7 @@ impl Stack {
         });
     }
 
-    fn submit(&mut self, token: u64, op: Op, lba: u64, blocks: u32, fill: u8) {
+    pub fn submit(&mut self, token: u64, op: Op, lba: u64, blocks: u32, fill: u8) {
         let mut buf = self.memory.acquire((blocks * BLOCK) as usize).unwrap();
         buf.bytes_mut().unwrap().fill(fill);
         let mut io = Io::new(token, op, lba, blocks);
@@ -202,14 +265,14 @@ impl Stack {
         assert!(taken.is_ok(), "room in the queue");
     }
 
-    fn finish(&mut self, token: u64) -> Completion {
+    pub fn finish(&mut self, token: u64) -> Completion {
         self.until("a completion", |stack| {
             stack.completions.contains_key(&token)
         });
         self.completions.remove(&token).unwrap()
     }
 
-    fn write_and_read(&mut self) {
+    pub fn write_and_read(&mut self) {
         for (at, blocks) in [1, 8, 9, 64, 256].into_iter().enumerate() {
             let (token, lba, fill) = (at as u64 * 2, at as u64 * 300, 10 + at as u8);
             self.submit(token, Op::Write, lba, blocks, fill);
@@ -226,7 +289,7 @@ impl Stack {
 /// A host finds what RDMA needs in Identify, writes, and reads what it wrote.
 #[test]
 fn host_and_target() {
-    let mut stack = Stack::new();
+    let mut stack = Stack::new(Setup::default());
     stack.connect();
     let id = stack.controller.identify().unwrap();
     assert_eq!(
@@ -253,7 +316,7 @@ fn host_and_target() {
 /// The device goes with I/O under way, and comes back: the I/O is done, none is lost.
 #[test]
 fn device_comes_back() {
-    let mut stack = Stack::new();
+    let mut stack = Stack::new(Setup::default());
     stack.connect();
     for token in 100..110 {
         stack.submit(token, Op::Write, token * 8, 8, token as u8);

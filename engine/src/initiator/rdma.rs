@@ -1,0 +1,154 @@
+//! RDMA as a host of this process uses it: opened when it is asked for, one management thread, and all
+//! memory that data goes through.
+//!
+//! What can come later is not missed for ever: a device that appears, or the module of the connection
+//! manager, is there for the next connection.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use nacre_hugepages::{Arena, ArenaOptions, ClassSpec, Pool};
+use nacre_nvmf::host::Wanted;
+use nacre_nvmf::transport::HostTransport;
+use nacre_rdma::{HostOptions, RdmaDialer, RdmaHosts};
+use nacre_rdma_verbs::real::VerbsProvider;
+use nacre_rdma_verbs::{Provider, VerbsError};
+
+/// Queue pairs that one dialer can have at a time: the one in use, one that is being let go of, and one
+/// that probes.
+const QUEUES: usize = 4;
+
+/// How connections are made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RdmaTuning {
+    /// Entries of the largest queue.
+    pub entries: u16,
+    /// For each attempt: address, route and connection together.
+    pub cm_timeout: Duration,
+    pub tos: u8,
+}
+
+/// Why there are no devices.
+type Absence = Box<dyn Fn() -> VerbsError + Send + Sync>;
+
+/// RDMA for the hosts of this process.
+pub struct Rdma {
+    provider: Arc<dyn Provider>,
+    absence: Absence,
+    tuning: RdmaTuning,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    /// From the first connection on.
+    hosts: Option<Arc<RdmaHosts>>,
+    arenas: Vec<Arena>,
+}
+
+impl Rdma {
+    /// The system's RDMA; fails with what is missing and how to get it. Without a device it succeeds: one
+    /// may appear.
+    pub fn open(tuning: RdmaTuning) -> Result<Rdma, VerbsError> {
+        let provider = Arc::new(VerbsProvider::open()?);
+        let asked = Arc::clone(&provider);
+        let absence = Box::new(move || asked.absence().into_error());
+        Ok(Rdma::over(provider, absence, tuning))
+    }
+
+    pub fn over(provider: Arc<dyn Provider>, absence: Absence, tuning: RdmaTuning) -> Rdma {
+        Rdma {
+            provider,
+            absence,
+            tuning,
+            inner: Mutex::default(),
+        }
+    }
+
+    /// Takes `bytes` now, for [`Rdma::memory`] to hand out: devices know it before the first connection
+    /// is there, so that a limit on locked memory shows then and not in the middle.
+    pub fn reserve(&self, bytes: usize) -> io::Result<()> {
+        self.add_arena(&mut self.lock(), bytes).map(drop)
+    }
+
+    /// Buffers that every RDMA device knows.
+    pub fn memory(&self, classes: &[ClassSpec]) -> io::Result<Pool> {
+        let bytes = Pool::bytes_for(classes);
+        let mut inner = self.lock();
+        let roomy = inner.arenas.iter().find(|arena| arena.remaining() >= bytes);
+        let arena = match roomy {
+            Some(arena) => arena.clone(),
+            None => self.add_arena(&mut inner, bytes)?,
+        };
+        Pool::on_arena(&arena, classes).map_err(io::Error::other)
+    }
+
+    fn add_arena(&self, inner: &mut Inner, bytes: usize) -> io::Result<Arena> {
+        let options = ArenaOptions::new(bytes.max(1) as u64);
+        let arena = Arena::allocate(options).map_err(io::Error::other)?;
+        if let Some(hosts) = &inner.hosts {
+            hosts.add_arena(&arena).map_err(io::Error::other)?;
+        }
+        inner.arenas.push(arena.clone());
+        Ok(arena)
+    }
+
+    /// The management thread, if there is a device for it to work with.
+    fn hosts(&self) -> Result<Arc<RdmaHosts>, io::Error> {
+        // Looked at each time: that also lets go of devices that are gone.
+        let devices = self.provider.devices().map_err(io::Error::other)?;
+        if devices.is_empty() {
+            return Err(io::Error::other((self.absence)()));
+        }
+        let mut inner = self.lock();
+        if let Some(hosts) = &inner.hosts {
+            return Ok(Arc::clone(hosts));
+        }
+        let hosts = RdmaHosts::new(Arc::clone(&self.provider), inner.arenas.clone())?;
+        let hosts = Arc::new(hosts);
+        inner.hosts = Some(Arc::clone(&hosts));
+        Ok(hosts)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // Nothing in it is left half done by a panic.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Makes queue pairs to one controller, on one thread.
+pub(super) struct RdmaDial {
+    rdma: Arc<Rdma>,
+    address: SocketAddr,
+    dialer: Option<RdmaDialer>,
+}
+
+impl RdmaDial {
+    pub fn new(rdma: Arc<Rdma>, address: SocketAddr) -> RdmaDial {
+        RdmaDial {
+            rdma,
+            address,
+            dialer: None,
+        }
+    }
+
+    pub fn dial(&mut self, wanted: &Wanted) -> io::Result<Box<dyn HostTransport>> {
+        let hosts = self.rdma.hosts()?;
+        let tuning = self.rdma.tuning;
+        let dialer = match &mut self.dialer {
+            Some(dialer) => dialer,
+            none => none.insert(hosts.dialer(QUEUES, tuning.entries.max(wanted.entries))?),
+        };
+        let options = HostOptions {
+            cntlid: wanted.cntlid,
+            cm_timeout: tuning.cm_timeout,
+            // Whoever chooses between transports counts the attempts.
+            connection_retries: 0,
+            tos: tuning.tos,
+            ..HostOptions::new(wanted.qid, wanted.entries)
+        };
+        Ok(Box::new(dialer.connect(self.address, options)?))
+    }
+}

@@ -1,0 +1,20 @@
+//! Whether this machine has RDMA on the way to a target, whatever its interfaces are called.
+
+use std::net::IpAddr;
+
+use crate::doctor::{System, rdma_path};
+
+/// By the route to `target`. `Err`: why not, in words.
+pub fn way_by_rdma(system: &System, target: IpAddr) -> Result<(), String> {
+    let source = system
+        .probe
+        .source_for(target)
+        .map_err(|error| format!("no route to {target}: {error}"))?;
+    let interface = system
+        .interface_of(source)
+        .ok_or_else(|| format!("{source} is on no interface that is known"))?;
+    match rdma_path(system, &interface.name, source) {
+        Ok(_) => Ok(()),
+        Err(reason) => Err(format!("{}: {reason}", reason.word())),
+    }
+}

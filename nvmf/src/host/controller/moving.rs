@@ -1,0 +1,179 @@
+//! From the fallback back to the preferred transport, while the fallback works.
+//!
+//! ```text
+//!   probe due ─▶ Dialling ─▶ Connecting ─▶ Connected: I/O queues and admin commands drain ─▶ taken over
+//!                   └────────────┴───────────┴─▶ probe failed: everything stays as it is
+//! ```
+//!
+//! The probe is an admin queue with a controller of its own, so that what it finds is what will be:
+//! a network that carries handshakes only, and a target that refuses this host there, do not pass.
+
+use std::time::Duration;
+
+use nacre_nvmf_wire::Cqe;
+use nacre_nvmf_wire::fabrics::ConnectResponse;
+use nacre_reactor::Nanos;
+
+use super::{Controller, ControllerState, EVENT, OWN};
+use crate::host::options::HostError;
+use crate::host::paths::Paths;
+use crate::host::queue::CommandQueue;
+use crate::host::step::Step;
+use crate::transport::TransportType;
+
+/// How often a probe is looked at by a core that would sleep.
+pub(super) const LOOK: Duration = Duration::from_millis(1);
+/// Time for what is under way to be answered, at most.
+const DRAIN: Duration = Duration::from_secs(5);
+
+/// An admin queue by the preferred transport.
+pub(super) struct Better {
+    queue: CommandQueue,
+    kind: TransportType,
+    since: Nanos,
+    stage: Stage,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Dialling,
+    Connecting,
+    /// Waits until nothing is under way by the other transport.
+    Connected {
+        cntlid: u16,
+        since: Nanos,
+    },
+}
+
+impl Controller {
+    /// Probes the preferred transport when that is due, and moves to it when it is there.
+    pub(super) fn seek_better(&mut self, now: Nanos, did: &mut usize) {
+        if !self.is_live() || self.step.is_shutting_down() {
+            return;
+        }
+        if self.better.is_none() {
+            let due = self
+                .paths
+                .as_mut()
+                .is_some_and(|paths| paths.take_probe(now));
+            if !due {
+                return;
+            }
+            *did += 1;
+            if let Err(error) = self.probe(now) {
+                return self.stay(&error, now);
+            }
+        }
+        let Some(mut better) = self.better.take() else {
+            return;
+        };
+        match self.drive_better(&mut better, now) {
+            Ok(false) => self.better = Some(better),
+            Ok(true) => self.take_over(better, now),
+            Err(error) => self.stay(&error, now),
+        }
+    }
+
+    fn probe(&mut self, now: Nanos) -> Result<(), HostError> {
+        let Some(kind) = self.paths.as_ref().map(|paths| paths.options().preferred) else {
+            return Ok(());
+        };
+        self.better = Some(Better {
+            queue: self.dial_admin(Some(kind))?,
+            kind,
+            since: now,
+            stage: Stage::Dialling,
+        });
+        Ok(())
+    }
+
+    /// Answers whether the time has come to take it over.
+    fn drive_better(&mut self, better: &mut Better, now: Nanos) -> Result<bool, HostError> {
+        let mut answer: Option<Cqe> = None;
+        better.queue.poll(now, |one| answer = Some(one.cqe));
+        if let Some(why) = better.queue.closed() {
+            return Err(HostError::Lost(why.clone()));
+        }
+        let limit = self.options.connect_timeout;
+        match (better.stage, answer) {
+            (Stage::Dialling, _) if better.queue.is_ready() => {
+                let command = Step::Connect.command(&self.options, &self.pool, 0);
+                if let Some((sqe, write, read)) = command {
+                    better.queue.submit(sqe, write, read, OWN, now);
+                    better.stage = Stage::Connecting;
+                }
+            }
+            (Stage::Connecting, Some(cqe)) => {
+                let cntlid = admitted(&cqe)?;
+                better.stage = Stage::Connected { cntlid, since: now };
+                self.link.set_moving(true);
+            }
+            (Stage::Dialling, _) if now.since(better.since) > limit => {
+                let step = Step::Dialling.name();
+                return Err(HostError::TimedOut { step, limit });
+            }
+            (Stage::Connecting, _) if now.since(better.since) > limit => {
+                let step = Step::Connect.name();
+                return Err(HostError::TimedOut { step, limit });
+            }
+            (Stage::Connected { since, .. }, _) => {
+                if self.is_drained() {
+                    return Ok(true);
+                }
+                // The probe's controller is not kept alive meanwhile.
+                let limit = match self.options.keep_alive / 2 {
+                    Duration::ZERO => DRAIN,
+                    half => DRAIN.min(half),
+                };
+                if now.since(since) > limit {
+                    return Err(HostError::NotDrained { limit });
+                }
+            }
+            (Stage::Dialling | Stage::Connecting, _) => {}
+        }
+        Ok(false)
+    }
+
+    /// Nothing is under way that would have to be sent again, or could not be.
+    fn is_drained(&self) -> bool {
+        let admin = |queue: &CommandQueue| queue.oldest_of(|token| token < EVENT || token == OWN);
+        self.link.connected() == 0
+            && self.step == Step::Idle
+            && self.queue.as_ref().and_then(admin).is_none()
+    }
+
+    fn stay(&mut self, error: &HostError, now: Nanos) {
+        self.link.set_moving(false);
+        if let Some(paths) = &mut self.paths {
+            paths.probe_failed(&error.to_string(), now);
+        }
+    }
+
+    /// The association over the fallback ends, and the probe's goes on in its place.
+    fn take_over(&mut self, better: Better, now: Nanos) {
+        let Stage::Connected { cntlid, .. } = better.stage else {
+            return;
+        };
+        self.drop_connection(&HostError::Reset);
+        self.paths.as_mut().map(Paths::returning);
+        self.link.change(|state| {
+            (state.cntlid, state.transport) = (cntlid, Some(better.kind));
+        });
+        self.queue = Some(better.queue);
+        self.state = ControllerState::Connecting;
+        self.started = now;
+        self.enter(Step::ReadCap, now);
+    }
+}
+
+/// The controller that a Connect made.
+fn admitted(cqe: &Cqe) -> Result<u16, HostError> {
+    match cqe.status() {
+        status if status.is_success() => Ok(ConnectResponse::from_cqe(cqe).cntlid),
+        status => Err(HostError::Refused {
+            step: Step::Connect.name(),
+            status,
+            fabrics: true,
+        }),
+    }
+}

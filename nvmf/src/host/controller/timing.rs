@@ -1,0 +1,84 @@
+//! What takes too long, and how long a core may sleep.
+
+use std::os::fd::RawFd;
+use std::time::Duration;
+
+use nacre_reactor::{Idle, Nanos};
+
+use super::{Controller, ControllerState, EVENT, KEEP_ALIVE, OWN, moving};
+use crate::host::options::HostError;
+use crate::host::paths::Paths;
+
+/// How often commands that take too long are looked for.
+const TIMEOUT_CHECK: Duration = Duration::from_millis(100);
+
+impl Controller {
+    pub(super) fn check_time(&mut self, now: Nanos) -> Result<(), HostError> {
+        let late = |step, limit| Err(HostError::TimedOut { step, limit });
+        let limit = self.options.connect_timeout;
+        if !self.is_live() && now.since(self.started) > limit {
+            return late(self.step.name(), limit);
+        }
+        if now < self.check_at {
+            return Ok(());
+        }
+        self.check_at = now + TIMEOUT_CHECK;
+        let Some(queue) = &self.queue else {
+            return Ok(());
+        };
+        let over = |since: Option<Nanos>, limit| since.is_some_and(|s| now.since(s) > limit);
+        // An answer that takes as long as the target waits for us says that it is gone, whatever
+        // the network acknowledges.
+        let limit = self.options.keep_alive;
+        if over(queue.oldest_of(|token| token == KEEP_ALIVE), limit) {
+            return late("keep alive", limit);
+        }
+        let limit = self.options.admin_timeout;
+        if over(queue.oldest_of(|token| token == OWN), limit) {
+            return late(self.step.name(), limit);
+        }
+        if over(queue.oldest_of(|token| token < EVENT), limit) {
+            return late("admin command", limit);
+        }
+        Ok(())
+    }
+
+    /// See [`nacre_reactor::Poller::arm`].
+    pub fn arm(&mut self, now: Nanos) -> Idle {
+        let queue = match (&self.state, &mut self.queue) {
+            (ControllerState::Failed(_) | ControllerState::Closed, _) => return Idle::Quiet,
+            (ControllerState::Waiting { until, .. }, _) => return Idle::Until(*until),
+            (_, None) => return Idle::Busy,
+            (_, Some(queue)) => queue,
+        };
+        if !self.step_sent && self.step.has_command() {
+            return match self.step_at {
+                // For a buffer, or for room.
+                at if at <= now => Idle::Busy,
+                at => Idle::Until(at),
+            };
+        }
+        if !self.user.is_empty() && queue.room() > 2 && !self.link.is_moving() {
+            return Idle::Busy;
+        }
+        let waits = queue.oldest_of(|token| token != EVENT).is_some();
+        let mut idle = queue.transport().arm(now);
+        if waits || !self.is_live() {
+            idle = idle.and(Idle::Until(self.check_at.max(now + TIMEOUT_CHECK)));
+        }
+        let period = self.options.keep_alive / 2;
+        if self.is_live() && !period.is_zero() && !self.keep_alive_out {
+            idle = idle.and(Idle::Until(self.last_sent + period));
+        }
+        match (&self.better, self.paths.as_ref().and_then(Paths::probe_at)) {
+            (Some(_), _) => idle.and(Idle::Until(now + moving::LOOK)),
+            (None, Some(at)) => idle.and(Idle::Until(at)),
+            (None, None) => idle,
+        }
+    }
+
+    /// The transport's descriptor, for whoever waits; changes with every connection.
+    pub fn wake_fd(&mut self) -> Option<RawFd> {
+        self.queue.as_mut().and_then(|q| q.transport().wake_fd())
+    }
+}
