@@ -15,6 +15,8 @@ use nacre_bdev::registry::Subscription;
 use nacre_bdev_uring::UringBdev;
 use tokio::sync::{Notify, mpsc};
 
+use crate::methods::bdev::sampling::Samplers;
+
 /// The handle of a module on its own device.
 #[derive(Clone)]
 pub enum Module {
@@ -44,6 +46,7 @@ pub type BdevEvents = mpsc::UnboundedReceiver<nacre_bdev::Event>;
 pub struct Devices {
     pub modules: RefCell<BTreeMap<String, Module>>,
     pub histograms: RefCell<BTreeMap<String, HistogramWish>>,
+    pub samplers: Samplers,
     /// Told whenever a device comes, goes or changes.
     pub changed: Notify,
     subscription: Cell<Option<Subscription>>,
@@ -68,5 +71,6 @@ impl Devices {
         self.subscription.set(None);
         self.modules.borrow_mut().clear();
         self.histograms.borrow_mut().clear();
+        self.samplers.clear();
     }
 }

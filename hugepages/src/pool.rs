@@ -34,6 +34,8 @@ pub struct ClassStats {
     pub free: usize,
     /// The lowest `free` ever seen.
     pub low_water: usize,
+    /// Requests answered with a buffer, ever.
+    pub acquired: u64,
     /// Requests answered `None`.
     pub exhausted: u64,
 }
@@ -52,6 +54,7 @@ struct Class {
     /// Last in, first out: what was used last is still in the cache.
     free: RefCell<Vec<u32>>,
     low_water: Cell<usize>,
+    acquired: Cell<u64>,
     exhausted: Cell<u64>,
 }
 
@@ -165,6 +168,7 @@ impl Pool {
             splits: (0..placed.slots).map(|_| Cell::new(0)).collect(),
             low_water: Cell::new(placed.usable.len()),
             free: RefCell::new(placed.usable),
+            acquired: Cell::new(0),
             exhausted: Cell::new(0),
         };
         let classes = layout.classes.into_iter().map(class).collect();
@@ -193,6 +197,7 @@ impl Pool {
             let mut free = class.free.borrow_mut();
             let Some(index) = free.pop() else { continue };
             class.refs[index as usize].set(1);
+            class.acquired.set(class.acquired.get() + 1);
             if free.len() < class.low_water.get() {
                 class.low_water.set(free.len());
             }
@@ -221,6 +226,7 @@ impl Pool {
             count: c.count,
             free: c.free.borrow().len(),
             low_water: c.low_water.get(),
+            acquired: c.acquired.get(),
             exhausted: c.exhausted.get(),
         };
         self.inner.classes.iter().map(stat).collect()

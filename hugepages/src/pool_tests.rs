@@ -87,6 +87,7 @@ fn exhaustion_is_none_and_counted() {
             count: 2,
             free: 0,
             low_water: 0,
+            acquired: 2,
             exhausted: 2
         }
     );
@@ -97,6 +98,7 @@ fn exhaustion_is_none_and_counted() {
             count: 1,
             free: 0,
             low_water: 0,
+            acquired: 1,
             exhausted: 1
         }
     );

@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::sock::{SET_SOCK_OPTIONS, SockOptions};
 use crate::engine::{Engine, Phase};
 use crate::rpc::{Effect, Method, NoParams, Registry, RpcError, When};
 
@@ -182,8 +183,12 @@ impl Method<Engine> for WaitInit {
 }
 
 /// The parts whose configuration can be saved, each with what it stands on, in order of loading.
-const SUBSYSTEMS: [(&str, &[&str]); 3] =
-    [("iobuf", &[]), ("bdev", &["iobuf"]), ("nvmf", &["bdev"])];
+const SUBSYSTEMS: [(&str, &[&str]); 4] = [
+    ("sock", &[]),
+    ("iobuf", &[]),
+    ("bdev", &["iobuf"]),
+    ("nvmf", &["bdev", "sock"]),
+];
 
 struct GetSubsystems;
 
@@ -253,10 +258,16 @@ pub fn config_of(engine: &Engine, subsystem: &str) -> Option<Vec<Value>> {
     };
     let options = engine.options.borrow();
     match subsystem {
+        "sock" => {
+            let set = options.sock != SockOptions::default();
+            let call = || call(SET_SOCK_OPTIONS, json!(options.sock));
+            Some(set.then(call).into_iter().collect())
+        }
         "iobuf" => Some(vec![call("iobuf_set_options", json!(options.iobuf))]),
         "bdev" => {
             let mut calls = vec![call("bdev_set_options", json!(options.bdev))];
             calls.extend(made("bdev/"));
+            calls.extend(made("qos/"));
             calls.push(json!({ "method": "bdev_wait_for_examine" }));
             Some(calls)
         }
@@ -344,9 +355,10 @@ mod tests {
         assert_eq!(
             bench.call("framework_get_subsystems", json!(null)),
             json!([
+                { "subsystem": "sock", "depends_on": [] },
                 { "subsystem": "iobuf", "depends_on": [] },
                 { "subsystem": "bdev", "depends_on": ["iobuf"] },
-                { "subsystem": "nvmf", "depends_on": ["bdev"] },
+                { "subsystem": "nvmf", "depends_on": ["bdev", "sock"] },
             ])
         );
     }

@@ -1,5 +1,6 @@
 //! The RPC methods, one family per file. The parameter and reply types are the schema.
 
+pub mod accel;
 pub mod bdev;
 pub mod doctor;
 pub mod framework;
@@ -10,6 +11,9 @@ pub mod nvmf;
 pub mod options;
 pub mod reactor;
 pub mod reference;
+pub mod scheduler;
+pub mod sock;
+pub mod spdk;
 pub mod state;
 
 use crate::engine::Engine;
@@ -18,6 +22,7 @@ use crate::rpc::Registry;
 /// Every method there is.
 pub fn all() -> Registry<Engine> {
     let mut registry = Registry::default();
+    accel::register(&mut registry);
     bdev::register(&mut registry);
     doctor::register(&mut registry);
     framework::register(&mut registry);
@@ -27,6 +32,8 @@ pub fn all() -> Registry<Engine> {
     notify::register(&mut registry);
     nvmf::register(&mut registry);
     options::register(&mut registry);
+    scheduler::register(&mut registry);
+    sock::register(&mut registry);
     state::register(&mut registry);
     registry
 }

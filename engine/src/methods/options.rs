@@ -9,6 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::nvmf::DiscoveryFilter;
+use super::sock::SockOptions;
 use crate::engine::Engine;
 use crate::rpc::error::Errno;
 use crate::rpc::{Effect, Method, Registry, RpcError, When};
@@ -22,6 +23,7 @@ pub struct StartupOptions {
     pub iobuf: IobufOptions,
     pub bdev: BdevOptions,
     pub nvmf: NvmfOptions,
+    pub sock: SockOptions,
 }
 
 /// `nvmf_set_max_subsystems`, `nvmf_set_crdt`, `nvmf_set_config`.

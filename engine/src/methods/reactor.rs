@@ -246,18 +246,20 @@ struct ModulePools {
     large_pool: PoolInfo,
 }
 
-/// `cache` and `main` count SPDK's two places to find a buffer; here there is one, and what is
-/// told is how it stands.
+/// SPDK counts how often a buffer was found in a thread's cache, and how often in the pool behind
+/// it. Here every buffer is in the reactor's own place.
 #[derive(Debug, Default, Serialize, JsonSchema)]
 struct PoolInfo {
-    /// Buffers free now.
+    /// How often a buffer was had.
     cache: u64,
     /// Always 0: there is no shared pool behind the reactor's own.
     main: u64,
-    /// How often somebody had to wait for a buffer.
+    /// How often there was none, and somebody had to wait.
     retry: u64,
     /// Buffers there are.
     cache_size: u64,
+    /// Our own: buffers free now.
+    free: u64,
     /// Our own: the fewest that were ever free.
     low_water: u64,
 }
@@ -285,7 +287,8 @@ impl Method<Engine> for IobufGetStats {
                     } else {
                         &mut entry.large_pool
                     };
-                    pool.cache += class.free as u64;
+                    pool.cache += class.acquired;
+                    pool.free += class.free as u64;
                     pool.cache_size += class.count as u64;
                     pool.retry += class.exhausted;
                     pool.low_water += class.low_water as u64;

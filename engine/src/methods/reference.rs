@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use serde_json::Value;
 
+use super::spdk::NOT_OFFERED;
 use crate::rpc::{Effect, MethodEntry, When};
 
 /// Markdown of every method, its parameters and its answer.
@@ -17,6 +18,11 @@ pub fn markdown() -> String {
     let registry = super::all();
     for entry in registry.iter() {
         method(&mut out, entry).expect("writing to a string");
+    }
+    out.push_str("\n## What is not offered\n\nSPDK's methods that are not here, and why; -32601 is the answer.\n\n| why | methods |\n|---|---|\n");
+    for (why, names) in NOT_OFFERED {
+        let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+        writeln!(out, "| {why} | {} |", names.join(", ")).expect("writing to a string");
     }
     out
 }

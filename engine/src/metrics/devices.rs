@@ -42,6 +42,13 @@ family!(
     ["bdev"]
 );
 family!(
+    THROTTLED,
+    "nacre_bdev_throttled",
+    Counter,
+    "Operations that a limit of the device held back.",
+    ["bdev"]
+);
+family!(
     SIZE,
     "nacre_bdev_size_bytes",
     Gauge,
@@ -85,12 +92,13 @@ pub struct Devices;
 
 impl MetricsSource for Devices {
     fn describe(&self) -> &'static [&'static Desc] {
-        static ALL: [&Desc; 7] = [
+        static ALL: [&Desc; 8] = [
             &OPERATIONS,
             &BYTES,
             &ERRORS,
             &INFLIGHT,
             &BUSY,
+            &THROTTLED,
             &SIZE,
             &LATENCY,
         ];
@@ -105,6 +113,7 @@ impl MetricsSource for Devices {
             into.value(&SIZE, &[name], listed.layer.geometry().bytes());
             into.value(&INFLIGHT, &[name], snapshot.inflight);
             into.value(&BUSY, &[name], snapshot.busy);
+            into.value(&THROTTLED, &[name], snapshot.throttled);
             for op in Op::ALL {
                 let stats = snapshot.op(op);
                 into.value(&OPERATIONS, &[name, op.name()], stats.ops);

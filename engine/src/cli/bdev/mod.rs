@@ -48,6 +48,8 @@ enum BdevCommand {
     Iostat(iostat::IostatArgs),
     /// Inject errors into a device made with `create error`
     Inject(InjectArgs),
+    /// Limit what a device may do per second; hosts wait for what is beyond
+    Limit(LimitArgs),
     /// Let go of the I/O that `inject … pending` holds
     Resume { name: String },
 }
@@ -61,6 +63,38 @@ struct ResizeArgs {
     /// Cut off what is beyond the new size: hosts lose it
     #[arg(long)]
     shrink: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "What is not given stays as it is. Sizes are whole MiB.\n\nExamples:\n  nacre bdev limit disk0 --iops 5000 --write 100MiB\n  nacre bdev limit disk0 --iops 0\n  nacre bdev limit disk0 --none"
+)]
+struct LimitArgs {
+    name: String,
+    /// Reads and writes per second; 0 ends the limit
+    #[arg(long, value_name = "N")]
+    iops: Option<u64>,
+    /// Bytes per second, of reads and writes together
+    #[arg(long, value_name = "SIZE", value_parser = mebibytes)]
+    total: Option<u64>,
+    /// Bytes read per second
+    #[arg(long, value_name = "SIZE", value_parser = mebibytes)]
+    read: Option<u64>,
+    /// Bytes written per second
+    #[arg(long, value_name = "SIZE", value_parser = mebibytes)]
+    write: Option<u64>,
+    /// End all limits
+    #[arg(long, conflicts_with_all = ["iops", "total", "read", "write"])]
+    none: bool,
+}
+
+/// Whole MiB, as a number of them.
+fn mebibytes(text: &str) -> Result<u64, String> {
+    let bytes = size::parse_bytes(text)?;
+    match bytes % (1 << 20) {
+        0 => Ok(bytes >> 20),
+        _ => Err(format!("\"{text}\" is not a whole number of MiB")),
+    }
 }
 
 #[derive(Debug, Args)]
@@ -156,6 +190,7 @@ pub fn run(args: BdevArgs) -> Result<(), Failure> {
         }
         BdevCommand::Iostat(args) => iostat::run(connection, &args),
         BdevCommand::Inject(args) => inject(connection, &args),
+        BdevCommand::Limit(args) => limit(connection, &args),
         BdevCommand::Resume { name } => {
             connection.call("bdev_error_resume_pending", json!({ "name": name }))?;
             done(connection, json!({ "name": name }))
@@ -227,6 +262,9 @@ const MODULES: &[Module] = &[
     },
 ];
 
+/// Those that stand on another device.
+const STACKED: [&str; 3] = ["delay", "Error Injection Disk", "passthru"];
+
 fn module(device: &Value) -> Result<&'static Module, Failure> {
     let product = device["product_name"].as_str().unwrap_or_default();
     MODULES
@@ -263,6 +301,31 @@ fn done(connection: &Connection, what: Value) -> Result<(), Failure> {
     match connection.json {
         true => output::json(&what),
         false => Ok(()),
+    }
+}
+
+/// Sets limits, or shows them when none is given.
+fn limit(connection: &Connection, args: &LimitArgs) -> Result<(), Failure> {
+    let mut client = connection.open()?;
+    let limits = [
+        ("rw_ios_per_sec", args.iops),
+        ("rw_mbytes_per_sec", args.total),
+        ("r_mbytes_per_sec", args.read),
+        ("w_mbytes_per_sec", args.write),
+    ];
+    let mut wish = json!({ "name": args.name });
+    for (name, limit) in limits {
+        if let Some(limit) = limit.or(args.none.then_some(0)) {
+            wish[name] = limit.into();
+        }
+    }
+    if wish.as_object().is_some_and(|wish| wish.len() > 1) {
+        client.call("bdev_set_qos_limit", wish)?;
+    }
+    let now = device(&mut client, &args.name)?["assigned_rate_limits"].take();
+    match connection.json {
+        true => output::json(&now),
+        false => record::print(&now),
     }
 }
 
@@ -318,11 +381,11 @@ fn resize(connection: &Connection, args: &ResizeArgs) -> Result<(), Failure> {
             json!({ "name": device["name"], "new_size": args.size / MIB }),
         )?;
     } else {
-        return Err(refuse(
-            &device,
-            "devices of this kind keep their size",
-            "make a new one",
-        ));
+        let (cause, remedy) = match STACKED.contains(&module.product) {
+            true => ("it has the size of the device below", "resize that"),
+            false => ("devices of this kind keep their size", "make a new one"),
+        };
+        return Err(refuse(&device, cause, remedy));
     }
     print_size(connection, &mut client, &args.name)
 }

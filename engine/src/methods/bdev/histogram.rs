@@ -21,7 +21,7 @@ use crate::rpc::error::Errno;
 use crate::rpc::{Effect, Method, Registry, RpcError};
 
 pub fn register(registry: &mut Registry<Engine>) {
-    registry.add::<Enable>().add::<Get>();
+    registry.add::<Enable>().add::<Get>().add::<GetBorders>();
 }
 
 struct Enable;
@@ -129,22 +129,7 @@ impl Method<Engine> for Get {
     type Reply = Histogram;
 
     async fn apply(params: NameParams, on: Rc<Engine>) -> Result<Histogram, RpcError> {
-        let plane = on.plane()?;
-        let layer = plane.bdevs.get(&params.name)?.layer;
-        let Some(wish) = on.devices.histograms.borrow().get(layer.name()).cloned() else {
-            // SPDK's answer: -EFAULT, as an internal error.
-            let mut refused = RpcError::internal("no histogram was started")
-                .remedy("bdev_enable_histogram starts one");
-            refused.message = "Bad address".into();
-            return Err(refused);
-        };
-        let now = counts(&layer, wish.opc.as_deref())?.spdk_buckets(wish.granularity);
-        // A reset since then forgot what was before as well.
-        let since: Vec<u64> = now
-            .iter()
-            .zip(&wish.before)
-            .map(|(now, before)| now.saturating_sub(*before))
-            .collect();
+        let (wish, since) = since_enabled(&on, &params.name)?;
         let (min_range, max_range) = (
             range_of(wish.min_ns, wish.granularity),
             range_of(wish.max_ns, wish.granularity),
@@ -161,6 +146,94 @@ impl Method<Engine> for Get {
             max_range,
             tsc_rate: TICK_RATE,
         })
+    }
+}
+
+/// The histogram that was asked for of a device, and all its buckets since then.
+fn since_enabled(on: &Engine, name: &str) -> Result<(HistogramWish, Vec<u64>), RpcError> {
+    let plane = on.plane()?;
+    let layer = plane.bdevs.get(name)?.layer;
+    let Some(wish) = on.devices.histograms.borrow().get(layer.name()).cloned() else {
+        // SPDK's answer: -EFAULT, as an internal error.
+        let mut refused = RpcError::internal("no histogram was started")
+            .remedy("bdev_enable_histogram starts one");
+        refused.message = "Bad address".into();
+        return Err(refused);
+    };
+    let now = counts(&layer, wish.opc.as_deref())?.spdk_buckets(wish.granularity);
+    // A reset since then forgot what was before as well.
+    let since: Vec<u64> = now
+        .iter()
+        .zip(&wish.before)
+        .map(|(now, before)| now.saturating_sub(*before))
+        .collect();
+    Ok((wish, since))
+}
+
+/// Borders at once.
+const MAX_BORDERS: usize = 64;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct BordersParams {
+    name: String,
+    /// Microseconds, ascending, at most 64.
+    borders: Vec<u64>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct Borders {
+    /// Operations below the first border, between it and the next, and so on; those above the last
+    /// one at the end. A bucket that a border cuts counts below it.
+    borders_count: Vec<u64>,
+}
+
+struct GetBorders;
+
+impl Method<Engine> for GetBorders {
+    const NAME: &'static str = "bdev_get_histogram_borders";
+    const ABOUT: &'static str = "Counts the operations of a device by latency, between borders.";
+    type Params = BordersParams;
+    type Reply = Borders;
+
+    async fn apply(params: BordersParams, on: Rc<Engine>) -> Result<Borders, RpcError> {
+        let wrong = |cause: String| RpcError::errno(Errno::EINVAL, cause).field("borders");
+        let borders = params.borders;
+        if borders.is_empty() || borders.len() > MAX_BORDERS {
+            let cause = format!("{} borders: give 1 to {MAX_BORDERS}", borders.len());
+            return Err(wrong(cause));
+        }
+        if !borders.is_sorted_by(|a, b| a < b) {
+            return Err(wrong("the borders do not ascend".into()));
+        }
+        let (wish, since) = since_enabled(&on, &params.name)?;
+        let borders: Vec<u64> = borders.iter().map(|us| us.saturating_mul(1000)).collect();
+        Ok(Borders {
+            borders_count: between(&since, wish.granularity, &borders),
+        })
+    }
+}
+
+/// The counts of all buckets, by the border that they begin below.
+fn between(all: &[u64], granularity: u32, borders: &[u64]) -> Vec<u64> {
+    let mut counts = vec![0; borders.len() + 1];
+    for (index, count) in all.iter().enumerate().filter(|(_, count)| **count > 0) {
+        let start = start_of(index, granularity);
+        let at = borders.partition_point(|border| *border <= start);
+        counts[at] += count;
+    }
+    counts
+}
+
+/// Where a bucket begins.
+fn start_of(index: usize, granularity: u32) -> u64 {
+    let (range, at) = (
+        index >> granularity,
+        (index as u64) & ((1 << granularity) - 1),
+    );
+    match range {
+        0 => at,
+        range => ((1 << granularity) + at) << (range - 1),
     }
 }
 
@@ -188,6 +261,40 @@ fn fold(all: &[u64], granularity: u32, min: u32, max: u32) -> Vec<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Every value lies in the bucket that begins at or below it, and the next begins above it.
+    #[test]
+    fn buckets_begin_where_they_do() {
+        for granularity in [1, 4, 7] {
+            for ns in [0, 1, 5, 127, 128, 129, 1000, 1500, 70_000, 1 << 38] {
+                let mut all = HistogramSnapshot::default();
+                all.record(ns);
+                let all = all.spdk_buckets(granularity);
+                let index = all.iter().position(|count| *count > 0).unwrap();
+                // What is recorded is coarser than what is asked for.
+                let start = start_of(index, granularity);
+                assert!(
+                    start <= ns + ns / 8,
+                    "{ns} in {index}, which begins at {start}"
+                );
+                assert_eq!(range_of(start, granularity), (index >> granularity) as u32);
+            }
+        }
+    }
+
+    /// Each count is between the right borders, and none is lost.
+    #[test]
+    fn borders_keep_every_count() {
+        let mut all = HistogramSnapshot::default();
+        for ns in [500, 50_000, 51_000, 900_000, 5_000_000_000] {
+            all.record(ns);
+        }
+        let all = all.spdk_buckets(7);
+        let us = |borders: &[u64]| borders.iter().map(|us| us * 1000).collect::<Vec<_>>();
+        assert_eq!(between(&all, 7, &us(&[1])), [1, 4]);
+        assert_eq!(between(&all, 7, &us(&[10, 100, 1000])), [1, 2, 1, 1]);
+        assert_eq!(between(&all, 7, &us(&[u64::MAX / 1000])), [5, 0]);
+    }
 
     #[test]
     fn the_window_keeps_every_count() {

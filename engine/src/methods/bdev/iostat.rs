@@ -11,6 +11,7 @@ use nacre_bdev::{Bdev, Op, Status};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::sampling::Sampled;
 use crate::engine::Engine;
 use crate::plane::Plane;
 use crate::rpc::error::Errno;
@@ -74,6 +75,9 @@ struct DeviceStat {
     name: String,
     #[serde(flatten)]
     stat: Stat,
+    /// Of devices that bdev_set_qd_sampling_period was called for.
+    #[serde(flatten)]
+    sampled: Option<Sampled>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -195,6 +199,7 @@ impl Method<Engine> for GetIostat {
                     .map(|l| DeviceStat {
                         name: l.name().to_owned(),
                         stat: Stat::of(&l.stats().snapshot()),
+                        sampled: on.devices.samplers.of(l),
                     })
                     .collect(),
             },

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::no_device;
+use super::qos::Assigned;
 use crate::engine::Engine;
 use crate::rpc::{Effect, Method, Registry, RpcError};
 
@@ -42,22 +43,13 @@ struct BdevInfo {
     preferred_unmap_alignment: u32,
     preferred_unmap_granularity: u32,
     uuid: String,
-    assigned_rate_limits: RateLimits,
+    assigned_rate_limits: Assigned,
     claimed: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     claim_type: Option<&'static str>,
     zoned: bool,
     supported_io_types: IoTypes,
     driver_specific: Value,
-}
-
-/// None is assigned: limits come later.
-#[derive(Debug, Default, Serialize, JsonSchema)]
-struct RateLimits {
-    rw_ios_per_sec: u64,
-    rw_mbytes_per_sec: u64,
-    r_mbytes_per_sec: u64,
-    w_mbytes_per_sec: u64,
 }
 
 /// By SPDK's names, in its order.
@@ -139,7 +131,7 @@ fn describe(listed: &Listed) -> BdevInfo {
         preferred_unmap_alignment: limits.unmap_alignment_blocks,
         preferred_unmap_granularity: limits.unmap_granularity_blocks,
         uuid,
-        assigned_rate_limits: RateLimits::default(),
+        assigned_rate_limits: Assigned::of(layer.qos().limits()),
         claimed: !listed.claims.is_empty(),
         claim_type: listed.claims.first().map(|(_, usage)| match usage {
             Usage::Exclusive => "exclusive_write",

@@ -1,6 +1,7 @@
 //! `bdev_*`: block devices.
 //!
-//! Every device is one journal record, `bdev/<name>`: the create call with its identity filled in.
+//! Every device is one journal record, `bdev/<name>`: the create call with its identity filled in. Its
+//! limits are another, `qos/<name>`.
 //! Deleting one takes what stands on it along, in the same commit, as SPDK's hot removal does.
 
 mod examine;
@@ -10,6 +11,8 @@ mod iostat;
 mod list;
 mod malloc;
 mod null;
+mod qos;
+pub mod sampling;
 mod stacked;
 
 use std::rc::Rc;
@@ -35,6 +38,8 @@ pub fn register(registry: &mut Registry<Engine>) {
     malloc::register(registry);
     null::register(registry);
     file::register(registry);
+    qos::register(registry);
+    sampling::register(registry);
     stacked::register(registry);
 }
 
@@ -117,7 +122,7 @@ async fn delete(on: &Engine, name: &str, is: fn(&Module) -> bool) -> Result<bool
         return match on.journal.find(&key(name)) {
             Some(_) => on
                 .journal
-                .commit(Change::remove(key(name)))
+                .commit(Change(vec![Edit::Remove(key(name)), qos::forget(name)]))
                 .await
                 .map(|()| true),
             None => Err(no_device(name)),
@@ -132,6 +137,7 @@ async fn delete(on: &Engine, name: &str, is: fn(&Module) -> bool) -> Result<bool
     }
     let going = with_dependents(&plane, &name);
     let mut edits: Vec<Edit> = going.iter().map(|name| Edit::Remove(key(name))).collect();
+    edits.extend(going.iter().map(|name| qos::forget(name)));
     edits.extend(super::nvmf::forget_namespaces_of(on, &going));
     // The record first: a device that is gone must not come back because a crash came between.
     on.journal.commit(Change(edits)).await?;

@@ -248,6 +248,32 @@ fn what_is_stacked_grows_with_its_base() {
     assert_eq!(all.map(blocks), [8192; 4]);
 }
 
+/// Borders are counted between once a histogram was started.
+#[test]
+fn histograms_are_counted_between_borders() {
+    let bench = bench();
+    bench.call(
+        "bdev_null_create",
+        json!({ "name": "n", "num_blocks": 2048, "block_size": 512 }),
+    );
+    let method = "bdev_get_histogram_borders";
+    let borders = |borders: &[u64]| json!({ "name": "n", "borders": borders });
+    assert_eq!(bench.refused(method, borders(&[1])).message, "Bad address");
+    bench.call(
+        "bdev_enable_histogram",
+        json!({ "name": "n", "enable": true }),
+    );
+    assert_eq!(
+        bench.call(method, borders(&[10, 100])),
+        json!({ "borders_count": [0, 0, 0] })
+    );
+    for wrong in [&[][..], &[2, 1], &[1, 1], &[1; 65]] {
+        let refused = bench.refused(method, borders(wrong));
+        assert_eq!(refused.code, -22);
+        assert_eq!(refused.data.unwrap().field.as_deref(), Some("borders"));
+    }
+}
+
 /// Each mode forgets its part, here of a device that did nothing: the call is understood.
 #[test]
 fn every_reset_mode_is_taken() {

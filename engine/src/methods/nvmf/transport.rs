@@ -234,7 +234,11 @@ impl Transport {
 
     fn tcp(&self, on: &Engine) -> TcpConfig {
         let defaults = TcpConfig::default();
+        let sock = on.options.borrow().sock;
+        let buffer = |bytes: u32| (bytes > 0).then_some(bytes as usize);
         TcpConfig {
+            send_buffer: buffer(sock.send_buf_size),
+            receive_buffer: buffer(sock.recv_buf_size),
             in_capsule_data_size: self.in_capsule_data_size,
             max_io_size: self.max_io_size,
             max_connections: on.settings.nvmf.max_connections as usize,

@@ -1,0 +1,80 @@
+//! `accel_*`: who copies, fills, compares and computes checksums. The processor does, always; SPDK's
+//! questions about it are answered, and there is nothing to assign.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use crate::engine::Engine;
+use crate::rpc::{Method, NoParams, Registry, RpcError, When};
+
+pub fn register(registry: &mut Registry<Engine>) {
+    registry.add::<GetModuleInfo>().add::<GetOpcAssignments>();
+}
+
+/// What is done to data here, by SPDK's names.
+const OPERATIONS: [&str; 4] = ["copy", "fill", "compare", "crc32c"];
+
+const SOFTWARE: &str = "software";
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct ModuleInfo {
+    module: &'static str,
+    #[serde(rename = "supported ops")]
+    supported_ops: [&'static str; OPERATIONS.len()],
+}
+
+struct GetModuleInfo;
+
+impl Method<Engine> for GetModuleInfo {
+    const NAME: &'static str = "accel_get_module_info";
+    const ABOUT: &'static str = "Lists who works on data, and what it can do.";
+    const WHEN: When = When::Always;
+    type Params = NoParams;
+    type Reply = Vec<ModuleInfo>;
+
+    async fn apply(_: NoParams, _: Rc<Engine>) -> Result<Vec<ModuleInfo>, RpcError> {
+        Ok(vec![ModuleInfo {
+            module: SOFTWARE,
+            supported_ops: OPERATIONS,
+        }])
+    }
+}
+
+struct GetOpcAssignments;
+
+impl Method<Engine> for GetOpcAssignments {
+    const NAME: &'static str = "accel_get_opc_assignments";
+    const ABOUT: &'static str = "Tells who does each operation on data.";
+    const WHEN: When = When::Always;
+    type Params = NoParams;
+    type Reply = BTreeMap<&'static str, &'static str>;
+
+    async fn apply(
+        _: NoParams,
+        _: Rc<Engine>,
+    ) -> Result<BTreeMap<&'static str, &'static str>, RpcError> {
+        Ok(OPERATIONS.map(|operation| (operation, SOFTWARE)).into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::bench;
+    use serde_json::json;
+
+    #[test]
+    fn the_processor_does_it_all() {
+        let bench = bench();
+        assert_eq!(
+            bench.call("accel_get_module_info", json!(null)),
+            json!([{ "module": "software", "supported ops": ["copy", "fill", "compare", "crc32c"] }])
+        );
+        assert_eq!(
+            bench.call("accel_get_opc_assignments", json!(null)),
+            json!({ "copy": "software", "fill": "software", "compare": "software", "crc32c": "software" })
+        );
+    }
+}

@@ -1,0 +1,252 @@
+//! `bdev_set_qos_limit`: what a device may do per second.
+//!
+//! Limits are a record of their own, `qos/<name>`, behind the device's: they can be changed without
+//! making the device again, and go with it.
+
+use std::rc::Rc;
+
+use nacre_bdev::Bdev;
+use nacre_bdev::qos::RateLimits;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::engine::Engine;
+use crate::rpc::error::Errno;
+use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::store::{Change, Edit};
+
+pub fn register(registry: &mut Registry<Engine>) {
+    registry.add::<SetQosLimit>();
+}
+
+const MIB: u64 = 1 << 20;
+
+pub(super) fn key(bdev: &str) -> String {
+    format!("qos/{bdev}")
+}
+
+pub(super) fn forget(bdev: &str) -> Edit {
+    Edit::Remove(key(bdev))
+}
+
+/// Limits as SPDK tells them; 0: none.
+#[derive(Debug, Clone, Copy, Default, Serialize, JsonSchema)]
+pub(super) struct Assigned {
+    rw_ios_per_sec: u64,
+    rw_mbytes_per_sec: u64,
+    r_mbytes_per_sec: u64,
+    w_mbytes_per_sec: u64,
+}
+
+impl Assigned {
+    pub fn of(limits: RateLimits) -> Assigned {
+        Assigned {
+            rw_ios_per_sec: limits.rw_ios,
+            rw_mbytes_per_sec: limits.rw_bytes / MIB,
+            r_mbytes_per_sec: limits.read_bytes / MIB,
+            w_mbytes_per_sec: limits.write_bytes / MIB,
+        }
+    }
+}
+
+struct SetQosLimit;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct SetQosLimitParams {
+    name: String,
+    /// Reads and writes per second; 0 ends the limit, as with the other three. What is left out stays.
+    rw_ios_per_sec: Option<u64>,
+    /// MiB per second, of reads and writes together.
+    rw_mbytes_per_sec: Option<u64>,
+    /// MiB per second.
+    r_mbytes_per_sec: Option<u64>,
+    /// MiB per second.
+    w_mbytes_per_sec: Option<u64>,
+}
+
+impl SetQosLimitParams {
+    fn apply_to(&self, limits: &mut RateLimits) -> Result<(), RpcError> {
+        let bytes = |field, mbytes: u64| {
+            mbytes.checked_mul(MIB).ok_or_else(|| {
+                RpcError::errno(
+                    Errno::EINVAL,
+                    format!("{mbytes} MiB is more than 64 bits of bytes"),
+                )
+                .field(field)
+            })
+        };
+        let asked = [
+            self.rw_ios_per_sec,
+            self.rw_mbytes_per_sec,
+            self.r_mbytes_per_sec,
+            self.w_mbytes_per_sec,
+        ];
+        if asked.iter().all(Option::is_none) {
+            return Err(RpcError::errno(Errno::EINVAL, "no limit is given")
+                .field("rw_ios_per_sec")
+                .remedy("give at least one of the limits; 0 ends one"));
+        }
+        if let Some(ios) = self.rw_ios_per_sec {
+            limits.rw_ios = ios;
+        }
+        for (field, asked, limit) in [
+            (
+                "rw_mbytes_per_sec",
+                self.rw_mbytes_per_sec,
+                &mut limits.rw_bytes,
+            ),
+            (
+                "r_mbytes_per_sec",
+                self.r_mbytes_per_sec,
+                &mut limits.read_bytes,
+            ),
+            (
+                "w_mbytes_per_sec",
+                self.w_mbytes_per_sec,
+                &mut limits.write_bytes,
+            ),
+        ] {
+            if let Some(mbytes) = asked {
+                *limit = bytes(field, mbytes)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Method<Engine> for SetQosLimit {
+    const NAME: &'static str = "bdev_set_qos_limit";
+    const ABOUT: &'static str = "Limits what a device may do per second, over all hosts and cores; I/O beyond that waits. \
+         Limits of a device count for those stacked on it as well.";
+    const EFFECT: Effect = Effect::Changes;
+    type Params = SetQosLimitParams;
+    type Reply = bool;
+
+    async fn apply(params: SetQosLimitParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        let plane = on.plane()?;
+        let layer = plane.bdevs.get(&params.name)?.layer;
+        let name = layer.name().to_owned();
+        let before = layer.qos().limits();
+        let mut limits = before;
+        params.apply_to(&mut limits)?;
+        layer.qos().set(limits);
+        let change = match limits.is_none() {
+            true => Change(vec![forget(&name)]),
+            false => {
+                let mut record = json!(Assigned::of(limits));
+                record["name"] = name.as_str().into();
+                Change::put(key(&name), SetQosLimit::NAME, record)
+            }
+        };
+        let stored = on.journal.commit(change).await;
+        stored.inspect_err(|_| layer.qos().set(before))?;
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::testing::{Bench, bench};
+    use crate::config::Settings;
+    use crate::store::Store;
+    use serde_json::{Value, json};
+
+    const SET: &str = "bdev_set_qos_limit";
+
+    fn null(bench: &Bench) {
+        let disk = json!({ "name": "n", "num_blocks": 2048, "block_size": 512 });
+        bench.call("bdev_null_create", disk);
+    }
+
+    fn limits(bench: &Bench) -> [u64; 4] {
+        let all = bench.call("bdev_get_bdevs", json!({ "name": "n" }));
+        let limits = &all[0]["assigned_rate_limits"];
+        [
+            "rw_ios_per_sec",
+            "rw_mbytes_per_sec",
+            "r_mbytes_per_sec",
+            "w_mbytes_per_sec",
+        ]
+        .map(|name| limits[name].as_u64().unwrap())
+    }
+
+    fn saved(bench: &Bench) -> Vec<Value> {
+        let config = bench.call("framework_get_config", json!({ "name": "bdev" }));
+        let calls = config.as_array().unwrap().iter();
+        calls.filter(|c| c["method"] == SET).cloned().collect()
+    }
+
+    /// What is left out stays, 0 ends a limit, and the last state is what is saved.
+    #[test]
+    fn limits_are_set_told_and_saved() {
+        let bench = bench();
+        null(&bench);
+        assert_eq!(limits(&bench), [0; 4]);
+        assert!(saved(&bench).is_empty());
+        let set = json!({ "name": "n", "rw_ios_per_sec": 20000, "r_mbytes_per_sec": 100 });
+        assert_eq!(bench.call(SET, set), true);
+        let set = json!({ "name": "n", "rw_ios_per_sec": 0, "w_mbytes_per_sec": 50 });
+        assert_eq!(bench.call(SET, set), true);
+        assert_eq!(limits(&bench), [0, 0, 100, 50]);
+        let call = json!({ "method": SET, "params": {
+            "name": "n", "rw_ios_per_sec": 0, "rw_mbytes_per_sec": 0,
+            "r_mbytes_per_sec": 100, "w_mbytes_per_sec": 50,
+        }});
+        assert_eq!(saved(&bench), [call]);
+        let set = json!({ "name": "n", "r_mbytes_per_sec": 0, "w_mbytes_per_sec": 0 });
+        bench.call(SET, set);
+        assert!(saved(&bench).is_empty(), "no limits are no record");
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let bench = bench();
+        null(&bench);
+        let huge = u64::MAX / 2;
+        for (params, code, field) in [
+            (json!({ "name": "x", "rw_ios_per_sec": 1 }), -19, "name"),
+            (json!({ "name": "n" }), -22, "rw_ios_per_sec"),
+            (
+                json!({ "name": "n", "r_mbytes_per_sec": huge }),
+                -22,
+                "r_mbytes_per_sec",
+            ),
+            (
+                json!({ "name": "n", "rw_ios_per_sec": -1 }),
+                -32602,
+                "rw_ios_per_sec",
+            ),
+        ] {
+            let refused = bench.refused(SET, params.clone());
+            let facts = refused.data.unwrap();
+            assert_eq!(
+                (refused.code, facts.field.as_deref()),
+                (code, Some(field)),
+                "{params}"
+            );
+        }
+        assert_eq!(limits(&bench), [0; 4]);
+    }
+
+    /// Limits survive the daemon, and end with the device.
+    #[test]
+    fn limits_live_as_long_as_the_device() {
+        let dir = tempfile::tempdir().unwrap();
+        let durable = || Bench::with(Settings::default(), Some(Store::open(dir.path()).unwrap()));
+        {
+            let bench = durable();
+            null(&bench);
+            bench.call(SET, json!({ "name": "n", "rw_mbytes_per_sec": 7 }));
+        }
+        {
+            let bench = durable();
+            assert_eq!(limits(&bench), [0, 7, 0, 0]);
+            bench.call("bdev_null_delete", json!({ "name": "n" }));
+        }
+        let bench = durable();
+        null(&bench);
+        assert_eq!(limits(&bench), [0; 4]);
+    }
+}

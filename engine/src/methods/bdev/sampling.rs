@@ -1,0 +1,216 @@
+//! `bdev_set_qd_sampling_period`: looks at a device's queue depth from time to time.
+//!
+//! ```text
+//!   set period ──> a task: every period, depth ──> queue_depth, io_time, weighted_io_time
+//!                    └ ends with the device, or when another period is set     (bdev_get_iostat)
+//! ```
+//!
+//! SPDK adds the period with each look; here it is the time since the last one, which is never less.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use nacre_bdev::Bdev;
+use nacre_bdev::layer::Layer;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use tokio::task::AbortHandle;
+
+use crate::engine::Engine;
+use crate::rpc::error::Errno;
+use crate::rpc::{Effect, Method, Registry, RpcError};
+
+pub fn register(registry: &mut Registry<Engine>) {
+    registry.add::<SetPeriod>();
+}
+
+/// The clock of the management thread has no finer ticks.
+const LEAST_US: u64 = 1000;
+/// A day.
+const MOST_US: u64 = 86_400_000_000;
+
+/// What the looks at one device found.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct Sampled {
+    /// Microseconds between two looks.
+    queue_depth_polling_period: u64,
+    /// I/Os under way at the last look.
+    queue_depth: u64,
+    /// Microseconds in which something was under way.
+    io_time: u64,
+    /// Those, times the depth.
+    weighted_io_time: u64,
+}
+
+impl Sampled {
+    fn look(&mut self, depth: u64, since: Duration) {
+        let us = u64::try_from(since.as_micros()).unwrap_or(u64::MAX);
+        self.queue_depth = depth;
+        if depth > 0 {
+            self.io_time = self.io_time.saturating_add(us);
+            self.weighted_io_time = self
+                .weighted_io_time
+                .saturating_add(us.saturating_mul(depth));
+        }
+    }
+}
+
+/// The devices that are looked at, by name.
+#[derive(Default)]
+pub struct Samplers {
+    all: RefCell<BTreeMap<String, Sampler>>,
+}
+
+struct Sampler {
+    device: Weak<Layer>,
+    found: Rc<RefCell<Sampled>>,
+    task: AbortHandle,
+}
+
+impl Drop for Sampler {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Samplers {
+    /// What was found about a device that is looked at.
+    pub fn of(&self, layer: &Arc<Layer>) -> Option<Sampled> {
+        let all = self.all.borrow();
+        let sampler = all.get(layer.name())?;
+        // By now the name may belong to another device.
+        let same = sampler.device.as_ptr() == Arc::as_ptr(layer);
+        same.then(|| *sampler.found.borrow())
+    }
+
+    pub fn clear(&self) {
+        self.all.borrow_mut().clear();
+    }
+
+    fn start(&self, layer: &Arc<Layer>, period_us: u64) {
+        let found = Rc::new(RefCell::new(Sampled {
+            queue_depth_polling_period: period_us,
+            ..Sampled::default()
+        }));
+        let (device, into) = (Arc::downgrade(layer), Rc::clone(&found));
+        let looks = async move {
+            let mut last = Instant::now();
+            loop {
+                tokio::time::sleep(Duration::from_micros(period_us)).await;
+                let Some(layer) = device.upgrade().filter(|layer| !layer.is_gone()) else {
+                    return;
+                };
+                into.borrow_mut()
+                    .look(layer.stats().inflight(), last.elapsed());
+                last = Instant::now();
+            }
+        };
+        let sampler = Sampler {
+            device: Arc::downgrade(layer),
+            found,
+            task: tokio::task::spawn_local(looks).abort_handle(),
+        };
+        let mut all = self.all.borrow_mut();
+        all.retain(|_, other| other.device.strong_count() > 0);
+        all.insert(layer.name().to_owned(), sampler);
+    }
+
+    fn stop(&self, name: &str) {
+        self.all.borrow_mut().remove(name);
+    }
+}
+
+struct SetPeriod;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct SetPeriodParams {
+    name: String,
+    /// Microseconds between two looks, at least 1000; 0 ends them.
+    period: u64,
+}
+
+impl Method<Engine> for SetPeriod {
+    const NAME: &'static str = "bdev_set_qd_sampling_period";
+    const ABOUT: &'static str = "Looks at a device's queue depth from time to time, until the daemon ends; bdev_get_iostat tells what was seen.";
+    const EFFECT: Effect = Effect::Changes;
+    type Params = SetPeriodParams;
+    type Reply = bool;
+
+    async fn apply(params: SetPeriodParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        let layer = on.plane()?.bdevs.get(&params.name)?.layer;
+        match params.period {
+            0 => on.devices.samplers.stop(layer.name()),
+            LEAST_US..=MOST_US => on.devices.samplers.start(&layer, params.period),
+            other => {
+                let cause = format!("{other} us is neither 0 nor from {LEAST_US} to {MOST_US}");
+                return Err(RpcError::errno(Errno::EINVAL, cause).field("period"));
+            }
+        }
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::testing::bench;
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn time_counts_while_something_is_under_way() {
+        let mut seen = Sampled::default();
+        let ms = Duration::from_millis;
+        for (depth, since) in [(0, ms(10)), (3, ms(10)), (1, ms(20)), (0, ms(5))] {
+            seen.look(depth, since);
+        }
+        assert_eq!(
+            (seen.queue_depth, seen.io_time, seen.weighted_io_time),
+            (0, 30_000, 50_000)
+        );
+        seen.look(u64::MAX, Duration::MAX);
+        assert_eq!(seen.weighted_io_time, u64::MAX);
+    }
+
+    /// The fields are there while a period is set, and go with the device.
+    #[test]
+    fn what_was_seen_is_in_the_iostat() {
+        let bench = bench();
+        let disk = json!({ "name": "n", "num_blocks": 2048, "block_size": 512 });
+        bench.call("bdev_null_create", disk.clone());
+        let stat = || bench.call("bdev_get_iostat", json!({ "names": ["n"] }))["bdevs"][0].clone();
+        let period = |us: u64| json!({ "name": "n", "period": us });
+        assert!(stat().get("queue_depth").is_none());
+        let set = "bdev_set_qd_sampling_period";
+        assert_eq!(bench.call(set, period(1000)), true);
+        bench.run(async { tokio::time::sleep(Duration::from_millis(20)).await });
+        let seen = stat();
+        assert_eq!(
+            (
+                &seen["queue_depth_polling_period"],
+                &seen["queue_depth"],
+                &seen["io_time"]
+            ),
+            (&json!(1000), &json!(0), &json!(0))
+        );
+        assert_eq!(bench.call(set, period(0)), true);
+        assert!(stat().get("queue_depth").is_none());
+        bench.call(set, period(5000));
+        bench.call("bdev_null_delete", json!({ "name": "n" }));
+        bench.call("bdev_null_create", disk);
+        assert!(
+            stat().get("queue_depth").is_none(),
+            "another device of that name"
+        );
+        for us in [1, 999, MOST_US + 1] {
+            assert_eq!(bench.refused(set, period(us)).code, -22);
+        }
+        assert_eq!(
+            bench.refused(set, json!({ "name": "x", "period": 0 })).code,
+            -19
+        );
+    }
+}

@@ -1,0 +1,214 @@
+//! `framework_*_scheduler`, `framework_get_governor`, `thread_get_io_channels`: SPDK's questions about
+//! which thread runs where. A reactor is a thread on a core of its own and stays there, which is
+//! what SPDK calls the static scheduler; the cores' frequency is the system's business.
+
+use std::rc::Rc;
+
+use nacre_bdev::Bdev;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::bdev::TICK_RATE;
+use crate::engine::Engine;
+use crate::rpc::error::Errno;
+use crate::rpc::{Effect, Method, NoParams, Registry, RpcError, When};
+
+pub fn register(registry: &mut Registry<Engine>) {
+    registry
+        .add::<GetScheduler>()
+        .add::<SetScheduler>()
+        .add::<GetGovernor>()
+        .add::<GetIoChannels>();
+}
+
+const STATIC: &str = "static";
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct Scheduler {
+    scheduler_name: &'static str,
+    /// 0: nothing is moved, so nothing is looked at.
+    scheduler_period: u64,
+    /// Empty: no core is set aside.
+    isolated_core_mask: &'static str,
+    /// The first reactor's.
+    scheduling_core: usize,
+}
+
+struct GetScheduler;
+
+impl Method<Engine> for GetScheduler {
+    const NAME: &'static str = "framework_get_scheduler";
+    const ABOUT: &'static str = "Tells how threads are placed: each stays on its core.";
+    type Params = NoParams;
+    type Reply = Scheduler;
+
+    async fn apply(_: NoParams, on: Rc<Engine>) -> Result<Scheduler, RpcError> {
+        let plane = on.plane()?;
+        Ok(Scheduler {
+            scheduler_name: STATIC,
+            scheduler_period: 0,
+            isolated_core_mask: "",
+            scheduling_core: plane.reactors.first().and_then(|r| r.core()).unwrap_or(0),
+        })
+    }
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct SetSchedulerParams {
+    /// `static`.
+    name: String,
+    /// Must be 0: there is nothing to do from time to time.
+    #[serde(default)]
+    period: u64,
+}
+
+struct SetScheduler;
+
+impl Method<Engine> for SetScheduler {
+    const NAME: &'static str = "framework_set_scheduler";
+    const ABOUT: &'static str = "Chooses how threads are placed: static, the one way there is.";
+    const WHEN: When = When::Always;
+    const EFFECT: Effect = Effect::Waits;
+    type Params = SetSchedulerParams;
+    type Reply = bool;
+
+    async fn apply(params: SetSchedulerParams, _: Rc<Engine>) -> Result<bool, RpcError> {
+        if params.name != STATIC {
+            return Err(RpcError::errno(
+                Errno::EINVAL,
+                format!("there is no scheduler \"{}\"", params.name),
+            )
+            .field("name")
+            .remedy(
+                "reactors stay on their cores (static); reactor_set_mode says whether they sleep",
+            ));
+        }
+        match params.period {
+            0 => Ok(true),
+            _ => Err(
+                RpcError::errno(Errno::EINVAL, "the static scheduler has no period")
+                    .field("period"),
+            ),
+        }
+    }
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct Governor {}
+
+struct GetGovernor;
+
+impl Method<Engine> for GetGovernor {
+    const NAME: &'static str = "framework_get_governor";
+    const ABOUT: &'static str =
+        "Names who sets the cores' frequency: nobody here, so nothing is named.";
+    const WHEN: When = When::Always;
+    type Params = NoParams;
+    type Reply = Governor;
+
+    async fn apply(_: NoParams, _: Rc<Engine>) -> Result<Governor, RpcError> {
+        Ok(Governor {})
+    }
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct IoChannels {
+    tick_rate: u64,
+    threads: Vec<ThreadChannels>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct ThreadChannels {
+    name: String,
+    io_channels: Vec<IoChannel>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct IoChannel {
+    /// The block device.
+    name: String,
+    /// The thread's queues on it.
+    #[serde(rename = "ref")]
+    references: u32,
+}
+
+struct GetIoChannels;
+
+impl Method<Engine> for GetIoChannels {
+    const NAME: &'static str = "thread_get_io_channels";
+    const ABOUT: &'static str = "Lists the block devices that each thread has a queue open on.";
+    type Params = NoParams;
+    type Reply = IoChannels;
+
+    async fn apply(_: NoParams, on: Rc<Engine>) -> Result<IoChannels, RpcError> {
+        let plane = on.plane()?;
+        let devices = plane.bdevs.list();
+        let open_on = |thread: &str| {
+            let count = |listed: &nacre_bdev::registry::Listed| {
+                let queues = listed.layer.stats().per_queue();
+                let references = queues.iter().filter(|q| q.thread == thread).count() as u32;
+                (references > 0).then(|| IoChannel {
+                    name: listed.layer.name().to_owned(),
+                    references,
+                })
+            };
+            devices.iter().filter_map(count).collect()
+        };
+        let threads = plane.reactors.iter().map(|reactor| ThreadChannels {
+            name: reactor.name().to_owned(),
+            io_channels: open_on(reactor.name()),
+        });
+        Ok(IoChannels {
+            tick_rate: TICK_RATE,
+            threads: threads.collect(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{Bench, bench};
+    use serde_json::json;
+
+    #[test]
+    fn the_scheduler_is_the_static_one() {
+        let bench = bench();
+        let scheduler = bench.call("framework_get_scheduler", json!(null));
+        let reactors = bench.call("framework_get_reactors", json!(null));
+        assert_eq!(
+            scheduler,
+            json!({
+                "scheduler_name": "static", "scheduler_period": 0, "isolated_core_mask": "",
+                "scheduling_core": reactors["reactors"][0]["lcore"],
+            })
+        );
+        assert_eq!(bench.call("framework_get_governor", json!(null)), json!({}));
+        let set = "framework_set_scheduler";
+        assert_eq!(bench.call(set, json!({ "name": "static" })), true);
+        for (params, field) in [
+            (json!({ "name": "dynamic" }), "name"),
+            (json!({ "name": "static", "period": 1000 }), "period"),
+        ] {
+            let refused = bench.refused(set, params);
+            assert_eq!(refused.code, -22);
+            assert_eq!(refused.data.unwrap().field.as_deref(), Some(field));
+        }
+        assert_eq!(
+            Bench::waiting().call(set, json!({ "name": "static" })),
+            true
+        );
+    }
+
+    /// Every thread is listed, and has no queue on a device that nobody uses.
+    #[test]
+    fn channels_are_listed_by_thread() {
+        let bench = bench();
+        let disk = json!({ "name": "n", "num_blocks": 2048, "block_size": 512 });
+        bench.call("bdev_null_create", disk);
+        let all = bench.call("thread_get_io_channels", json!(null));
+        let threads = bench.call("thread_get_stats", json!(null));
+        assert_eq!(all["threads"][0]["name"], threads["threads"][0]["name"]);
+        assert_eq!(all["threads"][0]["io_channels"], json!([]));
+    }
+}

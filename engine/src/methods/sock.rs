@@ -1,0 +1,337 @@
+//! `sock_*`: the sockets of NVMe/TCP. There is one implementation here, the kernel's, under SPDK's
+//! name for it.
+
+use std::rc::Rc;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::engine::Engine;
+use crate::rpc::error::Errno;
+use crate::rpc::{Effect, Method, NoParams, Registry, RpcError, When};
+
+pub fn register(registry: &mut Registry<Engine>) {
+    registry
+        .add::<GetDefaultImpl>()
+        .add::<SetDefaultImpl>()
+        .add::<GetOptions>()
+        .add::<SetOptions>();
+}
+
+/// SPDK's name of sockets by the kernel.
+const POSIX: &str = "posix";
+
+/// Largest socket buffer that can be asked for.
+const MAX_BUFFER: u32 = 1 << 30;
+
+/// What can be set about sockets before the TCP transport is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct SockOptions {
+    impl_name: &'static str,
+    /// Bytes; 0: the kernel sizes them by need.
+    pub recv_buf_size: u32,
+    pub send_buf_size: u32,
+}
+
+impl Default for SockOptions {
+    fn default() -> SockOptions {
+        SockOptions {
+            impl_name: POSIX,
+            recv_buf_size: 0,
+            send_buf_size: 0,
+        }
+    }
+}
+
+/// The call that makes them again.
+pub const SET_SOCK_OPTIONS: &str = SetOptions::NAME;
+
+fn known(impl_name: &str) -> Result<(), RpcError> {
+    match impl_name {
+        POSIX => Ok(()),
+        other => Err(RpcError::invalid_params(format!(
+            "there are no sockets of the kind \"{other}\""
+        ))
+        .field("impl_name")
+        .remedy(format!("\"{POSIX}\" is the one there is"))),
+    }
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct ImplParams {
+    /// `posix`.
+    impl_name: String,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct DefaultImpl {
+    impl_name: &'static str,
+}
+
+struct GetDefaultImpl;
+
+impl Method<Engine> for GetDefaultImpl {
+    const NAME: &'static str = "sock_get_default_impl";
+    const ABOUT: &'static str = "Names the kind of sockets that are used.";
+    const WHEN: When = When::Always;
+    type Params = NoParams;
+    type Reply = DefaultImpl;
+
+    async fn apply(_: NoParams, _: Rc<Engine>) -> Result<DefaultImpl, RpcError> {
+        Ok(DefaultImpl { impl_name: POSIX })
+    }
+}
+
+struct SetDefaultImpl;
+
+impl Method<Engine> for SetDefaultImpl {
+    const NAME: &'static str = "sock_set_default_impl";
+    const ABOUT: &'static str = "Chooses the kind of sockets: posix, the one there is.";
+    const WHEN: When = When::Startup;
+    const EFFECT: Effect = Effect::Changes;
+    type Params = ImplParams;
+    type Reply = bool;
+
+    async fn apply(params: ImplParams, _: Rc<Engine>) -> Result<bool, RpcError> {
+        known(&params.impl_name).map(|()| true)
+    }
+}
+
+/// In SPDK's words.
+#[derive(Debug, Serialize, JsonSchema)]
+struct Options {
+    /// Bytes; 0: the kernel sizes it by need.
+    recv_buf_size: u32,
+    send_buf_size: u32,
+    enable_recv_pipe: bool,
+    enable_quickack: bool,
+    enable_placement_id: u32,
+    enable_zerocopy_send_server: bool,
+    enable_zerocopy_send_client: bool,
+    zerocopy_threshold: u32,
+    tls_version: u32,
+    enable_ktls: bool,
+}
+
+struct GetOptions;
+
+impl Method<Engine> for GetOptions {
+    const NAME: &'static str = "sock_impl_get_options";
+    const ABOUT: &'static str = "Tells how sockets are set up.";
+    const WHEN: When = When::Always;
+    type Params = ImplParams;
+    type Reply = Options;
+
+    async fn apply(params: ImplParams, on: Rc<Engine>) -> Result<Options, RpcError> {
+        known(&params.impl_name)?;
+        let sock = on.options.borrow().sock;
+        Ok(Options {
+            recv_buf_size: sock.recv_buf_size,
+            send_buf_size: sock.send_buf_size,
+            // What arrives is received into a buffer of the core's and read from there.
+            enable_recv_pipe: true,
+            enable_quickack: false,
+            enable_placement_id: 0,
+            enable_zerocopy_send_server: false,
+            enable_zerocopy_send_client: false,
+            zerocopy_threshold: 0,
+            tls_version: 0,
+            enable_ktls: false,
+        })
+    }
+}
+
+struct SetOptions;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct SetOptionsParams {
+    /// `posix`.
+    impl_name: String,
+    /// Bytes of a socket's receive buffer; 0: the kernel sizes it by need, which is the default.
+    recv_buf_size: Option<u32>,
+    /// As recv_buf_size.
+    send_buf_size: Option<u32>,
+    /// Accepted: receiving is always buffered.
+    #[allow(dead_code)]
+    enable_recv_pipe: Option<bool>,
+    /// Must be false.
+    enable_quickack: Option<bool>,
+    /// Must be 0: connections are placed by load.
+    enable_placement_id: Option<u32>,
+    /// Accepted, as the three that follow: what is sent is copied by the kernel.
+    #[allow(dead_code)]
+    enable_zerocopy_send_server: Option<bool>,
+    #[allow(dead_code)]
+    enable_zerocopy_send_client: Option<bool>,
+    #[allow(dead_code)]
+    zerocopy_threshold: Option<u32>,
+    /// Must be 0.
+    tls_version: Option<u32>,
+    /// Must be false.
+    enable_ktls: Option<bool>,
+}
+
+impl Method<Engine> for SetOptions {
+    const NAME: &'static str = "sock_impl_set_options";
+    const ABOUT: &'static str = "Sets how sockets are set up.";
+    const WHEN: When = When::Startup;
+    const EFFECT: Effect = Effect::Changes;
+    type Params = SetOptionsParams;
+    type Reply = bool;
+
+    async fn apply(params: SetOptionsParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        known(&params.impl_name)?;
+        for (field, asked, why) in [
+            (
+                "enable_quickack",
+                params.enable_quickack == Some(true),
+                "acknowledgements are the kernel's business here",
+            ),
+            (
+                "enable_placement_id",
+                params.enable_placement_id.is_some_and(|id| id != 0),
+                "connections are placed by the load of the cores",
+            ),
+            (
+                "tls_version",
+                params.tls_version.is_some_and(|version| version != 0),
+                "there is no TLS yet",
+            ),
+            (
+                "enable_ktls",
+                params.enable_ktls == Some(true),
+                "there is no TLS yet",
+            ),
+        ] {
+            if asked {
+                return Err(RpcError::errno(Errno::ENOTSUP, why)
+                    .field(field)
+                    .remedy("leave it out"));
+            }
+        }
+        let mut sock = on.options.borrow().sock;
+        for (field, asked, size) in [
+            (
+                "recv_buf_size",
+                params.recv_buf_size,
+                &mut sock.recv_buf_size,
+            ),
+            (
+                "send_buf_size",
+                params.send_buf_size,
+                &mut sock.send_buf_size,
+            ),
+        ] {
+            let Some(bytes) = asked else { continue };
+            if bytes > MAX_BUFFER {
+                let cause = format!("{bytes} is more than {MAX_BUFFER}");
+                return Err(RpcError::errno(Errno::EINVAL, cause).field(field));
+            }
+            *size = bytes;
+        }
+        on.options.borrow_mut().sock = sock;
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{Bench, bench};
+    use serde_json::json;
+
+    const SET: &str = "sock_impl_set_options";
+
+    /// What was set before the start is told, saved, and what the transport's sockets get.
+    #[test]
+    fn options_are_set_told_and_saved() {
+        let bench = Bench::waiting();
+        let posix = json!({ "impl_name": "posix" });
+        assert_eq!(bench.call("sock_get_default_impl", json!(null)), posix);
+        assert_eq!(bench.call("sock_set_default_impl", posix.clone()), true);
+        let before = bench.call("sock_impl_get_options", posix.clone());
+        assert_eq!(
+            (&before["recv_buf_size"], &before["send_buf_size"]),
+            (&json!(0), &json!(0))
+        );
+        let set = json!({
+            "impl_name": "posix", "recv_buf_size": 262144, "send_buf_size": 131072,
+            "enable_recv_pipe": true, "enable_quickack": false, "enable_placement_id": 0,
+            "enable_zerocopy_send_server": true, "enable_zerocopy_send_client": false,
+            "zerocopy_threshold": 0, "tls_version": 0, "enable_ktls": false,
+        });
+        assert_eq!(bench.call(SET, set), true, "SPDK's own line");
+        bench.call("framework_start_init", json!(null));
+        let now = bench.call("sock_impl_get_options", posix);
+        assert_eq!(
+            (&now["recv_buf_size"], &now["send_buf_size"]),
+            (&json!(262144), &json!(131072))
+        );
+        let saved = bench.call("framework_get_config", json!({ "name": "sock" }));
+        assert_eq!(
+            saved,
+            json!([{ "method": SET, "params": {
+                "impl_name": "posix", "recv_buf_size": 262144, "send_buf_size": 131072,
+            }}])
+        );
+        assert_eq!(
+            bench.refused(SET, saved[0]["params"].clone()).code,
+            -1,
+            "too late"
+        );
+    }
+
+    #[test]
+    fn what_is_not_there_is_refused() {
+        let bench = Bench::waiting();
+        for (params, code, field) in [
+            (json!({ "impl_name": "uring" }), -32602, "impl_name"),
+            (
+                json!({ "impl_name": "posix", "enable_quickack": true }),
+                -95,
+                "enable_quickack",
+            ),
+            (
+                json!({ "impl_name": "posix", "enable_placement_id": 1 }),
+                -95,
+                "enable_placement_id",
+            ),
+            (
+                json!({ "impl_name": "posix", "tls_version": 13 }),
+                -95,
+                "tls_version",
+            ),
+            (
+                json!({ "impl_name": "posix", "enable_ktls": true }),
+                -95,
+                "enable_ktls",
+            ),
+            (
+                json!({ "impl_name": "posix", "recv_buf_size": u32::MAX }),
+                -22,
+                "recv_buf_size",
+            ),
+        ] {
+            let refused = bench.refused(SET, params.clone());
+            let facts = refused.data.unwrap();
+            assert_eq!(
+                (refused.code, facts.field.as_deref()),
+                (code, Some(field)),
+                "{params}"
+            );
+        }
+        let other = json!({ "impl_name": "ssl" });
+        assert_eq!(
+            bench.refused("sock_set_default_impl", other.clone()).code,
+            -32602
+        );
+        assert_eq!(bench.refused("sock_impl_get_options", other).code, -32602);
+    }
+
+    #[test]
+    fn a_daemon_as_it_comes_saves_nothing_about_sockets() {
+        let saved = bench().call("framework_get_config", json!({ "name": "sock" }));
+        assert_eq!(saved, json!([]));
+    }
+}

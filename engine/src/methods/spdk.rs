@@ -1,0 +1,186 @@
+//! What SPDK has and this program has not, so that nobody looks for it: calling one is answered as any
+//! unknown method is (-32601), and the reference lists them with the reason.
+
+/// Why, and which.
+pub const NOT_OFFERED: &[(&str, &[&str])] = &[
+    (
+        "NVMe drives and remote namespaces are not block devices here yet.",
+        &[
+            "bdev_nvme_attach_controller",
+            "bdev_nvme_detach_controller",
+            "bdev_nvme_disable_controller",
+            "bdev_nvme_enable_controller",
+            "bdev_nvme_get_controller_health_info",
+            "bdev_nvme_get_controllers",
+            "bdev_nvme_get_discovery_info",
+            "bdev_nvme_get_io_paths",
+            "bdev_nvme_get_path_iostat",
+            "bdev_nvme_get_transport_statistics",
+            "bdev_nvme_reset_controller",
+            "bdev_nvme_set_hotplug",
+            "bdev_nvme_set_keys",
+            "bdev_nvme_set_multipath_policy",
+            "bdev_nvme_set_options",
+            "bdev_nvme_set_preferred_path",
+            "bdev_nvme_start_discovery",
+            "bdev_nvme_stop_discovery",
+        ],
+    ),
+    (
+        "A namespace is one whole block device: there are no volumes and no redundancy yet.",
+        &[
+            "bdev_lvol_check_shallow_copy",
+            "bdev_lvol_clone",
+            "bdev_lvol_clone_bdev",
+            "bdev_lvol_create",
+            "bdev_lvol_create_lvstore",
+            "bdev_lvol_decouple_parent",
+            "bdev_lvol_delete",
+            "bdev_lvol_delete_lvstore",
+            "bdev_lvol_get_lvols",
+            "bdev_lvol_get_lvstores",
+            "bdev_lvol_grow_lvstore",
+            "bdev_lvol_inflate",
+            "bdev_lvol_rename",
+            "bdev_lvol_rename_lvstore",
+            "bdev_lvol_resize",
+            "bdev_lvol_set_parent",
+            "bdev_lvol_set_read_only",
+            "bdev_lvol_snapshot",
+            "bdev_lvol_start_shallow_copy",
+            "bdev_raid_add_base_bdev",
+            "bdev_raid_create",
+            "bdev_raid_delete",
+            "bdev_raid_get_bdevs",
+            "bdev_raid_remove_base_bdev",
+            "bdev_raid_set_options",
+            "bdev_split_create",
+            "bdev_split_delete",
+        ],
+    ),
+    (
+        "A reactor is a thread on a core, and stays there; `taskset` and cgroups say which cores there are.",
+        &[
+            "framework_disable_cpumask_locks",
+            "framework_enable_cpumask_locks",
+            "framework_monitor_context_switch",
+            "scheduler_set_options",
+            "thread_set_cpumask",
+        ],
+    ),
+    (
+        "No PCI device is driven, and no DPDK is there: `nacre hugepages show` tells about memory.",
+        &["env_dpdk_get_mem_stats", "framework_get_pci_devices"],
+    ),
+    (
+        "There is no authentication and no TLS yet that would need keys.",
+        &[
+            "keyring_file_add_key",
+            "keyring_file_remove_key",
+            "keyring_get_keys",
+            "keyring_linux_set_options",
+        ],
+    ),
+    (
+        "The processor copies, compares and computes checksums: there is nothing to assign.",
+        &[
+            "accel_assign_opc",
+            "accel_error_inject_error",
+            "accel_get_stats",
+        ],
+    ),
+    (
+        "There are no trace points: `log_set_flag` makes the log talk, `metrics_get` counts.",
+        &[
+            "trace_clear",
+            "trace_clear_tpoint_mask",
+            "trace_disable_tpoint_group",
+            "trace_enable_tpoint_group",
+            "trace_get_info",
+            "trace_get_tpoint_group_mask",
+            "trace_set_tpoint_mask",
+        ],
+    ),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::NOT_OFFERED;
+    use crate::methods::testing::bench;
+    use serde_json::json;
+
+    /// SPDK's methods that concern a target of NVMe-oF and what it stands on.
+    const SPDKS: &str = "
+        nvmf_create_transport nvmf_create_subsystem nvmf_delete_subsystem nvmf_get_subsystems
+        nvmf_subsystem_add_listener nvmf_subsystem_remove_listener nvmf_subsystem_listener_set_ana_state
+        nvmf_subsystem_get_listeners nvmf_subsystem_add_ns nvmf_subsystem_remove_ns
+        nvmf_subsystem_set_ns_ana_group nvmf_ns_add_host nvmf_ns_remove_host nvmf_subsystem_add_host
+        nvmf_subsystem_remove_host nvmf_subsystem_allow_any_host nvmf_subsystem_set_keys
+        nvmf_subsystem_get_controllers nvmf_subsystem_get_qpairs nvmf_get_transports nvmf_get_stats
+        nvmf_get_targets nvmf_create_target nvmf_delete_target nvmf_set_max_subsystems nvmf_set_crdt
+        nvmf_set_config nvmf_discovery_add_referral nvmf_discovery_remove_referral
+        nvmf_discovery_get_referrals nvmf_publish_mdns_prr nvmf_stop_mdns_prr
+        bdev_get_bdevs bdev_get_iostat bdev_reset_iostat bdev_set_options bdev_examine
+        bdev_wait_for_examine bdev_set_qos_limit bdev_set_qd_sampling_period bdev_enable_histogram
+        bdev_get_histogram bdev_get_histogram_borders bdev_malloc_create bdev_malloc_delete
+        bdev_null_create bdev_null_delete bdev_null_resize bdev_aio_create bdev_aio_rescan
+        bdev_aio_delete bdev_uring_create bdev_uring_rescan bdev_uring_delete bdev_nvme_set_options
+        bdev_nvme_attach_controller bdev_nvme_detach_controller bdev_nvme_get_controllers
+        bdev_nvme_reset_controller bdev_nvme_enable_controller bdev_nvme_disable_controller
+        bdev_nvme_set_hotplug bdev_nvme_start_discovery bdev_nvme_stop_discovery
+        bdev_nvme_get_discovery_info bdev_nvme_get_io_paths bdev_nvme_set_preferred_path
+        bdev_nvme_set_multipath_policy bdev_nvme_get_path_iostat bdev_nvme_set_keys
+        bdev_nvme_get_transport_statistics bdev_nvme_get_controller_health_info bdev_raid_create
+        bdev_raid_delete bdev_raid_get_bdevs bdev_raid_add_base_bdev bdev_raid_remove_base_bdev
+        bdev_raid_set_options bdev_lvol_create_lvstore bdev_lvol_delete_lvstore bdev_lvol_get_lvstores
+        bdev_lvol_grow_lvstore bdev_lvol_rename_lvstore bdev_lvol_create bdev_lvol_snapshot
+        bdev_lvol_clone bdev_lvol_clone_bdev bdev_lvol_rename bdev_lvol_resize bdev_lvol_set_read_only
+        bdev_lvol_delete bdev_lvol_inflate bdev_lvol_decouple_parent bdev_lvol_set_parent
+        bdev_lvol_get_lvols bdev_lvol_start_shallow_copy bdev_lvol_check_shallow_copy
+        bdev_delay_create bdev_delay_update_latency bdev_delay_delete bdev_error_create
+        bdev_error_inject_error bdev_error_resume_pending bdev_error_delete bdev_passthru_create
+        bdev_passthru_delete bdev_split_create bdev_split_delete
+        rpc_get_methods spdk_get_version spdk_kill_instance framework_start_init framework_wait_init
+        framework_get_subsystems framework_get_config framework_get_reactors framework_set_scheduler
+        framework_get_scheduler framework_get_governor framework_monitor_context_switch
+        framework_enable_cpumask_locks framework_disable_cpumask_locks framework_get_pci_devices
+        scheduler_set_options thread_get_stats thread_get_pollers thread_get_io_channels
+        thread_set_cpumask env_dpdk_get_mem_stats iobuf_set_options iobuf_get_stats
+        log_set_level log_set_print_level log_get_level log_get_print_level log_set_flag log_clear_flag
+        log_get_flags log_enable_timestamps notify_get_types notify_get_notifications
+        sock_impl_get_options sock_impl_set_options sock_get_default_impl sock_set_default_impl
+        keyring_file_add_key keyring_file_remove_key keyring_get_keys keyring_linux_set_options
+        accel_get_module_info accel_get_opc_assignments accel_assign_opc accel_get_stats
+        accel_error_inject_error trace_enable_tpoint_group trace_disable_tpoint_group
+        trace_set_tpoint_mask trace_clear_tpoint_mask trace_get_tpoint_group_mask trace_get_info
+        trace_clear
+    ";
+
+    /// Each of SPDK's methods is there, or named as not offered; none is both or neither.
+    #[test]
+    fn every_method_is_offered_or_named() {
+        let registry = crate::methods::all();
+        let named = |name: &str| NOT_OFFERED.iter().any(|(_, names)| names.contains(&name));
+        for name in SPDKS.split_whitespace() {
+            let there = registry.find(name).is_some();
+            assert!(there != named(name), "{name}: there is {there}");
+        }
+        let known: Vec<&str> = SPDKS.split_whitespace().collect();
+        let all = NOT_OFFERED.iter().flat_map(|(_, names)| *names);
+        for name in all {
+            assert!(known.contains(name), "{name} is no method of SPDK's");
+        }
+    }
+
+    #[test]
+    fn what_is_not_offered_is_not_found() {
+        let bench = bench();
+        for (_, names) in NOT_OFFERED {
+            let refused = bench.refused(names[0], json!({ "name": "x" }));
+            assert_eq!(
+                (refused.code, refused.message.as_str()),
+                (-32601, "Method not found")
+            );
+        }
+    }
+}
