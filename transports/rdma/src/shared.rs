@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crossbeam_queue::SegQueue;
 use nacre_hugepages::{Arena, register_all};
@@ -140,6 +140,8 @@ pub(crate) enum ToCore {
     Incoming(Box<Incoming>),
     Established(CmId),
     Ended(CmId, Ended),
+    /// A device is not used any more: what the core has of it, it lets go of.
+    DeviceGone,
 }
 
 pub(crate) enum ToControl {
@@ -224,12 +226,26 @@ pub(crate) struct Shared {
     pub memory: Memory,
     pub mailbox: Mailbox<ToControl>,
     pub cores: Mutex<Vec<Arc<CoreSlot>>>,
+    /// Memory of cores that open later: see [`crate::RdmaPlug::prepare`].
+    pub prepared: Mutex<Vec<Arena>>,
+    /// Called when devices, ports or addresses have changed.
+    pub changed: OnceLock<Box<dyn Fn() + Send + Sync>>,
     pub stopping: AtomicBool,
 }
 
 impl Shared {
     pub fn cores(&self) -> MutexGuard<'_, Vec<Arc<CoreSlot>>> {
         lock(&self.cores)
+    }
+
+    pub fn prepared(&self) -> MutexGuard<'_, Vec<Arena>> {
+        lock(&self.prepared)
+    }
+
+    pub fn tell_changed(&self) {
+        if let Some(changed) = self.changed.get() {
+            changed();
+        }
     }
 
     /// The core with the fewest connections.

@@ -19,6 +19,7 @@ use nacre_rdma_verbs::{Batch, CmId, Completion, DeviceId, Queues, Receiver, WcOp
 use nacre_reactor::{EventSet, Idle, Nanos};
 use zerocopy::FromBytes;
 
+use crate::RdmaConfig;
 use crate::accept::message_bytes;
 use crate::conn::Conn;
 use crate::sgl;
@@ -91,11 +92,16 @@ pub struct RdmaTransport {
     data: Option<Pool>,
 }
 
-impl RdmaTransport {
-    pub(crate) fn new(shared: Arc<Shared>, core: Arc<CoreSlot>) -> std::io::Result<RdmaTransport> {
-        let config = &shared.config;
+/// The memory of one core: receive buffers for commands and their data, and responses.
+pub(crate) struct CoreMemory {
+    messages: [ClassSpec; 1],
+    headers: [ClassSpec; 1],
+    data: Option<[ClassSpec; 1]>,
+}
+
+impl CoreMemory {
+    fn of(config: &RdmaConfig) -> CoreMemory {
         let of = |size: usize, count: usize| [ClassSpec { size, count }];
-        let messages = of(message_bytes(config), config.max_connections);
         let slots = match config.srq_size {
             0 => usize::from(config.max_queue_depth),
             shared => shared as usize,
@@ -105,11 +111,19 @@ impl RdmaTransport {
         } else {
             DEVICES
         };
-        let headers = of(slots * Sqe::SIZE, lanes);
-        // As many again are with commands under way.
         let in_capsule = config.in_capsule_data_size as usize;
-        let data = (in_capsule > 0).then(|| of(in_capsule, 2 * slots.max(1024)));
-        let all = [Some(messages), Some(headers), data];
+        CoreMemory {
+            messages: of(message_bytes(config), config.max_connections),
+            headers: of(slots * Sqe::SIZE, lanes),
+            // As many again are with commands under way.
+            data: (in_capsule > 0).then(|| of(in_capsule, 2 * slots.max(1024))),
+        }
+    }
+
+    /// Memory that every device in use, and those to come, know.
+    pub fn allocate(shared: &Shared) -> std::io::Result<Arena> {
+        let own = CoreMemory::of(&shared.config);
+        let all = [Some(own.messages), Some(own.headers), own.data];
         let bytes: usize = all
             .iter()
             .flatten()
@@ -118,6 +132,20 @@ impl RdmaTransport {
         let arena =
             Arena::allocate(ArenaOptions::new(bytes as u64)).map_err(std::io::Error::other)?;
         shared.memory.add(&arena).map_err(std::io::Error::other)?;
+        Ok(arena)
+    }
+}
+
+impl RdmaTransport {
+    pub(crate) fn new(shared: Arc<Shared>, core: Arc<CoreSlot>) -> std::io::Result<RdmaTransport> {
+        let config = &shared.config;
+        let CoreMemory {
+            messages,
+            headers,
+            data,
+        } = CoreMemory::of(config);
+        let prepared = shared.prepared().pop();
+        let arena = prepared.map_or_else(|| CoreMemory::allocate(&shared), Ok)?;
         let carve =
             |class: &[ClassSpec]| Pool::on_arena(&arena, class).map_err(std::io::Error::other);
         Ok(RdmaTransport {

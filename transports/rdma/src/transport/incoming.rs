@@ -29,6 +29,7 @@ impl RdmaTransport {
                         self.notice(index);
                     }
                 }
+                ToCore::DeviceGone => {}
                 ToCore::Ended(id, ended) => {
                     if let Some(&index) = self.by_id.get(&id) {
                         self.end(
@@ -36,7 +37,7 @@ impl RdmaTransport {
                             match ended {
                                 Ended::Peer => Closed::Peer,
                                 Ended::DeviceRemoved => {
-                                    Closed::Broken("the RDMA device was removed".into())
+                                    Closed::Broken("the RDMA device failed or was removed".into())
                                 }
                                 Ended::AddressChanged => Closed::Broken(
                                     "the address moved to another RDMA device".into(),
