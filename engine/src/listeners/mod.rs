@@ -278,7 +278,10 @@ fn check(plan: &Plan) -> Result<(), ConfigError> {
 
 /// As `nacre serve` would check on this machine.
 pub fn check_here(settings: &Settings) -> Result<(), ConfigError> {
-    check(&plan(&settings.listeners(), &System::read(Verbs::default())))
+    check(&plan(
+        &settings.listeners(),
+        &System::read(Verbs::default()),
+    ))
 }
 
 fn place(nqn: &str, path: &Path) -> Place {

@@ -53,7 +53,6 @@ cmp "$WORK/sent" "$WORK/came"
 fio_verify "$DEV" in-capsule --rw=randwrite --bs=512-4k --bsrange=512-4k --size=4m --iodepth=16
 fio_verify "$DEV" large --rw=randwrite --bs=128k --size=32m --iodepth=8
 fio_verify "$DEV" mixed --rw=randrw --bsrange=4k-256k --size=24m --iodepth=16
-expect "copied" "$(rpc metrics_get | jq -r '[.. | .copied_bytes? // empty] | add // 0' 2>/dev/null || echo 0)" 0
 disconnect "$NQN"
 
 step "over IPv6 too"
@@ -69,7 +68,7 @@ wait_until 20 stands "$ADDR" RDMA "absent no_rdma_dev"
 expect "TCP on $ADDR" "$(standing "$ADDR" TCP)" "listening "
 wait_until 60 gone "$NQN"
 TRTYPE=tcp connect_and_find "$NQN"
-cmp -n 4194304 "$WORK/sent" <(dd if="$DEV" bs=1M count=4 iflag=direct status=none) || true
+fio_verify "$DEV" tcp --rw=randwrite --bs=4k --size=2m --iodepth=8
 disconnect "$NQN"
 
 step "it comes back, and hosts with it"
@@ -78,4 +77,4 @@ wait_until 30 stands "$ADDR" RDMA "listening "
 connect_and_find "$NQN"
 fio_verify "$DEV" again --rw=randwrite --bs=4k --size=2m --iodepth=8
 disconnect "$NQN"
-target_stop 2>/dev/null || nacre_stop
+nacre_stop

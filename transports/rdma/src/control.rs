@@ -24,7 +24,7 @@ use nacre_reactor::{EventSet, Events};
 use zerocopy::IntoBytes;
 
 use crate::accept::{self, Asked, Offered, Refused};
-use crate::shared::{Ended, Shared, ToControl, ToCore};
+use crate::shared::{Ended, QueuePairInfo, QueuePairState, Shared, ToControl, ToCore};
 use crate::stats::{ControlCounts, event_name};
 
 /// How often a listener that lost its device is tried again.
@@ -37,6 +37,13 @@ pub(crate) struct Listener {
     /// `None`: its device is gone; it is tried again.
     pub id: Option<CmId>,
     pub device: Option<DeviceId>,
+}
+
+impl Offered {
+    fn end(&mut self, id: CmId, ended: Ended) {
+        self.info.state = QueuePairState::Ending;
+        self.core.send(ToCore::Ended(id, ended));
+    }
 }
 
 pub(crate) struct Control {
@@ -79,6 +86,13 @@ impl Control {
 
     pub fn connections(&self) -> usize {
         self.conns.len()
+    }
+
+    pub fn queue_pairs(&self) -> Vec<QueuePairInfo> {
+        let mut all: Vec<QueuePairInfo> =
+            self.conns.values().map(|conn| conn.info.clone()).collect();
+        all.sort_by_key(|info| info.number);
+        all
     }
 
     /// `tos`: of the listener, where it has its own.
@@ -166,10 +180,9 @@ impl Control {
             return;
         }
         self.counts.event(&event.kind);
-        let core = self.conns.get(&id).map(|conn| Arc::clone(&conn.core));
-        let end = |ended| {
-            if let Some(core) = &core {
-                core.send(ToCore::Ended(id, ended));
+        let mut end = |ended| {
+            if let Some(conn) = self.conns.get_mut(&id) {
+                conn.end(id, ended);
             }
         };
         match event.kind {
@@ -212,8 +225,9 @@ impl Control {
                 }
             }
             CmEventKind::Established { .. } => {
-                if let Some(core) = &core {
-                    core.send(ToCore::Established(id));
+                if let Some(conn) = self.conns.get_mut(&id) {
+                    conn.info.state = QueuePairState::Established;
+                    conn.core.send(ToCore::Established(id));
                 }
             }
             CmEventKind::Disconnected => end(Ended::Peer),
@@ -346,9 +360,10 @@ impl Control {
 
     /// Nothing that goes over it comes back: all of it ends, and it is opened anew if it recovers.
     fn device_failed(&mut self, shared: &Shared, device: DeviceId) {
-        let here = self.conns.iter().filter(|(_, conn)| conn.device == device);
-        for (id, conn) in here {
-            conn.core.send(ToCore::Ended(*id, Ended::DeviceRemoved));
+        for (id, conn) in &mut self.conns {
+            if conn.device == device {
+                conn.end(*id, Ended::DeviceRemoved);
+            }
         }
         let listeners = self.listeners.values();
         let here = listeners.filter(|listener| listener.device == Some(device));

@@ -13,7 +13,7 @@ use nacre_rdma_verbs::{Access, ProtectionDomain, Provider, VerbsError};
 
 use crate::config::RdmaConfig;
 use crate::control::{self, Control, Listener};
-use crate::shared::{CoreSlot, Mailbox, Memory, Shared};
+use crate::shared::{CoreSlot, Mailbox, Memory, QueuePairInfo, Shared};
 use crate::stats::{ControlCounts, StatsSnapshot};
 use crate::transport::{CoreMemory, RdmaTransport};
 
@@ -119,13 +119,34 @@ impl RdmaPlug {
         (up.count(), control.listeners.len())
     }
 
-    /// The counters of each core that is open, with its number.
-    pub fn stats(&self) -> Vec<(usize, StatsSnapshot)> {
+    /// Cores that are open.
+    pub fn open_cores(&self) -> usize {
+        self.shared.cores().len()
+    }
+
+    /// The counters of each core that is open: its number, and those of every device it has served.
+    pub fn stats(&self) -> Vec<(usize, Vec<(String, StatsSnapshot)>)> {
         let cores = self.shared.cores();
         cores
             .iter()
-            .map(|core| (core.core, core.stats.snapshot()))
+            .map(|core| (core.core, core.all_stats()))
             .collect()
+    }
+
+    /// The sum of [`RdmaPlug::stats`].
+    pub fn total(&self) -> StatsSnapshot {
+        let all = self.stats().into_iter().flat_map(|(_, devices)| devices);
+        all.fold(StatsSnapshot::default(), |sum, (_, stats)| sum + stats)
+    }
+
+    /// The connections there are, in the order of their queue pairs' numbers.
+    pub fn queue_pairs(&self) -> Vec<QueuePairInfo> {
+        self.control().queue_pairs()
+    }
+
+    /// The memory that data comes from or goes to, all of which every device in use knows.
+    pub fn arenas(&self) -> Vec<Arena> {
+        self.shared.memory.arenas()
     }
 
     pub fn control_counts(&self) -> ControlCounts {
@@ -240,8 +261,7 @@ impl Plug for RdmaPlug {
     }
 
     fn counts(&self) -> PlugCounts {
-        let cores = self.stats().into_iter().map(|(_, stats)| stats);
-        let all = cores.fold(StatsSnapshot::default(), |sum, core| sum + core);
+        let all = self.total();
         let rejects = self.control().counts.rejects.clone();
         PlugCounts {
             accepted: all.accepted,

@@ -403,7 +403,7 @@ impl Made {
     fn open(&self) -> usize {
         match self {
             Made::Tcp(plug) => plug.stats().len(),
-            Made::Rdma(plug) => plug.stats().len(),
+            Made::Rdma(plug) => plug.open_cores(),
         }
     }
 }

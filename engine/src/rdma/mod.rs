@@ -1,5 +1,7 @@
 //! RDMA as the daemon uses it: the machine's verbs, found when they are first needed, and the one plug.
 
+pub mod describe;
+
 use std::cell::RefCell;
 use std::sync::{Arc, OnceLock};
 
