@@ -80,6 +80,20 @@ rxe_add() {
     wait_until 20 grep -rqs "0a09:0801" "/sys/class/infiniband/$RDMA_DEV/ports/1/gids"
 }
 
+# A test of TCP again, over RDMA: over_rdma NAME
+over_rdma() {
+    rdma_up
+    # shellcheck disable=SC1090
+    . "$HERE/cases/$1.sh"
+    expect_no_copies
+}
+
+# The aligned path copies nothing between the wire and a buffer.
+expect_no_copies() {
+    [ "$TARGET" = nacre ] || return 0
+    expect "bytes copied" "$(rpc rdma_get_stats | jq .copied_bytes)" 0
+}
+
 rdma_down() {
     rdma link delete "$RDMA_DEV" 2>/dev/null || true
     ip link delete "$RDMA_LINK" 2>/dev/null || true

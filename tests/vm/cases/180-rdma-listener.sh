@@ -22,7 +22,7 @@ allow_any_host = true
 [[nvmf.subsystem.namespace]]
 bdev = "disk"
 END
-standing() { rpc nvmf_get_listeners | jq -r --arg ip "$1" --arg kind "$2" '.[] | select(.traddr == $ip and .trtype == $kind) | "\(.actual) \(.reason)"'; }
+standing() { rpc nvmf_get_listeners | jq -r --arg ip "$1" --arg kind "$2" '.listeners[] | select(.address.traddr == $ip and .address.trtype == $kind) | "\(.actual) \(.reason // "")"'; }
 stands() { [ "$(standing "$1" "$2")" = "$3" ]; }
 
 step "an interface without RDMA is listened on over TCP, and why"
