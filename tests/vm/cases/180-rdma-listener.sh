@@ -50,14 +50,14 @@ dd if="$WORK/sent" of="$DEV" bs=1M oflag=direct status=none
 dd if="$DEV" of="$WORK/came" bs=1M count=4 iflag=direct status=none
 cmp "$WORK/sent" "$WORK/came"
 # Within the capsule and beyond it, of one segment and of many.
-fio_verify "$DEV" in-capsule --rw=randwrite --bs=512-4k --bsrange=512-4k --size=4m --iodepth=16
-fio_verify "$DEV" large --rw=randwrite --bs=128k --size=32m --iodepth=8
-fio_verify "$DEV" mixed --rw=randrw --bsrange=4k-256k --size=24m --iodepth=16
+fio_verify "$DEV" in-capsule --rw=randwrite --bsrange=512-4k --size=1m --iodepth=16
+fio_verify "$DEV" large --rw=randwrite --bs=128k --size=8m --iodepth=8
+fio_verify "$DEV" mixed --rw=randrw --bsrange=4k-256k --size=6m --iodepth=16
 disconnect "$NQN"
 
 step "over IPv6 too"
 ADDR=fd00:9:8::1 connect_and_find "$NQN"
-fio_verify "$DEV" six --rw=randrw --bs=4k --size=2m --iodepth=4
+fio_verify "$DEV" six --rw=randrw --bs=4k --size=1m --iodepth=4
 disconnect "$NQN"
 
 step "the device is deleted under a connection: the daemon lets go of it, and TCP stays"
