@@ -13,7 +13,7 @@ rss_kib() { awk '/^VmRSS:/ {print $2}' "/proc/$(daemon_pid)/status"; }
 controllers() { rpc nvmf_subsystem_get_controllers "{\"nqn\":\"$NQN\"}" | jq length; }
 no_controllers() { [ "$(controllers)" = 0 ]; }
 # Where the buffers lie between pool and cache may differ; how many there are in all may not.
-free_slots() { rpc iobuf_get_stats | jq -c '[.[] | .small_pool.main + .small_pool.cache, .large_pool.main + .large_pool.cache]'; }
+free_slots() { rpc iobuf_get_stats | jq -c '[.[] | .small_pool.free, .large_pool.free]'; }
 fds_back() { [ "$(fds)" -le "$fds_before" ]; }
 
 for _ in $(seq 5); do round; done
