@@ -12,7 +12,7 @@ fds() { ls "/proc/$(daemon_pid)/fd" | wc -l; }
 rss_kib() { awk '/^VmRSS:/ {print $2}' "/proc/$(daemon_pid)/status"; }
 controllers() { rpc nvmf_subsystem_get_controllers "{\"nqn\":\"$NQN\"}" | jq length; }
 no_controllers() { [ "$(controllers)" = 0 ]; }
-# Where the buffers lie between pool and cache may differ; how many there are in all may not.
+# How many buffers are free, of each reactor and size.
 free_slots() { rpc iobuf_get_stats | jq -c '[.[] | .small_pool.free, .large_pool.free]'; }
 fds_back() { [ "$(fds)" -le "$fds_before" ]; }
 
