@@ -250,7 +250,10 @@ impl Bench {
         assert!(self.held.is_empty(), "never answered: {:?}", self.held);
         let subsystem = Arc::clone(&self.association.subsystem);
         subsystem.forget(&self.association);
-        let left = (Arc::downgrade(&subsystem), Arc::downgrade(&self.association));
+        let left = (
+            Arc::downgrade(&subsystem),
+            Arc::downgrade(&self.association),
+        );
         drop((self, subsystem));
         assert!(left.1.upgrade().is_none(), "the association is still held");
         assert!(left.0.upgrade().is_none(), "the subsystem is still held");
