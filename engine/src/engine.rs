@@ -17,7 +17,6 @@ use crate::logs::Logs;
 use crate::methods::options::StartupOptions;
 use crate::notify::Notifications;
 use crate::plane::Plane;
-use crate::rdma::Rdma;
 use crate::rpc::error::Errno;
 use crate::rpc::method::CallFuture;
 use crate::rpc::server::Dispatch;
@@ -56,7 +55,6 @@ pub struct Engine {
     pub devices: Devices,
     pub declared: Declared,
     pub listeners: Listeners,
-    pub rdma: Rdma,
     /// Made by `init`, gone after `fini`.
     plane: RefCell<Option<Rc<Plane>>>,
     phase: watch::Sender<Phase>,
@@ -86,7 +84,6 @@ impl Engine {
             devices: Devices::default(),
             declared: Declared::default(),
             listeners: Listeners::default(),
-            rdma: Rdma::default(),
             plane: RefCell::default(),
             phase: watch::channel(Phase::Startup).0,
             stop: watch::channel(false).0,

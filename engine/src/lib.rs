@@ -39,6 +39,5 @@ pub mod metrics;
 pub mod notify;
 pub mod perf;
 pub mod plane;
-pub mod rdma;
 pub mod rpc;
 pub mod store;

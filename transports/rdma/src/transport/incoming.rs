@@ -1,7 +1,5 @@
 //! Connections that a core takes over, and what it is told of them.
 
-use std::sync::Arc;
-
 use nacre_nvmf::transport::Closed;
 use nacre_nvmf_wire::{Cqe, Sqe};
 use nacre_rdma_verbs::{Lane, LaneConfig, Receiver, RecvConfig};
@@ -31,7 +29,6 @@ impl RdmaTransport {
                         self.notice(index);
                     }
                 }
-                ToCore::DeviceGone => {}
                 ToCore::Ended(id, ended) => {
                     if let Some(&index) = self.by_id.get(&id) {
                         self.end(
@@ -39,7 +36,7 @@ impl RdmaTransport {
                             match ended {
                                 Ended::Peer => Closed::Peer,
                                 Ended::DeviceRemoved => {
-                                    Closed::Broken("the RDMA device failed or was removed".into())
+                                    Closed::Broken("the RDMA device was removed".into())
                                 }
                                 Ended::AddressChanged => Closed::Broken(
                                     "the address moved to another RDMA device".into(),
@@ -142,7 +139,6 @@ impl RdmaTransport {
                 made.map_err(|error| error.to_string())?
             }
         };
-        let stats = self.core.stats(&queues.domain().attributes().name);
         let mut device = Device {
             id: incoming.device,
             queues: queues.clone(),
@@ -154,7 +150,7 @@ impl RdmaTransport {
             let posted = receiver
                 .post(self.data.as_ref())
                 .map_err(|error| error.to_string())?;
-            add(&stats.receives_posted, posted as u64);
+            add(&self.core.stats.receives_posted, posted as u64);
         }
         self.wakes
             .add_raw(queues.cq().fd(), 0)
@@ -165,10 +161,8 @@ impl RdmaTransport {
             .position(Option::is_none)
             .unwrap_or_else(|| {
                 self.devices.push(None);
-                self.stats.push(Arc::clone(&stats));
                 self.devices.len() - 1
             });
-        self.stats[at] = stats;
         self.devices[at] = Some(device);
         Ok(at)
     }

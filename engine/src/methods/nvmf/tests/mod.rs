@@ -2,7 +2,6 @@
 
 mod ana;
 mod connected;
-mod rdma;
 mod refusals;
 
 use std::path::Path;

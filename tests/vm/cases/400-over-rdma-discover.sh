@@ -1,2 +1,0 @@
-# Over RDMA: the discovery log.
-over_rdma 010-discover

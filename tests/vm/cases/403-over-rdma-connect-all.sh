@@ -1,2 +1,0 @@
-# Over RDMA: connect-all.
-over_rdma 030-connect-all

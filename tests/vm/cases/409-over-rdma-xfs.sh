@@ -1,3 +1,0 @@
-# limit: 300
-# Over RDMA: another file system.
-over_rdma 081-xfs

@@ -1,2 +1,0 @@
-# Over RDMA: namespaces come, go and grow.
-over_rdma 100-namespaces-live

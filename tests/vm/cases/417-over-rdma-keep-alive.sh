@@ -1,2 +1,0 @@
-# Over RDMA: Keep Alive.
-over_rdma 150-keep-alive

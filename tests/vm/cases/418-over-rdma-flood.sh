@@ -1,3 +1,0 @@
-# limit: 300
-# Over RDMA: admin commands beside a flood of data.
-over_rdma 160-large-queue-flood
