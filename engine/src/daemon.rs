@@ -316,6 +316,7 @@ pub async fn fini(engine: &Rc<Engine>) {
         if !plane.stop(HOST_PATIENCE).await {
             warn!("hosts were still connected when the reactors ended");
         }
+        engine.rdma.close();
     }
 }
 

@@ -17,6 +17,7 @@ use crate::logs::Logs;
 use crate::methods::options::StartupOptions;
 use crate::notify::Notifications;
 use crate::plane::Plane;
+use crate::rdma::Rdma;
 use crate::rpc::error::Errno;
 use crate::rpc::method::CallFuture;
 use crate::rpc::server::Dispatch;
@@ -55,6 +56,7 @@ pub struct Engine {
     pub devices: Devices,
     pub declared: Declared,
     pub listeners: Listeners,
+    pub rdma: Rdma,
     /// Made by `init`, gone after `fini`.
     plane: RefCell<Option<Rc<Plane>>>,
     phase: watch::Sender<Phase>,
@@ -84,6 +86,7 @@ impl Engine {
             devices: Devices::default(),
             declared: Declared::default(),
             listeners: Listeners::default(),
+            rdma: Rdma::default(),
             plane: RefCell::default(),
             phase: watch::channel(Phase::Startup).0,
             stop: watch::channel(false).0,

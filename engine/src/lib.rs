@@ -39,5 +39,6 @@ pub mod metrics;
 pub mod notify;
 pub mod perf;
 pub mod plane;
+pub mod rdma;
 pub mod rpc;
 pub mod store;

@@ -89,6 +89,8 @@ pub struct Plane {
     pub reactors: Vec<ReactorHandle>,
     pub bdevs: Registry,
     pub target: Arc<Target>,
+    /// All memory of the data path, for devices that must know it beforehand.
+    pub arenas: Vec<Arena>,
     /// One line per arena on what memory was got.
     pub memory: Vec<String>,
     _watchdog: Option<Watchdog>,
@@ -110,6 +112,7 @@ impl Plane {
             reactors: Vec::new(),
             bdevs: Registry::new(),
             target,
+            arenas: Vec::new(),
             memory: Vec::new(),
             _watchdog: None,
         };
@@ -153,6 +156,7 @@ impl Plane {
             let handle = plane.start_reactor(&config, index, *core, &name, slices, classes)?;
             plane.reactors.push(handle);
         }
+        plane.arenas = arenas.into_values().collect();
         plane._watchdog = Watchdog::start(plane.reactors.clone(), STALL)
             .inspect_err(|error| tracing::warn!(%error, "no watchdog"))
             .ok();

@@ -337,7 +337,7 @@ impl Daemon {
             for size in ["small_pool", "large_pool"] {
                 let of = |key: &str| module[size][key].as_u64().expect("a count");
                 let name = format!("{} {size}", module["module"]);
-                used.push((name, of("cache_size") - of("cache")));
+                used.push((name, of("cache_size") - of("free")));
             }
         }
         used.retain(|(_, count)| *count > 0);

@@ -8,6 +8,8 @@ shopt -s nullglob
 
 NQN=nqn.2026-01.io.nacre:test
 DISCOVERY_NQN=nqn.2014-08.org.nvmexpress.discovery
+# What the target listens on and hosts connect by: `rdma_up` makes it RDMA for the rest of a test.
+TRTYPE=tcp
 ADDR=127.0.0.1
 PORT=4420
 HOST_A=nqn.2014-08.org.nvmexpress:uuid:11111111-1111-4111-8111-111111111111
@@ -51,6 +53,52 @@ wait_until() { # wait_until SECONDS COMMAND…: polls until it succeeds
 
 nacre_only() { [ "$TARGET" = nacre ] || skip "only for Nacre: $*"; }
 
+# ---- RDMA ----------------------------------------------------------------------------------------------------
+
+RDMA_LINK=nacrerdma
+RDMA_DEV=rxe0
+
+# An interface that nothing else has, with soft-RoCE on it.
+rdma_up() {
+    # ib_uverbs first: the kernel tells of a removed device in the reverse order of loading, and ib_uverbs waits there
+    # for programs that have it open, which must have been told to close it by then.
+    modprobe ib_uverbs
+    modprobe -a dummy rdma_rxe rdma_ucm nvme-rdma
+    [ "$TARGET" != nvmet ] || modprobe nvmet-rdma
+    ip link add "$RDMA_LINK" type dummy
+    ip link set "$RDMA_LINK" mtu 4200 up
+    ip address add 10.9.8.1/24 dev "$RDMA_LINK"
+    ip address add fd00:9:8::1/64 dev "$RDMA_LINK" nodad
+    rxe_add
+    TRTYPE=rdma ADDR=10.9.8.1
+}
+
+rxe_add() {
+    rdma link add "$RDMA_DEV" type rxe netdev "$RDMA_LINK"
+    wait_until 20 holds "/sys/class/infiniband/$RDMA_DEV/ports/1/state" "4: ACTIVE"
+    # Addresses become GIDs in the background.
+    wait_until 20 grep -rqs "0a09:0801" "/sys/class/infiniband/$RDMA_DEV/ports/1/gids"
+}
+
+# A test of TCP again, over RDMA: over_rdma NAME
+over_rdma() {
+    rdma_up
+    # shellcheck disable=SC1090
+    . "$HERE/cases/$1.sh"
+    expect_no_copies
+}
+
+# The aligned path copies nothing between the wire and a buffer.
+expect_no_copies() {
+    [ "$TARGET" = nacre ] || return 0
+    expect "bytes copied" "$(rpc rdma_get_stats | jq .copied_bytes)" 0
+}
+
+rdma_down() {
+    rdma link delete "$RDMA_DEV" 2>/dev/null || true
+    ip link delete "$RDMA_LINK" 2>/dev/null || true
+}
+
 # ---- the target ----------------------------------------------------------------------------------------------
 
 target_start() { "${TARGET}_start" "$@"; }
@@ -87,8 +135,8 @@ nacre_start() {
     wait_until 60 rpc spdk_get_version
     # The socket answers before what is stored has come back.
     rpc framework_wait_init
-    if ! rpc nvmf_get_transports | jq -e 'any(.[]; .trtype | ascii_downcase == "tcp")' >/dev/null; then
-        rpc nvmf_create_transport '{"trtype":"tcp"}'
+    if ! rpc nvmf_get_transports | jq -e --arg kind "$TRTYPE" 'any(.[]; .trtype | ascii_downcase == $kind)' >/dev/null; then
+        rpc nvmf_create_transport "{\"trtype\":\"$TRTYPE\"}"
     fi
 }
 
@@ -110,7 +158,7 @@ nacre_subsystem_create() {
     [ "$2" = any ] || any=false
     rpc nvmf_create_subsystem "{\"nqn\":\"$1\",\"allow_any_host\":$any,\"serial_number\":\"NACRETEST\"}"
     rpc nvmf_subsystem_add_listener \
-        "{\"nqn\":\"$1\",\"listen_address\":{\"trtype\":\"tcp\",\"adrfam\":\"ipv4\",\"traddr\":\"$ADDR\",\"trsvcid\":\"$PORT\"}}"
+        "{\"nqn\":\"$1\",\"listen_address\":{\"trtype\":\"$TRTYPE\",\"adrfam\":\"ipv4\",\"traddr\":\"$ADDR\",\"trsvcid\":\"$PORT\"}}"
 }
 
 nacre_subsystem_delete() { rpc nvmf_delete_subsystem "{\"nqn\":\"$1\"}"; }
@@ -141,7 +189,7 @@ NVMET=/sys/kernel/config/nvmet
 
 nvmet_start() {
     mkdir -p "$NVMET/ports/1"
-    echo tcp >"$NVMET/ports/1/addr_trtype"
+    echo "$TRTYPE" >"$NVMET/ports/1/addr_trtype"
     echo ipv4 >"$NVMET/ports/1/addr_adrfam"
     echo "$ADDR" >"$NVMET/ports/1/addr_traddr"
     echo "$PORT" >"$NVMET/ports/1/addr_trsvcid"
@@ -202,7 +250,7 @@ connect() { # connect NQN [OPTIONS…]: as host A unless told otherwise
     local nqn=$1 identity=(--hostnqn="$HOST_A" --hostid="$HOST_A_ID")
     shift
     case " $* " in *--hostnqn*) identity=() ;; esac
-    nvme connect -t tcp -a "$ADDR" -s "$PORT" -n "$nqn" "${identity[@]}" "$@"
+    nvme connect -t "$TRTYPE" -a "$ADDR" -s "$PORT" -n "$nqn" "${identity[@]}" "$@"
 }
 
 connect_and_find() { # connect_and_find NQN [OPTIONS…]: sets CTRL (nvme0) and DEV (/dev/nvme0n1, namespace 1)
@@ -327,5 +375,6 @@ clean_guest() {
         # A controller is deleted in the background.
         wait_until 30 test ! -e "$dir"
     done
+    rdma_down
     if ! mountpoint -q "$WORK/mnt"; then rm -rf "$WORK"; fi
 }

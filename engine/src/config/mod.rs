@@ -5,6 +5,7 @@
 //! say so. A key that nobody knows is refused with the nearest one that somebody does.
 
 pub mod listener;
+pub mod rdma;
 pub mod settings;
 pub mod source;
 pub mod suggest;
@@ -259,6 +260,9 @@ fn validate(settings: &Settings, origins: &BTreeMap<String, String>) -> Vec<Prob
         if value < least || value > most {
             refuse(key, format!("{value} is not in {least}..={most}"), "");
         }
+    }
+    for (key, cause) in settings.rdma.problems() {
+        refuse(&format!("rdma.{key}"), cause, "");
     }
     let mut names = std::collections::BTreeSet::new();
     for (at, bdev) in settings.bdev.iter().enumerate() {

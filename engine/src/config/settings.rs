@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 pub use super::listener::{Listener, RdmaWish, Transport};
+pub use super::rdma::Rdma;
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -19,8 +20,24 @@ pub struct Settings {
     pub metrics: Metrics,
     pub data: Data,
     pub nvmf: Nvmf,
+    pub rdma: Rdma,
     /// Block devices to have from the start.
     pub bdev: Vec<Bdev>,
+}
+
+impl Settings {
+    /// The listeners declared in any form, with what `[rdma]` says where they say nothing.
+    pub fn listeners(&self) -> Vec<Listener> {
+        let mut all = self.nvmf.listeners();
+        for listener in &mut all {
+            let rdma = &self.rdma;
+            listener.rdma_device = listener.rdma_device.take().or_else(|| rdma.device.clone());
+            listener.rdma_port = listener.rdma_port.or(rdma.port);
+            listener.rdma_gid_index = listener.rdma_gid_index.or(rdma.gid_index);
+            listener.allow_software &= rdma.allow_software;
+        }
+        all
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

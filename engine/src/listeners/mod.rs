@@ -33,9 +33,11 @@ use self::watch::Watch;
 use crate::config::listener::{Listener, RdmaWish, Transport};
 use crate::config::{ConfigError, Problem, Settings};
 use crate::engine::Engine;
+use crate::rdma::Verbs;
 use crate::rpc::RpcError;
 
-/// How often the machine is looked at without being told of a change: RDMA devices change unheard.
+/// How often the machine is looked at without being told of a change: RDMA devices that nothing uses yet change
+/// unheard.
 const LOOK: Duration = Duration::from_secs(5);
 /// The same while something could not be done: an IPv6 address takes a second to become usable.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
@@ -97,7 +99,7 @@ impl Listeners {
     /// Listens on what is there. Fails where waiting would be wrong: a selector that matches nothing,
     /// and RDMA that is required and cannot be had.
     pub async fn start(&self, on: &Rc<Engine>) -> Result<(), ConfigError> {
-        *self.declared.borrow_mut() = on.settings.nvmf.listeners();
+        *self.declared.borrow_mut() = on.settings.listeners();
         if self.declared.borrow().is_empty() {
             return Ok(());
         }
@@ -123,9 +125,9 @@ impl Listeners {
 
     async fn look(&self, on: &Rc<Engine>) -> Plan {
         self.looks.set(self.looks.get() + 1);
-        let lacking = crate::methods::nvmf::rdma_lacking(on);
+        let verbs = on.rdma.verbs.clone();
         let declared = self.declared.borrow().clone();
-        let read = tokio::task::spawn_blocking(move || plan(&declared, &System::read(lacking)));
+        let read = tokio::task::spawn_blocking(move || plan(&declared, &System::read(verbs)));
         read.await.unwrap_or_else(|error| {
             warn!(%error, "the machine's interfaces could not be looked at");
             Plan::default()
@@ -276,7 +278,10 @@ fn check(plan: &Plan) -> Result<(), ConfigError> {
 
 /// As `nacre serve` would check on this machine.
 pub fn check_here(settings: &Settings) -> Result<(), ConfigError> {
-    check(&plan(&settings.nvmf.listeners(), &System::read(None)))
+    check(&plan(
+        &settings.listeners(),
+        &System::read(Verbs::default()),
+    ))
 }
 
 fn place(nqn: &str, path: &Path) -> Place {
@@ -407,9 +412,14 @@ async fn follow(on: Rc<Engine>) {
             false => LOOK_AGAIN,
         };
         let told = async {
-            match &watch {
-                Some(watch) => watch.changed().await,
-                None => std::future::pending().await,
+            tokio::select! {
+                changed = async {
+                    match &watch {
+                        Some(watch) => watch.changed().await,
+                        None => std::future::pending().await,
+                    }
+                } => changed,
+                () = on.rdma.changed() => Ok(()),
             }
         };
         if let Ok(Err(error)) = tokio::time::timeout(pause, told).await {

@@ -8,24 +8,25 @@ use nacre_rdma_link::{Chosen, Environment, Fabric, Reason, Roots, Want, capabili
 
 use super::plan::{Interface, Lack, Machine};
 use crate::config::listener::mac;
+use crate::rdma::Verbs;
 
 pub struct System {
     interfaces: Vec<Interface>,
     fabric: Fabric,
     environment: Environment,
-    /// Why there is no RDMA transport, whatever the devices can.
-    no_transport: Option<Lack>,
+    /// What a device is used by, whatever it can.
+    verbs: Verbs,
 }
 
 impl System {
     /// Reads files and asks the kernel: for a thread that may block.
-    pub fn read(no_transport: Option<Lack>) -> System {
+    pub fn read(verbs: Verbs) -> System {
         let roots = Roots::real();
         System {
             interfaces: interfaces(&roots.sys),
             fabric: Fabric::read(&roots.sys),
             environment: Environment::read(&roots),
-            no_transport,
+            verbs,
         }
     }
 }
@@ -53,9 +54,13 @@ impl Machine for System {
 
     fn rdma(&self, want: &Want) -> Result<Chosen, Lack> {
         let chosen = capability(&self.fabric, want, &self.environment).map_err(lack)?;
-        match &self.no_transport {
-            None => Ok(chosen),
-            Some(lack) => Err(lack.clone()),
+        match self.verbs.open() {
+            Ok(_) => Ok(chosen),
+            Err(absence) => Err(Lack {
+                reason: absence.reason(),
+                evidence: absence.to_string(),
+                remedy: absence.remedy(),
+            }),
         }
     }
 }
@@ -103,7 +108,7 @@ mod tests {
     /// The loopback interface is on every machine that tests run on.
     #[test]
     fn this_machine_has_a_loopback_interface() {
-        let system = System::read(None);
+        let system = System::read(Verbs::default());
         let lo = system.interfaces().iter().find(|i| i.name == "lo").unwrap();
         assert!(lo.addresses.contains(&IpAddr::from([127, 0, 0, 1])));
         let want = Want::new("lo", IpAddr::from([127, 0, 0, 1]));

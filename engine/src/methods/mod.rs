@@ -9,6 +9,7 @@ pub mod metrics;
 pub mod notify;
 pub mod nvmf;
 pub mod options;
+pub mod rdma;
 pub mod reactor;
 pub mod reference;
 pub mod scheduler;
@@ -34,6 +35,7 @@ pub fn all() -> Registry<Engine> {
     options::register(&mut registry);
     scheduler::register(&mut registry);
     sock::register(&mut registry);
+    rdma::register(&mut registry);
     state::register(&mut registry);
     registry
 }

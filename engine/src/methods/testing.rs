@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use nacre_rdma_verbs::sim::Fabric;
 use serde_json::Value;
 use tokio::runtime::Runtime;
 use tokio::task::LocalSet;
@@ -10,11 +11,14 @@ use crate::config::Settings;
 use crate::engine::{Engine, Personality, Phase};
 use crate::journal::Journal;
 use crate::logs::Logs;
+use crate::rdma::Rdma;
 use crate::rpc::RpcError;
 use crate::store::Store;
 
 pub struct Bench {
     pub engine: Rc<Engine>,
+    /// The RDMA devices of this daemon: none, until a test plugs some in.
+    pub fabric: Fabric,
     runtime: Runtime,
     local: LocalSet,
 }
@@ -56,6 +60,8 @@ impl Bench {
     fn not_started(mut settings: Settings, store: Option<Store>) -> Bench {
         settings.reactor.cores = "auto:1".into();
         settings.memory.size_mb = 16;
+        settings.rdma.max_qpairs = 8;
+        settings.rdma.srq_size = 64;
         // Tests run side by side on one address.
         settings.nvmf.discovery_port = 0;
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -63,9 +69,12 @@ impl Bench {
             .build()
             .expect("a runtime");
         let logs = Logs::detached(&settings.log).expect("known flags");
-        let engine = Engine::new(Personality::Nacre, settings, logs, Journal::new(store));
+        let mut engine = Engine::new(Personality::Nacre, settings, logs, Journal::new(store));
+        let fabric = Fabric::new();
+        engine.rdma = Rdma::with(fabric.provider());
         Bench {
             engine: Rc::new(engine),
+            fabric,
             runtime,
             local: LocalSet::new(),
         }

@@ -12,12 +12,14 @@ pub mod http;
 pub mod listeners;
 pub mod nvmf;
 pub mod process;
+pub mod rdma;
 pub mod reactors;
 
 use std::fmt::Write;
 use std::rc::Rc;
 use std::time::Duration;
 
+use nacre_rdma_link::{Counter, Fabric, Roots};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{
     DescriptorEncoder, EncodeLabelSet, EncodeMetric, LabelSetEncoder, MetricEncoder,
@@ -73,6 +75,27 @@ pub struct Moment<'a> {
     /// None before the data plane runs, and after.
     pub plane: Option<Rc<Plane>>,
     pub pools: Vec<PoolUse>,
+    pub ports: Vec<PortCounters>,
+}
+
+/// What the kernel counts for one RDMA port.
+#[derive(Debug)]
+pub struct PortCounters {
+    pub device: String,
+    pub port: u8,
+    pub counters: Vec<Counter>,
+}
+
+/// Reading them may ask the device: for a thread that may block.
+fn port_counters() -> Vec<PortCounters> {
+    let roots = Roots::real();
+    let fabric = Fabric::read(&roots.sys);
+    let of = |(device, port): (&nacre_rdma_link::Device, &nacre_rdma_link::Port)| PortCounters {
+        device: device.name.clone(),
+        port: port.num,
+        counters: nacre_rdma_link::counters(&roots.sys, &device.name, port.num, None),
+    };
+    fabric.ports().map(of).collect()
 }
 
 /// Every source there is.
@@ -83,6 +106,7 @@ pub fn sources() -> Vec<Box<dyn MetricsSource>> {
         Box::new(reactors::Reactors),
         Box::new(devices::Devices),
         Box::new(nvmf::Nvmf),
+        Box::new(rdma::Rdma),
     ]
 }
 
@@ -105,10 +129,13 @@ impl Scrape {
                 .unwrap_or_default(),
             None => Vec::new(),
         };
+        let ports = tokio::task::spawn_blocking(port_counters);
+        let ports = tokio::time::timeout(PATIENCE, ports).await;
         let moment = Moment {
             engine,
             plane,
             pools,
+            ports: ports.ok().and_then(Result::ok).unwrap_or_default(),
         };
         let mut scrape = Scrape::default();
         for source in sources() {

@@ -10,7 +10,8 @@
 //! ```
 //!
 //! Promised: no panic; every command is answered exactly once, event requests when something
-//! happened or at the end; data is never longer than was announced.
+//! happened or at the end; data is never longer than was announced; nothing is left of a controller
+//! in the end.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -241,11 +242,21 @@ impl Bench {
         self.take_events();
     }
 
-    /// A reset ends what is held, and then nothing is.
+    /// A reset ends what is held, and then nothing is; a controller that is forgotten leaves nothing
+    /// behind.
     fn finish(mut self) {
         self.write_cc(Cc::enabled());
         self.write_cc(Cc(0));
         assert!(self.held.is_empty(), "never answered: {:?}", self.held);
+        let subsystem = Arc::clone(&self.association.subsystem);
+        subsystem.forget(&self.association);
+        let left = (
+            Arc::downgrade(&subsystem),
+            Arc::downgrade(&self.association),
+        );
+        drop((self, subsystem));
+        assert!(left.1.upgrade().is_none(), "the association is still held");
+        assert!(left.0.upgrade().is_none(), "the subsystem is still held");
     }
 }
 

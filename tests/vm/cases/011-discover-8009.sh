@@ -1,4 +1,4 @@
 # The discovery service answers on its own well-known port as well.
 nacre_only "nvmet has no listener of its own on 8009"
 serve 64
-nvme discover -t tcp -a "$ADDR" -s 8009 -o json | jq -e --arg nqn "$NQN" 'any(.records[]; .subnqn == $nqn)'
+nvme discover -t "$TRTYPE" -a "$ADDR" -s 8009 -o json | jq -e --arg nqn "$NQN" 'any(.records[]; .subnqn == $nqn)'

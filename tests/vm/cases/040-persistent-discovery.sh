@@ -4,7 +4,7 @@ trace=/sys/kernel/tracing
 echo 0 >$trace/tracing_on && echo >$trace/trace
 echo 1 >$trace/events/nvme/nvme_async_event/enable
 echo 1 >$trace/tracing_on
-nvme discover --persistent --keep-alive-tmo=5 -t tcp -a "$ADDR" -s "$PORT" --hostnqn="$HOST_A" --hostid="$HOST_A_ID"
+nvme discover --persistent --keep-alive-tmo=5 -t "$TRTYPE" -a "$ADDR" -s "$PORT" --hostnqn="$HOST_A" --hostid="$HOST_A_ID"
 ctrl=$(ctrl_of $DISCOVERY_NQN)
 [ -n "$ctrl" ] || die "no discovery controller stayed"
 wait_until 10 is_live "$ctrl"
@@ -12,7 +12,7 @@ wait_until 10 is_live "$ctrl"
 step "a new subsystem is announced (discovery log page change, F0h)"
 subsystem_create "$NQN-new" any
 wait_until 15 grep -qE "$ctrl: NVME_AEN=0x70f002" $trace/trace
-nvme discover -d "$ctrl" -t tcp -a "$ADDR" -s "$PORT" --hostnqn="$HOST_A" --hostid="$HOST_A_ID" -o json |
+nvme discover -d "$ctrl" -t "$TRTYPE" -a "$ADDR" -s "$PORT" --hostnqn="$HOST_A" --hostid="$HOST_A_ID" -o json |
     jq -e --arg nqn "$NQN-new" 'any(.records[]; .subnqn == $nqn)'
 
 step "having been read, the next change is announced again"

@@ -9,7 +9,7 @@ expect_failure connect "$NQN" --hostnqn="$HOST_A" --hostid="$HOST_A_ID"
 expect "controllers" "$(ctrl_of "$NQN" | wc -l)" 0
 
 step "and does not see the subsystem in its discovery log"
-nvme discover -t tcp -a "$ADDR" -s "$PORT" --hostnqn="$HOST_A" --hostid="$HOST_A_ID" -o json |
+nvme discover -t "$TRTYPE" -a "$ADDR" -s "$PORT" --hostnqn="$HOST_A" --hostid="$HOST_A_ID" -o json |
     jq -e --arg nqn "$NQN" 'all((.records // [])[]; .subnqn != $nqn)'
 
 step "host B is"

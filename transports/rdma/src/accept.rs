@@ -12,7 +12,7 @@ use nacre_rdma_verbs::{
 use zerocopy::IntoBytes;
 
 use crate::RdmaConfig;
-use crate::shared::{CoreSlot, Domain, Incoming, Shared, ToCore};
+use crate::shared::{CoreSlot, Domain, Incoming, QueuePairInfo, QueuePairState, Shared, ToCore};
 use crate::stats::ControlCounts;
 
 /// What a host asked for, as the connection manager reports it.
@@ -29,6 +29,7 @@ pub(crate) struct Asked<'a> {
 pub(crate) struct Offered {
     pub core: Arc<CoreSlot>,
     pub device: DeviceId,
+    pub info: QueuePairInfo,
     /// What to accept it with, once the core is ready.
     pub params: ConnParams,
     /// Completions that it can make.
@@ -122,6 +123,18 @@ pub(crate) fn offer(
         retry_count: 7,
         ..ConnParams::default()
     };
+    let info = QueuePairInfo {
+        number: endpoint.number(),
+        device: attributes.name.clone(),
+        listener: asked.listener,
+        local: asked.local,
+        peer: asked.peer,
+        core: core.core,
+        state: QueuePairState::Connecting,
+        depth: depth as u16,
+        read_depth,
+        invalidate: attributes.send_with_invalidate,
+    };
     let accept = AcceptData::new(depth as u16);
     params
         .private_data
@@ -142,6 +155,7 @@ pub(crate) fn offer(
     Ok(Offered {
         core,
         device: asked.device,
+        info,
         params,
         completions,
     })

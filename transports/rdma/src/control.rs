@@ -24,7 +24,7 @@ use nacre_reactor::{EventSet, Events};
 use zerocopy::IntoBytes;
 
 use crate::accept::{self, Asked, Offered, Refused};
-use crate::shared::{Ended, Shared, ToControl, ToCore};
+use crate::shared::{Ended, QueuePairInfo, QueuePairState, Shared, ToControl, ToCore};
 use crate::stats::{ControlCounts, event_name};
 
 /// How often a listener that lost its device is tried again.
@@ -33,9 +33,17 @@ const RELISTEN: Duration = Duration::from_millis(500);
 pub(crate) struct Listener {
     /// With the port that is used.
     pub address: SocketAddr,
+    pub options: CmOptions,
     /// `None`: its device is gone; it is tried again.
     pub id: Option<CmId>,
     pub device: Option<DeviceId>,
+}
+
+impl Offered {
+    fn end(&mut self, id: CmId, ended: Ended) {
+        self.info.state = QueuePairState::Ending;
+        self.core.send(ToCore::Ended(id, ended));
+    }
 }
 
 pub(crate) struct Control {
@@ -80,9 +88,17 @@ impl Control {
         self.conns.len()
     }
 
-    pub fn options(shared: &Shared) -> CmOptions {
+    pub fn queue_pairs(&self) -> Vec<QueuePairInfo> {
+        let mut all: Vec<QueuePairInfo> =
+            self.conns.values().map(|conn| conn.info.clone()).collect();
+        all.sort_by_key(|info| info.number);
+        all
+    }
+
+    /// `tos`: of the listener, where it has its own.
+    pub fn options(shared: &Shared, tos: Option<u8>) -> CmOptions {
         CmOptions {
-            tos: shared.config.tos,
+            tos: tos.unwrap_or(shared.config.tos),
             ack_timeout: shared.config.ack_timeout,
         }
     }
@@ -122,7 +138,7 @@ impl Control {
         {
             self.event(shared, event);
         }
-        self.device_events();
+        self.device_events(shared);
         self.relisten(shared);
     }
 
@@ -164,10 +180,9 @@ impl Control {
             return;
         }
         self.counts.event(&event.kind);
-        let core = self.conns.get(&id).map(|conn| Arc::clone(&conn.core));
-        let end = |ended| {
-            if let Some(core) = &core {
-                core.send(ToCore::Ended(id, ended));
+        let mut end = |ended| {
+            if let Some(conn) = self.conns.get_mut(&id) {
+                conn.end(id, ended);
             }
         };
         match event.kind {
@@ -210,14 +225,16 @@ impl Control {
                 }
             }
             CmEventKind::Established { .. } => {
-                if let Some(core) = &core {
-                    core.send(ToCore::Established(id));
+                if let Some(conn) = self.conns.get_mut(&id) {
+                    conn.info.state = QueuePairState::Established;
+                    conn.core.send(ToCore::Established(id));
                 }
             }
             CmEventKind::Disconnected => end(Ended::Peer),
             CmEventKind::DeviceRemoval => {
                 end(Ended::DeviceRemoved);
                 self.lose(id, "its device was removed");
+                shared.tell_changed();
                 let device = self.conns.get(&id).map(|conn| conn.device);
                 if let Some(device) = device {
                     self.device_gone(shared, device);
@@ -226,6 +243,7 @@ impl Control {
             CmEventKind::AddressChange => {
                 end(Ended::AddressChanged);
                 self.lose(id, "its address moved to another device");
+                shared.tell_changed();
             }
             // The other side did not go through with it.
             CmEventKind::ConnectError { .. }
@@ -296,7 +314,7 @@ impl Control {
             }
             for core in shared.cores().iter() {
                 core.queues().remove(&id);
-                (core.wake)();
+                core.send(ToCore::DeviceGone);
             }
             if let Some(device) = devices.remove(&id) {
                 let _ = watched.delete_raw(device.async_fd());
@@ -306,22 +324,54 @@ impl Control {
         });
     }
 
-    fn device_events(&mut self) {
-        for device in self.devices.values() {
+    fn device_events(&mut self, shared: &Shared) {
+        let mut fatal = Vec::new();
+        let mut changed = false;
+        for (id, device) in &self.devices {
             while let Ok(Some(event)) = device.next_async_event() {
                 self.counts.async_events += 1;
                 let name = &device.attributes().name;
                 match event {
                     AsyncEvent::LastWqeReached { .. }
                     | AsyncEvent::CommunicationEstablished { .. }
-                    | AsyncEvent::SendQueueDrained { .. } => {}
+                    | AsyncEvent::SendQueueDrained { .. } => continue,
                     AsyncEvent::PortActive { .. } => {
                         tracing::info!(device = name, ?event, "RDMA port is up");
                     }
+                    AsyncEvent::DeviceFatal => {
+                        tracing::error!(
+                            device = name,
+                            "the RDMA device failed: its connections end"
+                        );
+                        fatal.push(*id);
+                    }
                     _ => tracing::warn!(device = name, ?event, "RDMA device event"),
                 }
+                changed = true;
             }
         }
+        for id in fatal {
+            self.device_failed(shared, id);
+        }
+        if changed {
+            shared.tell_changed();
+        }
+    }
+
+    /// Nothing that goes over it comes back: all of it ends, and it is opened anew if it recovers.
+    fn device_failed(&mut self, shared: &Shared, device: DeviceId) {
+        for (id, conn) in &mut self.conns {
+            if conn.device == device {
+                conn.end(*id, Ended::DeviceRemoved);
+            }
+        }
+        let listeners = self.listeners.values();
+        let here = listeners.filter(|listener| listener.device == Some(device));
+        let here: Vec<CmId> = here.filter_map(|listener| listener.id).collect();
+        for id in here {
+            self.lose(id, "its device failed");
+        }
+        self.device_gone(shared, device);
     }
 
     fn relisten(&mut self, shared: &Shared) {
@@ -329,10 +379,10 @@ impl Control {
             .listeners
             .iter()
             .filter(|(_, listener)| listener.id.is_none());
-        let lost: Vec<(ListenerId, SocketAddr)> =
-            lost.map(|(id, listener)| (*id, listener.address)).collect();
-        for (id, address) in lost {
-            let options = Control::options(shared);
+        let place =
+            |(id, listener): (&ListenerId, &Listener)| (*id, listener.address, listener.options);
+        let lost: Vec<(ListenerId, SocketAddr, CmOptions)> = lost.map(place).collect();
+        for (id, address, options) in lost {
             let Ok(listening) = self.cm.listen(address, shared.config.backlog, options) else {
                 continue;
             };
@@ -344,6 +394,7 @@ impl Control {
                 continue;
             }
             tracing::info!(%address, "an RDMA listener is up again");
+            shared.tell_changed();
             if let Some(listener) = self.listeners.get_mut(&id) {
                 listener.id = Some(listening.id);
                 listener.device = listening.device;

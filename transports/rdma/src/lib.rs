@@ -36,5 +36,6 @@ mod tests;
 pub use config::{ConfigError, RdmaConfig};
 pub use host::{HostOptions, RdmaDialer, RdmaHost, RdmaHosts};
 pub use plug::RdmaPlug;
-pub use stats::{ControlCounts, Stats, StatsSnapshot};
+pub use shared::{QueuePairInfo, QueuePairState};
+pub use stats::{BATCH_CLASSES, ControlCounts, Stats, StatsSnapshot};
 pub use transport::RdmaTransport;

@@ -2,20 +2,20 @@
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
 use nacre_hugepages::Arena;
 use nacre_nvmf::transport::{
-    Address, ListenError, ListenerId, Plug, PlugCounts, Transport, TransportType,
+    Address, ListenError, ListenerId, ListenerOptions, Plug, PlugCounts, Transport, TransportType,
 };
 use nacre_rdma_verbs::{Access, ProtectionDomain, Provider, VerbsError};
 
 use crate::config::RdmaConfig;
 use crate::control::{self, Control, Listener};
-use crate::shared::{CoreSlot, Mailbox, Memory, Shared};
+use crate::shared::{CoreSlot, Mailbox, Memory, QueuePairInfo, Shared};
 use crate::stats::{ControlCounts, StatsSnapshot};
-use crate::transport::RdmaTransport;
+use crate::transport::{CoreMemory, RdmaTransport};
 
 /// The RDMA plug. Dropping it stops its thread, its listeners and its connections' management.
 pub struct RdmaPlug {
@@ -57,6 +57,8 @@ impl RdmaPlug {
             memory: Memory::new(Access::Local, arenas),
             mailbox: Mailbox::new()?,
             cores: Mutex::default(),
+            prepared: Mutex::default(),
+            changed: OnceLock::new(),
             stopping: AtomicBool::new(false),
         });
         let control = Control::new(&shared).map_err(std::io::Error::other)?;
@@ -65,6 +67,22 @@ impl RdmaPlug {
             control: Arc::new(Mutex::new(control)),
             thread: None,
         })
+    }
+
+    /// Takes the memory of `cores` cores that will open: allocating it takes longer than a reactor may be
+    /// kept from its other work.
+    pub fn prepare(&self, cores: usize) -> std::io::Result<()> {
+        for _ in 0..cores {
+            let arena = CoreMemory::allocate(&self.shared)?;
+            self.shared.prepared().push(arena);
+        }
+        Ok(())
+    }
+
+    /// `changed` is called, on the management thread, when devices, their ports or their addresses have
+    /// changed. The first one counts.
+    pub fn on_change(&self, changed: impl Fn() + Send + Sync + 'static) {
+        let _ = self.shared.changed.set(Box::new(changed));
     }
 
     /// Handles what has happened since the last call.
@@ -101,13 +119,34 @@ impl RdmaPlug {
         (up.count(), control.listeners.len())
     }
 
-    /// The counters of each core that is open, with its number.
-    pub fn stats(&self) -> Vec<(usize, StatsSnapshot)> {
+    /// Cores that are open.
+    pub fn open_cores(&self) -> usize {
+        self.shared.cores().len()
+    }
+
+    /// The counters of each core that is open: its number, and those of every device it has served.
+    pub fn stats(&self) -> Vec<(usize, Vec<(String, StatsSnapshot)>)> {
         let cores = self.shared.cores();
         cores
             .iter()
-            .map(|core| (core.core, core.stats.snapshot()))
+            .map(|core| (core.core, core.all_stats()))
             .collect()
+    }
+
+    /// The sum of [`RdmaPlug::stats`].
+    pub fn total(&self) -> StatsSnapshot {
+        let all = self.stats().into_iter().flat_map(|(_, devices)| devices);
+        all.fold(StatsSnapshot::default(), |sum, (_, stats)| sum + stats)
+    }
+
+    /// The connections there are, in the order of their queue pairs' numbers.
+    pub fn queue_pairs(&self) -> Vec<QueuePairInfo> {
+        self.control().queue_pairs()
+    }
+
+    /// The memory that data comes from or goes to, all of which every device in use knows.
+    pub fn arenas(&self) -> Vec<Arena> {
+        self.shared.memory.arenas()
     }
 
     pub fn control_counts(&self) -> ControlCounts {
@@ -133,6 +172,24 @@ impl Plug for RdmaPlug {
     }
 
     fn listen(&self, id: ListenerId, address: &Address) -> Result<Address, ListenError> {
+        self.listen_with(id, address, &ListenerOptions::default())
+    }
+
+    fn listen_with(
+        &self,
+        id: ListenerId,
+        address: &Address,
+        options: &ListenerOptions,
+    ) -> Result<Address, ListenError> {
+        let own = self.shared.config.in_capsule_data_size;
+        if options.in_capsule_data_size.is_some_and(|n| n != own) {
+            return Err(ListenError::Option {
+                option: "in_capsule_data_size",
+                why: format!(
+                    "the receive buffers of {own} bytes are shared by all RDMA listeners; set it for the transport"
+                ),
+            });
+        }
         let Address::Ip(address) = *address else {
             return Err(ListenError::WrongKind {
                 address: address.to_string(),
@@ -152,7 +209,7 @@ impl Plug for RdmaPlug {
                 limit: config.max_listeners,
             });
         }
-        let options = Control::options(&self.shared);
+        let options = Control::options(&self.shared, options.tos);
         let listening = control.cm.listen(address, config.backlog, options).map_err(|error| {
             let remedy = "check that an RDMA device has this address: `nacre rdma gids`, and that nothing else listens there";
             RdmaPlug::bind_error(address, error, remedy)
@@ -181,6 +238,7 @@ impl Plug for RdmaPlug {
             id,
             Listener {
                 address: listening.address,
+                options,
                 id: Some(listening.id),
                 device: listening.device,
             },
@@ -203,8 +261,7 @@ impl Plug for RdmaPlug {
     }
 
     fn counts(&self) -> PlugCounts {
-        let cores = self.stats().into_iter().map(|(_, stats)| stats);
-        let all = cores.fold(StatsSnapshot::default(), |sum, core| sum + core);
+        let all = self.total();
         let rejects = self.control().counts.rejects.clone();
         PlugCounts {
             accepted: all.accepted,

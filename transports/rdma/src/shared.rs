@@ -1,10 +1,10 @@
 //! What the plug, its management thread and its cores share.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crossbeam_queue::SegQueue;
 use nacre_hugepages::{Arena, register_all};
@@ -14,7 +14,7 @@ use nacre_rdma_verbs::{
 };
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::stats::Stats;
+use crate::stats::{Stats, StatsSnapshot};
 
 /// A protection domain, and the slot in which buffers have its keys.
 #[derive(Clone)]
@@ -94,6 +94,10 @@ impl Memory {
         }
     }
 
+    pub fn arenas(&self) -> Vec<Arena> {
+        lock(&self.inner).arenas.clone()
+    }
+
     pub fn domains(&self) -> Vec<Arc<dyn ProtectionDomain>> {
         let inner = lock(&self.inner);
         inner
@@ -126,6 +130,34 @@ pub(crate) struct Incoming {
     pub invalidate: bool,
 }
 
+/// What `rdma_get_qpairs` tells of a connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QueuePairInfo {
+    /// The number that completions and the peer's diagnostics name it by.
+    pub number: u32,
+    pub device: String,
+    pub listener: ListenerId,
+    pub local: SocketAddr,
+    pub peer: SocketAddr,
+    pub core: usize,
+    pub state: QueuePairState,
+    /// Commands that the host may have outstanding.
+    pub depth: u16,
+    /// RDMA READs that may be outstanding.
+    pub read_depth: u8,
+    /// Responses end the host's registrations (SEND_WITH_INVALIDATE).
+    pub invalidate: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QueuePairState {
+    /// Its core gets ready, or the host has not said that it is.
+    Connecting,
+    Established,
+    /// It flushes.
+    Ending,
+}
+
 /// Why the management side ends a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ended {
@@ -140,6 +172,8 @@ pub(crate) enum ToCore {
     Incoming(Box<Incoming>),
     Established(CmId),
     Ended(CmId, Ended),
+    /// A device is not used any more: what the core has of it, it lets go of.
+    DeviceGone,
 }
 
 pub(crate) enum ToControl {
@@ -156,7 +190,8 @@ pub(crate) struct CoreSlot {
     /// Connections there or on their way.
     pub load: AtomicUsize,
     pub wake: Arc<dyn Fn() + Send + Sync>,
-    pub stats: Stats,
+    /// By the device's name: what was counted stays when it goes, and goes on when it is back.
+    stats: Mutex<BTreeMap<String, Arc<Stats>>>,
     /// By device: the queues of this core, and completions that its connections can make.
     pub queues: Mutex<HashMap<DeviceId, (Queues, u32)>>,
     pub closed: AtomicBool,
@@ -169,7 +204,7 @@ impl CoreSlot {
             inbox: SegQueue::new(),
             load: AtomicUsize::new(0),
             wake,
-            stats: Stats::default(),
+            stats: Mutex::default(),
             queues: Mutex::default(),
             closed: AtomicBool::new(false),
         }
@@ -178,6 +213,20 @@ impl CoreSlot {
     pub fn send(&self, message: ToCore) {
         self.inbox.push(message);
         (self.wake)();
+    }
+
+    /// The counters of a device on this core.
+    pub fn stats(&self, device: &str) -> Arc<Stats> {
+        let mut all = lock(&self.stats);
+        Arc::clone(all.entry(device.to_owned()).or_default())
+    }
+
+    pub fn all_stats(&self) -> Vec<(String, StatsSnapshot)> {
+        let all = lock(&self.stats);
+        let each = all
+            .iter()
+            .map(|(name, stats)| (name.clone(), stats.snapshot()));
+        each.collect()
     }
 
     pub fn queues(&self) -> MutexGuard<'_, HashMap<DeviceId, (Queues, u32)>> {
@@ -224,12 +273,26 @@ pub(crate) struct Shared {
     pub memory: Memory,
     pub mailbox: Mailbox<ToControl>,
     pub cores: Mutex<Vec<Arc<CoreSlot>>>,
+    /// Memory of cores that open later: see [`crate::RdmaPlug::prepare`].
+    pub prepared: Mutex<Vec<Arena>>,
+    /// Called when devices, ports or addresses have changed.
+    pub changed: OnceLock<Box<dyn Fn() + Send + Sync>>,
     pub stopping: AtomicBool,
 }
 
 impl Shared {
     pub fn cores(&self) -> MutexGuard<'_, Vec<Arc<CoreSlot>>> {
         lock(&self.cores)
+    }
+
+    pub fn prepared(&self) -> MutexGuard<'_, Vec<Arena>> {
+        lock(&self.prepared)
+    }
+
+    pub fn tell_changed(&self) {
+        if let Some(changed) = self.changed.get() {
+            changed();
+        }
     }
 
     /// The core with the fewest connections.

@@ -79,6 +79,8 @@ counters! {
     read_bytes,
     write_ops,
     write_bytes,
+    /// Completions taken, of all kinds.
+    completions,
     /// Doorbells of send queues.
     doorbells,
     /// Receive buffers posted.

@@ -19,11 +19,12 @@ use nacre_rdma_verbs::{Batch, CmId, Completion, DeviceId, Queues, Receiver, WcOp
 use nacre_reactor::{EventSet, Idle, Nanos};
 use zerocopy::FromBytes;
 
+use crate::RdmaConfig;
 use crate::accept::message_bytes;
 use crate::conn::Conn;
 use crate::sgl;
 use crate::shared::{CoreSlot, Shared, ToControl, ToCore};
-use crate::stats::add;
+use crate::stats::{Stats, add};
 
 /// Devices that one core serves at once; the memory for their shared receives is taken at start.
 const DEVICES: usize = 8;
@@ -78,6 +79,8 @@ pub struct RdmaTransport {
     by_id: HashMap<CmId, u32>,
     by_number: HashMap<u32, u32, BuildHasherDefault<NumberHasher>>,
     devices: Vec<Option<Device>>,
+    /// By the place of the device; what was counted stays when a device goes.
+    stats: Vec<Arc<Stats>>,
     batch: Batch,
     /// Connections with something to post, and with something to tell or to end.
     dirty: Vec<u32>,
@@ -91,11 +94,16 @@ pub struct RdmaTransport {
     data: Option<Pool>,
 }
 
-impl RdmaTransport {
-    pub(crate) fn new(shared: Arc<Shared>, core: Arc<CoreSlot>) -> std::io::Result<RdmaTransport> {
-        let config = &shared.config;
+/// The memory of one core: receive buffers for commands and their data, and responses.
+pub(crate) struct CoreMemory {
+    messages: [ClassSpec; 1],
+    headers: [ClassSpec; 1],
+    data: Option<[ClassSpec; 1]>,
+}
+
+impl CoreMemory {
+    fn of(config: &RdmaConfig) -> CoreMemory {
         let of = |size: usize, count: usize| [ClassSpec { size, count }];
-        let messages = of(message_bytes(config), config.max_connections);
         let slots = match config.srq_size {
             0 => usize::from(config.max_queue_depth),
             shared => shared as usize,
@@ -105,11 +113,19 @@ impl RdmaTransport {
         } else {
             DEVICES
         };
-        let headers = of(slots * Sqe::SIZE, lanes);
-        // As many again are with commands under way.
         let in_capsule = config.in_capsule_data_size as usize;
-        let data = (in_capsule > 0).then(|| of(in_capsule, 2 * slots.max(1024)));
-        let all = [Some(messages), Some(headers), data];
+        CoreMemory {
+            messages: of(message_bytes(config), config.max_connections),
+            headers: of(slots * Sqe::SIZE, lanes),
+            // As many again are with commands under way.
+            data: (in_capsule > 0).then(|| of(in_capsule, 2 * slots.max(1024))),
+        }
+    }
+
+    /// Memory that every device in use, and those to come, know.
+    pub fn allocate(shared: &Shared) -> std::io::Result<Arena> {
+        let own = CoreMemory::of(&shared.config);
+        let all = [Some(own.messages), Some(own.headers), own.data];
         let bytes: usize = all
             .iter()
             .flatten()
@@ -118,6 +134,20 @@ impl RdmaTransport {
         let arena =
             Arena::allocate(ArenaOptions::new(bytes as u64)).map_err(std::io::Error::other)?;
         shared.memory.add(&arena).map_err(std::io::Error::other)?;
+        Ok(arena)
+    }
+}
+
+impl RdmaTransport {
+    pub(crate) fn new(shared: Arc<Shared>, core: Arc<CoreSlot>) -> std::io::Result<RdmaTransport> {
+        let config = &shared.config;
+        let CoreMemory {
+            messages,
+            headers,
+            data,
+        } = CoreMemory::of(config);
+        let prepared = shared.prepared().pop();
+        let arena = prepared.map_or_else(|| CoreMemory::allocate(&shared), Ok)?;
         let carve =
             |class: &[ClassSpec]| Pool::on_arena(&arena, class).map_err(std::io::Error::other);
         Ok(RdmaTransport {
@@ -128,6 +158,7 @@ impl RdmaTransport {
             by_id: HashMap::new(),
             by_number: HashMap::default(),
             devices: Vec::new(),
+            stats: Vec::new(),
             batch: Batch::new(config.poll_batch),
             dirty: Vec::new(),
             attention: Vec::new(),
@@ -144,11 +175,7 @@ impl RdmaTransport {
     }
 
     fn conn(&mut self, id: ConnId) -> Option<&mut Conn> {
-        let slot = self.slots.get_mut(id.index as usize)?;
-        let found = slot.generation == id.generation;
-        slot.conn
-            .as_deref_mut()
-            .filter(|conn| found && conn.closing.is_none())
+        find(&mut self.slots, id)
     }
 
     fn notice(&mut self, index: u32) {
@@ -232,8 +259,8 @@ impl RdmaTransport {
         if let Some(message) = message {
             capsule = message;
         }
-        add(&self.core.stats.recv_ops, 1);
-        add(&self.core.stats.recv_bytes, wc.byte_len.into());
+        add(&self.stats[at].recv_ops, 1);
+        add(&self.stats[at].recv_bytes, wc.byte_len.into());
         if conn.closing.is_some() {
             return;
         }
@@ -258,6 +285,15 @@ impl RdmaTransport {
         }
         self.mark_dirty(index);
     }
+}
+
+/// A connection that is open and does not end.
+fn find(slots: &mut [Slot], id: ConnId) -> Option<&mut Conn> {
+    let slot = slots.get_mut(id.index as usize)?;
+    let found = slot.generation == id.generation;
+    slot.conn
+        .as_deref_mut()
+        .filter(|conn| found && conn.closing.is_none())
 }
 
 /// A command as it arrived.
@@ -316,7 +352,8 @@ impl Transport for RdmaTransport {
             }
             match device.queues.poll(&mut self.batch, room) {
                 Ok(count) => {
-                    self.core.stats.batch(count);
+                    self.stats[at].batch(count);
+                    add(&self.stats[at].completions, count as u64);
                     while let Some(done) = self.batch.next() {
                         self.completed(at, done, events);
                     }
@@ -327,7 +364,7 @@ impl Transport for RdmaTransport {
                 && let Some(receiver) = &mut device.receiver
                 && receiver.idle() >= REFILL
             {
-                refill(receiver, self.data.as_ref(), &self.core.stats);
+                refill(receiver, self.data.as_ref(), &self.stats[at]);
             }
         }
         if !self.attention.is_empty() {
@@ -340,7 +377,8 @@ impl Transport for RdmaTransport {
         let Some(open) = self.conn(conn) else { return };
         if let Err(status) = open.fetch(tag, sqe, into) {
             open.refused.push_back((tag, status));
-            add(&self.core.stats.sgl_refused, 1);
+            let at = open.device;
+            add(&self.stats[at].sgl_refused, 1);
             return self.notice(conn.index);
         }
         self.mark_dirty(conn.index);
@@ -348,9 +386,11 @@ impl Transport for RdmaTransport {
 
     #[inline]
     fn respond(&mut self, conn: ConnId, response: Response) {
-        let core = Arc::clone(&self.core);
-        let Some(open) = self.conn(conn) else { return };
-        open.respond(response, &core.stats);
+        let Some(open) = find(&mut self.slots, conn) else {
+            return;
+        };
+        let stats = &self.stats[open.device];
+        open.respond(response, stats);
         self.mark_dirty(conn.index);
     }
 
@@ -386,7 +426,7 @@ impl Transport for RdmaTransport {
             if conn.closing.is_some() {
                 continue;
             }
-            let posted = conn.flush(&self.core.stats);
+            let posted = conn.flush(&self.stats[conn.device]);
             let own = conn.lane.post_recv(self.data.as_ref());
             let (refused, draining) = (!conn.refused.is_empty(), conn.draining);
             if let Err(error) = posted.and(own.map(|_| ())) {
@@ -395,12 +435,13 @@ impl Transport for RdmaTransport {
                 self.notice(index);
             }
         }
-        for device in self.devices.iter_mut().flatten() {
-            if let Some(receiver) = &mut device.receiver
+        for (device, stats) in self.devices.iter_mut().zip(&self.stats) {
+            if let Some(device) = device
+                && let Some(receiver) = &mut device.receiver
                 && receiver.idle() > 0
                 && !device.dead
             {
-                refill(receiver, self.data.as_ref(), &self.core.stats);
+                refill(receiver, self.data.as_ref(), stats);
             }
         }
     }
@@ -436,7 +477,7 @@ impl Transport for RdmaTransport {
     }
 }
 
-fn refill(receiver: &mut Receiver, data: Option<&Pool>, stats: &crate::stats::Stats) {
+fn refill(receiver: &mut Receiver, data: Option<&Pool>, stats: &Stats) {
     match receiver.post(data) {
         Ok(posted) => add(&stats.receives_posted, posted as u64),
         // The device is about to say more, in a completion or an event.

@@ -2,10 +2,11 @@
 
 use nacre_rdma_link::{Device, Fabric, Gid, Port};
 use nacre_rdma_verbs::DeviceAttributes;
-use serde_json::{Value, json};
+use serde_json::json;
 
-use super::{limits, none_there};
+use super::none_there;
 use crate::cli::{Failure, output, record};
+use crate::rdma::describe::{add_limits, described};
 
 /// Gives every device's limits, or says why not.
 type AskLimits = dyn Fn() -> Result<Vec<DeviceAttributes>, String>;
@@ -123,35 +124,6 @@ pub fn no_device(fabric: &Fabric, name: &str) -> Failure {
     Failure::Failed(anyhow::anyhow!(
         "there is no RDMA device \"{name}\"; have: {have}"
     ))
-}
-
-/// `limits`, or `limits_unknown` with the reason.
-pub(super) fn add_limits(device: &mut Value, limits: &Result<Vec<DeviceAttributes>, String>) {
-    let found = match limits {
-        Ok(all) => all.iter().find(|of| device["name"] == of.name[..]).ok_or(
-            "libibverbs does not show this device: is its provider (ibverbs-providers) installed?",
-        ),
-        Err(why) => Err(&why[..]),
-    };
-    match found {
-        Ok(attributes) => device["limits"] = limits::json(attributes),
-        Err(why) => device["limits_unknown"] = why.into(),
-    }
-}
-
-pub fn described(fabric: &Fabric) -> Value {
-    fabric.devices.iter().map(describe).collect()
-}
-
-fn describe(device: &Device) -> Value {
-    let mut value = serde_json::to_value(device).expect("a device serialises");
-    value["software"] = device.is_software().into();
-    if let Some(quirk) = device.quirk() {
-        value["title"] = quirk.title.into();
-        value["module"] = quirk.module.into();
-        value["note"] = quirk.note.into();
-    }
-    value
 }
 
 pub(super) fn device_row(device: &Device) -> Vec<String> {

@@ -1,11 +1,9 @@
 //! `nacre rdma`: this machine's RDMA devices, as the kernel shows them. Asks no daemon.
-//! Only the limits of devices are asked of libibverbs, where that is; `perf` alone uses them.
+//! Only the limits of devices are asked of libibverbs, where that is.
 
 mod counters;
 mod devices;
 mod limits;
-mod perf;
-mod perf_show;
 mod rxe;
 pub mod size;
 
@@ -64,11 +62,6 @@ enum RdmaCommand {
     },
     /// Tell how many queue pairs, completion entries and how much memory hosts will need, against a device's limits
     Size(size::SizeArgs),
-    /// Measure bandwidth and latency of SEND, WRITE and READ between two machines
-    Perf {
-        #[command(subcommand)]
-        command: perf::PerfCommand,
-    },
 }
 
 #[derive(Debug, Args)]
@@ -97,7 +90,6 @@ pub fn run(args: RdmaArgs) -> Result<(), Failure> {
             shown,
         } => counters::run(&roots, port.as_deref(), watch, all, shown.json),
         RdmaCommand::Size(args) => size::run(&args, limits::all),
-        RdmaCommand::Perf { command } => perf::run(command),
     }
 }
 
@@ -121,7 +113,5 @@ fn none_there() -> Result<(), Failure> {
     )
 }
 
-#[cfg(test)]
-mod perf_tests;
 #[cfg(test)]
 mod tests;

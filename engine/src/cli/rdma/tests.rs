@@ -8,8 +8,9 @@ use nacre_rdma_link::testing;
 use nacre_rdma_verbs::{DeviceAttributes, Wire};
 
 use super::counters::{Sample, chosen};
-use super::devices::{add_limits, described, device_row, gid_row, link_row};
+use super::devices::{device_row, gid_row, link_row};
 use super::size::{Limits, Need, SizeArgs};
+use crate::rdma::describe::{add_limits, described};
 
 #[test]
 fn a_card_in_tables() {

@@ -1,10 +1,13 @@
 //! Who is connected: `nvmf_subsystem_get_controllers`, `_get_qpairs`, `nvmf_get_stats`.
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use nacre_nvmf::target::{Association, GroupHandle, Phase, QueueInfo, SubsystemKind};
+use nacre_nvmf::transport::TransportType;
+use nacre_rdma::StatsSnapshot;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -154,6 +157,56 @@ struct PollGroup {
 #[derive(Debug, Serialize, JsonSchema)]
 struct PollGroupTransport {
     trtype: String,
+    /// RDMA: commands that waited for room in their queue pair.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pending_data_buffer: Option<u64>,
+    /// RDMA: what it has done on each device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    devices: Option<Vec<RdmaDevice>>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct RdmaDevice {
+    name: String,
+    polls: u64,
+    idle_polls: u64,
+    completions: u64,
+    requests: u64,
+    pending_rdma_read: u64,
+    pending_rdma_send: u64,
+    total_send_wrs: u64,
+    send_doorbell_updates: u64,
+    total_recv_wrs: u64,
+}
+
+impl RdmaDevice {
+    fn new((name, stats): (String, StatsSnapshot)) -> RdmaDevice {
+        let sent = stats.send_ops + stats.read_ops + stats.write_ops;
+        RdmaDevice {
+            name,
+            polls: stats.batches.iter().sum(),
+            idle_polls: stats.batches[0],
+            completions: stats.completions,
+            requests: stats.recv_ops,
+            pending_rdma_read: stats.reads_waited,
+            pending_rdma_send: stats.responses_waited,
+            total_send_wrs: sent,
+            send_doorbell_updates: stats.doorbells,
+            total_recv_wrs: stats.receives_posted,
+        }
+    }
+}
+
+fn transport(trtype: String, rdma: Option<Vec<(String, StatsSnapshot)>>) -> PollGroupTransport {
+    let waited = |devices: &Vec<(String, StatsSnapshot)>| {
+        let of = |(_, stats): &(String, StatsSnapshot)| stats.reads_waited + stats.responses_waited;
+        devices.iter().map(of).sum()
+    };
+    PollGroupTransport {
+        trtype,
+        pending_data_buffer: rdma.as_ref().map(waited),
+        devices: rdma.map(|all| all.into_iter().map(RdmaDevice::new).collect()),
+    }
 }
 
 impl Method<Engine> for GetStats {
@@ -174,12 +227,11 @@ impl Method<Engine> for GetStats {
         {
             queues.extend(subsystem.controllers().iter().flat_map(|c| c.queues()));
         }
-        let kinds: Vec<String> = plane
-            .target
-            .plugs()
-            .iter()
-            .map(|p| p.kind().to_string())
-            .collect();
+        let kinds: Vec<TransportType> = plane.target.plugs().iter().map(|p| p.kind()).collect();
+        let rdma: BTreeMap<usize, Vec<(String, StatsSnapshot)>> = match on.rdma.plug() {
+            Some(plug) => plug.stats().into_iter().collect(),
+            None => BTreeMap::new(),
+        };
         let describe = |group: &GroupHandle| {
             let own = || queues.iter().filter(|q| q.group.core == group.core);
             let counts = group.counts();
@@ -196,8 +248,10 @@ impl Method<Engine> for GetStats {
                 completed_nvme_io: of(&counts.retired_commands) + live,
                 transports: kinds
                     .iter()
-                    .map(|trtype| PollGroupTransport {
-                        trtype: trtype.clone(),
+                    .map(|kind| {
+                        let of_core = || rdma.get(&group.core).cloned().unwrap_or_default();
+                        let rdma = (*kind == TransportType::Rdma).then(of_core);
+                        transport(kind.to_string(), rdma)
                     })
                     .collect(),
             }

@@ -1,6 +1,7 @@
 //! `nvmf_subsystem_*listener*`: where subsystems can be reached.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use nacre_nvmf::target::{
     AnaStates, ListenOptions, RdmaFabric, Subsystem, SubsystemError, SubsystemListener, Target,
@@ -16,6 +17,7 @@ use serde_json::json;
 use super::address::{AddressReply, TransportAddress};
 use super::{any_subsystem, key, transport};
 use crate::engine::{Engine, Personality};
+use crate::plane::Plane;
 use crate::rpc::error::Errno;
 use crate::rpc::{Effect, Method, Registry, RpcError};
 use crate::store::{Change, Edit};
@@ -184,8 +186,8 @@ impl Method<Engine> for Add {
             .field("sock_impl")
             .remedy("leave it out"));
         }
-        if kind == TransportType::Tcp && on.personality == Personality::Nacre {
-            transport::ensure_tcp(&on, &plane).await?;
+        if on.personality == Personality::Nacre {
+            transport::ensure(&on, &plane, kind).await?;
         }
         let (nqn, address) = (subsystem.nqn(), Address::Ip(address));
         let ana_state = params.ana_state.unwrap_or(AnaWord::Optimized);
@@ -195,9 +197,7 @@ impl Method<Engine> for Add {
             fabric: params.options.fabric.map(Into::into).unwrap_or_default(),
             listener: params.options.parse()?,
         };
-        let bound = plane
-            .target
-            .add_listener_with(nqn, kind, &address, options)?;
+        let bound = listen(&plane, nqn, kind, &address, options).await?;
         // The port as bound: hosts find it there again after a restart.
         let mut record = json!({
             "nqn": nqn.as_str(),
@@ -227,6 +227,25 @@ impl Method<Engine> for Add {
         }
         on.notes.send("nvmf_listener_change", nqn.as_str());
         Ok(true)
+    }
+}
+
+/// The first RDMA listener of a device registers all memory with it, which may take long.
+async fn listen(
+    plane: &Plane,
+    nqn: &Nqn,
+    kind: TransportType,
+    address: &Address,
+    options: ListenOptions,
+) -> Result<Address, RpcError> {
+    let target = Arc::clone(&plane.target);
+    let (nqn, address) = (nqn.clone(), address.clone());
+    let listening = tokio::task::spawn_blocking(move || {
+        target.add_listener_with(&nqn, kind, &address, options)
+    });
+    match listening.await {
+        Ok(outcome) => Ok(outcome?),
+        Err(error) => Err(RpcError::internal(error.to_string())),
     }
 }
 

@@ -45,7 +45,6 @@ pub use listener::SET_ANA_STATE;
 pub use namespace::{bdev_gone, forget_namespaces_of};
 pub use subsystem::derived_serial_number;
 pub use target::{DiscoveryFilter, config};
-pub use transport::rdma_lacking;
 
 pub fn register(registry: &mut Registry<Engine>) {
     target::register(registry);

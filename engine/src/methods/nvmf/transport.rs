@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use nacre_nvmf::target::{QueueLimits, TargetError};
 use nacre_nvmf::transport::{Plug, TransportType};
+use nacre_rdma::{RdmaConfig, RdmaPlug};
 use nacre_transport_tcp::{ConfigError, TcpConfig, TcpPlug};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -16,7 +17,6 @@ use tracing::warn;
 
 use super::{PATIENCE, check_target, key, refusal, wait_until};
 use crate::engine::{Engine, Personality};
-use crate::listeners::plan::Lack;
 use crate::plane::Plane;
 use crate::rpc::error::Errno;
 use crate::rpc::{Effect, Method, Registry, RpcError};
@@ -31,7 +31,7 @@ struct Create;
 /// SPDK takes unknown members here, each transport picking its own; so do we.
 #[derive(Debug, Deserialize, JsonSchema)]
 struct CreateParams {
-    /// `TCP`, in any case.
+    /// `TCP` or `RDMA`, in any case.
     trtype: String,
     tgt_name: Option<String>,
     /// Entries of an I/O queue, 2 to 4096.
@@ -57,10 +57,21 @@ struct CreateParams {
     /// Must be 0.
     sock_priority: Option<u32>,
     abort_timeout_sec: Option<u32>,
-    /// Milliseconds until a peer that acknowledges nothing is given up; 0: 30 seconds.
+    /// TCP: milliseconds until a peer that acknowledges nothing is given up; 0: 30 seconds. RDMA: the local ACK
+    /// timeout as an exponent (4.096 us * 2^n), at most 31; 0: the connection manager's.
     ack_timeout: Option<u32>,
-    /// Accepted: RDMA only.
+    /// Accepted: work requests come from rings of each queue pair.
     data_wr_pool_size: Option<u32>,
+    /// RDMA: receive buffers per reactor and device, shared by its queue pairs.
+    max_srq_depth: Option<u32>,
+    /// RDMA: each queue pair has receive buffers of its own.
+    no_srq: Option<bool>,
+    /// RDMA: completions per reactor and device to begin with.
+    num_cqe: Option<u32>,
+    /// RDMA: connection requests that wait to be looked at.
+    acceptor_backlog: Option<i32>,
+    /// RDMA: must be false: work requests are posted in batches.
+    no_wr_batching: Option<bool>,
     /// Accepted: no command is ever passed on.
     disable_command_passthru: Option<bool>,
     /// Keep-alive granularity in units of 100 ms.
@@ -88,8 +99,8 @@ struct Transport {
     iobuf_large_cache_size: u32,
     dif_insert_or_strip: bool,
     zcopy: bool,
-    c2h_success: bool,
-    sock_priority: u32,
+    #[serde(flatten)]
+    own: Own,
     abort_timeout_sec: u32,
     ack_timeout: u32,
     data_wr_pool_size: u32,
@@ -98,25 +109,91 @@ struct Transport {
     min_kato: u32,
 }
 
+/// What only one kind has.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+enum Own {
+    Tcp {
+        c2h_success: bool,
+        sock_priority: u32,
+    },
+    Rdma {
+        max_srq_depth: u32,
+        no_srq: bool,
+        num_cqe: u32,
+        acceptor_backlog: i32,
+        no_wr_batching: bool,
+    },
+}
+
+impl Own {
+    fn defaults(on: &Engine, kind: TransportType) -> Own {
+        let rdma = &on.settings.rdma;
+        match kind {
+            TransportType::Rdma => Own::Rdma {
+                max_srq_depth: rdma.srq_size,
+                no_srq: rdma.srq_size == 0,
+                num_cqe: rdma.cq_size,
+                acceptor_backlog: rdma.backlog.into(),
+                no_wr_batching: false,
+            },
+            _ => Own::Tcp {
+                c2h_success: true,
+                sock_priority: 0,
+            },
+        }
+    }
+
+    fn asked(self, params: &CreateParams) -> Own {
+        match self {
+            Own::Tcp {
+                c2h_success,
+                sock_priority,
+            } => Own::Tcp {
+                c2h_success: params.c2h_success.unwrap_or(c2h_success),
+                sock_priority: params.sock_priority.unwrap_or(sock_priority),
+            },
+            Own::Rdma {
+                max_srq_depth,
+                no_srq,
+                num_cqe,
+                acceptor_backlog,
+                no_wr_batching,
+            } => Own::Rdma {
+                max_srq_depth: params.max_srq_depth.unwrap_or(max_srq_depth),
+                no_srq: params.no_srq.unwrap_or(no_srq),
+                num_cqe: params.num_cqe.unwrap_or(num_cqe),
+                acceptor_backlog: params.acceptor_backlog.unwrap_or(acceptor_backlog),
+                no_wr_batching: params.no_wr_batching.unwrap_or(no_wr_batching),
+            },
+        }
+    }
+}
+
 impl Transport {
     /// What is not said otherwise: our configuration's values, or SPDK's in its place.
-    fn defaults(on: &Engine, plane: &Plane) -> Transport {
+    fn defaults(on: &Engine, plane: &Plane, kind: TransportType) -> Transport {
         let (nvmf, limits) = (&on.settings.nvmf, plane.target.config.queue_limits());
         let own = Transport {
-            trtype: TransportType::Tcp.to_string(),
+            trtype: kind.to_string(),
             max_queue_depth: nvmf.max_queue_depth,
             max_io_qpairs_per_ctrlr: nvmf.max_io_qpairs_per_ctrlr,
-            in_capsule_data_size: nvmf.in_capsule_data_size,
+            in_capsule_data_size: match kind {
+                TransportType::Rdma => on.settings.rdma.in_capsule_data_size,
+                _ => nvmf.in_capsule_data_size,
+            },
             max_io_size: nvmf.max_io_size,
             max_aq_depth: limits.max_admin_entries.into(),
             iobuf_small_cache_size: u32::MAX,
             iobuf_large_cache_size: u32::MAX,
             dif_insert_or_strip: false,
             zcopy: false,
-            c2h_success: true,
-            sock_priority: 0,
+            own: Own::defaults(on, kind),
             abort_timeout_sec: 1,
-            ack_timeout: 0,
+            ack_timeout: match kind {
+                TransportType::Rdma => on.settings.rdma.ack_timeout.unwrap_or(0).into(),
+                _ => 0,
+            },
             data_wr_pool_size: 0,
             disable_command_passthru: false,
             kas: limits.keep_alive_granularity,
@@ -138,7 +215,9 @@ impl Transport {
     }
 
     fn asked(params: CreateParams, defaults: Transport) -> Transport {
+        let own = defaults.own.asked(&params);
         Transport {
+            own,
             trtype: defaults.trtype,
             max_queue_depth: params.max_queue_depth.unwrap_or(defaults.max_queue_depth),
             max_io_qpairs_per_ctrlr: params
@@ -159,8 +238,6 @@ impl Transport {
                 .dif_insert_or_strip
                 .unwrap_or(defaults.dif_insert_or_strip),
             zcopy: params.zcopy.unwrap_or(defaults.zcopy),
-            c2h_success: params.c2h_success.unwrap_or(defaults.c2h_success),
-            sock_priority: params.sock_priority.unwrap_or(defaults.sock_priority),
             abort_timeout_sec: params
                 .abort_timeout_sec
                 .unwrap_or(defaults.abort_timeout_sec),
@@ -211,6 +288,10 @@ impl Transport {
                 .remedy("raise nvmf.max_io_size in the configuration"));
             }
         }
+        let (priority, single) = match self.own {
+            Own::Tcp { sock_priority, .. } => (sock_priority != 0, false),
+            Own::Rdma { no_wr_batching, .. } => (false, no_wr_batching),
+        };
         for (field, asked, why) in [
             (
                 "dif_insert_or_strip",
@@ -219,8 +300,13 @@ impl Transport {
             ),
             (
                 "sock_priority",
-                self.sock_priority != 0,
+                priority,
                 "sockets have the kernel's priority",
+            ),
+            (
+                "no_wr_batching",
+                single,
+                "work requests are posted in batches",
             ),
         ] {
             if asked {
@@ -251,6 +337,31 @@ impl Transport {
         }
     }
 
+    fn rdma(&self, on: &Engine) -> RdmaConfig {
+        let declared = on.settings.rdma.transport();
+        let Own::Rdma {
+            max_srq_depth,
+            no_srq,
+            num_cqe,
+            acceptor_backlog,
+            ..
+        } = self.own
+        else {
+            return declared;
+        };
+        RdmaConfig {
+            in_capsule_data_size: self.in_capsule_data_size,
+            max_io_size: self.max_io_size,
+            max_queue_depth: self.max_queue_depth,
+            srq_size: if no_srq { 0 } else { max_srq_depth },
+            cq_size: num_cqe,
+            backlog: acceptor_backlog,
+            // An exponent of five bits; 0 stands for "as it is".
+            ack_timeout: Some(self.ack_timeout.min(31) as u8).filter(|n| *n > 0),
+            ..declared
+        }
+    }
+
     fn queue_limits(&self) -> QueueLimits {
         QueueLimits {
             max_io_entries: self.max_queue_depth,
@@ -262,31 +373,55 @@ impl Transport {
     }
 }
 
-/// Makes the TCP transport if there is none: our own listeners need no ceremony.
-pub(super) async fn ensure_tcp(on: &Engine, plane: &Plane) -> Result<(), RpcError> {
-    match plane.target.plug(TransportType::Tcp) {
+/// Makes a transport if there is none of its kind: our own listeners need no ceremony.
+pub(super) async fn ensure(
+    on: &Engine,
+    plane: &Plane,
+    kind: TransportType,
+) -> Result<(), RpcError> {
+    match plane.target.plug(kind) {
         Ok(_) => Ok(()),
-        Err(_) => create(on, plane, Transport::defaults(on, plane)).await,
+        Err(_) => create(on, plane, kind, Transport::defaults(on, plane, kind)).await,
     }
 }
 
-async fn create(on: &Engine, plane: &Plane, transport: Transport) -> Result<(), RpcError> {
+/// A transport that the target does not have yet.
+enum Made {
+    Tcp(Arc<TcpPlug>),
+    Rdma(Arc<RdmaPlug>),
+}
+
+impl Made {
+    fn plug(&self) -> Arc<dyn Plug> {
+        match self {
+            Made::Tcp(plug) => Arc::clone(plug) as Arc<dyn Plug>,
+            Made::Rdma(plug) => Arc::clone(plug) as Arc<dyn Plug>,
+        }
+    }
+
+    /// Reactors that serve it.
+    fn open(&self) -> usize {
+        match self {
+            Made::Tcp(plug) => plug.stats().len(),
+            Made::Rdma(plug) => plug.open_cores(),
+        }
+    }
+}
+
+async fn create(
+    on: &Engine,
+    plane: &Plane,
+    kind: TransportType,
+    transport: Transport,
+) -> Result<(), RpcError> {
     transport.check(on)?;
-    let kind = TransportType::Tcp;
     if plane.target.plug(kind).is_ok() {
         return Err(TargetError::TransportExists { kind }.into());
     }
-    let config = transport.tcp(on);
-    config.validate().map_err(|error| {
-        let ConfigError::OutOfRange { option, .. } = error;
-        RpcError::invalid_params(error.to_string()).field(option)
-    })?;
-    let plug = TcpPlug::new(config).map_err(|error| {
-        refusal::failed(
-            format!("Transport type '{kind}' create failed"),
-            error.to_string(),
-        )
-    })?;
+    let made = match kind {
+        TransportType::Rdma => Made::Rdma(rdma_plug(on, plane, transport.rdma(on)).await?),
+        _ => Made::Tcp(tcp_plug(transport.tcp(on))?),
+    };
     // First durable, then there: a transport cannot be taken away again.
     let params = json!(transport);
     on.journal
@@ -295,17 +430,74 @@ async fn create(on: &Engine, plane: &Plane, transport: Transport) -> Result<(), 
     plane
         .target
         .set_queue_limits(kind, transport.queue_limits());
-    let plug = Arc::new(plug);
-    plane.target.add_plug(Arc::clone(&plug) as Arc<dyn Plug>)?;
+    plane.target.add_plug(made.plug())?;
+    if let Made::Rdma(plug) = &made {
+        on.rdma.made(Arc::clone(plug));
+    }
     // The reactors take it up in their own time; a host that came before would be turned away.
     let cores = plane.target.cores();
-    if !wait_until(PATIENCE, || plug.stats().len() >= cores).await {
+    if !wait_until(PATIENCE, || made.open() >= cores).await {
         warn!(
-            open = plug.stats().len(),
+            open = made.open(),
             cores, "not every reactor serves {kind} yet"
         );
     }
     Ok(())
+}
+
+fn not_made(kind: TransportType, cause: impl ToString) -> RpcError {
+    refusal::failed(
+        format!("Transport type '{kind}' create failed"),
+        cause.to_string(),
+    )
+}
+
+fn tcp_plug(config: TcpConfig) -> Result<Arc<TcpPlug>, RpcError> {
+    config.validate().map_err(|error| {
+        let ConfigError::OutOfRange { option, .. } = error;
+        RpcError::invalid_params(error.to_string()).field(option)
+    })?;
+    let plug = TcpPlug::new(config).map_err(|error| not_made(TransportType::Tcp, error))?;
+    Ok(Arc::new(plug))
+}
+
+async fn rdma_plug(
+    on: &Engine,
+    plane: &Plane,
+    config: RdmaConfig,
+) -> Result<Arc<RdmaPlug>, RpcError> {
+    const KIND: TransportType = TransportType::Rdma;
+    config.validate().map_err(|error| {
+        let nacre_rdma::ConfigError::OutOfRange { option, .. } = error;
+        let field = match option {
+            "srq_size" => "max_srq_depth",
+            "cq_size" => "num_cqe",
+            "backlog" => "acceptor_backlog",
+            same => same,
+        };
+        RpcError::invalid_params(error.to_string()).field(field)
+    })?;
+    let (verbs, arenas, cores) = (
+        on.rdma.verbs.clone(),
+        plane.arenas.clone(),
+        plane.target.cores(),
+    );
+    // Libraries are loaded and memory is locked: neither is for the thread that answers everybody.
+    let made = tokio::task::spawn_blocking(move || {
+        let provider = verbs.open().map_err(|absence| {
+            let error = not_made(KIND, &absence);
+            error.remedy(absence.remedy())
+        })?;
+        let plug = RdmaPlug::new(config, provider, arenas);
+        let plug = plug.map_err(|error| not_made(KIND, error))?;
+        plug.prepare(cores).map_err(|error| {
+            not_made(KIND, error)
+                .remedy("raise the limit on locked memory, or lower rdma.max_qpairs and rdma.srq_size in the configuration")
+        })?;
+        Ok(Arc::new(plug))
+    });
+    made.await
+        .unwrap_or_else(|error| Err(not_made(KIND, error)))
 }
 
 impl Method<Engine> for Create {
@@ -317,21 +509,11 @@ impl Method<Engine> for Create {
 
     async fn apply(params: CreateParams, on: Rc<Engine>) -> Result<bool, RpcError> {
         check_target(params.tgt_name.as_deref())?;
-        match params.trtype.to_ascii_uppercase().as_str() {
-            "TCP" => {}
-            "RDMA" => {
-                return Err(no_such_type(
-                    &params.trtype,
-                    "the RDMA transport is not part of this release",
-                ));
-            }
-            _ => {
-                return Err(no_such_type(
-                    &params.trtype,
-                    "it is not a transport of this program",
-                ));
-            }
-        }
+        let kind = match params.trtype.to_ascii_uppercase().as_str() {
+            "TCP" => TransportType::Tcp,
+            "RDMA" => TransportType::Rdma,
+            _ => return Err(no_such_type(&params.trtype)),
+        };
         for (field, masked) in [
             ("masked_oncs", &params.masked_oncs),
             ("masked_fuses", &params.masked_fuses),
@@ -346,26 +528,17 @@ impl Method<Engine> for Create {
             }
         }
         let plane = on.plane()?;
-        let defaults = Transport::defaults(&on, &plane);
-        create(&on, &plane, Transport::asked(params, defaults)).await?;
+        let defaults = Transport::defaults(&on, &plane, kind);
+        create(&on, &plane, kind, Transport::asked(params, defaults)).await?;
         Ok(true)
     }
 }
 
-/// Why RDMA cannot be used whatever the devices can; none if it can.
-pub fn rdma_lacking(_on: &Engine) -> Option<Lack> {
-    Some(Lack {
-        reason: "no_transport",
-        evidence: "this build has no RDMA transport".into(),
-        remedy: "use TCP on this interface".into(),
-    })
-}
-
-fn no_such_type(trtype: &str, why: &str) -> RpcError {
+fn no_such_type(trtype: &str) -> RpcError {
     RpcError::invalid_params_text(format!("Invalid transport type '{trtype}'"))
-        .cause(why)
+        .cause("it is not a transport of this program")
         .field("trtype")
-        .remedy("use TCP")
+        .remedy("use TCP or RDMA")
 }
 
 struct Get;

@@ -2,6 +2,8 @@
 //! that it held comes back.
 
 use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use nacre_bdev::Extents;
@@ -14,7 +16,7 @@ use nacre_nvmf::transport::{
 use nacre_nvmf_wire::opcode::io;
 use nacre_nvmf_wire::{Cqe, Sgl, Sqe};
 use nacre_rdma_verbs::sim::{ConnectFault, Target};
-use nacre_rdma_verbs::{CmEventKind, ConnParams, PortState, WcStatus};
+use nacre_rdma_verbs::{AsyncEvent, CmEventKind, ConnParams, PortState, WcStatus};
 
 use super::rig::{ENTRIES, Options, TARGET, TestRig};
 use crate::{HostOptions, RdmaHost};
@@ -270,7 +272,7 @@ fn every_status_at_every_stage() {
         256,
         "every receive is posted again"
     );
-    let stats = world.rig.plug.stats()[0].1;
+    let stats = world.rig.plug.total();
     assert_eq!(stats.copied_bytes, 0);
     for (name, count) in stats.completion_errors() {
         assert_eq!(count > 0, name != "IBV_WC_WR_FLUSH_ERR", "{name}: {count}");
@@ -360,6 +362,8 @@ fn removal_and_return() {
         world.rig.plug.domains().is_empty(),
         "nothing is registered with it any more"
     );
+    // A driver waits for the last of them before it lets its device go.
+    assert_eq!(world.rig.fabric.completion_queues(), 0);
     let attributes = nacre_rdma_verbs::sim::attributes("sim_target");
     world.rig.fabric.add_device(attributes, &[TARGET]).unwrap();
     world.turns(2);
@@ -369,6 +373,41 @@ fn removal_and_return() {
     world.turns(20);
     assert_eq!(world.completed.len(), 6);
     world.settle("return");
+}
+
+/// A device that says that it failed ends what goes over it, and nothing else; the listener is up again when the device
+/// can be listened on.
+#[test]
+fn device_failure() {
+    let mut world = World::new(Options::default());
+    let told = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&told);
+    world.rig.plug.on_change(move || {
+        count.fetch_add(1, Ordering::Relaxed);
+    });
+    world.connect();
+    world.submit();
+    world.turns(1);
+    let device = world.rig.device;
+    world
+        .rig
+        .fabric
+        .inject_async(device, AsyncEvent::DeviceFatal);
+    world.turns(10);
+    assert!(matches!(&world.closed[..], [Closed::Broken(why)] if why.contains("removed")));
+    assert!(told.load(Ordering::Relaxed) > 0);
+    world.settle("failure");
+    assert_eq!(world.rig.plug.listening(), (1, 1));
+    world.connect();
+    world.submit();
+    world.turns(20);
+    assert_eq!(world.completed.len(), 6);
+    let before = told.load(Ordering::Relaxed);
+    let event = AsyncEvent::GidChange { port: 1 };
+    world.rig.fabric.inject_async(device, event);
+    world.turns(1);
+    assert_eq!(told.load(Ordering::Relaxed), before + 1);
+    world.settle("recovery");
 }
 
 /// A port that is down for a while only delays.

@@ -40,7 +40,7 @@ impl RdmaTransport {
             return;
         };
         if !flushed {
-            add(&self.core.stats.errors[wc.status as usize], 1);
+            add(&self.stats[conn.device].errors[wc.status as usize], 1);
         }
         if conn.closing.is_none() {
             let peer = conn.peer;
@@ -74,7 +74,7 @@ impl RdmaTransport {
                 return false;
             }
             conn.opened = true;
-            add(&self.core.stats.accepted, 1);
+            add(&self.stats[conn.device].accepted, 1);
             let (listener, local, peer) = (conn.listener, conn.local, conn.peer);
             let (local, peer) = (Address::Ip(local), Address::Ip(peer));
             events.push(Event::Opened {
@@ -197,7 +197,7 @@ impl RdmaTransport {
         };
         let generation = slot.generation;
         slot.generation = generation.wrapping_add(1);
-        let stats = &self.core.stats;
+        let stats = &self.stats[conn.device];
         if let Some(why) = conn.closing {
             let counter = match &why {
                 Closed::Peer => &stats.closed_by_peer,

@@ -1,5 +1,7 @@
 //! Connections that a core takes over, and what it is told of them.
 
+use std::sync::Arc;
+
 use nacre_nvmf::transport::Closed;
 use nacre_nvmf_wire::{Cqe, Sqe};
 use nacre_rdma_verbs::{Lane, LaneConfig, Receiver, RecvConfig};
@@ -29,6 +31,7 @@ impl RdmaTransport {
                         self.notice(index);
                     }
                 }
+                ToCore::DeviceGone => {}
                 ToCore::Ended(id, ended) => {
                     if let Some(&index) = self.by_id.get(&id) {
                         self.end(
@@ -36,7 +39,7 @@ impl RdmaTransport {
                             match ended {
                                 Ended::Peer => Closed::Peer,
                                 Ended::DeviceRemoved => {
-                                    Closed::Broken("the RDMA device was removed".into())
+                                    Closed::Broken("the RDMA device failed or was removed".into())
                                 }
                                 Ended::AddressChanged => Closed::Broken(
                                     "the address moved to another RDMA device".into(),
@@ -139,6 +142,7 @@ impl RdmaTransport {
                 made.map_err(|error| error.to_string())?
             }
         };
+        let stats = self.core.stats(&queues.domain().attributes().name);
         let mut device = Device {
             id: incoming.device,
             queues: queues.clone(),
@@ -150,7 +154,7 @@ impl RdmaTransport {
             let posted = receiver
                 .post(self.data.as_ref())
                 .map_err(|error| error.to_string())?;
-            add(&self.core.stats.receives_posted, posted as u64);
+            add(&stats.receives_posted, posted as u64);
         }
         self.wakes
             .add_raw(queues.cq().fd(), 0)
@@ -161,8 +165,10 @@ impl RdmaTransport {
             .position(Option::is_none)
             .unwrap_or_else(|| {
                 self.devices.push(None);
+                self.stats.push(Arc::clone(&stats));
                 self.devices.len() - 1
             });
+        self.stats[at] = stats;
         self.devices[at] = Some(device);
         Ok(at)
     }

@@ -289,7 +289,8 @@ impl Managers {
             "private data of the request",
         )?;
         let depths = (params.responder_resources, params.initiator_depth);
-        check(depths == (4, 0), "the READ depths of the request")?;
+        // As this side is to pass them on: what the host answers is what may be asked of it.
+        check(depths == (0, 4), "the READ depths of the request")?;
         let qp = self.target.create_qp(event.id, init(target))?;
         println!("target: queue pair {} {:?}", qp.number(), qp.caps());
         let targets = Side {
@@ -314,7 +315,7 @@ impl Managers {
             "private data of the reply",
         )?;
         let depths = (params.responder_resources, params.initiator_depth);
-        check(depths == (0, 4), "the READ depths of the reply")?;
+        check(depths == (4, 0), "the READ depths of the reply")?;
         let event = next(&mut *self.target)?;
         check(
             matches!(event.kind, CmEventKind::Established { .. }),

@@ -2,6 +2,7 @@
 
 mod ana;
 mod connected;
+mod rdma;
 mod refusals;
 
 use std::path::Path;

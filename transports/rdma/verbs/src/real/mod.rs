@@ -55,7 +55,12 @@ impl VerbsProvider {
     /// Loads the libraries, or says which one is missing and how to get it. Without a device it succeeds:
     /// one may appear.
     pub fn open() -> Result<VerbsProvider, VerbsError> {
-        let api = Api::open().map_err(|error| Absence::from(error).into_error())?;
+        VerbsProvider::find().map_err(Absence::into_error)
+    }
+
+    /// As [`VerbsProvider::open`], with what is missing as a value.
+    pub fn find() -> Result<VerbsProvider, Absence> {
+        let api = Api::open()?;
         Ok(VerbsProvider {
             inner: Arc::new(Inner {
                 api,

@@ -443,6 +443,11 @@ impl Fabric {
         found.map(|(id, _)| *id)
     }
 
+    /// Completion queues that exist, of all devices.
+    pub fn completion_queues(&self) -> usize {
+        self.lock().cqs.len()
+    }
+
     /// Receives posted to shared receive queues.
     pub fn posted_receives(&self) -> usize {
         self.lock().srqs.values().map(|srq| srq.posted.len()).sum()

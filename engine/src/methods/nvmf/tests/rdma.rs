@@ -1,0 +1,196 @@
+//! Goal: the RDMA transport is made, listed, kept and refused as TCP is, over simulated devices.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use nacre_nvmf::transport::HostTransport;
+use nacre_rdma::{HostOptions, RdmaHosts};
+use nacre_rdma_verbs::sim::attributes;
+use nacre_reactor::Nanos;
+use serde_json::{Value, json};
+
+use super::super::super::testing::{Bench, bench};
+use super::{NQN, durable, subsystem};
+
+const PORT0: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 10));
+
+fn on(traddr: &str) -> Value {
+    json!({ "nqn": NQN, "listen_address": { "trtype": "rdma", "adrfam": "ipv4", "traddr": traddr, "trsvcid": "4420" } })
+}
+
+fn listeners(bench: &Bench) -> Value {
+    bench.call("nvmf_subsystem_get_listeners", json!({ "nqn": NQN }))
+}
+
+#[test]
+fn a_transport_is_listed_as_spdk_lists_it() {
+    let bench = Bench::nvmf_tgt();
+    let asked = json!({
+        "trtype": "rdma", "max_srq_depth": 128, "no_srq": false, "acceptor_backlog": 7,
+        "no_wr_batching": false, "c2h_success": true, "max_queue_depth": 64,
+    });
+    bench.call("nvmf_create_transport", asked);
+    bench.call("nvmf_create_transport", json!({ "trtype": "tcp" }));
+    let listed = bench.call("nvmf_get_transports", json!({ "trtype": "RDMA" }));
+    assert_eq!(listed.as_array().unwrap().len(), 1);
+    for (field, value) in [
+        ("trtype", json!("RDMA")),
+        ("max_queue_depth", json!(64)),
+        ("max_srq_depth", json!(128)),
+        ("no_srq", json!(false)),
+        ("acceptor_backlog", json!(7)),
+        ("no_wr_batching", json!(false)),
+        ("in_capsule_data_size", json!(4096)),
+    ] {
+        assert_eq!(listed[0][field], value, "{field} in {listed}");
+    }
+    assert_eq!(listed[0].get("c2h_success"), None);
+    let tcp = bench.call("nvmf_get_transports", json!({ "trtype": "TCP" }));
+    assert_eq!(tcp[0]["c2h_success"], json!(true));
+    assert_eq!(tcp[0].get("max_srq_depth"), None);
+    let again = bench.refused("nvmf_create_transport", json!({ "trtype": "RDMA" }));
+    assert_eq!(again.message, "Transport type 'RDMA' already exists");
+}
+
+#[test]
+fn a_listener_makes_its_transport_and_both_are_there_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let before = {
+        let bench = durable(dir.path());
+        bench
+            .fabric
+            .add_device(attributes("sim0"), &[PORT0])
+            .unwrap();
+        subsystem(&bench, NQN);
+        bench.call("nvmf_subsystem_add_listener", on("192.0.2.10"));
+        let rdma = bench.engine.rdma.plug().expect("it was made");
+        assert_eq!(rdma.listening(), (1, 1));
+        listeners(&bench)
+    };
+    assert_eq!(before[0]["address"]["trtype"], "RDMA");
+    let bench = durable(dir.path());
+    // Its device is not there any more: nothing is lost, and it is tried again.
+    assert_eq!(listeners(&bench), json!([]));
+    bench
+        .fabric
+        .add_device(attributes("sim0"), &[PORT0])
+        .unwrap();
+    for record in bench.engine.journal.waiting() {
+        bench.run(bench.engine.replay(&record));
+    }
+    assert_eq!(listeners(&bench), before);
+    bench.call("nvmf_subsystem_remove_listener", on("192.0.2.10"));
+    assert_eq!(bench.engine.rdma.plug().unwrap().listening(), (0, 0));
+}
+
+#[test]
+fn an_address_without_a_device_is_refused_with_the_way_to_find_one() {
+    let bench = bench();
+    subsystem(&bench, NQN);
+    let refused = bench.refused("nvmf_subsystem_add_listener", on("192.0.2.99"));
+    assert_eq!(refused.code, -32602);
+    let facts = refused.data.unwrap();
+    assert!(facts.cause.contains("nacre rdma gids"), "{}", facts.cause);
+    // TCP is as it was.
+    let tcp = json!({ "nqn": NQN, "listen_address": { "trtype": "tcp", "traddr": "127.0.0.1", "trsvcid": "0" } });
+    bench.call("nvmf_subsystem_add_listener", tcp);
+}
+
+/// Options of one listener: what the transport shares cannot be told apart.
+#[test]
+fn options_of_one_listener() {
+    let bench = bench();
+    bench
+        .fabric
+        .add_device(attributes("sim0"), &[PORT0])
+        .unwrap();
+    subsystem(&bench, NQN);
+    let mut params = on("192.0.2.10");
+    params["options"] = json!({ "in_capsule_data_size": 8192 });
+    let refused = bench.refused("nvmf_subsystem_add_listener", params.clone());
+    let facts = refused.data.unwrap();
+    assert_eq!(facts.field.as_deref(), Some("options.in_capsule_data_size"));
+    params["options"] = json!({ "tos": 104, "max_queue_depth": 32, "fabric": "roce" });
+    bench.call("nvmf_subsystem_add_listener", params);
+    assert_eq!(listeners(&bench).as_array().unwrap().len(), 1);
+}
+
+/// What a host leaves behind in every place where it is looked for.
+#[test]
+fn a_connection_is_seen_in_answers_and_metrics() {
+    let bench = bench();
+    assert_eq!(bench.call("rdma_get_qpairs", json!(null)), json!([]));
+    assert_eq!(bench.call("rdma_get_mrs", json!(null)), json!([]));
+    let none = bench.call("rdma_get_stats", json!(null));
+    assert_eq!(none["rdma_connections"], 0);
+
+    bench
+        .fabric
+        .add_device(attributes("sim0"), &[PORT0])
+        .unwrap();
+    let from = IpAddr::from([192, 0, 2, 20]);
+    bench
+        .fabric
+        .add_device(attributes("sim1"), &[from])
+        .unwrap();
+    subsystem(&bench, NQN);
+    bench.call("nvmf_subsystem_add_listener", on("192.0.2.10"));
+    let hosts = RdmaHosts::new(bench.fabric.provider(), Vec::new()).unwrap();
+    let dialer = hosts.dialer(1, 32).unwrap();
+    let options = HostOptions {
+        source: Some(from),
+        ..HostOptions::new(0, 32)
+    };
+    let mut host = dialer.connect((PORT0, 4420).into(), options).unwrap();
+    let mut events = Vec::new();
+    let established = || {
+        let pairs = bench.call("rdma_get_qpairs", json!(null));
+        pairs[0]["state"] == "established"
+    };
+    let begun = Instant::now();
+    while !established() {
+        assert!(begun.elapsed().as_secs() < 20, "{events:?}");
+        host.poll(Nanos::ZERO + begun.elapsed(), &mut events, 16);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let pairs = bench.call("rdma_get_qpairs", json!(null));
+    let reactor = bench.engine.plane().unwrap().reactors[0].name().to_owned();
+    for (field, value) in [
+        ("device", json!("sim0")),
+        ("local", json!("192.0.2.10:4420")),
+        ("reactor", json!(reactor)),
+        ("queue_depth", json!(32)),
+    ] {
+        assert_eq!(pairs[0][field], value, "{field} in {pairs}");
+    }
+    let stats = bench.call("rdma_get_stats", json!(null));
+    assert_eq!(stats["rdma_connections"], 1);
+    assert_eq!(stats["cm_events"]["RDMA_CM_EVENT_ESTABLISHED"], 1);
+    assert_eq!(stats["reactors"][0]["device"], "sim0");
+    assert!(stats["reactors"][0]["counters"]["receives_posted"].as_u64() > Some(0));
+
+    let memory = bench.call("rdma_get_mrs", json!(null));
+    assert_eq!(memory[0]["device"], "sim0");
+    assert_eq!(memory[0]["access"], "local");
+    let arenas = memory[0]["arenas"].as_array().unwrap();
+    assert_eq!(memory[0]["regions"], arenas.len());
+    let sum: u64 = arenas.iter().map(|a| a["bytes"].as_u64().unwrap()).sum();
+    assert_eq!(memory[0]["bytes"], sum);
+
+    let groups = bench.call("nvmf_get_stats", json!(null));
+    let transports = groups["poll_groups"][0]["transports"].as_array().unwrap();
+    let rdma = transports.iter().find(|t| t["trtype"] == "RDMA").unwrap();
+    assert_eq!(rdma["devices"][0]["name"], "sim0");
+    let metrics = bench.call("metrics_get", json!({ "format": "text" }));
+    let metrics = metrics.as_str().unwrap();
+    for line in [
+        "nacre_rdma_connections{listener=\"192.0.2.10:4420\",device=\"sim0\"} 1",
+        "nacre_rdma_operations_total{type=\"recv\",device=\"sim0\"} 0",
+        "nacre_copy_bytes_total{transport=\"RDMA\"} 0",
+        "nacre_rdma_cm_events_total{event=\"RDMA_CM_EVENT_CONNECT_REQUEST\"} 1",
+        "nacre_cq_poll_batch_bucket{le=\"1.0\",device=\"sim0\"} 0",
+    ] {
+        assert!(metrics.contains(line), "{line} in {metrics}");
+    }
+    drop(host);
+}

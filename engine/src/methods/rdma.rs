@@ -1,0 +1,274 @@
+//! `rdma_get_*`, our own: devices, counters, queue pairs and memory of the RDMA transport.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use nacre_rdma::{QueuePairInfo, QueuePairState, StatsSnapshot};
+use nacre_rdma_link::{Fabric, Roots};
+use nacre_rdma_verbs::Access;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::engine::Engine;
+use crate::rdma::describe;
+use crate::rpc::{Effect, Method, Registry, RpcError};
+
+pub fn register(registry: &mut Registry<Engine>) {
+    registry
+        .add::<GetDevices>()
+        .add::<GetStats>()
+        .add::<GetQueuePairs>()
+        .add::<GetMemory>();
+}
+
+struct GetDevices;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct DevicesParams {
+    /// Only this one; all unless given.
+    name: Option<String>,
+}
+
+impl Method<Engine> for GetDevices {
+    const NAME: &'static str = "rdma_get_devices";
+    const ABOUT: &'static str = "Lists the RDMA devices of this machine with their ports and GIDs, and, where libibverbs can open them, what they can hold.";
+    const EFFECT: Effect = Effect::Waits;
+    type Params = DevicesParams;
+    type Reply = Value;
+
+    async fn apply(params: DevicesParams, on: Rc<Engine>) -> Result<Value, RpcError> {
+        let verbs = on.rdma.verbs.clone();
+        // Files, libraries and devices may be slow.
+        let read = tokio::task::spawn_blocking(move || {
+            let mut described = describe::described(&Fabric::read(&Roots::real().sys));
+            let limits = match verbs.open() {
+                Err(absence) => Err(absence.to_string()),
+                Ok(provider) => match provider.devices() {
+                    Err(error) => Err(error.to_string()),
+                    Ok(all) => Ok(all.iter().map(|of| of.attributes().clone()).collect()),
+                },
+            };
+            for device in described.as_array_mut().into_iter().flatten() {
+                describe::add_limits(device, &limits);
+            }
+            described
+        });
+        let mut all = read
+            .await
+            .map_err(|error| RpcError::internal(error.to_string()))?;
+        if let (Some(name), Some(list)) = (&params.name, all.as_array_mut()) {
+            list.retain(|device| device["name"] == name[..]);
+        }
+        Ok(all)
+    }
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct NoParams {}
+
+struct GetStats;
+
+/// All zero and empty while there is no RDMA transport.
+#[derive(Debug, Serialize, JsonSchema)]
+struct Stats {
+    rdma_connections: usize,
+    rdma_send_ops: u64,
+    rdma_recv_ops: u64,
+    rdma_read_ops: u64,
+    rdma_write_ops: u64,
+    rdma_send_bytes: u64,
+    rdma_recv_bytes: u64,
+    rdma_read_bytes: u64,
+    rdma_write_bytes: u64,
+    /// Requests that failed; flushes of queue pairs that end are none.
+    rdma_completion_errors: u64,
+    /// Transport and receiver-not-ready retries that were used up.
+    rdma_retry_exceeded: u64,
+    /// By status.
+    completion_errors: BTreeMap<&'static str, u64>,
+    /// Data that was copied between the wire and a buffer.
+    copied_bytes: u64,
+    /// Events of the connection manager, by name, and of devices.
+    cm_events: BTreeMap<&'static str, u64>,
+    async_events: u64,
+    /// Connection requests refused, by what they were told.
+    rejects: BTreeMap<&'static str, u64>,
+    cq_resizes: u64,
+    /// Every counter, by reactor and device.
+    reactors: Vec<ReactorStats>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct ReactorStats {
+    reactor: String,
+    device: String,
+    counters: BTreeMap<&'static str, u64>,
+}
+
+impl Method<Engine> for GetStats {
+    const NAME: &'static str = "rdma_get_stats";
+    const ABOUT: &'static str =
+        "Tells what the RDMA transport has done, in sum and by reactor and device.";
+    type Params = NoParams;
+    type Reply = Stats;
+
+    async fn apply(_: NoParams, on: Rc<Engine>) -> Result<Stats, RpcError> {
+        let plug = on.rdma.plug();
+        let plane = on.plane()?;
+        let total = plug.as_ref().map(|plug| plug.total()).unwrap_or_default();
+        let control = plug
+            .as_ref()
+            .map(|plug| plug.control_counts())
+            .unwrap_or_default();
+        let mut reactors = Vec::new();
+        for (core, devices) in plug.iter().flat_map(|plug| plug.stats()) {
+            let reactor = plane.reactors.get(core);
+            for (device, stats) in devices {
+                reactors.push(ReactorStats {
+                    reactor: reactor.map_or_else(String::new, |r| r.name().to_owned()),
+                    device,
+                    counters: counters(&stats),
+                });
+            }
+        }
+        Ok(Stats {
+            rdma_connections: plug.as_ref().map_or(0, |plug| plug.connections()),
+            rdma_send_ops: total.send_ops,
+            rdma_recv_ops: total.recv_ops,
+            rdma_read_ops: total.read_ops,
+            rdma_write_ops: total.write_ops,
+            rdma_send_bytes: total.send_bytes,
+            rdma_recv_bytes: total.recv_bytes,
+            rdma_read_bytes: total.read_bytes,
+            rdma_write_bytes: total.write_bytes,
+            rdma_completion_errors: total.completion_errors().map(|(_, count)| count).sum(),
+            rdma_retry_exceeded: total.retry_exceeded(),
+            completion_errors: total.completion_errors().filter(|e| e.1 > 0).collect(),
+            copied_bytes: total.copied_bytes,
+            cm_events: control.events,
+            async_events: control.async_events,
+            rejects: control.rejects,
+            cq_resizes: control.cq_resizes,
+            reactors,
+        })
+    }
+}
+
+fn counters(stats: &StatsSnapshot) -> BTreeMap<&'static str, u64> {
+    stats.iter().collect()
+}
+
+struct GetQueuePairs;
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct QueuePairReply {
+    qp_num: u32,
+    device: String,
+    /// `connecting`, `established` or `ending`.
+    state: &'static str,
+    reactor: String,
+    local: String,
+    peer: String,
+    /// Commands that the host may have outstanding.
+    queue_depth: u16,
+    /// RDMA READs that may be outstanding.
+    read_depth: u8,
+    /// Responses end the host's registrations (SEND_WITH_INVALIDATE).
+    send_with_invalidate: bool,
+}
+
+impl Method<Engine> for GetQueuePairs {
+    const NAME: &'static str = "rdma_get_qpairs";
+    const ABOUT: &'static str = "Lists the RDMA queue pairs of hosts.";
+    type Params = NoParams;
+    type Reply = Vec<QueuePairReply>;
+
+    async fn apply(_: NoParams, on: Rc<Engine>) -> Result<Vec<QueuePairReply>, RpcError> {
+        let plane = on.plane()?;
+        let describe = |pair: QueuePairInfo| QueuePairReply {
+            qp_num: pair.number,
+            device: pair.device,
+            state: match pair.state {
+                QueuePairState::Connecting => "connecting",
+                QueuePairState::Established => "established",
+                QueuePairState::Ending => "ending",
+            },
+            reactor: plane
+                .reactors
+                .get(pair.core)
+                .map_or_else(String::new, |reactor| reactor.name().to_owned()),
+            local: pair.local.to_string(),
+            peer: pair.peer.to_string(),
+            queue_depth: pair.depth,
+            read_depth: pair.read_depth,
+            send_with_invalidate: pair.invalidate,
+        };
+        let pairs = on.rdma.plug().map(|plug| plug.queue_pairs());
+        Ok(pairs.into_iter().flatten().map(describe).collect())
+    }
+}
+
+struct GetMemory;
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct MemoryReply {
+    device: String,
+    /// What peers may do with it by themselves: nothing, on a target.
+    access: &'static str,
+    /// Registrations there are, the memory in them, and how often that was done since the start: flat under load.
+    regions: u64,
+    bytes: u64,
+    registrations_total: u64,
+    /// The memory, which every device in use knows.
+    arenas: Vec<ArenaReply>,
+}
+
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+struct ArenaReply {
+    bytes: u64,
+    pages: String,
+    numa_node: Option<u32>,
+    locked: bool,
+}
+
+impl Method<Engine> for GetMemory {
+    const NAME: &'static str = "rdma_get_mrs";
+    const ABOUT: &'static str = "Lists the memory that is registered with each RDMA device in use.";
+    type Params = NoParams;
+    type Reply = Vec<MemoryReply>;
+
+    async fn apply(_: NoParams, on: Rc<Engine>) -> Result<Vec<MemoryReply>, RpcError> {
+        let Some(plug) = on.rdma.plug() else {
+            return Ok(Vec::new());
+        };
+        let arena = |arena: &nacre_hugepages::Arena| {
+            let report = arena.report();
+            ArenaReply {
+                bytes: report.bytes,
+                pages: report.pages.to_string(),
+                numa_node: report.node,
+                locked: report.locked,
+            }
+        };
+        let arenas: Vec<ArenaReply> = plug.arenas().iter().map(arena).collect();
+        let domains = plug.domains();
+        let describe = domains.iter().map(|domain| {
+            let there = domain.registrations();
+            MemoryReply {
+                device: domain.attributes().name.clone(),
+                access: match domain.access() {
+                    Access::Local => "local",
+                    Access::Remote => "remote",
+                },
+                regions: there.regions,
+                bytes: there.bytes,
+                registrations_total: there.registered_total,
+                arenas: arenas.clone(),
+            }
+        });
+        Ok(describe.collect())
+    }
+}

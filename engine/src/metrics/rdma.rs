@@ -1,0 +1,196 @@
+//! The RDMA transport: operations, errors, connections, memory, and the devices' own counters.
+
+use std::collections::BTreeMap;
+
+use nacre_rdma::{BATCH_CLASSES, StatsSnapshot};
+use nacre_rdma_link::CounterGroup;
+
+use super::reactors::family;
+use super::{Desc, Kind, MetricsSource, Moment, Sample, Scrape};
+
+family!(
+    CONNECTIONS,
+    "nacre_rdma_connections",
+    Gauge,
+    "Queue pairs of hosts.",
+    ["listener", "device"]
+);
+family!(
+    OPERATIONS,
+    "nacre_rdma_operations",
+    Counter,
+    "Total RDMA operations by type: `send`, `recv`, `read`, `write`.",
+    ["type", "device"]
+);
+family!(
+    BYTES,
+    "nacre_rdma_bytes",
+    Counter,
+    "Bytes moved, by type of operation.",
+    ["type", "device"]
+);
+family!(
+    ERRORS,
+    "nacre_rdma_completion_errors",
+    Counter,
+    "Requests that failed, by status; flushes of queue pairs that end are none.",
+    ["status"]
+);
+family!(
+    RETRY,
+    "nacre_rdma_retry_exceeded",
+    Counter,
+    "Requests that failed because all retries were used up: loss, or a peer that is gone.",
+    []
+);
+family!(
+    CM_EVENTS,
+    "nacre_rdma_cm_events",
+    Counter,
+    "Events of the connection manager.",
+    ["event"]
+);
+family!(
+    ASYNC_EVENTS,
+    "nacre_rdma_async_events",
+    Counter,
+    "Asynchronous events of devices and ports.",
+    []
+);
+family!(
+    REGISTRATIONS,
+    "nacre_mr_registrations",
+    Counter,
+    "Registrations of memory with a device; flat under load.",
+    ["device"]
+);
+family!(
+    REGISTERED,
+    "nacre_mr_registered_bytes",
+    Gauge,
+    "Memory registered with a device.",
+    ["device"]
+);
+family!(
+    COPIED,
+    "nacre_copy_bytes",
+    Counter,
+    "Data copied between the wire and a buffer: 0 where the path is aligned.",
+    ["transport"]
+);
+family!(
+    BATCH,
+    "nacre_cq_poll_batch",
+    Histogram,
+    "Completions found by one poll of a completion queue that found any.",
+    ["device"]
+);
+family!(
+    PORT,
+    "nacre_rdma_port_counter",
+    Counter,
+    "The kernel's counters of a port, of all users: the names of IBA (`port`) and of the driver (`hardware`).",
+    ["device", "port", "group", "counter"]
+);
+
+#[derive(Debug)]
+pub struct Rdma;
+
+impl MetricsSource for Rdma {
+    fn describe(&self) -> &'static [&'static Desc] {
+        static ALL: [&Desc; 12] = [
+            &CONNECTIONS,
+            &OPERATIONS,
+            &BYTES,
+            &ERRORS,
+            &RETRY,
+            &CM_EVENTS,
+            &ASYNC_EVENTS,
+            &REGISTRATIONS,
+            &REGISTERED,
+            &COPIED,
+            &BATCH,
+            &PORT,
+        ];
+        &ALL
+    }
+
+    fn collect(&self, of: &Moment, into: &mut Scrape) {
+        for port in &of.ports {
+            let number = port.port.to_string();
+            for counter in &port.counters {
+                let group = match counter.group {
+                    CounterGroup::Port => "port",
+                    CounterGroup::Hardware => "hardware",
+                    CounterGroup::Netdev => continue,
+                };
+                let labels = [&port.device[..], &number, group, &counter.name];
+                into.value(&PORT, &labels, counter.value);
+            }
+        }
+        let Some(plug) = of.engine.rdma.plug() else {
+            return;
+        };
+        let mut connections = BTreeMap::<_, u64>::new();
+        for pair in plug.queue_pairs() {
+            let place = (pair.local.to_string(), pair.device);
+            *connections.entry(place).or_default() += 1;
+        }
+        for ((listener, device), count) in connections {
+            into.value(&CONNECTIONS, &[&listener, &device], count);
+        }
+        let mut devices = BTreeMap::<String, StatsSnapshot>::new();
+        for (device, stats) in plug.stats().into_iter().flat_map(|(_, devices)| devices) {
+            let sum = devices.entry(device).or_default();
+            *sum = *sum + stats;
+        }
+        for (device, stats) in devices {
+            for (kind, operations, bytes) in [
+                ("send", stats.send_ops, stats.send_bytes),
+                ("recv", stats.recv_ops, stats.recv_bytes),
+                ("read", stats.read_ops, stats.read_bytes),
+                ("write", stats.write_ops, stats.write_bytes),
+            ] {
+                into.value(&OPERATIONS, &[kind, &device], operations);
+                into.value(&BYTES, &[kind, &device], bytes);
+            }
+            into.add(&BATCH, &[&device], batches(&stats));
+        }
+        let total = plug.total();
+        for (status, count) in total.completion_errors().filter(|e| e.1 > 0) {
+            into.value(&ERRORS, &[status], count);
+        }
+        into.value(&RETRY, &[], total.retry_exceeded());
+        into.value(&COPIED, &["RDMA"], total.copied_bytes);
+        let control = plug.control_counts();
+        for (event, count) in control.events {
+            into.value(&CM_EVENTS, &[event], count);
+        }
+        into.value(&ASYNC_EVENTS, &[], control.async_events);
+        for domain in plug.domains() {
+            let (device, there) = (&domain.attributes().name, domain.registrations());
+            into.value(&REGISTRATIONS, &[device], there.registered_total);
+            into.value(&REGISTERED, &[device], there.bytes);
+        }
+    }
+}
+
+/// Polls that found nothing say nothing about batches.
+fn batches(stats: &StatsSnapshot) -> Sample {
+    let mut count = 0;
+    let mut buckets = Vec::new();
+    for (most, polls) in BATCH_CLASSES.iter().zip(stats.batches).skip(1) {
+        count += polls;
+        let bound = if *most == usize::MAX {
+            f64::INFINITY
+        } else {
+            *most as f64
+        };
+        buckets.push((bound, count));
+    }
+    Sample::Histogram {
+        sum: stats.completions as f64,
+        count,
+        buckets,
+    }
+}

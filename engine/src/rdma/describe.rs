@@ -1,0 +1,58 @@
+//! Devices in words: for `nacre rdma devices` and `rdma_get_devices`.
+
+use nacre_rdma_link::{Device, Fabric};
+use nacre_rdma_verbs::DeviceAttributes;
+use serde_json::{Value, json};
+
+/// `limits`, or `limits_unknown` with the reason.
+pub fn add_limits(device: &mut Value, known: &Result<Vec<DeviceAttributes>, String>) {
+    let found = match known {
+        Ok(all) => all.iter().find(|of| device["name"] == of.name[..]).ok_or(
+            "libibverbs does not show this device: is its provider (ibverbs-providers) installed?",
+        ),
+        Err(why) => Err(&why[..]),
+    };
+    match found {
+        Ok(attributes) => device["limits"] = limits(attributes),
+        Err(why) => device["limits_unknown"] = why.into(),
+    }
+}
+
+/// Devices as the kernel shows them.
+pub fn described(fabric: &Fabric) -> Value {
+    fabric.devices.iter().map(describe).collect()
+}
+
+fn describe(device: &Device) -> Value {
+    let mut value = serde_json::to_value(device).expect("a device serialises");
+    value["software"] = device.is_software().into();
+    if let Some(quirk) = device.quirk() {
+        value["title"] = quirk.title.into();
+        value["module"] = quirk.module.into();
+        value["note"] = quirk.note.into();
+    }
+    value
+}
+
+/// In the words of `ibv_devinfo -v`.
+pub fn limits(attributes: &DeviceAttributes) -> Value {
+    json!({
+        "vendor_id": format!("{:#06x}", attributes.vendor_id),
+        "vendor_part_id": attributes.vendor_part_id,
+        "max_qp": attributes.max_qp,
+        "max_qp_wr": attributes.max_qp_wr,
+        "max_sge": attributes.max_sge,
+        "max_sge_rd": attributes.max_sge_rd,
+        "max_cq": attributes.max_cq,
+        "max_cqe": attributes.max_cqe,
+        "max_mr": attributes.max_mr,
+        "max_mr_size": attributes.max_mr_size,
+        "max_pd": attributes.max_pd,
+        "max_qp_rd_atom": attributes.max_responder_resources,
+        "max_qp_init_rd_atom": attributes.max_initiator_depth,
+        "max_srq": attributes.max_srq,
+        "max_srq_wr": attributes.max_srq_wr,
+        "max_srq_sge": attributes.max_srq_sge,
+        "send_with_invalidate": attributes.send_with_invalidate,
+    })
+}

@@ -1,0 +1,2 @@
+# Over RDMA: the discovery log.
+over_rdma 010-discover

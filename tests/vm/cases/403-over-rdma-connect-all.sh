@@ -1,0 +1,2 @@
+# Over RDMA: connect-all.
+over_rdma 030-connect-all

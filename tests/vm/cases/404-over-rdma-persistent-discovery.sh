@@ -1,0 +1,2 @@
+# Over RDMA: persistent discovery and its events.
+over_rdma 040-persistent-discovery

@@ -1,0 +1,3 @@
+# limit: 180
+# Over RDMA: several queues, write and polled queues, small ones.
+over_rdma 060-queues

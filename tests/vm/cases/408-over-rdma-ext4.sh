@@ -1,0 +1,3 @@
+# limit: 300
+# Over RDMA: a file system through its life.
+over_rdma 080-ext4

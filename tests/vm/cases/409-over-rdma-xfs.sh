@@ -1,0 +1,3 @@
+# limit: 300
+# Over RDMA: another file system.
+over_rdma 081-xfs

@@ -1,0 +1,3 @@
+# limit: 300
+# Over RDMA: kill -9 under verified load.
+over_rdma 090-kill-restart

@@ -1,0 +1,2 @@
+# Over RDMA: hosts that may and may not.
+over_rdma 110-hosts

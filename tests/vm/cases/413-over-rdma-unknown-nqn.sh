@@ -1,0 +1,2 @@
+# Over RDMA: a subsystem that is not there.
+over_rdma 111-unknown-nqn

@@ -1,0 +1,3 @@
+# limit: 300
+# Over RDMA: two hosts at once.
+over_rdma 130-two-hosts

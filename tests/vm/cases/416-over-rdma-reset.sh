@@ -1,0 +1,3 @@
+# limit: 300
+# Over RDMA: controller resets under verified load.
+over_rdma 140-reset

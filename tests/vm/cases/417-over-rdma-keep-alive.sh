@@ -1,0 +1,2 @@
+# Over RDMA: Keep Alive.
+over_rdma 150-keep-alive
