@@ -17,8 +17,9 @@ use nacre_reactor::Nanos;
 
 use crate::io::Op;
 
-/// What of the time in which nothing was done can be made up for.
-pub const CREDIT: Duration = Duration::from_millis(10);
+/// What of the time in which nothing was done can be made up for. On a machine with other work to do
+/// a reactor wakes tens of milliseconds late, and with less a device stays below its limit there.
+pub const CREDIT: Duration = Duration::from_millis(50);
 
 /// A bucket counts in this part of a nanosecond, so that small I/Os at high rates are not rounded
 /// away. A 64-bit number of them lasts for nine years.
@@ -224,7 +225,7 @@ mod tests {
             for step_us in [37, 1000, 9000] {
                 let (_, chain) = chain(limits);
                 let count = admitted(&chain, op, bytes, 3, step_us);
-                let most = wanted + wanted / 100 + 1;
+                let most = wanted + wanted / 50 + 1;
                 assert!(
                     (wanted..=most).contains(&count),
                     "{op:?} of {bytes} every {step_us} us: {count}, not {wanted}"
