@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Runs inside the virtual machine: fio through the kernel's initiator, on Nacre and on the kernel's own nvmet-tcp
-# over a RAM disk, taking turns. One I/O queue each.
+# Runs inside the virtual machine: fio through the kernel's initiator, on Nacre and on the kernel's own target over a
+# RAM disk, taking turns. One I/O queue each. Over RDMA, on one soft-RoCE device, Nacre over TCP takes turns too.
 #
-#   bench.sh OUT ROUNDS SECONDS        NACRE=/path/to/nacre
+#   bench.sh OUT ROUNDS SECONDS tcp|rdma        NACRE=/path/to/nacre
 #
-# Writes to OUT/results:  figure nacre|nvmet RW DEPTH ROUND IOPS        and at the end:  done
+# Writes to OUT/results:  figure nacre|nvmet|tcp|rdma RW BYTES DEPTH ROUND IOPS MEAN_MICROSECONDS
+# and at the end:         done
 set -uo pipefail
 
-OUT=$1 ROUNDS=$2 RUNTIME=$3
+OUT=$1 ROUNDS=$2 RUNTIME=$3 OVER=$4
 HERE=$(cd "$(dirname "$0")" && pwd)
 export OUT TARGET=nacre WORK=/run/nacre-bench DAEMON_LOG="$OUT/daemon.log"
 mkdir -p "$WORK"
@@ -15,46 +16,63 @@ mkdir -p "$WORK"
 . "$HERE/lib.sh"
 
 NVMET_NQN=$NQN-nvmet
+TCP_NQN=$NQN-tcp
 SIZE_MIB=256
 
-modprobe -a nvme-fabrics nvme-tcp configfs nvmet nvmet-tcp
+modprobe -a nvme-fabrics nvme-tcp configfs nvmet "nvmet-$OVER"
 modprobe brd rd_nr=1 rd_size=$((SIZE_MIB * 1024))
 mount -t configfs none /sys/kernel/config
 ulimit -n 65536
+[ "$OVER" = tcp ] || rdma_up
+
+ram_disk() { # ram_disk NAME NQN: a RAM disk of Nacre's, connected
+    nacre_subsystem_create "$2" any
+    rpc bdev_malloc_create "{\"name\":\"$1\",\"block_size\":512,\"num_blocks\":$((SIZE_MIB * 2048))}"
+    rpc nvmf_subsystem_add_ns "{\"nqn\":\"$2\",\"namespace\":{\"bdev_name\":\"$1\"}}"
+    connect "$2" --nr-io-queues=1
+    wait_until 30 ns_dev "$2" 1
+}
 
 nacre_start
-nacre_subsystem_create "$NQN" any
-rpc bdev_malloc_create "{\"name\":\"ram\",\"block_size\":512,\"num_blocks\":$((SIZE_MIB * 2048))}"
-rpc nvmf_subsystem_add_ns "{\"nqn\":\"$NQN\",\"namespace\":{\"bdev_name\":\"ram\"}}"
-connect "$NQN" --nr-io-queues=1
+ram_disk ram "$NQN"
+if [ "$OVER" = rdma ]; then
+    # On an address of its own interface, as RDMA is.
+    TRTYPE=tcp ram_disk ram-tcp "$TCP_NQN"
+fi
 
 PORT=4421
 nvmet_start
 nvmet_subsystem_create "$NVMET_NQN" any
 nvmet_ns_add "$NVMET_NQN" 1 $SIZE_MIB /dev/ram0
 connect "$NVMET_NQN" --nr-io-queues=1
-
-wait_until 30 ns_dev "$NQN" 1
 wait_until 30 ns_dev "$NVMET_NQN" 1
 
-measure() { # measure SIDE DEV RW DEPTH ROUND
-    local report iops
-    report=$(fio --name=bench --filename="$2" --ioengine=io_uring --direct=1 --rw="$3" --bs=4k --iodepth="$4" \
-        --size=${SIZE_MIB}M --norandommap --randrepeat=0 --time_based --ramp_time=1 --runtime="$RUNTIME" \
-        --output-format=json)
-    iops=$(echo "$report" | jq '.jobs[0] | if .error == 0 then .read.iops + .write.iops else error("fio failed") end')
-    echo "figure $1 $3 $4 $5 $iops" >>"$OUT/results"
+measure() { # measure SIDE NQN RW BYTES DEPTH ROUND
+    local report figures
+    report=$(fio --name=bench --filename="$(ns_dev "$2" 1)" --ioengine=io_uring --direct=1 --rw="$3" --bs="$4" \
+        --iodepth="$5" --size=${SIZE_MIB}M --norandommap --randrepeat=0 --time_based --ramp_time=1 \
+        --runtime="$RUNTIME" --output-format=json)
+    figures=$(echo "$report" | jq -r '.jobs[0] | if .error != 0 then error("fio failed") else
+        "\(.read.iops + .write.iops) \(([.read, .write] | map(select(.iops > 0) | .lat_ns.mean) | add) / 1000)" end')
+    echo "figure $1 $3 $4 $5 $6 $figures" >>"$OUT/results"
 }
 
 for round in $(seq "$ROUNDS"); do
     for rw in randread randwrite; do
-        for depth in 1 32 128; do
-            measure nacre "$(ns_dev "$NQN" 1)" $rw $depth "$round"
-            measure nvmet "$(ns_dev "$NVMET_NQN" 1)" $rw $depth "$round"
+        places="4k-1 4k-32 4k-128"
+        [ "$OVER" = tcp ] || places="$places 128k-16"
+        for place in $places; do
+            measure nacre "$NQN" $rw "${place%-*}" "${place#*-}" "$round"
+            measure nvmet "$NVMET_NQN" $rw "${place%-*}" "${place#*-}" "$round"
+        done
+    done
+    [ "$OVER" = tcp ] || for rw in read randwrite; do
+        for depth in 128 1; do
+            measure tcp "$TCP_NQN" $rw 4k $depth "$round"
+            measure rdma "$NQN" $rw 4k $depth "$round"
         done
     done
 done
 echo "done" >>"$OUT/results"
-disconnect "$NQN"
-disconnect "$NVMET_NQN"
+nvme disconnect-all
 nacre_stop

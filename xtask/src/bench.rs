@@ -22,6 +22,8 @@ pub enum What {
     Tcp(TcpOptions),
     /// Nacre beside the kernel's own target, both under the stock kernel's initiator, in the virtual machine.
     Vm(VmOptions),
+    /// The same over RDMA, on one soft-RoCE device; and Nacre over RDMA beside Nacre over TCP.
+    Rdma(VmOptions),
 }
 
 #[derive(Args)]
@@ -59,7 +61,8 @@ pub struct TcpOptions {
 pub fn run(root: &Path, what: &What) -> Result<ExitCode> {
     match what {
         What::Tcp(options) => tcp::run(root, options),
-        What::Vm(options) => vm::run(root, options),
+        What::Vm(options) => vm::run(root, options, vm::Over::Tcp),
+        What::Rdma(options) => vm::run(root, options, vm::Over::Rdma),
     }
 }
 

@@ -1,5 +1,6 @@
-//! The stock kernel's initiator on Nacre, beside the same initiator on the kernel's own `nvmet-tcp` over a RAM
-//! disk: fio inside the virtual machine, the two taking turns (`tests/vm/bench.sh`).
+//! The stock kernel's initiator on Nacre, beside the same initiator on the kernel's own target over a RAM disk: fio
+//! inside the virtual machine, the two taking turns (`tests/vm/bench.sh`). Over TCP, or over soft-RoCE; there also
+//! Nacre over RDMA beside Nacre over TCP.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -10,13 +11,42 @@ use anyhow::{Context, Result, bail, ensure};
 use super::{Line, VmOptions, print_table};
 use crate::vm::{self, Vm};
 
-/// Of nvmet's rate, at every depth.
-const GOAL: f64 = 0.9;
 const BOOT_ALLOWANCE: Duration = Duration::from_secs(300);
-/// Two directions at three depths on two targets.
-const MEASUREMENTS_PER_ROUND: u64 = 12;
 
-pub fn run(root: &Path, options: &VmOptions) -> Result<ExitCode> {
+/// What the sides are compared over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Over {
+    Tcp,
+    Rdma,
+}
+
+impl Over {
+    fn word(self) -> &'static str {
+        match self {
+            Over::Tcp => "tcp",
+            Over::Rdma => "rdma",
+        }
+    }
+
+    /// Two directions at four places, both sides; over RDMA, two directions at two depths over both transports too.
+    fn measurements_per_round(self) -> u64 {
+        match self {
+            Over::Tcp => 12,
+            Over::Rdma => 16 + 8,
+        }
+    }
+
+    /// What part of nvmet's rate is to be reached.
+    fn goal(self, bytes: &str, depth: u32) -> f64 {
+        match (self, bytes, depth) {
+            (Over::Tcp, ..) => 0.9,
+            (Over::Rdma, "4k", 32..) => 1.2,
+            (Over::Rdma, ..) => 1.0,
+        }
+    }
+}
+
+pub fn run(root: &Path, options: &VmOptions, over: Over) -> Result<ExitCode> {
     ensure!(
         options.rounds > 0,
         "without a round there is nothing to compare"
@@ -30,17 +60,20 @@ pub fn run(root: &Path, options: &VmOptions) -> Result<ExitCode> {
         options.rounds
     );
     let line = format!(
-        "NACRE={} bash {} {} {} {} >{} 2>&1",
+        "NACRE={} bash {} {} {} {} {} >{} 2>&1",
         vm::quoted(&nacre),
         vm::quoted(&root.join("tests/vm/bench.sh")),
         vm::quoted(&out),
         options.rounds,
         options.seconds,
+        over.word(),
         vm::quoted(&out.join("log")),
     );
     // Each measurement ramps up and starts fio, which takes a few seconds when emulated.
     let limit = BOOT_ALLOWANCE
-        + Duration::from_secs(options.rounds * MEASUREMENTS_PER_ROUND * (options.seconds + 8));
+        + Duration::from_secs(
+            options.rounds * over.measurements_per_round() * (options.seconds + 8),
+        );
     let end = vm.boot(root, &line, &out, limit)?;
     let results = std::fs::read_to_string(out.join("results")).unwrap_or_default();
     if !results.lines().any(|line| line == "done") {
@@ -50,8 +83,12 @@ pub fn run(root: &Path, options: &VmOptions) -> Result<ExitCode> {
             out.display()
         );
     }
-    let lines = lines(&results)?;
-    print_table("nvmet-tcp", &lines);
+    let figures = Figures::read(&results, over)?;
+    let lines = figures.lines;
+    print_table(&format!("nvmet-{}", over.word()), &lines);
+    if over == Over::Rdma {
+        print_transports(&figures.transports);
+    }
     let missed = lines.iter().filter(|line| !line.reached()).count();
     println!(
         "\n{} of {} goals reached",
@@ -65,36 +102,120 @@ pub fn run(root: &Path, options: &VmOptions) -> Result<ExitCode> {
     })
 }
 
-/// Pairs the figures up: `figure nacre|nvmet RW DEPTH ROUND IOPS`, Nacre first in every pair.
-fn lines(results: &str) -> Result<Vec<Line>> {
-    let mut lines: Vec<Line> = Vec::new();
-    let mut pending = None;
-    for text in results.lines().filter(|line| *line != "done") {
-        let words: Vec<&str> = text.split_whitespace().collect();
-        let ["figure", side, rw, depth, round, iops] = *words.as_slice() else {
-            bail!("no figure: {text:?}");
-        };
-        let iops: f64 = iops.parse().with_context(|| format!("no rate: {text:?}"))?;
-        let name = format!("4 KiB {rw}, depth {depth}");
-        match (side, pending.take()) {
-            ("nacre", None) => pending = Some((name, round.to_owned(), iops)),
-            ("nvmet", Some((of, in_round, ours))) if of == name && in_round == round => {
-                match lines.iter_mut().find(|line| line.name == name) {
-                    Some(line) => line.rounds.push((ours, iops)),
-                    None => lines.push(Line {
-                        name,
-                        goal: GOAL,
-                        rounds: vec![(ours, iops)],
-                    }),
-                }
+/// What the guest measured.
+#[derive(Default)]
+struct Figures {
+    /// Nacre beside nvmet.
+    lines: Vec<Line>,
+    transports: Vec<Transports>,
+}
+
+/// One place of the table TCP beside RDMA: I/O per second and mean latency in microseconds, by round.
+#[derive(Debug, Default, PartialEq)]
+struct Transports {
+    rw: String,
+    depth: u32,
+    tcp: Vec<(f64, f64)>,
+    rdma: Vec<(f64, f64)>,
+}
+
+impl Figures {
+    /// `figure SIDE RW BYTES DEPTH ROUND IOPS MICROSECONDS`. Of the sides, `nacre` comes before its `nvmet`; `tcp` and
+    /// `rdma` are Nacre's for the table of transports.
+    fn read(results: &str, over: Over) -> Result<Figures> {
+        let mut figures = Figures::default();
+        let mut pending = None;
+        for text in results.lines().filter(|line| *line != "done") {
+            let words: Vec<&str> = text.split_whitespace().collect();
+            let ["figure", side, rw, bytes, depth, round, iops, mean] = *words.as_slice() else {
+                bail!("no figure: {text:?}");
+            };
+            let number = |text: &str| {
+                text.parse::<f64>()
+                    .with_context(|| format!("no number: {text:?}"))
+            };
+            let (iops, mean) = (number(iops)?, number(mean)?);
+            let depth: u32 = depth
+                .parse()
+                .with_context(|| format!("no depth: {text:?}"))?;
+            if side == "tcp" || side == "rdma" {
+                figures.transport(side, rw, depth, (iops, mean));
+                continue;
             }
-            _ => bail!("a figure without its pair: {text:?}"),
+            let name = format!("{bytes} {rw}, depth {depth}");
+            match (side, pending.take()) {
+                ("nacre", None) => pending = Some((name, round.to_owned(), iops)),
+                ("nvmet", Some((of, in_round, ours))) if of == name && in_round == round => {
+                    figures.pair(name, over.goal(bytes, depth), (ours, iops));
+                }
+                _ => bail!("a figure without its pair: {text:?}"),
+            }
+        }
+        if figures.lines.is_empty() {
+            bail!("the guest measured nothing");
+        }
+        Ok(figures)
+    }
+
+    fn pair(&mut self, name: String, goal: f64, pair: (f64, f64)) {
+        match self.lines.iter_mut().find(|line| line.name == name) {
+            Some(line) => line.rounds.push(pair),
+            None => self.lines.push(Line {
+                name,
+                goal,
+                rounds: vec![pair],
+            }),
         }
     }
-    if lines.is_empty() {
-        bail!("the guest measured nothing");
+
+    fn transport(&mut self, side: &str, rw: &str, depth: u32, figure: (f64, f64)) {
+        let is_it = |place: &Transports| place.rw == rw && place.depth == depth;
+        let at = self.transports.iter().position(is_it).unwrap_or_else(|| {
+            self.transports.push(Transports {
+                rw: rw.to_owned(),
+                depth,
+                ..Transports::default()
+            });
+            self.transports.len() - 1
+        });
+        let place = &mut self.transports[at];
+        match side {
+            "tcp" => place.tcp.push(figure),
+            _ => place.rdma.push(figure),
+        }
     }
-    Ok(lines)
+}
+
+/// The columns in which others publish theirs: sequential reads and random writes of 4 KiB.
+fn print_transports(places: &[Transports]) {
+    println!(
+        "\n4 KiB over TCP and over soft-RoCE in this virtual machine (no RDMA hardware: the ratio says nothing about it)"
+    );
+    println!(
+        "{:<24} {:>10} {:>10} {:>10} {:>10} {:>7}",
+        "", "TCP MB/s", "us", "RDMA MB/s", "us", "ratio"
+    );
+    let middle = |of: &[(f64, f64)], which: fn(&(f64, f64)) -> f64| {
+        super::median(&of.iter().map(which).collect::<Vec<_>>())
+    };
+    let rate = |of: &[(f64, f64)]| middle(of, |f| f.0) * 4096.0 / 1e6;
+    for place in places {
+        let ratios: Vec<f64> = place
+            .rdma
+            .iter()
+            .zip(&place.tcp)
+            .map(|(r, t)| r.0 / t.0)
+            .collect();
+        println!(
+            "{:<24} {:>10.1} {:>10.1} {:>10.1} {:>10.1} {:>7.2}",
+            format!("{}, {} outstanding", place.rw, place.depth),
+            rate(&place.tcp),
+            middle(&place.tcp, |f| f.1),
+            rate(&place.rdma),
+            middle(&place.rdma, |f| f.1),
+            super::median(&ratios),
+        );
+    }
 }
 
 #[cfg(test)]
@@ -103,22 +224,41 @@ mod tests {
 
     #[test]
     fn figures_are_paired_by_line_and_round() {
-        let text = "figure nacre randread 1 1 90\nfigure nvmet randread 1 1 100\n\
-                    figure nacre randread 1 2 120\nfigure nvmet randread 1 2 100\ndone\n";
-        let lines = lines(text).unwrap();
-        assert_eq!(lines.len(), 1);
-        assert_eq!(lines[0].rounds, [(90.0, 100.0), (120.0, 100.0)]);
+        let text = "figure nacre randread 4k 1 1 90 11\nfigure nvmet randread 4k 1 1 100 10\n\
+                    figure nacre randread 4k 1 2 120 9\nfigure nvmet randread 4k 1 2 100 10\n\
+                    figure tcp read 4k 128 1 50 3\nfigure rdma read 4k 128 1 100 2\ndone\n";
+        let figures = Figures::read(text, Over::Rdma).unwrap();
+        assert_eq!(figures.lines.len(), 1);
+        assert_eq!(figures.lines[0].goal, 1.0);
+        assert_eq!(figures.lines[0].rounds, [(90.0, 100.0), (120.0, 100.0)]);
+        assert_eq!(
+            figures.transports,
+            [Transports {
+                rw: "read".into(),
+                depth: 128,
+                tcp: vec![(50.0, 3.0)],
+                rdma: vec![(100.0, 2.0)],
+            }]
+        );
     }
 
     #[test]
     fn a_figure_without_its_pair_is_refused() {
         for text in [
-            "figure nvmet randread 1 1 100\n",
-            "figure nacre randread 1 1 100\nfigure nvmet randread 32 1 100\n",
-            "figure nacre randread 1 1\n",
+            "figure nvmet randread 4k 1 1 100 1\n",
+            "figure nacre randread 4k 1 1 100 1\nfigure nvmet randread 4k 32 1 100 1\n",
+            "figure nacre randread 4k 1 1\n",
             "done\n",
         ] {
-            assert!(lines(text).is_err(), "{text}");
+            assert!(Figures::read(text, Over::Tcp).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn goals() {
+        assert_eq!(Over::Tcp.goal("4k", 1), 0.9);
+        assert_eq!(Over::Rdma.goal("4k", 32), 1.2);
+        assert_eq!(Over::Rdma.goal("4k", 1), 1.0);
+        assert_eq!(Over::Rdma.goal("128k", 16), 1.0);
     }
 }
