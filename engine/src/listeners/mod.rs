@@ -126,8 +126,14 @@ impl Listeners {
     async fn look(&self, on: &Rc<Engine>) -> Plan {
         self.looks.set(self.looks.get() + 1);
         let verbs = on.rdma.verbs.clone();
+        let needed = on.plane().map_or(0, |plane| {
+            let config = on.settings.rdma.transport();
+            let cores = plane.target.cores();
+            on.rdma.memory_needed(&plane.arenas, cores, &config)
+        });
         let declared = self.declared.borrow().clone();
-        let read = tokio::task::spawn_blocking(move || plan(&declared, &System::read(verbs)));
+        let read =
+            tokio::task::spawn_blocking(move || plan(&declared, &System::read(verbs, needed)));
         read.await.unwrap_or_else(|error| {
             warn!(%error, "the machine's interfaces could not be looked at");
             Plan::default()
@@ -280,7 +286,7 @@ fn check(plan: &Plan) -> Result<(), ConfigError> {
 pub fn check_here(settings: &Settings) -> Result<(), ConfigError> {
     check(&plan(
         &settings.listeners(),
-        &System::read(Verbs::default()),
+        &System::read(Verbs::default(), 0),
     ))
 }
 

@@ -19,13 +19,17 @@ pub struct System {
 }
 
 impl System {
-    /// Reads files and asks the kernel: for a thread that may block.
-    pub fn read(verbs: Verbs) -> System {
+    /// Reads files and asks the kernel: for a thread that may block. `memory_needed`: bytes that a device will have to
+    /// register.
+    pub fn read(verbs: Verbs, memory_needed: u64) -> System {
         let roots = Roots::real();
         System {
             interfaces: interfaces(&roots.sys),
             fabric: Fabric::read(&roots.sys),
-            environment: Environment::read(&roots),
+            environment: Environment {
+                memory_needed,
+                ..Environment::read(&roots)
+            },
             verbs,
         }
     }
@@ -108,7 +112,7 @@ mod tests {
     /// The loopback interface is on every machine that tests run on.
     #[test]
     fn this_machine_has_a_loopback_interface() {
-        let system = System::read(Verbs::default());
+        let system = System::read(Verbs::default(), 0);
         let lo = system.interfaces().iter().find(|i| i.name == "lo").unwrap();
         assert!(lo.addresses.contains(&IpAddr::from([127, 0, 0, 1])));
         let want = Want::new("lo", IpAddr::from([127, 0, 0, 1]));

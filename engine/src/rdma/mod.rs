@@ -5,7 +5,8 @@ pub mod describe;
 use std::cell::RefCell;
 use std::sync::{Arc, OnceLock};
 
-use nacre_rdma::RdmaPlug;
+use nacre_hugepages::Arena;
+use nacre_rdma::{RdmaConfig, RdmaPlug};
 use nacre_rdma_verbs::Provider;
 use nacre_rdma_verbs::real::{Absence, VerbsProvider};
 use tokio::sync::Notify;
@@ -64,6 +65,17 @@ impl Rdma {
     /// Resolves when devices, ports or addresses have changed since it last did.
     pub async fn changed(&self) {
         self.changed.notified().await;
+    }
+
+    /// Memory that the next device will have to register, in bytes: all of the data path, and what each of `cores`
+    /// takes. 0 once a device has registered it.
+    pub fn memory_needed(&self, arenas: &[Arena], cores: usize, config: &RdmaConfig) -> u64 {
+        let sum = |arenas: &[Arena]| arenas.iter().map(|arena| arena.report().bytes).sum::<u64>();
+        match self.plug() {
+            Some(plug) if !plug.domains().is_empty() => 0,
+            Some(plug) => sum(&plug.arenas()),
+            None => sum(arenas) + cores as u64 * config.bytes_per_core(),
+        }
     }
 
     /// Lets go of the transport, which ends with the data plane.

@@ -1,2 +1,3 @@
+# limit: 240
 # Over RDMA: the discovery log.
 over_rdma 010-discover

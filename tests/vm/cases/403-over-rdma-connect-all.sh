@@ -1,2 +1,3 @@
+# limit: 240
 # Over RDMA: connect-all.
 over_rdma 030-connect-all

@@ -1,2 +1,3 @@
+# limit: 240
 # Over RDMA: persistent discovery and its events.
 over_rdma 040-persistent-discovery

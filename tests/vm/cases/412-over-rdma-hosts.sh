@@ -1,2 +1,3 @@
+# limit: 240
 # Over RDMA: hosts that may and may not.
 over_rdma 110-hosts

@@ -1,2 +1,3 @@
+# limit: 240
 # Over RDMA: Keep Alive.
 over_rdma 150-keep-alive

@@ -126,6 +126,11 @@ impl RdmaConfig {
         )
     }
 
+    /// Memory that one core takes for receives and responses, in bytes.
+    pub fn bytes_per_core(&self) -> u64 {
+        crate::transport::CoreMemory::bytes(self) as u64
+    }
+
     pub(crate) fn caps(&self) -> TransportCaps {
         // More descriptors than fit into a capsule cannot come; one stands in the command itself.
         let fit = (self.in_capsule_data_size / 16).max(1);

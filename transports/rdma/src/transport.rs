@@ -122,15 +122,16 @@ impl CoreMemory {
         }
     }
 
+    pub fn bytes(config: &RdmaConfig) -> usize {
+        let own = CoreMemory::of(config);
+        let all = [Some(own.messages), Some(own.headers), own.data];
+        let classes = all.iter().flatten();
+        classes.map(|class| Pool::bytes_for(class)).sum()
+    }
+
     /// Memory that every device in use, and those to come, know.
     pub fn allocate(shared: &Shared) -> std::io::Result<Arena> {
-        let own = CoreMemory::of(&shared.config);
-        let all = [Some(own.messages), Some(own.headers), own.data];
-        let bytes: usize = all
-            .iter()
-            .flatten()
-            .map(|class| Pool::bytes_for(class))
-            .sum();
+        let bytes = CoreMemory::bytes(&shared.config);
         let arena =
             Arena::allocate(ArenaOptions::new(bytes as u64)).map_err(std::io::Error::other)?;
         shared.memory.add(&arena).map_err(std::io::Error::other)?;

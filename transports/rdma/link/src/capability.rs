@@ -380,7 +380,7 @@ impl Reason {
                 "give the interface the address: `ip address add {ip}/PREFIX dev {netdev}`"
             ),
             Reason::NoGidForIp { ip, .. } => format!(
-                "set gid_index to \"auto\", or to an entry of {ip}; `nacre rdma gids` lists them"
+                "leave the GID index out, or set it to an entry of {ip}; `nacre rdma gids` lists them"
             ),
             Reason::UnsupportedLink { device, port, why } => match why {
                 Unsupported::NoReliableConnected { .. } => "use TCP on this interface".into(),

@@ -62,7 +62,15 @@ fn a_listener_makes_its_transport_and_both_are_there_after_a_restart() {
             .add_device(attributes("sim0"), &[PORT0])
             .unwrap();
         subsystem(&bench, NQN);
+        let needed = || {
+            let plane = bench.engine.plane().unwrap();
+            let config = bench.engine.settings.rdma.transport();
+            let rdma = &bench.engine.rdma;
+            rdma.memory_needed(&plane.arenas, plane.target.cores(), &config)
+        };
+        assert!(needed() > 16 << 20, "{} bytes to register", needed());
         bench.call("nvmf_subsystem_add_listener", on("192.0.2.10"));
+        assert_eq!(needed(), 0, "it is registered");
         let rdma = bench.engine.rdma.plug().expect("it was made");
         assert_eq!(rdma.listening(), (1, 1));
         listeners(&bench)

@@ -1,0 +1,78 @@
+# limit: 400
+# A host with multipath uses RDMA and falls back to TCP when the device goes, and comes back to RDMA with it: under
+# verified load, without an I/O error.
+nacre_only "ANA states by transport"
+[ "$(cat /sys/module/nvme_core/parameters/multipath 2>/dev/null)" = Y ] || skip "this kernel has no native multipath"
+rdma_up
+cat >"$WORK/nacre.toml" <<END
+[[bdev]]
+name = "disk"
+type = "malloc"
+size = "32MiB"
+
+[[nvmf.listener]]
+name = "data"
+iface = ["ip:$ADDR"]
+rdma = "prefer"
+
+[[nvmf.subsystem]]
+nqn = "$NQN"
+allow_any_host = true
+[[nvmf.subsystem.namespace]]
+bdev = "disk"
+END
+TRTYPE=tcp target_start --config "$WORK/nacre.toml"
+standing() { rpc nvmf_get_listeners | jq -r --arg kind "$1" '.listeners[] | select(.address.trtype == $kind) | .actual'; }
+stands() { [ "$(standing "$1")" = "$2" ]; }
+wait_until 60 stands RDMA listening
+expect TCP "$(standing TCP)" listening
+
+# The kernel names paths nvmeXcYn1.
+ctrl_over() { # ctrl_over TRANSPORT: fails while there is none
+    local dir
+    for dir in /sys/class/nvme/nvme*; do
+        holds "$dir/subsysnqn" "$NQN" && holds "$dir/transport" "$1" && echo "${dir##*/}" && return 0
+    done
+    return 1
+}
+path_over() { local c; c=$(ctrl_over "$1") && echo /sys/class/nvme/"$c"/nvme*c"${c#nvme}"n1; }
+has_state() { holds "$(path_over "$1")/ana_state" "$2"; }
+ios() { awk '{ print $1 + $5 }' "$(path_over "$1")/stat"; }
+none_over() { ! ctrl_over "$1"; }
+grows() { [ "$(ios "$1")" -gt "$2" ]; }
+
+for kind in rdma tcp; do TRTYPE=$kind connect "$NQN" --nr-io-queues=1 --reconnect-delay=1 --ctrl-loss-tmo=120; done
+wait_until 30 has_state rdma optimized
+wait_until 30 has_state tcp non-optimized
+wait_until 30 ns_dev "$NQN" 1
+DEV=$(ns_dev "$NQN" 1)
+
+fio --name=verify --filename="$DEV" --rw=randwrite --bs=4k --iodepth=8 --ioengine=libaio --direct=1 --size=4m \
+    --verify=crc32c --verify_fatal=1 --verify_backlog=128 --time_based --runtime=60 --output="$WORK/fio.log" &
+load=$!
+step "RDMA carries the load"
+before=$(ios rdma) tcp=$(ios tcp)
+wait_until 30 grows rdma $((before + 100))
+expect "I/O over TCP" "$(ios tcp)" "$tcp"
+
+step "the device goes: TCP carries it"
+rdma link delete "$RDMA_DEV"
+wait_until 30 none_over rdma
+wait_until 30 grows tcp $((tcp + 100))
+wait_until 30 stands RDMA absent
+
+step "the device comes back: the host connects again, and RDMA carries it"
+rxe_add
+wait_until 30 stands RDMA listening
+connect "$NQN" --nr-io-queues=1
+wait_until 30 has_state rdma optimized
+before=$(ios rdma)
+wait_until 30 grows rdma $((before + 100))
+tcp=$(ios tcp)
+wait_until 30 grows rdma $((before + 300))
+expect_at_most "I/O over TCP meanwhile" $(($(ios tcp) - tcp)) 8
+
+wait $load || { cat "$WORK/fio.log"; die "fio met an error"; }
+nvme disconnect -n "$NQN"
+wait_until 30 gone "$NQN"
+nacre_stop

@@ -1,0 +1,89 @@
+# limit: 400
+# What keeps RDMA from an address: each with its reason, its exact text and a remedy; and the daemon serves TCP meanwhile.
+nacre_only "it tells why"
+rdma_up
+REAL=$NACRE
+serve_with() { # serve_with LISTENER-LINES: one listener on the interface
+    cat >"$WORK/nacre.toml" <<END
+[[bdev]]
+name = "disk"
+type = "null"
+size = "16MiB"
+
+[[nvmf.listener]]
+name = "data"
+iface = ["ip:10.9.8.1"]
+rdma = "prefer"
+$1
+
+[[nvmf.subsystem]]
+nqn = "$NQN"
+allow_any_host = true
+[[nvmf.subsystem.namespace]]
+bdev = "disk"
+END
+    TRTYPE=tcp target_start --config "$WORK/nacre.toml"
+}
+of_rdma() { rpc nvmf_get_listeners | jq -r --arg field "$1" '.listeners[] | select(.address.trtype == "RDMA") | .[$field] // ""'; }
+absent_for() { [ "$(of_rdma actual) $(of_rdma reason)" = "absent $1" ]; }
+says() { # says FIELD TEXT
+    local text
+    text=$(of_rdma "$1")
+    [[ $text == *"$2"* ]] || die "the $1 is '$text', without '$2'"
+}
+tcp_serves() { TRTYPE=tcp connect_and_find "$NQN" --nr-io-queues=1; disconnect "$NQN"; }
+
+step "the wrong entry of the GID table"
+serve_with "rdma_gid_index = 0"
+wait_until 30 absent_for no_gid_for_ip
+says evidence "have: "
+says evidence "10.9.8.1"
+says remedy "nacre rdma gids"
+tcp_serves
+nacre_stop
+
+step "the module of the connection manager is not there"
+modprobe -r rdma_ucm
+[ ! -e /dev/infiniband/rdma_cm ] || die "rdma_ucm is still there"
+serve_with ""
+wait_until 30 absent_for no_rdma_cm
+says evidence "/dev/infiniband/rdma_cm is not there"
+says remedy "modprobe rdma_ucm"
+tcp_serves
+step "it is loaded while the daemon runs"
+modprobe rdma_ucm
+listens() { [ "$(of_rdma actual)" = listening ]; }
+wait_until 30 listens
+nacre_stop
+
+step "libibverbs is not installed"
+cat >"$WORK/without-verbs" <<END
+#!/bin/bash
+# In a mount namespace of its own, in which the library is no library.
+exec unshare --mount bash -c 'for lib in /usr/lib/*/libibverbs.so.1; do mount --bind /dev/null "\$lib" || exit 1; done; exec "$REAL" "\$@"' nacre "\$@"
+END
+chmod +x "$WORK/without-verbs"
+export NACRE=$WORK/without-verbs
+serve_with ""
+wait_until 30 absent_for no_uverbs
+says evidence "libibverbs"
+says remedy "apt install libibverbs1"
+tcp_serves
+nacre_stop
+
+step "locked memory is limited"
+cat >"$WORK/without-memory" <<END
+#!/bin/bash
+ulimit -l 64
+exec setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock "$REAL" "\$@"
+END
+chmod +x "$WORK/without-memory"
+export NACRE=$WORK/without-memory
+serve_with ""
+wait_until 30 absent_for memlock
+says evidence "bytes asked"
+says evidence "limit 65536"
+says remedy "memlock"
+tcp_serves
+nacre_stop
+export NACRE=$REAL
