@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use rustix::fs::FlockOperation;
 use serde_json::value::RawValue;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -138,6 +139,18 @@ pub enum LockError {
     Io(std::io::Error),
 }
 
+/// A holder that is gone may have left a child that has not come to its exec yet, and a holder that was killed may not
+/// be done dying: both are a matter of milliseconds.
+fn take(file: &File) -> bool {
+    for _ in 0..25 {
+        if rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    false
+}
+
 /// Takes the lock file and writes our pid into it.
 pub fn lock(path: &Path) -> Result<File, LockError> {
     let mut file = OpenOptions::new()
@@ -148,7 +161,7 @@ pub fn lock(path: &Path) -> Result<File, LockError> {
         .mode(0o600)
         .open(path)
         .map_err(LockError::Io)?;
-    if rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_err() {
+    if !take(&file) {
         let mut text = String::new();
         let _ = file.read_to_string(&mut text);
         return Err(LockError::Held(text.trim().parse().ok()));

@@ -1,4 +1,4 @@
-# limit: 400
+# limit: 600
 # The target over RDMA: soft-RoCE appears while the daemon runs, the stock host connects, every kind of data is verified,
 # and the device goes and comes back.
 nacre_only "its listeners follow devices"

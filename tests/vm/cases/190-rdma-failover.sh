@@ -1,4 +1,4 @@
-# limit: 400
+# limit: 600
 # A host with multipath uses RDMA and falls back to TCP when the device goes, and comes back to RDMA with it: under
 # verified load, without an I/O error.
 nacre_only "ANA states by transport"

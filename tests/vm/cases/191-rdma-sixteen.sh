@@ -1,4 +1,4 @@
-# limit: 300
+# limit: 600
 # Sixteen queue pairs at once, each with its own data; then none, and all that they held is back.
 nacre_only "it is asked for its queue pairs"
 rdma_up

@@ -1,4 +1,4 @@
-# limit: 300
+# limit: 600
 # Two interfaces, one with RDMA: each listener has the transports that its interface can, and TCP that is withheld beside
 # RDMA is neither told to hosts nor usable.
 nacre_only "its listeners choose by interface"

@@ -1,4 +1,4 @@
-# limit: 400
+# limit: 600
 # What keeps RDMA from an address: each with its reason, its exact text and a remedy; and the daemon serves TCP meanwhile.
 nacre_only "it tells why"
 rdma_up

@@ -1,3 +1,3 @@
-# limit: 240
+# limit: 500
 # Over RDMA: connect-all.
 over_rdma 030-connect-all

@@ -1,3 +1,3 @@
-# limit: 240
+# limit: 500
 # Over RDMA: namespaces come, go and grow.
 over_rdma 100-namespaces-live

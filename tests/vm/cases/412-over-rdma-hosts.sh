@@ -1,3 +1,3 @@
-# limit: 240
+# limit: 500
 # Over RDMA: hosts that may and may not.
 over_rdma 110-hosts

@@ -1,3 +1,3 @@
-# limit: 240
+# limit: 500
 # Over RDMA: a subsystem that is not there.
 over_rdma 111-unknown-nqn

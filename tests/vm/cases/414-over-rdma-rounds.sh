@@ -1,4 +1,4 @@
-# limit: 600
+# limit: 900
 # Over RDMA: connects and disconnects leave nothing behind.
 ROUNDS=30
 over_rdma 120-hundred-rounds

@@ -1,3 +1,3 @@
-# limit: 240
+# limit: 500
 # Over RDMA: Keep Alive.
 over_rdma 150-keep-alive
