@@ -32,6 +32,9 @@ pub struct Shared {
     registered: RwLock<bool>,
 }
 
+/// Writes of at least this many bytes go past the caches.
+const STREAM_MIN: usize = 4096;
+
 /// Ranges shorter than this are cleared by writing zeroes: a system call costs more.
 const RELEASE_MIN: usize = 64 * 1024;
 
@@ -91,9 +94,20 @@ impl Shared {
     }
 
     /// Copies `from` to `offset` on.
+    ///
+    /// Much at a time goes past the caches, where the processor can: such memory is mostly larger than
+    /// they are, and what is written is rarely read soon. That is faster (a line need not be read
+    /// to be written), and leaves them to the buffers that are in use all the time.
     #[inline]
     pub fn write(&self, offset: usize, from: &[u8]) {
         let to = self.at(offset, from.len());
+        #[cfg(target_arch = "x86_64")]
+        if from.len() >= STREAM_MIN && stream::is_possible(to, from.len()) {
+            // SAFETY: `to` has `from.len()` mapped, writable bytes (`at` checks), to which no reference
+            // exists, and is as `stream` wants it. `from` may be bytes lent by this very memory:
+            // where they overlap, the result is a mix, as on a disk.
+            return unsafe { stream::copy(from.as_ptr(), to, from.len()) };
+        }
         // SAFETY: `to` has `from.len()` mapped, writable bytes (`at` checks), to which no reference
         // exists. `from` may be bytes lent by this very memory: `copy` allows an overlap.
         unsafe { opaque::copy(from.as_ptr(), to, from.len()) }
@@ -364,6 +378,69 @@ mod opaque {
         let routine: Compare = black_box(libc::memcmp);
         // SAFETY: upheld by the caller.
         unsafe { routine(a.cast(), b.cast(), len) == 0 }
+    }
+}
+
+/// Stores that go past the caches. In assembly, for the reason given for [`opaque`].
+#[cfg(target_arch = "x86_64")]
+mod stream {
+    use std::arch::asm;
+
+    /// Bytes copied per round of the loop.
+    const ROUND: usize = 256;
+
+    /// Whether [`copy`] can write `len` bytes to `to`.
+    #[inline]
+    pub fn is_possible(to: *mut u8, len: usize) -> bool {
+        to.addr().is_multiple_of(64)
+            && len.is_multiple_of(ROUND)
+            && std::arch::is_x86_feature_detected!("avx")
+    }
+
+    /// # Safety
+    /// `from` is readable and `to` writable for `len` bytes, and [`is_possible`] said so of `to` and
+    /// `len`, which is not 0.
+    #[inline]
+    pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+        // SAFETY: upheld by the caller: reads and writes `len` bytes in whole rounds, each store
+        // aligned to its size. The fence makes the stores visible before anything that follows, as
+        // ordinary ones are.
+        unsafe {
+            asm!(
+                "2:",
+                "vmovdqu ymm0, [{from}]",
+                "vmovdqu ymm1, [{from} + 32]",
+                "vmovdqu ymm2, [{from} + 64]",
+                "vmovdqu ymm3, [{from} + 96]",
+                "vmovdqu ymm4, [{from} + 128]",
+                "vmovdqu ymm5, [{from} + 160]",
+                "vmovdqu ymm6, [{from} + 192]",
+                "vmovdqu ymm7, [{from} + 224]",
+                "vmovntdq [{to}], ymm0",
+                "vmovntdq [{to} + 32], ymm1",
+                "vmovntdq [{to} + 64], ymm2",
+                "vmovntdq [{to} + 96], ymm3",
+                "vmovntdq [{to} + 128], ymm4",
+                "vmovntdq [{to} + 160], ymm5",
+                "vmovntdq [{to} + 192], ymm6",
+                "vmovntdq [{to} + 224], ymm7",
+                "add {from}, {round}",
+                "add {to}, {round}",
+                "sub {left}, {round}",
+                "jnz 2b",
+                "sfence",
+                "vzeroupper",
+                from = inout(reg) from => _,
+                to = inout(reg) to => _,
+                left = inout(reg) len => _,
+                round = const ROUND,
+                out("ymm0") _, out("ymm1") _, out("ymm2") _, out("ymm3") _,
+                out("ymm4") _, out("ymm5") _, out("ymm6") _, out("ymm7") _,
+                out("ymm8") _, out("ymm9") _, out("ymm10") _, out("ymm11") _,
+                out("ymm12") _, out("ymm13") _, out("ymm14") _, out("ymm15") _,
+                options(nostack),
+            );
+        }
     }
 }
 

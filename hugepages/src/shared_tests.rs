@@ -43,6 +43,29 @@ fn operations_keep_to_their_range() {
     );
 }
 
+/// Goal: large writes, whichever way they go, bring every byte and touch none beside it. Method: lengths
+/// and places around those that go past the caches.
+#[test]
+fn large_writes_keep_to_their_range() {
+    let disk = shared(64 << 10);
+    let source: Vec<u8> = (0..20_000u32).map(|i| (i % 251) as u8 + 1).collect();
+    for offset in [0, 64, 100, 512, 4096, 4096 + 32] {
+        for len in [4095, 4096, 4097, 4352, 8192, 12_000, 16 << 10] {
+            for from in [0, 1, 72] {
+                disk.zero(0, 64 << 10);
+                disk.write(offset, &source[from..from + len]);
+                assert!(disk.compare(offset, &source[from..from + len]));
+                let after = bytes(&disk, offset + len, 512);
+                let before = bytes(&disk, 0, offset);
+                assert!(
+                    before.iter().chain(&after).all(|&b| b == 0),
+                    "{len} bytes at {offset}"
+                );
+            }
+        }
+    }
+}
+
 /// Goal: discarded is zero, whatever its alignment, and large ranges go back to the system.
 #[test]
 fn discarded_bytes_are_zero_and_given_back() {
