@@ -52,6 +52,8 @@ pub struct Limits {
     /// A read of at most so many blocks that has no extents is answered with the device's own
     /// memory ([`crate::Completion::lent`]); 0: it lends nothing.
     pub lend_blocks: u32,
+    /// Every I/O is done when it was submitted: its buffers are free again with the next poll.
+    pub immediate: bool,
 }
 
 impl Limits {
@@ -70,6 +72,7 @@ impl Limits {
             unmap_zeroes: false,
             read_only: false,
             lend_blocks: 0,
+            immediate: false,
         }
     }
 }

@@ -238,10 +238,16 @@ impl Pool {
         self.inner.regions.parts(self.inner.base, self.inner.len)
     }
 
+    /// Whether a buffer is one of this pool's.
+    #[inline]
+    pub fn owns(&self, buf: &Buf) -> bool {
+        Rc::ptr_eq(&self.inner, &buf.pool)
+    }
+
     /// Where in [`Pool::regions`] a buffer lies; `None` when it is another pool's.
     #[inline]
     pub fn region_index(&self, buf: &Buf) -> Option<usize> {
-        Rc::ptr_eq(&self.inner, &buf.pool).then(|| buf.region_index())
+        self.owns(buf).then(|| buf.region_index())
     }
 }
 

@@ -261,6 +261,13 @@ pub trait Transport {
     /// Asks the host for `into.len()` bytes of the command's data.
     fn fetch(&mut self, conn: ConnId, tag: ReqTag, sqe: &Sqe, into: Buf);
 
+    /// Bytes of host-to-controller data that one connection should be asked for at a time. Less than
+    /// all that its commands have means that the same few buffers serve them in turn, which the
+    /// processor's caches like; a command that has more is asked for by itself.
+    fn fetch_window(&self) -> usize {
+        usize::MAX
+    }
+
     /// Ends a command.
     fn respond(&mut self, conn: ConnId, response: Response);
 
@@ -272,6 +279,14 @@ pub trait Transport {
     fn takes_lent(&self, conn: ConnId) -> bool {
         let _ = conn;
         false
+    }
+
+    /// Whether data of a capsule may stay in the transport's own memory where it was received: the
+    /// commands of this connection will be done with it soon, whatever the host does. Until told so
+    /// a transport takes buffers of its core's pools. To a transport that always or never does so it
+    /// means nothing.
+    fn set_in_place(&mut self, conn: ConnId, in_place: bool) {
+        let _ = (conn, in_place);
     }
 
     fn close(&mut self, conn: ConnId, why: CloseWhy);

@@ -114,6 +114,7 @@ impl Bdev for Delay {
     fn limits(&self) -> Limits {
         Limits {
             lend_blocks: 0,
+            immediate: false,
             ..self.base.limits()
         }
     }

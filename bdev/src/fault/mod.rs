@@ -119,6 +119,7 @@ impl Bdev for FaultDevice {
     fn limits(&self) -> Limits {
         Limits {
             lend_blocks: 0,
+            immediate: false,
             ..self.base.limits()
         }
     }

@@ -131,6 +131,7 @@ impl Bdev for Malloc {
             optimal_boundary_blocks: self.config.optimal_io_boundary.unwrap_or(0),
             unmap_zeroes: true,
             lend_blocks: MAX_BYTES / block,
+            immediate: true,
             ..Limits::unlimited(QUEUE_DEPTH)
         }
     }

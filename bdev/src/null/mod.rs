@@ -111,6 +111,7 @@ impl Bdev for Null {
     fn limits(&self) -> Limits {
         Limits {
             unmap_zeroes: self.config.reads == Reads::Zeroes,
+            immediate: true,
             ..Limits::unlimited(QUEUE_DEPTH)
         }
     }

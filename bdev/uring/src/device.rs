@@ -220,6 +220,7 @@ impl Bdev for UringBdev {
             unmap_zeroes: !self.unmap_discards(),
             read_only: self.read_only(),
             lend_blocks: 0,
+            immediate: false,
         }
     }
 

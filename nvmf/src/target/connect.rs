@@ -340,11 +340,17 @@ impl Group {
         qp.stage = Stage::Live;
         self.port(port).established(conn, params);
         let takes_lent = self.port(port).takes_lent(conn);
+        let fetch_window = self.port(port).fetch_window();
         self.complete(q, index, cqe, now);
         let qp = self.queue(q);
         qp.takes_lent = takes_lent;
+        if !qp.is_admin() {
+            qp.fetch_window = fetch_window;
+            qp.unfetched.reserve(usize::from(qp.entries));
+        }
         qp.connecting = false;
         qp.requests = Requests::new(qp.entries);
+        self.view_changed(q);
     }
 
     /// A fabrics command on an I/O queue.

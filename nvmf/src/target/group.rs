@@ -17,7 +17,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
 use nacre_bdev::{Completion, Done, Extents};
-use nacre_hugepages::Buf;
+use nacre_hugepages::{Buf, Pool};
 use nacre_nvmf_wire::{Cqe, Fuse, Sgl, Sqe, StatusCode};
 use nacre_reactor::{EventSet, Idle, Nanos, Poller, Work};
 
@@ -169,17 +169,23 @@ impl Group {
             Event::Fetched { conn, tag, data } => {
                 if let Some(q) = self.live_queue_of(port, conn) {
                     self.queue(q).requests[tag.index].data = Some(data);
+                    self.fetch_ended(q, tag.index);
                     self.execute(q, tag.index, now);
+                    self.fetch_next(q, now);
                 }
             }
             Event::FetchDamaged { conn, tag } => {
                 if let Some(q) = self.live_queue_of(port, conn) {
+                    self.fetch_ended(q, tag.index);
                     self.finish(q, tag.index, StatusCode::TRANSIENT_TRANSPORT_ERROR, now);
+                    self.fetch_next(q, now);
                 }
             }
             Event::FetchRefused { conn, tag, status } => {
                 if let Some(q) = self.live_queue_of(port, conn) {
+                    self.fetch_ended(q, tag.index);
                     self.finish(q, tag.index, status, now);
+                    self.fetch_next(q, now);
                 }
             }
             Event::CapsuleDamaged { conn, sqe } => {
@@ -237,7 +243,7 @@ impl Group {
         let stale = qp.refresh_view();
         let sqe = qp.requests[index].sqe;
         if stale {
-            self.devices_stale = true;
+            self.view_changed(q);
         }
         let qp = self.queue(q);
         if sqe.is_fabrics() {
@@ -250,7 +256,10 @@ impl Group {
         {
             Phase::Ready => {}
             // The connection is about to be closed: the host will send it again on the next one.
-            Phase::Closing => return qp.requests[index].step = Step::Held,
+            Phase::Closing => {
+                qp.requests[index].data = None;
+                return qp.requests[index].step = Step::Held;
+            }
             Phase::Connected => {
                 return self.finish(q, index, StatusCode::COMMAND_SEQUENCE_ERROR, now);
             }
@@ -273,11 +282,36 @@ impl Group {
         self.gather(q, index, now);
     }
 
+    /// A queue sees other namespaces than before.
+    #[cold]
+    pub(super) fn view_changed(&mut self, q: u32) {
+        self.devices_stale = true;
+        let qp = self.queue(q);
+        if qp.is_admin() || qp.stage != Stage::Live {
+            return;
+        }
+        let in_place = qp.view.iter().all(|namespace| namespace.immediate);
+        if std::mem::replace(&mut qp.in_place, in_place) != in_place {
+            qp.was_in_place |= !in_place;
+            let (port, conn) = (qp.transport, qp.conn);
+            self.port(port).set_in_place(conn, in_place);
+        }
+    }
+
     /// Gets the command what it needs before it can run: a buffer, and the host's data. Commands
-    /// that wait for a buffer get theirs in the order in which they came.
+    /// that wait for a buffer get theirs in the order in which they came; one that has its data
+    /// does not wait with it.
     pub(crate) fn gather(&mut self, q: u32, index: ReqIndex, now: Nanos) {
-        let must_queue = !self.starved.is_empty() && !self.queue_ref(q).is_admin();
-        if must_queue || !self.try_gather(q, index, now) {
+        self.gather_or_wait(q, index, true, now);
+    }
+
+    /// `fresh`: it has not waited yet, so others that have come first.
+    fn gather_or_wait(&mut self, q: u32, index: ReqIndex, fresh: bool, now: Nanos) {
+        let must_queue = !self.starved.is_empty() && {
+            let qp = self.queue_ref(q);
+            !qp.is_admin() && qp.requests[index].data.is_none()
+        };
+        if must_queue || !self.try_gather(q, index, fresh, now) {
             let qp = self.queue(q);
             qp.requests[index].step = Step::Buffer;
             let waiting = ReqRef {
@@ -290,7 +324,7 @@ impl Group {
     }
 
     /// `false`: there is no buffer for it now.
-    fn try_gather(&mut self, q: u32, index: ReqIndex, now: Nanos) -> bool {
+    fn try_gather(&mut self, q: u32, index: ReqIndex, fresh: bool, now: Nanos) -> bool {
         let qp = self.queues[q as usize].as_mut().expect("queue pair");
         let request = &qp.requests[index];
         let (bytes, from_host) = match request.plan.transfer(&request.sqe) {
@@ -301,7 +335,13 @@ impl Group {
             Transfer::FromHost(bytes) => (bytes, true),
             Transfer::ToHost(bytes) => (bytes, false),
         };
-        if from_host && request.data.is_some() {
+        if from_host && let Some(data) = &request.data {
+            if qp.was_in_place && !qp.in_place && !self.pools.io.owns(data) {
+                let Some(copy) = copy_of(data, &self.pools.io) else {
+                    return false;
+                };
+                qp.requests[index].data = Some(copy);
+            }
             self.execute(q, index, now);
             return true;
         }
@@ -311,6 +351,12 @@ impl Group {
         }
         if !from_host && qp.lends(index) {
             self.execute(q, index, now);
+            return true;
+        }
+        let others_first = fresh && !qp.unfetched.is_empty();
+        if from_host && (others_first || !qp.may_fetch(bytes as usize)) {
+            qp.requests[index].step = Step::Buffer;
+            qp.unfetched.push_back(index);
             return true;
         }
         // Admin commands have buffers of their own; the few that are larger compete with I/O.
@@ -326,6 +372,7 @@ impl Group {
         };
         if from_host {
             qp.requests[index].step = Step::Fetching;
+            qp.fetching += bytes as usize;
             let (tag, sqe) = (qp.tag(index), qp.requests[index].sqe);
             self.ports[qp.transport].io.fetch(qp.conn, tag, &sqe, buf);
         } else {
@@ -333,6 +380,30 @@ impl Group {
             self.execute(q, index, now);
         }
         true
+    }
+
+    /// The transport has fetched the data of a command, or has not and will not.
+    fn fetch_ended(&mut self, q: u32, index: ReqIndex) {
+        let qp = self.queue(q);
+        qp.fetching -= qp.bytes_from_host(index);
+    }
+
+    /// Has the transport fetch for commands that waited until it has fetched for others.
+    fn fetch_next(&mut self, q: u32, now: Nanos) {
+        while let Some(qp) = self.queues[q as usize].as_mut()
+            && qp.stage == Stage::Live
+            && let Some(&index) = qp.unfetched.front()
+        {
+            // Otherwise it has ended meanwhile.
+            let waits = qp.requests[index].step == Step::Buffer;
+            if waits && !qp.may_fetch(qp.bytes_from_host(index)) {
+                return;
+            }
+            qp.unfetched.pop_front();
+            if waits {
+                self.gather_or_wait(q, index, false, now);
+            }
+        }
     }
 
     /// The command has its buffer and its data: runs it.
@@ -364,7 +435,7 @@ impl Group {
         while let Some(&first) = self.starved.front() {
             let waits = self.is_current(first)
                 && self.queue(first.queue).requests[first.request].step == Step::Buffer;
-            if waits && !self.try_gather(first.queue, first.request, now) {
+            if waits && !self.try_gather(first.queue, first.request, false, now) {
                 break;
             }
             self.starved.pop_front();
@@ -506,6 +577,14 @@ impl Group {
     pub fn queue_pairs(&self) -> usize {
         self.queues.len() - self.free_queues.len()
     }
+}
+
+/// Data of a command in a buffer that its device may keep for as long as it likes.
+#[cold]
+fn copy_of(data: &Buf, pool: &Pool) -> Option<Buf> {
+    let mut copy = pool.acquire(data.len())?;
+    copy.bytes_mut()?.copy_from_slice(data);
+    Some(copy)
 }
 
 /// Keeps what went wrong for the error information log (Base 5.1.12.1.2).

@@ -221,7 +221,10 @@ impl Group {
                 self.close_queue(q, CloseWhy::Now, now);
                 continue;
             }
-            self.devices_stale |= qp.refresh_view();
+            if qp.refresh_view() {
+                self.view_changed(q);
+            }
+            let qp = self.queue(q);
             if qp.is_admin() && qp.stage == Stage::Live {
                 self.controller_upkeep(q, now);
             }

@@ -60,6 +60,8 @@ pub struct Namespace {
     pub backing: Backing,
     /// Reads of at most so many blocks are lent by the bdev.
     pub(crate) lend_blocks: u32,
+    /// The bdev is done with an I/O when it was submitted.
+    pub(crate) immediate: bool,
     /// Per core: where the core's queue on the bdev stands in the core's table, plus one. Each is
     /// written by its own core only.
     slots: Box<[AtomicU32]>,
@@ -74,11 +76,13 @@ impl Namespace {
         cores: usize,
     ) -> Namespace {
         let slots = (0..cores).map(|_| AtomicU32::new(0)).collect();
+        let limits = backing.bdev.limits();
         Namespace {
             nsid,
             ids,
-            ana_group: AtomicU32::new(ana_group),
-            lend_blocks: backing.bdev.limits().lend_blocks,
+ana_group: AtomicU32::new(ana_group),
+            lend_blocks: limits.lend_blocks,
+            immediate: limits.immediate,
             backing,
             slots,
         }

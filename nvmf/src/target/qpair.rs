@@ -1,5 +1,6 @@
 //! A queue pair on its core: the connection, its place in an association, and its requests.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use nacre_bdev::Op;
@@ -8,7 +9,7 @@ use nacre_reactor::Nanos;
 
 use super::association::Association;
 use super::controller::Controller;
-use super::io::{IoLimits, Plan};
+use super::io::{IoLimits, Plan, Transfer};
 use super::namespace::View;
 use super::request::{ReqIndex, Requests};
 use super::stats::QueueStats;
@@ -47,6 +48,10 @@ pub(crate) struct QueuePair {
     pub flow_control_off: bool,
     /// The transport sends data of this connection from the device's own memory.
     pub takes_lent: bool,
+    /// What the transport was told last with [`crate::transport::Transport::set_in_place`].
+    pub in_place: bool,
+    /// It was told otherwise before: some data may still be in place.
+    pub was_in_place: bool,
     pub association: Option<Arc<Association>>,
     /// Of admin queues.
     pub controller: Option<Box<Controller>>,
@@ -58,6 +63,11 @@ pub(crate) struct QueuePair {
     pub inflight: u32,
     /// A fused pair whose second half has to come next.
     pub fused: Option<FusedFirst>,
+    /// Bytes that the transport is fetching, how many it should at most, and the requests that wait
+    /// for that, oldest first.
+    pub fetching: usize,
+    pub fetch_window: usize,
+    pub unfetched: VecDeque<ReqIndex>,
     pub stats: Arc<QueueStats>,
 }
 
@@ -98,6 +108,8 @@ impl QueuePair {
             sqhd: 0,
             flow_control_off: false,
             takes_lent: false,
+            in_place: false,
+            was_in_place: false,
             association: None,
             controller: None,
             requests: Requests::new(FRESH_ENTRIES),
@@ -106,6 +118,9 @@ impl QueuePair {
             view_version: 0,
             inflight: 0,
             fused: None,
+            fetching: 0,
+            fetch_window: usize::MAX,
+            unfetched: VecDeque::new(),
             stats: Arc::new(QueueStats::default()),
         }
     }
@@ -145,6 +160,21 @@ impl QueuePair {
                 .view
                 .get(request.sqe.nsid())
                 .is_some_and(|namespace| blocks <= namespace.lend_blocks)
+    }
+
+    /// Whether the transport may fetch so much more now.
+    #[inline]
+    pub fn may_fetch(&self, bytes: usize) -> bool {
+        self.fetching == 0 || self.fetching.saturating_add(bytes) <= self.fetch_window
+    }
+
+    /// What a command has to be sent by the host.
+    pub fn bytes_from_host(&self, index: ReqIndex) -> usize {
+        let request = &self.requests[index];
+        match request.plan.transfer(&request.sqe) {
+            Transfer::FromHost(bytes) => bytes as usize,
+            _ => 0,
+        }
     }
 
     pub fn tag(&self, index: ReqIndex) -> ReqTag {

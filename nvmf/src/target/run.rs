@@ -439,6 +439,7 @@ impl Group {
         }
         match qp.requests[index].step {
             Step::Buffer => {
+                self.queue(q).unfetched.retain(|waiting| *waiting != index);
                 self.finish(q, index, StatusCode::ABORT_REQUESTED, now);
                 true
             }

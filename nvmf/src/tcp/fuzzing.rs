@@ -58,7 +58,7 @@ pub fn target(input: &[u8]) {
             conn.received(n, NOW);
         }
         app.take_events(&mut conn);
-        conn.settle(&mut buffers, false, NOW);
+        conn.settle(false, NOW);
         if !established && conn.pdus().0 > 0 {
             established = true;
             conn.established(QueueParams {
@@ -66,6 +66,7 @@ pub fn target(input: &[u8]) {
                 entries: ENTRIES,
                 flow_control_off: seed & 1 != 0,
             });
+            conn.set_in_place(seed & 2 != 0);
         }
         let mut slices = Slices::new();
         conn.send_slices(&mut slices);
@@ -78,7 +79,7 @@ pub fn target(input: &[u8]) {
     }
     conn.peer_closed(None);
     app.take_events(&mut conn);
-    conn.settle(&mut buffers, false, NOW);
+    conn.settle(false, NOW);
     assert!(conn.is_finished() && app.closed == 1);
     assert_all_back(&pools.io);
     assert_all_back(&pools.admin);
@@ -132,7 +133,7 @@ pub fn host(input: &[u8]) {
                 HostEvent::Closed(_) => closed += 1,
             }
         }
-        conn.settle(&mut buffers, false, NOW);
+        conn.settle(false, NOW);
         let mut slices = Slices::new();
         conn.send_slices(&mut slices);
         let n = slices.iter().map(|slice| slice.len()).sum();

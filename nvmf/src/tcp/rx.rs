@@ -13,6 +13,9 @@
 //! busy ones take turns with the same few, which the processor's cache likes. What is left then is
 //! less than one PDU header; it is carried in the connection until more arrives.
 //!
+//! Parts of it may be handed up ([`Rx::part`]) instead of copies. As long as one is kept by somebody
+//! nothing more is received into that buffer, nor is it lent again: another takes its place.
+//!
 //! # Guesses
 //!
 //! A host that reads knows what will probably come next: the data of its oldest read, then that of
@@ -30,7 +33,7 @@ use std::collections::VecDeque;
 use std::io::IoSliceMut;
 
 use arrayvec::ArrayVec;
-use nacre_hugepages::Buf;
+use nacre_hugepages::{Buf, ClassSpec, Pool};
 
 /// Guesses per receive.
 pub const MAX_GUESSES: usize = 64;
@@ -43,7 +46,8 @@ pub const MAX_HEADER: usize = 256;
 
 /// The receive buffers of one core.
 pub struct RxBuffers {
-    free: Vec<Box<[u8]>>,
+    /// A pool for each: memory that nobody needed yet is not there.
+    made: Vec<Pool>,
     bytes: usize,
     /// How many may still be made.
     unmade: usize,
@@ -58,26 +62,31 @@ impl RxBuffers {
             "receive buffers too few or too small"
         );
         let now = count.min(2);
-        let mut free = Vec::with_capacity(count);
-        free.resize_with(now, || vec![0; bytes].into_boxed_slice());
+        let mut made = Vec::with_capacity(count);
+        made.resize_with(now, || one_buffer(bytes));
         RxBuffers {
-            free,
+            made,
             bytes,
             unmade: count - now,
         }
     }
 
-    fn lease(&mut self) -> Option<Box<[u8]>> {
-        if let Some(buffer) = self.free.pop() {
+    /// The first that is free: the fewer are used in turn, the more of them the cache holds.
+    fn lease(&mut self) -> Option<Buf> {
+        if let Some(buffer) = self.made.iter().find_map(|pool| pool.acquire(self.bytes)) {
             return Some(buffer);
         }
         self.unmade = self.unmade.checked_sub(1)?;
-        Some(vec![0; self.bytes].into_boxed_slice())
+        let pool = one_buffer(self.bytes);
+        let buffer = pool.acquire(self.bytes);
+        self.made.push(pool);
+        buffer
     }
+}
 
-    fn give_back(&mut self, buffer: Box<[u8]>) {
-        self.free.push(buffer);
-    }
+fn one_buffer(bytes: usize) -> Pool {
+    let size = bytes.next_multiple_of(512);
+    Pool::heap(&[ClassSpec { size, count: 1 }])
 }
 
 /// Payload of the PDU in progress.
@@ -97,7 +106,7 @@ pub struct Guess {
 
 /// The receiving half of a connection, below the meaning of PDUs.
 pub struct Rx {
-    buffer: Option<Box<[u8]>>,
+    buffer: Option<Buf>,
     start: usize,
     end: usize,
     payload: Payload,
@@ -146,24 +155,10 @@ impl Rx {
         window: usize,
         out: &mut RecvSlices<'a>,
     ) -> bool {
-        if self.buffer.is_none() {
-            let Some(mut buffer) = buffers.lease() else {
-                return false;
-            };
-            let carried = usize::from(self.carried);
-            buffer[..carried].copy_from_slice(&self.carry[..carried]);
-            self.carried = 0;
-            self.start = 0;
-            self.end = carried;
-            self.buffer = Some(buffer);
-        } else if self.start > 0 {
-            if let Some(buffer) = &mut self.buffer {
-                buffer.copy_within(self.start..self.end, 0);
-            }
-            self.end -= self.start;
-            self.start = 0;
+        if !self.make_room(buffers) {
+            return false;
         }
-        let Some(buffer) = &mut self.buffer else {
+        let Some(buffer) = self.buffer.as_mut().and_then(Buf::bytes_mut) else {
             return false;
         };
         if !self.guesses.is_empty() {
@@ -192,6 +187,33 @@ impl Rx {
             out.push(IoSliceMut::new(&mut free[..len]));
         }
         !out.is_empty()
+    }
+
+    /// Has a receive buffer that may be written, with what is unread at its beginning.
+    #[inline]
+    fn make_room(&mut self, buffers: &mut RxBuffers) -> bool {
+        if let Some(bytes) = self.buffer.as_mut().and_then(Buf::bytes_mut) {
+            if self.start > 0 {
+                bytes.copy_within(self.start..self.end, 0);
+                self.end -= self.start;
+                self.start = 0;
+            }
+            return true;
+        }
+        let Some(mut buffer) = buffers.lease() else {
+            return false;
+        };
+        let bytes = buffer.bytes_mut().expect("just leased");
+        let left = match &self.buffer {
+            // Somebody has a part of it still.
+            Some(before) => &before[self.start..self.end],
+            None => &self.carry[..usize::from(self.carried)],
+        };
+        bytes[..left.len()].copy_from_slice(left);
+        (self.start, self.end) = (0, left.len());
+        self.carried = 0;
+        self.buffer = Some(buffer);
+        true
     }
 
     /// `n` bytes were put where [`Rx::slices`] said.
@@ -284,7 +306,7 @@ impl Rx {
     /// Something else came: everything received and not judged is unread now, in one piece.
     #[cold]
     pub fn miss(&mut self) {
-        let Some(buffer) = &mut self.buffer else {
+        let Some(buffer) = self.buffer.as_mut().and_then(Buf::bytes_mut) else {
             return;
         };
         let mut left = std::mem::take(&mut self.guessed);
@@ -315,6 +337,18 @@ impl Rx {
             Some(buffer) => &buffer[self.start..self.end],
             None => &[],
         }
+    }
+
+    /// A handle on `len` bytes of what is unread, `offset` from its beginning.
+    ///
+    /// # Panics
+    /// When they have not arrived.
+    #[inline]
+    pub fn part(&self, offset: usize, len: usize) -> Buf {
+        let at = self.start + offset;
+        let buffer = self.buffer.as_ref();
+        let buffer = buffer.filter(|_| self.guessed == 0 && at + len <= self.end);
+        buffer.expect("a part of what is unread").slice(at, len)
     }
 
     #[inline]
@@ -405,7 +439,7 @@ impl Rx {
     /// Gives the receive buffer back if what is left in it can be carried. To be called when no
     /// more can be made of what is here; `keep` says that it is a matter of room, not of bytes.
     #[inline]
-    pub fn settle(&mut self, buffers: &mut RxBuffers, keep: bool) {
+    pub fn settle(&mut self, keep: bool) {
         let left = self.end - self.start;
         if self.guessed > 0 || (left > 0 && (keep || left > MAX_HEADER)) {
             return;
@@ -415,7 +449,6 @@ impl Rx {
             self.carried = left as u16;
             self.start = 0;
             self.end = 0;
-            buffers.give_back(buffer);
         }
     }
 

@@ -67,6 +67,7 @@ impl Bdev for Tap {
     fn limits(&self) -> Limits {
         Limits {
             lend_blocks: 0,
+            immediate: false,
             ..self.disk.limits()
         }
     }

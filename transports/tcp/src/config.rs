@@ -44,6 +44,10 @@ pub struct TcpConfig {
     /// when connections have to wait with input that cannot be handled yet.
     pub rx_buffer_size: usize,
     pub rx_buffers: usize,
+    /// Bytes of data that a host is asked for at a time, per connection (R2T). What a connection can
+    /// carry in a round trip is enough to keep it busy; more only goes through more buffers than
+    /// the processor's cache holds.
+    pub fetch_window: usize,
 }
 
 impl Default for TcpConfig {
@@ -68,6 +72,7 @@ impl Default for TcpConfig {
             receive_buffer: None,
             rx_buffer_size: 256 << 10,
             rx_buffers: 64,
+            fetch_window: 512 << 10,
         }
     }
 }

@@ -301,7 +301,7 @@ impl TcpTransport {
                 Err(errno) => conn.machine.peer_closed(Some(&socket::describe(errno))),
             }
         };
-        conn.machine.settle(&mut self.buffers, more, now);
+        conn.machine.settle(more, now);
         if let Some(deadline) = conn.machine.deadline() {
             self.next_deadline = self.next_deadline.min(deadline);
         }
@@ -324,7 +324,7 @@ impl TcpTransport {
         let Some(mut conn) = slot.conn.take() else {
             return;
         };
-        conn.machine.settle(&mut self.buffers, false, self.now);
+        conn.machine.settle(false, self.now);
         count_pdus(&mut conn, &self.core);
         slot.generation = slot.generation.wrapping_add(1);
         if conn.hot.is_some() {
@@ -516,6 +516,10 @@ impl Transport for TcpTransport {
         }
     }
 
+    fn fetch_window(&self) -> usize {
+        self.shared.config.fetch_window
+    }
+
     #[inline]
     fn respond(&mut self, conn: ConnId, response: Response) {
         let Some(open) = self.conn(conn) else { return };
@@ -539,6 +543,12 @@ impl Transport for TcpTransport {
         slot.filter(|slot| slot.generation == conn.generation)
             .and_then(|slot| slot.conn.as_deref())
             .is_some_and(|open| open.machine.takes_lent())
+    }
+
+    fn set_in_place(&mut self, conn: ConnId, in_place: bool) {
+        if let Some(open) = self.conn(conn) {
+            open.machine.set_in_place(in_place);
+        }
     }
 
     fn close(&mut self, conn: ConnId, why: CloseWhy) {

@@ -11,5 +11,6 @@ mod host;
 mod io;
 mod limits;
 mod logs;
+mod memory;
 mod rig;
 mod told;

@@ -43,6 +43,9 @@ pub struct Wire {
     pub fetches: VecDeque<(ConnId, ReqTag, Buf)>,
     pub closes: Vec<(ConnId, CloseWhy)>,
     pub established: Vec<(ConnId, QueueParams)>,
+    pub in_place: Vec<(ConnId, bool)>,
+    /// Bytes to be fetched at a time; `None`: any.
+    pub window: Option<usize>,
 }
 
 struct FakeTransport {
@@ -78,6 +81,14 @@ impl Transport for FakeTransport {
 
     fn established(&mut self, conn: ConnId, params: QueueParams) {
         self.wire.borrow_mut().established.push((conn, params));
+    }
+
+    fn fetch_window(&self) -> usize {
+        self.wire.borrow().window.unwrap_or(usize::MAX)
+    }
+
+    fn set_in_place(&mut self, conn: ConnId, in_place: bool) {
+        self.wire.borrow_mut().in_place.push((conn, in_place));
     }
 
     fn close(&mut self, conn: ConnId, why: CloseWhy) {
@@ -268,6 +279,10 @@ impl Rig {
             .borrow_mut()
             .events
             .push_back(Event::Capsule { conn, sqe, data });
+    }
+
+    pub fn event(&mut self, event: Event) {
+        self.wire.borrow_mut().events.push_back(event);
     }
 
     pub fn hang_up(&mut self, conn: ConnId) {

@@ -309,8 +309,8 @@ impl HostConn {
     }
 
     #[inline]
-    pub fn settle(&mut self, buffers: &mut RxBuffers, more: bool, now: Nanos) {
-        self.rx.settle(buffers, more || self.waiting);
+    pub fn settle(&mut self, more: bool, now: Nanos) {
+        self.rx.settle(more || self.waiting);
         if more || self.waiting || !self.rx.is_mid_pdu() {
             self.partial = None;
         } else if self.partial.is_none() || self.pdus_at_partial != self.pdus_received {

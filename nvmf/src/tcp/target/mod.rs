@@ -182,6 +182,8 @@ pub struct TargetConn {
     fetching: usize,
     fetching_bytes: usize,
     waiting: bool,
+    /// In-capsule data may be handed up where it was received.
+    in_place: bool,
     why: Option<Closed>,
     told: bool,
     opened: Nanos,
@@ -217,6 +219,7 @@ impl TargetConn {
             fetching: 0,
             fetching_bytes: 0,
             waiting: false,
+            in_place: false,
             why: None,
             told: false,
             opened: now,
@@ -233,6 +236,13 @@ impl TargetConn {
     /// the very bytes that are sent.
     pub fn takes_lent(&self) -> bool {
         !self.rules.digests.data
+    }
+
+    /// From now on in-capsule data of I/O commands is handed up as a part of the receive buffer, as
+    /// far as it is all there, instead of a buffer of its own: for commands that are done with it
+    /// soon, whatever the host does. A first half of a fused pair is not one of them.
+    pub fn set_in_place(&mut self, in_place: bool) {
+        self.in_place = in_place;
     }
 
     /// Whether reading makes sense now; `false` is back-pressure on the host, or the end.
@@ -315,8 +325,8 @@ impl TargetConn {
 
     /// Ends a turn of reading: gives the receive buffer back, or not while something in it waits.
     #[inline]
-    pub fn settle(&mut self, buffers: &mut RxBuffers, more: bool, now: Nanos) {
-        self.rx.settle(buffers, more || self.waiting);
+    pub fn settle(&mut self, more: bool, now: Nanos) {
+        self.rx.settle(more || self.waiting);
         if more || self.waiting || !self.rx.is_mid_pdu() {
             self.partial = None;
         } else if self.partial.is_none() || self.pdus_at_partial != self.pdus_received {

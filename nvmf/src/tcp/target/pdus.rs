@@ -1,6 +1,7 @@
 //! What each PDU of the host means: checked against the state, then an event or a violation.
 
 use nacre_hugepages::Buf;
+use nacre_nvmf_wire::Fuse;
 use nacre_nvmf_wire::sqe::{Sgl, Sqe};
 use nacre_nvmf_wire::tcp::{
     CommonHeader, DataPdu, FatalErrorStatus, Field, Frame, IcReq, IcResp, Pdu, PduError, Reason,
@@ -97,6 +98,11 @@ impl TargetConn {
             return Ok(None);
         };
         let is_io = self.queue.is_some_and(|queue| queue.qid != 0);
+        let digest = self.rules.digests.data_bytes() as usize;
+        let is_here = self.rx.unread().len() >= header + length + digest;
+        if is_here && is_io && self.in_place && sqe.fuse() == Fuse::Normal {
+            return self.capsule_in_place(sqe, (header, length), (offset, meant), sink);
+        }
         let pool = if is_io { &pools.io } else { &pools.admin };
         let Some(buf) = pool.acquire(length) else {
             assert!(
@@ -105,8 +111,7 @@ impl TargetConn {
             );
             return Ok(Some(Polled::Waiting));
         };
-        let digest = self.rules.digests.data_bytes() as usize;
-        if self.rx.unread().len() < header + length + digest {
+        if !is_here {
             self.rx.consume(header);
             self.rx.begin(buf, 0, length);
             self.doing = Doing::Capsule {
@@ -132,6 +137,31 @@ impl TargetConn {
             return self.command(sink, TargetEvent::CapsuleDamaged { sqe });
         }
         let data = Some(part(data, offset, meant));
+        self.command(sink, TargetEvent::Capsule { sqe, data })
+    }
+
+    /// A capsule whose data stays where it was received.
+    #[inline]
+    fn capsule_in_place(
+        &mut self,
+        sqe: Sqe,
+        (header, length): (usize, usize),
+        (offset, meant): (usize, usize),
+        sink: &mut impl Sink,
+    ) -> Handled {
+        let mut end = header + length;
+        if self.rules.digests.data {
+            let bytes = self.rx.unread();
+            let digest = bytes[end..].first_chunk().map(|b| u32::from_le_bytes(*b));
+            let damaged = is_damaged(&bytes[header..end], digest);
+            end += self.rules.digests.data_bytes() as usize;
+            if damaged {
+                self.rx.consume(end);
+                return self.command(sink, TargetEvent::CapsuleDamaged { sqe });
+            }
+        }
+        let data = Some(self.rx.part(header + offset, meant));
+        self.rx.consume(end);
         self.command(sink, TargetEvent::Capsule { sqe, data })
     }
 
