@@ -4,8 +4,8 @@ use std::fmt;
 
 use nacre_bdev::Extents;
 use nacre_nvmf_wire::tcp::{
-    DataAlignment, Digests, FatalErrorStatus, Field, Frame, Pdu, PduError, Reason, Rules, Side,
-    TermPdu, TermReq,
+    CommonHeader, DataAlignment, Digests, FatalErrorStatus, Field, Frame, Pdu, PduError, Reason,
+    Rules, Side, TermPdu, TermReq,
 };
 use zerocopy::{Immutable, IntoBytes};
 
@@ -91,31 +91,67 @@ impl fmt::Display for Violation {
     }
 }
 
-/// The PDU at the beginning of `bytes`, when its header, digest and padding are all there. The digest
-/// is judged before the fields that it protects.
-#[inline]
-pub fn read<'a>(bytes: &'a [u8], rules: &Rules) -> Result<Option<(Frame, Pdu<'a>)>, PduError> {
-    let Some(common) = bytes.first_chunk() else {
-        return Ok(None);
-    };
-    let frame = Frame::parse(common, rules)?;
-    // PDO is a byte, so this much always fits the receive buffer, and what can be carried over.
-    if bytes.len() < frame.data_offset as usize {
-        return Ok(None);
+/// Reads PDUs as the rules of now want them. Most headers begin like one before: what was found of
+/// that is kept.
+pub struct Reader {
+    rules: Rules,
+    known: Option<([u8; CommonHeader::SIZE], Frame)>,
+}
+
+impl Reader {
+    pub fn new(rules: Rules) -> Reader {
+        Reader { rules, known: None }
     }
-    if frame.header_digest {
-        let (header, rest) = bytes.split_at(frame.hlen as usize);
-        let actual = u32::from_le_bytes(
-            *rest
-                .first_chunk()
-                .expect("the data offset is behind the digest"),
-        );
-        let expected = crc_fast::crc32_iscsi(header);
-        if expected != actual {
-            return Err(PduError::header_digest(expected, actual));
+
+    #[inline]
+    pub fn rules(&self) -> &Rules {
+        &self.rules
+    }
+
+    /// From now on the rules are others.
+    pub fn change(&mut self, change: impl FnOnce(&mut Rules)) {
+        change(&mut self.rules);
+        self.known = None;
+    }
+
+    /// The PDU at the beginning of `bytes`, when its header, digest and padding are all there. The
+    /// digest is judged before the fields that it protects.
+    #[inline]
+    pub fn read<'a>(&mut self, bytes: &'a [u8]) -> Result<Option<(Frame, Pdu<'a>)>, PduError> {
+        let Some(common) = bytes.first_chunk() else {
+            return Ok(None);
+        };
+        let frame = match &self.known {
+            Some((known, frame)) if known == common => *frame,
+            _ => self.judge(common)?,
+        };
+        // PDO is a byte, so this much always fits the receive buffer, and what can be carried over.
+        if bytes.len() < frame.data_offset as usize {
+            return Ok(None);
         }
+        if frame.header_digest {
+            check_digest(&frame, bytes)?;
+        }
+        Ok(Some((frame, Pdu::parse(&frame, bytes)?)))
     }
-    Ok(Some((frame, Pdu::parse(&frame, bytes)?)))
+
+    #[inline(never)]
+    fn judge(&mut self, common: &[u8; CommonHeader::SIZE]) -> Result<Frame, PduError> {
+        let frame = Frame::parse(common, &self.rules)?;
+        self.known = Some((*common, frame));
+        Ok(frame)
+    }
+}
+
+fn check_digest(frame: &Frame, bytes: &[u8]) -> Result<(), PduError> {
+    let (header, rest) = bytes.split_at(frame.hlen as usize);
+    let digest = rest.first_chunk();
+    let actual = u32::from_le_bytes(*digest.expect("the data offset is behind the digest"));
+    let expected = crc_fast::crc32_iscsi(header);
+    if expected != actual {
+        return Err(PduError::header_digest(expected, actual));
+    }
+    Ok(())
 }
 
 /// Queues a header, and its digest if it says that it has one.

@@ -58,7 +58,7 @@ pub fn target(input: &[u8]) {
             conn.received(n, NOW);
         }
         app.take_events(&mut conn);
-        conn.settle(false, NOW);
+        conn.settle(&mut buffers, false, NOW);
         if !established && conn.pdus().0 > 0 {
             established = true;
             conn.established(QueueParams {
@@ -79,7 +79,7 @@ pub fn target(input: &[u8]) {
     }
     conn.peer_closed(None);
     app.take_events(&mut conn);
-    conn.settle(false, NOW);
+    conn.settle(&mut buffers, false, NOW);
     assert!(conn.is_finished() && app.closed == 1);
     assert_all_back(&pools.io);
     assert_all_back(&pools.admin);
@@ -133,7 +133,7 @@ pub fn host(input: &[u8]) {
                 HostEvent::Closed(_) => closed += 1,
             }
         }
-        conn.settle(false, NOW);
+        conn.settle(&mut buffers, false, NOW);
         let mut slices = Slices::new();
         conn.send_slices(&mut slices);
         let n = slices.iter().map(|slice| slice.len()).sum();

@@ -46,8 +46,9 @@ pub const MAX_HEADER: usize = 256;
 
 /// The receive buffers of one core.
 pub struct RxBuffers {
-    /// A pool for each: memory that nobody needed yet is not there.
-    made: Vec<Pool>,
+    /// Given back last, at the end: the fewer are used in turn, the more of them the cache holds.
+    /// Somebody may still have a part of one.
+    free: Vec<Buf>,
     bytes: usize,
     /// How many may still be made.
     unmade: usize,
@@ -62,31 +63,45 @@ impl RxBuffers {
             "receive buffers too few or too small"
         );
         let now = count.min(2);
-        let mut made = Vec::with_capacity(count);
-        made.resize_with(now, || one_buffer(bytes));
+        let mut free = Vec::with_capacity(count);
+        free.extend((0..now).filter_map(|_| one_buffer(bytes)));
         RxBuffers {
-            made,
+            free,
             bytes,
             unmade: count - now,
         }
     }
 
-    /// The first that is free: the fewer are used in turn, the more of them the cache holds.
+    #[inline]
     fn lease(&mut self) -> Option<Buf> {
-        if let Some(buffer) = self.made.iter().find_map(|pool| pool.acquire(self.bytes)) {
-            return Some(buffer);
+        let mut last = self.free.pop();
+        match last.as_mut().and_then(Buf::bytes_mut) {
+            Some(_) => last,
+            None => self.lease_another(last),
+        }
+    }
+
+    #[cold]
+    fn lease_another(&mut self, kept: Option<Buf>) -> Option<Buf> {
+        self.free.extend(kept);
+        let whole = |buffer: &mut Buf| buffer.bytes_mut().is_some();
+        if let Some(at) = self.free.iter_mut().rposition(whole) {
+            return Some(self.free.remove(at));
         }
         self.unmade = self.unmade.checked_sub(1)?;
-        let pool = one_buffer(self.bytes);
-        let buffer = pool.acquire(self.bytes);
-        self.made.push(pool);
-        buffer
+        one_buffer(self.bytes)
+    }
+
+    #[inline]
+    fn give_back(&mut self, buffer: Buf) {
+        self.free.push(buffer);
     }
 }
 
-fn one_buffer(bytes: usize) -> Pool {
+/// Each in memory of its own, so that none is there that nobody needed yet.
+fn one_buffer(bytes: usize) -> Option<Buf> {
     let size = bytes.next_multiple_of(512);
-    Pool::heap(&[ClassSpec { size, count: 1 }])
+    Pool::heap(&[ClassSpec { size, count: 1 }]).acquire(bytes)
 }
 
 /// Payload of the PDU in progress.
@@ -204,14 +219,19 @@ impl Rx {
             return false;
         };
         let bytes = buffer.bytes_mut().expect("just leased");
-        let left = match &self.buffer {
+        if let Some(before) = self.buffer.take() {
             // Somebody has a part of it still.
-            Some(before) => &before[self.start..self.end],
-            None => &self.carry[..usize::from(self.carried)],
-        };
-        bytes[..left.len()].copy_from_slice(left);
-        (self.start, self.end) = (0, left.len());
-        self.carried = 0;
+            let left = &before[self.start..self.end];
+            bytes[..left.len()].copy_from_slice(left);
+            (self.start, self.end) = (0, left.len());
+            buffers.give_back(before);
+        } else {
+            let carried = usize::from(std::mem::take(&mut self.carried));
+            if carried > 0 {
+                bytes[..carried].copy_from_slice(&self.carry[..carried]);
+            }
+            (self.start, self.end) = (0, carried);
+        }
         self.buffer = Some(buffer);
         true
     }
@@ -439,16 +459,19 @@ impl Rx {
     /// Gives the receive buffer back if what is left in it can be carried. To be called when no
     /// more can be made of what is here; `keep` says that it is a matter of room, not of bytes.
     #[inline]
-    pub fn settle(&mut self, keep: bool) {
+    pub fn settle(&mut self, buffers: &mut RxBuffers, keep: bool) {
         let left = self.end - self.start;
         if self.guessed > 0 || (left > 0 && (keep || left > MAX_HEADER)) {
             return;
         }
         if let Some(buffer) = self.buffer.take() {
-            self.carry[..left].copy_from_slice(&buffer[self.start..self.end]);
+            if left > 0 {
+                self.carry[..left].copy_from_slice(&buffer[self.start..self.end]);
+            }
             self.carried = left as u16;
             self.start = 0;
             self.end = 0;
+            buffers.give_back(buffer);
         }
     }
 

@@ -208,11 +208,16 @@ impl Tx {
         self.marks = 0;
     }
 
+    #[inline]
     fn make_room(&mut self, len: usize) {
-        let used = self.tail - self.head;
-        if used + len <= self.ring.len() {
-            return;
+        if self.tail - self.head + len > self.ring.len() {
+            self.grow(len);
         }
+    }
+
+    #[cold]
+    fn grow(&mut self, len: usize) {
+        let used = self.tail - self.head;
         let mask = self.ring.len() - 1;
         let mut grown = vec![0; (used + len).next_power_of_two()].into_boxed_slice();
         for (to, at) in (self.head..self.tail).enumerate() {

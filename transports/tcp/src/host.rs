@@ -250,7 +250,7 @@ impl HostTransport for TcpHost {
             }
         };
         self.more = more;
-        conn.settle(more, now);
+        conn.settle(&mut self.buffers, more, now);
         conn.handle_timeout(now);
         if conn.wants_write() && !self.blocked {
             send(conn, &self.socket, &mut self.blocked);

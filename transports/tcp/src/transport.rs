@@ -301,7 +301,7 @@ impl TcpTransport {
                 Err(errno) => conn.machine.peer_closed(Some(&socket::describe(errno))),
             }
         };
-        conn.machine.settle(more, now);
+        conn.machine.settle(&mut self.buffers, more, now);
         if let Some(deadline) = conn.machine.deadline() {
             self.next_deadline = self.next_deadline.min(deadline);
         }
@@ -324,7 +324,7 @@ impl TcpTransport {
         let Some(mut conn) = slot.conn.take() else {
             return;
         };
-        conn.machine.settle(false, self.now);
+        conn.machine.settle(&mut self.buffers, false, self.now);
         count_pdus(&mut conn, &self.core);
         slot.generation = slot.generation.wrapping_add(1);
         if conn.hot.is_some() {

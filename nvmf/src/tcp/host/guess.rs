@@ -4,7 +4,7 @@
 use nacre_nvmf_wire::tcp::{DataPdu, Pdu};
 
 use super::HostConn;
-use crate::tcp::frame::{self, Violation};
+use crate::tcp::frame::Violation;
 use crate::tcp::rx::{Guess, RxBuffers};
 
 /// Reads of fewer bytes are not worth an entry of the I/O vector.
@@ -53,9 +53,10 @@ impl HostConn {
             return;
         }
         let header = self
-            .rules
+            .reader
+            .rules()
             .alignment
-            .align(DataPdu::SIZE as u32 + self.rules.digests.header_bytes())
+            .align(DataPdu::SIZE as u32 + self.reader.rules().digests.header_bytes())
             as usize;
         while let Some(&(cid, serial)) = self.reads.front() {
             let command = &mut self.commands[usize::from(cid)];
@@ -86,7 +87,7 @@ impl HostConn {
         if self.receiving.is_none()
             && let Some((cid, header, length)) = self.rx.guessed()
         {
-            if let Some((frame, Pdu::C2hData(&pdu))) = frame::read(self.rx.unread(), &self.rules)?
+            if let Some((frame, Pdu::C2hData(&pdu))) = self.reader.read(self.rx.unread())?
                 && pdu.cccid.get() == cid
                 && pdu.datao.get() == 0
                 && pdu.datal.get() as usize == length

@@ -24,7 +24,7 @@ use nacre_nvmf_wire::tcp::{
 use nacre_reactor::Nanos;
 
 use self::guess::{GUESS_BYTES, Guessing};
-use super::frame;
+use super::frame::{self, Reader};
 use super::rx::{Guess, RecvSlices, Rx, RxBuffers};
 use super::tx::{Slices, Tx};
 use crate::transport::{Closed, HostCommand, HostEvent};
@@ -110,7 +110,7 @@ pub struct HostConn {
     phase: Phase,
     rx: Rx,
     tx: Tx,
-    rules: Rules,
+    reader: Reader,
     /// CPDA and MAXH2CDATA of the controller.
     controller_alignment: DataAlignment,
     max_h2c_data: u32,
@@ -144,10 +144,10 @@ impl HostConn {
         let mut commands = Vec::new();
         commands.resize_with(config.entries, Command::default);
         HostConn {
-            rules: Rules {
+            reader: Reader::new(Rules {
                 alignment: config.alignment,
                 ..Rules::host()
-            },
+            }),
             config,
             phase: Phase::Handshake,
             rx: Rx::new(),
@@ -214,7 +214,7 @@ impl HostConn {
             Sgl::Transport { length }
         });
 
-        let (digests, align) = (self.rules.digests, self.controller_alignment);
+        let (digests, align) = (self.reader.rules().digests, self.controller_alignment);
         let carried = if in_capsule { length } else { 0 };
         let header = CapsuleCmd::new(sqe, carried, digests, align);
         let left = match write {
@@ -309,8 +309,8 @@ impl HostConn {
     }
 
     #[inline]
-    pub fn settle(&mut self, more: bool, now: Nanos) {
-        self.rx.settle(more || self.waiting);
+    pub fn settle(&mut self, buffers: &mut RxBuffers, more: bool, now: Nanos) {
+        self.rx.settle(buffers, more || self.waiting);
         if more || self.waiting || !self.rx.is_mid_pdu() {
             self.partial = None;
         } else if self.partial.is_none() || self.pdus_at_partial != self.pdus_received {

@@ -22,7 +22,7 @@ impl HostConn {
             let handled = if self.receiving.is_some() {
                 self.payload()?
             } else {
-                match frame::read(self.rx.unread(), &self.rules)? {
+                match self.reader.read(self.rx.unread())? {
                     Some((frame, Pdu::C2hData(&pdu))) => self.c2h_data(&frame, pdu)?,
                     Some((frame, Pdu::CapsuleResp(&cqe))) => Some(self.response(&frame, cqe)?),
                     Some((frame, Pdu::R2t(&pdu))) => self.r2t(&frame, &pdu)?,
@@ -56,8 +56,10 @@ impl HostConn {
         }
         self.controller_alignment = answer.alignment();
         self.max_h2c_data = answer.maxh2cdata.get();
-        self.rules.digests = agreed;
-        self.rules.initialized = true;
+        self.reader.change(|rules| {
+            rules.digests = agreed;
+            rules.initialized = true;
+        });
         self.phase = Phase::Running;
         self.consume(frame);
         Ok(HostPoll::Event(HostEvent::Ready))
@@ -109,7 +111,7 @@ impl HostConn {
             return Ok(Some(HostPoll::Starved));
         }
         let mut digest = None;
-        if self.rules.digests.data {
+        if self.reader.rules().digests.data {
             let Some(&received) = self.rx.unread().first_chunk() else {
                 return Ok(Some(HostPoll::Starved));
             };
@@ -129,7 +131,7 @@ impl HostConn {
         if !pdu.is_success() {
             return Ok(None);
         }
-        self.guessing.success_seen = !self.rules.digests.data;
+        self.guessing.success_seen = !self.reader.rules().digests.data;
         // The controller saved the response: the last data says that all is well (TCP 3.3.2.1).
         Ok(Some(self.complete(Cqe::success(cid))))
     }
@@ -189,7 +191,7 @@ impl HostConn {
         }
         command.asked += length;
         let end = command.asked;
-        let (digests, align) = (self.rules.digests, self.controller_alignment);
+        let (digests, align) = (self.reader.rules().digests, self.controller_alignment);
         let mut at = offset;
         while at < end {
             let n = (end - at).min(self.max_h2c_data);

@@ -23,7 +23,7 @@ use nacre_nvmf_wire::tcp::{
 };
 use nacre_reactor::Nanos;
 
-use super::frame;
+use super::frame::{self, Reader};
 use super::rx::{RecvSlices, Rx, RxBuffers};
 use super::tx::{Slices, Tx};
 use crate::transport::{CloseWhy, Closed, Pools, QueueParams, ReqTag, Response};
@@ -170,7 +170,7 @@ pub struct TargetConn {
     tx: Tx,
     doing: Doing,
     /// What a PDU may look like now, with the digests agreed on.
-    rules: Rules,
+    reader: Reader,
     /// How the host wants payload aligned (HPDA).
     host_alignment: DataAlignment,
     queue: Option<QueueParams>,
@@ -210,7 +210,7 @@ impl TargetConn {
             rx: Rx::new(),
             tx: Tx::new(8),
             doing: Doing::Nothing,
-            rules,
+            reader: Reader::new(rules),
             host_alignment: DataAlignment::DWORD,
             queue: None,
             outstanding: 0,
@@ -235,7 +235,7 @@ impl TargetConn {
     /// Whether data may be sent from where its device keeps it: a digest would have to be made of
     /// the very bytes that are sent.
     pub fn takes_lent(&self) -> bool {
-        !self.rules.digests.data
+        !self.reader.rules().digests.data
     }
 
     /// From now on in-capsule data of I/O commands is handed up as a part of the receive buffer, as
@@ -325,8 +325,8 @@ impl TargetConn {
 
     /// Ends a turn of reading: gives the receive buffer back, or not while something in it waits.
     #[inline]
-    pub fn settle(&mut self, more: bool, now: Nanos) {
-        self.rx.settle(more || self.waiting);
+    pub fn settle(&mut self, buffers: &mut RxBuffers, more: bool, now: Nanos) {
+        self.rx.settle(buffers, more || self.waiting);
         if more || self.waiting || !self.rx.is_mid_pdu() {
             self.partial = None;
         } else if self.partial.is_none() || self.pdus_at_partial != self.pdus_received {
@@ -398,8 +398,8 @@ impl TargetConn {
         }
         frame::put(
             &mut self.tx,
-            &CapsuleResp::new(cqe, self.rules.digests),
-            self.rules.digests,
+            &CapsuleResp::new(cqe, self.reader.rules().digests),
+            self.reader.rules().digests,
         );
         self.tx.mark();
         self.pdus_sent += 1;
@@ -409,7 +409,9 @@ impl TargetConn {
     pub fn established(&mut self, params: QueueParams) {
         self.entries = usize::from(params.entries).max(1);
         if params.qid != 0 {
-            self.rules.max_in_capsule_bytes = self.config.in_capsule_bytes;
+            let bytes = self.config.in_capsule_bytes;
+            self.reader
+                .change(|rules| rules.max_in_capsule_bytes = bytes);
         }
         self.queue = Some(params);
         self.tx.reserve(self.entries);
@@ -505,7 +507,7 @@ impl TargetConn {
     }
 
     pub fn digests(&self) -> Digests {
-        self.rules.digests
+        self.reader.rules().digests
     }
 
     fn is_open(&self) -> bool {
@@ -529,7 +531,7 @@ impl TargetConn {
     }
 
     fn put_r2t(&mut self, tag: ReqTag, offset: u32, length: u32) {
-        let digests = self.rules.digests;
+        let digests = self.reader.rules().digests;
         frame::put(
             &mut self.tx,
             &R2t::new(tag.cid, tag.index, offset, length, digests),
@@ -548,7 +550,7 @@ impl TargetConn {
         data: Extents,
         lent: Option<Lent>,
     ) {
-        let (digests, align) = (self.rules.digests, self.host_alignment);
+        let (digests, align) = (self.reader.rules().digests, self.host_alignment);
         let header = DataPdu::c2h(cid, 0, length, flags, digests, align);
         frame::put_before_data(&mut self.tx, &header, digests, align);
         frame::put_data(&mut self.tx, digests, data);

@@ -35,7 +35,7 @@ impl TargetConn {
     ) -> Result<Polled, Violation> {
         loop {
             let handled = if matches!(self.doing, Doing::Nothing) {
-                match frame::read(self.rx.unread(), &self.rules)? {
+                match self.reader.read(self.rx.unread())? {
                     Some((frame, Pdu::CapsuleCmd(&sqe))) => {
                         self.capsule(&frame, sqe, pools, sink)?
                     }
@@ -66,8 +66,10 @@ impl TargetConn {
         );
         frame::put(&mut self.tx, &answer, Default::default());
         self.host_alignment = asked.alignment();
-        self.rules.digests = digests;
-        self.rules.initialized = true;
+        self.reader.change(|rules| {
+            rules.digests = digests;
+            rules.initialized = true;
+        });
         self.phase = Phase::Running;
         self.rx.consume(frame.data_offset as usize);
         self.pdus_received += 1;
@@ -98,7 +100,7 @@ impl TargetConn {
             return Ok(None);
         };
         let is_io = self.queue.is_some_and(|queue| queue.qid != 0);
-        let digest = self.rules.digests.data_bytes() as usize;
+        let digest = self.reader.rules().digests.data_bytes() as usize;
         let is_here = self.rx.unread().len() >= header + length + digest;
         if is_here && is_io && self.in_place && sqe.fuse() == Fuse::Normal {
             return self.capsule_in_place(sqe, (header, length), (offset, meant), sink);
@@ -132,7 +134,7 @@ impl TargetConn {
             .filter(|_| digest > 0)
             .map(|bytes| u32::from_le_bytes(*bytes));
         self.rx
-            .consume(header + length + self.rules.digests.data_bytes() as usize);
+            .consume(header + length + self.reader.rules().digests.data_bytes() as usize);
         if is_damaged(&data, digest) {
             return self.command(sink, TargetEvent::CapsuleDamaged { sqe });
         }
@@ -150,11 +152,11 @@ impl TargetConn {
         sink: &mut impl Sink,
     ) -> Handled {
         let mut end = header + length;
-        if self.rules.digests.data {
+        if self.reader.rules().digests.data {
             let bytes = self.rx.unread();
             let digest = bytes[end..].first_chunk().map(|b| u32::from_le_bytes(*b));
             let damaged = is_damaged(&bytes[header..end], digest);
-            end += self.rules.digests.data_bytes() as usize;
+            end += self.reader.rules().digests.data_bytes() as usize;
             if damaged {
                 self.rx.consume(end);
                 return self.command(sink, TargetEvent::CapsuleDamaged { sqe });
@@ -240,7 +242,7 @@ impl TargetConn {
         if !self.rx.advance() {
             return Ok(Some(Polled::Starved));
         }
-        let received = match self.rules.digests.data {
+        let received = match self.reader.rules().digests.data {
             true => match self.rx.unread().first_chunk() {
                 Some(&digest) => Some(u32::from_le_bytes(digest)),
                 None => return Ok(Some(Polled::Starved)),

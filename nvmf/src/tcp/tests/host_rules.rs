@@ -92,7 +92,7 @@ impl Raw {
 
     fn turn(&mut self) {
         self.take_events();
-        self.conn.settle(false, NOW);
+        self.conn.settle(&mut self.buffers, false, NOW);
         let mut slices = Slices::new();
         self.conn.send_slices(&mut slices);
         let bytes = gather(&slices, usize::MAX);

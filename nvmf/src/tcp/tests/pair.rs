@@ -343,7 +343,8 @@ impl Pair {
             self.app.handle(event, &mut self.target, &self.pools);
             moved = true;
         }
-        self.target.settle(false, self.now);
+        self.target
+            .settle(&mut self.target_buffers, false, self.now);
         if self.target.wants_write() {
             let mut slices = Slices::new();
             self.target.send_slices(&mut slices);
@@ -406,7 +407,7 @@ impl Pair {
                 }
             }
         }
-        self.host.settle(false, self.now);
+        self.host.settle(&mut self.host_buffers, false, self.now);
         moved
     }
 

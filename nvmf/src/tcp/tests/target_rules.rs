@@ -103,7 +103,7 @@ impl Raw {
         while let TargetPoll::Event(event) = self.conn.poll(&self.pools, NOW) {
             self.app.handle(event, &mut self.conn, &self.pools);
         }
-        self.conn.settle(false, NOW);
+        self.conn.settle(&mut self.buffers, false, NOW);
         let mut slices = Slices::new();
         self.conn.send_slices(&mut slices);
         let bytes = gather(&slices, usize::MAX);
@@ -426,10 +426,10 @@ fn data_in_place() {
             TargetPoll::Starved
         ));
         assert_eq!(taken(&raw), 2, "what is cut is received into a buffer");
-        raw.conn.settle(false, NOW);
+        raw.conn.settle(&mut raw.buffers, false, NOW);
         raw.receive(&rest);
         let three = raw.capsule();
-        raw.conn.settle(false, NOW);
+        raw.conn.settle(&mut raw.buffers, false, NOW);
         // A part of the next in the buffer's place, with the first still kept.
         let next = whole(4, Fuse::Normal);
         raw.receive(&next[..500]);
@@ -437,7 +437,7 @@ fn data_in_place() {
             raw.conn.poll(&raw.pools, NOW),
             TargetPoll::Starved
         ));
-        raw.conn.settle(false, NOW);
+        raw.conn.settle(&mut raw.buffers, false, NOW);
         raw.receive(&next[500..]);
         let four = raw.capsule();
         for (data, cid) in [(&one, 1), (&two, 2), (&three, 3), (&four, 4)] {
@@ -448,7 +448,7 @@ fn data_in_place() {
         assert_eq!(taken(&raw), 0);
 
         // Parts of it keep it as well.
-        raw.conn.settle(false, NOW);
+        raw.conn.settle(&mut raw.buffers, false, NOW);
         let damaged = {
             let mut bytes = whole(1, Fuse::Normal);
             let at = bytes.len() - 5;
@@ -723,7 +723,7 @@ fn host_that_does_not_read() {
         while let TargetPoll::Event(event) = raw.conn.poll(&raw.pools, NOW) {
             raw.app.handle(event, &mut raw.conn, &raw.pools);
         }
-        raw.conn.settle(false, NOW);
+        raw.conn.settle(&mut raw.buffers, false, NOW);
         fed += 1;
         assert!(fed < 100, "no bound");
     }
