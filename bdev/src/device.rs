@@ -52,7 +52,8 @@ pub struct Limits {
     /// A read of at most so many blocks that has no extents is answered with the device's own
     /// memory ([`crate::Completion::lent`]); 0: it lends nothing.
     pub lend_blocks: u32,
-    /// Every I/O is done when it was submitted: its buffers are free again with the next poll.
+    /// Every I/O is done when it was submitted, but for those that a limit of the rate holds back: its
+    /// buffers are free again with the next poll.
     pub immediate: bool,
 }
 

@@ -80,7 +80,7 @@ impl Namespace {
         Namespace {
             nsid,
             ids,
-ana_group: AtomicU32::new(ana_group),
+            ana_group: AtomicU32::new(ana_group),
             lend_blocks: limits.lend_blocks,
             immediate: limits.immediate,
             backing,

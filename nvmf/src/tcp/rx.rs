@@ -49,6 +49,9 @@ pub struct RxBuffers {
     /// Given back last, at the end: the fewer are used in turn, the more of them the cache holds.
     /// Somebody may still have a part of one.
     free: Vec<Buf>,
+    /// So many are kept in part that no more should be: see [`Rx::may_part`].
+    crowded: bool,
+    count: usize,
     bytes: usize,
     /// How many may still be made.
     unmade: usize,
@@ -67,6 +70,8 @@ impl RxBuffers {
         free.extend((0..now).filter_map(|_| one_buffer(bytes)));
         RxBuffers {
             free,
+            crowded: false,
+            count,
             bytes,
             unmade: count - now,
         }
@@ -76,16 +81,18 @@ impl RxBuffers {
     fn lease(&mut self) -> Option<Buf> {
         let mut last = self.free.pop();
         match last.as_mut().and_then(Buf::bytes_mut) {
-            Some(_) => last,
-            None => self.lease_another(last),
+            Some(_) if !self.crowded => last,
+            _ => self.lease_another(last),
         }
     }
 
     #[cold]
     fn lease_another(&mut self, kept: Option<Buf>) -> Option<Buf> {
         self.free.extend(kept);
-        let whole = |buffer: &mut Buf| buffer.bytes_mut().is_some();
-        if let Some(at) = self.free.iter_mut().rposition(whole) {
+        let is_whole = |buffer: &mut Buf| buffer.bytes_mut().is_some();
+        let whole = self.free.iter_mut().filter_map(|b| b.bytes_mut()).count();
+        self.crowded = self.free.len() - whole > self.count / 4;
+        if let Some(at) = self.free.iter_mut().rposition(is_whole) {
             return Some(self.free.remove(at));
         }
         self.unmade = self.unmade.checked_sub(1)?;
@@ -137,6 +144,7 @@ pub struct Rx {
     guessed: usize,
     /// Something was received by these guesses: no more can be added.
     guess_used: bool,
+    may_part: bool,
     carried: u16,
     carry: [u8; MAX_HEADER],
 }
@@ -155,6 +163,7 @@ impl Rx {
             guess_room: 0,
             guessed: 0,
             guess_used: false,
+            may_part: false,
             carried: 0,
             carry: [0; MAX_HEADER],
         }
@@ -233,6 +242,7 @@ impl Rx {
             (self.start, self.end) = (0, carried);
         }
         self.buffer = Some(buffer);
+        self.may_part = !buffers.crowded;
         true
     }
 
@@ -357,6 +367,13 @@ impl Rx {
             Some(buffer) => &buffer[self.start..self.end],
             None => &[],
         }
+    }
+
+    /// Whether [`Rx::part`] may be handed up. If many parts are kept for long, by a slow device, nobody
+    /// shall have to wait for a buffer to receive into because of that.
+    #[inline]
+    pub fn may_part(&self) -> bool {
+        self.may_part
     }
 
     /// A handle on `len` bytes of what is unread, `offset` from its beginning.

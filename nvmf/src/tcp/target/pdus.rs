@@ -102,7 +102,8 @@ impl TargetConn {
         let is_io = self.queue.is_some_and(|queue| queue.qid != 0);
         let digest = self.reader.rules().digests.data_bytes() as usize;
         let is_here = self.rx.unread().len() >= header + length + digest;
-        if is_here && is_io && self.in_place && sqe.fuse() == Fuse::Normal {
+        let in_place = self.in_place && self.rx.may_part();
+        if is_here && is_io && in_place && sqe.fuse() == Fuse::Normal {
             return self.capsule_in_place(sqe, (header, length), (offset, meant), sink);
         }
         let pool = if is_io { &pools.io } else { &pools.admin };

@@ -472,6 +472,36 @@ fn data_in_place() {
     }
 }
 
+/// Parts that are kept for long cost some receive buffers, not all: then data is copied, and in place
+/// again when they are let go of.
+#[test]
+fn kept_parts_leave_buffers() {
+    let mut raw = Raw::connected(Digests::NONE);
+    raw.conn.established(io_queue(false));
+    raw.conn.set_in_place(true);
+    raw.buffers = RxBuffers::new(16, 16 << 10);
+    let sgl = Sgl::InCapsule {
+        offset: 0,
+        length: 1024,
+    };
+    let next = |raw: &mut Raw, cid: u16| {
+        raw.receive(&capsule(write_sqe(cid, sgl), &pattern(cid.into(), 1024)));
+        let data = raw.capsule();
+        assert_eq!(*data, pattern(cid.into(), 1024)[..]);
+        raw.conn.settle(&mut raw.buffers, false, NOW);
+        let copied = raw.pools.io.owns(&data);
+        (data, copied)
+    };
+    let kept: Vec<(Buf, bool)> = (0..14).map(|cid| next(&mut raw, cid)).collect();
+    let in_place = kept.iter().filter(|(_, copied)| !copied).count();
+    assert_eq!(in_place, 16 / 4 + 1);
+    assert!(kept[..in_place].iter().all(|(_, copied)| !copied));
+    drop(kept);
+    next(&mut raw, 20);
+    let (_, copied) = next(&mut raw, 21);
+    assert!(!copied, "there is room again");
+}
+
 /// The range that the SGL means is what comes in place.
 #[test]
 fn ranges_in_place() {
