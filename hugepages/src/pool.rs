@@ -292,12 +292,18 @@ impl Buf {
         Some(unsafe { std::slice::from_raw_parts_mut(start, self.len as usize) })
     }
 
+    /// Whether no other handle shares any of the bytes.
+    #[inline]
+    pub fn is_unshared(&self) -> bool {
+        let class = self.class();
+        let at = self.index as usize;
+        class.refs[at].get() - class.splits[at].get() == 1
+    }
+
     /// The address of the first byte, for the kernel or a device to write to. `None` while another
     /// handle shares any of the bytes.
     pub fn as_mut_ptr(&mut self) -> Option<*mut u8> {
-        let class = self.class();
-        let at = self.index as usize;
-        (class.refs[at].get() - class.splits[at].get() == 1).then(|| self.as_ptr().cast_mut())
+        self.is_unshared().then(|| self.as_ptr().cast_mut())
     }
 
     /// A handle on `offset..offset + len` of this one.

@@ -477,8 +477,11 @@ impl Group {
         if respond {
             let (mut extents, mut lent) = (Extents::new(), None);
             if to_host && status.is_success() {
-                extents.extend(qp.requests[index].data.take());
-                lent = qp.requests[index].lent.take();
+                let request = &mut qp.requests[index];
+                if let Some(data) = request.data.take() {
+                    extents.push(data);
+                }
+                lent = request.lent.take();
             }
             let tag = qp.tag(index);
             let sgl = qp.requests[index].sqe.sgl_descriptor();

@@ -22,7 +22,49 @@ use super::request::{ReqIndex, Step};
 const PARALLEL_CHILDREN: u32 = 8;
 
 impl Group {
+    /// An I/O command that is no half of a pair has its buffer and its data.
+    #[inline]
     pub(crate) fn run_io(&mut self, q: u32, index: ReqIndex, now: Nanos) {
+        if !self.run_at_once(q, index) {
+            self.run_children(q, index, now);
+        }
+    }
+
+    /// What nearly every command is: one I/O of a device that is open and has room. `false`: it is
+    /// not, and nothing was done.
+    #[inline]
+    fn run_at_once(&mut self, q: u32, index: ReqIndex) -> bool {
+        let qp = self.queues[q as usize].as_mut().expect("queue pair");
+        let request = &mut qp.requests[index];
+        let Plan::Single {
+            op,
+            flags,
+            lba,
+            blocks,
+            ..
+        } = request.plan
+        else {
+            return false;
+        };
+        let namespace = qp.view.get(request.sqe.nsid());
+        let Some(slot) = namespace.and_then(|namespace| namespace.slot(self.handle.core)) else {
+            return false;
+        };
+        if self.devices.waiting(slot) > 0 {
+            return false;
+        }
+        let mut io = Io::new(device::token(q, index, 0), op, lba, blocks).flags(flags);
+        io.data.extend(request.data.take());
+        if let Err((_, mut io)) = self.devices.submit(slot, io) {
+            request.data = io.data.pop();
+            return false;
+        }
+        (request.children, request.next_child, request.inflight) = (1, 1, 1);
+        qp.inflight += 1;
+        true
+    }
+
+    pub(crate) fn run_children(&mut self, q: u32, index: ReqIndex, now: Nanos) {
         let qp = self.queue(q);
         let request = &qp.requests[index];
         let children = match request.plan {
@@ -219,7 +261,11 @@ impl Group {
             }
             return self.reap(q, now);
         }
-        if !self.queue(q).requests[index].waiting {
+        let request = &qp.requests[index];
+        if request.inflight == 0 && request.next_child == request.children {
+            return self.end_io(q, index, now);
+        }
+        if !request.waiting {
             self.advance(q, index, false, now);
         }
     }
@@ -351,7 +397,7 @@ impl Group {
         }
         requests[first].step = Step::Held;
         requests[second].step = Step::Executing;
-        self.run_io(q, second, now);
+        self.run_children(q, second, now);
     }
 
     // Abort.

@@ -79,9 +79,9 @@ impl RxBuffers {
 
     #[inline]
     fn lease(&mut self) -> Option<Buf> {
-        let mut last = self.free.pop();
-        match last.as_mut().and_then(Buf::bytes_mut) {
-            Some(_) if !self.crowded => last,
+        let last = self.free.pop();
+        match &last {
+            Some(buffer) if !self.crowded && buffer.is_unshared() => last,
             _ => self.lease_another(last),
         }
     }
@@ -89,10 +89,9 @@ impl RxBuffers {
     #[cold]
     fn lease_another(&mut self, kept: Option<Buf>) -> Option<Buf> {
         self.free.extend(kept);
-        let is_whole = |buffer: &mut Buf| buffer.bytes_mut().is_some();
-        let whole = self.free.iter_mut().filter_map(|b| b.bytes_mut()).count();
-        self.crowded = self.free.len() - whole > self.count / 4;
-        if let Some(at) = self.free.iter_mut().rposition(is_whole) {
+        let kept = self.free.iter().filter(|buf| !buf.is_unshared()).count();
+        self.crowded = kept > self.count / 4;
+        if let Some(at) = self.free.iter().rposition(Buf::is_unshared) {
             return Some(self.free.remove(at));
         }
         self.unmade = self.unmade.checked_sub(1)?;

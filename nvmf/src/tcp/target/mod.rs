@@ -553,7 +553,9 @@ impl TargetConn {
         let (digests, align) = (self.reader.rules().digests, self.host_alignment);
         let header = DataPdu::c2h(cid, 0, length, flags, digests, align);
         frame::put_before_data(&mut self.tx, &header, digests, align);
-        frame::put_data(&mut self.tx, digests, data);
+        if !data.is_empty() {
+            frame::put_data(&mut self.tx, digests, data);
+        }
         if let Some(lent) = lent {
             debug_assert!(self.takes_lent(), "no digest was made of what is lent");
             self.tx.push_lent(lent);
