@@ -53,6 +53,36 @@ fn run(target: &TestTarget, job: &Job, digests: Digests) -> Report {
     report
 }
 
+/// Writes that nobody verifies share a few buffers: every I/O still has one, whatever the mix and the
+/// sizes, and what is written is not nothing.
+#[test]
+fn unverified_io() {
+    let target = TestTarget::start();
+    target.add_namespace(ram("ram", 512, 4 << 20));
+    for (rw, min, max) in [
+        (Rw::RandRw, 512, 131_072),
+        (Rw::RandRead, 4096, 4096),
+        (Rw::Write, 1 << 17, 1 << 17),
+    ] {
+        let job = Job {
+            sizes: Sizes { min, max },
+            verify: Verify::Off,
+            ..job(rw, 0, 1000)
+        };
+        let report = run(&target, &job, Digests::NONE);
+        assert!(report.is_good(), "{rw}: {report:?}");
+        assert_eq!(report.read.ios + report.write.ios, 1000, "{rw}");
+    }
+    let only = Job {
+        verify: Verify::Only,
+        ..job(Rw::RandRead, 4096, 1)
+    };
+    let scan = run(&target, &only, Digests::NONE);
+    let found = scan.verification.as_ref().unwrap();
+    let first = found.first_mismatch.as_ref().unwrap();
+    assert!(matches!(first.found, Wrong::Foreign { .. }), "{first:?}");
+}
+
 /// Everything written is read back as it was written, whatever the mix, the sizes and the digests.
 #[test]
 fn verified_io() {

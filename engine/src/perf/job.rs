@@ -296,7 +296,7 @@ impl Area {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
 
     pub fn job() -> Job {

@@ -14,6 +14,20 @@ use super::report::Tally;
 /// Places tried when the one chosen is in use.
 const TRIES: u32 = 64;
 
+/// Bytes that the writes of a lane are taken from, in turn, when nobody looks at what they say: few
+/// enough to stay in the cache of the core, so that it is the target that is measured.
+const SOURCES: usize = 256 << 10;
+
+/// How many buffers that is.
+pub fn sources(job: &Job) -> usize {
+    match (job.verify, job.read_percent()) {
+        (Verify::Off, 0..100) => {
+            (SOURCES / job.sizes.max as usize).clamp(1, usize::from(job.depth))
+        }
+        _ => 0,
+    }
+}
+
 /// What a lane does at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
@@ -56,6 +70,8 @@ pub struct Lane {
     free: Vec<u16>,
     /// Buffers of the last size, ready to be used again.
     spare: Vec<Buf>,
+    /// What is written, if it may be the same again: see [`sources`].
+    sources: Vec<Buf>,
     /// Handed back by a queue that was full.
     held: Option<Io>,
     /// In a phase that goes through all places: the next one.
@@ -86,6 +102,9 @@ impl Lane {
             ledger: (job.verify == Verify::On).then(|| Ledger::new(access.units())),
             scans: job.verify == Verify::Only,
             access,
+            sources: (0..sources(job))
+                .map_while(|_| pool.acquire(job.sizes.max as usize))
+                .collect(),
             pool,
             slots: vec![idle; depth].into_boxed_slice(),
             free: (0..job.depth).rev().collect(),
@@ -162,7 +181,7 @@ impl Lane {
                 ledger.release(slot.place);
             }
             self.free.push(io.token as u16);
-            self.spare.extend(io.data.pop());
+            self.keep(io.data.pop());
         }
     }
 
@@ -228,9 +247,14 @@ impl Lane {
     fn prepare(&mut self, slot: u16, op: Op, place: Place, now: Nanos) -> Option<Io> {
         let blocks = place.units * self.unit_blocks;
         let len = blocks as usize * self.namespace.block_size as usize;
-        let buf = match self.spare.pop() {
-            Some(buf) if buf.len() == len => Some(buf),
-            _ => self.pool.acquire(len),
+        let buf = if op == Op::Write && !self.sources.is_empty() {
+            let source = usize::from(slot) % self.sources.len();
+            Some(self.sources[source].slice(0, len))
+        } else {
+            match self.spare.pop() {
+                Some(buf) if buf.len() == len => Some(buf),
+                _ => self.pool.acquire(len),
+            }
         };
         let Some(mut buf) = buf else {
             if let Some(ledger) = &mut self.ledger {
@@ -287,11 +311,13 @@ impl Lane {
         if self.ledger.is_some() || self.scans {
             self.judge(&slot, &completion, tally);
         }
-        if let Some(mut buf) = completion.data.pop()
-            && buf.bytes_mut().is_some()
-        {
-            self.spare.push(buf);
-        }
+        self.keep(completion.data.pop());
+    }
+
+    /// Keeps a buffer for the next I/O, if nobody else has it.
+    #[inline]
+    fn keep(&mut self, buf: Option<Buf>) {
+        self.spare.extend(buf.filter(|buf| buf.is_unshared()));
     }
 
     /// Checks what was read, or takes note of what was written.
@@ -367,4 +393,36 @@ enum Next {
     /// Nothing now: every place that was tried is in use.
     Later,
     Over,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::job::{Rw, Sizes, tests::job};
+    use super::*;
+
+    /// Writes share buffers only where nobody looks at what they say: a few, at least one, never more
+    /// than can be under way.
+    #[test]
+    fn writes_share_few_buffers() {
+        let sources_of = |rw, size, depth, verify| {
+            sources(&Job {
+                rw,
+                sizes: Sizes {
+                    min: 4096,
+                    max: size,
+                },
+                depth,
+                verify,
+                ..job()
+            })
+        };
+        let off = Verify::Off;
+        assert_eq!(sources_of(Rw::RandWrite, 128 << 10, 16, off), 2);
+        assert_eq!(sources_of(Rw::RandRw, 1 << 20, 16, off), 1);
+        assert_eq!(sources_of(Rw::Write, 4096, 128, off), 64);
+        assert_eq!(sources_of(Rw::Write, 4096, 16, off), 16);
+        assert_eq!(sources_of(Rw::RandRead, 4096, 16, off), 0);
+        assert_eq!(sources_of(Rw::RandWrite, 4096, 16, Verify::On), 0);
+        assert_eq!(sources_of(Rw::RandWrite, 4096, 16, Verify::Only), 0);
+    }
 }

@@ -154,7 +154,7 @@ const PER_POOL: usize = 64 << 10;
 /// Buffers for every I/O of so many queues that can be under way, and for Connect.
 fn classes(job: &Job, lanes: usize) -> [ClassSpec; 2] {
     let size = (job.sizes.max as usize).next_multiple_of(4096);
-    let count = lanes * usize::from(job.depth);
+    let count = lanes * (usize::from(job.depth) + super::lane::sources(job));
     [
         ClassSpec {
             size: 1024,
