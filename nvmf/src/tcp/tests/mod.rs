@@ -3,6 +3,7 @@
 mod exchange;
 mod fuzz;
 mod host_rules;
+mod in_place;
 mod pair;
 mod target_rules;
 mod timing;
