@@ -28,6 +28,10 @@ pub struct DoctorArgs {
     /// DMA memory that the daemon shall use
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = size::parse_bytes)]
     memory: u64,
+    /// Move data through each RDMA device, compare it, and see whether the right port's counters move: to itself, or to
+    /// `nacre rdma perf server` on the peer
+    #[arg(long, value_name = "SIZE", num_args = 0..=1, default_missing_value = "64MiB", value_parser = size::parse_bytes)]
+    traffic: Option<u64>,
     /// Print JSON for programs instead of a table for people
     #[arg(long)]
     json: bool,
@@ -40,7 +44,8 @@ pub fn run(args: DoctorArgs) -> Result<(), Failure> {
         peer: args.peer,
         port: args.port,
         memory: args.memory,
-        memory_had: Vec::new(),
+        traffic: args.traffic,
+        ..Scope::default()
     };
     show(&examine(&System::real(), &scope), args.json)
 }

@@ -5,11 +5,12 @@
 //! ```
 //!
 //! A check reads the [`System`] and nothing else, so that a test can give it any machine. It says only what it has
-//! seen: what cannot be told is a SKIP with the reason.
+//! seen: what cannot be told is a SKIP with the reason. What is asked of peers and devices goes through its [`Probe`].
 
 mod container;
+mod hardware;
 mod initiator;
-
+mod live;
 mod memory;
 mod net;
 mod rdma;
@@ -22,6 +23,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use initiator::{Target, examine as examine_initiator, rdma_path};
+pub use net::{no_interface, select};
+pub use rdma::reason_without_rdma;
 pub use system::{Interface, Limit, Probe, RealProbe, System};
 
 /// What came of a check.
@@ -117,6 +120,28 @@ pub struct Scope {
     pub memory: u64,
     /// What a daemon that runs already has of it, in words.
     pub memory_had: Vec<String>,
+    /// So many bytes are to be moved through each RDMA device. `None`: nothing is moved.
+    pub traffic: Option<u64>,
+    /// I/O queues that a host makes; 0: one per CPU, as Linux does, if it has as many as this machine.
+    pub queues: u64,
+    /// Commands of a queue; 0: the usual 128.
+    pub queue_depth: u32,
+}
+
+impl Scope {
+    fn queues(&self) -> u64 {
+        match self.queues {
+            0 => std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u64),
+            queues => queues,
+        }
+    }
+
+    fn depth(&self) -> u32 {
+        match self.queue_depth {
+            0 => 128,
+            depth => depth,
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
@@ -148,11 +173,14 @@ pub fn examine(system: &System, scope: &Scope) -> Report {
     rdma::devices(system, scope, &mut findings);
     rdma::of_each_device(system, &mut findings);
     rdma::interfaces(system, scope, &mut findings);
+    live::completion_queues(system, scope, &mut findings);
+    live::traffic(system, scope, &mut findings);
     memory::checks(system, scope, &mut findings);
     net::checks(system, scope, &mut findings);
+    hardware::checks(system, scope, &mut findings);
     container::checks(system, scope, &mut findings);
     Report::of(findings)
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

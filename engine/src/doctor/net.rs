@@ -4,10 +4,10 @@ use std::net::{IpAddr, SocketAddr};
 
 use nacre_rdma_link::{Fabric, NodeType};
 
-use super::{Finding, Interface, Scope, System};
+use super::{Finding, Interface, Scope, System, live};
 
 /// Of NVMe over TCP and RDMA, of discovery, and of RoCE v2 (IANA).
-const NVME_PORT: u16 = 4420;
+pub(super) const NVME_PORT: u16 = 4420;
 const ROCE_PORT: u16 = 4791;
 
 pub fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
@@ -39,8 +39,8 @@ pub fn select_all(system: &System, scope: &Scope) -> Vec<Selected> {
     all
 }
 
-/// `name:`, `ip:`, `subnet:`, `mac:`, `rdma:`, or a plain name or address.
-fn select(system: &System, selector: &str) -> Vec<Selected> {
+/// `name:`, `ip:`, `subnet:`, `mac:`, `rdma:` (a device, or DEVICE/PORT), or a plain name or address.
+pub fn select(system: &System, selector: &str) -> Vec<Selected> {
     let interfaces = system.interfaces.iter();
     let matching: Vec<&Interface> = match selector.split_once(':') {
         Some(("name", name)) => interfaces.filter(|i| i.name == name).collect(),
@@ -56,7 +56,10 @@ fn select(system: &System, selector: &str) -> Vec<Selected> {
         Some(("rdma", device)) => interfaces
             .filter(|i| {
                 let mut ports = system.fabric.ports_of(&i.name);
-                ports.any(|(of, _)| of.name == device)
+                ports.any(|(of, port)| match device.split_once('/') {
+                    None => of.name == device,
+                    Some((name, num)) => of.name == name && num.parse() == Ok(port.num),
+                })
             })
             .collect(),
         // An IPv6 address has colons, too.
@@ -115,25 +118,28 @@ fn exists(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
                     .collect();
                 Finding::pass(ID, found.join(", "))
             }
-            true => {
-                let have: Vec<String> = system
-                    .interfaces
-                    .iter()
-                    .map(|interface| format!("{} {}", interface.name, interface.ip))
-                    .collect();
-                let have = match have.is_empty() {
-                    true => "none".into(),
-                    false => have.join(", "),
-                };
-                Finding::fail(
-                    ID,
-                    format!("no interface matches \"{selector}\"; have: {have}"),
-                    "name an interface or address of this machine, or give the interface an address",
-                )
-            }
+            true => Finding::fail(
+                ID,
+                no_interface(system, selector),
+                "name an interface or address of this machine, or give the interface an address",
+            ),
         };
         findings.push(finding.of(selector));
     }
+}
+
+/// The text of a selector that nothing matches.
+pub fn no_interface(system: &System, selector: &str) -> String {
+    let have: Vec<String> = system
+        .interfaces
+        .iter()
+        .map(|interface| format!("{} {}", interface.name, interface.ip))
+        .collect();
+    let have = match have.is_empty() {
+        true => "none".into(),
+        false => have.join(", "),
+    };
+    format!("no interface matches \"{selector}\"; have: {have}")
 }
 
 /// RoCE carries at most 4096 bytes a packet, and needs an interface MTU of 4192 for that.
@@ -166,7 +172,7 @@ fn mtu(system: &System, findings: &mut Vec<Finding>) {
     }
 }
 
-fn rdma_netdevs(fabric: &Fabric) -> Vec<String> {
+pub(super) fn rdma_netdevs(fabric: &Fabric) -> Vec<String> {
     let mut names: Vec<String> = fabric
         .ports()
         .filter_map(|(_, port)| port.netdev.clone())
@@ -317,7 +323,7 @@ fn arp(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Route, echo, port: in the order in which one depends on the other.
+/// Route, echo, port, RDMA: in the order in which one depends on the other.
 fn peer(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     const ID: &str = "net.peer";
     let Some(peer) = scope.peer else {
@@ -369,6 +375,7 @@ fn peer(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
             ),
         )),
     }
+    push(live::peer(system, scope, peer, source));
     if let Some(mtu) = interface.and_then(|interface| system.netdev_mtu(&interface.name)) {
         let finding = match system.probe.ping(peer, mtu) {
             Ok(true) => Finding::pass(

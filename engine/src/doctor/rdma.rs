@@ -303,7 +303,16 @@ pub fn interfaces(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     }
 }
 
-fn with_devices(system: &System) -> Vec<Selected> {
+/// Why an address cannot be used over RDMA, in the words of the reasons; none: it can, or it is not ours.
+pub fn reason_without_rdma(system: &System, ip: std::net::IpAddr) -> Option<String> {
+    let interface = system.interface_of(ip)?;
+    let want = Want::new(&interface.name, ip);
+    let reason = capability(&system.fabric, &want, &system.environment).err()?;
+    let (word, evidence, remedy) = (reason.word(), reason.evidence(), reason.remedy());
+    Some(format!("{word}: {reason}: {evidence}; {remedy}"))
+}
+
+pub(super) fn with_devices(system: &System) -> Vec<Selected> {
     system
         .interfaces
         .iter()

@@ -4,11 +4,12 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_hugepages::NodePages;
 use nacre_rdma_link::{Environment, Fabric, Modules, Roots};
-use nacre_rdma_verbs::VerbsProvider;
+use nacre_rdma_verbs::{Provider, VerbsError, VerbsProvider};
 
 /// A network interface with one of its addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,6 +32,8 @@ pub trait Probe {
     fn output(&self, program: &str, arguments: &[&str]) -> io::Result<String>;
     /// Echoes by ICMP, of `size` bytes in all and not to be fragmented.
     fn ping(&self, to: IpAddr, size: u32) -> io::Result<bool>;
+    /// Devices to connect and move data with, or what is missing for that.
+    fn rdma(&self) -> Result<Arc<dyn Provider>, VerbsError>;
 }
 
 pub struct System {
@@ -160,5 +163,9 @@ impl Probe for RealProbe {
         ];
         let output = Command::new("ping").args(arguments).output()?;
         Ok(output.status.success())
+    }
+
+    fn rdma(&self) -> Result<Arc<dyn Provider>, VerbsError> {
+        super::live::real_provider()
     }
 }

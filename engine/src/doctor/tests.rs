@@ -3,23 +3,28 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use nacre_hugepages::NodePages;
 use nacre_rdma_link::testing::{self, Tree};
 use nacre_rdma_link::{Access, Environment, Fabric, Memlock, Modules};
+use nacre_rdma_verbs::{Provider, VerbsError};
 
 use super::*;
 
+mod live;
 mod network;
 
 /// A network and tools that answer as told.
 #[derive(Default)]
-struct Told {
+pub(crate) struct Told {
     source: Option<IpAddr>,
     open: Vec<u16>,
     /// The largest echo that passes.
     echo: Option<u32>,
     output: HashMap<&'static str, &'static str>,
+    /// Simulated devices; none: the libraries are missing.
+    rdma: Option<nacre_rdma_verbs::sim::Fabric>,
 }
 
 impl Probe for Told {
@@ -41,13 +46,23 @@ impl Probe for Told {
     fn ping(&self, _: IpAddr, size: u32) -> io::Result<bool> {
         Ok(self.echo.is_some_and(|largest| size <= largest))
     }
+    fn rdma(&self) -> Result<Arc<dyn Provider>, VerbsError> {
+        let missing = || VerbsError::Unavailable {
+            what: "there are no libraries here".into(),
+            remedy: "install them".into(),
+        };
+        self.rdma
+            .as_ref()
+            .map(|fabric| fabric.provider())
+            .ok_or_else(missing)
+    }
 }
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-fn system(tree: &Tree, addresses: &[(&str, &str)], told: Told) -> System {
+pub(crate) fn system(tree: &Tree, addresses: &[(&str, &str)], told: Told) -> System {
     let roots = tree.roots();
     let interfaces = addresses.iter().map(|(name, address)| Interface {
         name: (*name).to_owned(),

@@ -31,6 +31,9 @@ struct RunParams {
     /// NVMe's port there, 4420 unless given.
     #[serde(default)]
     port: u16,
+    /// Bytes to move through each RDMA device, to itself or to `nacre rdma perf server` on the peer; nothing unless given.
+    #[serde(default)]
+    traffic: Option<u64>,
 }
 
 impl Method<Engine> for Run {
@@ -50,6 +53,8 @@ impl Method<Engine> for Run {
             port: params.port,
             memory: on.settings.memory.size_mb << 20,
             memory_had: plane.memory.clone(),
+            traffic: params.traffic,
+            ..Scope::default()
         };
         // Files, libraries and the network may be slow; the management plane is not to be.
         let report = tokio::task::spawn_blocking(move || {

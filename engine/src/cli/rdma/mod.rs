@@ -1,9 +1,11 @@
 //! `nacre rdma`: this machine's RDMA devices, as the kernel shows them. Asks no daemon.
-//! Only the limits of devices are asked of libibverbs, where that is.
+//! Only the limits of devices are asked of libibverbs, where that is; `perf` alone uses them.
 
 mod counters;
 mod devices;
 mod limits;
+mod perf;
+mod perf_show;
 mod rxe;
 pub mod size;
 
@@ -62,6 +64,11 @@ enum RdmaCommand {
     },
     /// Tell how many queue pairs, completion entries and how much memory hosts will need, against a device's limits
     Size(size::SizeArgs),
+    /// Measure bandwidth and latency of SEND, WRITE and READ between two machines
+    Perf {
+        #[command(subcommand)]
+        command: perf::PerfCommand,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -90,6 +97,7 @@ pub fn run(args: RdmaArgs) -> Result<(), Failure> {
             shown,
         } => counters::run(&roots, port.as_deref(), watch, all, shown.json),
         RdmaCommand::Size(args) => size::run(&args, limits::all),
+        RdmaCommand::Perf { command } => perf::run(command),
     }
 }
 
@@ -113,5 +121,7 @@ fn none_there() -> Result<(), Failure> {
     )
 }
 
+#[cfg(test)]
+mod perf_tests;
 #[cfg(test)]
 mod tests;

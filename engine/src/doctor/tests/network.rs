@@ -57,16 +57,16 @@ fn the_way_to_a_peer() {
             .filter(|f| f.subject.as_deref() == Some("10.0.0.9"));
         of.map(|f| f.status).collect()
     };
-    use Status::{Fail, Pass, Warn};
+    use Status::{Fail, Pass, Skip, Warn};
     assert_eq!(
         peers(&report(told(&[4420], Some(1500)))),
-        [Pass, Pass, Pass]
+        [Pass, Pass, Skip, Pass]
     );
     assert_eq!(
         peers(&report(told(&[4420], Some(1400)))),
-        [Pass, Pass, Warn]
+        [Pass, Pass, Skip, Warn]
     );
-    assert_eq!(peers(&report(told(&[], None))), [Warn, Warn, Warn]);
+    assert_eq!(peers(&report(told(&[], None))), [Warn, Warn, Skip, Warn]);
     assert_eq!(peers(&report(Told::default())), [Fail]);
 }
 

@@ -1,0 +1,224 @@
+//! Checks of counters, of what interfaces drop, and of which NUMA nodes cards and disks are on.
+
+use std::path::Path;
+
+use nacre_rdma_link::{CounterGroup, counters};
+
+use super::net::{rdma_netdevs, select_all};
+use super::{Finding, Scope, System};
+
+pub fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
+    port_counters(system, findings);
+    drops(system, scope, findings);
+    let nodes = Nodes::read(system);
+    nic_nodes(system, scope, &nodes, findings);
+    disk_nodes(system, &nodes, findings);
+}
+
+/// Counters of errors and retransmissions are the driver's: without them loss cannot be seen here.
+fn port_counters(system: &System, findings: &mut Vec<Finding>) {
+    const ID: &str = "rdma.counters";
+    for (device, port) in system.fabric.ports() {
+        let all = counters(&system.roots.sys, &device.name, port.num, None);
+        let count = |group| all.iter().filter(|counter| counter.group == group).count();
+        let (ports, driver) = (count(CounterGroup::Port), count(CounterGroup::Hardware));
+        let finding = match ports + driver {
+            0 => Finding::skip(
+                ID,
+                format!(
+                    "the driver {} (firmware {}) shows no counters: a newer driver and kernel may",
+                    device.driver.as_deref().unwrap_or("unknown"),
+                    device.fw.as_deref().unwrap_or("unknown")
+                ),
+            ),
+            _ => Finding::pass(ID, format!("{ports} of the port, {driver} of the driver")),
+        };
+        findings.push(finding.of(format!("{}/{}", device.name, port.num)));
+    }
+}
+
+/// The interfaces that storage uses, as far as is known.
+fn storage_netdevs(system: &System, scope: &Scope) -> Vec<String> {
+    let mut names = match scope.listeners.is_empty() {
+        true => rdma_netdevs(&system.fabric),
+        false => select_all(system, scope)
+            .into_iter()
+            .map(|selected| selected.netdev)
+            .collect(),
+    };
+    names.sort();
+    names.dedup();
+    names.retain(|name| name != "lo");
+    names
+}
+
+/// Since the interface came up; a few are no harm, one in ten thousand is.
+fn drops(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
+    const ID: &str = "net.drops";
+    const ONE_IN: u64 = 10_000;
+    const COUNTERS: [&str; 7] = [
+        "rx_dropped",
+        "tx_dropped",
+        "rx_missed_errors",
+        "rx_fifo_errors",
+        "rx_crc_errors",
+        "rx_errors",
+        "tx_errors",
+    ];
+    for netdev in storage_netdevs(system, scope) {
+        let folder = system
+            .roots
+            .sys
+            .join("class/net")
+            .join(&netdev)
+            .join("statistics");
+        let value = |name: &str| system.text(folder.join(name))?.parse::<u64>().ok();
+        let (Some(rx), Some(tx)) = (value("rx_packets"), value("tx_packets")) else {
+            findings.push(Finding::skip(ID, "the interface's counters cannot be read").of(netdev));
+            continue;
+        };
+        let lost: Vec<(&str, u64)> = COUNTERS
+            .into_iter()
+            .filter_map(|name| Some((name, value(name)?)))
+            .filter(|(_, count)| *count > 0)
+            .collect();
+        let packets = rx.saturating_add(tx);
+        let worst = lost.iter().map(|(_, count)| *count).max().unwrap_or(0);
+        let lost: Vec<String> = lost
+            .iter()
+            .map(|(name, count)| format!("{name} {count}"))
+            .collect();
+        let finding = match (lost.is_empty(), worst.saturating_mul(ONE_IN) > packets) {
+            (true, _) => Finding::pass(ID, format!("nothing lost of {packets} packets")),
+            (false, false) => {
+                Finding::pass(ID, format!("{} of {packets} packets", lost.join(", ")))
+            }
+            (false, true) => Finding::warn(
+                ID,
+                format!("{} of {packets} packets", lost.join(", ")),
+                "look whether they grow (`nacre rdma counters --all --watch 1`, `ip -s link`); check cable and switch port, \
+                 raise the rings (`ethtool -G`), and use flow control or less load",
+            ),
+        };
+        findings.push(finding.of(netdev));
+    }
+}
+
+/// NUMA nodes, and the CPUs of each that this process may use.
+struct Nodes {
+    nodes: Vec<(u32, Vec<usize>)>,
+    allowed: Vec<usize>,
+}
+
+impl Nodes {
+    fn read(system: &System) -> Nodes {
+        let folder = system.roots.sys.join("devices/system/node");
+        let entries = std::fs::read_dir(&folder).into_iter().flatten().flatten();
+        let mut nodes: Vec<(u32, Vec<usize>)> = entries
+            .filter_map(|entry| {
+                let name = entry.file_name().into_string().ok()?;
+                let number = name.strip_prefix("node")?.parse().ok()?;
+                let list = system.text(folder.join(&name).join("cpulist"))?;
+                Some((number, cpus(&list)))
+            })
+            .collect();
+        nodes.sort();
+        let status = system
+            .text(system.roots.proc.join("self/status"))
+            .unwrap_or_default();
+        let allowed = status
+            .lines()
+            .find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+        Nodes {
+            nodes,
+            allowed: allowed.map(cpus).unwrap_or_default(),
+        }
+    }
+
+    /// A remark on a device of this node: `Err` when none of the CPUs that may be used is on it.
+    fn judge(&self, node: u32) -> Result<String, String> {
+        let Some((_, of_node)) = self.nodes.iter().find(|(number, _)| *number == node) else {
+            return Ok(format!("node {node}"));
+        };
+        let usable = of_node
+            .iter()
+            .filter(|cpu| self.allowed.contains(cpu))
+            .count();
+        match usable {
+            0 if !self.allowed.is_empty() => Err(format!(
+                "it is on node {node}, and none of the CPUs that this process may use ({}) is",
+                self.allowed.len()
+            )),
+            usable => Ok(format!("node {node}, {usable} usable CPUs there")),
+        }
+    }
+}
+
+/// `0-3,8`, as the kernel writes it.
+fn cpus(list: &str) -> Vec<usize> {
+    let mut all = Vec::new();
+    for part in list.trim().split(',').filter(|part| !part.is_empty()) {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (Ok(first), Ok(last)) = (first.parse::<usize>(), last.parse::<usize>()) else {
+            continue;
+        };
+        // No machine has more; a list that says so is not believed.
+        all.extend(first..=last.min(first + 8192));
+    }
+    all
+}
+
+fn node_of(system: &System, device: &Path) -> Option<i32> {
+    system.text(device.join("numa_node"))?.parse().ok()
+}
+
+fn finding(id: &'static str, nodes: &Nodes, node: Option<i32>, remedy: String) -> Finding {
+    if nodes.nodes.len() < 2 {
+        return Finding::pass(id, "the machine has one NUMA node");
+    }
+    let Some(node) = node.and_then(|node| u32::try_from(node).ok()) else {
+        return Finding::skip(id, "its NUMA node is not known");
+    };
+    match nodes.judge(node) {
+        Ok(evidence) => Finding::pass(id, evidence),
+        Err(evidence) => Finding::warn(id, evidence, remedy),
+    }
+}
+
+fn nic_nodes(system: &System, scope: &Scope, nodes: &Nodes, findings: &mut Vec<Finding>) {
+    const ID: &str = "numa.nic";
+    for netdev in storage_netdevs(system, scope) {
+        let device = system
+            .roots
+            .sys
+            .join("class/net")
+            .join(&netdev)
+            .join("device");
+        let node = node_of(system, &device);
+        let remedy = format!(
+            "give the reactors cores of the node of {netdev} (`[reactor] cores`), or allow them to this process"
+        );
+        findings.push(finding(ID, nodes, node, remedy).of(netdev));
+    }
+}
+
+fn disk_nodes(system: &System, nodes: &Nodes, findings: &mut Vec<Finding>) {
+    const ID: &str = "numa.disk";
+    let folder = system.roots.sys.join("class/nvme");
+    let entries = std::fs::read_dir(&folder).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect();
+    names.sort();
+    for name in names {
+        // Those of fabrics are no disks of this machine.
+        let transport = system.text(folder.join(&name).join("transport"));
+        if transport.as_deref() != Some("pcie") {
+            continue;
+        }
+        let node = node_of(system, &folder.join(&name).join("device"));
+        let remedy =
+            format!("give the reactors cores of the node of {name}, or allow them to this process");
+        findings.push(finding(ID, nodes, node, remedy).of(name));
+    }
+}

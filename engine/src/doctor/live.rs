@@ -1,0 +1,361 @@
+//! Checks that ask another machine over RDMA, or move data through a device.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use nacre_rdma_link::{CounterGroup, counters};
+use nacre_rdma_perf::wire::Refusal;
+use nacre_rdma_perf::{
+    Answer, ClientOptions, DEFAULT_PORT, Length, Measure, Op, PerfError, Report, Test, around,
+    measure, probe,
+};
+use nacre_rdma_verbs::{Provider, VerbsError};
+
+use super::net::{NVME_PORT, select_all};
+use super::rdma::{reason_without_rdma, with_devices};
+use super::{Finding, Scope, System};
+use crate::cli::output::bytes;
+
+/// For a connection, and for a word of the other end.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Soft-RoCE in a busy machine is slow, and data on its way is a sign of life.
+const DATA_PATIENCE: Duration = Duration::from_secs(60);
+/// Messages of a ping-pong, and the size of what is moved.
+const PINGS: u64 = 100;
+const MESSAGE: u32 = 64 << 10;
+
+/// A reliable connection to the peer: with `nacre rdma perf server` there a ping-pong, else whatever answers.
+pub fn peer(system: &System, scope: &Scope, peer: IpAddr, source: IpAddr) -> Finding {
+    const ID: &str = "net.peer";
+    if let Some(reason) = no_rdma(system, source) {
+        let evidence = format!("no RDMA connection was tried from {source}: {reason}");
+        return match scope.rdma {
+            true => Finding::fail(ID, evidence, "see rdma.capable; or name another --peer"),
+            false => Finding::skip(ID, evidence),
+        };
+    }
+    let provider = match system.probe.rdma() {
+        Ok(provider) => provider,
+        Err(error) => return Finding::skip(ID, error.to_string()),
+    };
+    let test = Test {
+        measure: Measure::Latency,
+        sizes: vec![64],
+        length: Length::Messages(PINGS),
+        verify: true,
+        ..Test::default()
+    };
+    let server = SocketAddr::new(peer, DEFAULT_PORT);
+    let outcome = run(&provider, server, source, test, PATIENCE);
+    let error = match outcome {
+        Ok(report) => return Finding::pass(ID, ping_pong(&report)),
+        Err(PerfError::NobodyListens { .. }) => None,
+        Err(PerfError::Refused { reject, .. }) if reject.refusal == Refusal::Busy => None,
+        Err(error) => Some(error),
+    };
+    let port = if scope.port == 0 {
+        NVME_PORT
+    } else {
+        scope.port
+    };
+    let target = SocketAddr::new(peer, port);
+    let error = match error {
+        Some(error) => error,
+        None => match probe(&*provider, target, Some(source), PATIENCE) {
+            Ok(Answer::Accepted) => {
+                let evidence = format!(
+                    "a reliable connection to port {port} from {source} was accepted over RDMA"
+                );
+                return Finding::pass(ID, evidence);
+            }
+            Ok(Answer::Refused) => {
+                let evidence = format!(
+                    "a target answers over RDMA on port {port} (and refuses a connection that says nothing), from {source}"
+                );
+                return Finding::pass(ID, evidence);
+            }
+            Err(PerfError::NobodyListens { .. }) => {
+                return Finding::warn(
+                    ID,
+                    format!(
+                        "its connection manager answers {source} over RDMA; nothing listens on port {port} or {DEFAULT_PORT}"
+                    ),
+                    "start a target there, or `nacre rdma perf server`, and run this again",
+                );
+            }
+            Err(error) => error,
+        },
+    };
+    let evidence = format!("RDMA from {source}: {error}");
+    let remedy = "`nacre rdma gids` on both machines, UDP 4791 in their packet filters, the same MTU on the way";
+    match scope.rdma {
+        true => Finding::fail(ID, evidence, remedy),
+        false => Finding::warn(ID, evidence, remedy),
+    }
+}
+
+fn ping_pong(report: &Report) -> String {
+    let latency = report
+        .results
+        .first()
+        .map(|result| result.latency_ns)
+        .unwrap_or_default();
+    let micros = |nanos: u64| nanos as f64 / 1000.0;
+    format!(
+        "a reliable connection by {}/{} from {}: {PINGS} messages there and back, compared; half a round trip {:.1} us, p99 \
+         {:.1} us",
+        report.device,
+        report.port,
+        report.local,
+        micros(latency.median),
+        micros(latency.p99)
+    )
+}
+
+fn run(
+    provider: &Arc<dyn Provider>,
+    server: SocketAddr,
+    source: IpAddr,
+    test: Test,
+    patience: Duration,
+) -> Result<Report, PerfError> {
+    let options = ClientOptions {
+        source: Some(source),
+        cm_timeout: PATIENCE,
+        peer_timeout: patience,
+        wait: Duration::ZERO,
+        ..ClientOptions::new(server, test)
+    };
+    measure(&**provider, &options, &AtomicBool::new(false), &mut |_| ())
+}
+
+/// Why no RDMA goes from an address, in short.
+fn no_rdma(system: &System, source: IpAddr) -> Option<String> {
+    match system.interface_of(source) {
+        Some(_) => reason_without_rdma(system, source),
+        None => Some(format!("{source} is on no interface that is known")),
+    }
+}
+
+/// Data through each address's device, and whether the counters of the right port moved.
+pub fn traffic(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
+    const ID: &str = "rdma.traffic";
+    let Some(amount) = scope.traffic else {
+        findings.push(Finding::skip(
+            ID,
+            "nothing was moved: `--traffic` moves 64 MiB",
+        ));
+        return;
+    };
+    let provider = match system.probe.rdma() {
+        Ok(provider) => provider,
+        Err(error) => return findings.push(Finding::skip(ID, error.to_string())),
+    };
+    let selected = match scope.listeners.is_empty() {
+        true => with_devices(system),
+        false => select_all(system, scope),
+    };
+    // To a peer only from where the way leads.
+    let from = scope
+        .peer
+        .and_then(|peer| system.probe.source_for(peer).ok());
+    let mut any = false;
+    for selected in selected {
+        let link_local = matches!(selected.ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+        let elsewhere = from.is_some_and(|from| from != selected.ip);
+        if link_local || elsewhere || no_rdma(system, selected.ip).is_some() {
+            continue;
+        }
+        any = true;
+        let subject = format!("{} {}", selected.netdev, selected.ip);
+        let finding = moved(
+            system,
+            scope,
+            &provider,
+            &selected.netdev,
+            selected.ip,
+            amount,
+        );
+        findings.push(finding.of(subject));
+    }
+    if !any {
+        findings.push(Finding::skip(ID, "no address that RDMA can be had on"));
+    }
+}
+
+fn moved(
+    system: &System,
+    scope: &Scope,
+    provider: &Arc<dyn Provider>,
+    netdev: &str,
+    ip: IpAddr,
+    amount: u64,
+) -> Finding {
+    const ID: &str = "rdma.traffic";
+    let test = Test {
+        op: Op::Write,
+        sizes: vec![MESSAGE],
+        length: Length::Messages(amount.div_ceil(MESSAGE.into()).max(1)),
+        warmup: 0,
+        depth: 16,
+        verify: true,
+        ..Test::default()
+    };
+    let before = activity(system);
+    let outcome = match scope.peer {
+        Some(peer) => {
+            let server = SocketAddr::new(peer, DEFAULT_PORT);
+            run(provider, server, ip, test, DATA_PATIENCE)
+        }
+        None => around(provider, ip, test, DATA_PATIENCE),
+    };
+    let report = match outcome {
+        Ok(report) => report,
+        Err(error @ (PerfError::NobodyListens { .. } | PerfError::Refused { .. })) => {
+            return Finding::skip(
+                ID,
+                format!("{error}; `nacre rdma perf server` there answers this check"),
+            );
+        }
+        Err(error) => {
+            return Finding::fail(
+                ID,
+                error.to_string(),
+                "`nacre rdma perf` tells more; `nacre rdma counters --watch 1` shows where packets go",
+            );
+        }
+    };
+    let changed = changes(&before, &activity(system));
+    let port = format!("{}/{}", report.device, report.port);
+    let result = report.results.first();
+    let (seconds, rate) = result.map_or((0.0, 0.0), |r| (r.seconds, r.gigabytes_per_second));
+    let what = format!(
+        "{} compared in {seconds:.1} s ({rate:.3} GB/s)",
+        bytes(amount)
+    );
+    judge(&what, &port, netdev, &changed, scope.peer.is_some())
+}
+
+/// By port: the counters of data and packets.
+pub(super) type Activity = BTreeMap<String, BTreeMap<String, u64>>;
+
+fn activity(system: &System) -> Activity {
+    let ports = system.fabric.ports().map(|(device, port)| {
+        let all = counters(&system.roots.sys, &device.name, port.num, None);
+        let data = all.into_iter().filter(|counter| {
+            let names = [
+                "xmit_data",
+                "rcv_data",
+                "xmit_packets",
+                "rcv_packets",
+                "sent_pkts",
+                "rcvd_pkts",
+            ];
+            counter.group != CounterGroup::Netdev
+                && names.iter().any(|name| counter.name.contains(name))
+        });
+        let data = data.map(|counter| (counter.name, counter.value)).collect();
+        (format!("{}/{}", device.name, port.num), data)
+    });
+    ports.collect()
+}
+
+/// What became more, by port.
+pub(super) fn changes(before: &Activity, after: &Activity) -> Activity {
+    let more = |port: &String, name: &String, now: u64| {
+        let then = before.get(port).and_then(|counters| counters.get(name));
+        now.saturating_sub(then.copied().unwrap_or(0))
+    };
+    let ports = after.iter().map(|(port, counters)| {
+        let grown = counters
+            .iter()
+            .map(|(name, now)| (name.clone(), more(port, name, *now)));
+        (port.clone(), grown.filter(|(_, more)| *more > 0).collect())
+    });
+    ports
+        .filter(|(_, grown): &(String, BTreeMap<String, u64>)| !grown.is_empty())
+        .collect()
+}
+
+pub(super) fn judge(
+    what: &str,
+    port: &str,
+    netdev: &str,
+    changed: &Activity,
+    to_peer: bool,
+) -> Finding {
+    const ID: &str = "rdma.traffic";
+    let in_words = |counters: &BTreeMap<String, u64>| {
+        let counters: Vec<String> = counters
+            .iter()
+            .map(|(name, more)| format!("{name} +{more}"))
+            .collect();
+        counters.join(", ")
+    };
+    if let Some(counters) = changed.get(port) {
+        return Finding::pass(ID, format!("{what}; {port}: {}", in_words(counters)));
+    }
+    // Other ports may have traffic of others; this much only where nothing else explains it.
+    if let Some((other, counters)) = changed.iter().next().filter(|_| to_peer) {
+        return Finding::fail(
+            ID,
+            format!(
+                "{what}, but not by {port} of {netdev}; {other}: {}",
+                in_words(counters)
+            ),
+            "two interfaces in one network: see net.arp, or give each a network of its own",
+        );
+    }
+    let why = match to_peer {
+        true => "no counter of the port moved: the driver may have none (rdma.counters)",
+        false => {
+            "devices often do not count traffic to themselves: --peer ADDRESS moves it over the wire"
+        }
+    };
+    Finding::skip(ID, format!("{what}; {why}"))
+}
+
+/// Completion entries of the device against what the queues of one host need.
+pub fn completion_queues(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
+    const ID: &str = "rdma.cq";
+    if system.fabric.devices.is_empty() {
+        return;
+    }
+    let devices = system.probe.rdma().and_then(|provider| provider.devices());
+    let devices = match devices {
+        Ok(devices) => devices,
+        Err(error) => return findings.push(Finding::skip(ID, error.to_string())),
+    };
+    let (queues, depth) = (scope.queues(), u64::from(scope.depth()));
+    for device in devices {
+        let attributes = device.attributes();
+        // For each command its receive, its data and its response; the admin queue has 32.
+        let needed = (queues * depth + 32) * 3;
+        let limit = u64::from(attributes.max_cqe);
+        let evidence = format!(
+            "a host with {queues} queues of depth {depth} needs {needed} completion entries, the device allows {limit} per queue"
+        );
+        let finding = match needed <= limit {
+            true => Finding::pass(ID, evidence),
+            false => Finding::warn(
+                ID,
+                evidence,
+                "hosts beyond that are refused: use more reactors, or less depth (max_queue_depth); `nacre rdma size` tells \
+                 how much fits",
+            ),
+        };
+        findings.push(finding.of(&attributes.name));
+    }
+}
+
+/// The libraries of this machine, with at least one device.
+pub fn real_provider() -> Result<Arc<dyn Provider>, VerbsError> {
+    let provider = nacre_rdma_verbs::VerbsProvider::open()?;
+    match provider.devices()?.is_empty() {
+        true => Err(provider.absence().into_error()),
+        false => Ok(Arc::new(provider)),
+    }
+}

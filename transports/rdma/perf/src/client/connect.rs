@@ -1,0 +1,204 @@
+//! A client's connections: the control connection first, then one for each queue pair.
+
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use nacre_rdma_verbs::{Access, CmOptions, ConnParams, PrivateData, Provider};
+
+use super::{AGAIN, Client, Control};
+use crate::dial::{Dial, Found, Way};
+use crate::end::{End, HEAD, LaneSizes};
+use crate::error::PerfError;
+use crate::flow::{Flow, Load};
+use crate::params::Op;
+use crate::wire::{Accept, Refusal, Request, Terms};
+
+impl Client<'_> {
+    /// All connections.
+    pub(super) fn open(&mut self) -> Result<(), PerfError> {
+        let give_up = Instant::now() + self.options.wait;
+        loop {
+            match self.open_control() {
+                Err(PerfError::Refused { reject, .. })
+                    if reject.refusal == Refusal::Busy && Instant::now() < give_up =>
+                {
+                    if self.is_stopped() {
+                        return Err(PerfError::Interrupted);
+                    }
+                    std::thread::sleep(AGAIN);
+                }
+                outcome => break outcome?,
+            }
+        }
+        self.heard = Instant::now();
+        let sizes = LaneSizes::client(&self.terms);
+        for index in 0..self.terms.queue_pairs {
+            let flow = self.open_data(index, sizes)?;
+            self.flows.push(flow);
+        }
+        Ok(())
+    }
+
+    fn open_control(&mut self) -> Result<(), PerfError> {
+        let (way, mut others) = (self.way(), Vec::new());
+        let mut dial = Dial::new(&mut *self.cm, &mut self.waiter, self.stop, &mut others, way);
+        let found = dial.find()?;
+        let outcome = (|| {
+            let end = match &mut self.end {
+                Some(end) => end,
+                none => none.insert(make_end(
+                    self.provider,
+                    &found,
+                    &self.terms,
+                    self.options.memory,
+                )?),
+            };
+            let lane = end.lane(dial.cm, found.id, 0, LaneSizes::CONTROL, way.peer)?;
+            let params = ConnParams {
+                private_data: private_data(&Request::Control(self.terms).to_bytes()),
+                retry_count: 7,
+                rnr_retry_count: 7,
+                ..ConnParams::default()
+            };
+            let answer = dial.connect(found.id, &params)?;
+            let accept = accepted(&answer, way.peer)?;
+            Ok((lane, accept))
+        })();
+        match outcome {
+            Ok((lane, accept)) => {
+                let end = self.end.as_ref().expect("made above");
+                self.waiter.add(end.queues.cq().fd())?;
+                self.load = Some(make_load(end, self.terms, way.peer));
+                self.control = Some(Control {
+                    id: found.id,
+                    lane,
+                    found,
+                    session: accept.session,
+                });
+                Ok(())
+            }
+            Err(error) => {
+                self.cm.destroy(found.id);
+                self.forget_completions();
+                Err(error)
+            }
+        }
+    }
+
+    /// A queue pair that is gone may have left some, and the queue is only so large.
+    fn forget_completions(&mut self) {
+        if let Some(end) = &self.end {
+            while end
+                .queues
+                .poll(&mut self.turns.batch, usize::MAX)
+                .is_ok_and(|count| count > 0)
+            {}
+        }
+    }
+
+    fn open_data(&mut self, index: u16, sizes: LaneSizes) -> Result<Flow, PerfError> {
+        let (way, mut others) = (self.way(), Vec::new());
+        let control = self.control.as_ref().expect("it is open");
+        let (session, device) = (control.session, control.found.device);
+        let end = self.end.as_ref().expect("it is made");
+        let load = self.load.as_ref().expect("it is made");
+        let mut dial = Dial::new(&mut *self.cm, &mut self.waiter, self.stop, &mut others, way);
+        let found = dial.find()?;
+        let outcome = (|| {
+            if found.device != device {
+                let other = self.provider.device(found.device)?;
+                return Err(PerfError::TwoDevices {
+                    device: end.device_name(),
+                    other: other.attributes().name.clone(),
+                });
+            }
+            let lane = end.lane(dial.cm, found.id, u32::from(index) + 1, sizes, way.peer)?;
+            let attributes = end.device.attributes();
+            let reads = match self.terms.op {
+                Op::Read => {
+                    let depth = u8::try_from(self.terms.depth).unwrap_or(u8::MAX);
+                    depth.min(attributes.max_initiator_depth)
+                }
+                Op::Send | Op::Write => 0,
+            };
+            let params = ConnParams {
+                private_data: private_data(&Request::Data { session, index }.to_bytes()),
+                initiator_depth: reads,
+                retry_count: 7,
+                rnr_retry_count: 7,
+                ..ConnParams::default()
+            };
+            let answer = dial.connect(found.id, &params)?;
+            let accept = accepted(&answer, way.peer)?;
+            let reads = answer.initiator_depth.min(reads);
+            Flow::new(found.id, lane, index, accept, reads, load)
+        })();
+        if outcome.is_err() {
+            self.cm.destroy(found.id);
+        }
+        let now = Instant::now();
+        others.into_iter().for_each(|event| self.event(event, now));
+        match self.causes.due(now) {
+            Some(error) => Err(error),
+            None => outcome,
+        }
+    }
+
+    fn way(&self) -> Way {
+        let options = CmOptions {
+            tos: self.options.tos,
+            ack_timeout: None,
+        };
+        Way {
+            peer: self.options.server,
+            source: self.options.source,
+            timeout: self.options.cm_timeout,
+            options,
+        }
+    }
+}
+
+fn private_data(bytes: &[u8]) -> PrivateData {
+    bytes.iter().copied().collect()
+}
+
+fn accepted(answer: &ConnParams, peer: SocketAddr) -> Result<Accept, PerfError> {
+    Accept::parse(&answer.private_data).map_err(|source| PerfError::Foreign { peer, source })
+}
+
+fn make_end(
+    provider: &dyn Provider,
+    found: &Found,
+    terms: &Terms,
+    memory: u64,
+) -> Result<End, PerfError> {
+    let device = provider.device(found.device)?;
+    let count = u32::from(terms.queue_pairs);
+    let buffers = LaneSizes::client_buffers(terms);
+    End::new(
+        device,
+        Access::Local,
+        LaneSizes::client(terms),
+        count,
+        buffers,
+        memory,
+    )
+}
+
+fn make_load(end: &End, terms: Terms, peer: SocketAddr) -> Load {
+    let bytes = match terms.op {
+        Op::Send => terms.message_bytes.saturating_sub(HEAD),
+        Op::Write => terms.message_bytes,
+        Op::Read => 0,
+    } as usize;
+    let source = match terms.verify || bytes == 0 {
+        true => None,
+        false => end.pool.acquire(bytes),
+    };
+    Load {
+        terms,
+        peer,
+        pool: end.pool.clone(),
+        source,
+    }
+}

@@ -1,0 +1,355 @@
+//! A client's run: connections, one size after another, the end.
+
+mod connect;
+mod watch;
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use nacre_rdma_verbs::{CmId, ConnectionManager, Lane, Provider};
+
+use crate::completion::{Causes, Rank};
+use crate::dial::Found;
+use crate::end::{End, Turns, Waiter};
+use crate::error::PerfError;
+use crate::flow::{Flow, Load};
+use crate::params::{Length, Test};
+use crate::report::{Latencies, LatencyOf, Report, SCHEMA, SizeReport};
+use crate::wire::{Ending, MAX_PEER_TIMEOUT_MS, Message, Terms};
+
+#[derive(Debug, Clone)]
+pub struct ClientOptions {
+    pub server: SocketAddr,
+    /// An address of this machine: with it device, port and GID are chosen. `None`: by the route.
+    pub source: Option<IpAddr>,
+    /// For address, route and connect of one connection together.
+    pub cm_timeout: Duration,
+    /// How long a server that serves another client is tried again.
+    pub wait: Duration,
+    /// After how long without a word the other end is given up, on both sides.
+    pub peer_timeout: Duration,
+    /// Bytes that the test may need on this machine.
+    pub memory: u64,
+    /// Type of service (DSCP << 2); 0: the system's.
+    pub tos: u8,
+    /// How long to look for completions before sleeping.
+    pub spin: Duration,
+    pub test: Test,
+}
+
+impl ClientOptions {
+    pub fn new(server: SocketAddr, test: Test) -> ClientOptions {
+        ClientOptions {
+            server,
+            source: None,
+            cm_timeout: Duration::from_secs(5),
+            wait: Duration::from_secs(10),
+            peer_timeout: Duration::from_secs(10),
+            memory: 1 << 30,
+            tos: 0,
+            spin: Duration::from_millis(1),
+            test,
+        }
+    }
+}
+
+/// How far a run is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    pub size: u32,
+    pub messages: u64,
+    pub elapsed: Duration,
+}
+
+/// How often progress is told.
+const TELL: Duration = Duration::from_millis(200);
+/// How often a busy server is asked again.
+const AGAIN: Duration = Duration::from_millis(100);
+/// Signs of life in the time after which silence is the end.
+const SIGNS: u32 = 4;
+/// For a last word to leave.
+const FAREWELL: Duration = Duration::from_millis(200);
+/// How often the connection manager and the clock are looked at while there is work.
+const TICK: Duration = Duration::from_millis(5);
+
+/// Runs a test. Setting `stop` ends it early, with what was measured until then.
+pub fn measure(
+    provider: &dyn Provider,
+    options: &ClientOptions,
+    stop: &AtomicBool,
+    tell: &mut dyn FnMut(Progress),
+) -> Result<Report, PerfError> {
+    options.test.check()?;
+    let cm = provider.connection_manager()?;
+    let waiter = Waiter::new(cm.fd())?;
+    let now = Instant::now();
+    let mut client = Client {
+        provider,
+        options,
+        terms: terms(options),
+        stop,
+        tell,
+        told: now,
+        cm,
+        waiter,
+        turns: Turns::new(options.spin),
+        end: None,
+        load: None,
+        control: None,
+        flows: Vec::new(),
+        causes: Causes::default(),
+        heard: now,
+        signed: now,
+        looked: now,
+        ended: false,
+        during: "connecting",
+    };
+    let outcome = client.run();
+    if let Err(error) = &outcome {
+        client.farewell(error);
+    }
+    client.close();
+    outcome
+}
+
+fn terms(options: &ClientOptions) -> Terms {
+    let test = &options.test;
+    let timeout = options
+        .peer_timeout
+        .as_millis()
+        .clamp(1, MAX_PEER_TIMEOUT_MS.into());
+    Terms {
+        op: test.op,
+        measure: test.measure,
+        verify: test.verify,
+        queue_pairs: test.queue_pairs,
+        depth: test.under_way(),
+        message_bytes: test.largest(),
+        seed: test.seed,
+        peer_timeout_ms: timeout as u32,
+    }
+}
+
+struct Control {
+    id: CmId,
+    lane: Lane,
+    found: Found,
+    session: u32,
+}
+
+struct Client<'a> {
+    provider: &'a dyn Provider,
+    options: &'a ClientOptions,
+    terms: Terms,
+    stop: &'a AtomicBool,
+    tell: &'a mut dyn FnMut(Progress),
+    told: Instant,
+    cm: Box<dyn ConnectionManager>,
+    waiter: Waiter,
+    turns: Turns,
+    // Lanes go before the memory and queues that they were made of.
+    control: Option<Control>,
+    flows: Vec<Flow>,
+    load: Option<Load>,
+    end: Option<End>,
+    causes: Causes,
+    /// When the server last said something, and when this side last did.
+    heard: Instant,
+    signed: Instant,
+    looked: Instant,
+    /// The server has said its last word.
+    ended: bool,
+    during: &'static str,
+}
+
+/// The measurement of one size.
+struct Stage {
+    size: u32,
+    length: Length,
+    started: Instant,
+    posted: u64,
+    done: u64,
+    last: Instant,
+    latencies: Latencies,
+}
+
+impl Client<'_> {
+    fn run(&mut self) -> Result<Report, PerfError> {
+        self.open()?;
+        self.during = "measuring";
+        let (mut results, mut messages, mut bytes) = (Vec::new(), 0, 0);
+        let of = LatencyOf::of(self.terms.op, self.terms.measure);
+        for size in self.options.test.sizes.clone() {
+            if self.options.test.warmup > 0 {
+                let warm = self.stage(size, Length::Messages(self.options.test.warmup))?;
+                messages += warm.done;
+                bytes += warm.done * u64::from(size);
+            }
+            let stage = self.stage(size, self.options.test.length)?;
+            messages += stage.done;
+            bytes += stage.done * u64::from(size);
+            if stage.done > 0 {
+                let time = stage.last.saturating_duration_since(stage.started);
+                results.push(SizeReport::new(
+                    size,
+                    stage.done,
+                    time,
+                    of,
+                    &stage.latencies,
+                ));
+            }
+            if self.is_stopped() {
+                break;
+            }
+        }
+        self.during = "ending";
+        self.finish(messages, bytes)?;
+        if results.is_empty() {
+            return Err(PerfError::Interrupted);
+        }
+        Ok(self.report(results))
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    fn peer(&self) -> SocketAddr {
+        self.options.server
+    }
+
+    fn stage(&mut self, size: u32, length: Length) -> Result<Stage, PerfError> {
+        let now = Instant::now();
+        let mut stage = Stage {
+            size,
+            length,
+            started: now,
+            posted: 0,
+            done: 0,
+            last: now,
+            latencies: Latencies::new(),
+        };
+        let mut now = now;
+        loop {
+            let more = !self.causes.any() && !self.is_stopped() && stage.wants_more(now);
+            if more {
+                self.fill(&mut stage, now)?;
+            }
+            let idle = self.flows.iter().all(|flow| flow.is_idle(&self.terms));
+            if idle && !(more && stage.wants_more(now)) && !self.causes.any() {
+                return Ok(stage);
+            }
+            now = self.turn(Some(&mut stage))?;
+        }
+    }
+
+    /// Posts as many as may be under way.
+    fn fill(&mut self, stage: &mut Stage, now: Instant) -> Result<(), PerfError> {
+        let load = self.load.as_ref().expect("it is made");
+        for flow in &mut self.flows {
+            while stage.wants_more(now) && flow.queue(load, stage.size, now)? {
+                stage.posted += 1;
+            }
+            if let Err(error) = flow.post(load.peer) {
+                // The reason is in a completion, most often.
+                self.causes.add(Rank::Ended, error, now);
+            }
+        }
+        Ok(())
+    }
+
+    /// The last words of both.
+    fn finish(&mut self, messages: u64, bytes: u64) -> Result<(), PerfError> {
+        self.say(Message::End {
+            ending: Ending::Done,
+            status: 0,
+            messages,
+            bytes,
+        })?;
+        // Silence ends the wait.
+        while !self.ended {
+            self.turn(None)?;
+        }
+        Ok(())
+    }
+
+    /// Tells the server why this ends, if that can still be told.
+    fn farewell(&mut self, error: &PerfError) {
+        let (ending, status) = ending_of(error);
+        let last = Message::End {
+            ending,
+            status,
+            messages: 0,
+            bytes: 0,
+        };
+        if self.control.is_none() || self.say(last).is_err() {
+            return;
+        }
+        let until = Instant::now() + FAREWELL;
+        while self
+            .control
+            .as_ref()
+            .is_some_and(|control| control.lane.sends() > 0)
+            && Instant::now() < until
+        {
+            if self.turn(None).is_err() {
+                // Why it ends is known; what matters is whether the last word has left.
+                self.causes = Causes::default();
+            }
+        }
+    }
+
+    fn close(&mut self) {
+        let ids = self.flows.iter().map(|flow| flow.id);
+        let ids: Vec<CmId> = ids
+            .chain(self.control.iter().map(|control| control.id))
+            .collect();
+        ids.into_iter().for_each(|id| self.cm.destroy(id));
+        self.flows.clear();
+        self.control = None;
+    }
+
+    fn report(&self, results: Vec<SizeReport>) -> Report {
+        let control = self.control.as_ref().expect("it is open");
+        let attributes = self.end.as_ref().expect("it is made").device.attributes();
+        let limit = self.flows.iter().map(Flow::limit).min().unwrap_or(1);
+        Report {
+            schema: SCHEMA,
+            server: self.options.server.to_string(),
+            local: control.found.local.ip().to_string(),
+            device: attributes.name.clone(),
+            port: control.found.port,
+            software: attributes.software,
+            op: self.terms.op,
+            measure: self.terms.measure,
+            queue_pairs: self.terms.queue_pairs,
+            depth: limit as u16,
+            verify: self.terms.verify,
+            interrupted: self.is_stopped(),
+            results,
+        }
+    }
+}
+
+impl Stage {
+    fn wants_more(&self, now: Instant) -> bool {
+        match self.length {
+            Length::Messages(count) => self.posted < count,
+            // At least one, whatever the clock does.
+            Length::Time(time) => self.posted == 0 || now < self.started + time,
+        }
+    }
+}
+
+/// What the other end is told.
+pub(crate) fn ending_of(error: &PerfError) -> (Ending, u8) {
+    match error {
+        PerfError::Completion(failed) => (Ending::Completion, failed.status as u8),
+        PerfError::Interrupted => (Ending::Interrupted, 0),
+        PerfError::Mismatch(_) => (Ending::Mismatch, 0),
+        PerfError::Silent { .. } => (Ending::Silence, 0),
+        PerfError::Confused { .. } | PerfError::Foreign { .. } => (Ending::Confused, 0),
+        _ => (Ending::Resources, 0),
+    }
+}

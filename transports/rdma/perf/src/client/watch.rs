@@ -1,0 +1,219 @@
+//! What a client does all the time: completions, events of connections, signs of life.
+
+use std::time::{Duration, Instant};
+
+use nacre_rdma_verbs::{CmEvent, CmEventKind, Completion, WcStatus};
+
+use super::{Client, Progress, SIGNS, Stage, TELL, TICK};
+use crate::completion::{Rank, failed};
+use crate::end::End;
+use crate::error::PerfError;
+use crate::wire::{Ending, MESSAGE_BYTES, Message};
+
+impl Client<'_> {
+    /// Takes completions, and now and then looks at everything else.
+    pub(super) fn turn(&mut self, mut stage: Option<&mut Stage>) -> Result<Instant, PerfError> {
+        let queues = self.end.as_ref().expect("it is made").queues.clone();
+        let taken = self.turns.take(&queues, &mut self.waiter);
+        let now = Instant::now();
+        let slept = match taken {
+            Ok(slept) => slept,
+            Err(error @ PerfError::Queue { .. }) => {
+                // A device that goes away is told by the connection manager.
+                self.causes.add(Rank::Ended, error, now);
+                self.waiter.wait(TICK)?;
+                true
+            }
+            Err(error) => return Err(error),
+        };
+        while let Some(done) = self.turns.batch.next() {
+            match done.lane() {
+                Some(0) => self.controlled(&done, now)?,
+                Some(lane) => self.completed(lane as usize - 1, &done, stage.as_deref_mut(), now),
+                None => {}
+            }
+        }
+        if slept || now >= self.looked + TICK {
+            self.looked = now;
+            self.look(now)?;
+            if let Some(stage) = &stage
+                && now >= self.told + TELL
+            {
+                self.told = now;
+                (self.tell)(Progress {
+                    size: stage.size,
+                    messages: stage.done,
+                    elapsed: now.saturating_duration_since(stage.started),
+                });
+            }
+        }
+        match self.causes.due(now) {
+            Some(error) => Err(error),
+            None => Ok(now),
+        }
+    }
+
+    fn completed(&mut self, at: usize, done: &Completion, stage: Option<&mut Stage>, now: Instant) {
+        let (Some(flow), Some(load)) = (self.flows.get_mut(at), self.load.as_ref()) else {
+            return;
+        };
+        let size = stage.as_ref().map_or(0, |stage| stage.size);
+        match flow.completed(load, done, size, now) {
+            Ok(outcome) => {
+                if outcome.heard {
+                    self.heard = now;
+                }
+                if let (Some(time), Some(stage)) = (outcome.measured, stage) {
+                    stage.latencies.record(time);
+                    stage.done += 1;
+                    stage.last = now;
+                }
+            }
+            Err(PerfError::Completion(failed)) => self.causes.failed(failed, now),
+            Err(error) => self.causes.add(Rank::Seen, error, now),
+        }
+    }
+
+    /// A completion of the control connection.
+    fn controlled(&mut self, done: &Completion, now: Instant) -> Result<(), PerfError> {
+        let peer = self.peer();
+        let Some(control) = &mut self.control else {
+            return Ok(());
+        };
+        let wc = done.wc();
+        if wc.qp != control.lane.number() {
+            return Ok(());
+        }
+        if !wc.status.is_success() {
+            // After the last word the server may close as it likes.
+            if !self.ended {
+                let opcode = if done.is_recv() { "RECV" } else { "SEND" };
+                self.causes.failed(failed(wc, opcode, peer), now);
+            }
+            return Ok(());
+        }
+        if !done.is_recv() {
+            control.lane.sent(done);
+            return Ok(());
+        }
+        self.heard = now;
+        let Some(received) = control.lane.received(done) else {
+            return Ok(());
+        };
+        let mut bytes = [0; MESSAGE_BYTES];
+        bytes.copy_from_slice(received.header());
+        drop(received);
+        let length = bytes.len().min(wc.byte_len as usize);
+        match Message::parse(&bytes[..length]) {
+            Ok(Message::StillAlive) => {}
+            Ok(Message::End {
+                ending: Ending::Done,
+                ..
+            }) => self.ended = true,
+            Ok(Message::End { ending, status, .. }) => {
+                let status = match ending {
+                    Ending::Completion => Some(WcStatus::from_raw(status.into())),
+                    _ => None,
+                };
+                self.causes.add(
+                    Rank::Seen,
+                    PerfError::PeerEnded {
+                        peer,
+                        ending,
+                        status,
+                    },
+                    now,
+                );
+            }
+            Ok(_) => {
+                let what = "a message that the control connection does not have";
+                self.causes
+                    .add(Rank::Seen, PerfError::Confused { peer, what }, now);
+            }
+            Err(source) => self
+                .causes
+                .add(Rank::Seen, PerfError::Foreign { peer, source }, now),
+        }
+        let posted = control.lane.post_recv(None);
+        posted
+            .map(drop)
+            .map_err(|source| PerfError::Post { peer, source })
+    }
+
+    /// Events, signs of life, silence.
+    pub(super) fn look(&mut self, now: Instant) -> Result<(), PerfError> {
+        while let Some(event) = self.cm.next_event()? {
+            self.event(event, now);
+        }
+        let peer = self.peer();
+        let timeout = Duration::from_millis(self.terms.peer_timeout_ms.into());
+        if now >= self.signed + timeout / SIGNS {
+            self.signed = now;
+            if let Err(error) = self.say(Message::Alive) {
+                self.causes.add(Rank::Ended, error, now);
+            }
+        }
+        if now >= self.heard + timeout {
+            let silent = PerfError::Silent {
+                peer,
+                after: timeout,
+                during: self.during,
+            };
+            self.causes.add(Rank::Seen, silent, now);
+        }
+        if self
+            .flows
+            .iter()
+            .any(|flow| flow.is_stuck(&self.terms, now, timeout))
+        {
+            let stuck = PerfError::Stuck {
+                peer,
+                after: timeout,
+            };
+            self.causes.add(Rank::Seen, stuck, now);
+        }
+        Ok(())
+    }
+
+    pub(super) fn event(&mut self, event: CmEvent, now: Instant) {
+        let ours = self.control.iter().any(|control| control.id == event.id)
+            || self.flows.iter().any(|flow| flow.id == event.id);
+        let (peer, during) = (self.peer(), self.during);
+        if !ours {
+            return;
+        }
+        match event.kind {
+            CmEventKind::Disconnected if !self.ended => {
+                self.causes
+                    .add(Rank::Ended, PerfError::Disconnected { peer, during }, now);
+            }
+            CmEventKind::DeviceRemoval => {
+                let device = self.end.as_ref().map(End::device_name).unwrap_or_default();
+                self.causes
+                    .add(Rank::Seen, PerfError::DeviceRemoved { device, during }, now);
+            }
+            CmEventKind::AddressChange => {
+                self.causes
+                    .add(Rank::Seen, PerfError::AddressMoved { during }, now);
+            }
+            _ => {}
+        }
+    }
+
+    /// On the control connection; nothing, if its queue is full of what the server does not take.
+    pub(super) fn say(&mut self, message: Message) -> Result<(), PerfError> {
+        let peer = self.peer();
+        let Some(control) = &mut self.control else {
+            return Ok(());
+        };
+        if control.lane.room() == 0 {
+            return Ok(());
+        }
+        control.lane.send(&message.to_bytes(), None);
+        control.lane.signal_last();
+        let posted = control.lane.post();
+        posted
+            .map(drop)
+            .map_err(|source| PerfError::Post { peer, source })
+    }
+}

@@ -1,0 +1,71 @@
+//! Why a session ended: several things are seen when one goes wrong, and one of them says it best.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use nacre_rdma_verbs::{WcStatus, WorkCompletion};
+
+use crate::error::{Failed, PerfError};
+
+/// How long a better explanation is waited for.
+const GRACE: Duration = Duration::from_millis(300);
+
+/// Better ones first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Rank {
+    /// It was seen here (an error completion, wrong data, a device that went away), or the other end said so: then what
+    /// follows here is the consequence.
+    Seen,
+    /// The connection ended, by whatever.
+    Ended,
+    /// A request was flushed: something before it ended the queue pair.
+    Flushed,
+}
+
+/// What is known so far.
+#[derive(Default)]
+pub struct Causes {
+    best: Option<(Rank, PerfError)>,
+    since: Option<Instant>,
+}
+
+impl Causes {
+    pub fn add(&mut self, rank: Rank, error: PerfError, now: Instant) {
+        if self.best.as_ref().is_none_or(|(best, _)| rank < *best) {
+            self.best = Some((rank, error));
+        }
+        self.since.get_or_insert(now);
+    }
+
+    pub fn failed(&mut self, failed: Failed, now: Instant) {
+        let rank = match failed.status {
+            WcStatus::WorkRequestFlushed => Rank::Flushed,
+            _ => Rank::Seen,
+        };
+        self.add(rank, PerfError::Completion(failed), now);
+    }
+
+    pub fn any(&self) -> bool {
+        self.best.is_some()
+    }
+
+    /// The explanation, when it will not get better.
+    pub fn due(&mut self, now: Instant) -> Option<PerfError> {
+        let (rank, _) = self.best.as_ref()?;
+        let waited = self.since.is_some_and(|since| now >= since + GRACE);
+        match *rank == Rank::Seen || waited {
+            true => self.best.take().map(|(_, error)| error),
+            false => None,
+        }
+    }
+}
+
+pub fn failed(wc: &WorkCompletion, opcode: &'static str, peer: SocketAddr) -> Failed {
+    Failed {
+        status: wc.status,
+        vendor_error: wc.vendor_error,
+        opcode,
+        qp: wc.qp,
+        peer,
+    }
+}

@@ -1,0 +1,350 @@
+//! What both ends have: memory that a device knows, a completion queue, lanes on it, and a way to wait.
+
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nacre_hugepages::{Arena, ArenaOptions, ClassSpec, Pool, register_all};
+use nacre_rdma_verbs::{
+    Access, Batch, CmId, ConnectionManager, Device, Lane, LaneConfig, QpCaps, Queues, RecvConfig,
+};
+use nacre_reactor::{EventSet, Events};
+
+use crate::error::PerfError;
+use crate::params::{Measure, Op};
+use crate::wire::{MESSAGE_BYTES, Terms};
+
+/// Bytes of a measured message that lie in the rings; the rest has buffers of its own.
+pub const HEAD: u32 = MESSAGE_BYTES as u32;
+
+/// Completions of one turn.
+const BATCH: usize = 64;
+
+/// How large the rings of a queue pair are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LaneSizes {
+    pub sends: u32,
+    pub recvs: u32,
+    /// Bytes of a received message beyond [`HEAD`].
+    pub tail: u32,
+    /// Buffers of `tail` bytes beyond those of the receives.
+    pub spare: u32,
+}
+
+/// One place of a send queue is kept for the ring's own use.
+const OWN: u32 = 1;
+
+impl LaneSizes {
+    /// Of the control connection: a message now and then, and the last one.
+    pub const CONTROL: LaneSizes = LaneSizes {
+        sends: 8 + OWN,
+        recvs: 8,
+        tail: 0,
+        spare: 0,
+    };
+
+    /// Of a data connection of the client.
+    pub fn client(terms: &Terms) -> LaneSizes {
+        let depth = u32::from(terms.depth);
+        let (sends, recvs, tail) = match (terms.op, terms.measure) {
+            // Of credits there is one under way, and one that overtakes its completion.
+            (Op::Send, Measure::Bandwidth) => (depth, 4, 0),
+            (Op::Send, Measure::Latency) => (depth, depth + 1, tail_of(terms)),
+            (Op::Write, _) if terms.verify => (2 * depth, depth + 1, 0),
+            (Op::Write | Op::Read, _) => (depth, 1, 0),
+        };
+        LaneSizes {
+            sends: sends + OWN,
+            recvs,
+            tail,
+            spare: 0,
+        }
+    }
+
+    /// Buffers of the client that are in no ring: what it sends, writes and reads into.
+    pub fn client_buffers(terms: &Terms) -> Vec<ClassSpec> {
+        let size = match terms.op {
+            Op::Send => tail_of(terms),
+            Op::Write | Op::Read => terms.message_bytes,
+        };
+        // What goes out and is not compared is the same each time.
+        let count = match terms.verify || terms.op == Op::Read {
+            true => usize::from(terms.depth) * usize::from(terms.queue_pairs),
+            false => 1,
+        };
+        match size {
+            0 => Vec::new(),
+            size => vec![ClassSpec {
+                size: size as usize,
+                count,
+            }],
+        }
+    }
+
+    /// Of a data connection of the server.
+    pub fn server(terms: &Terms) -> LaneSizes {
+        let depth = u32::from(terms.depth);
+        let (sends, recvs, tail, spare) = match (terms.op, terms.measure) {
+            // Twice the depth, so that the client goes on while credits are on their way.
+            (Op::Send, Measure::Bandwidth) => (2, 2 * depth, tail_of(terms), 0),
+            (Op::Send, Measure::Latency) => (depth + 1, depth + 1, tail_of(terms), depth + 1),
+            (Op::Write, _) if terms.verify => (depth + 1, depth + 1, 0, 0),
+            (Op::Write | Op::Read, _) => (1, 1, 0, 0),
+        };
+        LaneSizes {
+            sends: sends + OWN,
+            recvs,
+            tail,
+            spare,
+        }
+    }
+
+    fn ring_bytes(&self) -> usize {
+        self.sends.next_power_of_two() as usize * MESSAGE_BYTES
+    }
+
+    fn header_bytes(&self) -> usize {
+        self.recvs as usize * MESSAGE_BYTES
+    }
+
+    /// What the pool must have for `count` of them.
+    pub fn classes(&self, count: u32, into: &mut Vec<ClassSpec>) {
+        let count = count as usize;
+        let mut add = |size: usize, count: usize| {
+            if size > 0 && count > 0 {
+                into.push(ClassSpec { size, count });
+            }
+        };
+        add(self.ring_bytes(), count);
+        add(self.header_bytes(), count);
+        add(
+            self.tail as usize,
+            count * (self.recvs + self.spare) as usize,
+        );
+    }
+}
+
+pub fn tail_of(terms: &Terms) -> u32 {
+    terms.message_bytes.saturating_sub(HEAD)
+}
+
+/// Memory, queues and lanes of one session.
+pub struct End {
+    pub device: Arc<dyn Device>,
+    pub queues: Queues,
+    pub pool: Pool,
+    pub key_slot: usize,
+}
+
+impl End {
+    /// For a control connection and `count` others of these sizes, with at most `memory` bytes.
+    pub fn new(
+        device: Arc<dyn Device>,
+        access: Access,
+        lanes: LaneSizes,
+        count: u32,
+        mut classes: Vec<ClassSpec>,
+        memory: u64,
+    ) -> Result<End, PerfError> {
+        check(&*device, lanes, count)?;
+        LaneSizes::CONTROL.classes(1, &mut classes);
+        lanes.classes(count, &mut classes);
+        let needed = Pool::bytes_for(&classes) as u64;
+        if needed > memory {
+            return Err(PerfError::TooMuch {
+                needed,
+                limit: memory,
+            });
+        }
+        let arena = allocate(needed, device.attributes().numa_node)?;
+        let domain = device.protection_domain(access)?;
+        let key_slot = register_all(std::slice::from_ref(&arena), &domain.hook())?;
+        let entries = cq_entries(lanes, count);
+        Ok(End {
+            queues: Queues::new(&domain, entries, None)?,
+            pool: Pool::on_arena(&arena, &classes)?,
+            key_slot,
+            device,
+        })
+    }
+
+    pub fn device_name(&self) -> String {
+        self.device.attributes().name.clone()
+    }
+
+    /// A queue pair of a connection, with its receives posted.
+    pub fn lane(
+        &self,
+        cm: &mut dyn ConnectionManager,
+        id: CmId,
+        index: u32,
+        sizes: LaneSizes,
+        peer: SocketAddr,
+    ) -> Result<Lane, PerfError> {
+        let caps = QpCaps {
+            max_send_wr: sizes.sends,
+            max_recv_wr: sizes.recvs,
+            max_send_sge: 2,
+            max_recv_sge: if sizes.tail > 0 { 2 } else { 1 },
+            max_inline: HEAD,
+        };
+        let endpoint = self.queues.create_qp(cm, id, caps)?;
+        let take = |bytes: usize| self.pool.acquire(bytes).expect("the pool was made for it");
+        let mut lane = Lane::new(
+            endpoint,
+            LaneConfig {
+                index,
+                key_slot: self.key_slot,
+                messages: take(sizes.ring_bytes()),
+                message_bytes: HEAD,
+                recv: Some(RecvConfig {
+                    headers: take(sizes.header_bytes()),
+                    header_bytes: HEAD,
+                    entries: sizes.recvs,
+                    data_bytes: sizes.tail,
+                }),
+            },
+        )?;
+        lane.post_recv(Some(&self.pool))
+            .map_err(|source| PerfError::Post { peer, source })?;
+        Ok(lane)
+    }
+}
+
+fn cq_entries(lanes: LaneSizes, count: u32) -> u32 {
+    let control = LaneSizes::CONTROL;
+    (lanes.sends + lanes.recvs) * count + control.sends + control.recvs
+}
+
+/// What the device must be able to do, in words that name the flag that asks for less.
+fn check(device: &dyn Device, lanes: LaneSizes, count: u32) -> Result<(), PerfError> {
+    let attributes = device.attributes();
+    let limits = [
+        (
+            "requests per queue pair",
+            lanes.sends.max(lanes.recvs),
+            attributes.max_qp_wr,
+            "less --depth",
+        ),
+        (
+            "queue pairs",
+            count + 1,
+            attributes.max_qp,
+            "fewer --queue-pairs",
+        ),
+        (
+            "completion queue entries",
+            cq_entries(lanes, count),
+            attributes.max_cqe,
+            "less --depth or fewer --queue-pairs",
+        ),
+        ("entries per request", 2, attributes.max_sge, "TCP"),
+    ];
+    for (what, needed, limit, remedy) in limits {
+        if needed > limit {
+            return Err(PerfError::Device {
+                what,
+                needed: needed.into(),
+                limit: limit.into(),
+                device: attributes.name.clone(),
+                remedy,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// On the device's NUMA node, if that has room.
+fn allocate(bytes: u64, numa_node: Option<u32>) -> Result<Arena, PerfError> {
+    let anywhere = ArenaOptions::new(bytes);
+    let near = ArenaOptions {
+        numa_node,
+        ..anywhere
+    };
+    if numa_node.is_some()
+        && let Ok(arena) = Arena::allocate(near)
+    {
+        return Ok(arena);
+    }
+    Ok(Arena::allocate(anywhere)?)
+}
+
+/// Sleeps until a descriptor is readable.
+pub struct Waiter {
+    set: EventSet,
+    events: Events,
+}
+
+impl Waiter {
+    pub fn new(fd: RawFd) -> Result<Waiter, PerfError> {
+        let set = EventSet::new().map_err(PerfError::Wait)?;
+        set.add_raw(fd, 0).map_err(PerfError::Wait)?;
+        Ok(Waiter {
+            set,
+            events: Events::with_capacity(4),
+        })
+    }
+
+    pub fn add(&self, fd: RawFd) -> Result<(), PerfError> {
+        self.set.add_raw(fd, 0).map_err(PerfError::Wait)
+    }
+
+    /// Before the descriptor is closed. One that is closed already is not in the set any more.
+    pub fn remove(&self, fd: RawFd) {
+        let _ = self.set.delete_raw(fd);
+    }
+
+    pub fn wait(&mut self, longest: Duration) -> Result<(), PerfError> {
+        self.set
+            .wait(&mut self.events, longest)
+            .map_err(PerfError::Wait)?;
+        Ok(())
+    }
+}
+
+/// Completions, as long as there are any; else a short sleep.
+pub struct Turns {
+    pub batch: Batch,
+    /// How long to look for completions before sleeping.
+    spin: Duration,
+    busy: std::time::Instant,
+}
+
+/// The longest sleep: signs of life, deadlines and interruption are looked at that often.
+pub const TICK: Duration = Duration::from_millis(5);
+
+impl Turns {
+    pub fn new(spin: Duration) -> Turns {
+        Turns {
+            batch: Batch::new(BATCH),
+            spin,
+            busy: std::time::Instant::now(),
+        }
+    }
+
+    /// The next completions are in `batch`. Says whether there was time to sleep.
+    pub fn take(&mut self, queues: &Queues, waiter: &mut Waiter) -> Result<bool, PerfError> {
+        let poll = |batch: &mut Batch| {
+            let polled = queues.poll(batch, BATCH);
+            polled.map_err(|source| PerfError::Queue { source })
+        };
+        if poll(&mut self.batch)? > 0 {
+            self.busy = std::time::Instant::now();
+            return Ok(false);
+        }
+        if self.busy.elapsed() < self.spin {
+            return Ok(false);
+        }
+        let cq = queues.cq();
+        cq.arm().map_err(|source| PerfError::Queue { source })?;
+        // What came before it was armed makes nothing readable.
+        if poll(&mut self.batch)? > 0 {
+            self.busy = std::time::Instant::now();
+            return Ok(false);
+        }
+        waiter.wait(TICK)?;
+        cq.disarm();
+        Ok(true)
+    }
+}

@@ -1,0 +1,460 @@
+//! One queue pair of the client: what it posts, what is under way, and what came back.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use nacre_hugepages::{Buf, Pool};
+use nacre_rdma_verbs::{CmId, Completion, Lane};
+
+use crate::completion::failed;
+use crate::end::HEAD;
+use crate::error::{Mismatch, PerfError};
+use crate::params::{Measure, Op};
+use crate::pattern::Pattern;
+use crate::wire::{Accept, MESSAGE_BYTES, Message, Terms, Wrong};
+
+/// What all queue pairs of a run share.
+pub struct Load {
+    pub terms: Terms,
+    pub peer: SocketAddr,
+    pub pool: Pool,
+    /// What is sent or written when nobody compares it.
+    pub source: Option<Buf>,
+}
+
+/// A request that was posted and has not completed.
+struct UnderWay {
+    posted: Instant,
+    what: What,
+}
+
+#[derive(Clone, Copy)]
+enum What {
+    Send,
+    Write,
+    /// The request to compare what was written before it.
+    Check,
+    /// Of this slot of the server's memory.
+    Read(u16),
+}
+
+impl What {
+    fn opcode(self) -> &'static str {
+        match self {
+            What::Send | What::Check => "SEND",
+            What::Write => "RDMA WRITE",
+            What::Read(_) => "RDMA READ",
+        }
+    }
+}
+
+pub struct Flow {
+    pub id: CmId,
+    pub lane: Lane,
+    index: u16,
+    remote: Accept,
+    /// Requests under way at a time.
+    limit: usize,
+    under_way: VecDeque<UnderWay>,
+    /// Number of the next message. All of a session are counted on, over all sizes.
+    next: u64,
+    /// Messages that the server says it has, and those it says it will take.
+    confirmed: u64,
+    allowed: u64,
+    /// Slots of the server's memory that hold nothing to be compared.
+    free: Vec<u16>,
+    /// When the messages were sent whose echo is to come.
+    echoes: VecDeque<Instant>,
+    /// When something last came to its end.
+    moved: Instant,
+}
+
+/// What a completion meant for the measurement.
+#[derive(Default)]
+pub struct Outcome {
+    /// A message of which this is the time.
+    pub measured: Option<Duration>,
+    /// The server said something.
+    pub heard: bool,
+}
+
+impl Flow {
+    pub fn new(
+        id: CmId,
+        lane: Lane,
+        index: u16,
+        remote: Accept,
+        reads: u8,
+        load: &Load,
+    ) -> Result<Flow, PerfError> {
+        let terms = &load.terms;
+        let slots = u64::from(remote.slots);
+        let needed = slots * u64::from(terms.message_bytes);
+        let enough = match terms.op {
+            Op::Send => remote.receives > 0,
+            Op::Write if terms.verify => remote.slots >= terms.depth && remote.bytes >= needed,
+            Op::Write | Op::Read => remote.slots > 0 && remote.bytes >= needed,
+        };
+        if !enough {
+            let what = "an acceptance with less room than the test needs";
+            return Err(PerfError::Confused {
+                peer: load.peer,
+                what,
+            });
+        }
+        if terms.op == Op::Read && reads == 0 {
+            return Err(PerfError::NoReads { peer: load.peer });
+        }
+        let mut limit = usize::from(terms.depth);
+        if terms.op == Op::Read {
+            limit = limit.min(reads.into());
+        }
+        Ok(Flow {
+            id,
+            lane,
+            index,
+            remote,
+            limit,
+            under_way: VecDeque::with_capacity(2 * limit),
+            next: 0,
+            confirmed: 0,
+            allowed: remote.receives.into(),
+            free: (0..remote.slots).collect(),
+            echoes: VecDeque::with_capacity(limit),
+            moved: Instant::now(),
+        })
+    }
+
+    /// Requests that can be under way at a time.
+    pub fn limit(&self) -> usize {
+        self.limit
+    }
+
+    fn is_free(&self, terms: &Terms) -> bool {
+        let needed = match terms.op {
+            Op::Write if terms.verify => 2,
+            Op::Send | Op::Write | Op::Read => 1,
+        };
+        self.lane.room() >= needed
+            && match terms.op {
+                Op::Send if terms.measure == Measure::Latency => self.echoes.len() < self.limit,
+                Op::Send => self.under_way.len() < self.limit && self.next < self.allowed,
+                Op::Write if terms.verify => {
+                    // Of the slots only as many are used as may be under way.
+                    usize::from(self.remote.slots) - self.free.len() < self.limit
+                }
+                Op::Write | Op::Read => self.under_way.len() < self.limit,
+            }
+    }
+
+    /// Everything that was posted has come to its end, at the other side too.
+    pub fn is_idle(&self, terms: &Terms) -> bool {
+        self.under_way.is_empty()
+            && match terms.op {
+                Op::Send if terms.measure == Measure::Latency => self.echoes.is_empty(),
+                Op::Send => self.confirmed == self.next,
+                Op::Write if terms.verify => self.free.len() == usize::from(self.remote.slots),
+                Op::Write | Op::Read => true,
+            }
+    }
+
+    /// Something is under way, and nothing of it has come to its end for so long.
+    pub fn is_stuck(&self, terms: &Terms, now: Instant, after: Duration) -> bool {
+        !self.is_idle(terms) && now >= self.moved + after
+    }
+
+    fn pattern(&self, terms: &Terms, number: u64) -> Pattern {
+        Pattern::new(terms.seed, self.index, number)
+    }
+
+    /// Queues the next message, if one may be under way. `false`: not now.
+    pub fn queue(&mut self, load: &Load, size: u32, now: Instant) -> Result<bool, PerfError> {
+        let terms = &load.terms;
+        if !self.is_free(terms) {
+            return Ok(false);
+        }
+        let number = self.next;
+        if self.is_idle(terms) {
+            self.moved = now;
+        }
+        match terms.op {
+            Op::Send => {
+                let mut head = [0; MESSAGE_BYTES];
+                let head = &mut head[..size.min(HEAD) as usize];
+                let tail = (size - head.len() as u32) as usize;
+                let pattern = self.pattern(terms, number);
+                let data = match (tail, terms.verify) {
+                    (0, _) => None,
+                    (tail, false) => load.source.as_ref().map(|source| source.slice(0, tail)),
+                    (tail, true) => {
+                        let Some(mut buf) = load.pool.acquire(tail) else {
+                            return Ok(false);
+                        };
+                        let bytes = buf.bytes_mut().expect("nobody shares it");
+                        pattern.fill(bytes, HEAD as usize);
+                        Some(buf)
+                    }
+                };
+                if terms.verify {
+                    pattern.fill(head, 0);
+                }
+                self.lane.send_with(head, None, data)?;
+                self.sent(What::Send, now);
+                if terms.measure == Measure::Latency {
+                    self.echoes.push_back(now);
+                }
+            }
+            Op::Write => {
+                let buf = match terms.verify {
+                    false => load
+                        .source
+                        .as_ref()
+                        .map(|source| source.slice(0, size as usize)),
+                    true => load.pool.acquire(size as usize),
+                };
+                let Some(mut buf) = buf else { return Ok(false) };
+                let slot = match terms.verify {
+                    true => self.free.pop().expect("one is free"),
+                    false => (number % u64::from(self.remote.slots)) as u16,
+                };
+                if terms.verify {
+                    let bytes = buf.bytes_mut().expect("nobody shares it");
+                    self.pattern(terms, number).fill(bytes, 0);
+                }
+                let address = self.address_of(terms, slot);
+                self.lane.write(address, self.remote.rkey, buf)?;
+                self.sent(What::Write, now);
+                if terms.verify {
+                    let check = Message::Check {
+                        slot,
+                        number,
+                        bytes: size.into(),
+                    };
+                    self.lane.send(&check.to_bytes(), None);
+                    self.sent(What::Check, now);
+                }
+            }
+            Op::Read => {
+                let Some(mut buf) = load.pool.acquire(size as usize) else {
+                    return Ok(false);
+                };
+                if terms.verify {
+                    // What was read earlier is not to be taken for what is read now.
+                    buf.bytes_mut().expect("nobody shares it").fill(0);
+                }
+                let slot = (number % u64::from(self.remote.slots)) as u16;
+                let address = self.address_of(terms, slot);
+                self.lane.read(address, self.remote.rkey, buf)?;
+                self.sent(What::Read(slot), now);
+            }
+        }
+        self.next += 1;
+        Ok(true)
+    }
+
+    fn address_of(&self, terms: &Terms, slot: u16) -> u64 {
+        self.remote.address + u64::from(slot) * u64::from(terms.message_bytes)
+    }
+
+    fn sent(&mut self, what: What, posted: Instant) {
+        self.lane.signal_last();
+        self.under_way.push_back(UnderWay { posted, what });
+    }
+
+    /// Posts what was queued.
+    pub fn post(&mut self, peer: SocketAddr) -> Result<(), PerfError> {
+        let posted = self.lane.post();
+        posted
+            .map(drop)
+            .map_err(|source| PerfError::Post { peer, source })
+    }
+
+    pub fn completed(
+        &mut self,
+        load: &Load,
+        done: &Completion,
+        size: u32,
+        now: Instant,
+    ) -> Result<Outcome, PerfError> {
+        let wc = done.wc();
+        // Of an earlier connection: soft-RoCE leaves what a queue pair flushed in the completion queue when it goes.
+        if wc.qp != self.lane.number() {
+            return Ok(Outcome::default());
+        }
+        if !wc.status.is_success() {
+            let opcode = match (done.is_recv(), self.under_way.front()) {
+                (true, _) => "RECV",
+                (false, Some(first)) => first.what.opcode(),
+                (false, None) => "request",
+            };
+            return Err(PerfError::Completion(failed(wc, opcode, load.peer)));
+        }
+        self.moved = now;
+        if done.is_recv() {
+            let measured = self.received(load, done, size, now)?;
+            return Ok(Outcome {
+                measured,
+                heard: true,
+            });
+        }
+        let read = self.lane.sent(done);
+        let Some(UnderWay { posted, what }) = self.under_way.pop_front() else {
+            return Ok(Outcome::default());
+        };
+        if let What::Read(slot) = what
+            && load.terms.verify
+            && let Some(buf) = read
+        {
+            // The server's memory is filled once, by slot.
+            let differs = self.pattern(&load.terms, slot.into()).differs(&buf, 0);
+            if let Some((offset, expected, found)) = differs {
+                let wrong = Wrong {
+                    number: self.next,
+                    offset: offset as u64,
+                    expected,
+                    found,
+                };
+                return Err(self.mismatch(load, wrong, "client"));
+            }
+        }
+        let counts = match what {
+            What::Check => false,
+            What::Send => load.terms.measure == Measure::Bandwidth,
+            What::Write | What::Read(_) => true,
+        };
+        let measured = counts.then(|| now.saturating_duration_since(posted));
+        Ok(Outcome {
+            measured,
+            heard: false,
+        })
+    }
+
+    fn mismatch(&self, load: &Load, wrong: Wrong, by: &'static str) -> PerfError {
+        PerfError::Mismatch(Mismatch {
+            peer: load.peer,
+            index: self.index,
+            number: wrong.number,
+            offset: wrong.offset,
+            expected: wrong.expected,
+            found: wrong.found,
+            by,
+        })
+    }
+
+    /// A message of the server: an echo, a credit, or what it compared.
+    fn received(
+        &mut self,
+        load: &Load,
+        done: &Completion,
+        size: u32,
+        now: Instant,
+    ) -> Result<Option<Duration>, PerfError> {
+        let peer = load.peer;
+        let confused = |what| PerfError::Confused { peer, what };
+        let length = done.wc().byte_len;
+        let Some(mut received) = self.lane.received(done) else {
+            return Err(confused("a message that was not waited for"));
+        };
+        let mut head = [0; MESSAGE_BYTES];
+        head.copy_from_slice(received.header());
+        let echo = load.terms.op == Op::Send && load.terms.measure == Measure::Latency;
+        let tail = if echo && load.terms.verify {
+            received.take_data()
+        } else {
+            None
+        };
+        drop(received);
+        let measured = match echo {
+            true => Some(self.echoed(load, &head, tail, length, size, now)?),
+            false => {
+                self.told(load, &head[..head.len().min(length as usize)])?;
+                None
+            }
+        };
+        let posted = self.lane.post_recv(Some(&load.pool));
+        posted.map_err(|source| PerfError::Post { peer, source })?;
+        Ok(measured)
+    }
+
+    fn echoed(
+        &mut self,
+        load: &Load,
+        head: &[u8],
+        tail: Option<Buf>,
+        length: u32,
+        size: u32,
+        now: Instant,
+    ) -> Result<Duration, PerfError> {
+        let Some(sent) = self.echoes.pop_front() else {
+            return Err(PerfError::Confused {
+                peer: load.peer,
+                what: "an echo of nothing",
+            });
+        };
+        if length != size {
+            return Err(PerfError::Confused {
+                peer: load.peer,
+                what: "an echo of another length than the message",
+            });
+        }
+        if load.terms.verify {
+            let number = self.next - 1 - self.echoes.len() as u64;
+            let pattern = self.pattern(&load.terms, number);
+            let head = &head[..size.min(HEAD) as usize];
+            let rest = (size - head.len() as u32) as usize;
+            let in_tail = || {
+                let tail = tail.as_ref()?;
+                pattern.differs(&tail[..rest], HEAD as usize)
+            };
+            if let Some((offset, expected, found)) = pattern.differs(head, 0).or_else(in_tail) {
+                let wrong = Wrong {
+                    number,
+                    offset: offset as u64,
+                    expected,
+                    found,
+                };
+                return Err(self.mismatch(load, wrong, "client"));
+            }
+        }
+        Ok(now.saturating_duration_since(sent) / 2)
+    }
+
+    fn told(&mut self, load: &Load, bytes: &[u8]) -> Result<(), PerfError> {
+        let peer = load.peer;
+        let message =
+            Message::parse(bytes).map_err(|source| PerfError::Foreign { peer, source })?;
+        match message {
+            Message::Credit {
+                wrong: Some(wrong), ..
+            }
+            | Message::Checked {
+                wrong: Some(wrong), ..
+            } => Err(self.mismatch(load, wrong, "server")),
+            Message::Credit {
+                received,
+                allowed,
+                wrong: None,
+            } => {
+                if received > self.next || received < self.confirmed || allowed < self.allowed {
+                    let what = "a credit that cannot be";
+                    return Err(PerfError::Confused { peer, what });
+                }
+                (self.confirmed, self.allowed) = (received, allowed);
+                Ok(())
+            }
+            Message::Checked { slot, wrong: None } => {
+                if slot >= self.remote.slots || self.free.contains(&slot) {
+                    let what = "an answer about memory that was not asked about";
+                    return Err(PerfError::Confused { peer, what });
+                }
+                self.free.push(slot);
+                Ok(())
+            }
+            _ => Err(PerfError::Confused {
+                peer,
+                what: "a message of the control connection on another",
+            }),
+        }
+    }
+}

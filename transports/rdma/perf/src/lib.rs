@@ -1,0 +1,49 @@
+//! Measures RDMA between two machines: SEND, WRITE and READ, bandwidth and latency, with every byte compared if
+//! that is asked for.
+//!
+//! ```text
+//!   client                                              server
+//!     │ ── REQ  control: what is to be measured ───────▶ │  memory, domain, queues of this session
+//!     │ ◀── REP  session number ──────────────────────── │
+//!     │ ── REQ  data: session, index ──────────────────▶ │  one queue pair each
+//!     │ ◀── REP  address, key, receives, READ depth ──── │
+//!     │ ══ SEND, WRITE or READ, as many as the depth ══▶ │
+//!     │ ◀═ credits, echoes or what was compared ════════ │
+//!     │ ── control: alive ─────────────────────────────▶ │  both ends give a silent peer up
+//!     │ ── control: done ──────────────────────────────▶ │
+//!     │ ◀── control: ended ───────────────────────────── │
+//! ```
+//!
+//! [`Server`] serves one client after another; [`measure`] is a client's run. Both work over any provider of
+//! `nacre_rdma_verbs`, and so over the simulated one with its faults. What two ends say to each other is in
+//! [`wire`], what may be asked for in [`Test`], and everything that can go wrong in [`PerfError`].
+
+#![forbid(unsafe_code)]
+
+mod client;
+mod completion;
+mod dial;
+mod end;
+mod error;
+mod flow;
+mod params;
+mod pattern;
+mod probe;
+mod report;
+mod server;
+mod session;
+mod taker;
+pub mod wire;
+
+#[cfg(test)]
+mod tests;
+
+pub use client::{ClientOptions, Progress, measure};
+pub use error::{Failed, Mismatch, PerfError};
+pub use params::{Invalid, Length, MAX_DEPTH, MAX_MESSAGE, MAX_QUEUE_PAIRS, Measure, Op, Test};
+pub use probe::{Answer, around, probe};
+pub use report::{Latency, LatencyOf, Report, SCHEMA, SizeReport};
+pub use server::{Happened, Served, Server, ServerOptions};
+
+/// Where a server listens unless told otherwise: the port that perftest's programs use.
+pub const DEFAULT_PORT: u16 = 18515;

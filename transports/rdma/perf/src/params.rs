@@ -1,0 +1,168 @@
+//! What can be measured, and within which bounds.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::Serialize;
+
+/// The largest message. RC carries 2 GiB; nothing is learned from more than this that it does not show.
+pub const MAX_MESSAGE: u32 = 1 << 28;
+pub const MAX_QUEUE_PAIRS: u16 = 256;
+pub const MAX_DEPTH: u16 = 4096;
+
+/// What moves the bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Op {
+    /// Two-sided: the server receives.
+    Send,
+    /// One-sided, into the server's memory.
+    Write,
+    /// One-sided, from the server's memory.
+    Read,
+}
+
+impl Op {
+    pub const ALL: [Op; 3] = [Op::Send, Op::Write, Op::Read];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Op::Send => "send",
+            Op::Write => "write",
+            Op::Read => "read",
+        }
+    }
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Op {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Op, String> {
+        let found = Op::ALL.into_iter().find(|op| op.name() == text);
+        found.ok_or_else(|| format!("\"{text}\" is not one of send, write, read"))
+    }
+}
+
+/// How it is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Measure {
+    /// As many requests under way as the depth allows.
+    Bandwidth,
+    /// One at a time on each queue pair.
+    Latency,
+}
+
+impl fmt::Display for Measure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Measure::Bandwidth => "bandwidth",
+            Measure::Latency => "latency",
+        })
+    }
+}
+
+/// How long each size is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Length {
+    /// So many messages, of all queue pairs together.
+    Messages(u64),
+    Time(Duration),
+}
+
+/// A client's wish.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Test {
+    pub op: Op,
+    pub measure: Measure,
+    /// Bytes of a message, measured one after the other.
+    pub sizes: Vec<u32>,
+    pub length: Length,
+    /// Messages before each size's measurement begins.
+    pub warmup: u64,
+    pub queue_pairs: u16,
+    /// Requests under way on each queue pair; 1 while latency is measured.
+    pub depth: u16,
+    /// Every byte is compared.
+    pub verify: bool,
+    /// Of the bytes that are compared.
+    pub seed: u32,
+}
+
+impl Default for Test {
+    fn default() -> Test {
+        Test {
+            op: Op::Send,
+            measure: Measure::Bandwidth,
+            sizes: vec![64 << 10],
+            length: Length::Messages(1000),
+            warmup: 16,
+            queue_pairs: 1,
+            depth: 32,
+            verify: false,
+            seed: 1,
+        }
+    }
+}
+
+/// Why a test cannot be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Invalid {
+    #[error("no message size is given")]
+    NoSize,
+    #[error("{size} bytes are no message: 1 to {MAX_MESSAGE} are")]
+    Size { size: u32 },
+    #[error("{asked} queue pairs: 1 to {MAX_QUEUE_PAIRS} can be")]
+    QueuePairs { asked: u16 },
+    #[error("a depth of {asked}: 1 to {MAX_DEPTH} can be")]
+    Depth { asked: u16 },
+    #[error("0 messages, or no time, measure nothing")]
+    Length,
+}
+
+impl Test {
+    pub fn check(&self) -> Result<(), Invalid> {
+        if self.sizes.is_empty() {
+            return Err(Invalid::NoSize);
+        }
+        if let Some(&size) = self
+            .sizes
+            .iter()
+            .find(|size| !(1..=MAX_MESSAGE).contains(*size))
+        {
+            return Err(Invalid::Size { size });
+        }
+        if !(1..=MAX_QUEUE_PAIRS).contains(&self.queue_pairs) {
+            return Err(Invalid::QueuePairs {
+                asked: self.queue_pairs,
+            });
+        }
+        if !(1..=MAX_DEPTH).contains(&self.depth) {
+            return Err(Invalid::Depth { asked: self.depth });
+        }
+        match self.length {
+            Length::Messages(0) => Err(Invalid::Length),
+            Length::Time(time) if time.is_zero() => Err(Invalid::Length),
+            _ => Ok(()),
+        }
+    }
+
+    pub fn largest(&self) -> u32 {
+        self.sizes.iter().copied().max().unwrap_or(0)
+    }
+
+    /// Requests under way on one queue pair.
+    pub fn under_way(&self) -> u16 {
+        match self.measure {
+            Measure::Bandwidth => self.depth,
+            Measure::Latency => 1,
+        }
+    }
+}

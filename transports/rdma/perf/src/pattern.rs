@@ -1,0 +1,101 @@
+//! What messages are filled with when they are compared: every eight bytes follow from seed, queue pair, number of
+//! the message and place, so that one that is old, of another queue pair or shifted is not taken for the right one.
+
+/// Which bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pattern(u64);
+
+impl Pattern {
+    pub fn new(seed: u32, queue_pair: u16, number: u64) -> Pattern {
+        let start = u64::from(seed) << 32 | u64::from(queue_pair);
+        Pattern(mix(mix(start).wrapping_add(number)))
+    }
+
+    fn word(self, index: u64) -> [u8; 8] {
+        mix(self.0.wrapping_add(index)).to_le_bytes()
+    }
+
+    /// Fills `bytes`, which begin at `from` (a multiple of 8) of the message.
+    pub fn fill(self, bytes: &mut [u8], from: usize) {
+        debug_assert_eq!(from % 8, 0);
+        let first = from as u64 / 8;
+        for (index, chunk) in bytes.chunks_mut(8).enumerate() {
+            chunk.copy_from_slice(&self.word(first + index as u64)[..chunk.len()]);
+        }
+    }
+
+    /// The first byte of `bytes` that is not what it should be, if `bytes` begin at `from` (a multiple of 8) of the
+    /// message: its place in the message, what it should be, what it is.
+    pub fn differs(self, bytes: &[u8], from: usize) -> Option<(usize, u8, u8)> {
+        debug_assert_eq!(from % 8, 0);
+        let first = from as u64 / 8;
+        for (index, chunk) in bytes.chunks(8).enumerate() {
+            let word = self.word(first + index as u64);
+            if chunk == &word[..chunk.len()] {
+                continue;
+            }
+            let at = chunk
+                .iter()
+                .zip(word)
+                .position(|(is, should)| *is != should)?;
+            return Some((from + index * 8 + at, word[at], chunk[at]));
+        }
+        None
+    }
+}
+
+/// The finalizer of splitmix64: every bit of the answer depends on every bit of the question.
+fn mix(mut x: u64) -> u64 {
+    x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: any wrong byte is found at its place. Method: every byte of messages of all small lengths is changed,
+    /// also of ones that are compared in two parts.
+    #[test]
+    fn every_byte_counts() {
+        for len in 1..100 {
+            let pattern = Pattern::new(7, 3, 11);
+            let mut bytes = vec![0; len];
+            pattern.fill(&mut bytes, 0);
+            assert_eq!(pattern.differs(&bytes, 0), None);
+            for at in 0..len {
+                let should = bytes[at];
+                bytes[at] ^= 0x10;
+                assert_eq!(
+                    pattern.differs(&bytes, 0),
+                    Some((at, should, should ^ 0x10))
+                );
+                let half = len / 2 / 8 * 8;
+                let parts = [(0, &bytes[..half]), (half, &bytes[half..])];
+                let found = parts
+                    .iter()
+                    .find_map(|(from, part)| pattern.differs(part, *from));
+                assert_eq!(found, Some((at, should, should ^ 0x10)));
+                bytes[at] = should;
+            }
+        }
+    }
+
+    /// Goal: messages that are not the right one are told apart from it.
+    #[test]
+    fn other_messages_differ() {
+        let mut bytes = [0; 16];
+        Pattern::new(1, 1, 1).fill(&mut bytes, 0);
+        for other in [
+            Pattern::new(2, 1, 1),
+            Pattern::new(1, 2, 1),
+            Pattern::new(1, 1, 2),
+            Pattern::new(1, 1, 0),
+        ] {
+            assert!(other.differs(&bytes, 0).is_some());
+        }
+        assert!(Pattern::new(1, 1, 1).differs(&bytes, 8).is_some());
+    }
+}

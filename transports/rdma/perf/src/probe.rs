@@ -1,0 +1,131 @@
+//! For who examines a machine: a connection to whatever listens there, and a test of a device with itself.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use nacre_rdma_verbs::{Access, CmOptions, ConnParams, Provider};
+
+use crate::client::{ClientOptions, measure};
+use crate::dial::{Dial, Way};
+use crate::end::{End, LaneSizes, Waiter};
+use crate::error::PerfError;
+use crate::params::Test;
+use crate::report::Report;
+use crate::server::{Server, ServerOptions};
+
+/// What answered a connect request that says nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answer {
+    Accepted,
+    /// By the program that listens there, as NVMe/RDMA targets do.
+    Refused,
+}
+
+/// The reason of a reject that the program gave, not the connection manager for the lack of one.
+const REJECTED_BY_CONSUMER: i32 = 28;
+
+/// Asks for a reliable connection, with a queue pair and without private data, and ends it at once. That nobody
+/// listens is [`PerfError::NobodyListens`]: the way there is good all the same.
+pub fn probe(
+    provider: &dyn Provider,
+    peer: SocketAddr,
+    source: Option<IpAddr>,
+    timeout: Duration,
+) -> Result<Answer, PerfError> {
+    let mut cm = provider.connection_manager()?;
+    let mut waiter = Waiter::new(cm.fd())?;
+    let (never, mut others) = (AtomicBool::new(false), Vec::new());
+    let options = CmOptions::default();
+    let way = Way {
+        peer,
+        source,
+        timeout,
+        options,
+    };
+    let mut dial = Dial::new(&mut *cm, &mut waiter, &never, &mut others, way);
+    let found = dial.find()?;
+    let outcome = (|| {
+        let device = provider.device(found.device)?;
+        let end = End::new(
+            device,
+            Access::Local,
+            LaneSizes::CONTROL,
+            0,
+            Vec::new(),
+            u64::MAX,
+        )?;
+        let lane = end.lane(dial.cm, found.id, 0, LaneSizes::CONTROL, peer)?;
+        let params = ConnParams {
+            retry_count: 7,
+            rnr_retry_count: 7,
+            ..ConnParams::default()
+        };
+        let answer = dial.connect(found.id, &params);
+        // The connection ends with its id; the queue pair is there until then.
+        dial.cm.destroy(found.id);
+        drop(lane);
+        answer
+    })();
+    cm.destroy(found.id);
+    match outcome {
+        Ok(_) => Ok(Answer::Accepted),
+        Err(PerfError::NobodyListens {
+            status: REJECTED_BY_CONSUMER,
+            ..
+        })
+        | Err(PerfError::Foreign { .. } | PerfError::Refused { .. }) => Ok(Answer::Refused),
+        Err(error) => Err(error),
+    }
+}
+
+/// Runs a test of the device that has this address with itself: a server and a client, both here.
+pub fn around(
+    provider: &Arc<dyn Provider>,
+    address: IpAddr,
+    test: Test,
+    patience: Duration,
+) -> Result<Report, PerfError> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let (bound, addresses) = channel();
+    let (of_server, stopped) = (Arc::clone(provider), Arc::clone(&stop));
+    let serve = move || {
+        let options = ServerOptions {
+            memory: 1 << 30,
+            ..ServerOptions::new(vec![SocketAddr::new(address, 0)])
+        };
+        let mut server = match Server::bind(of_server, options) {
+            Ok(server) => server,
+            Err(error) => {
+                let _ = bound.send(Err(error));
+                return;
+            }
+        };
+        let _ = bound.send(Ok(server.addresses()[0]));
+        // The client says what went wrong.
+        let _ = server.serve(&stopped, &mut |_| ());
+    };
+    let thread = std::thread::Builder::new()
+        .name("rdma-server".into())
+        .spawn(serve);
+    let thread = thread.map_err(PerfError::Wait)?;
+    let outcome = match addresses.recv() {
+        Ok(Ok(server)) => {
+            let options = ClientOptions {
+                source: Some(address),
+                cm_timeout: patience,
+                peer_timeout: patience,
+                ..ClientOptions::new(server, test)
+            };
+            measure(&**provider, &options, &AtomicBool::new(false), &mut |_| ())
+        }
+        Ok(Err(error)) => Err(error),
+        Err(_) => Err(PerfError::NoListener),
+    };
+    stop.store(true, Ordering::Relaxed);
+    // It ends within the time of one look at `stop`.
+    let _ = thread.join();
+    outcome
+}

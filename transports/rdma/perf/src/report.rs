@@ -1,0 +1,175 @@
+//! What came out of a run, under a fixed schema.
+
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use serde::Serialize;
+
+use crate::params::{Measure, Op};
+
+/// Named in the output; the number rises when a member changes its meaning or goes away.
+pub const SCHEMA: &str = "nacre-rdma-perf/1";
+
+/// A whole run of a client.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Report {
+    pub schema: &'static str,
+    pub server: String,
+    /// The address that the test came from; its GID was used.
+    pub local: String,
+    pub device: String,
+    pub port: u8,
+    /// Emulated by the kernel, or simulated: the figures say nothing of hardware.
+    pub software: bool,
+    pub op: Op,
+    pub measure: Measure,
+    pub queue_pairs: u16,
+    /// Requests under way on each queue pair.
+    pub depth: u16,
+    pub verify: bool,
+    /// Ended before its time, by the user.
+    pub interrupted: bool,
+    pub results: Vec<SizeReport>,
+}
+
+/// One message size.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct SizeReport {
+    /// Of a message.
+    pub size: u32,
+    pub messages: u64,
+    pub bytes: u64,
+    pub seconds: f64,
+    /// GB, 10^9 bytes.
+    pub gigabytes_per_second: f64,
+    pub messages_per_second: f64,
+    pub latency_of: LatencyOf,
+    pub latency_ns: Latency,
+}
+
+/// What a latency is the time of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LatencyOf {
+    /// From posting a request to its completion: the peer's device has acknowledged it.
+    PostToCompletion,
+    /// From posting a message to the arrival of its echo, divided by two.
+    HalfRoundTrip,
+}
+
+impl LatencyOf {
+    pub fn of(op: Op, measure: Measure) -> LatencyOf {
+        match (op, measure) {
+            (Op::Send, Measure::Latency) => LatencyOf::HalfRoundTrip,
+            _ => LatencyOf::PostToCompletion,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
+pub struct Latency {
+    pub min: u64,
+    pub mean: f64,
+    pub median: u64,
+    pub p99: u64,
+    pub p999: u64,
+    pub max: u64,
+}
+
+/// A latency in the histogram is at most this.
+const LONGEST: Duration = Duration::from_secs(600);
+
+/// Latencies of one size.
+pub struct Latencies(Histogram<u64>);
+
+impl Latencies {
+    pub fn new() -> Latencies {
+        let longest = LONGEST.as_nanos() as u64;
+        // Three digits: 0.1 %.
+        Latencies(Histogram::new_with_bounds(1, longest, 3).expect("bounds that make sense"))
+    }
+
+    pub fn record(&mut self, time: Duration) {
+        self.0.saturating_record(time.as_nanos() as u64);
+    }
+
+    pub fn summary(&self) -> Latency {
+        if self.0.is_empty() {
+            return Latency::default();
+        }
+        Latency {
+            min: self.0.min(),
+            mean: self.0.mean(),
+            median: self.0.value_at_quantile(0.5),
+            p99: self.0.value_at_quantile(0.99),
+            p999: self.0.value_at_quantile(0.999),
+            max: self.0.max(),
+        }
+    }
+}
+
+impl SizeReport {
+    pub fn new(
+        size: u32,
+        messages: u64,
+        time: Duration,
+        latency_of: LatencyOf,
+        latencies: &Latencies,
+    ) -> SizeReport {
+        let bytes = messages.saturating_mul(size.into());
+        let seconds = time.as_secs_f64();
+        let per_second = |count: f64| if seconds > 0.0 { count / seconds } else { 0.0 };
+        SizeReport {
+            size,
+            messages,
+            bytes,
+            seconds,
+            gigabytes_per_second: per_second(bytes as f64 / 1e9),
+            messages_per_second: per_second(messages as f64),
+            latency_of,
+            latency_ns: latencies.summary(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: figures are what their names say. Method: a run whose figures are known.
+    #[test]
+    fn figures() {
+        let mut latencies = Latencies::new();
+        for micros in 1..=1000 {
+            latencies.record(Duration::from_micros(micros));
+        }
+        let of = LatencyOf::of(Op::Read, Measure::Bandwidth);
+        let report = SizeReport::new(1 << 20, 1000, Duration::from_millis(500), of, &latencies);
+        assert_eq!(report.bytes, 1000 << 20);
+        assert!((report.messages_per_second - 2000.0).abs() < 0.01);
+        assert!((report.gigabytes_per_second - 2.097_152).abs() < 0.000_001);
+        let near = |is: u64, micros: u64| {
+            let off = is.abs_diff(micros * 1000);
+            assert!(off <= micros, "{is} ns for {micros} us");
+        };
+        near(report.latency_ns.min, 1);
+        near(report.latency_ns.median, 500);
+        near(report.latency_ns.p99, 990);
+        near(report.latency_ns.p999, 999);
+        near(report.latency_ns.max, 1000);
+        assert!((report.latency_ns.mean - 500_500.0).abs() < 500.0);
+    }
+
+    #[test]
+    fn nothing_measured() {
+        let report = SizeReport::new(
+            64,
+            0,
+            Duration::ZERO,
+            LatencyOf::HalfRoundTrip,
+            &Latencies::new(),
+        );
+        assert_eq!(report.messages_per_second, 0.0);
+        assert_eq!(report.latency_ns, Latency::default());
+    }
+}

@@ -1,0 +1,328 @@
+//! The server: listeners, and one client after another.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use nacre_rdma_verbs::{
+    CmEvent, CmEventKind, CmId, CmOptions, ConnParams, ConnectionManager, DeviceId, Provider,
+};
+
+use crate::end::Waiter;
+use crate::error::PerfError;
+use crate::params::{MAX_DEPTH, MAX_QUEUE_PAIRS};
+use crate::session::{Beginning, Declined, Session};
+use crate::wire::{Refusal, Reject, Request, Terms, VERSION, WireError};
+
+/// Requests that wait in the kernel while others are looked at.
+const BACKLOG: i32 = 128;
+/// How often interruption is looked for while nobody is served.
+const IDLE: Duration = Duration::from_millis(100);
+/// How often devices are listed meanwhile.
+const LISTED: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Clone)]
+pub struct ServerOptions {
+    pub listen: Vec<SocketAddr>,
+    /// Ends after the first client.
+    pub once: bool,
+    /// Bytes that one client's test may need here.
+    pub memory: u64,
+    pub max_queue_pairs: u16,
+    pub max_depth: u16,
+    pub tos: u8,
+    /// How long to look for completions before sleeping.
+    pub spin: Duration,
+}
+
+impl ServerOptions {
+    pub fn new(listen: Vec<SocketAddr>) -> ServerOptions {
+        ServerOptions {
+            listen,
+            once: false,
+            memory: 512 << 20,
+            max_queue_pairs: MAX_QUEUE_PAIRS,
+            max_depth: MAX_DEPTH,
+            tos: 0,
+            spin: Duration::from_millis(1),
+        }
+    }
+}
+
+/// What a client did, in its own words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Served {
+    pub messages: u64,
+    pub bytes: u64,
+}
+
+/// What a server tells of.
+#[derive(Debug)]
+pub enum Happened {
+    Began {
+        peer: SocketAddr,
+        terms: Terms,
+    },
+    Ended {
+        peer: SocketAddr,
+        terms: Terms,
+        outcome: Result<Served, PerfError>,
+    },
+    /// With what this end lacks, if that was the reason.
+    Refused {
+        peer: SocketAddr,
+        reject: Reject,
+        why: Option<PerfError>,
+    },
+}
+
+pub struct Server {
+    provider: Arc<dyn Provider>,
+    options: ServerOptions,
+    listeners: Vec<(CmId, SocketAddr)>,
+    session: Option<Session>,
+    /// Of the last session: the next one is another.
+    number: u32,
+    waiter: Waiter,
+    cm: Box<dyn ConnectionManager>,
+}
+
+/// A connect request.
+struct Asked {
+    id: CmId,
+    device: DeviceId,
+    peer: SocketAddr,
+    params: ConnParams,
+}
+
+impl Server {
+    pub fn bind(provider: Arc<dyn Provider>, options: ServerOptions) -> Result<Server, PerfError> {
+        let mut cm = provider.connection_manager()?;
+        let mut listeners = Vec::new();
+        let cm_options = CmOptions {
+            tos: options.tos,
+            ack_timeout: None,
+        };
+        for address in &options.listen {
+            let listening = cm.listen(*address, BACKLOG, cm_options)?;
+            listeners.push((listening.id, listening.address));
+        }
+        Ok(Server {
+            provider,
+            options,
+            listeners,
+            session: None,
+            // A client of an earlier server does not find its session here.
+            number: std::process::id() << 8,
+            waiter: Waiter::new(cm.fd())?,
+            cm,
+        })
+    }
+
+    /// With the ports that are really used.
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        self.listeners.iter().map(|(_, address)| *address).collect()
+    }
+
+    /// Serves until `stop` is set, or once if so it was made. Then the outcome is that client's.
+    pub fn serve(
+        &mut self,
+        stop: &AtomicBool,
+        tell: &mut dyn FnMut(Happened),
+    ) -> Result<(), PerfError> {
+        let mut listed = Instant::now();
+        loop {
+            self.events(tell)?;
+            if stop.load(Ordering::Relaxed) {
+                if self.session.is_some() {
+                    self.end(Err(PerfError::Interrupted), tell)?;
+                }
+                return Ok(());
+            }
+            let Some(session) = &mut self.session else {
+                if self.listeners.is_empty() {
+                    return Err(PerfError::NoListener);
+                }
+                self.waiter.wait(IDLE)?;
+                if listed.elapsed() >= LISTED {
+                    listed = Instant::now();
+                    // Lets go of a device that is to be removed and that no listener is told of: who removes it waits.
+                    let _ = self.provider.devices();
+                }
+                continue;
+            };
+            // Events cost a system call each time they are looked for.
+            let outcome = loop {
+                match session.turn(&mut self.waiter) {
+                    Ok((false, None)) => {}
+                    Ok((true, None)) => break None,
+                    Ok((_, Some(served))) => break Some(Ok(served)),
+                    Err(error) => break Some(Err(error)),
+                }
+            };
+            if let Some(outcome) = outcome {
+                let failed = self.end(outcome, tell)?;
+                if self.options.once {
+                    return failed.map_or(Ok(()), Err);
+                }
+            }
+        }
+    }
+
+    /// Of the session. Answers its error, if nobody else is told of it.
+    fn end(
+        &mut self,
+        outcome: Result<Served, PerfError>,
+        tell: &mut dyn FnMut(Happened),
+    ) -> Result<Option<PerfError>, PerfError> {
+        let Some(mut session) = self.session.take() else {
+            return Ok(None);
+        };
+        if let Err(error) = &outcome {
+            session.farewell(error, &mut self.waiter);
+        }
+        let (peer, terms) = (session.peer, session.terms);
+        session.close(&mut *self.cm, &self.waiter);
+        match outcome {
+            Err(error) if self.options.once => Ok(Some(error)),
+            outcome => {
+                tell(Happened::Ended {
+                    peer,
+                    terms,
+                    outcome,
+                });
+                Ok(None)
+            }
+        }
+    }
+
+    fn events(&mut self, tell: &mut dyn FnMut(Happened)) -> Result<(), PerfError> {
+        while let Some(CmEvent { id, kind }) = self.cm.next_event()? {
+            match kind {
+                CmEventKind::ConnectRequest {
+                    device,
+                    peer,
+                    params,
+                    ..
+                } => {
+                    self.asked(
+                        Asked {
+                            id,
+                            device,
+                            peer,
+                            params,
+                        },
+                        tell,
+                    );
+                }
+                CmEventKind::DeviceRemoval if self.listeners.iter().any(|(of, _)| *of == id) => {
+                    self.listeners.retain(|(of, _)| *of != id);
+                    self.cm.destroy(id);
+                }
+                kind => {
+                    if let Some(session) = self.session.as_mut().filter(|session| session.has(id)) {
+                        session.event(id, &kind);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn asked(&mut self, asked: Asked, tell: &mut dyn FnMut(Happened)) {
+        let (id, peer) = (asked.id, asked.peer);
+        let declined = match Request::parse(&asked.params.private_data) {
+            Ok(Request::Control(terms)) => self.begin(asked, terms, tell).err(),
+            Ok(Request::Data { session, index }) => match &mut self.session {
+                Some(of) if of.number == session && of.peer.ip() == peer.ip() => {
+                    of.join(&mut *self.cm, id, index, &asked.params).err()
+                }
+                _ => Some((Reject::new(Refusal::NoSession), None)),
+            },
+            Err(error) => Some((
+                malformed(&error),
+                Some(PerfError::Foreign {
+                    peer,
+                    source: error,
+                }),
+            )),
+        };
+        if let Some((reject, why)) = declined {
+            // One that is gone already needs no answer.
+            let _ = self.cm.reject(id, &reject.to_bytes());
+            self.cm.destroy(id);
+            tell(Happened::Refused { peer, reject, why });
+        }
+    }
+
+    fn begin(
+        &mut self,
+        asked: Asked,
+        terms: Terms,
+        tell: &mut dyn FnMut(Happened),
+    ) -> Result<(), Declined> {
+        if self.session.is_some() {
+            return Err((Reject::new(Refusal::Busy), None));
+        }
+        let bounds = [
+            (
+                Refusal::QueuePairs,
+                terms.queue_pairs,
+                self.options.max_queue_pairs,
+            ),
+            (Refusal::Depth, terms.depth, self.options.max_depth),
+        ];
+        for (refusal, needed, limit) in bounds {
+            if needed > limit {
+                return Err((Reject::limit(refusal, needed.into(), limit.into()), None));
+            }
+        }
+        let resources = |error: PerfError| (Reject::new(Refusal::Resources), Some(error));
+        let device = self
+            .provider
+            .device(asked.device)
+            .map_err(|error| resources(error.into()))?;
+        self.number = self.number.wrapping_add(1);
+        let beginning = Beginning {
+            id: asked.id,
+            peer: asked.peer,
+            number: self.number,
+            terms,
+            memory: self.options.memory,
+            spin: self.options.spin,
+        };
+        let session = Session::new(&mut *self.cm, device, beginning)?;
+        session.watch(&self.waiter).map_err(resources)?;
+        if let Err(error) = session.accept_control(&mut *self.cm) {
+            session.close(&mut *self.cm, &self.waiter);
+            return Err(resources(error));
+        }
+        self.session = Some(session);
+        tell(Happened::Began {
+            peer: asked.peer,
+            terms,
+        });
+        Ok(())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(session) = self.session.take() {
+            session.close(&mut *self.cm, &self.waiter);
+        }
+        self.listeners
+            .iter()
+            .for_each(|(id, _)| self.cm.destroy(*id));
+    }
+}
+
+fn malformed(error: &WireError) -> Reject {
+    match error {
+        WireError::Version { theirs } => {
+            Reject::limit(Refusal::Version, u64::from(*theirs), VERSION.into())
+        }
+        _ => Reject::new(Refusal::Malformed),
+    }
+}

@@ -1,0 +1,528 @@
+//! The server's side of one client: its queue pairs, what they receive, what is compared and told.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nacre_hugepages::{Buf, ClassSpec, REGION_MAX};
+use nacre_rdma_verbs::{
+    Access, CmEventKind, CmId, Completion, ConnParams, ConnectionManager, Device, Lane, MrKey,
+    WcStatus,
+};
+
+use crate::client::ending_of;
+use crate::completion::{Causes, Rank, failed};
+use crate::end::{End, HEAD, LaneSizes, Turns, Waiter};
+use crate::error::PerfError;
+use crate::params::{Measure, Op};
+use crate::pattern::Pattern;
+use crate::server::Served;
+use crate::taker::{Taker, say};
+use crate::wire::{Accept, Ending, MESSAGE_BYTES, Message, Refusal, Reject, Terms};
+
+/// For the client to close after the last words, and for a last word to leave.
+const CLOSING: Duration = Duration::from_secs(2);
+const FAREWELL: Duration = Duration::from_millis(200);
+/// Memory of one queue pair is one buffer, which finds a place in a region when it is half of one at most.
+const LARGEST_SHARE: u64 = REGION_MAX as u64 / 2;
+/// How often silence is looked for while there is work.
+const TICK: Duration = Duration::from_millis(5);
+
+pub struct Session {
+    pub peer: SocketAddr,
+    pub number: u32,
+    pub terms: Terms,
+    // Lanes go before the memory and queues that they were made of.
+    control: (CmId, Lane),
+    takers: Vec<Option<Taker>>,
+    sizes: LaneSizes,
+    end: End,
+    turns: Turns,
+    causes: Causes,
+    heard: Instant,
+    looked: Instant,
+    /// Both have said that it is done: the client closes, until then at the latest.
+    closing: Option<Instant>,
+    closed: bool,
+    served: Served,
+}
+
+/// Whose session, and within which bounds.
+pub struct Beginning {
+    /// Of the control connection.
+    pub id: CmId,
+    pub peer: SocketAddr,
+    pub number: u32,
+    pub terms: Terms,
+    /// Bytes that it may need.
+    pub memory: u64,
+    pub spin: Duration,
+}
+
+/// Why a session is not begun: what the client is told, and what this end says of it.
+pub type Declined = (Reject, Option<PerfError>);
+
+/// Bytes of memory that the client writes to or reads from on one queue pair, in so many slots.
+fn exposed(terms: &Terms) -> (u64, u16) {
+    let slots = match (terms.op, terms.verify) {
+        (Op::Send, _) => 0,
+        (Op::Write | Op::Read, true) => terms.depth,
+        (Op::Write | Op::Read, false) => 1,
+    };
+    (u64::from(slots) * u64::from(terms.message_bytes), slots)
+}
+
+impl Session {
+    /// With a queue pair for the control connection, which is to be accepted.
+    pub fn new(
+        cm: &mut dyn ConnectionManager,
+        device: Arc<dyn Device>,
+        beginning: Beginning,
+    ) -> Result<Session, Declined> {
+        let Beginning {
+            id,
+            peer,
+            number,
+            terms,
+            memory,
+            spin,
+        } = beginning;
+        let sizes = LaneSizes::server(&terms);
+        let count = u32::from(terms.queue_pairs);
+        let (bytes, _) = exposed(&terms);
+        let mut classes = Vec::new();
+        if bytes > LARGEST_SHARE {
+            return Err((Reject::limit(Refusal::Memory, bytes, LARGEST_SHARE), None));
+        }
+        if bytes > 0 {
+            classes.push(ClassSpec {
+                size: bytes as usize,
+                count: count as usize,
+            });
+        }
+        let access = match terms.op {
+            // Nobody gets a key to memory that only this end writes to.
+            Op::Send => Access::Local,
+            Op::Write | Op::Read => Access::Remote,
+        };
+        let made = End::new(device, access, sizes, count, classes, memory).and_then(|end| {
+            let lane = end.lane(cm, id, 0, LaneSizes::CONTROL, peer)?;
+            Ok((end, lane))
+        });
+        let (end, lane) = made.map_err(|error| match error {
+            PerfError::TooMuch { needed, limit } => {
+                (Reject::limit(Refusal::Memory, needed, limit), None)
+            }
+            error => (Reject::new(Refusal::Resources), Some(error)),
+        })?;
+        let now = Instant::now();
+        Ok(Session {
+            peer,
+            number,
+            terms,
+            control: (id, lane),
+            takers: (0..count).map(|_| None).collect(),
+            sizes,
+            end,
+            turns: Turns::new(spin),
+            causes: Causes::default(),
+            heard: now,
+            looked: now,
+            closing: None,
+            closed: false,
+            served: Served {
+                messages: 0,
+                bytes: 0,
+            },
+        })
+    }
+
+    pub fn accept_control(&self, cm: &mut dyn ConnectionManager) -> Result<(), PerfError> {
+        let accept = Accept {
+            session: self.number,
+            ..Accept::default()
+        };
+        Ok(cm.accept(self.control.0, &answer(accept, 0))?)
+    }
+
+    /// One of the test's queue pairs.
+    pub fn join(
+        &mut self,
+        cm: &mut dyn ConnectionManager,
+        id: CmId,
+        index: u16,
+        asked: &ConnParams,
+    ) -> Result<(), Declined> {
+        let resources = |error| (Reject::new(Refusal::Resources), Some(error));
+        match self.takers.get(usize::from(index)) {
+            Some(None) => {}
+            _ => return Err((Reject::new(Refusal::Index), None)),
+        }
+        self.heard = Instant::now();
+        let lane = self
+            .end
+            .lane(cm, id, u32::from(index) + 1, self.sizes, self.peer);
+        let lane = lane.map_err(resources)?;
+        let (bytes, slots) = exposed(&self.terms);
+        let mut memory = match bytes {
+            0 => None,
+            bytes => self.end.pool.acquire(bytes as usize),
+        };
+        let mut accept = Accept {
+            session: self.number,
+            receives: self.sizes.recvs as u16,
+            ..Accept::default()
+        };
+        if let Some(memory) = &mut memory {
+            self.prepare(memory, index);
+            let key = memory
+                .key(self.end.key_slot)
+                .map_or(0, |key| MrKey::from_bits(key).rkey);
+            accept.rkey = key;
+            accept.address = memory.as_ptr().expose_provenance() as u64;
+            (accept.bytes, accept.slots) = (bytes, slots);
+        }
+        let limit = self.end.device.attributes().max_responder_resources;
+        let reads = match self.terms.op {
+            Op::Read => asked.responder_resources.min(limit),
+            Op::Send | Op::Write => 0,
+        };
+        cm.accept(id, &answer(accept, reads))
+            .map_err(|error| resources(error.into()))?;
+        self.takers[usize::from(index)] = Some(Taker {
+            id,
+            lane,
+            index,
+            memory,
+            received: 0,
+            posted: self.sizes.recvs.into(),
+            allowed: self.sizes.recvs.into(),
+            confirmed: 0,
+            telling: false,
+        });
+        Ok(())
+    }
+
+    /// Before the client has a key to it.
+    fn prepare(&self, memory: &mut Buf, index: u16) {
+        let bytes = memory.bytes_mut().expect("nobody shares it");
+        if self.terms.op != Op::Read || !self.terms.verify {
+            return bytes.fill(0);
+        }
+        let slots = bytes.chunks_mut(self.terms.message_bytes as usize);
+        for (slot, bytes) in slots.enumerate() {
+            Pattern::new(self.terms.seed, index, slot as u64).fill(bytes, 0);
+        }
+    }
+
+    pub fn has(&self, id: CmId) -> bool {
+        self.control.0 == id || self.takers.iter().flatten().any(|taker| taker.id == id)
+    }
+
+    pub fn watch(&self, waiter: &Waiter) -> Result<(), PerfError> {
+        waiter.add(self.end.queues.cq().fd())
+    }
+
+    fn during(&self) -> &'static str {
+        match self.takers.iter().all(Option::is_some) {
+            true => "measuring",
+            false => "connecting",
+        }
+    }
+
+    /// Of one of its connections.
+    pub fn event(&mut self, id: CmId, kind: &CmEventKind) {
+        let (now, peer, during) = (Instant::now(), self.peer, self.during());
+        let mut add = |rank, error| self.causes.add(rank, error, now);
+        match kind {
+            CmEventKind::Disconnected if self.closing.is_some() => {
+                self.closed |= id == self.control.0;
+            }
+            CmEventKind::Disconnected => {
+                add(Rank::Ended, PerfError::Disconnected { peer, during });
+            }
+            CmEventKind::DeviceRemoval => {
+                let device = self.end.device_name();
+                add(Rank::Seen, PerfError::DeviceRemoved { device, during });
+            }
+            CmEventKind::AddressChange => add(Rank::Seen, PerfError::AddressMoved { during }),
+            CmEventKind::ConnectError { status } | CmEventKind::Unreachable { status } => {
+                // The client did not take the acceptance.
+                let (stage, status) = ("CONNECT", *status);
+                let event = match kind {
+                    CmEventKind::Unreachable { .. } => "RDMA_CM_EVENT_UNREACHABLE",
+                    _ => "RDMA_CM_EVENT_CONNECT_ERROR",
+                };
+                add(
+                    Rank::Seen,
+                    PerfError::Connect {
+                        stage,
+                        peer,
+                        event,
+                        status,
+                    },
+                );
+            }
+            CmEventKind::Rejected { status, .. } => {
+                let (stage, status) = ("CONNECT", *status);
+                let event = "RDMA_CM_EVENT_REJECTED";
+                add(
+                    Rank::Ended,
+                    PerfError::Connect {
+                        stage,
+                        peer,
+                        event,
+                        status,
+                    },
+                );
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes completions; answers what came of the session when it is over. `true`: there was time to look at
+    /// events of connections.
+    pub fn turn(&mut self, waiter: &mut Waiter) -> Result<(bool, Option<Served>), PerfError> {
+        let queues = self.end.queues.clone();
+        let taken = self.turns.take(&queues, waiter);
+        let now = Instant::now();
+        let slept = match taken {
+            Ok(slept) => slept,
+            Err(error @ PerfError::Queue { .. }) => {
+                // A device that goes away is told by the connection manager.
+                self.causes.add(Rank::Ended, error, now);
+                waiter.wait(TICK)?;
+                true
+            }
+            Err(error) => return Err(error),
+        };
+        let mut any = false;
+        while let Some(done) = self.turns.batch.next() {
+            any = true;
+            let outcome = match done.lane() {
+                Some(0) => self.controlled(&done, now),
+                Some(lane) => self.completed(lane as usize - 1, &done, now),
+                None => Ok(()),
+            };
+            match outcome {
+                Ok(()) => {}
+                Err(PerfError::Completion(failed)) => self.causes.failed(failed, now),
+                Err(error) => self.causes.add(Rank::Seen, error, now),
+            }
+        }
+        self.give_credit(!any, now);
+        let looking = slept || now >= self.looked + TICK;
+        if looking {
+            self.looked = now;
+            let after = Duration::from_millis(self.terms.peer_timeout_ms.into());
+            if self.closing.is_none() && now >= self.heard + after {
+                let (peer, during) = (self.peer, self.during());
+                let silent = PerfError::Silent {
+                    peer,
+                    after,
+                    during,
+                };
+                self.causes.add(Rank::Seen, silent, now);
+            }
+        }
+        if let Some(until) = self.closing {
+            let over = self.closed || now >= until;
+            return Ok((looking, over.then_some(self.served)));
+        }
+        match self.causes.due(now) {
+            Some(error) => Err(error),
+            None => Ok((looking, None)),
+        }
+    }
+
+    /// A completion of the control connection.
+    fn controlled(&mut self, done: &Completion, now: Instant) -> Result<(), PerfError> {
+        let peer = self.peer;
+        let wc = done.wc();
+        if wc.qp != self.control.1.number() {
+            return Ok(());
+        }
+        if !wc.status.is_success() {
+            // After the last words the client closes.
+            if self.closing.is_some() {
+                return Ok(());
+            }
+            let opcode = if done.is_recv() { "RECV" } else { "SEND" };
+            return Err(PerfError::Completion(failed(wc, opcode, peer)));
+        }
+        let lane = &mut self.control.1;
+        if !done.is_recv() {
+            lane.sent(done);
+            return Ok(());
+        }
+        self.heard = now;
+        let Some(received) = lane.received(done) else {
+            return Ok(());
+        };
+        let length = MESSAGE_BYTES.min(wc.byte_len as usize);
+        let message = Message::parse(&received.header()[..length]);
+        drop(received);
+        let posted = lane.post_recv(None);
+        posted.map_err(|source| PerfError::Post { peer, source })?;
+        match message {
+            Ok(Message::Alive) => self.say(Message::StillAlive),
+            Ok(Message::End {
+                ending: Ending::Done,
+                messages,
+                bytes,
+                ..
+            }) => {
+                self.served = Served { messages, bytes };
+                self.closing = Some(now + CLOSING);
+                let done = Ending::Done;
+                self.say(Message::End {
+                    ending: done,
+                    status: 0,
+                    messages,
+                    bytes,
+                })
+            }
+            Ok(Message::End { ending, status, .. }) => {
+                let status = match ending {
+                    Ending::Completion => Some(WcStatus::from_raw(status.into())),
+                    _ => None,
+                };
+                self.causes.add(
+                    Rank::Seen,
+                    PerfError::PeerEnded {
+                        peer,
+                        ending,
+                        status,
+                    },
+                    now,
+                );
+                Ok(())
+            }
+            Ok(_) => Err(PerfError::Confused {
+                peer,
+                what: "a message that the control connection does not have",
+            }),
+            Err(source) => Err(PerfError::Foreign { peer, source }),
+        }
+    }
+
+    fn say(&mut self, message: Message) -> Result<(), PerfError> {
+        say(&mut self.control.1, message, self.peer)
+    }
+
+    fn completed(&mut self, at: usize, done: &Completion, now: Instant) -> Result<(), PerfError> {
+        let peer = self.peer;
+        let terms = self.terms;
+        let Some(taker) = self.takers.get_mut(at).and_then(Option::as_mut) else {
+            return Ok(());
+        };
+        let wc = done.wc();
+        if wc.qp != taker.lane.number() {
+            return Ok(());
+        }
+        if !wc.status.is_success() {
+            if self.closing.is_some() {
+                return Ok(());
+            }
+            let opcode = if done.is_recv() { "RECV" } else { "SEND" };
+            return Err(PerfError::Completion(failed(wc, opcode, peer)));
+        }
+        if !done.is_recv() {
+            taker.lane.sent(done);
+            taker.telling = false;
+            return Ok(());
+        }
+        self.heard = now;
+        let Some(mut received) = taker.lane.received(done) else {
+            return Ok(());
+        };
+        let mut head = [0; MESSAGE_BYTES];
+        head.copy_from_slice(received.header());
+        let length = wc.byte_len;
+        let wanted = terms.op == Op::Send
+            && length > HEAD
+            && (terms.verify || terms.measure == Measure::Latency);
+        let tail = if wanted { received.take_data() } else { None };
+        drop(received);
+        let head = &head[..length.min(HEAD) as usize];
+        let outcome = match terms.op {
+            Op::Send => taker.arrived(&terms, head, tail, length, peer),
+            Op::Write if terms.verify => taker.asked(&terms, head, peer),
+            Op::Write | Op::Read => Err(PerfError::Confused {
+                peer,
+                what: "a message where there are none",
+            }),
+        };
+        let posted = taker.lane.post_recv(Some(&self.end.pool));
+        let posted = posted.map_err(|source| PerfError::Post { peer, source })?;
+        taker.posted += posted as u64;
+        outcome
+    }
+
+    /// Tells how many messages arrived, when half of what the client may send is used up or nothing else comes.
+    fn give_credit(&mut self, idle: bool, now: Instant) {
+        if self.terms.op != Op::Send || self.terms.measure != Measure::Bandwidth {
+            return;
+        }
+        let half = u64::from(self.sizes.recvs / 2);
+        for taker in self.takers.iter_mut().flatten() {
+            let news =
+                taker.posted - taker.allowed >= half || taker.confirmed != taker.received && idle;
+            if !news || taker.telling {
+                continue;
+            }
+            taker.telling = true;
+            (taker.allowed, taker.confirmed) = (taker.posted, taker.received);
+            let (received, allowed) = (taker.received, taker.posted);
+            let credit = Message::Credit {
+                received,
+                allowed,
+                wrong: None,
+            };
+            if let Err(error) = say(&mut taker.lane, credit, self.peer) {
+                self.causes.add(Rank::Ended, error, now);
+            }
+        }
+    }
+
+    /// Tells the client why this ends, if that can still be told.
+    pub fn farewell(&mut self, error: &PerfError, waiter: &mut Waiter) {
+        let (ending, status) = ending_of(error);
+        let last = Message::End {
+            ending,
+            status,
+            messages: 0,
+            bytes: 0,
+        };
+        if self.say(last).is_err() {
+            return;
+        }
+        let until = Instant::now() + FAREWELL;
+        while self.control.1.sends() > 0 && Instant::now() < until {
+            if self.turn(waiter).is_err() {
+                // Why it ends is known; what matters is whether the last word has left.
+                self.causes = Causes::default();
+            }
+        }
+    }
+
+    /// Every queue pair and connection.
+    pub fn close(self, cm: &mut dyn ConnectionManager, waiter: &Waiter) {
+        waiter.remove(self.end.queues.cq().fd());
+        cm.destroy(self.control.0);
+        self.takers
+            .iter()
+            .flatten()
+            .for_each(|taker| cm.destroy(taker.id));
+    }
+}
+
+fn answer(accept: Accept, reads: u8) -> ConnParams {
+    ConnParams {
+        private_data: accept.to_bytes().into_iter().collect(),
+        responder_resources: reads,
+        initiator_depth: 0,
+        retry_count: 7,
+        rnr_retry_count: 7,
+    }
+}

@@ -1,0 +1,152 @@
+//! One queue pair of a session: what arrives on it is compared, echoed, or asked about memory.
+
+use std::net::SocketAddr;
+
+use nacre_hugepages::Buf;
+use nacre_rdma_verbs::{CmId, Lane};
+
+use crate::end::HEAD;
+use crate::error::{Mismatch, PerfError};
+use crate::params::Measure;
+use crate::pattern::Pattern;
+use crate::wire::{Message, Terms, Wrong};
+
+/// A queue pair that the test runs on.
+pub struct Taker {
+    pub id: CmId,
+    pub lane: Lane,
+    pub index: u16,
+    /// What the client writes to or reads from.
+    pub memory: Option<Buf>,
+    pub received: u64,
+    /// Receives that were posted, and those that the client knows of.
+    pub posted: u64,
+    pub allowed: u64,
+    pub confirmed: u64,
+    /// A credit is on its way.
+    pub telling: bool,
+}
+
+impl Taker {
+    /// A measured message.
+    pub fn arrived(
+        &mut self,
+        terms: &Terms,
+        head: &[u8],
+        tail: Option<Buf>,
+        length: u32,
+        peer: SocketAddr,
+    ) -> Result<(), PerfError> {
+        let number = self.received;
+        self.received += 1;
+        let rest = length as usize - head.len();
+        let tail = tail.map(|mut tail| {
+            tail.truncate(rest);
+            tail
+        });
+        if terms.verify {
+            let pattern = Pattern::new(terms.seed, self.index, number);
+            let in_tail = || pattern.differs(tail.as_deref()?, HEAD as usize);
+            if let Some((offset, expected, found)) = pattern.differs(head, 0).or_else(in_tail) {
+                let wrong = Wrong {
+                    number,
+                    offset: offset as u64,
+                    expected,
+                    found,
+                };
+                if terms.measure == Measure::Bandwidth {
+                    let credit = Message::Credit {
+                        received: 0,
+                        allowed: 0,
+                        wrong: Some(wrong),
+                    };
+                    say(&mut self.lane, credit, peer)?;
+                }
+                return Err(self.mismatch(wrong, peer));
+            }
+        }
+        if terms.measure == Measure::Bandwidth {
+            return Ok(());
+        }
+        if self.lane.room() == 0 {
+            let what = "more messages than may be under way";
+            return Err(PerfError::Confused { peer, what });
+        }
+        self.lane.send_with(head, None, tail)?;
+        self.lane.signal_last();
+        let posted = self.lane.post();
+        posted
+            .map(drop)
+            .map_err(|source| PerfError::Post { peer, source })
+    }
+
+    /// A question about what was written.
+    pub fn asked(
+        &mut self,
+        terms: &Terms,
+        bytes: &[u8],
+        peer: SocketAddr,
+    ) -> Result<(), PerfError> {
+        let confused = |what| PerfError::Confused { peer, what };
+        let message = Message::parse(bytes);
+        let message = message.map_err(|source| PerfError::Foreign { peer, source })?;
+        let (
+            Message::Check {
+                slot,
+                number,
+                bytes,
+            },
+            Some(memory),
+        ) = (message, &self.memory)
+        else {
+            return Err(confused(
+                "another message than a question about what was written",
+            ));
+        };
+        let size = u64::from(terms.message_bytes);
+        if bytes > size || u64::from(slot) >= memory.len() as u64 / size {
+            return Err(confused("a question about memory that is not there"));
+        }
+        // A handle on these bytes alone: the client may be writing to others.
+        let written = memory.slice((u64::from(slot) * size) as usize, bytes as usize);
+        let differs = Pattern::new(terms.seed, self.index, number).differs(&written, 0);
+        let wrong = differs.map(|(offset, expected, found)| Wrong {
+            number,
+            offset: offset as u64,
+            expected,
+            found,
+        });
+        self.received += 1;
+        say(&mut self.lane, Message::Checked { slot, wrong }, peer)?;
+        match wrong {
+            None => Ok(()),
+            Some(wrong) => Err(self.mismatch(wrong, peer)),
+        }
+    }
+
+    fn mismatch(&self, wrong: Wrong, peer: SocketAddr) -> PerfError {
+        PerfError::Mismatch(Mismatch {
+            peer,
+            index: self.index,
+            number: wrong.number,
+            offset: wrong.offset,
+            expected: wrong.expected,
+            found: wrong.found,
+            by: "server",
+        })
+    }
+}
+
+/// One message, signaled. More than the ring holds is more than the client may have asked for.
+pub fn say(lane: &mut Lane, message: Message, peer: SocketAddr) -> Result<(), PerfError> {
+    if lane.room() == 0 {
+        let what = "more messages than answers can be under way";
+        return Err(PerfError::Confused { peer, what });
+    }
+    lane.send(&message.to_bytes(), None);
+    lane.signal_last();
+    let posted = lane.post();
+    posted
+        .map(drop)
+        .map_err(|source| PerfError::Post { peer, source })
+}

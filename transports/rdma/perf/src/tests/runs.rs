@@ -1,0 +1,210 @@
+//! What goes well: every operation and measure, sizes, queue pairs, several clients, and the end of a server.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use nacre_rdma_verbs::sim::attributes;
+
+use super::rig::{CLIENT, Rig, SERVER, endless};
+use crate::*;
+
+/// Goal: each operation is measured both ways, with and without comparing, and both ends count alike. Method: sizes
+/// around every bound of the implementation (one byte, a head, a head and a byte, more).
+#[test]
+fn every_operation_and_measure() {
+    let rig = Rig::new();
+    for op in Op::ALL {
+        for measure in [Measure::Bandwidth, Measure::Latency] {
+            for verify in [false, true] {
+                let test = Test {
+                    op,
+                    measure,
+                    sizes: vec![1, 63, 64, 65, 4096, 10_000],
+                    length: Length::Messages(50),
+                    warmup: 3,
+                    queue_pairs: 2,
+                    depth: 4,
+                    verify,
+                    seed: 7,
+                };
+                let report = rig.run(test).unwrap();
+                let sizes: Vec<u32> = report.results.iter().map(|r| r.size).collect();
+                assert_eq!(sizes, [1, 63, 64, 65, 4096, 10_000]);
+                for result in &report.results {
+                    assert_eq!(result.messages, 50, "{op} {measure}");
+                    assert_eq!(result.bytes, 50 * u64::from(result.size));
+                    assert!(result.messages_per_second > 0.0 && result.seconds > 0.0);
+                    let latency = result.latency_ns;
+                    assert!(0 < latency.min && latency.min <= latency.median);
+                    assert!(latency.median <= latency.p99 && latency.p99 <= latency.p999);
+                    assert!(latency.p999 <= latency.max);
+                }
+                let depth = if measure == Measure::Latency { 1 } else { 4 };
+                assert_eq!(report.depth, depth);
+                assert_eq!((report.device.as_str(), report.port), ("sim_client", 1));
+                assert_eq!(report.local, CLIENT.to_string());
+                let served = rig.ended().unwrap();
+                assert_eq!(served.messages, 6 * 53);
+            }
+        }
+    }
+    rig.stop().unwrap();
+}
+
+/// Goal: a latency says of what it is.
+#[test]
+fn latencies_are_named() {
+    let rig = Rig::new();
+    for (op, of) in [
+        (Op::Send, LatencyOf::HalfRoundTrip),
+        (Op::Write, LatencyOf::PostToCompletion),
+        (Op::Read, LatencyOf::PostToCompletion),
+    ] {
+        let test = Test {
+            op,
+            measure: Measure::Latency,
+            ..Test::default()
+        };
+        assert_eq!(rig.run(test).unwrap().results[0].latency_of, of);
+    }
+    rig.stop().unwrap();
+}
+
+/// Goal: a run by time lasts that long and counts what it did.
+#[test]
+fn by_time() {
+    let rig = Rig::new();
+    let wanted = Duration::from_millis(150);
+    let test = Test {
+        length: Length::Time(wanted),
+        sizes: vec![256],
+        ..Test::default()
+    };
+    let began = Instant::now();
+    let report = rig.run(test).unwrap();
+    assert!(began.elapsed() >= wanted);
+    assert!(report.results[0].messages >= 1);
+    assert!(!report.interrupted);
+    rig.stop().unwrap();
+}
+
+/// Goal: READs under way never exceed what the server answers; more is an error on real devices too. Method: a
+/// server's device that answers three, a depth of 32 over two queue pairs.
+#[test]
+fn reads_stay_within_the_negotiated_depth() {
+    let mut server = attributes("sim_server");
+    server.max_responder_resources = 3;
+    let rig = Rig::on(server, attributes("sim_client"), |_| ());
+    let test = Test {
+        op: Op::Read,
+        verify: true,
+        queue_pairs: 2,
+        depth: 32,
+        ..Test::default()
+    };
+    let report = rig.run(test).unwrap();
+    assert_eq!(report.depth, 3);
+    assert_eq!(report.results[0].messages, 1000);
+    rig.stop().unwrap();
+
+    let mut server = attributes("sim_server");
+    server.max_responder_resources = 0;
+    let rig = Rig::on(server, attributes("sim_client"), |_| ());
+    let error = rig
+        .run(Test {
+            op: Op::Read,
+            ..Test::default()
+        })
+        .unwrap_err();
+    assert!(matches!(error, PerfError::NoReads { .. }), "{error}");
+    rig.stop().unwrap();
+}
+
+/// Goal: one server serves clients one after another, and a client that comes while it is busy waits for its turn.
+#[test]
+fn one_client_after_another() {
+    let rig = Rig::new();
+    let first = rig.start(rig.options(endless(Op::Write, Measure::Bandwidth)));
+    first.under_way();
+    let second = rig.start(rig.options(Test::default()));
+    assert_eq!(rig.refused().0.refusal, wire::Refusal::Busy);
+    first.stop.store(true, Ordering::Relaxed);
+    let report = first.outcome().unwrap();
+    assert!(report.interrupted && report.results[0].messages > 0);
+    assert_eq!(second.outcome().unwrap().results[0].messages, 1000);
+    assert!(rig.ended().unwrap().messages > 0);
+    assert_eq!(rig.ended().unwrap().messages, 1016);
+    rig.stop().unwrap();
+}
+
+/// Goal: `once` ends the server after its client, well or not.
+#[test]
+fn a_server_for_one_client() {
+    let mut rig = Rig::with(|options| options.once = true);
+    rig.run(Test::default()).unwrap();
+    rig.outcome().unwrap();
+    assert_eq!(rig.fabric.ids(), []);
+}
+
+/// Goal: a server without anything to do ends at once when it is told to.
+#[test]
+fn an_idle_server_stops() {
+    let rig = Rig::new();
+    let began = Instant::now();
+    rig.stop().unwrap();
+    assert!(began.elapsed() < Duration::from_secs(10));
+}
+
+/// Goal: a server that listens on every address serves on each device. Method: a wildcard address, two devices.
+#[test]
+fn every_address() {
+    let any: IpAddr = "0.0.0.0".parse().unwrap();
+    let rig = Rig::with(|options| options.listen = vec![SocketAddr::new(any, 7)]);
+    for ip in [SERVER, CLIENT] {
+        let options = ClientOptions {
+            source: Some(ip),
+            ..ClientOptions::new(SocketAddr::new(ip, 7), Test::default())
+        };
+        let report = rig.run_with(&options).unwrap();
+        let device = if ip == SERVER {
+            "sim_server"
+        } else {
+            "sim_client"
+        };
+        assert_eq!(report.device, device);
+    }
+    rig.stop().unwrap();
+}
+
+/// Goal: progress is told, and grows.
+#[test]
+fn progress() {
+    let rig = Rig::new();
+    let running = rig.start(rig.options(endless(Op::Read, Measure::Latency)));
+    let first = running.under_way();
+    let mut later = running.under_way();
+    while later.messages == first.messages {
+        later = running.under_way();
+    }
+    assert!(later.messages > first.messages && later.elapsed > first.elapsed);
+    assert_eq!(later.size, 512);
+    running.stop.store(true, Ordering::Relaxed);
+    running.outcome().unwrap();
+    rig.stop().unwrap();
+}
+
+/// Goal: memory is registered once per session, whatever is sent. Method: the provider counts.
+#[test]
+fn what_a_report_says_to_programs() {
+    let rig = Rig::new();
+    let test = Test {
+        length: Length::Messages(10),
+        ..Test::default()
+    };
+    let report = rig.run(test).unwrap();
+    assert_eq!(report.schema, "nacre-rdma-perf/1");
+    assert!(report.software);
+    assert_eq!(report.server, rig.address.to_string());
+    rig.stop().unwrap();
+}
