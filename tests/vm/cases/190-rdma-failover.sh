@@ -42,37 +42,37 @@ none_over() { ! ctrl_over "$1"; }
 grows() { [ "$(ios "$1")" -gt "$2" ]; }
 
 for kind in rdma tcp; do TRTYPE=$kind connect "$NQN" --nr-io-queues=1 --reconnect-delay=1 --ctrl-loss-tmo=120; done
-wait_until 30 has_state rdma optimized
-wait_until 30 has_state tcp non-optimized
-wait_until 30 ns_dev "$NQN" 1
+wait_until 90 has_state rdma optimized
+wait_until 90 has_state tcp non-optimized
+wait_until 90 ns_dev "$NQN" 1
 DEV=$(ns_dev "$NQN" 1)
 
 fio --name=verify --filename="$DEV" --rw=randwrite --bs=4k --iodepth=8 --ioengine=libaio --direct=1 --size=4m \
-    --verify=crc32c --verify_fatal=1 --verify_backlog=128 --time_based --runtime=60 --output="$WORK/fio.log" &
+    --verify=crc32c --verify_fatal=1 --verify_backlog=128 --time_based --runtime=90 --output="$WORK/fio.log" &
 load=$!
 step "RDMA carries the load"
 before=$(ios rdma) tcp=$(ios tcp)
-wait_until 30 grows rdma $((before + 100))
+wait_until 90 grows rdma $((before + 100))
 expect "I/O over TCP" "$(ios tcp)" "$tcp"
 
 step "the device goes: TCP carries it"
 rdma link delete "$RDMA_DEV"
-wait_until 30 none_over rdma
-wait_until 30 grows tcp $((tcp + 100))
-wait_until 30 stands RDMA absent
+wait_until 90 none_over rdma
+wait_until 90 grows tcp $((tcp + 100))
+wait_until 90 stands RDMA absent
 
 step "the device comes back: the host connects again, and RDMA carries it"
 rxe_add
-wait_until 30 stands RDMA listening
+wait_until 90 stands RDMA listening
 connect "$NQN" --nr-io-queues=1
-wait_until 30 has_state rdma optimized
+wait_until 90 has_state rdma optimized
 before=$(ios rdma)
-wait_until 30 grows rdma $((before + 100))
+wait_until 90 grows rdma $((before + 100))
 tcp=$(ios tcp)
-wait_until 30 grows rdma $((before + 300))
+wait_until 90 grows rdma $((before + 300))
 expect_at_most "I/O over TCP meanwhile" $(($(ios tcp) - tcp)) 8
 
 wait $load || { cat "$WORK/fio.log"; die "fio met an error"; }
 nvme disconnect -n "$NQN"
-wait_until 30 gone "$NQN"
+wait_until 90 gone "$NQN"
 nacre_stop

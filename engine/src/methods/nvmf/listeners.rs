@@ -38,7 +38,7 @@ struct ListenerReply {
     /// `listening`, `idle` (no subsystem is served there) or `absent`.
     actual: &'static str,
     /// Why it is not listening: `no_rdma_dev`, `port_down`, `no_gid_for_ip`, `unsupported_link`,
-    /// `no_uverbs`, `no_rdma_cm`, `memlock`, `no_transport`, `no_subsystem` or `refused`.
+    /// `no_uverbs`, `no_rdma_cm`, `memlock`, `no_subsystem` or `refused`.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
