@@ -256,7 +256,7 @@ connect() { # connect NQN [OPTIONS…]: as host A unless told otherwise
 connect_and_find() { # connect_and_find NQN [OPTIONS…]: sets CTRL (nvme0) and DEV (/dev/nvme0n1, namespace 1)
     connect "$@"
     CTRL=$(ctrl_of "$1")
-    wait_until 20 ns_dev "$1" 1
+    wait_until 60 ns_dev "$1" 1
     DEV=$(ns_dev "$1" 1)
 }
 

@@ -10,13 +10,13 @@ for i in $(seq 8); do
 done
 established() { rpc rdma_get_qpairs | jq '[.[] | select(.state == "established")] | length'; }
 are_established() { [ "$(established)" = "$1" ]; }
-wait_until 30 are_established 16
+wait_until 90 are_established 16
 expect "registrations of each device" "$(rpc rdma_get_mrs | jq -c '[.[] | .registrations_total == .regions]')" "[true]"
 registered=$(rpc rdma_get_mrs | jq '.[0].registrations_total')
 
 pids=()
 for i in $(seq 8); do
-    wait_until 30 ns_dev "$NQN-$i" 1
+    wait_until 90 ns_dev "$NQN-$i" 1
     fio_verify "$(ns_dev "$NQN-$i" 1)" "of-$i" --rw=randrw --bsrange=4k-64k --iodepth=8 --size=2M &
     pids+=($!)
 done
