@@ -2,12 +2,14 @@
 //! nothing is allocated. A counting allocator says so.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nacre_bdev::layer::Layer;
 use nacre_bdev::{Bdev, Done, Io, Op, Queue};
-use nacre_hugepages::{Buf, ClassSpec, Pool};
+use nacre_hugepages::{Arena, ArenaOptions, Buf, ClassSpec, Pool};
 use nacre_nvmf::host::{Controller, Dial, HostOptions, IoQueue};
 use nacre_nvmf::target::{
     Backing, Group, GroupConfig, NamespaceConfig, NamespaceIds, SubsystemConfig, Target,
@@ -16,6 +18,8 @@ use nacre_nvmf::target::{
 use nacre_nvmf::tcp::HostConfig;
 use nacre_nvmf::transport::{Address, HostTransport, Plug, Pools, TransportType};
 use nacre_nvmf_wire::tcp::Digests;
+use nacre_rdma::{HostOptions as RdmaOptions, RdmaConfig, RdmaHosts, RdmaPlug};
+use nacre_rdma_verbs::sim::{Fabric, attributes};
 use nacre_reactor::Nanos;
 use nacre_tests::target::{SUBNQN, nqn, ram};
 use nacre_transport_loopback::{LoopbackConfig, LoopbackPlug};
@@ -25,17 +29,19 @@ const DEPTH: usize = 32;
 const BLOCK: u32 = 4096;
 const DISK_BYTES: u64 = 32 << 20;
 
+const CLASSES: [ClassSpec; 2] = [
+    ClassSpec {
+        size: 4096,
+        count: 256,
+    },
+    ClassSpec {
+        size: 128 << 10,
+        count: 2 * DEPTH + 8,
+    },
+];
+
 fn memory() -> Pool {
-    Pool::heap(&[
-        ClassSpec {
-            size: 4096,
-            count: 256,
-        },
-        ClassSpec {
-            size: 128 << 10,
-            count: 2 * DEPTH + 8,
-        },
-    ])
+    Pool::heap(&CLASSES)
 }
 
 /// Both sides.
@@ -46,6 +52,28 @@ struct Pair {
     memory: Pool,
     done: Done,
     now: Nanos,
+    /// What else has to have its turn until the connections are there.
+    manage: Box<dyn Fn()>,
+}
+
+/// Memory of target and host, and what has to have its turn.
+struct Ground {
+    pools: Pools,
+    memory: Pool,
+    manage: Box<dyn Fn()>,
+}
+
+impl Default for Ground {
+    fn default() -> Ground {
+        Ground {
+            pools: Pools {
+                io: memory(),
+                admin: memory(),
+            },
+            memory: memory(),
+            manage: Box::new(|| ()),
+        }
+    }
 }
 
 impl Pair {
@@ -53,14 +81,16 @@ impl Pair {
         plug: Arc<dyn Plug>,
         listen: &Address,
         dial: impl Fn(&Address) -> Box<dyn Dial>,
+        ground: Ground,
     ) -> Pair {
+        let Ground {
+            pools,
+            memory,
+            manage,
+        } = ground;
         let target = Target::new(TargetConfig::default(), 1);
         let kind = plug.kind();
         target.add_plug(plug).unwrap();
-        let pools = Pools {
-            io: memory(),
-            admin: memory(),
-        };
         let (config, wake) = (GroupConfig::default(), Arc::new(|| {}));
         let mut group = Group::new(Arc::clone(&target), 0, pools, wake, config).unwrap();
         let mut now = Nanos(1);
@@ -73,10 +103,10 @@ impl Pair {
 
         let mut options = HostOptions::new(nqn("nqn.2025-01.io.nacre:host"), [3; 16], nqn(SUBNQN));
         options.queue_entries = DEPTH as u16 + 1;
-        let memory = memory();
         let mut controller = Controller::new(options.clone(), dial(&address), memory.clone(), now);
         let mut turn = |controller: &mut Controller| {
             now = now + Duration::from_micros(1);
+            manage();
             group.turn(now);
             controller.poll(now);
             now
@@ -100,6 +130,7 @@ impl Pair {
             memory,
             done: Done::with_capacity(DEPTH),
             now,
+            manage,
         }
     }
 
@@ -134,7 +165,8 @@ impl Pair {
     }
 
     /// Everything grows to its size in the first runs; then nothing does.
-    fn assert_allocates_nothing(mut self, what: &str) {
+    fn assert_allocates_nothing(&mut self, what: &str) {
+        (self.manage)();
         for (size, ios) in [(4096, 4000), (128 << 10, 400)] {
             let blocks = size / BLOCK;
             let acquire = |_| self.memory.acquire(size as usize).expect("memory enough");
@@ -187,7 +219,7 @@ fn over_loopback() {
             Ok(Box::new(host) as Box<dyn HostTransport>)
         })
     };
-    Pair::new(plug, &listen, dial).assert_allocates_nothing("loopback");
+    Pair::new(plug, &listen, dial, Ground::default()).assert_allocates_nothing("loopback");
 }
 
 #[test]
@@ -215,6 +247,61 @@ fn over_tcp() {
                 Ok(Box::new(host) as Box<dyn HostTransport>)
             })
         };
-        Pair::new(plug, &listen, dial).assert_allocates_nothing("TCP");
+        Pair::new(plug, &listen, dial, Ground::default()).assert_allocates_nothing("TCP");
     }
+}
+
+/// Over simulated devices: theirs is the only memory that the data goes through.
+#[test]
+fn over_rdma() {
+    let (at, from) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
+    let fabric = Fabric::new();
+    fabric.add_device(attributes("sim_target"), &[at]).unwrap();
+    fabric.add_device(attributes("sim_host"), &[from]).unwrap();
+    let bytes = 4 * Pool::bytes_for(&CLASSES) as u64;
+    let arena = Arena::allocate(ArenaOptions::new(bytes)).unwrap();
+    let pool = || Pool::on_arena(&arena, &CLASSES).unwrap();
+    let (pools, memory) = (
+        Pools {
+            io: pool(),
+            admin: pool(),
+        },
+        pool(),
+    );
+    let arenas = vec![arena.clone()];
+    let plug =
+        RdmaPlug::without_thread(RdmaConfig::default(), fabric.provider(), arenas.clone()).unwrap();
+    let plug = Arc::new(plug);
+    let hosts = Rc::new(RdmaHosts::without_thread(fabric.provider(), arenas).unwrap());
+    let dialled = Rc::clone(&hosts);
+    let dial = move |address: &Address| -> Box<dyn Dial> {
+        let Address::Ip(address) = *address else {
+            panic!("RDMA listens on {address}")
+        };
+        let dialer = dialled.dialer(2, DEPTH as u16 + 1).unwrap();
+        Box::new(move |qid: u16| {
+            let entries = if qid == 0 { 32 } else { DEPTH as u16 + 1 };
+            let options = RdmaOptions {
+                source: Some(from),
+                ..RdmaOptions::new(qid, entries)
+            };
+            let host = dialer.connect(address, options)?;
+            Ok(Box::new(host) as Box<dyn HostTransport>)
+        })
+    };
+    let managed = Arc::clone(&plug);
+    let ground = Ground {
+        pools,
+        memory,
+        manage: Box::new(move || {
+            managed.turn();
+            hosts.turn(Instant::now());
+        }),
+    };
+    let listen = Address::Ip(SocketAddr::new(at, 4420));
+    let counts = Arc::clone(&plug);
+    let mut pair = Pair::new(plug, &listen, dial, ground);
+    pair.assert_allocates_nothing("RDMA");
+    let counts = counts.counts();
+    assert!(counts.bytes_received > 2 * 4000 * 4096, "{counts:?}");
 }

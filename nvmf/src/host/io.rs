@@ -56,6 +56,9 @@ pub struct IoStats {
     pub resent: u64,
     /// Times that it let go of its connection in order, for one by another transport.
     pub moves: u64,
+    /// Data that was copied between the buffers of an I/O and that of its command: of an I/O with one
+    /// buffer, none.
+    pub copied_bytes: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -434,7 +437,9 @@ impl IoQueue {
             self.unsent.push_back(index);
             return;
         }
-        let completion = self.pending.remove(index).complete(status);
+        let pending = self.pending.remove(index);
+        self.stats.copied_bytes += pending.copied();
+        let completion = pending.complete(status);
         if self.completed.is_empty() && done.has_room() {
             done.push(completion);
         } else {

@@ -159,6 +159,15 @@ impl Pending {
         last.then_some(self.status)
     }
 
+    /// Bytes of data that were copied for it, or are when it completes.
+    #[inline]
+    pub fn copied(&self) -> u64 {
+        match (self.io.op, &self.own) {
+            (Op::Read | Op::Write | Op::Compare, Some(own)) => own.len() as u64,
+            _ => 0,
+        }
+    }
+
     /// Its commands are all back.
     #[inline]
     pub fn complete(mut self, status: StatusCode) -> Completion {

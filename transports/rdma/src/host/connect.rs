@@ -31,6 +31,8 @@ fn timed_out(limit: Duration) -> String {
     format!("RDMA connection timeout after {}ms", limit.as_millis())
 }
 
+/// How often devices are looked for that are gone: whoever removes one may wait for this process.
+const LOOK: Duration = Duration::from_secs(2);
 /// How often timeouts are looked at.
 const TICK: Duration = Duration::from_millis(100);
 
@@ -55,6 +57,7 @@ pub(super) struct Connects {
     waiting: Vec<(Instant, Attempt)>,
     /// Something was removed or given back: there may be a device to forget.
     stale: bool,
+    looked_at: Option<Instant>,
 }
 
 impl Connects {
@@ -64,6 +67,7 @@ impl Connects {
             attempts: HashMap::new(),
             waiting: Vec::new(),
             stale: false,
+            looked_at: None,
         })
     }
 
@@ -103,6 +107,14 @@ impl Connects {
             self.event(shared, event.id, event.kind, now);
         }
         self.timeouts(now);
+        // A device on which there is no connection goes without an event.
+        let looked = self.looked_at.is_some_and(|at| now < at + LOOK);
+        if !looked {
+            (self.looked_at, self.stale) = (Some(now), true);
+            if let Err(error) = shared.provider.devices() {
+                tracing::debug!(%error, "the RDMA devices cannot be listed");
+            }
+        }
         self.forget_gone(shared);
     }
 
@@ -289,11 +301,7 @@ impl Connects {
 
     fn patience(&self) -> Duration {
         let idle = self.waiting.is_empty() && self.attempts.values().all(|a| a.established);
-        if idle {
-            Duration::from_secs(3600)
-        } else {
-            TICK
-        }
+        if idle { LOOK } else { TICK }
     }
 }
 

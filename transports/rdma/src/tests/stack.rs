@@ -313,6 +313,35 @@ fn host_and_target() {
     assert_eq!(stats.copied_bytes, 0);
 }
 
+/// The host copies no data, by a counter that tells of the copies that an I/O in several buffers costs.
+#[test]
+fn the_host_copies_nothing() {
+    let mut stack = Stack::new(Setup::default());
+    stack.connect();
+    stack.write_and_read();
+    let copied = |stack: &Stack| stack.queue.as_ref().unwrap().stats().copied_bytes;
+    assert_eq!(copied(&stack), 0);
+    let mut expected = 0;
+    for (token, op) in [(1000, Op::Write), (1001, Op::Read), (1002, Op::Compare)] {
+        let mut io = Io::new(token, op, 64, 24);
+        for len in [4096, 8192] {
+            let mut buf = stack.memory.acquire(len).unwrap();
+            buf.bytes_mut().unwrap().fill(7);
+            io.data.push(buf);
+        }
+        assert!(stack.queue.as_mut().unwrap().submit(io).is_ok());
+        let done = stack.finish(token);
+        assert_eq!(done.status, Status::Ok, "{op:?}");
+        assert!(
+            done.data
+                .iter()
+                .all(|buf| buf.iter().all(|byte| *byte == 7))
+        );
+        expected += 12_288;
+        assert_eq!(copied(&stack), expected, "{op:?}");
+    }
+}
+
 /// The device goes with I/O under way, and comes back: the I/O is done, none is lost.
 #[test]
 fn device_comes_back() {

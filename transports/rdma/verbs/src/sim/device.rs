@@ -6,8 +6,11 @@ use std::sync::{Arc, Mutex};
 
 use nacre_hugepages::{HookError, RegionInfo, RegisterHook};
 
+use arrayvec::ArrayVec;
+use rustix::io::Errno;
+
 use super::{
-    Channel, Cq, Fabric, PostedRecv, PostedSend, QpState, Region, Signal, Srq, call, lock,
+    Channel, Cq, Fabric, PostedRecv, PostedSend, QpState, Region, Sges, Signal, Srq, call, lock,
 };
 use crate::provider::{CompletionQueue, Device, ProtectionDomain, QueuePair, SharedReceiveQueue};
 use crate::types::*;
@@ -239,7 +242,7 @@ impl CompletionQueue for SimCq {
             return Ok(0);
         };
         if cq.dead || (gone && cq.entries.is_empty()) {
-            return Err(call("ibv_poll_cq", rustix::io::Errno::IO));
+            return Err(call("ibv_poll_cq", Errno::IO));
         }
         let count = into.len().min(cq.entries.len());
         for (place, entry) in into.iter_mut().zip(cq.entries.drain(..count)) {
@@ -284,7 +287,7 @@ impl CompletionQueue for SimCq {
         let mut state = self.domain.fabric.lock();
         if let Some(cq) = state.cqs.get_mut(&self.number) {
             if (entries as usize) < cq.entries.len() {
-                return Err(call("ibv_resize_cq", rustix::io::Errno::INVAL));
+                return Err(call("ibv_resize_cq", Errno::INVAL));
             }
             cq.capacity = entries;
         }
@@ -310,7 +313,7 @@ pub(super) struct SimSrq {
 fn full(posted: usize) -> PostError {
     PostError {
         posted,
-        source: rustix::io::Errno::NOMEM.into(),
+        source: Errno::NOMEM.into(),
     }
 }
 
@@ -324,7 +327,7 @@ impl SharedReceiveQueue for SimSrq {
             if srq.posted.len() >= srq.capacity as usize {
                 return Err(full(at));
             }
-            srq.posted.push_back(posted_recv(wr, sges));
+            srq.posted.push_back(posted_recv(at, wr, sges)?);
         }
         state.progress_all();
         Ok(())
@@ -353,15 +356,21 @@ impl Drop for SimSrq {
     }
 }
 
-fn range(first: u32, count: u32, sges: &[Sge]) -> Vec<Sge> {
-    sges[first as usize..(first + count) as usize].to_vec()
+/// More entries than a request has are an error, as they are to a driver.
+fn range(first: u32, count: u32, sges: &[Sge]) -> Result<Sges, Errno> {
+    let wanted = &sges[first as usize..(first + count) as usize];
+    Sges::try_from(wanted).map_err(|_| Errno::INVAL)
 }
 
-fn posted_recv(wr: &RecvWr, sges: &[Sge]) -> PostedRecv {
-    PostedRecv {
+fn posted_recv(at: usize, wr: &RecvWr, sges: &[Sge]) -> Result<PostedRecv, PostError> {
+    let sges = range(wr.first_sge, wr.sges, sges).map_err(|errno| PostError {
+        posted: at,
+        source: errno.into(),
+    })?;
+    Ok(PostedRecv {
         wr_id: wr.wr_id,
-        sges: range(wr.first_sge, wr.sges, sges),
-    }
+        sges,
+    })
 }
 
 pub(super) struct SimQp {
@@ -398,16 +407,18 @@ impl QueuePair for SimQp {
             };
             let invalid = PostError {
                 posted: at,
-                source: rustix::io::Errno::INVAL.into(),
+                source: Errno::INVAL.into(),
             };
-            let sges = range(wr.first_sge, wr.sges, sges);
+            let Ok(sges) = range(wr.first_sge, wr.sges, sges) else {
+                return Err(invalid);
+            };
             if qp.outstanding >= qp.caps.max_send_wr {
                 return Err(full(at));
             }
             if qp.state == QpState::Init || wr.sges > qp.caps.max_send_sge {
                 return Err(invalid);
             }
-            let mut inline = Vec::new();
+            let mut inline = ArrayVec::new();
             if wr.inline {
                 let bytes: u32 = sges.iter().map(|sge| sge.length).sum();
                 if bytes > qp.caps.max_inline || matches!(wr.op, SendOp::Read { .. }) {
@@ -417,7 +428,7 @@ impl QueuePair for SimQp {
                     let from = std::ptr::with_exposed_provenance::<u8>(sge.address as usize);
                     // SAFETY: who posts guarantees valid memory while it is posted.
                     let bytes = unsafe { std::slice::from_raw_parts(from, sge.length as usize) };
-                    inline.extend_from_slice(bytes);
+                    inline.extend(bytes.iter().copied());
                 }
             }
             let is_read = |wr: &SendWr| matches!(wr.op, SendOp::Read { .. });
@@ -445,7 +456,7 @@ impl QueuePair for SimQp {
             if qp.rq.len() >= qp.caps.max_recv_wr as usize {
                 return Err(full(at));
             }
-            qp.rq.push_back(posted_recv(wr, sges));
+            qp.rq.push_back(posted_recv(at, wr, sges)?);
         }
         if state
             .qps

@@ -9,19 +9,22 @@ const RNR_ATTEMPTS: u32 = 4;
 impl State {
     /// Everything that can move moves.
     pub(super) fn progress_all(&mut self) {
+        let mut round = std::mem::take(&mut self.round);
         loop {
             let mut moved = false;
-            let mut numbers: Vec<u32> = self.qps.keys().copied().collect();
-            numbers.sort_unstable();
-            for number in numbers {
-                while self.step(number) {
+            round.clear();
+            round.extend(self.qps.keys());
+            round.sort_unstable();
+            for number in &round {
+                while self.step(*number) {
                     moved = true;
                 }
             }
             if !moved {
-                return;
+                break;
             }
         }
+        self.round = round;
     }
 
     /// Executes the oldest request of a queue pair. `false`: there is none, or it cannot yet.
@@ -155,8 +158,8 @@ impl State {
                 if length > 0 && !self.allows(peer, address, length, rkey) {
                     return self.refused_by(peer);
                 }
-                let bytes = gather(request);
-                copy_to(address, &bytes);
+                gather(request, &mut self.moving);
+                copy_to(address, &self.moving);
                 Ok(length)
             }
             SendOp::Read { address, rkey } => {
@@ -165,7 +168,9 @@ impl State {
                 }
                 let mut from = address;
                 for sge in &request.sges {
-                    copy_to(sge.address, &bytes_at(from, sge.length));
+                    self.moving.clear();
+                    take_from(from, sge.length, &mut self.moving);
+                    copy_to(sge.address, &self.moving);
                     from += u64::from(sge.length);
                 }
                 Ok(length)
@@ -259,8 +264,8 @@ impl State {
             self.flush(peer);
             return Err(there);
         }
-        let bytes = gather(request);
-        let mut rest = &bytes[..];
+        gather(request, &mut self.moving);
+        let mut rest = &self.moving[..];
         for sge in &recv.sges {
             let (now, later) = rest.split_at(rest.len().min(sge.length as usize));
             copy_to(sge.address, now);
@@ -357,30 +362,32 @@ impl State {
     }
 }
 
-fn gather(request: &PostedSend) -> Vec<u8> {
+fn gather(request: &PostedSend, into: &mut Vec<u8>) {
+    into.clear();
     if request.wr.inline {
-        return request.inline.clone();
+        return into.extend_from_slice(&request.inline);
     }
-    let each = request.sges.iter();
-    each.flat_map(|sge| bytes_at(sge.address, sge.length))
-        .collect()
+    for sge in &request.sges {
+        take_from(sge.address, sge.length, into);
+    }
 }
 
 /// A copy of memory that was checked to be registered.
-fn bytes_at(address: u64, length: u32) -> Vec<u8> {
+fn take_from(address: u64, length: u32, into: &mut Vec<u8>) {
     let from = std::ptr::with_exposed_provenance::<u8>(address as usize);
-    let mut bytes = vec![0; length as usize];
+    let start = into.len();
+    into.resize(start + length as usize, 0);
+    let bytes = &mut into[start..];
     // SAFETY: the range lies in a region that is registered now (the caller checked, and the lock of
     // the fabric, which unregistering takes, is held): mapped memory, whose bytes nobody writes
     // while a request on it is posted (the contract of posting).
     unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
-    bytes
 }
 
 /// Writes to memory that was checked to be registered.
 fn copy_to(address: u64, bytes: &[u8]) {
     let to = std::ptr::with_exposed_provenance_mut::<u8>(address as usize);
-    // SAFETY: as in `bytes_at`; and who posted the request, or gave the peer the key, lets nobody
+    // SAFETY: as in `take_from`; and who posted the request, or gave the peer the key, lets nobody
     // look at these bytes until they are told that it is done.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
 }

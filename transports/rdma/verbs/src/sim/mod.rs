@@ -23,6 +23,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use arrayvec::ArrayVec;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::provider::{ConnectionManager, Device, Provider};
@@ -66,6 +67,9 @@ struct State {
     ids: HashMap<CmId, Id>,
     channels: HashMap<u32, Channel<CmEvent>>,
     connect_faults: HashMap<IpAddr, ConnectFault>,
+    /// Kept for its memory: the queue pairs of one round, and the bytes of one request.
+    round: Vec<u32>,
+    moving: Vec<u8>,
 }
 
 struct DeviceState {
@@ -98,9 +102,12 @@ struct Cq {
     signal: Signal,
 }
 
+/// The entries of one request, which are few: a device that works allocates nothing.
+type Sges = ArrayVec<Sge, 32>;
+
 struct PostedRecv {
     wr_id: u64,
-    sges: Vec<Sge>,
+    sges: Sges,
 }
 
 struct Srq {
@@ -112,8 +119,8 @@ struct Srq {
 
 struct PostedSend {
     wr: SendWr,
-    sges: Vec<Sge>,
-    inline: Vec<u8>,
+    sges: Sges,
+    inline: ArrayVec<u8, { MAX_INLINE as usize }>,
     /// Set when it was too much while it was posted.
     refused: Option<WcStatus>,
 }
