@@ -1,0 +1,82 @@
+# limit: 600
+# `nacre rdma perf` over soft-RoCE: every operation and measure with every byte compared, by address, interface and
+# device, over IPv4 and IPv6.
+nacre_only "its own commands"
+LOG=$WORK/perf-server.json
+SERVER=
+cleanup_rdma() {
+    [ -z "$SERVER" ] || kill -9 "$SERVER" 2>/dev/null || true
+    "$NACRE" rdma rxe del rxe8 >/dev/null 2>&1 || true
+    ip link del nacreperf >/dev/null 2>&1 || true
+}
+trap cleanup_rdma EXIT
+perf() { timeout 120 "$NACRE" rdma perf "$@"; }
+client() { perf client "$@" --cm-timeout 60s --wait 60s; }
+# Signs of life come late from an emulated machine that is busy; where silence itself is tested it is shorter.
+patient() { client "$@" --peer-timeout 60s; }
+server_start() { # server_start OPTIONS…: in the background, with its events in $LOG
+    : >"$LOG"
+    "$NACRE" rdma perf server --json "$@" >"$LOG" 2>"$LOG.err" </dev/null &
+    SERVER=$!
+    wait_until 60 grep -q '"event":"listening"' "$LOG"
+}
+server_ends() { # server_ends STATUS: it ends by itself or was told to
+    local status=0
+    wait_until 60 gone_process "$SERVER"
+    wait "$SERVER" || status=$?
+    SERVER=
+    expect "the server's exit status" $status "$1"
+}
+gone_process() { # no more than a zombie is left
+    local state
+    { read -r state <"/proc/$1/status"; } 2>/dev/null || return 0
+    grep -q '^State:.Z' "/proc/$1/status"
+}
+events() { grep -c "\"event\":\"$1\"" "$LOG" || true; }
+has_events() { [ "$(events "$1")" -ge "$2" ]; } # has_events WHAT COUNT
+failures() { grep '"event":"ended"' "$LOG" | grep -c '"error":' || true; }
+
+# See 200-rdma-verbs.sh: loaded after rdma_cm, ib_uverbs would hold the removal of a device up.
+modprobe ib_uverbs
+modprobe -a dummy rdma_rxe rdma_ucm
+
+step "without a device"
+expect_failure perf server
+[[ $FAILURE == *"No RDMA devices found: "* ]] || die "not the reason"
+expect_failure client 10.79.0.1
+[[ $FAILURE == *"No RDMA devices found: "* ]] || die "not the reason"
+
+ip link add nacreperf type dummy
+ip link set nacreperf address 02:00:00:00:08:01 mtu 4200 up
+ip address add 10.79.0.1/24 dev nacreperf
+ip address add fd79::1/64 dev nacreperf nodad
+"$NACRE" rdma rxe add rxe8 --netdev nacreperf
+for ip in 10.79.0.1 fd79::1; do
+    wait_until 30 bash -c "'$NACRE' rdma gids rxe8 --json | jq -e 'any(.[]; .ip == \"$ip\" and .used)'"
+done
+
+step "every operation and measure, every byte compared"
+server_start
+for op in send write read; do
+    for measure in --bw --lat; do
+        report=$(patient 10.79.0.1 --op $op $measure --size 1,65,16384 -n 24 --depth 8 --queue-pairs 2 --verify --json)
+        echo "$report" | jq -c '[.op, .measure, .depth, (.results[] | [.size, .gigabytes_per_second, .latency_ns.median])]'
+        echo "$report" | jq -e --arg op $op '.op == $op and .verify and .device == "rxe8" and .local == "10.79.0.1"
+            and .software and .gid_type == "RoCE v2" and ([.results[].size] == [1, 65, 16384])
+            and all(.results[]; .messages == 24 and .gigabytes_per_second > 0 and .messages_per_second > 0
+                and .latency_ns.median > 0 and .latency_ns.median <= .latency_ns.p99
+                and .latency_ns.p99 <= .latency_ns.p999 and .latency_ns.p999 <= .latency_ns.max)'
+    done
+done
+wait_until 30 has_events ended 6
+expect "sessions that failed" "$(failures)" 0
+grep '"event":"ended"' "$LOG" | jq -e -s 'all(.[]; .messages == 3 * 40)'
+
+step "the table, by interface and device, over IPv6, by time"
+patient 10.79.0.1 --source name:nacreperf -n 50 --sweep 512-2k | tee "$WORK/table"
+grep -E '^2048 +50 +[0-9.]+ +[0-9]+ ' "$WORK/table" || die "not a table"
+patient fd79::1 --source rdma:rxe8/1 --op read -n 50 | grep -F 'fd79::1 by rxe8/1, GID'
+patient 10.79.0.1 --op write --duration 2 --json | jq -e '.results[0].seconds >= 2'
+
+kill -INT $SERVER
+server_ends 0
