@@ -33,6 +33,7 @@ pub const VM: &[Need] = &[
     need("libibverbs.so.1", "libibverbs1"),
     need("libibverbs/librxe-rdmav34.so", "ibverbs-providers"),
     need("librdmacm.so.1", "librdmacm1"),
+    need("ibv_devinfo", "ibverbs-utils"),
     need("ps", "procps"),
     need("jq", "jq"),
 ];
