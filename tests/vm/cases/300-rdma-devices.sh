@@ -82,6 +82,8 @@ expect "rdma.capable while down" "$(of rdma.capable 10.77.0.1)" FAIL
 echo "$report" | jq -e 'any(.findings[]; .id == "rdma.capable" and (.evidence | startswith("port_down")))'
 ip link set nacrerdma up
 
+# A daemon that examined the device may still have it open, and the kernel waits for whoever has.
+nacre_kill
 step "soft-RoCE is deleted"
 rdma rxe del rxe7
 expect "devices" "$(rdma devices --json | jq length)" 0
