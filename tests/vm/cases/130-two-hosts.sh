@@ -4,7 +4,8 @@
 reload_without_multipath() {
     local targets=()
     [ "$TARGET" != nvmet ] || targets=("nvmet-$TRTYPE" nvmet)
-    modprobe -r "${targets[@]}" "nvme-$TRTYPE" nvme-fabrics
+    # Of both transports: a test before this one may have loaded the other, which holds nvme-fabrics too.
+    modprobe -r "${targets[@]}" nvme-tcp nvme-rdma nvme-fabrics
     modprobe -r nvme nvme-core 2>/dev/null || true
     modprobe nvme-core multipath="$1"
     modprobe -a nvme-fabrics "nvme-$TRTYPE" "${targets[@]}"
