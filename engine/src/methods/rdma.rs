@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use nacre_rdma::{QueuePairInfo, QueuePairState, StatsSnapshot};
+use nacre_rdma::{LatencySnapshot, QueuePairInfo, QueuePairState, StatsSnapshot, Timed};
 use nacre_rdma_link::{Fabric, Roots};
 use nacre_rdma_verbs::Access;
 use schemars::JsonSchema;
@@ -89,6 +89,8 @@ struct Stats {
     rdma_retry_exceeded: u64,
     /// By status.
     completion_errors: BTreeMap<&'static str, u64>,
+    /// From post to completion: `send`, `read` and `write`.
+    latency: BTreeMap<&'static str, LatencyReply>,
     /// Data that was copied between the wire and a buffer.
     copied_bytes: u64,
     /// Events of the connection manager, by name, and of devices.
@@ -99,6 +101,27 @@ struct Stats {
     cq_resizes: u64,
     /// Every counter, by reactor and device.
     reactors: Vec<ReactorStats>,
+}
+
+/// Of signaled requests only: each READ, some of the SENDs; a WRITE is done when a signaled SEND after it is.
+#[derive(Debug, Serialize, JsonSchema)]
+struct LatencyReply {
+    count: u64,
+    total_us: u64,
+    /// So many of a hundred took less than this, which is a power of two.
+    p50_us: Option<u64>,
+    p99_us: Option<u64>,
+}
+
+impl LatencyReply {
+    fn new(of: &LatencySnapshot) -> LatencyReply {
+        LatencyReply {
+            count: of.count(),
+            total_us: of.sum_ns / 1000,
+            p50_us: of.quantile_us(0.5),
+            p99_us: of.quantile_us(0.99),
+        }
+    }
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -147,6 +170,10 @@ impl Method<Engine> for GetStats {
             rdma_completion_errors: total.completion_errors().map(|(_, count)| count).sum(),
             rdma_retry_exceeded: total.retry_exceeded(),
             completion_errors: total.completion_errors().filter(|e| e.1 > 0).collect(),
+            latency: Timed::ALL
+                .into_iter()
+                .map(|op| (op.name(), LatencyReply::new(total.latency(op))))
+                .collect(),
             copied_bytes: total.copied_bytes,
             cm_events: control.events,
             async_events: control.async_events,

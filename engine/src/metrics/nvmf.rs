@@ -41,28 +41,28 @@ family!(
     "nacre_nvmf_operations",
     Counter,
     "Commands of a host's present connections.",
-    ["subsystem", "host", "op"]
+    ["subsystem", "host", "transport", "op"]
 );
 family!(
     BYTES,
     "nacre_nvmf_bytes",
     Counter,
     "Bytes moved on a host's present connections.",
-    ["subsystem", "host", "op"]
+    ["subsystem", "host", "transport", "op"]
 );
 family!(
     ERRORS,
     "nacre_nvmf_errors",
     Counter,
     "Commands answered with an error on a host's present connections.",
-    ["subsystem", "host", "op"]
+    ["subsystem", "host", "transport", "op"]
 );
 family!(
     LATENCY,
     "nacre_nvmf_latency_seconds",
     Histogram,
     "Time from a command's arrival to its answer, on a host's present connections.",
-    ["subsystem", "host", "op"]
+    ["subsystem", "host", "transport", "op"]
 );
 family!(
     DISCOVERY,
@@ -166,20 +166,21 @@ impl MetricsSource for Nvmf {
                 into.value(&LISTENERS, &labels, 1.0);
             }
             let mut queues: BTreeMap<(String, String), usize> = BTreeMap::new();
-            let mut sums: BTreeMap<(String, &'static str), Sum> = BTreeMap::new();
+            let mut sums: BTreeMap<(String, String, &'static str), Sum> = BTreeMap::new();
             for controller in &controllers {
                 let host = controller.hostnqn.to_string();
                 for queue in controller.queues() {
-                    *queues
-                        .entry((host.clone(), queue.transport.to_string()))
-                        .or_default() += 1;
+                    let transport = queue.transport.to_string();
+                    *queues.entry((host.clone(), transport.clone())).or_default() += 1;
                     for (kind, name) in [
                         (Command::Read, "read"),
                         (Command::Write, "write"),
                         (Command::Other, "other"),
                     ] {
                         let stats = queue.stats.kind(kind);
-                        let sum = sums.entry((host.clone(), name)).or_default();
+                        let sum = sums
+                            .entry((host.clone(), transport.clone(), name))
+                            .or_default();
                         sum.operations += stats.operations.load(Relaxed);
                         sum.bytes += stats.bytes.load(Relaxed);
                         sum.errors += stats.errors.load(Relaxed);
@@ -193,31 +194,29 @@ impl MetricsSource for Nvmf {
             for ((host, transport), count) in queues {
                 into.value(&QUEUES, &[&nqn, &host, &transport], count);
             }
-            for ((host, op), sum) in sums {
-                let labels = [nqn.as_str(), &host, op];
+            for ((host, transport, op), sum) in sums {
+                let labels = [nqn.as_str(), &host, &transport, op];
                 into.value(&OPERATIONS, &labels, sum.operations);
                 into.value(&BYTES, &labels, sum.bytes);
                 into.value(&ERRORS, &labels, sum.errors);
-                into.add(&LATENCY, &labels, sum.sample());
+                into.add(&LATENCY, &labels, latency(sum.latency_ns, &sum.latency));
             }
         }
     }
 }
 
-impl Sum {
-    /// Bucket `i` holds what took less than `2^i` microseconds, the last one the rest too.
-    fn sample(&self) -> Sample {
-        let mut below = 0;
-        let finite = self.latency[..LATENCY_BUCKETS - 1].iter().enumerate();
-        let buckets = finite.map(|(at, count)| {
-            below += count;
-            ((1u64 << at) as f64 / 1e6, below)
-        });
-        let buckets = buckets.collect();
-        Sample::Histogram {
-            sum: self.latency_ns as f64 / 1e9,
-            count: self.latency.iter().sum(),
-            buckets,
-        }
+/// Bucket `i` holds what took less than `2^i` microseconds, the last one the rest too.
+pub(super) fn latency(sum_ns: u64, counts: &[u64; LATENCY_BUCKETS]) -> Sample {
+    let mut below = 0;
+    let finite = counts[..LATENCY_BUCKETS - 1].iter().enumerate();
+    let buckets = finite.map(|(at, count)| {
+        below += count;
+        ((1u64 << at) as f64 / 1e6, below)
+    });
+    let buckets = buckets.collect();
+    Sample::Histogram {
+        sum: sum_ns as f64 / 1e9,
+        count: counts.iter().sum(),
+        buckets,
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use nacre_rdma::{BATCH_CLASSES, StatsSnapshot};
+use nacre_rdma::{BATCH_CLASSES, StatsSnapshot, Timed};
 use nacre_rdma_link::CounterGroup;
 
 use super::reactors::family;
@@ -86,6 +86,13 @@ family!(
     ["device"]
 );
 family!(
+    LATENCY,
+    "nacre_rdma_latency_seconds",
+    Histogram,
+    "Time from post to completion of signaled requests, by the clock that a reactor reads once per turn: each `read`; of `send` those that are signaled, one of several; `write` until the signaled SEND after it is done.",
+    ["op", "device"]
+);
+family!(
     PORT,
     "nacre_rdma_port_counter",
     Counter,
@@ -98,7 +105,7 @@ pub struct Rdma;
 
 impl MetricsSource for Rdma {
     fn describe(&self) -> &'static [&'static Desc] {
-        static ALL: [&Desc; 12] = [
+        static ALL: [&Desc; 13] = [
             &CONNECTIONS,
             &OPERATIONS,
             &BYTES,
@@ -110,6 +117,7 @@ impl MetricsSource for Rdma {
             &REGISTERED,
             &COPIED,
             &BATCH,
+            &LATENCY,
             &PORT,
         ];
         &ALL
@@ -155,6 +163,11 @@ impl MetricsSource for Rdma {
                 into.value(&BYTES, &[kind, &device], bytes);
             }
             into.add(&BATCH, &[&device], batches(&stats));
+            for op in Timed::ALL {
+                let of = stats.latency(op);
+                let sample = super::nvmf::latency(of.sum_ns, &of.buckets);
+                into.add(&LATENCY, &[op.name(), &device], sample);
+            }
         }
         let total = plug.total();
         for (status, count) in total.completion_errors().filter(|e| e.1 > 0) {

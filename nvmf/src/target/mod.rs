@@ -43,7 +43,7 @@ pub use config::{QueueLimits, TargetConfig};
 pub use group::{Group, GroupConfig};
 pub use io::COMPARE_AND_WRITE_BLOCKS;
 pub use namespace::{Backing, Namespace, NamespaceIds, View};
-pub use stats::{Kind, LATENCY_BUCKETS, QueueStats, Totals};
+pub use stats::{Kind, LATENCY_BUCKETS, QueueStats, Totals, latency_bucket};
 pub use subsystem::{
     MAX_CNTLID, NamespaceConfig, NamespaceEntry, RdmaFabric, Refusal, Subsystem, SubsystemConfig,
     SubsystemError, SubsystemKind, SubsystemListener,

@@ -14,7 +14,14 @@ pub enum Kind {
 
 /// Latency buckets: bucket `i` counts commands that took less than `2^i` microseconds (the last one
 /// all that took longer).
-pub const LATENCY_BUCKETS: usize = 25;
+pub const LATENCY_BUCKETS: usize = 26;
+
+/// The bucket of something that took so long.
+#[inline]
+pub fn latency_bucket(nanos: u64) -> usize {
+    let micros = nanos / 1000;
+    ((u64::BITS - micros.leading_zeros()) as usize).min(LATENCY_BUCKETS - 1)
+}
 
 #[derive(Default)]
 #[repr(align(128))]
@@ -95,9 +102,7 @@ impl QueueStats {
         let nanos = took.as_nanos() as u64;
         add(&stats.operations, 1);
         add(&stats.latency_ns, nanos);
-        let micros = nanos / 1000;
-        let bucket = (u64::BITS - micros.leading_zeros()) as usize;
-        add(&stats.latency[bucket.min(LATENCY_BUCKETS - 1)], 1);
+        add(&stats.latency[latency_bucket(nanos)], 1);
         if ok {
             add(&stats.bytes, bytes);
         } else {

@@ -262,7 +262,7 @@ impl Conn {
     }
 
     /// Moves what waited as far as there is room, and rings the doorbell.
-    pub fn flush(&mut self, stats: &Stats) -> Result<(), PostError> {
+    pub fn flush(&mut self, now: Nanos, stats: &Stats) -> Result<(), PostError> {
         while let Some(response) = self.responses.pop_front() {
             if let Some(waits) = self.start(response, stats) {
                 self.responses.push_front(waits);
@@ -299,7 +299,7 @@ impl Conn {
         if self.draining && self.responses.is_empty() {
             self.lane.mark();
         }
-        if self.lane.post()? > 0 {
+        if self.lane.post_at(now.0)? > 0 {
             add(&stats.doorbells, 1);
         }
         Ok(())

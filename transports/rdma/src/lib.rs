@@ -37,5 +37,7 @@ pub use config::{ConfigError, RdmaConfig};
 pub use host::{HostOptions, RdmaDialer, RdmaHost, RdmaHosts};
 pub use plug::RdmaPlug;
 pub use shared::{QueuePairInfo, QueuePairState};
-pub use stats::{BATCH_CLASSES, ControlCounts, Stats, StatsSnapshot};
+pub use stats::{
+    BATCH_CLASSES, ControlCounts, Latency, LatencySnapshot, Stats, StatsSnapshot, Timed,
+};
 pub use transport::RdmaTransport;

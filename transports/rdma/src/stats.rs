@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use nacre_nvmf::target::{LATENCY_BUCKETS, latency_bucket};
 use nacre_nvmf_wire::rdma::RejectStatus;
 use nacre_rdma_verbs::{CmEventKind, WcStatus};
 
@@ -10,6 +11,81 @@ use nacre_rdma_verbs::{CmEventKind, WcStatus};
 pub const BATCH_CLASSES: [usize; 8] = [0, 1, 2, 4, 8, 16, 32, usize::MAX];
 
 const STATUSES: usize = WcStatus::ALL.len();
+
+/// What requests are timed by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Timed {
+    Send = 0,
+    Read = 1,
+    Write = 2,
+}
+
+impl Timed {
+    pub const ALL: [Timed; 3] = [Timed::Send, Timed::Read, Timed::Write];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Timed::Send => "send",
+            Timed::Read => "read",
+            Timed::Write => "write",
+        }
+    }
+}
+
+/// Times from post to completion: how many there were by bucket (those of NVMe commands), and their sum.
+#[derive(Debug, Default)]
+pub struct Latency {
+    sum_ns: AtomicU64,
+    buckets: [AtomicU64; LATENCY_BUCKETS],
+}
+
+impl Latency {
+    fn snapshot(&self) -> LatencySnapshot {
+        LatencySnapshot {
+            sum_ns: self.sum_ns.load(Ordering::Relaxed),
+            buckets: std::array::from_fn(|at| self.buckets[at].load(Ordering::Relaxed)),
+        }
+    }
+}
+
+/// What [`Latency`] said at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct LatencySnapshot {
+    pub sum_ns: u64,
+    /// As [`LATENCY_BUCKETS`] has them.
+    pub buckets: [u64; LATENCY_BUCKETS],
+}
+
+impl LatencySnapshot {
+    pub fn count(&self) -> u64 {
+        self.buckets.iter().sum()
+    }
+
+    /// Microseconds that at least `fraction` of all took less than, as far as the buckets tell; of the last
+    /// one its lower end. `None`: nothing was timed.
+    pub fn quantile_us(&self, fraction: f64) -> Option<u64> {
+        let wanted = (self.count() as f64 * fraction).ceil().max(1.0) as u64;
+        let mut seen = 0;
+        for (at, count) in self.buckets.iter().enumerate() {
+            seen += count;
+            if *count > 0 && seen >= wanted {
+                return Some(1 << at.min(LATENCY_BUCKETS - 2));
+            }
+        }
+        None
+    }
+}
+
+impl std::ops::Add for LatencySnapshot {
+    type Output = LatencySnapshot;
+
+    fn add(self, other: LatencySnapshot) -> LatencySnapshot {
+        LatencySnapshot {
+            sum_ns: self.sum_ns + other.sum_ns,
+            buckets: std::array::from_fn(|at| self.buckets[at] + other.buckets[at]),
+        }
+    }
+}
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
@@ -21,6 +97,8 @@ macro_rules! counters {
             pub errors: [AtomicU64; STATUSES],
             /// Polls by the completions that they found; see [`BATCH_CLASSES`].
             pub batches: [AtomicU64; BATCH_CLASSES.len()],
+            /// By what was timed; see [`Timed`].
+            pub latency: [Latency; Timed::ALL.len()],
         }
 
         /// What [`Stats`] said at one moment.
@@ -29,6 +107,7 @@ macro_rules! counters {
             $($(#[$doc])* pub $name: u64,)*
             pub errors: [u64; STATUSES],
             pub batches: [u64; BATCH_CLASSES.len()],
+            pub latency: [LatencySnapshot; Timed::ALL.len()],
         }
 
         impl Stats {
@@ -37,6 +116,7 @@ macro_rules! counters {
                     $($name: self.$name.load(Ordering::Relaxed),)*
                     errors: std::array::from_fn(|at| self.errors[at].load(Ordering::Relaxed)),
                     batches: std::array::from_fn(|at| self.batches[at].load(Ordering::Relaxed)),
+                    latency: std::array::from_fn(|at| self.latency[at].snapshot()),
                 }
             }
         }
@@ -56,6 +136,7 @@ macro_rules! counters {
                     $($name: self.$name + other.$name,)*
                     errors: std::array::from_fn(|at| self.errors[at] + other.errors[at]),
                     batches: std::array::from_fn(|at| self.batches[at] + other.batches[at]),
+                    latency: std::array::from_fn(|at| self.latency[at] + other.latency[at]),
                 }
             }
         }
@@ -97,6 +178,10 @@ counters! {
 }
 
 impl StatsSnapshot {
+    pub fn latency(&self, of: Timed) -> &LatencySnapshot {
+        &self.latency[of as usize]
+    }
+
     /// Completions that failed, by the name of their status; flushes are not failures.
     pub fn completion_errors(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let statuses = WcStatus::ALL.iter().zip(self.errors);
@@ -122,6 +207,13 @@ impl Stats {
     pub(crate) fn batch(&self, completions: usize) {
         let class = BATCH_CLASSES.iter().position(|most| completions <= *most);
         add(&self.batches[class.unwrap_or(BATCH_CLASSES.len() - 1)], 1);
+    }
+
+    #[inline]
+    pub(crate) fn timed(&self, what: Timed, nanos: u64) {
+        let latency = &self.latency[what as usize];
+        add(&latency.sum_ns, nanos);
+        add(&latency.buckets[latency_bucket(nanos)], 1);
     }
 }
 
@@ -167,5 +259,36 @@ pub(crate) fn event_name(kind: &CmEventKind) -> &'static str {
         CmEventKind::AddressChange => "RDMA_CM_EVENT_ADDR_CHANGE",
         CmEventKind::TimewaitExit => "RDMA_CM_EVENT_TIMEWAIT_EXIT",
         CmEventKind::Other { .. } => "other",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Buckets begin at powers of two of microseconds, the sum keeps what they lose, and times beyond the last
+    /// bound are in the last bucket.
+    #[test]
+    fn latencies() {
+        let stats = Stats::default();
+        assert_eq!(stats.snapshot().latency(Timed::Send).quantile_us(0.5), None);
+        let times = [999, 1000, 1999, 2000, 9_999_999_999, u64::MAX / 8];
+        times
+            .into_iter()
+            .for_each(|nanos| stats.timed(Timed::Read, nanos));
+        let once = *stats.snapshot().latency(Timed::Read);
+        assert_eq!(
+            (once.buckets[..3].to_vec(), once.count()),
+            (vec![1, 2, 1], 6)
+        );
+        // Ten seconds are not beyond it.
+        assert_eq!(once.buckets[LATENCY_BUCKETS - 2..], [1, 1]);
+        assert_eq!(once.sum_ns, times.iter().sum::<u64>());
+        let quantiles = [0.0, 0.5, 0.6, 0.8, 1.0].map(|of| once.quantile_us(of).unwrap());
+        assert_eq!(quantiles, [1, 2, 4, 1 << 24, 1 << 24]);
+        let sum = stats.snapshot() + stats.snapshot();
+        assert_eq!(sum.latency(Timed::Read).count(), 12);
+        assert_eq!(sum.latency(Timed::Read).sum_ns, 2 * once.sum_ns);
+        assert_eq!(*sum.latency(Timed::Write), LatencySnapshot::default());
     }
 }

@@ -24,7 +24,7 @@ use crate::accept::message_bytes;
 use crate::conn::Conn;
 use crate::sgl;
 use crate::shared::{CoreSlot, Shared, ToControl, ToCore};
-use crate::stats::{Stats, add};
+use crate::stats::{Stats, Timed, add};
 
 /// Devices that one core serves at once; the memory for their shared receives is taken at start.
 const DEVICES: usize = 8;
@@ -212,9 +212,22 @@ impl RdmaTransport {
         else {
             return;
         };
+        let timing = conn.lane.timing(&done);
         let read = conn.lane.sent(&done);
         if !wc.status.is_success() {
             return self.failed(index, &wc);
+        }
+        if let Some(timing) = timing {
+            let took = self.now.0.saturating_sub(timing.posted);
+            let (what, speaks_for_writes) = match wc.opcode {
+                WcOpcode::Read => (Timed::Read, false),
+                WcOpcode::Write => (Timed::Write, false),
+                _ => (Timed::Send, timing.wrote),
+            };
+            self.stats[at].timed(what, took);
+            if speaks_for_writes {
+                self.stats[at].timed(Timed::Write, took);
+            }
         }
         if wc.opcode == WcOpcode::Read
             && let Some(part) = read
@@ -427,7 +440,7 @@ impl Transport for RdmaTransport {
             if conn.closing.is_some() {
                 continue;
             }
-            let posted = conn.flush(&self.stats[conn.device]);
+            let posted = conn.flush(now, &self.stats[conn.device]);
             let own = conn.lane.post_recv(self.data.as_ref());
             let (refused, draining) = (!conn.refused.is_empty(), conn.draining);
             if let Err(error) = posted.and(own.map(|_| ())) {

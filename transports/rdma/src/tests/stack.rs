@@ -16,13 +16,13 @@ use nacre_nvmf::target::{
 };
 use nacre_nvmf::transport::{Address, HostTransport, Pools, TransportType};
 use nacre_nvmf_wire::Nqn;
-use nacre_rdma_verbs::sim::{Fabric, attributes};
-use nacre_rdma_verbs::{DeviceAttributes, DeviceId};
+use nacre_rdma_verbs::sim::{Fabric, Target as Faulty, attributes};
+use nacre_rdma_verbs::{DeviceAttributes, DeviceId, WcStatus};
 use nacre_reactor::Nanos;
 use nacre_transport_loopback::{LoopbackConfig, LoopbackPlug};
 
 use super::rig::{HOST, TARGET};
-use crate::{RdmaConfig, RdmaHosts, RdmaPlug};
+use crate::{RdmaConfig, RdmaHosts, RdmaPlug, Timed};
 
 const BLOCK: u32 = 512;
 const SUBNQN: &str = "nqn.2024-01.io.nacre:rdma";
@@ -311,6 +311,41 @@ fn host_and_target() {
     let stats = stack.plug.total();
     assert!(stats.read_ops >= 3 && stats.write_ops >= 5, "{stats:?}");
     assert_eq!(stats.copied_bytes, 0);
+}
+
+/// Requests are timed from their post to their completion, and a WRITE until the response after it is done.
+/// Method: virtual time in steps of 10 us, one of which every request takes.
+#[test]
+fn latencies() {
+    let mut stack = Stack::new(Setup::default());
+    stack.connect();
+    stack.write_and_read();
+    let stats = stack.plug.total();
+    let count = |of| stats.latency(of).count();
+    assert_eq!(count(Timed::Read), stats.read_ops, "each READ");
+    // Write commands need no completion of their responses; reads hold buffers until theirs.
+    assert!(count(Timed::Write) >= 5 && count(Timed::Write) <= stats.write_ops);
+    assert!(count(Timed::Send) >= count(Timed::Write) && count(Timed::Send) < stats.send_ops);
+    for of in Timed::ALL {
+        let latency = stats.latency(of);
+        assert_eq!(latency.sum_ns, latency.count() * 10_000, "{of:?}");
+        assert_eq!(latency.quantile_us(0.5), Some(16), "{of:?}");
+        assert_eq!(latency.quantile_us(1.0), Some(16), "{of:?}");
+    }
+    // One that fails has no latency, but an error.
+    let qp = stack.plug.queue_pairs().last().unwrap().number;
+    stack
+        .fabric
+        .inject_status(qp, Faulty::Read, 0, WcStatus::RemoteAccess);
+    stack.submit(900, Op::Write, 0, 64, 1);
+    assert_eq!(stack.finish(900).status, Status::Ok, "sent again");
+    let after = stack.plug.total();
+    let failed = after
+        .completion_errors()
+        .map(|(_, count)| count)
+        .sum::<u64>();
+    assert_eq!(failed, 1);
+    assert_eq!(after.latency(Timed::Read).count(), after.read_ops - 1);
 }
 
 /// The host copies no data, by a counter that tells of the copies that an I/O in several buffers costs.

@@ -33,7 +33,7 @@ pub use provider::{
 };
 pub use queues::{
     Batch, Completion, Endpoint, Lane, LaneConfig, NotRegistered, Queues, Received, Receiver,
-    RecvConfig,
+    RecvConfig, Timing,
 };
 pub use real::VerbsProvider;
 pub use types::*;

@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use nacre_hugepages::{Buf, Pool};
 
 use crate::provider::*;
+pub use crate::ring::Timing;
 use crate::ring::{RecvRing, SendRing};
 use crate::types::*;
 
@@ -364,7 +365,23 @@ impl Lane {
     /// Posts what was queued, with one doorbell. An error is the end of the queue pair.
     #[inline]
     pub fn post(&mut self) -> Result<usize, PostError> {
-        self.send.post(&**self.endpoint.qp())
+        self.send.post(&**self.endpoint.qp(), None)
+    }
+
+    /// As [`Lane::post`], and notes that it was done at `now`, of the caller's clock: see [`Lane::timing`].
+    #[inline]
+    pub fn post_at(&mut self, now: u64) -> Result<usize, PostError> {
+        self.send.post(&**self.endpoint.qp(), Some(now))
+    }
+
+    /// When the request of this completion was posted by [`Lane::post_at`]. To be asked before
+    /// [`Lane::sent`], at which it is forgotten; nothing is known of requests that were not signaled.
+    #[inline]
+    pub fn timing(&mut self, done: &Completion) -> Option<Timing> {
+        match self.is_mine(done) && !done.is_recv() {
+            true => self.send.timing(done.0.wr_id as u32),
+            false => None,
+        }
     }
 
     /// Posts free receive slots, of a lane that has a ring of its own. Answers how many.

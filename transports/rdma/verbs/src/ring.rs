@@ -31,6 +31,21 @@ struct Kept {
     read: bool,
 }
 
+/// A signaled request that was posted, and when.
+struct Signal {
+    sequence: u32,
+    timing: Timing,
+}
+
+/// When a signaled request was posted, as [`crate::Lane::post_at`] was told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Timing {
+    pub posted: u64,
+    /// WRITEs went ahead of it, by the same doorbell and without a completion of their own: this one
+    /// speaks for them.
+    pub wrote: bool,
+}
+
 /// The send queue. Requests are numbered; a completion of one speaks for all before it.
 ///
 /// ```text
@@ -50,6 +65,8 @@ pub(crate) struct SendRing {
     /// The number after that of the last signaled request.
     signaled: u32,
     kept: VecDeque<Kept>,
+    /// In the order of their completions; at most as many as requests.
+    signals: VecDeque<Signal>,
     wrs: Vec<SendWr>,
     sges: Vec<Sge>,
 }
@@ -86,6 +103,7 @@ impl SendRing {
             done: 0,
             signaled: 0,
             kept: VecDeque::with_capacity(depth as usize),
+            signals: VecDeque::with_capacity(depth as usize),
             wrs: Vec::with_capacity(depth as usize),
             sges: Vec::with_capacity(depth as usize * MESSAGE_SGES),
         })
@@ -212,11 +230,15 @@ impl SendRing {
         }
     }
 
+    /// `now`: what the signaled ones will be timed from.
     #[inline]
-    pub fn post(&mut self, qp: &dyn QueuePair) -> Result<usize, PostError> {
+    pub fn post(&mut self, qp: &dyn QueuePair, now: Option<u64>) -> Result<usize, PostError> {
         let count = self.wrs.len();
         if count == 0 {
             return Ok(0);
+        }
+        if let Some(posted) = now {
+            self.note(posted);
         }
         // SAFETY: `kept` and `messages` hold the memory of every entry until a completion that
         // frees it, and are dropped after the queue pair; nobody writes to it, as a buffer that is
@@ -231,8 +253,49 @@ impl SendRing {
             let (next, done) = (self.next, self.done);
             let there = |kept: &Kept| kept.sequence.wrapping_sub(done) < next.wrapping_sub(done);
             self.kept.retain(there);
+            let there =
+                |signal: &Signal| signal.sequence.wrapping_sub(done) < next.wrapping_sub(done);
+            self.signals.retain(there);
         }
         posted.map(|()| count)
+    }
+
+    /// Notes when the signaled requests among those about to be posted are.
+    #[inline]
+    fn note(&mut self, posted: u64) {
+        let mut wrote = false;
+        for wr in &self.wrs {
+            // Without entries it is a marker, whose time says nothing about data.
+            let data = wr.sges > 0;
+            if wr.signaled {
+                if data {
+                    let timing = Timing { posted, wrote };
+                    let sequence = wr.wr_id as u32;
+                    self.signals.push_back(Signal { sequence, timing });
+                }
+                wrote = false;
+            } else {
+                wrote |= data && matches!(wr.op, SendOp::Write { .. });
+            }
+        }
+    }
+
+    /// When a signaled request was posted; each once, and in the order of completions.
+    #[inline]
+    pub fn timing(&mut self, sequence: u32) -> Option<Timing> {
+        let through = sequence.wrapping_sub(self.done);
+        while let Some(first) = self.signals.front() {
+            let at = first.sequence.wrapping_sub(self.done);
+            if at > through {
+                break;
+            }
+            let timing = first.timing;
+            self.signals.pop_front();
+            if at == through {
+                return Some(timing);
+            }
+        }
+        None
     }
 
     #[inline]
@@ -251,6 +314,8 @@ impl SendRing {
                 read = Some(kept.buf);
             }
         }
+        // Whoever did not ask for a time does not keep it either.
+        self.timing(sequence);
         self.done = sequence.wrapping_add(1);
         read
     }

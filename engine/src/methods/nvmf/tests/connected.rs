@@ -103,6 +103,15 @@ fn a_connected_host_is_listed_and_counted() {
     );
     let done = group["completed_nvme_io"].as_u64().unwrap();
     assert!(done > 3, "Connect, enabling and Identify: {done}");
+    let metrics = bench.call("metrics_get", json!({ "format": "text" }));
+    let of = format!("{{subsystem=\"{NQN}\",host=\"{HOST}\",transport=\"TCP\",op=\"other\"}} ");
+    for name in ["operations_total", "latency_seconds_count"] {
+        let line = format!("nacre_nvmf_{name}{of}");
+        let metrics = metrics.as_str().unwrap();
+        let value = metrics.lines().find_map(|l| l.strip_prefix(&line));
+        let value = value.unwrap_or_else(|| panic!("{line} in {metrics}"));
+        assert!(value.parse::<f64>().unwrap() > 3.0, "{line}{value}");
+    }
     session.disconnect();
     turn_until(&bench, "the controller goes", || {
         controllers(&bench).is_empty()

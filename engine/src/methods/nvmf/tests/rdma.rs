@@ -174,6 +174,10 @@ fn a_connection_is_seen_in_answers_and_metrics() {
     let stats = bench.call("rdma_get_stats", json!(null));
     assert_eq!(stats["rdma_connections"], 1);
     assert_eq!(stats["cm_events"]["RDMA_CM_EVENT_ESTABLISHED"], 1);
+    let nothing = json!({ "count": 0, "total_us": 0, "p50_us": null, "p99_us": null });
+    for op in ["send", "read", "write"] {
+        assert_eq!(stats["latency"][op], nothing);
+    }
     assert_eq!(stats["reactors"][0]["device"], "sim0");
     assert!(stats["reactors"][0]["counters"]["receives_posted"].as_u64() > Some(0));
 
@@ -196,6 +200,8 @@ fn a_connection_is_seen_in_answers_and_metrics() {
         "nacre_rdma_operations_total{type=\"recv\",device=\"sim0\"} 0",
         "nacre_copy_bytes_total{transport=\"RDMA\"} 0",
         "nacre_rdma_cm_events_total{event=\"RDMA_CM_EVENT_CONNECT_REQUEST\"} 1",
+        "nacre_rdma_latency_seconds_bucket{le=\"0.000001\",op=\"read\",device=\"sim0\"} 0",
+        "nacre_rdma_latency_seconds_count{op=\"write\",device=\"sim0\"} 0",
         "nacre_cq_poll_batch_bucket{le=\"1.0\",device=\"sim0\"} 0",
     ] {
         assert!(metrics.contains(line), "{line} in {metrics}");

@@ -228,6 +228,64 @@ fn one_sided() {
     assert_ne!(a.statuses(&mut lane)[0].1, WcStatus::Success);
 }
 
+/// Signaled requests know when they were posted, once each; the others, markers and what was posted without a
+/// time do not.
+#[test]
+fn times() {
+    let fabric = Fabric::new();
+    let (mut a, mut lane, _, mut b, b_lane, _) = pair(&fabric);
+    let pool = b.pool.clone();
+    b.receiver.post(Some(&pool)).unwrap();
+    let timings = |a: &mut End, lane: &mut Lane| {
+        a.queues.poll(&mut a.batch, 32).unwrap();
+        let mut seen = Vec::new();
+        while let Some(done) = a.batch.next() {
+            seen.push(
+                lane.timing(&done)
+                    .map(|timing| (timing.posted, timing.wrote)),
+            );
+            assert_eq!(lane.timing(&done), None, "once");
+            lane.sent(&done);
+        }
+        seen
+    };
+    let nothing = |a: &End| a.pool.acquire(512).unwrap().slice(0, 0);
+    lane.send(&[1; 16], None);
+    lane.signal_last();
+    lane.write(0, 0, nothing(&a)).unwrap();
+    lane.send(&[2; 16], None);
+    lane.post_at(70).unwrap();
+    assert_eq!(timings(&mut a, &mut lane), [Some((70, false))]);
+    // The WRITE of the earlier doorbell is not this one's.
+    lane.send(&[3; 16], None);
+    lane.signal_last();
+    lane.write(0, 0, nothing(&a)).unwrap();
+    lane.send(&[4; 16], None);
+    lane.signal_last();
+    lane.post_at(90).unwrap();
+    lane.send(&[5; 16], None);
+    lane.signal_last();
+    lane.post().unwrap();
+    lane.mark();
+    lane.send(&[6; 16], None);
+    lane.mark();
+    lane.post_at(99).unwrap();
+    let seen = timings(&mut a, &mut lane);
+    assert_eq!(seen, [Some((90, false)), Some((90, true)), None, None]);
+    // What nobody asked about is not mixed up with what comes later, nor is what a device did not take.
+    lane.send(&[7; 16], None);
+    lane.signal_last();
+    lane.post_at(100).unwrap();
+    a.statuses(&mut lane);
+    b.statuses(&mut lane);
+    b.receiver.post(Some(&pool)).unwrap();
+    lane.send(&[8; 16], None);
+    lane.signal_last();
+    lane.post_at(200).unwrap();
+    assert_eq!(timings(&mut a, &mut lane), [Some((200, false))]);
+    drop(b_lane);
+}
+
 /// More READs than were negotiated are refused; too many completions kill the queue.
 #[test]
 fn limits() {
