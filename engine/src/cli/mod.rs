@@ -12,6 +12,7 @@ mod doctor;
 mod host;
 mod hugepages;
 mod identify;
+mod info;
 mod initiator;
 mod listener;
 mod metrics;
@@ -66,6 +67,9 @@ enum Command {
     Host(host::HostArgs),
     /// Watch the daemon at work
     Top(top::TopArgs),
+    /// Show what a part of the daemon has done so far
+    #[command(visible_alias = "INFO")]
+    Info(info::InfoArgs),
     /// Huge pages of this machine
     Hugepages(hugepages::HugepagesArgs),
     /// Check this machine for what serving needs, and say what to type
@@ -192,6 +196,7 @@ fn run(args: Vec<OsString>) -> Result<(), Failure> {
         Command::Listener(args) => listener::run(args),
         Command::Host(args) => host::run(args),
         Command::Top(args) => top::run(args),
+        Command::Info(args) => info::run(args),
         Command::Hugepages(args) => hugepages::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Connect(args) => connect::run(*args),

@@ -2,6 +2,7 @@
 
 mod change;
 mod crash;
+mod info;
 mod job;
 mod ledger;
 mod listeners;
