@@ -8,6 +8,7 @@ use serde::Deserialize;
 
 use crate::doctor::{Report, Scope, System, examine};
 use crate::engine::Engine;
+use crate::rdma::Rdma;
 use crate::rpc::{Effect, Method, Registry, RpcError};
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -66,9 +67,9 @@ impl Method<Engine> for Run {
                 .saturating_sub(system.environment.memlock.pinned);
             examine(&system, &scope)
         });
-        report
-            .await
-            .map_err(|error| RpcError::internal(format!("the checks did not end: {error}")))
+        let report = report.await;
+        Rdma::look_after(&on);
+        report.map_err(|error| RpcError::internal(format!("the checks did not end: {error}")))
     }
 }
 

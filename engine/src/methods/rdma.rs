@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::engine::Engine;
-use crate::rdma::describe;
+use crate::rdma::{Rdma, describe};
 use crate::rpc::{Effect, Method, Registry, RpcError};
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -58,6 +58,7 @@ impl Method<Engine> for GetDevices {
         let mut all = read
             .await
             .map_err(|error| RpcError::internal(error.to_string()))?;
+        Rdma::look_after(&on);
         if let (Some(name), Some(list)) = (&params.name, all.as_array_mut()) {
             list.retain(|device| device["name"] == name[..]);
         }

@@ -2,14 +2,21 @@
 
 pub mod describe;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use nacre_hugepages::Arena;
 use nacre_rdma::{RdmaConfig, RdmaPlug};
 use nacre_rdma_verbs::Provider;
 use nacre_rdma_verbs::real::{Absence, VerbsProvider};
 use tokio::sync::Notify;
+
+use crate::engine::Engine;
+
+/// How long whoever removes a device may have to wait for this process to let go of it, if no event tells of it.
+const LOOK: Duration = Duration::from_secs(5);
 
 /// The verbs of this machine. Clones are the same.
 #[derive(Clone, Default)]
@@ -38,6 +45,7 @@ pub struct Rdma {
     pub verbs: Verbs,
     plug: RefCell<Option<Arc<RdmaPlug>>>,
     changed: Arc<Notify>,
+    looked_after: Cell<bool>,
 }
 
 impl Rdma {
@@ -65,6 +73,33 @@ impl Rdma {
     /// Resolves when devices, ports or addresses have changed since it last did.
     pub async fn changed(&self) {
         self.changed.notified().await;
+    }
+
+    /// From now on, devices that went away are let go of: a device that was opened, if only to be described, stays open
+    /// in librdmacm, and removing a software device waits for everybody who has it open.
+    pub fn look_after(on: &Rc<Engine>) {
+        if on.rdma.looked_after.replace(true) {
+            return;
+        }
+        let engine = Rc::downgrade(on);
+        tokio::task::spawn_local(async move {
+            while let Some(on) = engine.upgrade() {
+                let verbs = on.rdma.verbs.clone();
+                drop(on);
+                let found = tokio::task::spawn_blocking(move || {
+                    let provider = verbs.open().ok()?;
+                    provider.devices().ok().map(|devices| devices.len())
+                });
+                let none = matches!(found.await, Ok(None | Some(0)));
+                let Some(on) = engine.upgrade() else { return };
+                if none && on.rdma.plug().is_none() {
+                    on.rdma.looked_after.set(false);
+                    return;
+                }
+                drop(on);
+                tokio::time::sleep(LOOK).await;
+            }
+        });
     }
 
     /// Memory that the next device will have to register, in bytes: all of the data path, and what each of `cores`

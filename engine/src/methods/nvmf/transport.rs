@@ -18,6 +18,7 @@ use tracing::warn;
 use super::{PATIENCE, check_target, key, refusal, wait_until};
 use crate::engine::{Engine, Personality};
 use crate::plane::Plane;
+use crate::rdma::Rdma;
 use crate::rpc::error::Errno;
 use crate::rpc::{Effect, Method, Registry, RpcError};
 use crate::store::Change;
@@ -375,7 +376,7 @@ impl Transport {
 
 /// Makes a transport if there is none of its kind: our own listeners need no ceremony.
 pub(super) async fn ensure(
-    on: &Engine,
+    on: &Rc<Engine>,
     plane: &Plane,
     kind: TransportType,
 ) -> Result<(), RpcError> {
@@ -409,7 +410,7 @@ impl Made {
 }
 
 async fn create(
-    on: &Engine,
+    on: &Rc<Engine>,
     plane: &Plane,
     kind: TransportType,
     transport: Transport,
@@ -433,6 +434,7 @@ async fn create(
     plane.target.add_plug(made.plug())?;
     if let Made::Rdma(plug) = &made {
         on.rdma.made(Arc::clone(plug));
+        Rdma::look_after(on);
     }
     // The reactors take it up in their own time; a host that came before would be turned away.
     let cores = plane.target.cores();
