@@ -439,7 +439,8 @@ pub enum HostEvent {
 
 /// One queue pair of the host side.
 pub trait HostTransport {
-    /// Queues a command. At most the queue's entries less one may be outstanding; the caller counts.
+    /// Queues a command. At most the queue's entries less one may be outstanding; the caller counts. One that comes
+    /// after the end, of which the caller may not know yet, waits for [`HostTransport::reclaim`].
     fn submit(&mut self, command: HostCommand);
 
     /// Sends what was queued and takes what arrived, at most `limit` events.

@@ -528,10 +528,12 @@ fn close_now<R: Rig>(bench: &mut Bench<R>) {
         bench.hosts[host].closed.is_some()
     });
     assert!(bench.hosts[host].completions.is_empty());
+    // A caller that does not know yet.
+    bench.submit(host, io::READ, 3, 3, 4096);
     let reclaimed = bench.reclaim(host);
     let cids: Vec<u16> = reclaimed.iter().map(|(cid, ..)| *cid).collect();
-    assert_eq!(cids, [1, 2]);
-    assert!(reclaimed[1].2, "the read's buffer");
+    assert_eq!(cids, [1, 2, 3]);
+    assert!(reclaimed[1].2 && reclaimed[2].2, "the buffers of the reads");
     assert_eq!(bench.reclaim(host), []);
     bench.until("forgotten", |bench| {
         bench.rig.transport().connections() == 0

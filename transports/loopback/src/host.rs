@@ -66,9 +66,6 @@ impl LoopbackHost {
 impl HostTransport for LoopbackHost {
     fn submit(&mut self, command: HostCommand) {
         let mut link = self.link.borrow_mut();
-        if !link.is_open() {
-            return;
-        }
         let HostCommand {
             mut sqe,
             write,
@@ -98,6 +95,9 @@ impl HostTransport for LoopbackHost {
             "command identifier {cid} is in use"
         );
         link.commands[cid] = Some(Command { write, read });
+        if !link.is_open() {
+            return;
+        }
         link.capsules.push_back((cid as u16, sqe));
         drop(link);
         self.notify();

@@ -191,7 +191,7 @@ fn send(conn: &mut HostConn, socket: &OwnedFd, blocked: &mut bool) {
 impl HostTransport for TcpHost {
     #[inline]
     fn submit(&mut self, command: HostCommand) {
-        if let State::Open(conn) = &mut self.state {
+        if let State::Open(conn) | State::Gone(Some(conn)) = &mut self.state {
             conn.submit(command);
         }
     }

@@ -176,7 +176,7 @@ impl HostConn {
         self.in_capsule_bytes = bytes;
     }
 
-    /// Queues a command, after [`HostEvent::Ready`]. On a connection that has ended it is dropped.
+    /// Queues a command, after [`HostEvent::Ready`]. On a connection that has ended it waits to be reclaimed.
     #[inline]
     pub fn submit(&mut self, command: HostCommand) {
         debug_assert!(
@@ -184,7 +184,7 @@ impl HostConn {
             "a command before the connection was ready"
         );
         if self.phase != Phase::Running {
-            return;
+            return self.keep(command);
         }
         let HostCommand {
             mut sqe,
@@ -240,6 +240,21 @@ impl HostConn {
             serial,
             write: left,
             read,
+            ..Command::default()
+        };
+    }
+
+    /// A command that came too late, of which the caller may want its buffers back.
+    #[cold]
+    fn keep(&mut self, command: HostCommand) {
+        let cid = usize::from(command.sqe.cid());
+        if cid >= self.commands.len() {
+            self.commands.resize_with(cid + 1, Command::default);
+        }
+        self.commands[cid] = Command {
+            outstanding: true,
+            write: command.write,
+            read: command.read,
             ..Command::default()
         };
     }

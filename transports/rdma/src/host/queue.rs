@@ -315,9 +315,6 @@ fn keyed(data: Option<&Buf>, key_slot: usize) -> Option<Sgl> {
 
 impl HostTransport for RdmaHost {
     fn submit(&mut self, command: HostCommand) {
-        if self.closing.is_some() || !self.established {
-            return;
-        }
         let cid = command.sqe.cid();
         let at = usize::from(cid);
         if at >= self.commands.len() {
@@ -328,6 +325,10 @@ impl HostTransport for RdmaHost {
             "command identifier {cid} is in use"
         );
         self.commands[at] = Some(command);
+        // One that came too late waits to be reclaimed.
+        if self.closing.is_some() || !self.established {
+            return;
+        }
         if !self.waiting.is_empty() || !self.start(cid) {
             self.waiting.push_back(cid);
         }

@@ -1,0 +1,85 @@
+# limit: 1200
+# Nacre as a host over RDMA: every byte verified over soft-RoCE; TCP when the device goes under I/O, RDMA again when it is
+# back, and no I/O fails; without a fallback none, and the text of what is missing.
+nacre_only "its own host"
+rdma_up
+target_start
+rpc nvmf_get_transports | jq -e 'any(.[]; .trtype == "TCP")' >/dev/null || rpc nvmf_create_transport '{"trtype":"TCP"}'
+subsystem_create "$NQN" any
+rpc nvmf_subsystem_add_listener \
+    "{\"nqn\":\"$NQN\",\"listen_address\":{\"trtype\":\"tcp\",\"adrfam\":\"ipv4\",\"traddr\":\"$ADDR\",\"trsvcid\":\"$PORT\"}}"
+rpc bdev_malloc_create '{"name":"disk","num_blocks":65536,"block_size":512}'
+rpc nvmf_subsystem_add_ns "{\"nqn\":\"$NQN\",\"namespace\":{\"nsid\":1,\"bdev_name\":\"disk\"}}"
+
+# The machine may be an emulated one: what is waited for is waited for long.
+patient=(--connect-timeout 60s --cm-timeout 30s --keep-alive 120s)
+# As an array, so that a background process is the command itself and gets its signals.
+perf=("$NACRE" perf -n "$NQN" "${patient[@]}" --io-timeout 120s --loss-timeout 300s --range 1m --queues 2 --json)
+# Whose queues there are, admin queue included.
+queues_by() {
+    local there
+    there=$(rpc nvmf_subsystem_get_qpairs "{\"nqn\":\"$NQN\"}" | jq -r '[.[].listen_address.trtype] | sort | join(" ")')
+    [ "$there" = "$1 $1 $1" ]
+}
+
+step "what there is, asked over RDMA"
+"$NACRE" discover -t rdma -a "$ADDR" -s "$PORT" "${patient[@]}" --json | tee "$WORK/log.json"
+jq -e --arg nqn "$NQN" '[.records[] | select(.subnqn == $nqn) | .trtype] | sort == ["rdma", "tcp"]' "$WORK/log.json"
+"$NACRE" identify list "rdma://$ADDR:$PORT/$NQN" "${patient[@]}" --json | jq -e '.[0].blocks == 65536'
+
+step "every byte, over RDMA only"
+for size in "--size 512 --depth 8" "--size 4k --depth 8" "--size 64k --depth 4" "--io-size-range 512-32k --depth 8"; do
+    # shellcheck disable=SC2086
+    "${perf[@]}" -t rdma -a "$ADDR" -s "$PORT" --rw randrw --verify --ios 200 $size >"$WORK/perf.json"
+    jq -c '{size, iops, paths, errors, verification}' "$WORK/perf.json"
+    jq -e '.paths.transport == "rdma" and .paths.fallbacks == 0 and .connections_lost == 0' "$WORK/perf.json"
+    jq -e '.errors == {} and .unfinished == 0 and .verification.blocks_wrong == 0 and .verification.blocks_checked > 0' "$WORK/perf.json"
+done
+
+step "RDMA by itself, where the way has it; the device goes under I/O"
+"${perf[@]}" "auto://$ADDR:$PORT" --rw randrw --verify --size 4k --depth 8 --seconds 3600 --reprobe 2s --reprobe-max 4s \
+    >"$WORK/moved.json" 2>"$WORK/moved.log" </dev/null &
+perf_pid=$!
+trap 'cat "$WORK/moved.log"' EXIT
+wait_until 60 queues_by RDMA
+# The link is deleted when nobody uses it any more: the host and the daemon let go of it.
+timeout 60 rdma link delete "$RDMA_DEV"
+[ ! -e "/sys/class/infiniband/$RDMA_DEV" ] || die "$RDMA_DEV is still there"
+wait_until 120 queues_by TCP
+
+step "it comes back, and the host returns to it"
+rxe_add
+wait_until 120 queues_by RDMA
+
+step "once more, and the end"
+timeout 60 rdma link delete "$RDMA_DEV"
+wait_until 120 queues_by TCP
+rxe_add
+wait_until 120 queues_by RDMA
+kill -INT "$perf_pid"
+status=0
+wait "$perf_pid" || status=$?
+jq -c '{read: .read.ios, write: .write.ios, paths, connections_lost, resent, errors, unfinished, verification}' "$WORK/moved.json"
+expect "the exit status of perf" $status 0
+jq -e '.errors == {} and .unfinished == 0 and .verification.blocks_wrong == 0 and .verification.blocks_checked > 0' "$WORK/moved.json"
+jq -e '.paths.transport == "rdma" and .paths.fallbacks >= 2 and .paths.returns >= 2' "$WORK/moved.json"
+jq -e '.paths.fallback_cause != null' "$WORK/moved.json"
+
+step "what it left is what anybody reads"
+"${perf[@]}" "tcp://$ADDR:$PORT" --verify-only --size 4k >"$WORK/left.json"
+jq -e '.errors == {} and .verification.blocks_wrong == 0 and .verification.blocks_checked == 2048' "$WORK/left.json"
+
+step "no device: the text says so"
+timeout 60 rdma link delete "$RDMA_DEV"
+expect_failure "${perf[@]}" -t rdma -a "$ADDR" -s "$PORT" --retries 1 --ios 10
+[[ $FAILURE == *"No RDMA devices found: "*"--fallback tcp allows TCP"* ]] || die "not the text"
+"${perf[@]}" "auto://$ADDR:$PORT" --ios 10 | jq -e '.paths.transport == "tcp" and (.paths.fallback_cause | contains("no_rdma_dev"))'
+
+rxe_add
+step "no listener over RDMA: without a fallback it is a failure that says what to do, with one it is TCP"
+rpc nvmf_subsystem_remove_listener \
+    "{\"nqn\":\"$NQN\",\"listen_address\":{\"trtype\":\"rdma\",\"adrfam\":\"ipv4\",\"traddr\":\"$ADDR\",\"trsvcid\":\"$PORT\"}}"
+expect_failure "${perf[@]}" -t rdma -a "$ADDR" -s "$PORT" --retries 2 --ios 10
+[[ $FAILURE == *"2 attempts failed"* || $FAILURE == *"1 attempts failed"* ]] || die "it does not say how often it tried"
+"${perf[@]}" -t rdma --fallback tcp -a "$ADDR" -s "$PORT" --ios 10 | jq -e '.paths.transport == "tcp" and .paths.fallbacks == 1'
+nacre_stop
