@@ -9,7 +9,7 @@ use crate::error::ArenaError;
 use crate::mapping::Mapping;
 use crate::pages::{PageKind, base_page_size, human};
 use crate::plan::{ArenaOptions, Plan, Purpose, check_lock, explain, plan};
-use crate::register::{DEVICE_SLOTS, RegionInfo, RegisterError, RegisterHook};
+use crate::register::{DEVICE_SLOTS, Piece, RegionInfo, RegisterError, RegisterHook};
 use crate::system::{Facts, System};
 
 /// DMA memory on one NUMA node. Clones share it; it is unmapped with the last slice, pool and
@@ -103,7 +103,23 @@ impl Arena {
     /// The device is told to forget it by [`Arena::unregister`], at the latest when the memory is
     /// unmapped.
     pub fn register(&self, slot: usize, hook: Arc<dyn RegisterHook>) -> Result<(), RegisterError> {
-        self.inner.mapping.regions.register(slot, hook)
+        self.register_in(slot, hook, Piece::LONGEST)
+    }
+
+    /// As [`Arena::register`], with a device that takes no more than `piece` at once. The pieces of an
+    /// arena are of one length for a device, and may be of another for the next.
+    pub fn register_in(
+        &self,
+        slot: usize,
+        hook: Arc<dyn RegisterHook>,
+        piece: Piece,
+    ) -> Result<(), RegisterError> {
+        self.inner.mapping.regions.register(slot, hook, piece)
+    }
+
+    /// What the device in `slot` was told of, piece by piece, and the keys that it gave.
+    pub fn registered(&self, slot: usize) -> Vec<(RegionInfo, u64)> {
+        self.inner.mapping.regions.registered(slot)
     }
 
     /// Makes a device forget the arena. To be called when it has nothing in flight any more.
@@ -117,6 +133,15 @@ pub fn register_all(
     arenas: &[Arena],
     hook: &Arc<dyn RegisterHook>,
 ) -> Result<usize, RegisterError> {
+    register_all_in(arenas, hook, Piece::LONGEST)
+}
+
+/// As [`register_all`], in pieces as [`Arena::register_in`] takes them.
+pub fn register_all_in(
+    arenas: &[Arena],
+    hook: &Arc<dyn RegisterHook>,
+    piece: Piece,
+) -> Result<usize, RegisterError> {
     let free = |slot: &usize| {
         arenas
             .iter()
@@ -126,7 +151,7 @@ pub fn register_all(
         .find(free)
         .ok_or(RegisterError::NoFreeSlot)?;
     for (done, arena) in arenas.iter().enumerate() {
-        if let Err(error) = arena.register(slot, Arc::clone(hook)) {
+        if let Err(error) = arena.register_in(slot, Arc::clone(hook), piece) {
             arenas[..done].iter().for_each(|a| a.unregister(slot));
             return Err(error);
         }

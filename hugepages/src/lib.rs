@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Arena   one mapping (1 GiB, 2 MiB, transparent or plain locked pages) on one NUMA node
-//!     ├ region    at most 1 GiB of it, known to each device once, by a key per device slot
+//!     ├ region    at most 1 GiB of it, known to each device once, whole or in pieces, by a key per device slot
 //!     └ ArenaSlice  carved once, taken to the core that shall own it
 //!         └ Pool    fixed buffer classes on a slice, owned by one core, no atomics
 //!             └ Buf     a counted handle on one buffer (or a part of it); the last one gives it back
@@ -47,13 +47,14 @@ mod register;
 mod shared;
 mod system;
 
-pub use arena::{Arena, ArenaReport, ArenaSlice, CarveError, register_all};
+pub use arena::{Arena, ArenaReport, ArenaSlice, CarveError, register_all, register_all_in};
 pub use error::{ArenaError, ReserveError};
 pub use pages::{HugepagePolicy, PageKind};
 pub use plan::ArenaOptions;
 pub use pool::{Buf, ClassSpec, ClassStats, Pool};
 pub use register::{
-    DEVICE_SLOTS, HookError, REGION_MAX, RegionId, RegionInfo, RegisterError, RegisterHook,
+    DEVICE_SLOTS, GRAIN, HookError, Piece, REGION_MAX, RegionId, RegionInfo, RegisterError,
+    RegisterHook,
 };
 pub use shared::{Lender, Lent, Shared};
 pub use system::{NodePages, reserve, show};

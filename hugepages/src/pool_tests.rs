@@ -127,8 +127,9 @@ fn a_buffer_outlives_its_pool_and_arena() {
     assert!(buf.iter().all(|&b| b == 9));
 }
 
-/// Goal: `bytes_for` is always enough and the layout never crosses a region. Method: layouts that
-/// begin at every distance from a region's end, of sizes that do not divide it.
+/// Goal: `bytes_for` is always enough, no buffer lies across a region and no small one across a grain,
+/// and sizes of powers of two pay nothing for that. Method: layouts that begin at every distance from a region's end, most
+/// of them of sizes that do not divide it.
 #[test]
 fn layouts_fit_and_never_cross_regions() {
     let classes = [
@@ -148,6 +149,14 @@ fn layouts_fit_and_never_cross_regions() {
             size: 100 << 20,
             count: 23,
         },
+        ClassSpec {
+            size: 128 << 10,
+            count: 400,
+        },
+        ClassSpec {
+            size: 8 << 20,
+            count: 9,
+        },
     ];
     let enough = Pool::bytes_for(&classes);
     let mut gaps = 0;
@@ -163,16 +172,35 @@ fn layouts_fit_and_never_cross_regions() {
             assert!(placed.offset >= before && placed.offset.is_multiple_of(SLICE_ALIGN));
             before = placed.offset + placed.slots * placed.size;
             gaps += placed.slots - placed.usable.len();
+            if placed.size.is_power_of_two() {
+                assert_eq!(placed.slots, placed.usable.len());
+            }
+            let unit = match placed.size {
+                0..=0x80_0000 => GRAIN,
+                _ => REGION_MAX,
+            };
             for &slot in &placed.usable {
                 let first = start + placed.offset + slot as usize * placed.size;
-                assert_eq!(first / REGION_MAX, (first + placed.size - 1) / REGION_MAX);
+                assert_eq!(first / unit, (first + placed.size - 1) / unit);
             }
         }
         assert!(before <= layout.end);
         let counts: Vec<usize> = layout.classes.iter().map(|p| p.usable.len()).collect();
-        assert_eq!(counts, [3, 7, 300, 23]);
+        assert_eq!(counts, [3, 7, 400, 300, 9, 23]);
     }
     assert!(gaps > 0, "no region end was met: the test tests nothing");
+}
+
+/// Goal: what is kept for the ends of grains is little: less than two buffers of a class, and a hundredth of it.
+#[test]
+fn ends_cost_little() {
+    for size in [4096, 16 << 10, 128 << 10, 135_168, 1 << 20, 8 << 20] {
+        for count in [1, 64, 10_000] {
+            let (bytes, own) = (Pool::bytes_for(&[ClassSpec { size, count }]), size * count);
+            let most = own + own / 100 + 2 * size + SLICE_ALIGN;
+            assert!(bytes <= most, "{count} of {size}: {bytes}");
+        }
+    }
 }
 
 /// Goal: a pool over the end of a region gives no buffer across it, and each finds its own key and

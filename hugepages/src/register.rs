@@ -3,8 +3,13 @@
 //! ```text
 //!   mapping  |<------- 1 GiB ------->|<------- 1 GiB ------->|<-- rest -->|
 //!   region            id 7                    id 8               id 9
-//!   key[slot]      0: lkey/rkey  1: IOVA   …one per device that registered
+//!   grain    |...|...|...|...|...|...|...|...|...|...|...|...|...|  16 MiB each
+//!   key[slot]      0: lkey/rkey  1: IOVA   …one per device that registered, noted in every grain
 //! ```
+//!
+//! A device that takes less than a region at once, or is to, registers pieces of it ([`Piece`]), each with a
+//! key and a number of its own. Keys are noted per grain, which is a part of one piece however long these are: so an
+//! address finds its key by one shift and one load, for all devices, each with pieces of its own.
 //!
 //! A device takes one of [`DEVICE_SLOTS`] slots, the same in every arena, and gives each region a
 //! key of its own meaning: lkey and rkey of a protection domain, the IOVA of the region's first
@@ -23,11 +28,33 @@ pub const DEVICE_SLOTS: usize = 8;
 pub const REGION_MAX: usize = 1 << REGION_SHIFT;
 const REGION_SHIFT: u32 = 30;
 
+/// No piece is shorter, unless memory ends with it. Buffers of up to half of it lie in one ([`crate::Pool`]).
+pub const GRAIN: usize = 1 << GRAIN_SHIFT;
+const GRAIN_SHIFT: u32 = 24;
+
+/// How much one registration covers: a power of two from [`GRAIN`] to [`REGION_MAX`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Piece(usize);
+
+impl Piece {
+    pub const LONGEST: Piece = Piece(REGION_MAX);
+
+    /// The longest of at most `bytes`; `None`: even a grain is longer.
+    pub fn at_most(bytes: u64) -> Option<Piece> {
+        let bytes = bytes.min(REGION_MAX as u64) as usize;
+        (bytes >= GRAIN).then(|| Piece(1 << bytes.ilog2()))
+    }
+
+    pub fn bytes(self) -> usize {
+        self.0
+    }
+}
+
 /// Names a region for as long as the process lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RegionId(pub u32);
 
-/// A region, or the part of one that belongs to a pool.
+/// A region, a piece of one, or the part of one that belongs to a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RegionInfo {
     pub id: RegionId,
@@ -86,16 +113,21 @@ pub enum RegisterError {
 /// Stands for "not registered", so that looking a key up is one load.
 const NO_KEY: u64 = u64::MAX;
 
-struct Region {
-    info: RegionInfo,
-    keys: [AtomicU64; DEVICE_SLOTS],
-}
-
 /// The regions of one mapping, and the devices that know them.
 pub(crate) struct Regions {
     base: NonNull<u8>,
-    regions: Box<[Region]>,
-    hooks: Mutex<[Option<Arc<dyn RegisterHook>>; DEVICE_SLOTS]>,
+    len: usize,
+    /// The number of the first grain. What begins with a grain, region or piece, has its number.
+    first_id: u32,
+    /// By grain and slot: the key of the piece that the grain is in.
+    keys: Box<[[AtomicU64; DEVICE_SLOTS]]>,
+    known: Mutex<[Option<Known>; DEVICE_SLOTS]>,
+}
+
+/// A device that was told of the memory, in such pieces.
+struct Known {
+    hook: Arc<dyn RegisterHook>,
+    piece: Piece,
 }
 
 // SAFETY: `base` is only compared with, never dereferenced; everything else is `Send` and `Sync`.
@@ -107,73 +139,101 @@ impl Regions {
     /// Of a mapping of `len` bytes at `base`.
     pub fn new(base: NonNull<u8>, len: usize) -> Regions {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        let count = len.div_ceil(REGION_MAX);
-        let region = |index: usize| {
-            let start = index << REGION_SHIFT;
-            let info = RegionInfo {
-                id: RegionId(NEXT.fetch_add(1, Ordering::Relaxed)),
-                base: offset(base, start),
-                len: REGION_MAX.min(len - start),
-            };
-            Region {
-                info,
-                keys: [const { AtomicU64::new(NO_KEY) }; DEVICE_SLOTS],
-            }
-        };
+        let grains = len.div_ceil(GRAIN);
+        let unknown = |_| [const { AtomicU64::new(NO_KEY) }; DEVICE_SLOTS];
         Regions {
             base,
-            regions: (0..count).map(region).collect(),
-            hooks: Mutex::default(),
+            len,
+            first_id: NEXT.fetch_add(grains as u32, Ordering::Relaxed),
+            keys: (0..grains).map(unknown).collect(),
+            known: Mutex::default(),
         }
     }
 
     /// The index of the region that `at`, an address in the mapping, is in.
     #[inline]
     pub fn index(&self, at: *const u8) -> usize {
-        (at.addr() - self.base.addr().get()) >> REGION_SHIFT
+        self.offset(at) >> REGION_SHIFT
     }
 
     #[inline]
-    pub fn key(&self, at: *const u8, slot: usize) -> Option<u64> {
-        let key = self.regions[self.index(at)]
-            .keys
-            .get(slot)?
-            .load(Ordering::Acquire);
-        (key != NO_KEY).then_some(key)
+    fn offset(&self, at: *const u8) -> usize {
+        at.addr() - self.base.addr().get()
+    }
+
+    /// The key of `len` bytes at `at`, in the mapping. `None`: the device does not know them, or not all of
+    /// them by one key.
+    #[inline]
+    pub fn key(&self, at: *const u8, len: usize, slot: usize) -> Option<u64> {
+        let start = self.offset(at);
+        let (first, last) = (
+            start >> GRAIN_SHIFT,
+            (start + len.max(1) - 1) >> GRAIN_SHIFT,
+        );
+        // Nothing at the end of the mapping is behind the last grain.
+        let key = self.keys.get(first)?.get(slot)?.load(Ordering::Acquire);
+        // Two registrations have two keys: the same at both ends is the same between them.
+        let whole = first == last || self.keys[last][slot].load(Ordering::Acquire) == key;
+        (key != NO_KEY && whole).then_some(key)
     }
 
     pub fn info(&self, index: usize) -> RegionInfo {
-        self.regions[index].info
+        self.piece(Piece::LONGEST, index)
     }
 
     pub fn all(&self) -> Vec<RegionInfo> {
-        self.regions.iter().map(|r| r.info).collect()
+        self.pieces(Piece::LONGEST).collect()
+    }
+
+    fn pieces(&self, piece: Piece) -> impl Iterator<Item = RegionInfo> {
+        let count = self.len.div_ceil(piece.bytes());
+        (0..count).map(move |index| self.piece(piece, index))
+    }
+
+    fn piece(&self, piece: Piece, index: usize) -> RegionInfo {
+        let start = index * piece.bytes();
+        RegionInfo {
+            id: RegionId(self.first_id + (start >> GRAIN_SHIFT) as u32),
+            base: offset(self.base, start),
+            len: piece.bytes().min(self.len - start),
+        }
+    }
+
+    /// The grains that a piece is made of.
+    fn grains(&self, of: &RegionInfo) -> &[[AtomicU64; DEVICE_SLOTS]] {
+        let first = self.offset(of.as_ptr()) >> GRAIN_SHIFT;
+        &self.keys[first..first + of.len.div_ceil(GRAIN)]
     }
 
     /// The parts of regions that `len` bytes at `at` are made of.
     pub fn parts(&self, at: NonNull<u8>, len: usize) -> Vec<RegionInfo> {
         let start = at.addr().get() - self.base.addr().get();
-        let clip = |region: &Region| {
-            let first = region.info.base.addr().get() - self.base.addr().get();
+        let clip = |region: RegionInfo| {
+            let first = self.offset(region.as_ptr());
             let from = start.max(first);
-            let to = (start + len).min(first + region.info.len);
+            let to = (start + len).min(first + region.len);
             (from < to).then(|| RegionInfo {
                 base: offset(self.base, from),
                 len: to - from,
-                ..region.info
+                ..region
             })
         };
-        self.regions.iter().filter_map(clip).collect()
+        self.pieces(Piece::LONGEST).filter_map(clip).collect()
     }
 
     pub fn is_free(&self, slot: usize) -> bool {
-        self.hooks().get(slot).is_some_and(Option::is_none)
+        self.known().get(slot).is_some_and(Option::is_none)
     }
 
-    /// Registers every region, or none.
-    pub fn register(&self, slot: usize, hook: Arc<dyn RegisterHook>) -> Result<(), RegisterError> {
-        let mut hooks = self.hooks();
-        let place = hooks
+    /// Registers everything in such pieces, or nothing.
+    pub fn register(
+        &self,
+        slot: usize,
+        hook: Arc<dyn RegisterHook>,
+        piece: Piece,
+    ) -> Result<(), RegisterError> {
+        let mut known = self.known();
+        let place = known
             .get_mut(slot)
             .ok_or(RegisterError::NoSuchSlot { slot })?;
         if place.is_some() {
@@ -181,12 +241,12 @@ impl Regions {
         }
         // Keys are published only when all are there, so nobody sees a device half informed, not
         // even after a hook that panicked.
-        let mut keys = Vec::with_capacity(self.regions.len());
-        for region in &self.regions {
-            let RegionInfo { id, len, .. } = region.info;
-            let error = match hook.register(&region.info) {
+        let mut keys = Vec::with_capacity(self.len.div_ceil(piece.bytes()));
+        for info in self.pieces(piece) {
+            let RegionInfo { id, len, .. } = info;
+            let error = match hook.register(&info) {
                 Ok(NO_KEY) => {
-                    hook.unregister(&region.info, NO_KEY);
+                    hook.unregister(&info, NO_KEY);
                     RegisterError::ReservedKey { region: id }
                 }
                 Ok(key) => {
@@ -199,25 +259,29 @@ impl Regions {
                     source,
                 },
             };
-            self.regions
-                .iter()
+            self.pieces(piece)
                 .zip(keys)
-                .for_each(|(known, key)| hook.unregister(&known.info, key));
+                .for_each(|(known, key)| hook.unregister(&known, key));
             return Err(error);
         }
-        for (region, key) in self.regions.iter().zip(keys) {
-            region.keys[slot].store(key, Ordering::Release);
+        for (info, key) in self.pieces(piece).zip(keys) {
+            for grain in self.grains(&info) {
+                grain[slot].store(key, Ordering::Release);
+            }
         }
-        *place = Some(hook);
+        *place = Some(Known { hook, piece });
         Ok(())
     }
 
     pub fn unregister(&self, slot: usize) {
-        if let Some(hook) = self.hooks().get_mut(slot).and_then(Option::take) {
-            for region in &self.regions {
+        if let Some(Known { hook, piece }) = self.known().get_mut(slot).and_then(Option::take) {
+            for info in self.pieces(piece) {
                 // The key goes first: who looks from now on does not find what will be invalid.
-                let key = region.keys[slot].swap(NO_KEY, Ordering::AcqRel);
-                hook.unregister(&region.info, key);
+                let mut key = NO_KEY;
+                for grain in self.grains(&info) {
+                    key = grain[slot].swap(NO_KEY, Ordering::AcqRel);
+                }
+                hook.unregister(&info, key);
             }
         }
     }
@@ -226,9 +290,20 @@ impl Regions {
         (0..DEVICE_SLOTS).for_each(|slot| self.unregister(slot));
     }
 
-    fn hooks(&self) -> MutexGuard<'_, [Option<Arc<dyn RegisterHook>>; DEVICE_SLOTS]> {
+    /// What the device in `slot` was told of, with its keys.
+    pub fn registered(&self, slot: usize) -> Vec<(RegionInfo, u64)> {
+        let known = self.known();
+        let Some(Some(Known { piece, .. })) = known.get(slot) else {
+            return Vec::new();
+        };
+        let key = |info: &RegionInfo| self.grains(info)[0][slot].load(Ordering::Acquire);
+        let all = self.pieces(*piece);
+        all.map(|info| (info, key(&info))).collect()
+    }
+
+    fn known(&self) -> MutexGuard<'_, [Option<Known>; DEVICE_SLOTS]> {
         // A hook that panicked changed neither keys nor places.
-        self.hooks.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -303,19 +378,89 @@ mod tests {
         let (base, regions) = regions(2 * REGION_MAX + 4096);
         let lens: Vec<usize> = regions.all().iter().map(RegionInfo::len).collect();
         assert_eq!(lens, [REGION_MAX, REGION_MAX, 4096]);
-        assert_eq!(regions.key(at(base, 0), 0), None);
+        assert_eq!(regions.key(at(base, 0), 1, 0), None);
 
-        regions.register(3, Device::new(9, 100)).unwrap();
+        regions
+            .register(3, Device::new(9, 100), Piece::LONGEST)
+            .unwrap();
         for (offset, key) in [
             (0, 100),
             (REGION_MAX - 1, 100),
             (REGION_MAX, 101),
             (2 * REGION_MAX, 102),
         ] {
-            assert_eq!(regions.key(at(base, offset), 3), Some(key));
+            assert_eq!(regions.key(at(base, offset), 1, 3), Some(key));
         }
-        assert_eq!(regions.key(at(base, 0), 2), None);
-        assert_eq!(regions.key(at(base, 0), DEVICE_SLOTS), None);
+        assert_eq!(regions.key(at(base, 0), 1, 2), None);
+        assert_eq!(regions.key(at(base, 0), 1, DEVICE_SLOTS), None);
+    }
+
+    /// Goal: devices with limits of their own know the same memory in pieces of their own, each with its number and its
+    /// key, and nothing has a key that is not right for all of it. Method: both sides of each boundary.
+    #[test]
+    fn pieces() {
+        let (base, regions) = regions(REGION_MAX + 2 * GRAIN + 4096);
+        let short = Device::new(99, 1000);
+        let piece = Piece::at_most(2 * GRAIN as u64 + 1).unwrap();
+        regions.register(0, short.clone(), piece).unwrap();
+        regions
+            .register(1, Device::new(9, 100), Piece::LONGEST)
+            .unwrap();
+        let per_region = (REGION_MAX / piece.bytes()) as u64;
+        assert_eq!(short.count() as u64, per_region + 2);
+        let key = |offset, len| regions.key(at(base, offset), len, 0);
+        for (offset, expected) in [
+            (0, 1000),
+            (piece.bytes() - 1, 1000),
+            (piece.bytes(), 1001),
+            (REGION_MAX - 1, 1000 + per_region - 1),
+            (REGION_MAX, 1000 + per_region),
+            (REGION_MAX + 2 * GRAIN, 1001 + per_region),
+        ] {
+            assert_eq!(key(offset, 1), Some(expected), "{offset}");
+        }
+        // Within a piece there are ends of grains, but not of keys.
+        assert_eq!(key(0, piece.bytes()), Some(1000));
+        assert_eq!(key(GRAIN - 1, 2), Some(1000));
+        assert_eq!(key(piece.bytes() - 1, 2), None);
+        assert_eq!(key(piece.bytes(), 0), Some(1001));
+        assert_eq!(key(REGION_MAX + 3 * GRAIN, 0), None);
+        assert_eq!(
+            regions.key(at(base, piece.bytes() - 1), 2, 1),
+            Some(100),
+            "the other device's are longer"
+        );
+        let told = regions.registered(0);
+        let mut known = short.known.lock().unwrap().clone();
+        let listed: Vec<_> = told.iter().map(|(info, key)| (info.id, *key)).collect();
+        assert_eq!(listed, known);
+        known.sort_unstable();
+        known.dedup_by_key(|(id, _)| *id);
+        assert_eq!(known.len(), told.len(), "a number of its own");
+        let sum: usize = told.iter().map(|(info, _)| info.len()).sum();
+        assert_eq!(sum, REGION_MAX + 2 * GRAIN + 4096);
+        regions.unregister(0);
+        assert_eq!((short.count(), key(0, 1)), (0, None));
+        assert_eq!(
+            (regions.registered(0), regions.registered(1).len()),
+            (vec![], 2)
+        );
+        // Refused half way: as if nothing had been.
+        let small = Device::new(3, 0);
+        assert!(regions.register(0, small.clone(), piece).is_err());
+        assert_eq!((small.count(), key(0, 1)), (0, None));
+    }
+
+    /// Goal: a piece is a power of two, neither more than the device takes nor less than buffers need.
+    #[test]
+    fn lengths_of_pieces() {
+        let at_most = |bytes| Piece::at_most(bytes).map(Piece::bytes);
+        assert_eq!(at_most(GRAIN as u64 - 1), None);
+        assert_eq!(at_most(GRAIN as u64), Some(GRAIN));
+        assert_eq!(at_most(2 * GRAIN as u64 - 1), Some(GRAIN));
+        assert_eq!(at_most(REGION_MAX as u64 - 1), Some(REGION_MAX / 2));
+        assert_eq!(at_most(REGION_MAX as u64), Some(REGION_MAX));
+        assert_eq!(at_most(u64::MAX), Some(REGION_MAX));
     }
 
     /// Goal: all regions or none. Method: a device that refuses the third.
@@ -323,7 +468,9 @@ mod tests {
     fn a_refusal_undoes_what_was_done() {
         let (base, regions) = regions(3 * REGION_MAX);
         let device = Device::new(2, 0);
-        let error = regions.register(0, device.clone()).unwrap_err();
+        let error = regions
+            .register(0, device.clone(), Piece::LONGEST)
+            .unwrap_err();
         assert!(
             matches!(
                 error,
@@ -335,7 +482,7 @@ mod tests {
             "{error}"
         );
         assert_eq!(device.count(), 0);
-        assert_eq!(regions.key(at(base, 0), 0), None);
+        assert_eq!(regions.key(at(base, 0), 1, 0), None);
         assert!(regions.is_free(0));
     }
 
@@ -345,7 +492,7 @@ mod tests {
         let (_, regions) = regions(4096);
         let device = Device::new(2, NO_KEY);
         assert!(matches!(
-            regions.register(0, device.clone()),
+            regions.register(0, device.clone(), Piece::LONGEST),
             Err(RegisterError::ReservedKey { .. })
         ));
         assert_eq!(device.count(), 0);
@@ -356,16 +503,22 @@ mod tests {
     fn slots_are_taken_and_given_back() {
         let (base, regions) = regions(4096);
         let device = Device::new(9, 0);
-        regions.register(7, device.clone()).unwrap();
-        let again = regions.register(7, Device::new(9, 0)).unwrap_err();
+        regions.register(7, device.clone(), Piece::LONGEST).unwrap();
+        let again = regions
+            .register(7, Device::new(9, 0), Piece::LONGEST)
+            .unwrap_err();
         assert!(matches!(again, RegisterError::SlotTaken { slot: 7 }));
-        let beyond = regions.register(8, device.clone()).unwrap_err();
+        let beyond = regions
+            .register(8, device.clone(), Piece::LONGEST)
+            .unwrap_err();
         assert!(matches!(beyond, RegisterError::NoSuchSlot { slot: 8 }));
 
         regions.unregister(7);
-        assert_eq!((device.count(), regions.key(at(base, 0), 7)), (0, None));
-        regions.register(7, Device::new(9, 5)).unwrap();
-        assert_eq!(regions.key(at(base, 9), 7), Some(5));
+        assert_eq!((device.count(), regions.key(at(base, 0), 1, 7)), (0, None));
+        regions
+            .register(7, Device::new(9, 5), Piece::LONGEST)
+            .unwrap();
+        assert_eq!(regions.key(at(base, 9), 1, 7), Some(5));
     }
 
     /// Goal: a stretch of memory is cut where regions meet, and nowhere else.

@@ -17,7 +17,7 @@ use crate::error::ArenaError;
 use crate::mapping::Mapping;
 use crate::pages::{HugepagePolicy, PageKind, base_page_size};
 use crate::plan::{ArenaOptions, Purpose};
-use crate::register::{RegionInfo, RegisterError, RegisterHook};
+use crate::register::{Piece, RegionInfo, RegisterError, RegisterHook};
 
 /// Memory for RAM disks, used by several cores at once.
 ///
@@ -171,7 +171,7 @@ impl Shared {
             .registered
             .write()
             .unwrap_or_else(PoisonError::into_inner) = true;
-        self.mapping.regions.register(slot, hook)
+        self.mapping.regions.register(slot, hook, Piece::LONGEST)
     }
 
     pub fn unregister(&self, slot: usize) {
@@ -328,7 +328,7 @@ impl Lent {
             return None;
         };
         let region = regions.info(regions.index(part.as_ptr()));
-        let key = regions.key(self.as_ptr(), slot)?;
+        let key = regions.key(self.as_ptr(), self.len, slot)?;
         Some((key, part.as_ptr().addr() - region.as_ptr().addr()))
     }
 }

@@ -29,6 +29,8 @@ pub struct Rdma {
     pub max_inline_data: u32,
     /// RDMA READs that one queue pair has outstanding.
     pub read_depth: u8,
+    /// Bytes that one memory region covers at most.
+    pub max_mr_size: u64,
     /// Completions taken in one poll.
     pub poll_batch: u32,
     /// Connection requests that wait to be looked at.
@@ -56,6 +58,7 @@ impl Default for Rdma {
             max_sge: own.max_sgl_descriptors,
             max_inline_data: own.max_inline_data,
             read_depth: own.read_depth,
+            max_mr_size: own.max_mr_size,
             poll_batch: own.poll_batch as u32,
             backlog: own.backlog as u16,
             connect_timeout_ms: own.connect_timeout.as_millis() as u64,
@@ -77,6 +80,7 @@ impl Rdma {
             max_sgl_descriptors: self.max_sge,
             max_inline_data: self.max_inline_data,
             read_depth: self.read_depth,
+            max_mr_size: self.max_mr_size,
             poll_batch: self.poll_batch as usize,
             backlog: self.backlog.into(),
             connect_timeout: Duration::from_millis(self.connect_timeout_ms),

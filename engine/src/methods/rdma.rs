@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use nacre_rdma::{LatencySnapshot, QueuePairInfo, QueuePairState, StatsSnapshot, Timed};
+use nacre_rdma::{
+    DomainInfo, LatencySnapshot, QueuePairInfo, QueuePairState, RegionInfo, StatsSnapshot, Timed,
+};
 use nacre_rdma_link::{Fabric, Roots};
 use nacre_rdma_verbs::Access;
 use schemars::JsonSchema;
@@ -250,8 +252,20 @@ struct MemoryReply {
     regions: u64,
     bytes: u64,
     registrations_total: u64,
+    /// No region is longer: the largest power of two within `[rdma] max_mr_size` and the device's own limit.
+    max_mr_size: u64,
+    mrs: Vec<RegionReply>,
     /// The memory, which every device in use knows.
     arenas: Vec<ArenaReply>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct RegionReply {
+    /// The place in `arenas`, and how far into that arena the region begins.
+    arena: usize,
+    offset: u64,
+    bytes: u64,
+    lkey: u32,
 }
 
 #[derive(Debug, Clone, Serialize, JsonSchema)]
@@ -264,7 +278,8 @@ struct ArenaReply {
 
 impl Method<Engine> for GetMemory {
     const NAME: &'static str = "rdma_get_mrs";
-    const ABOUT: &'static str = "Lists the memory that is registered with each RDMA device in use.";
+    const ABOUT: &'static str =
+        "Lists the memory regions that are registered with each RDMA device in use.";
     type Params = NoParams;
     type Reply = Vec<MemoryReply>;
 
@@ -282,21 +297,28 @@ impl Method<Engine> for GetMemory {
             }
         };
         let arenas: Vec<ArenaReply> = plug.arenas().iter().map(arena).collect();
-        let domains = plug.domains();
-        let describe = domains.iter().map(|domain| {
-            let there = domain.registrations();
+        let region = |region: &RegionInfo| RegionReply {
+            arena: region.arena,
+            offset: region.offset,
+            bytes: region.bytes,
+            lkey: region.lkey,
+        };
+        let describe = |known: DomainInfo| {
+            let there = known.domain.registrations();
             MemoryReply {
-                device: domain.attributes().name.clone(),
-                access: match domain.access() {
+                device: known.domain.attributes().name.clone(),
+                access: match known.domain.access() {
                     Access::Local => "local",
                     Access::Remote => "remote",
                 },
                 regions: there.regions,
                 bytes: there.bytes,
                 registrations_total: there.registered_total,
+                max_mr_size: known.max_mr_size,
+                mrs: known.regions.iter().map(region).collect(),
                 arenas: arenas.clone(),
             }
-        });
-        Ok(describe.collect())
+        };
+        Ok(plug.memory_regions().into_iter().map(describe).collect())
     }
 }

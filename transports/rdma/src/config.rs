@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use nacre_hugepages::{GRAIN, REGION_MAX};
 use nacre_nvmf::transport::{TransportCaps, TransportType};
 
 /// Options of the RDMA transport. What a device cannot do is clamped to what it can.
@@ -34,6 +35,9 @@ pub struct RdmaConfig {
     pub connect_timeout: Duration,
     /// For a connection that ends to flush; after that its queue pair is destroyed all the same.
     pub drain_timeout: Duration,
+    /// Longest memory region that a device is told of, in bytes: a longer arena is registered in pieces, of the
+    /// largest power of two that neither this nor the device's own limit is below.
+    pub max_mr_size: u64,
     /// Only listen on this device; `None`: the one that has the address.
     pub device: Option<String>,
     /// Type of service (DSCP << 2).
@@ -59,6 +63,7 @@ impl Default for RdmaConfig {
             poll_batch: 64,
             connect_timeout: Duration::from_secs(20),
             drain_timeout: Duration::from_secs(2),
+            max_mr_size: REGION_MAX as u64,
             device: None,
             tos: 0,
             ack_timeout: None,
@@ -108,6 +113,12 @@ impl RdmaConfig {
             "from 2 to 4096",
         )?;
         check(self.max_connections > 0, "max_connections", 0, "at least 1")?;
+        check(
+            self.max_mr_size >= GRAIN as u64,
+            "max_mr_size",
+            self.max_mr_size,
+            "at least 16777216",
+        )?;
         check(self.backlog > 0, "backlog", 0, "at least 1")?;
         check(self.cq_size > 0, "cq_size", 0, "at least 1")?;
         check(self.read_depth > 0, "read_depth", 0, "at least 1")?;

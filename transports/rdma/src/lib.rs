@@ -36,7 +36,7 @@ mod tests;
 pub use config::{ConfigError, RdmaConfig};
 pub use host::{HostOptions, RdmaDialer, RdmaHost, RdmaHosts};
 pub use plug::RdmaPlug;
-pub use shared::{QueuePairInfo, QueuePairState};
+pub use shared::{DomainInfo, QueuePairInfo, QueuePairState, RegionInfo};
 pub use stats::{
     BATCH_CLASSES, ControlCounts, Latency, LatencySnapshot, Stats, StatsSnapshot, Timed,
 };

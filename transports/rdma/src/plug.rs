@@ -13,7 +13,7 @@ use nacre_rdma_verbs::{Access, ProtectionDomain, Provider, VerbsError};
 
 use crate::config::RdmaConfig;
 use crate::control::{self, Control, Listener};
-use crate::shared::{CoreSlot, Mailbox, Memory, QueuePairInfo, Shared};
+use crate::shared::{CoreSlot, DomainInfo, Mailbox, Memory, QueuePairInfo, Shared};
 use crate::stats::{ControlCounts, StatsSnapshot};
 use crate::transport::{CoreMemory, RdmaTransport};
 
@@ -52,9 +52,9 @@ impl RdmaPlug {
             .validate()
             .map_err(|error| std::io::Error::new(std::io::ErrorKind::InvalidInput, error))?;
         let shared = Arc::new(Shared {
+            memory: Memory::new(Access::Local, config.max_mr_size, arenas),
             config,
             provider,
-            memory: Memory::new(Access::Local, arenas),
             mailbox: Mailbox::new()?,
             cores: Mutex::default(),
             prepared: Mutex::default(),
@@ -102,6 +102,11 @@ impl RdmaPlug {
     /// The protection domains in use, with what is registered in each.
     pub fn domains(&self) -> Vec<Arc<dyn ProtectionDomain>> {
         self.shared.memory.domains()
+    }
+
+    /// The memory that each device in use knows, region by region.
+    pub fn memory_regions(&self) -> Vec<DomainInfo> {
+        self.shared.memory.known()
     }
 
     /// Connections of all cores, those being handed over included.

@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crossbeam_queue::SegQueue;
-use nacre_hugepages::{Arena, register_all};
+use nacre_hugepages::{Arena, GRAIN, Piece, register_all_in};
 use nacre_nvmf::transport::ListenerId;
 use nacre_rdma_verbs::{
-    Access, CmId, DeviceId, Endpoint, ProtectionDomain, Provider, Queues, VerbsError,
+    Access, CmId, DeviceAttributes, DeviceId, Endpoint, MrKey, ProtectionDomain, Provider, Queues,
+    VerbsError,
 };
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -21,11 +22,33 @@ use crate::stats::{Stats, StatsSnapshot};
 pub(crate) struct Domain {
     pub domain: Arc<dyn ProtectionDomain>,
     pub key_slot: usize,
+    /// What one memory region of it covers.
+    pub piece: Piece,
+}
+
+/// A memory region of a device: what `rdma_get_mrs` tells of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RegionInfo {
+    /// The place of the arena among [`crate::RdmaPlug::arenas`], and how far into it the region begins.
+    pub arena: usize,
+    pub offset: u64,
+    pub bytes: u64,
+    pub lkey: u32,
+}
+
+/// The memory that a device in use knows.
+pub struct DomainInfo {
+    pub domain: Arc<dyn ProtectionDomain>,
+    /// No region of it is longer: the smaller one of what is configured and what the device takes.
+    pub max_mr_size: u64,
+    pub regions: Vec<RegionInfo>,
 }
 
 /// Memory, and the domains that know it.
 pub(crate) struct Memory {
     pub access: Access,
+    /// No region is to be longer, whatever devices take.
+    max_mr_size: u64,
     inner: Mutex<MemoryInner>,
 }
 
@@ -48,9 +71,10 @@ fn registration(source: nacre_hugepages::RegisterError) -> VerbsError {
 }
 
 impl Memory {
-    pub fn new(access: Access, arenas: Vec<Arena>) -> Memory {
+    pub fn new(access: Access, max_mr_size: u64, arenas: Vec<Arena>) -> Memory {
         Memory {
             access,
+            max_mr_size,
             inner: Mutex::new(MemoryInner {
                 arenas,
                 domains: HashMap::new(),
@@ -63,11 +87,23 @@ impl Memory {
         let mut inner = lock(&self.inner);
         for domain in inner.domains.values() {
             arena
-                .register(domain.key_slot, domain.domain.hook())
+                .register_in(domain.key_slot, domain.domain.hook(), domain.piece)
                 .map_err(registration)?;
         }
         inner.arenas.push(arena.clone());
         Ok(())
+    }
+
+    /// What one registration with a device may cover.
+    fn piece(&self, attributes: &DeviceAttributes) -> Result<Piece, VerbsError> {
+        let most = self.max_mr_size.min(attributes.max_mr_size);
+        // Buffers of the largest transfers lie in one piece, whatever is less than that is of no use.
+        Piece::at_most(most).ok_or_else(|| VerbsError::Limit {
+            what: "the size of a memory region (max_mr_size)",
+            asked: GRAIN as u64,
+            limit: most,
+            device: attributes.name.clone(),
+        })
     }
 
     /// The domain of a device; made, and all memory registered with it, when it is the first use.
@@ -76,9 +112,16 @@ impl Memory {
         if let Some(domain) = inner.domains.get(&id) {
             return Ok(domain.clone());
         }
-        let domain = provider.device(id)?.protection_domain(self.access)?;
-        let key_slot = register_all(&inner.arenas, &domain.hook()).map_err(registration)?;
-        let domain = Domain { domain, key_slot };
+        let device = provider.device(id)?;
+        let piece = self.piece(device.attributes())?;
+        let domain = device.protection_domain(self.access)?;
+        let key_slot =
+            register_all_in(&inner.arenas, &domain.hook(), piece).map_err(registration)?;
+        let domain = Domain {
+            domain,
+            key_slot,
+            piece,
+        };
         inner.domains.insert(id, domain.clone());
         Ok(domain)
     }
@@ -105,6 +148,35 @@ impl Memory {
             .values()
             .map(|domain| Arc::clone(&domain.domain))
             .collect()
+    }
+
+    /// What each device in use knows, in the order of their names.
+    pub fn known(&self) -> Vec<DomainInfo> {
+        let inner = lock(&self.inner);
+        let of = |domain: &Domain| {
+            let mut regions = Vec::new();
+            for (arena, memory) in inner.arenas.iter().enumerate() {
+                let mut offset = 0;
+                for (piece, key) in memory.registered(domain.key_slot) {
+                    regions.push(RegionInfo {
+                        arena,
+                        offset,
+                        bytes: piece.len() as u64,
+                        lkey: MrKey::from_bits(key).lkey,
+                    });
+                    offset += piece.len() as u64;
+                }
+            }
+            DomainInfo {
+                domain: Arc::clone(&domain.domain),
+                max_mr_size: domain.piece.bytes() as u64,
+                regions,
+            }
+        };
+        let mut known: Vec<DomainInfo> = inner.domains.values().map(of).collect();
+        let name = |info: &DomainInfo| info.domain.attributes().name.clone();
+        known.sort_by_key(name);
+        known
     }
 }
 

@@ -161,7 +161,7 @@ impl RdmaHosts {
     ) -> std::io::Result<RdmaHosts> {
         let shared = Arc::new(HostShared {
             provider,
-            memory: Memory::new(Access::Remote, arenas),
+            memory: Memory::new(Access::Remote, u64::MAX, arenas),
             mailbox: Mailbox::new()?,
             stopping: AtomicBool::new(false),
         });

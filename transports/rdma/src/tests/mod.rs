@@ -3,6 +3,7 @@
 mod descriptors;
 mod faults;
 mod paths;
+mod pieces;
 mod rig;
 mod stack;
 

@@ -21,8 +21,10 @@ pub const ENTRIES: u16 = 64;
 #[derive(Clone)]
 pub struct Options {
     pub config: RdmaConfig,
-    /// The target's.
+    /// The target's; the host's has the same limit of memory regions.
     pub device: DeviceAttributes,
+    /// Bytes of each arena that are left out before its pool begins.
+    pub lead: usize,
 }
 
 impl Default for Options {
@@ -37,6 +39,7 @@ impl Default for Options {
         Options {
             config,
             device: attributes("sim_target"),
+            lead: 0,
         }
     }
 }
@@ -61,6 +64,7 @@ pub struct TestRig {
     pub address: SocketAddr,
     pub clock: VirtualClock,
     started: Instant,
+    lead: usize,
 }
 
 impl TestRig {
@@ -69,7 +73,9 @@ impl TestRig {
         let device = fabric
             .add_device(options.device.clone(), &[TARGET])
             .unwrap();
-        let host_device = fabric.add_device(attributes("sim_host"), &[HOST]).unwrap();
+        let mut of_host = attributes("sim_host");
+        of_host.max_mr_size = options.device.max_mr_size;
+        let host_device = fabric.add_device(of_host, &[HOST]).unwrap();
         let plug = RdmaPlug::without_thread(options.config, fabric.provider(), Vec::new()).unwrap();
         let hosts = RdmaHosts::without_thread(fabric.provider(), Vec::new()).unwrap();
         let wanted = Address::Ip(SocketAddr::new(TARGET, 4420));
@@ -87,6 +93,7 @@ impl TestRig {
             address,
             clock: VirtualClock::new(),
             started: Instant::now(),
+            lead: options.lead,
         }
     }
 
@@ -131,7 +138,8 @@ impl Rig for TestRig {
 
     fn pool(&mut self, classes: &[ClassSpec]) -> Pool {
         let bytes = Pool::bytes_for(classes) as u64;
-        let arena = Arena::allocate(ArenaOptions::new(bytes)).unwrap();
+        let arena = Arena::allocate(ArenaOptions::new(bytes + self.lead as u64)).unwrap();
+        arena.carve(self.lead).unwrap();
         self.plug.add_arena(&arena).unwrap();
         self.hosts.add_arena(&arena).unwrap();
         Pool::on_arena(&arena, classes).unwrap()

@@ -188,6 +188,13 @@ fn a_connection_is_seen_in_answers_and_metrics() {
     assert_eq!(memory[0]["regions"], arenas.len());
     let sum: u64 = arenas.iter().map(|a| a["bytes"].as_u64().unwrap()).sum();
     assert_eq!(memory[0]["bytes"], sum);
+    assert_eq!(memory[0]["max_mr_size"], 1 << 30);
+    let mrs = memory[0]["mrs"].as_array().unwrap();
+    for (at, (mr, arena)) in mrs.iter().zip(arenas).enumerate() {
+        let described = (&mr["arena"], &mr["offset"], &mr["bytes"]);
+        assert_eq!(described, (&json!(at), &json!(0), &arena["bytes"]));
+    }
+    assert_eq!(mrs.len(), arenas.len());
 
     let groups = bench.call("nvmf_get_stats", json!(null));
     let transports = groups["poll_groups"][0]["transports"].as_array().unwrap();
