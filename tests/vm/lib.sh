@@ -119,7 +119,7 @@ serve() { # serve [MIB]
 }
 
 # Where a namespace keeps its data: a sparse file in memory.
-backing() { echo "$WORK/$(echo "$1" | tr -c 'a-z0-9\n' _)-$2.img"; }
+backing() { echo "$WORK/${1//[^a-z0-9]/_}-$2.img"; }
 
 # ---- Nacre ---------------------------------------------------------------------------------------------------
 
@@ -134,12 +134,10 @@ nacre_start() {
     [ -x "$NACRE" ] || die "there is no nacre at '$NACRE'"
     "$NACRE" serve --data-dir "$WORK/data" -r "$SOCK" "$@" >>"$DAEMON_LOG" 2>&1 </dev/null &
     echo $! >"$PIDFILE"
-    wait_until 60 rpc spdk_get_version
-    # The socket answers before what is stored has come back.
-    rpc framework_wait_init
-    if ! rpc nvmf_get_transports | jq -e --arg kind "$TRTYPE" 'any(.[]; .trtype | ascii_downcase == $kind)' >/dev/null; then
-        rpc nvmf_create_transport "{\"trtype\":\"$TRTYPE\"}"
-    fi
+    # A process costs tenths of a second in an emulated machine, so the first is one that can succeed. The socket
+    # answers before what is stored has come back. Transports are made with their first listener.
+    wait_until 60 test -S "$SOCK"
+    wait_until 60 rpc framework_wait_init
 }
 
 # As a power cut would leave it, as far as a process can tell.
@@ -167,7 +165,7 @@ nacre_subsystem_delete() { rpc nvmf_delete_subsystem "{\"nqn\":\"$1\"}"; }
 
 nacre_host_allow() { rpc nvmf_subsystem_add_host "{\"nqn\":\"$1\",\"host\":\"$2\"}"; }
 
-bdev_name() { basename "$(backing "$1" "$2")" .img; }
+bdev_name() { echo "${1//[^a-z0-9]/_}-$2"; }
 
 nacre_ns_add() {
     truncate -s "$3M" "$(backing "$1" "$2")"

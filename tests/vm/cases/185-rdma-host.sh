@@ -4,7 +4,6 @@
 nacre_only "its own host"
 rdma_up
 target_start
-rpc nvmf_get_transports | jq -e 'any(.[]; .trtype == "TCP")' >/dev/null || rpc nvmf_create_transport '{"trtype":"TCP"}'
 subsystem_create "$NQN" any
 rpc nvmf_subsystem_add_listener \
     "{\"nqn\":\"$NQN\",\"listen_address\":{\"trtype\":\"tcp\",\"adrfam\":\"ipv4\",\"traddr\":\"$ADDR\",\"trsvcid\":\"$PORT\"}}"
