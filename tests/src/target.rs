@@ -92,6 +92,7 @@ impl TestTarget {
             ),
             ana_group: None,
             auto_visible: true,
+            reservations: Default::default(),
         };
         self.target
             .add_namespace(&nqn(SUBNQN), config)

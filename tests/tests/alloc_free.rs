@@ -193,6 +193,7 @@ fn add_namespace(target: &Arc<Target>) {
         backing: Backing::new(layer, open),
         ana_group: None,
         auto_visible: true,
+        reservations: Default::default(),
     };
     target.add_namespace(&nqn(SUBNQN), config).unwrap();
 }

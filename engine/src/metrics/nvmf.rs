@@ -65,6 +65,20 @@ family!(
     ["subsystem", "host", "transport", "op"]
 );
 family!(
+    CONFLICTS,
+    "nacre_nvmf_reservation_conflicts",
+    Counter,
+    "Commands refused because of a reservation of the namespace.",
+    ["subsystem", "nsid"]
+);
+family!(
+    REGISTRANTS,
+    "nacre_nvmf_reservation_registrants",
+    Gauge,
+    "Hosts registered with the namespace.",
+    ["subsystem", "nsid"]
+);
+family!(
     DISCOVERY,
     "nacre_nvmf_discovery_generation",
     Gauge,
@@ -115,7 +129,7 @@ struct Sum {
 
 impl MetricsSource for Nvmf {
     fn describe(&self) -> &'static [&'static Desc] {
-        static ALL: [&Desc; 13] = [
+        static ALL: [&Desc; 15] = [
             &NAMESPACES,
             &LISTENERS,
             &CONTROLLERS,
@@ -124,6 +138,8 @@ impl MetricsSource for Nvmf {
             &BYTES,
             &ERRORS,
             &LATENCY,
+            &CONFLICTS,
+            &REGISTRANTS,
             &DISCOVERY,
             &ACCEPTED,
             &CLOSED,
@@ -155,7 +171,14 @@ impl MetricsSource for Nvmf {
         for subsystem in plane.target.subsystems() {
             let nqn = subsystem.nqn().to_string();
             let controllers = subsystem.controllers();
-            into.value(&NAMESPACES, &[&nqn], subsystem.namespaces().len());
+            let namespaces = subsystem.namespaces();
+            into.value(&NAMESPACES, &[&nqn], namespaces.len());
+            for entry in &namespaces {
+                let labels = [nqn.as_str(), &entry.namespace.nsid.to_string()];
+                let reservation = &entry.namespace.reservation;
+                into.value(&CONFLICTS, &labels, reservation.conflicts());
+                into.value(&REGISTRANTS, &labels, reservation.state().registrants.len());
+            }
             into.value(&CONTROLLERS, &[&nqn], controllers.len());
             for listener in subsystem.listeners() {
                 let labels = [

@@ -7,12 +7,13 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use crossbeam_queue::ArrayQueue;
 use nacre_nvmf_wire::{Nqn, StatusCode};
 
 use super::namespace::View;
+use super::reservation::{Fence, Notice, NoticeLog};
 use super::stats::{QueueStats, Totals};
 use super::subsystem::Subsystem;
 use crate::transport::{Address, ListenerId, TransportType};
@@ -50,6 +51,8 @@ pub mod pending {
     pub const DISCOVERY: u32 = 2;
     /// ANA states changed (log 0Ch).
     pub const ANA: u32 = 4;
+    /// There is a reservation notification (log 80h).
+    pub const RESERVATION: u32 = 8;
 }
 
 /// A core's queue-pair group, from outside.
@@ -59,6 +62,9 @@ pub struct GroupHandle {
     attention: Arc<AtomicBool>,
     wake: Arc<dyn Fn() + Send + Sync>,
     messages: Arc<ArrayQueue<GroupMessage>>,
+    /// What Preempt and Abort commands ask of this core; each of them waits for its answer, so
+    /// there are never more than commands.
+    fences: Arc<Mutex<Vec<Arc<Fence>>>>,
     counts: Arc<GroupCounts>,
 }
 
@@ -107,6 +113,7 @@ impl GroupHandle {
             attention,
             wake,
             messages: Arc::new(ArrayQueue::new(1024)),
+            fences: Arc::default(),
             counts: Arc::default(),
         }
     }
@@ -119,6 +126,15 @@ impl GroupHandle {
     pub fn attend(&self) {
         self.attention.store(true, Ordering::Release);
         (self.wake)();
+    }
+
+    pub(crate) fn raise(&self, fence: Arc<Fence>) {
+        self.fences.lock().expect("poisoned").push(fence);
+        self.attend();
+    }
+
+    pub(crate) fn take_fences(&self) -> Vec<Arc<Fence>> {
+        std::mem::take(&mut self.fences.lock().expect("poisoned"))
     }
 
     pub(crate) fn take_attention(&self) -> bool {
@@ -181,6 +197,7 @@ pub struct Association {
     media_errors: AtomicU64,
     pending: AtomicU32,
     changed_namespaces: Mutex<BTreeSet<u32>>,
+    reservations: Mutex<NoticeLog>,
     teardown: Mutex<Option<Teardown>>,
     errors: Mutex<ErrorLog>,
 }
@@ -242,6 +259,7 @@ impl Association {
             media_errors: AtomicU64::new(0),
             pending: AtomicU32::new(0),
             changed_namespaces: Mutex::new(BTreeSet::new()),
+            reservations: Mutex::default(),
             teardown: Mutex::new(None),
             errors: Mutex::new(ErrorLog {
                 records: VecDeque::with_capacity(error_entries.max(1)),
@@ -334,6 +352,18 @@ impl Association {
 
     pub fn changed_namespaces(&self) -> BTreeSet<u32> {
         self.changed_namespaces.lock().expect("poisoned").clone()
+    }
+
+    /// Tells the host what became of a reservation, if it wants to know.
+    pub(crate) fn tell_reservation(&self, nsid: u32, notice: Notice) {
+        if self.reservations().add(nsid, notice) {
+            self.notify(pending::RESERVATION);
+        }
+    }
+
+    /// The notifications that the host has not read, and its masks.
+    pub(crate) fn reservations(&self) -> MutexGuard<'_, NoticeLog> {
+        self.reservations.lock().expect("poisoned")
     }
 
     /// Notes events (bits of [`pending`]) for the controller and wakes its core.

@@ -195,6 +195,8 @@ impl Bench {
             Outcome::Held => assert!(self.held.insert(sqe.cid()), "held twice"),
             // No I/O queue has such a command.
             Outcome::Abort { .. } => self.controller.abort_finished(),
+            // The group sees to it.
+            Outcome::Persist { namespaces, .. } => assert!(namespaces.len() <= 128),
         }
         assert!(self.association.phase() != Phase::Closing);
         self.take_events();
@@ -235,6 +237,7 @@ impl Bench {
                 backing: Backing::new(bdev, Arc::new(open)),
                 ana_group: None,
                 auto_visible: true,
+                reservations: Default::default(),
             };
             // An identifier that is taken or out of range is refused, which is fine.
             let _ = subsystem.add_namespace(config);

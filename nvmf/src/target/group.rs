@@ -27,6 +27,7 @@ use super::io::{self, Plan, Transfer};
 use super::namespace::Namespace;
 use super::qpair::{QueuePair, Stage};
 use super::request::{NoRoom, ReqIndex, Step};
+use super::reservation::Reserving;
 use super::target::Target;
 use crate::transport::{
     CloseWhy, ConnId, Event, Events, Pools, ReqTag, Response, Transport, TransportType,
@@ -82,6 +83,8 @@ pub struct Group {
     pub(super) devices_stale: bool,
     /// Requests that wait for a buffer, oldest first.
     pub(super) starved: VecDeque<ReqRef>,
+    /// Reservation commands that wait for something.
+    pub(crate) reserving: Reserving,
     events: Events,
     done: Done,
     pub(super) upkeep_at: Nanos,
@@ -119,6 +122,7 @@ impl Group {
             devices: Devices::new(core),
             devices_stale: false,
             starved: VecDeque::new(),
+            reserving: Reserving::default(),
             events: Events::with_capacity(config.batch),
             done: Done::with_capacity(config.batch),
             upkeep_at: Nanos::ZERO,
@@ -136,6 +140,9 @@ impl Group {
             did += self.poll_port(port, now);
         }
         did += self.poll_devices(now);
+        if !self.reserving.is_idle() {
+            did += self.reservation_turn(now);
+        }
         if !self.starved.is_empty() {
             did += self.feed(now);
         }
@@ -423,6 +430,9 @@ impl Group {
             return self.finish(q, index, failed, now);
         }
         qp.requests[index].step = Step::Executing;
+        if let Plan::Reservation(ask) = qp.requests[index].plan {
+            return self.run_reservation(q, index, ask, now);
+        }
         if qp.requests[index].sqe.fuse() != Fuse::Normal {
             return self.run_fused(q, index, now);
         }

@@ -7,6 +7,9 @@ use nacre_nvmf_wire::commands::io::{
     CopyCommand, CopyFormat, CopyRange0, DatasetManagement, DsmRange, Protection, ReadWrite,
     WriteZeroes,
 };
+use nacre_nvmf_wire::commands::reservation::{
+    Acquire, AcquireData, Register, RegisterData, Release, Report,
+};
 use nacre_nvmf_wire::identify::IdentifyController;
 use nacre_nvmf_wire::opcode::{DataTransfer, io as opcode};
 use nacre_nvmf_wire::{Fuse, Sgl, Sqe, StatusCode};
@@ -52,11 +55,24 @@ pub(crate) enum Plan {
         blocks: u32,
         chunk: u32,
     },
+    Reservation(Ask),
     /// An admin or fabrics command.
     Admin {
         bytes: u32,
     },
 }
+
+/// A reservation command without its data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ask {
+    Register(Register),
+    Acquire(Acquire),
+    Release(Release),
+    Report { bytes: u32, extended: bool },
+}
+
+/// Bytes of a Reservation Release: the current key.
+const RELEASE_DATA_BYTES: usize = 8;
 
 /// Blocks of a fused compare-and-write (ACWU + 1).
 pub const COMPARE_AND_WRITE_BLOCKS: u32 = 128;
@@ -115,6 +131,7 @@ impl Plan {
                 Transfer::FromHost(ranges * DsmRange::SIZE as u32)
             }
             Plan::Copy { ranges, .. } => Transfer::FromHost(ranges * CopyRange0::SIZE as u32),
+            Plan::Reservation(ask) => ask.transfer(),
             _ => Transfer::None,
         }
     }
@@ -134,6 +151,17 @@ impl Plan {
         match *self {
             Plan::Single { bytes, .. } => bytes,
             _ => 0,
+        }
+    }
+}
+
+impl Ask {
+    fn transfer(&self) -> Transfer {
+        match *self {
+            Ask::Register(_) => Transfer::FromHost(RegisterData::SIZE as u32),
+            Ask::Acquire(_) => Transfer::FromHost(AcquireData::SIZE as u32),
+            Ask::Release(_) => Transfer::FromHost(RELEASE_DATA_BYTES as u32),
+            Ask::Report { bytes, .. } => Transfer::ToHost(bytes),
         }
     }
 }
@@ -172,6 +200,10 @@ pub(crate) fn decode(sqe: &Sqe, view: &View, limits: &IoLimits) -> Result<Plan, 
         opcode::DATASET_MANAGEMENT => dataset_management(sqe, namespace, limits),
         opcode::VERIFY => verify(sqe, &geometry, limits),
         opcode::COPY => copy(sqe, namespace, limits),
+        opcode::RESERVATION_REGISTER
+        | opcode::RESERVATION_ACQUIRE
+        | opcode::RESERVATION_RELEASE
+        | opcode::RESERVATION_REPORT => reservation(sqe, limits),
         _ => Err(StatusCode::INVALID_OPCODE.with_dnr()),
     }
 }
@@ -279,6 +311,33 @@ fn copy(sqe: &Sqe, namespace: &Namespace, limits: &IoLimits) -> Result<Plan, Sta
         ranges,
         flags,
     })
+}
+
+fn reservation(sqe: &Sqe, limits: &IoLimits) -> Result<Plan, StatusCode> {
+    let refused = |e: nacre_nvmf_wire::commands::CommandError| e.status().with_dnr();
+    let ask = match sqe.opcode {
+        opcode::RESERVATION_REGISTER => Ask::Register(Register::parse(sqe).map_err(refused)?),
+        opcode::RESERVATION_ACQUIRE => Ask::Acquire(Acquire::parse(sqe).map_err(refused)?),
+        opcode::RESERVATION_RELEASE => Ask::Release(Release::parse(sqe).map_err(refused)?),
+        _ => {
+            let Report { bytes, extended } = Report::parse(sqe);
+            // Hosts over fabrics have 128-bit identifiers, which the short form cannot show.
+            if !extended {
+                return Err(StatusCode::HOST_ID_INCONSISTENT_FORMAT.with_dnr());
+            }
+            let bytes = u32::try_from(bytes)
+                .ok()
+                .filter(|bytes| *bytes <= limits.max_transfer_bytes)
+                .ok_or(StatusCode::INVALID_FIELD.with_dnr())?;
+            Ask::Report { bytes, extended }
+        }
+    };
+    match ask.transfer() {
+        Transfer::ToHost(bytes) => check_sgl(sqe, bytes, false)?,
+        Transfer::FromHost(bytes) => check_sgl(sqe, bytes, true)?,
+        Transfer::None => {}
+    }
+    Ok(Plan::Reservation(ask))
 }
 
 /// The range is inside the namespace, and no protection is asked of a namespace that has none.

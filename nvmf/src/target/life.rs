@@ -13,6 +13,7 @@ use super::io::IoLimits;
 use super::namespace::Namespace;
 use super::qpair::{QueuePair, Stage};
 use super::request::{ReqIndex, Step};
+use super::reservation::{Command, Errand};
 use crate::transport::{Address, CloseWhy, Closed, ConnId, ListenerId};
 
 /// How often associations are looked after (keep-alive, leftovers) without being asked.
@@ -127,6 +128,9 @@ impl Group {
             did += 1;
             self.open_ports();
             self.upkeep(now);
+            for fence in self.handle.take_fences() {
+                self.take_fence(fence, now);
+            }
         }
         // What is put back below waits for the next turn.
         for _ in 0..self.handle.messages() {
@@ -299,6 +303,17 @@ impl Group {
             Outcome::Abort { sqid, cid } => {
                 self.queue(q).requests[index].step = Step::Held;
                 self.start_abort(q, index, sqid, cid, now);
+            }
+            Outcome::Persist { on, namespaces } => {
+                let association = self.queue(q).association.as_ref().expect("admin queue");
+                let (subsystem, host) = (Arc::clone(&association.subsystem), association.hostid);
+                let errand = Errand {
+                    subsystem,
+                    host,
+                    command: Command::Persist(on),
+                    todo: namespaces,
+                };
+                self.reserve(q, index, errand, now);
             }
         }
         if self.queues[q as usize]

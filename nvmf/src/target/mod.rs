@@ -27,6 +27,7 @@ mod life;
 pub mod namespace;
 mod qpair;
 mod request;
+pub mod reservation;
 mod run;
 pub mod stats;
 pub mod subsystem;

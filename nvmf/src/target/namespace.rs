@@ -10,6 +10,7 @@ use nacre_nvmf_wire::log::ana::AnaState;
 use uuid::Uuid;
 
 use super::ana;
+use super::reservation::Reservation;
 
 /// Opens a per-core queue on a bdev.
 pub type OpenQueue = dyn Fn(&Pool) -> Result<Box<dyn Queue>, OpenError> + Send + Sync;
@@ -58,6 +59,7 @@ pub struct Namespace {
     pub ids: NamespaceIds,
     ana_group: AtomicU32,
     pub backing: Backing,
+    pub reservation: Arc<Reservation>,
     /// Reads of at most so many blocks are lent by the bdev.
     pub(crate) lend_blocks: u32,
     /// The bdev is done with an I/O when it was submitted.
@@ -73,6 +75,7 @@ impl Namespace {
         ids: NamespaceIds,
         ana_group: u32,
         backing: Backing,
+        reservation: Arc<Reservation>,
         cores: usize,
     ) -> Namespace {
         let slots = (0..cores).map(|_| AtomicU32::new(0)).collect();
@@ -84,6 +87,7 @@ impl Namespace {
             lend_blocks: limits.lend_blocks,
             immediate: limits.immediate,
             backing,
+            reservation,
             slots,
         }
     }

@@ -12,6 +12,7 @@ use super::controller::Controller;
 use super::io::{IoLimits, Plan, Transfer};
 use super::namespace::View;
 use super::request::{ReqIndex, Requests};
+use super::reservation::RightsCache;
 use super::stats::QueueStats;
 use crate::transport::{Address, ConnId, ListenerId, ReqTag};
 
@@ -59,6 +60,8 @@ pub(crate) struct QueuePair {
     pub limits: IoLimits,
     pub view: Arc<View>,
     pub view_version: u64,
+    /// What its host may do with namespaces that are reserved.
+    pub rights: RightsCache,
     /// Device I/Os under way, of all requests.
     pub inflight: u32,
     /// A fused pair whose second half has to come next.
@@ -116,6 +119,7 @@ impl QueuePair {
             limits,
             view: Arc::new(View::default()),
             view_version: 0,
+            rights: RightsCache::default(),
             inflight: 0,
             fused: None,
             fetching: 0,

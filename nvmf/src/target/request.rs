@@ -48,6 +48,8 @@ pub(crate) struct Request {
     pub abort: bool,
     /// It stands in a device's waiting list.
     pub waiting: bool,
+    /// A Preempt and Abort waits until it is gone.
+    pub fenced: bool,
     /// Next request whose command identifier hashes alike.
     chain: u16,
 }
@@ -168,6 +170,7 @@ impl Request {
             partner: None,
             abort: false,
             waiting: false,
+            fenced: false,
             chain: NONE,
         }
     }
@@ -184,6 +187,7 @@ impl Request {
         self.partner = None;
         self.abort = false;
         self.waiting = false;
+        self.fenced = false;
         self.chain = NONE;
     }
 }

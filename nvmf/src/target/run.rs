@@ -16,6 +16,7 @@ use super::io::{self, Plan};
 use super::namespace::Namespace;
 use super::qpair::{FusedFirst, Stage};
 use super::request::{ReqIndex, Step};
+use super::reservation::Rights;
 
 /// Children of one command that are under way at once: bounds what a single Dataset Management or
 /// Copy command can pile onto a device.
@@ -46,8 +47,21 @@ impl Group {
         else {
             return false;
         };
-        let namespace = qp.view.get(request.sqe.nsid());
-        let Some(slot) = namespace.and_then(|namespace| namespace.slot(self.handle.core)) else {
+        let Some(namespace) = qp.view.get(request.sqe.nsid()) else {
+            return false;
+        };
+        let gate = namespace.reservation.gate();
+        if gate != 0 {
+            let need = match op {
+                Op::Read | Op::Compare => Rights::Read,
+                _ => Rights::ReadWrite,
+            };
+            let host = || qp.association.as_ref().map_or([0; 16], |a| a.hostid);
+            if !qp.rights.allows(gate, &namespace.reservation, host, need) {
+                return false;
+            }
+        }
+        let Some(slot) = namespace.slot(self.handle.core) else {
             return false;
         };
         if self.devices.waiting(slot) > 0 {
@@ -65,6 +79,9 @@ impl Group {
     }
 
     pub(crate) fn run_children(&mut self, q: u32, index: ReqIndex, now: Nanos) {
+        if self.conflicts(q, index) {
+            return self.refuse_conflict(q, index, now);
+        }
         let qp = self.queue(q);
         let request = &qp.requests[index];
         let children = match request.plan {
@@ -72,7 +89,7 @@ impl Group {
             Plan::Flush { all: true } => qp.view.iter().count() as u32,
             Plan::Deallocate { ranges } | Plan::Copy { ranges, .. } => ranges,
             Plan::Verify { blocks, chunk, .. } => blocks.div_ceil(chunk),
-            Plan::Hints { .. } | Plan::None | Plan::Admin { .. } => 0,
+            Plan::Hints { .. } | Plan::None | Plan::Admin { .. } | Plan::Reservation(_) => 0,
         };
         if let Plan::Deallocate { .. } | Plan::Copy { .. } = request.plan
             && let Some(data) = &request.data
@@ -189,7 +206,7 @@ impl Group {
                     chunk.min(blocks - done),
                 )
             }
-            Plan::Hints { .. } | Plan::None | Plan::Admin { .. } => {
+            Plan::Hints { .. } | Plan::None | Plan::Admin { .. } | Plan::Reservation(_) => {
                 unreachable!("a command without children")
             }
         };

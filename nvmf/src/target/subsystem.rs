@@ -11,6 +11,7 @@ use uuid::Uuid;
 use super::ana::AnaStates;
 use super::association::{Admitted, Association, Phase, Teardown};
 use super::namespace::{Backing, Namespace, NamespaceIds, View};
+use super::reservation::{HostId, Notice, Reservation, Reservations};
 use crate::transport::{Address, ListenerId, TransportType};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,6 +67,7 @@ pub struct NamespaceConfig {
     pub ana_group: Option<u32>,
     /// Seen by every host that may connect; otherwise by those named by `add_namespace_host`.
     pub auto_visible: bool,
+    pub reservations: Reservations,
 }
 
 /// Why the control plane was refused.
@@ -151,6 +153,9 @@ pub(super) struct State {
     allow_any_host: bool,
     hosts: BTreeSet<Nqn>,
     pub(super) namespaces: BTreeMap<u32, NamespaceEntry>,
+    /// Reservations of namespaces whose device went away, by id, with their UUID: a device that
+    /// comes back is no reason to let everybody write.
+    away: BTreeMap<u32, (Uuid, Arc<Reservation>)>,
     pub(super) listeners: Vec<SubsystemListener>,
     pub(super) controllers: BTreeMap<u16, Arc<Association>>,
     /// Changes of what any controller's ANA log shows, since the start.
@@ -246,11 +251,16 @@ impl Subsystem {
                 max,
             });
         }
+        let reservation = match state.away.remove(&nsid) {
+            Some((uuid, reservation)) if uuid == config.ids.uuid => reservation,
+            _ => Arc::new(Reservation::new(config.reservations)),
+        };
         let namespace = Arc::new(Namespace::new(
             nsid,
             config.ids,
             ana_group,
             config.backing,
+            reservation,
             self.cores,
         ));
         state.namespaces.insert(
@@ -281,6 +291,11 @@ impl Subsystem {
         Ok(())
     }
 
+    /// A namespace whose device is away is given up: its reservation goes, too.
+    pub fn forget_reservation(&self, nsid: u32) {
+        self.state().away.remove(&nsid);
+    }
+
     /// Tells hosts that the size of a bdev changed.
     pub fn bdev_resized(&self, bdev_name: &str) {
         let state = self.state();
@@ -304,6 +319,11 @@ impl Subsystem {
             .filter(|n| n.bdev_name == bdev_name)
             .map(|n| (n.namespace.nsid, n.namespace.ana_group()))
             .unzip();
+        for nsid in &gone {
+            let namespace = Arc::clone(&state.namespaces[nsid].namespace);
+            let kept = (namespace.ids.uuid, Arc::clone(&namespace.reservation));
+            state.away.insert(*nsid, kept);
+        }
         state.namespaces.retain(|nsid, _| !gone.contains(nsid));
         if !gone.is_empty() {
             state.ana_members_changed(groups);
@@ -551,6 +571,15 @@ impl Subsystem {
         state.deleted = true;
         for association in state.controllers.values() {
             association.tear_down(why);
+        }
+    }
+
+    /// Tells the controllers of a host that see the namespace.
+    pub(crate) fn tell_reservation(&self, host: &HostId, nsid: u32, notice: Notice) {
+        for association in self.state().controllers.values() {
+            if association.hostid == *host && association.view().get(nsid).is_some() {
+                association.tell_reservation(nsid, notice);
+            }
         }
     }
 

@@ -105,12 +105,28 @@ pub fn command(input: &[u8]) {
         let again = IoCommand::parse(&read.to_sqe(sqe.opcode, 1, 1));
         assert_eq!(again, Ok(IoCommand::Read(read)));
     }
+    reservation_round_trip(&sqe);
     if let Ok(AdminCommand::GetLogPage(log)) = AdminCommand::parse(&sqe) {
         let again = AdminCommand::parse(&log.to_sqe(1, 0));
         assert_eq!(again, Ok(AdminCommand::GetLogPage(log)));
     }
     let ranges = crate::commands::io::DsmRange::list(data);
     assert_eq!(ranges.len(), data.len() / 16);
+}
+
+/// What is understood of a reservation command builds to what is understood alike.
+fn reservation_round_trip(sqe: &Sqe) {
+    let Ok(command) = IoCommand::parse(sqe) else {
+        return;
+    };
+    let again = match command {
+        IoCommand::ReservationRegister(register) => register.to_sqe(1, 1),
+        IoCommand::ReservationAcquire(acquire) => acquire.to_sqe(1, 1),
+        IoCommand::ReservationRelease(release) => release.to_sqe(1, 1),
+        IoCommand::ReservationReport(report) => report.to_sqe(1, 1),
+        _ => return,
+    };
+    assert_eq!(IoCommand::parse(&again), Ok(command));
 }
 
 fn fabrics_round_trip(command: FabricsCommand) {

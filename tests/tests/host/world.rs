@@ -192,6 +192,7 @@ impl World {
             ),
             ana_group: None,
             auto_visible: true,
+            reservations: Default::default(),
         };
         self.target().add_namespace(&nqn(SUBNQN), config).unwrap()
     }

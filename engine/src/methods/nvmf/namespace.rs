@@ -115,6 +115,7 @@ impl Method<Engine> for Add {
             ids,
             ana_group,
             auto_visible: !wish.no_auto_visible,
+            reservations: Default::default(),
         };
         plane.target.add_namespace(&nqn, config)?;
         let mut namespace = json!({

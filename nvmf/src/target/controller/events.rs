@@ -24,7 +24,7 @@ const MAX_REQUESTS: usize = 16;
 
 /// The events of [`pending`], with what allows each in the Asynchronous Event Configuration, and
 /// how it is reported.
-const EVENTS: [(u32, AsyncEvents, AsyncEvent); 3] = [
+const EVENTS: [(u32, AsyncEvents, AsyncEvent); 4] = [
     (
         pending::NAMESPACES,
         AsyncEvents::NAMESPACE_ATTRIBUTE,
@@ -39,6 +39,12 @@ const EVENTS: [(u32, AsyncEvents, AsyncEvent); 3] = [
         pending::DISCOVERY,
         AsyncEvents::DISCOVERY_LOG,
         AsyncEvent::DISCOVERY_LOG_CHANGE,
+    ),
+    // What is not wanted of these is not even noted (feature 82h).
+    (
+        pending::RESERVATION,
+        AsyncEvents::empty(),
+        AsyncEvent::RESERVATION_LOG_AVAILABLE,
     ),
 ];
 

@@ -3,11 +3,13 @@
 //! No feature is saved: a saved value is the default, and SAVE is refused. Which features there are
 //! is in one table, [`known`], which the Feature Identifiers Supported and Effects log shows, too.
 
+use std::sync::Arc;
+
 use nacre_nvmf_wire::commands::admin::{GetFeatures, Select, SetFeatures};
 use nacre_nvmf_wire::features::{
     Capabilities, ErrorRecovery, HOST_IDENTIFIER_EXTENDED, HOST_IDENTIFIER_EXTENDED_BYTES,
-    HostBehavior, NumberOfQueues, PowerManagement, TemperatureThreshold,
-    VOLATILE_WRITE_CACHE_ENABLE, WRITE_ATOMICITY_DISABLE_NORMAL, fid,
+    HostBehavior, NumberOfQueues, PowerManagement, RESERVATION_PERSISTENCE_PTPL, ReservationMask,
+    TemperatureThreshold, VOLATILE_WRITE_CACHE_ENABLE, WRITE_ATOMICITY_DISABLE_NORMAL, fid,
 };
 use nacre_nvmf_wire::identify::nsid;
 use nacre_nvmf_wire::{Sqe, StatusCode};
@@ -16,9 +18,12 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::Controller;
 use super::identify::WARNING_TEMPERATURE_KELVIN;
+use crate::target::namespace::Namespace;
+use crate::target::reservation::Several;
 use crate::target::subsystem::SubsystemKind;
 
 const INVALID: StatusCode = StatusCode::INVALID_FIELD.with_dnr();
+const INVALID_NAMESPACE: StatusCode = StatusCode::INVALID_NAMESPACE_OR_FORMAT.with_dnr();
 
 /// What the host has set, of features that have no place of their own.
 #[derive(Debug, Clone)]
@@ -63,6 +68,8 @@ pub(super) fn known(kind: SubsystemKind) -> &'static [(u8, bool)] {
             (fid::HOST_BEHAVIOR_SUPPORT, true),
             (fid::IO_COMMAND_SET_PROFILE, true),
             (fid::HOST_IDENTIFIER, false),
+            (fid::RESERVATION_NOTIFICATION_MASK, true),
+            (fid::RESERVATION_PERSISTENCE, true),
         ],
         SubsystemKind::Discovery => &[
             (fid::ASYNC_EVENT_CONFIGURATION, true),
@@ -70,6 +77,14 @@ pub(super) fn known(kind: SubsystemKind) -> &'static [(u8, bool)] {
             (fid::HOST_IDENTIFIER, false),
         ],
     }
+}
+
+/// Whether each namespace has its own value of a feature.
+pub(super) const fn is_namespace_specific(fid: u8) -> bool {
+    matches!(
+        fid,
+        fid::RESERVATION_NOTIFICATION_MASK | fid::RESERVATION_PERSISTENCE
+    )
 }
 
 /// The data that Get Features returns.
@@ -104,11 +119,71 @@ impl Controller {
             Select::SupportedCapabilities => {
                 let mut capabilities = Capabilities::empty();
                 capabilities.set(Capabilities::CHANGEABLE, changeable);
+                let specific = is_namespace_specific(command.fid);
+                capabilities.set(Capabilities::NAMESPACE_SPECIFIC, specific);
                 Ok(capabilities.bits())
+            }
+            _ if is_namespace_specific(command.fid) => {
+                self.reservation_feature(command.fid, command.select, sqe.nsid())
             }
             Select::Current => self.value(&command, &self.features, data),
             Select::Default | Select::Saved => self.default_value(&command, data),
         }
+    }
+
+    /// What is on when nobody has asked for anything: neither a mask nor persistence.
+    fn reservation_feature(&self, fid: u8, select: Select, nsid: u32) -> Result<u32, StatusCode> {
+        let view = self.association.view();
+        let namespace = view.get(nsid).ok_or(INVALID_NAMESPACE)?;
+        Ok(match (select, fid) {
+            (Select::Default | Select::Saved, _) => 0,
+            (_, fid::RESERVATION_NOTIFICATION_MASK) => {
+                self.association.reservations().mask(nsid).bits()
+            }
+            _ if namespace.reservation.state().ptpl => RESERVATION_PERSISTENCE_PTPL,
+            _ => 0,
+        })
+    }
+
+    /// The namespaces that a Set Features of a namespace-specific feature is for.
+    fn namespaces_for(&self, sqe: &Sqe) -> Result<Several, StatusCode> {
+        let view = self.association.view();
+        let entry = |n: &Arc<Namespace>| (n.nsid, Arc::clone(&n.reservation));
+        match sqe.nsid() {
+            nsid::BROADCAST => Ok(view.iter().map(entry).collect()),
+            nsid => Ok(vec![view.get(nsid).map(entry).ok_or(INVALID_NAMESPACE)?]),
+        }
+    }
+
+    fn set_reservation_mask(&self, sqe: &Sqe, dword: u32) -> Result<u32, StatusCode> {
+        let mask = ReservationMask::from_bits(dword).ok_or(INVALID)?;
+        for (nsid, _) in self.namespaces_for(sqe)? {
+            self.association.reservations().set_mask(nsid, mask);
+        }
+        Ok(0)
+    }
+
+    /// Reservation Persistence: what it is to be, and of which namespaces. With all of them, those
+    /// that cannot keep anything are left out.
+    pub(super) fn set_reservation_persistence(
+        &self,
+        sqe: &Sqe,
+    ) -> Result<(bool, Several), StatusCode> {
+        let command = SetFeatures::parse(sqe);
+        self.feature(command.fid)?;
+        if command.save {
+            return Err(StatusCode::FEATURE_NOT_SAVEABLE.with_dnr());
+        }
+        let on = match command.cdw11 {
+            0 => false,
+            RESERVATION_PERSISTENCE_PTPL => true,
+            _ => return Err(INVALID),
+        };
+        let mut namespaces = self.namespaces_for(sqe)?;
+        if sqe.nsid() == nsid::BROADCAST {
+            namespaces.retain(|(_, reservation)| reservation.can_persist());
+        }
+        Ok((on, namespaces))
     }
 
     fn value(
@@ -183,6 +258,9 @@ impl Controller {
         let changeable = self.feature(command.fid)?;
         if command.save {
             return Err(StatusCode::FEATURE_NOT_SAVEABLE.with_dnr());
+        }
+        if command.fid == fid::RESERVATION_NOTIFICATION_MASK {
+            return self.set_reservation_mask(sqe, command.cdw11);
         }
         if sqe.nsid() != 0 && sqe.nsid() != nsid::BROADCAST {
             return Err(StatusCode::FEATURE_NOT_NAMESPACE_SPECIFIC.with_dnr());

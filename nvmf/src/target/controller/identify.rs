@@ -11,7 +11,7 @@ use nacre_nvmf_wire::identify::controller::{
     Anacap, Cmic, Ctratt, FUSES_COMPARE_AND_WRITE, Lpa, OFCS_DISCONNECT, Oncs, Sgls, cntrltype, vwc,
 };
 use nacre_nvmf_wire::identify::namespace::{
-    NMIC_SHARED, NSATTR_WRITE_PROTECTED, NSTAT_READY, Nsfeat, dlfeat,
+    NMIC_SHARED, NSATTR_WRITE_PROTECTED, NSTAT_READY, Nsfeat, Rescap, dlfeat,
 };
 use nacre_nvmf_wire::identify::{
     ControllerList, IdentifyController, IdentifyNamespace, IndependentNamespace, IoCommandSets,
@@ -222,6 +222,7 @@ impl Controller {
             | Oncs::DATASET_MANAGEMENT
             | Oncs::WRITE_ZEROES
             | Oncs::SAVE_SELECT
+            | Oncs::RESERVATIONS
             | Oncs::VERIFY
             | Oncs::COPY;
         id.oncs = U16::new(oncs.bits());
@@ -258,6 +259,7 @@ fn common_namespace(limits: &IoLimits) -> IdentifyNamespace {
     let mut id = IdentifyNamespace::zeroed();
     id.nsfeat = Nsfeat::OPTIMAL_PERFORMANCE.bits();
     id.nmic = NMIC_SHARED;
+    id.rescap = EVERY_RESERVATION.bits();
     id.mssrl = U16::new(limits.copy_blocks as u16);
     id.mcl = U32::new(limits.copy_blocks);
     id.msrc = limits.copy_ranges as u8 - 1;
@@ -304,6 +306,7 @@ fn nvm_namespace(namespace: &Namespace, copy: &IoLimits, ana: bool) -> IdentifyN
     // One that does not fit is better not told than told wrong.
     id.noiob = U16::new(u16::try_from(boundary).unwrap_or(0));
 
+    id.rescap = reservation_capabilities(namespace);
     id.nguid = namespace.ids.nguid;
     id.eui64 = namespace.ids.eui64;
     id.anagrpid = U32::new(if ana { namespace.ana_group() } else { 0 });
@@ -313,6 +316,17 @@ fn nvm_namespace(namespace: &Namespace, copy: &IoLimits, ana: bool) -> IdentifyN
         0
     };
     id
+}
+
+/// All six types, and keys that only Register can ignore. Persistence through power loss depends on
+/// the namespace.
+const EVERY_RESERVATION: Rescap = Rescap::all().difference(Rescap::PERSIST_THROUGH_POWER_LOSS);
+
+fn reservation_capabilities(namespace: &Namespace) -> u8 {
+    let mut rescap = EVERY_RESERVATION;
+    let persists = namespace.reservation.can_persist();
+    rescap.set(Rescap::PERSIST_THROUGH_POWER_LOSS, persists);
+    rescap.bits()
 }
 
 /// A count of blocks for a field that holds one less, as much of it as fits.
@@ -330,6 +344,7 @@ fn independent_namespace(namespace: &Namespace, ana: bool) -> IndependentNamespa
         NO_VOLATILE_CACHE
     };
     id.nmic = NMIC_SHARED;
+    id.rescap = reservation_capabilities(namespace);
     id.anagrpid = U32::new(if ana { namespace.ana_group() } else { 0 });
     id.nsattr = if limits.read_only {
         NSATTR_WRITE_PROTECTED

@@ -9,8 +9,8 @@ use nacre_nvmf_wire::commands::admin::GetLogPage;
 use nacre_nvmf_wire::identify::{csi, nsid, write_ascii};
 use nacre_nvmf_wire::log::ana::{self, AnaHeader};
 use nacre_nvmf_wire::log::{
-    CommandEffects, Effects, ErrorInformation, FirmwareSlots, SmartHealth, SupportedLogPages,
-    changed_namespaces, lid,
+    CommandEffects, Effects, ErrorInformation, FirmwareSlots, ReservationNotification, SmartHealth,
+    SupportedLogPages, changed_namespaces, lid,
 };
 use nacre_nvmf_wire::opcode::{admin, io};
 use nacre_nvmf_wire::{Sqe, StatusCode};
@@ -32,8 +32,9 @@ const FEATURES_PAGE_BYTES: usize = 1024;
 const LID_MI_COMMANDS: u8 = 0x13;
 const MI_COMMANDS_PAGE_BYTES: usize = 4096;
 
-/// Feature effects: supported, and bound to the controller (Base figure 257).
+/// Feature effects: supported, and bound to what (Base figure 257).
 const FEATURE_SUPPORTED: u32 = 1 << 0;
+const FEATURE_NAMESPACE_SCOPE: u32 = 1 << 20;
 const FEATURE_CONTROLLER_SCOPE: u32 = 1 << 21;
 
 /// The discovery log as of a generation.
@@ -83,6 +84,10 @@ impl Controller {
                 let groups_only = command.lsp & AnaHeader::LSP_GROUPS_ONLY != 0;
                 part(&self.asymmetric_access(groups_only), offset, data)
             }
+            lid::RESERVATION_NOTIFICATION => {
+                let page = self.reservation_notification(command.retain_event);
+                part(page.as_bytes(), offset, data)
+            }
             lid::DISCOVERY => {
                 let log = self.discovery_log();
                 let (generation, end) = (log.generation, discovery::page_bytes(log.records.len()));
@@ -115,6 +120,7 @@ impl Controller {
                     lid::SMART_HEALTH,
                     lid::FIRMWARE_SLOT,
                     lid::CHANGED_NAMESPACE_LIST,
+                    lid::RESERVATION_NOTIFICATION,
                 ]);
                 if self.association.subsystem.config.ana_reporting {
                     pages.push(lid::ASYMMETRIC_NAMESPACE_ACCESS);
@@ -130,6 +136,7 @@ impl Controller {
             lid::CHANGED_NAMESPACE_LIST => pending::NAMESPACES,
             lid::ASYMMETRIC_NAMESPACE_ACCESS => pending::ANA,
             lid::DISCOVERY => pending::DISCOVERY,
+            lid::RESERVATION_NOTIFICATION => pending::RESERVATION,
             _ => return,
         };
         self.events.notice(self.association.take_pending());
@@ -200,6 +207,18 @@ impl Controller {
         page
     }
 
+    /// The oldest notification; reading it lets the next one be reported.
+    fn reservation_notification(&self, retain: bool) -> ReservationNotification {
+        let (page, more) = {
+            let mut log = self.association.reservations();
+            (log.page(retain), !log.is_empty())
+        };
+        if more && !retain {
+            self.association.notify(pending::RESERVATION);
+        }
+        page
+    }
+
     fn command_effects(&self) -> CommandEffects {
         let mut page = CommandEffects::zeroed();
         let supported = Effects::CSUPP;
@@ -227,6 +246,10 @@ impl Controller {
             (io::WRITE_ZEROES, changes_blocks),
             (io::DATASET_MANAGEMENT, changes_blocks),
             (io::COPY, changes_blocks),
+            (io::RESERVATION_REGISTER, supported),
+            (io::RESERVATION_ACQUIRE, supported),
+            (io::RESERVATION_RELEASE, supported),
+            (io::RESERVATION_REPORT, supported),
         ] {
             page.io[usize::from(opcode)] = U32::new(effects.bits());
         }
@@ -237,7 +260,11 @@ impl Controller {
         let mut page = vec![0; FEATURES_PAGE_BYTES];
         for (fid, _) in features::known(self.association.subsystem.kind) {
             let at = usize::from(*fid) * 4;
-            let effects = FEATURE_SUPPORTED | FEATURE_CONTROLLER_SCOPE;
+            let scope = match features::is_namespace_specific(*fid) {
+                true => FEATURE_NAMESPACE_SCOPE,
+                false => FEATURE_CONTROLLER_SCOPE,
+            };
+            let effects = FEATURE_SUPPORTED | scope;
             page[at..at + 4].copy_from_slice(&effects.to_le_bytes());
         }
         page

@@ -32,6 +32,7 @@ use self::logs::DiscoveryLog;
 use self::registers::{Registers, Written};
 use super::association::{Association, Phase};
 use super::io::IoLimits;
+use super::reservation::Several;
 use super::subsystem::SubsystemKind;
 use super::target::Target;
 use crate::transport::{Address, TransportCaps};
@@ -50,6 +51,11 @@ pub(crate) enum Outcome {
     Abort {
         sqid: u16,
         cid: u16,
+    },
+    /// The group changes the reservations of these namespaces, then answers.
+    Persist {
+        on: bool,
+        namespaces: Several,
     },
 }
 
@@ -167,6 +173,14 @@ impl Controller {
             admin::IDENTIFY => self.identify(sqe, data).map(|()| 0),
             admin::GET_LOG_PAGE => self.log_page(sqe, data, now).map(|()| 0),
             admin::GET_FEATURES => self.get_features(sqe, data),
+            admin::SET_FEATURES
+                if commands::SetFeatures::parse(sqe).fid == fid::RESERVATION_PERSISTENCE =>
+            {
+                match self.set_reservation_persistence(sqe) {
+                    Ok((on, namespaces)) => return Outcome::Persist { on, namespaces },
+                    Err(status) => Err(status),
+                }
+            }
             admin::SET_FEATURES => self.set_features(sqe, data, now),
             _ => Err(StatusCode::INVALID_OPCODE.with_dnr()),
         };
@@ -199,6 +213,7 @@ impl Controller {
     fn reset(&mut self) {
         self.features = Features::default();
         self.events.reset();
+        self.association.reservations().reset();
         self.association.set_retry_delays(false);
         self.association.set_io_queues(u16::MAX);
     }

@@ -48,7 +48,8 @@ fn identify_controller() {
     let sgls = Sgls::from_bits(id.sgls.get()).unwrap();
     assert!(sgls.contains(Sgls::SUPPORTED | Sgls::OFFSET));
     let oncs = Oncs::from_bits(id.oncs.get()).unwrap();
-    assert!(!oncs.intersects(Oncs::RESERVATIONS | Oncs::TIMESTAMP | Oncs::WRITE_UNCORRECTABLE));
+    assert!(oncs.contains(Oncs::RESERVATIONS));
+    assert!(!oncs.intersects(Oncs::TIMESTAMP | Oncs::WRITE_UNCORRECTABLE));
     assert!(oncs.contains(Oncs::COPY | Oncs::VERIFY | Oncs::COMPARE | Oncs::WRITE_ZEROES));
     assert_eq!(id.vwc, vwc::PRESENT | vwc::FLUSH_BROADCAST_YES);
     assert_eq!(id.oaes.get(), 1 << 8, "namespace events and nothing else");
@@ -587,6 +588,7 @@ fn ana_groups_have_a_range() {
             backing: backing(bdev),
             ana_group: Some(group),
             auto_visible: true,
+            reservations: Default::default(),
         };
         let added = rig.target.add_namespace(&nqn(SUBNQN), config);
         assert_eq!(added.is_ok(), fits, "group {group}");

@@ -284,6 +284,7 @@ fn nothing_is_optimized_for_a_moment() {
             backing: backing(bdev),
             ana_group: Some(group),
             auto_visible: true,
+            reservations: Default::default(),
         };
         rig.target.add_namespace(&nqn(ANA), config).unwrap();
     }

@@ -177,6 +177,7 @@ fn nothing_of_what_is_not_visible() {
         backing: backing(bdev),
         ana_group: None,
         auto_visible: false,
+        reservations: Default::default(),
     };
     rig.target.add_namespace(&nqn(SUBNQN), config).unwrap();
     assert_eq!(rig.told(), []);

@@ -12,5 +12,6 @@ mod io;
 mod limits;
 mod logs;
 mod memory;
+mod reservations;
 mod rig;
 mod told;

@@ -161,6 +161,10 @@ pub struct Rig {
     pub now: Nanos,
     /// Where connections come from here on.
     pub listener: ListenerId,
+    /// Of the host that connects from here on.
+    pub hostid: [u8; 16],
+    /// The other core, if there is one.
+    other: Option<(Group, Rc<RefCell<Wire>>)>,
     next_conn: u32,
     next_cid: u16,
 }
@@ -171,7 +175,12 @@ pub const IO_BUFFERS: usize = 4;
 impl Rig {
     /// A target with one subsystem, that any host may use, on one listener.
     pub fn new(config: TargetConfig) -> Rig {
-        let target = Target::new(config, 1);
+        Rig::on_cores(config, 1)
+    }
+
+    /// As `new`, on one core or two, which take turns; [`Rig::switch`] goes to the other.
+    pub fn on_cores(config: TargetConfig, cores: usize) -> Rig {
+        let target = Target::new(config, cores);
         target.add_plug(Arc::new(FakePlug)).unwrap();
         let pools = Pools {
             io: Pool::heap(&[
@@ -189,17 +198,22 @@ impl Rig {
                 count: 4,
             }]),
         };
-        let wake = Arc::new(|| {});
-        let mut group = Group::new(
-            Arc::clone(&target),
-            0,
-            pools.clone(),
-            wake,
-            GroupConfig::default(),
-        )
-        .unwrap();
-        group.turn(Nanos(1));
-        let wire = WIRE.take().expect("the group opened the plug");
+        let mut groups = (0..cores).map(|core| {
+            let mut group = Group::new(
+                Arc::clone(&target),
+                core,
+                pools.clone(),
+                Arc::new(|| {}),
+                GroupConfig::default(),
+            )
+            .unwrap();
+            group.turn(Nanos(1));
+            let wire = WIRE.take().expect("the group opened the plug");
+            (group, wire)
+        });
+        let (group, wire) = groups.next().expect("a core");
+        let other = groups.next();
+        drop(groups);
         let mut config = SubsystemConfig::new(nqn(SUBNQN));
         config.allow_any_host = true;
         target.create_subsystem(config).unwrap();
@@ -214,6 +228,8 @@ impl Rig {
             pools,
             now: Nanos(1),
             listener: ListenerId(1),
+            hostid: [1; 16],
+            other,
             next_conn: 0,
             next_cid: 0,
         }
@@ -242,6 +258,7 @@ impl Rig {
             backing: backing(bdev),
             ana_group: None,
             auto_visible: true,
+            reservations: Default::default(),
         };
         self.target.add_namespace(&nqn(subnqn), config).unwrap()
     }
@@ -249,6 +266,16 @@ impl Rig {
     pub fn turn(&mut self) {
         self.now = self.now + Duration::from_micros(10);
         self.group.turn(self.now);
+        if let Some((group, _)) = &mut self.other {
+            group.turn(self.now);
+        }
+    }
+
+    /// What is sent and answered from here on is on the other core.
+    pub fn switch(&mut self) {
+        let (group, wire) = self.other.as_mut().expect("two cores");
+        std::mem::swap(group, &mut self.group);
+        std::mem::swap(wire, &mut self.wire);
     }
 
     pub fn pass(&mut self, time: Duration) {
@@ -375,7 +402,7 @@ impl Rig {
             kato_ms: if qid == 0 { 15_000 } else { 0 },
         };
         let sqe = connect.to_sqe(cid, Sgl::Transport { length: 1024 });
-        let data = ConnectData::new([1; 16], cntlid, &nqn(subnqn), &nqn(host));
+        let data = ConnectData::new(self.hostid, cntlid, &nqn(subnqn), &nqn(host));
         let response = self.call(conn, sqe, data.as_bytes());
         (conn, response.cqe)
     }

@@ -63,6 +63,7 @@ pub fn rig_told() -> (Rig, Arc<Told>) {
         backing: Backing::new(Arc::clone(&told) as Arc<dyn Bdev>, Arc::new(open)),
         ana_group: None,
         auto_visible: true,
+        reservations: Default::default(),
     };
     rig.target.add_namespace(&nqn(SUBNQN), config).unwrap();
     (rig, told)

@@ -165,6 +165,7 @@ impl Stack {
             ),
             ana_group: None,
             auto_visible: true,
+            reservations: Default::default(),
         };
         target.add_namespace(&nqn(SUBNQN), namespace).unwrap();
 

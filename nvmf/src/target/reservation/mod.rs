@@ -1,0 +1,246 @@
+//! Reservations: who may use a namespace, as its hosts agree (Base 8.19).
+//!
+//! ```text
+//!   state.rs     what a reservation is, and what each command makes of it; pure
+//!   report.rs    Reservation Report
+//!   notices.rs   what each controller's host is told (log 80h)
+//!   run.rs       the commands on a core: keep what persists, abort what was preempted, answer
+//! ```
+//!
+//! A [`Reservation`] belongs to a namespace, and outlives the absence of its device. Commands change
+//! it under its lock, from the core that they came in on. I/O does not take the lock: while nothing is
+//! reserved it reads one word, [`Reservation::gate`], which is zero; otherwise the word names what
+//! each queue pair remembers its rights by. A command whose outcome must survive a power loss is
+//! applied, and answered, when the [`Keeper`] has it on stable media; the commands after it wait.
+
+mod notices;
+mod report;
+mod run;
+mod state;
+#[cfg(test)]
+mod tests;
+
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use super::association::GroupHandle;
+use super::subsystem::Subsystem;
+
+pub use notices::{MAX_NOTICES, NoticeLog};
+pub(crate) use run::{Errand, Reserving};
+pub(crate) use state::Command;
+pub use state::{Held, HostId, MAX_REGISTRANTS, Notice, Registrant, Rights, State};
+
+/// Where a namespace's state is kept that persists through power loss.
+pub trait Keeper: Send + Sync {
+    /// Makes `state` durable in place of what was kept before (`None`: nothing is kept any more),
+    /// then tells the ticket. Does not block; of calls in a row the last one counts.
+    fn keep(&self, state: Option<&State>, ticket: Ticket);
+}
+
+/// Namespaces and their reservations.
+pub(crate) type Several = Vec<(u32, Arc<Reservation>)>;
+
+/// How a namespace's reservations begin.
+#[derive(Clone, Default)]
+pub struct Reservations {
+    /// `None`: they do not persist through power loss, and hosts are told so.
+    pub keeper: Option<Arc<dyn Keeper>>,
+    /// What was kept.
+    pub kept: Option<State>,
+}
+
+/// A promise to say how keeping went. Dropped, it says that it failed.
+pub struct Ticket(Arc<Answer>);
+
+struct Answer {
+    outcome: AtomicU8,
+    owner: GroupHandle,
+}
+
+const OPEN: u8 = 0;
+const KEPT: u8 = 1;
+const FAILED: u8 = 2;
+
+impl Ticket {
+    fn new(owner: GroupHandle) -> (Ticket, Arc<Answer>) {
+        let answer = Arc::new(Answer {
+            outcome: AtomicU8::new(OPEN),
+            owner,
+        });
+        (Ticket(Arc::clone(&answer)), answer)
+    }
+
+    /// It is on stable media.
+    pub fn kept(self) {
+        self.answer(KEPT);
+    }
+
+    /// It is not, and will not be.
+    pub fn failed(self) {
+        self.answer(FAILED);
+    }
+
+    fn answer(&self, outcome: u8) {
+        let first =
+            self.0
+                .outcome
+                .compare_exchange(OPEN, outcome, Ordering::AcqRel, Ordering::Relaxed);
+        if first.is_ok() {
+            self.0.owner.attend();
+        }
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.answer(FAILED);
+    }
+}
+
+/// The reservation of one namespace, shared by all cores.
+pub struct Reservation {
+    /// Zero while nothing is reserved; otherwise never the same for two states, of any namespace.
+    gate: AtomicU64,
+    inner: Mutex<Inner>,
+    conflicts: AtomicU64,
+    keeper: Option<Arc<dyn Keeper>>,
+}
+
+struct Inner {
+    state: State,
+    /// The next state is being kept: commands wait.
+    busy: bool,
+    /// Cores with commands that wait.
+    waiters: Vec<GroupHandle>,
+}
+
+/// The last gate given out.
+static GATES: AtomicU64 = AtomicU64::new(0);
+
+impl Reservation {
+    pub(crate) fn new(from: Reservations) -> Reservation {
+        let state = from.kept.unwrap_or_default();
+        Reservation {
+            gate: AtomicU64::new(gate_for(&state)),
+            inner: Mutex::new(Inner {
+                state,
+                busy: false,
+                waiters: Vec::new(),
+            }),
+            conflicts: AtomicU64::new(0),
+            keeper: from.keeper,
+        }
+    }
+
+    /// Zero while nothing is reserved. Relaxed: a host that knows of a reservation has had the
+    /// answer to a command since the gate was written, and a network lies between the two.
+    #[inline]
+    pub(crate) fn gate(&self) -> u64 {
+        self.gate.load(Ordering::Relaxed)
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().expect("poisoned")
+    }
+
+    pub fn state(&self) -> State {
+        self.inner().state.clone()
+    }
+
+    pub fn can_persist(&self) -> bool {
+        self.keeper.is_some()
+    }
+
+    /// I/O commands refused because of the reservation.
+    pub fn conflicts(&self) -> u64 {
+        self.conflicts.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn count_conflict(&self) {
+        self.conflicts.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn rights(&self, host: &HostId) -> (u64, Rights) {
+        let inner = self.inner();
+        (self.gate(), inner.state.rights(host))
+    }
+
+    /// Takes a new state, and lets the commands go on that waited for it.
+    fn install(&self, next: State) {
+        let mut inner = self.inner();
+        self.gate.store(gate_for(&next), Ordering::SeqCst);
+        inner.state = next;
+        release(inner);
+    }
+
+    /// What was to be kept could not be: everything is as before.
+    fn give_up(&self) {
+        release(self.inner());
+    }
+}
+
+impl std::fmt::Debug for Reservation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reservation")
+            .field("state", &self.state())
+            .field("can_persist", &self.can_persist())
+            .finish_non_exhaustive()
+    }
+}
+
+fn release(mut inner: MutexGuard<'_, Inner>) {
+    inner.busy = false;
+    let waiters = std::mem::take(&mut inner.waiters);
+    drop(inner);
+    waiters.iter().for_each(GroupHandle::attend);
+}
+
+fn gate_for(state: &State) -> u64 {
+    match state.held {
+        None => 0,
+        Some(_) => GATES.fetch_add(1, Ordering::Relaxed) + 1,
+    }
+}
+
+/// What a queue pair knows of its host's rights, by gate.
+#[derive(Default)]
+pub(crate) struct RightsCache {
+    known: [(u64, Option<Rights>); 4],
+}
+
+impl RightsCache {
+    /// Whether the host may do what needs `need`. `gate` is the one that was just read, not zero.
+    #[inline]
+    pub fn allows(
+        &mut self,
+        gate: u64,
+        of: &Reservation,
+        host: impl FnOnce() -> HostId,
+        need: Rights,
+    ) -> bool {
+        let slot = &mut self.known[gate as usize % 4];
+        let rights = match *slot {
+            (known, Some(rights)) if known == gate => rights,
+            _ => {
+                let (gate, rights) = of.rights(&host());
+                if gate == 0 {
+                    return true;
+                }
+                self.known[gate as usize % 4] = (gate, Some(rights));
+                rights
+            }
+        };
+        rights >= need
+    }
+}
+
+/// Commands of preempted hosts that are to end before the Preempt and Abort is answered: each core
+/// that may have some aborts them, waits until they are gone, and counts itself off.
+pub(crate) struct Fence {
+    pub subsystem: Arc<Subsystem>,
+    pub nsid: u32,
+    pub hosts: Vec<HostId>,
+    pub cores: AtomicUsize,
+    pub owner: GroupHandle,
+}

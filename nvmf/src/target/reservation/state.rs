@@ -1,0 +1,418 @@
+//! What a namespace's reservation is, and what each command makes of it (Base 8.19, 7.2 to 7.5).
+//!
+//! Pure: a command and a state in, the next state and what follows from it out. The state keeps
+//! these at all times:
+//!
+//! - no host is registered twice, no key is zero, and there are at most [`MAX_REGISTRANTS`];
+//! - a reservation has one holder, who is registered, or (all-registrants types) is held by every
+//!   registrant, of whom there is one at least.
+
+use nacre_nvmf_wire::StatusCode;
+use nacre_nvmf_wire::commands::reservation::{
+    Acquire, AcquireAction, PersistChange, Register, RegisterAction, Release, ReleaseAction,
+    ReservationType,
+};
+
+/// Host identifier. Hosts over fabrics have 128 bits.
+pub type HostId = [u8; 16];
+
+/// Most hosts registered with one namespace.
+pub const MAX_REGISTRANTS: usize = 256;
+
+const CONFLICT: StatusCode = StatusCode::RESERVATION_CONFLICT.with_dnr();
+const INVALID: StatusCode = StatusCode::INVALID_FIELD.with_dnr();
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Registrant {
+    pub host: HostId,
+    pub key: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Held {
+    pub kind: ReservationType,
+    /// `None`: every registrant.
+    pub holder: Option<HostId>,
+}
+
+/// Registrants, reservation, and what a report says of them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct State {
+    /// In the order in which they registered.
+    pub registrants: Vec<Registrant>,
+    pub held: Option<Held>,
+    /// Counts successful Registers, Preempts and Clears.
+    pub generation: u32,
+    /// Persist through power loss.
+    pub ptpl: bool,
+}
+
+/// What a host may do with the namespace's blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Rights {
+    None,
+    Read,
+    ReadWrite,
+}
+
+/// A command with its data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Command {
+    Register {
+        what: Register,
+        current: u64,
+        new: u64,
+    },
+    Acquire {
+        what: Acquire,
+        current: u64,
+        preempt: u64,
+    },
+    Release {
+        what: Release,
+        current: u64,
+    },
+    /// Set Features, Reservation Persistence.
+    Persist(bool),
+}
+
+/// What a host is told (log 80h).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Notice {
+    RegistrationPreempted,
+    Released,
+    Preempted,
+}
+
+/// What a successful command makes of a state.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outcome {
+    pub next: State,
+    pub notices: Vec<(HostId, Notice)>,
+    /// Hosts whose commands are to be aborted before this one is answered.
+    pub aborted: Vec<HostId>,
+}
+
+pub const fn is_all_registrants(kind: ReservationType) -> bool {
+    matches!(
+        kind,
+        ReservationType::WriteExclusiveAllRegistrants
+            | ReservationType::ExclusiveAccessAllRegistrants
+    )
+}
+
+/// Every registrant may do what the holder may, so that all of them lose by its end.
+const fn is_for_registrants(kind: ReservationType) -> bool {
+    !matches!(
+        kind,
+        ReservationType::WriteExclusive | ReservationType::ExclusiveAccess
+    )
+}
+
+const fn excludes_reads(kind: ReservationType) -> bool {
+    matches!(
+        kind,
+        ReservationType::ExclusiveAccess
+            | ReservationType::ExclusiveAccessRegistrantsOnly
+            | ReservationType::ExclusiveAccessAllRegistrants
+    )
+}
+
+impl Held {
+    fn by(kind: ReservationType, host: HostId) -> Held {
+        Held {
+            kind,
+            holder: (!is_all_registrants(kind)).then_some(host),
+        }
+    }
+}
+
+impl State {
+    pub fn key_of(&self, host: &HostId) -> Option<u64> {
+        let mine = |r: &&Registrant| r.host == *host;
+        self.registrants.iter().find(mine).map(|r| r.key)
+    }
+
+    /// Whether a registered host holds the reservation.
+    pub fn holds(&self, host: &HostId) -> bool {
+        self.held
+            .is_some_and(|held| held.holder.is_none_or(|holder| holder == *host))
+            && self.key_of(host).is_some()
+    }
+
+    pub fn rights(&self, host: &HostId) -> Rights {
+        let Some(held) = self.held else {
+            return Rights::ReadWrite;
+        };
+        let inside = match is_for_registrants(held.kind) {
+            true => self.key_of(host).is_some(),
+            false => held.holder == Some(*host),
+        };
+        match (inside, excludes_reads(held.kind)) {
+            (true, _) => Rights::ReadWrite,
+            (false, false) => Rights::Read,
+            (false, true) => Rights::None,
+        }
+    }
+
+    /// The state, if it is one that commands can lead to: what was stored may be damaged.
+    pub fn checked(self) -> Result<State, &'static str> {
+        let hosts = self.registrants.iter().map(|r| r.host);
+        let distinct: std::collections::BTreeSet<HostId> = hosts.collect();
+        if distinct.len() != self.registrants.len() {
+            return Err("a host is registered twice");
+        }
+        if self.registrants.len() > MAX_REGISTRANTS {
+            return Err("more registrants than there can be");
+        }
+        if self.registrants.iter().any(|r| r.key == 0) {
+            return Err("a key is zero");
+        }
+        if let Some(held) = self.held {
+            if held.holder.is_none() != is_all_registrants(held.kind) {
+                return Err("the holder does not go with the type");
+            }
+            match held.holder {
+                Some(holder) if !distinct.contains(&holder) => {
+                    return Err("the holder is not registered");
+                }
+                None if distinct.is_empty() => return Err("held by all, but there is none"),
+                _ => {}
+            }
+        }
+        Ok(self)
+    }
+
+    /// Carries out a command of a host. `can_persist`: the namespace can keep its state through
+    /// power loss.
+    pub fn decide(
+        &self,
+        host: &HostId,
+        command: &Command,
+        can_persist: bool,
+    ) -> Result<Outcome, StatusCode> {
+        let mut outcome = Outcome {
+            next: self.clone(),
+            notices: Vec::new(),
+            aborted: Vec::new(),
+        };
+        match *command {
+            Command::Register { what, current, new } => {
+                if what.persist == PersistChange::Set && !can_persist {
+                    return Err(INVALID);
+                }
+                self.register(host, what, current, new, &mut outcome)?;
+                outcome.next.ptpl = match what.persist {
+                    PersistChange::Keep => self.ptpl,
+                    PersistChange::Clear => false,
+                    PersistChange::Set => true,
+                };
+            }
+            Command::Acquire {
+                what,
+                current,
+                preempt,
+            } => {
+                self.check_key(host, current, what.ignore_existing_key)?;
+                match what.action {
+                    AcquireAction::Acquire => self.acquire(host, what.kind, &mut outcome)?,
+                    AcquireAction::Preempt => {
+                        self.preempt(host, what.kind, preempt, &mut outcome)?;
+                    }
+                    AcquireAction::PreemptAndAbort => {
+                        let gone = self.preempt(host, what.kind, preempt, &mut outcome)?;
+                        outcome.aborted = gone;
+                    }
+                }
+            }
+            Command::Release { what, current } => {
+                self.check_key(host, current, what.ignore_existing_key)?;
+                match what.action {
+                    ReleaseAction::Release => self.release(host, what.kind, &mut outcome)?,
+                    ReleaseAction::Clear => {
+                        outcome.tell_others(host, Notice::Preempted);
+                        outcome.next.registrants.clear();
+                        outcome.next.held = None;
+                        outcome.next.count();
+                    }
+                }
+            }
+            Command::Persist(true) if !can_persist => return Err(INVALID),
+            Command::Persist(on) => outcome.next.ptpl = on,
+        }
+        Ok(outcome)
+    }
+
+    /// Acquire and Release are for registrants that know their key. To ignore it is not for them
+    /// (RESCAP bit 7).
+    fn check_key(&self, host: &HostId, current: u64, ignore: bool) -> Result<(), StatusCode> {
+        if ignore {
+            return Err(INVALID);
+        }
+        match self.key_of(host) {
+            Some(key) if key == current => Ok(()),
+            _ => Err(CONFLICT),
+        }
+    }
+
+    fn register(
+        &self,
+        host: &HostId,
+        what: Register,
+        current: u64,
+        new: u64,
+        outcome: &mut Outcome,
+    ) -> Result<(), StatusCode> {
+        // A key of zero could never be preempted: as a PRKEY it stands for all.
+        if what.action != RegisterAction::Unregister && new == 0 {
+            return Err(INVALID);
+        }
+        let known = self.key_of(host);
+        let matches = what.ignore_existing_key || known == Some(current);
+        match (what.action, known) {
+            (RegisterAction::Register, Some(key)) if key != new => return Err(CONFLICT),
+            (RegisterAction::Register, Some(_)) => {}
+            (RegisterAction::Register, None) => outcome.next.add(*host, new)?,
+            (RegisterAction::Unregister, Some(_)) if matches => outcome.leave(host),
+            (RegisterAction::Replace, Some(_)) if matches => outcome.next.set_key(host, new),
+            // "Without regard to its registration status".
+            (RegisterAction::Replace, None) if what.ignore_existing_key => {
+                outcome.next.add(*host, new)?
+            }
+            (RegisterAction::Unregister | RegisterAction::Replace, _) => return Err(CONFLICT),
+        }
+        outcome.next.count();
+        Ok(())
+    }
+
+    fn acquire(
+        &self,
+        host: &HostId,
+        kind: ReservationType,
+        outcome: &mut Outcome,
+    ) -> Result<(), StatusCode> {
+        match self.held {
+            None => outcome.next.held = Some(Held::by(kind, *host)),
+            Some(held) if held.kind == kind && self.holds(host) => {}
+            Some(_) => return Err(CONFLICT),
+        }
+        Ok(())
+    }
+
+    /// Answers with the other hosts that lost their registration.
+    fn preempt(
+        &self,
+        host: &HostId,
+        kind: ReservationType,
+        preempt: u64,
+        outcome: &mut Outcome,
+    ) -> Result<Vec<HostId>, StatusCode> {
+        let with_key = |r: &Registrant| r.key == preempt;
+        let is_other = |r: &Registrant| r.host != *host;
+        let next = &mut outcome.next;
+        match self.held.map(|held| held.holder) {
+            // All hold it, and all others are to go.
+            Some(None) if preempt == 0 => {
+                next.registrants.retain(|r| !is_other(r));
+                next.held = Some(Held::by(kind, *host));
+            }
+            // The holder is named by its key: who else has that key goes with it, but the host that
+            // asks, which may be the holder itself, stays.
+            Some(Some(holder)) if self.key_of(&holder) == Some(preempt) => {
+                next.registrants.retain(|r| !(with_key(r) && is_other(r)));
+                next.held = Some(Held::by(kind, *host));
+            }
+            Some(Some(_)) if preempt == 0 => return Err(INVALID),
+            // Registrations only, whoever has them.
+            _ => {
+                if !self.registrants.iter().any(with_key) {
+                    return Err(CONFLICT);
+                }
+                next.registrants.retain(|r| !with_key(r));
+                if next.registrants.is_empty() {
+                    next.held = None;
+                }
+            }
+        }
+        next.count();
+        let left = |r: &&Registrant| next.key_of(&r.host).is_none() && is_other(r);
+        let gone: Vec<HostId> = self
+            .registrants
+            .iter()
+            .filter(left)
+            .map(|r| r.host)
+            .collect();
+        let changed = match (self.held, next.held) {
+            (Some(before), Some(after)) => before.kind != after.kind,
+            _ => false,
+        };
+        let told = gone.iter().map(|h| (*h, Notice::RegistrationPreempted));
+        outcome.notices.extend(told);
+        if changed {
+            outcome.tell_others(host, Notice::Released);
+        }
+        Ok(gone)
+    }
+
+    fn release(
+        &self,
+        host: &HostId,
+        kind: Option<ReservationType>,
+        outcome: &mut Outcome,
+    ) -> Result<(), StatusCode> {
+        let Some(held) = self.held.filter(|_| self.holds(host)) else {
+            return Ok(());
+        };
+        if Some(held.kind) != kind {
+            return Err(INVALID);
+        }
+        outcome.next.held = None;
+        if is_for_registrants(held.kind) {
+            outcome.tell_others(host, Notice::Released);
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, host: HostId, key: u64) -> Result<(), StatusCode> {
+        if self.registrants.len() >= MAX_REGISTRANTS {
+            // Another time there may be room.
+            return Err(StatusCode::INSUFFICIENT_RESOURCES);
+        }
+        self.registrants.push(Registrant { host, key });
+        Ok(())
+    }
+
+    fn set_key(&mut self, host: &HostId, key: u64) {
+        for registrant in self.registrants.iter_mut().filter(|r| r.host == *host) {
+            registrant.key = key;
+        }
+    }
+
+    fn count(&mut self) {
+        self.generation = self.generation.wrapping_add(1);
+    }
+}
+
+impl Outcome {
+    /// Tells every registrant that is left but one.
+    fn tell_others(&mut self, host: &HostId, notice: Notice) {
+        let others = self.next.registrants.iter().filter(|r| r.host != *host);
+        self.notices.extend(others.map(|r| (r.host, notice)));
+    }
+
+    /// A host gives up its registration, and with it what it holds alone.
+    fn leave(&mut self, host: &HostId) {
+        self.next.registrants.retain(|r| r.host != *host);
+        let Some(held) = self.next.held else { return };
+        match held.holder {
+            Some(holder) if holder == *host => {
+                self.next.held = None;
+                if is_for_registrants(held.kind) {
+                    self.tell_others(host, Notice::Released);
+                }
+            }
+            None if self.next.registrants.is_empty() => self.next.held = None,
+            _ => {}
+        }
+    }
+}
