@@ -355,9 +355,23 @@ pub struct PlugCounts {
     pub bytes_sent: u64,
 }
 
+/// Who came to one listener since it was opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ListenerCounts {
+    /// Connections that a core took over.
+    pub accepted: u64,
+    /// Connections that were turned away before that.
+    pub refused: u64,
+}
+
 /// The control half of a plug.
 pub trait Plug: Send + Sync {
     fn kind(&self) -> TransportType;
+
+    /// `None`: there is no such listener, or this plug does not count.
+    fn listener_counts(&self, _id: ListenerId) -> Option<ListenerCounts> {
+        None
+    }
 
     /// Starts to accept on `address` (port 0: any free port). Returns the address that is really
     /// used. Accepted connections go to the least loaded core.

@@ -27,12 +27,49 @@ family!(
     []
 );
 
+family!(
+    ACCEPTED,
+    "nacre_listener_accepted",
+    Counter,
+    "Connections that came through a listener since it was opened.",
+    ["transport", "address"]
+);
+family!(
+    REFUSED,
+    "nacre_listener_refused",
+    Counter,
+    "Connections that a listener turned away since it was opened, before anything was read from them.",
+    ["transport", "address"]
+);
+family!(
+    OPERATIONS,
+    "nacre_listener_operations",
+    Counter,
+    "Commands of queue pairs that connected through a listener.",
+    ["transport", "address", "op"]
+);
+family!(
+    BYTES,
+    "nacre_listener_bytes",
+    Counter,
+    "Bytes moved by queue pairs that connected through a listener.",
+    ["transport", "address", "op"]
+);
+
 #[derive(Debug)]
 pub struct Listeners;
 
 impl MetricsSource for Listeners {
     fn describe(&self) -> &'static [&'static Desc] {
-        static ALL: [&Desc; 3] = [&TRANSPORT, &WITHHELD, &LOOKS];
+        static ALL: [&Desc; 7] = [
+            &TRANSPORT,
+            &WITHHELD,
+            &LOOKS,
+            &ACCEPTED,
+            &REFUSED,
+            &OPERATIONS,
+            &BYTES,
+        ];
         &ALL
     }
 
@@ -50,6 +87,22 @@ impl MetricsSource for Listeners {
         into.value(&LOOKS, &[], of.engine.listeners.looks());
         if let Some(plane) = &of.plane {
             into.value(&WITHHELD, &[], plane.target.withheld_connects());
+            for listener in plane.target.listener_stats() {
+                let (transport, address) =
+                    (listener.transport.to_string(), listener.address.to_string());
+                if let Some(counts) = listener.counts {
+                    into.value(&ACCEPTED, &[&transport, &address], counts.accepted);
+                    into.value(&REFUSED, &[&transport, &address], counts.refused);
+                }
+                for (op, of) in [
+                    ("read", listener.totals.read),
+                    ("write", listener.totals.write),
+                    ("other", listener.totals.other),
+                ] {
+                    into.value(&OPERATIONS, &[&transport, &address, op], of.operations);
+                    into.value(&BYTES, &[&transport, &address, op], of.bytes);
+                }
+            }
         }
     }
 }

@@ -81,6 +81,27 @@ pub struct GroupCounts {
     pub io_queues: AtomicU64,
     /// Commands that were completed on queues that are gone.
     pub retired_commands: AtomicU64,
+    /// What queues did that are gone, by the listener that they came through.
+    by_listener: Mutex<BTreeMap<ListenerId, Totals>>,
+}
+
+impl GroupCounts {
+    pub(crate) fn retire(&self, listener: ListenerId, totals: Totals) {
+        self.retired_commands
+            .fetch_add(totals.operations(), Ordering::Relaxed);
+        let mut all = self.by_listener.lock().expect("poisoned");
+        *all.entry(listener).or_default() += totals;
+    }
+
+    /// What queues did that are gone, of listeners that are there; the others are forgotten.
+    pub(crate) fn retired_by_listener(
+        &self,
+        is_there: impl Fn(ListenerId) -> bool,
+    ) -> Vec<(ListenerId, Totals)> {
+        let mut all = self.by_listener.lock().expect("poisoned");
+        all.retain(|id, _| is_there(*id));
+        all.iter().map(|(id, totals)| (*id, *totals)).collect()
+    }
 }
 
 /// A request from one group to another.
@@ -424,8 +445,7 @@ impl Association {
         let mut queues = self.queues.lock().expect("poisoned");
         if let Some(queue) = queues.remove(&qid) {
             let totals = queue.stats.totals();
-            let retired = &queue.group.counts().retired_commands;
-            retired.fetch_add(totals.operations(), Ordering::Relaxed);
+            queue.group.counts().retire(queue.listener, totals);
             *self.retired.lock().expect("poisoned") += totals;
         }
         queues.len()

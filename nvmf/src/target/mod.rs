@@ -49,4 +49,4 @@ pub use subsystem::{
     MAX_CNTLID, NamespaceConfig, NamespaceEntry, RdmaFabric, Refusal, Subsystem, SubsystemConfig,
     SubsystemError, SubsystemKind, SubsystemListener,
 };
-pub use target::{ListenOptions, Referral, Target, TargetError};
+pub use target::{ListenOptions, ListenerStats, Referral, Target, TargetError};

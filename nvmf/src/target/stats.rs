@@ -61,6 +61,22 @@ impl Totals {
     }
 }
 
+impl Totals {
+    /// The larger one of each number.
+    pub(crate) fn max(&self, other: &Totals) -> Totals {
+        let kind = |a: &KindTotals, b: &KindTotals| KindTotals {
+            operations: a.operations.max(b.operations),
+            bytes: a.bytes.max(b.bytes),
+            errors: a.errors.max(b.errors),
+        };
+        Totals {
+            read: kind(&self.read, &other.read),
+            write: kind(&self.write, &other.write),
+            other: kind(&self.other, &other.other),
+        }
+    }
+}
+
 impl std::ops::AddAssign for Totals {
     fn add_assign(&mut self, more: Totals) {
         for (sum, more) in [

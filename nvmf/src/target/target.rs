@@ -13,6 +13,7 @@ use super::ana::AnaStates;
 use super::association::{Association, GroupHandle, Teardown, pending};
 use super::config::{QueueLimits, TargetConfig};
 use super::discovery::{Reachable, Snapshot};
+use super::stats::Totals;
 use super::subsystem::{
     MAX_CNTLID, NamespaceConfig, RdmaFabric, Subsystem, SubsystemConfig, SubsystemError,
     SubsystemKind, SubsystemListener,
@@ -63,6 +64,8 @@ struct Listener {
     bound: Address,
     options: ListenerOptions,
     users: usize,
+    /// What was told of its queues so far: counters do not go back.
+    told: Totals,
 }
 
 struct Listeners {
@@ -88,6 +91,10 @@ pub struct Target {
     /// Connects refused because the subsystem is withheld from their transport.
     withheld: AtomicU64,
 }
+
+mod listeners;
+
+pub use listeners::ListenerStats;
 
 /// How a subsystem is to be served on an address.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -387,6 +394,7 @@ impl Target {
                     bound: bound.clone(),
                     options: options.listener,
                     users: 0,
+                    told: Totals::default(),
                 };
                 listeners.open.insert(id, listener);
                 (id, bound)
@@ -522,22 +530,6 @@ impl Target {
 
     pub(crate) fn count_withheld(&self) {
         self.withheld.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn release_listener(&self, id: ListenerId) {
-        let mut listeners = self.listeners.lock().expect("poisoned");
-        let Some(listener) = listeners.open.get_mut(&id) else {
-            return;
-        };
-        listener.users -= 1;
-        if listener.users == 0 {
-            let kind = listener.kind;
-            listeners.open.remove(&id);
-            drop(listeners);
-            if let Ok(plug) = self.plug(kind) {
-                plug.unlisten(id);
-            }
-        }
     }
 
     /// Stops to listen and tears down every controller. The caller may wait until

@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use nacre_nvmf::transport::ListenerId;
+use nacre_nvmf::transport::{ListenerCounts, ListenerId};
 use nacre_nvmf_wire::rdma::{RejectData, RejectStatus};
 use nacre_rdma_verbs::{
     AsyncEvent, CmEvent, CmEventKind, CmId, CmOptions, ConnectionManager, Device, DeviceId,
@@ -37,6 +37,7 @@ pub(crate) struct Listener {
     /// `None`: its device is gone; it is tried again.
     pub id: Option<CmId>,
     pub device: Option<DeviceId>,
+    pub counts: ListenerCounts,
 }
 
 impl Offered {
@@ -220,6 +221,9 @@ impl Control {
                     }
                     Err(Refused(status, why)) => {
                         tracing::warn!(%peer, %local, code = status as u16, "RDMA connection refused, {status}: {why}");
+                        if let Some(listener) = self.listeners.get_mut(&listener) {
+                            listener.counts.refused += 1;
+                        }
                         self.reject(id, status, &why);
                     }
                 }
@@ -228,6 +232,9 @@ impl Control {
                 if let Some(conn) = self.conns.get_mut(&id) {
                     conn.info.state = QueuePairState::Established;
                     conn.core.send(ToCore::Established(id));
+                    if let Some(listener) = self.listeners.get_mut(&conn.info.listener) {
+                        listener.counts.accepted += 1;
+                    }
                 }
             }
             CmEventKind::Disconnected => end(Ended::Peer),

@@ -7,7 +7,8 @@ use std::thread::JoinHandle;
 
 use nacre_hugepages::Arena;
 use nacre_nvmf::transport::{
-    Address, ListenError, ListenerId, ListenerOptions, Plug, PlugCounts, Transport, TransportType,
+    Address, ListenError, ListenerCounts, ListenerId, ListenerOptions, Plug, PlugCounts, Transport,
+    TransportType,
 };
 use nacre_rdma_verbs::{Access, ProtectionDomain, Provider, VerbsError};
 
@@ -246,9 +247,15 @@ impl Plug for RdmaPlug {
                 options,
                 id: Some(listening.id),
                 device: listening.device,
+                counts: ListenerCounts::default(),
             },
         );
         Ok(Address::Ip(listening.address))
+    }
+
+    fn listener_counts(&self, id: ListenerId) -> Option<ListenerCounts> {
+        let control = self.control();
+        control.listeners.get(&id).map(|listener| listener.counts)
     }
 
     fn unlisten(&self, id: ListenerId) {

@@ -65,6 +65,14 @@ pub(crate) struct Listener {
     pub socket: Arc<OwnedFd>,
     pub address: SocketAddr,
     pub options: ListenerOptions,
+    pub counts: Arc<ListenerCounters>,
+}
+
+/// Written by the accepting thread only.
+#[derive(Default)]
+pub(crate) struct ListenerCounters {
+    pub accepted: AtomicU64,
+    pub refused: AtomicU64,
 }
 
 /// What the plug, the thread and the cores share.
@@ -151,18 +159,24 @@ pub(crate) fn run(shared: &Shared) {
             }
             let id = ListenerId(event.token);
             // The lock is not held while accepting: a listener removed meanwhile only loses us nothing.
-            let listener = shared
-                .listeners()
-                .get(&id)
-                .map(|listener| (Arc::clone(&listener.socket), listener.options));
-            if let Some((socket, options)) = listener {
-                accept_some(shared, id, &socket, options);
+            let listener = shared.listeners().get(&id).map(|listener| {
+                let counts = Arc::clone(&listener.counts);
+                (Arc::clone(&listener.socket), listener.options, counts)
+            });
+            if let Some((socket, options, counts)) = listener {
+                accept_some(shared, id, &socket, options, &counts);
             }
         }
     }
 }
 
-fn accept_some(shared: &Shared, id: ListenerId, listening: &OwnedFd, options: ListenerOptions) {
+fn accept_some(
+    shared: &Shared,
+    id: ListenerId,
+    listening: &OwnedFd,
+    options: ListenerOptions,
+    counts: &ListenerCounters,
+) {
     for _ in 0..ACCEPT_BATCH {
         if shared.pending.load(Ordering::Relaxed) >= shared.config.max_pending_connections {
             // The kernel's backlog keeps whoever comes until others have connected or timed out:
@@ -186,6 +200,7 @@ fn accept_some(shared: &Shared, id: ListenerId, listening: &OwnedFd, options: Li
                             local,
                             peer,
                         },
+                        counts,
                     );
                 }
             }
@@ -203,10 +218,11 @@ fn accept_some(shared: &Shared, id: ListenerId, listening: &OwnedFd, options: Li
 }
 
 /// To the core with the fewest connections; closed when there is none or the limit is reached.
-fn hand_over(shared: &Shared, mut incoming: Incoming) {
+fn hand_over(shared: &Shared, mut incoming: Incoming, counts: &ListenerCounters) {
     if shared.connections.fetch_add(1, Ordering::AcqRel) >= shared.config.max_connections {
         shared.connections.fetch_sub(1, Ordering::AcqRel);
         shared.rejected_limit.fetch_add(1, Ordering::Relaxed);
+        counts.refused.fetch_add(1, Ordering::Relaxed);
         tracing::debug!(peer = %incoming.peer, limit = shared.config.max_connections, "connection refused: limit reached");
         return;
     }
@@ -225,10 +241,13 @@ fn hand_over(shared: &Shared, mut incoming: Incoming) {
         shared.pending.fetch_add(1, Ordering::Relaxed);
         for core in &cores {
             core.load.fetch_add(1, Ordering::Relaxed);
+            // Before the core knows of it: whoever sees the connection sees it counted.
+            counts.accepted.fetch_add(1, Ordering::Relaxed);
             match core.inbox.push(incoming) {
                 Ok(()) => return (core.wake)(),
                 Err(back) => {
                     core.load.fetch_sub(1, Ordering::Relaxed);
+                    counts.accepted.fetch_sub(1, Ordering::Relaxed);
                     incoming = back;
                 }
             }
@@ -242,5 +261,6 @@ fn hand_over(shared: &Shared, mut incoming: Incoming) {
     }
     shared.connections.fetch_sub(1, Ordering::AcqRel);
     shared.rejected_no_core.fetch_add(1, Ordering::Relaxed);
+    counts.refused.fetch_add(1, Ordering::Relaxed);
     tracing::warn!(peer = %incoming.peer, "connection refused: no core takes it");
 }

@@ -6,7 +6,8 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 
 use nacre_nvmf::transport::{
-    Address, ListenError, ListenerId, ListenerOptions, Plug, PlugCounts, Transport, TransportType,
+    Address, ListenError, ListenerCounts, ListenerId, ListenerOptions, Plug, PlugCounts, Transport,
+    TransportType,
 };
 
 use crate::accept::{self, CoreSlot, Listener, Shared};
@@ -124,6 +125,7 @@ impl Plug for TcpPlug {
                 socket: Arc::new(socket),
                 address: real,
                 options: *options,
+                counts: Arc::default(),
             },
         );
         Ok(Address::Ip(real))
@@ -150,6 +152,14 @@ impl Plug for TcpPlug {
                 tracing::error!(%error, address = %listener.address, "a listener cannot be held or released");
             }
         }
+    }
+
+    fn listener_counts(&self, id: ListenerId) -> Option<ListenerCounts> {
+        let counts = Arc::clone(&self.shared.listeners().get(&id)?.counts);
+        Some(ListenerCounts {
+            accepted: counts.accepted.load(Ordering::Relaxed),
+            refused: counts.refused.load(Ordering::Relaxed),
+        })
     }
 
     fn counts(&self) -> PlugCounts {

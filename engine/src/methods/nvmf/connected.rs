@@ -5,7 +5,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use nacre_nvmf::target::{Association, GroupHandle, Phase, QueueInfo, SubsystemKind};
+use nacre_nvmf::target::{
+    Association, GroupHandle, ListenerStats, Phase, QueueInfo, SubsystemKind,
+};
 use nacre_nvmf::transport::TransportType;
 use nacre_rdma::StatsSnapshot;
 use schemars::JsonSchema;
@@ -136,6 +138,32 @@ struct StatsParams {
 struct Stats {
     tick_rate: u64,
     poll_groups: Vec<PollGroup>,
+    /// Our own: since each was opened.
+    listeners: Vec<ListenerReply>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct ListenerReply {
+    address: AddressReply,
+    /// Connections, those turned away apart. Null where the transport does not count.
+    accepted: Option<u64>,
+    refused: Option<u64>,
+    completed_nvme_io: u64,
+    bytes_read: u64,
+    bytes_written: u64,
+}
+
+impl ListenerReply {
+    fn new(of: &ListenerStats) -> ListenerReply {
+        ListenerReply {
+            address: AddressReply::new(of.transport, &of.address),
+            accepted: of.counts.map(|counts| counts.accepted),
+            refused: of.counts.map(|counts| counts.refused),
+            completed_nvme_io: of.totals.operations(),
+            bytes_read: of.totals.read.bytes,
+            bytes_written: of.totals.write.bytes,
+        }
+    }
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -259,6 +287,12 @@ impl Method<Engine> for GetStats {
         Ok(Stats {
             tick_rate: TICK_RATE,
             poll_groups: plane.target.groups().iter().map(describe).collect(),
+            listeners: plane
+                .target
+                .listener_stats()
+                .iter()
+                .map(ListenerReply::new)
+                .collect(),
         })
     }
 }

@@ -10,8 +10,8 @@ use nacre_bdev::Extents;
 use nacre_hugepages::{ClassSpec, Pool};
 use nacre_nvmf::transport::conformance::Rig;
 use nacre_nvmf::transport::{
-    CloseWhy, Closed, ConnId, Event, Events, HostCommand, HostEvent, HostTransport, Plug, Pools,
-    QueueParams, ReqTag, Response,
+    CloseWhy, Closed, ConnId, Event, Events, HostCommand, HostEvent, HostTransport, ListenerCounts,
+    ListenerId, Plug, Pools, QueueParams, ReqTag, Response,
 };
 use nacre_nvmf_wire::opcode::io;
 use nacre_nvmf_wire::{Cqe, Sgl, Sqe};
@@ -506,6 +506,8 @@ fn refused() {
         assert!(why.contains(text), "{why}");
         refusals += 1;
         assert_eq!(world.rig.plug.control_counts().rejected_total, refusals);
+        let counts = world.rig.plug.listener_counts(ListenerId(3)).unwrap();
+        assert_eq!((counts.accepted, counts.refused), (0, refusals));
         world.settle(text);
     };
     let deep = options(|options| options.entries = 33);
@@ -514,6 +516,14 @@ fn refused() {
     refused(&mut world, odd, "invalid queue identifier (code 03h)");
     let no_reads = options(|options| (options.read_depth, options.entries) = (0, 32));
     refused(&mut world, no_reads, "(code 07h)");
+    world.dial(options(|options| options.entries = 32));
+    world.turns(8);
+    let counts = |id| world.rig.plug.listener_counts(ListenerId(id));
+    let expected = ListenerCounts {
+        accepted: 1,
+        refused: 3,
+    };
+    assert_eq!((counts(3), counts(4)), (Some(expected), None));
     let mut world = World::new(Options::with(|options| options.device.max_cqe = 300));
     world.dial(TestRig::host_options());
     world.turns(8);

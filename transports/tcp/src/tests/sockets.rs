@@ -353,6 +353,8 @@ fn connection_limit() {
     let mut bytes = [0; 1];
     assert!(matches!(third.read(&mut bytes), Ok(0) | Err(_)));
     assert_eq!(server.rig.plug.rejected(), (1, 0));
+    let counts = server.rig.plug.listener_counts(server.rig.listener());
+    assert_eq!(counts.map(|counts| counts.refused), Some(1));
     drop(first);
     server.until("one gone", |server| server.closed.len() == 1);
     let _fourth = server.raw();

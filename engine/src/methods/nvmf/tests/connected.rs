@@ -103,7 +103,30 @@ fn a_connected_host_is_listed_and_counted() {
     );
     let done = group["completed_nvme_io"].as_u64().unwrap();
     assert!(done > 3, "Connect, enabling and Identify: {done}");
+    let service = port.to_string();
+    let came = || {
+        let stats = bench.call("nvmf_get_stats", json!(null));
+        let all = stats["listeners"].as_array().unwrap().clone();
+        let here = |of: &&Value| of["address"]["trsvcid"].as_str() == Some(&service);
+        all.iter().find(here).cloned().unwrap()
+    };
+    let before = came();
+    assert_eq!(
+        (&before["accepted"], &before["refused"]),
+        (&json!(1), &json!(0))
+    );
+    assert!(
+        before["completed_nvme_io"].as_u64().unwrap() >= done,
+        "{before}"
+    );
     let metrics = bench.call("metrics_get", json!({ "format": "text" }));
+    let line = format!(
+        "nacre_listener_accepted_total{{transport=\"TCP\",address=\"127.0.0.1:{port}\"}} 1"
+    );
+    assert!(
+        metrics.as_str().unwrap().contains(&line),
+        "{line} in {metrics}"
+    );
     let of = format!("{{subsystem=\"{NQN}\",host=\"{HOST}\",transport=\"TCP\",op=\"other\"}} ");
     for name in ["operations_total", "latency_seconds_count"] {
         let line = format!("nacre_nvmf_{name}{of}");
@@ -125,6 +148,8 @@ fn a_connected_host_is_listed_and_counted() {
         group["completed_nvme_io"].as_u64().unwrap() >= done,
         "what was done stays counted"
     );
+    let (before, after) = (&before["completed_nvme_io"], &came()["completed_nvme_io"]);
+    assert!(after.as_u64() >= before.as_u64(), "{after} after {before}");
 }
 
 #[test]
