@@ -199,6 +199,7 @@ pub async fn init(engine: &Rc<Engine>) -> anyhow::Result<()> {
     let events = engine.devices.follow(&plane.bdevs);
     engine.set_plane(Some(Rc::new(plane)));
     tokio::task::spawn_local(crate::methods::bdev::follow(Rc::clone(engine), events));
+    tokio::task::spawn_local(crate::methods::nvmf::keep_reservations(Rc::clone(engine)));
     let found = engine
         .journal
         .load()

@@ -14,6 +14,7 @@ use crate::devices::Devices;
 use crate::journal::Journal;
 use crate::listeners::Listeners;
 use crate::logs::Logs;
+use crate::methods::nvmf::Keeping;
 use crate::methods::options::StartupOptions;
 use crate::notify::Notifications;
 use crate::plane::Plane;
@@ -57,6 +58,8 @@ pub struct Engine {
     pub declared: Declared,
     pub listeners: Listeners,
     pub rdma: Rdma,
+    /// Reservations on their way to the store.
+    pub keeping: Keeping,
     /// Made by `init`, gone after `fini`.
     plane: RefCell<Option<Rc<Plane>>>,
     phase: watch::Sender<Phase>,
@@ -87,6 +90,7 @@ impl Engine {
             declared: Declared::default(),
             listeners: Listeners::default(),
             rdma: Rdma::default(),
+            keeping: Keeping::default(),
             plane: RefCell::default(),
             phase: watch::channel(Phase::Startup).0,
             stop: watch::channel(false).0,

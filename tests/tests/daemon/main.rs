@@ -10,3 +10,4 @@ mod load;
 mod many;
 mod network;
 mod raw;
+mod reservations;

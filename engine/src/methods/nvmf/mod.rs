@@ -6,6 +6,7 @@
 //!   subsystem   subsystems          host       who may use them
 //!   listener(s) where they are      namespace  what is in them, and what becomes of it
 //!   discovery   referrals           connected  controllers, queue pairs, statistics
+//!   reservation where those are kept that persist through power loss
 //! ```
 //!
 //! Codes and messages are SPDK's; what is wrong and what to do about it stands beside them in
@@ -15,7 +16,8 @@
 //! ```text
 //!   nvmf/transport/TCP                 nvmf/referral/TCP/192.0.2.1:8009/<nqn>
 //!   nvmf/subsystem/<nqn>               and below it /host/<nqn>, /listener/TCP/192.0.2.1:4420,
-//!                                      /listener/TCP/192.0.2.1:4420/ana, /ns/<nsid>, /ns/<nsid>/host/<nqn>
+//!                                      /listener/TCP/192.0.2.1:4420/ana, /ns/<nsid>, /ns/<nsid>/host/<nqn>,
+//!                                      /ns/<nsid>/reservation
 //! ```
 
 mod address;
@@ -26,6 +28,7 @@ mod listener;
 mod listeners;
 mod namespace;
 mod refusal;
+mod reservation;
 mod subsystem;
 mod target;
 mod transport;
@@ -43,6 +46,7 @@ use crate::rpc::{Registry, RpcError};
 
 pub use listener::SET_ANA_STATE;
 pub use namespace::{bdev_gone, forget_namespaces_of};
+pub use reservation::{Keeping, keep as keep_reservations};
 pub use subsystem::derived_serial_number;
 pub use target::{DiscoveryFilter, config};
 
@@ -53,6 +57,7 @@ pub fn register(registry: &mut Registry<Engine>) {
     listener::register(registry);
     listeners::register(registry);
     namespace::register(registry);
+    reservation::register(registry);
     host::register(registry);
     discovery::register(registry);
     connected::register(registry);
@@ -162,6 +167,11 @@ mod key {
 
     pub fn namespace(nqn: &Nqn, nsid: u32) -> String {
         format!("{}{nsid}", namespaces(nqn))
+    }
+
+    /// What its hosts agreed, if it persists through power loss.
+    pub fn reservation(nqn: &Nqn, nsid: u32) -> String {
+        format!("{}/reservation", namespace(nqn, nsid))
     }
 
     pub fn namespace_host(nqn: &Nqn, nsid: u32, host: &Nqn) -> String {

@@ -18,7 +18,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::{PATIENCE, host_nqn, key, nvm_subsystem, wait_until};
+use super::{PATIENCE, host_nqn, key, nvm_subsystem, reservation, wait_until};
 use crate::engine::Engine;
 use crate::plane::Plane;
 use crate::rpc::error::Errno;
@@ -59,7 +59,8 @@ struct Namespace {
     /// The device's unless given.
     #[schemars(with = "Option<String>")]
     uuid: Option<Uuid>,
-    /// Must be empty: there are no reservations to keep.
+    /// Where reservations that persist through power loss are kept, in SPDK's format. Left out: in the daemon's state, if
+    /// it has one.
     ptpl_file: Option<String>,
     /// The namespace id unless given.
     #[serde(default)]
@@ -85,18 +86,6 @@ impl Method<Engine> for Add {
         let plane = on.plane()?;
         let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
         let wish = params.namespace;
-        if wish
-            .ptpl_file
-            .as_deref()
-            .is_some_and(|file| !file.is_empty())
-        {
-            return Err(RpcError::errno(
-                Errno::ENOTSUP,
-                "reservations are not supported, so none can be kept",
-            )
-            .field("namespace.ptpl_file")
-            .remedy("leave it out"));
-        }
         let nqn = subsystem.nqn().clone();
         let device = plane
             .bdevs
@@ -106,6 +95,8 @@ impl Method<Engine> for Add {
         let ids = identifiers(&wish, device.uuid())?;
         let nsid = choose_nsid(&on, &subsystem, &wish, device.name(), &ids)?;
         let ana_group = (wish.anagrpid != 0).then_some(wish.anagrpid);
+        let file = wish.ptpl_file.as_deref().filter(|file| !file.is_empty());
+        let reservations = reservation::beginning(&on, (&nqn, nsid, &ids), file)?;
         let config = NamespaceConfig {
             nsid: Some(nsid),
             bdev_name: device.name().to_owned(),
@@ -115,7 +106,7 @@ impl Method<Engine> for Add {
             ids,
             ana_group,
             auto_visible: !wish.no_auto_visible,
-            reservations: Default::default(),
+            reservations,
         };
         plane.target.add_namespace(&nqn, config)?;
         let mut namespace = json!({
@@ -130,6 +121,9 @@ impl Method<Engine> for Add {
         }
         if let Some(group) = ana_group {
             namespace["anagrpid"] = group.into();
+        }
+        if let Some(file) = file {
+            namespace["ptpl_file"] = file.into();
         }
         let record = json!({ "nqn": nqn.as_str(), "namespace": namespace });
         let stored = on
@@ -280,15 +274,21 @@ impl Method<Engine> for Remove {
             drop(entry);
             subsystem.remove_namespace(nsid)?;
             on.notes.send("nvmf_namespace_change", note(nqn, nsid));
+            // What a host's command has stored since the record went.
+            if on.journal.find(&key::reservation(nqn, nsid)).is_some() {
+                on.journal.commit(forget(&own)).await?;
+            }
             // The device is free when the reactors have closed their queues; I/O that is slow to end
             // does not keep the operator.
             wait_until(PATIENCE, || device.upgrade().is_none()).await;
+        } else {
+            subsystem.forget_reservation(nsid);
         }
         Ok(true)
     }
 }
 
-fn find(subsystem: &Subsystem, nsid: u32) -> Result<NamespaceEntry, RpcError> {
+pub(super) fn find(subsystem: &Subsystem, nsid: u32) -> Result<NamespaceEntry, RpcError> {
     let none = || {
         SubsystemError::NoNamespace {
             nqn: subsystem.nqn().to_string(),

@@ -223,6 +223,13 @@ impl Method<Engine> for Delete {
             .collect();
         drop(subsystem);
         let deleted = plane.target.delete_subsystem(&nqn)?;
+        // What a host's command has stored since the records went.
+        let below = key::below(&key::subsystem(&nqn));
+        let left = |e: &crate::journal::Entry| e.record.key.starts_with(&below);
+        if on.journal.entries().iter().any(left) {
+            let change = Change(vec![Edit::RemoveAll(below)]);
+            on.journal.commit(change).await?;
+        }
         on.notes.send("nvmf_subsystem_remove", nqn.as_str());
         if !wait_until(PATIENCE, || deleted.controllers().is_empty()).await {
             let left = deleted.controllers().len();

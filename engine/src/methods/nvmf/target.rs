@@ -8,6 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::reservation::RESTORE;
 use super::{TARGET, refusal};
 use crate::engine::Engine;
 use crate::rpc::error::Errno;
@@ -56,7 +57,9 @@ pub fn config(engine: &Engine) -> Vec<Value> {
         .journal
         .entries()
         .into_iter()
-        .filter(|e| e.record.key.starts_with("nvmf/"));
+        .filter(|e| e.record.key.starts_with("nvmf/"))
+        // What hosts agreed is no configuration, and SPDK has no such call.
+        .filter(|e| e.record.method != RESTORE);
     calls.extend(entries.map(|e| call(&e.record.method, e.record.params)));
     calls
 }

@@ -263,9 +263,9 @@ fn namespaces() {
     check(
         &bench,
         add,
-        on("m1", "ptpl_file", json!("/tmp/x")),
-        -95,
-        UNSUPPORTED,
+        on("m1", "ptpl_file", json!("/")),
+        -22,
+        "Invalid argument",
         "namespace.ptpl_file",
     );
     // Served twice, under another UUID, it is another namespace.

@@ -1,0 +1,525 @@
+//! Reservations that persist through power loss: where they are kept, and `nvmf_ns_get_reservation`.
+//!
+//! What a namespace's hosts agreed is kept in the journal, below the namespace, or in the file that
+//! `nvmf_subsystem_add_ns` names (`ptpl_file`, in SPDK's format). It is made durable before the
+//! host's command is answered: the target hands it over with a ticket, a task on the management's
+//! thread stores it and answers the ticket. A namespace takes it along when it is added, so that
+//! there is no moment in which hosts can use it without; the record's own call only confirms that.
+
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use nacre_nvmf::target::NamespaceIds;
+use nacre_nvmf::target::reservation::{
+    Held, Keeper, Registrant, Reservation, Reservations, State, Ticket,
+};
+use nacre_nvmf_wire::Nqn;
+use nacre_nvmf_wire::commands::reservation::ReservationType;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use tokio::sync::mpsc;
+use tracing::warn;
+use uuid::Uuid;
+
+use super::{key, nvm_subsystem};
+use crate::engine::Engine;
+use crate::rpc::error::Errno;
+use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::store::Change;
+
+pub(super) fn register(registry: &mut Registry<Engine>) {
+    registry.add::<Get>().add::<Restore>();
+}
+
+/// The method of a kept reservation's record.
+pub(super) const RESTORE: &str = "nvmf_ns_restore_reservation";
+
+/// A reservation as it is kept. The names are those of SPDK's file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub(super) struct Kept {
+    /// Always true: what does not persist is not kept.
+    ptpl: bool,
+    /// 1 to 6; left out or 0 for none.
+    #[serde(default)]
+    rtype: u8,
+    /// The holder's key.
+    #[serde(default)]
+    crkey: u64,
+    /// The namespace's: another namespace does not get it.
+    #[schemars(with = "String")]
+    bdev_uuid: Uuid,
+    /// The holder's host identifier. Of a type that all registrants hold it is one of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    holder_uuid: Option<Uuid>,
+    #[serde(default)]
+    registrants: Vec<KeptRegistrant>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    generation: Option<u32>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+struct KeptRegistrant {
+    rkey: u64,
+    /// Its host identifier.
+    #[schemars(with = "String")]
+    host_uuid: Uuid,
+}
+
+impl Kept {
+    fn of(state: &State, uuid: Uuid) -> Kept {
+        let registrants = state.registrants.iter().map(|r| KeptRegistrant {
+            rkey: r.key,
+            host_uuid: Uuid::from_bytes(r.host),
+        });
+        let first = state.registrants.first().map(|r| r.host);
+        let holder = state.held.and_then(|held| held.holder.or(first));
+        Kept {
+            ptpl: state.ptpl,
+            rtype: state.held.map_or(0, |held| held.kind as u8),
+            crkey: holder.and_then(|host| state.key_of(&host)).unwrap_or(0),
+            bdev_uuid: uuid,
+            holder_uuid: holder.map(Uuid::from_bytes),
+            registrants: registrants.collect(),
+            generation: Some(state.generation),
+        }
+    }
+
+    fn state(&self) -> Result<State, String> {
+        let kind = match self.rtype {
+            0 => None,
+            number => {
+                Some(ReservationType::from_u8(number).ok_or(format!("there is no type {number}"))?)
+            }
+        };
+        let held = kind.map(|kind| Held {
+            kind,
+            holder: match kind {
+                ReservationType::WriteExclusiveAllRegistrants
+                | ReservationType::ExclusiveAccessAllRegistrants => None,
+                _ => self.holder_uuid.map(Uuid::into_bytes),
+            },
+        });
+        let registrants = self.registrants.iter().map(|r| Registrant {
+            host: r.host_uuid.into_bytes(),
+            key: r.rkey,
+        });
+        let state = State {
+            registrants: registrants.collect(),
+            held,
+            generation: self.generation.unwrap_or(0),
+            ptpl: self.ptpl,
+        };
+        state.checked().map_err(str::to_owned)
+    }
+}
+
+/// Where one namespace's reservation is kept.
+#[derive(Debug, Clone)]
+enum Place {
+    Journal { nqn: Nqn, nsid: u32, uuid: Uuid },
+    File { path: PathBuf, uuid: Uuid },
+}
+
+struct Job {
+    place: Place,
+    state: Option<State>,
+    ticket: Ticket,
+}
+
+/// The way from the target's cores to the task that stores.
+#[derive(Debug)]
+pub struct Keeping {
+    jobs: mpsc::UnboundedSender<Job>,
+    queue: RefCell<Option<mpsc::UnboundedReceiver<Job>>>,
+}
+
+impl Default for Keeping {
+    fn default() -> Keeping {
+        let (jobs, queue) = mpsc::unbounded_channel();
+        Keeping {
+            jobs,
+            queue: RefCell::new(Some(queue)),
+        }
+    }
+}
+
+struct ToManagement {
+    place: Place,
+    jobs: mpsc::UnboundedSender<Job>,
+}
+
+impl Keeper for ToManagement {
+    /// A namespace has one of these under way at most, so that the list is bounded by theirs.
+    fn keep(&self, state: Option<&State>, ticket: Ticket) {
+        // If the task is gone, so is the ticket, which then says that it failed.
+        let _ = self.jobs.send(Job {
+            place: self.place.clone(),
+            state: state.cloned(),
+            ticket,
+        });
+    }
+}
+
+/// Stores what the target asks to be stored, for ever.
+pub async fn keep(on: Rc<Engine>) {
+    let queue = on.keeping.queue.take();
+    let Some(mut queue) = queue else { return };
+    while let Some(Job {
+        place,
+        state,
+        ticket,
+    }) = queue.recv().await
+    {
+        let stored = match &place {
+            Place::Journal { nqn, nsid, uuid } => {
+                let kept = state.as_ref().map(|state| Kept::of(state, *uuid));
+                in_journal(&on, nqn, *nsid, *uuid, kept).await
+            }
+            Place::File { path, uuid } => {
+                let kept = state.as_ref().map(|state| Kept {
+                    generation: None,
+                    ..Kept::of(state, *uuid)
+                });
+                in_file(path.clone(), kept).await
+            }
+        };
+        match stored {
+            Ok(()) => ticket.kept(),
+            Err(error) => {
+                warn!(?place, %error, "a reservation could not be stored; the host's command is refused");
+                ticket.failed();
+            }
+        }
+    }
+}
+
+async fn in_journal(
+    on: &Engine,
+    nqn: &Nqn,
+    nsid: u32,
+    uuid: Uuid,
+    kept: Option<Kept>,
+) -> Result<(), RpcError> {
+    let own = key::reservation(nqn, nsid);
+    // A command of a namespace that was removed in the meantime must not leave a record behind.
+    find(on, nqn, nsid, uuid)?;
+    let change = match kept {
+        None => Change::remove(own),
+        Some(kept) => {
+            let record = json!({ "nqn": nqn.as_str(), "nsid": nsid, "reservation": kept });
+            Change::put(own, RESTORE, record)
+        }
+    };
+    on.journal.commit(change).await
+}
+
+/// Replaces the file as a whole: it is the old one or the new one, whenever the power goes.
+async fn in_file(path: PathBuf, kept: Option<Kept>) -> Result<(), RpcError> {
+    let work = move || write_file(&path, kept.as_ref());
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|e| RpcError::internal(e.to_string()))?
+        .map_err(|e| RpcError::errno(Errno::EIO, e.to_string()))
+}
+
+fn write_file(path: &Path, kept: Option<&Kept>) -> std::io::Result<()> {
+    use std::io::Write;
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    match kept {
+        Some(kept) => {
+            let mut name = path.as_os_str().to_owned();
+            name.push(".new");
+            let new = PathBuf::from(name);
+            let mut file = std::fs::File::create(&new)?;
+            file.write_all(&serde_json::to_vec_pretty(kept)?)?;
+            file.sync_all()?;
+            std::fs::rename(&new, path)?;
+        }
+        None => match std::fs::remove_file(path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        },
+    }
+    std::fs::File::open(folder)?.sync_all()
+}
+
+fn read_file(path: &Path) -> std::io::Result<Option<Kept>> {
+    match std::fs::read(path) {
+        // SPDK makes an empty one and fills it later.
+        Ok(bytes) if bytes.iter().all(u8::is_ascii_whitespace) => Ok(None),
+        Ok(bytes) => Ok(Some(serde_json::from_slice(&bytes)?)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// How a namespace's reservations begin, and where they are kept. One that is there and cannot be
+/// read keeps the namespace away: hosts would take it for theirs.
+pub(super) fn beginning(
+    on: &Engine,
+    (nqn, nsid, ids): (&Nqn, u32, &NamespaceIds),
+    file: Option<&str>,
+) -> Result<Reservations, RpcError> {
+    let uuid = ids.uuid;
+    let (place, kept) = match file {
+        Some(file) => {
+            let path = PathBuf::from(file);
+            let wrong = |why: String| {
+                RpcError::errno(Errno::EINVAL, format!("{file}: {why}"))
+                    .field("namespace.ptpl_file")
+                    .remedy("give a file that can be written; remove one that is damaged")
+            };
+            let kept = read_file(&path).map_err(|e| wrong(e.to_string()))?;
+            (
+                Place::File { path, uuid },
+                kept.map(|kept| (kept, file.to_owned())),
+            )
+        }
+        None if on.journal.is_durable() => {
+            let own = key::reservation(nqn, nsid);
+            let kept = on.journal.find(&own).map(|entry| {
+                let kept = entry.record.params["reservation"].clone();
+                serde_json::from_value(kept)
+                    .map(|kept| (kept, own.clone()))
+                    .map_err(|e| damaged(&own, &e.to_string()))
+            });
+            let nqn = nqn.clone();
+            (Place::Journal { nqn, nsid, uuid }, kept.transpose()?)
+        }
+        None => return Ok(Reservations::default()),
+    };
+    let kept = match kept {
+        Some((kept, from)) if kept.bdev_uuid == uuid && kept.ptpl => {
+            Some(kept.state().map_err(|why| damaged(&from, &why))?)
+        }
+        _ => None,
+    };
+    let jobs = on.keeping.jobs.clone();
+    Ok(Reservations {
+        keeper: Some(Arc::new(ToManagement { place, jobs })),
+        kept,
+    })
+}
+
+fn damaged(what: &str, why: &str) -> RpcError {
+    RpcError::errno(
+        Errno::EIO,
+        format!("the reservation kept in {what} is damaged: {why}"),
+    )
+    .remedy("state_forget gives it up, or remove the file: hosts have to register again")
+}
+
+/// The reservation of a namespace that is there.
+fn find(on: &Engine, nqn: &Nqn, nsid: u32, uuid: Uuid) -> Result<Arc<Reservation>, RpcError> {
+    let subsystem = on.plane()?.target.subsystem(nqn)?;
+    let entry = super::namespace::find(&subsystem, nsid)?;
+    if entry.namespace.ids.uuid != uuid {
+        return Err(RpcError::errno(
+            Errno::ENOENT,
+            format!("namespace {nsid} of {nqn} is another one now"),
+        ));
+    }
+    Ok(Arc::clone(&entry.namespace.reservation))
+}
+
+struct Restore;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RestoreParams {
+    nqn: String,
+    nsid: u32,
+    reservation: Kept,
+}
+
+impl Method<Engine> for Restore {
+    const NAME: &'static str = RESTORE;
+    const ABOUT: &'static str = "Confirms that a namespace has the reservation that was kept for it; the daemon's own call, \
+         at its start. It changes nothing: reservations are made by hosts.";
+    const EFFECT: Effect = Effect::Reads;
+    type Params = RestoreParams;
+    type Reply = bool;
+
+    async fn apply(params: RestoreParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        let nqn = Nqn::new(&params.nqn)
+            .map_err(|error| RpcError::invalid_params(error.to_string()).field("nqn"))?;
+        let kept = params.reservation;
+        let reservation = find(&on, &nqn, params.nsid, kept.bdev_uuid)?;
+        if Kept::of(&reservation.state(), kept.bdev_uuid) != kept {
+            return Err(RpcError::errno(
+                Errno::EEXIST,
+                "hosts have made another reservation since",
+            ));
+        }
+        Ok(true)
+    }
+}
+
+struct Get;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct GetParams {
+    nqn: String,
+    nsid: u32,
+    tgt_name: Option<String>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct Reply {
+    /// As `nvme resv-acquire --rtype` counts; 0: nothing is reserved.
+    rtype: u8,
+    /// Of the type, in words.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    r#type: Option<&'static str>,
+    /// Counts changes of registrations.
+    generation: u32,
+    /// Persists through power loss.
+    ptpl: bool,
+    /// Hosts can make it persist.
+    ptpl_capable: bool,
+    /// Commands refused because of it, since the namespace was added.
+    conflicts: u64,
+    registrants: Vec<RegistrantReply>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct RegistrantReply {
+    /// Host identifier.
+    #[schemars(with = "String")]
+    hostid: Uuid,
+    /// Registration key, 16 hexadecimal digits.
+    rkey: String,
+    holder: bool,
+}
+
+impl Method<Engine> for Get {
+    const NAME: &'static str = "nvmf_ns_get_reservation";
+    const ABOUT: &'static str =
+        "Shows who is registered with a namespace and who holds its reservation.";
+    type Params = GetParams;
+    type Reply = Reply;
+
+    async fn apply(params: GetParams, on: Rc<Engine>) -> Result<Reply, RpcError> {
+        let plane = on.plane()?;
+        let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
+        let entry = super::namespace::find(&subsystem, params.nsid)?;
+        let reservation = &entry.namespace.reservation;
+        let state = reservation.state();
+        let registrants = state.registrants.iter().map(|r| RegistrantReply {
+            hostid: Uuid::from_bytes(r.host),
+            rkey: format!("{:016x}", r.key),
+            holder: state.holds(&r.host),
+        });
+        Ok(Reply {
+            rtype: state.held.map_or(0, |held| held.kind as u8),
+            r#type: state.held.map(|held| name_of(held.kind)),
+            generation: state.generation,
+            ptpl: state.ptpl,
+            ptpl_capable: reservation.can_persist(),
+            conflicts: reservation.conflicts(),
+            registrants: registrants.collect(),
+        })
+    }
+}
+
+fn name_of(kind: ReservationType) -> &'static str {
+    match kind {
+        ReservationType::WriteExclusive => "write exclusive",
+        ReservationType::ExclusiveAccess => "exclusive access",
+        ReservationType::WriteExclusiveRegistrantsOnly => "write exclusive, registrants only",
+        ReservationType::ExclusiveAccessRegistrantsOnly => "exclusive access, registrants only",
+        ReservationType::WriteExclusiveAllRegistrants => "write exclusive, all registrants",
+        ReservationType::ExclusiveAccessAllRegistrants => "exclusive access, all registrants",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state(held: Option<Held>) -> State {
+        State {
+            registrants: vec![
+                Registrant {
+                    host: [1; 16],
+                    key: u64::MAX,
+                },
+                Registrant {
+                    host: [2; 16],
+                    key: 7,
+                },
+            ],
+            held,
+            generation: 9,
+            ptpl: true,
+        }
+    }
+
+    /// What is kept is what comes back, through the file too, but for the count.
+    #[test]
+    fn kept_and_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ptpl.json");
+        assert_eq!(read_file(&path).unwrap(), None);
+        let uuid = Uuid::from_u128(5);
+        for held in [
+            None,
+            Some(Held {
+                kind: ReservationType::ExclusiveAccess,
+                holder: Some([2; 16]),
+            }),
+            Some(Held {
+                kind: ReservationType::WriteExclusiveAllRegistrants,
+                holder: None,
+            }),
+        ] {
+            let state = state(held);
+            let kept = Kept::of(&state, uuid);
+            assert_eq!(kept.state(), Ok(state));
+            write_file(&path, Some(&kept)).unwrap();
+            assert_eq!(read_file(&path).unwrap(), Some(kept));
+        }
+        write_file(&path, None).unwrap();
+        write_file(&path, None).unwrap();
+        assert!(std::fs::read_dir(folder.path()).unwrap().next().is_none());
+        std::fs::write(&path, "\n").unwrap();
+        assert_eq!(read_file(&path).unwrap(), None, "as SPDK makes it");
+        std::fs::write(&path, "{").unwrap();
+        assert!(read_file(&path).is_err());
+        assert!(
+            write_file(
+                &folder.path().join("none/ptpl"),
+                Some(&Kept::of(&state(None), uuid))
+            )
+            .is_err()
+        );
+    }
+
+    /// SPDK's file, as it writes it.
+    #[test]
+    fn spdks_file() {
+        let text = r#"{ "ptpl": true, "rtype": 1, "crkey": 161, "bdev_uuid": "00000000-0000-0000-0000-000000000005",
+            "holder_uuid": "01010101-0101-0101-0101-010101010101",
+            "registrants": [{ "rkey": 161, "host_uuid": "01010101-0101-0101-0101-010101010101" }] }"#;
+        let kept: Kept = serde_json::from_str(text).unwrap();
+        let state = kept.state().unwrap();
+        assert!(state.holds(&[1; 16]) && state.key_of(&[1; 16]) == Some(161));
+        let damaged = Kept {
+            rtype: 7,
+            ..kept.clone()
+        };
+        assert!(damaged.state().is_err());
+        let nobody = Kept {
+            holder_uuid: None,
+            ..kept
+        };
+        assert!(nobody.state().is_err());
+    }
+}

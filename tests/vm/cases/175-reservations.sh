@@ -1,0 +1,92 @@
+# limit: 420
+# Two hosts of the stock kernel agree by reservations who may use a namespace: nvme-cli's commands, the refusals that
+# the block layer sees, a host that is preempted under load, its notification, and a restart of the daemon.
+nacre_only "reservations"
+reload_without_multipath() {
+    # Of both transports: a test before this one may have loaded the other, which holds nvme-fabrics too.
+    modprobe -r nvme-tcp nvme-rdma nvme-fabrics
+    modprobe -r nvme nvme-core 2>/dev/null || true
+    modprobe nvme-core multipath="$1"
+    modprobe -a nvme-fabrics "nvme-$TRTYPE"
+    [ "$(cat /sys/module/nvme_core/parameters/multipath)" = "$1" ] || die "nvme-core did not reload"
+}
+trap 'nvme disconnect -n "$NQN"; clean_guest; mkdir -p "$WORK"; reload_without_multipath Y' EXIT
+reload_without_multipath N
+serve 64
+connect "$NQN" --hostnqn="$HOST_A" --hostid="$HOST_A_ID"
+echo "transport=$TRTYPE,traddr=$ADDR,trsvcid=$PORT,nqn=$NQN,hostnqn=$HOST_B,hostid=$HOST_B_ID" >/dev/nvme-fabrics
+a=$(ctrl_of "$NQN" "$HOST_A") b=$(ctrl_of "$NQN" "$HOST_B")
+A=/dev/${a}n1 B=/dev/${b}n1
+wait_until 60 test -b "$A"
+wait_until 60 test -b "$B"
+
+put() { dd if=/dev/urandom of="$1" bs=4k count=4 oflag=direct conv=notrunc status=none; }
+get() { dd if="$1" of=/dev/null bs=4k count=4 iflag=direct status=none; }
+report() { nvme resv-report "$1" --eds --output-format=json | jq ".$2"; }
+state() { rpc nvmf_ns_get_reservation "{\"nqn\":\"$NQN\",\"nsid\":1}" | jq -r "$1"; }
+holder() { state '[.registrants[] | select(.holder) | .hostid] | join(" ")'; }
+
+step "what the kernel is told"
+expect "ONCS, bit 5" $(($(nvme id-ctrl "$A" --output-format=json | jq .oncs) >> 5 & 1)) 1
+expect "RESCAP" "$(nvme id-ns "$A" --output-format=json | jq .rescap)" 255
+
+step "registered, and nothing reserved"
+nvme resv-register "$A" --nrkey=0xa --rrega=0
+nvme resv-register "$B" --nrkey=0xb --rrega=0
+expect_failure nvme resv-register "$B" --nrkey=0xc --rrega=0
+expect "registrants" "$(report "$A" regctl)" 2
+expect "the type" "$(report "$B" rtype)" 0
+put "$A"
+put "$B"
+
+step "write exclusive: B may read"
+nvme resv-acquire "$A" --crkey=0xa --rtype=1 --racqa=0
+expect "the type" "$(report "$B" rtype)" 1
+expect "the holder" "$(holder)" "$HOST_A_ID"
+put "$A"
+get "$B"
+expect_failure put "$B"
+expect_failure nvme resv-acquire "$B" --crkey=0xb --rtype=1 --racqa=0
+nvme resv-release "$A" --crkey=0xa --rtype=1 --rrela=0
+put "$B"
+
+step "exclusive access: B may nothing"
+nvme resv-acquire "$B" --crkey=0xb --rtype=2 --racqa=0
+expect_failure get "$A"
+expect_failure put "$A"
+put "$B"
+nvme resv-release "$B" --crkey=0xb --rtype=2 --rrela=0
+
+step "B writes without end until A preempts it"
+nvme resv-acquire "$B" --crkey=0xb --rtype=1 --racqa=0
+(trap - ERR; while dd if=/dev/zero of="$B" bs=64k count=64 oflag=direct conv=notrunc status=none; do :; done) &
+writer=$!
+wait_until 60 kill -0 $writer
+nvme resv-acquire "$A" --crkey=0xa --prkey=0xb --rtype=1 --racqa=2
+head -c 65536 /dev/urandom >"$WORK/own"
+dd if="$WORK/own" of="$A" bs=64k oflag=direct conv=notrunc status=none
+wait $writer || true
+cmp "$WORK/own" <(dd if="$A" bs=64k count=1 iflag=direct status=none)
+expect "registrants" "$(report "$A" regctl)" 1
+expect "the holder" "$(holder)" "$HOST_A_ID"
+expect "B's notification" "$(nvme get-log "/dev/$b" --log-id=0x80 --log-len=64 --raw-binary | od -An -tu1 -j8 -N1 | tr -d ' ')" 1
+expect_failure put "$B"
+nvme resv-release "$A" --crkey=0xa --rrela=1
+expect "registrants after Clear" "$(report "$A" regctl)" 0
+
+step "what persists is there after kill -9, and is in force"
+nvme resv-register "$A" --nrkey=0xa1 --rrega=0 --cptpl=3
+nvme resv-acquire "$A" --crkey=0xa1 --rtype=1 --racqa=0
+nacre_kill
+nacre_start
+expect "the holder" "$(holder)" "$HOST_A_ID"
+# Reads wait until the hosts have connected again; commands of nvme-cli would not.
+get "$A"
+get "$B"
+wait_until 120 is_live "$a"
+wait_until 120 is_live "$b"
+expect_failure put "$B"
+put "$A"
+expect "persistence" "$(report "$B" ptpls)" 1
+nvme resv-register "$A" --crkey=0xa1 --rrega=1
+put "$B"
