@@ -30,7 +30,7 @@ use crate::config::{Loaded, Settings, default_data_dir, default_socket};
 use crate::engine::{Engine, Personality, Phase};
 use crate::journal::Journal;
 use crate::logs::Logs;
-use crate::methods::nvmf::DiscoveryFilter;
+use crate::methods::nvmf::{DiscoveryFilter, RESTORE_RESERVATION, SET_ANA_STATE};
 use crate::methods::options::IobufOptions;
 use crate::metrics::http;
 use crate::plane::{Plane, PlaneConfig, choose_cores};
@@ -208,10 +208,12 @@ pub async fn init(engine: &Rc<Engine>) -> anyhow::Result<()> {
     if found > 0 {
         info!(objects = found, "restoring");
     }
-    // What was set about a listener has to wait for it, and it may be one of the file's.
-    let of_listeners = |r: &Record| r.method == crate::methods::nvmf::SET_ANA_STATE;
+    // What was set about a listener has to wait for it, and it may be one of the file's; so may a
+    // namespace be, which takes what was kept of its reservation along.
+    let of_the_files =
+        |r: &Record| [SET_ANA_STATE, RESTORE_RESERVATION].contains(&r.method.as_str());
     let (later, now): (Vec<_>, Vec<_>) =
-        engine.journal.waiting().into_iter().partition(of_listeners);
+        engine.journal.waiting().into_iter().partition(of_the_files);
     for record in now {
         engine.replay(&record).await;
     }

@@ -35,7 +35,7 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
 }
 
 /// The method of a kept reservation's record.
-pub(super) const RESTORE: &str = "nvmf_ns_restore_reservation";
+pub const RESTORE: &str = "nvmf_ns_restore_reservation";
 
 /// A reservation as it is kept. The names are those of SPDK's file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]

@@ -4,6 +4,7 @@ mod ana;
 mod connected;
 mod rdma;
 mod refusals;
+mod reservations;
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,0 +1,171 @@
+//! Goal: a namespace has what was kept of its reservation from the moment it is there, however it
+//! came to be; what cannot be read keeps it away. Method: records and files as the daemon writes them
+//! (hosts that make them are in the tests of the whole daemon).
+
+use nacre_nvmf_wire::Nqn;
+use serde_json::{Value, json};
+
+use super::super::super::testing::{Bench, bench};
+use super::super::key;
+use super::super::reservation::RESTORE;
+use super::{NQN, UUID, malloc, namespace, subsystem};
+use crate::config::{Settings, load_text};
+use crate::store::{Change, Store};
+
+const HOLDER: &str = "0a0a0a0a-0a0a-0a0a-0a0a-0a0a0a0a0a0a";
+
+fn kept(uuid: &str) -> Value {
+    json!({
+        "ptpl": true, "rtype": 2, "crkey": 10, "bdev_uuid": uuid, "holder_uuid": HOLDER,
+        "registrants": [{ "rkey": 10, "host_uuid": HOLDER }], "generation": 4,
+    })
+}
+
+fn keep(bench: &Bench, reservation: Value) {
+    let own = key::reservation(&Nqn::new(NQN).unwrap(), 1);
+    let record = json!({ "nqn": NQN, "nsid": 1, "reservation": reservation });
+    let stored = bench
+        .engine
+        .journal
+        .commit(Change::put(own, RESTORE, record));
+    bench.run(stored).unwrap();
+}
+
+fn get(bench: &Bench) -> Value {
+    bench.call("nvmf_ns_get_reservation", json!({ "nqn": NQN, "nsid": 1 }))
+}
+
+fn expected() -> Value {
+    json!({
+        "rtype": 2, "type": "exclusive access", "generation": 4, "ptpl": true, "ptpl_capable": true,
+        "conflicts": 0,
+        "registrants": [{ "hostid": HOLDER, "rkey": "000000000000000a", "holder": true }],
+    })
+}
+
+fn standings(bench: &Bench) -> Vec<Value> {
+    let state = bench.call("state_get", json!(null));
+    let objects = state["objects"].as_array().unwrap();
+    objects.iter().map(|o| o["state"].clone()).collect()
+}
+
+#[test]
+fn kept_in_the_state() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = || Some(Store::open(dir.path()).unwrap());
+    {
+        let bench = Bench::with(Settings::default(), open());
+        malloc(&bench, "m0", Some(UUID));
+        subsystem(&bench, NQN);
+        keep(&bench, kept(UUID));
+        namespace(&bench, NQN, "m0");
+        assert_eq!(get(&bench), expected());
+    }
+    let bench = Bench::with(Settings::default(), open());
+    assert_eq!(get(&bench), expected());
+    assert!(standings(&bench).iter().all(|s| s == "live"));
+    let config = bench.call("framework_get_config", json!({ "name": "nvmf" }));
+    assert!(
+        !config.to_string().contains(RESTORE),
+        "SPDK has no such call"
+    );
+    let own = json!({ "nqn": NQN, "nsid": 1 });
+    bench.call("nvmf_subsystem_remove_ns", own);
+    namespace(&bench, NQN, "m0");
+    assert_eq!(
+        get(&bench)["registrants"],
+        json!([]),
+        "it went with the namespace"
+    );
+}
+
+/// The file's namespaces are made after what is stored has come back: they get theirs all the same.
+#[test]
+fn of_a_declared_namespace() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = || Some(Store::open(dir.path()).unwrap());
+    let text = format!(
+        "[[bdev]]\nname = \"d0\"\ntype = \"malloc\"\nsize = \"1MiB\"\nuuid = \"{UUID}\"\n\
+         [[nvmf.subsystem]]\nnqn = \"{NQN}\"\n[[nvmf.subsystem.namespace]]\nbdev = \"d0\"\nnsid = 1\n"
+    );
+    let settings = || {
+        let loaded = load_text(Some(("nacre.toml", &text)), [], &[]);
+        loaded.unwrap_or_else(|e| panic!("{e}")).settings
+    };
+    {
+        let bench = Bench::with(settings(), open());
+        assert_eq!(get(&bench)["ptpl_capable"], true);
+        keep(&bench, kept(UUID));
+    }
+    let bench = Bench::with(settings(), open());
+    assert_eq!(get(&bench), expected());
+    assert!(standings(&bench).iter().all(|s| s == "live"));
+}
+
+#[test]
+fn another_devices_is_left_alone_and_a_damaged_one_keeps_the_namespace_away() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    let bench = Bench::with(Settings::default(), Some(store));
+    malloc(&bench, "m0", Some(UUID));
+    subsystem(&bench, NQN);
+    keep(&bench, kept("7b1d3f6e-52ab-4a0c-9a0e-0d9e6c1f2b3b"));
+    namespace(&bench, NQN, "m0");
+    assert_eq!(get(&bench)["registrants"], json!([]));
+    bench.call("nvmf_subsystem_remove_ns", json!({ "nqn": NQN, "nsid": 1 }));
+
+    let add = json!({ "nqn": NQN, "namespace": { "bdev_name": "m0" } });
+    let mut nobody = kept(UUID);
+    nobody["registrants"] = json!([]);
+    for damaged in [nobody, json!({ "ptpl": true })] {
+        keep(&bench, damaged);
+        let refused = bench.refused("nvmf_subsystem_add_ns", add.clone());
+        let data = refused.data.unwrap();
+        assert!(data.cause.contains("damaged"), "{}", data.cause);
+        assert!(data.remedy.unwrap().contains("state_forget"));
+    }
+}
+
+#[test]
+fn kept_in_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("ptpl.json");
+    let bench = bench();
+    malloc(&bench, "m0", Some(UUID));
+    subsystem(&bench, NQN);
+    let add = |file: &str| {
+        let namespace = json!({ "bdev_name": "m0", "ptpl_file": file });
+        json!({ "nqn": NQN, "namespace": namespace })
+    };
+    bench.call("nvmf_subsystem_add_ns", add(""));
+    assert_eq!(
+        get(&bench)["ptpl_capable"],
+        false,
+        "there is nowhere to keep it"
+    );
+    bench.call("nvmf_subsystem_remove_ns", json!({ "nqn": NQN, "nsid": 1 }));
+
+    let mut spdks = kept(UUID);
+    spdks.as_object_mut().unwrap().remove("generation");
+    std::fs::write(&file, spdks.to_string()).unwrap();
+    bench.call("nvmf_subsystem_add_ns", add(file.to_str().unwrap()));
+    let mut found = expected();
+    found["generation"] = 0.into();
+    assert_eq!(get(&bench), found);
+    let config = bench
+        .call("framework_get_config", json!({ "name": "nvmf" }))
+        .to_string();
+    assert!(config.contains("ptpl.json"), "{config}");
+    bench.call("nvmf_subsystem_remove_ns", json!({ "nqn": NQN, "nsid": 1 }));
+    std::fs::write(&file, "{").unwrap();
+    let refused = bench.refused("nvmf_subsystem_add_ns", add(file.to_str().unwrap()));
+    assert_eq!(
+        refused.data.unwrap().field.as_deref(),
+        Some("namespace.ptpl_file")
+    );
+    let unknown = json!({ "nqn": NQN, "nsid": 1 });
+    assert_eq!(
+        bench.refused("nvmf_ns_get_reservation", unknown).code,
+        -32602
+    );
+}
