@@ -1,6 +1,7 @@
 //! Reservations through the whole target: two hosts, their controllers, and what each of them is
 //! answered and told.
 
+mod aborted;
 mod kept;
 
 use std::sync::Arc;
