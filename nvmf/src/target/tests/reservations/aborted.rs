@@ -1,14 +1,15 @@
-//! Preempt and Abort of writes that hang in a device which can give them up, and a host with two
-//! controllers.
+//! Preempt and Abort of writes that hang in a device which can give them up, a host with two
+//! controllers, and any commands of two hosts.
 
 use std::sync::Arc;
 
 use nacre_bdev::fault::{self, Action, Fault};
 use nacre_bdev::registry::Registry;
 use nacre_bdev::{Bdev, Op};
-use nacre_nvmf_wire::StatusCode;
 use nacre_nvmf_wire::commands::reservation::{AcquireAction, ReservationType};
 use nacre_nvmf_wire::opcode::io as opcode;
+use nacre_nvmf_wire::{Sgl, Sqe, StatusCode};
+use proptest::prelude::*;
 use zerocopy::IntoBytes;
 
 use super::super::rig::*;
@@ -112,4 +113,59 @@ fn a_host_is_its_identifier() {
     assert_eq!(rig.write(other), CONFLICT);
     let back = rig.host(0xa, KEY_A);
     assert_eq!(rig.write(back), OK);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Goal: whatever two hosts send, each command is answered once, and nothing is left of them.
+    /// Method: reservation commands whose dwords and keys are random but small, among reads and
+    /// writes, to one of two namespaces of which one does not exist.
+    #[test]
+    fn any_commands(steps in proptest::collection::vec(
+        (any::<bool>(), 0usize..6, 0u32..4, 0u32..8, any::<bool>(), 0u64..3, 0u64..3, 1u32..12),
+        1..60,
+    )) {
+        const OPCODES: [u8; 6] = [
+            opcode::RESERVATION_REGISTER,
+            opcode::RESERVATION_ACQUIRE,
+            opcode::RESERVATION_RELEASE,
+            opcode::RESERVATION_REPORT,
+            opcode::WRITE,
+            opcode::READ,
+        ];
+        let mut rig = Rig::with_malloc();
+        let hosts = [rig.host(0xa, KEY_A), rig.host(0xb, KEY_B)];
+        for (second, op, action, kind, ignore, current, other, nsid) in steps {
+            let (host, op) = (hosts[usize::from(second)], OPCODES[op]);
+            let cid = rig.cid();
+            let nsid = if nsid == 11 { 2 } else { 1 };
+            let mut data = vec![0; BLOCK as usize];
+            data[..8].copy_from_slice(&current.to_le_bytes());
+            data[8..16].copy_from_slice(&other.to_le_bytes());
+            let mut sqe = Sqe::for_namespace(op, cid, nsid);
+            let length = match op {
+                opcode::WRITE | opcode::READ => BLOCK,
+                opcode::RESERVATION_RELEASE => 8,
+                opcode::RESERVATION_REPORT => 64,
+                _ => 16,
+            };
+            sqe.cdw10 = match op {
+                opcode::WRITE | opcode::READ => action,
+                opcode::RESERVATION_REPORT => 15,
+                _ => action | u32::from(ignore) << 3 | kind << 8,
+            }
+            .into();
+            sqe.cdw11 = u32::from(op == opcode::RESERVATION_REPORT && !ignore).into();
+            data.truncate(length as usize);
+            let sqe = sqe.with_sgl(Sgl::Transport { length });
+            // It fails if there is no answer, or more than one.
+            rig.call(host.io, sqe, &data);
+        }
+        for host in hosts {
+            rig.hang_up(host.io);
+            rig.hang_up(host.admin);
+        }
+        rig.assert_clean();
+    }
 }
