@@ -217,6 +217,7 @@ pub async fn init(engine: &Rc<Engine>) -> anyhow::Result<()> {
     for record in now {
         engine.replay(&record).await;
     }
+    crate::rdma::soft::make(engine.settings.rdma.rxe.clone()).await;
     engine.declared.plan(&engine.settings);
     engine.declared.make(engine).await;
     engine.listeners.start(engine).await?;

@@ -138,6 +138,10 @@ fn wrong_values_name_key_and_line() {
             "[nvmf]\nlisten = [\"eth0:4420\"]",
             "nacre.toml:2: nvmf.listen: \"eth0:4420\" is no address to listen on; write tcp://",
         ),
+        (
+            "[rdma]\nallow_software = false\nrxe = [\"eth0\"]",
+            "nacre.toml:3: rdma.rxe: soft-RoCE devices that allow_software = false keeps from being used",
+        ),
     ] {
         let got = problems(text);
         assert!(got[0].starts_with(expected), "{text:?}: {got:?}");

@@ -15,6 +15,8 @@ pub struct Rdma {
     pub gid_index: Option<u16>,
     /// False: soft-RoCE and soft-iWARP are never used.
     pub allow_software: bool,
+    /// Interfaces that get a soft-RoCE device at start, unless they have a device.
+    pub rxe: Vec<String>,
     /// Queue pairs of the whole transport; each core takes memory for as many.
     pub max_qpairs: u32,
     /// Bytes that a write may carry in its command capsule, a multiple of 16.
@@ -51,6 +53,7 @@ impl Default for Rdma {
             port: None,
             gid_index: None,
             allow_software: true,
+            rxe: Vec::new(),
             max_qpairs: own.max_connections as u32,
             in_capsule_data_size: own.in_capsule_data_size,
             srq_size: own.srq_size,
@@ -105,6 +108,10 @@ impl Rdma {
                 same => same,
             };
             problems.push((key, format!("{actual} is not {allowed}")));
+        }
+        if !self.allow_software && !self.rxe.is_empty() {
+            let why = "soft-RoCE devices that allow_software = false keeps from being used";
+            problems.push(("rxe", why.to_owned()));
         }
         // 31 is the largest exponent that the protocol has room for.
         if let Some(exponent) = self.ack_timeout.filter(|n| *n > 31) {

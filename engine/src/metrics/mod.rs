@@ -433,4 +433,30 @@ mod tests {
             "docs/METRICS.md is out of date: run `nacre metrics --reference > docs/METRICS.md`"
         );
     }
+
+    /// A rule on a metric that was renamed would never fire.
+    #[test]
+    fn alerts_are_on_metrics_and_labels_that_there_are() {
+        let rules = include_str!("../../../deploy/alerts.yml");
+        let reference = markdown();
+        let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+        let mut alerts = 0;
+        for rule in rules.split("- alert: ").skip(1) {
+            let expr = rule.lines().find(|line| line.contains("expr: ")).unwrap();
+            let names = expr.split(|c| !is_name(c));
+            let mut rows = Vec::new();
+            for name in names.filter(|name| name.starts_with("nacre_")) {
+                let row = reference.lines().find(|l| l.contains(&format!("`{name}`")));
+                rows.push(row.unwrap_or_else(|| panic!("no metric {name}: {expr}")));
+            }
+            for label in rule.split("$labels.").skip(1) {
+                let label = label.split(|c| !is_name(c)).next().unwrap();
+                let known = label == "instance"
+                    || rows.iter().any(|row| row.contains(&format!("`{label}`")));
+                assert!(known, "no label {label}: {expr}");
+            }
+            alerts += usize::from(!rows.is_empty());
+        }
+        assert!(alerts >= 8, "{alerts} alerts");
+    }
 }

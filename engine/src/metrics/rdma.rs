@@ -51,6 +51,20 @@ family!(
     ["event"]
 );
 family!(
+    REJECTS,
+    "nacre_rdma_rejects",
+    Counter,
+    "Connection requests refused, by the status that the host was told (NVMe/RDMA, CMRejectStatus).",
+    ["code"]
+);
+family!(
+    CONNECT_FAILURES,
+    "nacre_rdma_connect_failures",
+    Counter,
+    "Connections of hosts that came to nothing, by stage: `request` (refused, by what the host was told), `establish` (accepted, and not established: by the event that told so, or in time).",
+    ["stage", "reason"]
+);
+family!(
     ASYNC_EVENTS,
     "nacre_rdma_async_events",
     Counter,
@@ -100,18 +114,27 @@ family!(
     ["device", "port", "group", "counter"]
 );
 
+/// Events after which an accepted connection is none, as `rdma_event_str(3)` calls them.
+const NOT_ESTABLISHED: [&str; 3] = [
+    "RDMA_CM_EVENT_CONNECT_ERROR",
+    "RDMA_CM_EVENT_UNREACHABLE",
+    "RDMA_CM_EVENT_REJECTED",
+];
+
 #[derive(Debug)]
 pub struct Rdma;
 
 impl MetricsSource for Rdma {
     fn describe(&self) -> &'static [&'static Desc] {
-        static ALL: [&Desc; 13] = [
+        static ALL: [&Desc; 15] = [
             &CONNECTIONS,
             &OPERATIONS,
             &BYTES,
             &ERRORS,
             &RETRY,
             &CM_EVENTS,
+            &REJECTS,
+            &CONNECT_FAILURES,
             &ASYNC_EVENTS,
             &REGISTRATIONS,
             &REGISTERED,
@@ -176,9 +199,21 @@ impl MetricsSource for Rdma {
         into.value(&RETRY, &[], total.retry_exceeded());
         into.value(&COPIED, &["RDMA"], total.copied_bytes);
         let control = plug.control_counts();
+        for (code, count) in control.rejects {
+            into.value(&REJECTS, &[code], count);
+            into.value(&CONNECT_FAILURES, &["request", code], count);
+        }
         for (event, count) in control.events {
             into.value(&CM_EVENTS, &[event], count);
+            if NOT_ESTABLISHED.contains(&event) {
+                into.value(&CONNECT_FAILURES, &["establish", event], count);
+            }
         }
+        into.value(
+            &CONNECT_FAILURES,
+            &["establish", "timeout"],
+            total.closed_timeout,
+        );
         into.value(&ASYNC_EVENTS, &[], control.async_events);
         for domain in plug.domains() {
             let (device, there) = (&domain.attributes().name, domain.registrations());

@@ -1,6 +1,7 @@
 //! RDMA as the daemon uses it: the machine's verbs, found when they are first needed, and the one plug.
 
 pub mod describe;
+pub mod soft;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

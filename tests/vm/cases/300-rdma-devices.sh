@@ -88,3 +88,30 @@ timeout 60 "$NACRE" rdma rxe del rxe7
 expect "devices" "$(rdma devices --json | jq length)" 0
 expect_failure rdma rxe del rxe7
 [[ $FAILURE == *'there is no RDMA device "rxe7"; have: none'* ]] || die "not the reason"
+
+step "a daemon makes soft-RoCE where its configuration asks for it, once"
+nacre_stop
+cat >"$WORK/nacre.toml" <<END
+[rdma]
+rxe = ["nacrerdma", "nosuch"]
+[[bdev]]
+name = "disk"
+type = "malloc"
+size = "16MiB"
+[[nvmf.listener]]
+iface = ["ip:10.77.0.1"]
+rdma = "require"
+[[nvmf.subsystem]]
+nqn = "$NQN"
+allow_any_host = true
+[[nvmf.subsystem.namespace]]
+bdev = "disk"
+END
+for start in first second; do
+    target_start --config "$WORK/nacre.toml"
+    expect "devices after the $start start" "$(rdma devices --json | jq -r 'map(.name) | join(" ")')" rxe0
+    rpc nvmf_get_listeners | jq -e 'any(.listeners[]; .address.trtype == "RDMA" and .actual == "listening")'
+    nacre_stop
+done
+grep -q 'there is no network interface "nosuch"' "$DAEMON_LOG" || die "the log does not say what could not be made"
+rdma rxe del rxe0

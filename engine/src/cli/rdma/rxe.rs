@@ -1,16 +1,11 @@
 //! `nacre rdma rxe`: soft-RoCE devices made and deleted, without iproute2.
 
-use std::thread;
-use std::time::{Duration, Instant};
-
 use clap::Subcommand;
-use nacre_rdma_link::{Fabric, Roots, netlink};
+use nacre_rdma_link::{Roots, netlink};
 use serde_json::json;
 
 use crate::cli::{Failure, output};
-
-/// The kernel fills the GID table after it has answered.
-const SETTLE: Duration = Duration::from_secs(2);
+use crate::rdma::soft;
 
 #[derive(Debug, Subcommand)]
 pub enum RxeCommand {
@@ -40,7 +35,7 @@ pub fn run(roots: &Roots, command: RxeCommand) -> Result<(), Failure> {
     match command {
         RxeCommand::Add { name, netdev, json } => {
             netlink::rxe_add(roots, &name, &netdev).map_err(anyhow::Error::from)?;
-            let fabric = settled(roots, &name);
+            let fabric = soft::settled(roots, &name);
             let port = fabric.device(&name).and_then(|device| device.ports.first());
             if json {
                 return output::json(&json!({
@@ -73,23 +68,5 @@ pub fn run(roots: &Roots, command: RxeCommand) -> Result<(), Failure> {
                 false => output::line(&format!("{name} deleted")),
             }
         }
-    }
-}
-
-/// The devices once the new one has its GIDs, or when that takes too long.
-fn settled(roots: &Roots, name: &str) -> Fabric {
-    let deadline = Instant::now() + SETTLE;
-    loop {
-        let fabric = Fabric::read(&roots.sys);
-        let filled = fabric.device(name).is_some_and(|device| {
-            device
-                .ports
-                .iter()
-                .any(|port| port.is_active() && !port.gids.is_empty())
-        });
-        if filled || Instant::now() >= deadline {
-            return fabric;
-        }
-        thread::sleep(Duration::from_millis(20));
     }
 }
