@@ -23,12 +23,14 @@ mod tests;
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use nacre_nvmf_wire::StatusCode;
+
 use super::association::GroupHandle;
 use super::subsystem::Subsystem;
 
 pub use notices::{MAX_NOTICES, NoticeLog};
 pub(crate) use run::{Errand, Reserving};
-pub(crate) use state::Command;
+pub(crate) use state::{Command, Outcome};
 pub use state::{Held, HostId, MAX_REGISTRANTS, Notice, Registrant, Rights, State};
 
 /// Where a namespace's state is kept that persists through power loss.
@@ -107,9 +109,18 @@ pub struct Reservation {
     keeper: Option<Arc<dyn Keeper>>,
 }
 
+/// What became of a command that was to be decided.
+pub(crate) enum Decision {
+    /// Another's outcome is about to become what is.
+    Wait,
+    Refused(StatusCode),
+    /// To be installed, by whoever got this, once the keeper (if it is to be kept) has it.
+    Taken(Outcome, Option<Arc<dyn Keeper>>),
+}
+
 struct Inner {
     state: State,
-    /// The next state is being kept: commands wait.
+    /// The next state is decided, and not installed yet: commands wait.
     busy: bool,
     /// Cores with commands that wait.
     waiters: Vec<GroupHandle>,
@@ -164,6 +175,28 @@ impl Reservation {
     fn rights(&self, host: &HostId) -> (u64, Rights) {
         let inner = self.inner();
         (self.gate(), inner.state.rights(host))
+    }
+
+    /// Decides on a command. One decision is under way at a time, from here until it is installed
+    /// or given up; a core that comes in between is told when it may ask again.
+    pub(crate) fn decide(&self, host: &HostId, command: &Command, core: &GroupHandle) -> Decision {
+        let mut inner = self.inner();
+        if inner.busy {
+            // A core may ask every turn.
+            if inner.waiters.iter().all(|waiter| waiter.core != core.core) {
+                inner.waiters.push(core.clone());
+            }
+            return Decision::Wait;
+        }
+        let outcome = match inner.state.decide(host, command, self.can_persist()) {
+            Ok(outcome) => outcome,
+            Err(status) => return Decision::Refused(status),
+        };
+        inner.busy = true;
+        let lasts = inner.state.ptpl || outcome.next.ptpl;
+        let changes = inner.state != outcome.next;
+        let keeper = self.keeper.as_ref().filter(|_| lasts && changes);
+        Decision::Taken(outcome, keeper.cloned())
     }
 
     /// Takes a new state, and lets the commands go on that waited for it.

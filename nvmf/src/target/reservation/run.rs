@@ -21,7 +21,7 @@ use zerocopy::little_endian::U64;
 
 use super::report::report;
 use super::state::{Command, HostId, Outcome, Rights};
-use super::{Answer, FAILED, Fence, KEPT, OPEN, Reservation, Several, Ticket};
+use super::{Answer, Decision, FAILED, Fence, KEPT, OPEN, Reservation, Several, Ticket};
 use crate::target::group::{Group, ReqRef};
 use crate::target::io::{Ask, Plan};
 use crate::target::qpair::{QueuePair, Stage};
@@ -186,38 +186,24 @@ impl Group {
             self.answer(&op, StatusCode::SUCCESS, now);
             return None;
         };
-        let reservation = Arc::clone(reservation);
-        let mut inner = reservation.inner();
-        if inner.busy {
-            inner.waiters.push(self.handle.clone());
-            op.waits = Waits::Turn;
-            return Some(op);
-        }
-        let can_persist = reservation.keeper.is_some();
-        let outcome = match inner
-            .state
-            .decide(&op.errand.host, &op.errand.command, can_persist)
-        {
-            Ok(outcome) => outcome,
-            Err(status) => {
-                drop(inner);
-                self.answer(&op, status, now);
-                return None;
+        let Errand { host, command, .. } = &op.errand;
+        match reservation.decide(host, command, &self.handle) {
+            Decision::Wait => {
+                op.waits = Waits::Turn;
+                Some(op)
             }
-        };
-        let lasts = inner.state.ptpl || outcome.next.ptpl;
-        if let Some(keeper) = reservation.keeper.as_ref().filter(|_| lasts)
-            && inner.state != outcome.next
-        {
-            inner.busy = true;
-            drop(inner);
-            let (ticket, answer) = Ticket::new(self.handle.clone());
-            keeper.keep(outcome.next.ptpl.then_some(&outcome.next), ticket);
-            op.waits = Waits::Keeping(answer, outcome);
-            return Some(op);
+            Decision::Refused(status) => {
+                self.answer(&op, status, now);
+                None
+            }
+            Decision::Taken(outcome, Some(keeper)) => {
+                let (ticket, answer) = Ticket::new(self.handle.clone());
+                keeper.keep(outcome.next.ptpl.then_some(&outcome.next), ticket);
+                op.waits = Waits::Keeping(answer, outcome);
+                Some(op)
+            }
+            Decision::Taken(outcome, None) => self.install(op, outcome, now),
         }
-        drop(inner);
-        self.install(op, outcome, now)
     }
 
     /// The outcome becomes what is.

@@ -5,6 +5,8 @@
 
 mod model;
 
+use std::sync::Arc;
+
 use nacre_nvmf_wire::StatusCode;
 use nacre_nvmf_wire::commands::reservation::ReservationType::*;
 use nacre_nvmf_wire::commands::reservation::{
@@ -19,7 +21,8 @@ use super::state::{
     Command, HostId, MAX_REGISTRANTS, Notice, Outcome, Registrant, Rights, State,
     is_all_registrants,
 };
-use super::{Held, MAX_NOTICES, NoticeLog};
+use super::{Decision, Held, MAX_NOTICES, NoticeLog, Reservation, Reservations};
+use crate::target::GroupHandle;
 
 const A: HostId = [0xa; 16];
 const B: HostId = [0xb; 16];
@@ -550,4 +553,39 @@ fn notices_wait_in_line() {
         1,
         "counts from the start"
     );
+}
+
+/// Cores that decide at the same moment lose nothing of each other's.
+#[test]
+fn cores_decide_one_after_the_other() {
+    const CORES: u8 = 4;
+    const HOSTS: u8 = 50;
+    let reservation = Reservation::new(Reservations::default());
+    std::thread::scope(|scope| {
+        for core in 0..CORES {
+            let reservation = &reservation;
+            scope.spawn(move || {
+                let handle = GroupHandle::new(usize::from(core), Arc::new(|| ()));
+                for host in 0..HOSTS {
+                    let host = [core * HOSTS + host + 1; 16];
+                    loop {
+                        match reservation.decide(&host, &register(1), &handle) {
+                            Decision::Wait => std::thread::yield_now(),
+                            Decision::Refused(status) => panic!("{status}"),
+                            Decision::Taken(outcome, keeper) => {
+                                assert!(keeper.is_none());
+                                std::thread::yield_now();
+                                reservation.install(outcome.next);
+                                break;
+                            }
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let state = reservation.state();
+    let all = u32::from(CORES) * u32::from(HOSTS);
+    assert_eq!(state.generation, all);
+    assert_eq!(state.checked().unwrap().registrants.len(), all as usize);
 }
