@@ -140,6 +140,25 @@ nacre_start() {
     wait_until 60 rpc framework_wait_init
 }
 
+# Writes $WORK/nacre.toml, which makes and serves one disk: config_serving TYPE SIZE. The rest of it, its listeners above
+# all, is read from the input.
+config_serving() {
+    cat >"$WORK/nacre.toml"
+    cat >>"$WORK/nacre.toml" <<END
+
+[[bdev]]
+name = "disk"
+type = "$1"
+size = "$2"
+
+[[nvmf.subsystem]]
+nqn = "$NQN"
+allow_any_host = true
+[[nvmf.subsystem.namespace]]
+bdev = "disk"
+END
+}
+
 # As a power cut would leave it, as far as a process can tell.
 nacre_kill() {
     kill -9 "$(daemon_pid)"
@@ -264,6 +283,33 @@ connect_and_find() { # connect_and_find NQN [OPTIONS…]: sets CTRL (nvme0) and 
 holds() { # holds FILE TEXT: whether the first line of FILE is TEXT
     local text
     { read -r text <"$1"; } 2>/dev/null && [ "$text" = "$2" ]
+}
+
+# Two hosts of one kernel, each with its own device: a and b are their controllers. Native multipath would make one
+# device of the two, so a test with them starts with `without_multipath`.
+without_multipath() {
+    trap 'nvme disconnect -n "$NQN"; clean_guest; mkdir -p "$WORK"; load_nvme Y' EXIT
+    load_nvme N
+}
+
+load_nvme() { # load_nvme MULTIPATH
+    local targets=()
+    [ "$TARGET" != nvmet ] || targets=("nvmet-$TRTYPE" nvmet)
+    # Of both transports: a test before this one may have loaded the other, which holds nvme-fabrics too.
+    modprobe -r "${targets[@]}" nvme-tcp nvme-rdma nvme-fabrics
+    modprobe -r nvme nvme-core 2>/dev/null || true
+    modprobe nvme-core multipath="$1"
+    modprobe -a nvme-fabrics "nvme-$TRTYPE" "${targets[@]}"
+    [ "$(cat /sys/module/nvme_core/parameters/multipath)" = "$1" ] || die "nvme-core did not reload"
+}
+
+connect_two_hosts() {
+    connect "$NQN" --hostnqn="$HOST_A" --hostid="$HOST_A_ID"
+    # nvme-cli 2.3 takes a second host for a second connection of the first and refuses it; the kernel does not.
+    echo "transport=$TRTYPE,traddr=$ADDR,trsvcid=$PORT,nqn=$NQN,hostnqn=$HOST_B,hostid=$HOST_B_ID" >/dev/nvme-fabrics
+    a=$(ctrl_of "$NQN" "$HOST_A") b=$(ctrl_of "$NQN" "$HOST_B")
+    wait_until 60 test -b "/dev/${a}n1"
+    wait_until 60 test -b "/dev/${b}n1"
 }
 
 ctrl_of() { # the controllers of NQN, one per line, optionally of one host

@@ -2,23 +2,10 @@
 # Two hosts of the stock kernel agree by reservations who may use a namespace: nvme-cli's commands, the refusals that
 # the block layer sees, a host that is preempted under load, its notification, and a restart of the daemon.
 nacre_only "reservations"
-reload_without_multipath() {
-    # Of both transports: a test before this one may have loaded the other, which holds nvme-fabrics too.
-    modprobe -r nvme-tcp nvme-rdma nvme-fabrics
-    modprobe -r nvme nvme-core 2>/dev/null || true
-    modprobe nvme-core multipath="$1"
-    modprobe -a nvme-fabrics "nvme-$TRTYPE"
-    [ "$(cat /sys/module/nvme_core/parameters/multipath)" = "$1" ] || die "nvme-core did not reload"
-}
-trap 'nvme disconnect -n "$NQN"; clean_guest; mkdir -p "$WORK"; reload_without_multipath Y' EXIT
-reload_without_multipath N
+without_multipath
 serve 64
-connect "$NQN" --hostnqn="$HOST_A" --hostid="$HOST_A_ID"
-echo "transport=$TRTYPE,traddr=$ADDR,trsvcid=$PORT,nqn=$NQN,hostnqn=$HOST_B,hostid=$HOST_B_ID" >/dev/nvme-fabrics
-a=$(ctrl_of "$NQN" "$HOST_A") b=$(ctrl_of "$NQN" "$HOST_B")
+connect_two_hosts
 A=/dev/${a}n1 B=/dev/${b}n1
-wait_until 60 test -b "$A"
-wait_until 60 test -b "$B"
 
 put() { dd if=/dev/urandom of="$1" bs=4k count=4 oflag=direct conv=notrunc status=none; }
 get() { dd if="$1" of=/dev/null bs=4k count=4 iflag=direct status=none; }

@@ -5,28 +5,17 @@ nacre_only "its listeners follow devices"
 rdma_up
 rdma link delete "$RDMA_DEV"
 
-cat >"$WORK/nacre.toml" <<END
-[[bdev]]
-name = "disk"
-type = "malloc"
-size = "64MiB"
-
+config_serving malloc 64MiB <<END
 [[nvmf.listener]]
 name = "data"
 iface = ["name:$RDMA_LINK"]
 rdma = "prefer"
-
-[[nvmf.subsystem]]
-nqn = "$NQN"
-allow_any_host = true
-[[nvmf.subsystem.namespace]]
-bdev = "disk"
 END
 standing() { rpc nvmf_get_listeners | jq -r --arg ip "$1" --arg kind "$2" '.listeners[] | select(.address.traddr == $ip and .address.trtype == $kind) | "\(.actual) \(.reason // "")"'; }
 stands() { [ "$(standing "$1" "$2")" = "$3" ]; }
 
 step "an interface without RDMA is listened on over TCP, and why"
-TRTYPE=tcp target_start --config "$WORK/nacre.toml"
+target_start --config "$WORK/nacre.toml"
 rpc nvmf_get_listeners
 wait_until 20 stands "$ADDR" TCP "listening "
 expect "RDMA on $ADDR" "$(standing "$ADDR" RDMA)" "absent no_rdma_dev"

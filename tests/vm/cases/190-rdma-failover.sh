@@ -4,24 +4,13 @@
 nacre_only "ANA states by transport"
 [ "$(cat /sys/module/nvme_core/parameters/multipath 2>/dev/null)" = Y ] || skip "this kernel has no native multipath"
 rdma_up
-cat >"$WORK/nacre.toml" <<END
-[[bdev]]
-name = "disk"
-type = "malloc"
-size = "32MiB"
-
+config_serving malloc 32MiB <<END
 [[nvmf.listener]]
 name = "data"
 iface = ["ip:$ADDR"]
 rdma = "prefer"
-
-[[nvmf.subsystem]]
-nqn = "$NQN"
-allow_any_host = true
-[[nvmf.subsystem.namespace]]
-bdev = "disk"
 END
-TRTYPE=tcp target_start --config "$WORK/nacre.toml"
+target_start --config "$WORK/nacre.toml"
 standing() { rpc nvmf_get_listeners | jq -r --arg kind "$1" '.listeners[] | select(.address.trtype == $kind) | .actual'; }
 stands() { [ "$(standing "$1")" = "$2" ]; }
 wait_until 60 stands RDMA listening

@@ -7,12 +7,7 @@ ip link add nacretcp type dummy
 ip link set nacretcp up
 ip address add 10.9.7.1/24 dev nacretcp
 trap 'ip link delete nacretcp 2>/dev/null || true' EXIT
-cat >"$WORK/nacre.toml" <<END
-[[bdev]]
-name = "disk"
-type = "malloc"
-size = "16MiB"
-
+config_serving malloc 16MiB <<END
 [[nvmf.listener]]
 name = "both"
 iface = ["ip:$ADDR", "name:nacretcp"]
@@ -24,14 +19,8 @@ iface = ["rdma:$RDMA_DEV"]
 port = 4430
 rdma = "prefer"
 tcp_fallback = false
-
-[[nvmf.subsystem]]
-nqn = "$NQN"
-allow_any_host = true
-[[nvmf.subsystem.namespace]]
-bdev = "disk"
 END
-TRTYPE=tcp target_start --config "$WORK/nacre.toml"
+target_start --config "$WORK/nacre.toml"
 stands() { # stands IP PORT KIND ACTUAL
     [ "$(rpc nvmf_get_listeners | jq -r --arg ip "$1" --arg port "$2" --arg kind "$3" '.listeners[] |
         select(.address.traddr == $ip and .address.trsvcid == $port and .address.trtype == $kind) | .actual')" = "$4" ]

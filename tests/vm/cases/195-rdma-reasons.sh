@@ -4,25 +4,14 @@ nacre_only "it tells why"
 rdma_up
 REAL=$NACRE
 serve_with() { # serve_with LISTENER-LINES: one listener on the interface
-    cat >"$WORK/nacre.toml" <<END
-[[bdev]]
-name = "disk"
-type = "null"
-size = "16MiB"
-
+    config_serving null 16MiB <<END
 [[nvmf.listener]]
 name = "data"
 iface = ["ip:10.9.8.1"]
 rdma = "prefer"
 $1
-
-[[nvmf.subsystem]]
-nqn = "$NQN"
-allow_any_host = true
-[[nvmf.subsystem.namespace]]
-bdev = "disk"
 END
-    TRTYPE=tcp target_start --config "$WORK/nacre.toml"
+    target_start --config "$WORK/nacre.toml"
 }
 of_rdma() { rpc nvmf_get_listeners | jq -r --arg field "$1" '.listeners[] | select(.address.trtype == "RDMA") | .[$field] // ""'; }
 absent_for() { [ "$(of_rdma actual) $(of_rdma reason)" = "absent $1" ]; }

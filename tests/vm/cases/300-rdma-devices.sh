@@ -91,21 +91,12 @@ expect_failure rdma rxe del rxe7
 
 step "a daemon makes soft-RoCE where its configuration asks for it, once"
 nacre_stop
-cat >"$WORK/nacre.toml" <<END
+config_serving malloc 16MiB <<END
 [rdma]
 rxe = ["nacrerdma", "nosuch"]
-[[bdev]]
-name = "disk"
-type = "malloc"
-size = "16MiB"
 [[nvmf.listener]]
 iface = ["ip:10.77.0.1"]
 rdma = "require"
-[[nvmf.subsystem]]
-nqn = "$NQN"
-allow_any_host = true
-[[nvmf.subsystem.namespace]]
-bdev = "disk"
 END
 for start in first second; do
     target_start --config "$WORK/nacre.toml"
