@@ -148,6 +148,10 @@ impl Vm {
         format!("Linux {} on two CPUs ({how})", self.kernel.version)
     }
 
+    pub fn is_emulated(&self) -> bool {
+        !self.accelerated
+    }
+
     /// `vng` with everything but the command to run.
     fn command(&self, root: &Path, out: &Path) -> Command {
         let mut search = std::ffi::OsString::from(&self.virtme);
