@@ -40,7 +40,9 @@ pingpong 10.9.9.1 --port rdma9
 
 step "locked memory is limited"
 limited() { (ulimit -l 64 && setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock "$PINGPONG" 10.9.9.1); }
-says "ibv_reg_mr failed: Cannot allocate memory: 8388608 bytes asked, RLIMIT_MEMLOCK is 65536 bytes" limited
+# How much is asked for is the pools' business.
+says "ibv_reg_mr failed: Cannot allocate memory: " limited
+says " bytes asked, RLIMIT_MEMLOCK is 65536 bytes" limited
 
 step "device nodes are missing, as in a container"
 # In a mount namespace of its own, so that the nodes of this machine stay what they are.
