@@ -8,7 +8,7 @@ use nacre_hugepages::{ArenaError, CarveError, RegisterError};
 use nacre_rdma_verbs::{NotRegistered, PostError, VerbsError, WcStatus};
 
 use crate::params::Invalid;
-use crate::wire::{Ending, Reject, WireError};
+use crate::wire::{Ending, Message, Reject, WireError};
 
 #[derive(Debug, thiserror::Error)]
 pub enum PerfError {
@@ -130,6 +130,39 @@ pub enum PerfError {
     /// Of a server whose addresses are all gone.
     #[error("nothing is left to listen on: the RDMA device was removed")]
     NoListener,
+}
+
+impl PerfError {
+    /// Of an end whose last words came from the other side.
+    pub(crate) fn told_by(peer: SocketAddr, ending: Ending, status: u8) -> PerfError {
+        let status = match ending {
+            Ending::Completion => Some(WcStatus::from_raw(status.into())),
+            _ => None,
+        };
+        PerfError::PeerEnded {
+            peer,
+            ending,
+            status,
+        }
+    }
+
+    /// What the other side is told of it.
+    pub(crate) fn last_words(&self) -> Message {
+        let (ending, status) = match self {
+            PerfError::Completion(failed) => (Ending::Completion, failed.status as u8),
+            PerfError::Interrupted => (Ending::Interrupted, 0),
+            PerfError::Mismatch(_) => (Ending::Mismatch, 0),
+            PerfError::Silent { .. } => (Ending::Silence, 0),
+            PerfError::Confused { .. } | PerfError::Foreign { .. } => (Ending::Confused, 0),
+            _ => (Ending::Resources, 0),
+        };
+        Message::End {
+            ending,
+            status,
+            messages: 0,
+            bytes: 0,
+        }
+    }
 }
 
 /// A request that ended with an error.

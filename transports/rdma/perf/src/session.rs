@@ -7,10 +7,8 @@ use std::time::{Duration, Instant};
 use nacre_hugepages::{Buf, ClassSpec, REGION_MAX};
 use nacre_rdma_verbs::{
     Access, CmEventKind, CmId, Completion, ConnParams, ConnectionManager, Device, Lane, MrKey,
-    WcStatus,
 };
 
-use crate::client::ending_of;
 use crate::completion::{Causes, Rank, failed};
 use crate::end::{End, HEAD, LaneSizes, Turns, Waiter};
 use crate::error::PerfError;
@@ -383,19 +381,8 @@ impl Session {
                 })
             }
             Ok(Message::End { ending, status, .. }) => {
-                let status = match ending {
-                    Ending::Completion => Some(WcStatus::from_raw(status.into())),
-                    _ => None,
-                };
-                self.causes.add(
-                    Rank::Seen,
-                    PerfError::PeerEnded {
-                        peer,
-                        ending,
-                        status,
-                    },
-                    now,
-                );
+                let error = PerfError::told_by(peer, ending, status);
+                self.causes.add(Rank::Seen, error, now);
                 Ok(())
             }
             Ok(_) => Err(PerfError::Confused {
@@ -487,13 +474,7 @@ impl Session {
 
     /// Tells the client why this ends, if that can still be told.
     pub fn farewell(&mut self, error: &PerfError, waiter: &mut Waiter) {
-        let (ending, status) = ending_of(error);
-        let last = Message::End {
-            ending,
-            status,
-            messages: 0,
-            bytes: 0,
-        };
+        let last = error.last_words();
         if self.say(last).is_err() {
             return;
         }

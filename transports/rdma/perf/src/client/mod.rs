@@ -276,13 +276,7 @@ impl Client<'_> {
 
     /// Tells the server why this ends, if that can still be told.
     fn farewell(&mut self, error: &PerfError) {
-        let (ending, status) = ending_of(error);
-        let last = Message::End {
-            ending,
-            status,
-            messages: 0,
-            bytes: 0,
-        };
+        let last = error.last_words();
         if self.control.is_none() || self.say(last).is_err() {
             return;
         }
@@ -339,17 +333,5 @@ impl Stage {
             // At least one, whatever the clock does.
             Length::Time(time) => self.posted == 0 || now < self.started + time,
         }
-    }
-}
-
-/// What the other end is told.
-pub(crate) fn ending_of(error: &PerfError) -> (Ending, u8) {
-    match error {
-        PerfError::Completion(failed) => (Ending::Completion, failed.status as u8),
-        PerfError::Interrupted => (Ending::Interrupted, 0),
-        PerfError::Mismatch(_) => (Ending::Mismatch, 0),
-        PerfError::Silent { .. } => (Ending::Silence, 0),
-        PerfError::Confused { .. } | PerfError::Foreign { .. } => (Ending::Confused, 0),
-        _ => (Ending::Resources, 0),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use nacre_rdma_verbs::{CmEvent, CmEventKind, Completion, WcStatus};
+use nacre_rdma_verbs::{CmEvent, CmEventKind, Completion};
 
 use super::{Client, Progress, SIGNS, Stage, TELL, TICK};
 use crate::completion::{Rank, failed};
@@ -111,19 +111,8 @@ impl Client<'_> {
                 ..
             }) => self.ended = true,
             Ok(Message::End { ending, status, .. }) => {
-                let status = match ending {
-                    Ending::Completion => Some(WcStatus::from_raw(status.into())),
-                    _ => None,
-                };
-                self.causes.add(
-                    Rank::Seen,
-                    PerfError::PeerEnded {
-                        peer,
-                        ending,
-                        status,
-                    },
-                    now,
-                );
+                let error = PerfError::told_by(peer, ending, status);
+                self.causes.add(Rank::Seen, error, now);
             }
             Ok(_) => {
                 let what = "a message that the control connection does not have";
