@@ -364,6 +364,12 @@ impl Rig {
             .collect()
     }
 
+    /// The same, without what queues say of themselves.
+    pub fn statuses(&mut self) -> Vec<(u16, StatusCode)> {
+        let answers = self.answers();
+        answers.iter().map(|c| (c.cid(), c.status())).collect()
+    }
+
     /// Sends a command, gives the target the data it asks for, and takes the answer.
     pub fn call(&mut self, conn: ConnId, sqe: Sqe, data: &[u8]) -> Response {
         self.send(conn, sqe, None);

@@ -115,22 +115,14 @@ fn what_persists_is_kept_first() {
     ticket.kept();
     rig.turn();
     rig.turn();
-    let done: Vec<_> = rig
-        .answers()
-        .iter()
-        .map(|cqe| (cqe.cid(), cqe.status()))
-        .collect();
+    let done = rig.statuses();
     assert_eq!(done, [(cid, OK)]);
     let (asked, ticket) = keeper.take();
     assert_eq!(asked.map(|state| state.registrants.len()), Some(2));
     ticket.failed();
     rig.turn();
     rig.turn();
-    let done: Vec<_> = rig
-        .answers()
-        .iter()
-        .map(|cqe| (cqe.cid(), cqe.status()))
-        .collect();
+    let done = rig.statuses();
     assert_eq!(done, [(second, StatusCode::INTERNAL_ERROR)]);
     assert_eq!(rig.report(a, 64).unwrap()[5], 1, "as before");
 
@@ -191,11 +183,7 @@ fn a_host_leaves_while_its_command_is_kept() {
     assert_eq!(asked.map(|state| state.registrants.len()), Some(2));
     ticket.kept();
     rig.turn();
-    let done: Vec<_> = rig
-        .answers()
-        .iter()
-        .map(|cqe| (cqe.cid(), cqe.status()))
-        .collect();
+    let done = rig.statuses();
     assert_eq!(done, [(cid, OK)]);
 }
 

@@ -656,11 +656,7 @@ fn preempt_and_abort_when_hosts_leave() {
         for _ in 0..4 {
             rig.turn();
         }
-        let answers: Vec<_> = rig
-            .answers()
-            .iter()
-            .map(|cqe| (cqe.cid(), cqe.status()))
-            .collect();
+        let answers = rig.statuses();
         let expected = if preemptor_leaves {
             vec![]
         } else {
