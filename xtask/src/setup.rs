@@ -38,6 +38,12 @@ pub const VM: &[Need] = &[
     need("jq", "jq"),
 ];
 
+/// Headers that a test compares structs with; without them it is skipped.
+pub const HEADERS: &[Need] = &[
+    need("libibverbs.so", "libibverbs-dev"),
+    need("librdmacm.so", "librdmacm-dev"),
+];
+
 const APT_LIMIT: Duration = Duration::from_secs(600);
 const PIP_LIMIT: Duration = Duration::from_secs(300);
 
