@@ -1,0 +1,19 @@
+//! Replicated volumes: one block device over one to five, which may be remote.
+//!
+//! ```text
+//!   Volume ── open(pool) ──▶ Lane       one per core: the data path, a Queue
+//!     │                        │ reads Shared: atomics, and a versioned View
+//!     └─ Shared ◀─ publishes ─ Control  one per open volume: membership, log, resync, verify
+//!                                ├─ VolumeStore    compare-and-swap, the authority
+//!                                └─ the members' reserved areas: labels, dirty-region log
+//! ```
+
+#![forbid(unsafe_code)]
+
+pub mod model;
+pub mod needs;
+pub mod regions;
+pub mod shared;
+pub mod store;
+pub mod stripes;
+pub mod view;

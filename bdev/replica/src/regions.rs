@@ -1,0 +1,148 @@
+//! The dirty-region log in memory: one word per region, read by all lanes, set durable by the control.
+//!
+//! ```text
+//!   clean ──enter()──▶ wanted ──log page on the media──▶ DIRTY ──idle, flushed──▶ CLEARING ──▶ clean
+//!                        ▲                                 │ enter() counts writes in flight   │
+//!                        └──────────── enter() while clearing: wanted again ◀──────────────────┘
+//! ```
+//!
+//! A lane may write into a region only between an [`Regions::enter`] that answered `true` and its
+//! [`Regions::leave`]. The control clears a bit only while nobody is inside, by a compare-and-swap
+//! that fails if somebody came in.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Writes in flight.
+const COUNT: u32 = 0xffff;
+/// The bit is on the media of every member that matters.
+const DIRTY: u32 = 1 << 16;
+/// A lane waits for the bit.
+const WANTED: u32 = 1 << 17;
+/// Written to since the last clearing pass.
+const TOUCHED: u32 = 1 << 18;
+
+pub struct Regions {
+    words: Box<[AtomicU32]>,
+}
+
+/// What came of asking for a region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Entered {
+    /// Inside: write, then leave.
+    Inside,
+    /// Not yet dirty on the media. The caller was the first to want it and tells the control.
+    First,
+    /// Not yet; the control knows.
+    Wait,
+}
+
+impl Regions {
+    pub fn new(count: u64) -> Regions {
+        Regions {
+            words: (0..count).map(|_| AtomicU32::new(0)).collect(),
+        }
+    }
+
+    pub fn len(&self) -> u64 {
+        self.words.len() as u64
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.words.is_empty()
+    }
+
+    /// A write wants to start in `region`.
+    #[inline]
+    pub fn enter(&self, region: u64) -> Entered {
+        let word = &self.words[region as usize];
+        let before = word.fetch_add(1, Ordering::SeqCst);
+        debug_assert!(before & COUNT < COUNT, "too many writes in one region");
+        if before & DIRTY != 0 {
+            if before & TOUCHED == 0 {
+                word.fetch_or(TOUCHED, Ordering::Relaxed);
+            }
+            return Entered::Inside;
+        }
+        word.fetch_sub(1, Ordering::SeqCst);
+        match word.fetch_or(WANTED, Ordering::SeqCst) & WANTED {
+            0 => Entered::First,
+            _ => Entered::Wait,
+        }
+    }
+
+    /// The write ended, or did not start after all.
+    #[inline]
+    pub fn leave(&self, region: u64) {
+        let before = self.words[region as usize].fetch_sub(1, Ordering::SeqCst);
+        debug_assert!(before & COUNT > 0, "left a region that nobody entered");
+    }
+
+    /// The bit is on the media now: those who wait may go on.
+    pub fn set_dirty(&self, region: u64) {
+        let word = &self.words[region as usize];
+        word.fetch_or(DIRTY | TOUCHED, Ordering::SeqCst);
+        word.fetch_and(!WANTED, Ordering::SeqCst);
+    }
+
+    pub fn is_dirty(&self, region: u64) -> bool {
+        self.words[region as usize].load(Ordering::SeqCst) & DIRTY != 0
+    }
+
+    pub fn is_wanted(&self, region: u64) -> bool {
+        self.words[region as usize].load(Ordering::SeqCst) & WANTED != 0
+    }
+
+    /// Writes in flight in `region`.
+    pub fn inside(&self, region: u64) -> u32 {
+        self.words[region as usize].load(Ordering::SeqCst) & COUNT
+    }
+
+    pub fn dirty_count(&self) -> u64 {
+        let dirty = |w: &&AtomicU32| w.load(Ordering::Relaxed) & DIRTY != 0;
+        self.words.iter().filter(dirty).count() as u64
+    }
+
+    /// First half of a clearing pass: forgets that the region was touched. Answers whether it is a
+    /// candidate, that is dirty, empty and not touched since the pass before.
+    pub fn age(&self, region: u64) -> bool {
+        let before = self.words[region as usize].fetch_and(!TOUCHED, Ordering::SeqCst);
+        before & DIRTY != 0 && before & (TOUCHED | COUNT) == 0
+    }
+
+    /// Second half, after the members were flushed: clears the bit in memory, unless somebody came
+    /// meanwhile. What comes from now on waits until the bit is durable again, so the caller may write
+    /// the log page without it, and before any page with it.
+    pub fn clear(&self, region: u64) -> bool {
+        let word = &self.words[region as usize];
+        word.compare_exchange(DIRTY, 0, Ordering::SeqCst, Ordering::SeqCst)
+            .is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The whole circle, with a lane that comes at every point.
+    #[test]
+    fn a_region_is_dirty_before_anybody_is_inside() {
+        let regions = Regions::new(2);
+        assert_eq!(regions.enter(1), Entered::First);
+        assert_eq!(regions.enter(1), Entered::Wait);
+        assert!(regions.is_wanted(1) && !regions.is_dirty(1) && regions.inside(1) == 0);
+        regions.set_dirty(1);
+        assert_eq!(regions.enter(1), Entered::Inside);
+        assert_eq!((regions.inside(1), regions.dirty_count()), (1, 1));
+        assert!(!regions.age(1), "somebody is inside");
+        assert!(!regions.clear(1), "somebody is inside");
+        regions.leave(1);
+        assert!(regions.age(1), "nobody since the pass before");
+        assert_eq!(regions.enter(1), Entered::Inside);
+        regions.leave(1);
+        assert!(!regions.clear(1), "touched since it was a candidate");
+        assert!(!regions.age(1));
+        assert!(regions.age(1) && regions.clear(1));
+        assert_eq!(regions.enter(1), Entered::First);
+        assert_eq!(regions.enter(0), Entered::First);
+    }
+}

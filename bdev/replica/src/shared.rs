@@ -1,0 +1,312 @@
+//! What lanes and control share: words that are read without a lock, and the view behind one that is
+//! only taken when the version has moved.
+//!
+//! | word | written by | read by |
+//! |---|---|---|
+//! | `version`, view | control | lanes, once per turn and per write |
+//! | regions | both | both |
+//! | stripes | both | both |
+//! | needs, copying | control | lanes, per write |
+//! | outstanding (one line per lane) | the lane | control, before a member returns |
+//! | reported | lanes | control |
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nacre_bdev::{Op, Status};
+
+use crate::model::{MAX_MEMBERS, VolumeRecord};
+use crate::needs::Needs;
+use crate::regions::Regions;
+use crate::stripes::{Owner, Stripes};
+use crate::view::View;
+
+/// Lanes of one volume at once.
+pub const MAX_LANES: usize = 128;
+/// Reports of failures that are kept for the control; of more, only the number is.
+const REPORTS: usize = 256;
+/// Read repairs that wait at most.
+const REPAIRS: usize = 64;
+/// No region is being copied.
+pub const NO_REGION: u64 = u64::MAX;
+
+pub struct Shared {
+    /// log2 of the blocks of a region.
+    region_shift: u32,
+    pub regions: Regions,
+    pub stripes: Stripes,
+    /// By slot.
+    pub needs: [Needs; MAX_MEMBERS],
+    /// The region that is being copied, or [`NO_REGION`].
+    copying: AtomicU64,
+    version: AtomicU64,
+    view: Mutex<Arc<View>>,
+    /// Failures reported, by slot.
+    reported: [AtomicU64; MAX_MEMBERS],
+    news: Mutex<News>,
+    lanes: Mutex<Vec<Arc<LaneState>>>,
+    control: Mutex<Option<Box<dyn Fn() + Send + Sync>>>,
+    pub totals: Totals,
+}
+
+/// What lanes tell the control.
+#[derive(Default)]
+pub struct News {
+    /// Regions that somebody wants to write to for the first time. Bounded: a region is named once
+    /// until it is dirty.
+    pub wanted: Vec<u64>,
+    pub reports: Vec<Report>,
+    pub repairs: Vec<Repair>,
+}
+
+/// A member failed an I/O.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Report {
+    pub slot: usize,
+    pub incarnation: u64,
+    pub op: Op,
+    pub lba: u64,
+    pub why: Failure,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Failure {
+    Status(Status),
+    /// It did not answer within the volume's deadline.
+    Deadline,
+    /// It may have lost what it had acknowledged.
+    Loss,
+    /// A queue to it could not be opened.
+    Open,
+}
+
+impl Failure {
+    /// Says something of the way to the member rather than of its medium.
+    pub fn is_path(self) -> bool {
+        !matches!(
+            self,
+            Failure::Status(
+                Status::ReadError
+                    | Status::WriteError
+                    | Status::Integrity
+                    | Status::NoSpace
+                    | Status::WriteProtected
+                    | Status::OutOfRange
+                    | Status::Unsupported
+                    | Status::Nvme { dnr: true, .. }
+            )
+        )
+    }
+}
+
+/// Blocks that a member could not read and another could.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Repair {
+    pub slot: usize,
+    pub incarnation: u64,
+    pub lba: u64,
+    pub blocks: u32,
+}
+
+/// One lane, as the control and statistics see it. On cache lines of its own.
+#[repr(align(128))]
+pub struct LaneState {
+    pub owner: Owner,
+    /// I/Os in flight to each slot's device, whatever its incarnation.
+    pub outstanding: [AtomicU32; MAX_MEMBERS],
+    /// Foreground latency, smoothed, in nanoseconds: what resync yields to.
+    pub latency_ns: AtomicU64,
+    pub gone: AtomicBool,
+    bell: std::os::fd::OwnedFd,
+}
+
+impl LaneState {
+    /// There is something new for the lane.
+    pub fn ring(&self) {
+        // A full counter is readable too; nothing else can go wrong with an eventfd of our own.
+        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    }
+
+    pub fn bell(&self) -> &std::os::fd::OwnedFd {
+        &self.bell
+    }
+
+    /// Silences the bell.
+    pub fn hear(&self) {
+        let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
+    }
+}
+
+/// Counters of the data path, by slot where it says so.
+#[derive(Default)]
+pub struct Totals {
+    /// Writes that waited for the dirty-region log.
+    pub log_waits: AtomicU64,
+    /// Writes that waited for an overlapping one.
+    pub overlap_waits: AtomicU64,
+    /// Reads that another member had to serve.
+    pub reads_moved: AtomicU64,
+    /// I/Os that were answered with a path-related status while frozen.
+    pub frozen_answers: AtomicU64,
+    pub reads: [AtomicU64; MAX_MEMBERS],
+    pub writes: [AtomicU64; MAX_MEMBERS],
+    pub errors: [AtomicU64; MAX_MEMBERS],
+}
+
+impl Shared {
+    pub fn new(record: &VolumeRecord) -> Arc<Shared> {
+        let regions = record.regions();
+        Arc::new(Shared {
+            region_shift: record.region_blocks().ilog2(),
+            regions: Regions::new(regions),
+            stripes: Stripes::new(record.blocks, record.block_size),
+            needs: std::array::from_fn(|_| Needs::new(regions)),
+            copying: AtomicU64::new(NO_REGION),
+            version: AtomicU64::new(0),
+            view: Mutex::new(Arc::new(View::closed(&record.settings))),
+            reported: Default::default(),
+            news: Mutex::default(),
+            lanes: Mutex::default(),
+            control: Mutex::default(),
+            totals: Totals::default(),
+        })
+    }
+
+    #[inline]
+    pub fn region_of(&self, lba: u64) -> u64 {
+        lba >> self.region_shift
+    }
+
+    /// The regions that a range touches.
+    #[inline]
+    pub fn regions_of(&self, lba: u64, blocks: u64) -> std::ops::Range<u64> {
+        self.region_of(lba)..self.region_of(lba + blocks.max(1) - 1) + 1
+    }
+
+    #[inline]
+    pub fn version(&self) -> u64 {
+        self.version.load(Ordering::SeqCst)
+    }
+
+    pub fn view(&self) -> Arc<View> {
+        Arc::clone(&lock(&self.view))
+    }
+
+    /// Makes `view` the one that counts, with a version of its own, and tells all lanes.
+    pub fn publish(&self, mut view: View) -> Arc<View> {
+        let view = {
+            let mut now = lock(&self.view);
+            view.version = now.version + 1;
+            *now = Arc::new(view);
+            self.version.store(now.version, Ordering::SeqCst);
+            Arc::clone(&now)
+        };
+        self.ring_all();
+        view
+    }
+
+    #[inline]
+    pub fn copying(&self) -> u64 {
+        self.copying.load(Ordering::SeqCst)
+    }
+
+    pub fn set_copying(&self, region: u64) {
+        self.copying.store(region, Ordering::SeqCst);
+    }
+
+    /// Tells the control of a failure. The answer is decided once the view's `judged` of the slot is at
+    /// least this number.
+    pub fn report(&self, report: Report) -> u64 {
+        let mut news = lock(&self.news);
+        let ticket = self.reported[report.slot].fetch_add(1, Ordering::SeqCst) + 1;
+        self.totals.errors[report.slot].fetch_add(1, Ordering::Relaxed);
+        if news.reports.len() < REPORTS {
+            news.reports.push(report);
+        }
+        drop(news);
+        self.wake_control();
+        ticket
+    }
+
+    /// How many failures of a slot have been reported. Taken together with the reports: see
+    /// [`Shared::take_news`].
+    pub fn reported(&self, slot: usize) -> u64 {
+        self.reported[slot].load(Ordering::SeqCst)
+    }
+
+    pub fn want_repair(&self, repair: Repair) {
+        let mut news = lock(&self.news);
+        if news.repairs.len() < REPAIRS {
+            news.repairs.push(repair);
+        }
+        drop(news);
+        self.wake_control();
+    }
+
+    pub fn want_region(&self, region: u64) {
+        lock(&self.news).wanted.push(region);
+        self.wake_control();
+    }
+
+    /// What there is for the control, and how many failures of each slot it covers.
+    pub fn take_news(&self) -> (News, [u64; MAX_MEMBERS]) {
+        let mut news = lock(&self.news);
+        let counts = std::array::from_fn(|slot| self.reported(slot));
+        (std::mem::take(&mut *news), counts)
+    }
+
+    /// Called whenever there is something for the control.
+    pub fn on_news(&self, wake: Option<Box<dyn Fn() + Send + Sync>>) {
+        *lock(&self.control) = wake;
+    }
+
+    pub fn wake_control(&self) {
+        if let Some(wake) = &*lock(&self.control) {
+            wake();
+        }
+    }
+
+    /// A new lane. `None`: there are [`MAX_LANES`] already, or no descriptor is left.
+    pub fn add_lane(&self) -> std::io::Result<Arc<LaneState>> {
+        use rustix::event::{EventfdFlags, eventfd};
+        let mut lanes = lock(&self.lanes);
+        let taken = |index: usize| lanes.iter().any(|l| l.owner == Owner::lane(index));
+        let free = (0..MAX_LANES).find(|index| !taken(*index));
+        let index = free.ok_or_else(|| std::io::Error::other("too many queues on one volume"))?;
+        let state = Arc::new(LaneState {
+            owner: Owner::lane(index),
+            outstanding: Default::default(),
+            latency_ns: AtomicU64::new(0),
+            gone: AtomicBool::new(false),
+            bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+        });
+        lanes.push(Arc::clone(&state));
+        Ok(state)
+    }
+
+    /// The lane is closed and holds nothing any more.
+    pub fn remove_lane(&self, state: &Arc<LaneState>) {
+        lock(&self.lanes).retain(|lane| !Arc::ptr_eq(lane, state));
+        self.wake_control();
+    }
+
+    pub fn lanes(&self) -> Vec<Arc<LaneState>> {
+        lock(&self.lanes).clone()
+    }
+
+    pub fn ring_all(&self) {
+        lock(&self.lanes).iter().for_each(|lane| lane.ring());
+    }
+
+    /// I/Os that any lane has in flight to a slot's device.
+    pub fn outstanding(&self, slot: usize) -> u32 {
+        let lanes = lock(&self.lanes);
+        let of = |lane: &Arc<LaneState>| lane.outstanding[slot].load(Ordering::SeqCst);
+        lanes.iter().map(of).sum()
+    }
+}
+
+/// Nothing here can be left half done by a panic.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
