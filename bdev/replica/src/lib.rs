@@ -10,6 +10,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod format;
 pub mod model;
 pub mod needs;
 pub mod regions;

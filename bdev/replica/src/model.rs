@@ -6,6 +6,10 @@ use uuid::Uuid;
 /// Replicas of one volume at most.
 pub const MAX_MEMBERS: usize = 5;
 
+/// Bytes at the start of each member's device that are not the volume's: labels and dirty-region log.
+/// The volume's block 0 is the device's byte here.
+pub const RESERVED: u64 = 1 << 20;
+
 /// One volume. The store's copy is the authority: every change of it is a compare-and-swap on
 /// [`VolumeRecord::version`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,0 +1,286 @@
+//! The label: which volume and which member a device is, and when that was last said.
+//!
+//! | bytes | |
+//! |---|---|
+//! | 0..8 | `NACREVOL` |
+//! | 8..12 | version |
+//! | 12..16 | bit 0: closed in order |
+//! | 16..48 | ids of the volume and of the member |
+//! | 48..80 | epoch, revision, sequence, blocks of the volume |
+//! | 80..84 | bytes of a block |
+//! | 84..88 | slot, log2 of the bytes of a region, number of members, bytes of the name |
+//! | 88..344 | the volume's name |
+//! | 344..504 | members, 32 bytes each: id, slot, state |
+//! | 504..4092 | zero |
+//! | 4092..4096 | CRC32C of all before |
+
+use arrayvec::ArrayVec;
+use uuid::Uuid;
+
+use crate::model::{MAX_MEMBERS, MemberState, Stamp};
+
+use super::layout::{BLOCK, MAX_REGIONS, MIN_REGION_SHIFT};
+use super::{CHECKSUM, Reader, Writer, block_of, is_sealed, seal};
+
+const MAGIC: &[u8; 8] = b"NACREVOL";
+const VERSION: u32 = 1;
+const CLEAN: u32 = 1;
+const NAME: usize = 88;
+/// Bytes of a name at most.
+pub const MAX_NAME: usize = 255;
+const MEMBERS: usize = 344;
+const MEMBER: usize = 32;
+const END: usize = MEMBERS + MAX_MEMBERS * MEMBER;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Label {
+    pub volume: Uuid,
+    /// The volume's name then; for people. What is longer than [`MAX_NAME`] bytes is cut.
+    pub name: String,
+    pub member: Uuid,
+    pub slot: u8,
+    pub stamp: Stamp,
+    /// Grows with every label that is written to this device.
+    pub sequence: u64,
+    /// The volume was closed in order: the log says all that there is to say.
+    pub clean: bool,
+    pub block_size: u32,
+    pub blocks: u64,
+    pub region_shift: u8,
+    /// All members then.
+    pub members: ArrayVec<LabelMember, MAX_MEMBERS>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LabelMember {
+    pub slot: u8,
+    pub id: Uuid,
+    pub state: LabelState,
+}
+
+/// [`MemberState`] without what only the store knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum LabelState {
+    InSync = 1,
+    Out = 2,
+    Filling = 3,
+}
+
+impl From<MemberState> for LabelState {
+    fn from(state: MemberState) -> LabelState {
+        match state {
+            MemberState::InSync => LabelState::InSync,
+            MemberState::Out { .. } => LabelState::Out,
+            MemberState::Filling { .. } => LabelState::Filling,
+        }
+    }
+}
+
+/// Why a block is not a label that can be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum LabelError {
+    #[error("there is no label: the block is all zeroes")]
+    NotALabel,
+    #[error("there is something else than a label")]
+    Foreign,
+    #[error("the label is of version {found}, and this program knows {VERSION}")]
+    Version { found: u32 },
+    #[error("the label is damaged: its checksum does not match")]
+    Checksum,
+    /// Its checksum is good: whoever wrote it was wrong.
+    #[error("the label's {name} makes no sense")]
+    Field { name: &'static str },
+    #[error("the two labels are those of different members or volumes")]
+    TwoOwners,
+}
+
+impl Label {
+    pub fn encode(&self, out: &mut [u8; BLOCK]) {
+        out.fill(0);
+        let name = cut(&self.name);
+        let mut w = Writer { out, at: 0 };
+        w.put(MAGIC);
+        w.put(&VERSION.to_le_bytes());
+        w.put(&(if self.clean { CLEAN } else { 0 }).to_le_bytes());
+        w.put(self.volume.as_bytes());
+        w.put(self.member.as_bytes());
+        for word in [
+            self.stamp.epoch,
+            self.stamp.revision,
+            self.sequence,
+            self.blocks,
+        ] {
+            w.put(&word.to_le_bytes());
+        }
+        w.put(&self.block_size.to_le_bytes());
+        let count = self.members.len() as u8;
+        w.put(&[self.slot, self.region_shift, count, name.len() as u8]);
+        w.put(name.as_bytes());
+        for (index, member) in self.members.iter().enumerate() {
+            w.at = MEMBERS + index * MEMBER;
+            w.put(member.id.as_bytes());
+            w.put(&[member.slot, member.state as u8]);
+        }
+        seal(out);
+    }
+
+    pub fn decode(bytes: &[u8]) -> Result<Label, LabelError> {
+        let block = block_of(bytes).ok_or(LabelError::Foreign)?;
+        if block.iter().all(|byte| *byte == 0) {
+            return Err(LabelError::NotALabel);
+        }
+        let mut r = Reader {
+            bytes: block,
+            at: 0,
+        };
+        if r.take() != *MAGIC {
+            return Err(LabelError::Foreign);
+        }
+        // Before the version: only a version that was written on purpose is another program's.
+        if !is_sealed(block) {
+            return Err(LabelError::Checksum);
+        }
+        let version = r.u32();
+        if version != VERSION {
+            return Err(LabelError::Version { found: version });
+        }
+        let flags = r.u32();
+        check(flags & !CLEAN == 0, "flags")?;
+        let volume = id(r.take(), "volume id")?;
+        let member = id(r.take(), "member id")?;
+        let stamp = Stamp {
+            epoch: r.u64(),
+            revision: r.u64(),
+        };
+        let sequence = r.u64();
+        let blocks = r.u64();
+        let block_size = r.u32();
+        let [slot, region_shift, count, name_len] = r.take();
+        let in_a_block = block_size.is_power_of_two() && (512..=BLOCK as u32).contains(&block_size);
+        check(in_a_block, "block size")?;
+        let bytes = blocks.checked_mul(u64::from(block_size));
+        let bytes = bytes.filter(|bytes| *bytes > 0);
+        let bytes = bytes.ok_or(LabelError::Field {
+            name: "number of blocks",
+        })?;
+        let fits = (MIN_REGION_SHIFT..64).contains(&region_shift)
+            && bytes.div_ceil(1 << region_shift) <= MAX_REGIONS;
+        check(fits, "region size")?;
+        check(usize::from(slot) < MAX_MEMBERS, "slot")?;
+        debug_assert_eq!(r.at, NAME);
+        let name = std::str::from_utf8(r.slice(usize::from(name_len)));
+        let name = name.map_err(|_| LabelError::Field { name: "name" })?;
+        check(r.zero_until(MEMBERS), "name")?;
+        let members = members(&mut r, usize::from(count))?;
+        check(r.zero_until(CHECKSUM), "reserved area")?;
+        Ok(Label {
+            volume,
+            name: name.to_owned(),
+            member,
+            slot,
+            stamp,
+            sequence,
+            clean: flags & CLEAN != 0,
+            block_size,
+            blocks,
+            region_shift,
+            members,
+        })
+    }
+
+    /// What decides which of a device's two labels counts.
+    fn age(&self) -> (Stamp, u64) {
+        (self.stamp, self.sequence)
+    }
+}
+
+fn members(
+    r: &mut Reader<'_>,
+    count: usize,
+) -> Result<ArrayVec<LabelMember, MAX_MEMBERS>, LabelError> {
+    const TABLE: &str = "table of members";
+    check((1..=MAX_MEMBERS).contains(&count), "number of members")?;
+    let mut members = ArrayVec::<LabelMember, MAX_MEMBERS>::new();
+    for index in 0..count {
+        let id = id(r.take(), TABLE)?;
+        let [slot, state] = r.take();
+        let state = match state {
+            1 => LabelState::InSync,
+            2 => LabelState::Out,
+            3 => LabelState::Filling,
+            _ => return Err(LabelError::Field { name: TABLE }),
+        };
+        let taken = members.iter().any(|m| m.slot == slot || m.id == id);
+        check(!taken && usize::from(slot) < MAX_MEMBERS, TABLE)?;
+        check(r.zero_until(MEMBERS + (index + 1) * MEMBER), TABLE)?;
+        members.push(LabelMember { slot, id, state });
+    }
+    check(r.zero_until(END), TABLE)?;
+    Ok(members)
+}
+
+fn check(holds: bool, name: &'static str) -> Result<(), LabelError> {
+    match holds {
+        true => Ok(()),
+        false => Err(LabelError::Field { name }),
+    }
+}
+
+fn id(bytes: [u8; 16], name: &'static str) -> Result<Uuid, LabelError> {
+    let id = Uuid::from_bytes(bytes);
+    check(!id.is_nil(), name)?;
+    Ok(id)
+}
+
+fn cut(name: &str) -> &str {
+    let mut len = name.len().min(MAX_NAME);
+    while !name.is_char_boundary(len) {
+        len -= 1;
+    }
+    &name[..len]
+}
+
+/// One of the two places of a label.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    A,
+    B,
+}
+
+/// Where the next label is written if the one that counts is at `which`: a write that a power failure
+/// tears destroys only the older one. Who takes a device over that had other labels erases both places
+/// first, or the old ones may still count.
+pub fn next_place(which: Place) -> Place {
+    match which {
+        Place::A => Place::B,
+        Place::B => Place::A,
+    }
+}
+
+/// Of the two labels of a device the one that counts, and where it stands. An error is that of the
+/// place that says more: two damaged places are not an empty device.
+pub fn newest(a: &[u8], b: &[u8]) -> Result<(Label, Place), LabelError> {
+    match (Label::decode(a), Label::decode(b)) {
+        // A newer program was here last, or might have been: its label must not be overlooked.
+        (Err(error @ LabelError::Version { .. }), _)
+        | (_, Err(error @ LabelError::Version { .. })) => Err(error),
+        (Ok(a), Ok(b)) if (a.volume, a.member) != (b.volume, b.member) => {
+            Err(LabelError::TwoOwners)
+        }
+        (Ok(a), Ok(b)) if b.age() > a.age() => Ok((b, Place::B)),
+        (Ok(a), _) => Ok((a, Place::A)),
+        (_, Ok(b)) => Ok((b, Place::B)),
+        (Err(a), Err(b)) => Err(if rank(b) > rank(a) { b } else { a }),
+    }
+}
+
+fn rank(error: LabelError) -> u8 {
+    match error {
+        LabelError::NotALabel => 0,
+        LabelError::Foreign => 1,
+        LabelError::Checksum => 2,
+        LabelError::Field { .. } | LabelError::TwoOwners => 3,
+        LabelError::Version { .. } => 4,
+    }
+}

@@ -1,0 +1,120 @@
+//! A page of the dirty-region log: one bit per region.
+//!
+//! | bytes | |
+//! |---|---|
+//! | 0..8 | `NACRELOG` |
+//! | 8..16 | version, number of the page |
+//! | 16..40 | id of the volume, epoch |
+//! | 40..64 | zero |
+//! | 64..4064 | bits, region 0 of the page in bit 0 of byte 64 |
+//! | 4064..4092 | zero |
+//! | 4092..4096 | CRC32C of all before |
+
+use uuid::Uuid;
+
+use super::layout::{BLOCK, LOG};
+use super::{Reader, Writer, block_of, is_sealed, seal};
+
+const MAGIC: &[u8; 8] = b"NACRELOG";
+const VERSION: u32 = 1;
+const BITS: usize = 64;
+const BYTES: usize = 4000;
+
+/// Regions of which one page tells.
+pub const REGIONS_PER_PAGE: u64 = BYTES as u64 * 8;
+
+/// Pages of the log of a volume of so many regions.
+pub const fn pages_for(regions: u64) -> u64 {
+    regions.div_ceil(REGIONS_PER_PAGE)
+}
+
+/// The byte of the device at which a page stands.
+pub fn page_offset(page_number: u64) -> u64 {
+    LOG + page_number * BLOCK as u64
+}
+
+/// The page of which the regions are `page_number * REGIONS_PER_PAGE..`, as far as the volume has them:
+/// `dirty` is asked for those below `regions` only.
+pub fn encode_page(
+    volume: Uuid,
+    page_number: u64,
+    epoch: u64,
+    regions: u64,
+    dirty: impl Fn(u64) -> bool,
+    out: &mut [u8; BLOCK],
+) {
+    out.fill(0);
+    let first = page_number * REGIONS_PER_PAGE;
+    for region in first..regions.min(first + REGIONS_PER_PAGE) {
+        let bit = (region - first) as usize;
+        out[BITS + bit / 8] |= u8::from(dirty(region)) << (bit % 8);
+    }
+    let mut w = Writer { out, at: 0 };
+    w.put(MAGIC);
+    w.put(&VERSION.to_le_bytes());
+    w.put(&(page_number as u32).to_le_bytes());
+    w.put(volume.as_bytes());
+    w.put(&epoch.to_le_bytes());
+    seal(out);
+}
+
+/// What a page says of its regions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Page {
+    first: u64,
+    /// The epoch in which it was written, and the bits. `None`: the page cannot be believed.
+    content: Option<(u64, Box<[u8; BYTES]>)>,
+}
+
+impl Page {
+    /// Every region counts as dirty: the page is damaged, of another volume, or never was written.
+    pub fn is_lost(&self) -> bool {
+        self.content.is_none()
+    }
+
+    pub fn epoch(&self) -> Option<u64> {
+        self.content.as_ref().map(|(epoch, _)| *epoch)
+    }
+
+    /// Whether the log names `region`, a number in the whole volume.
+    ///
+    /// # Panics
+    /// When this page does not tell of it.
+    pub fn is_dirty(&self, region: u64) -> bool {
+        let of_page = region.checked_sub(self.first);
+        let bit = of_page.filter(|bit| *bit < REGIONS_PER_PAGE);
+        let bit = bit.expect("asked another page") as usize;
+        match &self.content {
+            Some((_, bits)) => bits[bit / 8] >> (bit % 8) & 1 == 1,
+            None => true,
+        }
+    }
+}
+
+/// Never fails: a page that is not what it should be says that everything is dirty, which costs copying
+/// and no data.
+pub fn decode_page(bytes: &[u8], volume: Uuid, page_number: u64) -> Page {
+    Page {
+        first: page_number * REGIONS_PER_PAGE,
+        content: content(bytes, volume, page_number),
+    }
+}
+
+fn content(bytes: &[u8], volume: Uuid, page_number: u64) -> Option<(u64, Box<[u8; BYTES]>)> {
+    let block = block_of(bytes)?;
+    let mut r = Reader {
+        bytes: block,
+        at: 0,
+    };
+    let ours = r.take() == *MAGIC
+        && is_sealed(block)
+        && r.u32() == VERSION
+        && u64::from(r.u32()) == page_number
+        && r.take() == *volume.as_bytes();
+    if !ours {
+        return None;
+    }
+    let epoch = r.u64();
+    r.at = BITS;
+    Some((epoch, Box::new(r.take())))
+}
