@@ -1,11 +1,21 @@
 //! Where volumes' records are kept: the authority on epoch and membership.
 
+mod embedded;
+mod memory;
+mod reply;
+pub mod suite;
+#[cfg(test)]
+mod tests;
+
 use std::future::Future;
 use std::pin::Pin;
 
 use uuid::Uuid;
 
 use crate::model::{Stamp, VolumeRecord};
+
+pub use embedded::{EmbeddedStore, FILE, dump};
+pub use memory::{Call, MemoryStore, Outcome, Plan, Request};
 
 /// Every operation answers when it is durable, or has failed. It may be awaited on any executor.
 pub type StoreFuture<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send>>;
@@ -29,10 +39,19 @@ pub enum StoreError {
     Unavailable { why: String },
     #[error("the volume store is damaged: {what}")]
     Damaged { what: String },
+    #[error("the volume store {path} is in use by another process")]
+    InUse { path: String },
+    #[error(
+        "the volume store {path} is of version {found}, newer than this program: start the newer one"
+    )]
+    Newer { path: String, found: u64 },
 }
 
-/// Keeps [`VolumeRecord`]s.
+/// Keeps [`VolumeRecord`]s. What it promises beyond the words here is in [`suite`].
+///
+/// A call is made when the method is called: dropping the future does not take it back.
 pub trait VolumeStore: Send + Sync + 'static {
+    /// In the order in which they were created.
     fn list(&self) -> StoreFuture<Vec<VolumeRecord>>;
 
     fn load(&self, id: Uuid) -> StoreFuture<VolumeRecord>;
@@ -41,8 +60,30 @@ pub trait VolumeStore: Send + Sync + 'static {
     fn create(&self, record: VolumeRecord) -> StoreFuture<()>;
 
     /// Replaces the record of `next.id` if its version is `expected` (a compare-and-swap, durable when it
-    /// answers). `next`'s version must be greater.
+    /// answers). `next`'s version must be greater, and its name nobody else's.
     fn swap(&self, expected: Stamp, next: VolumeRecord) -> StoreFuture<()>;
 
     fn delete(&self, id: Uuid, expected: Stamp) -> StoreFuture<()>;
+}
+
+/// A swap that does not raise the version could not be told from none: a bug of the caller.
+fn assert_grows(expected: Stamp, next: &VolumeRecord) {
+    assert!(
+        next.version() > expected,
+        "a swap from {expected:?} to {:?}",
+        next.version()
+    );
+}
+
+/// Whether what is stored is what the caller expects.
+fn compare(stored: &VolumeRecord, expected: Stamp) -> Result<(), StoreError> {
+    let found = stored.version();
+    match found == expected {
+        true => Ok(()),
+        false => Err(StoreError::Conflict {
+            id: stored.id,
+            expected,
+            found,
+        }),
+    }
 }

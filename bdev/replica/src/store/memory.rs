@@ -1,0 +1,334 @@
+//! A [`VolumeStore`] in memory that fails and dawdles as it is told to: for tests and the simulator.
+//!
+//! Every clone sees the same records. A planner says for each call how long it is under way, whether
+//! it is carried out, and whether the answer arrives; time is what [`MemoryStore::advance`] says.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use nacre_reactor::Nanos;
+use uuid::Uuid;
+
+use super::reply::{Sender, reply};
+use super::{StoreError, StoreFuture, VolumeStore};
+use crate::model::{Stamp, VolumeRecord};
+
+#[derive(Clone)]
+pub struct MemoryStore {
+    inner: Arc<Mutex<Inner>>,
+    client: u32,
+}
+
+/// What somebody asks of the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Request {
+    List,
+    Load,
+    Create,
+    Swap,
+    Delete,
+}
+
+/// A call that the planner decides upon.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Call {
+    /// Whose: see [`MemoryStore::client`].
+    pub client: u32,
+    pub request: Request,
+    /// The volume; nil for [`Request::List`].
+    pub id: Uuid,
+}
+
+/// What becomes of one call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Plan {
+    /// Time until it is carried out.
+    pub before: Duration,
+    pub outcome: Outcome,
+    /// Time from then until the answer.
+    pub after: Duration,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    Do,
+    /// Not carried out; answered as unavailable.
+    Refuse,
+    /// Carried out; answered as unavailable all the same.
+    Lose,
+    /// Somebody else changes the record just before, so that a swap or delete conflicts.
+    Intrude,
+}
+
+impl Default for Plan {
+    fn default() -> Plan {
+        Plan {
+            before: Duration::ZERO,
+            outcome: Outcome::Do,
+            after: Duration::ZERO,
+        }
+    }
+}
+
+impl Plan {
+    pub fn outcome(outcome: Outcome) -> Plan {
+        Plan {
+            outcome,
+            ..Plan::default()
+        }
+    }
+}
+
+type Planner = Box<dyn FnMut(&Call) -> Plan + Send>;
+
+#[derive(Default)]
+struct Inner {
+    records: Vec<VolumeRecord>,
+    planner: Option<Planner>,
+    now: Nanos,
+    /// What is under way, by the time of its next step; the number keeps the order of those of one moment.
+    steps: BinaryHeap<Reverse<Step>>,
+    calls: u64,
+    /// Steps that there were, ever.
+    stepped: u64,
+}
+
+struct Step {
+    due: Nanos,
+    number: u64,
+    what: Work,
+}
+
+/// Gives an answer; called without the lock, since whoever is woken may call again at once.
+type Wake = Box<dyn FnOnce() + Send>;
+type Work = Box<dyn FnOnce(&mut Inner) -> Option<Wake> + Send>;
+
+impl Ord for Step {
+    fn cmp(&self, other: &Step) -> std::cmp::Ordering {
+        (self.due, self.number).cmp(&(other.due, other.number))
+    }
+}
+
+impl PartialOrd for Step {
+    fn partial_cmp(&self, other: &Step) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Step {
+    fn eq(&self, other: &Step) -> bool {
+        self.number == other.number
+    }
+}
+
+impl Eq for Step {}
+
+impl Default for MemoryStore {
+    fn default() -> MemoryStore {
+        MemoryStore::new()
+    }
+}
+
+impl MemoryStore {
+    pub fn new() -> MemoryStore {
+        MemoryStore {
+            inner: Arc::default(),
+            client: 0,
+        }
+    }
+
+    /// The same store, as somebody else sees it: the planner can tell the two apart.
+    pub fn client(&self, client: u32) -> MemoryStore {
+        MemoryStore {
+            inner: Arc::clone(&self.inner),
+            client,
+        }
+    }
+
+    /// Asks `planner` about each call from now on. `None`: all goes well and takes no time.
+    pub fn plan(&self, planner: Option<Planner>) {
+        self.lock().planner = planner;
+    }
+
+    /// Decides upon the next calls one after the other; those behind them go well.
+    pub fn plan_next(&self, plans: impl IntoIterator<Item = Plan>) {
+        let mut plans: std::collections::VecDeque<Plan> = plans.into_iter().collect();
+        self.plan(Some(Box::new(move |_| {
+            plans.pop_front().unwrap_or_default()
+        })));
+    }
+
+    /// It is `now`: what has become due happens.
+    pub fn advance(&self, now: Nanos) {
+        loop {
+            let mut inner = self.lock();
+            inner.now = inner.now.max(now);
+            let due = inner.steps.peek().is_some_and(|s| s.0.due <= now);
+            let Some(Reverse(step)) = due.then(|| inner.steps.pop()).flatten() else {
+                return;
+            };
+            let wake = (step.what)(&mut inner);
+            drop(inner);
+            if let Some(wake) = wake {
+                wake();
+            }
+        }
+    }
+
+    /// When [`MemoryStore::advance`] has something to do next.
+    pub fn next_due(&self) -> Option<Nanos> {
+        self.lock().steps.peek().map(|step| step.0.due)
+    }
+
+    /// Calls that were made, ever.
+    pub fn calls(&self) -> u64 {
+        self.lock().calls
+    }
+
+    /// What is stored now, without a call.
+    pub fn records(&self) -> Vec<VolumeRecord> {
+        self.lock().records.clone()
+    }
+
+    fn call<T: Send + 'static>(
+        &self,
+        request: Request,
+        id: Uuid,
+        work: impl FnOnce(&mut Vec<VolumeRecord>) -> Result<T, StoreError> + Send + 'static,
+    ) -> StoreFuture<T> {
+        let (sender, receiver) = reply();
+        let mut inner = self.lock();
+        inner.calls += 1;
+        let call = Call {
+            client: self.client,
+            request,
+            id,
+        };
+        let plan = match &mut inner.planner {
+            Some(planner) => planner(&call),
+            None => Plan::default(),
+        };
+        let due = inner.now + plan.before.min(FAR);
+        inner.step(due, move |inner| {
+            let answer = inner.carry_out(plan.outcome, id, work);
+            inner.answer(plan.after, sender, answer)
+        });
+        let now = inner.now;
+        drop(inner);
+        self.advance(now);
+        Box::pin(receiver)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Longer than any test: a call that never gets there.
+const FAR: Duration = Duration::from_secs(1 << 32);
+
+impl Inner {
+    fn step(&mut self, due: Nanos, what: impl FnOnce(&mut Inner) -> Option<Wake> + Send + 'static) {
+        self.stepped += 1;
+        self.steps.push(Reverse(Step {
+            due,
+            number: self.stepped,
+            what: Box::new(what),
+        }));
+    }
+
+    fn carry_out<T>(
+        &mut self,
+        outcome: Outcome,
+        id: Uuid,
+        work: impl FnOnce(&mut Vec<VolumeRecord>) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let unavailable = |why: &str| StoreError::Unavailable {
+            why: why.to_owned(),
+        };
+        match outcome {
+            Outcome::Do => work(&mut self.records),
+            Outcome::Refuse => Err(unavailable("it was told to refuse")),
+            Outcome::Lose => {
+                let _ = work(&mut self.records);
+                Err(unavailable("its answer was lost"))
+            }
+            Outcome::Intrude => {
+                if let Some(record) = self.records.iter_mut().find(|r| r.id == id) {
+                    record.revision += 1;
+                }
+                work(&mut self.records)
+            }
+        }
+    }
+
+    fn answer<T: Send + 'static>(
+        &mut self,
+        after: Duration,
+        sender: Sender<T>,
+        answer: Result<T, StoreError>,
+    ) -> Option<Wake> {
+        let wake: Wake = Box::new(move || sender.answer(answer));
+        if after.is_zero() {
+            return Some(wake);
+        }
+        let due = self.now + after.min(FAR);
+        self.step(due, move |_| Some(wake));
+        None
+    }
+}
+
+impl VolumeStore for MemoryStore {
+    fn list(&self) -> StoreFuture<Vec<VolumeRecord>> {
+        self.call(Request::List, Uuid::nil(), |records| Ok(records.clone()))
+    }
+
+    fn load(&self, id: Uuid) -> StoreFuture<VolumeRecord> {
+        self.call(Request::Load, id, move |records| {
+            Ok(records[find(records, id)?].clone())
+        })
+    }
+
+    fn create(&self, record: VolumeRecord) -> StoreFuture<()> {
+        self.call(Request::Create, record.id, move |records| {
+            let same = |r: &&VolumeRecord| r.id == record.id || r.name == record.name;
+            if let Some(there) = records.iter().find(same) {
+                return Err(StoreError::Exists {
+                    name: there.name.clone(),
+                });
+            }
+            records.push(record);
+            Ok(())
+        })
+    }
+
+    fn swap(&self, expected: Stamp, next: VolumeRecord) -> StoreFuture<()> {
+        super::assert_grows(expected, &next);
+        self.call(Request::Swap, next.id, move |records| {
+            let index = find(records, next.id)?;
+            super::compare(&records[index], expected)?;
+            let mut others = records.iter().filter(|r| r.id != next.id);
+            if others.any(|r| r.name == next.name) {
+                return Err(StoreError::Exists { name: next.name });
+            }
+            records[index] = next;
+            Ok(())
+        })
+    }
+
+    fn delete(&self, id: Uuid, expected: Stamp) -> StoreFuture<()> {
+        self.call(Request::Delete, id, move |records| {
+            let index = find(records, id)?;
+            super::compare(&records[index], expected)?;
+            records.remove(index);
+            Ok(())
+        })
+    }
+}
+
+fn find(records: &[VolumeRecord], id: Uuid) -> Result<usize, StoreError> {
+    let index = records.iter().position(|record| record.id == id);
+    index.ok_or(StoreError::NotFound { id })
+}

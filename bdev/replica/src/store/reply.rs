@@ -1,0 +1,75 @@
+//! One answer, from the thread that has it to the task that waits for it.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use super::StoreError;
+
+type Answer<T> = Result<T, StoreError>;
+
+/// Two ends of a place for one answer.
+pub(super) fn reply<T>() -> (Sender<T>, Receiver<T>) {
+    let place = Arc::new(Mutex::new(Place {
+        answer: None,
+        waker: None,
+    }));
+    (Sender(Some(Arc::clone(&place))), Receiver(place))
+}
+
+struct Place<T> {
+    answer: Option<Answer<T>>,
+    waker: Option<Waker>,
+}
+
+/// Dropped without an answer, it says that nobody knows what became of the request.
+pub(super) struct Sender<T>(Option<Arc<Mutex<Place<T>>>>);
+
+pub(super) struct Receiver<T>(Arc<Mutex<Place<T>>>);
+
+impl<T> Sender<T> {
+    pub fn answer(mut self, answer: Answer<T>) {
+        self.put(answer);
+    }
+
+    fn put(&mut self, answer: Answer<T>) {
+        let Some(place) = self.0.take() else { return };
+        let mut guard = lock(&place);
+        guard.answer = Some(answer);
+        let waker = guard.waker.take();
+        // Whoever is woken may look at once.
+        drop(guard);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+impl<T> Drop for Sender<T> {
+    fn drop(&mut self) {
+        self.put(Err(StoreError::Unavailable {
+            why: "it ended before it answered".to_owned(),
+        }));
+    }
+}
+
+impl<T> Future for Receiver<T> {
+    type Output = Answer<T>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Answer<T>> {
+        let mut place = lock(&self.0);
+        match place.answer.take() {
+            Some(answer) => Poll::Ready(answer),
+            None => {
+                place.waker = Some(cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+/// Nothing here can be left half done by a panic.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
