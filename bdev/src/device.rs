@@ -132,6 +132,13 @@ pub trait Bdev: Send + Sync + 'static {
         Vec::new()
     }
 
+    /// Grows whenever the device may have lost what it had acknowledged and not yet flushed: with each end
+    /// of a connection to a remote target. It has grown before any I/O is answered over the next one, so
+    /// whoever finds it as it was, after an I/O completed, knows that nothing was lost before that I/O.
+    fn losses(&self) -> u64 {
+        0
+    }
+
     /// Module-specific facts for `bdev_get_bdevs`.
     fn driver_specific(&self) -> serde_json::Value {
         serde_json::json!({})

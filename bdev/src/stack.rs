@@ -41,6 +41,10 @@ impl Base {
         self.module().native_fua()
     }
 
+    pub fn losses(&self) -> u64 {
+        self.module().losses()
+    }
+
     pub fn is_gone(&self) -> bool {
         self.claim.layer().is_gone()
     }

@@ -17,6 +17,8 @@ mod threads;
 
 use std::sync::Arc;
 
+use nacre_hugepages::{ClassSpec, Pool};
+
 use crate::device::{Bdev, Support};
 use crate::io::Op;
 use crate::layer::Layer;
@@ -31,7 +33,11 @@ pub struct Suite<F> {
     make: F,
     keeps_data: bool,
     as_module: bool,
+    memory: Box<Memory>,
 }
+
+/// Makes the buffers of one queue's user.
+type Memory = dyn Fn(&[ClassSpec]) -> Pool + Sync;
 
 /// Runs everything for an ordinary module, one that keeps what is written.
 pub fn run(make: impl Fn() -> Arc<dyn Bdev>) {
@@ -45,7 +51,14 @@ impl<F: Fn() -> Arc<dyn Bdev>> Suite<F> {
             make,
             keeps_data: true,
             as_module: true,
+            memory: Box::new(Pool::heap),
         }
+    }
+
+    /// The device takes no buffers but those that `memory` makes; called by each thread that uses it.
+    pub fn memory(mut self, memory: impl Fn(&[ClassSpec]) -> Pool + Sync + 'static) -> Suite<F> {
+        self.memory = Box::new(memory);
+        self
     }
 
     /// The device forgets what is written (null): everything but the data is checked.
@@ -85,21 +98,23 @@ impl<F: Fn() -> Arc<dyn Bdev>> Suite<F> {
                 device,
                 keeps_data: self.keeps_data,
                 seed,
+                memory: &*self.memory,
             });
         }
     }
 }
 
 /// A device under test.
-struct Subject {
+struct Subject<'a> {
     device: Arc<dyn Bdev>,
     keeps_data: bool,
     seed: u64,
+    memory: &'a Memory,
 }
 
 type Case = (&'static str, fn(&Subject));
 
-impl Subject {
+impl Subject<'_> {
     fn does(&self, op: Op) -> bool {
         let writable = !(op.is_write() && self.device.limits().read_only);
         writable && self.device.supports(op) != Support::No

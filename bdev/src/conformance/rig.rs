@@ -49,7 +49,7 @@ pub(super) struct Rig {
 
 impl Rig {
     pub fn new(subject: &Subject) -> Rig {
-        let pool = Pool::heap(&CLASSES);
+        let pool = (subject.memory)(&CLASSES);
         let queue = Arc::clone(&subject.device)
             .open(&pool)
             .expect("the device opens");

@@ -138,6 +138,10 @@ impl Bdev for Delay {
         vec![self.base.name().to_owned()]
     }
 
+    fn losses(&self) -> u64 {
+        self.base.losses()
+    }
+
     fn driver_specific(&self) -> serde_json::Value {
         let config = self.config();
         serde_json::json!({"delay": {

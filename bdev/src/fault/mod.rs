@@ -141,6 +141,10 @@ impl Bdev for FaultDevice {
         vec![self.base.name().to_owned()]
     }
 
+    fn losses(&self) -> u64 {
+        self.base.losses()
+    }
+
     fn driver_specific(&self) -> serde_json::Value {
         serde_json::json!({"error_disk": {"base_bdev": self.base.name()}})
     }

@@ -221,6 +221,10 @@ impl Bdev for Layer {
         self.bdev.bases()
     }
 
+    fn losses(&self) -> u64 {
+        self.bdev.losses()
+    }
+
     fn driver_specific(&self) -> serde_json::Value {
         self.bdev.driver_specific()
     }

@@ -86,6 +86,10 @@ impl Bdev for Passthru {
         vec![self.base.name().to_owned()]
     }
 
+    fn losses(&self) -> u64 {
+        self.base.losses()
+    }
+
     fn driver_specific(&self) -> serde_json::Value {
         let (name, base) = (self.name(), self.base.name());
         serde_json::json!({"passthru": {"name": name, "base_bdev_name": base}})

@@ -6,6 +6,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
 
+use nacre_bdev_remote::uri::split_authority;
 use nacre_nvmf_wire::Nqn;
 
 /// The port of NVMe/TCP I/O controllers, and of discovery controllers.
@@ -141,7 +142,7 @@ impl FromStr for Remote {
             Some((authority, path)) => (authority, path),
             None => (rest, ""),
         };
-        let (host, port) = split_port(authority).ok_or_else(form)?;
+        let (host, port) = split_authority(authority).ok_or_else(form)?;
         if host.is_empty() {
             return Err(form());
         }
@@ -165,22 +166,6 @@ impl FromStr for Remote {
             }
         }
         Ok(remote)
-    }
-}
-
-/// `[::1]:4420`, `::1`, `192.0.2.1:4420`, `host`. An IPv6 address without brackets has no port.
-fn split_port(authority: &str) -> Option<(&str, Option<&str>)> {
-    if let Some(rest) = authority.strip_prefix('[') {
-        let (host, after) = rest.split_once(']')?;
-        return match after {
-            "" => Some((host, None)),
-            _ => Some((host, Some(after.strip_prefix(':')?))),
-        };
-    }
-    match authority.split_once(':') {
-        Some((_, rest)) if rest.contains(':') => Some((authority, None)),
-        Some((host, port)) => Some((host, Some(port))),
-        None => Some((authority, None)),
     }
 }
 

@@ -13,7 +13,7 @@ use nacre_nvmf_wire::log::discovery::DiscoveryRecord;
 use nacre_nvmf_wire::{Cqe, Sqe, StatusCode};
 use nacre_reactor::Clock;
 
-use super::connector::Connector;
+use super::Connector;
 
 /// Admin commands use buffers of these sizes; the larger are for log pages.
 const CLASSES: [ClassSpec; 2] = [

@@ -9,6 +9,8 @@
 //! One command of its own at a time leads from step to step ([`Step`]); keep-alives, event requests
 //! and the user's admin commands run beside it.
 
+mod access;
+mod ending;
 mod learn;
 mod moving;
 mod timing;
@@ -24,6 +26,7 @@ use nacre_nvmf_wire::fabrics::{ConnectResponse, InvalidParameter};
 use nacre_nvmf_wire::features::NumberOfQueues;
 use nacre_nvmf_wire::identify::IdentifyController;
 use nacre_nvmf_wire::identify::controller::cntrltype;
+use nacre_nvmf_wire::log::ana::AnaState;
 use nacre_nvmf_wire::log::lid;
 use nacre_nvmf_wire::registers::{Cap, Csts};
 use nacre_nvmf_wire::{Cqe, Sqe, StatusCode};
@@ -100,14 +103,25 @@ pub struct Controller {
     identify: Option<Box<IdentifyController>>,
     found: BTreeMap<u32, NamespaceInfo>,
     to_identify: VecDeque<u32>,
+    /// The parts of the ANA log so far, and what it said.
+    access_log: Vec<u8>,
+    found_access: BTreeMap<u32, AnaState>,
     event_out: bool,
     /// The controller takes event requests.
     has_events: bool,
     /// Events that arrived and that the user has not taken.
     news: VecDeque<AsyncEvent>,
     rescan: bool,
+    access_changed: bool,
     last_sent: Nanos,
     keep_alive_out: bool,
+    /// When the latest keep-alive that was answered had been sent: the target was there then.
+    answered: Nanos,
+    /// The association before this one was left in order, and this one has not lived yet.
+    in_transit: bool,
+    keep_alive_sent: Nanos,
+    /// The namespaces are known, and only how they can be reached was asked.
+    access_only: bool,
     check_at: Nanos,
     user: VecDeque<UserCommand>,
     next_ticket: u64,
@@ -121,13 +135,26 @@ pub struct Controller {
 impl Controller {
     /// Starts to connect; `pool` is the memory of the core that polls it.
     pub fn new(options: HostOptions, dial: Box<dyn Dial>, pool: Pool, now: Nanos) -> Controller {
+        Controller::linked(options, dial, pool, Arc::default(), now)
+    }
+
+    /// The same with a link that there is already: of a controller that has failed, whose I/O queues are
+    /// to go on with this one, or of one that is still to come.
+    pub fn linked(
+        options: HostOptions,
+        dial: Box<dyn Dial>,
+        pool: Pool,
+        link: Arc<Link>,
+        now: Nanos,
+    ) -> Controller {
+        link.revive();
         Controller {
             paths: options.paths.clone().map(Paths::new),
             better: None,
             options,
             dial,
             pool,
-            link: Arc::default(),
+            link,
             state: ControllerState::Connecting,
             queue: None,
             step: Step::Dialling,
@@ -140,12 +167,19 @@ impl Controller {
             identify: None,
             found: BTreeMap::new(),
             to_identify: VecDeque::new(),
+            access_log: Vec::new(),
+            found_access: BTreeMap::new(),
             event_out: false,
             has_events: true,
             news: VecDeque::new(),
             rescan: false,
+            access_changed: false,
             last_sent: now,
             keep_alive_out: false,
+            answered: Nanos::ZERO,
+            in_transit: false,
+            keep_alive_sent: Nanos::ZERO,
+            access_only: false,
             check_at: now,
             user: VecDeque::new(),
             next_ticket: 1,
@@ -245,6 +279,13 @@ impl Controller {
         }
     }
 
+    /// The next attempt to connect is not to wait.
+    pub fn hurry(&mut self, now: Nanos) {
+        if let ControllerState::Waiting { until, .. } = &mut self.state {
+            *until = now;
+        }
+    }
+
     fn is_over(&self) -> bool {
         matches!(
             self.state,
@@ -256,6 +297,9 @@ impl Controller {
     pub fn poll(&mut self, now: Nanos) -> usize {
         match &self.state {
             ControllerState::Failed(_) | ControllerState::Closed => return 0,
+            _ => self.check_away(now),
+        }
+        match &self.state {
             ControllerState::Waiting { until, .. } if now < *until => return 0,
             ControllerState::Waiting { .. } => {
                 self.state = ControllerState::Connecting;
@@ -324,6 +368,11 @@ impl Controller {
         if self.is_live() && self.step == Step::Idle && self.rescan {
             self.rescan = false;
             self.enter(Step::ReadChangedList, now);
+        } else if self.is_live() && self.step == Step::Idle && self.access_changed {
+            self.access_changed = false;
+            let next = self.after_namespaces();
+            self.access_only = next != Step::Idle;
+            self.enter(next, now);
         }
         self.send_step(now);
         if !self.is_live() || self.step.is_shutting_down() {
@@ -337,10 +386,13 @@ impl Controller {
         // Half the timeout, so that one delay does not end the association.
         let period = self.options.keep_alive / 2;
         let due = !period.is_zero() && now.since(self.last_sent) >= period;
+        let due = due || !period.is_zero() && self.wants_answer();
+        let Some(queue) = &mut self.queue else { return };
         if due && !self.keep_alive_out && queue.has_room() {
             queue.submit(commands::keep_alive(0), None, None, KEEP_ALIVE, now);
             self.keep_alive_out = true;
             self.last_sent = now;
+            self.keep_alive_sent = now;
         }
         // Room is kept for a step of our own and for a keep-alive. What the user asks while the
         // association is about to end is for the next one.
@@ -392,6 +444,7 @@ impl Controller {
             OWN => self.step_refused(&one.cqe, now),
             KEEP_ALIVE => {
                 self.keep_alive_out = false;
+                self.answered = self.keep_alive_sent;
                 match status.is_success() {
                     true => Ok(()),
                     false => Err(HostError::Refused {
@@ -410,6 +463,7 @@ impl Controller {
                 }
                 let event = AsyncEvent::from_dword0(one.cqe.dword0());
                 self.rescan |= event.log_page == lid::CHANGED_NAMESPACE_LIST;
+                self.access_changed |= event.log_page == lid::ASYMMETRIC_NAMESPACE_ACCESS;
                 if self.news.len() < MAX_TICKETS {
                     self.news.push_back(event);
                 }
@@ -485,6 +539,7 @@ impl Controller {
                 self.next_namespace()
             }
             Step::ReadChangedList => self.take_changed(data)?,
+            Step::ReadAccess(_) => self.take_access(data),
             Step::ShutDown => Step::WaitShutDown,
             Step::WaitShutDown => {
                 let csts = Csts(one.cqe.result() as u32);
@@ -518,6 +573,7 @@ impl Controller {
                 self.next_namespace()
             }
             Step::DescribeNamespace(_) => self.next_namespace(),
+            Step::ReadAccess(_) => self.no_access(),
             step => {
                 return Err(HostError::Refused {
                     step: step.name(),
@@ -546,7 +602,12 @@ impl Controller {
     }
 
     fn live(&mut self, now: Nanos) {
-        self.link.set_namespaces(std::mem::take(&mut self.found));
+        // What was only asked about its access has no new list.
+        if !self.access_only {
+            self.link.set_namespaces(std::mem::take(&mut self.found));
+        }
+        self.access_only = false;
+        self.link.set_access(self.found_access.clone());
         if self.state == ControllerState::Live {
             return;
         }
@@ -559,79 +620,21 @@ impl Controller {
         }
         self.link.take_reset();
         self.link.take_unreachable();
+        self.in_transit = false;
+        self.link.set_away(false);
         self.link.set_up(true);
         let transport = self.link.state().transport.map(|kind| kind.to_string());
         tracing::info!(subsystem = %self.options.subnqn, transport, "connected");
-    }
-
-    /// The connection is no good any more: forget it and wait, or give up.
-    fn lost(&mut self, error: HostError, now: Nanos) {
-        if self.step.is_shutting_down() {
-            return self.finish(ControllerState::Closed, error);
-        }
-        self.drop_connection(&error);
-        let since = *self.lost_since.get_or_insert(now);
-        let limit = self.options.loss_timeout;
-        let over = limit.is_some_and(|limit| now.since(since) >= limit);
-        let for_good = error.is_final();
-        let delay = match &mut self.paths {
-            Some(paths) => paths.failed(&error.to_string(), for_good, now),
-            None => {
-                let delay =
-                    self.options.reconnect_delay * 2u32.saturating_pow(self.attempts.min(16));
-                (!for_good).then(|| delay.min(self.options.reconnect_delay_max))
-            }
-        };
-        let Some(delay) = delay.filter(|_| !over) else {
-            tracing::warn!(subsystem = %self.options.subnqn, %error, "giving up");
-            return self.finish(ControllerState::Failed(error.clone()), error);
-        };
-        let mut until = now + delay;
-        if let Some(limit) = limit {
-            // The last attempt is when the time is up, not some delay after.
-            until = until.min(since + limit);
-        }
-        self.attempts += 1;
-        let attempt = self.attempts;
-        let delay = until.since(now);
-        tracing::warn!(subsystem = %self.options.subnqn, %error, attempt, ?delay, "reconnecting");
-        self.state = ControllerState::Waiting {
-            attempt,
-            until,
-            error,
-        };
-    }
-
-    fn drop_connection(&mut self, error: &HostError) {
-        self.link.set_up(false);
-        self.better = None;
-        if let Some(queue) = self.queue.take() {
-            for ticket in queue.tokens().filter(|t| *t < EVENT) {
-                self.results.insert(ticket, Err(error.clone()));
-            }
-        }
-        self.event_out = false;
-        self.has_events = true;
-        self.keep_alive_out = false;
-        self.rescan = false;
-        self.found.clear();
-        self.to_identify.clear();
-    }
-
-    fn finish(&mut self, state: ControllerState, error: HostError) {
-        self.drop_connection(&error);
-        for command in self.user.drain(..) {
-            self.results.insert(command.ticket, Err(error.clone()));
-        }
-        self.link.fail();
-        self.state = state;
     }
 }
 
 impl Drop for Controller {
     fn drop(&mut self) {
-        // Nobody will bring the association back: I/O queues must not wait for it.
-        self.link.fail();
+        // Nobody will bring the association back: I/O queues must not wait for it. One that was over has
+        // said so, and another may have its link by now.
+        if !self.is_over() {
+            self.link.fail();
+        }
     }
 }
 

@@ -9,8 +9,11 @@
 //!
 //! An I/O that was taken stays here until the target has answered it for good: what was under way
 //! when a connection was lost is sent again, in the order of submission, on the next one. It ends
-//! with [`Status::Gone`] when the controller has given up, or when its namespace is not there (any
-//! more) or is another.
+//! with [`Status::Gone`] when the controller has given up, when its namespace is not there (any
+//! more) or is another, or when there was no connection for longer than
+//! [`HostOptions::fast_io_fail`].
+
+mod waiting;
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
@@ -90,6 +93,12 @@ pub struct IoQueue {
     namespace: Option<NamespaceInfo>,
     /// Since when a live controller has no such namespace.
     missing_since: Option<Nanos>,
+    /// Since when I/O waits: there is no connection, or no access.
+    away_since: Option<Nanos>,
+    /// The namespace is inaccessible by this path: nothing is sent until then, or until that changes.
+    no_access_until: Option<Nanos>,
+    /// The namespaces, and how they can be reached, as this queue has seen them.
+    version: u64,
     queue: Option<Box<CommandQueue>>,
     phase: Phase,
     generation: u64,
@@ -130,6 +139,9 @@ impl IoQueue {
             nsid,
             namespace: None,
             missing_since: None,
+            away_since: None,
+            no_access_until: None,
+            version: 0,
             queue: None,
             phase: Phase::Down { retry_at: now },
             generation: 0,
@@ -145,6 +157,12 @@ impl IoQueue {
             sleepers: EventSet::new()?,
             watched: None,
         })
+    }
+
+    /// From the first connection on, only this namespace will do, however long ago it was found.
+    pub fn expecting(mut self, namespace: NamespaceInfo) -> IoQueue {
+        self.namespace = Some(namespace);
+        self
     }
 
     pub fn is_live(&self) -> bool {
@@ -163,7 +181,12 @@ impl IoQueue {
 
     #[inline]
     fn drive(&mut self, now: Nanos) {
-        if self.phase == Phase::Live && self.link.goes_on(self.generation) && now < self.check_at {
+        if self.phase == Phase::Live
+            && self.link.goes_on(self.generation)
+            && self.link.version() == self.version
+            && self.no_access_until.is_none()
+            && now < self.check_at
+        {
             return;
         }
         self.drive_slowly(self.link.generation(), now);
@@ -183,7 +206,9 @@ impl IoQueue {
         match (self.link.is_moving(), self.phase) {
             (true, _) => return self.make_way(now),
             // It stays after all.
-            (false, Phase::Draining) => self.phase = Phase::Live,
+            (false, Phase::Draining) => {
+                (self.phase, self.away_since) = (Phase::Live, None);
+            }
             (false, _) => {}
         }
         let limit = self.options.connect_timeout;
@@ -205,9 +230,11 @@ impl IoQueue {
                 self.disconnect(now);
                 self.give_up_transport("the answer to Connect takes too long");
             }
+            Phase::Live if self.link.version() != self.version => self.look(now),
             Phase::Live if now >= self.check_at => self.check_time(now),
             _ => {}
         }
+        self.check_away(now);
     }
 
     /// Lets go of the connection as soon as nothing is under way on it. What comes waits.
@@ -250,16 +277,15 @@ impl IoQueue {
             return self.without_namespace(now);
         };
         let known = self.namespace.get_or_insert_with(|| namespace.clone());
-        if !known.same_identity(namespace) {
-            tracing::error!(
-                nsid = self.nsid,
-                ?known,
-                ?namespace,
-                "the namespace is another now"
-            );
+        if let Some(why) = known.difference(namespace) {
+            if self.failures == 0 {
+                let nsid = self.nsid;
+                tracing::error!(nsid, why, "the namespace is not used any more");
+            }
             self.fail_all();
             return self.retry_later(now);
         }
+        known.blocks = namespace.blocks;
         self.missing_since = None;
         self.generation = generation;
         let entries = link.queue_entries.min(self.options.queue_entries);
@@ -347,6 +373,8 @@ impl IoQueue {
         }
         self.phase = Phase::Live;
         self.failures = 0;
+        self.away_since = None;
+        self.no_access_until = None;
         self.stats.connections += 1;
         self.check_at = now + TIMEOUT_CHECK;
     }
@@ -381,12 +409,13 @@ impl IoQueue {
         }
         drop(queue);
         self.link.leave();
-        let pending = &self.pending;
-        self.unsent
-            .make_contiguous()
-            .sort_unstable_by_key(|index| pending[*index].order);
+        self.sort_unsent();
         if matches!(self.phase, Phase::Live | Phase::Draining) {
             self.stats.losses += 1;
+            // The association's end counts by itself.
+            if self.link.generation() == Some(self.generation) {
+                self.link.count_loss();
+            }
         }
         // What the target has taken must not land after what is sent again: only the end of the
         // whole association makes it drop that.
@@ -394,6 +423,13 @@ impl IoQueue {
             self.link.request_reset();
         }
         self.retry_later(now);
+    }
+
+    /// In the order of submission.
+    fn sort_unsent(&mut self) {
+        let pending = &self.pending;
+        let unsent = self.unsent.make_contiguous();
+        unsent.sort_unstable_by_key(|index| pending[*index].order);
     }
 
     fn fail_all(&mut self) {
@@ -407,6 +443,7 @@ impl IoQueue {
     #[inline]
     fn send_unsent(&mut self, now: Nanos) {
         while self.phase == Phase::Live
+            && self.no_access_until.is_none()
             && let Some(&index) = self.unsent.front()
         {
             let Some(queue) = &mut self.queue else { return };
@@ -435,6 +472,9 @@ impl IoQueue {
             pending.lost();
             self.stats.resent += 1;
             self.unsent.push_back(index);
+            return;
+        }
+        if self.waits_for_access(index, status) {
             return;
         }
         let pending = self.pending.remove(index);
@@ -474,7 +514,10 @@ impl Queue for IoQueue {
         let index = self.pending.insert(pending);
         match &mut self.queue {
             Some(queue)
-                if self.phase == Phase::Live && self.unsent.is_empty() && queue.room() >= needs =>
+                if self.phase == Phase::Live
+                    && self.no_access_until.is_none()
+                    && self.unsent.is_empty()
+                    && queue.room() >= needs =>
             {
                 self.pending[index].send(queue, index as u64, self.nsid, self.now);
             }
@@ -546,6 +589,20 @@ impl Queue for IoQueue {
         if !self.completed.is_empty() {
             return Idle::Busy;
         }
+        let idle = self.arm_connection(now);
+        match self.away_at() {
+            Some(at) => idle.and(Idle::Until(at)),
+            None => idle,
+        }
+    }
+
+    fn wake_fd(&self) -> Option<RawFd> {
+        Some(self.sleepers.as_raw_fd())
+    }
+}
+
+impl IoQueue {
+    fn arm_connection(&mut self, now: Nanos) -> Idle {
         let waits = !self.pending.is_empty();
         match (&mut self.queue, self.phase) {
             // A controller that comes back, or fails, does not wake this core.
@@ -554,6 +611,9 @@ impl Queue for IoQueue {
             }
             (Some(queue), Phase::Live) => {
                 let idle = queue.transport().arm(now);
+                if let Some(until) = self.no_access_until {
+                    return idle.and(Idle::Until(until));
+                }
                 if self.unsent.is_empty() || queue.room() < 2 {
                     let look = if waits { self.check_at } else { Nanos::MAX };
                     idle.and(Idle::Until(look.min(now + TIMEOUT_CHECK)))
@@ -571,10 +631,6 @@ impl Queue for IoQueue {
                 .and(Idle::Until(since + self.options.connect_timeout)),
             (None, _) => Idle::Busy,
         }
-    }
-
-    fn wake_fd(&self) -> Option<RawFd> {
-        Some(self.sleepers.as_raw_fd())
     }
 }
 

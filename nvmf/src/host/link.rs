@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
+use nacre_nvmf_wire::log::ana::AnaState;
+
 use super::namespace::NamespaceInfo;
 use crate::transport::TransportType;
 
@@ -18,11 +20,15 @@ pub struct Link {
     connected: AtomicUsize,
     /// Why an I/O queue could not be connected although the association lives.
     unreachable: Mutex<Option<String>>,
-    /// Grows whenever the namespaces change.
+    /// Grows whenever the namespaces change, or how they can be reached.
     version: AtomicU64,
     /// An I/O queue found the association stuck.
     reset: AtomicBool,
     failed: AtomicBool,
+    /// The association has been away for longer than I/O is to wait.
+    away: AtomicBool,
+    /// Connections that ended, with what the target may have forgotten; see [`Link::losses`].
+    losses: AtomicU64,
     state: Mutex<LinkState>,
 }
 
@@ -48,6 +54,16 @@ pub struct LinkState {
     pub fused_compare_and_write: bool,
     pub volatile_cache: bool,
     pub namespaces: BTreeMap<u32, NamespaceInfo>,
+    /// The state of each ANA group; those of no group are accessible.
+    pub ana: BTreeMap<u32, AnaState>,
+}
+
+impl LinkState {
+    /// How a namespace can be reached by this path.
+    pub fn access(&self, namespace: &NamespaceInfo) -> AnaState {
+        let state = self.ana.get(&namespace.ana_group);
+        state.copied().unwrap_or(AnaState::Optimized)
+    }
 }
 
 impl Link {
@@ -101,7 +117,7 @@ impl Link {
         self.generation.store(now | moving, Ordering::Release);
     }
 
-    /// Differs from what it was before whenever [`LinkState::namespaces`] does.
+    /// Differs from what it was before whenever [`LinkState::namespaces`] or [`LinkState::ana`] does.
     #[inline]
     pub fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
@@ -143,11 +159,47 @@ impl Link {
         }
     }
 
+    pub(super) fn set_access(&self, groups: BTreeMap<u32, AnaState>) {
+        let mut state = self.state.lock().expect("poisoned");
+        if state.ana != groups {
+            state.ana = groups;
+            self.version.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
     pub(super) fn set_up(&self, up: bool) {
         let now = self.generation.load(Ordering::Acquire) & !MOVING;
         if (now & 1 == 1) != up {
             self.generation.store(now + 1, Ordering::Release);
         }
+    }
+
+    /// Grows with each end of a connection after which the target may have forgotten what it had answered
+    /// and not yet been asked to flush. An association's end is counted before the next begins, and an I/O
+    /// queue's before it connects again: nothing is answered by a connection before the end of the one
+    /// before it was counted.
+    #[inline]
+    pub fn losses(&self) -> u64 {
+        self.losses.load(Ordering::Acquire)
+    }
+
+    pub(super) fn count_loss(&self) {
+        self.losses.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// The association has been away for longer than [`super::HostOptions::fast_io_fail`].
+    #[inline]
+    pub fn is_away(&self) -> bool {
+        self.away.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_away(&self, away: bool) {
+        self.away.store(away, Ordering::Release);
+    }
+
+    /// Another controller takes the place of the one that has failed.
+    pub(super) fn revive(&self) {
+        self.failed.store(false, Ordering::Release);
     }
 
     pub(super) fn fail(&self) {

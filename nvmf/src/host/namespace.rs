@@ -79,4 +79,36 @@ impl NamespaceInfo {
         (self.uuid, self.nguid, self.eui64) == (other.uuid, other.nguid, other.eui64)
             && self.block_size == other.block_size
     }
+
+    /// Whether it can be known again: it has a UUID, an NGUID or an EUI-64.
+    pub fn has_identity(&self) -> bool {
+        self.uuid.is_some() || self.nguid != [0; 16] || self.eui64 != [0; 8]
+    }
+
+    /// Why `found` is not this namespace, or is no place for what is on it. It may have grown.
+    pub fn difference(&self, found: &NamespaceInfo) -> Option<String> {
+        if self.block_size != found.block_size {
+            let (was, is) = (self.block_size, found.block_size);
+            return Some(format!(
+                "its blocks were of {was} bytes, and are of {is} now"
+            ));
+        }
+        if !self.same_identity(found) {
+            let (was, is) = (self.identity(), found.identity());
+            return Some(format!("it was {was}, and is {is} now"));
+        }
+        let (was, is) = (self.blocks, found.blocks);
+        (is < was).then(|| format!("it had {was} blocks, and has {is} now"))
+    }
+
+    /// What it is known by, in words.
+    pub fn identity(&self) -> String {
+        let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
+        match (self.uuid, self.nguid, self.eui64) {
+            (Some(uuid), ..) => format!("UUID {uuid}"),
+            (None, nguid, _) if nguid != [0; 16] => format!("NGUID {}", hex(&nguid)),
+            (None, _, eui64) if eui64 != [0; 8] => format!("EUI-64 {}", hex(&eui64)),
+            _ => "without an identity".to_owned(),
+        }
+    }
 }

@@ -63,6 +63,12 @@ pub struct HostOptions {
     pub reconnect_delay_max: Duration,
     /// How long to go on trying; `None`: for ever. Zero: not at all.
     pub loss_timeout: Option<Duration>,
+    /// While the association, or an I/O queue, has been away for longer, I/O ends with
+    /// [`nacre_bdev::Status::Gone`] at once; `None`: it waits as long as it is tried to connect.
+    pub fast_io_fail: Option<Duration>,
+    /// I/O that a target refuses because its namespace is inaccessible by this path (ANA) waits, no longer
+    /// than `fast_io_fail`, until it is accessible again; else it ends with [`nacre_bdev::Status::Gone`].
+    pub wait_for_access: bool,
     /// The transports that there are to choose from, and how; `None`: one, and `reconnect_delay`. With
     /// paths their own delays count instead.
     pub paths: Option<PathOptions>,
@@ -84,6 +90,8 @@ impl HostOptions {
             reconnect_delay: Duration::from_millis(500),
             reconnect_delay_max: Duration::from_secs(10),
             loss_timeout: Some(Duration::from_secs(600)),
+            fast_io_fail: None,
+            wait_for_access: false,
             paths: None,
         }
     }

@@ -129,6 +129,11 @@ impl Pending {
         self.stage = Stage::Waiting;
     }
 
+    /// The target has refused it without looking at it: it waits again.
+    pub fn refused(&mut self) {
+        self.stage = Stage::Waiting;
+    }
+
     /// One of its commands came back. `None`: another is still outstanding.
     #[inline]
     pub fn finished(&mut self, one: Finished) -> Option<StatusCode> {

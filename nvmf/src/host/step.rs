@@ -7,6 +7,7 @@ use nacre_nvmf_wire::fabrics::{
 };
 use nacre_nvmf_wire::features::{AsyncEvents, NumberOfQueues, fid};
 use nacre_nvmf_wire::identify::cns;
+use nacre_nvmf_wire::log::ana::AnaHeader;
 use nacre_nvmf_wire::log::lid;
 use nacre_nvmf_wire::registers::{Cc, offset};
 use nacre_nvmf_wire::{Sgl, Sqe};
@@ -37,6 +38,8 @@ pub enum Step {
     IdentifyNamespace(u32),
     DescribeNamespace(u32),
     ReadChangedList,
+    /// The ANA log from this byte on.
+    ReadAccess(u32),
     /// Nothing of its own to do.
     Idle,
     ShutDown,
@@ -59,6 +62,7 @@ impl Step {
             Step::IdentifyNamespace(_) => "identify namespace",
             Step::DescribeNamespace(_) => "namespace descriptors",
             Step::ReadChangedList => "read changed namespace list",
+            Step::ReadAccess(_) => "read ANA log",
             Step::Idle => "idle",
             Step::ShutDown => "shut down",
             Step::WaitShutDown => "waiting for CSTS.SHST",
@@ -143,6 +147,12 @@ impl Step {
             Step::DescribeNamespace(nsid) => identify(cns::NAMESPACE_DESCRIPTORS, nsid),
             Step::ReadChangedList => {
                 let log = GetLogPage::new(lid::CHANGED_NAMESPACE_LIST, PAGE as u32, 0);
+                Some((log.to_sqe(0, u32::MAX), None, Some(pool.acquire(PAGE)?)))
+            }
+            Step::ReadAccess(offset) => {
+                let mut log =
+                    GetLogPage::new(lid::ASYMMETRIC_NAMESPACE_ACCESS, PAGE as u32, offset.into());
+                log.lsp = AnaHeader::LSP_GROUPS_ONLY;
                 Some((log.to_sqe(0, u32::MAX), None, Some(pool.acquire(PAGE)?)))
             }
             Step::ShutDown => set_cc(Cc::enabled().with_shn(1)),

@@ -7,4 +7,5 @@ mod io;
 mod loss;
 mod namespaces;
 mod tap;
+mod waiting;
 mod world;

@@ -138,6 +138,7 @@ impl World {
         let mut config = SubsystemConfig::new(nqn(SUBNQN));
         config.allow_any_host = true;
         config.max_namespaces = 2000;
+        config.ana_reporting = true;
         target.create_subsystem(config).unwrap();
         let address = Address::Loopback(LISTENER.into());
         target

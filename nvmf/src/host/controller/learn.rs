@@ -73,11 +73,11 @@ impl Controller {
         Ok(self.next_namespace())
     }
 
-    /// `Idle` when all are known.
     pub(super) fn next_namespace(&mut self) -> Step {
-        self.to_identify
-            .pop_front()
-            .map_or(Step::Idle, Step::IdentifyNamespace)
+        match self.to_identify.pop_front() {
+            Some(nsid) => Step::IdentifyNamespace(nsid),
+            None => self.after_namespaces(),
+        }
     }
 
     pub(super) fn take_identify(&mut self, data: &[u8]) -> Result<(), HostError> {

@@ -117,7 +117,7 @@ impl Controller {
                 return Err(HostError::TimedOut { step, limit });
             }
             (Stage::Connected { since, .. }, _) => {
-                if self.is_drained() {
+                if self.is_drained(since) {
                     return Ok(true);
                 }
                 // The probe's controller is not kept alive meanwhile.
@@ -135,14 +135,29 @@ impl Controller {
     }
 
     /// Nothing is under way that would have to be sent again, or could not be.
-    fn is_drained(&self) -> bool {
+    fn is_drained(&self, since: Nanos) -> bool {
         let admin = |queue: &CommandQueue| queue.oldest_of(|token| token < EVENT || token == OWN);
-        self.link.connected() == 0
+        let answered = self.options.keep_alive.is_zero() || self.answered >= since;
+        answered
+            && self.link.connected() == 0
             && self.step == Step::Idle
             && self.queue.as_ref().and_then(admin).is_none()
     }
 
+    /// Whether the association over the fallback has still to show that it lived after the probe was let in:
+    /// both then are with the same target, which has forgotten nothing in between.
+    pub(super) fn wants_answer(&self) -> bool {
+        match self.better.as_ref().map(|better| better.stage) {
+            Some(Stage::Connected { since, .. }) => self.answered < since,
+            _ => false,
+        }
+    }
+
     fn stay(&mut self, error: &HostError, now: Nanos) {
+        if self.link.is_moving() {
+            // Its I/O queues have let go, and connect to it anew.
+            self.link.count_loss();
+        }
         self.link.set_moving(false);
         if let Some(paths) = &mut self.paths {
             paths.probe_failed(&error.to_string(), now);
@@ -154,7 +169,12 @@ impl Controller {
         let Stage::Connected { cntlid, .. } = better.stage else {
             return;
         };
+        let unbroken = !self.options.keep_alive.is_zero();
+        if unbroken {
+            self.link.set_up(false);
+        }
         self.drop_connection(&HostError::Reset);
+        self.in_transit = unbroken;
         self.paths.as_mut().map(Paths::returning);
         self.link.change(|state| {
             (state.cntlid, state.transport) = (cntlid, Some(better.kind));

@@ -43,8 +43,29 @@ impl Controller {
         Ok(())
     }
 
+    /// Tells the I/O queues when they have waited long enough for the association to come back.
+    pub(super) fn check_away(&self, now: Nanos) {
+        if self.away_at().is_some_and(|at| now >= at) {
+            self.link.set_away(true);
+        }
+    }
+
+    /// When that is, if it has not been yet.
+    fn away_at(&self) -> Option<Nanos> {
+        let (since, limit) = (self.lost_since?, self.options.fast_io_fail?);
+        (!self.is_live() && !self.link.is_away()).then(|| since + limit)
+    }
+
     /// See [`nacre_reactor::Poller::arm`].
     pub fn arm(&mut self, now: Nanos) -> Idle {
+        let idle = self.arm_connection(now);
+        match self.away_at() {
+            Some(at) => idle.and(Idle::Until(at)),
+            None => idle,
+        }
+    }
+
+    fn arm_connection(&mut self, now: Nanos) -> Idle {
         let queue = match (&self.state, &mut self.queue) {
             (ControllerState::Failed(_) | ControllerState::Closed, _) => return Idle::Quiet,
             (ControllerState::Waiting { until, .. }, _) => return Idle::Until(*until),

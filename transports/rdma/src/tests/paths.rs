@@ -184,9 +184,16 @@ fn device_goes_and_comes_back() {
         assert!(counts.fallback_cause.is_some());
         load.return_device();
         let before = load.stack.queue.as_ref().unwrap().stats();
+        let losses = load.stack.controller.link().losses();
+        assert!(losses >= round, "the device took a connection along");
         load.on(RDMA, 30);
         let after = load.stack.queue.as_ref().unwrap().stats();
         assert_eq!((after.resent, after.losses), (before.resent, before.losses));
+        assert_eq!(
+            load.stack.controller.link().losses(),
+            losses,
+            "the way back was in order: the target has forgotten nothing"
+        );
         assert_eq!(after.moves, before.moves + 1);
         assert_eq!(load.counts().returns, round);
     }

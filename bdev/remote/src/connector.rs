@@ -1,7 +1,7 @@
 //! Makes transport connections to one controller, from any thread.
 
-use std::net::SocketAddr;
-use std::sync::Arc;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use nacre_hugepages::{ClassSpec, Pool};
 use nacre_nvmf::host::{Dial, Wanted};
@@ -23,10 +23,26 @@ pub trait Connector: Send + Sync {
     }
 }
 
+/// The address that connections begin at; the kernel's choice unless it is set. Clones are the same, so that
+/// it can follow an interface whose address changes: the next connection is made from there.
+#[derive(Debug, Clone, Default)]
+pub struct Source(Arc<Mutex<Option<IpAddr>>>);
+
+impl Source {
+    pub fn get(&self) -> Option<IpAddr> {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn set(&self, address: Option<IpAddr>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = address;
+    }
+}
+
 /// A controller behind a TCP address.
 pub struct TcpConnector {
     address: SocketAddr,
     options: HostOptions,
+    source: Source,
 }
 
 impl TcpConnector {
@@ -41,15 +57,27 @@ impl TcpConnector {
             machine,
             ..HostOptions::default()
         };
-        TcpConnector { address, options }
+        TcpConnector {
+            address,
+            options,
+            source: Source::default(),
+        }
+    }
+
+    pub fn from(mut self, source: Source) -> TcpConnector {
+        self.source = source;
+        self
     }
 }
 
 impl Connector for TcpConnector {
     fn dialer(&self) -> Box<dyn Dial> {
-        let (address, options) = (self.address, self.options.clone());
+        let (address, source) = (self.address, self.source.clone());
+        let options = self.options.clone();
         Box::new(move |_qid: u16| {
-            let host = connect_host(address, options.clone())?;
+            let mut options = options.clone();
+            options.source = source.get();
+            let host = connect_host(address, options)?;
             Ok(Box::new(host) as Box<dyn HostTransport>)
         })
     }
@@ -60,6 +88,7 @@ pub struct PathConnector {
     rdma: Arc<Rdma>,
     tcp: Option<TcpConnector>,
     address: SocketAddr,
+    source: Source,
 }
 
 impl PathConnector {
@@ -72,14 +101,21 @@ impl PathConnector {
             rdma,
             tcp: fallback,
             address,
+            source: Source::default(),
         }
+    }
+
+    /// Of the connections over RDMA; TCP has its own.
+    pub fn from(mut self, source: Source) -> PathConnector {
+        self.source = source;
+        self
     }
 }
 
 impl Connector for PathConnector {
     fn dialer(&self) -> Box<dyn Dial> {
         Box::new(PathDial {
-            rdma: RdmaDial::new(Arc::clone(&self.rdma), self.address),
+            rdma: RdmaDial::new(Arc::clone(&self.rdma), self.address, self.source.clone()),
             tcp: self.tcp.as_ref().map(Connector::dialer),
         })
     }

@@ -16,6 +16,8 @@ use nacre_rdma::{HostOptions, RdmaDialer, RdmaHosts};
 use nacre_rdma_verbs::real::VerbsProvider;
 use nacre_rdma_verbs::{Provider, VerbsError};
 
+use crate::connector::Source;
+
 /// Queue pairs that one dialer can have at a time: the one in use, one that is being let go of, and one
 /// that probes.
 const QUEUES: usize = 4;
@@ -65,6 +67,12 @@ impl Rdma {
             tuning,
             inner: Mutex::default(),
         }
+    }
+
+    /// Memory of others that data comes from or goes to: every device is to know it, too.
+    pub fn with_memory(self, arenas: Vec<Arena>) -> Rdma {
+        self.lock().arenas.extend(arenas);
+        self
     }
 
     /// Takes `bytes` now, for [`Rdma::memory`] to hand out: devices know it before the first connection
@@ -122,14 +130,16 @@ impl Rdma {
 pub(super) struct RdmaDial {
     rdma: Arc<Rdma>,
     address: SocketAddr,
+    source: Source,
     dialer: Option<RdmaDialer>,
 }
 
 impl RdmaDial {
-    pub fn new(rdma: Arc<Rdma>, address: SocketAddr) -> RdmaDial {
+    pub fn new(rdma: Arc<Rdma>, address: SocketAddr, source: Source) -> RdmaDial {
         RdmaDial {
             rdma,
             address,
+            source,
             dialer: None,
         }
     }
@@ -143,6 +153,7 @@ impl RdmaDial {
         };
         let options = HostOptions {
             cntlid: wanted.cntlid,
+            source: self.source.get(),
             cm_timeout: tuning.cm_timeout,
             // Whoever chooses between transports counts the attempts.
             connection_retries: 0,

@@ -1,0 +1,358 @@
+//! One attached controller: what was asked for, how it stands, and its namespaces as devices of the registry.
+//!
+//! ```text
+//!   reactor      ControllerPoller ── Shared::change ──▶ Status, told()
+//!   management   sync ◀─────────────────────────────────────┘  registers, resizes and removes devices
+//!   any core     RemoteBdev::open ──▶ an I/O queue, whose life is the link's
+//! ```
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use nacre_bdev::registry::{DeleteTicket, Registry, Removal};
+use nacre_bdev::{Bdev, RegistryError};
+use nacre_hugepages::Pool;
+use nacre_nvmf::host::{HostOptions, Link, LinkState, NamespaceInfo};
+use nacre_nvmf::transport::TransportType;
+use nacre_reactor::{CoreHandle, Nanos};
+use uuid::Uuid;
+
+use crate::connector::Connector;
+use crate::device::RemoteBdev;
+use crate::poller::ControllerPoller;
+use crate::qids::Qids;
+use crate::status::{State, Status};
+
+/// How long a device stays when a controller that is connected does not have its namespace: a target that comes
+/// back may get its namespaces one by one.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Which namespaces of a controller are wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Select {
+    #[default]
+    All,
+    Nsid(u32),
+    Uuid(Uuid),
+}
+
+impl Select {
+    fn wants(self, namespace: &NamespaceInfo) -> bool {
+        match self {
+            Select::All => true,
+            Select::Nsid(nsid) => namespace.nsid == nsid,
+            Select::Uuid(uuid) => {
+                namespace.uuid == Some(uuid) || namespace.nguid == *uuid.as_bytes()
+            }
+        }
+    }
+}
+
+/// What to attach.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Of the controller; its devices are called so, with `n` and the namespace identifier behind it.
+    pub name: String,
+    /// The address, for people: `traddr` and `trsvcid`.
+    pub address: (String, String),
+    pub select: Select,
+    /// Devices at most.
+    pub max_devices: usize,
+    /// Where there is no choice of transports.
+    pub transport: TransportType,
+    pub options: HostOptions,
+}
+
+/// Of an attachment, with its core and with its devices.
+pub(crate) struct Shared {
+    pub config: Config,
+    pub connector: Arc<dyn Connector>,
+    pub link: Arc<Link>,
+    pub qids: Arc<Qids>,
+    status: Mutex<Status>,
+    /// Called on the core with each change.
+    told: Box<dyn Fn() + Send + Sync>,
+    asked: AtomicBool,
+    closing: AtomicBool,
+    reset: AtomicBool,
+    waker: Mutex<Option<Box<dyn Fn() + Send + Sync>>>,
+}
+
+impl Shared {
+    pub fn status(&self) -> Status {
+        lock(&self.status).clone()
+    }
+
+    pub fn change(&self, with: impl FnOnce(&mut Status)) {
+        with(&mut lock(&self.status));
+        (self.told)();
+    }
+
+    pub fn is_asked(&self) -> bool {
+        self.asked.load(Ordering::Acquire)
+    }
+
+    pub fn is_closing(&self) -> bool {
+        self.asked.store(false, Ordering::Release);
+        self.closing.load(Ordering::Acquire)
+    }
+
+    pub fn take_reset(&self) -> bool {
+        self.reset.swap(false, Ordering::AcqRel)
+    }
+
+    fn ask(&self, flag: &AtomicBool) {
+        flag.store(true, Ordering::Release);
+        self.asked.store(true, Ordering::Release);
+        if let Some(wake) = &*lock(&self.waker) {
+            wake();
+        }
+    }
+}
+
+/// Nothing under these locks is left half done by a panic.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What [`Attachment::sync`] did.
+#[derive(Default)]
+pub struct Changes {
+    /// Devices that there are now.
+    pub added: Vec<String>,
+    pub resized: Vec<(String, u64)>,
+    /// Devices whose namespaces are gone.
+    pub removed: Vec<(String, DeleteTicket)>,
+    /// Namespaces that are not used, or not any more, and why: only those that the last call did not name.
+    pub refused: Vec<(String, String)>,
+    /// Call again then at the latest.
+    pub again: Option<Duration>,
+}
+
+#[derive(Default)]
+struct Devices {
+    /// By namespace.
+    there: BTreeMap<u32, There>,
+    /// Namespaces that could not become devices, and why.
+    refused: BTreeMap<u32, String>,
+}
+
+struct There {
+    device: Arc<RemoteBdev>,
+    missing_since: Option<Instant>,
+}
+
+/// An attached controller.
+pub struct Attachment {
+    shared: Arc<Shared>,
+    devices: Mutex<Devices>,
+}
+
+impl Attachment {
+    /// Nothing is connected until somebody polls it. `told` is called, on that thread, whenever
+    /// [`Attachment::status`] is another: it must be short.
+    pub fn new(
+        config: Config,
+        connector: Arc<dyn Connector>,
+        told: impl Fn() + Send + Sync + 'static,
+    ) -> Attachment {
+        let transport = match &config.options.paths {
+            Some(paths) => paths.preferred,
+            None => config.transport,
+        };
+        let shared = Shared {
+            config,
+            connector,
+            link: Arc::default(),
+            qids: Arc::default(),
+            status: Mutex::new(Status::new(transport)),
+            told: Box::new(told),
+            asked: AtomicBool::new(false),
+            closing: AtomicBool::new(false),
+            reset: AtomicBool::new(false),
+            waker: Mutex::default(),
+        };
+        Attachment {
+            shared: Arc::new(shared),
+            devices: Mutex::default(),
+        }
+    }
+
+    /// What polls the controller: for one reactor (which `wake` wakes, and that `core` is a handle of) or a
+    /// thread of its own. `pool` is that core's memory.
+    pub fn poller(
+        &self,
+        pool: Pool,
+        core: Option<CoreHandle>,
+        wake: impl Fn() + Send + Sync + 'static,
+        now: Nanos,
+    ) -> std::io::Result<ControllerPoller> {
+        *lock(&self.shared.waker) = Some(Box::new(wake));
+        ControllerPoller::new(&self.shared, pool, core, now)
+    }
+
+    pub fn config(&self) -> &Config {
+        &self.shared.config
+    }
+
+    pub fn status(&self) -> Status {
+        self.shared.status()
+    }
+
+    /// What the controller said about itself and its namespaces.
+    pub fn link(&self) -> LinkState {
+        self.shared.link.state()
+    }
+
+    /// The devices, in order of their namespaces.
+    pub fn devices(&self) -> Vec<Arc<RemoteBdev>> {
+        let devices = lock(&self.devices);
+        devices
+            .there
+            .values()
+            .map(|there| Arc::clone(&there.device))
+            .collect()
+    }
+
+    /// Ends the association and connects again; one that was given up is begun anew.
+    pub fn reset(&self) {
+        self.shared.ask(&self.shared.reset);
+    }
+
+    /// Shuts the controller down: [`State::Closed`] when that is done. Its devices answer that they are gone.
+    pub fn close(&self) {
+        self.shared.ask(&self.shared.closing);
+    }
+
+    /// Makes the devices of `registry` what the controller has: what came is registered, what grew is resized,
+    /// what has been missing for a while is removed as if it had been pulled out.
+    pub fn sync(&self, registry: &Registry, now: Instant) -> Changes {
+        let mut changes = Changes::default();
+        let live = self.shared.status().state == State::Live;
+        if !live || self.shared.link.generation().is_none() {
+            // What it has is not known now; what there was is not given up for that.
+            return changes;
+        }
+        let link = self.shared.link.state();
+        let mut devices = lock(&self.devices);
+        self.look_at_known(&mut devices, &link, registry, now, &mut changes);
+        let found = link.namespaces.values();
+        for namespace in found.filter(|n| self.shared.config.select.wants(n)) {
+            if devices.there.contains_key(&namespace.nsid) {
+                continue;
+            }
+            let nsid = namespace.nsid;
+            match self.add(&devices, namespace, &link, registry) {
+                Ok(device) => {
+                    changes.added.push(device.name().to_owned());
+                    devices.refused.remove(&nsid);
+                    let missing_since = None;
+                    let there = There {
+                        device,
+                        missing_since,
+                    };
+                    devices.there.insert(nsid, there);
+                }
+                Err(why) => {
+                    let before = devices.refused.insert(nsid, why.clone());
+                    if before.as_ref() != Some(&why) {
+                        changes.refused.push((self.device_name(nsid), why));
+                    }
+                }
+            }
+        }
+        devices
+            .refused
+            .retain(|nsid, _| link.namespaces.contains_key(nsid));
+        changes
+    }
+
+    fn look_at_known(
+        &self,
+        devices: &mut Devices,
+        link: &LinkState,
+        registry: &Registry,
+        now: Instant,
+        changes: &mut Changes,
+    ) {
+        let mut gone = Vec::new();
+        for (nsid, there) in &mut devices.there {
+            let device = &there.device;
+            let Some(found) = link.namespaces.get(nsid) else {
+                let since = *there.missing_since.get_or_insert(now);
+                let left = GRACE.saturating_sub(now.saturating_duration_since(since));
+                match left.is_zero() {
+                    true => gone.push(*nsid),
+                    false => changes.again = Some(changes.again.map_or(left, |at| at.min(left))),
+                }
+                continue;
+            };
+            there.missing_since = None;
+            let before = device.refusal();
+            match device.take_over(found, link) {
+                Some(why) if before.as_ref() != Some(&why) => {
+                    changes.refused.push((device.name().to_owned(), why));
+                }
+                Some(_) => {}
+                None => {
+                    if let Ok(Some(blocks)) = registry.notify_resize(device.name()) {
+                        changes.resized.push((device.name().to_owned(), blocks));
+                    }
+                }
+            }
+        }
+        for nsid in gone {
+            if let Some(there) = devices.there.remove(&nsid)
+                && let Ok(ticket) = registry.remove(there.device.name(), Removal::Hot)
+            {
+                changes
+                    .removed
+                    .push((there.device.name().to_owned(), ticket));
+            }
+        }
+    }
+
+    fn add(
+        &self,
+        devices: &Devices,
+        namespace: &NamespaceInfo,
+        link: &LinkState,
+        registry: &Registry,
+    ) -> Result<Arc<RemoteBdev>, String> {
+        if !namespace.has_identity() {
+            let why =
+                "it has no UUID, NGUID or EUI-64: after a reconnect it could not be known again";
+            return Err(why.to_owned());
+        }
+        let most = self.shared.config.max_devices;
+        if devices.there.len() >= most {
+            return Err(format!("{most} devices are all that were asked for"));
+        }
+        let name = self.device_name(namespace.nsid);
+        let device = RemoteBdev::new(Arc::clone(&self.shared), name, namespace.clone(), link);
+        let device = Arc::new(device);
+        let registered = registry.register(Arc::clone(&device) as Arc<dyn Bdev>);
+        registered.map_err(|error| error.to_string())?;
+        Ok(device)
+    }
+
+    fn device_name(&self, nsid: u32) -> String {
+        format!("{}n{nsid}", self.shared.config.name)
+    }
+
+    /// Removes every device from `registry`, as if they had been pulled out.
+    pub fn remove_devices(&self, registry: &Registry) -> Vec<DeleteTicket> {
+        let there = std::mem::take(&mut lock(&self.devices).there);
+        let removed = there.into_values().map(|there| {
+            let removed = registry.remove(there.device.name(), Removal::Hot);
+            if let Err(RegistryError::NotFound { .. } | RegistryError::Removing { .. }) = &removed {
+                // Somebody else was faster.
+                return None;
+            }
+            removed.ok()
+        });
+        removed.flatten().collect()
+    }
+}

@@ -1,0 +1,89 @@
+//! One core's queue on a remote namespace.
+
+use std::collections::VecDeque;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use nacre_bdev::{Bdev, Busy, Completion, Done, Io, Queue, Status, Support, Token};
+use nacre_nvmf::host::IoQueue;
+use nacre_reactor::{Idle, Nanos};
+
+use crate::device::RemoteBdev;
+use crate::qids::Qid;
+
+pub(crate) struct RemoteQueue {
+    // In this order: closed first, then its identifier is free.
+    queue: IoQueue,
+    _qid: Qid,
+    device: Arc<RemoteBdev>,
+    /// I/O that did not go to the target: what the device does not do, and everything while it is refused.
+    ended: VecDeque<Completion>,
+    depth: usize,
+}
+
+impl RemoteQueue {
+    pub fn new(queue: IoQueue, qid: Qid, device: Arc<RemoteBdev>) -> RemoteQueue {
+        let depth = device.limits().queue_depth as usize;
+        RemoteQueue {
+            queue,
+            _qid: qid,
+            device,
+            ended: VecDeque::with_capacity(depth),
+            depth,
+        }
+    }
+}
+
+impl Queue for RemoteQueue {
+    #[inline]
+    fn submit(&mut self, io: Io) -> Result<(), (Busy, Io)> {
+        let status = if self.device.is_refused() {
+            Status::Gone
+        } else if self.device.supports(io.op) == Support::No {
+            Status::Unsupported
+        } else {
+            return self.queue.submit(io);
+        };
+        // The list has a bound.
+        if self.ended.len() >= self.depth {
+            return Err((Busy, io));
+        }
+        self.ended.push_back(io.complete(status));
+        Ok(())
+    }
+
+    #[inline]
+    fn poll(&mut self, now: Nanos, done: &mut Done) -> usize {
+        let before = done.len();
+        while done.has_room()
+            && let Some(completion) = self.ended.pop_front()
+        {
+            done.push(completion);
+        }
+        self.queue.poll(now, done);
+        done.len() - before
+    }
+
+    fn abort(&mut self, token: Token) -> bool {
+        self.queue.abort(token)
+    }
+
+    fn inflight(&self) -> usize {
+        self.ended.len() + self.queue.inflight()
+    }
+
+    fn arm(&mut self, now: Nanos) -> Idle {
+        match self.ended.is_empty() {
+            true => self.queue.arm(now),
+            false => Idle::Busy,
+        }
+    }
+
+    fn disarm(&mut self) {
+        self.queue.disarm();
+    }
+
+    fn wake_fd(&self) -> Option<RawFd> {
+        self.queue.wake_fd()
+    }
+}

@@ -1,0 +1,224 @@
+//! A controller on one reactor: its admin queue is driven there, and how it stands is told to everybody else.
+
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nacre_hugepages::Pool;
+use nacre_nvmf::host::{Controller, ControllerState};
+use nacre_reactor::{CoreHandle, EventSet, Idle, Nanos, Poller, Work};
+
+use crate::attachment::Shared;
+use crate::status::{ControllerInfo, State};
+
+/// How often a busy core looks at an admin queue that has nothing under way: a look costs a system call.
+const LOOK: Duration = Duration::from_millis(1);
+
+pub struct ControllerPoller {
+    shared: Arc<Shared>,
+    controller: Controller,
+    pool: Pool,
+    sleepers: EventSet,
+    /// The reactor that it is removed from at the end.
+    core: Option<CoreHandle>,
+    /// The next look, on a core that does not sleep.
+    look_at: Nanos,
+    /// When a target that has refused for good is asked again.
+    again_at: Option<Nanos>,
+    seen: Option<Seen>,
+    closing: bool,
+}
+
+/// What has to be told when it changes.
+#[derive(Clone, PartialEq, Eq)]
+struct Seen {
+    state: ControllerState,
+    version: u64,
+    losses: u64,
+    away: bool,
+}
+
+impl ControllerPoller {
+    /// `pool` is the memory of the core that polls it: a few buffers of 4 KiB are needed.
+    pub(crate) fn new(
+        shared: &Arc<Shared>,
+        pool: Pool,
+        core: Option<CoreHandle>,
+        now: Nanos,
+    ) -> std::io::Result<ControllerPoller> {
+        Ok(ControllerPoller {
+            controller: begin(shared, &pool, now),
+            shared: Arc::clone(shared),
+            pool,
+            sleepers: EventSet::new()?,
+            core,
+            look_at: now,
+            again_at: None,
+            seen: None,
+            closing: false,
+        })
+    }
+
+    /// Whether it will never do anything again.
+    pub fn is_over(&self) -> bool {
+        self.closing
+            && matches!(
+                self.controller.state(),
+                ControllerState::Closed | ControllerState::Failed(_)
+            )
+    }
+
+    fn obey(&mut self, now: Nanos) {
+        if self.shared.is_closing() && !self.closing {
+            self.closing = true;
+            self.controller.disconnect(now);
+        }
+        if self.shared.take_reset() && !self.closing {
+            match self.controller.state() {
+                ControllerState::Live => self.shared.link.request_reset(),
+                ControllerState::Failed(_) => self.restart(now),
+                // Now, and not when its delay is over.
+                _ => self.controller.hurry(now),
+            }
+        }
+        if self.again_at.is_some_and(|at| now >= at) && !self.closing {
+            self.restart(now);
+        }
+    }
+
+    fn restart(&mut self, now: Nanos) {
+        self.again_at = None;
+        self.controller = begin(&self.shared, &self.pool, now);
+        self.seen = None;
+    }
+
+    /// A target that refuses for good may be one that is not set up yet after its restart: whoever wants it for
+    /// ever asks again.
+    fn insist(&mut self, now: Nanos) {
+        let options = self.controller.options();
+        let given_up = matches!(self.controller.state(), ControllerState::Failed(_));
+        if given_up && options.loss_timeout.is_none() && !self.closing {
+            self.again_at
+                .get_or_insert(now + options.reconnect_delay_max);
+        }
+    }
+
+    fn tell(&mut self) {
+        let link = &self.shared.link;
+        let now = Seen {
+            state: self.controller.state().clone(),
+            version: link.version(),
+            losses: link.losses(),
+            away: link.is_away(),
+        };
+        if self.seen.as_ref() == Some(&now) {
+            return;
+        }
+        let was_live = matches!(&self.seen, Some(seen) if seen.state == ControllerState::Live);
+        let state = match &now.state {
+            ControllerState::Connecting => State::Connecting,
+            ControllerState::Live => State::Live,
+            ControllerState::Closed => State::Closed,
+            ControllerState::Waiting { error, .. } => State::Waiting {
+                error: error.clone(),
+                refused: false,
+            },
+            ControllerState::Failed(error) if self.again_at.is_some() => State::Waiting {
+                error: error.clone(),
+                refused: true,
+            },
+            ControllerState::Failed(error) => State::Failed(error.clone()),
+        };
+        let (controller, is_live) = (&self.controller, state == State::Live);
+        let of_link = link.state();
+        self.shared.change(|status| {
+            status.connects += u64::from(is_live && !was_live);
+            status.losses = now.losses;
+            status.away = now.away;
+            if let Some(error) = state.error() {
+                status.causes = error.to_string();
+            }
+            match controller.paths() {
+                Some(paths) => {
+                    status.transport = of_link.transport.unwrap_or(paths.current());
+                    status.exhausted = !is_live && paths.all_failed();
+                    if status.exhausted {
+                        status.causes = paths.causes();
+                    }
+                    status.paths = Some(paths.counts().clone());
+                }
+                None => status.exhausted = state.error().is_some(),
+            }
+            if is_live {
+                status.io_queues = of_link.io_queues;
+                if let Some(identify) = controller.identify() {
+                    status.info = ControllerInfo::of(identify);
+                }
+            }
+            status.state = state;
+        });
+        self.seen = Some(now);
+    }
+}
+
+fn begin(shared: &Shared, pool: &Pool, now: Nanos) -> Controller {
+    let (options, dial) = (shared.config.options.clone(), shared.connector.dialer());
+    Controller::linked(options, dial, pool.clone(), Arc::clone(&shared.link), now)
+}
+
+impl Poller for ControllerPoller {
+    fn name(&self) -> &str {
+        "remote"
+    }
+
+    fn poll(&mut self, now: Nanos, _budget: u32) -> Work {
+        if now < self.look_at && !self.shared.is_asked() {
+            return Work::None;
+        }
+        self.obey(now);
+        let did = self.controller.poll(now);
+        while self.controller.take_event().is_some() {}
+        self.insist(now);
+        self.tell();
+        let idle = did == 0 && self.controller.is_live();
+        self.look_at = if idle { now + LOOK } else { now };
+        if self.is_over()
+            && let Some(core) = &self.core
+            && let Some(id) = core.current_poller()
+        {
+            core.remove_poller(id);
+        }
+        match u32::try_from(did) {
+            Ok(0) => Work::None,
+            did => Work::Did(did.unwrap_or(u32::MAX)),
+        }
+    }
+
+    fn arm(&mut self, now: Nanos) -> Idle {
+        self.look_at = now;
+        if self.shared.is_asked() {
+            return Idle::Busy;
+        }
+        let idle = self.controller.arm(now);
+        if let Some(fd) = self.controller.wake_fd() {
+            // Another connection may have the number of the one before: what is watched is made sure of.
+            let _ = self.sleepers.delete_raw(fd);
+            if let Err(error) = self.sleepers.add_raw(fd, 0) {
+                tracing::error!(%error, "cannot watch a connection");
+                return Idle::Busy;
+            }
+        }
+        match self.again_at {
+            Some(at) => idle.and(Idle::Until(at)),
+            None => idle,
+        }
+    }
+
+    fn disarm(&mut self) {
+        self.look_at = Nanos::ZERO;
+    }
+
+    fn wake_fds(&self) -> Vec<RawFd> {
+        vec![self.sleepers.as_raw_fd()]
+    }
+}

@@ -1,0 +1,90 @@
+//! The identifiers of a controller's I/O queues: who has which.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Hands out identifiers from 1 on. One that came back is the last to be used again, so that the target has time
+/// to notice that its queue is gone.
+#[derive(Debug, Default)]
+pub struct Qids(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    used: u16,
+    returned: VecDeque<u16>,
+}
+
+/// An identifier, until it is dropped.
+#[derive(Debug)]
+pub struct Qid {
+    pub value: u16,
+    of: Arc<Qids>,
+}
+
+impl Qids {
+    /// `None`: all that were granted are in use.
+    pub fn take(self: &Arc<Qids>, granted: u16) -> Option<Qid> {
+        let mut state = self.lock();
+        let value = if state.used < granted {
+            state.used += 1;
+            state.used
+        } else {
+            // More may have been granted when it was handed out.
+            let at = state.returned.iter().position(|qid| *qid <= granted)?;
+            state.returned.remove(at)?
+        };
+        Some(Qid {
+            value,
+            of: Arc::clone(self),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing in it is left half done by a panic.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Qid {
+    fn drop(&mut self) {
+        self.of.lock().returned.push_back(self.value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_is_had_once_and_comes_back() {
+        let qids = Arc::new(Qids::default());
+        let mut held: Vec<Qid> = (0..3).filter_map(|_| qids.take(3)).collect();
+        let values: Vec<u16> = held.iter().map(|qid| qid.value).collect();
+        assert_eq!(values, [1, 2, 3]);
+        assert!(qids.take(3).is_none());
+        held.remove(1);
+        held.remove(0);
+        assert_eq!(
+            qids.take(4).map(|qid| qid.value),
+            Some(4),
+            "a new one first"
+        );
+        assert_eq!(qids.take(3).map(|qid| qid.value), Some(2), "the oldest");
+    }
+
+    /// After a reconnect fewer may be granted.
+    #[test]
+    fn those_beyond_the_grant_stay() {
+        let qids = Arc::new(Qids::default());
+        let held: Vec<Qid> = (0..3).filter_map(|_| qids.take(3)).collect();
+        drop(held);
+        let low: Vec<u16> = (0..4)
+            .filter_map(|_| qids.take(2))
+            .map(|q| q.value)
+            .collect();
+        assert_eq!(low.len(), 4, "each came back at once");
+        assert!(low.iter().all(|qid| *qid <= 2));
+        let kept = [qids.take(1).unwrap()];
+        assert!(qids.take(1).is_none(), "{kept:?}");
+    }
+}

@@ -1,0 +1,74 @@
+//! By which path a namespace can be reached: the ANA log, as far as a host with one path wants to know it.
+//!
+//! It is read after the namespaces, and whenever the target says that it has changed. Whether a command
+//! is executed the target says with its status; the log is what tells when to ask again.
+
+use std::collections::BTreeMap;
+
+use nacre_nvmf_wire::identify::controller::Cmic;
+use nacre_nvmf_wire::log::ana::{AnaGroup, AnaHeader, AnaState, groups};
+use zerocopy::FromBytes;
+
+use super::Controller;
+use crate::host::step::{PAGE, Step};
+
+/// Of the log; bounds what a target can make us ask for.
+const MAX_LOG: usize = 64 << 10;
+
+impl Controller {
+    /// What follows when all namespaces are known.
+    pub(super) fn after_namespaces(&mut self) -> Step {
+        self.access_log.clear();
+        match self.reports_access() {
+            true => Step::ReadAccess(0),
+            false => Step::Idle,
+        }
+    }
+
+    fn reports_access(&self) -> bool {
+        self.identify
+            .as_ref()
+            .is_some_and(|i| Cmic::from_bits_retain(i.cmic).contains(Cmic::ANA_REPORTING))
+    }
+
+    /// A part of the log. A page that does not hold all of it says so by its number of groups.
+    pub(super) fn take_access(&mut self, data: &[u8]) -> Step {
+        self.access_log.extend_from_slice(data);
+        let whole = match AnaHeader::ref_from_prefix(&self.access_log) {
+            Ok((header, _)) => {
+                size_of::<AnaHeader>() + usize::from(header.groups.get()) * size_of::<AnaGroup>()
+            }
+            Err(_) => 0,
+        };
+        let so_far = self.access_log.len();
+        if so_far < whole && data.len() == PAGE && so_far < MAX_LOG {
+            return Step::ReadAccess(so_far as u32);
+        }
+        self.found_access = states(&self.access_log);
+        self.access_log = Vec::new();
+        Step::Idle
+    }
+
+    /// Without the log every command says by itself how it is.
+    pub(super) fn no_access(&mut self) -> Step {
+        self.access_log = Vec::new();
+        self.found_access = BTreeMap::new();
+        Step::Idle
+    }
+}
+
+/// As far as the log can be read.
+fn states(log: &[u8]) -> BTreeMap<u32, AnaState> {
+    let mut states = BTreeMap::new();
+    for group in groups(log) {
+        match group {
+            Ok((group, _)) => {
+                // A state that is not known is no reason to wait.
+                let state = group.state().unwrap_or(AnaState::Optimized);
+                states.insert(group.anagrpid.get(), state);
+            }
+            Err(error) => tracing::warn!(%error, "the rest of the ANA log is ignored"),
+        }
+    }
+    states
+}

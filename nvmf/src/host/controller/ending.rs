@@ -1,0 +1,77 @@
+//! How a connection ends: what is forgotten with it, and what comes next.
+
+use nacre_reactor::Nanos;
+
+use super::{Controller, ControllerState, EVENT};
+use crate::host::options::HostError;
+
+impl Controller {
+    /// The connection is no good any more: forget it and wait, or give up.
+    pub(super) fn lost(&mut self, error: HostError, now: Nanos) {
+        if self.step.is_shutting_down() {
+            return self.finish(ControllerState::Closed, error);
+        }
+        self.drop_connection(&error);
+        let since = *self.lost_since.get_or_insert(now);
+        let limit = self.options.loss_timeout;
+        let over = limit.is_some_and(|limit| now.since(since) >= limit);
+        let for_good = error.is_final();
+        let delay = match &mut self.paths {
+            Some(paths) => paths.failed(&error.to_string(), for_good, now),
+            None => {
+                let delay =
+                    self.options.reconnect_delay * 2u32.saturating_pow(self.attempts.min(16));
+                (!for_good).then(|| delay.min(self.options.reconnect_delay_max))
+            }
+        };
+        let Some(delay) = delay.filter(|_| !over) else {
+            tracing::warn!(subsystem = %self.options.subnqn, %error, "giving up");
+            return self.finish(ControllerState::Failed(error.clone()), error);
+        };
+        let mut until = now + delay;
+        if let Some(limit) = limit {
+            // The last attempt is when the time is up, not some delay after.
+            until = until.min(since + limit);
+        }
+        self.attempts += 1;
+        let attempt = self.attempts;
+        let delay = until.since(now);
+        tracing::warn!(subsystem = %self.options.subnqn, %error, attempt, ?delay, "reconnecting");
+        self.state = ControllerState::Waiting {
+            attempt,
+            until,
+            error,
+        };
+    }
+
+    pub(super) fn drop_connection(&mut self, error: &HostError) {
+        // Counted first: whoever is answered over the next association finds it counted.
+        if self.link.generation().is_some() || std::mem::take(&mut self.in_transit) {
+            self.link.count_loss();
+        }
+        self.link.set_up(false);
+        self.better = None;
+        if let Some(queue) = self.queue.take() {
+            for ticket in queue.tokens().filter(|t| *t < EVENT) {
+                self.results.insert(ticket, Err(error.clone()));
+            }
+        }
+        self.event_out = false;
+        self.has_events = true;
+        self.keep_alive_out = false;
+        self.rescan = false;
+        self.access_changed = false;
+        self.access_only = false;
+        self.found.clear();
+        self.to_identify.clear();
+    }
+
+    pub(super) fn finish(&mut self, state: ControllerState, error: HostError) {
+        self.drop_connection(&error);
+        for command in self.user.drain(..) {
+            self.results.insert(command.ticket, Err(error.clone()));
+        }
+        self.link.fail();
+        self.state = state;
+    }
+}
