@@ -32,6 +32,13 @@ pub trait Queue {
     /// I/Os taken and not yet completed.
     fn inflight(&self) -> usize;
 
+    /// Whether `poll` has nothing to do: nothing is in flight, nor is anything left behind that a change
+    /// of the device made to be cleared away. Who polls only queues with something in flight asks this
+    /// now and then of the others, and before it sleeps.
+    fn is_settled(&self) -> bool {
+        self.inflight() == 0
+    }
+
     /// The reactor would like to sleep; see [`nacre_reactor::Poller::arm`].
     fn arm(&mut self, now: Nanos) -> Idle {
         let _ = now;

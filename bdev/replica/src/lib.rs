@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 pub mod format;
+pub mod lane;
 pub mod model;
 pub mod needs;
 pub mod regions;
@@ -18,3 +19,4 @@ pub mod shared;
 pub mod store;
 pub mod stripes;
 pub mod view;
+pub mod volume;

@@ -55,19 +55,30 @@ impl Regions {
     #[inline]
     pub fn enter(&self, region: u64) -> Entered {
         let word = &self.words[region as usize];
-        let before = word.fetch_add(1, Ordering::SeqCst);
-        debug_assert!(before & COUNT < COUNT, "too many writes in one region");
-        if before & DIRTY != 0 {
-            if before & TOUCHED == 0 {
-                word.fetch_or(TOUCHED, Ordering::Relaxed);
+        let mut now = word.load(Ordering::SeqCst);
+        loop {
+            let dirty = now & DIRTY != 0;
+            debug_assert!(now & COUNT < COUNT, "too many writes in one region");
+            let next = match dirty {
+                true => (now | TOUCHED) + 1,
+                false if now & WANTED != 0 => return Entered::Wait,
+                false => now | WANTED,
+            };
+            match word.compare_exchange_weak(now, next, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) if dirty => return Entered::Inside,
+                Ok(_) => return Entered::First,
+                Err(changed) => now = changed,
             }
-            return Entered::Inside;
         }
-        word.fetch_sub(1, Ordering::SeqCst);
-        match word.fetch_or(WANTED, Ordering::SeqCst) & WANTED {
-            0 => Entered::First,
-            _ => Entered::Wait,
-        }
+    }
+
+    /// A write will want to start in `region`, and does not yet. `true`: the caller is the first to want
+    /// it and tells the control.
+    pub fn want(&self, region: u64) -> bool {
+        let want = |now| (now & (DIRTY | WANTED) == 0).then_some(now | WANTED);
+        let word = &self.words[region as usize];
+        word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, want)
+            .is_ok()
     }
 
     /// The write ended, or did not start after all.
@@ -143,6 +154,9 @@ mod tests {
         assert!(!regions.age(1));
         assert!(regions.age(1) && regions.clear(1));
         assert_eq!(regions.enter(1), Entered::First);
-        assert_eq!(regions.enter(0), Entered::First);
+        assert!(regions.want(0) && !regions.want(0) && !regions.want(1));
+        assert_eq!(regions.enter(0), Entered::Wait);
+        regions.set_dirty(0);
+        assert!(!regions.want(0) && !regions.is_wanted(0));
     }
 }

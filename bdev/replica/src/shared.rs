@@ -183,6 +183,11 @@ impl Shared {
         self.region_of(lba)..self.region_of(lba + blocks.max(1) - 1) + 1
     }
 
+    /// Whether there are tables for a volume of so many blocks.
+    pub fn covers(&self, blocks: u64) -> bool {
+        blocks.div_ceil(1 << self.region_shift) <= self.regions.len()
+    }
+
     #[inline]
     pub fn version(&self) -> u64 {
         self.version.load(Ordering::SeqCst)

@@ -148,6 +148,10 @@ impl Queue for Channel {
         self.requests.len()
     }
 
+    fn is_settled(&self) -> bool {
+        self.inflight() == 0 && self.base.is_settled()
+    }
+
     fn arm(&mut self, now: Nanos) -> Idle {
         let held = match self.held.peek() {
             Some(Reverse((due, _))) if *due <= now => Idle::Busy,

@@ -136,7 +136,11 @@ impl Memory {
     }
 
     fn take(&mut self, pool: &Pool) -> Option<Buf> {
-        self.reserve.take().or_else(|| pool.acquire(self.len))
+        // A device below may still look at what it was given last (a mirror that does not wait for a
+        // member that left): that buffer is not to be read into before it is done.
+        self.reserve
+            .take_if(|buf| buf.is_unshared())
+            .or_else(|| pool.acquire(self.len))
     }
 
     fn give(&mut self, buf: Buf) {

@@ -99,6 +99,10 @@ impl Queue for ModuleQueue {
         self.inner.inflight()
     }
 
+    fn is_settled(&self) -> bool {
+        self.inner.is_settled()
+    }
+
     fn arm(&mut self, now: Nanos) -> Idle {
         self.inner.arm(now)
     }

@@ -446,6 +446,10 @@ impl Queue for LayerQueue {
         self.slots.len() + self.ready.len() + self.throttle.len()
     }
 
+    fn is_settled(&self) -> bool {
+        self.inflight() == 0 && self.inner.is_settled()
+    }
+
     fn arm(&mut self, now: Nanos) -> Idle {
         self.stats.turn(self.slots.len());
         if !self.ready.is_empty() || !self.parked.is_empty() {

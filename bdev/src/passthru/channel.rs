@@ -35,6 +35,10 @@ impl Queue for Channel {
         self.base.inflight()
     }
 
+    fn is_settled(&self) -> bool {
+        self.inflight() == 0 && self.base.is_settled()
+    }
+
     fn arm(&mut self, now: Nanos) -> Idle {
         self.base.arm(now)
     }

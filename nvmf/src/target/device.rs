@@ -49,6 +49,8 @@ pub(crate) struct Devices {
     /// Slots that have something in flight or waiting: only these are polled, so that a turn does
     /// not cost more because more devices are open.
     busy: Vec<usize>,
+    /// One of them may be there without a request of ours.
+    tidying: bool,
 }
 
 impl Devices {
@@ -58,6 +60,7 @@ impl Devices {
             slots: Vec::new(),
             open: 0,
             busy: Vec::new(),
+            tidying: false,
         }
     }
 
@@ -145,16 +148,40 @@ impl Devices {
         self.busy[at]
     }
 
-    /// Takes the devices off the busy list that have nothing left to do.
-    pub fn settle(&mut self) {
+    /// Takes the devices off the busy list that have nothing left to do, if there may be any: `did`,
+    /// something ended.
+    pub fn settle(&mut self, did: bool) {
+        if !did && !self.tidying {
+            return;
+        }
         let slots = &mut self.slots;
+        let mut tidying = false;
         self.busy.retain(|slot| {
             let Some(device) = &mut slots[*slot] else {
                 return false;
             };
-            device.listed = device.queue.inflight() > 0 || !device.waiting.is_empty();
+            device.listed = !device.queue.is_settled() || !device.waiting.is_empty();
+            tidying |= device.listed && device.queue.inflight() == 0;
             device.listed
         });
+        self.tidying = tidying;
+    }
+
+    /// Puts the devices on the busy list that have something of their own to do, though nothing is in
+    /// flight: a volume whose members changed. Answers whether there was one.
+    pub fn attend(&mut self) -> bool {
+        let before = self.busy.len();
+        for (slot, device) in self.slots.iter_mut().enumerate() {
+            if let Some(device) = device
+                && !device.listed
+                && !device.queue.is_settled()
+            {
+                device.listed = true;
+                self.busy.push(slot);
+                self.tidying = true;
+            }
+        }
+        self.busy.len() > before
     }
 
     pub fn abort(&mut self, slot: usize, token: Token) -> bool {
@@ -165,7 +192,7 @@ impl Devices {
 
     pub fn poll(&mut self, slot: usize, now: Nanos, done: &mut Done) -> usize {
         match &mut self.slots[slot] {
-            Some(device) if device.queue.inflight() > 0 => device.queue.poll(now, done),
+            Some(device) if !device.queue.is_settled() => device.queue.poll(now, done),
             _ => 0,
         }
     }
@@ -207,7 +234,10 @@ impl Devices {
     }
 
     pub fn arm(&mut self, now: Nanos) -> Idle {
-        let mut idle = Idle::Quiet;
+        let mut idle = match self.attend() {
+            true => Idle::Busy,
+            false => Idle::Quiet,
+        };
         for device in self.slots.iter_mut().flatten() {
             idle = idle.and(device.queue.arm(now));
         }

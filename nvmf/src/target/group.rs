@@ -467,9 +467,7 @@ impl Group {
             self.done = done;
             did += self.resubmit(slot, now);
         }
-        if did > 0 {
-            self.devices.settle();
-        }
+        self.devices.settle(did > 0);
         did
     }
 

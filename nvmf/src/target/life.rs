@@ -234,6 +234,7 @@ impl Group {
             }
             self.reap(q, now);
         }
+        self.devices.attend();
         self.release_devices();
         self.tell_counts();
     }

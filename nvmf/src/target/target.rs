@@ -219,7 +219,9 @@ impl Target {
         self.groups.write().expect("poisoned").push(group);
     }
 
-    fn attend_all(&self) {
+    /// Has every core look after what is its own soon instead of with its next upkeep: connections, and
+    /// queues of devices that have something to clear away ([`nacre_bdev::Queue::is_settled`]).
+    pub fn attend_all(&self) {
         for group in self.groups.read().expect("poisoned").iter() {
             group.attend();
         }

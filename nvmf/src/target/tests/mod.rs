@@ -5,6 +5,7 @@ mod admin;
 mod ana;
 mod any_command;
 mod connect;
+mod devices;
 mod discovery;
 mod events;
 mod host;

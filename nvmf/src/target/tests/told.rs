@@ -25,6 +25,9 @@ pub struct State {
     pub status: Status,
     /// No I/O ends for now.
     pub held: bool,
+    /// Polls that it takes to clear away what was left behind.
+    pub leftovers: u32,
+    pub polls: u32,
 }
 
 impl Told {
@@ -40,6 +43,8 @@ impl Told {
                 limits: Limits::unlimited(64),
                 status: Status::Ok,
                 held: false,
+                leftovers: 0,
+                polls: 0,
             }),
             uuid: Uuid::from_u128(0x1234),
         })
@@ -114,6 +119,10 @@ impl Queue for Channel {
     }
 
     fn poll(&mut self, _now: Nanos, done: &mut Done) -> usize {
+        self.told.tell(|state| {
+            state.leftovers = state.leftovers.saturating_sub(1);
+            state.polls += 1;
+        });
         let State { status, held, .. } = *self.told.state.lock().unwrap();
         let mut count = 0;
         while !held
@@ -132,5 +141,9 @@ impl Queue for Channel {
 
     fn inflight(&self) -> usize {
         self.taken.len()
+    }
+
+    fn is_settled(&self) -> bool {
+        self.taken.is_empty() && self.told.state.lock().unwrap().leftovers == 0
     }
 }

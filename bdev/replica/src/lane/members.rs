@@ -1,0 +1,358 @@
+//! The lane's queues to its members: opened when a view brings one, closed when it left and has answered
+//! everything.
+
+use std::collections::VecDeque;
+use std::os::fd::RawFd;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use nacre_bdev::{Bdev, Busy, Flags, Io, LayerQueue, Op, Queue, Support};
+use nacre_reactor::Nanos;
+
+use super::Lane;
+use super::request::{Request, Slots, Stage, bit, child_token, slots};
+use crate::model::{MAX_MEMBERS, RESERVED};
+use crate::shared::Failure;
+use crate::view::{MemberView, Role, View};
+
+/// Until a member that was short of something is asked again.
+pub(super) const RETRY: Duration = Duration::from_millis(1);
+
+pub(super) struct MemberQueue {
+    pub queue: LayerQueue,
+    /// Children that the device has.
+    pub inflight: u32,
+    /// Children that it has not taken yet, oldest first.
+    pub waiting: VecDeque<Waiting>,
+    watched: Option<RawFd>,
+    /// Its unmapped blocks read as anything: zeroes are written instead, so that all members are alike.
+    zeroes_for_unmap: bool,
+    /// Blocks before the volume's first.
+    first: u64,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Waiting {
+    pub index: u32,
+    pub generation: u32,
+    pub after: Nanos,
+}
+
+/// What of the view matters for each I/O, in sets of slots.
+#[derive(Default)]
+pub(super) struct Sync {
+    pub in_sync: Slots,
+    pub syncing: Slots,
+    pub local: Slots,
+    /// Reads and writes are started.
+    pub serves: bool,
+    /// Enough members are in sync for writes.
+    pub enough: bool,
+    /// What is done may be called done.
+    pub answers: bool,
+}
+
+impl Sync {
+    pub fn of(view: &View) -> Sync {
+        use crate::view::Mode;
+        let set = |want: fn(&MemberView) -> bool| {
+            let members = view.members.iter().enumerate();
+            let wanted = members.filter(|(_, m)| m.as_ref().is_some_and(want));
+            wanted.fold(0, |set, (slot, _)| set | bit(slot))
+        };
+        let in_sync = set(|m| m.role == Role::InSync);
+        Sync {
+            in_sync,
+            syncing: set(|m| m.role == Role::Syncing),
+            local: set(|m| m.local),
+            serves: view.mode == Mode::Serving && in_sync != 0,
+            enough: in_sync.count_ones() as usize >= view.min_in_sync,
+            answers: !matches!(view.mode, Mode::Suspended | Mode::Closed),
+        }
+    }
+}
+
+impl Lane {
+    /// Takes over the view that counts now. Requests are looked at in the next turn.
+    #[cold]
+    pub(super) fn adopt(&mut self) {
+        let view = self.shared.view();
+        let before = std::mem::replace(&mut self.view, view);
+        self.sync = Sync::of(&self.view);
+        self.adopted = true;
+        self.set_pace();
+        let incarnation =
+            |view: &View, slot: usize| view.members[slot].as_ref().map(|m| m.incarnation);
+        for slot in 0..MAX_MEMBERS {
+            let now = incarnation(&self.view, slot);
+            if incarnation(&before, slot) != now {
+                self.leave_member(slot);
+            }
+            if now.is_some() && self.queues[slot].is_none() {
+                // What cannot be opened now is tried again, and reported, by whoever needs it.
+                let _ = self.open_member(slot);
+            }
+        }
+    }
+
+    /// The member of `slot` is not what it was: nobody waits for its answers any more.
+    fn leave_member(&mut self, slot: usize) {
+        let Some(mut queue) = self.queues[slot].take() else {
+            return;
+        };
+        queue.waiting.clear();
+        let set = bit(slot);
+        for (index, request) in &mut self.requests {
+            if request.queued & set != 0 {
+                self.local[slot] -= 1;
+            }
+            if request.with & set != 0 {
+                request.orphans |= set;
+                queue
+                    .queue
+                    .abort(child_token(index, slot, request.generation));
+            }
+            for state in [
+                &mut request.with,
+                &mut request.queued,
+                &mut request.ok,
+                &mut request.failed,
+                &mut request.tried,
+                &mut request.unread,
+            ] {
+                *state &= !set;
+            }
+        }
+        self.publish_outstanding(slot);
+        if queue.inflight == 0 {
+            return self.close_member(*queue);
+        }
+        if let Some(older) = self.old[slot].replace(queue) {
+            // The control lets no member in before its former life is over.
+            debug_assert!(false, "two former lives of slot {slot} at once");
+            tracing::error!(
+                slot,
+                "a member returned while I/O of its former life was in flight"
+            );
+            self.give_up(slot, *older);
+        }
+        self.olds |= set;
+    }
+
+    /// Closes a queue with I/O in flight.
+    fn give_up(&mut self, slot: usize, queue: MemberQueue) {
+        self.local[slot] -= queue.inflight;
+        self.publish_outstanding(slot);
+        self.close_member(queue);
+        for (_, request) in &mut self.requests {
+            request.orphans &= !bit(slot);
+        }
+        let over = |r: &Request| r.stage == Stage::Orphaned && r.orphans == 0;
+        self.requests.retain(|_, request| !over(request));
+    }
+
+    pub(super) fn close_member(&mut self, queue: MemberQueue) {
+        if let Some(fd) = queue.watched
+            && let Err(error) = self.sleepers.delete_raw(fd)
+        {
+            tracing::warn!(%error, "cannot stop to watch a member's completions");
+        }
+    }
+
+    /// Closes what has left and has answered everything.
+    pub(super) fn close_old(&mut self) {
+        for slot in slots(self.olds) {
+            if let Some(old) = self.old[slot].take_if(|old| old.inflight == 0) {
+                self.olds &= !bit(slot);
+                self.close_member(*old);
+            }
+        }
+    }
+
+    fn open_member(&mut self, slot: usize) -> Result<(), Failure> {
+        let Some(member) = &self.view.members[slot] else {
+            return Err(Failure::Open);
+        };
+        let device = &member.device;
+        let failed = |error: &dyn std::fmt::Display| {
+            tracing::warn!(device = device.name(), %error, "cannot open a queue to a member");
+            Failure::Open
+        };
+        let queue = device.open_queue(&self.pool).map_err(|e| failed(&e))?;
+        let watched = queue.wake_fd();
+        if let Some(fd) = watched {
+            self.sleepers.add_raw(fd, 1).map_err(|e| failed(&e))?;
+        }
+        let limits = device.limits();
+        let unmaps = device.supports(Op::Unmap) == Support::Native
+            && limits.unmap_zeroes
+            && limits.unmap_granularity_blocks <= 1;
+        self.queues[slot] = Some(Box::new(MemberQueue {
+            inflight: 0,
+            waiting: VecDeque::with_capacity(16),
+            watched,
+            zeroes_for_unmap: !unmaps,
+            first: RESERVED / u64::from(self.block_size),
+            queue,
+        }));
+        Ok(())
+    }
+
+    /// One more I/O to a slot. The control must see it before the caller looks at the version again.
+    #[inline]
+    pub(super) fn enter_slot(&mut self, slot: usize) {
+        self.local[slot] += 1;
+        if self.local[slot] == 1 {
+            // What the control waits for is the zero; the number in between follows once per turn.
+            self.state.outstanding[slot].store(1, Ordering::SeqCst);
+        }
+    }
+
+    #[inline]
+    pub(super) fn leave_slot(&mut self, slot: usize) {
+        self.local[slot] -= 1;
+        if self.local[slot] == 0 {
+            self.state.outstanding[slot].store(0, Ordering::SeqCst);
+        }
+    }
+
+    pub(super) fn publish_outstanding(&mut self, slot: usize) {
+        self.state.outstanding[slot].store(self.local[slot], Ordering::SeqCst);
+    }
+
+    /// Hands a request to a member, or has it wait for it. The slot was entered.
+    #[inline]
+    pub(super) fn submit_child(&mut self, index: usize, slot: usize, sole: bool) {
+        if self.queues[slot].is_none()
+            && let Err(why) = self.open_member(slot)
+        {
+            self.leave_slot(slot);
+            return self.fail(index, slot, why);
+        }
+        let (Some(queue), request) = (&mut self.queues[slot], &mut self.requests[index]) else {
+            return;
+        };
+        request.ages[slot] = 0;
+        if !queue.waiting.is_empty() || !queue.hand(request, index, slot, sole) {
+            request.queued |= bit(slot);
+            let waiting = Waiting {
+                index: index as u32,
+                generation: request.generation,
+                after: Nanos::ZERO,
+            };
+            queue.waiting.push_back(waiting);
+            self.waiting |= bit(slot);
+        }
+    }
+
+    /// Lets a child be submitted again in a while: the member was short of something.
+    pub(super) fn queue_again(&mut self, index: usize, slot: usize) {
+        if self.queues[slot].is_none()
+            && let Err(why) = self.open_member(slot)
+        {
+            return self.fail(index, slot, why);
+        }
+        self.enter_slot(slot);
+        let request = &mut self.requests[index];
+        let Some(queue) = &mut self.queues[slot] else {
+            return;
+        };
+        request.queued |= bit(slot);
+        queue.waiting.push_back(Waiting {
+            index: index as u32,
+            generation: request.generation,
+            after: self.now + RETRY,
+        });
+        self.waiting |= bit(slot);
+    }
+
+    /// Children that wait for their member, while it takes them.
+    pub(super) fn resume_waiting(&mut self) {
+        for slot in slots(self.waiting) {
+            self.resume_slot(slot);
+        }
+    }
+
+    fn resume_slot(&mut self, slot: usize) {
+        while let Some(queue) = &mut self.queues[slot]
+            && let Some(first) = queue.waiting.front().copied()
+        {
+            let (index, set) = (first.index as usize, bit(slot));
+            let request = self
+                .requests
+                .get_mut(index)
+                .filter(|r| r.generation == first.generation && r.queued & set != 0);
+            if let Some(request) = request {
+                if first.after > self.now {
+                    return;
+                }
+                if !queue.hand(request, index, slot, false) {
+                    queue.waiting[0].after = Nanos::ZERO;
+                    return;
+                }
+                request.queued &= !set;
+                request.ages[slot] = 0;
+                self.pushed = true;
+            }
+            queue.waiting.pop_front();
+        }
+        self.waiting &= !bit(slot);
+    }
+
+    /// A child that waits for its member does so no longer.
+    pub(super) fn drop_waiting(&mut self, index: usize) {
+        for slot in slots(self.requests[index].queued) {
+            if let Some(queue) = &mut self.queues[slot] {
+                queue.waiting.retain(|w| w.index as usize != index);
+            }
+            self.leave_slot(slot);
+        }
+        self.requests[index].queued = 0;
+    }
+}
+
+impl MemberQueue {
+    /// `false`: there is no room. `sole`: no other member gets it, so it needs no handle of its own.
+    #[inline]
+    fn hand(&mut self, request: &mut Request, index: usize, slot: usize, sole: bool) -> bool {
+        let (mut op, mut flags) = (request.op, request.flags);
+        if op == Op::Unmap && self.zeroes_for_unmap {
+            (op, flags) = (Op::WriteZeroes, flags | Flags::DEALLOCATE);
+        }
+        let moved = sole || request.is_read();
+        let data = match moved {
+            true => std::mem::take(&mut request.data),
+            false => request.data.clone(),
+        };
+        let io = Io {
+            token: child_token(index, slot, request.generation),
+            op,
+            flags,
+            lba: match op {
+                Op::Flush => 0,
+                _ => request.lba + self.first,
+            },
+            blocks: request.blocks,
+            source_lba: 0,
+            data,
+        };
+        match self.queue.submit(io) {
+            Ok(()) => {
+                request.with |= bit(slot);
+                self.inflight += 1;
+                true
+            }
+            Err((Busy, io)) => {
+                if moved {
+                    request.data = io.data;
+                }
+                false
+            }
+        }
+    }
+}
+
+/// The device may have forgotten what it was given since it was taken in.
+pub(super) fn lost(member: &MemberView) -> bool {
+    member.device.losses() != member.losses
+}

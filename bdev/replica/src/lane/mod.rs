@@ -1,0 +1,503 @@
+//! One core's way to a volume: the data path.
+//!
+//! ```text
+//!   submit ─▶ read ───────────────── choose a member ─────────────────┐
+//!          └▶ write ─ regions ─ stripes ─ outstanding, version ─ fan out ┤
+//!                       │          │              │                   ▼
+//!                       └──────────┴─ parked ◀────┘            members' queues
+//!                                      ▲                              │
+//!                  view, bell, time ───┘◀── failed, late ─ judgement ◀┤
+//!                                                                     ▼
+//!   poll  ◀───────────────────────────────────────────── completed ── ok
+//! ```
+//!
+//! What is taken lies in a slab until it was answered and no device has anything of it left. Everything
+//! has a bound: [`DEPTH`] requests, as many parked or waiting for a member, and the slab. A lane takes no
+//! lock but when the view changed, a member failed, or a region is to be made dirty.
+
+mod members;
+mod park;
+mod read;
+mod request;
+#[cfg(test)]
+mod tests;
+mod upkeep;
+mod write;
+
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use nacre_bdev::{Busy, Completion, Done, Io, Op, Queue, Status, Token};
+use nacre_hugepages::Pool;
+use nacre_reactor::{EventSet, Idle, Interest, Nanos};
+use slab::Slab;
+
+use self::members::{MemberQueue, Sync};
+use self::request::{NO_TROUBLE, Request, Slots, Stage, Trouble, bit, slots, split_token};
+use crate::model::MAX_MEMBERS;
+use crate::shared::{LaneState, Shared};
+use crate::view::{Mode, View};
+use crate::volume::Volume;
+
+/// I/Os of one lane at once.
+pub const DEPTH: usize = 256;
+/// What the slab holds at most: requests that were answered stay until the devices are done with them.
+const SLAB: usize = 4 * DEPTH;
+
+pub struct Lane {
+    /// By slot. Dropped first: after this no device touches a buffer.
+    queues: [Option<Box<MemberQueue>>; MAX_MEMBERS],
+    /// Of members that left, with I/O in flight.
+    old: [Option<Box<MemberQueue>>; MAX_MEMBERS],
+    olds: Slots,
+    /// Slots whose queue has children waiting.
+    waiting: Slots,
+    volume: Arc<Volume>,
+    shared: Arc<Shared>,
+    state: Arc<LaneState>,
+    view: Arc<View>,
+    sync: Sync,
+    /// Children that each slot's device has or waits for.
+    local: [u32; MAX_MEMBERS],
+    requests: Slab<Request>,
+    troubles: Slab<Trouble>,
+    /// Writes that hold stripes: what overlaps them waits.
+    writes: Vec<Span>,
+    /// Requests that cannot start yet, oldest first.
+    parked: VecDeque<u32>,
+    ready: VecDeque<Completion>,
+    /// Taken and not yet answered, but for `ready`.
+    open: usize,
+    generation: u32,
+    block_size: u32,
+    now: Nanos,
+    /// When children's ages and hold times are looked at next.
+    upkeep_at: Nanos,
+    pace: Duration,
+    /// The view is new, and requests were not yet looked at.
+    adopted: bool,
+    /// A write ended: others may not overlap anything any more.
+    freed: bool,
+    /// The view is new to what is parked.
+    viewed: bool,
+    /// While parked requests are tried again: how many at the head came later than the one at hand.
+    later: usize,
+    /// Something was handed to a member after its queue was polled.
+    pushed: bool,
+    turn: Counts,
+    next_reader: usize,
+    pool: Pool,
+    sleepers: EventSet,
+}
+
+/// The blocks of a write in flight.
+#[derive(Clone, Copy)]
+struct Span {
+    lba: u64,
+    end: u64,
+    index: u32,
+}
+
+/// Counted since the last turn.
+#[derive(Default)]
+struct Counts {
+    any: bool,
+    reads: [u64; MAX_MEMBERS],
+    writes: [u64; MAX_MEMBERS],
+    reads_moved: u64,
+    log_waits: u64,
+    overlap_waits: u64,
+    frozen_answers: u64,
+    latency_ns: u64,
+}
+
+impl Lane {
+    pub(crate) fn new(volume: Arc<Volume>, pool: &Pool) -> std::io::Result<Lane> {
+        let shared = Arc::clone(volume.shared());
+        let sleepers = EventSet::new()?;
+        let state = shared.add_lane()?;
+        if let Err(error) = sleepers.add(state.bell(), 0, Interest::READ) {
+            shared.remove_lane(&state);
+            return Err(error);
+        }
+        let mut lane = Lane {
+            queues: Default::default(),
+            old: Default::default(),
+            olds: 0,
+            waiting: 0,
+            view: Arc::new(View::closed(&Default::default())),
+            sync: Sync::default(),
+            local: [0; MAX_MEMBERS],
+            requests: Slab::with_capacity(DEPTH),
+            troubles: Slab::new(),
+            writes: Vec::with_capacity(DEPTH),
+            parked: VecDeque::with_capacity(DEPTH),
+            ready: VecDeque::with_capacity(DEPTH),
+            open: 0,
+            generation: 0,
+            block_size: volume.block_size(),
+            now: Nanos::ZERO,
+            upkeep_at: Nanos::ZERO,
+            pace: Duration::from_secs(1),
+            adopted: false,
+            freed: false,
+            viewed: false,
+            later: 0,
+            pushed: false,
+            turn: Counts::default(),
+            next_reader: 0,
+            pool: pool.clone(),
+            sleepers,
+            volume,
+            shared,
+            state,
+        };
+        lane.adopt();
+        lane.adopted = false;
+        Ok(lane)
+    }
+
+    /// Starts a request, or whatever is left of it.
+    fn start(&mut self, index: usize) {
+        match self.requests[index].op {
+            Op::Read => self.start_read(index),
+            _ => self.start_write(index),
+        }
+    }
+
+    /// A member answered. `true`: so is the request, and the completion is its answer. Otherwise nothing
+    /// of the completion is needed.
+    #[inline]
+    fn child_ended(&mut self, old: bool, completion: &mut Completion) -> bool {
+        let (index, slot, generation) = split_token(completion.token);
+        let known = self.requests.get_mut(index);
+        let Some(request) = known.filter(|r| r.generation == generation) else {
+            debug_assert!(false, "a member answered what nobody asked");
+            tracing::error!(
+                slot,
+                "a member answered a request that nobody made, or twice"
+            );
+            return false;
+        };
+        let queue = match old {
+            true => &mut self.old[slot],
+            false => &mut self.queues[slot],
+        };
+        if let Some(queue) = queue {
+            queue.inflight -= 1;
+        }
+        let is_read = request.is_read();
+        if (old || !is_read) && request.data.is_empty() {
+            // It had been moved; or it is a handle more, which matters to nobody.
+            std::mem::swap(&mut request.data, &mut completion.data);
+        }
+        if old {
+            request.orphans &= !bit(slot);
+            self.leave_slot(slot);
+            self.orphan_ended(index);
+            return false;
+        }
+        request.with &= !bit(slot);
+        self.leave_slot(slot);
+        match is_read {
+            true => self.read_ended(index, slot, completion),
+            false => self.write_ended(index, slot, completion),
+        }
+    }
+
+    #[cold]
+    fn orphan_ended(&mut self, index: usize) {
+        let request = &self.requests[index];
+        match request.stage {
+            Stage::Orphaned if request.orphans == 0 => drop(self.requests.remove(index)),
+            Stage::Flying => self.judge(index),
+            _ => {}
+        }
+    }
+
+    /// Looks again at a request that flies: something it may have waited for has changed.
+    fn judge(&mut self, index: usize) {
+        match self.requests[index].is_read() {
+            true => self.judge_read(index),
+            false => self.judge_write(index),
+        }
+    }
+
+    /// Has a member write into the caller's list, and translates it in place.
+    #[inline]
+    fn collect(&mut self, slot: usize, old: bool, done: &mut Done) {
+        let queue = match old {
+            true => &mut self.old[slot],
+            false => &mut self.queues[slot],
+        };
+        let Some(queue) = queue else { return };
+        let mut at = done.len();
+        queue.queue.poll(self.now, done);
+        while let Some(completion) = done.get_mut(at) {
+            match self.child_ended(old, completion) {
+                true => at += 1,
+                false => drop(done.swap_remove(at)),
+            }
+        }
+    }
+
+    fn collect_all(&mut self, done: &mut Done) {
+        for slot in 0..MAX_MEMBERS {
+            if self.queues[slot].as_ref().is_some_and(|q| q.inflight > 0) {
+                self.collect(slot, false, done);
+            }
+        }
+        if self.olds != 0 {
+            for slot in slots(self.olds) {
+                self.collect(slot, true, done);
+            }
+            self.close_old();
+        }
+    }
+
+    /// The end of a request of which no child is awaited. What devices still have of it is an orphan.
+    fn finish(&mut self, index: usize, status: Status) {
+        self.unlock(index);
+        self.freed = true;
+        let data = std::mem::take(&mut self.requests[index].data);
+        if let Some(completion) = self.close(index, status, data) {
+            self.ready.push_back(completion);
+        }
+    }
+
+    /// Takes a request off the books. `None`: it was answered before.
+    #[inline]
+    fn close(
+        &mut self,
+        index: usize,
+        status: Status,
+        data: nacre_bdev::Extents,
+    ) -> Option<Completion> {
+        let request = &mut self.requests[index];
+        let (pending, start) = (request.pending.take(), request.start);
+        if request.trouble != NO_TROUBLE {
+            self.troubles.remove(request.trouble as usize);
+            request.trouble = NO_TROUBLE;
+        }
+        if request.orphans == 0 {
+            self.requests.remove(index);
+        } else {
+            request.stage = Stage::Orphaned;
+        }
+        let pending = pending?;
+        self.open -= 1;
+        if start != Nanos::ZERO {
+            let latency = self.now.0.saturating_sub(start.0);
+            let smooth = self.turn.latency_ns;
+            self.turn.latency_ns = smooth - smooth / 16 + latency / 16;
+        }
+        Some(pending.complete(status, data))
+    }
+
+    /// Answers a request that keeps its locks, because it is not over for its members.
+    #[cold]
+    fn answer_early(&mut self, index: usize, status: Status) {
+        let request = &mut self.requests[index];
+        let data = request.data.clone();
+        if let Some(pending) = request.pending.take() {
+            self.open -= 1;
+            self.ready.push_back(pending.complete(status, data));
+        }
+    }
+
+    fn hand_over(&mut self, done: &mut Done) {
+        while done.has_room()
+            && let Some(completion) = self.ready.pop_front()
+        {
+            done.push(completion);
+        }
+    }
+
+    /// What a request is answered with that cannot be served now; `None`: it waits.
+    fn refusal(&self, op: Op) -> Option<Status> {
+        match self.view.mode {
+            Mode::Serving | Mode::Frozen | Mode::Suspended => None,
+            Mode::FailIo => Some(Status::medium_error(op)),
+            Mode::Closed => Some(Status::Gone),
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.open + self.ready.len() >= DEPTH || self.requests.len() >= SLAB
+    }
+
+    /// What the volume does not do, or not there.
+    fn check(&self, io: &Io) -> Option<Status> {
+        match io.op {
+            Op::Flush => return None,
+            Op::Read | Op::Write | Op::Unmap | Op::WriteZeroes => {}
+            Op::Compare | Op::CompareAndWrite | Op::Copy => return Some(Status::Unsupported),
+        }
+        let end = io.lba.checked_add(u64::from(io.blocks));
+        if end.is_none_or(|end| end > self.volume.blocks()) {
+            return Some(Status::OutOfRange);
+        }
+        (io.blocks == 0).then_some(Status::Ok)
+    }
+}
+
+impl Queue for Lane {
+    #[inline]
+    fn submit(&mut self, io: Io) -> Result<(), (Busy, Io)> {
+        if self.is_full() {
+            return Err((Busy, io));
+        }
+        if let Some(status) = self.check(&io) {
+            self.ready.push_back(io.complete(status));
+            return Ok(());
+        }
+        self.generation = self.generation.wrapping_add(1);
+        // With nothing open nobody may have polled, so the time is not known.
+        let start = match self.open {
+            0 => Nanos::ZERO,
+            _ => self.now,
+        };
+        self.open += 1;
+        let index = self
+            .requests
+            .insert(Request::new(io, self.generation, start));
+        self.start(index);
+        Ok(())
+    }
+
+    fn poll(&mut self, now: Nanos, done: &mut Done) -> usize {
+        let before = done.len();
+        self.now = now;
+        if self.shared.version() != self.view.version {
+            self.adopt();
+        }
+        self.hand_over(done);
+        self.pushed = false;
+        self.collect_all(done);
+        if self.adopted {
+            self.review();
+        }
+        if now >= self.upkeep_at {
+            self.upkeep();
+        }
+        if self.waiting != 0 {
+            self.resume_waiting();
+        }
+        if !self.parked.is_empty() {
+            self.retry_parked();
+        }
+        if self.pushed {
+            // What could go on now shall reach the devices in this turn.
+            self.collect_all(done);
+        }
+        self.hand_over(done);
+        if self.turn.any {
+            self.publish_counts();
+        }
+        done.len() - before
+    }
+
+    fn abort(&mut self, token: Token) -> bool {
+        let mut requests = self.requests.iter();
+        let asked = |r: &Request| r.pending.as_ref().is_some_and(|p| p.token() == token);
+        match requests.find(|(_, r)| asked(r)).map(|(index, _)| index) {
+            Some(index) => self.abort_request(index),
+            None => false,
+        }
+    }
+
+    fn inflight(&self) -> usize {
+        self.open + self.ready.len()
+    }
+
+    fn is_settled(&self) -> bool {
+        let version = self.shared.version();
+        self.inflight() == 0
+            && self.requests.is_empty()
+            && self.olds == 0
+            && !self.adopted
+            && version == self.view.version
+    }
+
+    fn arm(&mut self, now: Nanos) -> Idle {
+        // Whatever is rung from here on wakes; whatever was before is looked at now.
+        self.state.hear();
+        let queues = self.queues.iter_mut().chain(&mut self.old).flatten();
+        let mut idle = queues.fold(Idle::Quiet, |idle, q| idle.and(q.queue.arm(now)));
+        if !self.ready.is_empty()
+            || self.adopted
+            || self.shared.version() != self.view.version
+            || self.parked_may_start()
+        {
+            idle = Idle::Busy;
+        }
+        idle.and(self.next_moment())
+    }
+
+    fn disarm(&mut self) {
+        let queues = self.queues.iter_mut().chain(&mut self.old).flatten();
+        queues.for_each(|q| q.queue.disarm());
+    }
+
+    fn wake_fd(&self) -> Option<RawFd> {
+        Some(self.sleepers.as_raw_fd())
+    }
+}
+
+impl Lane {
+    fn publish_counts(&mut self) {
+        let totals = &self.shared.totals;
+        let add = |to: &std::sync::atomic::AtomicU64, count: &mut u64| {
+            if *count > 0 {
+                to.fetch_add(std::mem::take(count), Ordering::Relaxed);
+            }
+        };
+        let turn = &mut self.turn;
+        turn.any = false;
+        for slot in 0..MAX_MEMBERS {
+            add(&totals.reads[slot], &mut turn.reads[slot]);
+            add(&totals.writes[slot], &mut turn.writes[slot]);
+            if self.local[slot] > 1 {
+                self.state.outstanding[slot].store(self.local[slot], Ordering::Relaxed);
+            }
+        }
+        add(&totals.reads_moved, &mut turn.reads_moved);
+        add(&totals.log_waits, &mut turn.log_waits);
+        add(&totals.overlap_waits, &mut turn.overlap_waits);
+        add(&totals.frozen_answers, &mut turn.frozen_answers);
+        let latency = turn.latency_ns;
+        self.state.latency_ns.store(latency, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Lane {
+    /// Nobody is answered any more. Writes that some members have and others may not leave their regions
+    /// in `needs` of all but the first in-sync member, as an unclean stop would.
+    fn drop(&mut self) {
+        for slot in 0..MAX_MEMBERS {
+            let queues = [self.queues[slot].take(), self.old[slot].take()];
+            for queue in queues.into_iter().flatten() {
+                self.close_member(*queue);
+            }
+        }
+        for index in 0..self.requests.capacity() {
+            if !self.requests.contains(index) {
+                continue;
+            }
+            if self.requests[index].locked {
+                self.leave_unequal(index);
+                self.unlock(index);
+            }
+            if let Some(pending) = self.requests[index].pending.take() {
+                pending.abandon();
+            }
+        }
+        self.local = [0; MAX_MEMBERS];
+        (0..MAX_MEMBERS).for_each(|slot| self.publish_outstanding(slot));
+        self.state.gone.store(true, Ordering::SeqCst);
+        self.shared.remove_lane(&self.state);
+    }
+}

@@ -1,0 +1,70 @@
+//! Requests that cannot start yet, in the order in which they came.
+
+use std::time::Duration;
+
+use super::Lane;
+use super::request::{Stage, Why};
+
+/// Until a request is tried again that no member could serve, without news of the members.
+pub(super) const PAUSE: Duration = Duration::from_millis(20);
+
+impl Lane {
+    pub(super) fn park(&mut self, index: usize, why: Why) {
+        self.requests[index].stage = Stage::Parked(why);
+        self.parked.push_back(index as u32);
+    }
+
+    /// A parked write that came earlier has blocks of this range: it goes first.
+    #[cold]
+    pub(super) fn overlaps_parked(&self, lba: u64, end: u64) -> bool {
+        let earlier = self.parked.iter().skip(self.later);
+        earlier
+            .map(|index| &self.requests[*index as usize])
+            .any(|r| r.writes() && r.lba < end && lba < r.end())
+    }
+
+    /// Starts what may start now, in order; the rest keeps its order.
+    pub(super) fn retry_parked(&mut self) {
+        let freed = std::mem::take(&mut self.freed);
+        let viewed = std::mem::take(&mut self.viewed);
+        let count = self.parked.len();
+        for left in (0..count).rev() {
+            let Some(index) = self.parked.pop_front() else {
+                break;
+            };
+            let index = index as usize;
+            let may = match self.requests[index].stage {
+                Stage::Parked(why) => self.may_start(why, freed, viewed),
+                _ => continue,
+            };
+            if may {
+                self.later = left;
+                self.pushed = true;
+                self.start(index);
+            } else {
+                self.parked.push_back(index as u32);
+            }
+        }
+        self.later = 0;
+    }
+
+    fn may_start(&self, why: Why, freed: bool, viewed: bool) -> bool {
+        match why {
+            Why::Log(region) => viewed || self.shared.regions.is_dirty(region),
+            Why::Stripe => true,
+            Why::Overlap => viewed || freed,
+            Why::View => viewed,
+            Why::Later(moment) => self.now >= moment,
+        }
+    }
+
+    /// Whether polling once more would start something.
+    pub(super) fn parked_may_start(&self) -> bool {
+        self.parked
+            .iter()
+            .any(|index| match self.requests[*index as usize].stage {
+                Stage::Parked(why) => self.may_start(why, self.freed, self.viewed),
+                _ => false,
+            })
+    }
+}

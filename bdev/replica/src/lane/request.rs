@@ -1,0 +1,186 @@
+//! What a lane knows of one I/O, and how a member's answer finds it.
+
+use nacre_bdev::{Extents, Flags, Io, Op, Pending, Token};
+use nacre_reactor::Nanos;
+
+use crate::model::MAX_MEMBERS;
+use crate::shared::Failure;
+
+/// A set of slots.
+pub(super) type Slots = u8;
+
+pub(super) fn bit(slot: usize) -> Slots {
+    1 << slot
+}
+
+/// The slots in a set, lowest first.
+pub(super) fn slots(mut set: Slots) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let slot = (set != 0).then(|| set.trailing_zeros() as usize)?;
+        set &= set - 1;
+        Some(slot)
+    })
+}
+
+pub(super) const NO_TROUBLE: u32 = u32::MAX;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// With the members, or waiting for a judgement on one of them.
+    Flying,
+    Parked(Why),
+    /// Over; only answers of devices are missing that nobody waits for.
+    Orphaned,
+}
+
+/// What a parked request waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Why {
+    /// This region's bit in the dirty-region log.
+    Log(u64),
+    /// Stripes that another lane or the control has.
+    Stripe,
+    /// An overlapping write of this lane.
+    Overlap,
+    /// Another view.
+    View,
+    /// A moment.
+    Later(Nanos),
+}
+
+pub(super) struct Request {
+    /// `None`: it was answered, and only its children or its locks are left.
+    pub pending: Option<Pending>,
+    pub op: Op,
+    pub flags: Flags,
+    pub stage: Stage,
+    pub lba: u64,
+    pub blocks: u32,
+    pub generation: u32,
+    /// What is not with a device. A write to several members stays here, and each is given a handle on it.
+    pub data: Extents,
+
+    // Sets of slots. A slot that left the view is in none of them but the last.
+    /// Its device has the child.
+    pub with: Slots,
+    /// The child waits for room in the device's queue, or for a while.
+    pub queued: Slots,
+    /// Answered without an error.
+    pub ok: Slots,
+    /// Reported to the control; the ticket is in the trouble. With `with`: it is late. With `ok`: it
+    /// was late.
+    pub failed: Slots,
+    /// Read from in vain.
+    pub tried: Slots,
+    /// Could not read the blocks.
+    pub unread: Slots,
+    /// The device has the child, and nobody waits for it.
+    pub orphans: Slots,
+
+    /// By how many upkeeps each child is old.
+    pub ages: [u8; MAX_MEMBERS],
+    /// Its host has asked to end it.
+    pub aborted: bool,
+    /// A child of it was given up for that: it can only end aborted.
+    pub given_up: bool,
+    /// It has its stripes, and is inside its regions.
+    pub locked: bool,
+    /// It was counted as waiting for the log, for others.
+    pub waited_log: bool,
+    pub waited_overlap: bool,
+    /// It waits for the members' state to change: the hold time counts.
+    pub held: bool,
+    pub since: Option<Nanos>,
+    /// Its place among the lane's writes in flight.
+    pub place: u32,
+    pub trouble: u32,
+    /// When it came, or zero if the time was not known.
+    pub start: Nanos,
+}
+
+impl Request {
+    pub fn new(io: Io, generation: u32, start: Nanos) -> Request {
+        Request {
+            pending: Some(Pending::new(io.token)),
+            op: io.op,
+            flags: io.flags,
+            stage: Stage::Flying,
+            lba: io.lba,
+            blocks: io.blocks,
+            generation,
+            data: io.data,
+            with: 0,
+            queued: 0,
+            ok: 0,
+            failed: 0,
+            tried: 0,
+            unread: 0,
+            orphans: 0,
+            ages: [0; MAX_MEMBERS],
+            aborted: false,
+            given_up: false,
+            locked: false,
+            waited_log: false,
+            waited_overlap: false,
+            held: false,
+            since: None,
+            place: 0,
+            trouble: NO_TROUBLE,
+            start,
+        }
+    }
+
+    pub fn end(&self) -> u64 {
+        self.lba + u64::from(self.blocks)
+    }
+
+    pub fn is_read(&self) -> bool {
+        self.op == Op::Read
+    }
+
+    /// It changes blocks: a flush does not.
+    pub fn writes(&self) -> bool {
+        self.op.is_write()
+    }
+
+    /// Its buffers are here. What has none needs none, but for a read that is lent the device's memory.
+    pub fn data_home(&self) -> bool {
+        self.op != Op::Write || !self.data.is_empty()
+    }
+
+    /// All children that are still awaited.
+    pub fn awaited(&self) -> Slots {
+        (self.with | self.queued) & !self.failed
+    }
+}
+
+/// Which children of a request failed, and what of.
+pub(super) struct Trouble {
+    pub tickets: [u64; MAX_MEMBERS],
+    pub why: [Failure; MAX_MEMBERS],
+}
+
+impl Trouble {
+    pub fn new() -> Trouble {
+        Trouble {
+            tickets: [0; MAX_MEMBERS],
+            why: [Failure::Open; MAX_MEMBERS],
+        }
+    }
+}
+
+// A child's token: the generation tells an answer to this request from one to its predecessor in the slab.
+//
+//   generation:32 | slot:8 | index:24
+
+pub(super) fn child_token(index: usize, slot: usize, generation: u32) -> Token {
+    u64::from(generation) << 32 | (slot as u64) << 24 | index as u64
+}
+
+pub(super) fn split_token(token: Token) -> (usize, usize, u32) {
+    (
+        (token & 0xff_ffff) as usize,
+        (token >> 24) as usize & 0xff,
+        (token >> 32) as u32,
+    )
+}

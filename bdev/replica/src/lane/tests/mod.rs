@@ -1,0 +1,8 @@
+//! Each step of the data path by itself, with the test as the control and as the devices; then lanes on
+//! real devices that fail and tarry, against a model.
+
+mod real;
+mod rig;
+mod steps;
+mod trouble;
+mod waiting;

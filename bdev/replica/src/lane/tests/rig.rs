@@ -1,0 +1,468 @@
+//! Lanes on devices that do what a test says, one answer at a time, with the test as the control.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use nacre_bdev::{
+    Bdev, Busy, Completion, Done, Flags, Geometry, Io, Layer, Limits, Op, OpenError, Queue, Status,
+    Support, Token,
+};
+use nacre_hugepages::{Buf, ClassSpec, Pool};
+use nacre_reactor::Nanos;
+use uuid::Uuid;
+
+use crate::lane::Lane;
+use crate::model::{MemberRecord, MemberState, RESERVED, Settings, VolumeRecord};
+use crate::shared::{News, Shared};
+use crate::view::{MemberView, Mode, Role, View};
+use crate::volume::{Volume, weakest};
+
+pub const BLOCK: u32 = 512;
+/// Blocks of a region.
+pub const REGION: u64 = 2048;
+pub const REGIONS: u64 = 16;
+pub const BLOCKS: u64 = REGION * REGIONS;
+pub const FIRST: u64 = RESERVED / BLOCK as u64;
+
+/// What a device's queues have and are to answer, by the device's name: buffers do not leave a thread.
+#[derive(Default)]
+pub struct Tray {
+    pub has: Vec<(u64, Io)>,
+    answers: Vec<(u64, Completion)>,
+    pub busy: bool,
+    /// It gives up what it is asked to give up.
+    pub aborts: bool,
+    pub aborted: usize,
+    pub open: usize,
+}
+
+thread_local! {
+    static TRAYS: RefCell<HashMap<String, Tray>> = RefCell::default();
+}
+
+pub fn tray<T>(name: &str, with: impl FnOnce(&mut Tray) -> T) -> T {
+    TRAYS.with_borrow_mut(|trays| with(trays.entry(name.to_owned()).or_default()))
+}
+
+pub struct Script {
+    name: String,
+    pub limits: Limits,
+    pub unmaps: bool,
+    pub losses: AtomicU64,
+    pub shut: AtomicBool,
+    queues: AtomicU64,
+}
+
+impl Script {
+    pub fn new(name: &str) -> Script {
+        TRAYS.with_borrow_mut(|trays| trays.remove(name));
+        Script {
+            name: name.to_owned(),
+            limits: Limits {
+                unmap_zeroes: true,
+                ..Limits::unlimited(64)
+            },
+            unmaps: true,
+            losses: AtomicU64::new(0),
+            shut: AtomicBool::new(false),
+            queues: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Bdev for Script {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn product_name(&self) -> &'static str {
+        "script"
+    }
+
+    fn uuid(&self) -> Uuid {
+        Uuid::nil()
+    }
+
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            block_size: BLOCK,
+            blocks: FIRST + BLOCKS,
+            physical_block_size: BLOCK,
+        }
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn supports(&self, op: Op) -> Support {
+        match op {
+            Op::Unmap if !self.unmaps => Support::No,
+            _ => Support::Native,
+        }
+    }
+
+    fn native_fua(&self) -> bool {
+        true
+    }
+
+    fn losses(&self) -> u64 {
+        self.losses.load(Ordering::SeqCst)
+    }
+
+    fn open(self: Arc<Self>, _pool: &Pool) -> Result<Box<dyn Queue>, OpenError> {
+        if self.shut.load(Ordering::SeqCst) {
+            return Err(OpenError {
+                bdev: self.name.clone(),
+                what: "open".into(),
+                source: std::io::ErrorKind::NotConnected.into(),
+            });
+        }
+        tray(&self.name, |tray| tray.open += 1);
+        Ok(Box::new(ScriptQueue {
+            id: self.queues.fetch_add(1, Ordering::SeqCst),
+            inflight: 0,
+            device: self,
+        }))
+    }
+}
+
+struct ScriptQueue {
+    device: Arc<Script>,
+    id: u64,
+    inflight: usize,
+}
+
+impl Queue for ScriptQueue {
+    fn submit(&mut self, io: Io) -> Result<(), (Busy, Io)> {
+        tray(&self.device.name, |tray| {
+            if tray.busy {
+                return Err((Busy, io));
+            }
+            self.inflight += 1;
+            tray.has.push((self.id, io));
+            Ok(())
+        })
+    }
+
+    fn poll(&mut self, _now: Nanos, done: &mut Done) -> usize {
+        tray(&self.device.name, |tray| {
+            let before = done.len();
+            while done.has_room()
+                && let Some(at) = tray.answers.iter().position(|(id, _)| *id == self.id)
+            {
+                done.push(tray.answers.remove(at).1);
+                self.inflight -= 1;
+            }
+            done.len() - before
+        })
+    }
+
+    fn abort(&mut self, token: Token) -> bool {
+        tray(&self.device.name, |tray| {
+            tray.aborted += 1;
+            let at = tray
+                .has
+                .iter()
+                .position(|(id, io)| *id == self.id && io.token == token);
+            let Some(at) = at.filter(|_| tray.aborts) else {
+                return false;
+            };
+            let (id, io) = tray.has.remove(at);
+            tray.answers.push((id, io.complete(Status::Aborted)));
+            true
+        })
+    }
+
+    fn inflight(&self) -> usize {
+        self.inflight
+    }
+}
+
+impl Drop for ScriptQueue {
+    fn drop(&mut self) {
+        tray(&self.device.name, |tray| {
+            tray.open -= 1;
+            tray.has.retain(|(id, _)| *id != self.id);
+            tray.answers.retain(|(id, _)| *id != self.id);
+        });
+    }
+}
+
+pub fn record(blocks: u64, members: usize) -> VolumeRecord {
+    VolumeRecord {
+        id: Uuid::from_u128(7),
+        name: "V".into(),
+        block_size: BLOCK,
+        blocks,
+        region_shift: 20,
+        epoch: 1,
+        serving: 1,
+        revision: 1,
+        holder: None,
+        members: (0..members)
+            .map(|slot| MemberRecord {
+                id: Uuid::from_u128(100 + slot as u128),
+                slot: slot as u8,
+                device: format!("{slot}"),
+                state: MemberState::InSync,
+                offline: false,
+                why: None,
+            })
+            .collect(),
+        settings: Settings::default(),
+    }
+}
+
+pub fn pool() -> Pool {
+    Pool::heap(&[
+        ClassSpec {
+            size: 4096,
+            count: 1600,
+        },
+        ClassSpec {
+            size: 64 << 10,
+            count: 32,
+        },
+    ])
+}
+
+pub fn member(device: &Arc<Layer>, role: Role) -> MemberView {
+    MemberView {
+        device: Arc::clone(device),
+        incarnation: 1,
+        role,
+        local: true,
+        losses: device.losses(),
+        judged: 0,
+    }
+}
+
+pub const DEADLINE: Duration = Duration::from_millis(800);
+pub const HOLD: Duration = Duration::from_millis(2000);
+
+pub struct Rig {
+    pub shared: Arc<Shared>,
+    pub volume: Arc<Volume>,
+    pub scripts: Vec<Arc<Script>>,
+    pub layers: Vec<Arc<Layer>>,
+    pub lanes: Vec<Lane>,
+    pub pool: Pool,
+    pub view: View,
+    pub now: Nanos,
+    done: Done,
+    pub ended: Vec<(Token, Status)>,
+    next: Token,
+    news: News,
+}
+
+/// Devices named A, B, …, all in sync, every region clean, one lane.
+pub fn rig(members: usize) -> Rig {
+    Rig::of((0..members).map(|slot| Script::new(["A", "B", "C", "D", "E"][slot])))
+}
+
+impl Rig {
+    pub fn of(scripts: impl Iterator<Item = Script>) -> Rig {
+        let scripts: Vec<_> = scripts.map(Arc::new).collect();
+        let layers: Vec<_> = scripts
+            .iter()
+            .map(|s| Layer::new(Arc::clone(s) as Arc<dyn Bdev>))
+            .collect();
+        let record = record(BLOCKS, layers.len());
+        let shared = Shared::new(&record);
+        let limits = weakest(layers.iter().map(|layer| &**layer));
+        let volume = Volume::new(&record, Arc::clone(&shared), limits);
+        let mut view = View::closed(&record.settings);
+        view.mode = Mode::Serving;
+        (view.deadline, view.frozen_hold) = (DEADLINE, HOLD);
+        for (slot, layer) in layers.iter().enumerate() {
+            view.members[slot] = Some(member(layer, Role::InSync));
+        }
+        let pool = pool();
+        let mut rig = Rig {
+            lanes: Vec::new(),
+            shared,
+            volume,
+            scripts,
+            layers,
+            pool,
+            view,
+            now: Nanos(1_000_000),
+            done: Done::with_capacity(16),
+            ended: Vec::new(),
+            next: 0,
+            news: News::default(),
+        };
+        rig.publish(|_| {});
+        rig.add_lane();
+        rig
+    }
+
+    pub fn add_lane(&mut self) {
+        let lane = Lane::new(Arc::clone(&self.volume), &self.pool).expect("opens");
+        self.lanes.push(lane);
+    }
+
+    pub fn all_dirty(mut self) -> Rig {
+        (0..REGIONS).for_each(|region| self.shared.regions.set_dirty(region));
+        self.turn();
+        self
+    }
+
+    pub fn publish(&mut self, change: impl FnOnce(&mut View)) {
+        change(&mut self.view);
+        self.shared.publish(self.view.clone());
+    }
+
+    /// Decides on everything that was reported: nothing changes but that.
+    pub fn judge(&mut self) {
+        let reported: Vec<u64> = (0..5).map(|slot| self.shared.reported(slot)).collect();
+        self.publish(|view| {
+            for (slot, member) in view.members.iter_mut().enumerate() {
+                if let Some(member) = member {
+                    member.judged = reported[slot];
+                }
+            }
+        });
+    }
+
+    /// Takes a member out, and decides on everything.
+    pub fn retire(&mut self, slot: usize) {
+        self.view.members[slot] = None;
+        self.judge();
+    }
+
+    pub fn news(&mut self) -> &mut News {
+        let (news, _) = self.shared.take_news();
+        self.news.wanted.extend(news.wanted);
+        self.news.reports.extend(news.reports);
+        self.news.repairs.extend(news.repairs);
+        &mut self.news
+    }
+
+    pub fn buf(&self, blocks: u32) -> Buf {
+        self.pool
+            .acquire((blocks * BLOCK) as usize)
+            .expect("enough")
+    }
+
+    pub fn io(&mut self, op: Op, lba: u64, blocks: u32) -> Io {
+        self.next += 1;
+        let io = Io::new(self.next, op, lba, blocks);
+        match op.data_len(1) {
+            0 => io,
+            _ => io.with(self.buf(blocks)),
+        }
+    }
+
+    pub fn submit_on(&mut self, lane: usize, op: Op, lba: u64, blocks: u32) -> Token {
+        let io = self.io(op, lba, blocks);
+        let token = io.token;
+        self.lanes[lane].submit(io).expect("room");
+        token
+    }
+
+    pub fn write(&mut self, lba: u64) -> Token {
+        self.submit_on(0, Op::Write, lba, 8)
+    }
+
+    pub fn write_on(&mut self, lane: usize, lba: u64) -> Token {
+        self.submit_on(lane, Op::Write, lba, 8)
+    }
+
+    pub fn read(&mut self, lba: u64) -> Token {
+        self.submit_on(0, Op::Read, lba, 8)
+    }
+
+    pub fn flush(&mut self) -> Token {
+        self.submit_on(0, Op::Flush, 0, 0)
+    }
+
+    pub fn turn(&mut self) {
+        for lane in &mut self.lanes {
+            let inflight = lane.inflight();
+            let told = lane.poll(self.now, &mut self.done);
+            assert_eq!(told, self.done.len(), "poll tells how many it collected");
+            assert_eq!(inflight - told, lane.inflight());
+            let ended = self.done.drain().map(|c| (c.token, c.status));
+            self.ended.extend(ended);
+        }
+    }
+
+    /// Time passes, in small steps.
+    pub fn pass(&mut self, time: Duration) {
+        let until = self.now + time;
+        while self.now < until {
+            self.now = self.now + Duration::from_millis(10);
+            self.turn();
+        }
+    }
+
+    /// What a device has: operation, flags, and block of the volume.
+    pub fn has(&self, name: &str) -> Vec<(Op, Flags, u64)> {
+        let lba = |io: &Io| io.lba.saturating_sub(FIRST);
+        tray(name, |tray| {
+            tray.has
+                .iter()
+                .map(|(_, io)| (io.op, io.flags, lba(io)))
+                .collect()
+        })
+    }
+
+    pub fn count(&self, name: &str) -> usize {
+        tray(name, |tray| tray.has.len())
+    }
+
+    /// Answers the oldest that a device has, then gives the lanes a turn.
+    pub fn answer(&mut self, name: &str, status: Status) {
+        tray(name, |tray| {
+            assert!(!tray.has.is_empty(), "{name} has nothing to answer");
+            let (id, io) = tray.has.remove(0);
+            tray.answers.push((id, io.complete(status)));
+        });
+        self.turn();
+    }
+
+    pub fn answer_all(&mut self, name: &str, status: Status) {
+        while self.count(name) > 0 {
+            self.answer(name, status);
+        }
+    }
+
+    /// What has ended since it was last asked.
+    pub fn take(&mut self) -> Vec<(Token, Status)> {
+        std::mem::take(&mut self.ended)
+    }
+
+    /// As [`Rig::take`], in the order in which they were submitted.
+    pub fn take_sorted(&mut self) -> Vec<(Token, Status)> {
+        let mut ended = self.take();
+        ended.sort_by_key(|(token, _)| *token);
+        ended
+    }
+
+    pub fn none(&mut self) {
+        assert_eq!(self.take(), []);
+    }
+
+    /// Nothing is held by anybody.
+    pub fn clean(&mut self) {
+        self.turn();
+        for lane in &self.lanes {
+            assert_eq!(lane.inflight(), 0);
+            assert!(lane.is_settled(), "something is left in a lane");
+            assert_eq!((lane.writes.len(), lane.parked.len()), (0, 0));
+            assert_eq!((lane.troubles.len(), lane.local), (0, [0; 5]));
+        }
+        self.free();
+    }
+
+    pub fn free(&self) {
+        assert!(self.shared.stripes.all_free(), "a stripe is held");
+        (0..REGIONS).for_each(|r| assert_eq!(self.shared.regions.inside(r), 0, "region {r}"));
+        (0..5).for_each(|slot| assert_eq!(self.shared.outstanding(slot), 0, "slot {slot}"));
+    }
+}

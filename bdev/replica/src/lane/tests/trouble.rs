@@ -1,0 +1,367 @@
+//! Members that fail, are late, forget, or return.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use nacre_bdev::{Op, Queue, Status};
+
+use super::rig::*;
+use crate::shared::{Failure, Repair};
+use crate::view::{MemberView, Mode, Role};
+
+#[test]
+fn a_failure_is_judged_before_the_write_is_done() {
+    let mut r = rig(2).all_dirty();
+    let write = r.write(0);
+    r.answer("B", Status::Gone);
+    r.answer("A", Status::Ok);
+    r.none();
+    let report = r.news().reports[0];
+    assert_eq!((report.slot, report.lba, report.op), (1, 0, Op::Write));
+    assert_eq!(report.why, Failure::Status(Status::Gone));
+    r.publish(|_| {});
+    r.turn();
+    r.none();
+    let behind = r.write(4);
+    r.turn();
+    assert_eq!(r.count("A"), 0, "it keeps its stripes");
+    r.retire(1);
+    r.turn();
+    assert_eq!(r.take(), [(write, Status::Ok)]);
+    r.turn();
+    assert_eq!((r.count("A"), r.count("B")), (1, 0));
+    r.answer("A", Status::Ok);
+    assert_eq!(r.take(), [(behind, Status::Ok)]);
+    r.clean();
+}
+
+/// A member that stays although it failed and others did not must have the write all the same.
+#[test]
+fn who_stays_gets_it_again() {
+    for role in [Role::InSync, Role::Syncing] {
+        let mut r = rig(2).all_dirty();
+        r.publish(|view| view.members[1].as_mut().expect("there").role = role);
+        let write = r.write(0);
+        r.answer("B", Status::WriteError);
+        r.answer("A", Status::Ok);
+        r.judge();
+        r.turn();
+        r.none();
+        r.pass(Duration::from_millis(20));
+        assert_eq!(r.count("B"), 1, "{role:?}");
+        r.answer("B", Status::Ok);
+        assert_eq!(r.take(), [(write, Status::Ok)]);
+        r.clean();
+    }
+}
+
+#[test]
+fn a_syncing_member_that_fails_is_judged_too() {
+    let mut r = rig(2).all_dirty();
+    r.publish(|view| view.members[1].as_mut().expect("there").role = Role::Syncing);
+    let write = r.write(0);
+    r.answer("A", Status::Ok);
+    r.answer("B", Status::DeviceError);
+    r.none();
+    r.retire(1);
+    r.turn();
+    assert_eq!(r.take(), [(write, Status::Ok)]);
+    r.clean();
+}
+
+#[test]
+fn the_last_one_fails_on_the_medium() {
+    let mut r = rig(2).all_dirty();
+    r.publish(|view| view.members[1].as_mut().expect("there").role = Role::Syncing);
+    let write = r.write(0);
+    r.answer("B", Status::Ok);
+    r.answer("A", Status::WriteError);
+    r.none();
+    r.judge();
+    r.turn();
+    assert_eq!(r.take(), [(write, Status::WriteError)]);
+    assert!(
+        r.shared.needs[1].contains(0),
+        "it has what A has not: copied again"
+    );
+    let read = r.read(64);
+    r.answer("A", Status::ReadError);
+    r.none();
+    r.judge();
+    r.turn();
+    assert_eq!(r.take(), [(read, Status::ReadError)]);
+    r.clean();
+}
+
+#[test]
+fn the_last_one_cannot_be_reached() {
+    let mut r = rig(1).all_dirty();
+    let (write, read) = (r.write(0), r.read(64));
+    r.answer("A", Status::Gone);
+    r.answer("A", Status::Gone);
+    r.publish(|view| view.mode = Mode::Frozen);
+    r.judge();
+    r.pass(Duration::from_millis(100));
+    r.none();
+    assert!(r.shared.stripes.all_free(), "nobody is kept out meanwhile");
+    r.publish(|view| view.mode = Mode::Serving);
+    r.turn();
+    assert_eq!(r.count("A"), 2);
+    r.answer_all("A", Status::Ok);
+    assert_eq!(r.take(), [(write, Status::Ok), (read, Status::Ok)]);
+    r.clean();
+}
+
+/// Without a change of mode it is tried again now and then, and not for ever.
+#[test]
+fn the_last_one_fails_again_and_again() {
+    let mut r = rig(1).all_dirty();
+    let write = r.write(0);
+    let since = r.now;
+    let mut tries = 0;
+    while r.ended.is_empty() {
+        tries += r.count("A");
+        r.answer_all("A", Status::Gone);
+        r.judge();
+        r.pass(Duration::from_millis(10));
+    }
+    assert_eq!(r.take(), [(write, Status::Gone)]);
+    assert!(
+        (10..=HOLD.as_millis() as usize / 20).contains(&tries),
+        "{tries}"
+    );
+    assert!(r.now.since(since) >= HOLD);
+    r.answer_all("A", Status::Gone);
+    r.judge();
+    r.clean();
+}
+
+#[test]
+fn retry_is_not_a_failure() {
+    let mut r = rig(2).all_dirty();
+    let (write, read) = (r.write(0), r.read(64));
+    for _ in 0..3 {
+        r.answer_all("A", Status::Retry);
+        assert_eq!(r.count("A"), 0, "not at once");
+        r.pass(Duration::from_millis(10));
+        assert!(r.count("A") > 0);
+    }
+    r.answer_all("A", Status::Ok);
+    r.answer_all("B", Status::Ok);
+    assert_eq!(r.take(), [(read, Status::Ok), (write, Status::Ok)]);
+    assert!(r.news().reports.is_empty());
+    r.clean();
+}
+
+#[test]
+fn a_late_member_is_aborted_and_reported() {
+    let mut r = rig(2).all_dirty();
+    let write = r.write(0);
+    r.answer("A", Status::Ok);
+    r.pass(DEADLINE - Duration::from_millis(50));
+    assert!(r.news().reports.is_empty());
+    r.pass(Duration::from_millis(250));
+    assert_eq!(r.news().reports.len(), 1);
+    assert_eq!(r.news().reports[0].why, Failure::Deadline);
+    assert_eq!(tray("B", |tray| tray.aborted), 1);
+    r.none();
+    r.retire(1);
+    r.turn();
+    assert_eq!(r.take(), [(write, Status::Ok)], "without it");
+    assert_eq!(r.shared.outstanding(1), 1, "it must not return yet");
+    assert!(!r.lanes[0].is_settled() && r.lanes[0].inflight() == 0);
+    let next = r.write(0);
+    r.answer("A", Status::Ok);
+    assert_eq!(r.take(), [(next, Status::Ok)]);
+    r.answer("B", Status::Ok);
+    r.clean();
+    assert_eq!(tray("B", |tray| tray.open), 0);
+}
+
+/// It answers after it was reported and before it was judged: what it says counts if it may stay.
+#[test]
+fn late_but_done() {
+    let mut r = rig(1).all_dirty();
+    let write = r.write(0);
+    r.pass(DEADLINE + Duration::from_millis(200));
+    r.judge();
+    r.turn();
+    r.none();
+    r.answer("A", Status::Ok);
+    assert_eq!(r.take(), [(write, Status::Ok)]);
+    let write = r.write(0);
+    r.pass(DEADLINE + Duration::from_millis(200));
+    r.answer("A", Status::Ok);
+    r.none();
+    r.judge();
+    r.turn();
+    assert_eq!(r.take(), [(write, Status::Ok)]);
+    r.clean();
+}
+
+#[test]
+fn a_late_read_waits_for_its_buffer() {
+    let mut r = rig(2);
+    let read = r.read(0);
+    assert_eq!(r.count("A"), 1);
+    r.pass(DEADLINE + Duration::from_millis(200));
+    assert_eq!((r.count("B"), tray("A", |tray| tray.aborted)), (0, 1));
+    r.answer("A", Status::Aborted);
+    assert_eq!(r.count("B"), 1);
+    assert_eq!(r.news().reports.len(), 1, "reported once");
+    r.answer("B", Status::Ok);
+    assert_eq!(r.take(), [(read, Status::Ok)]);
+    // And one whose member leaves meanwhile.
+    let read = r.read(0);
+    r.retire(0);
+    r.turn();
+    assert_eq!(r.count("B"), 0);
+    r.answer("A", Status::Ok);
+    r.turn();
+    assert_eq!(r.count("B"), 1, "what it read is not believed");
+    r.answer("B", Status::Ok);
+    assert_eq!(r.take(), [(read, Status::Ok)]);
+    r.clean();
+}
+
+#[test]
+fn another_member_reads_what_one_cannot() {
+    let mut r = rig(3);
+    let read = r.read(0);
+    r.answer("A", Status::ReadError);
+    r.answer("B", Status::Gone);
+    r.answer("C", Status::Ok);
+    assert_eq!(r.take(), [(read, Status::Ok)]);
+    let repair = Repair {
+        slot: 0,
+        incarnation: 1,
+        lba: 0,
+        blocks: 8,
+    };
+    assert_eq!(r.news().repairs, [repair], "B's blocks may be good");
+    assert_eq!(r.news().reports.len(), 2);
+    r.turn();
+    assert_eq!(r.shared.totals.reads_moved.load(Ordering::Relaxed), 2);
+    let read = r.read(0);
+    for name in ["A", "B", "C"] {
+        r.answer(name, Status::ReadError);
+    }
+    r.none();
+    r.judge();
+    r.turn();
+    assert_eq!(r.take(), [(read, Status::ReadError)], "nobody can");
+    r.clean();
+}
+
+#[test]
+fn what_forgot_is_not_believed() {
+    let mut r = rig(2);
+    let read = r.read(0);
+    r.scripts[0].losses.store(1, Ordering::SeqCst);
+    r.answer("A", Status::Ok);
+    r.none();
+    assert_eq!(r.news().reports[0].why, Failure::Loss);
+    r.answer("B", Status::Ok);
+    assert_eq!(r.take(), [(read, Status::Ok)]);
+    let mut r = r.all_dirty();
+    let (write, flush) = (r.write(0), r.flush());
+    r.answer_all("B", Status::Ok);
+    r.answer_all("A", Status::Ok);
+    r.none();
+    r.retire(0);
+    r.turn();
+    assert_eq!(r.take_sorted(), [(write, Status::Ok), (flush, Status::Ok)]);
+    r.clean();
+}
+
+#[test]
+fn a_queue_that_cannot_be_opened_is_a_failure() {
+    let script = Script::new("B");
+    script.shut.store(true, Ordering::SeqCst);
+    let mut r = Rig::of([Script::new("A"), script].into_iter()).all_dirty();
+    let write = r.write(0);
+    assert_eq!(r.news().reports[0].why, Failure::Open);
+    r.answer("A", Status::Ok);
+    r.none();
+    r.judge();
+    r.turn();
+    assert_eq!(
+        r.news().reports.len(),
+        2,
+        "it stays, so it must have it: tried again"
+    );
+    r.scripts[1].shut.store(false, Ordering::SeqCst);
+    r.judge();
+    r.pass(Duration::from_millis(20));
+    r.answer("B", Status::Ok);
+    assert_eq!(r.take(), [(write, Status::Ok)]);
+    r.clean();
+}
+
+/// All that a write went to has left, and others are in sync: it starts over there.
+#[test]
+fn nobody_who_has_it_counts() {
+    let mut r = rig(2).all_dirty();
+    let layer = r.layers[1].clone();
+    r.publish(|view| view.members[1] = None);
+    let write = r.write(0);
+    r.publish(|view| {
+        view.members[0] = None;
+        view.members[1] = Some(MemberView {
+            incarnation: 2,
+            ..member(&layer, Role::InSync)
+        });
+    });
+    r.pass(Duration::from_millis(50));
+    r.none();
+    assert_eq!(r.count("B"), 0, "A has the data");
+    r.answer("A", Status::Ok);
+    r.pass(Duration::from_millis(50));
+    r.answer("B", Status::Ok);
+    assert_eq!(r.take(), [(write, Status::Ok)]);
+    r.clean();
+}
+
+#[test]
+fn reads_are_pinned_while_members_are_reconciled() {
+    let mut r = rig(3);
+    r.shared.needs[0].insert(1);
+    r.shared.needs[1].insert(1);
+    r.read(REGION);
+    r.read(REGION - 4);
+    assert_eq!((r.count("A"), r.count("B"), r.count("C")), (0, 0, 2));
+    r.read(0);
+    assert_eq!(r.count("A"), 1);
+    r.retire(2);
+    r.turn();
+    r.answer_all("C", Status::Aborted);
+    r.turn();
+    assert_eq!((r.count("A"), r.count("B")), (3, 0), "always the same one");
+    r.answer_all("A", Status::Ok);
+    assert_eq!(r.take().len(), 3);
+    r.clean();
+}
+
+#[test]
+fn policies() {
+    use crate::model::ReadPolicy::*;
+    let mut r = rig(3);
+    r.publish(|view| view.members[0].as_mut().expect("there").local = false);
+    let counts = |r: &Rig| ["A", "B", "C"].map(|name| r.count(name));
+    for (policy, expected) in [
+        (LocalFirst, [0, 3, 3]),
+        (LeastOutstanding, [4, 4, 4]),
+        (RoundRobin, [6, 6, 6]),
+    ] {
+        r.publish(|view| view.read_policy = policy);
+        for _ in 0..6 {
+            r.read(0);
+        }
+        assert_eq!(counts(&r), expected, "{policy:?}");
+    }
+    for name in ["A", "B", "C"] {
+        r.answer_all(name, Status::Ok);
+    }
+    assert_eq!(r.take().len(), 18);
+    r.clean();
+}

@@ -1,0 +1,133 @@
+//! What comes with time: children that are late, requests that waited long enough.
+//!
+//! A child's age is counted in upkeeps that it lived through, eight of them to a deadline. So the time
+//! during which this core did not look (it slept, or the process was stopped) is not held against a
+//! member.
+
+use std::time::Duration;
+
+use nacre_bdev::{Queue, Status};
+use nacre_reactor::{Idle, Nanos};
+
+use super::Lane;
+use super::request::{Stage, Why, bit, child_token, slots};
+use crate::shared::Failure;
+
+/// Upkeeps to a deadline.
+const AGES: u8 = 8;
+
+impl Lane {
+    pub(super) fn set_pace(&mut self) {
+        let least = self.view.deadline.min(self.view.frozen_hold);
+        let pace = least / u32::from(AGES);
+        self.pace = pace.clamp(Duration::from_millis(1), Duration::from_secs(1));
+        self.upkeep_at = self.upkeep_at.min(self.now + self.pace);
+    }
+
+    /// The view is new: those that waited for a judgement may have it.
+    #[cold]
+    pub(super) fn review(&mut self) {
+        self.adopted = false;
+        self.viewed = true;
+        self.pushed = true;
+        for index in 0..self.requests.capacity() {
+            if self.requests.contains(index) {
+                self.judge(index);
+            }
+        }
+    }
+
+    #[cold]
+    pub(super) fn upkeep(&mut self) {
+        self.upkeep_at = self.now + self.pace;
+        if self.requests.is_empty() {
+            return;
+        }
+        let deadline_ages = self.view.deadline.as_nanos().div_ceil(self.pace.as_nanos());
+        let deadline_ages = deadline_ages.min(u128::from(u8::MAX - 1)) as u8;
+        for index in 0..self.requests.capacity() {
+            if self.requests.contains(index) {
+                self.age(index, deadline_ages);
+            }
+            if self.requests.contains(index) {
+                self.look_at_hold(index);
+            }
+        }
+    }
+
+    fn age(&mut self, index: usize, deadline_ages: u8) {
+        let request = &mut self.requests[index];
+        let generation = request.generation;
+        let mut late = 0;
+        for slot in slots(request.with & !request.failed) {
+            request.ages[slot] = request.ages[slot].saturating_add(1);
+            if request.ages[slot] > deadline_ages {
+                late |= bit(slot);
+            }
+        }
+        for slot in slots(late) {
+            if let Some(queue) = &mut self.queues[slot] {
+                queue.queue.abort(child_token(index, slot, generation));
+            }
+            self.fail(index, slot, Failure::Deadline);
+        }
+    }
+
+    /// Hosts wait for members only so long.
+    fn look_at_hold(&mut self, index: usize) {
+        let now = self.now;
+        let request = &mut self.requests[index];
+        let waits = match request.stage {
+            Stage::Parked(Why::View | Why::Later(_)) => true,
+            Stage::Flying => request.held && request.awaited() == 0,
+            _ => false,
+        };
+        if request.pending.is_none() || !waits {
+            return;
+        }
+        let since = *request.since.get_or_insert(now);
+        if now.since(since) < self.view.frozen_hold {
+            return;
+        }
+        match request.stage {
+            Stage::Parked(_) => {
+                self.parked.retain(|parked| *parked as usize != index);
+                self.finish(index, Status::Gone);
+            }
+            // It keeps its locks until its members are judged.
+            _ if !request.is_read() && request.data_home() => {
+                self.answer_early(index, Status::Gone);
+                self.judge(index);
+            }
+            _ if request.is_read() && request.with | request.queued | request.orphans == 0 => {
+                self.finish(index, Status::Gone);
+            }
+            _ => return,
+        }
+        self.turn.frozen_answers += 1;
+        self.turn.any = true;
+    }
+
+    /// Until when the lane may be left alone, if nothing else wakes it.
+    pub(super) fn next_moment(&self) -> Idle {
+        if self.requests.is_empty() {
+            return Idle::Quiet;
+        }
+        let mut idle = Idle::Until(self.upkeep_at);
+        for index in &self.parked {
+            if let Stage::Parked(Why::Later(moment)) = self.requests[*index as usize].stage {
+                idle = idle.and(Idle::Until(moment));
+            }
+        }
+        for queue in slots(self.waiting).filter_map(|slot| self.queues[slot].as_ref()) {
+            idle = idle.and(match queue.waiting.front() {
+                Some(first) if first.after > self.now => Idle::Until(first.after),
+                // It was full: what it has will end, and wake.
+                Some(first) if first.after == Nanos::ZERO && queue.inflight > 0 => Idle::Quiet,
+                Some(_) => Idle::Busy,
+                None => Idle::Quiet,
+            });
+        }
+        idle
+    }
+}

@@ -1,0 +1,431 @@
+//! Writes, unmaps, zeroes and flushes: what they must have before they start, who gets them, and when
+//! they are done.
+
+use nacre_bdev::{Completion, Op, Queue, Status};
+
+use super::Lane;
+use super::Span;
+use super::members::lost;
+use super::request::{NO_TROUBLE, Slots, Stage, Trouble, Why, bit, child_token, slots};
+use crate::regions::Entered;
+use crate::shared::{Failure, Report};
+use crate::stripes::Acquired;
+use crate::view::Role;
+
+impl Lane {
+    pub(super) fn start_write(&mut self, index: usize) {
+        let (writes, op) = {
+            let request = &self.requests[index];
+            (request.writes(), request.op)
+        };
+        loop {
+            if !self.sync.serves || (writes && !self.sync.enough) {
+                if self.shared.version() != self.view.version {
+                    self.adopt();
+                    continue;
+                }
+                self.unlock(index);
+                return match self.refusal(op) {
+                    Some(status) => self.finish(index, status),
+                    None => self.park(index, Why::View),
+                };
+            }
+            if writes
+                && !self.requests[index].locked
+                && let Err(why) = self.lock(index)
+            {
+                return self.park(index, why);
+            }
+            let asked = match writes {
+                true => self.sync.in_sync | self.sync.syncing,
+                false => self.sync.in_sync,
+            };
+            for slot in slots(asked) {
+                self.enter_slot(slot);
+            }
+            if self.shared.version() == self.view.version {
+                return self.fan_out(index, asked);
+            }
+            for slot in slots(asked) {
+                self.leave_slot(slot);
+            }
+            self.adopt();
+        }
+    }
+
+    #[inline]
+    fn fan_out(&mut self, index: usize, asked: Slots) {
+        let mut targets = asked;
+        for slot in slots(asked & self.sync.syncing) {
+            if self.is_copied_later(index, slot) {
+                self.leave_slot(slot);
+                targets &= !bit(slot);
+            }
+        }
+        let request = &mut self.requests[index];
+        request.stage = Stage::Flying;
+        (request.ok, request.failed, request.held) = (0, 0, false);
+        let sole = targets.count_ones() == 1;
+        // One that cannot be given it is reported; what that means is known with another view, not now.
+        for slot in slots(targets) {
+            self.submit_child(index, slot, sole);
+        }
+    }
+
+    /// The copying of what the member lacks will come by there, after this write: it has its stripes.
+    fn is_copied_later(&self, index: usize, slot: usize) -> bool {
+        let request = &self.requests[index];
+        let regions = self
+            .shared
+            .regions_of(request.lba, u64::from(request.blocks));
+        // In this order: a region is taken out of the needs before it is not the copied one any more.
+        let copying = self.shared.copying();
+        !regions.contains(&copying) && self.shared.needs[slot].contains_all(regions)
+    }
+
+    /// Enters the regions of a write and takes its stripes. All or nothing.
+    #[inline]
+    fn lock(&mut self, index: usize) -> Result<(), Why> {
+        let request = &self.requests[index];
+        let (lba, end, blocks) = (request.lba, request.end(), u64::from(request.blocks));
+        if !self.parked.is_empty() && self.overlaps_parked(lba, end) {
+            return Err(self.overlap_wait(index));
+        }
+        let regions = self.shared.regions_of(lba, blocks);
+        for region in regions.clone() {
+            let entered = self.shared.regions.enter(region);
+            if entered != Entered::Inside {
+                (regions.start..region).for_each(|inside| self.shared.regions.leave(inside));
+                return Err(self.log_wait(index, region, regions.end, entered));
+            }
+        }
+        let taken = self.shared.stripes.acquire(self.state.owner, lba, blocks);
+        let overlaps =
+            taken == Acquired::Again && self.writes.iter().any(|w| w.lba < end && lba < w.end);
+        if taken == Acquired::No || overlaps {
+            if overlaps {
+                self.shared.stripes.release(lba, blocks);
+            }
+            regions.for_each(|inside| self.shared.regions.leave(inside));
+            return Err(match overlaps {
+                true => self.overlap_wait(index),
+                false => Why::Stripe,
+            });
+        }
+        let request = &mut self.requests[index];
+        request.locked = true;
+        request.place = self.writes.len() as u32;
+        let index = index as u32;
+        self.writes.push(Span { lba, end, index });
+        Ok(())
+    }
+
+    #[cold]
+    fn overlap_wait(&mut self, index: usize) -> Why {
+        let counted = std::mem::replace(&mut self.requests[index].waited_overlap, true);
+        self.turn.overlap_waits += u64::from(!counted);
+        self.turn.any = true;
+        Why::Overlap
+    }
+
+    /// Has the control make the regions from `first` on dirty, all of them at once.
+    #[cold]
+    fn log_wait(&mut self, index: usize, first: u64, end: u64, entered: Entered) -> Why {
+        let counted = std::mem::replace(&mut self.requests[index].waited_log, true);
+        self.turn.log_waits += u64::from(!counted);
+        self.turn.any = true;
+        if entered == Entered::First {
+            self.shared.want_region(first);
+        }
+        for region in first + 1..end {
+            if self.shared.regions.want(region) {
+                self.shared.want_region(region);
+            }
+        }
+        Why::Log(first)
+    }
+
+    /// Gives back what [`Lane::lock`] took.
+    #[inline]
+    pub(super) fn unlock(&mut self, index: usize) {
+        let request = &mut self.requests[index];
+        if !std::mem::replace(&mut request.locked, false) {
+            return;
+        }
+        let (lba, blocks) = (request.lba, u64::from(request.blocks));
+        let place = request.place as usize;
+        self.writes.swap_remove(place);
+        if let Some(moved) = self.writes.get(place) {
+            self.requests[moved.index as usize].place = place as u32;
+        }
+        self.shared.stripes.release(lba, blocks);
+        for region in self.shared.regions_of(lba, blocks) {
+            self.shared.regions.leave(region);
+        }
+        self.freed = true;
+    }
+
+    /// A member answered. `true`: the completion is the request's.
+    #[inline]
+    pub(super) fn write_ended(
+        &mut self,
+        index: usize,
+        slot: usize,
+        completion: &mut Completion,
+    ) -> bool {
+        let lost = completion.status.is_ok() && self.has_lost(slot);
+        if completion.status.is_ok() && !lost {
+            self.turn.writes[slot] += 1;
+            self.turn.any = true;
+            let request = &mut self.requests[index];
+            request.ok |= bit(slot);
+            let all = (request.with | request.queued | request.failed) == 0;
+            if !all || request.given_up || !self.may_be_done(index) {
+                self.judge_write(index);
+                return false;
+            }
+            self.unlock(index);
+            let data = std::mem::take(&mut self.requests[index].data);
+            let Some(answer) = self.close(index, Status::Ok, data) else {
+                return false;
+            };
+            *completion = answer;
+            return true;
+        }
+        let request = &self.requests[index];
+        let late = request.failed & bit(slot) != 0;
+        match completion.status {
+            // A flush, too, was then of less than it seems.
+            Status::Ok if !late => self.fail(index, slot, Failure::Loss),
+            // What it was late with counts as it was reported.
+            _ if late => self.judge_write(index),
+            Status::Retry => self.queue_again(index, slot),
+            Status::Aborted if request.aborted => {
+                self.requests[index].given_up = true;
+                self.abort_ended(index);
+            }
+            status => self.fail(index, slot, Failure::Status(status)),
+        }
+        false
+    }
+
+    /// Enough members that count have it, and the volume may say so.
+    #[inline]
+    fn may_be_done(&self, index: usize) -> bool {
+        let request = &self.requests[index];
+        self.sync.answers
+            && request.ok & self.sync.in_sync != 0
+            && (self.sync.enough || !request.writes())
+    }
+
+    /// Tells the control of a member's failure. The request waits for the judgement.
+    #[cold]
+    pub(super) fn fail(&mut self, index: usize, slot: usize, why: Failure) {
+        let request = &mut self.requests[index];
+        let Some(member) = &self.view.members[slot] else {
+            return;
+        };
+        let ticket = self.shared.report(Report {
+            slot,
+            incarnation: member.incarnation,
+            op: request.op,
+            lba: request.lba,
+            why,
+        });
+        if request.trouble == NO_TROUBLE {
+            request.trouble = self.troubles.insert(Trouble::new()) as u32;
+        }
+        let trouble = &mut self.troubles[request.trouble as usize];
+        (trouble.tickets[slot], trouble.why[slot]) = (ticket, why);
+        request.failed |= bit(slot);
+        match request.is_read() {
+            true => self.read_failed(index, slot, why),
+            false => self.judge_write(index),
+        }
+    }
+
+    /// What becomes of a write, once no child is awaited but of members that failed.
+    #[cold]
+    pub(super) fn judge_write(&mut self, index: usize) {
+        let request = &self.requests[index];
+        if request.stage != Stage::Flying || request.awaited() != 0 {
+            return;
+        }
+        if request.given_up {
+            return self.abort_ended(index);
+        }
+        let (failed, ok, with) = (request.failed, request.ok, request.with);
+        let mut again: Slots = 0;
+        let mut verdict = None;
+        for slot in slots(failed) {
+            let Some(member) = &self.view.members[slot] else {
+                continue;
+            };
+            let trouble = &self.troubles[request.trouble as usize];
+            if member.judged < trouble.tickets[slot] || with & bit(slot) != 0 {
+                return self.hold(index);
+            }
+            // Judged, and still a member.
+            let last = member.role == Role::InSync && self.sync.in_sync == bit(slot);
+            match trouble.why[slot] {
+                // It was late, but it did it.
+                _ if ok & bit(slot) != 0 => {}
+                _ if !last => again |= bit(slot),
+                Failure::Status(status) if !trouble.why[slot].is_path() => verdict = Some(status),
+                _ => verdict = Some(Status::Gone),
+            }
+        }
+        let request = &mut self.requests[index];
+        request.failed = 0;
+        if verdict.is_none() && again != 0 {
+            // It stays although others are in sync: then it must have the write too.
+            for slot in slots(again) {
+                self.queue_again(index, slot);
+            }
+            return;
+        }
+        match verdict {
+            None if ok & self.sync.in_sync == 0 => self.start_over(index),
+            None if !self.may_be_done(index) => self.hold(index),
+            None => self.finish(index, Status::Ok),
+            Some(verdict) => {
+                self.leave_unequal(index);
+                match verdict {
+                    Status::Gone => self.wait_for_members(index),
+                    status => self.finish(index, status),
+                }
+            }
+        }
+    }
+
+    /// None of those that have it counts any more: the write goes to those that do.
+    fn start_over(&mut self, index: usize) {
+        let request = &self.requests[index];
+        if !request.data_home() {
+            // A device has the only handle; the request goes on with its answer.
+            return self.hold(index);
+        }
+        self.leave_unequal(index);
+        self.wait_for_members(index);
+    }
+
+    /// Nobody could do it, for a reason that says nothing of the blocks: it starts anew with the next
+    /// view, or in a while.
+    pub(super) fn wait_for_members(&mut self, index: usize) {
+        self.unlock(index);
+        let request = &mut self.requests[index];
+        if request.pending.is_none() || request.aborted {
+            return self.finish(index, Status::Aborted);
+        }
+        (request.ok, request.failed, request.tried) = (0, 0, 0);
+        request.held = true;
+        if let Some(status) = self.refusal(self.requests[index].op) {
+            return self.finish(index, status);
+        }
+        self.park(index, Why::Later(self.now + super::park::PAUSE));
+    }
+
+    /// It waits for a judgement, or for the volume to be allowed to say that it is done.
+    fn hold(&mut self, index: usize) {
+        let request = &mut self.requests[index];
+        let open = request.failed != 0 || request.with != 0;
+        if let Some(status) = self.refusal(self.requests[index].op) {
+            match open {
+                false => return self.finish(index, status),
+                true if self.requests[index].data_home() => self.answer_early(index, status),
+                true => {}
+            }
+        }
+        let request = &mut self.requests[index];
+        request.held = true;
+        if request.pending.is_none() && !open {
+            // It was answered before, and its members agree.
+            return self.finish(index, Status::Aborted);
+        }
+        if request.aborted && request.data_home() {
+            self.answer_early(index, Status::Aborted);
+        }
+    }
+
+    /// Some members have the blocks, others may not, and the write ends without having been done: those
+    /// that follow are copied to again from the one that leads.
+    #[cold]
+    pub(super) fn leave_unequal(&mut self, index: usize) {
+        let request = &self.requests[index];
+        if !request.writes() || !request.locked {
+            return;
+        }
+        let members = self.sync.in_sync | self.sync.syncing;
+        let leads = self.sync.in_sync & self.sync.in_sync.wrapping_neg();
+        for slot in slots(members & !leads) {
+            for region in self
+                .shared
+                .regions_of(request.lba, u64::from(request.blocks))
+            {
+                self.shared.needs[slot].insert(region);
+            }
+        }
+        if members & !leads != 0 {
+            self.shared.wake_control();
+        }
+    }
+
+    /// A host gives up. What did not start yet ends; what one member has is aborted there. What several
+    /// members have is not, so that they stay alike: it ends as it ends there, or here if it must wait.
+    #[cold]
+    pub(super) fn abort_request(&mut self, index: usize) -> bool {
+        self.requests[index].aborted = true;
+        if matches!(self.requests[index].stage, Stage::Parked(_)) {
+            self.parked.retain(|parked| *parked as usize != index);
+            self.freed = true;
+            self.finish(index, Status::Aborted);
+            return true;
+        }
+        let request = &self.requests[index];
+        let all = request.with | request.queued | request.ok | request.failed | request.orphans;
+        let alone = all.count_ones() == 1;
+        if request.writes() && !alone {
+            let held = request.awaited() == 0 && request.held && request.data_home();
+            if held {
+                self.hold(index);
+            }
+            return held;
+        }
+        self.requests[index].given_up |= self.requests[index].queued != 0;
+        self.drop_waiting(index);
+        let request = &self.requests[index];
+        let generation = request.generation;
+        let mut asked = false;
+        for slot in slots(request.with) {
+            if let Some(queue) = &mut self.queues[slot] {
+                asked |= queue.queue.abort(child_token(index, slot, generation));
+            }
+        }
+        let request = &self.requests[index];
+        if request.with | request.orphans != 0 && !(request.with == 0 && request.data_home()) {
+            return asked;
+        }
+        self.abort_ended(index);
+        true
+    }
+
+    /// A child of an aborted request was given up, or none is left.
+    fn abort_ended(&mut self, index: usize) {
+        let request = &self.requests[index];
+        if request.with | request.queued == 0 {
+            self.leave_unequal(index);
+            self.finish(index, Status::Aborted);
+        }
+    }
+
+    /// The member's device may have lost blocks.
+    #[inline]
+    pub(super) fn has_lost(&self, slot: usize) -> bool {
+        self.view.members[slot].as_ref().is_none_or(lost)
+    }
+}
+
+const _: () = assert!(
+    Op::COUNT == 8,
+    "a new operation: say whether it is fanned out"
+);

@@ -1,0 +1,220 @@
+//! A replicated volume as a block device: what the registry, the layer above and hosts see.
+//!
+//! **Queues that have nothing to do.** A lane takes over a new view, and closes its queues to members that
+//! left, when it is polled. Whoever polls only queues with something in flight asks
+//! [`Queue::is_settled`] too: the target's groups do so in their upkeep, that is every 100 ms, before
+//! they sleep (a sleeping core is woken by the lane's bell), and at once when they are called on
+//! (`Target::attend_all`). So the control has nothing to do but to publish, and to wait.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use nacre_bdev::{Bdev, Geometry, Layer, Limits, Op, OpenError, Queue, Support};
+use nacre_hugepages::Pool;
+use uuid::Uuid;
+
+use crate::lane::{DEPTH, Lane};
+use crate::model::VolumeRecord;
+use crate::shared::Shared;
+use crate::view::{Mode, Role};
+
+/// Bytes of a read or write at most: the layer above makes pieces.
+const MAX_BYTES: u32 = 1 << 20;
+/// Bytes that are unmapped or zeroed at once at most. It bounds the regions and stripes that one request
+/// holds.
+const MAX_UNMAP_BYTES: u64 = 16 << 20;
+
+pub struct Volume {
+    name: String,
+    uuid: Uuid,
+    block_size: u32,
+    blocks: AtomicU64,
+    limits: Limits,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ResizeError {
+    #[error("a volume of {now} blocks does not shrink to {asked}")]
+    Shrinks { now: u64, asked: u64 },
+    #[error("{asked} blocks are more than the volume was opened for")]
+    NoTables { asked: u64 },
+}
+
+impl Volume {
+    /// `limits`: those of [`weakest`].
+    pub fn new(record: &VolumeRecord, shared: Arc<Shared>, limits: Limits) -> Arc<Volume> {
+        let block = record.block_size.max(1);
+        let limits = Limits {
+            max_blocks: limits.max_blocks.clamp(1, (MAX_BYTES / block).max(1)),
+            max_unmap_blocks: limits
+                .max_unmap_blocks
+                .clamp(1, (MAX_UNMAP_BYTES / u64::from(block)).max(1)),
+            queue_depth: DEPTH as u32,
+            unmap_zeroes: true,
+            immediate: false,
+            ..limits
+        };
+        Arc::new(Volume {
+            name: record.name.clone(),
+            uuid: record.id,
+            block_size: record.block_size,
+            blocks: AtomicU64::new(record.blocks),
+            limits,
+            shared,
+        })
+    }
+
+    pub fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    pub fn blocks(&self) -> u64 {
+        self.blocks.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn block_size(&self) -> u32 {
+        self.block_size
+    }
+
+    /// Makes the volume larger. The control has made sure that all members have the room, and the
+    /// registry is told by whoever asked (`Layer::refresh`).
+    pub fn grow(&self, blocks: u64) -> Result<(), ResizeError> {
+        let now = self.blocks();
+        if blocks < now {
+            return Err(ResizeError::Shrinks { now, asked: blocks });
+        }
+        if !self.shared.covers(blocks) {
+            return Err(ResizeError::NoTables { asked: blocks });
+        }
+        self.blocks.store(blocks, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+impl Bdev for Volume {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn product_name(&self) -> &'static str {
+        "Replicated volume"
+    }
+
+    fn uuid(&self) -> Uuid {
+        self.uuid
+    }
+
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            block_size: self.block_size,
+            blocks: self.blocks(),
+            physical_block_size: self.block_size,
+        }
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn supports(&self, op: Op) -> Support {
+        match op {
+            Op::Read | Op::Write | Op::Flush | Op::Unmap | Op::WriteZeroes => Support::Native,
+            // Of single reads and writes, by the layer above: so that a comparison is made once, and
+            // not by each member for itself.
+            Op::Compare | Op::CompareAndWrite | Op::Copy => Support::No,
+        }
+    }
+
+    /// The members' layers honour it.
+    fn native_fua(&self) -> bool {
+        true
+    }
+
+    fn open(self: Arc<Self>, pool: &Pool) -> Result<Box<dyn Queue>, OpenError> {
+        let what = |source| OpenError {
+            bdev: self.name.clone(),
+            what: "open a queue of the volume".to_owned(),
+            source,
+        };
+        let lane = Lane::new(Arc::clone(&self), pool).map_err(what)?;
+        Ok(Box::new(lane))
+    }
+
+    /// The members that take part now.
+    fn bases(&self) -> Vec<String> {
+        let view = self.shared.view();
+        let members = view.members.iter().flatten();
+        members.map(|m| m.device.name().to_owned()).collect()
+    }
+
+    fn driver_specific(&self) -> serde_json::Value {
+        let view = self.shared.view();
+        let members = view.members.iter().enumerate().filter_map(|(slot, m)| {
+            let member = m.as_ref()?;
+            Some(serde_json::json!({
+                "slot": slot,
+                "device": member.device.name(),
+                "state": match member.role {
+                    Role::InSync => "in_sync",
+                    Role::Syncing => "syncing",
+                },
+                "local": member.local,
+                "regions_needed": self.shared.needs[slot].count(),
+                "in_flight": self.shared.outstanding(slot) > 0,
+            }))
+        });
+        serde_json::json!({"volume": {
+            "mode": match view.mode {
+                Mode::Serving => "serving",
+                Mode::Frozen => "frozen",
+                Mode::Suspended => "suspended",
+                Mode::FailIo => "fail_io",
+                Mode::Closed => "closed",
+            },
+            "regions": self.shared.regions.len(),
+            "regions_dirty": self.shared.regions.dirty_count(),
+            "members": members.collect::<Vec<_>>(),
+        }})
+    }
+}
+
+/// What a volume over these members can promise: each limit is that of the weakest of them.
+pub fn weakest<'a>(members: impl IntoIterator<Item = &'a Layer>) -> Limits {
+    let mut weakest = Limits {
+        atomic_blocks: u32::MAX,
+        lend_blocks: u32::MAX,
+        unmap_zeroes: true,
+        ..Limits::unlimited(DEPTH as u32)
+    };
+    let mut any = false;
+    for member in members {
+        any = true;
+        let limits = member.limits();
+        weakest.atomic_blocks = weakest.atomic_blocks.min(limits.atomic_blocks.max(1));
+        weakest.lend_blocks = weakest.lend_blocks.min(limits.lend_blocks);
+        weakest.volatile_cache |= limits.volatile_cache;
+        weakest.read_only |= limits.read_only;
+        weakest.unmap_granularity_blocks = weakest
+            .unmap_granularity_blocks
+            .max(limits.unmap_granularity_blocks);
+        weakest.unmap_alignment_blocks = weakest
+            .unmap_alignment_blocks
+            .max(limits.unmap_alignment_blocks);
+        let block = member.geometry().block_size.max(1);
+        weakest.max_blocks = weakest
+            .max_blocks
+            .min(limits.max_blocks)
+            .min(MAX_BYTES / block);
+        weakest.max_unmap_blocks = weakest
+            .max_unmap_blocks
+            .min(limits.max_unmap_blocks)
+            .min(MAX_UNMAP_BYTES / u64::from(block));
+    }
+    if !any {
+        (weakest.atomic_blocks, weakest.lend_blocks) = (1, 0);
+    }
+    // Unmapped blocks read as zeroes on every member: where a device does not promise it, or only for
+    // aligned ranges, zeroes are written. So there is no granularity either.
+    weakest
+}
