@@ -10,7 +10,9 @@
 
 #![forbid(unsafe_code)]
 
+pub mod control;
 pub mod format;
+pub mod handle;
 pub mod lane;
 pub mod model;
 pub mod needs;

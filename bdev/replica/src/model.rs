@@ -5,9 +5,8 @@ use uuid::Uuid;
 
 /// Replicas of one volume at most.
 pub const MAX_MEMBERS: usize = 5;
-
-/// Bytes at the start of each member's device that are not the volume's: labels and dirty-region log.
-/// The volume's block 0 is the device's byte here.
+/// Bytes at the start of each member's device that are the volume's own: labels and the dirty-region log.
+/// The volume's first block comes after them.
 pub const RESERVED: u64 = 1 << 20;
 
 /// One volume. The store's copy is the authority: every change of it is a compare-and-swap on
@@ -44,6 +43,9 @@ pub struct MemberRecord {
     /// The block device's name.
     pub device: String,
     pub state: MemberState,
+    /// The member that goes as soon as this one is in sync.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replaces: Option<Uuid>,
     /// Taken out by the operator: it does not return by itself.
     #[serde(default)]
     pub offline: bool,
@@ -65,7 +67,12 @@ pub enum MemberState {
     },
     /// It was never in sync, or cannot be believed any more: regions below the watermark have been copied,
     /// but for those that the dirty-region log names.
-    Filling { watermark: u64 },
+    Filling {
+        watermark: u64,
+        /// As above.
+        #[serde(default)]
+        last_label: Stamp,
+    },
 }
 
 /// The moment at which a label was written: compared in this order.

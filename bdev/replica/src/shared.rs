@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nacre_bdev::{Op, Status};
 
+use crate::format::layout::MAX_REGIONS;
 use crate::model::{MAX_MEMBERS, VolumeRecord};
 use crate::needs::Needs;
 use crate::regions::Regions;
@@ -27,6 +28,8 @@ pub const MAX_LANES: usize = 128;
 const REPORTS: usize = 256;
 /// Read repairs that wait at most.
 const REPAIRS: usize = 64;
+/// How many times as large a volume may become while it is open.
+const ROOM: u64 = 4;
 /// No region is being copied.
 pub const NO_REGION: u64 = u64::MAX;
 
@@ -39,6 +42,8 @@ pub struct Shared {
     pub needs: [Needs; MAX_MEMBERS],
     /// The region that is being copied, or [`NO_REGION`].
     copying: AtomicU64,
+    /// Grows whenever a lane adds to the needs.
+    unequal: AtomicU64,
     version: AtomicU64,
     view: Mutex<Arc<View>>,
     /// Failures reported, by slot.
@@ -155,13 +160,16 @@ pub struct Totals {
 
 impl Shared {
     pub fn new(record: &VolumeRecord) -> Arc<Shared> {
-        let regions = record.regions();
+        // Room for a volume that grows while it is open.
+        let regions = (record.regions() * ROOM).max(1024);
+        let regions = regions.clamp(1, MAX_REGIONS.max(record.regions()));
         Arc::new(Shared {
             region_shift: record.region_blocks().ilog2(),
             regions: Regions::new(regions),
             stripes: Stripes::new(record.blocks, record.block_size),
             needs: std::array::from_fn(|_| Needs::new(regions)),
             copying: AtomicU64::new(NO_REGION),
+            unequal: AtomicU64::new(0),
             version: AtomicU64::new(0),
             view: Mutex::new(Arc::new(View::closed(&record.settings))),
             reported: Default::default(),
@@ -219,13 +227,29 @@ impl Shared {
         self.copying.store(region, Ordering::SeqCst);
     }
 
+    /// How often lanes have added to the needs.
+    pub fn unequal(&self) -> u64 {
+        self.unequal.load(Ordering::SeqCst)
+    }
+
+    /// A write ended without having been done everywhere: `slot` gets these regions once more. To be
+    /// called while the write still has its stripes.
+    pub fn add_needs(&self, slot: usize, regions: std::ops::Range<u64>) {
+        // First the number: whoever copies there and sees it unchanged has not yet removed anything.
+        self.unequal.fetch_add(1, Ordering::SeqCst);
+        regions.for_each(|region| self.needs[slot].insert(region));
+        self.wake_control();
+    }
+
     /// Tells the control of a failure. The answer is decided once the view's `judged` of the slot is at
     /// least this number.
     pub fn report(&self, report: Report) -> u64 {
         let mut news = lock(&self.news);
         let ticket = self.reported[report.slot].fetch_add(1, Ordering::SeqCst) + 1;
         self.totals.errors[report.slot].fetch_add(1, Ordering::Relaxed);
-        if news.reports.len() < REPORTS {
+        // One of each slot there must be, or nothing could be decided about it.
+        let known = |r: &Report| (r.slot, r.incarnation) == (report.slot, report.incarnation);
+        if news.reports.len() < REPORTS || !news.reports.iter().any(known) {
             news.reports.push(report);
         }
         drop(news);
@@ -312,6 +336,6 @@ impl Shared {
 }
 
 /// Nothing here can be left half done by a panic.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

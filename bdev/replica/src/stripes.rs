@@ -76,6 +76,20 @@ impl Stripes {
         (self.words.len() as u64 / 2) << self.shift
     }
 
+    /// A range in pieces of one stripe each.
+    pub fn pieces(&self, lba: u64, blocks: u64) -> impl Iterator<Item = (u64, u64)> + use<> {
+        let (shift, end) = (self.shift, lba + blocks);
+        let mut at = lba;
+        std::iter::from_fn(move || {
+            let next = (((at >> shift) + 1) << shift).min(end);
+            let piece = (at, next - at);
+            (at < end).then(|| {
+                at = next;
+                piece
+            })
+        })
+    }
+
     fn range(&self, lba: u64, blocks: u64) -> Range<u64> {
         lba >> self.shift..((lba + blocks.max(1) - 1) >> self.shift) + 1
     }

@@ -286,7 +286,11 @@ impl Lane {
         }
         match verdict {
             None if ok & self.sync.in_sync == 0 => self.start_over(index),
-            None if !self.may_be_done(index) => self.hold(index),
+            None if !self.may_be_done(index) => {
+                // Those who are missing are copied to before they count: that must not wait for this.
+                self.unlock(index);
+                self.hold(index);
+            }
             None => self.finish(index, Status::Ok),
             Some(verdict) => {
                 self.leave_unequal(index);
@@ -356,17 +360,17 @@ impl Lane {
             return;
         }
         let members = self.sync.in_sync | self.sync.syncing;
-        let leads = self.sync.in_sync & self.sync.in_sync.wrapping_neg();
-        for slot in slots(members & !leads) {
-            for region in self
-                .shared
-                .regions_of(request.lba, u64::from(request.blocks))
-            {
-                self.shared.needs[slot].insert(region);
+        let regions = self
+            .shared
+            .regions_of(request.lba, u64::from(request.blocks));
+        for region in regions {
+            let has = |slot: &usize| !self.shared.needs[*slot].contains(region);
+            let Some(leads) = slots(self.sync.in_sync).find(has) else {
+                continue;
+            };
+            for slot in slots(members & !bit(leads)) {
+                self.shared.add_needs(slot, region..region + 1);
             }
-        }
-        if members & !leads != 0 {
-            self.shared.wake_control();
         }
     }
 

@@ -295,6 +295,11 @@ fn put(txn: &WriteTransaction, position: u64, record: &VolumeRecord) -> Result<(
 }
 
 impl VolumeStore for EmbeddedStore {
+    /// The file is one process's.
+    fn is_shared(&self) -> bool {
+        false
+    }
+
     fn list(&self) -> StoreFuture<Vec<VolumeRecord>> {
         self.call(|database| {
             let records = database.begin_read()?.open_table(RECORDS)?;

@@ -64,6 +64,12 @@ pub trait VolumeStore: Send + Sync + 'static {
     fn swap(&self, expected: Stamp, next: VolumeRecord) -> StoreFuture<()>;
 
     fn delete(&self, id: Uuid, expected: Stamp) -> StoreFuture<()>;
+
+    /// Whether other holders may use it: then a holder has to hear from it regularly, or it stops
+    /// acknowledging.
+    fn is_shared(&self) -> bool {
+        true
+    }
 }
 
 /// A swap that does not raise the version could not be told from none: a bug of the caller.

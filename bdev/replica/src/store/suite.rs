@@ -47,6 +47,7 @@ pub fn record(name: &str) -> VolumeRecord {
         slot,
         device: format!("{name}-{slot}"),
         state,
+        replaces: None,
         offline: slot == 2,
         why: (slot > 0).then(|| "it went \"away\"".to_owned()),
     };
@@ -67,7 +68,16 @@ pub fn record(name: &str) -> VolumeRecord {
         members: vec![
             member(0, MemberState::InSync),
             member(1, MemberState::Out { last_label }),
-            member(2, MemberState::Filling { watermark: 77 }),
+            member(
+                2,
+                MemberState::Filling {
+                    watermark: 77,
+                    last_label: Stamp {
+                        epoch: 1,
+                        revision: 2,
+                    },
+                },
+            ),
         ],
         settings: Settings::default(),
     }

@@ -1,0 +1,308 @@
+//! Taking members back, or in: what their labels say decides how much of them is believed.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::time::Duration;
+
+use nacre_bdev::Bdev;
+
+use super::Control;
+use super::judge::describe;
+use super::state::{Live, Resync, Retry};
+use crate::format::{Label, LabelError, Place};
+use crate::handle::{Happened, MemberDevice, NoDevice, ResyncKind, VolumeError};
+use crate::model::{MAX_MEMBERS, MemberRecord, MemberState, RESERVED, Stamp, VolumeRecord};
+use crate::shared::Failure;
+
+impl Control {
+    /// Looks for absent members, each after a delay that grows while it is not there.
+    pub(super) async fn take_back(self: Rc<Control>) {
+        loop {
+            let now = self.core.now();
+            let absent = self.absent();
+            let due = absent
+                .iter()
+                .copied()
+                .find(|slot| self.state.borrow().retries[*slot].at <= now);
+            if let Some(slot) = due {
+                let outcome = self.attach(slot).await;
+                self.attached(slot, outcome);
+                continue;
+            }
+            let next = absent
+                .iter()
+                .map(|slot| self.state.borrow().retries[*slot].at)
+                .min();
+            match next {
+                None => self.bells.probe.notified().await,
+                Some(at) => {
+                    let rung = self.bells.probe.notified();
+                    let _ = self.core.timeout(at.since(now), rung).await;
+                }
+            }
+        }
+    }
+
+    fn absent(&self) -> Vec<usize> {
+        let state = self.state.borrow();
+        let absent = |slot: &usize| {
+            let member = state.record.member(*slot);
+            member.is_some_and(|m| !m.offline) && state.live[*slot].is_none()
+        };
+        let none = state.fenced.is_some() || state.closed;
+        (0..MAX_MEMBERS).filter(|s| !none && absent(s)).collect()
+    }
+
+    fn attached(&self, slot: usize, outcome: Result<(), VolumeError>) {
+        let now = self.core.now();
+        let mut state = self.state.borrow_mut();
+        match outcome {
+            Ok(()) => state.retries[slot] = Retry::default(),
+            Err(error) => {
+                tracing::debug!(slot, %error, "a replica is not there yet");
+                state.retries[slot].failed(now);
+                // For people; the next change of the record makes it durable.
+                if let Some(member) = state.record.member_mut(slot) {
+                    member.why = Some(error.to_string());
+                }
+            }
+        }
+        drop(state);
+        self.refresh_status();
+    }
+
+    /// Claims the member's device and looks whether it fits.
+    pub(super) async fn claim(
+        &self,
+        record: &VolumeRecord,
+        name: &str,
+    ) -> Result<(MemberDevice, Rc<super::disk::Disk>), VolumeError> {
+        let device = self.devices.claim(name, &record.name)?;
+        let refuse = |why: String| NoDevice {
+            name: name.to_owned(),
+            why,
+        };
+        let geometry = device.layer.geometry();
+        if geometry.block_size != record.block_size {
+            let why = format!(
+                "it has blocks of {} bytes, the volume of {}",
+                geometry.block_size, record.block_size
+            );
+            return Err(refuse(why).into());
+        }
+        let needed = RESERVED + record.blocks * u64::from(record.block_size);
+        if geometry.bytes() < needed {
+            let why = format!("it has {} bytes, and {needed} are needed", geometry.bytes());
+            return Err(refuse(why).into());
+        }
+        let disk = self
+            .disks
+            .open(&device.layer, &self.pool)
+            .map_err(|error| refuse(error.to_string()))?;
+        Ok((device, disk))
+    }
+
+    /// Takes an absent member in: in sync if it is and nobody could have written without it, else to be
+    /// copied to.
+    async fn attach(&self, slot: usize) -> Result<(), VolumeError> {
+        let record = self.state.borrow().record.clone();
+        let Some(member) = record.member(slot).cloned() else {
+            return Ok(());
+        };
+        let former = self.shared.outstanding(slot);
+        if former > 0 {
+            return Err(VolumeError::Io {
+                device: member.device,
+                what: format!("{former} I/Os of its former life are still under way"),
+            });
+        }
+        let (device, disk) = self.claim(&record, &member.device).await?;
+        let outcome = self.attach_disk(slot, &record, &member, device, &disk);
+        let outcome = outcome.await;
+        if outcome.is_err() {
+            self.disks.forget(&disk);
+        }
+        outcome
+    }
+
+    async fn attach_disk(
+        &self,
+        slot: usize,
+        record: &VolumeRecord,
+        member: &MemberRecord,
+        device: MemberDevice,
+        disk: &Rc<super::disk::Disk>,
+    ) -> Result<(), VolumeError> {
+        let losses = device.layer.losses();
+        let failed = |why: Failure| VolumeError::Io {
+            device: member.device.clone(),
+            what: describe(why),
+        };
+        let read = self.read_label(disk).await.map_err(failed)?;
+        let credit = credit(record, member, &read);
+        let credit = credit.inspect_err(|error| {
+            if matches!(error, VolumeError::Newer { .. }) {
+                self.fence(error.to_string());
+            }
+        })?;
+        if member.state != MemberState::InSync {
+            let settle = Duration::from_millis(record.settings.settle_ms);
+            self.core.after(settle).await;
+        }
+        let _one = self.membership.lock().await;
+        let same = self.state.borrow().record.member(slot) == Some(member);
+        if !same || self.state.borrow().live[slot].is_some() {
+            return Err(VolumeError::Running {
+                what: "another change of the replica",
+            });
+        }
+        let in_sync = match (member.state, credit) {
+            (MemberState::InSync, Credit::Trusted) => true,
+            (MemberState::Out { .. } | MemberState::Filling { .. }, Credit::Trusted) => false,
+            (_, Credit::None) => {
+                self.commit(|record| {
+                    if let Some(member) = record.member_mut(slot) {
+                        member.state = MemberState::Filling {
+                            watermark: 0,
+                            last_label: Stamp::default(),
+                        };
+                        member.why = Some("what it holds cannot be believed".into());
+                    }
+                })
+                .await?;
+                false
+            }
+        };
+        let (sequence, place) = match &read {
+            Ok((label, place)) => (label.sequence, *place),
+            Err(_) => (0, Place::B),
+        };
+        self.state.borrow_mut().incarnation += 1;
+        let live = Rc::new(Live {
+            device,
+            disk: Rc::clone(disk),
+            incarnation: self.state.borrow().incarnation,
+            losses,
+            stamp: Cell::default(),
+            sequence: Cell::new(sequence),
+            place: Cell::new(place),
+            joined: Cell::new(false),
+            read_errors: RefCell::new(VecDeque::new()),
+            resync: RefCell::default(),
+        });
+        let record = self.state.borrow().record.clone();
+        self.write_label(slot, &live, &record, false)
+            .await
+            .map_err(failed)?;
+        {
+            let _log = self.log.lock().await;
+            self.write_log_to(slot, &live).await.map_err(failed)?;
+            // From here on every page of the log goes there too.
+            self.state.borrow_mut().live[slot] = Some(Rc::clone(&live));
+        }
+        if live.device.layer.losses() != losses {
+            self.state.borrow_mut().live[slot] = None;
+            return Err(failed(Failure::Loss));
+        }
+        live.joined.set(true);
+        if in_sync {
+            self.thawed();
+            self.publish();
+            return Ok(());
+        }
+        self.begin_resync(slot, &live);
+        Ok(())
+    }
+
+    /// Shows the lanes a member that is to be copied to. No await in here: the regions that it needs are
+    /// those that are dirty at the moment at which lanes begin to write to it.
+    fn begin_resync(&self, slot: usize, live: &Rc<Live>) {
+        let needs = &self.shared.needs[slot];
+        let (state, regions) = {
+            let state = self.state.borrow();
+            let member = state.record.member(slot);
+            (member.map(|m| m.state), state.record.regions())
+        };
+        needs.assign(|region| region < regions);
+        self.publish();
+        let dirty = |region| self.shared.regions.is_dirty(region);
+        let (kind, kept) = match state {
+            Some(MemberState::Filling { watermark, .. }) => {
+                needs.assign(|region| region < regions && (region >= watermark || dirty(region)));
+                (ResyncKind::Full, watermark)
+            }
+            _ => {
+                needs.assign(|region| region < regions && dirty(region));
+                (ResyncKind::Partial, 0)
+            }
+        };
+        let total = needs.count();
+        *live.resync.borrow_mut() = Some(Resync::new(kind, total, kept, self.core.now()));
+        self.refresh_status();
+        self.say(Happened::ResyncStarted {
+            member: self.member_id(slot),
+            device: live.disk.name.clone(),
+            kind,
+            bytes: total << self.state.borrow().record.region_shift,
+        });
+        self.bells.resync.notify_one();
+    }
+}
+
+/// How much of what a device holds is believed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Credit {
+    /// As much as the record says.
+    Trusted,
+    /// Nothing.
+    None,
+}
+
+/// Compares a member's label with what the store says of it.
+pub(super) fn credit(
+    record: &VolumeRecord,
+    member: &MemberRecord,
+    label: &Result<(Label, Place), LabelError>,
+) -> Result<Credit, VolumeError> {
+    let in_use = |holds: String| VolumeError::InUse {
+        device: member.device.clone(),
+        holds,
+    };
+    let label = match label {
+        Ok((label, _)) => label,
+        // Wiped, or torn in its first life: nothing of it can be believed, and nothing else is there.
+        Err(LabelError::NotALabel | LabelError::Checksum) => return Ok(Credit::None),
+        Err(error) => return Err(in_use(format!("has no label of this volume: {error}"))),
+    };
+    if label.volume != record.id {
+        return Err(in_use(format!(
+            "is a replica of volume \"{}\" ({})",
+            label.name, label.volume
+        )));
+    }
+    if label.stamp > record.version() {
+        let shown = |stamp: Stamp| format!("epoch {} revision {}", stamp.epoch, stamp.revision);
+        return Err(VolumeError::Newer {
+            device: member.device.clone(),
+            found: shown(label.stamp),
+            known: shown(record.version()),
+        });
+    }
+    if label.member != member.id {
+        return Ok(Credit::None);
+    }
+    let believed = match member.state {
+        // Labels are written before the next change begins, so an in-sync member is at most one behind.
+        MemberState::InSync => {
+            label.stamp.epoch >= record.serving && label.stamp.revision + 1 >= record.revision
+        }
+        MemberState::Out { last_label } | MemberState::Filling { last_label, .. } => {
+            label.stamp >= last_label
+        }
+    };
+    Ok(match believed {
+        true => Credit::Trusted,
+        false => Credit::None,
+    })
+}

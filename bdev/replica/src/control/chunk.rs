@@ -1,0 +1,135 @@
+//! Ranges that the control has to itself, and copying one.
+
+use std::rc::Rc;
+
+use futures_util::future::join_all;
+use nacre_bdev::{Bdev, Flags, Op, Status, Support};
+use nacre_hugepages::Buf;
+
+use super::state::Live;
+use super::{Control, MOMENT};
+use crate::model::RESERVED;
+use crate::shared::{Failure, Shared};
+use crate::stripes::{Acquired, CONTROL};
+
+/// Bytes that are copied or compared at once.
+pub(super) const CHUNK: u64 = 512 << 10;
+
+/// No lane writes here while this lives.
+pub(super) struct Chunk<'a> {
+    shared: &'a Shared,
+    pub lba: u64,
+    /// Acquired so far, and in the end all of it.
+    pub blocks: u64,
+    wanted: u64,
+}
+
+impl Drop for Chunk<'_> {
+    fn drop(&mut self) {
+        let stripes = &self.shared.stripes;
+        for (lba, blocks) in stripes.pieces(self.lba, self.blocks) {
+            stripes.release(lba, blocks);
+        }
+        if self.blocks < self.wanted {
+            // Given up while waiting: no lane has to wait for it any more.
+            stripes.forget(self.lba + self.blocks, self.wanted - self.blocks);
+        }
+        self.shared.ring_all();
+    }
+}
+
+impl Control {
+    /// Waits until no lane writes in a range. Stripes that were had are kept while waiting for the next:
+    /// lanes never wait with one in hand, and only one chunk at a time is being acquired, so this ends.
+    pub(super) async fn acquire_chunk(&self, lba: u64, blocks: u64) -> Chunk<'_> {
+        let _one = self.chunks.lock().await;
+        let mut chunk = Chunk {
+            shared: &self.shared,
+            lba,
+            blocks: 0,
+            wanted: blocks,
+        };
+        for (lba, blocks) in self.shared.stripes.pieces(lba, blocks) {
+            while self.shared.stripes.acquire(CONTROL, lba, blocks) == Acquired::No {
+                self.core.after(MOMENT).await;
+            }
+            chunk.blocks += blocks;
+        }
+        chunk
+    }
+
+    /// Blocks of a chunk: as many as fit into a buffer of this core.
+    pub(super) fn chunk_blocks(&self) -> u64 {
+        let most = CHUNK.min(self.pool.max_len() as u64);
+        let block = u64::from(self.state.borrow().record.block_size);
+        (most / block).max(1)
+    }
+
+    /// The range in the terms of a member's device, in bytes.
+    pub(super) fn bytes_of(&self, lba: u64, blocks: u64) -> (u64, u64) {
+        let block = u64::from(self.state.borrow().record.block_size);
+        (RESERVED + lba * block, blocks * block)
+    }
+
+    pub(super) async fn read_chunk(
+        &self,
+        chunk: &Chunk<'_>,
+        source: &Live,
+    ) -> Result<Buf, Failure> {
+        let (offset, len) = self.bytes_of(chunk.lba, chunk.blocks);
+        let buf = self.buffer(len as usize).await;
+        let read = self.io(
+            &source.disk,
+            Op::Read,
+            Flags::empty(),
+            offset,
+            len,
+            Some(buf),
+        );
+        let buf = read.await?.ok_or(Failure::Status(Status::DeviceError))?;
+        match source.device.layer.losses() == source.losses {
+            true => Ok(buf),
+            false => Err(Failure::Loss),
+        }
+    }
+
+    /// Writes what was read elsewhere. What is all zeroes takes no space.
+    pub(super) async fn write_chunk(
+        &self,
+        chunk: &Chunk<'_>,
+        target: &Live,
+        data: &Buf,
+    ) -> Result<(), Failure> {
+        let (offset, len) = self.bytes_of(chunk.lba, chunk.blocks);
+        let zeroes = data.iter().all(|byte| *byte == 0);
+        let layer = &target.device.layer;
+        let written = if zeroes && layer.supports(Op::WriteZeroes) != Support::No {
+            let op = Op::WriteZeroes;
+            self.io(&target.disk, op, Flags::DEALLOCATE, offset, len, None)
+                .await
+        } else {
+            let data = Some(data.clone());
+            self.io(&target.disk, Op::Write, Flags::empty(), offset, len, data)
+                .await
+        };
+        written.map(drop)
+    }
+
+    /// Copies a chunk from one member to others. Answers those of them that failed, by their place among
+    /// `targets`; an error is the source's.
+    pub(super) async fn copy(
+        &self,
+        chunk: &Chunk<'_>,
+        source: &Live,
+        targets: &[&Rc<Live>],
+    ) -> Result<Vec<(usize, Failure)>, Failure> {
+        let data = self.read_chunk(chunk, source).await?;
+        let writes = targets
+            .iter()
+            .map(|live| self.write_chunk(chunk, live, &data));
+        let outcomes = join_all(writes).await.into_iter().enumerate();
+        Ok(outcomes
+            .filter_map(|(at, outcome)| Some((at, outcome.err()?)))
+            .collect())
+    }
+}

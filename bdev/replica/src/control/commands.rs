@@ -1,0 +1,552 @@
+//! What operators ask for.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use nacre_bdev::{Bdev, Flags};
+use tokio::sync::mpsc;
+use uuid::Uuid;
+
+use super::Control;
+use super::create::{Bench, check_name, check_settings};
+use super::state::Retry;
+use crate::format::{BLOCK, Place, REGIONS_PER_PAGE, label_offset};
+use crate::handle::{Asked, Command, Happened, VolumeError};
+use crate::model::{MAX_MEMBERS, MemberRecord, MemberState, RESERVED, Settings, Stamp};
+
+/// How long closing waits for I/O that is under way.
+const DRAIN: Duration = Duration::from_secs(10);
+
+impl Control {
+    /// One command at a time.
+    pub(super) async fn obey(self: Rc<Control>, mut asked: mpsc::Receiver<Asked>) {
+        while let Some(Asked { command, answer }) = asked.recv().await {
+            let closes = matches!(command, Command::Close);
+            let outcome = self.carry_out(command).await;
+            let closed = closes && outcome.is_ok();
+            self.refresh_status();
+            if closed {
+                asked.close();
+                // Nobody may find the volume half closed when the answer is there.
+                self.stop();
+            }
+            // Whoever asked may have gone.
+            let _ = answer.send(outcome);
+            if closed {
+                return;
+            }
+        }
+    }
+
+    async fn carry_out(self: &Rc<Control>, command: Command) -> Result<(), VolumeError> {
+        match command {
+            Command::Add { device, force } => self.add(&device, force, None).await,
+            Command::Remove { member, force } => self.remove(&member, force).await,
+            Command::Offline { member, force } => self.offline(&member, force).await,
+            Command::Online { member } => self.online(&member).await,
+            Command::Replace {
+                member,
+                device,
+                force,
+            } => {
+                let slot = self.find_slot(&member)?;
+                self.add(&device, force, Some(self.member_id(slot))).await
+            }
+            Command::Resync { member, full } => self.resync(member, full).await,
+            Command::Verify { repair } => self.begin_verify(repair),
+            Command::StopVerify => {
+                self.state.borrow_mut().stop_verify = true;
+                Ok(())
+            }
+            Command::Grow { blocks } => self.grow(blocks).await,
+            Command::Rename { name } => self.rename(&name).await,
+            Command::Set { settings } => self.set(*settings).await,
+            Command::Thaw { force } => self.thaw(force).await,
+            Command::FailIo => {
+                self.state.borrow_mut().failing = true;
+                self.publish();
+                Ok(())
+            }
+            Command::DevicesChanged { device } => {
+                self.devices_changed(&device);
+                Ok(())
+            }
+            Command::Close => self.close().await,
+        }
+    }
+
+    fn name(&self) -> String {
+        self.state.borrow().record.name.clone()
+    }
+
+    fn find_slot(&self, member: &str) -> Result<usize, VolumeError> {
+        let found = self.state.borrow().slot_of(member);
+        found.ok_or_else(|| VolumeError::NoMember {
+            name: self.name(),
+            member: member.to_owned(),
+        })
+    }
+
+    /// Whether the volume would have a good copy without a member, or somebody typed its name.
+    fn must_keep_a_copy(&self, slot: usize, force: Option<&str>) -> Result<(), VolumeError> {
+        let others = self.state.borrow().in_sync().any(|(other, live)| {
+            other != slot && self.shared.needs[other].is_empty() && live.joined.get()
+        });
+        let name = self.name();
+        if others || !self.state.borrow().is_in_sync(slot) || force == Some(name.as_str()) {
+            return Ok(());
+        }
+        Err(VolumeError::LastCopy {
+            name,
+            hint: match force {
+                Some(_) => ": what was typed is not the volume's name",
+                None => ": type the volume's name if that is meant",
+            },
+        })
+    }
+
+    async fn add(
+        self: &Rc<Control>,
+        name: &str,
+        force: bool,
+        replaces: Option<Uuid>,
+    ) -> Result<(), VolumeError> {
+        let record = self.state.borrow().record.clone();
+        if record.members.iter().any(|m| m.device == name) {
+            return Err(VolumeError::Invalid {
+                what: "device",
+                why: format!("\"{name}\" is a replica of the volume already"),
+            });
+        }
+        let free = (0..MAX_MEMBERS).find(|slot| record.member(*slot).is_none());
+        let slot = free.ok_or_else(|| VolumeError::Invalid {
+            what: "device",
+            why: format!("a volume has at most {MAX_MEMBERS} replicas"),
+        })?;
+        let (device, disk) = self.claim(&record, name).await?;
+        self.disks.forget(&disk);
+        let bench = Bench::new(&self.core, self.pool.clone())?;
+        let disk = bench.open(name, &device)?;
+        if !force {
+            let bytes = device.layer.geometry().bytes();
+            bench.must_be_empty(&disk, bytes).await?;
+        }
+        let id = Uuid::new_v4();
+        let member = MemberRecord {
+            id,
+            slot: slot as u8,
+            device: name.to_owned(),
+            state: MemberState::Filling {
+                watermark: 0,
+                last_label: Stamp::default(),
+            },
+            offline: false,
+            replaces,
+            why: Some("it is new".into()),
+        };
+        let _one = self.membership.lock().await;
+        // Labelled before the store knows it: a device that is in the store but has no label of the volume
+        // would be taken for a foreign one.
+        let mut next = self.state.borrow().record.clone();
+        next.members.push(member.clone());
+        bench.format(&disk, &next, slot, false).await?;
+        drop((disk, bench, device));
+        self.commit(|record| record.members.push(member)).await?;
+        self.state.borrow_mut().retries[slot] = Retry::default();
+        self.publish();
+        self.say(Happened::MemberAdded {
+            member: id,
+            device: name.to_owned(),
+        });
+        self.bells.probe.notify_one();
+        Ok(())
+    }
+
+    async fn remove(&self, member: &str, force: Option<String>) -> Result<(), VolumeError> {
+        let slot = self.find_slot(member)?;
+        if self.state.borrow().record.members.len() == 1 {
+            return Err(VolumeError::Invalid {
+                what: "replica",
+                why: "it is the only one: delete the volume instead".into(),
+            });
+        }
+        self.must_keep_a_copy(slot, force.as_deref())?;
+        let _one = self.membership.lock().await;
+        self.must_keep_a_copy(slot, force.as_deref())?;
+        self.remove_slot(slot).await
+    }
+
+    /// Under `membership`.
+    async fn remove_slot(&self, slot: usize) -> Result<(), VolumeError> {
+        let Some(member) = self.state.borrow().record.member(slot).cloned() else {
+            return Ok(());
+        };
+        // Out of the table at once, so that nothing more is written to it; let go when its label is wiped.
+        let live = self.state.borrow_mut().live[slot].take();
+        let gone = self.commit(|record| {
+            record.members.retain(|m| usize::from(m.slot) != slot);
+            let count = record.members.len() as u8;
+            let least = &mut record.settings.min_in_sync;
+            *least = (*least).min(count);
+        });
+        let gone = gone.await;
+        self.shared.needs[slot].assign(|_| false);
+        self.publish();
+        if let Some(live) = live {
+            // What is left of it would only say that it belonged here once.
+            for place in [Place::A, Place::B] {
+                let at = label_offset(place);
+                let wiped = self.write_block(&live.disk, at, Flags::FUA, &[0; BLOCK]);
+                if let Err(why) = wiped.await {
+                    let (device, why) = (&live.disk.name, super::judge::describe(why));
+                    tracing::warn!(device, why, "the label of a removed replica stays");
+                    break;
+                }
+            }
+            self.disks.forget(&live.disk);
+        }
+        gone?;
+        self.say(Happened::MemberRemoved {
+            member: member.id,
+            device: member.device,
+        });
+        Ok(())
+    }
+
+    async fn offline(&self, member: &str, force: Option<String>) -> Result<(), VolumeError> {
+        let slot = self.find_slot(member)?;
+        let _one = self.membership.lock().await;
+        self.must_keep_a_copy(slot, force.as_deref())?;
+        let live = self.state.borrow().live[slot].clone();
+        let others = self
+            .state
+            .borrow()
+            .in_sync()
+            .any(|(other, _)| other != slot);
+        self.let_go(slot);
+        self.commit(|record| {
+            let Some(member) = record.member_mut(slot) else {
+                return;
+            };
+            member.offline = true;
+            member.why = Some("taken out by the operator".into());
+            // The last one stays what it is: nobody writes without it.
+            if let (MemberState::InSync, true, Some(live)) = (member.state, others, &live) {
+                member.state = MemberState::Out {
+                    last_label: live.stamp.get(),
+                };
+            }
+        })
+        .await?;
+        self.shared.needs[slot].assign(|_| false);
+        if !others {
+            self.freeze("the operator took the last replica out");
+        }
+        self.publish();
+        self.say(Happened::MemberOut {
+            member: self.member_id(slot),
+            device: member.to_owned(),
+            why: "taken out by the operator".into(),
+        });
+        Ok(())
+    }
+
+    async fn online(&self, member: &str) -> Result<(), VolumeError> {
+        let slot = self.find_slot(member)?;
+        let _one = self.membership.lock().await;
+        self.commit(|record| {
+            if let Some(member) = record.member_mut(slot) {
+                member.offline = false;
+            }
+        })
+        .await?;
+        self.state.borrow_mut().retries[slot] = Retry::default();
+        self.bells.probe.notify_one();
+        Ok(())
+    }
+
+    async fn resync(&self, member: Option<String>, full: bool) -> Result<(), VolumeError> {
+        let slots: Vec<usize> = match &member {
+            Some(member) => vec![self.find_slot(member)?],
+            None => (0..MAX_MEMBERS).collect(),
+        };
+        let _one = self.membership.lock().await;
+        for slot in slots {
+            if full {
+                self.must_keep_a_copy(slot, None)?;
+                let others = self
+                    .state
+                    .borrow()
+                    .in_sync()
+                    .any(|(other, _)| other != slot);
+                if member.is_none() || !others {
+                    return Err(VolumeError::Invalid {
+                        what: "full",
+                        why: "needs the name of a replica, and another one that is in sync".into(),
+                    });
+                }
+                self.let_go(slot);
+                self.commit(|record| {
+                    if let Some(member) = record.member_mut(slot) {
+                        member.state = MemberState::Filling {
+                            watermark: 0,
+                            last_label: Stamp::default(),
+                        };
+                        member.why = Some("the operator asked for a full copy".into());
+                    }
+                })
+                .await?;
+                self.publish();
+            }
+            self.state.borrow_mut().retries[slot] = Retry::default();
+        }
+        self.bells.probe.notify_one();
+        self.bells.resync.notify_one();
+        Ok(())
+    }
+
+    async fn grow(&self, blocks: u64) -> Result<(), VolumeError> {
+        let one = self.membership.lock().await;
+        let record = self.state.borrow().record.clone();
+        let invalid = |why: String| VolumeError::Invalid {
+            what: "blocks",
+            why,
+        };
+        if blocks <= record.blocks {
+            return Err(invalid(format!("the volume has {} already", record.blocks)));
+        }
+        let most = self.shared.regions.len() * record.region_blocks();
+        if blocks > most {
+            return Err(invalid(format!(
+                "regions of this size allow {most} blocks; make a new volume"
+            )));
+        }
+        let present = self.state.borrow().present();
+        if present.len() < record.members.len() {
+            return Err(invalid("every replica has to be there".into()));
+        }
+        let needed = RESERVED + blocks * u64::from(record.block_size);
+        for (_, live) in &present {
+            let has = live.device.layer.geometry().bytes();
+            if has < needed {
+                let device = &live.disk.name;
+                return Err(invalid(format!("\"{device}\" has {has} of {needed} bytes")));
+            }
+        }
+        // What the devices hold there differs: it is made equal before anybody may see it, as after an
+        // unclean stop. The region in which the volume ended is among them.
+        let old = record.regions();
+        let new = blocks.div_ceil(record.region_blocks());
+        let first = self.shared.region_of(record.blocks - 1);
+        let fresh: Vec<u64> = (first..new).collect();
+        self.commit(|record| record.blocks = blocks).await?;
+        let mut slots = self
+            .state
+            .borrow()
+            .in_sync()
+            .map(|(slot, _)| slot)
+            .collect::<Vec<_>>();
+        slots.remove(0);
+        for (slot, live) in &present {
+            let in_sync = slots.contains(slot);
+            if in_sync || live.resync.borrow().is_some() {
+                fresh
+                    .iter()
+                    .for_each(|r| self.shared.needs[*slot].insert(*r));
+            }
+            if in_sync && live.resync.borrow().is_none() {
+                let kind = crate::handle::ResyncKind::Reconcile;
+                let total = new - old;
+                let resync = super::state::Resync::new(kind, total, 0, self.core.now());
+                *live.resync.borrow_mut() = Some(resync);
+            }
+        }
+        // Making it dirty may have to decide about members.
+        drop(one);
+        while !self.make_dirty(&fresh).await {
+            self.core.after(super::MOMENT).await;
+        }
+        if let Some(volume) = &*self.volume.borrow() {
+            volume
+                .grow(blocks)
+                .map_err(|error| invalid(error.to_string()))?;
+        }
+        self.publish();
+        self.bells.resync.notify_one();
+        self.say(Happened::Grown { blocks });
+        Ok(())
+    }
+
+    async fn rename(&self, name: &str) -> Result<(), VolumeError> {
+        check_name(name)?;
+        let taken = self.store.list().await?;
+        if taken
+            .iter()
+            .any(|other| other.name == name && other.id != self.id)
+        {
+            return Err(crate::store::StoreError::Exists { name: name.into() }.into());
+        }
+        let _one = self.membership.lock().await;
+        self.commit(|record| record.name = name.to_owned()).await
+    }
+
+    async fn set(&self, settings: Settings) -> Result<(), VolumeError> {
+        check_settings(&settings, self.state.borrow().record.members.len())?;
+        let _one = self.membership.lock().await;
+        self.commit(|record| record.settings = settings).await?;
+        self.publish();
+        self.bells.verify.notify_one();
+        Ok(())
+    }
+
+    /// Ends `FailIo`; and where nothing is in sync, serves from the best of what is left if forced.
+    async fn thaw(&self, force: Option<String>) -> Result<(), VolumeError> {
+        let _one = self.membership.lock().await;
+        self.state.borrow_mut().failing = false;
+        let serves = self.state.borrow().in_sync().next().is_some();
+        if serves {
+            self.thawed();
+            self.publish();
+            return Ok(());
+        }
+        let name = self.name();
+        // The one that left last misses least.
+        let best = {
+            let state = self.state.borrow();
+            let there = state
+                .present()
+                .into_iter()
+                .filter(|(_, live)| live.joined.get());
+            let left = |(slot, _): &(usize, _)| match state.record.member(*slot).map(|m| m.state) {
+                Some(MemberState::Out { last_label }) => Some(last_label),
+                _ => None,
+            };
+            there
+                .filter(|member| left(member).is_some())
+                .max_by_key(left)
+                .map(|(slot, _)| slot)
+        };
+        let Some(best) = best else {
+            self.publish();
+            return Err(VolumeError::NothingInSync {
+                name,
+                why: "no replica that ever was in sync can be reached".into(),
+            });
+        };
+        if force.as_deref() != Some(name.as_str()) {
+            self.publish();
+            return Err(VolumeError::LastCopy {
+                name,
+                hint: ": what the replica missed would be lost; type the volume's name if that is meant",
+            });
+        }
+        // Those that had more are filled from it when they return: what they had is given up.
+        self.commit(|record| {
+            for member in &mut record.members {
+                if usize::from(member.slot) == best {
+                    member.state = MemberState::InSync;
+                    member.why = None;
+                } else {
+                    member.state = MemberState::Filling {
+                        watermark: 0,
+                        last_label: Stamp::default(),
+                    };
+                    member.why = Some("the volume was thawed without it".into());
+                }
+            }
+        })
+        .await?;
+        self.shared.needs[best].assign(|_| false);
+        if let Some(live) = &self.state.borrow().live[best] {
+            *live.resync.borrow_mut() = None;
+        }
+        self.thawed();
+        self.publish();
+        Ok(())
+    }
+
+    fn devices_changed(&self, device: &str) {
+        self.look_at_devices();
+        let slot = self.state.borrow().slot_of(device);
+        if let Some(slot) = slot {
+            self.state.borrow_mut().retries[slot] = Retry::default();
+            self.bells.probe.notify_one();
+        }
+    }
+
+    /// After the member that replaces another was promoted.
+    pub(super) async fn finish_replacement(&self, slot: usize) {
+        let replaced = {
+            let state = self.state.borrow();
+            let own = state.record.member(slot).and_then(|m| m.replaces);
+            let old = own.and_then(|id| state.record.members.iter().find(|m| m.id == id));
+            old.map(|m| usize::from(m.slot))
+        };
+        let Some(old) = replaced else {
+            return;
+        };
+        let _one = self.membership.lock().await;
+        if self.must_keep_a_copy(old, None).is_err() {
+            return;
+        }
+        if self.remove_slot(old).await.is_ok() {
+            // Told once; the record forgets it with its next change.
+            if let Some(member) = self.state.borrow_mut().record.member_mut(slot) {
+                member.replaces = None;
+            }
+        }
+    }
+
+    /// Everything on the media, and labels that say so. The queues on the volume are closed by now, or
+    /// find it closed.
+    async fn close(&self) -> Result<(), VolumeError> {
+        let _one = self.membership.lock().await;
+        self.state.borrow_mut().closed = true;
+        self.publish();
+        let deadline = self.core.now() + DRAIN;
+        let under_way = || (0..MAX_MEMBERS).any(|slot| self.shared.outstanding(slot) > 0);
+        while under_way() && self.core.now() < deadline {
+            self.core.after(super::MOMENT).await;
+        }
+        let members: Vec<_> = {
+            let state = self.state.borrow();
+            state.in_sync().map(|(s, l)| (s, Rc::clone(l))).collect()
+        };
+        let reconciled = members
+            .iter()
+            .all(|(slot, _)| self.shared.needs[*slot].is_empty());
+        let kept = members
+            .iter()
+            .all(|(_, l)| l.device.layer.losses() == l.losses);
+        let clean = !under_way() && reconciled && kept && self.flush_all(&members).await;
+        if clean && members.len() == self.state.borrow().record.members.len() {
+            self.clear_log(&members).await;
+        }
+        if self.state.borrow().fenced.is_none() {
+            self.sign_off(clean).await?;
+        }
+        self.refresh_status();
+        self.say(Happened::Closed);
+        Ok(())
+    }
+
+    async fn clear_log(&self, members: &[(usize, Rc<super::state::Live>)]) {
+        let _log = self.log.lock().await;
+        let regions = self.state.borrow().record.regions();
+        let mut pages = Vec::new();
+        for region in (0..regions).filter(|r| self.shared.regions.is_dirty(*r)) {
+            self.shared.regions.age(region);
+            if self.shared.regions.clear(region) {
+                pages.push(region / REGIONS_PER_PAGE);
+            }
+        }
+        pages.dedup();
+        let failed = self
+            .write_pages(members, &pages, Flags::FUA, |_| false)
+            .await;
+        for (slot, _, why) in failed {
+            // Its label will not say that it is clean either: it is reconciled next time.
+            tracing::warn!(slot, why = super::judge::describe(why), "its log stays");
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! The one door to the store.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+
+use super::Control;
+use crate::handle::{Happened, VolumeError};
+use crate::model::VolumeRecord;
+use crate::shared::Failure;
+use crate::store::StoreError;
+
+/// Between attempts to reach a store that cannot be reached.
+const FIRST_DELAY: Duration = Duration::from_millis(50);
+const LAST_DELAY: Duration = Duration::from_secs(5);
+
+impl Control {
+    /// Changes the record in the store, durably, and then in the labels of the members that are there. To
+    /// be called under `membership`. Waits for as long as the store cannot be reached: nothing that
+    /// depends on the change is acknowledged meanwhile. An error means that this holder is fenced.
+    ///
+    /// Members whose label could not be written are told to the judge; the change stands.
+    pub(super) async fn commit(
+        &self,
+        change: impl FnOnce(&mut VolumeRecord),
+    ) -> Result<(), VolumeError> {
+        self.change(false, |record| {
+            change(record);
+            record.holder = Some(self.holder);
+        })
+        .await
+    }
+
+    /// The last change of a holder. `clean`: the members are equal, and all of it is on their media.
+    pub(super) async fn sign_off(&self, clean: bool) -> Result<(), VolumeError> {
+        self.change(clean, |record| record.holder = None).await
+    }
+
+    async fn change(
+        &self,
+        clean: bool,
+        change: impl FnOnce(&mut VolumeRecord),
+    ) -> Result<(), VolumeError> {
+        let before = self.state.borrow().record.clone();
+        let mut next = before.clone();
+        change(&mut next);
+        next.revision = before.revision + 1;
+        self.swap(&before, &next).await?;
+        self.state.borrow_mut().record = next;
+        self.stamp(clean).await;
+        Ok(())
+    }
+
+    async fn swap(&self, before: &VolumeRecord, next: &VolumeRecord) -> Result<(), VolumeError> {
+        if let Some(why) = self.state.borrow().fenced.clone() {
+            let name = before.name.clone();
+            return Err(VolumeError::Fenced { name, why });
+        }
+        let mut delay = FIRST_DELAY;
+        loop {
+            let mut outcome = self.store.swap(before.version(), next.clone()).await;
+            if matches!(outcome, Err(StoreError::Unavailable { .. })) {
+                // It may have been made all the same.
+                outcome = match self.store.load(self.id).await {
+                    Ok(found) if found == *next => Ok(()),
+                    Ok(found) if found.version() == before.version() => outcome,
+                    Ok(found) => Err(StoreError::Conflict {
+                        id: self.id,
+                        expected: before.version(),
+                        found: found.version(),
+                    }),
+                    Err(error) => Err(error),
+                };
+            }
+            match outcome {
+                Ok(()) => {
+                    self.store_heard();
+                    return Ok(());
+                }
+                Err(error @ (StoreError::Conflict { .. } | StoreError::NotFound { .. })) => {
+                    self.fence(error.to_string());
+                    return Err(error.into());
+                }
+                Err(error) => {
+                    self.store_silent(&error);
+                    self.core.after(delay).await;
+                    delay = (delay * 2).min(LAST_DELAY);
+                }
+            }
+        }
+    }
+
+    fn store_heard(&self) {
+        if self.state.borrow_mut().store_lost.take().is_some() {
+            self.say(Happened::StoreBack);
+            self.refresh_status();
+        }
+    }
+
+    fn store_silent(&self, error: &StoreError) {
+        let why = error.to_string();
+        let news = self.state.borrow().store_lost.as_ref() != Some(&why);
+        if news {
+            self.state.borrow_mut().store_lost = Some(why.clone());
+            self.say(Happened::StoreLost { why });
+            self.refresh_status();
+        }
+    }
+
+    /// Somebody else has the volume: nothing is acknowledged from now on.
+    pub(super) fn fence(&self, why: String) {
+        if self.state.borrow().fenced.is_some() {
+            return;
+        }
+        self.state.borrow_mut().fenced = Some(why.clone());
+        self.publish();
+        self.say(Happened::Fenced { why });
+    }
+
+    /// Writes the record's stamp into the labels of the members that are there.
+    pub(super) async fn stamp(&self, clean: bool) {
+        let (record, present) = {
+            let state = self.state.borrow();
+            (state.record.clone(), state.present())
+        };
+        let writes = present.iter().map(|(slot, live)| {
+            let record = &record;
+            async move {
+                let outcome = self.write_label(*slot, live, record, clean).await;
+                (*slot, live.incarnation, outcome)
+            }
+        });
+        for (slot, incarnation, outcome) in join_all(writes).await {
+            if let Err(failure) = outcome {
+                self.suspect(slot, incarnation, failure);
+            }
+        }
+    }
+
+    /// The control itself found a member failing.
+    pub(super) fn suspect(&self, slot: usize, incarnation: u64, why: Failure) {
+        self.shared.report(crate::shared::Report {
+            slot,
+            incarnation,
+            op: nacre_bdev::Op::Write,
+            lba: 0,
+            why,
+        });
+    }
+}

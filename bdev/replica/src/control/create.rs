@@ -1,0 +1,451 @@
+//! Making a volume, and taking one apart.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use nacre_bdev::{Bdev, Flags, Io, Op, Status, Support};
+use nacre_hugepages::Pool;
+use nacre_reactor::CoreHandle;
+use uuid::Uuid;
+
+use super::disk::{Disk, Disks};
+use super::labels::label_of;
+use crate::format::{
+    BLOCK, Place, encode_page, label_offset, newest, page_offset, pages_for, region_shift_for,
+};
+use crate::handle::{Devices, MemberDevice, NewVolume, NoDevice, VolumeError};
+use crate::model::{MAX_MEMBERS, MemberRecord, MemberState, RESERVED, Stamp, VolumeRecord};
+use crate::store::{StoreError, VolumeStore};
+
+/// A volume is a multiple of so many bytes.
+const GRAIN: u64 = 1 << 20;
+/// What is looked at to see whether a device holds anything: so much at its start, where partition tables,
+/// file systems and the first partition's begin, so much at its end, and blocks between them.
+const HEAD: u64 = 2 << 20;
+const TAIL: u64 = 1 << 20;
+const BETWEEN: u64 = 64;
+const MAX_NAME: usize = 255;
+
+/// A device for a while, without an open volume.
+pub(super) struct Bench {
+    core: CoreHandle,
+    pool: Pool,
+    disks: Rc<Disks>,
+    poller: nacre_reactor::PollerId,
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        self.disks.close();
+        self.core.remove_poller(self.poller);
+    }
+}
+
+impl Bench {
+    pub fn new(core: &CoreHandle, pool: Pool) -> Result<Bench, VolumeError> {
+        let os = |what: String| VolumeError::Io {
+            device: "the volume's control".into(),
+            what,
+        };
+        let disks = Disks::new().map_err(|e| os(e.to_string()))?;
+        let poller = core
+            .add_poller(disks.poller())
+            .map_err(|e| os(e.to_string()))?;
+        Ok(Bench {
+            core: core.clone(),
+            pool,
+            disks,
+            poller,
+        })
+    }
+
+    pub fn open(&self, name: &str, device: &MemberDevice) -> Result<Rc<Disk>, VolumeError> {
+        let open = self.disks.open(&device.layer, &self.pool);
+        open.map_err(|error| {
+            NoDevice {
+                name: name.into(),
+                why: error.to_string(),
+            }
+            .into()
+        })
+    }
+
+    async fn run(
+        &self,
+        disk: &Disk,
+        what: &str,
+        io: Io,
+    ) -> Result<Option<nacre_hugepages::Buf>, VolumeError> {
+        let (status, mut data) = disk.run(io).await;
+        match status {
+            Status::Ok => Ok(data.pop()),
+            status => Err(VolumeError::Io {
+                device: disk.name.clone(),
+                what: format!("{what}: {status:?}"),
+            }),
+        }
+    }
+
+    async fn buffer(&self, len: usize) -> nacre_hugepages::Buf {
+        loop {
+            if let Some(buf) = self.pool.acquire(len) {
+                return buf;
+            }
+            self.core.after(super::MOMENT).await;
+        }
+    }
+
+    pub async fn read(
+        &self,
+        disk: &Disk,
+        offset: u64,
+    ) -> Result<nacre_hugepages::Buf, VolumeError> {
+        let block = u64::from(disk.block_size);
+        let buf = self.buffer(BLOCK).await;
+        let io = Io::new(0, Op::Read, offset / block, (BLOCK as u64 / block) as u32).with(buf);
+        let read = self.run(disk, "read", io).await?;
+        read.ok_or_else(|| VolumeError::Io {
+            device: disk.name.clone(),
+            what: "a read without data".into(),
+        })
+    }
+
+    pub async fn write(
+        &self,
+        disk: &Disk,
+        offset: u64,
+        bytes: &[u8; BLOCK],
+    ) -> Result<(), VolumeError> {
+        let block = u64::from(disk.block_size);
+        let mut buf = self.buffer(BLOCK).await;
+        if let Some(to) = buf.bytes_mut() {
+            to.copy_from_slice(bytes);
+        }
+        let io = Io::new(0, Op::Write, offset / block, (BLOCK as u64 / block) as u32);
+        let io = io.with(buf).flags(Flags::FUA);
+        self.run(disk, "write", io).await.map(drop)
+    }
+
+    /// Both labels, so that nothing of what the device was is believed any more.
+    pub async fn wipe(&self, disk: &Disk) -> Result<(), VolumeError> {
+        for place in [Place::A, Place::B] {
+            self.write(disk, label_offset(place), &[0; BLOCK]).await?;
+        }
+        Ok(())
+    }
+
+    /// Refuses a device that holds something: a label, or anything but zeroes at its ends.
+    pub async fn must_be_empty(&self, disk: &Disk, bytes: u64) -> Result<(), VolumeError> {
+        let holds = |holds: String| VolumeError::InUse {
+            device: disk.name.clone(),
+            holds,
+        };
+        let a = self.read(disk, label_offset(Place::A)).await?;
+        let b = self.read(disk, label_offset(Place::B)).await?;
+        if let Ok((label, _)) = newest(&a, &b) {
+            return Err(holds(format!(
+                "is a replica of volume \"{}\" ({})",
+                label.name, label.volume
+            )));
+        }
+        let step = BLOCK as u64;
+        let last = bytes / step * step;
+        let head = (0..HEAD.min(last)).step_by(BLOCK);
+        let tail = (last.saturating_sub(TAIL)..last).step_by(BLOCK);
+        let between = (1..BETWEEN).map(|at| last / BETWEEN * at / step * step);
+        for offset in head.chain(tail).chain(between) {
+            let data = self.read(disk, offset).await?;
+            if data.iter().any(|byte| *byte != 0) {
+                return Err(holds(format!("holds data at byte {offset}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the whole device read as zeroes, where that costs little. `false`: it would cost much.
+    async fn discard(&self, disk: &Disk, layer: &nacre_bdev::Layer) -> Result<bool, VolumeError> {
+        let cheap = layer.limits().unmap_zeroes && layer.supports(Op::Unmap) == Support::Native;
+        if !cheap {
+            return Ok(false);
+        }
+        let blocks = layer.geometry().blocks;
+        /// Blocks of one unmap.
+        const MOST: u64 = 1 << 21;
+        let mut at = 0;
+        while at < blocks {
+            let count = MOST.min(blocks - at);
+            let io = Io::new(0, Op::Unmap, at, count as u32);
+            self.run(disk, "unmap", io).await?;
+            at += count;
+        }
+        let flush = Io::new(0, Op::Flush, 0, 0);
+        self.run(disk, "flush", flush).await?;
+        Ok(true)
+    }
+
+    /// The labels and the empty log of a member that is new.
+    pub async fn format(
+        &self,
+        disk: &Disk,
+        record: &VolumeRecord,
+        slot: usize,
+        clean: bool,
+    ) -> Result<(), VolumeError> {
+        self.wipe(disk).await?;
+        let mut bytes = [0; BLOCK];
+        for page in 0..pages_for(record.regions()) {
+            let (id, epoch, regions) = (record.id, record.epoch, record.regions());
+            encode_page(id, page, epoch, regions, |_| false, &mut bytes);
+            self.write(disk, page_offset(page), &bytes).await?;
+        }
+        if let Some(label) = label_of(record, slot, 1, clean) {
+            label.encode(&mut bytes);
+            self.write(disk, label_offset(Place::A), &bytes).await?;
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn check_name(name: &str) -> Result<(), VolumeError> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
+    let good = !name.is_empty() && name.len() <= MAX_NAME && name.chars().all(allowed);
+    match good {
+        true => Ok(()),
+        false => Err(VolumeError::Invalid {
+            what: "name",
+            why: format!("\"{name}\" is not 1 to {MAX_NAME} letters, digits, '-', '_', '.' or ':'"),
+        }),
+    }
+}
+
+pub(super) fn check_settings(
+    settings: &crate::model::Settings,
+    members: usize,
+) -> Result<(), VolumeError> {
+    let invalid = |what, why: &str| {
+        Err(VolumeError::Invalid {
+            what,
+            why: why.into(),
+        })
+    };
+    if !(1..=members.max(1)).contains(&usize::from(settings.min_in_sync)) {
+        return invalid("min_in_sync", "1 to the number of replicas");
+    }
+    if !(100..=600_000).contains(&settings.deadline_ms) {
+        return invalid("deadline_ms", "100 to 600000");
+    }
+    if !(100..=600_000).contains(&settings.frozen_hold_ms) {
+        return invalid("frozen_hold_ms", "100 to 600000");
+    }
+    if settings.settle_ms > 60_000 {
+        return invalid("settle_ms", "at most 60000");
+    }
+    if settings.read_errors == 0 {
+        return invalid("read_errors", "at least 1");
+    }
+    Ok(())
+}
+
+/// Makes a volume of devices and puts it into the store; it is not opened. Where every device can forget
+/// its contents cheaply, all replicas are in sync at once; else the first is, and the others are filled
+/// from it as soon as the volume is open.
+pub async fn create(
+    core: &CoreHandle,
+    pool: Pool,
+    store: Arc<dyn VolumeStore>,
+    devices: Arc<dyn Devices>,
+    new: NewVolume,
+) -> Result<Uuid, VolumeError> {
+    let invalid = |what, why: String| VolumeError::Invalid { what, why };
+    check_name(&new.name)?;
+    let count = new.devices.len();
+    if !(1..=MAX_MEMBERS).contains(&count) {
+        let why = format!("a volume has 1 to {MAX_MEMBERS} replicas, not {count}");
+        return Err(invalid("devices", why));
+    }
+    check_settings(&new.settings, count)?;
+    if store
+        .list()
+        .await?
+        .iter()
+        .any(|known| known.name == new.name)
+    {
+        return Err(StoreError::Exists { name: new.name }.into());
+    }
+    let bench = Bench::new(core, pool)?;
+    let mut members = Vec::new();
+    for name in &new.devices {
+        let device = devices.claim(name, &new.name)?;
+        let disk = bench.open(name, &device)?;
+        members.push((device, disk));
+    }
+    let block_size = members[0].1.block_size;
+    let mut bytes = u64::MAX;
+    for (device, disk) in &members {
+        let geometry = device.layer.geometry();
+        if geometry.block_size != block_size || geometry.block_size as usize > BLOCK {
+            let why = format!(
+                "\"{}\" has blocks of {} bytes, \"{}\" of {block_size} (at most {BLOCK} are supported)",
+                disk.name, geometry.block_size, members[0].1.name
+            );
+            return Err(invalid("devices", why));
+        }
+        bytes = bytes.min(geometry.bytes().saturating_sub(RESERVED) / GRAIN * GRAIN);
+        if !new.force {
+            bench.must_be_empty(disk, geometry.bytes()).await?;
+        }
+    }
+    if bytes == 0 {
+        let why = format!("each must have more than {} bytes", RESERVED + GRAIN);
+        return Err(invalid("devices", why));
+    }
+    if let Some(wanted) = new.bytes {
+        if wanted == 0 || wanted > bytes || wanted % u64::from(block_size) != 0 {
+            let why = format!(
+                "{wanted} bytes are not a whole number of blocks up to the {bytes} that the devices have"
+            );
+            return Err(invalid("size", why));
+        }
+        bytes = wanted;
+    }
+    let mut cheap = true;
+    for (device, disk) in &members {
+        cheap = cheap && bench.discard(disk, &device.layer).await?;
+    }
+    let state = |slot: usize| match cheap || slot == 0 {
+        true => MemberState::InSync,
+        false => MemberState::Filling {
+            watermark: 0,
+            last_label: Stamp::default(),
+        },
+    };
+    let member = |(slot, device): (usize, &String)| MemberRecord {
+        id: Uuid::new_v4(),
+        slot: slot as u8,
+        device: device.clone(),
+        state: state(slot),
+        offline: false,
+        replaces: None,
+        why: None,
+    };
+    let record = VolumeRecord {
+        id: new.id.unwrap_or_else(Uuid::new_v4),
+        name: new.name,
+        block_size,
+        blocks: bytes / u64::from(block_size),
+        region_shift: region_shift_for(bytes),
+        epoch: 0,
+        serving: 0,
+        revision: 1,
+        holder: None,
+        members: new.devices.iter().enumerate().map(member).collect(),
+        settings: new.settings,
+    };
+    for (slot, (_, disk)) in members.iter().enumerate() {
+        bench.format(disk, &record, slot, true).await?;
+    }
+    let id = record.id;
+    store.create(record).await?;
+    Ok(id)
+}
+
+/// Takes a closed volume apart: its record goes first, then the labels of the members that are there.
+/// What they hold of the volume's data is not touched.
+pub async fn delete(
+    core: &CoreHandle,
+    pool: Pool,
+    store: Arc<dyn VolumeStore>,
+    devices: Arc<dyn Devices>,
+    id: Uuid,
+) -> Result<(), VolumeError> {
+    let record = store.load(id).await?;
+    let bench = Bench::new(core, pool)?;
+    store.delete(id, record.version()).await?;
+    let left = RefCell::new(Vec::new());
+    for member in &record.members {
+        let wipe = async {
+            let device = devices.claim(&member.device, &record.name)?;
+            let disk = bench.open(&member.device, &device)?;
+            let a = bench.read(&disk, label_offset(Place::A)).await?;
+            let b = bench.read(&disk, label_offset(Place::B)).await?;
+            match newest(&a, &b) {
+                Ok((label, _)) if label.volume == id => bench.wipe(&disk).await,
+                _ => Ok(()),
+            }
+        };
+        if let Err(error) = wipe.await {
+            left.borrow_mut().push(error.to_string());
+        }
+    }
+    for why in left.into_inner() {
+        tracing::warn!(volume = record.name, why, "the label of a replica stays");
+    }
+    Ok(())
+}
+
+/// Declares a replica of a closed volume in sync, whatever it missed: for when those that had more are
+/// lost for good. The others are filled from it when the volume is open. `force`: the volume's name, typed.
+pub async fn force_in_sync(
+    core: &CoreHandle,
+    pool: Pool,
+    store: Arc<dyn VolumeStore>,
+    devices: Arc<dyn Devices>,
+    id: Uuid,
+    member: &str,
+    force: &str,
+) -> Result<(), VolumeError> {
+    let record = store.load(id).await?;
+    let named = |m: &&MemberRecord| m.device == member || m.id.to_string() == member;
+    let Some(chosen) = record.members.iter().find(named).cloned() else {
+        return Err(VolumeError::NoMember {
+            name: record.name,
+            member: member.to_owned(),
+        });
+    };
+    if force != record.name {
+        return Err(VolumeError::LastCopy {
+            name: record.name,
+            hint: ": what the replica missed would be lost; type the volume's name if that is meant",
+        });
+    }
+    let invalid = |why: &str| VolumeError::Invalid {
+        what: "replica",
+        why: why.into(),
+    };
+    if matches!(chosen.state, MemberState::Filling { .. }) {
+        return Err(invalid("it never was in sync: it holds parts only"));
+    }
+    let bench = Bench::new(core, pool)?;
+    let device = devices.claim(&chosen.device, &record.name)?;
+    let disk = bench.open(&chosen.device, &device)?;
+    let a = bench.read(&disk, label_offset(Place::A)).await?;
+    let b = bench.read(&disk, label_offset(Place::B)).await?;
+    let label = newest(&a, &b).map_err(|error| invalid(&error.to_string()))?;
+    if (label.0.volume, label.0.member) != (record.id, chosen.id) {
+        return Err(invalid("its label is another replica's"));
+    }
+    let mut next = record.clone();
+    next.revision += 1;
+    for member in &mut next.members {
+        let is_it = member.id == chosen.id;
+        member.state = match is_it {
+            true => MemberState::InSync,
+            false => MemberState::Filling {
+                watermark: 0,
+                last_label: Stamp::default(),
+            },
+        };
+        member.offline &= !is_it;
+        member.why = (!is_it).then(|| format!("the operator chose {}", chosen.device));
+    }
+    store.swap(record.version(), next.clone()).await?;
+    // Over the older of its labels. If this fails it is done again: the store says what is meant.
+    let mut bytes = [0; BLOCK];
+    let sequence = label.0.sequence + 1;
+    if let Some(label) = label_of(&next, usize::from(chosen.slot), sequence, false) {
+        label.encode(&mut bytes);
+    }
+    let place = crate::format::next_place(label.1);
+    bench.write(&disk, label_offset(place), &bytes).await
+}

@@ -1,0 +1,280 @@
+//! One member's device as the control uses it: a queue whose I/Os are futures.
+//!
+//! All disks of a control are polled by one poller of its reactor. An I/O that nobody waits for any
+//! more (its deadline passed) keeps its place until the device has answered.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::future::Future;
+use std::os::fd::{AsRawFd, RawFd};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+use nacre_bdev::{Bdev, Busy, Done, Extents, Io, Layer, OpenError, Queue, Status, Token};
+use nacre_hugepages::Pool;
+use nacre_reactor::{EventSet, Idle, Nanos, Poller, Work};
+use slab::Slab;
+use std::sync::Arc;
+
+/// I/Os of one disk that are under way or waiting.
+const DEPTH: usize = 64;
+
+pub(crate) struct Disk {
+    pub name: String,
+    pub block_size: u32,
+    queue: RefCell<Box<dyn Queue>>,
+    watched: Option<RawFd>,
+    calls: RefCell<Slab<Call>>,
+    /// Taken by nobody yet, in order.
+    waiting: RefCell<VecDeque<Io>>,
+    forgotten: Cell<bool>,
+}
+
+/// What a disk has for a queue after its own was closed.
+struct Closed;
+
+impl Queue for Closed {
+    fn submit(&mut self, io: Io) -> Result<(), (Busy, Io)> {
+        Err((Busy, io))
+    }
+
+    fn poll(&mut self, _now: Nanos, _done: &mut Done) -> usize {
+        0
+    }
+
+    fn abort(&mut self, _token: Token) -> bool {
+        false
+    }
+
+    fn inflight(&self) -> usize {
+        0
+    }
+}
+
+#[derive(Default)]
+struct Call {
+    outcome: Option<(Status, Extents)>,
+    waker: Option<Waker>,
+    /// Nobody waits for it any more.
+    abandoned: bool,
+}
+
+impl Disk {
+    fn open(layer: &Arc<Layer>, pool: &Pool) -> Result<Disk, OpenError> {
+        let queue = layer.open_queue(pool)?;
+        Ok(Disk {
+            name: layer.name().to_owned(),
+            block_size: layer.geometry().block_size,
+            watched: queue.wake_fd(),
+            queue: RefCell::new(Box::new(queue)),
+            calls: RefCell::default(),
+            waiting: RefCell::default(),
+            forgotten: Cell::new(false),
+        })
+    }
+
+    /// Does one I/O. Its token is the disk's own.
+    pub fn run(&self, mut io: Io) -> Running<'_> {
+        let gone = self.forgotten.get();
+        let outcome = gone.then(|| (Status::Gone, Extents::new()));
+        let call = Call {
+            outcome,
+            ..Call::default()
+        };
+        let key = self.calls.borrow_mut().insert(call);
+        if gone {
+            return Running { disk: self, key };
+        }
+        io.token = key as u64;
+        self.waiting.borrow_mut().push_back(io);
+        self.submit();
+        Running { disk: self, key }
+    }
+
+    fn submit(&self) {
+        let mut waiting = self.waiting.borrow_mut();
+        let mut queue = self.queue.borrow_mut();
+        while let Some(io) = waiting.pop_front() {
+            if let Err((_, io)) = queue.submit(io) {
+                waiting.push_front(io);
+                return;
+            }
+        }
+    }
+
+    fn poll(&self, now: Nanos, done: &mut Done) -> usize {
+        self.submit();
+        let count = self.queue.borrow_mut().poll(now, done);
+        let mut calls = self.calls.borrow_mut();
+        for ended in done.drain() {
+            let key = ended.token as usize;
+            let Some(call) = calls.get_mut(key) else {
+                continue;
+            };
+            if call.abandoned {
+                calls.remove(key);
+                continue;
+            }
+            call.outcome = Some((ended.status, ended.data));
+            if let Some(waker) = call.waker.take() {
+                waker.wake();
+            }
+        }
+        count
+    }
+
+    fn arm(&self, now: Nanos) -> Idle {
+        // What waits for room goes down with a completion, which wakes.
+        self.queue.borrow_mut().arm(now)
+    }
+}
+
+/// An I/O under way.
+pub(crate) struct Running<'a> {
+    disk: &'a Disk,
+    key: usize,
+}
+
+impl Future for Running<'_> {
+    type Output = (Status, Extents);
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut calls = self.disk.calls.borrow_mut();
+        let call = &mut calls[self.key];
+        match call.outcome.take() {
+            Some(outcome) => {
+                call.outcome = Some((outcome.0, Extents::new()));
+                Poll::Ready(outcome)
+            }
+            None => {
+                call.waker = Some(context.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        let mut calls = self.disk.calls.borrow_mut();
+        if calls[self.key].outcome.is_some() {
+            calls.remove(self.key);
+            return;
+        }
+        calls[self.key].abandoned = true;
+        drop(calls);
+        let token = self.key as u64;
+        let waits = |io: &Io| io.token == token;
+        let mut waiting = self.disk.waiting.borrow_mut();
+        if let Some(at) = waiting.iter().position(waits) {
+            waiting.remove(at);
+            self.disk.calls.borrow_mut().remove(self.key);
+        } else {
+            self.disk.queue.borrow_mut().abort(token);
+        }
+    }
+}
+
+/// All disks of one control.
+pub(crate) struct Disks {
+    list: RefCell<Vec<Rc<Disk>>>,
+    sleepers: EventSet,
+}
+
+impl Disks {
+    pub fn new() -> std::io::Result<Rc<Disks>> {
+        Ok(Rc::new(Disks {
+            list: RefCell::default(),
+            sleepers: EventSet::new()?,
+        }))
+    }
+
+    pub fn open(&self, layer: &Arc<Layer>, pool: &Pool) -> Result<Rc<Disk>, OpenError> {
+        let disk = Rc::new(Disk::open(layer, pool)?);
+        if let Some(fd) = disk.watched {
+            self.sleepers.add_raw(fd, 0).map_err(|source| OpenError {
+                bdev: disk.name.clone(),
+                what: "watch its completions".into(),
+                source,
+            })?;
+        }
+        self.list.borrow_mut().push(Rc::clone(&disk));
+        Ok(disk)
+    }
+
+    /// The disk is not used for anything new. Its queue is closed once nothing is under way any more.
+    pub fn forget(&self, disk: &Disk) {
+        disk.forgotten.set(true);
+    }
+
+    /// Closes what is forgotten and has nothing under way.
+    fn tidy(&self) {
+        let idle = |disk: &Disk| disk.forgotten.get() && disk.calls.borrow().is_empty();
+        self.list.borrow_mut().retain(|disk| {
+            if !idle(disk) {
+                return true;
+            }
+            if let Some(fd) = disk.watched
+                && let Err(error) = self.sleepers.delete_raw(fd)
+            {
+                tracing::debug!(%error, device = disk.name, "its descriptor was gone already");
+            }
+            // Those who still hold the disk do not keep the device open.
+            *disk.queue.borrow_mut() = Box::new(Closed);
+            false
+        });
+    }
+
+    /// Nothing is polled any more.
+    pub fn close(&self) {
+        self.list.borrow_mut().clear();
+    }
+
+    pub fn poller(self: &Rc<Disks>) -> Box<dyn Poller> {
+        Box::new(DiskPoller {
+            disks: Rc::clone(self),
+            done: Done::with_capacity(DEPTH),
+        })
+    }
+}
+
+struct DiskPoller {
+    disks: Rc<Disks>,
+    done: Done,
+}
+
+impl Poller for DiskPoller {
+    fn name(&self) -> &str {
+        "volume control"
+    }
+
+    fn poll(&mut self, now: Nanos, _budget: u32) -> Work {
+        let mut count = 0;
+        let disks = &self.disks;
+        for disk in disks.list.borrow().iter() {
+            count += disk.poll(now, &mut self.done);
+        }
+        disks.tidy();
+        match count {
+            0 => Work::None,
+            count => Work::Did(count as u32),
+        }
+    }
+
+    fn arm(&mut self, now: Nanos) -> Idle {
+        let list = self.disks.list.borrow();
+        list.iter()
+            .fold(Idle::Quiet, |idle, disk| idle.and(disk.arm(now)))
+    }
+
+    fn disarm(&mut self) {
+        for disk in self.disks.list.borrow().iter() {
+            disk.queue.borrow_mut().disarm();
+        }
+    }
+
+    fn wake_fds(&self) -> Vec<RawFd> {
+        vec![self.disks.sleepers.as_raw_fd()]
+    }
+}

@@ -1,0 +1,272 @@
+//! What becomes of a member that failed an I/O.
+//!
+//! | the member is | and | then |
+//! |---|---|---|
+//! | in sync | another in-sync member is there | out, durably; only then are the writes acknowledged |
+//! | in sync, the last one there | its medium failed | stays: the host gets the error |
+//! | in sync, the last one there | it cannot be reached | stays in sync, is let go: the volume freezes |
+//! | being copied to | | let go; tried again later |
+//!
+//! A read error is not a reason by itself: the blocks are written back from another member, and the member
+//! goes when there were too many of them within an hour.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use nacre_bdev::{Bdev, Op, Status};
+
+use super::Control;
+use super::state::Live;
+use crate::handle::Happened;
+use crate::model::{MAX_MEMBERS, MemberState};
+use crate::shared::{Failure, Repair, Report};
+
+const READ_ERROR_WINDOW: Duration = Duration::from_secs(3600);
+/// How often remote devices are asked whether they lost anything, and whether devices are gone.
+const WATCH: Duration = Duration::from_millis(250);
+
+impl Control {
+    pub(super) async fn judge_failures(self: Rc<Control>) {
+        loop {
+            self.bells.judge.notified().await;
+            loop {
+                let (reports, heard) = {
+                    let mut state = self.state.borrow_mut();
+                    (std::mem::take(&mut state.reports), state.heard)
+                };
+                if heard == self.state.borrow().judged {
+                    break;
+                }
+                for slot in 0..MAX_MEMBERS {
+                    if let Some(worst) = self.worst(slot, &reports) {
+                        self.judge(slot, worst.incarnation, worst.why).await;
+                    }
+                }
+                self.state.borrow_mut().judged = heard;
+                self.publish();
+            }
+        }
+    }
+
+    /// The report that decides about a slot: of its present life, a write's before a read's. Reports that
+    /// did not fit in the list count as what is known of the others, or as a write that failed.
+    fn worst(&self, slot: usize, reports: &[Report]) -> Option<Report> {
+        let state = self.state.borrow();
+        let live = state.live[slot].as_ref()?;
+        let of_now = |r: &&Report| r.slot == slot && r.incarnation == live.incarnation;
+        let mut fatal = None;
+        for report in reports.iter().filter(of_now) {
+            let read = matches!(report.op, Op::Read) && !report.why.is_path();
+            if read && !self.too_many_read_errors(live) {
+                continue;
+            }
+            fatal = Some(*report);
+        }
+        fatal
+    }
+
+    fn too_many_read_errors(&self, live: &Live) -> bool {
+        let limit = self.state.borrow().record.settings.read_errors.max(1) as usize;
+        let now = self.core.now();
+        let mut errors = live.read_errors.borrow_mut();
+        errors.push_back(now);
+        while errors
+            .front()
+            .is_some_and(|at| now.since(*at) > READ_ERROR_WINDOW)
+        {
+            errors.pop_front();
+        }
+        if errors.len() > limit {
+            errors.truncate(limit);
+        }
+        errors.len() >= limit
+    }
+
+    /// Decides about a member that failed. Nothing happens if that life of it is over.
+    pub(super) async fn judge(&self, slot: usize, incarnation: u64, why: Failure) {
+        let _one = self.membership.lock().await;
+        let is_meant = |live: &&Rc<Live>| live.incarnation == incarnation;
+        let Some(live) = self.state.borrow().live[slot]
+            .as_ref()
+            .filter(is_meant)
+            .cloned()
+        else {
+            return;
+        };
+        let reason = describe(why);
+        if !self.state.borrow().is_in_sync(slot) {
+            self.let_go(slot);
+            self.say(Happened::ResyncStopped {
+                member: self.member_id(slot),
+                device: live.disk.name.clone(),
+                why: reason,
+            });
+            return self.publish();
+        }
+        let others = self
+            .state
+            .borrow()
+            .in_sync()
+            .any(|(other, _)| other != slot);
+        if !others {
+            if why.is_path() {
+                self.let_go(slot);
+                self.freeze(&format!("{}: {reason}", live.disk.name));
+                self.publish();
+            }
+            return;
+        }
+        // Off the table first, so that no label is written to it and nothing more is copied from it.
+        self.let_go(slot);
+        let last_label = live.stamp.get();
+        let out = self.commit(|record| {
+            if let Some(member) = record.member_mut(slot) {
+                member.state = MemberState::Out { last_label };
+                member.why = Some(reason.clone());
+            }
+        });
+        if out.await.is_err() {
+            return;
+        }
+        self.shared.needs[slot].assign(|_| false);
+        self.repin(slot);
+        self.publish();
+        self.say(Happened::MemberOut {
+            member: self.member_id(slot),
+            device: live.disk.name.clone(),
+            why: reason,
+        });
+    }
+
+    /// The member's device is not used any more, until it is taken back.
+    pub(super) fn let_go(&self, slot: usize) {
+        let Some(live) = self.state.borrow_mut().live[slot].take() else {
+            return;
+        };
+        self.disks.forget(&live.disk);
+        let now = self.core.now();
+        self.state.borrow_mut().retries[slot].failed(now);
+        self.bells.probe.notify_one();
+        self.bells.resync.notify_one();
+    }
+
+    /// After `lost` is gone: if it was what the others were reconciled from, the first of them is from now
+    /// on. What they differ in was never acknowledged, so any of them is right; only one may be.
+    fn repin(&self, lost: usize) {
+        let slots: Vec<usize> = self.state.borrow().in_sync().map(|(s, _)| s).collect();
+        let needy = |slot: &usize| !self.shared.needs[*slot].is_empty();
+        let Some(first) = slots.first().copied().filter(|_| slots.iter().all(needy)) else {
+            return;
+        };
+        self.shared.needs[first].assign(|_| false);
+        if let Some(live) = &self.state.borrow().live[first] {
+            *live.resync.borrow_mut() = None;
+        }
+        self.say(Happened::SourceChanged {
+            from: self.member_id(lost),
+            to: self.member_id(first),
+        });
+    }
+
+    pub(super) fn freeze(&self, why: &str) {
+        if !std::mem::replace(&mut self.state.borrow_mut().frozen, true) {
+            self.say(Happened::Frozen { why: why.into() });
+        }
+    }
+
+    pub(super) fn thawed(&self) {
+        if std::mem::replace(&mut self.state.borrow_mut().frozen, false) {
+            self.say(Happened::Thawed);
+        }
+    }
+
+    pub(super) fn member_id(&self, slot: usize) -> uuid::Uuid {
+        let state = self.state.borrow();
+        state.record.member(slot).map(|m| m.id).unwrap_or_default()
+    }
+
+    /// Looks whether devices have gone, or have lost what they had acknowledged.
+    pub(super) async fn watch_losses(self: Rc<Control>) {
+        loop {
+            self.look_at_devices();
+            let remote = {
+                let state = self.state.borrow();
+                state.live.iter().flatten().any(|live| !live.device.local)
+            };
+            match remote {
+                true => self.core.after(WATCH).await,
+                // Of devices here the registry tells, and an idle machine stays asleep.
+                false => self.bells.watch.notified().await,
+            }
+        }
+    }
+
+    pub(super) fn look_at_devices(&self) {
+        let present = self.state.borrow().present();
+        for (slot, live) in present {
+            let layer = &live.device.layer;
+            if layer.is_gone() {
+                self.suspect(slot, live.incarnation, Failure::Status(Status::Gone));
+            } else if layer.losses() != live.losses {
+                self.suspect(slot, live.incarnation, Failure::Loss);
+            }
+        }
+    }
+
+    /// Writes blocks back that a member could not read and another could.
+    pub(super) async fn repair_reads(self: Rc<Control>) {
+        loop {
+            self.bells.repair.notified().await;
+            while let Some(repair) = { self.state.borrow_mut().repairs.pop_front() } {
+                self.repair_read(repair).await;
+            }
+        }
+    }
+
+    async fn repair_read(&self, repair: Repair) {
+        let Repair {
+            slot,
+            incarnation,
+            lba,
+            blocks,
+        } = repair;
+        let chunk = self.acquire_chunk(lba, u64::from(blocks)).await;
+        let (target, source) = {
+            let state = self.state.borrow();
+            let target = state.live[slot].clone();
+            let regions = self.shared.regions_of(lba, u64::from(blocks));
+            let good = |s: usize| s != slot && !self.shared.needs[s].contains_any(regions.clone());
+            let source = state.in_sync().find(|(s, _)| good(*s));
+            (target, source.map(|(slot, live)| (slot, Rc::clone(live))))
+        };
+        let (Some(target), Some((from, source))) = (target, source) else {
+            return;
+        };
+        if target.incarnation != incarnation {
+            return;
+        }
+        match self.copy(&chunk, &source, &[&target]).await {
+            Ok(failed) if failed.is_empty() => self.say(Happened::ReadRepaired {
+                member: self.member_id(slot),
+                lba,
+                blocks,
+            }),
+            Ok(failed) => {
+                for (_, why) in failed {
+                    self.suspect(slot, target.incarnation, why);
+                }
+            }
+            Err(why) => self.suspect(from, source.incarnation, why),
+        }
+    }
+}
+
+pub(super) fn describe(why: Failure) -> String {
+    match why {
+        Failure::Status(Status::Gone) => "it cannot be reached".into(),
+        Failure::Status(status) => format!("an I/O failed: {status:?}"),
+        Failure::Deadline => "it did not answer in time".into(),
+        Failure::Loss => "its connection was lost, and with it perhaps what was not flushed".into(),
+        Failure::Open => "no queue to it could be opened".into(),
+    }
+}

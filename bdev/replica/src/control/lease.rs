@@ -1,0 +1,65 @@
+//! A store that several holders share has to be heard from, or this holder stops acknowledging.
+//!
+//! Another holder that opens the volume raises the epoch in the store, waits for as long as a lease lasts,
+//! and serves only then. The holder before it has by then either seen the new epoch, or not heard from the
+//! store for a whole lease: in both cases it acknowledges nothing any more.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use super::Control;
+
+/// How long what was heard from the store is good for.
+pub(super) const LEASE: Duration = Duration::from_secs(4);
+/// What a new holder waits: a lease, and half of one for clocks that differ and I/O under way.
+pub(super) const TAKE_OVER: Duration = Duration::from_secs(6);
+const RENEW: Duration = Duration::from_secs(1);
+
+impl Control {
+    pub(super) async fn keep_lease(self: Rc<Control>) {
+        let mut heard = self.core.now();
+        loop {
+            self.core.after(RENEW).await;
+            let asked = self.core.now();
+            let left = (LEASE + Duration::from_nanos(1)).saturating_sub(asked.since(heard));
+            let found = self
+                .core
+                .timeout(left.max(RENEW), self.store.load(self.id))
+                .await;
+            let (known, fenced) = {
+                let state = self.state.borrow();
+                (state.record.epoch, state.fenced.is_some())
+            };
+            if fenced {
+                return;
+            }
+            match found {
+                Ok(Ok(record)) if record.epoch > known => {
+                    let why = format!("another holder opened it (epoch {})", record.epoch);
+                    return self.fence(why);
+                }
+                Ok(Ok(_)) => {
+                    heard = asked;
+                    self.resume();
+                }
+                _ if self.core.now().since(heard) >= LEASE => self.suspend(),
+                _ => {}
+            }
+        }
+    }
+
+    fn suspend(&self) {
+        if !std::mem::replace(&mut self.state.borrow_mut().unheard, true) {
+            let why = format!("nothing was heard from the store for {LEASE:?}");
+            self.say(crate::handle::Happened::StoreLost { why });
+            self.publish();
+        }
+    }
+
+    fn resume(&self) {
+        if std::mem::replace(&mut self.state.borrow_mut().unheard, false) {
+            self.say(crate::handle::Happened::StoreBack);
+            self.publish();
+        }
+    }
+}

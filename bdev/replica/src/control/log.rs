@@ -1,0 +1,142 @@
+//! The dirty-region log: pages on the members' media before anything is written into a region.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use nacre_bdev::Flags;
+
+use super::Control;
+use super::disk::Disk;
+use super::state::Live;
+use crate::format::{BLOCK, REGIONS_PER_PAGE, decode_page, encode_page, page_offset, pages_for};
+use crate::shared::Failure;
+
+/// Before a batch that could not be written is tried again.
+const AGAIN: Duration = Duration::from_millis(20);
+
+impl Control {
+    /// Makes regions dirty that lanes wait for.
+    pub(super) async fn keep_log(self: Rc<Control>) {
+        loop {
+            self.bells.log.notified().await;
+            loop {
+                let wanted = std::mem::take(&mut self.state.borrow_mut().wanted);
+                if wanted.is_empty() {
+                    break;
+                }
+                while !self.make_dirty(&wanted).await {
+                    self.core.after(AGAIN).await;
+                }
+            }
+        }
+    }
+
+    /// Puts the regions into the log on every member that is there, then lets lanes write into them.
+    /// `false`: not every in-sync member has it.
+    pub(super) async fn make_dirty(&self, wanted: &[u64]) -> bool {
+        let lock = self.log.lock().await;
+        let mut pages: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+        for region in wanted {
+            pages
+                .entry(region / REGIONS_PER_PAGE)
+                .or_default()
+                .push(*region);
+        }
+        let present = self.state.borrow().present();
+        let numbers: Vec<u64> = pages.keys().copied().collect();
+        let also = |region: u64| {
+            let page = pages.get(&(region / REGIONS_PER_PAGE));
+            page.is_some_and(|regions| regions.contains(&region))
+        };
+        let failed = self.write_pages(&present, &numbers, Flags::FUA, also).await;
+        if !failed.is_empty() {
+            // Written again once it is decided who is in sync.
+            drop(lock);
+            for (slot, incarnation, why) in failed {
+                self.judge(slot, incarnation, why).await;
+            }
+            return false;
+        }
+        // Whoever is in sync now must be among those that have it: somebody may have been promoted.
+        let has_it = |slot: usize, live: &Rc<Live>| {
+            let wrote = |(s, l): &(usize, Rc<Live>)| *s == slot && Rc::ptr_eq(l, live);
+            present.iter().any(wrote)
+        };
+        let all = {
+            let state = self.state.borrow();
+            let mut in_sync = state.in_sync().peekable();
+            in_sync.peek().is_some() && in_sync.all(|(slot, live)| has_it(slot, live))
+        };
+        if all {
+            for region in wanted {
+                self.shared.regions.set_dirty(*region);
+            }
+            self.shared.ring_all();
+            self.bells.clean.notify_one();
+        }
+        all
+    }
+
+    /// Writes pages of the log as they are in memory, and with the regions that `also` names. To be called
+    /// under `log`. Answers who failed.
+    pub(super) async fn write_pages(
+        &self,
+        to: &[(usize, Rc<Live>)],
+        pages: &[u64],
+        flags: Flags,
+        also: impl Fn(u64) -> bool,
+    ) -> Vec<(usize, u64, Failure)> {
+        let mut failed: Vec<(usize, u64, Failure)> = Vec::new();
+        for page in pages {
+            let mut bytes = [0; BLOCK];
+            self.encode(*page, &also, &mut bytes);
+            let writes = to.iter().map(|(slot, live)| {
+                let bytes = &bytes;
+                async move {
+                    let written = self.write_block(&live.disk, page_offset(*page), flags, bytes);
+                    (*slot, live.incarnation, written.await)
+                }
+            });
+            for (slot, incarnation, outcome) in join_all(writes).await {
+                if let Err(why) = outcome {
+                    failed.push((slot, incarnation, why));
+                }
+            }
+        }
+        failed
+    }
+
+    fn encode(&self, page: u64, also: impl Fn(u64) -> bool, bytes: &mut [u8; BLOCK]) {
+        let state = self.state.borrow();
+        let dirty = |region| self.shared.regions.is_dirty(region) || also(region);
+        let (id, epoch, regions) = (self.id, state.record.epoch, state.record.regions());
+        encode_page(id, page, epoch, regions, dirty, bytes);
+    }
+
+    /// The whole log onto one member that is about to join.
+    pub(super) async fn write_log_to(&self, slot: usize, live: &Rc<Live>) -> Result<(), Failure> {
+        let pages: Vec<u64> = (0..pages_for(self.state.borrow().record.regions())).collect();
+        let to = [(slot, Rc::clone(live))];
+        let failed = self.write_pages(&to, &pages, Flags::FUA, |_| false).await;
+        match failed.first() {
+            Some((_, _, why)) => Err(*why),
+            None => Ok(()),
+        }
+    }
+
+    /// The regions that a member's log names.
+    pub(super) async fn read_log(&self, disk: &Disk) -> Result<Vec<u64>, Failure> {
+        let regions = self.state.borrow().record.regions();
+        let mut dirty = Vec::new();
+        for number in 0..pages_for(regions) {
+            let bytes = self.read_block(disk, page_offset(number)).await?;
+            let page = decode_page(&bytes, self.id, number);
+            let first = number * REGIONS_PER_PAGE;
+            let last = regions.min(first + REGIONS_PER_PAGE);
+            dirty.extend((first..last).filter(|region| page.is_dirty(*region)));
+        }
+        Ok(dirty)
+    }
+}

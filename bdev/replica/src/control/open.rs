@@ -1,0 +1,330 @@
+//! Opening a volume: the epoch is raised, replicas that cannot be believed are put aside, and what an
+//! unclean stop left in doubt is named before anything is served.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeSet, VecDeque};
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use nacre_bdev::Bdev;
+use nacre_hugepages::Pool;
+use nacre_reactor::{CoreHandle, Nanos};
+use tokio::sync::{Mutex as AsyncMutex, mpsc};
+use uuid::Uuid;
+
+use super::attach::{Credit, credit};
+use super::disk::Disks;
+use super::judge::describe;
+use super::lease::TAKE_OVER;
+use super::state::{Live, Resync, State};
+use super::{Bells, Control};
+use crate::format::Label;
+use crate::handle::{
+    COMMANDS, Devices, Happened, Observer, ResyncKind, VolumeError, VolumeHandle, VolumeStatus,
+};
+use crate::model::{MemberRecord, MemberState, Stamp, VolumeRecord};
+use crate::shared::{Failure, Shared};
+use crate::store::VolumeStore;
+use crate::volume::{Volume, weakest};
+
+/// How long replicas that were in sync are waited for, once one of them is there.
+const GRACE: Duration = Duration::from_secs(5);
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// An in-sync replica that can be believed.
+struct Found {
+    slot: usize,
+    live: Rc<Live>,
+    label: Label,
+}
+
+/// Opens the volume `id` for `holder` on this reactor, until [`crate::handle::Command::Close`]. The answer's
+/// device is to be registered; it serves from the first I/O on.
+pub async fn open(
+    core: &CoreHandle,
+    pool: Pool,
+    store: Arc<dyn VolumeStore>,
+    devices: Arc<dyn Devices>,
+    observer: Arc<dyn Observer>,
+    id: Uuid,
+    holder: Uuid,
+) -> Result<VolumeHandle, VolumeError> {
+    let record = store.load(id).await?;
+    let os = |error: std::io::Error| VolumeError::Io {
+        device: record.name.clone(),
+        what: format!("no descriptor for its control: {error}"),
+    };
+    let disks = Disks::new().map_err(os)?;
+    let poller = core
+        .add_poller(disks.poller())
+        .map_err(|error| os(std::io::Error::other(error.to_string())))?;
+    let shared = Shared::new(&record);
+    let control = Rc::new(Control {
+        core: core.clone(),
+        pool,
+        store,
+        devices,
+        observer,
+        id,
+        holder,
+        // Replaced below, when the devices are known.
+        volume: RefCell::new(None),
+        status: Arc::new(Mutex::new(VolumeStatus::of(&record))),
+        disks,
+        poller: Cell::new(Some(poller)),
+        state: RefCell::new(State::new(record)),
+        shared,
+        membership: AsyncMutex::new(()),
+        log: AsyncMutex::new(()),
+        chunks: AsyncMutex::new(()),
+        copy_at: Cell::new(Nanos::ZERO),
+        bells: Bells::default(),
+        tasks: RefCell::default(),
+    });
+    match control.begin().await {
+        Ok(volume) => {
+            let (commands, asked) = mpsc::channel(COMMANDS);
+            control.start();
+            control.spawn(Rc::clone(&control).obey(asked));
+            // What failed while it was opened waits to be judged.
+            control.shared.wake_control();
+            control.bells.probe.notify_one();
+            control.bells.resync.notify_one();
+            control.bells.clean.notify_one();
+            Ok(VolumeHandle {
+                commands,
+                shared: Arc::clone(&control.shared),
+                volume,
+                status: Arc::clone(&control.status),
+            })
+        }
+        Err(error) => {
+            control.stop();
+            Err(error)
+        }
+    }
+}
+
+impl Control {
+    async fn begin(self: &Rc<Control>) -> Result<Arc<dyn Bdev>, VolumeError> {
+        let former = self.state.borrow().record.clone();
+        let (found, stale) = self.gather(&former).await?;
+        let clean = found.iter().all(|f| f.label.clean)
+            && found.iter().all(|f| f.label.stamp == found[0].label.stamp);
+        let present: Vec<usize> = found.iter().map(|f| f.slot).collect();
+        for Found { slot, live, .. } in found {
+            live.joined.set(true);
+            self.state.borrow_mut().live[slot] = Some(live);
+        }
+        self.commit(|record| {
+            record.epoch += 1;
+            for member in &mut record.members {
+                take_stock(member, &former, &present, &stale);
+            }
+        })
+        .await?;
+        let waits = former.holder.is_some_and(|other| other != self.holder);
+        if waits && self.store.is_shared() {
+            self.core.after(TAKE_OVER).await;
+        }
+        // Whoever had it before writes nothing any more: now the logs say all that there is to know.
+        let dirty = self.gather_logs().await;
+        for region in &dirty {
+            self.shared.regions.set_dirty(*region);
+        }
+        if !clean {
+            let there: Vec<usize> = self.state.borrow().in_sync().map(|(s, _)| s).collect();
+            self.reconcile(&there, &dirty);
+        }
+        let now = self.state.borrow().present();
+        for (slot, live) in now {
+            if let Err(why) = self.write_log_to(slot, &live).await {
+                self.judge(slot, live.incarnation, why).await;
+            }
+        }
+        let epoch = self.state.borrow().record.epoch;
+        self.commit(|record| record.serving = epoch).await?;
+        let limits = {
+            let state = self.state.borrow();
+            let layers = state.live.iter().flatten();
+            let mut limits = weakest(layers.map(|live| &*live.device.layer));
+            // A member that is not there may have a cache.
+            limits.volatile_cache |= state.record.members.len() > present.len();
+            limits
+        };
+        let record = self.state.borrow().record.clone();
+        let volume = Volume::new(&record, Arc::clone(&self.shared), limits);
+        *self.volume.borrow_mut() = Some(Arc::clone(&volume));
+        self.state.borrow_mut().serving = true;
+        self.publish();
+        self.say(Happened::Opened {
+            epoch,
+            degraded: present.len() < record.members.len(),
+            clean,
+        });
+        Ok(volume)
+    }
+
+    /// What the logs of the in-sync members name, all together. One that cannot be read is out, as far as
+    /// there are others, and is taken to name everything.
+    async fn gather_logs(&self) -> BTreeSet<u64> {
+        let mut dirty = BTreeSet::new();
+        let present = self.state.borrow().present();
+        for (slot, live) in present {
+            match self.read_log(&live.disk).await {
+                Ok(named) => dirty.extend(named),
+                Err(why) => {
+                    dirty.extend(0..self.state.borrow().record.regions());
+                    self.judge(slot, live.incarnation, why).await;
+                }
+            }
+        }
+        dirty
+    }
+
+    /// Finds the in-sync replicas: those that can be believed, and the slots of those that cannot.
+    async fn gather(&self, record: &VolumeRecord) -> Result<(Vec<Found>, Vec<usize>), VolumeError> {
+        let start = self.core.now();
+        let mut found: Vec<Found> = Vec::new();
+        let mut stale = Vec::new();
+        let mut why = String::from("none is in sync");
+        loop {
+            let mut missing = false;
+            for member in record.in_sync().filter(|m| !m.offline) {
+                let slot = usize::from(member.slot);
+                if stale.contains(&slot) || found.iter().any(|f| f.slot == slot) {
+                    continue;
+                }
+                match self.find(record, member).await {
+                    Ok(Some(one)) => found.push(one),
+                    Ok(None) => stale.push(slot),
+                    Err(error @ VolumeError::Newer { .. }) => return Err(error),
+                    Err(error) => {
+                        why = error.to_string();
+                        missing = true;
+                    }
+                }
+            }
+            let patience = match found.is_empty() {
+                // Somebody else comes again.
+                true => Duration::ZERO,
+                false => GRACE,
+            };
+            if !missing || self.core.now().since(start) >= patience {
+                break;
+            }
+            self.core.after(LOOK_AGAIN).await;
+        }
+        found.sort_by_key(|f| f.slot);
+        match found.is_empty() {
+            true => Err(VolumeError::NothingInSync {
+                name: record.name.clone(),
+                why,
+            }),
+            false => Ok((found, stale)),
+        }
+    }
+
+    /// `None`: the device is there, and what it holds cannot be believed.
+    async fn find(
+        &self,
+        record: &VolumeRecord,
+        member: &MemberRecord,
+    ) -> Result<Option<Found>, VolumeError> {
+        let (device, disk) = self.claim(record, &member.device).await?;
+        let losses = device.layer.losses();
+        let read = self.read_label(&disk).await;
+        let read = read.map_err(|why| failed(&disk.name, why));
+        let credit = read
+            .as_ref()
+            .map_err(Clone::clone)
+            .and_then(|read| credit(record, member, read));
+        match (read, credit) {
+            (Ok(Ok((label, place))), Ok(Credit::Trusted)) => {
+                self.state.borrow_mut().incarnation += 1;
+                let live = Live {
+                    device,
+                    disk,
+                    incarnation: self.state.borrow().incarnation,
+                    losses,
+                    stamp: Cell::new(label.stamp),
+                    sequence: Cell::new(label.sequence),
+                    place: Cell::new(place),
+                    joined: Cell::new(false),
+                    read_errors: RefCell::new(VecDeque::new()),
+                    resync: RefCell::default(),
+                };
+                Ok(Some(Found {
+                    slot: usize::from(member.slot),
+                    live: Rc::new(live),
+                    label,
+                }))
+            }
+            (_, Ok(_)) => {
+                self.disks.forget(&disk);
+                Ok(None)
+            }
+            (_, Err(error)) => {
+                self.disks.forget(&disk);
+                Err(error)
+            }
+        }
+    }
+
+    /// After an unclean stop the members may differ where something was being written. One of them is
+    /// right by definition, as nothing of that was acknowledged unless all have it; the others get it.
+    fn reconcile(&self, present: &[usize], dirty: &BTreeSet<u64>) {
+        let Some((source, others)) = present.split_first() else {
+            return;
+        };
+        let now = self.core.now();
+        let state = self.state.borrow();
+        let source = state.record.member(*source).map(|m| m.id);
+        for slot in others {
+            self.shared.needs[*slot].assign(|region| dirty.contains(&region));
+            let total = dirty.len() as u64;
+            if let Some(live) = state.live[*slot].as_ref().filter(|_| total > 0) {
+                let mut resync = Resync::new(ResyncKind::Reconcile, total, 0, now);
+                resync.source = source;
+                *live.resync.borrow_mut() = Some(resync);
+            }
+        }
+    }
+}
+
+/// What becomes of a member at opening: in-sync ones that are not there have missed what comes now, and
+/// those that cannot be believed are filled from the start.
+fn take_stock(
+    member: &mut MemberRecord,
+    former: &VolumeRecord,
+    present: &[usize],
+    stale: &[usize],
+) {
+    let slot = usize::from(member.slot);
+    if member.state != MemberState::InSync || present.contains(&slot) {
+        return;
+    }
+    if stale.contains(&slot) {
+        member.why = Some("its label is older than it would be if it had been kept in sync".into());
+        member.state = MemberState::Filling {
+            watermark: 0,
+            last_label: Stamp::default(),
+        };
+    } else {
+        member.why = Some("it was not there when the volume was opened".into());
+        member.state = MemberState::Out {
+            last_label: Stamp {
+                epoch: former.serving,
+                revision: former.revision.saturating_sub(1),
+            },
+        };
+    }
+}
+
+fn failed(device: &str, why: Failure) -> VolumeError {
+    VolumeError::Io {
+        device: device.to_owned(),
+        what: describe(why),
+    }
+}

@@ -1,0 +1,377 @@
+//! Copying what members lack, a region at a time, and promoting those that lack nothing.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use nacre_reactor::Nanos;
+
+use super::Control;
+use super::state::Live;
+use crate::handle::{Happened, LastResync, ResyncKind};
+use crate::model::MemberState;
+use crate::shared::{Failure, NO_REGION};
+
+/// Chunks that are copied at a time while hosts ask for nothing.
+const AT_ONCE: usize = 4;
+/// How often the watermark of a member that is being filled is kept, at least.
+const KEEP: Duration = Duration::from_secs(10);
+/// Before what could not be copied is tried again.
+const AGAIN: Duration = Duration::from_secs(1);
+/// Longest rest between two chunks while hosts are served.
+const YIELD: Duration = Duration::from_millis(20);
+
+/// What came of a region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Copied {
+    Done,
+    /// A member failed; who is there has to be looked at again.
+    Failed,
+    /// Nobody has it.
+    NoSource,
+}
+
+impl Control {
+    pub(super) async fn copy_regions(self: Rc<Control>) {
+        loop {
+            self.bells.resync.notified().await;
+            let mut at = 0;
+            loop {
+                self.promote_all().await;
+                let Some(region) = self.next_needed(at).or_else(|| self.next_needed(0)) else {
+                    break;
+                };
+                match self.copy_region(region).await {
+                    Copied::Done => at = region + 1,
+                    Copied::Failed => {
+                        // What failed is let go by now, or stays and has a bad region: the others first.
+                        at = region + 1;
+                        self.core.after(AGAIN).await;
+                    }
+                    Copied::NoSource => self.core.after(AGAIN).await,
+                }
+                self.keep_watermarks().await;
+            }
+        }
+    }
+
+    fn next_needed(&self, from: u64) -> Option<u64> {
+        let state = self.state.borrow();
+        let slots = state.present();
+        let joined = slots.iter().filter(|(_, live)| live.joined.get());
+        joined
+            .filter_map(|(slot, _)| self.shared.needs[*slot].next(from))
+            .min()
+    }
+
+    /// A member that has the region, and those that need it.
+    #[allow(clippy::type_complexity)]
+    fn parties(&self, region: u64) -> (Option<(usize, Rc<Live>)>, Vec<(usize, Rc<Live>)>) {
+        let state = self.state.borrow();
+        let needs = |slot: usize| self.shared.needs[slot].contains(region);
+        let source = state.in_sync().find(|(slot, _)| !needs(*slot));
+        let source = source.map(|(slot, live)| (slot, Rc::clone(live)));
+        let there = state.present().into_iter();
+        let targets = there.filter(|(slot, live)| needs(*slot) && live.joined.get());
+        (source, targets.collect())
+    }
+
+    async fn copy_region(&self, region: u64) -> Copied {
+        let (source, targets) = self.parties(region);
+        let Some((from, source)) = source else {
+            // What differs among in-sync members was acknowledged to nobody: any of them is right.
+            let first = self.state.borrow().in_sync().map(|(slot, _)| slot).next();
+            if let Some(first) = first {
+                self.shared.needs[first].remove(region);
+            }
+            return Copied::NoSource;
+        };
+        self.note_source(from, &targets);
+        // From now on every write in here goes to the targets too; what was skipped before is over when the
+        // chunk that it lies in has been acquired.
+        self.shared.set_copying(region);
+        let unequal = self.shared.unequal();
+        let copied = self.copy_chunks(region, (from, &source), &targets).await;
+        if copied == Copied::Done {
+            let same = |slot: usize, live: &Rc<Live>| {
+                let now = self.state.borrow().live[slot].clone();
+                now.is_some_and(|now| Rc::ptr_eq(&now, live))
+            };
+            let done = targets.iter().filter(|(slot, live)| same(*slot, live));
+            let done: Vec<usize> = done.map(|(slot, _)| *slot).collect();
+            done.iter()
+                .for_each(|s| self.shared.needs[*s].remove(region));
+            // A write that failed meanwhile may have left unequal what was copied before it. Looked at after
+            // the removal: a lane counts first and adds then, so what it adds from here on stays.
+            if self.shared.unequal() != unequal {
+                done.iter()
+                    .for_each(|s| self.shared.needs[*s].insert(region));
+            }
+        }
+        self.shared.set_copying(NO_REGION);
+        self.shared.ring_all();
+        copied
+    }
+
+    async fn copy_chunks(
+        &self,
+        region: u64,
+        (from, source): (usize, &Rc<Live>),
+        targets: &[(usize, Rc<Live>)],
+    ) -> Copied {
+        let (start, end, step) = {
+            let state = self.state.borrow();
+            let blocks = state.record.region_blocks();
+            let start = region * blocks;
+            let end = (start + blocks).min(state.record.blocks);
+            drop(state);
+            (start, end, self.chunk_blocks())
+        };
+        let lives: Vec<&Rc<Live>> = targets.iter().map(|(_, live)| live).collect();
+        let mut at = start;
+        while at < end {
+            let busy = self.is_busy();
+            let wave = if busy { 1 } else { AT_ONCE };
+            let mut chunks = Vec::with_capacity(wave);
+            let (began, first) = (self.core.now(), at);
+            while chunks.len() < wave && at < end {
+                let blocks = step.min(end - at);
+                self.pay(blocks * targets.len() as u64).await;
+                chunks.push(self.acquire_chunk(at, blocks).await);
+                at += blocks;
+            }
+            let copies = chunks.iter().map(|chunk| self.copy(chunk, source, &lives));
+            let outcomes = join_all(copies).await;
+            drop(chunks);
+            let mut fine = true;
+            for outcome in outcomes {
+                fine &= self.tell(outcome, (from, source), targets);
+            }
+            if !fine {
+                return Copied::Failed;
+            }
+            let now = self.core.now();
+            let bytes = self.bytes_of(0, at - first).1;
+            for (_, live) in targets {
+                if let Some(resync) = &mut *live.resync.borrow_mut() {
+                    resync.copied(bytes, now);
+                }
+            }
+            self.refresh_status();
+            if busy {
+                self.core.after(now.since(began).min(YIELD)).await;
+            }
+        }
+        Copied::Done
+    }
+
+    /// Tells the judge who failed. `true`: nobody.
+    fn tell(
+        &self,
+        outcome: Result<Vec<(usize, Failure)>, Failure>,
+        (from, source): (usize, &Rc<Live>),
+        targets: &[(usize, Rc<Live>)],
+    ) -> bool {
+        match outcome {
+            Ok(failed) => {
+                for (at, why) in &failed {
+                    let (slot, live) = &targets[*at];
+                    self.suspect(*slot, live.incarnation, *why);
+                }
+                failed.is_empty()
+            }
+            Err(why) => {
+                self.suspect_read(from, source.incarnation, why);
+                false
+            }
+        }
+    }
+
+    /// Hosts have something under way.
+    fn is_busy(&self) -> bool {
+        (0..crate::model::MAX_MEMBERS).any(|slot| self.shared.outstanding(slot) > 0)
+    }
+
+    /// Waits until as many blocks may be copied.
+    pub(super) async fn pay(&self, blocks: u64) {
+        let (rate, bytes) = {
+            let state = self.state.borrow();
+            let settings = &state.record.settings;
+            let bytes = blocks * u64::from(state.record.block_size);
+            (settings.resync_bytes_per_s, bytes)
+        };
+        if rate == 0 {
+            return;
+        }
+        let now = self.core.now();
+        let start = self.copy_at.get().max(now);
+        let cost =
+            Duration::from_nanos((u128::from(bytes) * 1_000_000_000 / u128::from(rate)) as u64);
+        self.copy_at.set(start + cost);
+        if start > now {
+            self.core.timer_at(start).await;
+        }
+    }
+
+    fn note_source(&self, from: usize, targets: &[(usize, Rc<Live>)]) {
+        let id = self.member_id(from);
+        let mut changed = None;
+        for (_, live) in targets {
+            if let Some(resync) = &mut *live.resync.borrow_mut() {
+                let before = resync.source.replace(id);
+                changed = changed.or(before.filter(|before| *before != id));
+            }
+        }
+        if let Some(from) = changed {
+            self.say(Happened::SourceChanged { from, to: id });
+        }
+    }
+
+    async fn promote_all(&self) {
+        let ready: Vec<(usize, Rc<Live>)> = {
+            let state = self.state.borrow();
+            let there = state.present().into_iter();
+            there
+                .filter(|(slot, live)| live.joined.get() && self.shared.needs[*slot].is_empty())
+                .filter(|(_, live)| live.resync.borrow().is_some())
+                .collect()
+        };
+        for (slot, live) in ready {
+            self.promote(slot, &live).await;
+        }
+    }
+
+    /// The member has everything: from now on it counts.
+    async fn promote(&self, slot: usize, live: &Rc<Live>) {
+        let facts = live
+            .resync
+            .borrow()
+            .as_ref()
+            .map(|r| (r.kind, r.copied, r.began));
+        let Some((kind, bytes, began)) = facts else {
+            return;
+        };
+        if kind != ResyncKind::Reconcile {
+            if !self.flush_all(&[(slot, Rc::clone(live))]).await {
+                return self.core.after(AGAIN).await;
+            }
+            let _one = self.membership.lock().await;
+            let here = |state: &super::state::State| {
+                state.live[slot]
+                    .as_ref()
+                    .is_some_and(|now| Rc::ptr_eq(now, live))
+            };
+            let ready = {
+                let state = self.state.borrow();
+                here(&state)
+                    && state.serving
+                    && state.in_sync().next().is_some()
+                    && self.shared.needs[slot].is_empty()
+            };
+            if !ready {
+                return;
+            }
+            let logged = {
+                let _log = self.log.lock().await;
+                self.write_log_to(slot, live).await
+            };
+            if let Err(why) = logged {
+                return self.suspect(slot, live.incarnation, why);
+            }
+            if nacre_bdev::Bdev::losses(&*live.device.layer) != live.losses {
+                return self.suspect(slot, live.incarnation, Failure::Loss);
+            }
+            let done = self.commit(|record| {
+                if let Some(member) = record.member_mut(slot) {
+                    member.state = MemberState::InSync;
+                    member.why = None;
+                }
+            });
+            if done.await.is_err() {
+                return;
+            }
+        }
+        *live.resync.borrow_mut() = None;
+        let seconds = self.core.now().since(began).as_secs_f64();
+        self.state.borrow_mut().last_resync[slot] = Some(LastResync {
+            kind,
+            bytes,
+            seconds,
+        });
+        self.publish();
+        self.bells.clean.notify_one();
+        self.say(Happened::ResyncEnded {
+            member: self.member_id(slot),
+            device: live.disk.name.clone(),
+            kind,
+            bytes,
+        });
+        self.finish_replacement(slot).await;
+    }
+
+    /// Keeps how far members have been filled, so that a restart goes on from there.
+    async fn keep_watermarks(&self) {
+        let now = self.core.now();
+        let regions = self.state.borrow().record.regions();
+        let filling: Vec<(usize, Rc<Live>)> = {
+            let state = self.state.borrow();
+            let syncing = state.syncing();
+            syncing
+                .map(|(slot, live)| (slot, Rc::clone(live)))
+                .collect()
+        };
+        for (slot, live) in filling {
+            let Some((kept, kept_at)) = kept(&live) else {
+                continue;
+            };
+            let mark = self.shared.needs[slot].next(0).unwrap_or(regions);
+            let far = mark > kept && (mark - kept) * 100 >= regions;
+            let long = mark > kept && now.since(kept_at) >= KEEP;
+            // Not for what is over in a moment anyway.
+            if !(far && now.since(kept_at) >= KEEP / 10 || long) {
+                continue;
+            }
+            if !self.flush_all(&[(slot, Rc::clone(&live))]).await {
+                continue;
+            }
+            let _one = self.membership.lock().await;
+            let same = self.state.borrow().live[slot].clone();
+            if !same.is_some_and(|now| Rc::ptr_eq(&now, &live)) {
+                continue;
+            }
+            let last_label = live.stamp.get();
+            let stored = self.commit(|record| {
+                if let Some(member) = record.member_mut(slot) {
+                    member.state = MemberState::Filling {
+                        watermark: mark,
+                        last_label,
+                    };
+                }
+            });
+            if stored.await.is_ok()
+                && let Some(resync) = &mut *live.resync.borrow_mut()
+            {
+                resync.kept = mark;
+                resync.kept_at = self.core.now();
+            }
+        }
+    }
+
+    /// As [`Control::suspect`], for a read.
+    pub(super) fn suspect_read(&self, slot: usize, incarnation: u64, why: Failure) {
+        self.shared.report(crate::shared::Report {
+            slot,
+            incarnation,
+            op: nacre_bdev::Op::Read,
+            lba: 0,
+            why,
+        });
+    }
+}
+
+/// The watermark of a full copy in the store, and since when.
+fn kept(live: &Live) -> Option<(u64, Nanos)> {
+    let resync = live.resync.borrow();
+    let resync = resync.as_ref()?;
+    (resync.kind == ResyncKind::Full).then_some((resync.kept, resync.kept_at))
+}

@@ -1,0 +1,305 @@
+//! What the control knows, and what follows from it for lanes and for people.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::time::Duration;
+
+use nacre_reactor::Nanos;
+use uuid::Uuid;
+
+use super::disk::Disk;
+use crate::format::Place;
+use crate::handle::{
+    LastResync, MemberDevice, MemberStatus, ResyncKind, ResyncStatus, VerifyStatus, VolumeState,
+    VolumeStatus,
+};
+use crate::model::{MAX_MEMBERS, MemberState, Stamp, VolumeRecord};
+use crate::shared::{Repair, Report, Shared};
+use crate::view::{MemberView, Mode, Role, View};
+
+pub(super) struct State {
+    /// As it is in the store.
+    pub record: VolumeRecord,
+    /// Members whose devices are in use, by slot.
+    pub live: [Option<Rc<Live>>; MAX_MEMBERS],
+    /// Failures reported by lanes that have been heard of, and decided upon.
+    pub heard: [u64; MAX_MEMBERS],
+    pub judged: [u64; MAX_MEMBERS],
+    pub reports: Vec<Report>,
+    /// [`Shared::unequal`] as it was last.
+    pub unequal: u64,
+    pub wanted: Vec<u64>,
+    pub repairs: VecDeque<Repair>,
+    /// When an absent member is looked for next, and how long after that.
+    pub retries: [Retry; MAX_MEMBERS],
+    pub last_resync: [Option<LastResync>; MAX_MEMBERS],
+    /// The last incarnation given.
+    pub incarnation: u64,
+    /// Labels and dirty log of the present epoch are on every member: hosts may come.
+    pub serving: bool,
+    pub fenced: Option<String>,
+    pub store_lost: Option<String>,
+    /// A shared store was not heard from for a lease.
+    pub unheard: bool,
+    pub failing: bool,
+    pub closed: bool,
+    /// Told to the observer.
+    pub frozen: bool,
+    pub verify: Option<VerifyStatus>,
+    pub stop_verify: bool,
+}
+
+/// A member whose device is in use.
+pub(super) struct Live {
+    pub device: MemberDevice,
+    pub disk: Rc<Disk>,
+    pub incarnation: u64,
+    /// [`nacre_bdev::Bdev::losses`] when it was taken in.
+    pub losses: u64,
+    /// The label that was written last, and where.
+    pub stamp: Cell<Stamp>,
+    pub sequence: Cell<u64>,
+    pub place: Cell<Place>,
+    /// Lanes write to it.
+    pub joined: Cell<bool>,
+    /// Times of read errors within the last hour.
+    pub read_errors: RefCell<VecDeque<Nanos>>,
+    pub resync: RefCell<Option<Resync>>,
+}
+
+/// A member being brought up to date.
+#[derive(Debug, Clone)]
+pub(super) struct Resync {
+    pub kind: ResyncKind,
+    pub source: Option<Uuid>,
+    pub total_regions: u64,
+    pub began: Nanos,
+    /// Bytes copied, and by when how many were, for the rate.
+    pub copied: u64,
+    pub marks: VecDeque<(Nanos, u64)>,
+    /// The watermark in the store.
+    pub kept: u64,
+    pub kept_at: Nanos,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Retry {
+    pub at: Nanos,
+    pub delay: Duration,
+}
+
+const FIRST_RETRY: Duration = Duration::from_millis(500);
+const LAST_RETRY: Duration = Duration::from_secs(10);
+
+impl Retry {
+    pub fn failed(&mut self, now: Nanos) {
+        self.delay = (self.delay * 2).clamp(FIRST_RETRY, LAST_RETRY);
+        self.at = now + self.delay;
+    }
+}
+
+impl State {
+    pub fn new(record: VolumeRecord) -> State {
+        State {
+            record,
+            live: Default::default(),
+            heard: [0; MAX_MEMBERS],
+            judged: [0; MAX_MEMBERS],
+            reports: Vec::new(),
+            unequal: 0,
+            wanted: Vec::new(),
+            repairs: VecDeque::new(),
+            retries: Default::default(),
+            last_resync: Default::default(),
+            incarnation: 0,
+            serving: false,
+            fenced: None,
+            store_lost: None,
+            unheard: false,
+            failing: false,
+            closed: false,
+            frozen: false,
+            verify: None,
+            stop_verify: false,
+        }
+    }
+
+    pub fn is_in_sync(&self, slot: usize) -> bool {
+        let member = self.record.member(slot);
+        member.is_some_and(|m| m.state == MemberState::InSync)
+    }
+
+    /// Members in sync that are there, by slot.
+    pub fn in_sync(&self) -> impl Iterator<Item = (usize, &Rc<Live>)> {
+        let live = self.live.iter().enumerate();
+        live.filter_map(|(slot, live)| Some((slot, live.as_ref()?)))
+            .filter(|(slot, live)| self.is_in_sync(*slot) && live.joined.get())
+    }
+
+    /// Members that are there and not in sync: they are copied to.
+    pub fn syncing(&self) -> impl Iterator<Item = (usize, &Rc<Live>)> {
+        let live = self.live.iter().enumerate();
+        live.filter_map(|(slot, live)| Some((slot, live.as_ref()?)))
+            .filter(|(slot, live)| !self.is_in_sync(*slot) && live.joined.get())
+    }
+
+    /// Every member there, by slot, lanes know of it or not.
+    pub fn present(&self) -> Vec<(usize, Rc<Live>)> {
+        let live = self.live.iter().enumerate();
+        live.filter_map(|(slot, live)| Some((slot, Rc::clone(live.as_ref()?))))
+            .collect()
+    }
+
+    pub fn slot_of(&self, member: &str) -> Option<usize> {
+        let named =
+            |m: &&crate::model::MemberRecord| m.device == member || m.id.to_string() == member;
+        let found = self.record.members.iter().find(named)?;
+        Some(usize::from(found.slot))
+    }
+
+    fn mode(&self) -> Mode {
+        if self.closed {
+            Mode::Closed
+        } else if self.fenced.is_some() || self.unheard {
+            Mode::Suspended
+        } else if self.failing {
+            Mode::FailIo
+        } else if !self.serving || self.in_sync().next().is_none() {
+            Mode::Frozen
+        } else {
+            Mode::Serving
+        }
+    }
+
+    /// What lanes are to know.
+    pub fn view(&self) -> View {
+        let mut view = View::closed(&self.record.settings);
+        view.mode = self.mode();
+        for (slot, live) in self.present() {
+            if !live.joined.get() {
+                continue;
+            }
+            let role = match self.is_in_sync(slot) {
+                true => Role::InSync,
+                false => Role::Syncing,
+            };
+            view.members[slot] = Some(MemberView {
+                device: std::sync::Arc::clone(&live.device.layer),
+                incarnation: live.incarnation,
+                role,
+                local: live.device.local,
+                losses: live.losses,
+                judged: self.judged[slot],
+            });
+        }
+        view
+    }
+
+    pub fn status(&self, shared: &Shared) -> VolumeStatus {
+        let mut status = VolumeStatus::of(&self.record);
+        let total = self.record.members.len();
+        let in_sync = self.in_sync().count();
+        let held = in_sync < usize::from(self.record.settings.min_in_sync.max(1));
+        let healthy = in_sync == total
+            && self.in_sync().all(|(slot, live)| {
+                shared.needs[slot].is_empty() && live.resync.borrow().is_none()
+            });
+        (status.state, status.why) = match self.mode() {
+            Mode::Closed => (VolumeState::Closed, None),
+            Mode::Suspended if self.fenced.is_none() => (
+                VolumeState::StoreLost,
+                Some("nothing is heard from the store".into()),
+            ),
+            Mode::Suspended => (VolumeState::Fenced, self.fenced.clone()),
+            Mode::FailIo => (VolumeState::Failing, Some("by the operator".into())),
+            _ if self.store_lost.is_some() => (VolumeState::StoreLost, self.store_lost.clone()),
+            Mode::Frozen => (
+                VolumeState::Frozen,
+                Some("no replica that is in sync can be reached".into()),
+            ),
+            Mode::Serving if held => (
+                VolumeState::WritesHeld,
+                Some(format!(
+                    "{in_sync} of at least {} replicas are in sync",
+                    self.record.settings.min_in_sync
+                )),
+            ),
+            Mode::Serving if healthy => (VolumeState::Healthy, None),
+            Mode::Serving => (
+                VolumeState::Degraded,
+                Some(format!("{in_sync} of {total} replicas are in sync")),
+            ),
+        };
+        status.verify = self.verify.clone();
+        for member in &mut status.members {
+            let slot = usize::from(member.slot);
+            member.last_resync = self.last_resync[slot];
+            let Some(live) = &self.live[slot] else {
+                continue;
+            };
+            self.status_of(member, live, slot, shared);
+        }
+        status
+    }
+
+    fn status_of(&self, member: &mut MemberStatus, live: &Live, slot: usize, shared: &Shared) {
+        member.attached = live.joined.get();
+        member.local = live.device.local;
+        let Some(resync) = &*live.resync.borrow() else {
+            return;
+        };
+        let region = 1u64 << self.record.region_shift;
+        let left = shared.needs[slot].count() * region;
+        let rate = resync.rate();
+        member.resync = Some(ResyncStatus {
+            kind: resync.kind,
+            source: resync.source,
+            total_bytes: resync.total_regions * region,
+            left_bytes: left,
+            bytes_per_s: rate,
+            left_s: (rate > 0).then(|| left.div_ceil(rate.max(1))),
+        });
+    }
+}
+
+impl Resync {
+    pub fn new(kind: ResyncKind, total_regions: u64, kept: u64, now: Nanos) -> Resync {
+        Resync {
+            kind,
+            source: None,
+            total_regions,
+            began: now,
+            copied: 0,
+            marks: VecDeque::from([(now, 0)]),
+            kept,
+            kept_at: now,
+        }
+    }
+
+    pub fn copied(&mut self, bytes: u64, now: Nanos) {
+        /// Of how long the rate is taken.
+        const WINDOW: Duration = Duration::from_secs(10);
+        const STEP: Duration = Duration::from_millis(500);
+        self.copied += bytes;
+        let last = self.marks.back().map_or(Nanos::ZERO, |(at, _)| *at);
+        if now.since(last) >= STEP {
+            self.marks.push_back((now, self.copied));
+        }
+        while self.marks.len() > 2 && now.since(self.marks[0].0) > WINDOW {
+            self.marks.pop_front();
+        }
+    }
+
+    /// Bytes per second of late.
+    fn rate(&self) -> u64 {
+        let (Some(first), Some(last)) = (self.marks.front(), self.marks.back()) else {
+            return 0;
+        };
+        let nanos = last.0.since(first.0).as_nanos() as u64;
+        match nanos {
+            0 => 0,
+            nanos => ((last.1 - first.1) as u128 * 1_000_000_000 / u128::from(nanos)) as u64,
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! What operators do.
+
+use std::time::Duration;
+
+use super::rig::{DISK_BLOCKS, REGION, World};
+use crate::handle::{Command, Happened, NewVolume, ResyncKind, VolumeError, VolumeState};
+use crate::model::{MemberState, Settings};
+
+fn new_volume(name: &str, devices: &[&str], force: bool) -> NewVolume {
+    NewVolume {
+        name: name.into(),
+        id: None,
+        bytes: None,
+        devices: devices.iter().map(|d| d.to_string()).collect(),
+        settings: Settings::default(),
+        force,
+    }
+}
+
+/// Devices with data on them are not taken, and bad parameters are named.
+#[test]
+fn creation_is_careful() {
+    let mut world = World::empty(3);
+    world.scribble("d1", 70, 1);
+    let refused = world.create(2, Settings::default()).unwrap_err();
+    assert!(
+        refused.to_string().contains("holds data at byte"),
+        "{refused}"
+    );
+    for (new, what) in [
+        (new_volume("", &["d0"], false), "name"),
+        (new_volume("a b", &["d0"], false), "name"),
+        (new_volume("v", &[], false), "devices"),
+        (new_volume("v", &["d0", "d0"], false), "d0"),
+        (new_volume("v", &["nix"], false), "nix"),
+        (
+            NewVolume {
+                bytes: Some(1 << 40),
+                ..new_volume("v", &["d0"], false)
+            },
+            "size",
+        ),
+    ] {
+        let refused = world.create_new(new).unwrap_err().to_string();
+        assert!(refused.contains(what), "{refused}");
+    }
+    world
+        .create_new(new_volume("vol", &["d0", "d1"], true))
+        .unwrap();
+    let again = world.create_new(new_volume("vol", &["d2"], false));
+    assert!(again.unwrap_err().to_string().contains("exists"));
+    let member = world
+        .create_new(new_volume("other", &["d0"], false))
+        .unwrap_err();
+    assert!(
+        member
+            .to_string()
+            .contains("is a replica of volume \"vol\""),
+        "{member}"
+    );
+    world.open().unwrap();
+    assert_eq!(world.state(), VolumeState::Healthy);
+    assert_eq!(world.read(70), 0, "forgotten");
+}
+
+/// A new replica is filled while hosts write, and the one that it replaces goes.
+#[test]
+fn a_replica_is_replaced_under_load() {
+    let mut world = World::with(2);
+    world.add_disk("new", DISK_BLOCKS);
+    for at in 0..64 {
+        world.write(at * 200, 8, at as u8 + 1);
+    }
+    world
+        .run(Command::Replace {
+            member: "d0".into(),
+            device: "new".into(),
+            force: false,
+        })
+        .unwrap();
+    let mut fill = 0u8;
+    while world.record().members.iter().any(|m| m.device == "d0") {
+        fill = fill.wrapping_add(1);
+        world.write(u64::from(fill) * 61, 4, fill);
+    }
+    world.until_healthy();
+    world.all_equal(&["d1", "new"]);
+    assert_eq!(world.record().members.len(), 2);
+    assert!(world.heard(|e| matches!(
+        e,
+        Happened::ResyncEnded {
+            kind: ResyncKind::Full,
+            ..
+        }
+    )));
+    world.until(|world| world.heard(|e| matches!(e, Happened::MemberRemoved { .. })));
+    // Its label is gone: it can be used for something else.
+    world
+        .create_new(new_volume("other", &["d0"], true))
+        .unwrap();
+}
+
+/// The last good copy is only given up by typing the volume's name.
+#[test]
+fn the_last_copy_is_kept() {
+    let mut world = World::with(2);
+    world.write(0, 1, 1);
+    let offline = |member: &str, force: Option<&str>| Command::Offline {
+        member: member.into(),
+        force: force.map(Into::into),
+    };
+    world.run(offline("d0", None)).unwrap();
+    assert_eq!(world.state(), VolumeState::Degraded);
+    let refused = world.run(offline("d1", None)).unwrap_err();
+    assert!(matches!(refused, VolumeError::LastCopy { .. }));
+    let refused = world.run(offline("d1", Some("vo"))).unwrap_err();
+    assert!(refused.to_string().contains("not the volume's name"));
+    let refused = world.run(Command::Remove {
+        member: "d1".into(),
+        force: None,
+    });
+    assert!(matches!(refused, Err(VolumeError::LastCopy { .. })));
+    world.write(0, 1, 2);
+    world.pass(Duration::from_secs(10));
+    assert!(matches!(world.member_state("d0"), MemberState::Out { .. }));
+    world
+        .run(Command::Online {
+            member: "d0".into(),
+        })
+        .unwrap();
+    world.until_healthy();
+    world.all_equal(&["d0", "d1"]);
+}
+
+/// What differs is found, and made equal if asked.
+#[test]
+fn verification_finds_and_repairs() {
+    let mut world = World::with(3);
+    world.write(0, 64, 1);
+    world.scribble("d1", 33, 9);
+    world.scribble("d2", 3000, 9);
+    for (repair, different) in [(false, 2), (true, 2), (false, 0)] {
+        world.run(Command::Verify { repair }).unwrap();
+        world.until(|world| world.status().verify.is_some_and(|v| !v.running));
+        let verify = world.status().verify.unwrap();
+        assert_eq!(verify.different_blocks, different, "{verify:?}");
+        assert_eq!(verify.repaired_blocks, if repair { 2 } else { 0 });
+    }
+    world.all_equal(&["d0", "d1", "d2"]);
+    assert_eq!((world.read(33), world.read(3000)), (1, 0));
+}
+
+/// It grows with its devices; what is new reads the same everywhere.
+#[test]
+fn a_volume_grows() {
+    let mut world = World::empty(0);
+    for name in ["d0", "d1"] {
+        world.add_disk(name, 3 * REGION + 2048);
+    }
+    let new = NewVolume {
+        bytes: Some(1 << 20),
+        ..new_volume("vol", &["d0", "d1"], false)
+    };
+    world.create_new(new).unwrap();
+    world.open().unwrap();
+    world.write(0, 8, 1);
+    world.scribble("d1", REGION + 7, 9);
+    let refused = world.run(Command::Grow { blocks: 8 * REGION });
+    assert!(refused.unwrap_err().to_string().contains("has"));
+    world.run(Command::Grow { blocks: 3 * REGION }).unwrap();
+    world.until_healthy();
+    let run = Command::Verify { repair: false };
+    world.run(run).unwrap();
+    world.until(|world| world.status().verify.is_some_and(|v| !v.running));
+    assert_eq!(world.status().verify.unwrap().different_blocks, 0);
+    assert_eq!(
+        world.handle.as_ref().unwrap().volume().geometry().blocks,
+        3 * REGION
+    );
+    world.crash();
+    world.open().unwrap();
+    assert_eq!(world.read(0), 1);
+    assert_eq!(world.status().blocks, 3 * REGION);
+}
+
+/// Nothing in sync is left: the operator may fail I/O, or go on with what is there.
+#[test]
+fn thawed_by_force() {
+    let mut world = World::with(2);
+    world.write(0, 1, 1);
+    world.shelf.take("d1");
+    world.write(0, 1, 2);
+    world.shelf.take("d0");
+    let token = world.begin_write(1, 1, 3);
+    world.until(|world| world.state() == VolumeState::Frozen);
+    world.run(Command::FailIo).unwrap();
+    assert!(!world.wait(token).status.is_ok());
+    assert_eq!(world.state(), VolumeState::Failing);
+    let thaw = |force: Option<&str>| Command::Thaw {
+        force: force.map(Into::into),
+    };
+    assert!(matches!(
+        world.run(thaw(None)),
+        Err(VolumeError::NothingInSync { .. })
+    ));
+    world.shelf.bring("d1");
+    world.until(|world| world.status().members[1].attached);
+    assert!(matches!(
+        world.run(thaw(None)),
+        Err(VolumeError::LastCopy { .. })
+    ));
+    world.run(thaw(Some("vol"))).unwrap();
+    assert_eq!(world.read(0), 1, "what d1 missed is lost, as was said");
+    world.write(0, 1, 4);
+    world.shelf.bring("d0");
+    world.until_healthy();
+    world.all_equal(&["d0", "d1"]);
+    assert_eq!(world.read(0), 4);
+}
+
+/// Resync is no faster than it may be.
+#[test]
+fn resync_is_throttled() {
+    let mut world = World::empty(2);
+    let settings = Settings {
+        resync_bytes_per_s: 1 << 20,
+        ..Settings::default()
+    };
+    world.create(2, settings).unwrap();
+    world.open().unwrap();
+    for region in 0..6 {
+        world.write(region * REGION, 8, 1);
+    }
+    world
+        .run(Command::Resync {
+            member: Some("d1".into()),
+            full: true,
+        })
+        .unwrap();
+    let began = world.clock.now();
+    world.until_healthy();
+    let took = world.clock.now().since(began);
+    assert!((6..=12).contains(&took.as_secs()), "8 MiB in {took:?}");
+}

@@ -1,0 +1,158 @@
+//! The holder dies, and the volume is opened again.
+
+use std::time::Duration;
+
+use nacre_bdev::fault::{Action, Fault};
+use nacre_bdev::{Op, Status};
+use uuid::Uuid;
+
+use super::rig::{REGION, World};
+use crate::handle::{Happened, ResyncKind, VolumeError, VolumeState};
+use crate::model::MemberState;
+
+/// Writes that reached some members only: after a crash all have the same, and what was acknowledged.
+#[test]
+fn the_write_hole_is_closed() {
+    let mut world = World::with(3);
+    for lba in 0..32 {
+        world.write(lba * 8, 8, 1);
+    }
+    for name in ["d1", "d2"] {
+        let hang = Fault::new(Action::Hang).on(&[Op::Write]);
+        world.shelf.fault(name).inject(hang).unwrap();
+    }
+    let _never = world.begin_write(64, 8, 2);
+    world.pass(Duration::from_millis(10));
+    assert_eq!(world.medium("d0")[64], 2, "one of them has it");
+    assert_eq!(world.medium("d1")[64], 1);
+    world.crash();
+    for name in ["d1", "d2"] {
+        world.shelf.fault(name).clear();
+    }
+    world.open().unwrap();
+    let first = world.read(64);
+    world.until_healthy();
+    assert_eq!(world.read(64), first);
+    assert_eq!(world.read(0), 1);
+    world.all_equal(&["d0", "d1", "d2"]);
+    assert!(world.heard(|e| matches!(
+        e,
+        Happened::ResyncEnded { kind: ResyncKind::Reconcile, bytes, .. } if *bytes == 1 << 20
+    )));
+}
+
+/// Closed in order, there is nothing to do when it is opened again.
+#[test]
+fn a_clean_stop_leaves_nothing_to_do() {
+    let mut world = World::with(2);
+    world.write(0, 8, 1);
+    world.close();
+    world.open().unwrap();
+    assert!(world.heard(|e| matches!(
+        e,
+        Happened::Opened {
+            epoch: 2,
+            clean: true,
+            ..
+        }
+    )));
+    assert_eq!(world.status().dirty_regions, 0);
+    assert_eq!(world.read(0), 1);
+    assert!(!world.heard(|e| matches!(e, Happened::ResyncStarted { .. })));
+}
+
+/// A member that is absent when the volume is opened, and one whose disk was put back from a backup, are
+/// not read.
+#[test]
+fn stale_members_are_not_read() {
+    let mut world = World::with(2);
+    world.write(0, 8, 1);
+    world.shelf.take("d0");
+    world.write(0, 8, 2);
+    world.crash();
+    // Only the stale one is there: it must not be taken for good.
+    world.shelf.bring("d0");
+    world.shelf.take("d1");
+    let refused = world.open().unwrap_err();
+    assert!(
+        matches!(refused, VolumeError::NothingInSync { .. }),
+        "{refused}"
+    );
+    world.crash();
+    world.shelf.bring("d1");
+    world.open().unwrap();
+    assert_eq!(world.read(0), 2);
+    world.until_healthy();
+    world.all_equal(&["d0", "d1"]);
+}
+
+/// The log survives: what a member missed before a crash is what it gets after it.
+#[test]
+fn what_was_missed_survives_a_crash() {
+    let mut world = World::with(2);
+    world.write(0, 8, 1);
+    world.until(|world| world.status().dirty_regions == 0);
+    world.shelf.take("d1");
+    world.write(4 * REGION, 8, 2);
+    world.crash();
+    world.open().unwrap();
+    world.write(6 * REGION, 8, 3);
+    world.shelf.bring("d1");
+    world.until_healthy();
+    world.all_equal(&["d0", "d1"]);
+    assert!(world.heard(|e| matches!(
+        e,
+        Happened::ResyncEnded { kind: ResyncKind::Partial, bytes, .. } if *bytes == 2 << 20
+    )));
+}
+
+/// Two holders: the one before acknowledges nothing once the other serves.
+#[test]
+fn the_former_holder_is_fenced() {
+    let mut old = World::with(2);
+    old.write(0, 8, 1);
+    let mut new = World::empty(0);
+    new.shelf = std::sync::Arc::clone(&old.shelf);
+    new.store = old.store.clone();
+    new.clock = old.clock.clone();
+    new.core = nacre_reactor::TestCore::with_clock(Default::default(), new.clock.clone());
+    (new.id, new.holder) = (old.id, Uuid::from_u128(2));
+    // Disks can be claimed once only in one machine; another one would not ask.
+    new.shelf.forget_claims();
+    let core = new.core.core().clone();
+    let (store, devices) = (new.store.clone(), std::sync::Arc::clone(&new.shelf));
+    let heard = std::sync::Arc::clone(&new.heard);
+    let (pool, id, holder) = (new.pool.clone(), new.id, new.holder);
+    let opening = core.clone().spawn_local(async move {
+        let store = std::sync::Arc::new(store);
+        crate::control::open(&core, pool, store, devices, heard, id, holder).await
+    });
+    let mut acknowledged_late = 0;
+    let mut token = old.begin_write(0, 8, 2);
+    let began = old.clock.now();
+    while !opening.is_finished() {
+        new.core.turn();
+        old.step();
+        if let Some(done) = old.ended(token) {
+            let late = old.clock.now().since(began) > Duration::from_secs(3);
+            acknowledged_late += u32::from(late && done.status == Status::Ok);
+            token = old.begin_write(0, 8, 2);
+        }
+        old.clock.advance(Duration::from_millis(1));
+    }
+    assert_eq!(acknowledged_late, 0);
+    assert_eq!(old.state(), VolumeState::Fenced);
+    assert!(old.ended(token).is_none());
+    let handle = new.core.block_on(opening).unwrap().unwrap();
+    new.lane = Some(
+        std::sync::Arc::clone(handle.volume())
+            .open(&new.pool)
+            .unwrap(),
+    );
+    new.handle = Some(handle);
+    assert_eq!(new.read(0), 2);
+    new.write(0, 8, 3);
+    new.until_healthy();
+    assert_eq!(new.record().epoch, 2);
+    assert!(matches!(new.member_state("d0"), MemberState::InSync));
+}

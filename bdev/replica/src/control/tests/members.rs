@@ -1,0 +1,249 @@
+//! Members come, fail, go and come back.
+
+use std::time::Duration;
+
+use nacre_bdev::fault::{Action, Fault};
+use nacre_bdev::{Io, Op, Status};
+
+use super::rig::{REGION, World};
+use crate::handle::{Happened, ResyncKind, VolumeState};
+use crate::model::{MemberState, Settings};
+use crate::store::{Call, Outcome, Plan, Request};
+
+/// A write is on every member, and a region costs one log write.
+#[test]
+fn writes_are_everywhere() {
+    let mut world = World::with(3);
+    assert_eq!(world.state(), VolumeState::Healthy);
+    for lba in [0, 1, 2, REGION, 7 * REGION + 5] {
+        world.write(lba, 3, lba as u8 + 1);
+    }
+    assert_eq!(
+        world.read(7 * REGION + 5),
+        7u64.wrapping_mul(REGION).wrapping_add(6) as u8
+    );
+    assert_eq!(world.status().dirty_regions, 3);
+    assert_eq!(world.status().log_waits, 3);
+    world.all_equal(&["d0", "d1", "d2"]);
+    // Idle regions are cleared, and cost a log write again.
+    world.until(|world| world.status().dirty_regions == 0);
+    world.write(0, 1, 9);
+    assert_eq!(world.status().log_waits, 4);
+}
+
+/// A member that fails a write is out, durably, before the write is acknowledged. It comes back with what
+/// it missed, and with nothing else.
+#[test]
+fn a_member_fails_and_returns() {
+    let mut world = World::with(3);
+    world.write(0, 8, 1);
+    world.write(5 * REGION, 8, 2);
+    world.until(|world| world.status().dirty_regions == 0);
+    world.shelf.take("d1");
+    let token = world.begin_write(8, 8, 3);
+    while !world.ended.contains_key(&token) {
+        world.step();
+    }
+    assert!(matches!(world.member_state("d1"), MemberState::Out { .. }));
+    assert_eq!(world.ended(token).unwrap().status, Status::Ok);
+    assert_eq!(world.state(), VolumeState::Degraded);
+    for at in 0..20 {
+        world.write(3 * REGION + at * 8, 8, 4);
+    }
+    world.pass(Duration::from_secs(20));
+    assert_eq!(
+        world.status().dirty_regions,
+        2,
+        "kept while a member is out"
+    );
+    world.shelf.bring("d1");
+    world.until_healthy();
+    let bytes = |kind| {
+        let mut all = world.heard.all();
+        all.retain(|e| matches!(e, Happened::ResyncEnded { kind: k, .. } if *k == kind));
+        all
+    };
+    let ended = bytes(ResyncKind::Partial);
+    assert!(
+        matches!(ended[..], [Happened::ResyncEnded { bytes, .. }] if bytes == 2 << 20),
+        "two regions of eight: {ended:?}"
+    );
+    world.all_equal(&["d0", "d1", "d2"]);
+}
+
+/// The store does not answer: what depends on it waits, the rest goes on, and nothing is acknowledged
+/// that was not decided.
+#[test]
+fn nothing_is_acknowledged_before_it_is_decided() {
+    let mut world = World::with(2);
+    world.write(0, 8, 1);
+    world
+        .store
+        .plan(Some(Box::new(|call: &Call| match call.request {
+            Request::Swap => Plan::outcome(Outcome::Refuse),
+            _ => Plan::default(),
+        })));
+    world.shelf.take("d1");
+    let token = world.begin_write(8, 8, 2);
+    world.pass(Duration::from_secs(15));
+    let early = world.ended(token).map(|done| done.status);
+    assert_eq!(early, None, "it must wait for the store");
+    assert_eq!(world.state(), VolumeState::StoreLost);
+    assert_eq!(world.read(0), 1, "reads go on");
+    world.store.plan(None);
+    assert_eq!(world.wait(token).status, Status::Ok);
+    assert!(matches!(world.member_state("d1"), MemberState::Out { .. }));
+    // An answer that was lost is looked up.
+    world.shelf.bring("d1");
+    world.until_healthy();
+    world.store.plan_next([Plan::outcome(Outcome::Lose)]);
+    world.shelf.take("d0");
+    world.write(16, 8, 3);
+    assert!(matches!(world.member_state("d0"), MemberState::Out { .. }));
+}
+
+/// The last one in sync is never marked bad: an unreachable one freezes the volume, a bad medium is the
+/// host's to know.
+#[test]
+fn the_last_one_stays() {
+    let mut world = World::with(2);
+    world.write(0, 8, 1);
+    world.shelf.take("d1");
+    world.write(0, 8, 2);
+    let bad = Fault::new(Action::FailMedium).on(&[Op::Write]);
+    let bad = world.shelf.fault("d0").inject(bad).unwrap();
+    let token = world.begin_write(8, 1, 9);
+    assert_eq!(world.wait(token).status, Status::WriteError);
+    assert_eq!(world.member_state("d0"), MemberState::InSync);
+    world.shelf.fault("d0").remove(bad);
+    world.write(8, 1, 9);
+    world.shelf.take("d0");
+    let token = world.begin_write(16, 1, 7);
+    world.until(|world| world.state() == VolumeState::Frozen);
+    assert_eq!(world.member_state("d0"), MemberState::InSync);
+    // The stale one comes back: it must not serve.
+    world.shelf.bring("d1");
+    world.pass(Duration::from_secs(5));
+    assert_eq!(world.state(), VolumeState::Frozen);
+    assert!(world.ended(token).is_none(), "hosts wait");
+    world.shelf.bring("d0");
+    assert_eq!(world.wait(token).status, Status::Ok);
+    world.until_healthy();
+    assert_eq!((world.read(0), world.read(8), world.read(16)), (2, 9, 7));
+    world.all_equal(&["d0", "d1"]);
+}
+
+/// Hosts that wait too long get a path error, and ask again.
+#[test]
+fn frozen_hosts_are_told_in_the_end() {
+    let mut world = World::with(1);
+    world.write(0, 1, 1);
+    world.shelf.take("d0");
+    let token = world.begin_write(0, 1, 2);
+    assert_eq!(world.wait(token).status, Status::Gone);
+    assert!(world.status().frozen_answers > 0);
+    world.shelf.bring("d0");
+    world.until_healthy();
+    world.write(0, 1, 3);
+    assert_eq!(world.read(0), 3);
+}
+
+/// A member that hangs is out after the deadline.
+#[test]
+fn a_member_hangs() {
+    let mut world = World::with(2);
+    world.write(0, 8, 1);
+    let hang = Fault::new(Action::Hang).on(&[Op::Write]);
+    let hang = world.shelf.fault("d1").inject(hang).unwrap();
+    let began = world.clock.now();
+    world.write(0, 8, 2);
+    let took = world.clock.now().since(began);
+    assert!(
+        took >= Duration::from_secs(8) && took < Duration::from_secs(12),
+        "{took:?}"
+    );
+    world.write(8, 8, 3);
+    world.shelf.fault("d1").remove(hang);
+    world.shelf.fault("d1").resume_pending();
+    world.until_healthy();
+    assert_eq!((world.read(0), world.read(8)), (2, 3));
+    world.all_equal(&["d0", "d1"]);
+}
+
+/// A block that cannot be read is served from elsewhere and written back; too many, and the member goes.
+#[test]
+fn read_errors_are_repaired() {
+    let mut world = World::with(2);
+    world.write(100, 1, 5);
+    for name in ["d0", "d1"] {
+        let bad = Fault::new(Action::FailMedium).on(&[Op::Read]).times(1);
+        let bad = Fault {
+            range: Some((2048 + 100, 1)),
+            ..bad
+        };
+        world.shelf.fault(name).inject(bad).unwrap();
+        if name == "d0" {
+            for _ in 0..4 {
+                assert_eq!(world.read(100), 5);
+            }
+        }
+    }
+    world.until(|world| world.heard(|e| matches!(e, Happened::ReadRepaired { lba: 100, .. })));
+    assert_eq!(world.state(), VolumeState::Healthy);
+    world.shelf.fault("d1").clear();
+    let bad = Fault::new(Action::FailMedium).on(&[Op::Read]);
+    world.shelf.fault("d0").inject(bad).unwrap();
+    for _ in 0..200 {
+        assert_eq!(world.read(100), 5);
+        world.pass(Duration::from_millis(20));
+    }
+    assert_eq!(world.state(), VolumeState::Degraded);
+}
+
+/// Shortage is nobody's fault.
+#[test]
+fn shortage_retires_nobody() {
+    let mut world = World::with(2);
+    let short = Fault::new(Action::Fail(Status::Retry)).times(50);
+    world.shelf.fault("d1").inject(short).unwrap();
+    for lba in 0..20 {
+        world.write(lba * 8, 8, 1);
+    }
+    assert_eq!(world.state(), VolumeState::Healthy);
+    world.all_equal(&["d0", "d1"]);
+}
+
+/// With `min_in_sync`, writes wait for a member to return.
+#[test]
+fn writes_wait_for_enough_members() {
+    let mut world = World::empty(2);
+    let settings = Settings {
+        min_in_sync: 2,
+        ..Settings::default()
+    };
+    world.create(2, settings).unwrap();
+    world.open().unwrap();
+    world.write(0, 1, 1);
+    world.shelf.take("d0");
+    let token = world.begin_write(0, 1, 2);
+    world.pass(Duration::from_secs(5));
+    assert!(world.ended(token).is_none());
+    assert_eq!(world.state(), VolumeState::WritesHeld);
+    assert_eq!(world.read(8), 0);
+    world.shelf.bring("d0");
+    assert_eq!(world.wait(token).status, Status::Ok);
+    world.all_equal(&["d0", "d1"]);
+}
+
+/// Unmap and write zeroes leave the members equal.
+#[test]
+fn deallocation_keeps_members_equal() {
+    let mut world = World::with(2);
+    world.write(0, 64, 1);
+    for (op, lba) in [(Op::Unmap, 5), (Op::WriteZeroes, 30)] {
+        let token = world.submit(Io::new(0, op, lba, 3));
+        assert_eq!(world.wait(token).status, Status::Ok);
+        assert_eq!((world.read(lba), world.read(lba + 3)), (0, 1));
+    }
+    world.all_equal(&["d0", "d1"]);
+}

@@ -1,0 +1,438 @@
+//! Disks that outlive the volume on them, and a world to open it in, again and again.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use nacre_bdev::fault::{self, FaultDevice};
+use nacre_bdev::{Completion, Done, Flags, Io, Layer, Op, Queue, Registry, Status, malloc};
+use nacre_hugepages::{Buf, ClassSpec, Pool};
+use nacre_reactor::{ReactorConfig, TestCore, VirtualClock};
+use uuid::Uuid;
+
+use crate::control;
+use crate::handle::{
+    Command, Devices, Happened, MemberDevice, NewVolume, NoDevice, Observer, VolumeError,
+    VolumeEvent, VolumeHandle, VolumeState, VolumeStatus,
+};
+use crate::model::{MemberState, Settings, VolumeRecord};
+use crate::store::{MemoryStore, VolumeStore};
+
+pub const BLOCK: u32 = 512;
+/// Blocks of each disk: the reserved area and eight regions.
+pub const DISK_BLOCKS: u64 = 9 * 2048;
+/// Blocks of a region.
+pub const REGION: u64 = 2048;
+
+/// All disks there are. A disk that is out of reach answers `Gone` and cannot be claimed.
+pub struct Shelf {
+    registry: Registry,
+    faults: Mutex<BTreeMap<String, Arc<FaultDevice>>>,
+    away: Mutex<BTreeSet<String>>,
+    claimed: Arc<Mutex<BTreeSet<String>>>,
+}
+
+struct Claimed {
+    name: String,
+    claimed: Arc<Mutex<BTreeSet<String>>>,
+}
+
+impl Drop for Claimed {
+    fn drop(&mut self) {
+        self.claimed.lock().unwrap().remove(&self.name);
+    }
+}
+
+impl Shelf {
+    fn add(&self, name: &str, blocks: u64) {
+        let base = format!("{name}-medium");
+        let config = serde_json::json!({"name": base, "block_size": BLOCK, "num_blocks": blocks});
+        let config = serde_json::from_value(config).unwrap();
+        self.registry
+            .register(malloc::create(config).unwrap())
+            .unwrap();
+        let config = fault::Config {
+            base_name: base,
+            uuid: None,
+        };
+        let device = fault::create(config, &self.registry).unwrap();
+        self.registry.register(Arc::clone(&device) as _).unwrap();
+        self.faults.lock().unwrap().insert(name.into(), device);
+    }
+
+    pub fn fault(&self, name: &str) -> Arc<FaultDevice> {
+        Arc::clone(&self.faults.lock().unwrap()[name])
+    }
+
+    pub fn layer(&self, name: &str) -> Arc<Layer> {
+        self.registry.lookup(&format!("EE_{name}-medium")).unwrap()
+    }
+
+    /// The disk answers nothing but `Gone` until it is back.
+    pub fn take(&self, name: &str) {
+        self.away.lock().unwrap().insert(name.into());
+        let gone = fault::Fault::new(fault::Action::Fail(Status::Gone));
+        self.fault(name).inject(gone).unwrap();
+    }
+
+    pub fn bring(&self, name: &str) {
+        self.away.lock().unwrap().remove(name);
+        self.fault(name).clear();
+    }
+}
+
+impl Devices for Shelf {
+    fn claim(&self, name: &str, _volume: &str) -> Result<MemberDevice, NoDevice> {
+        let no = |why: &str| NoDevice {
+            name: name.into(),
+            why: why.into(),
+        };
+        if self.away.lock().unwrap().contains(name)
+            || !self.faults.lock().unwrap().contains_key(name)
+        {
+            return Err(no("it is not there"));
+        }
+        if !self.claimed.lock().unwrap().insert(name.into()) {
+            return Err(no("somebody else uses it"));
+        }
+        Ok(MemberDevice {
+            layer: self.layer(name),
+            local: true,
+            claim: Box::new(Claimed {
+                name: name.into(),
+                claimed: Arc::clone(&self.claimed),
+            }),
+        })
+    }
+}
+
+impl Shelf {
+    /// As if another machine asked: it knows nothing of the claims here.
+    pub fn forget_claims(&self) {
+        self.claimed.lock().unwrap().clear();
+    }
+}
+
+#[derive(Default)]
+pub struct Heard(Mutex<Vec<Happened>>);
+
+impl Heard {
+    pub fn all(&self) -> Vec<Happened> {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+impl Observer for Heard {
+    fn event(&self, event: VolumeEvent) {
+        self.0.lock().unwrap().push(event.what);
+    }
+}
+
+pub struct World {
+    pub shelf: Arc<Shelf>,
+    pub store: MemoryStore,
+    pub heard: Arc<Heard>,
+    pub clock: VirtualClock,
+    pub core: TestCore,
+    pub pool: Pool,
+    pub handle: Option<VolumeHandle>,
+    pub lane: Option<Box<dyn Queue>>,
+    done: Done,
+    next: u64,
+    pub ended: BTreeMap<u64, Completion>,
+    pub id: Uuid,
+    pub holder: Uuid,
+}
+
+impl World {
+    /// A volume of so many disks, `d0` and so on, made and opened.
+    pub fn with(disks: usize) -> World {
+        let mut world = World::empty(disks);
+        world.create(disks, Settings::default()).unwrap();
+        world.open().unwrap();
+        world
+    }
+
+    pub fn empty(disks: usize) -> World {
+        let shelf = Arc::new(Shelf {
+            registry: Registry::new(),
+            faults: Mutex::default(),
+            away: Mutex::default(),
+            claimed: Arc::default(),
+        });
+        (0..disks).for_each(|at| shelf.add(&format!("d{at}"), DISK_BLOCKS));
+        let clock = VirtualClock::new();
+        World {
+            shelf,
+            store: MemoryStore::new(),
+            heard: Arc::default(),
+            core: TestCore::with_clock(ReactorConfig::default(), clock.clone()),
+            clock,
+            pool: pool(),
+            handle: None,
+            lane: None,
+            done: Done::with_capacity(64),
+            next: 0,
+            ended: BTreeMap::new(),
+            id: Uuid::nil(),
+            holder: Uuid::from_u128(1),
+        }
+    }
+
+    pub fn add_disk(&self, name: &str, blocks: u64) {
+        self.shelf.add(name, blocks);
+    }
+
+    pub fn create(&mut self, disks: usize, settings: Settings) -> Result<(), VolumeError> {
+        let new = NewVolume {
+            name: "vol".into(),
+            id: None,
+            bytes: None,
+            devices: (0..disks).map(|at| format!("d{at}")).collect(),
+            settings,
+            force: false,
+        };
+        self.create_new(new)
+    }
+
+    pub fn create_new(&mut self, new: NewVolume) -> Result<(), VolumeError> {
+        let core = self.core.core().clone();
+        let store: Arc<dyn VolumeStore> = Arc::new(self.store.clone());
+        let devices = Arc::clone(&self.shelf) as Arc<dyn Devices>;
+        let make = control::create(&core, self.pool.clone(), store, devices, new);
+        self.id = self.core.block_on(make)?;
+        Ok(())
+    }
+
+    pub fn open(&mut self) -> Result<(), VolumeError> {
+        let core = self.core.core().clone();
+        let store: Arc<dyn VolumeStore> = Arc::new(self.store.clone());
+        let devices = Arc::clone(&self.shelf) as Arc<dyn Devices>;
+        let heard = Arc::clone(&self.heard) as Arc<dyn Observer>;
+        let (id, holder) = (self.id, self.holder);
+        let open = control::open(&core, self.pool.clone(), store, devices, heard, id, holder);
+        let handle = self.core.block_on(open)?;
+        self.lane = Some(Arc::clone(handle.volume()).open(&self.pool).unwrap());
+        self.handle = Some(handle);
+        Ok(())
+    }
+
+    /// The process dies: nothing of it is left but the disks and the store.
+    pub fn crash(&mut self) {
+        self.lane = None;
+        self.handle = None;
+        self.ended.clear();
+        self.core = TestCore::with_clock(ReactorConfig::default(), self.clock.clone());
+        self.pool = pool();
+    }
+
+    pub fn close(&mut self) {
+        self.lane = None;
+        self.run(Command::Close).unwrap();
+        self.handle = None;
+    }
+
+    pub fn run(&mut self, command: Command) -> Result<(), VolumeError> {
+        let handle = self.handle.clone().unwrap();
+        let asked = self
+            .core
+            .core()
+            .spawn_local(async move { handle.run(command).await });
+        for _ in 0..100_000 {
+            if asked.is_finished() {
+                return self.core.block_on(asked).unwrap();
+            }
+            self.step();
+        }
+        panic!("the command does not end: {:?}", self.status());
+    }
+
+    pub fn status(&self) -> VolumeStatus {
+        self.handle.as_ref().unwrap().status()
+    }
+
+    pub fn state(&self) -> VolumeState {
+        self.status().state
+    }
+
+    pub fn record(&self) -> VolumeRecord {
+        self.store.records()[0].clone()
+    }
+
+    pub fn member_state(&self, name: &str) -> MemberState {
+        let record = self.record();
+        record
+            .members
+            .iter()
+            .find(|m| m.device == name)
+            .unwrap()
+            .state
+    }
+
+    pub fn heard(&self, what: impl Fn(&Happened) -> bool) -> bool {
+        self.heard.0.lock().unwrap().iter().any(what)
+    }
+
+    /// A little time passes.
+    pub fn step(&mut self) {
+        self.core.turn();
+        self.store.advance(self.clock.now());
+        if let Some(lane) = &mut self.lane {
+            lane.poll(self.clock.now(), &mut self.done);
+            for completion in self.done.drain() {
+                self.ended.insert(completion.token, completion);
+            }
+        }
+        self.clock.advance(Duration::from_micros(100));
+    }
+
+    pub fn pass(&mut self, time: Duration) {
+        let until = self.clock.now() + time;
+        while self.clock.now() < until {
+            self.step();
+            // In larger steps where nobody waits for I/O.
+            if self.lane.as_ref().is_none_or(|lane| lane.inflight() == 0) {
+                self.clock.advance(Duration::from_millis(1));
+            }
+        }
+    }
+
+    /// Until `what`, at most two minutes.
+    pub fn until(&mut self, what: impl Fn(&World) -> bool) {
+        let limit = self.clock.now() + Duration::from_secs(120);
+        while !what(self) {
+            assert!(self.clock.now() < limit, "never: {:#?}", self.status());
+            self.step();
+            self.clock.advance(Duration::from_micros(400));
+        }
+    }
+
+    pub fn until_healthy(&mut self) {
+        self.until(|world| world.state() == VolumeState::Healthy);
+    }
+
+    pub fn buf(&self, blocks: u64, fill: u8) -> Buf {
+        let mut buf = self
+            .pool
+            .acquire((blocks * u64::from(BLOCK)) as usize)
+            .unwrap();
+        buf.bytes_mut().unwrap().fill(fill);
+        buf
+    }
+
+    pub fn submit(&mut self, mut io: Io) -> u64 {
+        self.next += 1;
+        io.token = self.next;
+        self.lane.as_mut().unwrap().submit(io).unwrap();
+        self.next
+    }
+
+    pub fn begin_write(&mut self, lba: u64, blocks: u64, fill: u8) -> u64 {
+        let data = self.buf(blocks, fill);
+        self.submit(Io::new(0, Op::Write, lba, blocks as u32).with(data))
+    }
+
+    pub fn ended(&mut self, token: u64) -> Option<Completion> {
+        self.ended.remove(&token)
+    }
+
+    pub fn wait(&mut self, token: u64) -> Completion {
+        let limit = self.clock.now() + Duration::from_secs(120);
+        loop {
+            if let Some(completion) = self.ended(token) {
+                return completion;
+            }
+            assert!(
+                self.clock.now() < limit,
+                "an I/O never ends: {:#?}",
+                self.status()
+            );
+            self.step();
+        }
+    }
+
+    pub fn write(&mut self, lba: u64, blocks: u64, fill: u8) {
+        let token = self.begin_write(lba, blocks, fill);
+        assert_eq!(self.wait(token).status, Status::Ok);
+    }
+
+    /// Reads one block; all its bytes are the same.
+    pub fn read(&mut self, lba: u64) -> u8 {
+        let data = self.buf(1, 0xee);
+        let token = self.submit(Io::new(0, Op::Read, lba, 1).with(data));
+        let done = self.wait(token);
+        assert_eq!(done.status, Status::Ok);
+        let bytes = &done.data[0];
+        assert!(bytes.iter().all(|b| *b == bytes[0]));
+        bytes[0]
+    }
+
+    /// What a disk holds of the volume, one byte per block, behind everybody's back.
+    pub fn medium(&mut self, name: &str) -> Vec<u8> {
+        self.raw(name, Op::Read, 2048, DISK_BLOCKS - 2048)
+    }
+
+    pub fn scribble(&mut self, name: &str, lba: u64, fill: u8) {
+        let pool = pool();
+        let layer = self
+            .shelf
+            .registry
+            .lookup(&format!("{name}-medium"))
+            .unwrap();
+        let mut queue = layer.module().clone().open(&pool).unwrap();
+        let mut data = pool.acquire(BLOCK as usize).unwrap();
+        data.bytes_mut().unwrap().fill(fill);
+        queue
+            .submit(
+                Io::new(1, Op::Write, 2048 + lba, 1)
+                    .with(data)
+                    .flags(Flags::FUA),
+            )
+            .unwrap();
+        let mut done = Done::with_capacity(1);
+        while queue.poll(self.clock.now(), &mut done) == 0 {}
+    }
+
+    fn raw(&self, name: &str, op: Op, from: u64, blocks: u64) -> Vec<u8> {
+        let pool = pool();
+        let layer = self
+            .shelf
+            .registry
+            .lookup(&format!("{name}-medium"))
+            .unwrap();
+        let mut queue = layer.module().clone().open(&pool).unwrap();
+        let mut done = Done::with_capacity(1);
+        let mut out = Vec::new();
+        for lba in (from..from + blocks).step_by(64) {
+            let data = pool.acquire(64 * BLOCK as usize).unwrap();
+            queue.submit(Io::new(1, op, lba, 64).with(data)).unwrap();
+            while queue.poll(self.clock.now(), &mut done) == 0 {}
+            let read = done.drain().next().unwrap();
+            out.extend(read.data[0].chunks(BLOCK as usize).map(|block| block[0]));
+        }
+        out
+    }
+
+    pub fn all_equal(&mut self, disks: &[&str]) {
+        let first = self.medium(disks[0]);
+        for other in &disks[1..] {
+            let differs = |(a, b): (&u8, &u8)| a != b;
+            let other_medium = self.medium(other);
+            let at = first.iter().zip(&other_medium).position(differs);
+            assert_eq!(at, None, "{} and {other} differ", disks[0]);
+        }
+    }
+}
+
+fn pool() -> Pool {
+    Pool::heap(&[
+        ClassSpec {
+            size: 4096,
+            count: 256,
+        },
+        ClassSpec {
+            size: 1 << 19,
+            count: 16,
+        },
+    ])
+}

@@ -1,0 +1,187 @@
+//! Comparing the members, in the background, and making them equal again if asked to.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use nacre_hugepages::Buf;
+
+use super::Control;
+use super::state::Live;
+use crate::handle::{Happened, VerifyStatus, VolumeError};
+
+/// The first blocks that differed are remembered.
+const EXAMPLES: usize = 16;
+/// How often it is looked whether a verification is due.
+const LOOK: Duration = Duration::from_secs(60);
+
+/// What came of a chunk.
+#[derive(Default)]
+struct Compared {
+    different: Vec<u64>,
+    repaired: u64,
+}
+
+impl Control {
+    /// Runs one verification in the background.
+    pub(super) fn begin_verify(self: &Rc<Control>, repair: bool) -> Result<(), VolumeError> {
+        let mut state = self.state.borrow_mut();
+        if state.verify.as_ref().is_some_and(|v| v.running) {
+            return Err(VolumeError::Running {
+                what: "a verification",
+            });
+        }
+        let total = state.record.blocks * u64::from(state.record.block_size);
+        state.stop_verify = false;
+        state.verify = Some(VerifyStatus {
+            repair,
+            running: true,
+            total_bytes: total,
+            compared_bytes: 0,
+            different_blocks: 0,
+            repaired_blocks: 0,
+            examples: Vec::new(),
+        });
+        drop(state);
+        self.say(Happened::VerifyStarted { repair });
+        self.refresh_status();
+        self.spawn(Rc::clone(self).verify(repair));
+        Ok(())
+    }
+
+    async fn verify(self: Rc<Control>, repair: bool) {
+        let step = self.chunk_blocks();
+        let mut at = 0;
+        loop {
+            let blocks = self.state.borrow().record.blocks;
+            if at >= blocks || self.state.borrow().stop_verify {
+                break;
+            }
+            let count = step.min(blocks - at);
+            let compared = self.compare(at, count, repair).await;
+            let bytes = self.bytes_of(0, count).1;
+            if let Some(verify) = &mut self.state.borrow_mut().verify {
+                verify.compared_bytes += bytes;
+                verify.different_blocks += compared.different.len() as u64;
+                verify.repaired_blocks += compared.repaired;
+                let room = EXAMPLES - verify.examples.len();
+                verify.examples.extend(compared.different.iter().take(room));
+            }
+            self.refresh_status();
+            at += count;
+        }
+        let ended = {
+            let mut state = self.state.borrow_mut();
+            let verify = state.verify.as_mut();
+            verify.map(|verify| {
+                verify.running = false;
+                Happened::VerifyEnded {
+                    compared_bytes: verify.compared_bytes,
+                    different_blocks: verify.different_blocks,
+                    repaired_blocks: verify.repaired_blocks,
+                }
+            })
+        };
+        self.refresh_status();
+        if let Some(ended) = ended {
+            self.say(ended);
+        }
+    }
+
+    /// Compares one range on all in-sync members that have it. No write is under way there meanwhile.
+    async fn compare(&self, lba: u64, blocks: u64, repair: bool) -> Compared {
+        self.pay(blocks).await;
+        let chunk = self.acquire_chunk(lba, blocks).await;
+        let members: Vec<(usize, Rc<Live>)> = {
+            let state = self.state.borrow();
+            let regions = self.shared.regions_of(lba, blocks);
+            let whole = |slot: usize| !self.shared.needs[slot].contains_any(regions.clone());
+            let in_sync = state.in_sync().filter(|(slot, _)| whole(*slot));
+            in_sync
+                .map(|(slot, live)| (slot, Rc::clone(live)))
+                .collect()
+        };
+        let reads = members
+            .iter()
+            .map(|(_, live)| self.read_chunk(&chunk, live));
+        let mut data: Vec<(usize, Buf)> = Vec::new();
+        for (at, outcome) in join_all(reads).await.into_iter().enumerate() {
+            match outcome {
+                Ok(buf) => data.push((at, buf)),
+                Err(why) => self.suspect_read(members[at].0, members[at].1.incarnation, why),
+            }
+        }
+        let block = self.state.borrow().record.block_size as usize;
+        let mut compared = Compared::default();
+        let Some(right) = most_common(&data) else {
+            return compared;
+        };
+        let right = data[right].1.clone();
+        for (at, buf) in &data {
+            let wrong = differing(&right, buf, block);
+            if wrong.is_empty() {
+                continue;
+            }
+            let fresh = wrong.iter().map(|index| lba + index);
+            compared.different.extend(fresh);
+            if !repair {
+                continue;
+            }
+            let (slot, live) = &members[*at];
+            match self.write_chunk(&chunk, live, &right).await {
+                Ok(()) => compared.repaired += wrong.len() as u64,
+                Err(why) => self.suspect(*slot, live.incarnation, why),
+            }
+        }
+        compared.different.sort_unstable();
+        compared.different.dedup();
+        compared
+    }
+
+    /// Verifies by itself, as often as the volume asks for.
+    pub(super) async fn verify_in_time(self: Rc<Control>) {
+        let mut last = self.core.now();
+        loop {
+            let hours = self.state.borrow().record.settings.verify_hours;
+            if hours == 0 {
+                self.bells.verify.notified().await;
+                last = self.core.now();
+                continue;
+            }
+            let _ = self.core.timeout(LOOK, self.bells.verify.notified()).await;
+            let due = Duration::from_secs(u64::from(hours) * 3600);
+            if self.core.now().since(last) >= due {
+                last = self.core.now();
+                // One that an operator began does as well.
+                let _ = self.begin_verify(false);
+            }
+        }
+    }
+}
+
+/// Whose contents most members have; the first of several.
+fn most_common(data: &[(usize, Buf)]) -> Option<usize> {
+    let votes = |one: &Buf| {
+        data.iter()
+            .filter(|(_, other)| other[..] == one[..])
+            .count()
+    };
+    let counted = data
+        .iter()
+        .enumerate()
+        .map(|(at, (_, buf))| (votes(buf), at));
+    let best = counted.max_by_key(|(votes, at)| (*votes, std::cmp::Reverse(*at)))?;
+    Some(best.1)
+}
+
+/// The blocks in which two buffers differ.
+fn differing(a: &Buf, b: &Buf, block: usize) -> Vec<u64> {
+    if a[..] == b[..] {
+        return Vec::new();
+    }
+    let pairs = a.chunks(block).zip(b.chunks(block)).enumerate();
+    pairs
+        .filter(|(_, (a, b))| a != b)
+        .map(|(index, _)| index as u64)
+        .collect()
+}

@@ -1,0 +1,477 @@
+//! How a volume is managed: its handle for other threads, what can be asked of it, and what it tells.
+
+use std::any::Any;
+use std::sync::{Arc, Mutex};
+
+use nacre_bdev::{Bdev, Layer};
+use serde::Serialize;
+use tokio::sync::{mpsc, oneshot};
+use uuid::Uuid;
+
+use crate::model::{MemberState, ReadPolicy, Settings, TransportPolicy, VolumeRecord};
+use crate::shared::{Shared, lock};
+use crate::store::StoreError;
+
+/// Commands that wait for one volume at most.
+pub(crate) const COMMANDS: usize = 64;
+
+/// Where members' devices come from.
+pub trait Devices: Send + Sync + 'static {
+    /// The device `name`, for a member of `volume` alone, until the answer is dropped.
+    fn claim(&self, name: &str, volume: &str) -> Result<MemberDevice, NoDevice>;
+}
+
+/// A device that a member uses.
+pub struct MemberDevice {
+    pub layer: Arc<Layer>,
+    /// In this machine.
+    pub local: bool,
+    /// Ends when dropped.
+    pub claim: Box<dyn Any + Send + Sync>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("device \"{name}\": {why}")]
+pub struct NoDevice {
+    pub name: String,
+    pub why: String,
+}
+
+/// Hears what happens to volumes, on whatever thread it happens. Must be short.
+pub trait Observer: Send + Sync + 'static {
+    fn event(&self, event: VolumeEvent);
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct VolumeEvent {
+    pub volume: Uuid,
+    pub name: String,
+    #[serde(flatten)]
+    pub what: Happened,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Happened {
+    Opened {
+        epoch: u64,
+        degraded: bool,
+        clean: bool,
+    },
+    Closed,
+    /// A member is out of sync, durably.
+    MemberOut {
+        member: Uuid,
+        device: String,
+        why: String,
+    },
+    /// A member is there again, or new, and is copied to.
+    ResyncStarted {
+        member: Uuid,
+        device: String,
+        kind: ResyncKind,
+        bytes: u64,
+    },
+    ResyncEnded {
+        member: Uuid,
+        device: String,
+        kind: ResyncKind,
+        bytes: u64,
+    },
+    ResyncStopped {
+        member: Uuid,
+        device: String,
+        why: String,
+    },
+    SourceChanged {
+        from: Uuid,
+        to: Uuid,
+    },
+    MemberAdded {
+        member: Uuid,
+        device: String,
+    },
+    MemberRemoved {
+        member: Uuid,
+        device: String,
+    },
+    ReadRepaired {
+        member: Uuid,
+        lba: u64,
+        blocks: u32,
+    },
+    Frozen {
+        why: String,
+    },
+    Thawed,
+    /// Another holder has the volume.
+    Fenced {
+        why: String,
+    },
+    StoreLost {
+        why: String,
+    },
+    StoreBack,
+    VerifyStarted {
+        repair: bool,
+    },
+    VerifyEnded {
+        compared_bytes: u64,
+        different_blocks: u64,
+        repaired_blocks: u64,
+    },
+    Grown {
+        blocks: u64,
+    },
+}
+
+/// Which way a member is brought up to date.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ResyncKind {
+    /// Only what it missed.
+    Partial,
+    /// Everything.
+    Full,
+    /// What was being written when the volume stopped uncleanly.
+    Reconcile,
+}
+
+/// Why a volume or a command was refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum VolumeError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Device(#[from] NoDevice),
+    #[error("{device}: {what}")]
+    Io { device: String, what: String },
+    /// `what` is the field that is wrong.
+    #[error("{what}: {why}")]
+    Invalid { what: &'static str, why: String },
+    #[error("device \"{device}\" {holds}: its contents would be lost; force it if that is meant")]
+    InUse { device: String, holds: String },
+    #[error("volume \"{name}\" has no member \"{member}\"")]
+    NoMember { name: String, member: String },
+    #[error("that would take the last good copy of \"{name}\" away{hint}")]
+    LastCopy { name: String, hint: &'static str },
+    #[error(
+        "the replica on \"{device}\" was written by a later holder ({found}); the store here says {known}"
+    )]
+    Newer {
+        device: String,
+        found: String,
+        known: String,
+    },
+    #[error("none of the in-sync replicas of \"{name}\" can be reached: {why}")]
+    NothingInSync { name: String, why: String },
+    #[error("volume \"{name}\" is fenced: {why}")]
+    Fenced { name: String, why: String },
+    #[error("volume \"{name}\" is closed")]
+    Closed { name: String },
+    #[error("{what} is under way already")]
+    Running { what: &'static str },
+    #[error("too many commands wait for the volume")]
+    Busy,
+}
+
+/// A member as commands name it: its id, or its device's name.
+pub type MemberName = String;
+
+/// What can be asked of an open volume.
+#[derive(Debug)]
+pub enum Command {
+    /// A new replica on `device`; what the device holds is lost, which has to be forced.
+    Add {
+        device: String,
+        force: bool,
+    },
+    /// `force`: the volume's name, typed, where the last good copy would go.
+    Remove {
+        member: MemberName,
+        force: Option<String>,
+    },
+    Offline {
+        member: MemberName,
+        force: Option<String>,
+    },
+    Online {
+        member: MemberName,
+    },
+    /// A new replica on `device`; `member` is removed as soon as the new one is in sync.
+    Replace {
+        member: MemberName,
+        device: String,
+        force: bool,
+    },
+    /// Tries absent members now, whatever their back-off; `full`: that member gets everything.
+    Resync {
+        member: Option<MemberName>,
+        full: bool,
+    },
+    Verify {
+        repair: bool,
+    },
+    StopVerify,
+    /// Size in blocks; the devices must have grown before.
+    Grow {
+        blocks: u64,
+    },
+    Rename {
+        name: String,
+    },
+    Set {
+        settings: Box<Settings>,
+    },
+    /// Serves again from the members that are there, although the store thinks them out of date.
+    /// `force`: the volume's name, typed.
+    Thaw {
+        force: Option<String>,
+    },
+    /// Fails the I/O that waits, and all that comes, until `Thaw`.
+    FailIo,
+    /// A device appeared, changed its size or went.
+    DevicesChanged {
+        device: String,
+    },
+    /// Flushes, cleans the log, writes clean labels. The volume's queues are closed before.
+    Close,
+}
+
+pub(crate) struct Asked {
+    pub command: Command,
+    pub answer: oneshot::Sender<Result<(), VolumeError>>,
+}
+
+/// An open volume, for any thread. Dropping all handles does not close it.
+#[derive(Clone)]
+pub struct VolumeHandle {
+    pub(crate) commands: mpsc::Sender<Asked>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) volume: Arc<dyn Bdev>,
+    pub(crate) status: Arc<Mutex<VolumeStatus>>,
+}
+
+impl VolumeHandle {
+    /// The block device to be registered.
+    pub fn volume(&self) -> &Arc<dyn Bdev> {
+        &self.volume
+    }
+
+    /// As of now: what changes often is read as it is, the rest as of its last change.
+    pub fn status(&self) -> VolumeStatus {
+        let mut status = lock(&self.status).clone();
+        let count = |n: &std::sync::atomic::AtomicU64| n.load(std::sync::atomic::Ordering::Relaxed);
+        let (shared, totals) = (&self.shared, &self.shared.totals);
+        status.dirty_regions = shared.regions.dirty_count();
+        status.lanes = shared.lanes().len();
+        status.log_waits = count(&totals.log_waits);
+        status.overlap_waits = count(&totals.overlap_waits);
+        status.reads_moved = count(&totals.reads_moved);
+        status.frozen_answers = count(&totals.frozen_answers);
+        for member in &mut status.members {
+            let slot = usize::from(member.slot);
+            member.reads = count(&totals.reads[slot]);
+            member.writes = count(&totals.writes[slot]);
+            member.errors = count(&totals.errors[slot]);
+        }
+        status
+    }
+
+    /// Answers when the command is carried out, durably; resyncs and verifications go on after it.
+    /// Not carried out any more once the answer is an error; carried through if the future is dropped.
+    pub async fn run(&self, command: Command) -> Result<(), VolumeError> {
+        let (answer, outcome) = oneshot::channel();
+        let asked = Asked { command, answer };
+        let closed = || VolumeError::Closed {
+            name: self.status().name,
+        };
+        self.commands.try_send(asked).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => VolumeError::Busy,
+            mpsc::error::TrySendError::Closed(_) => closed(),
+        })?;
+        outcome.await.unwrap_or_else(|_| Err(closed()))
+    }
+}
+
+/// An open volume as it is now.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct VolumeStatus {
+    pub id: Uuid,
+    pub name: String,
+    pub block_size: u32,
+    pub blocks: u64,
+    pub state: VolumeState,
+    /// Why it is in that state, when it is not serving with everything in sync.
+    pub why: Option<String>,
+    pub epoch: u64,
+    pub revision: u64,
+    pub region_bytes: u64,
+    pub regions: u64,
+    pub dirty_regions: u64,
+    pub settings: Settings,
+    pub members: Vec<MemberStatus>,
+    pub verify: Option<VerifyStatus>,
+    /// Queues open on it.
+    pub lanes: usize,
+    pub log_waits: u64,
+    pub overlap_waits: u64,
+    pub reads_moved: u64,
+    pub frozen_answers: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VolumeState {
+    /// Every member is in sync.
+    Healthy,
+    /// Serving; a member is out or being copied to.
+    Degraded,
+    /// Nothing is in sync: hosts wait.
+    Frozen,
+    /// Writes wait: fewer members are in sync than the volume asks for.
+    WritesHeld,
+    /// The operator had I/O fail.
+    Failing,
+    Fenced,
+    StoreLost,
+    Closed,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct MemberStatus {
+    pub id: Uuid,
+    pub slot: u8,
+    pub device: String,
+    pub state: MemberState,
+    /// Its device is there and used.
+    pub attached: bool,
+    pub offline: bool,
+    pub local: bool,
+    pub why: Option<String>,
+    pub resync: Option<ResyncStatus>,
+    /// The one that ended last, since the volume was opened.
+    pub last_resync: Option<LastResync>,
+    pub reads: u64,
+    pub writes: u64,
+    pub errors: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ResyncStatus {
+    pub kind: ResyncKind,
+    pub source: Option<Uuid>,
+    pub total_bytes: u64,
+    pub left_bytes: u64,
+    pub bytes_per_s: u64,
+    /// Seconds, at the rate of late; `None`: not known.
+    pub left_s: Option<u64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct LastResync {
+    pub kind: ResyncKind,
+    pub bytes: u64,
+    /// From when the member was taken in until it was in sync.
+    pub seconds: f64,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct VerifyStatus {
+    pub repair: bool,
+    pub running: bool,
+    pub total_bytes: u64,
+    pub compared_bytes: u64,
+    pub different_blocks: u64,
+    pub repaired_blocks: u64,
+    /// The first blocks that differed.
+    pub examples: Vec<u64>,
+}
+
+/// What a volume is made of.
+#[derive(Debug, Clone)]
+pub struct NewVolume {
+    pub name: String,
+    pub id: Option<Uuid>,
+    /// Bytes; `None`: as large as the devices allow.
+    pub bytes: Option<u64>,
+    pub devices: Vec<String>,
+    pub settings: Settings,
+    /// Take devices that are not empty.
+    pub force: bool,
+}
+
+impl VolumeStatus {
+    pub(crate) fn of(record: &VolumeRecord) -> VolumeStatus {
+        let member = |m: &crate::model::MemberRecord| MemberStatus {
+            id: m.id,
+            slot: m.slot,
+            device: m.device.clone(),
+            state: m.state,
+            attached: false,
+            offline: m.offline,
+            local: true,
+            why: m.why.clone(),
+            resync: None,
+            last_resync: None,
+            reads: 0,
+            writes: 0,
+            errors: 0,
+        };
+        VolumeStatus {
+            id: record.id,
+            name: record.name.clone(),
+            block_size: record.block_size,
+            blocks: record.blocks,
+            state: VolumeState::Closed,
+            why: None,
+            epoch: record.epoch,
+            revision: record.revision,
+            region_bytes: 1 << record.region_shift,
+            regions: record.regions(),
+            dirty_regions: 0,
+            settings: record.settings.clone(),
+            members: record.members.iter().map(member).collect(),
+            verify: None,
+            lanes: 0,
+            log_waits: 0,
+            overlap_waits: 0,
+            reads_moved: 0,
+            frozen_answers: 0,
+        }
+    }
+}
+
+/// What may be set without the rest.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SettingsPatch {
+    pub read_policy: Option<ReadPolicy>,
+    pub min_in_sync: Option<u8>,
+    pub deadline_ms: Option<u64>,
+    pub frozen_hold_ms: Option<u64>,
+    pub read_errors: Option<u32>,
+    pub resync_bytes_per_s: Option<u64>,
+    pub settle_ms: Option<u64>,
+    pub verify_hours: Option<u32>,
+    pub transport_policy: Option<TransportPolicy>,
+}
+
+impl SettingsPatch {
+    pub fn apply(&self, to: &mut Settings) {
+        fn set<T: Copy>(to: &mut T, from: Option<T>) {
+            if let Some(value) = from {
+                *to = value;
+            }
+        }
+        set(&mut to.read_policy, self.read_policy);
+        set(&mut to.min_in_sync, self.min_in_sync);
+        set(&mut to.deadline_ms, self.deadline_ms);
+        set(&mut to.frozen_hold_ms, self.frozen_hold_ms);
+        set(&mut to.read_errors, self.read_errors);
+        set(&mut to.resync_bytes_per_s, self.resync_bytes_per_s);
+        set(&mut to.settle_ms, self.settle_ms);
+        set(&mut to.verify_hours, self.verify_hours);
+        set(&mut to.transport_policy, self.transport_policy);
+    }
+}
