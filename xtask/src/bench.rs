@@ -9,6 +9,7 @@ mod instructions;
 mod target;
 mod tcp;
 mod vm;
+mod volume;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -20,6 +21,8 @@ use clap::{Args, Subcommand};
 pub enum What {
     /// Nacre's target and host over loopback, beside bare sockets that move the same bytes.
     Tcp(TcpOptions),
+    /// Replicated volumes beside the disk that they are made of, over TCP; and partial beside full resync.
+    Volume(TcpOptions),
     /// Nacre beside the kernel's own target, both under the stock kernel's initiator, in the virtual machine.
     Vm(VmOptions),
     /// The same over RDMA, on one soft-RoCE device; and Nacre over RDMA beside Nacre over TCP.
@@ -61,6 +64,7 @@ pub struct TcpOptions {
 pub fn run(root: &Path, what: &What) -> Result<ExitCode> {
     match what {
         What::Tcp(options) => tcp::run(root, options),
+        What::Volume(options) => volume::run(root, options),
         What::Vm(options) => vm::run(root, options, vm::Over::Tcp),
         What::Rdma(options) => vm::run(root, options, vm::Over::Rdma),
     }

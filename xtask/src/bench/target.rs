@@ -111,6 +111,12 @@ impl<'a> Target<'a> {
         process::capture(&mut command, RPC_LIMIT)
     }
 
+    /// Calls a method, and gives its answer.
+    pub fn json(&self, method: &str, params: Value) -> Result<Value> {
+        let out = self.rpc(method, Some(params))?;
+        serde_json::from_str(&out).with_context(|| format!("no JSON: {out:?}"))
+    }
+
     /// Runs `nacre perf` against it with `load`, and gives what it printed for programs.
     pub fn load(&self, load: &[&str], limit: Duration) -> Result<Value> {
         let mut command = Command::new(self.nacre);

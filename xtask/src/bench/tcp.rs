@@ -132,7 +132,7 @@ pub fn run(root: &Path, options: &TcpOptions) -> Result<ExitCode> {
     })
 }
 
-fn build(root: &Path, package: &str, binary: &str) -> Result<PathBuf> {
+pub fn build(root: &Path, package: &str, binary: &str) -> Result<PathBuf> {
     setup::cargo_build(
         root,
         &[
