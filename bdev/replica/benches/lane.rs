@@ -1,0 +1,152 @@
+//! What a volume costs: 4 KiB I/O at depth 128 on a RAM disk through the layer, and on volumes of one and
+//! of two such disks, in one run. `cargo bench -p nacre-bdev-replica`; prints nanoseconds per I/O, the median
+//! of several, and the rate as a part of the bare disk's.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nacre_bdev::{Bdev, Done, Io, Layer, LayerQueue, Op, Queue, malloc};
+use nacre_bdev_replica::model::{Settings, VolumeRecord};
+use nacre_bdev_replica::shared::Shared;
+use nacre_bdev_replica::view::{MemberView, Mode, Role, View};
+use nacre_bdev_replica::volume::{Volume, weakest};
+use nacre_hugepages::{Buf, ClassSpec, Pool};
+use nacre_reactor::Nanos;
+use uuid::Uuid;
+
+const DEPTH: usize = 128;
+const ROUNDS: usize = 21;
+const IOS: usize = 100_000;
+const BLOCKS: u64 = 128 << 11;
+
+fn main() {
+    let pool = Pool::heap(&[
+        ClassSpec {
+            size: 4096,
+            count: DEPTH + 8,
+        },
+        ClassSpec {
+            size: 64 << 10,
+            count: 32,
+        },
+    ]);
+    let bare = disk("bare", BLOCKS);
+    let one = volume(1);
+    let two = volume(2);
+    let mut queues: Vec<LayerQueue> = [bare, one, two]
+        .iter()
+        .map(|layer| layer.open_queue(&pool).expect("opens"))
+        .collect();
+    println!(
+        "{:<24} {:>10} {:>14} {:>14}",
+        "ns per I/O, depth 128", "bare", "one replica", "two replicas"
+    );
+    for (name, op, lends) in [
+        ("write", Op::Write, false),
+        ("read", Op::Read, false),
+        ("read, lent", Op::Read, true),
+    ] {
+        for random in [true, false] {
+            let mut times = [const { Vec::new() }; 3];
+            // Interleaved, so that whatever else the machine does meets all.
+            for round in 0..ROUNDS + 2 {
+                for (queue, times) in queues.iter_mut().zip(&mut times) {
+                    let time = measure(queue, op, lends, random, &pool);
+                    if round > 1 {
+                        times.push(time);
+                    }
+                }
+            }
+            let [bare, one, two] = times.map(median);
+            let order = if random { "random" } else { "sequential" };
+            println!(
+                "{:<24} {bare:>10.1} {one:>8.1} {:>5.2} {two:>8.1} {:>5.2}",
+                format!("{name}, {order}"),
+                bare / one,
+                bare / two
+            );
+        }
+    }
+}
+
+fn measure(queue: &mut LayerQueue, op: Op, lends: bool, random: bool, pool: &Pool) -> f64 {
+    let mut bufs: Vec<Buf> = (0..DEPTH)
+        .map(|_| pool.acquire(4096).expect("enough"))
+        .collect();
+    let mut done = Done::with_capacity(DEPTH);
+    let (mut now, mut at) = (Nanos(1), 0u64);
+    let started = Instant::now();
+    for _ in 0..IOS / DEPTH {
+        for token in 0..DEPTH {
+            at = match random {
+                true => at
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1_442_695_040_888_963_407),
+                false => at + 1,
+            };
+            let place = if random { at >> 33 } else { at };
+            let mut io = Io::new(token as u64, op, place * 8 % BLOCKS, 8);
+            if !lends {
+                io = io.with(bufs.pop().expect("as many as the depth"));
+            }
+            queue.submit(io).expect("below its depth");
+        }
+        // What overlaps goes one after the other.
+        while done.len() < DEPTH {
+            now = now + Duration::from_micros(10);
+            queue.poll(now, &mut done);
+        }
+        for completion in done.drain() {
+            assert!(completion.status.is_ok());
+            bufs.extend(completion.data);
+        }
+    }
+    started.elapsed().as_nanos() as f64 / IOS as f64
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn disk(name: &str, blocks: u64) -> Arc<Layer> {
+    let config = serde_json::json!({"name": name, "block_size": 512, "num_blocks": blocks});
+    let config = serde_json::from_value(config).expect("a complete configuration");
+    Layer::new(malloc::create(config).expect("a good configuration"))
+}
+
+fn volume(members: u8) -> Arc<Layer> {
+    let record = VolumeRecord {
+        id: Uuid::nil(),
+        name: format!("V{members}"),
+        block_size: 512,
+        blocks: BLOCKS,
+        region_shift: 20,
+        epoch: 1,
+        serving: 1,
+        revision: 1,
+        holder: None,
+        members: Vec::new(),
+        settings: Settings::default(),
+    };
+    let shared = Shared::new(&record);
+    let disks: Vec<_> = (0..members)
+        .map(|at| disk(&format!("{at}"), BLOCKS + 2048))
+        .collect();
+    let mut view = View::closed(&record.settings);
+    view.mode = Mode::Serving;
+    for (slot, device) in disks.iter().enumerate() {
+        view.members[slot] = Some(MemberView {
+            device: Arc::clone(device),
+            incarnation: 1,
+            role: Role::InSync,
+            local: true,
+            losses: device.losses(),
+            judged: 0,
+        });
+    }
+    (0..shared.regions.len()).for_each(|region| shared.regions.set_dirty(region));
+    shared.publish(view);
+    let limits = weakest(disks.iter().map(|disk| &**disk));
+    Layer::new(Volume::new(&record, shared, limits))
+}
