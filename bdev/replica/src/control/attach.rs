@@ -293,9 +293,11 @@ pub(super) fn credit(
         return Ok(Credit::None);
     }
     let believed = match member.state {
-        // Labels are written before the next change begins, so an in-sync member is at most one behind.
+        // Labels are written before the next change begins, so an in-sync member is at most one behind
+        // what it was there for.
         MemberState::InSync => {
-            label.stamp.epoch >= record.serving && label.stamp.revision + 1 >= record.revision
+            let kept = member.labelled.unwrap_or(record.version());
+            label.stamp.epoch >= record.serving && label.stamp.revision + 1 >= kept.revision
         }
         MemberState::Out { last_label } | MemberState::Filling { last_label, .. } => {
             label.stamp >= last_label

@@ -141,6 +141,7 @@ impl Control {
                 last_label: Stamp::default(),
             },
             offline: false,
+            labelled: None,
             replaces,
             why: Some("it is new".into()),
         };

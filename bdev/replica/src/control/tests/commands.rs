@@ -132,6 +132,42 @@ fn the_last_copy_is_kept() {
     world.all_equal(&["d0", "d1"]);
 }
 
+/// The last good copy is believed when it returns, whatever was changed of the volume while it was away.
+#[test]
+fn the_last_copy_is_believed_when_it_returns() {
+    let mut world = World::with(2);
+    world.write(0, 1, 1);
+    let offline = |member: &str| Command::Offline {
+        member: member.into(),
+        force: Some("vol".into()),
+    };
+    let online = |member: &str| Command::Online {
+        member: member.into(),
+    };
+    world.run(offline("d0")).unwrap();
+    world.write(0, 1, 2);
+    world.run(offline("d1")).unwrap();
+    assert_eq!(world.state(), VolumeState::Frozen);
+    for ms in [100, 200, 300] {
+        let settings = Box::new(Settings {
+            settle_ms: ms,
+            ..Settings::default()
+        });
+        world.run(Command::Set { settings }).unwrap();
+    }
+    world.run(online("d0")).unwrap();
+    world.pass(Duration::from_secs(2));
+    assert_eq!(
+        world.state(),
+        VolumeState::Frozen,
+        "from a copy that misses a write"
+    );
+    world.run(online("d1")).unwrap();
+    world.until_healthy();
+    assert_eq!(world.read(0), 2);
+    world.all_equal(&["d0", "d1"]);
+}
+
 /// What differs is found, and made equal if asked.
 #[test]
 fn verification_finds_and_repairs() {
