@@ -200,6 +200,7 @@ pub async fn init(engine: &Rc<Engine>) -> anyhow::Result<()> {
     engine.set_plane(Some(Rc::new(plane)));
     tokio::task::spawn_local(crate::methods::bdev::follow(Rc::clone(engine), events));
     tokio::task::spawn_local(crate::methods::nvmf::keep_reservations(Rc::clone(engine)));
+    tokio::task::spawn_local(crate::remotes::follow(Rc::clone(engine)));
     let found = engine
         .journal
         .load()
@@ -214,6 +215,7 @@ pub async fn init(engine: &Rc<Engine>) -> anyhow::Result<()> {
         |r: &Record| [SET_ANA_STATE, RESTORE_RESERVATION].contains(&r.method.as_str());
     let (later, now): (Vec<_>, Vec<_>) =
         engine.journal.waiting().into_iter().partition(of_the_files);
+    crate::methods::bdev::attach_stored(engine, &now).await;
     for record in now {
         engine.replay(&record).await;
     }
@@ -317,8 +319,12 @@ fn iobuf_classes(
 pub async fn fini(engine: &Rc<Engine>) {
     if let Some(plane) = engine.set_plane(None) {
         engine.devices.clear();
-        if !plane.stop(HOST_PATIENCE).await {
+        if !plane.disconnect_hosts(HOST_PATIENCE).await {
             warn!("hosts were still connected when the reactors ended");
+        }
+        engine.remotes.close().await;
+        if !plane.stop(HOST_PATIENCE).await {
+            warn!("the reactors did not end in time");
         }
         engine.rdma.close();
     }
@@ -331,7 +337,11 @@ async fn retry(engine: &Rc<Engine>) {
         seconds => Duration::from_secs(seconds),
     };
     loop {
-        tokio::time::sleep(every).await;
+        tokio::select! {
+            () = tokio::time::sleep(every) => {}
+            // What stood on a remote device that is back need not wait.
+            () = engine.remotes.came_back() => {}
+        }
         for record in engine.journal.waiting() {
             engine.replay(&record).await;
         }

@@ -19,6 +19,7 @@ use crate::methods::options::StartupOptions;
 use crate::notify::Notifications;
 use crate::plane::Plane;
 use crate::rdma::Rdma;
+use crate::remotes::Remotes;
 use crate::rpc::error::Errno;
 use crate::rpc::method::CallFuture;
 use crate::rpc::server::Dispatch;
@@ -58,6 +59,7 @@ pub struct Engine {
     pub declared: Declared,
     pub listeners: Listeners,
     pub rdma: Rdma,
+    pub remotes: Remotes,
     /// Reservations on their way to the store.
     pub keeping: Keeping,
     /// Made by `init`, gone after `fini`.
@@ -90,6 +92,7 @@ impl Engine {
             declared: Declared::default(),
             listeners: Listeners::default(),
             rdma: Rdma::default(),
+            remotes: Remotes::default(),
             keeping: Keeping::default(),
             plane: RefCell::default(),
             phase: watch::channel(Phase::Startup).0,

@@ -40,5 +40,6 @@ pub mod notify;
 pub mod perf;
 pub mod plane;
 pub mod rdma;
+pub mod remotes;
 pub mod rpc;
 pub mod store;

@@ -10,7 +10,7 @@ use serde::Serialize;
 pub const KEPT: usize = 1024;
 
 /// Every type of event there is.
-pub const TYPES: [&str; 12] = [
+pub const TYPES: [&str; 16] = [
     "bdev_register",
     "bdev_unregister",
     "bdev_resize",
@@ -19,6 +19,10 @@ pub const TYPES: [&str; 12] = [
     "nvmf_namespace_change",
     "nvmf_listener_change",
     "nvmf_ana_change",
+    "remote_connected",
+    "remote_failed",
+    "remote_lost",
+    "remote_refused",
     "transport_downgraded",
     "transport_restored",
     "state_restore_failed",

@@ -101,6 +101,11 @@ thread_local! {
     static POOLS: RefCell<Option<Pools>> = const { RefCell::new(None) };
 }
 
+/// Buffers of up to 8 KiB of the reactor that calls, for admin queues of its own.
+pub fn admin_pool() -> Option<Pool> {
+    POOLS.with_borrow(|pools| pools.as_ref().map(|pools| pools.admin.clone()))
+}
+
 impl Plane {
     pub fn start(config: PlaneConfig) -> Result<Plane, PlaneError> {
         let cores: Vec<Option<usize>> = match config.cores.is_empty() {
@@ -250,9 +255,9 @@ impl Plane {
         all
     }
 
-    /// Disconnects every host and waits until nothing is left, at most for `patience`; then ends
-    /// the reactors. Answers whether the hosts left in time.
-    pub async fn stop(&self, patience: Duration) -> bool {
+    /// Disconnects every host and waits until nothing is left, at most for `patience`. Answers whether the
+    /// hosts left in time.
+    pub async fn disconnect_hosts(&self, patience: Duration) -> bool {
         self.target.stop();
         let deadline = tokio::time::Instant::now() + patience;
         let mut clean = true;
@@ -263,6 +268,11 @@ impl Plane {
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
+        clean
+    }
+
+    /// Ends the reactors. Answers whether they ended in time.
+    pub async fn stop(&self, patience: Duration) -> bool {
         for reactor in &self.reactors {
             reactor.stop();
         }
@@ -274,7 +284,7 @@ impl Plane {
                 }
             }
         });
-        clean & tokio::time::timeout(patience, joined).await.is_ok()
+        tokio::time::timeout(patience, joined).await.is_ok()
     }
 }
 

@@ -216,6 +216,15 @@ impl Attachment {
             .collect()
     }
 
+    /// Namespaces that could not become devices, by the names those would have, and why.
+    pub fn refusals(&self) -> Vec<(String, String)> {
+        let devices = lock(&self.devices);
+        let refused = devices.refused.iter();
+        refused
+            .map(|(nsid, why)| (self.device_name(*nsid), why.clone()))
+            .collect()
+    }
+
     /// Ends the association and connects again; one that was given up is begun anew.
     pub fn reset(&self) {
         self.shared.ask(&self.shared.reset);

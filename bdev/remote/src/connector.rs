@@ -64,6 +64,12 @@ impl TcpConnector {
         }
     }
 
+    /// With this type of service (DSCP << 2), and this much time for a TCP connection.
+    pub fn tuned(mut self, tos: u8, connect_timeout: std::time::Duration) -> TcpConnector {
+        (self.options.tos, self.options.connect_timeout) = (tos, connect_timeout);
+        self
+    }
+
     pub fn from(mut self, source: Source) -> TcpConnector {
         self.source = source;
         self

@@ -142,6 +142,26 @@ fn wrong_values_name_key_and_line() {
             "[rdma]\nallow_software = false\nrxe = [\"eth0\"]",
             "nacre.toml:3: rdma.rxe: soft-RoCE devices that allow_software = false keeps from being used",
         ),
+        (
+            "[replication]\ntransport = \"fc\"",
+            "nacre.toml:2: replication.transport: ",
+        ),
+        (
+            "[replication]\niface = [\"eth0\"]",
+            "nacre.toml:2: replication.iface: \"eth0\" is no selector; write name:eth0",
+        ),
+        (
+            "[replication]\nkeep_alive_ms = 499",
+            "nacre.toml:2: replication.keep_alive_ms: 499 is neither 0 nor in 500..=600000",
+        ),
+        (
+            "[replication]\nretry_delay_ms = 0",
+            "nacre.toml:2: replication.retry_delay_ms: 0 is not in 10..=600000",
+        ),
+        (
+            "[replication]\nconnection_retries = 0",
+            "nacre.toml:2: replication.connection_retries: 0 tries RDMA for ever",
+        ),
     ] {
         let got = problems(text);
         assert!(got[0].starts_with(expected), "{text:?}: {got:?}");

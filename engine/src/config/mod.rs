@@ -6,6 +6,7 @@
 
 pub mod listener;
 pub mod rdma;
+pub mod replication;
 pub mod settings;
 pub mod source;
 pub mod suggest;
@@ -263,6 +264,9 @@ fn validate(settings: &Settings, origins: &BTreeMap<String, String>) -> Vec<Prob
     }
     for (key, cause) in settings.rdma.problems() {
         refuse(&format!("rdma.{key}"), cause, "");
+    }
+    for (key, cause) in settings.replication.problems() {
+        refuse(&format!("replication.{key}"), cause, "");
     }
     let mut names = std::collections::BTreeSet::new();
     for (at, bdev) in settings.bdev.iter().enumerate() {

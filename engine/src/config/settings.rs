@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 pub use super::listener::{Listener, RdmaWish, Transport};
 pub use super::rdma::Rdma;
+pub use super::replication::Replication;
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -21,6 +22,7 @@ pub struct Settings {
     pub data: Data,
     pub nvmf: Nvmf,
     pub rdma: Rdma,
+    pub replication: Replication,
     /// Block devices to have from the start.
     pub bdev: Vec<Bdev>,
 }

@@ -266,6 +266,8 @@ pub fn config_of(engine: &Engine, subsystem: &str) -> Option<Vec<Value>> {
         "iobuf" => Some(vec![call("iobuf_set_options", json!(options.iobuf))]),
         "bdev" => {
             let mut calls = vec![call("bdev_set_options", json!(options.bdev))];
+            calls.extend(made("nvme/options"));
+            calls.extend(made("nvme/ctrlr/"));
             calls.extend(made("bdev/"));
             calls.extend(made("qos/"));
             calls.push(json!({ "method": "bdev_wait_for_examine" }));

@@ -14,6 +14,7 @@ pub mod nvmf;
 pub mod process;
 pub mod rdma;
 pub mod reactors;
+pub mod remotes;
 
 use std::fmt::Write;
 use std::rc::Rc;
@@ -107,6 +108,7 @@ pub fn sources() -> Vec<Box<dyn MetricsSource>> {
         Box::new(devices::Devices),
         Box::new(nvmf::Nvmf),
         Box::new(rdma::Rdma),
+        Box::new(remotes::Remotes),
     ]
 }
 

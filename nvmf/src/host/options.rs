@@ -118,7 +118,7 @@ pub enum HostError {
     },
     #[error("{step} took longer than {limit:?}")]
     TimedOut { step: &'static str, limit: Duration },
-    #[error("reset: an I/O command took too long")]
+    #[error("reset by this host")]
     Reset,
     #[error("no I/O queue comes up: {why}")]
     IoQueues { why: String },

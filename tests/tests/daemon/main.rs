@@ -10,4 +10,5 @@ mod load;
 mod many;
 mod network;
 mod raw;
+mod remote;
 mod reservations;

@@ -1,5 +1,6 @@
 //! `nacre bdev`: block devices.
 
+mod attach;
 mod create;
 mod iostat;
 
@@ -33,6 +34,13 @@ enum BdevCommand {
     Create {
         #[command(subcommand)]
         kind: create::Kind,
+    },
+    /// Connect to a subsystem of another target; its namespaces become devices
+    Attach(attach::AttachArgs),
+    /// Disconnect such a controller, and delete its devices and whatever stands on them
+    Detach {
+        /// As `attach` was given it, or printed it
+        name: String,
     },
     /// Delete some, and whatever stands on them; files stay
     #[command(visible_alias = "rm")]
@@ -164,10 +172,21 @@ pub fn run(args: BdevArgs) -> Result<(), Failure> {
             }
         }
         BdevCommand::Create { kind } => create::run(connection, kind),
+        BdevCommand::Attach(args) => attach::run(connection, &args),
+        BdevCommand::Detach { name } => {
+            connection.call("bdev_nvme_detach_controller", json!({ "name": name }))?;
+            done(connection, json!({ "detached": name }))
+        }
         BdevCommand::Delete { name } => {
             let mut client = connection.open()?;
             for name in &name {
                 let device = device(&mut client, name)?;
+                if let Some(controller) = device.pointer("/driver_specific/controller") {
+                    let controller = controller.as_str().unwrap_or_default();
+                    let remedy = format!("`nacre bdev detach {controller}` lets go of all of them");
+                    let cause = "it is a namespace of another target";
+                    return Err(refuse(&device, cause, &remedy));
+                }
                 let method = module(&device)?.delete;
                 // By its own name: the one given may be an alias.
                 client.call(method, json!({ "name": device["name"] }))?;
@@ -210,7 +229,7 @@ fn list(connection: &Connection) -> Result<(), Failure> {
         .map(|device| {
             vec![
                 output::cell(device.get("name")),
-                output::cell(device.get("product_name")),
+                product(device),
                 output::bytes(bytes_of(device)),
                 output::cell(device.get("block_size")),
                 output::cell(device.get("claimed")),
@@ -221,6 +240,22 @@ fn list(connection: &Connection) -> Result<(), Failure> {
         &["name", "product", "size", "block", "claimed", "uuid"],
         rows,
     )
+}
+
+/// A remote namespace with how it is connected, as that is what one wants to know of it.
+fn product(device: &Value) -> String {
+    let product = output::cell(device.get("product_name"));
+    let specific = &device["driver_specific"];
+    let transport = specific["nvme"][0]["trid"]["trtype"].as_str();
+    match (transport, specific["state"].as_str()) {
+        (Some(transport), Some("enabled")) if specific["refused"].is_null() => {
+            format!("{product} ({transport})")
+        }
+        (Some(_), Some("enabled")) => format!("{product} (refused)"),
+        (Some(transport), Some("failed")) => format!("{product} ({transport}, failed)"),
+        (Some(transport), Some(_)) => format!("{product} ({transport}, away)"),
+        _ => product,
+    }
 }
 
 /// What a device of some module can be asked, by the names of the methods.

@@ -11,6 +11,7 @@ mod iostat;
 mod list;
 mod malloc;
 mod null;
+mod nvme;
 mod qos;
 pub mod sampling;
 mod stacked;
@@ -29,6 +30,7 @@ use crate::rpc::{Registry, RpcError};
 use crate::store::{Change, Edit};
 
 pub use iostat::TICK_RATE;
+pub use nvme::attach_stored;
 
 pub fn register(registry: &mut Registry<Engine>) {
     list::register(registry);
@@ -37,6 +39,7 @@ pub fn register(registry: &mut Registry<Engine>) {
     histogram::register(registry);
     malloc::register(registry);
     null::register(registry);
+    nvme::register(registry);
     file::register(registry);
     qos::register(registry);
     sampling::register(registry);

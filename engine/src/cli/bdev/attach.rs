@@ -1,0 +1,144 @@
+//! `nacre bdev attach`: a namespace of another target, by its URI.
+
+use clap::Args;
+use nacre_bdev_remote::{RemoteUri, Select, Way};
+use serde_json::{Value, json};
+
+use super::super::{Connection, Failure, output};
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "nvmf:// is connected as [replication] says, nvmf+tcp:// by TCP, nvmf+rdma:// by RDMA, nvmf+rdma+tcp:// by RDMA and, \
+                  while that does not work, by TCP.\n\nExamples:\n  nacre bdev attach nvmf://192.0.2.1:4420/nqn.2025-01.io.example:volume\n  \
+                  nacre bdev attach 'nvmf+tcp://[fd00::1]/nqn.2025-01.io.example:volume?nsid=1' --name replica1"
+)]
+pub struct AttachArgs {
+    /// nvmf://ADDRESS[:PORT]/NQN[?nsid=N|uuid=UUID&hostnqn=NQN]
+    #[arg(value_name = "URI")]
+    uri: String,
+    /// Of the controller: its devices are called so, with n and the namespace identifier [default: the end of the
+    /// subsystem's name]
+    #[arg(long)]
+    name: Option<String>,
+    /// How long I/O waits for a target that is away, in seconds; 0 as long as it is [default: as configured]
+    #[arg(long, value_name = "SECONDS")]
+    fast_fail: Option<u64>,
+    /// How long to go on trying to connect again, in seconds; -1 for ever [default: for ever]
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
+    loss_timeout: Option<i64>,
+    /// Connect from this address of this machine [default: as configured, or as the route says]
+    #[arg(long, value_name = "ADDRESS")]
+    host_traddr: Option<String>,
+}
+
+pub fn run(connection: &Connection, args: &AttachArgs) -> Result<(), Failure> {
+    let params = params(args).map_err(Failure::Usage)?;
+    let devices = connection.call("bdev_nvme_attach_controller", params)?;
+    if connection.json {
+        return output::json(&devices);
+    }
+    let names = devices.as_array().into_iter().flatten();
+    for name in names.filter_map(Value::as_str) {
+        output::line(name)?;
+    }
+    Ok(())
+}
+
+fn params(args: &AttachArgs) -> Result<Value, String> {
+    let uri: RemoteUri = args
+        .uri
+        .parse()
+        .map_err(|e: nacre_bdev_remote::UriError| e.to_string())?;
+    let (trtype, fallback) = match uri.way {
+        Way::Auto => ("AUTO", None),
+        Way::Tcp => ("TCP", None),
+        Way::Rdma => ("RDMA", Some("none")),
+        Way::RdmaThenTcp => ("RDMA", Some("tcp")),
+    };
+    let subnqn = uri.subnqn.to_string();
+    let mut params = json!({
+        "name": args.name.clone().unwrap_or_else(|| default_name(&subnqn)),
+        "trtype": trtype,
+        "traddr": uri.host,
+        "trsvcid": uri.port.to_string(),
+        "subnqn": subnqn,
+    });
+    let mut set = |key: &str, value: Option<Value>| {
+        if let Some(value) = value {
+            params[key] = value;
+        }
+    };
+    set("fallback", fallback.map(Value::from));
+    set("hostnqn", uri.hostnqn.map(|nqn| nqn.to_string().into()));
+    set("hostaddr", args.host_traddr.clone().map(Value::from));
+    set("fast_io_fail_timeout_sec", args.fast_fail.map(Value::from));
+    set("ctrlr_loss_timeout_sec", args.loss_timeout.map(Value::from));
+    match uri.select {
+        Select::All => {}
+        Select::Nsid(nsid) => set("nsid", Some(nsid.into())),
+        Select::Uuid(uuid) => set("uuid", Some(uuid.to_string().into())),
+    }
+    Ok(params)
+}
+
+/// What follows the last colon: what the owner of the name calls it.
+fn default_name(subnqn: &str) -> String {
+    let last = subnqn.rsplit(':').next().unwrap_or(subnqn);
+    last.chars().take(64).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: AttachArgs,
+    }
+
+    fn of(line: &[&str]) -> Result<Value, String> {
+        let words = ["attach"].iter().chain(line);
+        params(&Line::try_parse_from(words).unwrap().args)
+    }
+
+    #[test]
+    fn a_uri_becomes_a_call() {
+        assert_eq!(
+            of(&["nvmf://192.0.2.1/nqn.2025-01.io.example:volume"]).unwrap(),
+            json!({
+                "name": "volume", "trtype": "AUTO", "traddr": "192.0.2.1", "trsvcid": "4420",
+                "subnqn": "nqn.2025-01.io.example:volume",
+            })
+        );
+        let uri = "nvmf+rdma+tcp://[fd00::1]:1/nqn.2025-01.io.example:v?nsid=7&hostnqn=nqn.2025-01.io.example:h";
+        let line = [
+            uri,
+            "--name",
+            "r",
+            "--fast-fail",
+            "3",
+            "--loss-timeout",
+            "-1",
+            "--host-traddr",
+            "fd00::2",
+        ];
+        assert_eq!(
+            of(&line).unwrap(),
+            json!({
+                "name": "r", "trtype": "RDMA", "fallback": "tcp", "traddr": "fd00::1", "trsvcid": "1",
+                "subnqn": "nqn.2025-01.io.example:v", "nsid": 7, "hostnqn": "nqn.2025-01.io.example:h",
+                "hostaddr": "fd00::2", "fast_io_fail_timeout_sec": 3, "ctrlr_loss_timeout_sec": -1,
+            })
+        );
+        let only = of(&["nvmf+rdma://h/nqn.2025-01.io.example:v"]).unwrap();
+        assert_eq!(only["fallback"], "none");
+        let refused = of(&["tcp://192.0.2.1/nqn.2025-01.io.example:v"]).unwrap_err();
+        assert!(
+            refused.contains("is not a scheme for remote namespaces"),
+            "{refused}"
+        );
+    }
+}

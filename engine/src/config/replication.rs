@@ -1,0 +1,102 @@
+//! `[replication]`: how the namespaces of other targets are connected.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::listener::Selector;
+
+/// For what is attached with a transport of `AUTO`, and where the call does not say it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Replication {
+    pub transport: Wish,
+    /// What is used while RDMA does not work.
+    pub fallback: Fallback,
+    /// Where connections begin, as the selectors of a listener; none: where the route leads.
+    pub iface: Vec<String>,
+    /// Attempts by RDMA before the fallback; 0: for ever.
+    pub connection_retries: u32,
+    pub retry_delay_ms: u64,
+    /// From the fallback to the first probe of RDMA; 0: there are none.
+    pub rdma_reprobe_s: u64,
+    /// 0: none.
+    pub keep_alive_ms: u32,
+    /// How long I/O waits for a target that is away; 0: as long as it is.
+    pub fast_fail_ms: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Wish {
+    /// RDMA where the way to the target has it, else TCP.
+    Auto,
+    Rdma,
+    Tcp,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Fallback {
+    Tcp,
+    None,
+}
+
+impl Default for Replication {
+    fn default() -> Replication {
+        Replication {
+            transport: Wish::Auto,
+            fallback: Fallback::Tcp,
+            iface: Vec::new(),
+            connection_retries: 3,
+            retry_delay_ms: 1000,
+            rdma_reprobe_s: 60,
+            keep_alive_ms: 5000,
+            fast_fail_ms: 5000,
+        }
+    }
+}
+
+impl Replication {
+    pub fn fast_fail(&self) -> Option<Duration> {
+        (self.fast_fail_ms > 0).then(|| Duration::from_millis(self.fast_fail_ms))
+    }
+
+    /// Keys that cannot be as they are, and why.
+    pub fn problems(&self) -> Vec<(&'static str, String)> {
+        let mut problems = Vec::new();
+        for text in &self.iface {
+            if let Err(error) = text.parse::<Selector>() {
+                problems.push(("iface", format!("{error}; {}", Selector::FORMS)));
+            }
+        }
+        for (key, value, least, most) in [
+            (
+                "connection_retries",
+                self.connection_retries.into(),
+                0,
+                1000,
+            ),
+            ("retry_delay_ms", self.retry_delay_ms, 10, 600_000),
+            ("rdma_reprobe_s", self.rdma_reprobe_s, 0, 86_400),
+            ("fast_fail_ms", self.fast_fail_ms, 0, 3_600_000),
+        ] {
+            if value < least || value > most {
+                problems.push((key, format!("{value} is not in {least}..={most}")));
+            }
+        }
+        if self.keep_alive_ms != 0 && !(500..=600_000).contains(&self.keep_alive_ms) {
+            let value = self.keep_alive_ms;
+            let why = format!("{value} is neither 0 nor in 500..=600000");
+            problems.push(("keep_alive_ms", why));
+        }
+        if self.connection_retries == 0
+            && self.fallback == Fallback::Tcp
+            && self.transport != Wish::Tcp
+        {
+            let why = "0 tries RDMA for ever, so that fallback = \"tcp\" is never used; set fallback = \"none\"";
+            problems.push(("connection_retries", why.to_owned()));
+        }
+        problems
+    }
+}

@@ -1,0 +1,346 @@
+//! `bdev_nvme_*`: namespaces of other targets as devices.
+//!
+//! An attached controller is one journal record, `nvme/ctrlr/<name>`: the call with what it was given. What holds for
+//! all is another, `nvme/options`. The devices have none: they are what the controller has.
+
+mod list;
+mod options;
+mod params;
+
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use nacre_bdev::Bdev;
+use nacre_bdev_remote::State;
+use nacre_nvmf::host::HostError;
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use self::params::AttachParams;
+use crate::engine::Engine;
+use crate::remotes::{self, Plan, Remote};
+use crate::rpc::error::Errno;
+use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::store::{Change, Edit, Record};
+
+pub fn register(registry: &mut Registry<Engine>) {
+    registry.add::<Attach>().add::<Detach>().add::<Reset>();
+    list::register(registry);
+    options::register(registry);
+}
+
+/// For the first connection, when somebody asked for it: the gate of changes is closed meanwhile.
+const FIRST: Duration = Duration::from_secs(20);
+/// And when the daemon starts: what is not there by then comes later.
+const FIRST_AT_START: Duration = Duration::from_millis(1500);
+
+fn key(name: &str) -> String {
+    format!("nvme/ctrlr/{name}")
+}
+
+struct Attach;
+
+impl Method<Engine> for Attach {
+    const NAME: &'static str = "bdev_nvme_attach_controller";
+    const ABOUT: &'static str = "Connects to a subsystem of another target; its namespaces become devices, whose names it answers.";
+    const EFFECT: Effect = Effect::Changes;
+    type Params = AttachParams;
+    type Reply = Vec<String>;
+
+    async fn apply(params: AttachParams, on: Rc<Engine>) -> Result<Vec<String>, RpcError> {
+        let name = params.name.clone();
+        let record = serde_json::to_value(&params).expect("parameters are plain data");
+        // A record that is not live is made again: what is not there now is waited for, not given up.
+        let again = on.journal.find(&key(&name)).is_some();
+        let remote = match on.remotes.find(&name) {
+            Some(remote) if again && is_stored(&on, &name) => remote,
+            Some(_) => {
+                let cause = format!("a controller is attached as \"{name}\" already");
+                return Err(RpcError::errno(Errno::EEXIST, cause).field("name").remedy(
+                    "detach it first, or choose another name: a controller has one path here",
+                ));
+            }
+            None => begin(&on, params).await?,
+        };
+        let patience = if again { FIRST_AT_START } else { FIRST };
+        let first = first_connection(&on, &remote, patience).await;
+        let outcome = match first {
+            // It goes on; what stands on its devices is made when they are there.
+            Err(_) if again => Ok(Vec::new()),
+            Err(refused) => Err(refused),
+            Ok(()) => devices(&on, &name, &remote, again),
+        };
+        let change = || Change::put(key(&name), Attach::NAME, record);
+        let outcome = match outcome {
+            Ok(names) => on.journal.commit(change()).await.map(|()| names),
+            refused => refused,
+        };
+        if outcome.is_err() && !again {
+            undo(&on, &name).await;
+        }
+        outcome
+    }
+}
+
+/// Begun from its record, and not made again yet.
+fn is_stored(on: &Engine, name: &str) -> bool {
+    let entry = on.journal.find(&key(name));
+    entry.is_some_and(|entry| entry.standing != crate::journal::Standing::Live)
+}
+
+async fn begin(on: &Rc<Engine>, params: AttachParams) -> Result<Rc<Remote>, RpcError> {
+    let wanted = params.check(on).await?;
+    let plan = Plan::of(wanted, on).await?;
+    on.remotes.begin(on, plan).await
+}
+
+/// Begins with everything that is stored, so that those that are not there are waited for all at once.
+pub async fn attach_stored(on: &Rc<Engine>, records: &[Record]) {
+    if let Some(options) = records.iter().find(|r| r.key == options::KEY) {
+        on.replay(options).await;
+    }
+    let stored = records
+        .iter()
+        .filter(|record| record.method == Attach::NAME);
+    let begun = stored.map(|record| async {
+        let params = serde_json::from_value::<AttachParams>(record.params.clone());
+        // Its own replay says what is wrong with it.
+        if let Ok(params) = params {
+            let _ = begin(on, params).await;
+        }
+    });
+    join_all(begun).await;
+}
+
+async fn first_connection(
+    on: &Rc<Engine>,
+    remote: &Remote,
+    patience: Duration,
+) -> Result<(), RpcError> {
+    let until = remote.begun.max(Instant::now() - patience) + patience;
+    let wanted = &remote.wanted;
+    loop {
+        let status = remote.attachment.status();
+        let failed = |errno, why: String| {
+            let cause = format!("{} at {}: {why}", wanted.subnqn, wanted.address);
+            RpcError::errno(errno, cause)
+                .field("traddr")
+                .remedy("see that a target listens there, has the subsystem and lets this host in: nacre discover")
+        };
+        match &status.state {
+            State::Live => return Ok(()),
+            State::Failed(error) => return Err(failed(Errno::EIO, error.to_string())),
+            State::Closed => return Err(failed(Errno::EIO, "it was detached".to_owned())),
+            State::Waiting {
+                refused: true,
+                error,
+            } => {
+                return Err(failed(Errno::EIO, error.to_string()));
+            }
+            State::Waiting { .. } if status.exhausted => {
+                return Err(failed(Errno::EIO, status.causes));
+            }
+            State::Waiting { .. } | State::Connecting => {}
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            let why = format!("no connection within {patience:?}; {}", status.causes);
+            return Err(failed(
+                Errno::ETIMEDOUT,
+                why.trim_end_matches("; ").to_owned(),
+            ));
+        }
+        let _ = tokio::time::timeout(
+            left.min(Duration::from_millis(50)),
+            on.remotes.settled.notified(),
+        )
+        .await;
+    }
+}
+
+/// What the controller has, as devices. One that brings none for a reason is not attached.
+fn devices(
+    on: &Rc<Engine>,
+    name: &str,
+    remote: &Remote,
+    again: bool,
+) -> Result<Vec<String>, RpcError> {
+    let plane = on.plane()?;
+    remote.sync(on, &plane, name);
+    let devices = remote.attachment.devices();
+    let names: Vec<String> = devices.iter().map(|d| d.name().to_owned()).collect();
+    let refused = remote.attachment.refusals();
+    match refused.first() {
+        Some((device, why)) if names.is_empty() && !again => {
+            let cause = format!("{device}: {why}");
+            Err(RpcError::errno(Errno::EEXIST, cause).field("name"))
+        }
+        _ => Ok(names),
+    }
+}
+
+async fn undo(on: &Rc<Engine>, name: &str) {
+    let Some(remote) = on.remotes.take(name) else {
+        return;
+    };
+    if let Ok(plane) = on.plane() {
+        for ticket in remote.attachment.remove_devices(&plane.bdevs) {
+            ticket.await;
+        }
+    }
+    remote.attachment.close();
+    remotes::closed(&remote.attachment, remotes::close_deadline()).await;
+}
+
+struct Detach;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct DetachParams {
+    name: String,
+    /// These six: only if they are the controller's.
+    trtype: Option<String>,
+    traddr: Option<String>,
+    adrfam: Option<String>,
+    trsvcid: Option<String>,
+    subnqn: Option<String>,
+    hostaddr: Option<String>,
+    /// A source port cannot be chosen: empty if it is given.
+    hostsvcid: Option<String>,
+}
+
+impl DetachParams {
+    /// Whether what is named besides is what is attached.
+    fn fits(&self, remote: &Remote) -> Result<(), RpcError> {
+        let (wanted, status) = (&remote.wanted, remote.attachment.status());
+        let family = if wanted.address.is_ipv4() {
+            "IPv4"
+        } else {
+            "IPv6"
+        };
+        let hostaddr = wanted.hostaddr.map(|ip| ip.to_string()).unwrap_or_default();
+        let is = [
+            ("trtype", &self.trtype, status.transport.to_string()),
+            ("traddr", &self.traddr, wanted.host.clone()),
+            ("adrfam", &self.adrfam, family.to_owned()),
+            ("trsvcid", &self.trsvcid, wanted.address.port().to_string()),
+            ("subnqn", &self.subnqn, wanted.subnqn.to_string()),
+            ("hostaddr", &self.hostaddr, hostaddr),
+            ("hostsvcid", &self.hostsvcid, String::new()),
+        ];
+        for (field, asked, is) in is {
+            if asked
+                .as_ref()
+                .is_some_and(|asked| !asked.eq_ignore_ascii_case(&is))
+            {
+                let cause = format!("\"{}\" is attached with \"{is}\" for {field}", self.name);
+                return Err(RpcError::errno(Errno::ENODEV, cause).field(field));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Method<Engine> for Detach {
+    const NAME: &'static str = "bdev_nvme_detach_controller";
+    const ABOUT: &'static str =
+        "Disconnects a controller, and deletes its devices and whatever stands on them.";
+    const EFFECT: Effect = Effect::Changes;
+    type Params = DetachParams;
+    type Reply = bool;
+
+    async fn apply(params: DetachParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        let (name, plane) = (&params.name, on.plane()?);
+        let Some(remote) = on.remotes.find(name) else {
+            // One that could not be restored can be given up by detaching it.
+            return match on.journal.find(&key(name)) {
+                Some(_) => {
+                    let edits = vec![Edit::Remove(key(name))];
+                    on.journal.commit(Change(edits)).await.map(|()| true)
+                }
+                None => Err(no_controller(name)),
+            };
+        };
+        params.fits(&remote)?;
+        let mut going = Vec::new();
+        for device in remote.attachment.devices() {
+            going.extend(super::with_dependents(&plane, device.name()));
+        }
+        let mut edits = vec![Edit::Remove(key(name))];
+        edits.extend(going.iter().map(|name| Edit::Remove(super::key(name))));
+        edits.extend(going.iter().map(|name| super::qos::forget(name)));
+        edits.extend(super::super::nvmf::forget_namespaces_of(&on, &going));
+        // The record first: what is gone must not come back because a crash came between.
+        on.journal.commit(Change(edits)).await?;
+        for name in &going {
+            on.devices.modules.borrow_mut().remove(name);
+        }
+        undo(&on, name).await;
+        Ok(true)
+    }
+}
+
+struct Reset;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct ResetParams {
+    name: String,
+    /// Only if it is the controller's.
+    cntlid: Option<u16>,
+}
+
+impl Method<Engine> for Reset {
+    const NAME: &'static str = "bdev_nvme_reset_controller";
+    const ABOUT: &'static str = "Ends the connection to a controller and connects again, also when it was given up; I/O waits.";
+    const EFFECT: Effect = Effect::Changes;
+    type Params = ResetParams;
+    type Reply = bool;
+
+    async fn apply(params: ResetParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        let remote = on.remotes.find(&params.name);
+        let remote = remote.ok_or_else(|| no_controller(&params.name))?;
+        let cntlid = remote.attachment.status().info.cntlid;
+        if params.cntlid.is_some_and(|asked| asked != cntlid) {
+            let cause = format!("\"{}\" is controller {cntlid} there", params.name);
+            return Err(RpcError::errno(Errno::ENODEV, cause).field("cntlid"));
+        }
+        let before = remote.attachment.status();
+        remote.attachment.reset();
+        // Until it is there again, or it is known why it is not.
+        let until = Instant::now() + FIRST;
+        loop {
+            let now = remote.attachment.status();
+            if now.connects > before.connects {
+                return Ok(true);
+            }
+            let ended = now.losses > before.losses || before.state != State::Live;
+            let error = now.state.error().filter(|_| ended);
+            // The end that was asked for is no attempt that failed.
+            let error = error.filter(|error| **error != HostError::Reset);
+            if let Some(error) = error.filter(|_| now.exhausted || Instant::now() >= until) {
+                return Err(RpcError::errno(Errno::EIO, error.to_string())
+                    .remedy("it goes on trying: bdev_nvme_get_controllers tells how it is"));
+            }
+            if Instant::now() >= until {
+                let cause = format!("no connection within {FIRST:?}");
+                return Err(RpcError::errno(Errno::ETIMEDOUT, cause));
+            }
+            let settled = on.remotes.settled.notified();
+            let _ = tokio::time::timeout(Duration::from_millis(20), settled).await;
+        }
+    }
+}
+
+fn no_controller(name: &str) -> RpcError {
+    RpcError::errno(
+        Errno::ENODEV,
+        format!("no controller is attached as \"{name}\""),
+    )
+    .field("name")
+    .remedy("bdev_nvme_get_controllers lists them")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,282 @@
+//! `bdev_nvme_set_options`: what holds for controllers that are attached from then on.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::config::replication::Replication;
+use crate::engine::Engine;
+use crate::rpc::error::Errno;
+use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::store::Change;
+
+pub const KEY: &str = "nvme/options";
+
+pub fn register(registry: &mut Registry<Engine>) {
+    registry.add::<SetOptions>();
+}
+
+/// What was set, over all calls.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Options {
+    /// Only `reset`, and `none` without a timeout.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub action_on_timeout: Option<String>,
+    /// For an I/O command, before its controller is reset; 0: 30 s.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub timeout_us: Option<u64>,
+    /// The same for an admin command.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub timeout_admin_us: Option<u64>,
+    /// 0: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub keep_alive_timeout_ms: Option<u32>,
+    /// Entries of each I/O queue; 128 unless given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub io_queue_requests: Option<u16>,
+    /// How long to go on trying to connect again; -1: for ever; 0: not at all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ctrlr_loss_timeout_sec: Option<i64>,
+    /// Between two attempts; 0: short at first, and longer with each that fails.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reconnect_delay_sec: Option<u64>,
+    /// How long I/O waits for a controller that is away; 0: as long as it is tried.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fast_io_fail_timeout_sec: Option<u64>,
+    /// True: what fell back to TCP stays there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disable_auto_failback: Option<bool>,
+    /// Of TCP connections; DSCP << 2.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub transport_tos: Option<u8>,
+    /// For a TCP connection; 0: 5000.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tcp_connect_timeout_ms: Option<u64>,
+    /// What else SPDK has: taken as it is here anyway, refused otherwise.
+    #[serde(flatten)]
+    pub others: serde_json::Map<String, Value>,
+}
+
+/// SPDK's other options with the one value that is true here, and what there is to say to any other.
+fn others() -> [(&'static str, Value, &'static str); 20] {
+    let one_class = "commands are not weighed: each queue is served in turn";
+    let polled = "queues are polled as the reactor turns";
+    let keys = "there is no authentication for connections of this host yet";
+    let rdma = "it is as large as its queues need";
+    [
+        ("arbitration_burst", json!(0), one_class),
+        ("low_priority_weight", json!(0), one_class),
+        ("medium_priority_weight", json!(0), one_class),
+        ("high_priority_weight", json!(0), one_class),
+        ("nvme_adminq_poll_period_us", json!(10000), polled),
+        ("nvme_ioq_poll_period_us", json!(0), polled),
+        (
+            "delay_cmd_submit",
+            json!(true),
+            "all commands of a turn are sent at once",
+        ),
+        (
+            "transport_retry_count",
+            json!(4),
+            "the network's own retries are not set here; connections are tried as ctrlr_loss_timeout_sec says",
+        ),
+        (
+            "bdev_retry_count",
+            json!(3),
+            "what the network damaged is sent again three times, what a lost connection took along until fast_io_fail_timeout_sec",
+        ),
+        (
+            "transport_ack_timeout",
+            json!(0),
+            "the connection manager sets it",
+        ),
+        (
+            "generate_uuids",
+            json!(false),
+            "a namespace without an identity is not attached: it could not be known again",
+        ),
+        (
+            "nvme_error_stat",
+            json!(false),
+            "metrics_get counts errors by kind",
+        ),
+        ("rdma_srq_size", json!(0), rdma),
+        (
+            "io_path_stat",
+            json!(false),
+            "a controller has one path: bdev_get_iostat counts what goes by it",
+        ),
+        (
+            "allow_accel_sequence",
+            json!(false),
+            "there are no sequences",
+        ),
+        ("rdma_max_cq_size", json!(0), rdma),
+        (
+            "rdma_cm_event_timeout_ms",
+            json!(5000),
+            "an attempt by RDMA takes 5 s at most",
+        ),
+        ("rdma_umr_per_io", json!(false), "memory is registered once"),
+        ("dhchap_digests", Value::Null, keys),
+        ("dhchap_dhgroups", Value::Null, keys),
+    ]
+}
+
+impl Options {
+    /// What is set now.
+    pub fn of(on: &Engine) -> Options {
+        let stored = on.journal.find(KEY).map(|entry| entry.record.params);
+        stored
+            .and_then(|params| serde_json::from_value(params).ok())
+            .unwrap_or_default()
+    }
+
+    fn check(&self, replication: &Replication) -> Result<(), RpcError> {
+        let refuse = |field: &str, why: String| RpcError::errno(Errno::EINVAL, why).field(field);
+        for (name, value) in &self.others {
+            if name == "enable_flush" {
+                if *value != json!(true) {
+                    let why =
+                        "a flush always reaches the target: what it has not flushed may be lost";
+                    return Err(refuse(name, why.to_owned()));
+                }
+                continue;
+            }
+            let all = others();
+            let Some((_, only, why)) = all.iter().find(|(known, ..)| known == name) else {
+                let cause = format!("there is no option \"{name}\"");
+                return Err(RpcError::invalid_params(cause).field(name.clone()));
+            };
+            if !value.is_null() && value != only {
+                let why = match only {
+                    Value::Null => (*why).to_owned(),
+                    only => format!("it is {only} here: {why}"),
+                };
+                return Err(RpcError::errno(Errno::ENOTSUP, why).field(name.clone()));
+            }
+        }
+        let action = self.action_on_timeout.as_deref();
+        let timed = self.timeout_us.is_some_and(|us| us > 0)
+            || self.timeout_admin_us.is_some_and(|us| us > 0);
+        match action {
+            None | Some("reset") => {}
+            Some("none") if !timed => {}
+            Some("none" | "abort") => {
+                let why =
+                    "a command that takes too long ends with its connection: the action is reset";
+                return Err(RpcError::errno(Errno::ENOTSUP, why).field("action_on_timeout"));
+            }
+            Some(other) => {
+                let why = format!("\"{other}\" is not one of none, reset and abort");
+                return Err(RpcError::invalid_params(why).field("action_on_timeout"));
+            }
+        }
+        for (field, us) in [
+            ("timeout_us", self.timeout_us),
+            ("timeout_admin_us", self.timeout_admin_us),
+        ] {
+            if us.is_some_and(|us| us > 0 && us < 1_000_000) {
+                return Err(refuse(
+                    field,
+                    "less than a second would end commands that are only slow".to_owned(),
+                ));
+            }
+        }
+        if let Some(ms) = self.keep_alive_timeout_ms.filter(|ms| *ms > 0 && *ms < 500) {
+            return Err(refuse(
+                "keep_alive_timeout_ms",
+                format!("{ms} is neither 0 nor 500 or more"),
+            ));
+        }
+        if let Some(n) = self.io_queue_requests.filter(|n| !(2..=1024).contains(n)) {
+            return Err(refuse(
+                "io_queue_requests",
+                format!("{n} is not in 2..=1024"),
+            ));
+        }
+        let (loss, delay) = (self.ctrlr_loss_timeout_sec, self.reconnect_delay_sec);
+        timeouts(loss, delay, self.fast_io_fail_timeout_sec, replication).map(drop)
+    }
+}
+
+/// When a controller is given up, how often it is tried, and how long I/O waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Timeouts {
+    pub loss: Option<Duration>,
+    pub reconnect: Option<Duration>,
+    pub fast_fail: Option<Duration>,
+}
+
+/// From SPDK's three numbers, by its rules for them.
+pub fn timeouts(
+    loss: Option<i64>,
+    delay: Option<u64>,
+    fast_fail: Option<u64>,
+    replication: &Replication,
+) -> Result<Timeouts, RpcError> {
+    let refuse = |field: &str, why: String| RpcError::errno(Errno::EINVAL, why).field(field);
+    let loss = match loss {
+        None | Some(-1) => None,
+        Some(seconds) => match u64::try_from(seconds) {
+            Ok(seconds) if seconds <= 86_400 * 365 => Some(seconds),
+            _ => {
+                let why = format!("{seconds} is neither -1 (for ever) nor a number of seconds");
+                return Err(refuse("ctrlr_loss_timeout_sec", why));
+            }
+        },
+    };
+    let over = |value: Option<u64>, limit: Option<u64>| match (value, limit) {
+        (Some(value), Some(limit)) => value > limit,
+        _ => false,
+    };
+    let (delay, limit) = (delay.filter(|s| *s > 0), loss.filter(|s| *s > 0));
+    if over(delay, limit) {
+        let why = "the first attempt would come after ctrlr_loss_timeout_sec".to_owned();
+        return Err(refuse("reconnect_delay_sec", why));
+    }
+    if over(fast_fail.filter(|s| *s > 0), limit) {
+        let why = "the controller would be given up before, by ctrlr_loss_timeout_sec".to_owned();
+        return Err(refuse("fast_io_fail_timeout_sec", why));
+    }
+    if over(delay, fast_fail.filter(|s| *s > 0)) {
+        let why = "I/O would fail before the first attempt, by fast_io_fail_timeout_sec".to_owned();
+        return Err(refuse("reconnect_delay_sec", why));
+    }
+    Ok(Timeouts {
+        loss: loss.map(Duration::from_secs),
+        reconnect: delay.map(Duration::from_secs),
+        fast_fail: match fast_fail {
+            None => replication.fast_fail(),
+            Some(0) => None,
+            Some(seconds) => Some(Duration::from_secs(seconds)),
+        },
+    })
+}
+
+struct SetOptions;
+
+impl Method<Engine> for SetOptions {
+    const NAME: &'static str = "bdev_nvme_set_options";
+    const ABOUT: &'static str = "Sets what holds for controllers that are attached from then on. What is not given stays as it is.";
+    const EFFECT: Effect = Effect::Changes;
+    type Params = Options;
+    type Reply = bool;
+
+    async fn apply(params: Options, on: Rc<Engine>) -> Result<bool, RpcError> {
+        let mut merged = serde_json::to_value(Options::of(&on)).expect("options are plain data");
+        let given = serde_json::to_value(&params).expect("options are plain data");
+        if let (Some(all), Value::Object(given)) = (merged.as_object_mut(), given) {
+            all.extend(given);
+        }
+        let options: Options = serde_json::from_value(merged.clone())
+            .map_err(|error| RpcError::internal(error.to_string()))?;
+        options.check(&on.settings.replication)?;
+        let change = Change::put(KEY, SetOptions::NAME, merged);
+        on.journal.commit(change).await.map(|()| true)
+    }
+}

@@ -1,0 +1,318 @@
+//! What `bdev_nvme_attach_controller` takes: SPDK's parameters, and a few of our own.
+
+use std::net::IpAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use nacre_bdev_remote::Select;
+use nacre_nvmf_wire::Nqn;
+use nacre_nvmf_wire::tcp::Digests;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::options::{Options, timeouts};
+use crate::config::replication::Fallback;
+use crate::engine::Engine;
+use crate::remotes::{Transport, Wanted};
+use crate::rpc::RpcError;
+use crate::rpc::error::Errno;
+
+/// The most I/O queues that a controller is asked for, unless a call says it.
+const IO_QUEUES: u16 = 128;
+/// Devices of one controller, unless a call says it; as SPDK.
+const MAX_DEVICES: u32 = 128;
+
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AttachParams {
+    /// Of the controller; its devices are called so, with `n` and the namespace identifier.
+    pub name: String,
+    /// `TCP`, `RDMA`, or our own: `AUTO`, as `[replication]` says.
+    pub trtype: String,
+    /// An IP address; a host name is looked up.
+    pub traddr: String,
+    /// `IPv4` or `IPv6`; by the address unless given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adrfam: Option<String>,
+    /// The port; 4420 unless given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trsvcid: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub priority: Option<String>,
+    /// Needed here: a discovery service has no namespaces.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subnqn: Option<String>,
+    /// This host's name unless given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hostnqn: Option<String>,
+    /// The address that connections begin at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hostaddr: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hostsvcid: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prchk_reftag: Option<bool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prchk_guard: Option<bool>,
+    /// CRC32C of headers and of data, over TCP.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hdgst: Option<bool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ddgst: Option<bool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fabrics_connect_timeout_us: Option<u64>,
+    /// Only `disable`: a controller has one path here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub multipath: Option<String>,
+    /// Asked for; the target may grant fewer. Each core takes one for each device it uses. 128 unless given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub num_io_queues: Option<u16>,
+    /// How long to go on trying to connect again; -1: for ever; 0: not at all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ctrlr_loss_timeout_sec: Option<i64>,
+    /// Between two attempts; 0: short at first, and longer with each that fails.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reconnect_delay_sec: Option<u64>,
+    /// How long I/O waits for a controller that is away; 0: as long as it is tried.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fast_io_fail_timeout_sec: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub psk: Option<String>,
+    /// Devices at most; 128 unless given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_bdevs: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dhchap_key: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dhchap_ctrlr_key: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allow_unrecognized_csi: Option<bool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub multipath_opts: Option<serde_json::Value>,
+    /// Yes unless given: a read may then end without a message of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disable_sq_flow_control: Option<bool>,
+    /// Our own: only this namespace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nsid: Option<u32>,
+    /// Our own: only the namespace with this UUID, or NGUID.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub uuid: Option<Uuid>,
+    /// Our own: what is used while RDMA does not work. `none` with `RDMA`, as `[replication]` says with `AUTO`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fallback: Option<Fallback>,
+    /// Our own: as `keep_alive_timeout_ms` of `bdev_nvme_set_options`, for this controller; 0: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep_alive_timeout_ms: Option<u32>,
+}
+
+impl AttachParams {
+    /// Checks what can be without connecting; looks a host name up.
+    pub async fn check(&self, on: &Rc<Engine>) -> Result<Wanted, RpcError> {
+        self.refuse_what_is_not_there()?;
+        let wrong =
+            |field: &'static str, cause: String| RpcError::invalid_params(cause).field(field);
+        if self.name.is_empty() || self.name.len() > 200 || self.name.chars().any(char::is_control)
+        {
+            let cause =
+                "a name of 1 to 200 characters, none of them a control character, is needed";
+            return Err(wrong("name", cause.to_owned()));
+        }
+        let transport = match self.trtype.to_ascii_uppercase().as_str() {
+            "TCP" => Transport::Tcp,
+            "RDMA" => Transport::Rdma,
+            "AUTO" => Transport::Auto,
+            "PCIE" => {
+                let cause =
+                    "no NVMe drive of this machine is driven yet: PCIe is not a transport here";
+                return Err(RpcError::errno(Errno::ENOTSUP, cause)
+                    .field("trtype")
+                    .remedy("leave the drive to the kernel, and make a device of /dev/nvme…: bdev_uring_create"));
+            }
+            other => {
+                let cause = format!("\"{other}\" is not a transport type known here");
+                return Err(wrong("trtype", cause).remedy("use TCP, RDMA or AUTO"));
+            }
+        };
+        if self.fallback == Some(Fallback::Tcp) && transport == Transport::Tcp {
+            return Err(wrong(
+                "fallback",
+                "TCP has nothing to fall back to".to_owned(),
+            ));
+        }
+        let port = match self.trsvcid.as_deref().unwrap_or("4420").parse::<u16>() {
+            Ok(port) if port > 0 => port,
+            _ => {
+                let given = self.trsvcid.as_deref().unwrap_or_default();
+                return Err(wrong(
+                    "trsvcid",
+                    format!("\"{given}\" is not a port: a number from 1 to 65535"),
+                ));
+            }
+        };
+        let Some(subnqn) = self.subnqn.as_deref().filter(|nqn| !nqn.is_empty()) else {
+            let cause =
+                "no subsystem is named, and a discovery service has no namespaces".to_owned();
+            return Err(
+                wrong("subnqn", cause).remedy("`nacre discover` lists the subsystems of a target")
+            );
+        };
+        let nqn = |field, text: &str| {
+            Nqn::new(text).map_err(|e| wrong(field, format!("\"{text}\": {e}")))
+        };
+        let host = self.traddr.trim_matches(['[', ']']).to_owned();
+        let name = host.clone();
+        let lookup = tokio::task::spawn_blocking(move || crate::remotes::resolve(&name, port));
+        let address = tokio::time::timeout(Duration::from_secs(3), lookup).await;
+        let late = |_| {
+            RpcError::errno(
+                Errno::ETIMEDOUT,
+                format!("\"{host}\" could not be looked up in time"),
+            )
+            .field("traddr")
+        };
+        let address = address
+            .map_err(late)?
+            .map_err(|e| RpcError::internal(e.to_string()))??;
+        let family = if address.is_ipv4() { "IPv4" } else { "IPv6" };
+        if self
+            .adrfam
+            .as_ref()
+            .is_some_and(|given| !given.eq_ignore_ascii_case(family))
+        {
+            return Err(wrong(
+                "adrfam",
+                format!("{} is an {family} address", address.ip()),
+            ));
+        }
+        let hostaddr = self.hostaddr.as_deref().filter(|text| !text.is_empty());
+        let hostaddr = hostaddr.map(|text| match text.parse::<IpAddr>() {
+            Ok(ip) if ip.is_ipv4() == address.is_ipv4() => Ok(ip),
+            Ok(_) => Err(wrong(
+                "hostaddr",
+                format!("\"{text}\" is not an {family} address, as the target's is"),
+            )),
+            Err(_) => Err(wrong(
+                "hostaddr",
+                format!("\"{text}\" is not an IP address"),
+            )),
+        });
+        let select = match (self.nsid, self.uuid) {
+            (None, None) => Select::All,
+            (Some(nsid), None) if (1..u32::MAX).contains(&nsid) => Select::Nsid(nsid),
+            (Some(nsid), None) => {
+                return Err(wrong(
+                    "nsid",
+                    format!("{nsid} is not a namespace identifier"),
+                ));
+            }
+            (None, Some(uuid)) => Select::Uuid(uuid),
+            (Some(_), Some(_)) => {
+                return Err(wrong(
+                    "uuid",
+                    "nsid and uuid both name the namespace: give one of them".to_owned(),
+                ));
+            }
+        };
+        let io_queues = self.num_io_queues.filter(|n| *n > 0).unwrap_or(IO_QUEUES);
+        let max_devices = self.max_bdevs.filter(|n| *n > 0).unwrap_or(MAX_DEVICES);
+        let options = Options::of(on);
+        let times = timeouts(
+            self.ctrlr_loss_timeout_sec
+                .or(options.ctrlr_loss_timeout_sec),
+            self.reconnect_delay_sec.or(options.reconnect_delay_sec),
+            self.fast_io_fail_timeout_sec
+                .or(options.fast_io_fail_timeout_sec),
+            &on.settings.replication,
+        )?;
+        let keep_alive = self.keep_alive_timeout_ms.or(options.keep_alive_timeout_ms);
+        let keep_alive = keep_alive.unwrap_or(on.settings.replication.keep_alive_ms);
+        let micros = |given: Option<u64>| given.filter(|us| *us > 0).map(Duration::from_micros);
+        let millis = |given: Option<u64>| given.filter(|ms| *ms > 0).map(Duration::from_millis);
+        Ok(Wanted {
+            name: self.name.clone(),
+            transport,
+            fallback: self.fallback,
+            address,
+            subnqn: nqn("subnqn", subnqn)?,
+            hostnqn: match self.hostnqn.as_deref().filter(|text| !text.is_empty()) {
+                Some(text) => Some(nqn("hostnqn", text)?),
+                None => None,
+            },
+            hostaddr: hostaddr.transpose()?,
+            digests: Digests {
+                header: self.hdgst.unwrap_or(false),
+                data: self.ddgst.unwrap_or(false),
+            },
+            select,
+            max_devices: max_devices as usize,
+            io_queues,
+            queue_entries: options.io_queue_requests.unwrap_or(128),
+            connect_timeout: micros(self.fabrics_connect_timeout_us)
+                .or(millis(options.tcp_connect_timeout_ms))
+                .unwrap_or(Duration::from_secs(5)),
+            io_timeout: micros(options.timeout_us).unwrap_or(Duration::from_secs(30)),
+            admin_timeout: micros(options.timeout_admin_us).unwrap_or(Duration::from_secs(30)),
+            keep_alive: Duration::from_millis(keep_alive.into()),
+            loss_timeout: times.loss,
+            reconnect_delay: times.reconnect,
+            fast_io_fail: times.fast_fail,
+            failback: !options.disable_auto_failback.unwrap_or(false),
+            tos: options.transport_tos.unwrap_or(0),
+            disable_sq_flow_control: self.disable_sq_flow_control.unwrap_or(true),
+            host,
+        })
+    }
+
+    /// What SPDK has and this has not. Left out, or as it is here anyway, is no wish.
+    fn refuse_what_is_not_there(&self) -> Result<(), RpcError> {
+        let given = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
+        let yes = |flag: Option<bool>| flag == Some(true);
+        let keys = "there is no authentication and no TLS for connections of this host yet";
+        let protection = "devices here have no metadata, so nothing is protected by it";
+        let multipath = self
+            .multipath
+            .as_ref()
+            .is_some_and(|mode| mode != "disable");
+        let wishes = [
+            (given(&self.psk), "psk", keys),
+            (given(&self.dhchap_key), "dhchap_key", keys),
+            (given(&self.dhchap_ctrlr_key), "dhchap_ctrlr_key", keys),
+            (yes(self.prchk_reftag), "prchk_reftag", protection),
+            (yes(self.prchk_guard), "prchk_guard", protection),
+            (
+                yes(self.allow_unrecognized_csi),
+                "allow_unrecognized_csi",
+                "only the NVM command set is known here",
+            ),
+            (
+                multipath,
+                "multipath",
+                "a controller has one path here; with AUTO that is by RDMA or by TCP, whichever works",
+            ),
+            (
+                self.multipath_opts.as_ref().is_some_and(|o| !o.is_null()),
+                "multipath_opts",
+                "a controller has one path here",
+            ),
+            (
+                given(&self.hostsvcid),
+                "hostsvcid",
+                "the kernel chooses the port that a connection begins at",
+            ),
+            (
+                given(&self.priority) && self.priority.as_deref() != Some("0"),
+                "priority",
+                "the kernel chooses the priority of its packets; transport_tos of bdev_nvme_set_options marks them",
+            ),
+        ];
+        match wishes.into_iter().find(|(wished, ..)| *wished) {
+            Some((_, field, why)) => Err(RpcError::errno(Errno::ENOTSUP, why)
+                .field(field)
+                .remedy("leave it out")),
+            None => Ok(()),
+        }
+    }
+}

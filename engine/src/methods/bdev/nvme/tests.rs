@@ -1,0 +1,422 @@
+//! Goal: what is asked for is what is attached, kept and shown; what cannot be had is refused with the reason.
+//! Method: a daemon in the test's thread, and a target of the same kind in another thread.
+
+use std::net::SocketAddr;
+
+use serde_json::{Value, json};
+
+use crate::config::Settings;
+use crate::methods::testing::{Bench, bench};
+
+const NQN: &str = "nqn.2025-01.io.nacre:far";
+
+/// Serves a RAM disk of `mib` MiB by TCP. Answers where.
+fn serve(bench: &Bench, name: &str, mib: u64) -> SocketAddr {
+    bench.call("nvmf_create_transport", json!({ "trtype": "TCP" }));
+    let disk = json!({ "name": name, "block_size": 512, "num_blocks": mib << 11 });
+    bench.call("bdev_malloc_create", disk);
+    let subsystem = json!({ "nqn": NQN, "allow_any_host": true });
+    bench.call("nvmf_create_subsystem", subsystem);
+    let namespace = json!({ "nqn": NQN, "namespace": { "bdev_name": name } });
+    bench.call("nvmf_subsystem_add_ns", namespace);
+    let at = json!({ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": "0" });
+    bench.call(
+        "nvmf_subsystem_add_listener",
+        json!({ "nqn": NQN, "listen_address": at }),
+    );
+    let listeners = bench.call("nvmf_subsystem_get_listeners", json!({ "nqn": NQN }));
+    let port = listeners[0]["address"]["trsvcid"].as_str().unwrap();
+    format!("127.0.0.1:{port}").parse().unwrap()
+}
+
+fn target() -> (Bench, SocketAddr) {
+    let settings = Settings {
+        nvmf: crate::config::settings::Nvmf {
+            discovery_port: 0,
+            ..Default::default()
+        },
+        ..Settings::default()
+    };
+    let far = Bench::with(settings, None);
+    let address = serve(&far, "ram", 4);
+    (far, address)
+}
+
+fn params(address: SocketAddr) -> Value {
+    json!({
+        "name": "there", "trtype": "TCP", "traddr": address.ip().to_string(),
+        "trsvcid": address.port().to_string(), "subnqn": NQN,
+        "hostnqn": "nqn.2025-01.io.nacre:near",
+    })
+}
+
+#[test]
+fn attached_shown_and_detached() {
+    let (_far, address) = target();
+    let bench = bench();
+    let names = bench.call("bdev_nvme_attach_controller", params(address));
+    assert_eq!(names, json!(["theren1"]));
+    let device = bench.call("bdev_get_bdevs", json!({ "name": "theren1" }))[0].take();
+    assert_eq!(
+        (&device["product_name"], &device["num_blocks"]),
+        (&json!("NVMe disk"), &json!(8192))
+    );
+    let trid = &device["driver_specific"]["nvme"][0]["trid"];
+    let port = address.port().to_string();
+    let expected = json!({
+        "trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": port, "subnqn": NQN,
+    });
+    assert_eq!(*trid, expected);
+
+    let shown = bench.call("bdev_nvme_get_controllers", json!({ "name": "there" }));
+    let controller = &shown[0]["ctrlrs"][0];
+    assert_eq!(
+        (&shown[0]["name"], &controller["state"]),
+        (&json!("there"), &json!("enabled"))
+    );
+    assert_eq!(controller["trid"], expected);
+    assert_eq!(
+        controller["host"],
+        json!({ "nqn": "nqn.2025-01.io.nacre:near", "addr": "", "svcid": "" })
+    );
+    assert_eq!(controller["bdevs"], json!(["theren1"]));
+    assert_eq!(
+        (&controller["connects"], &controller["losses"]),
+        (&json!(1), &json!(0))
+    );
+    assert!(controller.get("error").is_none());
+
+    let again = bench.refused("bdev_nvme_attach_controller", params(address));
+    assert_eq!(again.code, -17);
+    // The same namespace by another name is the same device.
+    let mut other = params(address);
+    other["name"] = json!("again");
+    let refused = bench.refused("bdev_nvme_attach_controller", other);
+    assert_eq!(refused.code, -17);
+    assert!(refused.data.unwrap().cause.contains("theren1"));
+    assert_eq!(
+        bench
+            .call("bdev_nvme_get_controllers", Value::Null)
+            .as_array()
+            .unwrap()
+            .len(),
+        1
+    );
+
+    assert_eq!(
+        bench.call("bdev_nvme_reset_controller", json!({ "name": "there" })),
+        true
+    );
+    let shown = bench.call("bdev_nvme_get_controllers", Value::Null);
+    let controller = &shown[0]["ctrlrs"][0];
+    assert_eq!(controller["connects"], json!(2));
+    assert!(controller["losses"].as_u64().unwrap() >= 1);
+
+    // It is configuration as any other, and what stands on its devices goes with them.
+    let on = json!({ "name": "PT0", "base_bdev_name": "theren1" });
+    bench.call("bdev_passthru_create", on);
+    let config = bench.call("framework_get_config", json!({ "name": "bdev" }));
+    let methods: Vec<&str> = config
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|c| c["method"].as_str())
+        .collect();
+    let at = |name: &str| methods.iter().position(|method| *method == name);
+    assert!(at("bdev_nvme_attach_controller").unwrap() < at("bdev_passthru_create").unwrap());
+    let wrong = json!({ "name": "there", "traddr": "192.0.2.1" });
+    assert_eq!(
+        bench.refused("bdev_nvme_detach_controller", wrong).code,
+        -19
+    );
+    let right = json!({ "name": "there", "trtype": "tcp", "traddr": "127.0.0.1", "subnqn": NQN });
+    assert_eq!(bench.call("bdev_nvme_detach_controller", right), true);
+    assert_eq!(bench.call("bdev_get_bdevs", Value::Null), json!([]));
+    assert_eq!(
+        bench.call("bdev_nvme_get_controllers", Value::Null),
+        json!([])
+    );
+    let gone = json!({ "name": "there" });
+    for method in [
+        "bdev_nvme_detach_controller",
+        "bdev_nvme_reset_controller",
+        "bdev_nvme_get_controllers",
+    ] {
+        assert_eq!(bench.refused(method, gone.clone()).code, -19, "{method}");
+    }
+    let notes = bench.call("notify_get_notifications", Value::Null);
+    let kinds: Vec<&str> = notes
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|n| n["type"].as_str())
+        .collect();
+    assert!(
+        kinds.contains(&"remote_connected") && kinds.contains(&"remote_lost"),
+        "{kinds:?}"
+    );
+}
+
+#[test]
+fn metrics() {
+    let (_far, address) = target();
+    let bench = bench();
+    bench.call("bdev_nvme_attach_controller", params(address));
+    let all = bench.call("metrics_get", Value::Null).to_string();
+    for part in [
+        "nacre_remote_state",
+        "nacre_remote_losses",
+        "nacre_remote_devices",
+    ] {
+        assert!(all.contains(part), "{part}");
+    }
+    bench.call("bdev_nvme_detach_controller", json!({ "name": "there" }));
+}
+
+/// Nothing of a controller that cannot be connected stays.
+#[test]
+fn refused_by_the_target() {
+    let (far, address) = target();
+    let bench = bench();
+    let mut nobody = params(address);
+    nobody["trsvcid"] = json!("1");
+    let refused = bench.refused("bdev_nvme_attach_controller", nobody);
+    assert_eq!(refused.code, -5);
+    let facts = refused.data.unwrap();
+    assert!(facts.cause.contains("onnection refused"), "{facts}");
+    let mut unknown = params(address);
+    unknown["subnqn"] = json!("nqn.2025-01.io.nacre:other");
+    let facts = bench
+        .refused("bdev_nvme_attach_controller", unknown)
+        .data
+        .unwrap();
+    assert!(
+        facts.cause.contains("nqn.2025-01.io.nacre:other"),
+        "{facts}"
+    );
+    far.call(
+        "nvmf_subsystem_allow_any_host",
+        json!({ "nqn": NQN, "allow_any_host": false }),
+    );
+    bench.refused("bdev_nvme_attach_controller", params(address));
+    assert_eq!(
+        bench.call("bdev_nvme_get_controllers", Value::Null),
+        json!([])
+    );
+    let state = bench.call("state_get", Value::Null);
+    assert_eq!(state["objects"], json!([]));
+}
+
+#[test]
+fn what_cannot_be_had_is_refused() {
+    let bench = bench();
+    let base = params("127.0.0.1:1".parse().unwrap());
+    for (field, value, code, says) in [
+        (
+            "trtype",
+            json!("PCIe"),
+            -95,
+            "no NVMe drive of this machine is driven yet",
+        ),
+        ("trtype", json!("FC"), -32602, "not a transport type"),
+        ("name", json!(""), -32602, "a name of 1 to 200 characters"),
+        ("trsvcid", json!("0"), -32602, "not a port"),
+        ("subnqn", json!(""), -32602, "no subsystem is named"),
+        ("subnqn", json!("volume"), -32602, "volume"),
+        ("hostnqn", json!("me"), -32602, "me"),
+        ("adrfam", json!("IPv6"), -32602, "is an IPv4 address"),
+        (
+            "hostaddr",
+            json!("::1"),
+            -32602,
+            "is not an IPv4 address, as the target's is",
+        ),
+        ("hostaddr", json!("eth0"), -32602, "not an IP address"),
+        ("nsid", json!(0), -32602, "not a namespace identifier"),
+        ("multipath", json!("failover"), -95, "one path"),
+        ("psk", json!("key0"), -95, "no TLS"),
+        ("dhchap_key", json!("key0"), -95, "no authentication"),
+        ("prchk_guard", json!(true), -95, "no metadata"),
+        (
+            "fallback",
+            json!("tcp"),
+            -32602,
+            "TCP has nothing to fall back to",
+        ),
+        ("ctrlr_loss_timeout_sec", json!(-2), -22, "neither -1"),
+    ] {
+        let mut params = base.clone();
+        params[field] = value;
+        let refused = bench.refused("bdev_nvme_attach_controller", params);
+        assert_eq!(refused.code, code, "{field}: {refused}");
+        let facts = refused.data.unwrap();
+        assert_eq!(facts.field.as_deref(), Some(field));
+        assert!(facts.cause.contains(says), "{facts}");
+    }
+    let mut both = base.clone();
+    (both["nsid"], both["uuid"]) = (json!(1), json!("8c8f0a5d-7d1e-4c9f-9c53-5d3a3f8f0a11"));
+    assert_eq!(
+        bench.refused("bdev_nvme_attach_controller", both).code,
+        -32602
+    );
+    let mut unknown = base;
+    unknown["hotplug"] = json!(true);
+    assert_eq!(
+        bench.refused("bdev_nvme_attach_controller", unknown).code,
+        -32602
+    );
+}
+
+#[test]
+fn options() {
+    let bench = bench();
+    let set = |options: Value| bench.call("bdev_nvme_set_options", options);
+    set(
+        json!({ "ctrlr_loss_timeout_sec": 30, "reconnect_delay_sec": 2, "fast_io_fail_timeout_sec": 10 }),
+    );
+    // As SPDK's own configuration has it.
+    set(
+        json!({ "keep_alive_timeout_ms": 10000, "delay_cmd_submit": true, "bdev_retry_count": 3, "action_on_timeout": "none" }),
+    );
+    let config = bench.call("framework_get_config", json!({ "name": "bdev" }));
+    let stored = config
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|c| c["method"] == "bdev_nvme_set_options");
+    let kept = &stored.unwrap()["params"];
+    assert_eq!(
+        (
+            &kept["ctrlr_loss_timeout_sec"],
+            &kept["keep_alive_timeout_ms"]
+        ),
+        (&json!(30), &json!(10000))
+    );
+    for (options, field, says) in [
+        (
+            json!({ "reconnect_delay_sec": 31 }),
+            "reconnect_delay_sec",
+            "after ctrlr_loss_timeout_sec",
+        ),
+        (
+            json!({ "fast_io_fail_timeout_sec": 31 }),
+            "fast_io_fail_timeout_sec",
+            "given up before",
+        ),
+        (
+            json!({ "reconnect_delay_sec": 11 }),
+            "reconnect_delay_sec",
+            "before the first attempt",
+        ),
+        (
+            json!({ "action_on_timeout": "abort", "timeout_us": 2_000_000 }),
+            "action_on_timeout",
+            "ends with its connection",
+        ),
+        (
+            json!({ "action_on_timeout": "reset", "timeout_us": 10 }),
+            "timeout_us",
+            "only slow",
+        ),
+        (
+            json!({ "bdev_retry_count": -1 }),
+            "bdev_retry_count",
+            "sent again three times",
+        ),
+        (
+            json!({ "arbitration_burst": 3 }),
+            "arbitration_burst",
+            "not weighed",
+        ),
+        (
+            json!({ "dhchap_digests": ["sha256"] }),
+            "dhchap_digests",
+            "no authentication",
+        ),
+        (
+            json!({ "enable_flush": false }),
+            "enable_flush",
+            "always reaches the target",
+        ),
+        (
+            json!({ "io_queue_requests": 1 }),
+            "io_queue_requests",
+            "2..=1024",
+        ),
+        (
+            json!({ "keep_alive_timeout_ms": 10 }),
+            "keep_alive_timeout_ms",
+            "500 or more",
+        ),
+        (json!({ "unheard_of": 1 }), "unheard_of", "no option"),
+    ] {
+        let refused = bench.refused("bdev_nvme_set_options", options);
+        let facts = refused.data.unwrap();
+        assert_eq!(facts.field.as_deref(), Some(field), "{facts}");
+        assert!(facts.cause.contains(says), "{facts}");
+    }
+    let (_far, address) = target();
+    bench.call("bdev_nvme_attach_controller", params(address));
+    let remote = bench.engine.remotes.find("there").unwrap();
+    let used = &remote.attachment.config().options;
+    let seconds = std::time::Duration::from_secs;
+    assert_eq!(
+        (used.keep_alive, used.loss_timeout),
+        (seconds(10), Some(seconds(30)))
+    );
+    assert_eq!(
+        (used.reconnect_delay, used.fast_io_fail),
+        (seconds(2), Some(seconds(10)))
+    );
+    bench.call("bdev_nvme_detach_controller", json!({ "name": "there" }));
+}
+
+/// `AUTO` without RDMA on this machine is TCP; RDMA without fallback says what is missing.
+#[test]
+fn by_which_transport() {
+    let (_far, address) = target();
+    let bench = bench();
+    let mut auto = params(address);
+    auto["trtype"] = json!("AUTO");
+    assert_eq!(
+        bench.call("bdev_nvme_attach_controller", auto),
+        json!(["theren1"])
+    );
+    bench.call("bdev_nvme_detach_controller", json!({ "name": "there" }));
+    let mut rdma = params(address);
+    rdma["trtype"] = json!("RDMA");
+    let refused = bench.refused("bdev_nvme_attach_controller", rdma.clone());
+    assert!(refused.data.unwrap().cause.contains("RDMA"));
+    rdma["fallback"] = json!("tcp");
+    assert_eq!(
+        bench.call("bdev_nvme_attach_controller", rdma),
+        json!(["theren1"])
+    );
+    let shown = bench.call("bdev_nvme_get_controllers", Value::Null);
+    assert_eq!(shown[0]["ctrlrs"][0]["trid"]["trtype"], "TCP");
+    bench.call("bdev_nvme_detach_controller", json!({ "name": "there" }));
+}
+
+/// Where connections begin is chosen as listeners are; what selects nothing is refused.
+#[test]
+fn from_where() {
+    let (_far, address) = target();
+    let attach = |iface: &str| {
+        let mut settings = Settings::default();
+        settings.replication.iface = vec![iface.to_owned()];
+        settings.nvmf.discovery_port = 0;
+        let bench = Bench::with(settings, None);
+        let outcome = bench.try_call("bdev_nvme_attach_controller", params(address));
+        if outcome.is_ok() {
+            bench.call("bdev_nvme_detach_controller", json!({ "name": "there" }));
+        }
+        outcome
+    };
+    assert_eq!(attach("subnet:127.0.0.0/8").unwrap(), json!(["theren1"]));
+    let refused = attach("name:nowhere0").unwrap_err();
+    assert_eq!(
+        (refused.code, refused.data.clone().unwrap().field.as_deref()),
+        (-19, Some("hostaddr"))
+    );
+    assert!(refused.data.unwrap().cause.contains("name:nowhere0"));
+}

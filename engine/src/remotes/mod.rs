@@ -1,0 +1,281 @@
+//! Controllers of other targets that this daemon is attached to, and their namespaces among its devices.
+//!
+//! ```text
+//!   bdev_nvme_attach_controller ──▶ Plan ── begin ──▶ Attachment, polled by one reactor
+//!        (methods/bdev/nvme)      (plan.rs)              │ how it stands has changed
+//!                                                        ▼
+//!                                    follow: devices registered, resized, removed; events told
+//! ```
+//!
+//! What cannot be connected now goes on being tried; what stands on its devices is made again, by the journal,
+//! when they are there.
+
+mod plan;
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nacre_bdev_remote::{Attachment, Changes, Rdma, RdmaTuning, Source, State, Status};
+use nacre_nvmf::transport::TransportType;
+use nacre_rdma_verbs::VerbsError;
+use tokio::sync::Notify;
+use tracing::{info, warn};
+
+use crate::engine::Engine;
+use crate::plane::{Plane, admin_pool};
+use crate::rpc::RpcError;
+use crate::rpc::error::Errno;
+
+pub use plan::{Plan, PlanError, Transport, Wanted, resolve};
+
+/// How long controllers may take to be shut down in order.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// An attached controller, as the management keeps it.
+pub struct Remote {
+    pub attachment: Arc<Attachment>,
+    /// As it was asked for, for answers.
+    pub wanted: Wanted,
+    source: Source,
+    /// When it began: whoever waits for its first connection waits from then on.
+    pub begun: Instant,
+    told: RefCell<Status>,
+}
+
+#[derive(Default)]
+pub struct Remotes {
+    all: RefCell<BTreeMap<String, Rc<Remote>>>,
+    rdma: RefCell<Option<Arc<Rdma>>>,
+    /// The reactor that polls the next one.
+    next: Cell<usize>,
+    /// Some status is another.
+    changed: Arc<Notify>,
+    came_back: Notify,
+    /// Told after [`Remotes::changed`] was looked after.
+    pub settled: Notify,
+}
+
+impl Remotes {
+    pub fn find(&self, name: &str) -> Option<Rc<Remote>> {
+        self.all.borrow().get(name).cloned()
+    }
+
+    /// In order of their names.
+    pub fn list(&self) -> Vec<(String, Rc<Remote>)> {
+        let all = self.all.borrow();
+        all.iter()
+            .map(|(name, remote)| (name.clone(), Rc::clone(remote)))
+            .collect()
+    }
+
+    /// Takes it out of the list; what it has is the caller's to end.
+    pub fn take(&self, name: &str) -> Option<Rc<Remote>> {
+        self.all.borrow_mut().remove(name)
+    }
+
+    /// Resolves when devices are there that were not before.
+    pub async fn came_back(&self) {
+        self.came_back.notified().await;
+    }
+
+    /// Begins to connect what was planned. Nobody waits for it.
+    pub async fn begin(&self, on: &Engine, plan: Plan) -> Result<Rc<Remote>, RpcError> {
+        let plane = on.plane()?;
+        let name = plan.config.name.clone();
+        let changed = Arc::clone(&self.changed);
+        // One that nobody waits for now is remembered.
+        let attachment = Attachment::new(plan.config, plan.connector, move || changed.notify_one());
+        let attachment = Arc::new(attachment);
+        let at = self.next.get();
+        self.next.set(at + 1);
+        let reactor = &plane.reactors[at % plane.reactors.len()];
+        let theirs = Arc::clone(&attachment);
+        let polled = reactor.run(move |core| -> Result<(), String> {
+            let pool = admin_pool().ok_or("the reactor has no memory")?;
+            let waker = core.handle().waker();
+            let wake = move || waker.wake();
+            let poller = theirs
+                .poller(pool, Some(core.clone()), wake, core.now())
+                .map_err(|error| error.to_string())?;
+            let added = core.add_poller(Box::new(poller));
+            added.map(drop).map_err(|error| error.to_string())
+        });
+        let polled = polled.await.map_err(|error| error.to_string());
+        polled.and_then(|made| made).map_err(RpcError::internal)?;
+        let remote = Rc::new(Remote {
+            told: RefCell::new(attachment.status()),
+            attachment,
+            wanted: plan.wanted,
+            source: plan.source,
+            begun: Instant::now(),
+        });
+        self.all.borrow_mut().insert(name, Rc::clone(&remote));
+        Ok(remote)
+    }
+
+    /// RDMA for all of them, with the memory of the data path.
+    pub fn rdma(&self, provider: Arc<dyn nacre_rdma_verbs::Provider>, plane: &Plane) -> Arc<Rdma> {
+        let tuning = RdmaTuning {
+            entries: plan::ENTRIES,
+            cm_timeout: plan::CM_TIMEOUT,
+            tos: 0,
+        };
+        let absence = || VerbsError::Unavailable {
+            what: "No RDMA devices found".into(),
+            remedy: "`nacre doctor` tells what is missing".into(),
+        };
+        let made = || {
+            let rdma = Rdma::over(provider, Box::new(absence), tuning);
+            Arc::new(rdma.with_memory(plane.arenas.clone()))
+        };
+        Arc::clone(self.rdma.borrow_mut().get_or_insert_with(made))
+    }
+
+    /// Shuts every controller down in order, as far as that can be had soon.
+    pub async fn close(&self) {
+        let all = std::mem::take(&mut *self.all.borrow_mut());
+        for remote in all.values() {
+            remote.attachment.close();
+        }
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        for remote in all.values() {
+            closed(&remote.attachment, deadline).await;
+        }
+        self.rdma.replace(None);
+    }
+}
+
+/// Waits until the controller was shut down, but not for ever: a target that is away cannot say so.
+pub async fn closed(attachment: &Attachment, deadline: tokio::time::Instant) {
+    while !matches!(attachment.status().state, State::Closed | State::Failed(_))
+        && tokio::time::Instant::now() < deadline
+    {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// When a detached controller is given up on.
+pub fn close_deadline() -> tokio::time::Instant {
+    tokio::time::Instant::now() + PATIENCE
+}
+
+/// Handles what happens to attached controllers, for as long as the data plane lives.
+pub async fn follow(engine: Rc<Engine>) {
+    let changed = Arc::clone(&engine.remotes.changed);
+    let mut again: Option<Duration> = None;
+    loop {
+        let later = async {
+            match again {
+                Some(after) => tokio::time::sleep(after).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = changed.notified() => {}
+            () = later => {}
+        }
+        let Ok(plane) = engine.plane() else { return };
+        again = None;
+        for (name, remote) in engine.remotes.list() {
+            let changes = remote.sync(&engine, &plane, &name);
+            again = match (again, changes) {
+                (Some(a), Some(b)) => Some(a.min(b)),
+                (a, b) => a.or(b),
+            };
+        }
+        engine.remotes.settled.notify_waiters();
+    }
+}
+
+impl Remote {
+    /// Makes the registry what the controller has, and tells what happened. Answers when to look again.
+    pub fn sync(&self, on: &Rc<Engine>, plane: &Plane, name: &str) -> Option<Duration> {
+        let status = self.attachment.status();
+        let before = self.told.replace(status.clone());
+        self.tell(on, name, &before, &status);
+        if before.state == State::Live && status.state != State::Live {
+            self.look_for_source(on);
+        }
+        let Changes {
+            added,
+            resized,
+            removed,
+            refused,
+            again,
+        } = self.attachment.sync(&plane.bdevs, Instant::now());
+        for device in &added {
+            info!(controller = name, device, "a remote namespace is a device");
+        }
+        for (device, blocks) in resized {
+            info!(device, blocks, "a remote namespace has another size");
+        }
+        for (device, _) in removed {
+            warn!(device, "a remote namespace is gone");
+        }
+        for (device, why) in refused {
+            warn!(device, why, "a remote namespace is not used");
+            on.notes.send("remote_refused", format!("{device}: {why}"));
+        }
+        if !added.is_empty() {
+            on.remotes.came_back.notify_one();
+        }
+        again
+    }
+
+    fn tell(&self, on: &Engine, name: &str, before: &Status, now: &Status) {
+        let why = || match now.state.error() {
+            Some(error) => format!("{name}: {error}"),
+            None => name.to_owned(),
+        };
+        if now.losses > before.losses {
+            on.notes.send("remote_lost", why());
+        }
+        if now.connects > before.connects {
+            on.notes
+                .send("remote_connected", format!("{name}: {}", now.transport));
+            let (was, is) = (before.transport, now.transport);
+            if was == TransportType::Rdma && is == TransportType::Tcp {
+                on.notes
+                    .send("transport_downgraded", format!("{name}: {}", now.causes));
+            } else if was == TransportType::Tcp && is == TransportType::Rdma {
+                on.notes.send("transport_restored", name);
+            }
+        }
+        let failed = |state: &State| matches!(state, State::Failed(_));
+        if failed(&now.state) && !failed(&before.state) {
+            on.notes.send("remote_failed", why());
+        }
+    }
+
+    /// An interface may have another address by now: the next connection begins there.
+    fn look_for_source(&self, on: &Rc<Engine>) {
+        let selectors = match self.wanted.hostaddr {
+            Some(_) => return,
+            None => on.settings.replication.iface.clone(),
+        };
+        let (target, source) = (self.wanted.address.ip(), self.source.clone());
+        if !selectors.is_empty() {
+            tokio::task::spawn_blocking(move || match plan::source(&selectors, target) {
+                Ok(found) => source.set(found),
+                Err(error) => warn!(%error, "connections begin where they did before"),
+            });
+        }
+    }
+}
+
+impl From<PlanError> for RpcError {
+    fn from(error: PlanError) -> RpcError {
+        let cause = error.to_string();
+        let (errno, field) = match &error {
+            PlanError::Resolve { .. } => (Errno::ENOENT, "traddr"),
+            PlanError::NoSource { .. } => (Errno::ENODEV, "hostaddr"),
+            PlanError::Rdma(_) => (Errno::ENODEV, "trtype"),
+            PlanError::Digests => (Errno::EINVAL, "hdgst"),
+            PlanError::Identity(_) => (Errno::EINVAL, "hostnqn"),
+        };
+        RpcError::errno(errno, cause).field(field)
+    }
+}

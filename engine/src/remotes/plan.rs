@@ -1,0 +1,290 @@
+//! From what was asked for, and what this machine has, to a controller that can be connected.
+
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nacre_bdev_remote::{Config, Connector, PathConnector, Select, Source, TcpConnector};
+use nacre_nvmf::host::{HostOptions, PathOptions};
+use nacre_nvmf::transport::TransportType;
+use nacre_nvmf_wire::Nqn;
+use nacre_nvmf_wire::tcp::Digests;
+
+use crate::config::replication::{Fallback, Replication, Wish};
+use crate::doctor::{System, select};
+use crate::engine::Engine;
+use crate::initiator::{Identity, IdentityError, way_by_rdma};
+use crate::rdma::Verbs;
+use crate::rpc::RpcError;
+
+/// Entries of a queue pair, at least.
+pub const ENTRIES: u16 = 32;
+/// For each attempt by RDMA: address, route and connection together.
+pub const CM_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// By which transport, as `trtype` says it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transport {
+    /// As `[replication]` says.
+    Auto,
+    Tcp,
+    Rdma,
+}
+
+/// What is to be attached: the parameters, checked, with what was set for all filled in.
+#[derive(Debug, Clone)]
+pub struct Wanted {
+    pub name: String,
+    pub transport: Transport,
+    /// `None`: none with `RDMA`, and as `[replication]` says with `AUTO`.
+    pub fallback: Option<Fallback>,
+    /// As it was given: an address or a name.
+    pub host: String,
+    /// What that is.
+    pub address: SocketAddr,
+    pub subnqn: Nqn,
+    pub hostnqn: Option<Nqn>,
+    pub hostaddr: Option<IpAddr>,
+    pub digests: Digests,
+    pub select: Select,
+    pub max_devices: usize,
+    pub io_queues: u16,
+    pub queue_entries: u16,
+    pub connect_timeout: Duration,
+    pub io_timeout: Duration,
+    pub admin_timeout: Duration,
+    pub keep_alive: Duration,
+    /// `None`: for ever.
+    pub loss_timeout: Option<Duration>,
+    /// `None`: grows by itself.
+    pub reconnect_delay: Option<Duration>,
+    pub fast_io_fail: Option<Duration>,
+    pub failback: bool,
+    pub tos: u8,
+    pub disable_sq_flow_control: bool,
+}
+
+/// Everything that is needed to connect.
+pub struct Plan {
+    pub config: Config,
+    pub connector: Arc<dyn Connector>,
+    pub source: Source,
+    pub wanted: Wanted,
+}
+
+/// Why that cannot be had on this machine.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    #[error("no address of \"{host}\" is known: {why}")]
+    Resolve { host: String, why: String },
+    #[error(
+        "connections are to begin at {selectors}, and no interface that this selects has an {family} address"
+    )]
+    NoSource {
+        selectors: String,
+        family: &'static str,
+    },
+    #[error("no RDMA on this machine: {0}; use TCP, or allow it as the fallback")]
+    Rdma(String),
+    #[error("digests are of TCP: over RDMA the network has checksums of its own")]
+    Digests,
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+}
+
+/// What the machine says.
+struct Machine {
+    identity: Identity,
+    source: Option<IpAddr>,
+    /// Why the way to the target has no RDMA.
+    no_way: Option<String>,
+    verbs: Option<Result<Arc<dyn nacre_rdma_verbs::Provider>, String>>,
+}
+
+/// The addresses of `host`; asks the network when it is a name.
+pub fn resolve(host: &str, port: u16) -> Result<SocketAddr, PlanError> {
+    if let Ok(ip) = host.parse::<IpAddr>() {
+        return Ok(SocketAddr::new(ip, port));
+    }
+    let fail = |why: String| PlanError::Resolve {
+        host: host.to_owned(),
+        why,
+    };
+    let mut found = (host, port)
+        .to_socket_addrs()
+        .map_err(|error| fail(error.to_string()))?;
+    found.next().ok_or_else(|| fail("it has none".to_owned()))
+}
+
+/// The address of a selected interface from which `target` can be reached by its kind of address.
+pub fn source(selectors: &[String], target: IpAddr) -> Result<Option<IpAddr>, PlanError> {
+    if selectors.is_empty() {
+        return Ok(None);
+    }
+    let system = System::real();
+    let found = selectors
+        .iter()
+        .flat_map(|selector| select(&system, selector));
+    let mut fitting = found
+        .map(|selected| selected.ip)
+        .filter(|ip| ip.is_ipv4() == target.is_ipv4());
+    match fitting.next() {
+        Some(ip) => Ok(Some(ip)),
+        None => Err(PlanError::NoSource {
+            selectors: selectors.join(", "),
+            family: if target.is_ipv4() { "IPv4" } else { "IPv6" },
+        }),
+    }
+}
+
+/// Blocks: reads files, and may load libraries.
+fn look(wanted: &Wanted, replication: &Replication, verbs: &Verbs) -> Result<Machine, PlanError> {
+    let hostnqn = wanted.hostnqn.as_ref().map(Nqn::to_string);
+    let identity = Identity::find(hostnqn.as_deref(), None)?;
+    let target = wanted.address.ip();
+    let source = match wanted.hostaddr {
+        Some(address) => Some(address),
+        None => source(&replication.iface, target)?,
+    };
+    let auto = wanted.transport == Transport::Auto;
+    let by_rdma = match wanted.transport {
+        Transport::Tcp => false,
+        Transport::Rdma => true,
+        Transport::Auto => replication.transport != Wish::Tcp,
+    };
+    let no_way = (by_rdma && auto && replication.transport == Wish::Auto)
+        .then(|| way_by_rdma(&System::real(), target).err())
+        .flatten();
+    let open = || {
+        verbs
+            .open()
+            .map_err(|absence| absence.into_error().to_string())
+    };
+    Ok(Machine {
+        identity,
+        source,
+        no_way,
+        verbs: by_rdma.then(open),
+    })
+}
+
+impl Plan {
+    pub async fn of(wanted: Wanted, on: &Rc<Engine>) -> Result<Plan, RpcError> {
+        let replication = on.settings.replication.clone();
+        let (verbs, theirs) = (on.rdma.verbs.clone(), wanted.clone());
+        let (patience, looked) = (Duration::from_secs(5), {
+            let replication = replication.clone();
+            tokio::task::spawn_blocking(move || look(&theirs, &replication, &verbs))
+        });
+        let late = |_| {
+            RpcError::internal(format!(
+                "looking at this machine took longer than {patience:?}"
+            ))
+        };
+        let looked = tokio::time::timeout(patience, looked).await.map_err(late)?;
+        let machine = looked.map_err(|e| RpcError::internal(e.to_string()))??;
+        let plane = on.plane()?;
+        let rdma = match machine.verbs {
+            None => None,
+            Some(Ok(provider)) => Some(Ok(on.remotes.rdma(provider, &plane))),
+            Some(Err(why)) => Some(Err(why)),
+        };
+        Ok(Plan::made(
+            wanted,
+            &replication,
+            machine.identity,
+            machine.source,
+            machine.no_way,
+            rdma,
+        )?)
+    }
+
+    fn made(
+        wanted: Wanted,
+        replication: &Replication,
+        identity: Identity,
+        source: Option<IpAddr>,
+        no_way: Option<String>,
+        rdma: Option<Result<Arc<nacre_bdev_remote::Rdma>, String>>,
+    ) -> Result<Plan, PlanError> {
+        let from = Source::default();
+        from.set(source);
+        let tcp = TcpConnector::new(wanted.address, wanted.digests, wanted.queue_entries)
+            .tuned(wanted.tos, wanted.connect_timeout)
+            .from(from.clone());
+        let fallback = wanted.fallback.unwrap_or(match wanted.transport {
+            Transport::Auto => replication.fallback,
+            Transport::Tcp | Transport::Rdma => Fallback::None,
+        });
+        let fallback = fallback == Fallback::Tcp;
+        let insists = wanted.transport == Transport::Rdma || replication.transport == Wish::Rdma;
+        let mut paths = None;
+        let connector: Arc<dyn Connector> = match rdma {
+            None => Arc::new(tcp),
+            Some(Err(why)) if insists && !fallback => return Err(PlanError::Rdma(why)),
+            Some(Err(_)) => Arc::new(tcp),
+            // There is nothing to try by RDMA, and nothing to come back to it from.
+            Some(Ok(_)) if no_way.is_some() && !fallback => Arc::new(tcp),
+            Some(Ok(_)) if !fallback && wanted.digests != Digests::NONE => {
+                return Err(PlanError::Digests);
+            }
+            Some(Ok(rdma)) => {
+                let other = fallback.then_some(TransportType::Tcp);
+                let mut choice = PathOptions::new(TransportType::Rdma, other);
+                choice.connection_retries = replication.connection_retries;
+                choice.retry_delay = Duration::from_millis(replication.retry_delay_ms);
+                choice.reprobe = match wanted.failback {
+                    true => Duration::from_secs(replication.rdma_reprobe_s),
+                    false => Duration::ZERO,
+                };
+                choice.reprobe_max = choice.reprobe * 10;
+                choice.unusable = no_way;
+                paths = Some(choice);
+                let by_tcp = fallback.then_some(tcp);
+                let connector = PathConnector::new(rdma, wanted.address, by_tcp);
+                Arc::new(connector.from(from.clone()))
+            }
+        };
+        let config = Config {
+            name: wanted.name.clone(),
+            address: (wanted.host.clone(), wanted.address.port().to_string()),
+            select: wanted.select,
+            max_devices: wanted.max_devices,
+            transport: TransportType::Tcp,
+            options: options(&wanted, identity, paths),
+        };
+        Ok(Plan {
+            config,
+            connector,
+            source: from,
+            wanted,
+        })
+    }
+}
+
+fn options(wanted: &Wanted, identity: Identity, paths: Option<PathOptions>) -> HostOptions {
+    let mut options = HostOptions::new(identity.nqn, identity.id, wanted.subnqn.clone());
+    options.queue_entries = wanted.queue_entries;
+    options.io_queues = wanted.io_queues;
+    options.keep_alive = wanted.keep_alive;
+    options.disable_sq_flow_control = wanted.disable_sq_flow_control;
+    options.connect_timeout = match paths {
+        // What is connected is still to be enabled and asked.
+        Some(_) => wanted
+            .connect_timeout
+            .max(CM_TIMEOUT + Duration::from_secs(5)),
+        None => wanted.connect_timeout,
+    };
+    options.io_timeout = wanted.io_timeout;
+    options.admin_timeout = wanted.admin_timeout;
+    match wanted.reconnect_delay {
+        Some(delay) => (options.reconnect_delay, options.reconnect_delay_max) = (delay, delay),
+        None => options.reconnect_delay_max = Duration::from_secs(5),
+    }
+    options.loss_timeout = wanted.loss_timeout;
+    options.fast_io_fail = wanted.fast_io_fail;
+    options.wait_for_access = true;
+    options.paths = paths;
+    options
+}
