@@ -11,6 +11,10 @@ use std::time::Duration;
 use nacre_bdev::{
     Bdev, Done, Io, Layer, LayerQueue, Op, Queue, Registry, delay, malloc, null, passthru,
 };
+use nacre_bdev_replica::model::{Settings, VolumeRecord};
+use nacre_bdev_replica::shared::Shared;
+use nacre_bdev_replica::view::{MemberView, Mode, Role, View};
+use nacre_bdev_replica::volume::{Volume, weakest};
 use nacre_hugepages::{Buf, ClassSpec, Pool};
 use nacre_reactor::Nanos;
 
@@ -163,5 +167,45 @@ fn devices() -> Vec<(&'static str, Arc<dyn Bdev>)> {
             "delay",
             delay::create(config(slow), &registry).expect("the base is there"),
         ),
+        ("volume", volume()),
     ]
+}
+
+/// Over two RAM disks, every region dirty: so that a write never waits for the log.
+fn volume() -> Arc<dyn Bdev> {
+    let record = VolumeRecord {
+        id: uuid::Uuid::nil(),
+        name: "V".into(),
+        block_size: 512,
+        blocks: 1024,
+        region_shift: 20,
+        epoch: 1,
+        serving: 1,
+        revision: 1,
+        holder: None,
+        members: Vec::new(),
+        settings: Settings::default(),
+    };
+    let shared = Shared::new(&record);
+    let mut view = View::closed(&record.settings);
+    view.mode = Mode::Serving;
+    let disks = ["V1", "V2"].map(|name| {
+        let shape = serde_json::json!({"name": name, "block_size": 512, "num_blocks": 1024 + 2048});
+        let config = serde_json::from_value(shape).expect("a complete configuration");
+        Layer::new(malloc::create(config).expect("a good configuration"))
+    });
+    for (slot, device) in disks.iter().enumerate() {
+        view.members[slot] = Some(MemberView {
+            device: Arc::clone(device),
+            incarnation: 1,
+            role: Role::InSync,
+            local: true,
+            losses: 0,
+            judged: 0,
+        });
+    }
+    shared.regions.set_dirty(0);
+    shared.publish(view);
+    let limits = weakest(disks.iter().map(|disk| &**disk));
+    Volume::new(&record, shared, limits)
 }

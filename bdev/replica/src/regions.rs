@@ -159,4 +159,57 @@ mod tests {
         regions.set_dirty(0);
         assert!(!regions.want(0) && !regions.is_wanted(0));
     }
+
+    /// Lanes go in and out while the control sets and clears: nobody is inside of what is not dirty on the
+    /// media, whatever the order.
+    #[test]
+    fn many_threads() {
+        use std::sync::Mutex;
+        use std::sync::atomic::{AtomicBool, AtomicU64};
+        let regions = Regions::new(1);
+        let (media, over) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (told, cleared) = (Mutex::new(0u32), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            let lanes: Vec<_> = (0..2)
+                .map(|_| {
+                    scope.spawn(|| {
+                        for round in 0..4000u32 {
+                            loop {
+                                match regions.enter(0) {
+                                    Entered::Inside => break,
+                                    Entered::First => *told.lock().expect("sound") += 1,
+                                    Entered::Wait => {}
+                                }
+                                std::thread::yield_now();
+                            }
+                            assert!(media.load(Ordering::SeqCst), "inside, and not dirty");
+                            regions.leave(0);
+                            if round % 64 == 0 {
+                                std::thread::sleep(std::time::Duration::from_micros(50));
+                            }
+                        }
+                    })
+                })
+                .collect();
+            scope.spawn(|| {
+                while !over.load(Ordering::SeqCst) {
+                    if std::mem::take(&mut *told.lock().expect("sound")) > 0 {
+                        media.store(true, Ordering::SeqCst);
+                        regions.set_dirty(0);
+                    } else if regions.age(0) && regions.clear(0) {
+                        // Who comes now waits: nobody can be inside while it is not on the media.
+                        media.store(false, Ordering::SeqCst);
+                        cleared.fetch_add(1, Ordering::SeqCst);
+                    }
+                    std::thread::yield_now();
+                }
+            });
+            lanes
+                .into_iter()
+                .for_each(|lane| lane.join().expect("a lane"));
+            over.store(true, Ordering::SeqCst);
+        });
+        assert_eq!(regions.inside(0), 0);
+        assert!(cleared.load(Ordering::SeqCst) > 0, "it was never cleared");
+    }
 }

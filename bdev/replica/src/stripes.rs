@@ -202,6 +202,43 @@ mod tests {
         assert!(stripes.all_free());
     }
 
+    /// Lanes and the control on threads of their own: nobody is ever where somebody else is, everybody
+    /// gets there, and nothing is left.
+    #[test]
+    fn many_threads() {
+        use std::sync::atomic::AtomicUsize;
+        const PLACES: usize = 8;
+        let stripes = Stripes::new(1 << 20, 4096);
+        let inside: [AtomicUsize; PLACES] = Default::default();
+        std::thread::scope(|scope| {
+            for who in 0..4 {
+                let (stripes, inside) = (&stripes, &inside);
+                let owner = if who == 3 { CONTROL } else { Owner::lane(who) };
+                scope.spawn(move || {
+                    let mut at = who * 7919;
+                    for _ in 0..3000 {
+                        at = at.wrapping_mul(1_103_515_245).wrapping_add(12_345);
+                        let first = (at >> 8) % PLACES;
+                        let count = 1 + (at >> 16) % (PLACES - first).min(3);
+                        // Stripes of 16 blocks.
+                        let (lba, blocks) = (first as u64 * 16, count as u64 * 16);
+                        while stripes.acquire(owner, lba, blocks) == Acquired::No {
+                            std::thread::yield_now();
+                        }
+                        for place in &inside[first..first + count] {
+                            assert_eq!(place.swap(who + 1, Ordering::Relaxed), 0);
+                        }
+                        for place in &inside[first..first + count] {
+                            assert_eq!(place.swap(0, Ordering::Relaxed), who + 1);
+                        }
+                        stripes.release(lba, blocks);
+                    }
+                });
+            }
+        });
+        assert!(stripes.all_free());
+    }
+
     /// What lies across stripes is had whole or not at all.
     #[test]
     fn all_or_nothing() {

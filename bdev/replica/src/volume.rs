@@ -195,12 +195,6 @@ pub fn weakest<'a>(members: impl IntoIterator<Item = &'a Layer>) -> Limits {
         weakest.lend_blocks = weakest.lend_blocks.min(limits.lend_blocks);
         weakest.volatile_cache |= limits.volatile_cache;
         weakest.read_only |= limits.read_only;
-        weakest.unmap_granularity_blocks = weakest
-            .unmap_granularity_blocks
-            .max(limits.unmap_granularity_blocks);
-        weakest.unmap_alignment_blocks = weakest
-            .unmap_alignment_blocks
-            .max(limits.unmap_alignment_blocks);
         let block = member.geometry().block_size.max(1);
         weakest.max_blocks = weakest
             .max_blocks
@@ -217,4 +211,70 @@ pub fn weakest<'a>(members: impl IntoIterator<Item = &'a Layer>) -> Limits {
     // Unmapped blocks read as zeroes on every member: where a device does not promise it, or only for
     // aligned ranges, zeroes are written. So there is no granularity either.
     weakest
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use nacre_bdev::malloc;
+
+    use super::*;
+    use crate::lane::tests::rig::{BLOCK, BLOCKS, Script, record};
+
+    fn over(scripts: Vec<Script>) -> Limits {
+        let layers: Vec<_> = scripts
+            .into_iter()
+            .map(|script| Layer::new(Arc::new(script) as Arc<dyn Bdev>))
+            .collect();
+        weakest(layers.iter().map(|layer| &**layer))
+    }
+
+    #[test]
+    fn limits_are_those_of_the_weakest() {
+        let (mut a, mut b) = (Script::new("A"), Script::new("B"));
+        (a.limits.atomic_blocks, b.limits.atomic_blocks) = (8, 16);
+        (a.limits.lend_blocks, b.limits.lend_blocks) = (64, 32);
+        b.limits.volatile_cache = true;
+        b.limits.unmap_zeroes = false;
+        a.limits.optimal_boundary_blocks = 100;
+        a.limits.unmap_granularity_blocks = 8;
+        let limits = over(vec![a, b]);
+        assert_eq!((limits.atomic_blocks, limits.volatile_cache), (8, true));
+        assert!(limits.unmap_zeroes && !limits.immediate && !limits.read_only);
+        // What crosses a boundary cannot be lent in one piece; unmaps that a member cannot do are zeroes.
+        assert_eq!((limits.lend_blocks, limits.optimal_boundary_blocks), (0, 0));
+        assert_eq!(limits.unmap_granularity_blocks, 0);
+        assert_eq!(limits.max_blocks, MAX_BYTES / BLOCK);
+        assert_eq!(limits.max_unmap_blocks, MAX_UNMAP_BYTES / u64::from(BLOCK));
+        let mut protected = Script::new("A");
+        protected.limits.read_only = true;
+        assert!(over(vec![protected, Script::new("B")]).read_only);
+        let none = over(Vec::new());
+        assert_eq!((none.atomic_blocks, none.lend_blocks), (1, 0));
+    }
+
+    #[test]
+    fn what_it_says_of_itself() {
+        let config = serde_json::json!({"name": "M", "block_size": BLOCK, "num_blocks": 4096});
+        let config = serde_json::from_value(config).expect("complete");
+        let layer = Layer::new(malloc::create(config).expect("good"));
+        let record = record(BLOCKS, 1);
+        let shared = Shared::new(&record);
+        let volume = Volume::new(&record, shared, weakest([&*layer]));
+        assert_eq!(volume.limits().lend_blocks, MAX_BYTES / BLOCK);
+        assert_eq!(volume.supports(Op::Copy), Support::No);
+        assert_eq!((volume.name(), volume.blocks()), ("V", BLOCKS));
+        assert_eq!(volume.driver_specific()["volume"]["mode"], "closed");
+        assert_eq!(
+            volume.grow(BLOCKS - 1),
+            Err(ResizeError::Shrinks {
+                now: BLOCKS,
+                asked: BLOCKS - 1
+            })
+        );
+        let asked = 1 << 40;
+        assert_eq!(volume.grow(asked), Err(ResizeError::NoTables { asked }));
+        assert_eq!(volume.grow(BLOCKS), Ok(()));
+    }
 }

@@ -15,19 +15,19 @@
 //! has a bound: [`DEPTH`] requests, as many parked or waiting for a member, and the slab. A lane takes no
 //! lock but when the view changed, a member failed, or a region is to be made dirty.
 
+mod end;
 mod members;
 mod park;
 mod read;
 mod request;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod upkeep;
 mod write;
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use nacre_bdev::{Busy, Completion, Done, Io, Op, Queue, Status, Token};
@@ -36,7 +36,7 @@ use nacre_reactor::{EventSet, Idle, Interest, Nanos};
 use slab::Slab;
 
 use self::members::{MemberQueue, Sync};
-use self::request::{NO_TROUBLE, Request, Slots, Stage, Trouble, bit, slots, split_token};
+use self::request::{Request, Slots, Stage, Trouble, bit, slots, split_token};
 use crate::model::MAX_MEMBERS;
 use crate::shared::{LaneState, Shared};
 use crate::view::{Mode, View};
@@ -258,56 +258,6 @@ impl Lane {
         }
     }
 
-    /// The end of a request of which no child is awaited. What devices still have of it is an orphan.
-    fn finish(&mut self, index: usize, status: Status) {
-        self.unlock(index);
-        self.freed = true;
-        let data = std::mem::take(&mut self.requests[index].data);
-        if let Some(completion) = self.close(index, status, data) {
-            self.ready.push_back(completion);
-        }
-    }
-
-    /// Takes a request off the books. `None`: it was answered before.
-    #[inline]
-    fn close(
-        &mut self,
-        index: usize,
-        status: Status,
-        data: nacre_bdev::Extents,
-    ) -> Option<Completion> {
-        let request = &mut self.requests[index];
-        let (pending, start) = (request.pending.take(), request.start);
-        if request.trouble != NO_TROUBLE {
-            self.troubles.remove(request.trouble as usize);
-            request.trouble = NO_TROUBLE;
-        }
-        if request.orphans == 0 {
-            self.requests.remove(index);
-        } else {
-            request.stage = Stage::Orphaned;
-        }
-        let pending = pending?;
-        self.open -= 1;
-        if start != Nanos::ZERO {
-            let latency = self.now.0.saturating_sub(start.0);
-            let smooth = self.turn.latency_ns;
-            self.turn.latency_ns = smooth - smooth / 16 + latency / 16;
-        }
-        Some(pending.complete(status, data))
-    }
-
-    /// Answers a request that keeps its locks, because it is not over for its members.
-    #[cold]
-    fn answer_early(&mut self, index: usize, status: Status) {
-        let request = &mut self.requests[index];
-        let data = request.data.clone();
-        if let Some(pending) = request.pending.take() {
-            self.open -= 1;
-            self.ready.push_back(pending.complete(status, data));
-        }
-    }
-
     fn hand_over(&mut self, done: &mut Done) {
         while done.has_room()
             && let Some(completion) = self.ready.pop_front()
@@ -444,60 +394,5 @@ impl Queue for Lane {
 
     fn wake_fd(&self) -> Option<RawFd> {
         Some(self.sleepers.as_raw_fd())
-    }
-}
-
-impl Lane {
-    fn publish_counts(&mut self) {
-        let totals = &self.shared.totals;
-        let add = |to: &std::sync::atomic::AtomicU64, count: &mut u64| {
-            if *count > 0 {
-                to.fetch_add(std::mem::take(count), Ordering::Relaxed);
-            }
-        };
-        let turn = &mut self.turn;
-        turn.any = false;
-        for slot in 0..MAX_MEMBERS {
-            add(&totals.reads[slot], &mut turn.reads[slot]);
-            add(&totals.writes[slot], &mut turn.writes[slot]);
-            if self.local[slot] > 1 {
-                self.state.outstanding[slot].store(self.local[slot], Ordering::Relaxed);
-            }
-        }
-        add(&totals.reads_moved, &mut turn.reads_moved);
-        add(&totals.log_waits, &mut turn.log_waits);
-        add(&totals.overlap_waits, &mut turn.overlap_waits);
-        add(&totals.frozen_answers, &mut turn.frozen_answers);
-        let latency = turn.latency_ns;
-        self.state.latency_ns.store(latency, Ordering::Relaxed);
-    }
-}
-
-impl Drop for Lane {
-    /// Nobody is answered any more. Writes that some members have and others may not leave their regions
-    /// in `needs` of all but the first in-sync member, as an unclean stop would.
-    fn drop(&mut self) {
-        for slot in 0..MAX_MEMBERS {
-            let queues = [self.queues[slot].take(), self.old[slot].take()];
-            for queue in queues.into_iter().flatten() {
-                self.close_member(*queue);
-            }
-        }
-        for index in 0..self.requests.capacity() {
-            if !self.requests.contains(index) {
-                continue;
-            }
-            if self.requests[index].locked {
-                self.leave_unequal(index);
-                self.unlock(index);
-            }
-            if let Some(pending) = self.requests[index].pending.take() {
-                pending.abandon();
-            }
-        }
-        self.local = [0; MAX_MEMBERS];
-        (0..MAX_MEMBERS).for_each(|slot| self.publish_outstanding(slot));
-        self.state.gone.store(true, Ordering::SeqCst);
-        self.shared.remove_lane(&self.state);
     }
 }

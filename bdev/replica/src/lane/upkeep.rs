@@ -4,6 +4,7 @@
 //! during which this core did not look (it slept, or the process was stopped) is not held against a
 //! member.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use nacre_bdev::{Queue, Status};
@@ -11,6 +12,7 @@ use nacre_reactor::{Idle, Nanos};
 
 use super::Lane;
 use super::request::{Stage, Why, bit, child_token, slots};
+use crate::model::MAX_MEMBERS;
 use crate::shared::Failure;
 
 /// Upkeeps to a deadline.
@@ -129,5 +131,31 @@ impl Lane {
             });
         }
         idle
+    }
+}
+
+impl Lane {
+    pub(super) fn publish_counts(&mut self) {
+        let totals = &self.shared.totals;
+        let add = |to: &AtomicU64, count: &mut u64| {
+            if *count > 0 {
+                to.fetch_add(std::mem::take(count), Ordering::Relaxed);
+            }
+        };
+        let turn = &mut self.turn;
+        turn.any = false;
+        for slot in 0..MAX_MEMBERS {
+            add(&totals.reads[slot], &mut turn.reads[slot]);
+            add(&totals.writes[slot], &mut turn.writes[slot]);
+            if self.local[slot] > 1 {
+                self.state.outstanding[slot].store(self.local[slot], Ordering::Relaxed);
+            }
+        }
+        add(&totals.reads_moved, &mut turn.reads_moved);
+        add(&totals.log_waits, &mut turn.log_waits);
+        add(&totals.overlap_waits, &mut turn.overlap_waits);
+        add(&totals.frozen_answers, &mut turn.frozen_answers);
+        let latency = turn.latency_ns;
+        self.state.latency_ns.store(latency, Ordering::Relaxed);
     }
 }

@@ -1,12 +1,12 @@
 //! Writes, unmaps, zeroes and flushes: what they must have before they start, who gets them, and when
 //! they are done.
 
-use nacre_bdev::{Completion, Op, Queue, Status};
+use nacre_bdev::{Completion, Op, Status};
 
 use super::Lane;
 use super::Span;
 use super::members::lost;
-use super::request::{NO_TROUBLE, Slots, Stage, Trouble, Why, bit, child_token, slots};
+use super::request::{NO_TROUBLE, Slots, Stage, Trouble, Why, bit, slots};
 use crate::regions::Entered;
 use crate::shared::{Failure, Report};
 use crate::stripes::Acquired;
@@ -330,7 +330,7 @@ impl Lane {
     }
 
     /// It waits for a judgement, or for the volume to be allowed to say that it is done.
-    fn hold(&mut self, index: usize) {
+    pub(super) fn hold(&mut self, index: usize) {
         let request = &mut self.requests[index];
         let open = request.failed != 0 || request.with != 0;
         if let Some(status) = self.refusal(self.requests[index].op) {
@@ -348,77 +348,6 @@ impl Lane {
         }
         if request.aborted && request.data_home() {
             self.answer_early(index, Status::Aborted);
-        }
-    }
-
-    /// Some members have the blocks, others may not, and the write ends without having been done: those
-    /// that follow are copied to again from the one that leads.
-    #[cold]
-    pub(super) fn leave_unequal(&mut self, index: usize) {
-        let request = &self.requests[index];
-        if !request.writes() || !request.locked {
-            return;
-        }
-        let members = self.sync.in_sync | self.sync.syncing;
-        let regions = self
-            .shared
-            .regions_of(request.lba, u64::from(request.blocks));
-        for region in regions {
-            let has = |slot: &usize| !self.shared.needs[*slot].contains(region);
-            let Some(leads) = slots(self.sync.in_sync).find(has) else {
-                continue;
-            };
-            for slot in slots(members & !bit(leads)) {
-                self.shared.add_needs(slot, region..region + 1);
-            }
-        }
-    }
-
-    /// A host gives up. What did not start yet ends; what one member has is aborted there. What several
-    /// members have is not, so that they stay alike: it ends as it ends there, or here if it must wait.
-    #[cold]
-    pub(super) fn abort_request(&mut self, index: usize) -> bool {
-        self.requests[index].aborted = true;
-        if matches!(self.requests[index].stage, Stage::Parked(_)) {
-            self.parked.retain(|parked| *parked as usize != index);
-            self.freed = true;
-            self.finish(index, Status::Aborted);
-            return true;
-        }
-        let request = &self.requests[index];
-        let all = request.with | request.queued | request.ok | request.failed | request.orphans;
-        let alone = all.count_ones() == 1;
-        if request.writes() && !alone {
-            let held = request.awaited() == 0 && request.held && request.data_home();
-            if held {
-                self.hold(index);
-            }
-            return held;
-        }
-        self.requests[index].given_up |= self.requests[index].queued != 0;
-        self.drop_waiting(index);
-        let request = &self.requests[index];
-        let generation = request.generation;
-        let mut asked = false;
-        for slot in slots(request.with) {
-            if let Some(queue) = &mut self.queues[slot] {
-                asked |= queue.queue.abort(child_token(index, slot, generation));
-            }
-        }
-        let request = &self.requests[index];
-        if request.with | request.orphans != 0 && !(request.with == 0 && request.data_home()) {
-            return asked;
-        }
-        self.abort_ended(index);
-        true
-    }
-
-    /// A child of an aborted request was given up, or none is left.
-    fn abort_ended(&mut self, index: usize) {
-        let request = &self.requests[index];
-        if request.with | request.queued == 0 {
-            self.leave_unequal(index);
-            self.finish(index, Status::Aborted);
         }
     }
 

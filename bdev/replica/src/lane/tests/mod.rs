@@ -2,7 +2,7 @@
 //! real devices that fail and tarry, against a model.
 
 mod real;
-mod rig;
+pub(crate) mod rig;
 mod steps;
 mod trouble;
 mod waiting;

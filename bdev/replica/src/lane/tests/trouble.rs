@@ -1,9 +1,10 @@
 //! Members that fail, are late, forget, or return.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use nacre_bdev::{Op, Queue, Status};
+use nacre_bdev::{Bdev, Done, Io, Layer, Op, Queue, Status};
 
 use super::rig::*;
 use crate::shared::{Failure, Repair};
@@ -364,4 +365,32 @@ fn policies() {
     }
     assert_eq!(r.take().len(), 18);
     r.clean();
+}
+
+/// The layer above copies through a buffer that is kept for it. A member that left still has that buffer
+/// when the next copy begins: it takes another.
+#[test]
+fn copies_go_on_while_a_member_that_left_has_their_buffer() {
+    let mut r = rig(2).all_dirty();
+    r.lanes.clear();
+    let mut queue = Layer::new(Arc::clone(&r.volume) as Arc<dyn Bdev>)
+        .open_queue(&r.pool)
+        .expect("opens");
+    let mut done = Done::with_capacity(4);
+    for token in [1, 2] {
+        queue
+            .submit(Io::new(token, Op::Copy, 1000, 8).source(0))
+            .expect("room");
+        tray("A", |tray| {
+            assert!(tray.has[0].1.data[0].is_unshared(), "read into what B has");
+        });
+        r.answer("A", Status::Ok);
+        queue.poll(r.now, &mut done);
+        r.answer("A", Status::Ok);
+        r.retire(1);
+        (0..3).for_each(|_| _ = queue.poll(r.now, &mut done));
+        let ended: Vec<_> = done.drain().map(|c| (c.token, c.status)).collect();
+        assert_eq!(ended, [(token, Status::Ok)]);
+        assert_eq!(r.count("B"), 1, "it has not answered");
+    }
 }
