@@ -103,6 +103,13 @@ impl Rdma {
         Ok(arena)
     }
 
+    /// Opens the devices, as the first connection would: for a thread that may block, so that no reactor does.
+    pub fn prepare(&self) {
+        if let Err(error) = self.hosts() {
+            tracing::debug!(%error, "no RDMA yet");
+        }
+    }
+
     /// The management thread, if there is a device for it to work with.
     fn hosts(&self) -> Result<Arc<RdmaHosts>, io::Error> {
         // Looked at each time: that also lets go of devices that are gone.

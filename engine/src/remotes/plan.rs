@@ -15,7 +15,7 @@ use crate::config::replication::{Fallback, Replication, Wish};
 use crate::doctor::{System, select};
 use crate::engine::Engine;
 use crate::initiator::{Identity, IdentityError, way_by_rdma};
-use crate::rdma::Verbs;
+use crate::rdma::{Rdma, Verbs};
 use crate::rpc::RpcError;
 
 /// Entries of a queue pair, at least.
@@ -187,7 +187,15 @@ impl Plan {
         let plane = on.plane()?;
         let rdma = match machine.verbs {
             None => None,
-            Some(Ok(provider)) => Some(Ok(on.remotes.rdma(provider, &plane))),
+            Some(Ok(provider)) => {
+                let rdma = on.remotes.rdma(provider, &plane);
+                let theirs = Arc::clone(&rdma);
+                let prepared = tokio::task::spawn_blocking(move || theirs.prepare());
+                let _ = tokio::time::timeout(patience, prepared).await;
+                // A device that was opened is let go of when it goes.
+                Rdma::look_after(on);
+                Some(Ok(rdma))
+            }
             Some(Err(why)) => Some(Err(why)),
         };
         Ok(Plan::made(
