@@ -209,6 +209,8 @@ impl Control {
         if in_sync {
             self.thawed();
             self.publish();
+            // A member that lacked nothing may have waited for one that is in sync.
+            self.bells.resync.notify_one();
             return Ok(());
         }
         self.begin_resync(slot, &live);
@@ -293,12 +295,9 @@ pub(super) fn credit(
         return Ok(Credit::None);
     }
     let believed = match member.state {
-        // Labels are written before the next change begins, so an in-sync member is at most one behind
-        // what it was there for.
-        MemberState::InSync => {
-            let kept = member.labelled.unwrap_or(record.version());
-            label.stamp.epoch >= record.serving && label.stamp.revision + 1 >= kept.revision
-        }
+        // Every in-sync member is labelled before its epoch serves, and never behind its revision alone: an
+        // opening that stops half way raises that without a label, any number of times in a row.
+        MemberState::InSync => label.stamp.epoch >= record.serving,
         MemberState::Out { last_label } | MemberState::Filling { last_label, .. } => {
             label.stamp >= last_label
         }

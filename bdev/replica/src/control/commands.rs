@@ -90,7 +90,7 @@ impl Control {
     /// Whether the volume would have a good copy without a member, or somebody typed its name.
     fn must_keep_a_copy(&self, slot: usize, force: Option<&str>) -> Result<(), VolumeError> {
         let others = self.state.borrow().in_sync().any(|(other, live)| {
-            other != slot && self.shared.needs[other].is_empty() && live.joined.get()
+            other != slot && self.shared.needs[other].is_empty() && live.is_whole()
         });
         let name = self.name();
         if others || !self.state.borrow().is_in_sync(slot) || force == Some(name.as_str()) {

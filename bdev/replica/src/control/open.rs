@@ -144,6 +144,7 @@ impl Control {
             }
         }
         let epoch = self.state.borrow().record.epoch;
+        self.must_be_stamped(epoch).await?;
         self.commit(|record| record.serving = epoch).await?;
         let limits = {
             let state = self.state.borrow();
@@ -164,6 +165,37 @@ impl Control {
             clean,
         });
         Ok(volume)
+    }
+
+    /// Every member that is in sync says so in a label of this epoch, or it is out: once the epoch serves,
+    /// older labels are not believed any more.
+    async fn must_be_stamped(&self, epoch: u64) -> Result<(), VolumeError> {
+        let unstamped = |(slot, live): &(usize, Rc<Live>)| {
+            self.state.borrow().is_in_sync(*slot) && live.stamp.get().epoch < epoch
+        };
+        let present = self.state.borrow().present();
+        for (slot, live) in present.into_iter().filter(unstamped) {
+            let record = self.state.borrow().record.clone();
+            if let Err(why) = self.write_label(slot, &live, &record, false).await {
+                self.judge(slot, live.incarnation, why).await;
+            }
+        }
+        let state = self.state.borrow();
+        let stamped = |slot: usize| {
+            let live = state.live[slot].as_ref();
+            live.is_some_and(|live| live.stamp.get().epoch >= epoch)
+        };
+        let missing = state
+            .record
+            .in_sync()
+            .find(|m| !stamped(usize::from(m.slot)));
+        match missing {
+            None => Ok(()),
+            Some(member) => Err(VolumeError::NothingInSync {
+                name: state.record.name.clone(),
+                why: format!("\"{}\" takes no label", member.device),
+            }),
+        }
     }
 
     /// What the logs of the in-sync members name, all together. One that cannot be read is out, as far as

@@ -91,7 +91,10 @@ impl Control {
         // chunk that it lies in has been acquired.
         self.shared.set_copying(region);
         let unequal = self.shared.unequal();
-        let copied = self.copy_chunks(region, (from, &source), &targets).await;
+        let mut copied = self.copy_chunks(region, (from, &source), &targets).await;
+        if copied == Copied::Done && !self.keep_copied(&targets).await {
+            copied = Copied::Failed;
+        }
         if copied == Copied::Done {
             let same = |slot: usize, live: &Rc<Live>| {
                 let now = self.state.borrow().live[slot].clone();
@@ -111,6 +114,14 @@ impl Control {
         self.shared.set_copying(NO_REGION);
         self.shared.ring_all();
         copied
+    }
+
+    /// What an in-sync member got is on its media before it counts: hosts may have flushed it long ago, when
+    /// only the source had it. Members that are not in sync are flushed once, when they are promoted.
+    async fn keep_copied(&self, targets: &[(usize, Rc<Live>)]) -> bool {
+        let in_sync = |(slot, _): &&(usize, Rc<Live>)| self.state.borrow().is_in_sync(*slot);
+        let reconciled: Vec<_> = targets.iter().filter(in_sync).cloned().collect();
+        self.flush_all(&reconciled).await
     }
 
     async fn copy_chunks(

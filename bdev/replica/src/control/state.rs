@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
+use nacre_bdev::Bdev;
 use nacre_reactor::Nanos;
 use uuid::Uuid;
 
@@ -260,6 +261,14 @@ impl State {
             bytes_per_s: rate,
             left_s: (rate > 0).then(|| left.div_ceil(rate.max(1))),
         });
+    }
+}
+
+impl Live {
+    /// It is there, and has lost nothing since it was taken in.
+    pub fn is_whole(&self) -> bool {
+        let layer = &self.device.layer;
+        self.joined.get() && !layer.is_gone() && layer.losses() == self.losses
     }
 }
 
