@@ -6,6 +6,7 @@
 //! ci      the same as test, with nothing skipped; the last line is `N passed, M failed`
 //! bench   measurements beside a limit or a peer, printed as ratios
 //! vm      the virtual machine by hand
+//! simulate  replicated volumes on failing disks, as a seed decides
 //! ```
 //!
 //! Whatever a command needs and the machine lacks is installed from the ordinary registries (apt, pip) by package
@@ -53,6 +54,13 @@ enum Command {
         #[command(subcommand)]
         what: bench::What,
     },
+    /// Replicated volumes on failing disks in virtual time: runs that a seed decides, each checked.
+    #[command(disable_help_flag = true)]
+    Simulate {
+        /// [--seed N] [--runs N | --minutes M] [--ios N] [--trace]; without any: 100 runs from seed 1.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// The virtual machine with the stock kernel.
     Vm {
         #[command(subcommand)]
@@ -80,12 +88,32 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Test(options) => test::run(&root, &options),
         Command::Ci => test::ci(&root),
         Command::Bench { what } => bench::run(&root, &what),
+        Command::Simulate { arguments } => simulate(&root, &arguments),
         Command::Vm { what } => vm::run(&root, &what),
         Command::Tidy => {
             let tally = tidy::run(&root)?;
             Ok(tally.exit_code())
         }
     }
+}
+
+/// Runs the simulator until it ends by itself or is interrupted.
+fn simulate(root: &Path, arguments: &[String]) -> Result<ExitCode> {
+    let mut cargo = setup::cargo();
+    cargo.current_dir(root).args([
+        "run",
+        "--quiet",
+        "--package",
+        "nacre-bdev-replica-sim",
+        "--bin",
+        "simulate",
+        "--",
+    ]);
+    let status = cargo.args(arguments).status().context("running cargo")?;
+    Ok(match status.success() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    })
 }
 
 /// The repository's root: the parent of this crate, wherever the clone stands.

@@ -91,6 +91,8 @@ struct Inner {
     /// What is under way, by the time of its next step; the number keeps the order of those of one moment.
     steps: BinaryHeap<Reverse<Step>>,
     calls: u64,
+    /// Calls that were carried out, ever.
+    carried_out: u64,
     /// Steps that there were, ever.
     stepped: u64,
 }
@@ -187,6 +189,11 @@ impl MemoryStore {
         self.lock().calls
     }
 
+    /// Calls that were carried out, ever: while it stays, so does what is stored.
+    pub fn carried_out(&self) -> u64 {
+        self.lock().carried_out
+    }
+
     /// What is stored now, without a call.
     pub fn records(&self) -> Vec<VolumeRecord> {
         self.lock().records.clone()
@@ -245,6 +252,7 @@ impl Inner {
         id: Uuid,
         work: impl FnOnce(&mut Vec<VolumeRecord>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
+        self.carried_out += 1;
         let unavailable = |why: &str| StoreError::Unavailable {
             why: why.to_owned(),
         };

@@ -1,0 +1,425 @@
+//! Knows every write, every flush and every read of the load, and says whether a value that was read is one
+//! that may be there.
+//!
+//! Each block is a register. Its history is the list of all values that were ever written to it, each with
+//! the moments at which its write began and ended; a moment is the number of an event, not a time.
+//!
+//! - A value is *superseded* when a write that began after the value's own write had ended is acknowledged:
+//!   reads that begin later must not find it. What was in flight at the same time as that write stays
+//!   possible, for nobody knows in which order the two took effect.
+//! - Reads are *settled*: a read that found a value whose write had ended before it began supersedes, for
+//!   reads that begin after it, all others of which that is true as well. Two answers to the same question do
+//!   not differ. While a write is in flight reads may find it, and then what was there before again, as they
+//!   come to members that have it and to others that do not yet.
+//!   While members are reconciled after an unclean stop reads come from one of them; if that one is lost too,
+//!   before the others have got what they lack, its answers are open again (see [`Checker::unsettle`]).
+//! - A write that failed ended when that was said: whether it took effect is open, but not when any more. Until
+//!   the volume is calm again reads may differ there, as members do: the failure that kept the write from
+//!   one of them may not be judged yet. A write whose holder stopped ends when the next holder serves.
+//! - A superseded value is *dead* when what superseded it is durable: it was written with FUA, or a flush
+//!   that began after it was acknowledged succeeded. Nothing brings a dead value back.
+//! - Power failures bring superseded values back that are not dead. When *every* in-sync member has lost
+//!   power or its connection since the superseding write began (and was not resynced from another since),
+//!   that write may be lost: a holder sees that a connection ended, and cannot know what was lost with it, so
+//!   which of them it keeps is open. One member that was there all the time keeps everything. When the holder stopped uncleanly it is enough that *one* in-sync member has lost power: a new
+//!   holder cannot know whose cache was lost, and what a host has not flushed is lost with the
+//!   controller, as by a single disk. Otherwise an acknowledged write stays, flushed or not.
+
+use std::collections::BTreeMap;
+
+/// The number of an event.
+pub type Moment = u64;
+
+pub struct Checker {
+    blocks: Vec<Vec<Value>>,
+    /// Writes of holders that stopped, until the next one serves.
+    zombies: Vec<(u64, u64, u64)>,
+    /// When each disk lost power last, since it was last brought up to date from elsewhere.
+    losses: BTreeMap<usize, Moment>,
+    /// The same of power or connection.
+    doubts: BTreeMap<usize, Moment>,
+    /// Since when members are reconciled.
+    reconciled_since: Option<Moment>,
+    /// Nothing fails any more, and every failure is judged.
+    pub calm: bool,
+    pub reads: u64,
+    pub writes: u64,
+    pub flushes: u64,
+}
+
+#[derive(Debug, Clone)]
+struct Value {
+    tag: u64,
+    /// The write's number.
+    write: u64,
+    began: Moment,
+    ended: Option<Moment>,
+    superseded: Option<Superseded>,
+    dead: bool,
+    failed: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Superseded {
+    at: Moment,
+    /// When the write that did it began.
+    by: Moment,
+    /// It was not acknowledged as a whole: a read found it.
+    by_read: bool,
+}
+
+impl Checker {
+    pub fn new(blocks: u64) -> Checker {
+        let zero = Value {
+            tag: 0,
+            write: 0,
+            began: 0,
+            ended: Some(0),
+            superseded: None,
+            dead: false,
+            failed: false,
+        };
+        Checker {
+            blocks: vec![vec![zero]; blocks as usize],
+            zombies: Vec::new(),
+            losses: BTreeMap::new(),
+            doubts: BTreeMap::new(),
+            reconciled_since: None,
+            calm: false,
+            reads: 0,
+            writes: 0,
+            flushes: 0,
+        }
+    }
+
+    /// A write of the tags from `tag` on, one per block; or of zeroes, if `tag` is 0.
+    pub fn write_began(&mut self, write: u64, lba: u64, blocks: u64, tag: u64, now: Moment) {
+        for index in 0..blocks {
+            self.blocks[(lba + index) as usize].push(Value {
+                tag: if tag == 0 { 0 } else { tag + index },
+                write,
+                began: now,
+                ended: None,
+                superseded: None,
+                dead: false,
+                failed: false,
+            });
+        }
+    }
+
+    pub fn write_ended(
+        &mut self,
+        write: u64,
+        (lba, blocks): (u64, u64),
+        acknowledged: bool,
+        durable: bool,
+        now: Moment,
+    ) {
+        self.writes += u64::from(acknowledged);
+        for block in lba..lba + blocks {
+            let values = &mut self.blocks[block as usize];
+            let own = values.iter_mut().find(|value| value.write == write);
+            let own = own.expect("it began");
+            own.ended = Some(now);
+            own.failed = !acknowledged;
+            let by = own.began;
+            if !acknowledged {
+                continue;
+            }
+            for value in values.iter_mut().filter(|value| value.write != write) {
+                if value.ended.is_some_and(|ended| ended < by) {
+                    value.superseded.get_or_insert(Superseded {
+                        at: now,
+                        by,
+                        by_read: false,
+                    });
+                    value.dead |= durable;
+                }
+            }
+        }
+    }
+
+    /// The holder stopped with the write in flight.
+    pub fn write_orphaned(&mut self, write: u64, lba: u64, blocks: u64) {
+        self.zombies.push((write, lba, blocks));
+    }
+
+    /// A flush that began at `began` succeeded.
+    pub fn flushed(&mut self, began: Moment) {
+        self.flushes += 1;
+        for values in self.blocks.iter_mut().filter(|values| values.len() > 1) {
+            for value in values.iter_mut() {
+                value.dead |= value.superseded.is_some_and(|s| s.at < began);
+            }
+        }
+    }
+
+    /// A read that began at `began` found `tags`.
+    pub fn read_ended(
+        &mut self,
+        lba: u64,
+        tags: &[u64],
+        began: Moment,
+        now: Moment,
+    ) -> Result<(), String> {
+        self.reads += 1;
+        for (block, tag) in (lba..).zip(tags) {
+            let values = &mut self.blocks[block as usize];
+            let possible = |v: &&Value| v.tag == *tag && v.superseded.is_none_or(|s| s.at > began);
+            let found = values.iter().filter(possible).min_by_key(|v| v.began);
+            let Some(found) = found else {
+                let history: Vec<String> = values.iter().map(Value::told).collect();
+                return Err(format!(
+                    "block {block} read as {tag} (read {began}..{now}); its history:\n    {}",
+                    history.join("\n    ")
+                ));
+            };
+            let by = found.began;
+            // Zeroes may be those of several writes.
+            let mut found = values.iter().filter(possible);
+            let calm = self.calm;
+            if found.any(|v| v.ended.is_none_or(|e| e > began) || v.failed && !calm) {
+                continue;
+            }
+            for value in values.iter_mut().filter(|value| value.tag != *tag) {
+                if value.failed && !calm {
+                    continue;
+                }
+                if value.ended.is_some_and(|ended| ended < began) {
+                    value.superseded.get_or_insert(Superseded {
+                        at: now,
+                        by,
+                        by_read: true,
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A new holder serves. `in_sync`: the disks of the members in sync; `unclean`: the one before it did
+    /// not close the volume.
+    pub fn serves(&mut self, in_sync: &[usize], unclean: bool, now: Moment) {
+        for (write, lba, blocks) in std::mem::take(&mut self.zombies) {
+            for block in lba..lba + blocks {
+                let values = &mut self.blocks[block as usize];
+                if let Some(value) = values.iter_mut().find(|value| value.write == write) {
+                    value.ended = Some(now);
+                }
+            }
+        }
+        let lost = in_sync
+            .iter()
+            .filter_map(|disk| self.losses.get(disk))
+            .max();
+        if let Some(lost) = lost.copied().filter(|_| unclean) {
+            self.bring_back(lost);
+        }
+        self.losses.clear();
+        self.doubts.clear();
+        self.reconciled_since = (unclean && in_sync.len() > 1).then_some(now);
+    }
+
+    /// Members in sync are equal again.
+    pub fn reconciled(&mut self) {
+        self.reconciled_since = None;
+    }
+
+    /// A member in sync is lost. If it was what the others are reconciled from, what was read of it, and even
+    /// what was flushed since, may be known to nobody else: an unclean stop, the loss of caches, and then that
+    /// of the source are more than one failure.
+    pub fn unsettle(&mut self) {
+        let Some(since) = self.reconciled_since else {
+            return;
+        };
+        for value in self.blocks.iter_mut().flatten() {
+            if value.superseded.is_some_and(|s| s.by_read && s.at > since) {
+                value.superseded = None;
+                value.dead = false;
+            }
+        }
+    }
+
+    /// A disk is a member in sync no more, or again: it gets what it lost from others.
+    pub fn replaced(&mut self, disk: usize) {
+        self.losses.remove(&disk);
+        self.doubts.remove(&disk);
+    }
+
+    pub fn lost_power(&mut self, disk: usize, in_sync: &[usize], now: Moment) {
+        if !in_sync.contains(&disk) {
+            return;
+        }
+        self.losses.insert(disk, now);
+        self.lost_connection(disk, in_sync, now);
+    }
+
+    pub fn lost_connection(&mut self, disk: usize, in_sync: &[usize], now: Moment) {
+        if !in_sync.contains(&disk) {
+            return;
+        }
+        self.unsettle();
+        self.doubts.insert(disk, now);
+        let all = in_sync.iter().map(|disk| self.doubts.get(disk).copied());
+        if let Some(since) = all.min().flatten() {
+            self.bring_back(since);
+        }
+    }
+
+    /// Writes that began before `lost` may be lost, if they are not durable.
+    fn bring_back(&mut self, lost: Moment) {
+        for value in self.blocks.iter_mut().flatten() {
+            if !value.dead && value.superseded.is_some_and(|s| s.by <= lost) {
+                value.superseded = None;
+            }
+        }
+    }
+}
+
+impl Value {
+    fn told(&self) -> String {
+        let Value {
+            tag, write, began, ..
+        } = self;
+        let ended = self.ended.map_or("?".to_owned(), |at| at.to_string());
+        let superseded = match self.superseded {
+            Some(s) => format!(", superseded at {} by one begun at {}", s.at, s.by),
+            None => String::new(),
+        };
+        let dead = if self.dead { ", for good" } else { "" };
+        format!("{tag} by write {write} ({began}..{ended}){superseded}{dead}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Writes one block, acknowledged.
+    fn write(checker: &mut Checker, tag: u64, at: Moment) {
+        checker.write_began(tag, 0, 1, tag, at);
+        checker.write_ended(tag, (0, 1), true, false, at + 1);
+    }
+
+    /// Whether a read at `at` may find the tag. Does not settle anything.
+    fn may(checker: &Checker, tag: u64, at: Moment) -> bool {
+        let mut copy = Checker {
+            blocks: checker.blocks.clone(),
+            ..Checker::new(0)
+        };
+        copy.read_ended(0, &[tag], at, at + 1).is_ok()
+    }
+
+    #[test]
+    fn an_acknowledged_write_is_what_is_read() {
+        let mut checker = Checker::new(1);
+        write(&mut checker, 5, 1);
+        assert!(may(&checker, 5, 10) && !may(&checker, 0, 10) && !may(&checker, 6, 10));
+        assert!(
+            may(&checker, 0, 1),
+            "a read that began before it was acknowledged"
+        );
+        checker.write_began(6, 0, 1, 6, 10);
+        checker.write_began(7, 0, 1, 7, 11);
+        assert!([5, 6, 7].iter().all(|tag| may(&checker, *tag, 12)));
+        checker.write_ended(6, (0, 1), true, false, 13);
+        assert!([6, 7].iter().all(|tag| may(&checker, *tag, 14)) && !may(&checker, 5, 14));
+        checker.write_ended(7, (0, 1), true, false, 15);
+        assert!(
+            [6, 7].iter().all(|tag| may(&checker, *tag, 16)),
+            "in either order"
+        );
+        assert_eq!(checker.read_ended(0, &[6], 17, 18), Ok(()));
+        assert!(may(&checker, 6, 19) && !may(&checker, 7, 19), "settled");
+        checker.write_began(8, 0, 1, 8, 20);
+        assert_eq!(checker.read_ended(0, &[8], 21, 22), Ok(()));
+        assert!(may(&checker, 6, 23), "not on every member yet");
+    }
+
+    #[test]
+    fn a_failed_write_may_have_happened_but_not_later() {
+        let mut checker = Checker::new(1);
+        checker.write_began(5, 0, 1, 5, 1);
+        checker.write_ended(5, (0, 1), false, false, 2);
+        assert!(may(&checker, 5, 3) && may(&checker, 0, 3));
+        assert_eq!(checker.read_ended(0, &[0], 3, 4), Ok(()));
+        assert!(may(&checker, 5, 5) && may(&checker, 0, 5), "not judged yet");
+        checker.calm = true;
+        assert_eq!(checker.read_ended(0, &[0], 5, 5), Ok(()));
+        assert!(!may(&checker, 5, 6) && may(&checker, 0, 6));
+        checker.write_began(6, 0, 1, 6, 6);
+        checker.write_orphaned(6, 0, 1);
+        assert_eq!(checker.read_ended(0, &[0], 7, 8), Ok(()));
+        assert!(may(&checker, 6, 9), "until the next holder serves");
+        checker.serves(&[0, 1], true, 10);
+        assert_eq!(checker.read_ended(0, &[0], 11, 12), Ok(()));
+        assert!(!may(&checker, 6, 13));
+    }
+
+    #[test]
+    fn what_is_not_flushed_is_lost_with_the_last_member() {
+        let mut checker = Checker::new(1);
+        write(&mut checker, 5, 1);
+        checker.lost_power(0, &[0, 1], 5);
+        assert!(!may(&checker, 0, 6), "the other member has it");
+        checker.lost_power(1, &[0, 1], 7);
+        assert!(may(&checker, 0, 8) && may(&checker, 5, 8));
+        // Again, with one of them brought up to date in between.
+        let mut checker = Checker::new(1);
+        write(&mut checker, 5, 1);
+        checker.lost_power(0, &[0, 1], 5);
+        checker.replaced(0);
+        checker.lost_power(1, &[0, 1], 7);
+        assert!(!may(&checker, 0, 8));
+        // With one of them only disconnected.
+        let mut checker = Checker::new(1);
+        write(&mut checker, 5, 1);
+        checker.lost_connection(0, &[0, 1], 5);
+        checker.lost_power(1, &[0, 1], 7);
+        assert!(may(&checker, 0, 8));
+        // A write after the first loss is on a member that kept it.
+        let mut checker = Checker::new(1);
+        write(&mut checker, 5, 1);
+        checker.lost_power(0, &[0, 1], 5);
+        write(&mut checker, 6, 6);
+        checker.lost_power(1, &[0, 1], 9);
+        assert!(may(&checker, 0, 10) && may(&checker, 6, 10) && !may(&checker, 5, 10));
+    }
+
+    #[test]
+    fn nothing_that_is_durable_is_lost() {
+        for fua in [false, true] {
+            let mut checker = Checker::new(1);
+            checker.write_began(5, 0, 1, 5, 1);
+            checker.write_ended(5, (0, 1), true, fua, 2);
+            if !fua {
+                checker.flushed(2);
+                let mut early = Checker {
+                    blocks: checker.blocks.clone(),
+                    ..Checker::new(0)
+                };
+                early.lost_power(0, &[0], 3);
+                assert!(may(&early, 0, 4), "the flush did not begin after it");
+                checker.flushed(3);
+            }
+            checker.lost_power(0, &[0], 4);
+            assert!(!may(&checker, 0, 5) && may(&checker, 5, 5));
+        }
+    }
+
+    /// After an unclean stop one lost cache is enough.
+    #[test]
+    fn a_stop_and_a_loss() {
+        for (unclean, lost) in [(true, true), (false, false)] {
+            let mut checker = Checker::new(1);
+            write(&mut checker, 5, 1);
+            checker.lost_power(0, &[0, 1], 5);
+            checker.serves(&[0, 1], unclean, 6);
+            assert_eq!(may(&checker, 0, 7), lost);
+        }
+        let mut checker = Checker::new(1);
+        write(&mut checker, 5, 1);
+        checker.serves(&[0, 1], true, 6);
+        assert!(!may(&checker, 0, 7), "the caches are there");
+    }
+}

@@ -1,0 +1,220 @@
+//! A holder's way to a simulated disk.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use nacre_bdev::{
+    Bdev, Busy, Done, Extents, Geometry, Io, Limits, Op, OpenError, Pending, Queue, Status,
+    Support, Token,
+};
+use nacre_hugepages::Pool;
+use nacre_reactor::{Idle, Nanos};
+use uuid::Uuid;
+
+use crate::disk::{Order, SimDisk};
+use crate::media::{BLOCK, Media};
+
+/// How long something of a closed queue can still arrive; volumes are told to wait longer.
+pub const LINGER: Duration = Duration::from_millis(4);
+
+pub struct Device {
+    disk: Arc<SimDisk>,
+    holder: u64,
+    queues: Arc<AtomicU64>,
+}
+
+impl Device {
+    pub fn new(disk: Arc<SimDisk>, holder: u64, queues: Arc<AtomicU64>) -> Device {
+        Device {
+            disk,
+            holder,
+            queues,
+        }
+    }
+}
+
+impl Bdev for Device {
+    fn name(&self) -> &str {
+        &self.disk.name
+    }
+
+    fn product_name(&self) -> &'static str {
+        "Simulated disk"
+    }
+
+    fn uuid(&self) -> Uuid {
+        Uuid::from_u128(0x51u128 << 64 | self.disk.name.len() as u128)
+    }
+
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            block_size: BLOCK as u32,
+            blocks: self.disk.lock().media.blocks(),
+            physical_block_size: BLOCK as u32,
+        }
+    }
+
+    fn limits(&self) -> Limits {
+        self.disk.lock().traits.limits
+    }
+
+    fn supports(&self, op: Op) -> Support {
+        let inner = self.disk.lock();
+        let native = match op {
+            Op::Read | Op::Write | Op::Flush => true,
+            Op::Unmap => inner.traits.unmaps,
+            Op::WriteZeroes => inner.traits.writes_zeroes,
+            Op::Compare | Op::CompareAndWrite | Op::Copy => false,
+        };
+        match native {
+            true => Support::Native,
+            false => Support::No,
+        }
+    }
+
+    fn native_fua(&self) -> bool {
+        self.disk.lock().traits.native_fua
+    }
+
+    fn losses(&self) -> u64 {
+        self.disk.lock().losses()
+    }
+
+    fn open(self: Arc<Self>, _pool: &Pool) -> Result<Box<dyn Queue>, OpenError> {
+        if !self.disk.lock().reaches(self.holder) {
+            return Err(OpenError {
+                bdev: self.disk.name.clone(),
+                what: "connect".to_owned(),
+                source: std::io::ErrorKind::NotConnected.into(),
+            });
+        }
+        Ok(Box::new(SimQueue {
+            id: self.queues.fetch_add(1, Ordering::Relaxed),
+            holder: self.holder,
+            depth: self.limits().queue_depth as usize,
+            disk: Arc::clone(&self.disk),
+            requests: BTreeMap::new(),
+            ready: Vec::new(),
+        }))
+    }
+}
+
+struct SimQueue {
+    disk: Arc<SimDisk>,
+    holder: u64,
+    id: u64,
+    depth: usize,
+    /// By the disk's number.
+    requests: BTreeMap<u64, Request>,
+    /// Answered, and no room yet.
+    ready: Vec<(u64, Status)>,
+}
+
+struct Request {
+    pending: Pending,
+    lba: u64,
+    data: Extents,
+}
+
+impl Queue for SimQueue {
+    fn submit(&mut self, io: Io) -> Result<(), (Busy, Io)> {
+        if self.requests.len() >= self.depth {
+            return Err((Busy, io));
+        }
+        let mut inner = self.disk.lock();
+        let mut contents = Vec::new();
+        if io.op == Op::Write {
+            let mut block = io.lba;
+            for bytes in io.data.iter().flat_map(|buf| buf.chunks_exact(BLOCK)) {
+                inner.media.intern(block, bytes, &mut contents);
+                block += 1;
+            }
+            assert_eq!(block, io.lba + u64::from(io.blocks), "buffers of a write");
+        }
+        let number = inner.submit(Order {
+            queue: self.id,
+            holder: self.holder,
+            op: io.op,
+            flags: io.flags,
+            lba: io.lba,
+            blocks: u64::from(io.blocks),
+            contents,
+        });
+        let request = Request {
+            pending: Pending::new(io.token),
+            lba: io.lba,
+            data: io.data,
+        };
+        self.requests.insert(number, request);
+        Ok(())
+    }
+
+    fn poll(&mut self, _now: Nanos, done: &mut Done) -> usize {
+        let mut inner = self.disk.lock();
+        for answer in inner.answers(self.id) {
+            let Some(request) = self.requests.get_mut(&answer.number) else {
+                continue;
+            };
+            let mut block = request.lba;
+            let mut contents = &answer.contents[..];
+            for buf in &mut request.data {
+                if answer.contents.is_empty() {
+                    break;
+                }
+                let bytes = buf
+                    .bytes_mut()
+                    .expect("a read's buffer is the reader's alone");
+                for bytes in bytes.chunks_exact_mut(BLOCK) {
+                    let cells = Media::cells(block).len();
+                    if contents.len() < cells {
+                        break;
+                    }
+                    let (own, rest) = contents.split_at(cells);
+                    inner.media.bytes(block, own, bytes);
+                    contents = rest;
+                    block += 1;
+                }
+            }
+            self.ready.push((answer.number, answer.status));
+        }
+        let count = self.ready.len().min(done.room());
+        for (number, status) in self.ready.drain(..count) {
+            if let Some(request) = self.requests.remove(&number) {
+                done.push(request.pending.complete(status, request.data));
+            }
+        }
+        count
+    }
+
+    fn abort(&mut self, token: Token) -> bool {
+        let mut requests = self.requests.iter();
+        let found = requests.find(|(_, request)| request.pending.token() == token);
+        let number = found.map(|(number, _)| *number);
+        number.is_some_and(|number| self.disk.lock().abort(number))
+    }
+
+    fn inflight(&self) -> usize {
+        self.requests.len()
+    }
+
+    fn arm(&mut self, now: Nanos) -> Idle {
+        /// What is due may come earlier than it was: the disk may go, or be claimed.
+        const LOOK: Duration = Duration::from_millis(2);
+        if self.requests.is_empty() {
+            return Idle::Quiet;
+        }
+        let due = self.disk.lock().next_of(self.id);
+        Idle::Until(due.unwrap_or(now).min(now + LOOK))
+    }
+}
+
+impl Drop for SimQueue {
+    fn drop(&mut self) {
+        self.disk.lock().close(self.id, LINGER);
+        for (_, request) in std::mem::take(&mut self.requests) {
+            request.pending.abandon();
+        }
+    }
+}

@@ -1,0 +1,422 @@
+//! A simulated disk, perhaps behind a network: slow, failing, silent, gone and back, never lying.
+//!
+//! Its commands take effect at a moment between submission and answer. A holder reaches it through a
+//! [`Device`]. Who claims it takes it away from the others, as a reservation would: what they have under
+//! way is done or not, and nothing of theirs is done after that.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use nacre_bdev::{Flags, Limits, Op, Status};
+use nacre_reactor::Nanos;
+
+use crate::media::{Loss, Media};
+use crate::random::Random;
+
+pub struct SimDisk {
+    pub name: String,
+    inner: Mutex<Inner>,
+}
+
+/// What the device promises; differs from disk to disk.
+#[derive(Debug, Clone)]
+pub struct Traits {
+    pub limits: Limits,
+    pub native_fua: bool,
+    pub unmaps: bool,
+    pub writes_zeroes: bool,
+    pub local: bool,
+}
+
+/// How badly it behaves, in chances per thousand commands.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Temper {
+    pub read_error: u64,
+    pub write_error: u64,
+    pub retry: u64,
+    pub flush_error: u64,
+    /// Longer than any deadline.
+    pub hang: u64,
+    /// Typical time of a command.
+    pub latency: Duration,
+}
+
+pub(crate) struct Inner {
+    pub media: Media,
+    pub traits: Traits,
+    pub temper: Temper,
+    random: Random,
+    now: Nanos,
+    commands: BTreeMap<(Nanos, u64), Command>,
+    numbers: u64,
+    /// Answers, by queue.
+    answers: BTreeMap<u64, Vec<Answer>>,
+    /// Nothing is answered but that it is gone.
+    gone: bool,
+    /// Nothing is answered until then.
+    silent_until: Nanos,
+    /// Holders that do not reach it.
+    cut_off: Vec<u64>,
+    owner: Option<u64>,
+    losses: u64,
+}
+
+struct Command {
+    queue: u64,
+    holder: u64,
+    op: Op,
+    flags: Flags,
+    lba: u64,
+    blocks: u64,
+    contents: Vec<u64>,
+    status: Status,
+    /// Its queue is closed.
+    orphan: bool,
+}
+
+/// How a command ended; of a read, what it found.
+pub(crate) struct Answer {
+    pub number: u64,
+    pub status: Status,
+    pub contents: Vec<u64>,
+}
+
+/// What is to be done, without its buffers.
+pub(crate) struct Order {
+    pub queue: u64,
+    pub holder: u64,
+    pub op: Op,
+    pub flags: Flags,
+    pub lba: u64,
+    pub blocks: u64,
+    pub contents: Vec<u64>,
+}
+
+impl SimDisk {
+    pub fn new(name: String, blocks: u64, traits: Traits, random: Random) -> Arc<SimDisk> {
+        Arc::new(SimDisk {
+            name,
+            inner: Mutex::new(Inner {
+                media: Media::new(blocks),
+                traits,
+                temper: Temper::default(),
+                random,
+                now: Nanos::ZERO,
+                commands: BTreeMap::new(),
+                numbers: 0,
+                answers: BTreeMap::new(),
+                gone: false,
+                silent_until: Nanos::ZERO,
+                cut_off: Vec::new(),
+                owner: None,
+                losses: 0,
+            }),
+        })
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// It is `now`: what has become due is done.
+    pub fn advance(&self, now: Nanos) {
+        let mut inner = self.lock();
+        inner.now = now;
+        while let Some(entry) = inner.commands.first_entry()
+            && entry.key().0 <= now
+        {
+            let number = entry.key().1;
+            let command = entry.remove();
+            inner.finish(number, command);
+        }
+    }
+
+    pub fn next_due(&self) -> Option<Nanos> {
+        let inner = self.lock();
+        inner.commands.first_key_value().map(|((due, _), _)| *due)
+    }
+
+    /// It cannot be reached by anybody from now on.
+    pub fn disappear(&self) {
+        let mut inner = self.lock();
+        inner.gone = true;
+        inner.losses += 1;
+        inner.sweep(|_| true);
+    }
+
+    /// The power fails: what is under way may or may not have got into the cache, and the cache is lost.
+    pub fn lose_power(&self, loss: Loss) {
+        self.disappear();
+        let mut inner = self.lock();
+        let inner = &mut *inner;
+        inner.silent_until = inner.now;
+        inner.media.lose_power(&mut inner.random, loss);
+    }
+
+    pub fn reappear(&self) {
+        self.lock().gone = false;
+    }
+
+    /// Holds everything until `until`, also what is under way.
+    pub fn fall_silent(&self, until: Nanos) {
+        let mut inner = self.lock();
+        inner.silent_until = until;
+        let held = std::mem::take(&mut inner.commands);
+        for ((due, number), command) in held {
+            let due = due.max(until + Duration::from_nanos(number % 1000));
+            inner.commands.insert((due, number), command);
+        }
+    }
+
+    /// `holder` does not reach it any more, or does again.
+    pub fn cut_off(&self, holder: u64, off: bool) {
+        let mut inner = self.lock();
+        inner.cut_off.retain(|other| *other != holder);
+        if off {
+            inner.cut_off.push(holder);
+            inner.losses += 1;
+            inner.sweep(|command| command.holder == holder);
+        }
+    }
+
+    /// All is well from now on.
+    pub fn heal(&self) {
+        let mut inner = self.lock();
+        inner.gone = false;
+        inner.cut_off.clear();
+        inner.temper = Temper {
+            latency: inner.temper.latency,
+            ..Temper::default()
+        };
+        inner.silent_until = inner.now;
+        // What hung does so no longer.
+        let soon = inner.now + Duration::from_millis(1);
+        for ((due, number), command) in std::mem::take(&mut inner.commands) {
+            inner.commands.insert((due.min(soon), number), command);
+        }
+    }
+
+    /// It is `holder`'s from now on. `false`: it cannot be reached.
+    pub fn claim(&self, holder: u64) -> bool {
+        let mut inner = self.lock();
+        if inner.gone || inner.cut_off.contains(&holder) {
+            return false;
+        }
+        if inner.owner != Some(holder) {
+            inner.owner = Some(holder);
+            inner.sweep(|command| command.holder != holder);
+        }
+        true
+    }
+}
+
+impl Inner {
+    pub fn losses(&self) -> u64 {
+        self.losses
+    }
+
+    /// Whether a queue could be opened.
+    pub fn reaches(&self, holder: u64) -> bool {
+        !self.gone && !self.cut_off.contains(&holder)
+    }
+
+    /// Takes a command. Its number comes back with the answer.
+    pub fn submit(&mut self, order: Order) -> u64 {
+        self.numbers += 1;
+        let number = self.numbers;
+        let refused = if !self.reaches(order.holder) {
+            Some(Status::Gone)
+        } else if self.owner != Some(order.holder) {
+            // A reservation conflict, or a connection that the target ended.
+            Some(match self.random.one_in(2) {
+                true => Status::Gone,
+                false => Status::Nvme {
+                    sct: 0,
+                    sc: 0x83,
+                    dnr: true,
+                },
+            })
+        } else {
+            None
+        };
+        let latency = self.latency();
+        let (status, due) = match refused {
+            Some(status) => (status, self.now + Duration::from_micros(1)),
+            None => {
+                let (status, extra) = self.plan(order.op);
+                let due = self.now + latency + extra;
+                (status, due.max(self.silent_until))
+            }
+        };
+        let command = Command {
+            queue: order.queue,
+            holder: order.holder,
+            op: order.op,
+            flags: order.flags,
+            lba: order.lba,
+            blocks: order.blocks,
+            contents: order.contents,
+            status,
+            orphan: false,
+        };
+        self.commands.insert((due, number), command);
+        number
+    }
+
+    fn latency(&mut self) -> Duration {
+        let typical = (self.temper.latency.as_nanos() as u64).max(2000);
+        let tail = if self.random.one_in(20) { 10 } else { 1 };
+        Duration::from_nanos(self.random.within(typical / 2, typical * 2) * tail)
+    }
+
+    /// How a command ends, and how much longer it takes.
+    fn plan(&mut self, op: Op) -> (Status, Duration) {
+        let temper = self.temper;
+        let mut happens = |chance: u64| chance > 0 && self.random.below(1000) < chance;
+        if happens(temper.hang) {
+            let ms = self.random.within(20, 3000);
+            return (Status::Ok, Duration::from_millis(ms));
+        }
+        if happens(temper.retry) {
+            return (Status::Retry, Duration::ZERO);
+        }
+        let (chance, failures): (_, &[Status]) = match op {
+            Op::Read => (
+                temper.read_error,
+                &[Status::ReadError, Status::Integrity, Status::DeviceError],
+            ),
+            Op::Flush => (temper.flush_error, &[Status::DeviceError]),
+            _ => (
+                temper.write_error,
+                &[Status::WriteError, Status::DeviceError, Status::NoSpace],
+            ),
+        };
+        match happens(chance) {
+            true => (*self.random.pick(failures), Duration::ZERO),
+            false => (Status::Ok, Duration::ZERO),
+        }
+    }
+
+    /// Does a command, as far as its status says, and answers it.
+    fn finish(&mut self, number: u64, command: Command) {
+        let mut found = Vec::new();
+        match command.status {
+            Status::Ok => found = self.carry_out(&command, false),
+            Status::Gone | Status::Retry | Status::Nvme { .. } => {}
+            // What failed may have been done in part.
+            _ => drop(self.carry_out(&command, true)),
+        }
+        if !command.orphan {
+            let answers = self.answers.entry(command.queue).or_default();
+            answers.push(Answer {
+                number,
+                status: command.status,
+                contents: found,
+            });
+        }
+    }
+
+    /// `in_part`: of each cell it is open whether it is written.
+    fn carry_out(&mut self, command: &Command, in_part: bool) -> Vec<u64> {
+        let durable = !self.traits.limits.volatile_cache || command.flags.contains(Flags::FUA);
+        match command.op {
+            Op::Read => {
+                let cells = Media::cells_of(command.lba, command.blocks);
+                return self.media.read(cells).to_vec();
+            }
+            Op::Flush if !in_part => self.media.flush(),
+            Op::Flush => {}
+            Op::Write | Op::WriteZeroes | Op::Unmap => {
+                // What the disk does with blocks that are not needed any more is its own affair.
+                let keeps = command.op == Op::Unmap && !self.traits.limits.unmap_zeroes;
+                for (index, cell) in Media::cells_of(command.lba, command.blocks).enumerate() {
+                    if (in_part || keeps) && self.random.one_in(2) {
+                        continue;
+                    }
+                    let content = command.contents.get(index).copied().unwrap_or(0);
+                    self.media.write(cell, content, durable);
+                }
+            }
+            op => unreachable!("{op:?} is not offered"),
+        }
+        Vec::new()
+    }
+
+    /// Ends what is under way and meant: it was done, or in part, or not, and is answered as gone.
+    fn sweep(&mut self, meant: impl Fn(&Command) -> bool) {
+        for (key, mut command) in std::mem::take(&mut self.commands) {
+            if !meant(&command) {
+                self.commands.insert(key, command);
+                continue;
+            }
+            if command.op.is_write() && command.status.is_ok() {
+                match self.random.below(3) {
+                    0 => {}
+                    1 => drop(self.carry_out(&command, false)),
+                    _ => drop(self.carry_out(&command, true)),
+                }
+            }
+            command.status = Status::Gone;
+            let due = self.now + Duration::from_micros(1 + self.random.below(50));
+            if !command.orphan {
+                self.commands.insert((due, key.1), command);
+            }
+        }
+    }
+
+    pub fn answers(&mut self, queue: u64) -> Vec<Answer> {
+        self.answers.remove(&queue).unwrap_or_default()
+    }
+
+    pub fn next_of(&self, queue: u64) -> Option<Nanos> {
+        let mut own = self.commands.iter().filter(|(_, c)| c.queue == queue);
+        own.next().map(|((due, _), _)| *due)
+    }
+
+    /// Tries to end a command early: it may be too late, and what is ended may have been done.
+    pub fn abort(&mut self, number: u64) -> bool {
+        let found = self.commands.keys().find(|key| key.1 == number).copied();
+        let Some(key) = found.filter(|_| self.random.one_in(2)) else {
+            return false;
+        };
+        let Some(mut command) = self.commands.remove(&key) else {
+            return false;
+        };
+        if command.op.is_write() && command.status.is_ok() && self.random.one_in(2) {
+            self.carry_out(&command, true);
+        }
+        command.status = Status::Aborted;
+        self.finish_aborted(number, command);
+        true
+    }
+
+    fn finish_aborted(&mut self, number: u64, command: Command) {
+        let due = self.now + Duration::from_micros(2);
+        let status = Status::Aborted;
+        let nothing = Command {
+            op: Op::Read,
+            status,
+            blocks: 1,
+            ..command
+        };
+        self.commands.insert((due, number), nothing);
+    }
+
+    /// The queue is closed. What is under way may still be done, a little later.
+    pub fn close(&mut self, queue: u64, linger: Duration) {
+        self.answers.remove(&queue);
+        for (key, mut command) in std::mem::take(&mut self.commands) {
+            if command.queue != queue {
+                self.commands.insert(key, command);
+                continue;
+            }
+            command.orphan = true;
+            let latest = self.now + linger;
+            if command.op.is_write() && self.random.one_in(2) {
+                let due = key.0.min(latest);
+                self.commands.insert((due, key.1), command);
+            }
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! How a run ends: nothing fails any more, every member becomes in sync, and all is compared.
+
+use std::time::Duration;
+
+use nacre_bdev::{Flags, Op};
+use nacre_bdev_replica::handle::{Command, VolumeState};
+use nacre_reactor::Nanos;
+use uuid::Uuid;
+
+use crate::holder::Holder;
+use crate::load::Wish;
+use crate::trouble::Event;
+use crate::world::World;
+
+/// Virtual time in which a volume without troubles must have healed.
+const PATIENCE: Duration = Duration::from_secs(600);
+/// Blocks of the last reads.
+const STEP: u64 = 64;
+
+impl World {
+    pub(crate) fn end(&mut self) -> Result<(), String> {
+        self.heal();
+        // What happened before may still have consequences.
+        let end = self.clock.now() + PATIENCE;
+        loop {
+            self.wait_for_health()?;
+            self.drain()?;
+            self.rest()?;
+            if matches!(self.status(), Some((_, VolumeState::Healthy))) {
+                break;
+            }
+            if self.clock.now() > end {
+                return Err(format!("it does not stay healthy: {}", self.members()));
+            }
+        }
+        self.checker.calm = true;
+        let index = self.serving()?;
+        self.holders[index].add_lane();
+        let lane = self.holders[index].lanes.len() - 1;
+        let blocks = self.holders[index].blocks();
+        for lba in (0..blocks).step_by(STEP as usize) {
+            let wish = Wish {
+                op: Op::Read,
+                flags: Flags::empty(),
+                lba,
+                blocks: STEP.min(blocks - lba),
+            };
+            self.must(index, lane, wish)?;
+        }
+        let flush = Wish {
+            op: Op::Flush,
+            flags: Flags::empty(),
+            lba: 0,
+            blocks: 0,
+        };
+        self.must(index, lane, flush)?;
+        self.compare()?;
+        self.close(index)
+    }
+
+    /// From here on all goes well.
+    fn heal(&mut self) {
+        self.lively = false;
+        self.tell(|| "all is healed".to_owned());
+        self.agenda
+            .retain(|_, event| matches!(event, Event::Start(_) | Event::TryAgain(_)));
+        self.disks.iter().for_each(|disk| disk.heal());
+        self.mood.lock().expect("not poisoned").heal();
+        // Of several holders the last is the one that may serve.
+        while self.holders.len() > 1 {
+            let number = self.holders[0].number;
+            self.stop_holder(number);
+        }
+    }
+
+    fn wait_for_health(&mut self) -> Result<(), String> {
+        let end = self.clock.now() + PATIENCE;
+        let mut asked = Nanos::ZERO;
+        loop {
+            self.round()?;
+            let state = self.status();
+            if let Some((_, VolumeState::Healthy)) = state {
+                return Ok(());
+            }
+            let now = self.clock.now();
+            if now > end {
+                let last = self.holders.first().map(|h| h.number);
+                return Err(format!(
+                    "not healed after {PATIENCE:?}: holder {last:?} {state:?}; {}",
+                    self.members()
+                ));
+            }
+            if now.since(asked) < Duration::from_secs(1) {
+                continue;
+            }
+            asked = now;
+            match state {
+                Some((index, VolumeState::Fenced | VolumeState::Closed)) => {
+                    let number = self.holders[index].number;
+                    self.stop_holder(number);
+                    self.start_holder(Uuid::from_u128(0xaf));
+                }
+                Some((index, _)) => self.encourage(index),
+                None if self.holders.is_empty() && self.agenda.is_empty() => {
+                    self.start_holder(Uuid::from_u128(0xaf));
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// What the operator took away comes back.
+    fn encourage(&mut self, index: usize) {
+        let offline: Vec<String> = self
+            .record
+            .members
+            .iter()
+            .filter(|member| member.offline)
+            .map(|member| member.device.clone())
+            .collect();
+        for member in offline {
+            self.holders[index].command(Command::Online { member });
+        }
+    }
+
+    fn serving(&self) -> Result<usize, String> {
+        let found = self.status();
+        found
+            .map(|(index, _)| index)
+            .ok_or_else(|| "nobody serves".to_owned())
+    }
+
+    /// Until nothing is under way.
+    fn drain(&mut self) -> Result<(), String> {
+        let end = self.clock.now() + PATIENCE;
+        let under_way =
+            |holder: &Holder| holder.lanes.iter().map(|l| l.ongoing.len()).sum::<usize>();
+        while self.holders.iter().map(under_way).sum::<usize>() > 0 {
+            self.round()?;
+            if self.clock.now() > end {
+                let lanes = self.holders.iter().flat_map(|h| &h.lanes);
+                let left: Vec<String> = lanes.map(|lane| format!("{:?}", lane.ongoing)).collect();
+                return Err(format!(
+                    "not answered after {PATIENCE:?}: {}",
+                    left.join(", ")
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn rest(&mut self) -> Result<(), String> {
+        let end = self.clock.now() + Duration::from_secs(2);
+        while self.clock.now() < end {
+            self.round()?;
+        }
+        Ok(())
+    }
+
+    /// Does one I/O, which has no reason to fail.
+    fn must(&mut self, index: usize, lane: usize, wish: Wish) -> Result<(), String> {
+        let (reads, flushes) = (self.checker.reads, self.checker.flushes);
+        let World {
+            holders,
+            numbers,
+            checker,
+            ..
+        } = self;
+        let Holder { lanes, pool, .. } = &mut holders[index];
+        if !lanes[lane].submit(wish, pool, numbers, checker) {
+            return Err(format!("{wish:?} is not taken by an idle volume"));
+        }
+        self.drain()?;
+        if self.checker.reads + self.checker.flushes == reads + flushes {
+            return Err(format!("{wish:?} failed on a healthy volume"));
+        }
+        Ok(())
+    }
+
+    /// Members that are in sync hold the same.
+    fn compare(&mut self) -> Result<(), String> {
+        let disks = self.in_sync();
+        if disks.len() != self.record.members.len() {
+            return Err(format!("healthy, but {}", self.members()));
+        }
+        let (first, others) = disks.split_first().ok_or("no member is in sync")?;
+        let first_disk = self.disks[*first].lock();
+        for other in others {
+            let other_disk = self.disks[*other].lock();
+            let pairs = first_disk
+                .media
+                .volume()
+                .iter()
+                .zip(other_disk.media.volume());
+            let blocks = self.record.blocks as usize;
+            let differs = pairs.take(blocks).position(|(a, b)| a != b);
+            if let Some(block) = differs {
+                return Err(format!(
+                    "block {block} differs: {} on disk{first}, {} on disk{other}",
+                    first_disk.media.volume()[block],
+                    other_disk.media.volume()[block],
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn close(&mut self, index: usize) -> Result<(), String> {
+        let holder = &mut self.holders[index];
+        holder.lanes.clear();
+        holder.command(Command::Close);
+        let end = self.clock.now() + PATIENCE;
+        loop {
+            self.holders[index].core.turn();
+            let answered = self.holders[index].answered();
+            if let Some((_, outcome)) = answered.into_iter().find(|(name, _)| name == "Close") {
+                return outcome.map_err(|error| format!("it does not close: {error}"));
+            }
+            self.round_without_commands();
+            if self.clock.now() > end {
+                return Err(format!("not closed after {PATIENCE:?}"));
+            }
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! One life of a process that has the volume open, or tries to: a reactor, a pool, the control, and queues.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
+
+use nacre_bdev::{Bdev, Layer};
+use nacre_bdev_replica::control;
+use nacre_bdev_replica::handle::{
+    Command, Devices, MemberDevice, NewVolume, NoDevice, Observer, ResyncKind, VolumeError,
+    VolumeEvent, VolumeHandle,
+};
+use nacre_bdev_replica::store::MemoryStore;
+use nacre_hugepages::{ClassSpec, Pool};
+use nacre_reactor::{CoreHandle, ReactorConfig, TestCore, VirtualClock};
+use uuid::Uuid;
+
+use crate::device::Device;
+use crate::disk::SimDisk;
+use crate::load::Lane;
+
+thread_local! {
+    /// One for all holders of all runs on this thread: making one takes longer than most runs. Room for the
+    /// chunks of two holders' copies and what their load has in flight.
+    static POOL: Pool = {
+        let classes = [(4096, 512), (64 << 10, 64), (512 << 10, 24)];
+        Pool::heap(&classes.map(|(size, count)| ClassSpec { size, count }))
+    };
+}
+
+type Place<T> = Rc<RefCell<Option<Result<T, VolumeError>>>>;
+
+pub struct Holder {
+    /// Of this life; no two have one number.
+    pub number: u64,
+    pub node: Uuid,
+    pub lanes: Vec<Lane>,
+    pub opening: Option<Place<VolumeHandle>>,
+    pub handle: Option<VolumeHandle>,
+    pub layer: Option<Arc<Layer>>,
+    pub commands: Vec<(String, Place<()>)>,
+    pub events: Arc<Events>,
+    pub pool: Pool,
+    devices: Arc<Reach>,
+    store: MemoryStore,
+    pub core: TestCore,
+}
+
+/// What the volume said of itself, until somebody reads it.
+#[derive(Default)]
+pub struct Events(Mutex<Vec<VolumeEvent>>);
+
+impl Events {
+    pub fn take(&self) -> Vec<VolumeEvent> {
+        std::mem::take(&mut *self.0.lock().expect("not poisoned"))
+    }
+}
+
+impl Observer for Events {
+    fn event(&self, event: VolumeEvent) {
+        self.0.lock().expect("not poisoned").push(event);
+    }
+}
+
+/// The disks as one holder reaches them.
+struct Reach {
+    holder: u64,
+    disks: Vec<Arc<SimDisk>>,
+    queues: Arc<AtomicU64>,
+    layers: Mutex<BTreeMap<String, Arc<Layer>>>,
+}
+
+impl Devices for Reach {
+    fn claim(&self, name: &str, _volume: &str) -> Result<MemberDevice, NoDevice> {
+        let refused = |why: &str| NoDevice {
+            name: name.to_owned(),
+            why: why.to_owned(),
+        };
+        let disk = self.disks.iter().find(|disk| disk.name == name);
+        let disk = disk.ok_or_else(|| refused("there is none"))?;
+        if !disk.claim(self.holder) {
+            return Err(refused("it cannot be reached"));
+        }
+        let mut layers = self.layers.lock().expect("not poisoned");
+        let layer = layers.entry(name.to_owned()).or_insert_with(|| {
+            let device = Device::new(Arc::clone(disk), self.holder, Arc::clone(&self.queues));
+            Layer::new(Arc::new(device))
+        });
+        Ok(MemberDevice {
+            layer: Arc::clone(layer),
+            local: disk.lock().traits.local,
+            claim: Box::new(()),
+        })
+    }
+}
+
+impl Holder {
+    pub fn new(
+        number: u64,
+        node: Uuid,
+        clock: &VirtualClock,
+        store: &MemoryStore,
+        disks: &[Arc<SimDisk>],
+        queues: &Arc<AtomicU64>,
+    ) -> Holder {
+        Holder {
+            number,
+            node,
+            lanes: Vec::new(),
+            opening: None,
+            handle: None,
+            layer: None,
+            commands: Vec::new(),
+            events: Arc::default(),
+            pool: POOL.with(Pool::clone),
+            devices: Arc::new(Reach {
+                holder: number,
+                disks: disks.to_vec(),
+                queues: Arc::clone(queues),
+                layers: Mutex::default(),
+            }),
+            store: store.client(number as u32),
+            core: TestCore::with_clock(ReactorConfig::default(), clock.clone()),
+        }
+    }
+
+    pub fn create(&mut self, new: NewVolume) -> Result<Uuid, VolumeError> {
+        let core = self.core.core().clone();
+        let (pool, store) = (self.pool.clone(), Arc::new(self.store.clone()));
+        let devices = Arc::clone(&self.devices) as Arc<dyn Devices>;
+        let place =
+            self.run(async move { control::create(&core, pool, store, devices, new).await });
+        // Every disk answers at its time, which somebody has to let pass.
+        for _ in 0..200_000 {
+            self.core.run_until_idle();
+            if let Some(outcome) = place.borrow_mut().take() {
+                return outcome;
+            }
+            let now = self.core.clock().now() + std::time::Duration::from_micros(20);
+            self.core.clock().set(now);
+            for disk in &self.devices.disks {
+                disk.advance(now);
+            }
+        }
+        panic!("the volume is not created");
+    }
+
+    pub fn open(&mut self, id: Uuid) {
+        let core: CoreHandle = self.core.core().clone();
+        let (pool, store) = (self.pool.clone(), Arc::new(self.store.clone()));
+        let devices = Arc::clone(&self.devices) as Arc<dyn Devices>;
+        let observer = Arc::clone(&self.events) as Arc<dyn Observer>;
+        let node = self.node;
+        let place = self.run(async move {
+            control::open(&core, pool, store, devices, observer, id, node).await
+        });
+        self.opening = Some(place);
+    }
+
+    /// Whether the opening has ended, and how.
+    pub fn opened(&mut self) -> Option<Result<(), VolumeError>> {
+        let outcome = self.opening.as_ref()?.borrow_mut().take()?;
+        self.opening = None;
+        Some(outcome.map(|handle| {
+            self.layer = Some(Layer::new(Arc::clone(handle.volume())));
+            self.handle = Some(handle);
+        }))
+    }
+
+    pub fn command(&mut self, command: Command) {
+        let Some(handle) = self.handle.clone() else {
+            return;
+        };
+        let name = format!("{command:?}");
+        let place = self.run(async move { handle.run(command).await });
+        self.commands.push((name, place));
+    }
+
+    /// Commands that have ended, and how.
+    pub fn answered(&mut self) -> Vec<(String, Result<(), VolumeError>)> {
+        let mut ended = Vec::new();
+        self.commands.retain(|(name, place)| {
+            let outcome = place.borrow_mut().take();
+            match outcome {
+                Some(outcome) => ended.push((name.clone(), outcome)),
+                None => return true,
+            }
+            false
+        });
+        ended
+    }
+
+    /// Members in sync are being made equal after an unclean stop.
+    pub fn reconciles(&self) -> bool {
+        let status = self.handle.as_ref().map(VolumeHandle::status);
+        let members = status.iter().flat_map(|status| &status.members);
+        let mut resyncs = members.filter_map(|member| member.resync.as_ref());
+        resyncs.any(|resync| resync.kind == ResyncKind::Reconcile)
+    }
+
+    pub fn add_lane(&mut self) {
+        let Some(layer) = &self.layer else { return };
+        match layer.open_queue(&self.pool) {
+            Ok(queue) => self.lanes.push(Lane::new(queue)),
+            Err(error) => panic!("a queue of the volume: {error}"),
+        }
+    }
+
+    pub fn blocks(&self) -> u64 {
+        let layer = self.layer.as_ref();
+        layer.map_or(0, |layer| layer.geometry().blocks)
+    }
+
+    fn run<T: 'static>(
+        &self,
+        future: impl Future<Output = Result<T, VolumeError>> + 'static,
+    ) -> Place<T> {
+        let place: Place<T> = Rc::default();
+        let to = Rc::clone(&place);
+        drop(self.core.spawn_local(async move {
+            let outcome = future.await;
+            *to.borrow_mut() = Some(outcome);
+        }));
+        place
+    }
+}

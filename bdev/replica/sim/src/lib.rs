@@ -1,0 +1,48 @@
+//! The simulator of replicated volumes: the code that is shipped, in one thread and in virtual time, on
+//! disks that fail in every way a disk may, with holders that stop at any step, under a load of which every
+//! answer is checked.
+//!
+//! ```text
+//!   World ── seed ──▶ what happens, when          everything below runs in its time
+//!     ├ Holder (0..2)  a TestCore: control, lanes   crash, open again, two at once
+//!     │    └ Lane        the load                   every answer ──▶ Checker
+//!     ├ MemoryStore      slow, silent, unsure
+//!     └ SimDisk (1..5)   a medium, and a cache that is lost with the power
+//! ```
+//!
+//! A run is decided by its seed: [`run`] with the same number does the same again.
+
+#![forbid(unsafe_code)]
+
+mod checker;
+mod device;
+mod disk;
+mod ending;
+mod holder;
+mod load;
+mod media;
+mod random;
+mod trouble;
+mod world;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+pub use world::{Options, Report};
+
+/// One run. An error says what went wrong.
+pub fn run(seed: u64, options: &Options) -> Result<Report, String> {
+    let run = AssertUnwindSafe(|| world::World::new(seed, options.clone()).run());
+    match catch_unwind(run) {
+        Ok(outcome) => outcome,
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().cloned();
+            let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()));
+            Err(format!("panicked: {}", text.unwrap_or_default()))
+        }
+    }
+}
+
+/// What to type to see a run again.
+pub fn replay(seed: u64) -> String {
+    format!("cargo xtask simulate --seed {seed} --runs 1 --trace")
+}

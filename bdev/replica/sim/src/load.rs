@@ -1,0 +1,232 @@
+//! The load: reads, writes, zeroes, unmaps and flushes that overlap on purpose, on a few hot ranges.
+
+use std::collections::BTreeMap;
+
+use nacre_bdev::{Done, Flags, Io, LayerQueue, Op, Queue, Status};
+use nacre_hugepages::Pool;
+use nacre_reactor::Nanos;
+
+use crate::checker::{Checker, Moment};
+use crate::media::BLOCK;
+use crate::random::Random;
+
+/// I/Os of one lane at once.
+const DEPTH: usize = 24;
+
+/// One queue on the volume, and what is under way on it.
+pub struct Lane {
+    pub queue: LayerQueue,
+    done: Done,
+    pub ongoing: BTreeMap<u64, Ongoing>,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct Ongoing {
+    pub op: Op,
+    pub flags: Flags,
+    pub lba: u64,
+    pub blocks: u64,
+    pub began: Moment,
+}
+
+/// What is asked for, before it has a number.
+#[derive(Debug, Clone, Copy)]
+pub struct Wish {
+    pub op: Op,
+    pub flags: Flags,
+    pub lba: u64,
+    pub blocks: u64,
+}
+
+/// Numbers that are used once in a run.
+#[derive(Default)]
+pub struct Numbers {
+    pub ios: u64,
+    pub tags: u64,
+    pub moment: Moment,
+}
+
+impl Numbers {
+    pub fn now(&mut self) -> Moment {
+        self.moment += 1;
+        self.moment
+    }
+}
+
+/// Where the load goes.
+pub struct Hot {
+    ranges: Vec<(u64, u64)>,
+    blocks: u64,
+}
+
+impl Hot {
+    pub fn new(random: &mut Random, blocks: u64, region_blocks: u64) -> Hot {
+        let stripe = (64 << 10) / BLOCK as u64;
+        let mut ranges = Vec::new();
+        for _ in 0..random.within(2, 5) {
+            let len = random.within(2, 10);
+            let edge = match random.below(4) {
+                // Across a region's end, a stripe's, or neither.
+                0 => random.within(1, (blocks / region_blocks).max(1)) * region_blocks,
+                1 => random.below(blocks / stripe) * stripe,
+                _ => random.below(blocks),
+            };
+            let lba = edge.saturating_sub(len / 2).min(blocks - len);
+            ranges.push((lba, len));
+        }
+        Hot { ranges, blocks }
+    }
+
+    pub fn wish(&self, random: &mut Random) -> Wish {
+        let (start, len) = *random.pick(&self.ranges);
+        let lba = start + random.below(len);
+        let mut blocks = random.within(1, start + len - lba);
+        if random.one_in(40) {
+            blocks = random.within(1, 96).min(self.blocks - lba);
+        }
+        let op = match random.below(20) {
+            0..8 => Op::Write,
+            8..15 => Op::Read,
+            15..17 => Op::Flush,
+            17 => Op::Unmap,
+            _ => Op::WriteZeroes,
+        };
+        let mut flags = Flags::empty();
+        if op.is_write() && op != Op::Unmap && random.one_in(6) {
+            flags |= Flags::FUA;
+        }
+        if op == Op::WriteZeroes && random.one_in(2) {
+            flags |= Flags::DEALLOCATE;
+        }
+        let (lba, blocks) = if op == Op::Flush {
+            (0, 0)
+        } else {
+            (lba, blocks)
+        };
+        Wish {
+            op,
+            flags,
+            lba,
+            blocks,
+        }
+    }
+}
+
+impl Lane {
+    pub fn new(queue: LayerQueue) -> Lane {
+        Lane {
+            queue,
+            done: Done::with_capacity(DEPTH),
+            ongoing: BTreeMap::new(),
+        }
+    }
+
+    pub fn is_full(&self) -> bool {
+        self.ongoing.len() >= DEPTH
+    }
+
+    /// `false`: it is not taken now.
+    pub fn submit(
+        &mut self,
+        wish: Wish,
+        pool: &Pool,
+        numbers: &mut Numbers,
+        checker: &mut Checker,
+    ) -> bool {
+        let began = numbers.now();
+        numbers.ios += 1;
+        let number = numbers.ios;
+        let tag = numbers.tags + 1;
+        let mut io = Io::new(number, wish.op, wish.lba, wish.blocks as u32).flags(wish.flags);
+        if matches!(wish.op, Op::Read | Op::Write) {
+            let Some(mut buf) = pool.acquire(wish.blocks as usize * BLOCK) else {
+                return false;
+            };
+            if wish.op == Op::Write {
+                let bytes = buf.bytes_mut().expect("nobody else has it");
+                bytes.fill(0);
+                for (tag, block) in (tag..).zip(bytes.chunks_exact_mut(BLOCK)) {
+                    block[..8].copy_from_slice(&tag.to_le_bytes());
+                }
+            }
+            io = io.with(buf);
+        }
+        if self.queue.submit(io).is_err() {
+            return false;
+        }
+        let Wish {
+            op,
+            flags,
+            lba,
+            blocks,
+        } = wish;
+        if op.is_write() {
+            let tag = if op == Op::Write { tag } else { 0 };
+            numbers.tags += blocks;
+            checker.write_began(number, lba, blocks, tag, began);
+        }
+        let ongoing = Ongoing {
+            op,
+            flags,
+            lba,
+            blocks,
+            began,
+        };
+        self.ongoing.insert(number, ongoing);
+        true
+    }
+
+    /// Collects answers. What they say is told to the checker, whose verdict is the error.
+    pub fn poll(
+        &mut self,
+        now: Nanos,
+        numbers: &mut Numbers,
+        checker: &mut Checker,
+        mut told: impl FnMut(u64, &Ongoing, Status),
+    ) -> Result<usize, String> {
+        let count = self.queue.poll(now, &mut self.done);
+        for ended in self.done.drain() {
+            let moment = numbers.now();
+            let ongoing = self.ongoing.remove(&ended.token);
+            let ongoing = ongoing.ok_or_else(|| format!("an answer to nothing: {ended:?}"))?;
+            told(ended.token, &ongoing, ended.status);
+            let ok = ended.status.is_ok();
+            let Ongoing {
+                op,
+                flags,
+                lba,
+                blocks,
+                began,
+            } = ongoing;
+            match op {
+                Op::Read if ok => {
+                    let bytes = ended.data.iter().flat_map(|buf| buf.chunks_exact(BLOCK));
+                    let tags: Vec<u64> = bytes.map(tag_of).collect();
+                    assert_eq!(tags.len() as u64, blocks, "a read's buffers");
+                    checker.read_ended(lba, &tags, began, moment)?;
+                }
+                Op::Read => {}
+                Op::Flush if ok => checker.flushed(began),
+                Op::Flush => {}
+                _ => {
+                    let durable = flags.contains(Flags::FUA);
+                    checker.write_ended(ended.token, (lba, blocks), ok, durable, moment);
+                }
+            }
+        }
+        Ok(count)
+    }
+
+    /// The holder stopped.
+    pub fn orphan(&self, checker: &mut Checker) {
+        for (number, ongoing) in &self.ongoing {
+            if ongoing.op.is_write() {
+                checker.write_orphaned(*number, ongoing.lba, ongoing.blocks);
+            }
+        }
+    }
+}
+
+fn tag_of(block: &[u8]) -> u64 {
+    u64::from_le_bytes(block[..8].try_into().expect("eight bytes"))
+}

@@ -1,0 +1,366 @@
+//! What goes wrong: drawn from the seed, some of it in each run.
+
+use std::time::Duration;
+
+use nacre_bdev_replica::handle::Command;
+use nacre_bdev_replica::store::{Call, Outcome, Plan};
+use nacre_reactor::Nanos;
+use uuid::Uuid;
+
+use crate::disk::Temper;
+use crate::media::Loss;
+use crate::random::Random;
+use crate::world::World;
+
+/// Which troubles a run has, and how often. Runs with few kinds find what many would drown.
+pub struct Profile {
+    weights: Vec<(Kind, u64)>,
+    pub pause_ms: u64,
+    pub latency: Duration,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Temper,
+    Silence,
+    Vanish,
+    PowerLoss,
+    Blackout,
+    CutOff,
+    Crash,
+    TakeOver,
+    StoreOutage,
+    StoreMood,
+    Operator,
+    Close,
+}
+
+const KINDS: [Kind; 12] = [
+    Kind::Temper,
+    Kind::Silence,
+    Kind::Vanish,
+    Kind::PowerLoss,
+    Kind::Blackout,
+    Kind::CutOff,
+    Kind::Crash,
+    Kind::TakeOver,
+    Kind::StoreOutage,
+    Kind::StoreMood,
+    Kind::Operator,
+    Kind::Close,
+];
+
+impl Profile {
+    pub fn new(random: &mut Random) -> Profile {
+        let share = *random.pick(&[15, 40, 70]);
+        let mut weights: Vec<(Kind, u64)> = Vec::new();
+        for kind in KINDS {
+            if random.percent(share) {
+                weights.push((kind, random.within(1, 8)));
+            }
+        }
+        Profile {
+            weights,
+            pause_ms: *random.pick(&[20, 150, 600, 2500]),
+            latency: Duration::from_micros(*random.pick(&[5, 50, 400])),
+        }
+    }
+
+    fn draw(&self, random: &mut Random) -> Option<Kind> {
+        let sum: u64 = self.weights.iter().map(|(_, weight)| weight).sum();
+        let mut at = random.below(sum.max(1));
+        self.weights.iter().find_map(|(kind, weight)| {
+            let found = at < *weight;
+            at = at.wrapping_sub(*weight);
+            found.then_some(*kind)
+        })
+    }
+}
+
+/// What is on the agenda.
+#[derive(Debug, Clone, Copy)]
+pub enum Event {
+    /// The disk calms down.
+    Calm(usize),
+    Reappear(usize),
+    Reach(usize, u64),
+    /// The life of that number stops.
+    Crash(u64),
+    /// A holder that could not open the volume tries once more.
+    TryAgain(u64),
+    Start(Uuid),
+}
+
+/// How the store treats its callers.
+pub struct StoreMood {
+    random: Random,
+    /// Per cent of calls.
+    refuses: u64,
+    loses: u64,
+    slow: u64,
+    /// Calls until then are not answered for the holder, or for all.
+    out_until: Nanos,
+    out_for: Option<u64>,
+    pub now: Nanos,
+}
+
+impl StoreMood {
+    pub fn new(random: Random) -> StoreMood {
+        StoreMood {
+            random,
+            refuses: 0,
+            loses: 0,
+            slow: 0,
+            out_until: Nanos::ZERO,
+            out_for: None,
+            now: Nanos::ZERO,
+        }
+    }
+
+    pub fn plan(&mut self, call: &Call) -> Plan {
+        let random = &mut self.random;
+        let out = self.out_for.is_none_or(|who| who as u32 == call.client);
+        if self.now < self.out_until && out {
+            return Plan {
+                before: Duration::from_millis(random.within(1, 40)),
+                ..Plan::outcome(Outcome::Refuse)
+            };
+        }
+        let slow = |random: &mut Random| match random.percent(self.slow) {
+            true => Duration::from_millis(random.within(1, 1500)),
+            false => Duration::from_micros(random.within(1, 400)),
+        };
+        let (before, after) = (slow(random), slow(random));
+        let chance = random.below(100);
+        let outcome = if chance < self.refuses {
+            Outcome::Refuse
+        } else if chance < self.refuses + self.loses {
+            Outcome::Lose
+        } else {
+            Outcome::Do
+        };
+        Plan {
+            before,
+            outcome,
+            after,
+        }
+    }
+
+    /// All is well from now on.
+    pub fn heal(&mut self) {
+        let random = self.random.fork();
+        *self = StoreMood::new(random);
+    }
+}
+
+impl World {
+    pub(crate) fn make_trouble(&mut self) {
+        let Some(kind) = self.profile.draw(&mut self.random) else {
+            return;
+        };
+        let disk = self.random.index(self.disks.len());
+        let numbers: Vec<u64> = self.holders.iter().map(|h| h.number).collect();
+        let holder = match numbers.is_empty() {
+            true => 0,
+            false => *self.random.pick(&numbers),
+        };
+        self.tell(|| format!("trouble: {kind:?} disk{disk} holder {holder}"));
+        match kind {
+            Kind::Temper => self.change_temper(disk),
+            Kind::Silence => {
+                let ms = *self.random.pick(&[20, 200, 1500]);
+                let until = self.clock.now() + Duration::from_millis(self.random.within(1, ms));
+                self.disks[disk].fall_silent(until);
+            }
+            Kind::Vanish => {
+                self.disks[disk].disappear();
+                self.disconnected(disk);
+                self.come_back(disk);
+            }
+            Kind::PowerLoss => self.lose_power(disk),
+            Kind::Blackout => {
+                for disk in 0..self.disks.len() {
+                    if !self.random.one_in(6) {
+                        self.lose_power(disk);
+                    }
+                }
+                if self.random.one_in(2) {
+                    self.crash(holder);
+                }
+            }
+            Kind::CutOff if holder != 0 => {
+                self.disks[disk].cut_off(holder, true);
+                self.disconnected(disk);
+                let after = self.random.within(1, 4000);
+                self.schedule(Duration::from_millis(after), Event::Reach(disk, holder));
+            }
+            Kind::Crash => self.crash(holder),
+            Kind::TakeOver if self.holders.len() == 1 => {
+                let node = self.random.within(0xa0, 0xa2);
+                self.start_holder(Uuid::from_u128(u128::from(node)));
+                let life = self.random.within(100, 15_000);
+                self.schedule(Duration::from_millis(life), Event::Crash(holder));
+            }
+            Kind::StoreOutage => {
+                let until = self
+                    .random
+                    .within(1, *self.random.clone().pick(&[100, 2000, 9000]));
+                let until = self.clock.now() + Duration::from_millis(until);
+                let all = self.random.one_in(2);
+                let mut mood = self.mood.lock().expect("not poisoned");
+                mood.out_until = until;
+                mood.out_for = (!all).then_some(holder);
+            }
+            Kind::StoreMood => {
+                let values = [0, 0, 5, 30].map(|most| self.random.below(most + 1));
+                let mut mood = self.mood.lock().expect("not poisoned");
+                let random = &mut self.random;
+                mood.refuses = *random.pick(&values);
+                mood.loses = *random.pick(&values);
+                mood.slow = *random.pick(&values);
+            }
+            Kind::Operator => self.operate(holder),
+            Kind::Close => {
+                if let Some(holder) = self.holders.iter_mut().find(|h| h.number == holder)
+                    && holder.handle.is_some()
+                {
+                    // Its queues are closed before, as the caller of a close has to.
+                    let lanes = std::mem::take(&mut holder.lanes);
+                    lanes.iter().for_each(|lane| lane.orphan(&mut self.checker));
+                    drop(lanes);
+                    holder.command(Command::Close);
+                    let life = Duration::from_secs(10);
+                    let number = holder.number;
+                    self.schedule(life, Event::Crash(number));
+                }
+            }
+            Kind::CutOff | Kind::TakeOver => {}
+        }
+    }
+
+    fn change_temper(&mut self, disk: usize) {
+        let random = &mut self.random;
+        let mut chance = |most: u64| match random.one_in(2) {
+            true => random.below(most),
+            false => 0,
+        };
+        let temper = Temper {
+            read_error: chance(120),
+            write_error: chance(60),
+            retry: chance(300),
+            flush_error: chance(60),
+            hang: chance(40),
+            latency: self.profile.latency,
+        };
+        self.disks[disk].lock().temper = temper;
+        let after = Duration::from_millis(self.random.within(5, 2000));
+        self.schedule(after, Event::Calm(disk));
+    }
+
+    fn come_back(&mut self, disk: usize) {
+        let most = *self.random.pick(&[10, 300, 4000]);
+        let after = Duration::from_millis(self.random.within(1, most));
+        self.schedule(after, Event::Reappear(disk));
+    }
+
+    fn lose_power(&mut self, disk: usize) {
+        let loss = *self
+            .random
+            .pick(&[Loss::Everything, Loss::Some, Loss::Some, Loss::Nothing]);
+        self.report.power_losses += 1;
+        self.disks[disk].lose_power(loss);
+        let in_sync = self.in_sync();
+        let now = self.numbers.now();
+        self.checker.lost_power(disk, &in_sync, now);
+        self.tell(|| format!("disk{disk} lost power ({loss:?})"));
+        self.come_back(disk);
+    }
+
+    fn disconnected(&mut self, disk: usize) {
+        let in_sync = self.in_sync();
+        let now = self.numbers.now();
+        self.checker.lost_connection(disk, &in_sync, now);
+    }
+
+    fn crash(&mut self, holder: u64) {
+        if self.holders.iter().any(|h| h.number == holder) {
+            self.apply(Event::Crash(holder));
+        }
+    }
+
+    fn operate(&mut self, holder: u64) {
+        let names: Vec<String> = self.disks.iter().map(|d| d.name.clone()).collect();
+        let random = &mut self.random;
+        let member = random.pick(&names).clone();
+        let device = random.pick(&names).clone();
+        let force = None;
+        let command = match random.below(12) {
+            0 => Command::Add {
+                device,
+                force: true,
+            },
+            1 => Command::Remove { member, force },
+            2 => Command::Offline { member, force },
+            3..6 => Command::Online { member },
+            6 => Command::Replace {
+                member,
+                device,
+                force: true,
+            },
+            7 => Command::Resync {
+                member: Some(member),
+                full: random.one_in(2),
+            },
+            8 => Command::Resync {
+                member: None,
+                full: false,
+            },
+            9 => Command::Verify {
+                repair: random.one_in(2),
+            },
+            10 => Command::DevicesChanged { device },
+            _ => Command::Rename {
+                name: format!("name{}", random.below(3)),
+            },
+        };
+        if let Some(holder) = self.holders.iter_mut().find(|h| h.number == holder) {
+            holder.command(command);
+        }
+    }
+
+    pub(crate) fn apply(&mut self, event: Event) {
+        match event {
+            Event::Calm(disk) => {
+                let temper = Temper {
+                    latency: self.profile.latency,
+                    ..Temper::default()
+                };
+                self.disks[disk].lock().temper = temper;
+            }
+            Event::Reappear(disk) => {
+                self.disks[disk].reappear();
+                self.tell(|| format!("disk{disk} is back"));
+            }
+            Event::Reach(disk, holder) => self.disks[disk].cut_off(holder, false),
+            Event::Crash(number) => {
+                if !self.holders.iter().any(|h| h.number == number) {
+                    return;
+                }
+                self.report.crashes += 1;
+                self.stop_holder(number);
+                if self.holders.is_empty() {
+                    let after = *self.random.pick(&[0, 1, 50, 3000]);
+                    let node = Uuid::from_u128(u128::from(self.random.within(0xa0, 0xa2)));
+                    self.schedule(Duration::from_millis(after), Event::Start(node));
+                }
+            }
+            Event::TryAgain(number) => {
+                let id = self.id;
+                if let Some(holder) = self.holders.iter_mut().find(|h| h.number == number) {
+                    holder.open(id);
+                }
+            }
+            Event::Start(node) => self.start_holder(node),
+        }
+    }
+}

@@ -1,0 +1,577 @@
+//! The world of one run: who is there, whose turn it is, and how time passes.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use nacre_bdev::{Limits, Queue};
+use nacre_bdev_replica::handle::{NewVolume, VolumeState};
+use nacre_bdev_replica::model::{MemberState, ReadPolicy, Settings, VolumeRecord};
+use nacre_bdev_replica::store::{Call, MemoryStore, Plan};
+use nacre_reactor::{Idle, Nanos, Slept, VirtualClock};
+use uuid::Uuid;
+
+use crate::checker::Checker;
+use crate::disk::{SimDisk, Traits};
+use crate::holder::Holder;
+use crate::load::{Hot, Numbers};
+use crate::media::{BLOCK, RESERVED_BLOCKS};
+use crate::random::Random;
+use crate::trouble::{Event, Profile, StoreMood};
+
+/// Blocks of a region, and how many regions the volumes have.
+const REGION: u64 = (1 << 20) / BLOCK as u64;
+/// Rounds of one run at most: more means that it turns in circles.
+const MAX_ROUNDS: u64 = 3_000_000;
+
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Print everything that happens.
+    pub trace: bool,
+    /// I/Os of the load before all is healed.
+    pub ios: u64,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            trace: false,
+            ios: 250,
+        }
+    }
+}
+
+/// What a run did, for the sum of many.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Report {
+    pub ios: u64,
+    pub reads: u64,
+    pub writes: u64,
+    pub opens: u64,
+    pub crashes: u64,
+    pub power_losses: u64,
+    pub retired: u64,
+    pub resynced: u64,
+    pub fenced: u64,
+    pub virtual_ms: u64,
+}
+
+impl std::ops::Add for Report {
+    type Output = Report;
+
+    fn add(self, other: Report) -> Report {
+        Report {
+            ios: self.ios + other.ios,
+            reads: self.reads + other.reads,
+            writes: self.writes + other.writes,
+            opens: self.opens + other.opens,
+            crashes: self.crashes + other.crashes,
+            power_losses: self.power_losses + other.power_losses,
+            retired: self.retired + other.retired,
+            resynced: self.resynced + other.resynced,
+            fenced: self.fenced + other.fenced,
+            virtual_ms: self.virtual_ms + other.virtual_ms,
+        }
+    }
+}
+
+pub struct World {
+    pub options: Options,
+    pub random: Random,
+    pub clock: VirtualClock,
+    pub store: MemoryStore,
+    pub mood: Arc<Mutex<StoreMood>>,
+    pub disks: Vec<Arc<SimDisk>>,
+    queues: Arc<AtomicU64>,
+    pub holders: Vec<Holder>,
+    lives: u64,
+    pub id: Uuid,
+    pub checker: Checker,
+    pub numbers: Numbers,
+    hot: Hot,
+    pub profile: Profile,
+    /// What is going to happen, by time.
+    pub agenda: BTreeMap<(Nanos, u64), Event>,
+    scheduled: u64,
+    next_trouble: Nanos,
+    next_io: Nanos,
+    burst: u64,
+    /// Whether load and trouble go on.
+    pub lively: bool,
+    carried_out: u64,
+    /// The record as it was seen last.
+    pub record: VolumeRecord,
+    pub report: Report,
+    log: VecDeque<String>,
+}
+
+impl World {
+    pub fn new(seed: u64, options: Options) -> World {
+        let mut random = Random::new(seed);
+        let clock = VirtualClock::new();
+        let regions = random.within(1, 4);
+        let blocks = regions * REGION;
+        let count = *random.pick(&[1, 2, 2, 2, 3, 3, 3, 4]);
+        let disks: Vec<Arc<SimDisk>> = (0..count + 1)
+            .map(|index| {
+                let traits = traits(&mut random);
+                let size = RESERVED_BLOCKS + blocks;
+                SimDisk::new(format!("disk{index}"), size, traits, random.fork())
+            })
+            .collect();
+        let profile = Profile::new(&mut random);
+        for disk in &disks {
+            disk.lock().temper.latency = profile.latency;
+        }
+        let mood = Arc::new(Mutex::new(StoreMood::new(random.fork())));
+        let store = MemoryStore::new();
+        let queues = Arc::new(AtomicU64::new(1));
+        let node = Uuid::from_u128(0xa0);
+        let mut holder = Holder::new(1, node, &clock, &store, &disks, &queues);
+        let id = holder.create(NewVolume {
+            name: "volume".to_owned(),
+            id: Some(Uuid::from_u128(0x1234_5678)),
+            bytes: None,
+            devices: disks[..count].iter().map(|d| d.name.clone()).collect(),
+            settings: settings(&mut random, count),
+            // Looking whether new disks are empty is most of what a short run would do.
+            force: true,
+        });
+        let id = id.expect("a volume on new disks");
+        holder.open(id);
+        let record = store.records().remove(0);
+        let planned = Arc::clone(&mood);
+        let plan = move |call: &Call| -> Plan { planned.lock().expect("not poisoned").plan(call) };
+        store.plan(Some(Box::new(plan)));
+        World {
+            hot: Hot::new(&mut random, record.blocks, REGION),
+            checker: Checker::new(record.blocks),
+            next_trouble: clock.now(),
+            next_io: clock.now(),
+            options,
+            random,
+            clock,
+            carried_out: store.carried_out(),
+            store,
+            mood,
+            disks,
+            queues,
+            holders: vec![holder],
+            lives: 1,
+            id,
+            numbers: Numbers::default(),
+            profile,
+            agenda: BTreeMap::new(),
+            scheduled: 0,
+            burst: 0,
+            lively: true,
+            record,
+            report: Report::default(),
+            log: VecDeque::new(),
+        }
+    }
+
+    pub fn run(mut self) -> Result<Report, String> {
+        let outcome = self.live().and_then(|()| self.end());
+        self.report.ios = self.numbers.ios;
+        self.report.reads = self.checker.reads;
+        self.report.writes = self.checker.writes;
+        self.report.virtual_ms = self.clock.now().0 / 1_000_000;
+        match outcome {
+            Ok(()) => Ok(self.report),
+            Err(what) => {
+                let mut text = what;
+                for line in &self.log {
+                    text.push_str("\n  ");
+                    text.push_str(line);
+                }
+                Err(text)
+            }
+        }
+    }
+
+    /// Load and trouble.
+    fn live(&mut self) -> Result<(), String> {
+        let mut rounds = 0;
+        while self.numbers.ios < self.options.ios && self.clock.now() < Nanos(120_000_000_000) {
+            self.round()?;
+            rounds += 1;
+            if rounds > MAX_ROUNDS {
+                return Err("no end of it".to_owned());
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`World::round`], while somebody else waits for the answers of commands.
+    pub fn round_without_commands(&mut self) {
+        self.look_at_store();
+        self.pass_time(false);
+    }
+
+    /// Everybody has a turn, or not, in any order; then time passes.
+    pub fn round(&mut self) -> Result<(), String> {
+        let mut worked = false;
+        let mut actors: Vec<(usize, Option<usize>)> = Vec::new();
+        for (index, holder) in self.holders.iter().enumerate() {
+            actors.push((index, None));
+            actors.extend((0..holder.lanes.len()).map(|lane| (index, Some(lane))));
+        }
+        self.random.shuffle(&mut actors);
+        for (index, lane) in actors {
+            if self.random.one_in(8) {
+                worked = true;
+                continue;
+            }
+            worked |= match lane {
+                None => {
+                    let worked = self.holders[index].core.turn();
+                    self.look_at_store();
+                    worked
+                }
+                Some(lane) => self.poll(index, lane)?,
+            };
+        }
+        worked |= self.look_after_holders();
+        worked |= self.happen();
+        self.pass_time(worked);
+        Ok(())
+    }
+
+    fn poll(&mut self, holder: usize, lane: usize) -> Result<bool, String> {
+        let World {
+            holders,
+            numbers,
+            checker,
+            ..
+        } = self;
+        let lane = &mut holders[holder].lanes[lane];
+        let trace = self.options.trace;
+        let now = self.clock.now();
+        let told = |number, io: &_, status| {
+            if trace {
+                println!("{:>12} {number} {io:?}: {status:?}", now.0);
+            }
+        };
+        Ok(lane.poll(now, numbers, checker, told)? > 0)
+    }
+
+    /// What has become of openings and commands.
+    fn look_after_holders(&mut self) -> bool {
+        let mut worked = false;
+        for index in 0..self.holders.len() {
+            let holder = &mut self.holders[index];
+            let mut reconciled = false;
+            for event in holder.events.take() {
+                use nacre_bdev_replica::handle::Happened;
+                match event.what {
+                    Happened::MemberOut { .. } => self.report.retired += 1,
+                    Happened::ResyncEnded { .. } => {
+                        self.report.resynced += 1;
+                        reconciled = true;
+                    }
+                    Happened::Fenced { .. } => self.report.fenced += 1,
+                    _ => {}
+                }
+                let number = self.holders[index].number;
+                self.tell(|| format!("holder {number}: {:?}", event.what));
+            }
+            let holder = &mut self.holders[index];
+            if reconciled && !holder.reconciles() {
+                self.checker.reconciled();
+            }
+            let number = holder.number;
+            let answered = holder.answered();
+            if let Some(outcome) = holder.opened() {
+                worked = true;
+                if outcome.is_ok() {
+                    self.report.opens += 1;
+                    for _ in 0..self.random.within(1, 3) {
+                        self.holders[index].add_lane();
+                    }
+                }
+                let failed = outcome.is_err();
+                self.tell(|| format!("holder {number} opened: {outcome:?}"));
+                if failed {
+                    let wait = Duration::from_millis(self.random.within(10, 1000));
+                    self.schedule(wait, Event::TryAgain(number));
+                }
+            }
+            for (command, outcome) in answered {
+                worked = true;
+                self.tell(|| format!("holder {number} {command}: {outcome:?}"));
+                if command == "Close" && outcome.is_ok() && self.lively {
+                    self.schedule(Duration::from_millis(1), Event::Crash(number));
+                }
+            }
+        }
+        worked
+    }
+
+    /// Tells the checker what a change in the store means.
+    pub fn look_at_store(&mut self) {
+        if self.store.carried_out() == self.carried_out {
+            return;
+        }
+        self.carried_out = self.store.carried_out();
+        let Some(now) = self.store.records().into_iter().next() else {
+            return;
+        };
+        if now == self.record {
+            return;
+        }
+        let before = self.in_sync();
+        let served = self.record.serving;
+        self.record = now;
+        let after = self.in_sync();
+        for disk in 0..self.disks.len() {
+            if before.contains(&disk) && !after.contains(&disk) {
+                self.checker.unsettle();
+            }
+            if before.contains(&disk) != after.contains(&disk) {
+                self.checker.replaced(disk);
+            }
+        }
+        if self.record.serving != served {
+            let moment = self.numbers.now();
+            self.checker.serves(&after, true, moment);
+        }
+        self.tell(|| "record".to_owned());
+        if self.options.trace {
+            println!("    {:?}", self.record);
+        }
+    }
+
+    /// The disks of the members that are in sync, as the store has it.
+    pub fn in_sync(&self) -> Vec<usize> {
+        let names = self.record.in_sync().map(|member| &member.device);
+        names
+            .filter_map(|name| self.disks.iter().position(|disk| disk.name == *name))
+            .collect()
+    }
+
+    /// Load, trouble, and what the agenda has for now.
+    fn happen(&mut self) -> bool {
+        let now = self.clock.now();
+        let mut worked = false;
+        while let Some(entry) = self.agenda.first_entry()
+            && entry.key().0 <= now
+        {
+            let event = entry.remove();
+            self.apply(event);
+            worked = true;
+        }
+        if !self.lively {
+            return worked;
+        }
+        if self.next_trouble <= now {
+            let pause = self.random.within(1, 2 * self.profile.pause_ms);
+            self.next_trouble = now + Duration::from_millis(pause);
+            self.make_trouble();
+            worked = true;
+        }
+        if self.next_io <= now {
+            worked |= self.offer_io(now);
+        }
+        worked
+    }
+
+    fn offer_io(&mut self, now: Nanos) -> bool {
+        if self.burst == 0 {
+            self.burst = self.random.within(1, 24);
+            let pause = match self.random.below(4) {
+                0 => self.random.within(1_000, 600_000),
+                _ => self.random.within(20, 4000),
+            };
+            self.next_io = now + Duration::from_micros(pause);
+            return true;
+        }
+        self.burst -= 1;
+        let candidates: Vec<usize> = (0..self.holders.len())
+            .filter(|index| !self.holders[*index].lanes.is_empty())
+            .collect();
+        if candidates.is_empty() {
+            self.next_io = now + Duration::from_millis(5);
+            return false;
+        }
+        let index = *self.random.pick(&candidates);
+        let lane = self.random.index(self.holders[index].lanes.len());
+        let wish = self.hot.wish(&mut self.random);
+        let World {
+            holders,
+            numbers,
+            checker,
+            ..
+        } = self;
+        let Holder { lanes, pool, .. } = &mut holders[index];
+        if lanes[lane].is_full() || !lanes[lane].submit(wish, pool, numbers, checker) {
+            self.next_io = now + Duration::from_millis(5);
+            return false;
+        }
+        let number = self.numbers.ios;
+        if self.options.trace {
+            let holder = self.holders[index].number;
+            println!(
+                "{:>12} {number} holder {holder} lane {lane}: {wish:?}",
+                now.0
+            );
+        }
+        true
+    }
+
+    /// On to the next moment at which something can happen, or a little further while there is work.
+    fn pass_time(&mut self, worked: bool) {
+        let now = self.clock.now();
+        let next = if worked {
+            if self.random.one_in(2) {
+                return;
+            }
+            now + Duration::from_nanos(self.random.below(3000))
+        } else {
+            self.next_due()
+        };
+        self.clock.set(next.max(now));
+        self.mood.lock().expect("not poisoned").now = next;
+        self.store.advance(next);
+        self.look_at_store();
+        for disk in &self.disks {
+            disk.advance(next);
+        }
+    }
+
+    fn next_due(&mut self) -> Nanos {
+        let now = self.clock.now();
+        // Nobody waits longer than this without a reason that shows.
+        let mut next = now + Duration::from_millis(200);
+        let mut soon = |at: Option<Nanos>| next = at.map_or(next, |at| next.min(at));
+        self.disks.iter().for_each(|disk| soon(disk.next_due()));
+        soon(self.store.next_due());
+        soon(self.agenda.first_key_value().map(|((at, _), _)| *at));
+        if self.lively {
+            soon(Some(self.next_trouble));
+            soon(Some(self.next_io));
+        }
+        let busy = Some(now + Duration::from_micros(20));
+        for holder in &mut self.holders {
+            soon(match holder.core.try_sleep() {
+                Slept::Refused => busy,
+                Slept::Until(at) => at,
+            });
+            for lane in &mut holder.lanes {
+                soon(match lane.queue.arm(now) {
+                    Idle::Busy => busy,
+                    Idle::Until(at) => Some(at),
+                    Idle::Quiet => None,
+                });
+                lane.queue.disarm();
+            }
+        }
+        next.max(now + Duration::from_nanos(1))
+    }
+
+    pub fn schedule(&mut self, after: Duration, event: Event) {
+        self.scheduled += 1;
+        let at = self.clock.now() + after;
+        self.agenda.insert((at, self.scheduled), event);
+    }
+
+    /// A new life of a node, which opens the volume.
+    pub fn start_holder(&mut self, node: Uuid) {
+        self.lives += 1;
+        let mut holder = Holder::new(
+            self.lives,
+            node,
+            &self.clock,
+            &self.store,
+            &self.disks,
+            &self.queues,
+        );
+        holder.open(self.id);
+        let number = self.lives;
+        self.tell(|| format!("holder {number} starts on {node}"));
+        self.holders.push(holder);
+    }
+
+    /// It stops where it is. What its queues had under way is done, or not.
+    pub fn stop_holder(&mut self, number: u64) {
+        let Some(index) = self.holders.iter().position(|h| h.number == number) else {
+            return;
+        };
+        let mut holder = self.holders.remove(index);
+        for lane in &holder.lanes {
+            lane.orphan(&mut self.checker);
+        }
+        holder.lanes.clear();
+        self.tell(|| format!("holder {number} stops"));
+    }
+
+    pub fn tell(&mut self, what: impl FnOnce() -> String) {
+        /// Lines that a failure shows.
+        const KEPT: usize = 60;
+        let line = format!("{:>12} {}", self.clock.now().0, what());
+        if self.options.trace {
+            println!("{line}");
+        }
+        if self.log.len() == KEPT {
+            self.log.pop_front();
+        }
+        self.log.push_back(line);
+    }
+
+    /// Who could serve.
+    pub fn status(&self) -> Option<(usize, VolumeState)> {
+        let with_handle = |(index, holder): (usize, &Holder)| {
+            let handle = holder.handle.as_ref()?;
+            Some((index, handle.status().state))
+        };
+        self.holders.iter().enumerate().find_map(with_handle)
+    }
+
+    /// For messages.
+    pub fn members(&self) -> String {
+        let member = |m: &nacre_bdev_replica::model::MemberRecord| {
+            let state = match m.state {
+                MemberState::InSync => "in sync".to_owned(),
+                other => format!("{other:?}"),
+            };
+            format!("{}: {state}, {:?}", m.device, m.why)
+        };
+        let members: Vec<String> = self.record.members.iter().map(member).collect();
+        members.join("; ")
+    }
+}
+
+fn traits(random: &mut Random) -> Traits {
+    let cached = random.percent(80);
+    Traits {
+        limits: Limits {
+            max_blocks: *random.pick(&[32, 128, u32::MAX]),
+            max_unmap_blocks: *random.pick(&[64, u64::MAX]),
+            volatile_cache: cached,
+            unmap_zeroes: random.one_in(2),
+            ..Limits::unlimited(*random.pick(&[8, 32, 128]))
+        },
+        native_fua: random.one_in(2),
+        unmaps: random.percent(70),
+        writes_zeroes: random.percent(70),
+        local: random.one_in(2),
+    }
+}
+
+fn settings(random: &mut Random, count: usize) -> Settings {
+    Settings {
+        read_policy: *random.pick(&[
+            ReadPolicy::LocalFirst,
+            ReadPolicy::LeastOutstanding,
+            ReadPolicy::RoundRobin,
+        ]),
+        min_in_sync: if count > 1 && random.one_in(8) { 2 } else { 1 },
+        deadline_ms: random.within(100, 500),
+        frozen_hold_ms: random.within(100, 3000),
+        read_errors: random.within(2, 16) as u32,
+        resync_bytes_per_s: if random.one_in(4) { 16 << 20 } else { 0 },
+        settle_ms: random.within(5, 50),
+        ..Settings::default()
+    }
+}

@@ -1,0 +1,63 @@
+//! Goal: no fault, crash or second holder makes a volume lose an acknowledged write, show two answers to one
+//! question, leave members different, or fail to heal. Method: many short runs of the simulator, each decided
+//! by its seed, on as many threads as there are cores.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use nacre_bdev_replica_sim::{Options, Report, replay, run};
+
+const FIRST: u64 = 1;
+const RUNS: u64 = 1000;
+
+#[test]
+fn many_short_runs() {
+    let next = AtomicU64::new(FIRST);
+    let threads = std::thread::available_parallelism().map_or(2, |n| n.get().min(8));
+    let work = || {
+        let (mut sum, mut failed) = (Report::default(), Vec::new());
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= FIRST + RUNS {
+                return (sum, failed);
+            }
+            match run(seed, &Options::default()) {
+                Ok(report) => sum = sum + report,
+                Err(what) => failed.push(format!("seed {seed}: {what}\nagain: {}", replay(seed))),
+            }
+        }
+    };
+    let (mut sum, mut failed) = (Report::default(), Vec::new());
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        for worker in workers {
+            let (report, found) = worker.join().expect("a run catches its panics");
+            sum = sum + report;
+            failed.extend(found);
+        }
+    });
+    assert!(failed.is_empty(), "{}", failed.join("\n\n"));
+    // A simulator to which nothing happens finds nothing.
+    let enough = [
+        ("reads", sum.reads, 40 * RUNS),
+        ("acknowledged writes", sum.writes, 40 * RUNS),
+        ("openings", sum.opens, RUNS),
+        ("crashes", sum.crashes, RUNS),
+        ("lost caches", sum.power_losses, RUNS),
+        ("members out", sum.retired, RUNS / 4),
+        ("members copied", sum.resynced, RUNS),
+        ("fenced holders", sum.fenced, RUNS / 20),
+    ];
+    for (what, found, least) in enough {
+        assert!(found >= least, "only {found} {what} in {RUNS} runs");
+    }
+}
+
+/// A seed is a run: told again it is the same one, to the last event.
+#[test]
+fn a_seed_is_a_run() {
+    for seed in [3, 17, 41] {
+        let report = |_| run(seed, &Options::default()).map(|report| format!("{report:?}"));
+        let [first, second] = [0, 1].map(report);
+        assert_eq!(first, second, "seed {seed}");
+    }
+}
