@@ -42,6 +42,8 @@ use crate::store::{Record, Store};
 const DEFAULT_MEMORY: u64 = 64 << 20;
 /// How long hosts may take to be disconnected.
 const HOST_PATIENCE: Duration = Duration::from_secs(5);
+/// How long hosts wait at most for volumes to be opened.
+const VOLUME_PATIENCE: Duration = Duration::from_secs(10);
 /// How long the drain may take before the process ends anyway.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(30);
 
@@ -169,7 +171,7 @@ async fn live(engine: &Rc<Engine>, options: &ServeOptions, socket: &Path) -> any
     engine.reached(Phase::Runtime).await;
     hold(engine, true);
     carry_out(engine, after, options).await?;
-    hold(engine, false);
+    release(engine);
     info!(
         pid = std::process::id(),
         socket = %socket.display(),
@@ -184,9 +186,26 @@ async fn live(engine: &Rc<Engine>, options: &ServeOptions, socket: &Path) -> any
 
 /// Lets hosts wait while what they connect to is being made; see [`nacre_nvmf::target::Target::hold`].
 fn hold(engine: &Engine, held: bool) {
+    engine.holds.set(engine.holds.get() + u64::from(held));
     if let Ok(plane) = engine.plane() {
         plane.target.hold(held);
     }
+}
+
+/// Lets hosts in: at once, or as soon as every volume was tried to be opened, which is waited for so long
+/// and no longer. A host that found its namespace missing would take it for gone.
+fn release(engine: &Rc<Engine>) {
+    let (engine, holds) = (Rc::clone(engine), engine.holds.get());
+    tokio::task::spawn_local(async move {
+        let tried = crate::volumes::settled(&engine);
+        if tokio::time::timeout(VOLUME_PATIENCE, tried).await.is_err() {
+            warn!("hosts are let in although volumes are still being opened");
+        }
+        // Unless they were held again since.
+        if engine.holds.get() == holds {
+            hold(&engine, false);
+        }
+    });
 }
 
 /// Makes the data plane, then everything that is configured. Called once.
@@ -201,6 +220,7 @@ pub async fn init(engine: &Rc<Engine>) -> anyhow::Result<()> {
     tokio::task::spawn_local(crate::methods::bdev::follow(Rc::clone(engine), events));
     tokio::task::spawn_local(crate::methods::nvmf::keep_reservations(Rc::clone(engine)));
     tokio::task::spawn_local(crate::remotes::follow(Rc::clone(engine)));
+    crate::volumes::begin(engine).await?;
     let found = engine
         .journal
         .load()
@@ -226,7 +246,8 @@ pub async fn init(engine: &Rc<Engine>) -> anyhow::Result<()> {
     for record in later {
         engine.replay(&record).await;
     }
-    hold(engine, false);
+    crate::volumes::open_all(engine);
+    release(engine);
     engine.set_phase(Phase::Runtime);
     Ok(())
 }
@@ -317,17 +338,21 @@ fn iobuf_classes(
 
 /// Takes down what [`init`] made.
 pub async fn fini(engine: &Rc<Engine>) {
-    if let Some(plane) = engine.set_plane(None) {
-        engine.devices.clear();
-        if !plane.disconnect_hosts(HOST_PATIENCE).await {
-            warn!("hosts were still connected when the reactors ended");
-        }
-        engine.remotes.close().await;
-        if !plane.stop(HOST_PATIENCE).await {
-            warn!("the reactors did not end in time");
-        }
-        engine.rdma.close();
+    let Ok(plane) = engine.plane() else { return };
+    if !plane.disconnect_hosts(HOST_PATIENCE).await {
+        warn!("hosts were still connected when the reactors ended");
     }
+    // What the controls of volumes still have to write needs everything else.
+    crate::volumes::close_all(engine, &plane).await;
+    engine.set_plane(None);
+    engine.devices.clear();
+    engine.remotes.close().await;
+    if !plane.stop(HOST_PATIENCE).await {
+        warn!("the reactors did not end in time");
+    }
+    engine.rdma.close();
+    drop(plane);
+    crate::volumes::end(engine);
 }
 
 /// Tries again what could not be restored.

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use serde_json::value::RawValue;
-use tokio::sync::{RwLock, watch};
+use tokio::sync::{Mutex, RwLock, watch};
 use tracing::{debug, warn};
 
 use crate::config::Settings;
@@ -25,6 +25,7 @@ use crate::rpc::method::CallFuture;
 use crate::rpc::server::Dispatch;
 use crate::rpc::{Effect, Registry, RpcError};
 use crate::store::Record;
+use crate::volumes::Volumes;
 
 /// As which program the daemon was started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,12 +63,17 @@ pub struct Engine {
     pub remotes: Remotes,
     /// Reservations on their way to the store.
     pub keeping: Keeping,
+    pub volumes: Volumes,
     /// Made by `init`, gone after `fini`.
     plane: RefCell<Option<Rc<Plane>>>,
     phase: watch::Sender<Phase>,
     stop: watch::Sender<bool>,
     /// Changes take it exclusively, reads wait for the changes before them (it is fair).
     gate: RwLock<()>,
+    /// Objects are made again one at a time: nobody makes one that somebody else has just made.
+    replaying: Mutex<()>,
+    /// How often hosts were made to wait.
+    pub holds: Cell<u64>,
     calls: Cell<u64>,
     refused: Cell<u64>,
 }
@@ -94,10 +100,13 @@ impl Engine {
             rdma: Rdma::default(),
             remotes: Remotes::default(),
             keeping: Keeping::default(),
+            volumes: Volumes::default(),
             plane: RefCell::default(),
             phase: watch::channel(Phase::Startup).0,
             stop: watch::channel(false).0,
             gate: RwLock::new(()),
+            replaying: Mutex::new(()),
+            holds: Cell::new(0),
             calls: Cell::new(0),
             refused: Cell::new(0),
         }
@@ -272,11 +281,14 @@ impl Engine {
 
     /// Makes one stored object again. Runs outside the gate of its caller.
     pub async fn replay(self: &Rc<Self>, record: &Record) {
+        use crate::journal::Standing;
+        let _one = self.replaying.lock().await;
         // Looked at before the call, which makes a record live when it succeeds.
-        let again = matches!(
-            self.journal.find(&record.key).map(|e| e.standing),
-            Some(crate::journal::Standing::Failed { .. })
-        );
+        let again = match self.journal.find(&record.key).map(|e| e.standing) {
+            Some(Standing::Live) => return,
+            None | Some(Standing::Waiting) => false,
+            Some(Standing::Failed { .. }) => true,
+        };
         let outcome = match serde_json::value::to_raw_value(&record.params) {
             Ok(params) => self.own_call(&record.method, Some(&params)).await.map(drop),
             Err(error) => Err(RpcError::internal(error.to_string())),

@@ -43,3 +43,4 @@ pub mod rdma;
 pub mod remotes;
 pub mod rpc;
 pub mod store;
+pub mod volumes;

@@ -1,34 +1,126 @@
-//! Events worth telling: a ring that `notify_get_notifications` reads, as SPDK's.
+//! Events worth telling: a ring that `notify_get_notifications` reads, as SPDK's, and `events_get` and
+//! `events_subscribe`, which tell more of each.
+//!
+//! What can happen many times a second (a link that flaps, a device with bad blocks) is told a few
+//! times a second: the next event of its kind says how many were left out.
 
-use std::cell::RefCell;
-use std::collections::VecDeque;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant, SystemTime};
 
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tokio::sync::Notify;
 
 /// Events kept; older ones are forgotten. As SPDK.
 pub const KEPT: usize = 1024;
 
+/// Of one kind about one thing, within [`BURST_TIME`]: more are counted only.
+const BURST: u32 = 8;
+const BURST_TIME: Duration = Duration::from_secs(1);
+
+/// What an event is about, to choose by.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Category {
+    /// Block devices.
+    Device,
+    /// Subsystems, namespaces and listeners.
+    Target,
+    /// Links, and which transport is used.
+    Transport,
+    /// Replicated volumes as a whole.
+    Volume,
+    /// Their replicas.
+    Replica,
+    /// What is configured, and whether it could be restored.
+    State,
+}
+
+impl Category {
+    pub const ALL: [Category; 6] = [
+        Category::Device,
+        Category::Target,
+        Category::Transport,
+        Category::Volume,
+        Category::Replica,
+        Category::State,
+    ];
+
+    pub fn word(self) -> &'static str {
+        match self {
+            Category::Device => "device",
+            Category::Target => "target",
+            Category::Transport => "transport",
+            Category::Volume => "volume",
+            Category::Replica => "replica",
+            Category::State => "state",
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Severity {
+    Info,
+    /// Something is worse than it should be.
+    Warning,
+    /// Hosts notice.
+    Error,
+}
+
+use Category as C;
+use Severity as S;
+
 /// Every type of event there is.
-pub const TYPES: [&str; 16] = [
-    "bdev_register",
-    "bdev_unregister",
-    "bdev_resize",
-    "nvmf_subsystem_add",
-    "nvmf_subsystem_remove",
-    "nvmf_namespace_change",
-    "nvmf_listener_change",
-    "nvmf_ana_change",
-    "remote_connected",
-    "remote_failed",
-    "remote_lost",
-    "remote_refused",
-    "transport_downgraded",
-    "transport_restored",
-    "state_restore_failed",
-    "state_restored",
+pub const TYPES: [(&str, Category, Severity); 41] = [
+    ("bdev_register", C::Device, S::Info),
+    ("bdev_unregister", C::Device, S::Info),
+    ("bdev_resize", C::Device, S::Info),
+    ("nvmf_subsystem_add", C::Target, S::Info),
+    ("nvmf_subsystem_remove", C::Target, S::Info),
+    ("nvmf_namespace_change", C::Target, S::Info),
+    ("nvmf_listener_change", C::Target, S::Info),
+    ("nvmf_ana_change", C::Target, S::Info),
+    ("remote_connected", C::Transport, S::Info),
+    ("remote_failed", C::Transport, S::Error),
+    ("remote_lost", C::Transport, S::Warning),
+    ("remote_refused", C::Transport, S::Warning),
+    ("transport_downgraded", C::Transport, S::Warning),
+    ("transport_restored", C::Transport, S::Info),
+    ("state_restore_failed", C::State, S::Warning),
+    ("state_restored", C::State, S::Info),
+    ("volume_create", C::Volume, S::Info),
+    ("volume_delete", C::Volume, S::Info),
+    ("volume_open", C::Volume, S::Info),
+    ("volume_open_failed", C::Volume, S::Error),
+    ("volume_close", C::Volume, S::Info),
+    ("volume_frozen", C::Volume, S::Error),
+    ("volume_thaw", C::Volume, S::Info),
+    ("volume_fenced", C::Volume, S::Error),
+    ("volume_store_lost", C::Volume, S::Error),
+    ("volume_store_back", C::Volume, S::Info),
+    ("volume_verify_start", C::Volume, S::Info),
+    ("volume_verify_end", C::Volume, S::Info),
+    ("volume_differences", C::Volume, S::Error),
+    ("volume_grow", C::Volume, S::Info),
+    ("volume_rename", C::Volume, S::Info),
+    ("volume_publish", C::Volume, S::Info),
+    ("volume_unpublish", C::Volume, S::Info),
+    ("replica_out", C::Replica, S::Warning),
+    ("replica_resync_start", C::Replica, S::Info),
+    ("replica_resync_end", C::Replica, S::Info),
+    ("replica_resync_stop", C::Replica, S::Warning),
+    ("replica_source_change", C::Replica, S::Warning),
+    ("replica_add", C::Replica, S::Info),
+    ("replica_remove", C::Replica, S::Info),
+    ("replica_read_repair", C::Replica, S::Warning),
 ];
 
+/// An event as SPDK tells it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Event {
     #[serde(rename = "type")]
@@ -39,40 +131,157 @@ pub struct Event {
     pub id: u64,
 }
 
+/// An event with all that is known of it.
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+pub struct Told {
+    /// Counts up from 0 over the daemon's life.
+    pub id: u64,
+    /// RFC 3339, in UTC.
+    pub time: String,
+    pub category: Category,
+    pub severity: Severity,
+    #[serde(rename = "type")]
+    pub kind: &'static str,
+    /// What it happened to, usually a name.
+    pub ctx: String,
+    /// For people.
+    pub text: String,
+    /// What else is known, by name.
+    #[serde(skip_serializing_if = "Value::is_null")]
+    pub facts: Value,
+    /// Like ones that were left out just before, because there were too many.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub left_out: u64,
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
+}
+
 #[derive(Debug, Default)]
 pub struct Notifications {
-    ring: RefCell<VecDeque<Event>>,
-    next: std::cell::Cell<u64>,
+    ring: RefCell<VecDeque<Told>>,
+    next: Cell<u64>,
+    bursts: RefCell<BTreeMap<(&'static str, String), Burst>>,
+    more: Notify,
+}
+
+#[derive(Debug)]
+struct Burst {
+    since: Instant,
+    told: u32,
+    left_out: u64,
 }
 
 impl Notifications {
+    /// An event that its type and its subject say all of.
+    ///
     /// # Panics
     /// When `kind` is not one of [`TYPES`]: clients learn the types from there.
     pub fn send(&self, kind: &'static str, ctx: impl Into<String>) {
-        assert!(TYPES.contains(&kind), "unknown event type {kind}");
+        let ctx = ctx.into();
+        let text = format!("{}: {ctx}", kind.replace('_', " "));
+        self.tell(kind, ctx, text, Value::Null);
+    }
+
+    /// # Panics
+    /// As [`Notifications::send`].
+    pub fn tell(&self, kind: &'static str, ctx: String, text: String, facts: Value) {
+        let known = TYPES.iter().find(|(name, ..)| *name == kind);
+        let (kind, category, severity) =
+            *known.unwrap_or_else(|| panic!("unknown event type {kind}"));
+        let bursts_come = matches!(category, Category::Transport | Category::Replica);
+        let left_out = match bursts_come {
+            true => match self.admit(kind, &ctx, Instant::now()) {
+                Some(left_out) => left_out,
+                None => return,
+            },
+            false => 0,
+        };
         let mut ring = self.ring.borrow_mut();
         if ring.len() == KEPT {
             ring.pop_front();
         }
         let id = self.next.get();
         self.next.set(id + 1);
-        ring.push_back(Event {
-            kind: kind.into(),
-            ctx: ctx.into(),
+        ring.push_back(Told {
             id,
+            time: humantime::format_rfc3339_millis(SystemTime::now()).to_string(),
+            category,
+            severity,
+            kind,
+            ctx,
+            text,
+            facts,
+            left_out,
         });
+        drop(ring);
+        self.more.notify_waiters();
+    }
+
+    /// How many were left out before this one, if this one is told.
+    fn admit(&self, kind: &'static str, ctx: &str, now: Instant) -> Option<u64> {
+        let mut bursts = self.bursts.borrow_mut();
+        // What has been quiet is forgotten, so that there are not more than the last second had.
+        bursts
+            .retain(|_, burst| burst.left_out > 0 || now.duration_since(burst.since) < BURST_TIME);
+        if bursts.len() >= KEPT {
+            bursts.clear();
+        }
+        let burst = bursts
+            .entry((kind, ctx.to_owned()))
+            .or_insert_with(|| Burst {
+                since: now,
+                told: 0,
+                left_out: 0,
+            });
+        if now.duration_since(burst.since) >= BURST_TIME {
+            (burst.since, burst.told) = (now, 0);
+        }
+        if burst.told >= BURST {
+            burst.left_out += 1;
+            return None;
+        }
+        burst.told += 1;
+        Some(std::mem::take(&mut burst.left_out))
     }
 
     /// At most `max` events from `from` on, oldest first.
     pub fn since(&self, from: u64, max: u64) -> Vec<Event> {
         let max = usize::try_from(max).unwrap_or(usize::MAX);
-        self.ring
-            .borrow()
-            .iter()
+        let ring = self.ring.borrow();
+        let event = |told: &Told| Event {
+            kind: told.kind.to_owned(),
+            ctx: told.ctx.clone(),
+            id: told.id,
+        };
+        ring.iter()
             .filter(|e| e.id >= from)
             .take(max)
-            .cloned()
+            .map(event)
             .collect()
+    }
+
+    /// At most `max` events from `from` on that `wanted` wants, oldest first.
+    pub fn told(&self, from: u64, max: usize, wanted: impl Fn(&Told) -> bool) -> Vec<Told> {
+        let ring = self.ring.borrow();
+        let ours = ring.iter().filter(|e| e.id >= from && wanted(e));
+        ours.take(max).cloned().collect()
+    }
+
+    /// The id of the next event.
+    pub fn next(&self) -> u64 {
+        self.next.get()
+    }
+
+    /// The oldest id that is still there, or will be.
+    pub fn oldest(&self) -> u64 {
+        self.ring.borrow().front().map_or(self.next.get(), |e| e.id)
+    }
+
+    /// Resolves with the next event. It counts from the call, not from the first poll.
+    pub fn more(&self) -> impl Future<Output = ()> + '_ {
+        self.more.notified()
     }
 }
 
@@ -88,8 +297,37 @@ mod tests {
         }
         let all = notes.since(0, u64::MAX);
         assert_eq!((all.len(), all[0].id), (KEPT, 3));
+        assert_eq!((notes.oldest(), notes.next()), (3, KEPT as u64 + 3));
         let some = notes.since(KEPT as u64, 2);
         assert_eq!(some.iter().map(|e| e.id).collect::<Vec<_>>(), [1024, 1025]);
         assert!(notes.since(u64::MAX, 5).is_empty());
+    }
+
+    /// A burst is told of in part, and how large it was is said; another subject is not held back.
+    #[test]
+    fn bursts_are_cut_and_counted() {
+        let notes = Notifications::default();
+        let start = Instant::now();
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        let told = |ctx: &str, ms: u64| notes.admit("replica_read_repair", ctx, at(ms));
+        let first: Vec<_> = (0..12).map(|_| told("v", 0)).collect();
+        assert_eq!(first.iter().filter(|t| t.is_some()).count(), BURST as usize);
+        assert_eq!(told("w", 1), Some(0));
+        assert_eq!(told("v", 999), None);
+        assert_eq!(told("v", 1000), Some(5));
+        assert_eq!(told("v", 1001), Some(0));
+        told("x", 10_000);
+        assert_eq!(notes.bursts.borrow().len(), 1, "the others are over");
+    }
+
+    #[test]
+    fn types_are_named_once_and_categories_as_they_are_written() {
+        let mut names: Vec<&str> = TYPES.iter().map(|(name, ..)| *name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), TYPES.len());
+        for category in Category::ALL {
+            assert_eq!(serde_json::json!(category), category.word());
+        }
     }
 }

@@ -106,6 +106,11 @@ pub fn admin_pool() -> Option<Pool> {
     POOLS.with_borrow(|pools| pools.as_ref().map(|pools| pools.admin.clone()))
 }
 
+/// The I/O buffers of the reactor that calls; `None` on other threads.
+pub fn pool_here() -> Option<Pool> {
+    POOLS.with_borrow(|pools| pools.as_ref().map(|p| p.io.clone()))
+}
+
 impl Plane {
     pub fn start(config: PlaneConfig) -> Result<Plane, PlaneError> {
         let cores: Vec<Option<usize>> = match config.cores.is_empty() {
@@ -260,15 +265,13 @@ impl Plane {
     pub async fn disconnect_hosts(&self, patience: Duration) -> bool {
         self.target.stop();
         let deadline = tokio::time::Instant::now() + patience;
-        let mut clean = true;
         while self.target.controller_count() > 0 {
             if tokio::time::Instant::now() >= deadline {
-                clean = false;
-                break;
+                return false;
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        clean
+        true
     }
 
     /// Ends the reactors. Answers whether they ended in time.

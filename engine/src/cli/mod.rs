@@ -9,6 +9,7 @@ mod config;
 mod connect;
 mod discover;
 mod doctor;
+mod events;
 mod host;
 mod hugepages;
 mod identify;
@@ -27,6 +28,7 @@ pub mod size;
 mod state;
 mod subsystem;
 mod top;
+mod volume;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -59,6 +61,8 @@ enum Command {
     Rpc(rpc::RpcArgs),
     /// Block devices
     Bdev(bdev::BdevArgs),
+    /// Replicated volumes
+    Volume(volume::VolumeArgs),
     /// Subsystems: what hosts connect to
     Subsystem(subsystem::SubsystemArgs),
     /// Listeners: where subsystems are reached
@@ -67,6 +71,8 @@ enum Command {
     Host(host::HostArgs),
     /// Watch the daemon at work
     Top(top::TopArgs),
+    /// Show what happened, and follow what happens
+    Events(events::EventsArgs),
     /// Show what a part of the daemon has done so far
     #[command(visible_alias = "INFO")]
     Info(info::InfoArgs),
@@ -192,10 +198,12 @@ fn run(args: Vec<OsString>) -> Result<(), Failure> {
         Command::Serve(args) => serve::run(*args, Personality::Nacre),
         Command::Rpc(args) => rpc::run(args),
         Command::Bdev(args) => bdev::run(args),
+        Command::Volume(args) => volume::run(args),
         Command::Subsystem(args) => subsystem::run(args),
         Command::Listener(args) => listener::run(args),
         Command::Host(args) => host::run(args),
         Command::Top(args) => top::run(args),
+        Command::Events(args) => events::run(args),
         Command::Info(args) => info::run(args),
         Command::Hugepages(args) => hugepages::run(args),
         Command::Doctor(args) => doctor::run(args),

@@ -9,8 +9,8 @@
 //!                                                      RPC, metric, event, log
 //! ```
 //!
-//! Only subsystems of the file are served on the file's listeners; those configured by RPC listen
-//! where RPC says. Everything here runs on the management thread; reading the machine, which may
+//! Subsystems of the file are served on the file's listeners, and so are volumes that were published
+//! without saying where; those configured by RPC listen where RPC says. Everything here runs on the management thread; reading the machine, which may
 //! block, does not.
 
 pub mod plan;
@@ -25,6 +25,7 @@ use std::time::Duration;
 
 use nacre_rdma_link::GidKind;
 use serde_json::{Value, json};
+use tokio::sync::Mutex;
 use tracing::{debug, info, warn};
 
 use self::plan::{Lack, Path, Plan, Unmatched, plan};
@@ -33,6 +34,7 @@ use self::watch::Watch;
 use crate::config::listener::{Listener, RdmaWish, Transport};
 use crate::config::{ConfigError, Problem, Settings};
 use crate::engine::Engine;
+use crate::methods::volume::Published;
 use crate::rdma::Verbs;
 use crate::rpc::RpcError;
 
@@ -93,6 +95,8 @@ pub struct Listeners {
     unmatched: RefCell<Vec<Unmatched>>,
     /// Times that the machine was looked at.
     looks: Cell<u64>,
+    /// One at a time makes it so.
+    making: Mutex<()>,
 }
 
 impl Listeners {
@@ -140,10 +144,26 @@ impl Listeners {
         })
     }
 
+    /// Looks at once: what is to be served has changed.
+    pub async fn look_again(&self, on: &Rc<Engine>) {
+        if self.declared.borrow().is_empty() {
+            return;
+        }
+        let plan = self.look(on).await;
+        self.reconcile(on, plan).await;
+    }
+
     /// Makes what is there what is planned.
     async fn reconcile(&self, on: &Rc<Engine>, plan: Plan) {
-        let by_rpc = crate::declared::subsystems_of_rpc(on);
-        let wanted = self.wanted(on, &plan, &by_rpc);
+        let _one = self.making.lock().await;
+        let published = crate::methods::volume::published(on);
+        let mut by_rpc = crate::declared::subsystems_of_rpc(on);
+        // Volumes that are to be served wherever the file says.
+        for volume in published.iter().filter(|p| p.on_declared) {
+            by_rpc.remove(&volume.nqn);
+        }
+        let mut wanted = self.wanted(on, &plan, &by_rpc);
+        wanted.extend(self.wanted_of_volumes(&plan, &published));
         let gone: Vec<Place> = {
             let served = self.served.borrow();
             let stale = served
@@ -217,6 +237,24 @@ impl Listeners {
                 let listener = declared.iter().find(|l| l.name == path.listener);
                 let params = call(&subsystem.nqn, subsystem.ana_reporting, path, listener);
                 wanted.insert(place(&subsystem.nqn, path), params);
+            }
+        }
+        wanted
+    }
+
+    /// As [`Listeners::wanted`], for published volumes: on every listener, and withheld from those whose
+    /// transport the volume's policy does not admit.
+    fn wanted_of_volumes(&self, plan: &Plan, published: &[Published]) -> BTreeMap<Place, Value> {
+        let declared = self.declared.borrow();
+        let mut wanted = BTreeMap::new();
+        for volume in published.iter().filter(|p| p.on_declared) {
+            for path in plan.paths.iter().filter(|p| p.verdict.is_ok()) {
+                let listener = declared.iter().find(|l| l.name == path.listener);
+                let mut params = call(&volume.nqn, false, path, listener);
+                if !volume.admits(path.transport.trtype()) {
+                    params["withheld"] = true.into();
+                }
+                wanted.insert(place(&volume.nqn, path), params);
             }
         }
         wanted

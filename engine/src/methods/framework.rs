@@ -268,7 +268,25 @@ pub fn config_of(engine: &Engine, subsystem: &str) -> Option<Vec<Value>> {
             let mut calls = vec![call("bdev_set_options", json!(options.bdev))];
             calls.extend(made("nvme/options"));
             calls.extend(made("nvme/ctrlr/"));
-            calls.extend(made("bdev/"));
+            calls.extend(made("volume/raid_options"));
+            // What stands on a volume comes after it, the rest before.
+            let mut on_volumes = volume_names(engine);
+            let (above, below): (Vec<Value>, Vec<Value>) =
+                made("bdev/").into_iter().partition(|call| {
+                    let stands = ["/params/base_bdev_name", "/params/base_name"]
+                        .iter()
+                        .filter_map(|at| call.pointer(at)?.as_str())
+                        .any(|base| on_volumes.iter().any(|name| name == base));
+                    if stands && let Some(name) = call["params"]["name"].as_str() {
+                        on_volumes.push(name.to_owned());
+                        // An error device is called after the one below it.
+                        on_volumes.push(format!("EE_{name}"));
+                    }
+                    stands
+                });
+            calls.extend(below);
+            calls.extend(super::volume::config(engine));
+            calls.extend(above);
             calls.extend(made("qos/"));
             calls.push(json!({ "method": "bdev_wait_for_examine" }));
             Some(calls)
@@ -276,6 +294,15 @@ pub fn config_of(engine: &Engine, subsystem: &str) -> Option<Vec<Value>> {
         "nvmf" => Some(super::nvmf::config(engine)),
         _ => None,
     }
+}
+
+fn volume_names(engine: &Engine) -> Vec<String> {
+    let all = engine.volumes.list();
+    let names = |v: &crate::volumes::Listed| {
+        let bdev = v.bdev().map(str::to_owned);
+        [v.name(), v.id().to_string()].into_iter().chain(bdev)
+    };
+    all.iter().flat_map(names).collect()
 }
 
 /// The whole configuration in SPDK's file format.

@@ -3,6 +3,7 @@
 pub mod accel;
 pub mod bdev;
 pub mod doctor;
+pub mod events;
 pub mod framework;
 pub mod log;
 pub mod metrics;
@@ -16,6 +17,7 @@ pub mod scheduler;
 pub mod sock;
 pub mod spdk;
 pub mod state;
+pub mod volume;
 
 use crate::engine::Engine;
 use crate::rpc::Registry;
@@ -26,6 +28,7 @@ pub fn all() -> Registry<Engine> {
     accel::register(&mut registry);
     bdev::register(&mut registry);
     doctor::register(&mut registry);
+    events::register(&mut registry);
     framework::register(&mut registry);
     reactor::register(&mut registry);
     log::register(&mut registry);
@@ -37,6 +40,7 @@ pub fn all() -> Registry<Engine> {
     sock::register(&mut registry);
     rdma::register(&mut registry);
     state::register(&mut registry);
+    volume::register(&mut registry);
     registry
 }
 

@@ -22,7 +22,7 @@ impl Method<Engine> for GetTypes {
     type Reply = Vec<&'static str>;
 
     async fn apply(_: NoParams, _: Rc<Engine>) -> Result<Vec<&'static str>, RpcError> {
-        Ok(TYPES.to_vec())
+        Ok(TYPES.iter().map(|(name, ..)| *name).collect())
     }
 }
 

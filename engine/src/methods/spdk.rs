@@ -22,7 +22,7 @@ pub const NOT_OFFERED: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "A namespace is one whole block device: there are no volumes and no redundancy yet.",
+        "A namespace is one whole block device or replicated volume: nothing is cut into pieces.",
         &[
             "bdev_lvol_check_shallow_copy",
             "bdev_lvol_clone",
@@ -43,12 +43,6 @@ pub const NOT_OFFERED: &[(&str, &[&str])] = &[
             "bdev_lvol_set_read_only",
             "bdev_lvol_snapshot",
             "bdev_lvol_start_shallow_copy",
-            "bdev_raid_add_base_bdev",
-            "bdev_raid_create",
-            "bdev_raid_delete",
-            "bdev_raid_get_bdevs",
-            "bdev_raid_remove_base_bdev",
-            "bdev_raid_set_options",
             "bdev_split_create",
             "bdev_split_delete",
         ],

@@ -15,6 +15,7 @@ pub mod process;
 pub mod rdma;
 pub mod reactors;
 pub mod remotes;
+pub mod volumes;
 
 use std::fmt::Write;
 use std::rc::Rc;
@@ -106,6 +107,7 @@ pub fn sources() -> Vec<Box<dyn MetricsSource>> {
         Box::new(listeners::Listeners),
         Box::new(reactors::Reactors),
         Box::new(devices::Devices),
+        Box::new(volumes::Volumes),
         Box::new(nvmf::Nvmf),
         Box::new(rdma::Rdma),
         Box::new(remotes::Remotes),

@@ -11,6 +11,7 @@
 //! when they are there.
 
 mod plan;
+mod uri;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -30,6 +31,7 @@ use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 
 pub use plan::{Plan, PlanError, Transport, Wanted, resolve};
+pub use uri::{attach_params, default_name};
 
 /// How long controllers may take to be shut down in order.
 const PATIENCE: Duration = Duration::from_secs(2);

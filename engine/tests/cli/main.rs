@@ -9,3 +9,4 @@ mod rdma;
 mod real;
 mod target;
 mod top;
+mod volume;

@@ -235,6 +235,37 @@ fn an_operators_day() {
     assert_eq!(perf.wait().unwrap().code(), Some(1));
     daemon.nacre("bdev inject EE_Malloc0 clear").printed();
 
+    // A volume, of files.
+    for n in 0..2 {
+        let image = daemon.path().join(format!("replica{n}.img"));
+        name(&format!("file replica{n} {} --size 4MiB", image.display()));
+    }
+    assert_eq!(
+        daemon
+            .nacre("volume create vol0 replica0 replica1")
+            .printed(),
+        "vol0\n"
+    );
+    daemon.nacre("volume resync vol0 --wait").printed();
+    let listed = daemon.nacre("volume list").printed();
+    assert_eq!(
+        cells(&listed)[0][..5],
+        ["vol0", "healthy", "3.0", "MiB", "2/2"]
+    );
+    daemon.nacre("volume verify vol0 --wait").printed();
+    daemon.nacre("volume offline vol0 replica1").printed();
+    let shown = daemon.nacre("volume show vol0").printed();
+    assert!(shown.contains("replica1 is out: "), "{shown}");
+    let kept = daemon
+        .nacre("volume remove-replica vol0 replica0")
+        .failed(4);
+    assert!(kept.contains("force: "), "{kept}");
+    daemon.nacre("volume online vol0 replica1 --wait").printed();
+    let told = daemon.nacre("events --category replica").printed();
+    assert!(told.contains("is in sync"), "{told}");
+    daemon.nacre("bdev delete vol0").printed();
+    daemon.nacre("bdev delete replica0 replica1").printed();
+
     // And all of it goes again, what stands on a device with it.
     daemon
         .nacre(&format!("listener remove {NQN} {free}"))

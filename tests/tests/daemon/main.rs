@@ -12,3 +12,4 @@ mod network;
 mod raw;
 mod remote;
 mod reservations;
+mod volumes;

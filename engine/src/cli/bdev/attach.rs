@@ -1,8 +1,8 @@
 //! `nacre bdev attach`: a namespace of another target, by its URI.
 
 use clap::Args;
-use nacre_bdev_remote::{RemoteUri, Select, Way};
-use serde_json::{Value, json};
+use nacre_bdev_remote::RemoteUri;
+use serde_json::Value;
 
 use super::super::{Connection, Failure, output};
 
@@ -49,47 +49,22 @@ fn params(args: &AttachArgs) -> Result<Value, String> {
         .uri
         .parse()
         .map_err(|e: nacre_bdev_remote::UriError| e.to_string())?;
-    let (trtype, fallback) = match uri.way {
-        Way::Auto => ("AUTO", None),
-        Way::Tcp => ("TCP", None),
-        Way::Rdma => ("RDMA", Some("none")),
-        Way::RdmaThenTcp => ("RDMA", Some("tcp")),
-    };
-    let subnqn = uri.subnqn.to_string();
-    let mut params = json!({
-        "name": args.name.clone().unwrap_or_else(|| default_name(&subnqn)),
-        "trtype": trtype,
-        "traddr": uri.host,
-        "trsvcid": uri.port.to_string(),
-        "subnqn": subnqn,
-    });
+    let mut params = crate::remotes::attach_params(&uri, args.name.clone());
     let mut set = |key: &str, value: Option<Value>| {
         if let Some(value) = value {
             params[key] = value;
         }
     };
-    set("fallback", fallback.map(Value::from));
-    set("hostnqn", uri.hostnqn.map(|nqn| nqn.to_string().into()));
     set("hostaddr", args.host_traddr.clone().map(Value::from));
     set("fast_io_fail_timeout_sec", args.fast_fail.map(Value::from));
     set("ctrlr_loss_timeout_sec", args.loss_timeout.map(Value::from));
-    match uri.select {
-        Select::All => {}
-        Select::Nsid(nsid) => set("nsid", Some(nsid.into())),
-        Select::Uuid(uuid) => set("uuid", Some(uuid.to_string().into())),
-    }
     Ok(params)
-}
-
-/// What follows the last colon: what the owner of the name calls it.
-fn default_name(subnqn: &str) -> String {
-    let last = subnqn.rsplit(':').next().unwrap_or(subnqn);
-    last.chars().take(64).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use serde_json::json;
 
     use super::*;
 

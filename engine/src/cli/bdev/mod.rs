@@ -97,7 +97,7 @@ struct LimitArgs {
 }
 
 /// Whole MiB, as a number of them.
-fn mebibytes(text: &str) -> Result<u64, String> {
+pub(super) fn mebibytes(text: &str) -> Result<u64, String> {
     let bytes = size::parse_bytes(text)?;
     match bytes % (1 << 20) {
         0 => Ok(bytes >> 20),
@@ -283,6 +283,7 @@ const MODULES: &[Module] = &[
     module_of("delay", "bdev_delay_delete"),
     module_of("Error Injection Disk", "bdev_error_delete"),
     module_of("passthru", "bdev_passthru_delete"),
+    module_of("Replicated volume", "volume_delete"),
     Module {
         product: "AIO disk",
         delete: "bdev_aio_delete",

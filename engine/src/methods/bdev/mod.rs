@@ -13,6 +13,7 @@ mod malloc;
 mod null;
 mod nvme;
 mod qos;
+mod raid;
 pub mod sampling;
 mod stacked;
 
@@ -20,6 +21,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use nacre_bdev::{Bdev, Event, Holder, RegistryError, Removal};
+use nacre_bdev_replica::handle::MemberStatus;
+use nacre_bdev_replica::model::MemberState;
 use serde_json::Value;
 
 use crate::devices::{BdevEvents, Module};
@@ -42,6 +45,7 @@ pub fn register(registry: &mut Registry<Engine>) {
     nvme::register(registry);
     file::register(registry);
     qos::register(registry);
+    raid::register(registry);
     sampling::register(registry);
     stacked::register(registry);
 }
@@ -50,6 +54,11 @@ pub fn register(registry: &mut Registry<Engine>) {
 pub async fn follow(engine: Rc<Engine>, mut events: BdevEvents) {
     while let Some(event) = events.recv().await {
         let Ok(plane) = engine.plane() else { return };
+        let (Event::Registered { name }
+        | Event::Resized { name, .. }
+        | Event::Removing { name }
+        | Event::Unregistered { name }) = &event;
+        crate::volumes::device_changed(&engine, name);
         match event {
             Event::Registered { name } => engine.notes.send("bdev_register", name),
             Event::Resized { name, .. } => {
@@ -139,6 +148,7 @@ async fn delete(on: &Engine, name: &str, is: fn(&Module) -> bool) -> Result<bool
             .remedy("delete it with the method of its kind"));
     }
     let going = with_dependents(&plane, &name);
+    refuse_last_copies(on, &going)?;
     let mut edits: Vec<Edit> = going.iter().map(|name| Edit::Remove(key(name))).collect();
     edits.extend(going.iter().map(|name| qos::forget(name)));
     edits.extend(super::nvmf::forget_namespaces_of(on, &going));
@@ -149,6 +159,35 @@ async fn delete(on: &Engine, name: &str, is: fn(&Module) -> bool) -> Result<bool
     }
     remove(on, &name).await?;
     Ok(true)
+}
+
+/// A replica may be pulled out while its volume has another one. The device with the last good copy
+/// of a volume is not deleted by the way.
+fn refuse_last_copies(on: &Engine, going: &[String]) -> Result<(), RpcError> {
+    let last = |volume: &crate::volumes::Listed| {
+        let status = volume.status()?;
+        let good = |m: &&MemberStatus| m.state == MemberState::InSync && m.attached;
+        let stays = |m: &MemberStatus| !going.contains(&m.device);
+        let device = status.members.iter().filter(good).map(|m| &m.device);
+        let device = device.into_iter().find(|device| going.contains(device))?;
+        (!status.members.iter().filter(good).any(stays)).then(|| (device.clone(), status.name))
+    };
+    match on.volumes.list().iter().find_map(last) {
+        None => Ok(()),
+        Some((device, volume)) => Err(RpcError::errno(
+            Errno::EBUSY,
+            format!("\"{device}\" has the last good copy of volume \"{volume}\""),
+        )
+        .field("name")
+        .remedy("bring another replica in sync first, or delete the volume")),
+    }
+}
+
+/// Edits that take the namespaces and limits of devices out of the journal.
+pub fn forget_uses_of(on: &Engine, names: &[String]) -> Vec<Edit> {
+    let mut edits: Vec<Edit> = names.iter().map(|name| qos::forget(name)).collect();
+    edits.extend(super::nvmf::forget_namespaces_of(on, names));
+    edits
 }
 
 async fn remove(on: &Engine, name: &str) -> Result<(), RpcError> {

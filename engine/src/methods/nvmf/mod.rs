@@ -50,6 +50,14 @@ pub use reservation::{Keeping, RESTORE as RESTORE_RESERVATION, keep as keep_rese
 pub use subsystem::derived_serial_number;
 pub use target::{DiscoveryFilter, config};
 
+/// An address as answers have it.
+pub fn address_reply(
+    kind: nacre_nvmf::transport::TransportType,
+    address: &nacre_nvmf::transport::Address,
+) -> impl serde::Serialize + use<> {
+    address::AddressReply::new(kind, address)
+}
+
 pub fn register(registry: &mut Registry<Engine>) {
     target::register(registry);
     transport::register(registry);

@@ -230,7 +230,9 @@ fn choose_nsid(
             .to_owned()
     };
     let (its_device, its_uuid) = (text("/namespace/bdev_name"), text("/namespace/uuid"));
-    if its_device == bdev && its_uuid == ids.uuid.to_string() {
+    // Its record may name the device by an alias or by its UUID.
+    let same_device = its_device == bdev || its_device == wish.bdev_name;
+    if same_device && its_uuid == ids.uuid.to_string() {
         return Ok(wish.nsid);
     }
     Err(RpcError::invalid_params(format!(

@@ -267,6 +267,7 @@ impl Method<Engine> for Detach {
         for device in remote.attachment.devices() {
             going.extend(super::with_dependents(&plane, device.name()));
         }
+        super::refuse_last_copies(&on, &going)?;
         let mut edits = vec![Edit::Remove(key(name))];
         edits.extend(going.iter().map(|name| Edit::Remove(super::key(name))));
         edits.extend(going.iter().map(|name| super::qos::forget(name)));

@@ -475,7 +475,8 @@ fn a_store_that_fails_undoes_the_change() {
             }
         }
     }
-    let store = crate::store::Store::on(Full(false), std::path::Path::new("x"));
+    let dir = tempfile::tempdir().unwrap();
+    let store = crate::store::Store::on(Full(false), dir.path());
     let bench = Bench::with(crate::config::Settings::default(), Some(store));
     malloc(&bench, "m0", None);
     subsystem(&bench, NQN);

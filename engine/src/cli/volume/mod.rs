@@ -1,0 +1,536 @@
+//! `nacre volume`: replicated volumes.
+
+mod show;
+mod wait;
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::address::{self, ListenAddress};
+use super::bdev::mebibytes;
+use super::subsystem::{done, drop_nulls, items};
+use super::{Connection, Failure, events, output};
+
+use self::wait::Until;
+
+#[derive(Debug, Args)]
+#[command(
+    mut_args = |arg| arg.global(true),
+    after_help = "docs/VOLUMES.md explains the states, and what to do about each."
+)]
+pub struct VolumeArgs {
+    #[command(flatten)]
+    connection: Connection,
+    #[command(subcommand)]
+    command: VolumeCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum VolumeCommand {
+    /// List the volumes
+    #[command(visible_alias = "ls")]
+    List,
+    /// Show everything about one: its replicas, what is copied, and why a replica is out
+    Show {
+        name: String,
+        /// Go on showing it, every second
+        #[arg(long)]
+        watch: bool,
+    },
+    /// Make one, and print its name
+    Create(CreateArgs),
+    /// Delete one that nobody uses; its data is given up
+    #[command(visible_alias = "rm")]
+    Delete {
+        name: String,
+        /// The name once more, to delete it although not all of its replicas can be reached
+        #[arg(long, value_name = "NAME")]
+        force: Option<String>,
+    },
+    /// Add a replica, which is filled while the volume is in use
+    AddReplica {
+        name: String,
+        device: String,
+        /// Take a device that has data on it, which is lost
+        #[arg(long)]
+        force: bool,
+        #[command(flatten)]
+        wait: WaitArgs,
+    },
+    /// Take a replica out for good; its device is free
+    RemoveReplica(ForcedArgs),
+    /// Stop using a replica; what it misses is counted
+    Offline(ForcedArgs),
+    /// Use a replica again that was taken offline
+    Online {
+        name: String,
+        /// Its device or its id
+        replica: String,
+        #[command(flatten)]
+        wait: WaitArgs,
+    },
+    /// Put a new replica in the place of one
+    Replace(ReplaceArgs),
+    /// Move a replica that is in sync to another device; there is never one less
+    Move(ReplaceArgs),
+    /// Try now to bring replicas in sync
+    Resync {
+        name: String,
+        /// Only this one, by its device or its id
+        replica: Option<String>,
+        /// Copy everything, not only what is known to be missed
+        #[arg(long, requires = "replica")]
+        full: bool,
+        #[command(flatten)]
+        wait: WaitArgs,
+    },
+    /// Compare the replicas while the volume is in use
+    Verify {
+        name: String,
+        /// Make them equal where they differ
+        #[arg(long)]
+        repair: bool,
+        /// Stop the verification that is running
+        #[arg(long, conflicts_with_all = ["repair", "wait"])]
+        stop: bool,
+        #[command(flatten)]
+        wait: WaitArgs,
+    },
+    /// Make one larger, when its devices are
+    Grow {
+        name: String,
+        /// Such as 20GiB; unless given as large as the devices allow
+        #[arg(value_parser = mebibytes)]
+        size: Option<u64>,
+    },
+    /// Give one another name; hosts notice nothing
+    Rename { name: String, new_name: String },
+    /// Change settings, live
+    Set {
+        name: String,
+        #[command(flatten)]
+        settings: SettingsArgs,
+    },
+    /// Give hosts a volume, and print how they connect
+    Publish(PublishArgs),
+    /// Take a volume away from hosts
+    Unpublish { name: String },
+    /// Have a frozen volume serve again from the replicas that are there; ends fail-io
+    Thaw {
+        name: String,
+        /// The name once more, to serve from a replica that misses acknowledged writes
+        #[arg(long, value_name = "NAME")]
+        force: Option<String>,
+        /// Of a volume that is not open: the replica to serve from, by its device or its id
+        #[arg(long, requires = "force")]
+        replica: Option<String>,
+    },
+    /// Fail the I/O that waits for a volume, and all that comes, until thaw
+    FailIo { name: String },
+    /// Show what happened to volumes and their replicas
+    Events(events::FollowArgs),
+    /// List the hosts that are connected, and over which transport
+    Connections { name: String },
+    /// Show the records of the volume store: who is in sync, in which epoch
+    StoreDump {
+        /// A store's file that no daemon uses, or the folder with it; unless given the daemon is asked
+        path: Option<PathBuf>,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct WaitArgs {
+    /// Wait until it is done, and show how far it is
+    #[arg(long)]
+    wait: bool,
+}
+
+#[derive(Debug, Args)]
+struct ForcedArgs {
+    name: String,
+    /// Its device or its id
+    replica: String,
+    /// The volume's name once more, where the last good copy would go
+    #[arg(long, value_name = "NAME")]
+    force: Option<String>,
+}
+
+#[derive(Debug, Args)]
+struct ReplaceArgs {
+    name: String,
+    /// The replica that is to go, by its device or its id
+    replica: String,
+    /// The device of the new one
+    device: String,
+    /// Take a device that has data on it, which is lost
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    wait: WaitArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example: nacre volume create vol0 disk0 disk1 disk2 --size 10GiB --min-in-sync 2"
+)]
+struct CreateArgs {
+    name: String,
+    /// Its replicas, one on each device
+    #[arg(required = true, num_args = 1..=5)]
+    device: Vec<String>,
+    /// Such as 10GiB, whole MiB; unless given as large as the devices allow
+    #[arg(long, value_parser = mebibytes)]
+    size: Option<u64>,
+    /// Random unless given
+    #[arg(long)]
+    uuid: Option<Uuid>,
+    /// Take devices that have data on them, which is lost
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    settings: SettingsArgs,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum ReadPolicy {
+    LocalFirst,
+    LeastOutstanding,
+    RoundRobin,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum TransportPolicy {
+    Inherit,
+    Any,
+    RdmaOnly,
+    TcpOnly,
+}
+
+#[derive(Debug, Args)]
+struct SettingsArgs {
+    /// Which replica a read goes to
+    #[arg(long, value_name = "POLICY")]
+    read_policy: Option<ReadPolicy>,
+    /// Writes wait while fewer replicas than this are in sync
+    #[arg(long, value_name = "N")]
+    min_in_sync: Option<u8>,
+    /// A replica that does not answer for so long is out of sync, such as 8s
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    deadline: Option<std::time::Duration>,
+    /// How long hosts' commands wait while nothing is in sync, such as 20s
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    frozen_hold: Option<std::time::Duration>,
+    /// Read errors of a replica within an hour after which it is out of sync
+    #[arg(long, value_name = "N")]
+    read_errors: Option<u32>,
+    /// What resync and rebuild may copy per second, such as 200MiB; 0: no limit
+    #[arg(long, value_name = "SIZE", value_parser = super::size::parse_bytes)]
+    resync_rate: Option<u64>,
+    /// How long a returning replica is left alone before it is copied to, such as 500ms
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    settle: Option<std::time::Duration>,
+    /// Hours between verifications that run by themselves; 0: none
+    #[arg(long, value_name = "HOURS")]
+    verify_hours: Option<u32>,
+    /// Over which transports hosts may use it when it is published
+    #[arg(long, value_name = "POLICY")]
+    transport_policy: Option<TransportPolicy>,
+}
+
+impl SettingsArgs {
+    fn params(&self) -> Value {
+        let word =
+            |value: Option<clap::builder::PossibleValue>| value.map(|v| v.get_name().to_owned());
+        let ms = |time: Option<std::time::Duration>| {
+            time.map(|t| u64::try_from(t.as_millis()).unwrap_or(u64::MAX))
+        };
+        let mut params = json!({
+            "read_policy": word(self.read_policy.and_then(|p| p.to_possible_value())),
+            "min_in_sync": self.min_in_sync,
+            "deadline_ms": ms(self.deadline),
+            "frozen_hold_ms": ms(self.frozen_hold),
+            "read_errors": self.read_errors,
+            "resync_bytes_per_s": self.resync_rate,
+            "settle_ms": ms(self.settle),
+            "verify_hours": self.verify_hours,
+            "transport_policy": word(self.transport_policy.and_then(|p| p.to_possible_value())),
+        });
+        drop_nulls(&mut params);
+        params
+    }
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example: nacre volume publish vol0 --allow-any-host --listen tcp://192.0.2.1:4420"
+)]
+struct PublishArgs {
+    name: String,
+    /// Of the subsystem; nqn.2025-01.io.nacre:NAME unless given
+    #[arg(long)]
+    nqn: Option<String>,
+    /// Let this host in (may be repeated)
+    #[arg(long, value_name = "HOSTNQN")]
+    host: Vec<String>,
+    /// Let every host in
+    #[arg(short = 'a', long)]
+    allow_any_host: bool,
+    /// Listen there (may be repeated); unless given on every listener of the configuration file
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Vec<ListenAddress>,
+}
+
+pub fn run(args: VolumeArgs) -> Result<(), Failure> {
+    let connection = &args.connection;
+    let change = |method: &str, mut params: Value, said: &str| {
+        drop_nulls(&mut params);
+        let answer = connection.call(method, params)?;
+        match connection.json {
+            true => output::json(&answer),
+            false if said.is_empty() => Ok(()),
+            false => output::line(said),
+        }
+    };
+    match args.command {
+        VolumeCommand::List => show::list(connection),
+        VolumeCommand::Show { name, watch } => show::run(connection, &name, watch),
+        VolumeCommand::Create(args) => {
+            let params = json!({
+                "name": args.name, "devices": args.device, "size_mb": args.size, "uuid": args.uuid,
+                "settings": args.settings.params(), "force": args.force.then_some(true),
+            });
+            change("volume_create", params, &args.name)
+        }
+        VolumeCommand::Delete { name, force } => {
+            let params = json!({ "name": name, "force": force });
+            change("volume_delete", params, "")
+        }
+        VolumeCommand::AddReplica {
+            name,
+            device,
+            force,
+            wait,
+        } => {
+            let params = json!({ "name": name, "device": device, "force": force.then_some(true) });
+            let until = Until::InSync {
+                there: vec![device],
+                gone: None,
+            };
+            wait::after(
+                connection,
+                "volume_add_replica",
+                params,
+                &name,
+                &wait,
+                until,
+            )
+        }
+        VolumeCommand::RemoveReplica(args) => change("volume_remove_replica", forced(&args), ""),
+        VolumeCommand::Offline(args) => change("volume_offline_replica", forced(&args), ""),
+        VolumeCommand::Online {
+            name,
+            replica,
+            wait,
+        } => {
+            let params = json!({ "name": name, "member": replica });
+            let until = Until::InSync {
+                there: vec![replica],
+                gone: None,
+            };
+            let method = "volume_online_replica";
+            wait::after(connection, method, params, &name, &wait, until)
+        }
+        VolumeCommand::Replace(args) => replace(connection, "volume_replace_replica", args),
+        VolumeCommand::Move(args) => replace(connection, "volume_move_replica", args),
+        VolumeCommand::Resync {
+            name,
+            replica,
+            full,
+            wait,
+        } => {
+            let params = json!({ "name": name, "member": replica, "full": full.then_some(true) });
+            let until = Until::InSync {
+                there: replica.into_iter().collect(),
+                gone: None,
+            };
+            wait::after(connection, "volume_resync", params, &name, &wait, until)
+        }
+        VolumeCommand::Verify {
+            name,
+            repair,
+            stop,
+            wait,
+        } => {
+            let params = json!({
+                "name": name, "repair": repair.then_some(true), "stop": stop.then_some(true),
+            });
+            wait::after(
+                connection,
+                "volume_verify",
+                params,
+                &name,
+                &wait,
+                Until::Verified,
+            )
+        }
+        VolumeCommand::Grow { name, size } => {
+            let mut params = json!({ "name": name, "size_mb": size });
+            drop_nulls(&mut params);
+            let now = connection.call("volume_grow", params)?;
+            match connection.json {
+                true => output::json(&now),
+                false => output::line(&show::size(&now)),
+            }
+        }
+        VolumeCommand::Rename { name, new_name } => {
+            let params = json!({ "name": name, "new_name": new_name });
+            connection.call("volume_rename", params.clone())?;
+            done(connection, params)
+        }
+        VolumeCommand::Set { name, settings } => {
+            let settings = settings.params();
+            if settings.as_object().is_some_and(serde_json::Map::is_empty) {
+                return Err(Failure::Usage(
+                    "nothing to set: see nacre volume set --help".into(),
+                ));
+            }
+            let params = json!({ "name": name, "settings": settings });
+            change("volume_set", params, "")
+        }
+        VolumeCommand::Publish(args) => publish(connection, args),
+        VolumeCommand::Unpublish { name } => {
+            connection.call("volume_unpublish", json!({ "name": name }))?;
+            done(connection, json!({ "name": name }))
+        }
+        VolumeCommand::Thaw {
+            name,
+            force,
+            replica,
+        } => {
+            let params = json!({ "name": name, "force": force, "member": replica });
+            change("volume_thaw", params, "")
+        }
+        VolumeCommand::FailIo { name } => change("volume_fail_io", json!({ "name": name }), ""),
+        VolumeCommand::Events(follow) => {
+            events::follow(connection, &follow, &["volume", "replica"])
+        }
+        VolumeCommand::Connections { name } => {
+            let hosts = connection.call("volume_get_connections", json!({ "name": name }))?;
+            match connection.json {
+                true => output::json(&hosts),
+                false => output::columns(
+                    &hosts,
+                    &[
+                        ("host", "/host"),
+                        ("transport", "/transport"),
+                        ("queues", "/queues"),
+                        ("from", "/peer_address"),
+                        ("to", "/listen_address"),
+                        ("admitted", "/admitted"),
+                        ("subsystem", "/nqn"),
+                    ],
+                ),
+            }
+        }
+        VolumeCommand::StoreDump { path } => dump(connection, path),
+    }
+}
+
+fn forced(args: &ForcedArgs) -> Value {
+    json!({ "name": args.name, "member": args.replica, "force": args.force })
+}
+
+fn replace(connection: &Connection, method: &str, args: ReplaceArgs) -> Result<(), Failure> {
+    let params = json!({
+        "name": args.name, "member": args.replica, "device": args.device,
+        "force": args.force.then_some(true),
+    });
+    let until = Until::InSync {
+        there: vec![args.device],
+        gone: Some(args.replica),
+    };
+    wait::after(connection, method, params, &args.name, &args.wait, until)
+}
+
+fn publish(connection: &Connection, args: PublishArgs) -> Result<(), Failure> {
+    let listeners: Vec<Value> = args.listen.iter().map(ListenAddress::params).collect();
+    let mut params = json!({
+        "name": args.name, "nqn": args.nqn, "hosts": args.host,
+        "allow_any_host": args.allow_any_host, "listeners": listeners,
+    });
+    drop_nulls(&mut params);
+    let answer = connection.call("volume_publish", params)?;
+    if connection.json {
+        return output::json(&answer);
+    }
+    let nqn = answer["nqn"].as_str().unwrap_or_default();
+    output::line(nqn)?;
+    for listener in &args.listen {
+        output::line(&listener.connect_line(nqn))?;
+    }
+    if args.listen.is_empty() {
+        for address in items(&answer["listen_addresses"]) {
+            output::line(&address::describe(address))?;
+        }
+    }
+    Ok(())
+}
+
+/// Of the daemon, or of a file that no daemon has.
+fn dump(connection: &Connection, path: Option<PathBuf>) -> Result<(), Failure> {
+    let answer = match path {
+        None => connection.call("volume_get_records", Value::Null)?,
+        Some(path) => {
+            let file = match path.is_dir() {
+                true => path.join(nacre_bdev_replica::store::FILE),
+                false => path,
+            };
+            nacre_bdev_replica::store::dump(&file).map_err(anyhow::Error::from)?
+        }
+    };
+    if connection.json {
+        return output::json(&answer);
+    }
+    let file = answer["file"].as_str().unwrap_or("memory");
+    output::line(&format!("in {file}\n"))?;
+    let mut rows = Vec::new();
+    for volume in items(&answer["volumes"]) {
+        for member in items(&volume["members"]) {
+            let text = |value: &Value| output::cell(Some(value));
+            let state = &member["state"];
+            let offline = if member["offline"] == true {
+                ", offline"
+            } else {
+                ""
+            };
+            rows.push(vec![
+                text(&volume["name"]),
+                text(&volume["epoch"]),
+                text(&volume["serving"]),
+                text(&volume["revision"]),
+                text(&member["slot"]),
+                text(&member["device"]),
+                format!("{}{offline}", text(&state["state"])),
+                text(&member["id"]),
+                text(&member["why"]),
+            ]);
+        }
+    }
+    output::table(
+        &[
+            "volume", "epoch", "serving", "revision", "slot", "device", "state", "replica", "why",
+        ],
+        rows,
+    )?;
+    for broken in items(&answer["damaged"]) {
+        output::line(&format!(
+            "record {} is damaged: {}",
+            broken["position"],
+            output::cell(broken.get("error"))
+        ))?;
+    }
+    Ok(())
+}

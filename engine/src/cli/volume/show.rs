@@ -1,0 +1,207 @@
+//! Volumes for people: what they are, what their replicas do, what is copied, and why one is out.
+
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::super::subsystem::items;
+use super::super::{Connection, Failure, output};
+
+pub fn list(connection: &Connection) -> Result<(), Failure> {
+    let volumes = connection.call("volume_list", Value::Null)?;
+    if connection.json {
+        return output::json(&volumes);
+    }
+    let rows = items(&volumes).iter().map(|volume| {
+        let replicas = items(&volume["replicas"]);
+        let good = replicas
+            .iter()
+            .filter(|r| r["state"] == "in_sync" && r["attached"] == true);
+        vec![
+            output::cell(volume.get("name")),
+            output::cell(volume.get("state")),
+            output::bytes(bytes(volume)),
+            format!("{}/{}", good.count(), replicas.len()),
+            output::cell(volume.get("dirty_regions")),
+            output::cell(volume.get("subsystems")),
+        ]
+    });
+    output::table(
+        &["name", "state", "size", "in sync", "dirty", "subsystems"],
+        rows,
+    )
+}
+
+pub fn run(connection: &Connection, name: &str, watch: bool) -> Result<(), Failure> {
+    let mut client = connection.open()?;
+    loop {
+        let volume = client.call("volume_get", json!({ "name": name }))?;
+        match connection.json {
+            true => output::json(&volume)?,
+            false => {
+                if watch && std::io::stdout().is_terminal() {
+                    // Home, and nothing below: the screen does not flicker.
+                    output::line("\x1b[H\x1b[J")?;
+                }
+                print(&volume)?;
+            }
+        }
+        if !watch {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_secs(1));
+    }
+}
+
+fn bytes(volume: &Value) -> u64 {
+    let number = |key: &str| volume[key].as_u64().unwrap_or(0);
+    number("num_blocks").saturating_mul(number("block_size"))
+}
+
+pub fn size(volume: &Value) -> String {
+    let (blocks, block) = (&volume["num_blocks"], &volume["block_size"]);
+    format!(
+        "{}: {blocks} blocks of {block} bytes",
+        output::bytes(bytes(volume))
+    )
+}
+
+fn print(volume: &Value) -> Result<(), Failure> {
+    let text = |key: &str| output::cell(volume.get(key));
+    let with_why = |state: String, why: &Value| match why.as_str() {
+        Some(why) => format!("{state}: {why}"),
+        None => state,
+    };
+    let region = volume["region_size"].as_u64().unwrap_or(0);
+    let mut lines = vec![
+        ("name", text("name")),
+        ("uuid", text("uuid")),
+        ("state", with_why(text("state"), &volume["why"])),
+        ("size", size(volume)),
+        (
+            "epoch",
+            format!("{}, revision {}", text("epoch"), text("revision")),
+        ),
+        (
+            "dirty",
+            format!(
+                "{} of {} regions of {}",
+                text("dirty_regions"),
+                text("num_regions"),
+                output::bytes(region)
+            ),
+        ),
+    ];
+    if !items(&volume["subsystems"]).is_empty() {
+        lines.push(("subsystems", text("subsystems")));
+    }
+    let settings = volume["settings"].as_object().into_iter().flatten();
+    let settings: Vec<String> = settings
+        .map(|(key, value)| format!("{key} {}", output::cell(Some(value))))
+        .collect();
+    lines.push(("settings", settings.join(", ")));
+    if volume["verify"].is_object() {
+        lines.push(("verify", verify(&volume["verify"])));
+    }
+    for (key, value) in lines {
+        output::line(&format!("{key:<11} {value}"))?;
+    }
+    output::line("")?;
+    let rows = items(&volume["replicas"]).iter().map(replica);
+    output::table(
+        &[
+            "slot", "device", "state", "over", "read", "write", "reads", "writes", "errors",
+            "replica",
+        ],
+        rows,
+    )?;
+    for replica in items(&volume["replicas"]) {
+        let device = output::cell(replica.get("device"));
+        if let Some(why) = replica["why"].as_str() {
+            output::line(&format!("\n{device} is out: {why}"))?;
+        }
+        if replica["resync"].is_object() {
+            output::line(&format!("\n{device} gets {}", progress(&replica["resync"])))?;
+        }
+    }
+    Ok(())
+}
+
+fn replica(replica: &Value) -> Vec<String> {
+    let text = |key: &str| output::cell(replica.get(key));
+    let time = |key: &str| match replica[key].as_u64() {
+        Some(us) => format!("{us} µs"),
+        None => String::new(),
+    };
+    let mut state = text("state");
+    if replica["offline"] == true {
+        state.push_str(", offline");
+    } else if replica["attached"] == false {
+        state.push_str(", not there");
+    }
+    vec![
+        text("slot"),
+        text("device"),
+        state,
+        text("transport"),
+        time("read_latency_us"),
+        time("write_latency_us"),
+        text("reads"),
+        text("writes"),
+        text("errors"),
+        text("id"),
+    ]
+}
+
+/// What is copied, from where, how fast, and how long it takes.
+pub fn progress(resync: &Value) -> String {
+    let number = |key: &str| resync[key].as_u64().unwrap_or(0);
+    let (total, left) = (number("total_bytes"), number("left_bytes"));
+    let what = match resync["kind"].as_str() {
+        Some("partial") => "what it missed",
+        Some("reconcile") => "what was being written at an unclean stop",
+        _ => "everything",
+    };
+    let percent = ((total.saturating_sub(left)) * 100)
+        .checked_div(total)
+        .unwrap_or(100);
+    let mut text = format!(
+        "{what}: {percent} % of {}, {} left",
+        output::bytes(total),
+        output::bytes(left)
+    );
+    if let Some(source) = resync["source"].as_str() {
+        text.push_str(&format!(", from {source}"));
+    }
+    text.push_str(&format!(", {}/s", output::bytes(number("bytes_per_s"))));
+    if let Some(seconds) = resync["left_s"].as_u64() {
+        let time = humantime::format_duration(Duration::from_secs(seconds));
+        text.push_str(&format!(", {time} to go"));
+    }
+    text
+}
+
+/// How a verification stands.
+pub fn verify(verify: &Value) -> String {
+    let number = |key: &str| verify[key].as_u64().unwrap_or(0);
+    let running = if verify["running"] == true {
+        "running"
+    } else {
+        "ended"
+    };
+    let mut text = format!(
+        "{running}: {} of {} compared, {} blocks differ, {} repaired",
+        output::bytes(number("compared_bytes")),
+        output::bytes(number("total_bytes")),
+        number("different_blocks"),
+        number("repaired_blocks"),
+    );
+    if !items(&verify["examples"]).is_empty() {
+        text.push_str(&format!(
+            "; the first: {}",
+            output::cell(verify.get("examples"))
+        ));
+    }
+    text
+}

@@ -1,0 +1,257 @@
+//! Waiting for what goes on after a command has answered, with a bar per replica.
+
+use std::collections::BTreeMap;
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::{Value, json};
+
+use super::super::subsystem::{drop_nulls, items};
+use super::super::{Connection, Failure, output};
+use super::{WaitArgs, show};
+
+const PAUSE: Duration = Duration::from_millis(300);
+/// How long a replica that nobody copies to is looked at before it is given up: it may have come back a
+/// moment ago.
+const STUCK: Duration = Duration::from_secs(10);
+
+/// What is waited for.
+pub enum Until {
+    /// These replicas (all that are not offline, if none is named) are in sync, and that one is gone.
+    InSync {
+        there: Vec<String>,
+        gone: Option<String>,
+    },
+    Verified,
+}
+
+/// Makes a call, and waits for what it began if that is asked for.
+pub fn after(
+    connection: &Connection,
+    method: &str,
+    mut params: Value,
+    name: &str,
+    wait: &WaitArgs,
+    until: Until,
+) -> Result<(), Failure> {
+    drop_nulls(&mut params);
+    let mut client = connection.open()?;
+    let mut volume = client.call(method, params)?;
+    if wait.wait {
+        let bars = Bars::new(connection.json);
+        // It may be renamed meanwhile.
+        let by_id = json!({ "name": volume["uuid"] });
+        let mut moved = Instant::now();
+        loop {
+            match judge(&volume, name, &until)? {
+                Stand::Done => break,
+                Stand::Busy => moved = Instant::now(),
+                Stand::Stuck(why) if moved.elapsed() > STUCK => {
+                    return Err(Failure::Failed(anyhow::anyhow!("{why}")));
+                }
+                Stand::Stuck(_) => {}
+            }
+            bars.show(&volume);
+            std::thread::sleep(PAUSE);
+            volume = client.call("volume_get", by_id.clone())?;
+        }
+        bars.all.clear()?;
+        if let Until::Verified = until
+            && !connection.json
+        {
+            output::line(&show::verify(&volume["verify"]))?;
+        }
+    }
+    if connection.json {
+        output::json(&volume)?;
+    }
+    match until {
+        Until::Verified if wait.wait => differences(&volume),
+        _ => Ok(()),
+    }
+}
+
+/// Differences that are left are a failure.
+fn differences(volume: &Value) -> Result<(), Failure> {
+    let number = |key: &str| volume["verify"][key].as_u64().unwrap_or(0);
+    match number("different_blocks").saturating_sub(number("repaired_blocks")) {
+        0 => Ok(()),
+        left => Err(Failure::Failed(anyhow::anyhow!(
+            "{left} blocks differ between replicas"
+        ))),
+    }
+}
+
+/// How far it is.
+#[derive(Debug, PartialEq)]
+enum Stand {
+    Done,
+    Busy,
+    /// Nothing happens, and why.
+    Stuck(String),
+}
+
+/// An error when it never will be done.
+fn judge(volume: &Value, name: &str, until: &Until) -> Result<Stand, Failure> {
+    let (there, gone) = match until {
+        Until::Verified if volume["verify"]["running"] == true => return Ok(Stand::Busy),
+        Until::Verified => return Ok(Stand::Done),
+        Until::InSync { there, gone } => (there, gone),
+    };
+    let replicas = items(&volume["replicas"]);
+    let is = |replica: &&Value, name: &String| {
+        replica["device"] == name.as_str() || replica["id"] == name.as_str()
+    };
+    if let Some(gone) = gone
+        && replicas.iter().any(|r| is(&r, gone))
+    {
+        // The new one may fail meanwhile: what is said of it below counts.
+        return Ok(match waits_for(volume, name, there)? {
+            Stand::Done => Stand::Busy,
+            stand => stand,
+        });
+    }
+    waits_for(volume, name, there)
+}
+
+fn waits_for(volume: &Value, name: &str, wanted: &[String]) -> Result<Stand, Failure> {
+    let replicas = items(&volume["replicas"]);
+    let is = |replica: &Value, name: &String| {
+        replica["device"] == name.as_str() || replica["id"] == name.as_str()
+    };
+    if let Some(missing) = wanted.iter().find(|w| !replicas.iter().any(|r| is(r, w))) {
+        return Err(Failure::Failed(anyhow::anyhow!(
+            "volume \"{name}\" has no replica on \"{missing}\" any more"
+        )));
+    }
+    let ours = |r: &&Value| match wanted.is_empty() {
+        true => r["offline"] != true,
+        false => wanted.iter().any(|w| is(r, w)),
+    };
+    for replica in replicas.iter().filter(ours) {
+        if replica["state"] != "in_sync" {
+            // Nobody copies to what is not there: it could take for ever.
+            if replica["attached"] == false && replica["resync"].is_null() {
+                let why = replica["why"].as_str().unwrap_or("its device is not there");
+                return Ok(Stand::Stuck(format!(
+                    "the replica on {} is not copied to: {why}",
+                    output::cell(replica.get("device"))
+                )));
+            }
+            return Ok(Stand::Busy);
+        }
+    }
+    Ok(Stand::Done)
+}
+
+struct Bars {
+    all: MultiProgress,
+    of: std::cell::RefCell<BTreeMap<String, ProgressBar>>,
+}
+
+impl Bars {
+    fn new(hidden: bool) -> Bars {
+        let target = match hidden || !std::io::stderr().is_terminal() {
+            true => ProgressDrawTarget::hidden(),
+            false => ProgressDrawTarget::stderr(),
+        };
+        Bars {
+            all: MultiProgress::with_draw_target(target),
+            of: Default::default(),
+        }
+    }
+
+    fn show(&self, volume: &Value) {
+        for replica in items(&volume["replicas"]) {
+            let resync = &replica["resync"];
+            let device = output::cell(replica.get("device"));
+            if resync.is_object() {
+                self.bar(device, resync, "total_bytes", &show::progress(resync));
+            } else if let Some(bar) = self.of.borrow_mut().remove(&device) {
+                bar.finish_and_clear();
+            }
+        }
+        let verify = &volume["verify"];
+        if verify["running"] == true {
+            let compared = verify["compared_bytes"].as_u64().unwrap_or(0);
+            let total = verify["total_bytes"].as_u64().unwrap_or(0);
+            let left =
+                json!({ "total_bytes": total, "left_bytes": total.saturating_sub(compared) });
+            self.bar("verify".into(), &left, "total_bytes", &show::verify(verify));
+        }
+    }
+
+    fn bar(&self, name: String, of: &Value, total: &str, message: &str) {
+        let number = |key: &str| of[key].as_u64().unwrap_or(0);
+        let mut bars = self.of.borrow_mut();
+        let bar = bars.entry(name.clone()).or_insert_with(|| {
+            let bar = self.all.add(ProgressBar::new(1000));
+            let style = ProgressStyle::with_template("{prefix:12} {bar:24} {msg}");
+            bar.set_style(style.expect("the template is right"));
+            bar.set_prefix(name);
+            bar
+        });
+        let total = number(total);
+        let moved = total.saturating_sub(number("left_bytes"));
+        let permille = u128::from(moved) * 1000 / u128::from(total.max(1));
+        bar.set_position(permille as u64);
+        bar.set_message(message.to_owned());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn volume(replicas: Value) -> Value {
+        json!({ "uuid": "u", "replicas": replicas })
+    }
+
+    #[test]
+    fn it_waits_for_what_was_named_and_gives_up_what_cannot_come() {
+        let replica = |device: &str, state: &str, attached: bool| json!({ "device": device, "id": format!("id-{device}"), "state": state, "attached": attached, "offline": false, "resync": null, "why": null });
+        let until = |there: &[&str], gone: Option<&str>| Until::InSync {
+            there: there.iter().map(|s| (*s).to_owned()).collect(),
+            gone: gone.map(str::to_owned),
+        };
+        let stuck = || {
+            let why = "the replica on b is not copied to: its device is not there";
+            Stand::Stuck(why.into())
+        };
+        let good = volume(json!([
+            replica("a", "in_sync", true),
+            replica("b", "in_sync", true)
+        ]));
+        let busy = volume(json!([
+            replica("a", "in_sync", true),
+            replica("b", "syncing", true)
+        ]));
+        let away = volume(json!([
+            replica("a", "in_sync", true),
+            replica("b", "out", false)
+        ]));
+        for (of, until, expected) in [
+            (&good, until(&[], None), Some(Stand::Done)),
+            (&busy, until(&[], None), Some(Stand::Busy)),
+            (&busy, until(&["a"], None), Some(Stand::Done)),
+            (&busy, until(&["id-b"], None), Some(Stand::Busy)),
+            (&good, until(&["b"], Some("a")), Some(Stand::Busy)),
+            (&good, until(&["b"], Some("x")), Some(Stand::Done)),
+            (&away, until(&[], None), Some(stuck())),
+            (&away, until(&["b"], Some("a")), Some(stuck())),
+            (&good, until(&["c"], None), None),
+        ] {
+            assert_eq!(judge(of, "v", &until).ok(), expected, "{of}");
+        }
+        let verified = |running: bool| json!({ "verify": { "running": running } });
+        assert_eq!(
+            judge(&verified(true), "v", &Until::Verified).ok(),
+            Some(Stand::Busy)
+        );
+        assert_eq!(
+            judge(&verified(false), "v", &Until::Verified).ok(),
+            Some(Stand::Done)
+        );
+    }
+}

@@ -1,0 +1,424 @@
+//! `bdev_raid_*`: SPDK's mirror, as what it is here: a replicated volume. Every volume is listed as one.
+//!
+//! What SPDK has and a volume has not: other levels, a mirror without a place for its own notes (each
+//! replica keeps the first MiB), and taking devices that have data on them.
+
+use std::rc::Rc;
+
+use nacre_bdev::Bdev;
+use nacre_bdev_replica::handle::{Command, NewVolume, ResyncKind, VolumeState};
+use nacre_bdev_replica::model::{MemberState, Settings};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use uuid::Uuid;
+
+use super::malloc::NameParams;
+use crate::engine::Engine;
+use crate::plane::Plane;
+use crate::rpc::error::Errno;
+use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::store::Change;
+use crate::volumes::{self, Listed, RESERVED};
+
+pub fn register(registry: &mut Registry<Engine>) {
+    registry
+        .add::<Create>()
+        .add::<Delete>()
+        .add::<GetBdevs>()
+        .add::<AddBase>()
+        .add::<RemoveBase>()
+        .add::<SetOptions>();
+}
+
+const OPTIONS_KEY: &str = "volume/raid_options";
+
+struct Create;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct CreateParams {
+    name: String,
+    /// `raid1` or `1`: the other levels of SPDK are not here.
+    raid_level: String,
+    base_bdevs: Vec<String>,
+    /// Must be 0, or left out: a mirror has no strips.
+    #[serde(default)]
+    strip_size_kb: u32,
+    /// Random unless given.
+    #[schemars(with = "Option<String>")]
+    uuid: Option<Uuid>,
+    /// Accepted: each replica has a label, always.
+    #[serde(default)]
+    #[allow(dead_code)]
+    superblock: bool,
+}
+
+impl Method<Engine> for Create {
+    const NAME: &'static str = "bdev_raid_create";
+    const ABOUT: &'static str = "Makes a mirror: a replicated volume, as volume_create does.";
+    const EFFECT: Effect = Effect::Waits;
+    type Params = CreateParams;
+    type Reply = bool;
+
+    async fn apply(params: CreateParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        on.settled().await;
+        match params.raid_level.as_str() {
+            "raid1" | "1" => {}
+            "raid0" | "0" | "raid5f" | "5f" | "concat" => {
+                return Err(RpcError::errno(
+                    Errno::ENOTSUP,
+                    format!(
+                        "{} keeps no second copy of anything: only mirrors are here",
+                        params.raid_level
+                    ),
+                )
+                .field("raid_level")
+                .remedy("use raid1"));
+            }
+            other => {
+                return Err(RpcError::errno(
+                    Errno::EINVAL,
+                    format!("\"{other}\" is no RAID level"),
+                )
+                .field("raid_level")
+                .remedy("use raid1"));
+            }
+        }
+        if params.strip_size_kb != 0 {
+            return Err(RpcError::errno(Errno::EINVAL, "a mirror has no strips")
+                .field("strip_size_kb")
+                .remedy("leave it out"));
+        }
+        let plane = on.plane()?;
+        let own = |(at, name): (usize, &String)| match plane.bdevs.lookup(name) {
+            Some(layer) => Ok(layer.name().to_owned()),
+            None => Err(super::no_device(name).field(format!("base_bdevs[{at}]"))),
+        };
+        let devices: Result<Vec<String>, RpcError> =
+            params.base_bdevs.iter().enumerate().map(own).collect();
+        let settings = Settings {
+            resync_bytes_per_s: on.volumes.raid_bytes_per_s.get(),
+            ..Settings::default()
+        };
+        let new = NewVolume {
+            name: params.name,
+            id: params.uuid,
+            bytes: None,
+            devices: devices?,
+            settings,
+            force: false,
+        };
+        volumes::create(&on, new).await?;
+        Ok(true)
+    }
+}
+
+struct Delete;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct DeleteParams {
+    name: String,
+    /// Accepted: the labels are always cleared.
+    #[serde(default)]
+    #[allow(dead_code)]
+    clear_sb: bool,
+}
+
+impl Method<Engine> for Delete {
+    const NAME: &'static str = "bdev_raid_delete";
+    const ABOUT: &'static str = "Deletes a mirror that nobody uses, as volume_delete does.";
+    const EFFECT: Effect = Effect::Waits;
+    type Params = DeleteParams;
+    type Reply = bool;
+
+    async fn apply(params: DeleteParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        on.settled().await;
+        volumes::delete(&on, &params.name, None).await?;
+        Ok(true)
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+enum Category {
+    All,
+    Online,
+    Configuring,
+    Offline,
+}
+
+struct GetBdevs;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct GetParams {
+    /// `online`, `configuring` (it waits for its devices), `offline` (it serves nothing) or `all`.
+    category: Category,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct RaidReply {
+    name: String,
+    uuid: String,
+    strip_size_kb: u32,
+    /// `online`, `configuring` or `offline`.
+    state: Category,
+    raid_level: &'static str,
+    superblock: bool,
+    num_base_bdevs: usize,
+    /// Those that are there.
+    num_base_bdevs_discovered: usize,
+    /// Those that are there and in sync.
+    num_base_bdevs_operational: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    process: Option<ProcessReply>,
+    base_bdevs_list: Vec<BaseReply>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct ProcessReply {
+    /// `rebuild`.
+    #[serde(rename = "type")]
+    kind: &'static str,
+    /// The device that is copied to.
+    target: String,
+    progress: ProgressReply,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct ProgressReply {
+    blocks: u64,
+    percent: u64,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct BaseReply {
+    /// None while it is not there.
+    name: Option<String>,
+    uuid: String,
+    is_configured: bool,
+    /// In blocks, as the size.
+    data_offset: u64,
+    data_size: u64,
+}
+
+impl Method<Engine> for GetBdevs {
+    const NAME: &'static str = "bdev_raid_get_bdevs";
+    const ABOUT: &'static str = "Lists replicated volumes as SPDK lists mirrors.";
+    type Params = GetParams;
+    type Reply = Vec<RaidReply>;
+
+    async fn apply(params: GetParams, on: Rc<Engine>) -> Result<Vec<RaidReply>, RpcError> {
+        let plane = on.plane()?;
+        let all = on.volumes.list();
+        let all = all.iter().map(|volume| describe(&plane, volume));
+        let wanted =
+            |raid: &RaidReply| params.category == Category::All || raid.state == params.category;
+        Ok(all.filter(wanted).collect())
+    }
+}
+
+fn describe(plane: &Plane, volume: &Listed) -> RaidReply {
+    let record = &volume.record;
+    let block = u64::from(record.block_size);
+    let base = |device: &str, attached: bool, blocks: u64| {
+        let layer = plane.bdevs.lookup(device).filter(|_| attached);
+        BaseReply {
+            uuid: layer.as_ref().map_or(Uuid::nil(), |l| l.uuid()).to_string(),
+            name: layer.map(|layer| layer.name().to_owned()),
+            is_configured: attached,
+            data_offset: RESERVED / block,
+            data_size: blocks,
+        }
+    };
+    let Some(status) = volume.status() else {
+        let members = record.members.iter();
+        return RaidReply {
+            name: record.name.clone(),
+            uuid: record.id.to_string(),
+            strip_size_kb: 0,
+            state: Category::Configuring,
+            raid_level: "raid1",
+            superblock: true,
+            num_base_bdevs: record.members.len(),
+            num_base_bdevs_discovered: 0,
+            num_base_bdevs_operational: 0,
+            process: None,
+            base_bdevs_list: members
+                .map(|m| base(&m.device, false, record.blocks))
+                .collect(),
+        };
+    };
+    let copied = status.members.iter().find_map(|member| {
+        let resync = member.resync.as_ref()?;
+        (resync.kind != ResyncKind::Reconcile).then_some((member, resync))
+    });
+    let process = copied.map(|(member, resync)| {
+        let done = resync.total_bytes.saturating_sub(resync.left_bytes);
+        ProcessReply {
+            kind: "rebuild",
+            target: member.device.clone(),
+            progress: ProgressReply {
+                blocks: done / block,
+                percent: (done * 100).checked_div(resync.total_bytes).unwrap_or(100),
+            },
+        }
+    });
+    let there = |m: &&nacre_bdev_replica::handle::MemberStatus| m.attached;
+    let in_sync = |m: &&nacre_bdev_replica::handle::MemberStatus| {
+        m.attached && m.state == MemberState::InSync
+    };
+    RaidReply {
+        name: status.name.clone(),
+        uuid: status.id.to_string(),
+        strip_size_kb: 0,
+        state: match status.state {
+            VolumeState::Healthy | VolumeState::Degraded | VolumeState::WritesHeld => {
+                Category::Online
+            }
+            VolumeState::Frozen
+            | VolumeState::Failing
+            | VolumeState::Fenced
+            | VolumeState::StoreLost
+            | VolumeState::Closed => Category::Offline,
+        },
+        raid_level: "raid1",
+        superblock: true,
+        num_base_bdevs: status.members.len(),
+        num_base_bdevs_discovered: status.members.iter().filter(there).count(),
+        num_base_bdevs_operational: status.members.iter().filter(in_sync).count(),
+        process,
+        base_bdevs_list: status
+            .members
+            .iter()
+            .map(|m| base(&m.device, m.attached, status.blocks))
+            .collect(),
+    }
+}
+
+struct AddBase;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct AddBaseParams {
+    /// The device to add.
+    base_bdev: String,
+    /// The mirror.
+    raid_bdev: String,
+}
+
+impl Method<Engine> for AddBase {
+    const NAME: &'static str = "bdev_raid_add_base_bdev";
+    const ABOUT: &'static str = "Adds a replica to a mirror, as volume_add_replica does.";
+    const EFFECT: Effect = Effect::Waits;
+    type Params = AddBaseParams;
+    type Reply = bool;
+
+    async fn apply(params: AddBaseParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        on.settled().await;
+        let layer = on.plane()?.bdevs.lookup(&params.base_bdev);
+        let none = || super::no_device(&params.base_bdev).field("base_bdev");
+        let command = Command::Add {
+            device: layer.ok_or_else(none)?.name().to_owned(),
+            force: false,
+        };
+        on.volumes.run(&params.raid_bdev, command).await?;
+        Ok(true)
+    }
+}
+
+struct RemoveBase;
+
+impl Method<Engine> for RemoveBase {
+    const NAME: &'static str = "bdev_raid_remove_base_bdev";
+    const ABOUT: &'static str =
+        "Takes a replica, named by its device, out of its mirror, as volume_remove_replica does.";
+    const EFFECT: Effect = Effect::Waits;
+    type Params = NameParams;
+    type Reply = bool;
+
+    async fn apply(params: NameParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        on.settled().await;
+        let layer = on.plane()?.bdevs.lookup(&params.name);
+        let device = layer.map_or_else(|| params.name.clone(), |l| l.name().to_owned());
+        let volume = on.volumes.with_member(&device).ok_or_else(|| {
+            RpcError::errno(
+                Errno::ENODEV,
+                format!("no volume has a replica on \"{device}\""),
+            )
+            .field("name")
+            .remedy("bdev_raid_get_bdevs lists them")
+        })?;
+        let command = Command::Remove {
+            member: device,
+            force: None,
+        };
+        volume.handle.run(command).await?;
+        Ok(true)
+    }
+}
+
+struct SetOptions;
+
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct OptionsParams {
+    /// Accepted: a replica is copied region by region of its volume's dirty-region log.
+    process_window_size_kb: Option<u32>,
+    /// What a rebuild may copy per second, in MiB; 0: no limit. Of every volume, and of mirrors made later.
+    process_max_bandwidth_mb_sec: Option<u64>,
+}
+
+impl Method<Engine> for SetOptions {
+    const NAME: &'static str = "bdev_raid_set_options";
+    const ABOUT: &'static str = "Limits what rebuilds copy per second, of all volumes.";
+    const EFFECT: Effect = Effect::Waits;
+    type Params = OptionsParams;
+    type Reply = bool;
+
+    async fn apply(params: OptionsParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        on.settled().await;
+        let volumes = &on.volumes;
+        if params.process_window_size_kb == Some(0) {
+            return Err(
+                RpcError::errno(Errno::EINVAL, "it cannot be 0").field("process_window_size_kb")
+            );
+        }
+        let window = params.process_window_size_kb;
+        // SPDK's own default.
+        let window = window.unwrap_or(volumes.raid_window_kb.get().unwrap_or(1024));
+        let bytes = match params.process_max_bandwidth_mb_sec {
+            None => volumes.raid_bytes_per_s.get(),
+            Some(mb) => mb.checked_mul(1 << 20).ok_or_else(|| {
+                RpcError::errno(Errno::EINVAL, "that is more than 64 bits of bytes")
+                    .field("process_max_bandwidth_mb_sec")
+            })?,
+        };
+        if params.process_max_bandwidth_mb_sec.is_some() {
+            for volume in volumes.list() {
+                let Some(status) = volume.status() else {
+                    continue;
+                };
+                let settings = Settings {
+                    resync_bytes_per_s: bytes,
+                    ..status.settings
+                };
+                let command = Command::Set {
+                    settings: Box::new(settings),
+                };
+                volumes.run(&status.id.to_string(), command).await?;
+            }
+        }
+        let record = json!({
+            "process_window_size_kb": window,
+            "process_max_bandwidth_mb_sec": bytes >> 20,
+        });
+        let change = Change::put(OPTIONS_KEY, SetOptions::NAME, record);
+        on.journal.commit(change).await?;
+        volumes.raid_window_kb.set(Some(window));
+        volumes.raid_bytes_per_s.set(bytes);
+        Ok(true)
+    }
+}

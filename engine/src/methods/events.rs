@@ -1,0 +1,198 @@
+//! `events_*`, our own: what happened, with all that is known of it, by category.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::engine::{Engine, Phase};
+use crate::notify::{Category, KEPT, Told};
+use crate::rpc::{Effect, Method, Registry, RpcError};
+
+pub fn register(registry: &mut Registry<Engine>) {
+    registry.add::<Get>().add::<Subscribe>();
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct Events {
+    /// Oldest first.
+    events: Vec<Told>,
+    /// Where to go on from: the `from` of the next call.
+    next: u64,
+    /// Events from `from` on that are forgotten already.
+    lost: u64,
+}
+
+/// What `from` and the categories choose.
+fn choose(on: &Engine, from: u64, max: Option<u64>, categories: &[Category]) -> Events {
+    let max = usize::try_from(max.unwrap_or(u64::MAX))
+        .unwrap_or(usize::MAX)
+        .min(KEPT);
+    let wanted = |e: &Told| categories.is_empty() || categories.contains(&e.category);
+    let events = on.notes.told(from, max, wanted);
+    let next = match events.last() {
+        Some(last) if events.len() == max => last.id + 1,
+        // What is there was looked through to its end. An id of a former life of the daemon begins anew.
+        _ => on.notes.next(),
+    };
+    Events {
+        lost: on.notes.oldest().saturating_sub(from),
+        events,
+        next,
+    }
+}
+
+struct Get;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct GetParams {
+    /// The first one wanted.
+    #[serde(default)]
+    from: u64,
+    /// At most this many; all unless given.
+    max: Option<u64>,
+    /// Only of these categories; all unless given.
+    #[serde(default)]
+    categories: Vec<Category>,
+}
+
+impl Method<Engine> for Get {
+    const NAME: &'static str = "events_get";
+    const ABOUT: &'static str = "Gives the events from an id on; the last 1024 are kept.";
+    type Params = GetParams;
+    type Reply = Events;
+
+    async fn apply(params: GetParams, on: Rc<Engine>) -> Result<Events, RpcError> {
+        Ok(choose(&on, params.from, params.max, &params.categories))
+    }
+}
+
+struct Subscribe;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct SubscribeParams {
+    /// The first one wanted; unless given the next that happens.
+    from: Option<u64>,
+    /// At most this many; all unless given.
+    max: Option<u64>,
+    /// Only of these categories; all unless given.
+    #[serde(default)]
+    categories: Vec<Category>,
+    /// How long to wait for one: 30 seconds unless given, and less than the deadline of calls.
+    wait_ms: Option<u64>,
+}
+
+impl Method<Engine> for Subscribe {
+    const NAME: &'static str = "events_subscribe";
+    const ABOUT: &'static str = "Waits for events: answers as soon as there is one, or with none when the time is over. To be called again from \
+         `next` on; nothing is missed in between, unless `lost` says so.";
+    const EFFECT: Effect = Effect::Waits;
+    type Params = SubscribeParams;
+    type Reply = Events;
+
+    async fn apply(params: SubscribeParams, on: Rc<Engine>) -> Result<Events, RpcError> {
+        // The first id of a life before this one: what is there now is all new.
+        let next = on.notes.next();
+        let from = params.from.filter(|from| *from <= next);
+        let from = from.unwrap_or(if params.from.is_some() { 0 } else { next });
+        let most = on.deadline().saturating_sub(Duration::from_secs(1));
+        let wait = Duration::from_millis(params.wait_ms.unwrap_or(30_000)).min(most);
+        let look = || choose(&on, from, params.max, &params.categories);
+        let happens = async {
+            loop {
+                let more = on.notes.more();
+                let found = look();
+                if !found.events.is_empty() || found.lost > 0 {
+                    return;
+                }
+                more.await;
+            }
+        };
+        tokio::select! {
+            _ = tokio::time::timeout(wait, happens) => {}
+            () = on.reached(Phase::Stopping) => {}
+        }
+        Ok(look())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::bench;
+    use crate::notify::KEPT;
+    use serde_json::{Value, json};
+
+    fn ids(answer: &Value) -> Vec<u64> {
+        let events = answer["events"].as_array().unwrap();
+        events.iter().map(|e| e["id"].as_u64().unwrap()).collect()
+    }
+
+    #[test]
+    fn events_are_chosen_by_id_and_category() {
+        let bench = bench();
+        let notes = &bench.engine.notes;
+        notes.send("bdev_register", "a");
+        notes.send("transport_downgraded", "eth0");
+        notes.tell(
+            "replica_out",
+            "v/a".into(),
+            "it went".into(),
+            json!({ "why": "gone" }),
+        );
+        let all = bench.call("events_get", json!({}));
+        assert_eq!((ids(&all), &all["next"]), (vec![0, 1, 2], &json!(3)));
+        let mut last = all["events"][2].clone();
+        assert!(last["time"].take().as_str().unwrap().ends_with('Z'));
+        assert_eq!(
+            last,
+            json!({ "id": 2, "time": null, "category": "replica", "severity": "warning",
+                "type": "replica_out", "ctx": "v/a", "text": "it went", "facts": { "why": "gone" } })
+        );
+        let some = bench.call(
+            "events_get",
+            json!({ "categories": ["transport", "device"] }),
+        );
+        assert_eq!((ids(&some), &some["next"]), (vec![0, 1], &json!(3)));
+        let one = bench.call("events_get", json!({ "from": 1, "max": 1 }));
+        assert_eq!((ids(&one), &one["next"]), (vec![1], &json!(2)));
+        let refused = bench.refused("events_get", json!({ "categories": ["weather"] }));
+        assert_eq!(
+            refused.data.unwrap().field.as_deref(),
+            Some("categories[0]")
+        );
+        for _ in 0..KEPT {
+            bench.engine.notes.send("bdev_register", "a");
+        }
+        assert_eq!(bench.call("events_get", json!({}))["lost"], 3);
+    }
+
+    /// A subscriber waits for its category, is not woken for others for good, and misses nothing between
+    /// two calls.
+    #[test]
+    fn subscribers_wait() {
+        let bench = bench();
+        let none = bench.call("events_subscribe", json!({ "wait_ms": 10 }));
+        assert_eq!((ids(&none), &none["next"]), (vec![], &json!(0)));
+        let engine = &bench.engine;
+        let params = serde_json::value::to_raw_value(&json!({ "categories": ["volume"] })).unwrap();
+        let (answer, ()) = bench.run(async {
+            tokio::join!(engine.call("events_subscribe", Some(&params)), async {
+                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+                engine.notes.send("bdev_register", "a");
+                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+                engine.notes.send("volume_open", "v");
+                engine.notes.send("volume_close", "v");
+            })
+        });
+        let answer: Value = serde_json::from_str(answer.unwrap().get()).unwrap();
+        assert_eq!((ids(&answer), &answer["next"]), (vec![1, 2], &json!(3)));
+        let from = json!({ "from": 2, "wait_ms": 10 });
+        assert_eq!(ids(&bench.call("events_subscribe", from)), [2]);
+        // As of a daemon that was another process: what is there is told.
+        let from = json!({ "from": 99, "wait_ms": 10 });
+        assert_eq!(ids(&bench.call("events_subscribe", from)), [0, 1, 2]);
+    }
+}

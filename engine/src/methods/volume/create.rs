@@ -1,0 +1,260 @@
+//! `volume_create`, `volume_delete`, `volume_rename`.
+
+use std::rc::Rc;
+
+use nacre_bdev::Bdev;
+use nacre_bdev_replica::handle::{Command, NewVolume};
+use nacre_bdev_replica::model::Settings;
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::devices::Devices;
+use super::list::{VolumeReply, describe};
+use super::{SettingsParams, blocks};
+use crate::engine::Engine;
+use crate::rpc::error::Errno;
+use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::store::{Change, Edit, Record};
+use crate::volumes;
+
+pub(super) fn register(registry: &mut Registry<Engine>) {
+    registry.add::<Create>().add::<Delete>().add::<Rename>();
+}
+
+struct Create;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct CreateParams {
+    name: String,
+    /// One to five block devices, one for each replica: by name, alias or UUID, or as the address of a
+    /// namespace of another target (`nvmf://`, `nvmf+tcp://`, `nvmf+rdma://`, `nvmf+rdma+tcp://`), which is
+    /// attached.
+    devices: Vec<String>,
+    /// In MiB; unless given as large as the smallest device allows, which keeps 1 MiB for itself.
+    size_mb: Option<u64>,
+    /// In blocks of the devices, instead of size_mb.
+    num_blocks: Option<u64>,
+    /// Random unless given. A volume that has this UUID and this name already is answered as it is.
+    #[schemars(with = "Option<String>")]
+    uuid: Option<Uuid>,
+    #[serde(default)]
+    settings: SettingsParams,
+    /// Take devices that have data on them. It is lost.
+    #[serde(default)]
+    force: bool,
+}
+
+impl Method<Engine> for Create {
+    const NAME: &'static str = "volume_create";
+    const ABOUT: &'static str =
+        "Makes a replicated volume on block devices, and a block device of its name.";
+    const EFFECT: Effect = Effect::Waits;
+    type Params = CreateParams;
+    type Reply = VolumeReply;
+
+    async fn apply(params: CreateParams, on: Rc<Engine>) -> Result<VolumeReply, RpcError> {
+        on.settled().await;
+        // The call of a saved configuration.
+        if let Some(id) = params.uuid
+            && let Ok(there) = on.volumes.find(&id.to_string())
+            && there.name() == params.name
+        {
+            return describe(&on, &there);
+        }
+        if params.devices.is_empty() {
+            return Err(RpcError::errno(Errno::EINVAL, "no device is named").field("devices"));
+        }
+        let devices = Devices::find(&on, &params.devices, "devices").await?;
+        let made = make(&on, params, &devices.names).await;
+        if made.is_err() {
+            devices.give_back(&on).await;
+        }
+        made
+    }
+}
+
+async fn make(
+    on: &Rc<Engine>,
+    params: CreateParams,
+    devices: &[String],
+) -> Result<VolumeReply, RpcError> {
+    let plane = on.plane()?;
+    let layer = plane.bdevs.lookup(&devices[0]);
+    let block_size = layer.map_or(512, |layer| layer.geometry().block_size);
+    let blocks = blocks(params.num_blocks, params.size_mb, block_size)?;
+    let bytes = blocks.map(|blocks| {
+        blocks.checked_mul(u64::from(block_size)).ok_or_else(|| {
+            RpcError::errno(Errno::EINVAL, "that is more than 64 bits of bytes").field("num_blocks")
+        })
+    });
+    let mut settings = Settings::default();
+    params.settings.patch().apply(&mut settings);
+    let new = NewVolume {
+        name: params.name,
+        id: params.uuid,
+        bytes: bytes.transpose()?,
+        devices: devices.to_vec(),
+        settings,
+        force: params.force,
+    };
+    let opened = volumes::create(on, new).await?;
+    let id = opened.handle.status().id;
+    describe(on, &on.volumes.find(&id.to_string())?)
+}
+
+pub(super) fn config(on: &Engine) -> Vec<Value> {
+    let call = |listed: volumes::Listed| {
+        let record = &listed.record;
+        let (settings, members, blocks) = match listed.status() {
+            Some(s) => (
+                s.settings,
+                s.members.into_iter().map(|m| m.device).collect(),
+                s.blocks,
+            ),
+            None => (
+                record.settings.clone(),
+                record.members.iter().map(|m| m.device.clone()).collect(),
+                record.blocks,
+            ),
+        };
+        let members: Vec<String> = members;
+        json!({
+            "method": Create::NAME,
+            "params": {
+                "name": listed.name(),
+                "uuid": record.id,
+                "devices": members,
+                "num_blocks": blocks,
+                "settings": settings,
+            },
+        })
+    };
+    on.volumes.list().into_iter().map(call).collect()
+}
+
+struct Delete;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct DeleteParams {
+    name: String,
+    /// The volume's name once more, to delete it although not all of its replicas can be reached: those
+    /// keep their labels.
+    force: Option<String>,
+}
+
+impl Method<Engine> for Delete {
+    const NAME: &'static str = "volume_delete";
+    const ABOUT: &'static str = "Deletes a volume that nobody uses. The devices of its replicas are free again, their data is given up.";
+    const EFFECT: Effect = Effect::Waits;
+    type Params = DeleteParams;
+    type Reply = bool;
+
+    async fn apply(params: DeleteParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        on.settled().await;
+        volumes::delete(&on, &params.name, params.force).await?;
+        Ok(true)
+    }
+}
+
+struct Rename;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct RenameParams {
+    name: String,
+    new_name: String,
+}
+
+impl Method<Engine> for Rename {
+    const NAME: &'static str = "volume_rename";
+    const ABOUT: &'static str = "Gives a volume another name. Its block device has it as an alias at once, and as its name from the next start on; \
+         hosts notice nothing.";
+    const EFFECT: Effect = Effect::Waits;
+    type Params = RenameParams;
+    type Reply = bool;
+
+    async fn apply(params: RenameParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        on.settled().await;
+        let opened = on.volumes.opened(&params.name)?;
+        let (plane, before) = (on.plane()?, opened.handle.status());
+        let (bdev, new) = (opened.bdev.as_str(), params.new_name.as_str());
+        if before.name == new {
+            return Ok(true);
+        }
+        let taken = |refused: nacre_bdev::RegistryError| RpcError::from(refused).field("new_name");
+        // Taken first, so that nobody else takes it.
+        let aliased = new != bdev;
+        if aliased {
+            plane.bdevs.add_alias(bdev, new).map_err(taken)?;
+        }
+        let undo = || {
+            if aliased {
+                let _ = plane.bdevs.remove_alias(bdev, new);
+            }
+        };
+        // What the journal has of it must find it under either name.
+        let stored = on
+            .journal
+            .commit(by_id(&on, &before.name, bdev, before.id))
+            .await;
+        stored.inspect_err(|_| undo())?;
+        let renamed = Command::Rename {
+            name: new.to_owned(),
+        };
+        opened.handle.run(renamed).await.inspect_err(|_| undo())?;
+        if before.name != bdev {
+            // The alias of the rename before this one.
+            let _ = plane.bdevs.remove_alias(bdev, &before.name);
+        }
+        let text = format!("volume \"{}\" is called \"{new}\" now", before.name);
+        on.notes.tell(
+            "volume_rename",
+            new.to_owned(),
+            text,
+            json!({ "id": before.id }),
+        );
+        Ok(true)
+    }
+}
+
+/// Edits that have namespaces, limits and stacked devices name the device by its UUID, which stays.
+fn by_id(on: &Engine, name: &str, bdev: &str, id: Uuid) -> Change {
+    let ours = |value: Option<&Value>| {
+        let value = value.and_then(Value::as_str);
+        value == Some(name) || value == Some(bdev)
+    };
+    let mut edits = Vec::new();
+    for entry in on.journal.entries().into_iter().filter(|e| e.durable) {
+        let Record {
+            key,
+            method,
+            mut params,
+        } = entry.record;
+        let own_limits = key.starts_with("qos/") && ours(params.get("name"));
+        let mut changed = false;
+        for at in ["/namespace/bdev_name", "/base_bdev_name", "/base_name"] {
+            if ours(params.pointer(at))
+                && let Some(value) = params.pointer_mut(at)
+            {
+                *value = id.to_string().into();
+                changed = true;
+            }
+        }
+        if own_limits {
+            params["name"] = id.to_string().into();
+            changed = true;
+        }
+        if changed {
+            edits.push(Edit::Put(Record {
+                key,
+                method,
+                params,
+            }));
+        }
+    }
+    Change(edits)
+}

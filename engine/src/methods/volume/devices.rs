@@ -1,0 +1,138 @@
+//! The devices that replicas are made on: named, or addresses of other targets, which are attached.
+
+use std::rc::Rc;
+
+use nacre_bdev::Bdev;
+use nacre_bdev_remote::RemoteUri;
+use serde_json::json;
+use tracing::warn;
+
+use super::call;
+use crate::engine::Engine;
+use crate::remotes::{attach_params, default_name};
+use crate::rpc::RpcError;
+use crate::rpc::error::Errno;
+
+/// Devices' own names: what is kept of a member must not depend on an alias. Those that were attached for it
+/// are detached again unless they are kept.
+pub struct Devices {
+    pub names: Vec<String>,
+    /// Controllers that were attached for them.
+    attached: Vec<String>,
+}
+
+impl Devices {
+    /// `field`: the parameter that has them, an array.
+    pub async fn find(on: &Rc<Engine>, given: &[String], field: &str) -> Result<Devices, RpcError> {
+        let mut devices = Devices {
+            names: Vec::new(),
+            attached: Vec::new(),
+        };
+        for (at, name) in given.iter().enumerate() {
+            let found = devices.add(on, name, &format!("{field}[{at}]")).await;
+            if let Err(refused) = found {
+                devices.give_back(on).await;
+                return Err(refused);
+            }
+        }
+        Ok(devices)
+    }
+
+    /// `field`: the parameter that has it.
+    pub async fn one(on: &Rc<Engine>, given: &str, field: &str) -> Result<Devices, RpcError> {
+        let mut devices = Devices {
+            names: Vec::new(),
+            attached: Vec::new(),
+        };
+        match devices.add(on, given, field).await {
+            Ok(()) => Ok(devices),
+            Err(refused) => {
+                devices.give_back(on).await;
+                Err(refused)
+            }
+        }
+    }
+
+    async fn add(&mut self, on: &Rc<Engine>, given: &str, field: &str) -> Result<(), RpcError> {
+        let name = match given.contains("://") {
+            true => self.attach(on, given, field).await?,
+            false => match on.plane()?.bdevs.lookup(given) {
+                Some(layer) => layer.name().to_owned(),
+                None => return Err(crate::methods::bdev::no_device(given).field(field)),
+            },
+        };
+        if self.names.contains(&name) {
+            return Err(RpcError::errno(
+                Errno::EINVAL,
+                format!("\"{name}\" is named twice: each replica has a device of its own"),
+            )
+            .field(field));
+        }
+        self.names.push(name);
+        Ok(())
+    }
+
+    /// The one device of what the address names, attached unless it is.
+    async fn attach(
+        &mut self,
+        on: &Rc<Engine>,
+        uri: &str,
+        field: &str,
+    ) -> Result<String, RpcError> {
+        let uri: RemoteUri = uri.parse().map_err(|e: nacre_bdev_remote::UriError| {
+            RpcError::invalid_params(e.to_string()).field(field)
+        })?;
+        let base = default_name(uri.subnqn.as_str());
+        let names = (1..).map(|n| match n {
+            1 => base.clone(),
+            n => format!("{base}-{n}"),
+        });
+        let mut chosen = String::new();
+        for name in names {
+            match on.remotes.find(&name) {
+                Some(remote)
+                    if remote.wanted.subnqn == uri.subnqn && remote.wanted.host == uri.host =>
+                {
+                    let devices = remote.attachment.devices();
+                    if let [device] = devices.as_slice() {
+                        return Ok(device.name().to_owned());
+                    }
+                }
+                Some(_) => {}
+                None => {
+                    chosen = name;
+                    break;
+                }
+            }
+        }
+        let params = attach_params(&uri, Some(chosen.clone()));
+        let made = call(on, "bdev_nvme_attach_controller", params).await;
+        let made = made.map_err(|refused| refused.field(field))?;
+        self.attached.push(chosen);
+        let made = made.as_array().into_iter().flatten();
+        let mut made: Vec<String> = made.filter_map(|n| n.as_str().map(Into::into)).collect();
+        match (made.pop(), made.len()) {
+            (Some(device), 0) => Ok(device),
+            (found, others) => Err(RpcError::errno(
+                Errno::EINVAL,
+                format!(
+                    "{} has {} namespaces: a replica is on one",
+                    uri.subnqn,
+                    others + usize::from(found.is_some())
+                ),
+            )
+            .field(field)
+            .remedy("name it with ?nsid= or ?uuid=")),
+        }
+    }
+
+    /// Nothing was made of them.
+    pub async fn give_back(self, on: &Rc<Engine>) {
+        for name in self.attached {
+            let params = json!({ "name": name });
+            if let Err(error) = call(on, "bdev_nvme_detach_controller", params).await {
+                warn!(name, %error, "attached for a replica that was not made, and not detached");
+            }
+        }
+    }
+}

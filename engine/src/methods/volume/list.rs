@@ -1,0 +1,417 @@
+//! `volume_list`, `volume_get`: what volumes are and what they are doing.
+
+use std::rc::Rc;
+
+use nacre_bdev::{Bdev, Op};
+use nacre_bdev_replica::handle::{
+    MemberStatus, ResyncKind, ResyncStatus, VerifyStatus, VolumeState, VolumeStatus,
+};
+use nacre_bdev_replica::model::{MemberState, Settings, VolumeRecord};
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::{NameParams, SettingsParams};
+use crate::engine::Engine;
+use crate::plane::Plane;
+use crate::rpc::{Effect, Method, NoParams, Registry, RpcError};
+use crate::volumes::{Listed, REMOTE_PRODUCT, Standing};
+
+pub(super) fn register(registry: &mut Registry<Engine>) {
+    registry.add::<List>().add::<Get>().add::<Records>();
+}
+
+/// A volume as it is now.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct VolumeReply {
+    name: String,
+    uuid: String,
+    /// Its block device; none while it is not open.
+    bdev: Option<String>,
+    /// `healthy`, `degraded`, `frozen`, `writes_held`, `failing`, `fenced`, `store_lost`, `closed`, or
+    /// `opening`.
+    state: &'static str,
+    /// Why it is in that state, when not everything is well.
+    why: Option<String>,
+    block_size: u32,
+    num_blocks: u64,
+    /// Raised by each opening.
+    epoch: u64,
+    /// Raised by each change of what is durable.
+    revision: u64,
+    /// Of the dirty-region log, in bytes.
+    region_size: u64,
+    num_regions: u64,
+    /// Regions that may differ between replicas after a crash, or that an absent replica misses.
+    dirty_regions: u64,
+    #[schemars(with = "SettingsParams")]
+    settings: Settings,
+    /// The subsystems that show it to hosts.
+    subsystems: Vec<String>,
+    replicas: Vec<ReplicaReply>,
+    verify: Option<VerifyReply>,
+    /// Queues open on it.
+    queues: usize,
+    /// The reactor of its control.
+    reactor: Option<String>,
+    counters: CountersReply,
+}
+
+#[derive(Debug, Default, Serialize, JsonSchema)]
+struct CountersReply {
+    /// Writes that waited for the dirty-region log.
+    log_waits: u64,
+    /// Writes that waited for an overlapping one.
+    overlap_waits: u64,
+    /// Reads that another replica answered after an error.
+    reads_moved: u64,
+    /// Commands answered with a path error because nothing was in sync.
+    frozen_answers: u64,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ReplicaReply {
+    id: String,
+    slot: u8,
+    device: String,
+    /// `in_sync`, `syncing` (it is being copied to), `reconciling` (in sync but for what is being made
+    /// equal after an unclean stop), `out` (it misses the dirty regions), or `filling` (it has nothing
+    /// that can be believed above its watermark).
+    state: &'static str,
+    /// Its device is there and used.
+    attached: bool,
+    /// Taken out by the operator: it does not return by itself.
+    offline: bool,
+    /// `local`, or that of the remote namespace; none while its device is not there.
+    transport: Option<String>,
+    /// Mean times of its device since it is there, in microseconds.
+    read_latency_us: Option<u64>,
+    write_latency_us: Option<u64>,
+    /// Why it is not in sync.
+    why: Option<String>,
+    resync: Option<ResyncReply>,
+    /// The one that ended last, since the volume was opened.
+    last_resync: Option<LastResyncReply>,
+    reads: u64,
+    writes: u64,
+    errors: u64,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct ResyncReply {
+    /// `partial`, `full` or `reconcile`.
+    kind: &'static str,
+    /// The device that is copied from.
+    source: Option<String>,
+    total_bytes: u64,
+    left_bytes: u64,
+    bytes_per_s: u64,
+    /// Seconds left at the rate of late; none: not known.
+    left_s: Option<u64>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct LastResyncReply {
+    /// As above.
+    kind: &'static str,
+    bytes: u64,
+    seconds: f64,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct VerifyReply {
+    repair: bool,
+    running: bool,
+    total_bytes: u64,
+    compared_bytes: u64,
+    different_blocks: u64,
+    repaired_blocks: u64,
+    /// The first blocks that differed.
+    examples: Vec<u64>,
+}
+
+pub fn state_word(state: VolumeState) -> &'static str {
+    match state {
+        VolumeState::Healthy => "healthy",
+        VolumeState::Degraded => "degraded",
+        VolumeState::Frozen => "frozen",
+        VolumeState::WritesHeld => "writes_held",
+        VolumeState::Failing => "failing",
+        VolumeState::Fenced => "fenced",
+        VolumeState::StoreLost => "store_lost",
+        VolumeState::Closed => "closed",
+    }
+}
+
+/// Every state that there is of a volume, for metrics.
+pub const STATES: [&str; 9] = [
+    "healthy",
+    "degraded",
+    "frozen",
+    "writes_held",
+    "failing",
+    "fenced",
+    "store_lost",
+    "closed",
+    "opening",
+];
+
+pub fn member_word(member: &MemberStatus) -> &'static str {
+    let kind = member.resync.as_ref().map(|r| r.kind);
+    match (member.state, kind) {
+        (MemberState::InSync, Some(ResyncKind::Reconcile)) => "reconciling",
+        (MemberState::InSync, _) => "in_sync",
+        (_, Some(_)) => "syncing",
+        (MemberState::Out { .. }, None) => "out",
+        (MemberState::Filling { .. }, None) => "filling",
+    }
+}
+
+/// Every state that there is of a replica, for metrics.
+pub const MEMBER_STATES: [&str; 5] = ["in_sync", "syncing", "reconciling", "out", "filling"];
+
+pub fn kind_word(kind: ResyncKind) -> &'static str {
+    match kind {
+        ResyncKind::Partial => "partial",
+        ResyncKind::Full => "full",
+        ResyncKind::Reconcile => "reconcile",
+    }
+}
+
+pub fn describe(on: &Engine, listed: &Listed) -> Result<VolumeReply, RpcError> {
+    let plane = on.plane()?;
+    Ok(match &listed.standing {
+        Standing::Open(opened) => {
+            let status = opened.handle.status();
+            let mut reply = of_status(&plane, &status);
+            reply.reactor = Some(opened.reactor.clone());
+            reply.subsystems = subsystems(&plane, &opened.bdev);
+            reply.bdev = Some(opened.bdev.clone());
+            reply
+        }
+        Standing::Opening { why, .. } => of_record(&listed.record, why.as_ref()),
+    })
+}
+
+/// The subsystems with a namespace on a device.
+fn subsystems(plane: &Plane, bdev: &str) -> Vec<String> {
+    let has = |s: &std::sync::Arc<nacre_nvmf::target::Subsystem>| {
+        s.namespaces().iter().any(|n| n.bdev_name == bdev)
+    };
+    let all = plane.target.subsystems();
+    all.iter()
+        .filter(|s| has(s))
+        .map(|s| s.nqn().to_string())
+        .collect()
+}
+
+fn of_status(plane: &Plane, status: &VolumeStatus) -> VolumeReply {
+    let replicas = status.members.iter();
+    VolumeReply {
+        name: status.name.clone(),
+        uuid: status.id.to_string(),
+        bdev: None,
+        state: state_word(status.state),
+        why: status.why.clone(),
+        block_size: status.block_size,
+        num_blocks: status.blocks,
+        epoch: status.epoch,
+        revision: status.revision,
+        region_size: status.region_bytes,
+        num_regions: status.regions,
+        dirty_regions: status.dirty_regions,
+        settings: status.settings.clone(),
+        subsystems: Vec::new(),
+        replicas: replicas.map(|m| replica(plane, status, m)).collect(),
+        verify: status.verify.as_ref().map(verify),
+        queues: status.lanes,
+        reactor: None,
+        counters: CountersReply {
+            log_waits: status.log_waits,
+            overlap_waits: status.overlap_waits,
+            reads_moved: status.reads_moved,
+            frozen_answers: status.frozen_answers,
+        },
+    }
+}
+
+fn replica(plane: &Plane, volume: &VolumeStatus, member: &MemberStatus) -> ReplicaReply {
+    let layer = plane.bdevs.lookup(&member.device);
+    let mean = |op: Op| {
+        let stats = layer.as_ref()?.stats().snapshot();
+        let stats = stats.op(op);
+        stats
+            .latency_sum_ns
+            .checked_div(stats.ops + stats.errors)
+            .map(|ns| ns / 1000)
+    };
+    let device_of = |id: uuid::Uuid| {
+        let source = volume.members.iter().find(|m| m.id == id);
+        source.map(|m| m.device.clone())
+    };
+    ReplicaReply {
+        id: member.id.to_string(),
+        slot: member.slot,
+        device: member.device.clone(),
+        state: member_word(member),
+        attached: member.attached,
+        offline: member.offline,
+        transport: layer.as_ref().map(|layer| transport(layer)),
+        read_latency_us: mean(Op::Read),
+        write_latency_us: mean(Op::Write),
+        why: member.why.clone(),
+        resync: member.resync.as_ref().map(|r| resync(r, &device_of)),
+        last_resync: member.last_resync.map(|last| LastResyncReply {
+            kind: kind_word(last.kind),
+            bytes: last.bytes,
+            seconds: last.seconds,
+        }),
+        reads: member.reads,
+        writes: member.writes,
+        errors: member.errors,
+    }
+}
+
+/// How a device is reached: remote namespaces say it where SPDK's do.
+pub fn transport(layer: &nacre_bdev::Layer) -> String {
+    if layer.product_name() != REMOTE_PRODUCT {
+        return "local".into();
+    }
+    let facts = layer.module().driver_specific();
+    let told = ["/nvme/0/trid/trtype", "/nvme/trid/trtype"]
+        .iter()
+        .find_map(|at| facts.pointer(at).and_then(Value::as_str));
+    told.unwrap_or("remote").to_owned()
+}
+
+fn resync(of: &ResyncStatus, device_of: &dyn Fn(uuid::Uuid) -> Option<String>) -> ResyncReply {
+    ResyncReply {
+        kind: kind_word(of.kind),
+        source: of.source.and_then(device_of),
+        total_bytes: of.total_bytes,
+        left_bytes: of.left_bytes,
+        bytes_per_s: of.bytes_per_s,
+        left_s: of.left_s,
+    }
+}
+
+fn verify(of: &VerifyStatus) -> VerifyReply {
+    VerifyReply {
+        repair: of.repair,
+        running: of.running,
+        total_bytes: of.total_bytes,
+        compared_bytes: of.compared_bytes,
+        different_blocks: of.different_blocks,
+        repaired_blocks: of.repaired_blocks,
+        examples: of.examples.clone(),
+    }
+}
+
+/// One that is not open: as the store has it.
+fn of_record(
+    record: &VolumeRecord,
+    why: Option<&nacre_bdev_replica::handle::VolumeError>,
+) -> VolumeReply {
+    let member = |m: &nacre_bdev_replica::model::MemberRecord| ReplicaReply {
+        id: m.id.to_string(),
+        slot: m.slot,
+        device: m.device.clone(),
+        state: match m.state {
+            MemberState::InSync => "in_sync",
+            MemberState::Out { .. } => "out",
+            MemberState::Filling { .. } => "filling",
+        },
+        attached: false,
+        offline: m.offline,
+        transport: None,
+        read_latency_us: None,
+        write_latency_us: None,
+        why: m.why.clone(),
+        resync: None,
+        last_resync: None,
+        reads: 0,
+        writes: 0,
+        errors: 0,
+    };
+    VolumeReply {
+        name: record.name.clone(),
+        uuid: record.id.to_string(),
+        bdev: None,
+        state: "opening",
+        why: why.map(ToString::to_string),
+        block_size: record.block_size,
+        num_blocks: record.blocks,
+        epoch: record.epoch,
+        revision: record.revision,
+        region_size: 1 << record.region_shift,
+        num_regions: record.regions(),
+        dirty_regions: 0,
+        settings: record.settings.clone(),
+        subsystems: Vec::new(),
+        replicas: record.members.iter().map(member).collect(),
+        verify: None,
+        queues: 0,
+        reactor: None,
+        counters: CountersReply::default(),
+    }
+}
+
+struct List;
+
+impl Method<Engine> for List {
+    const NAME: &'static str = "volume_list";
+    const ABOUT: &'static str = "Lists the replicated volumes, by name.";
+    const ALIASES: &'static [&'static str] = &["volume_get_volumes"];
+    type Params = NoParams;
+    type Reply = Vec<VolumeReply>;
+
+    async fn apply(_: NoParams, on: Rc<Engine>) -> Result<Vec<VolumeReply>, RpcError> {
+        on.volumes.list().iter().map(|v| describe(&on, v)).collect()
+    }
+}
+
+struct Get;
+
+impl Method<Engine> for Get {
+    const NAME: &'static str = "volume_get";
+    const ABOUT: &'static str = "Tells everything about a volume: its state and why, its replicas, what is copied from where and how long it takes.";
+    type Params = NameParams;
+    type Reply = VolumeReply;
+
+    async fn apply(params: NameParams, on: Rc<Engine>) -> Result<VolumeReply, RpcError> {
+        describe(&on, &on.volumes.find(&params.name)?)
+    }
+}
+
+struct Records;
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct RecordsReply {
+    /// Where they are kept; none: in memory.
+    file: Option<String>,
+    /// Who this daemon is to those who share the store.
+    holder: String,
+    /// As they are stored.
+    volumes: Vec<Value>,
+}
+
+impl Method<Engine> for Records {
+    const NAME: &'static str = "volume_get_records";
+    const ABOUT: &'static str =
+        "Gives the records of the volume store, which say who is in sync, in which epoch.";
+    const EFFECT: Effect = Effect::Waits;
+    type Params = NoParams;
+    type Reply = RecordsReply;
+
+    async fn apply(_: NoParams, on: Rc<Engine>) -> Result<RecordsReply, RpcError> {
+        let records = on.volumes.store()?.list().await;
+        let records = records.map_err(nacre_bdev_replica::handle::VolumeError::from)?;
+        let file = on.journal.store_path();
+        let file = file.map(|dir| dir.join(nacre_bdev_replica::store::FILE));
+        Ok(RecordsReply {
+            file: file.map(|f| f.display().to_string()),
+            holder: on.volumes.holder().to_string(),
+            volumes: records.iter().map(|r| json!(r)).collect(),
+        })
+    }
+}

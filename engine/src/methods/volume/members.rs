@@ -1,0 +1,269 @@
+//! `volume_*_replica`, `volume_resync`: who a volume consists of.
+
+use std::rc::Rc;
+
+use nacre_bdev::Bdev;
+use nacre_bdev_replica::handle::Command;
+use nacre_bdev_replica::model::MemberState;
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use super::devices::Devices;
+use super::list::{VolumeReply, describe};
+use crate::engine::Engine;
+use crate::rpc::error::Errno;
+use crate::rpc::{Effect, Method, Registry, RpcError};
+
+pub(super) fn register(registry: &mut Registry<Engine>) {
+    registry
+        .add::<Add>()
+        .add::<Remove>()
+        .add::<Offline>()
+        .add::<Online>()
+        .add::<Replace>()
+        .add::<Move>()
+        .add::<Resync>();
+}
+
+/// The device's own name where a member is named by another one; ids stay.
+pub fn member(on: &Engine, name: &str) -> String {
+    let plane = on.plane().ok();
+    let layer = plane.and_then(|plane| plane.bdevs.lookup(name));
+    match (super::parse_id(name), layer) {
+        (None, Some(layer)) => layer.name().to_owned(),
+        _ => name.to_owned(),
+    }
+}
+
+/// Carries a command out, and answers what the volume is then.
+async fn run(on: &Rc<Engine>, name: &str, command: Command) -> Result<VolumeReply, RpcError> {
+    on.settled().await;
+    let opened = on.volumes.run(name, command).await?;
+    let id = opened.handle.status().id;
+    describe(on, &on.volumes.find(&id.to_string())?)
+}
+
+/// As [`run`], with a command on a device that is attached if it is an address.
+async fn run_on(
+    on: &Rc<Engine>,
+    name: &str,
+    device: &str,
+    command: impl FnOnce(String) -> Command,
+) -> Result<VolumeReply, RpcError> {
+    let devices = Devices::one(on, device, "device").await?;
+    let outcome = run(on, name, command(devices.names[0].clone())).await;
+    if outcome.is_err() {
+        devices.give_back(on).await;
+    }
+    outcome
+}
+
+struct Add;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct AddParams {
+    name: String,
+    /// The block device of the new replica, or an address as volume_create takes it.
+    device: String,
+    /// Take a device that has data on it. It is lost.
+    #[serde(default)]
+    force: bool,
+}
+
+impl Method<Engine> for Add {
+    const NAME: &'static str = "volume_add_replica";
+    const ABOUT: &'static str =
+        "Adds a replica to a volume; it is filled while the volume is in use.";
+    const EFFECT: Effect = Effect::Waits;
+    type Params = AddParams;
+    type Reply = VolumeReply;
+
+    async fn apply(params: AddParams, on: Rc<Engine>) -> Result<VolumeReply, RpcError> {
+        on.settled().await;
+        let force = params.force;
+        let add = |device| Command::Add { device, force };
+        run_on(&on, &params.name, &params.device, add).await
+    }
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct ForcedParams {
+    name: String,
+    /// The replica, by id or by its device.
+    member: String,
+    /// The volume's name once more, where the last good copy would go.
+    force: Option<String>,
+}
+
+struct Remove;
+
+impl Method<Engine> for Remove {
+    const NAME: &'static str = "volume_remove_replica";
+    const ABOUT: &'static str = "Takes a replica out of a volume for good; its device is free.";
+    const EFFECT: Effect = Effect::Waits;
+    type Params = ForcedParams;
+    type Reply = VolumeReply;
+
+    async fn apply(params: ForcedParams, on: Rc<Engine>) -> Result<VolumeReply, RpcError> {
+        let command = Command::Remove {
+            member: member(&on, &params.member),
+            force: params.force,
+        };
+        run(&on, &params.name, command).await
+    }
+}
+
+struct Offline;
+
+impl Method<Engine> for Offline {
+    const NAME: &'static str = "volume_offline_replica";
+    const ABOUT: &'static str = "Stops using a replica until volume_online_replica; what it misses is counted, and is all that it gets then.";
+    const EFFECT: Effect = Effect::Waits;
+    type Params = ForcedParams;
+    type Reply = VolumeReply;
+
+    async fn apply(params: ForcedParams, on: Rc<Engine>) -> Result<VolumeReply, RpcError> {
+        let command = Command::Offline {
+            member: member(&on, &params.member),
+            force: params.force,
+        };
+        run(&on, &params.name, command).await
+    }
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct MemberParams {
+    name: String,
+    /// The replica, by id or by its device.
+    member: String,
+}
+
+struct Online;
+
+impl Method<Engine> for Online {
+    const NAME: &'static str = "volume_online_replica";
+    const ABOUT: &'static str = "Uses a replica again that was taken offline.";
+    const EFFECT: Effect = Effect::Waits;
+    type Params = MemberParams;
+    type Reply = VolumeReply;
+
+    async fn apply(params: MemberParams, on: Rc<Engine>) -> Result<VolumeReply, RpcError> {
+        let command = Command::Online {
+            member: member(&on, &params.member),
+        };
+        run(&on, &params.name, command).await
+    }
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct ReplaceParams {
+    name: String,
+    /// The replica that is to go, by id or by its device.
+    member: String,
+    /// The block device of the new one, or an address as volume_create takes it.
+    device: String,
+    /// Take a device that has data on it. It is lost.
+    #[serde(default)]
+    force: bool,
+}
+
+impl ReplaceParams {
+    async fn run(self, on: &Rc<Engine>) -> Result<VolumeReply, RpcError> {
+        let (member, force) = (member(on, &self.member), self.force);
+        let replace = |device| Command::Replace {
+            member,
+            device,
+            force,
+        };
+        run_on(on, &self.name, &self.device, replace).await
+    }
+}
+
+struct Replace;
+
+impl Method<Engine> for Replace {
+    const NAME: &'static str = "volume_replace_replica";
+    const ABOUT: &'static str =
+        "Puts a new replica in the place of one, which goes when the new one is in sync.";
+    const EFFECT: Effect = Effect::Waits;
+    type Params = ReplaceParams;
+    type Reply = VolumeReply;
+
+    async fn apply(params: ReplaceParams, on: Rc<Engine>) -> Result<VolumeReply, RpcError> {
+        on.settled().await;
+        params.run(&on).await
+    }
+}
+
+struct Move;
+
+impl Method<Engine> for Move {
+    const NAME: &'static str = "volume_move_replica";
+    const ABOUT: &'static str = "Moves a replica that is in sync to another device; it is used until the new one is in sync, so that there is never one less.";
+    const EFFECT: Effect = Effect::Waits;
+    type Params = ReplaceParams;
+    type Reply = VolumeReply;
+
+    async fn apply(params: ReplaceParams, on: Rc<Engine>) -> Result<VolumeReply, RpcError> {
+        on.settled().await;
+        let wanted = member(&on, &params.member);
+        let status = on.volumes.opened(&params.name)?.handle.status();
+        let ours = status
+            .members
+            .iter()
+            .find(|m| m.device == wanted || m.id.to_string() == wanted);
+        if let Some(member) = ours.filter(|m| m.state != MemberState::InSync) {
+            return Err(RpcError::errno(
+                Errno::EINVAL,
+                format!(
+                    "the replica on \"{}\" is not in sync: there is nothing to move",
+                    member.device
+                ),
+            )
+            .field("member")
+            .remedy("replace it with volume_replace_replica"));
+        }
+        params.run(&on).await
+    }
+}
+
+struct Resync;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct ResyncParams {
+    name: String,
+    /// Only this replica, by id or by its device; all that are out of sync unless given.
+    member: Option<String>,
+    /// Everything is copied, not only what is known to be missed. Needs a member.
+    #[serde(default)]
+    full: bool,
+}
+
+impl Method<Engine> for Resync {
+    const NAME: &'static str = "volume_resync";
+    const ABOUT: &'static str =
+        "Tries to bring replicas in sync now, without waiting for their next turn.";
+    const EFFECT: Effect = Effect::Waits;
+    type Params = ResyncParams;
+    type Reply = VolumeReply;
+
+    async fn apply(params: ResyncParams, on: Rc<Engine>) -> Result<VolumeReply, RpcError> {
+        if params.full && params.member.is_none() {
+            return Err(
+                RpcError::errno(Errno::EINVAL, "full needs to know which replica")
+                    .field("member")
+                    .remedy("name it"),
+            );
+        }
+        let command = Command::Resync {
+            member: params.member.map(|name| member(&on, &name)),
+            full: params.full,
+        };
+        run(&on, &params.name, command).await
+    }
+}

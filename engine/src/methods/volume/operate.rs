@@ -1,0 +1,225 @@
+//! `volume_verify`, `volume_grow`, `volume_set`, `volume_thaw`, `volume_fail_io`.
+
+use std::rc::Rc;
+
+use nacre_bdev::Bdev;
+use nacre_bdev_replica::handle::Command;
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use super::list::{VolumeReply, describe};
+use super::{NameParams, SettingsParams, blocks, publish};
+use crate::engine::Engine;
+use crate::rpc::error::Errno;
+use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::volumes::RESERVED;
+
+pub(super) fn register(registry: &mut Registry<Engine>) {
+    registry
+        .add::<Verify>()
+        .add::<Grow>()
+        .add::<Set>()
+        .add::<Thaw>()
+        .add::<FailIo>();
+}
+
+async fn run(on: &Rc<Engine>, name: &str, command: Command) -> Result<VolumeReply, RpcError> {
+    on.settled().await;
+    let opened = on.volumes.run(name, command).await?;
+    let id = opened.handle.status().id;
+    describe(on, &on.volumes.find(&id.to_string())?)
+}
+
+struct Verify;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct VerifyParams {
+    name: String,
+    /// Where replicas differ, write what the most of them have (the first in sync, if as many have each)
+    /// to the others.
+    #[serde(default)]
+    repair: bool,
+    /// Stop the verification that is running.
+    #[serde(default)]
+    stop: bool,
+}
+
+impl Method<Engine> for Verify {
+    const NAME: &'static str = "volume_verify";
+    const ABOUT: &'static str = "Compares the replicas that are in sync, while the volume is in use; volume_get tells how far it is and what it found.";
+    const EFFECT: Effect = Effect::Waits;
+    type Params = VerifyParams;
+    type Reply = VolumeReply;
+
+    async fn apply(params: VerifyParams, on: Rc<Engine>) -> Result<VolumeReply, RpcError> {
+        let command = match (params.stop, params.repair) {
+            (true, true) => {
+                return Err(
+                    RpcError::errno(Errno::EINVAL, "what is stopped repairs nothing")
+                        .field("repair"),
+                );
+            }
+            (true, false) => Command::StopVerify,
+            (false, repair) => Command::Verify { repair },
+        };
+        run(&on, &params.name, command).await
+    }
+}
+
+struct Grow;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct GrowParams {
+    name: String,
+    /// The new size in MiB; unless given as large as the smallest device allows.
+    size_mb: Option<u64>,
+    /// In blocks, instead of size_mb.
+    num_blocks: Option<u64>,
+}
+
+impl Method<Engine> for Grow {
+    const NAME: &'static str = "volume_grow";
+    const ABOUT: &'static str =
+        "Makes a volume larger, when its devices are; hosts see the new size at once.";
+    const EFFECT: Effect = Effect::Waits;
+    type Params = GrowParams;
+    type Reply = VolumeReply;
+
+    async fn apply(params: GrowParams, on: Rc<Engine>) -> Result<VolumeReply, RpcError> {
+        on.settled().await;
+        let status = on.volumes.opened(&params.name)?.handle.status();
+        let plane = on.plane()?;
+        let most = || {
+            let room = |m: &nacre_bdev_replica::handle::MemberStatus| {
+                let layer = plane.bdevs.lookup(&m.device).ok_or_else(|| {
+                    RpcError::errno(
+                        Errno::ENODEV,
+                        format!("the replica on \"{}\" is not there to be asked", m.device),
+                    )
+                    .field("num_blocks")
+                    .remedy("give the size, or bring the replica back")
+                })?;
+                let bytes = layer.geometry().bytes().saturating_sub(RESERVED);
+                Ok(bytes / u64::from(status.block_size))
+            };
+            let rooms: Result<Vec<u64>, RpcError> = status.members.iter().map(room).collect();
+            Ok::<u64, RpcError>(rooms?.into_iter().min().unwrap_or(status.blocks))
+        };
+        let blocks = match blocks(params.num_blocks, params.size_mb, status.block_size)? {
+            Some(blocks) => blocks,
+            None => most()?,
+        };
+        if blocks == status.blocks {
+            return run_nothing(&on, &params.name);
+        }
+        run(&on, &params.name, Command::Grow { blocks }).await
+    }
+}
+
+fn run_nothing(on: &Engine, name: &str) -> Result<VolumeReply, RpcError> {
+    describe(on, &on.volumes.find(name)?)
+}
+
+struct Set;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct SetParams {
+    name: String,
+    settings: SettingsParams,
+}
+
+impl Method<Engine> for Set {
+    const NAME: &'static str = "volume_set";
+    const ABOUT: &'static str = "Changes settings of a volume, live; what is not named stays.";
+    const EFFECT: Effect = Effect::Waits;
+    type Params = SetParams;
+    type Reply = VolumeReply;
+
+    async fn apply(params: SetParams, on: Rc<Engine>) -> Result<VolumeReply, RpcError> {
+        on.settled().await;
+        let status = on.volumes.opened(&params.name)?.handle.status();
+        let mut settings = status.settings.clone();
+        params.settings.patch().apply(&mut settings);
+        let policy_changed = settings.transport_policy != status.settings.transport_policy;
+        let command = Command::Set {
+            settings: Box::new(settings),
+        };
+        let reply = run(&on, &params.name, command).await?;
+        if policy_changed {
+            publish::policy_changed(&on, status.id).await?;
+        }
+        Ok(reply)
+    }
+}
+
+struct Thaw;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct ThawParams {
+    name: String,
+    /// The volume's name once more, to serve from a replica that misses acknowledged writes.
+    force: Option<String>,
+    /// Of a volume that is not open: the replica to serve from, by id or by its device.
+    member: Option<String>,
+}
+
+impl Method<Engine> for Thaw {
+    const NAME: &'static str = "volume_thaw";
+    const ABOUT: &'static str = "Has a frozen volume serve again, from the replicas that are there; and ends volume_fail_io.";
+    const EFFECT: Effect = Effect::Waits;
+    type Params = ThawParams;
+    type Reply = VolumeReply;
+
+    async fn apply(params: ThawParams, on: Rc<Engine>) -> Result<VolumeReply, RpcError> {
+        on.settled().await;
+        let listed = on.volumes.find(&params.name)?;
+        match (listed.bdev(), params.member) {
+            (Some(_), None) => {}
+            (Some(_), Some(_)) => {
+                return Err(RpcError::errno(
+                    Errno::EINVAL,
+                    "the volume is open: it chooses the replica that left last",
+                )
+                .field("member")
+                .remedy("leave it out"));
+            }
+            (None, None) => {
+                return Err(RpcError::errno(
+                    Errno::EAGAIN,
+                    "the volume is not open, as none of its replicas that are in sync is there",
+                )
+                .field("member")
+                .remedy("bring one back; or name the replica to serve from, whatever it missed"));
+            }
+            (None, Some(name)) => {
+                let force = params.force.unwrap_or_default();
+                let chosen = super::members::member(&on, &name);
+                crate::volumes::force_in_sync(&on, &params.name, chosen, force).await?;
+                return describe(&on, &on.volumes.find(&params.name)?);
+            }
+        }
+        let command = Command::Thaw {
+            force: params.force,
+        };
+        run(&on, &params.name, command).await
+    }
+}
+
+struct FailIo;
+
+impl Method<Engine> for FailIo {
+    const NAME: &'static str = "volume_fail_io";
+    const ABOUT: &'static str =
+        "Fails the I/O that waits for a volume, and all that comes, until volume_thaw.";
+    const EFFECT: Effect = Effect::Waits;
+    type Params = NameParams;
+    type Reply = VolumeReply;
+
+    async fn apply(params: NameParams, on: Rc<Engine>) -> Result<VolumeReply, RpcError> {
+        run(&on, &params.name, Command::FailIo).await
+    }
+}

@@ -1,0 +1,425 @@
+//! `volume_publish`, `volume_unpublish`, `volume_get_connections`: a volume and its hosts.
+//!
+//! Publishing is a handful of other calls, which are stored as such. What remains is where the
+//! subsystem is served: on addresses that were named, which are stored with it, or wherever the
+//! configuration file has listeners, which is looked up as the machine changes. The volume's transport
+//! policy has the listeners of other transports withheld: hosts are not told of them, and refused there.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use nacre_bdev_replica::model::TransportPolicy;
+use nacre_nvmf::target::{Association, Subsystem};
+use nacre_nvmf::transport::TransportType;
+use nacre_nvmf_wire::Nqn;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tracing::warn;
+use uuid::Uuid;
+
+use super::{NameParams, call};
+use crate::engine::Engine;
+use crate::journal::Standing;
+use crate::rpc::error::Errno;
+use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::store::Change;
+
+pub(super) fn register(registry: &mut Registry<Engine>) {
+    registry
+        .add::<Publish>()
+        .add::<Unpublish>()
+        .add::<GetConnections>();
+}
+
+/// Before the volume's name in the name of its subsystem.
+const NQN_PREFIX: &str = "nqn.2025-01.io.nacre:";
+
+pub fn published_key(id: Uuid) -> String {
+    format!("volume/published/{id}")
+}
+
+/// A subsystem made by publishing a volume.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Published {
+    pub volume: Uuid,
+    pub nqn: String,
+    /// Served wherever the configuration file says.
+    pub on_declared: bool,
+    pub policy: TransportPolicy,
+}
+
+impl Published {
+    /// Whether hosts may come over `trtype`.
+    pub fn admits(&self, trtype: &str) -> bool {
+        admits(self.policy, trtype)
+    }
+}
+
+/// What is published and there.
+pub fn published(on: &Engine) -> Vec<Published> {
+    let Ok(plane) = on.plane() else {
+        return Vec::new();
+    };
+    let read = |entry: crate::journal::Entry| {
+        let params = &entry.record.params;
+        let volume = Uuid::parse_str(params["name"].as_str()?).ok()?;
+        let nqn = Nqn::new(params["nqn"].as_str()?).ok()?;
+        // Somebody may have deleted it by its own method.
+        plane.target.subsystem(&nqn).ok()?;
+        let listed = on.volumes.find(&volume.to_string()).ok()?;
+        let settings = listed.status().map(|s| s.settings);
+        Some(Published {
+            volume,
+            nqn: nqn.to_string(),
+            on_declared: params["listeners"].as_array().is_none_or(Vec::is_empty),
+            policy: settings.unwrap_or(listed.record.settings).transport_policy,
+        })
+    };
+    let entries = on.journal.entries().into_iter();
+    entries
+        .filter(|e| e.record.method == Publish::NAME)
+        .filter_map(read)
+        .collect()
+}
+
+/// Whether hosts may come over `trtype`.
+fn admits(policy: TransportPolicy, trtype: &str) -> bool {
+    match policy {
+        TransportPolicy::Inherit | TransportPolicy::Any => true,
+        TransportPolicy::RdmaOnly => trtype.eq_ignore_ascii_case("RDMA"),
+        TransportPolicy::TcpOnly => trtype.eq_ignore_ascii_case("TCP"),
+    }
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct ListenAddress {
+    /// `TCP` or `RDMA`.
+    trtype: String,
+    /// `IPv4` or `IPv6`; by the address unless given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    adrfam: Option<String>,
+    /// An IP address.
+    traddr: String,
+    /// A port number; 4420 unless given.
+    #[serde(default = "usual_port")]
+    trsvcid: String,
+}
+
+fn usual_port() -> String {
+    "4420".into()
+}
+
+struct Publish;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct PublishParams {
+    name: String,
+    /// Of the subsystem; `nqn.2025-01.io.nacre:` and the volume's name unless given.
+    nqn: Option<String>,
+    /// NQNs of the hosts that may use it.
+    #[serde(default)]
+    hosts: Vec<String>,
+    #[serde(default)]
+    allow_any_host: bool,
+    /// Where it is served; unless given on every listener of the configuration file.
+    #[serde(default)]
+    listeners: Vec<ListenAddress>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct PublishReply {
+    nqn: String,
+    nsid: u32,
+    uuid: String,
+    /// Addresses on which it is served now.
+    listen_addresses: Vec<Value>,
+}
+
+impl Method<Engine> for Publish {
+    const NAME: &'static str = "volume_publish";
+    const ABOUT: &'static str = "Gives hosts a volume: makes a subsystem with it as its one namespace, always with the same identifiers.";
+    const EFFECT: Effect = Effect::Waits;
+    type Params = PublishParams;
+    type Reply = PublishReply;
+
+    async fn apply(params: PublishParams, on: Rc<Engine>) -> Result<PublishReply, RpcError> {
+        on.settled().await;
+        let listed = on.volumes.find(&params.name)?;
+        let (id, name) = (listed.id(), listed.name());
+        let nqn = params.nqn.unwrap_or_else(|| format!("{NQN_PREFIX}{name}"));
+        let nqn = Nqn::new(&nqn).map_err(|error| {
+            RpcError::invalid_params(error.to_string())
+                .field("nqn")
+                .remedy("give one")
+        })?;
+        let key = published_key(id);
+        let known = on.journal.find(&key);
+        if known.as_ref().is_some_and(|e| e.standing != Standing::Live) {
+            // It is being restored: the rest is from records of its own.
+            on.listeners.look_again(&on).await;
+            return reply(&on, &nqn, id);
+        }
+        if let Some(now) = published(&on).iter().find(|p| p.volume == id) {
+            return Err(RpcError::errno(
+                Errno::EEXIST,
+                format!("volume \"{name}\" is published already, as {}", now.nqn),
+            )
+            .field("name")
+            .remedy("unpublish it first"));
+        }
+        let bdev = on.volumes.opened(&params.name)?.bdev.clone();
+        let policy = on
+            .volumes
+            .opened(&params.name)?
+            .handle
+            .status()
+            .settings
+            .transport_policy;
+        check(&params.listeners, policy)?;
+        let create = json!({ "nqn": nqn.as_str(), "allow_any_host": params.allow_any_host });
+        call(&on, "nvmf_create_subsystem", create).await?;
+        // Half of it is nothing.
+        let furnished = furnish(
+            &on,
+            &nqn,
+            &bdev,
+            id,
+            &params.hosts,
+            &params.listeners,
+            policy,
+        );
+        let furnished = async {
+            furnished.await?;
+            let record = json!({
+                "name": id.to_string(),
+                "nqn": nqn.as_str(),
+                "hosts": params.hosts,
+                "allow_any_host": params.allow_any_host,
+                "listeners": params.listeners,
+            });
+            let change = Change::put(key, Publish::NAME, record);
+            on.journal.commit(change).await
+        };
+        if let Err(refused) = furnished.await {
+            let undone = call(&on, "nvmf_delete_subsystem", json!({ "nqn": nqn.as_str() }));
+            if let Err(error) = undone.await {
+                warn!(%nqn, %error, "not published, and not undone");
+            }
+            return Err(refused);
+        }
+        if params.listeners.is_empty() {
+            on.listeners.look_again(&on).await;
+        }
+        let text = format!("volume \"{name}\" is published as {nqn}");
+        on.notes
+            .tell("volume_publish", name, text, json!({ "nqn": nqn.as_str() }));
+        reply(&on, &nqn, id)
+    }
+}
+
+/// A volume that nobody could reach is not published.
+fn check(listeners: &[ListenAddress], policy: TransportPolicy) -> Result<(), RpcError> {
+    match listeners.iter().any(|l| admits(policy, &l.trtype)) || listeners.is_empty() {
+        true => Ok(()),
+        false => Err(RpcError::errno(
+            Errno::EINVAL,
+            "the volume's transport_policy admits none of these listeners",
+        )
+        .field("listeners")
+        .remedy("add one of the other transport, or change the policy with volume_set")),
+    }
+}
+
+async fn furnish(
+    on: &Rc<Engine>,
+    nqn: &Nqn,
+    bdev: &str,
+    id: Uuid,
+    hosts: &[String],
+    listeners: &[ListenAddress],
+    policy: TransportPolicy,
+) -> Result<(), RpcError> {
+    let nqn = nqn.as_str();
+    let namespace = json!({ "nsid": 1, "bdev_name": bdev, "uuid": id });
+    let params = json!({ "nqn": nqn, "namespace": namespace });
+    call(on, "nvmf_subsystem_add_ns", params).await?;
+    for host in hosts {
+        let params = json!({ "nqn": nqn, "host": host });
+        call(on, "nvmf_subsystem_add_host", params).await?;
+    }
+    // Hosts come as soon as somebody listens: last.
+    for listener in listeners {
+        listen(on, nqn, &json!(listener), policy).await?;
+    }
+    Ok(())
+}
+
+async fn listen(
+    on: &Rc<Engine>,
+    nqn: &str,
+    address: &Value,
+    policy: TransportPolicy,
+) -> Result<(), RpcError> {
+    let trtype = address["trtype"].as_str().unwrap_or_default();
+    let mut params = json!({ "nqn": nqn, "listen_address": address });
+    if !admits(policy, trtype) {
+        params["withheld"] = true.into();
+    }
+    call(on, "nvmf_subsystem_add_listener", params)
+        .await
+        .map(drop)
+}
+
+fn reply(on: &Engine, nqn: &Nqn, id: Uuid) -> Result<PublishReply, RpcError> {
+    let subsystem = on.plane()?.target.subsystem(nqn)?;
+    let address = |l: &nacre_nvmf::target::SubsystemListener| {
+        let reply = crate::methods::nvmf::address_reply(l.transport, &l.address);
+        serde_json::to_value(reply).unwrap_or(Value::Null)
+    };
+    let listeners = subsystem.listeners();
+    let told = listeners.iter().filter(|l| !l.withheld);
+    Ok(PublishReply {
+        nqn: nqn.to_string(),
+        nsid: 1,
+        uuid: id.to_string(),
+        listen_addresses: told.map(address).collect(),
+    })
+}
+
+/// The listeners of a published volume, after its policy has changed.
+pub async fn policy_changed(on: &Rc<Engine>, id: Uuid) -> Result<(), RpcError> {
+    let Some(published) = published(on).into_iter().find(|p| p.volume == id) else {
+        return Ok(());
+    };
+    if published.on_declared {
+        on.listeners.look_again(on).await;
+        return Ok(());
+    }
+    let entry = on.journal.find(&published_key(id));
+    let listeners = entry.map(|e| e.record.params["listeners"].clone());
+    for address in listeners
+        .iter()
+        .flat_map(|l| l.as_array().into_iter().flatten())
+    {
+        let gone = json!({ "nqn": published.nqn, "listen_address": address });
+        // Somebody may have removed it by its own method: then it stays so.
+        if call(on, "nvmf_subsystem_remove_listener", gone)
+            .await
+            .is_ok()
+        {
+            listen(on, &published.nqn, address, published.policy).await?;
+        }
+    }
+    Ok(())
+}
+
+struct Unpublish;
+
+impl Method<Engine> for Unpublish {
+    const NAME: &'static str = "volume_unpublish";
+    const ABOUT: &'static str =
+        "Takes a volume away from hosts: deletes the subsystem that volume_publish made.";
+    const EFFECT: Effect = Effect::Waits;
+    type Params = NameParams;
+    type Reply = bool;
+
+    async fn apply(params: NameParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        on.settled().await;
+        let listed = on.volumes.find(&params.name)?;
+        let (key, name) = (published_key(listed.id()), listed.name());
+        let Some(entry) = on.journal.find(&key) else {
+            return Err(RpcError::errno(
+                Errno::ENOENT,
+                format!("volume \"{name}\" is not published"),
+            )
+            .field("name")
+            .remedy(
+                "a subsystem that was made by its own methods is deleted by nvmf_delete_subsystem",
+            ));
+        };
+        let nqn = entry.record.params["nqn"].as_str().unwrap_or_default();
+        let there = Nqn::new(nqn).is_ok_and(|nqn| {
+            let plane = on.plane();
+            plane.is_ok_and(|plane| plane.target.subsystem(&nqn).is_ok())
+        });
+        // First, so that no listener of the file is added to it any more.
+        on.journal.commit(Change::remove(key)).await?;
+        if there {
+            call(&on, "nvmf_delete_subsystem", json!({ "nqn": nqn })).await?;
+        }
+        on.listeners.look_again(&on).await;
+        let text = format!("volume \"{name}\" is not published any more");
+        on.notes
+            .tell("volume_unpublish", name, text, json!({ "nqn": nqn }));
+        Ok(true)
+    }
+}
+
+struct GetConnections;
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct ConnectionReply {
+    nqn: String,
+    host: String,
+    host_id: String,
+    cntlid: u16,
+    /// `TCP` or `RDMA`.
+    transport: String,
+    /// Where it came to, and from.
+    listen_address: String,
+    peer_address: String,
+    /// I/O queue pairs.
+    queues: usize,
+    /// Whether the volume's transport_policy admits this transport.
+    admitted: bool,
+}
+
+impl Method<Engine> for GetConnections {
+    const NAME: &'static str = "volume_get_connections";
+    const ABOUT: &'static str =
+        "Lists the hosts that are connected to a volume, each with the transport that it uses.";
+    type Params = NameParams;
+    type Reply = Vec<ConnectionReply>;
+
+    async fn apply(params: NameParams, on: Rc<Engine>) -> Result<Vec<ConnectionReply>, RpcError> {
+        let opened = on.volumes.opened(&params.name)?;
+        let policy = opened.handle.status().settings.transport_policy;
+        let of = |subsystem: &Arc<Subsystem>| {
+            let nqn = subsystem.nqn().to_string();
+            let controllers = subsystem.controllers();
+            let told = controllers.iter().map(move |c| connection(c, &nqn, policy));
+            told.collect::<Vec<_>>()
+        };
+        let subsystems = on.plane()?.target.subsystems();
+        let has = |s: &&Arc<Subsystem>| {
+            let namespaces = s.namespaces();
+            namespaces.iter().any(|n| n.bdev_name == opened.bdev)
+        };
+        Ok(subsystems.iter().filter(has).flat_map(of).collect())
+    }
+}
+
+fn connection(of: &Arc<Association>, nqn: &str, policy: TransportPolicy) -> ConnectionReply {
+    let queues = of.queues();
+    let address = |read: fn(&nacre_nvmf::target::QueueInfo) -> String| {
+        queues.first().map(read).unwrap_or_default()
+    };
+    let transport = match of.transport {
+        TransportType::Rdma => "RDMA".to_owned(),
+        other => other.to_string(),
+    };
+    ConnectionReply {
+        nqn: nqn.to_owned(),
+        host: of.hostnqn.to_string(),
+        host_id: Uuid::from_bytes(of.hostid).to_string(),
+        cntlid: of.cntlid,
+        admitted: admits(policy, &transport),
+        transport,
+        listen_address: address(|q| q.local.to_string()),
+        peer_address: address(|q| q.peer.to_string()),
+        queues: queues.iter().filter(|q| q.qid != 0).count(),
+    }
+}

@@ -1,0 +1,682 @@
+//! Goal: volumes are made, told of, changed and deleted as the methods say, every refusal says what is
+//! wrong, and what there is comes back after a restart.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::super::testing::{Bench, bench};
+use crate::config::Settings;
+use crate::store::Store;
+
+const ID: &str = "7b1d3f6e-52ab-4a0c-9a0e-0d9e6c1f2b3a";
+
+fn ram(bench: &Bench, name: &str, mib: u64) {
+    let params = json!({ "name": name, "num_blocks": mib << 11, "block_size": 512 });
+    bench.call("bdev_malloc_create", params);
+}
+
+fn file(bench: &Bench, dir: &Path, name: &str, mib: u64) {
+    let path = dir.join(name);
+    if !path.exists() {
+        std::fs::File::create(&path)
+            .and_then(|f| f.set_len(mib << 20))
+            .unwrap();
+    }
+    let params = json!({ "name": name, "filename": path, "block_size": 512 });
+    bench.call("bdev_uring_create", params);
+}
+
+/// A volume "v" over two RAM disks.
+fn mirror(bench: &Bench) -> Value {
+    ram(bench, "a", 8);
+    ram(bench, "b", 8);
+    let params = json!({ "name": "v", "devices": ["a", "b"], "uuid": ID });
+    bench.call("volume_create", params)
+}
+
+fn pause(bench: &Bench, time: Duration) {
+    bench.run(async { tokio::time::sleep(time).await });
+}
+
+#[track_caller]
+fn until(bench: &Bench, what: &str, done: impl Fn(&Value) -> bool) -> Value {
+    let end = Instant::now() + Duration::from_secs(30);
+    loop {
+        let volume = bench.call("volume_get", json!({ "name": "v" }));
+        if done(&volume) {
+            return volume;
+        }
+        assert!(Instant::now() < end, "{what}: {volume:#}");
+        pause(bench, Duration::from_millis(10));
+    }
+}
+
+/// Without what differs from run to run.
+fn settled(mut volume: Value) -> Value {
+    for key in ["queues", "dirty_regions", "reactor"] {
+        volume[key] = json!("…");
+    }
+    for replica in volume["replicas"].as_array_mut().unwrap() {
+        for key in ["id", "read_latency_us", "write_latency_us"] {
+            replica[key] = json!("…");
+        }
+    }
+    volume
+}
+
+fn states(volume: &Value) -> Vec<&str> {
+    let replicas = volume["replicas"].as_array().unwrap();
+    replicas
+        .iter()
+        .map(|r| r["state"].as_str().unwrap())
+        .collect()
+}
+
+fn facts(refused: &crate::rpc::RpcError) -> (i32, Option<&str>) {
+    let field = refused.data.as_ref().and_then(|d| d.field.as_deref());
+    (refused.code, field)
+}
+
+#[test]
+fn a_volume_is_made_told_of_and_deleted() {
+    let bench = bench();
+    let made = mirror(&bench);
+    insta::assert_json_snapshot!(settled(made));
+    assert_eq!(bench.call("volume_get_volumes", json!(null))[0]["uuid"], ID);
+    // It is a block device like others, and has its devices for itself.
+    let bdev = &bench.call("bdev_get_bdevs", json!({ "name": "v" }))[0];
+    assert_eq!(
+        (&bdev["uuid"], &bdev["num_blocks"], &bdev["product_name"]),
+        (&json!(ID), &json!(7 << 11), &json!("Replicated volume"))
+    );
+    let claimed = &bench.call("bdev_get_bdevs", json!({ "name": "a" }))[0];
+    assert_eq!(
+        (&claimed["claimed"], &claimed["claim_type"]),
+        (&json!(true), &json!("exclusive_write"))
+    );
+    let records = bench.call("volume_get_records", json!(null));
+    assert_eq!(
+        (&records["file"], &records["volumes"][0]["name"]),
+        (&Value::Null, &json!("v"))
+    );
+    // The call of a saved configuration finds it.
+    let config = bench.call("framework_get_config", json!({ "name": "bdev" }));
+    let calls = config.as_array().unwrap();
+    let create = calls.iter().find(|c| c["method"] == "volume_create");
+    let params = create.unwrap()["params"].clone();
+    assert_eq!(
+        (&params["force"], &params["devices"]),
+        (&Value::Null, &json!(["a", "b"]))
+    );
+    assert_eq!(bench.call("volume_create", params)["uuid"], ID);
+    assert_eq!(bench.call("volume_delete", json!({ "name": "v" })), true);
+    assert_eq!(bench.call("volume_list", json!(null)), json!([]));
+    let free = &bench.call("bdev_get_bdevs", json!({ "name": "a" }))[0];
+    assert_eq!(free["claimed"], false);
+    let events = bench.call("events_get", json!({ "categories": ["volume"] }));
+    let kinds: Vec<&str> = events["events"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|e| e["type"].as_str().unwrap())
+        .collect();
+    assert!(
+        ["volume_create", "volume_open", "volume_delete"]
+            .iter()
+            .all(|k| kinds.contains(k)),
+        "{kinds:?}"
+    );
+}
+
+#[test]
+fn what_is_wrong_is_said() {
+    let bench = bench();
+    mirror(&bench);
+    ram(&bench, "c", 8);
+    ram(&bench, "tiny", 1);
+    bench.call("nvmf_create_subsystem", json!({ "nqn": "nqn.2026-01.x:s" }));
+    for (method, params, code, field) in [
+        (
+            "volume_create",
+            json!({ "name": "w", "devices": ["x"] }),
+            -19,
+            Some("devices[0]"),
+        ),
+        (
+            "volume_create",
+            json!({ "name": "w", "devices": ["c", "c"] }),
+            -22,
+            Some("devices[1]"),
+        ),
+        (
+            "volume_create",
+            json!({ "name": "w", "devices": [] }),
+            -22,
+            Some("devices"),
+        ),
+        (
+            "volume_create",
+            json!({ "name": "w", "devices": ["tcp://192.0.2.1/nqn.2026-01.x:s"] }),
+            -32602,
+            Some("devices[0]"),
+        ),
+        (
+            "volume_create",
+            json!({ "name": "v", "devices": ["c"] }),
+            -17,
+            Some("name"),
+        ),
+        (
+            "volume_create",
+            json!({ "name": "w", "devices": ["tiny"] }),
+            -22,
+            Some("devices"),
+        ),
+        (
+            "volume_create",
+            json!({ "name": "w", "devices": ["c"], "size_mb": 100 }),
+            -22,
+            Some("size"),
+        ),
+        (
+            "volume_create",
+            json!({ "name": "w", "devices": ["c"], "size_mb": 1, "num_blocks": 2048 }),
+            -22,
+            Some("size_mb"),
+        ),
+        (
+            "volume_create",
+            json!({ "name": "w", "devices": ["c"], "settings": { "min_in_sync": 2 } }),
+            -22,
+            Some("min_in_sync"),
+        ),
+        (
+            "volume_create",
+            json!({ "name": "w", "devices": ["c"], "settings": { "read_polcy": "x" } }),
+            -32602,
+            Some("settings.read_polcy"),
+        ),
+        // Somebody else's member.
+        (
+            "volume_create",
+            json!({ "name": "w", "devices": ["a"] }),
+            -19,
+            Some("device"),
+        ),
+        ("volume_get", json!({ "name": "w" }), -19, Some("name")),
+        ("volume_delete", json!({ "name": "w" }), -19, Some("name")),
+        (
+            "volume_remove_replica",
+            json!({ "name": "v", "member": "c" }),
+            -19,
+            Some("member"),
+        ),
+        (
+            "volume_add_replica",
+            json!({ "name": "v", "device": "x" }),
+            -19,
+            Some("device"),
+        ),
+        (
+            "volume_add_replica",
+            json!({ "name": "v", "device": "a" }),
+            -22,
+            Some("device"),
+        ),
+        (
+            "volume_resync",
+            json!({ "name": "v", "full": true }),
+            -22,
+            Some("member"),
+        ),
+        (
+            "volume_verify",
+            json!({ "name": "v", "stop": true, "repair": true }),
+            -22,
+            Some("repair"),
+        ),
+        (
+            "volume_set",
+            json!({ "name": "v", "settings": { "min_in_sync": 3 } }),
+            -22,
+            Some("min_in_sync"),
+        ),
+        (
+            "volume_grow",
+            json!({ "name": "v", "size_mb": 100 }),
+            -22,
+            Some("blocks"),
+        ),
+        (
+            "volume_rename",
+            json!({ "name": "v", "new_name": "a" }),
+            -17,
+            Some("new_name"),
+        ),
+        (
+            "volume_thaw",
+            json!({ "name": "v", "member": "a" }),
+            -22,
+            Some("member"),
+        ),
+        ("volume_unpublish", json!({ "name": "v" }), -2, Some("name")),
+        (
+            "volume_publish",
+            json!({ "name": "v", "nqn": "x" }),
+            -32602,
+            Some("nqn"),
+        ),
+        // Nobody can use what the volume has.
+        (
+            "nvmf_subsystem_add_ns",
+            json!({ "nqn": "nqn.2026-01.x:s", "namespace": { "bdev_name": "a" } }),
+            -32602,
+            Some("namespace.bdev_name"),
+        ),
+        (
+            "bdev_delay_create",
+            json!({ "name": "d", "base_bdev_name": "a", "avg_read_latency": 1, "p99_read_latency": 1,
+                "avg_write_latency": 1, "p99_write_latency": 1 }),
+            -1,
+            Some("name"),
+        ),
+    ] {
+        let refused = bench.refused(method, params.clone());
+        assert_eq!(
+            facts(&refused),
+            (code, field),
+            "{method} {params}: {refused}"
+        );
+    }
+    let error = bench.refused("volume_get", json!({ "name": "vv" }));
+    assert_eq!(
+        error.data.unwrap().remedy.as_deref(),
+        Some("did you mean \"v\"?")
+    );
+    // Nothing of it was half done.
+    assert_eq!(
+        bench
+            .call("volume_list", json!(null))
+            .as_array()
+            .unwrap()
+            .len(),
+        1
+    );
+    let c = &bench.call("bdev_get_bdevs", json!({ "name": "c" }))[0];
+    assert_eq!(c["claimed"], false);
+}
+
+/// Replicas come, go and change places; the last good copy stays.
+#[test]
+fn replicas_come_and_go() {
+    let bench = bench();
+    mirror(&bench);
+    ram(&bench, "c", 8);
+    ram(&bench, "d", 8);
+    let added = bench.call("volume_add_replica", json!({ "name": "v", "device": "c" }));
+    assert_eq!(added["replicas"].as_array().unwrap().len(), 3);
+    until(&bench, "the third is filled", |v| {
+        states(v) == ["in_sync"; 3] && v["state"] == "healthy"
+    });
+    let off = json!({ "name": "v", "member": "c" });
+    let now = bench.call("volume_offline_replica", off.clone());
+    assert_eq!(
+        (&now["replicas"][2]["state"], &now["replicas"][2]["offline"]),
+        (&json!("out"), &json!(true))
+    );
+    assert_eq!(now["state"], "degraded");
+    assert!(now["replicas"][2]["why"].is_string(), "{now:#}");
+    bench.call("volume_online_replica", off);
+    until(&bench, "it is back", |v| v["state"] == "healthy");
+    let moved = json!({ "name": "v", "member": "c", "device": "d" });
+    bench.call("volume_move_replica", moved);
+    let now = until(&bench, "it has moved", |v| {
+        v["replicas"].as_array().unwrap().len() == 3 && v["state"] == "healthy"
+    });
+    let devices = now["replicas"].as_array().unwrap();
+    let mut devices: Vec<&str> = devices
+        .iter()
+        .map(|r| r["device"].as_str().unwrap())
+        .collect();
+    devices.sort_unstable();
+    assert_eq!(devices, ["a", "b", "d"]);
+    for member in ["d", "b"] {
+        let gone = json!({ "name": "v", "member": member });
+        bench.call("volume_remove_replica", gone);
+    }
+    let last = json!({ "name": "v", "member": "a" });
+    let refused = bench.refused("volume_offline_replica", last);
+    assert_eq!(facts(&refused), (-1, Some("force")));
+    let refused = bench.refused("bdev_malloc_delete", json!({ "name": "a" }));
+    assert_eq!(facts(&refused), (-16, Some("name")), "{refused}");
+    // The label of what was removed is gone with it.
+    let mut new = json!({ "name": "w", "devices": ["d"] });
+    let refused = bench.refused("volume_create", new.clone()).to_string();
+    assert!(
+        refused.contains("holds data") && !refused.contains("replica of"),
+        "{refused}"
+    );
+    new["force"] = true.into();
+    assert_eq!(bench.call("volume_create", new)["state"], "healthy");
+}
+
+/// A device that has a replica may be pulled out: its volume goes on without it, and says so.
+#[test]
+fn a_member_may_be_pulled_out() {
+    let bench = bench();
+    mirror(&bench);
+    bench.call("bdev_malloc_delete", json!({ "name": "a" }));
+    let now = until(&bench, "it goes on without it", |v| {
+        v["state"] == "degraded"
+    });
+    assert_eq!(
+        (
+            &now["replicas"][0]["state"],
+            &now["replicas"][0]["attached"]
+        ),
+        (&json!("out"), &json!(false))
+    );
+    bench.call("bdev_get_bdevs", json!({ "name": "v" }));
+    let refused = bench.refused("bdev_malloc_delete", json!({ "name": "b" }));
+    assert!(refused.to_string().contains("last good copy"), "{refused}");
+    let refused = bench.refused("volume_delete", json!({ "name": "v" }));
+    assert_eq!(facts(&refused), (-1, Some("force")), "{refused}");
+    let forced = json!({ "name": "v", "force": "v" });
+    assert_eq!(bench.call("volume_delete", forced), true);
+}
+
+#[test]
+fn settings_size_and_name_change_live() {
+    let bench = bench();
+    ram(&bench, "a", 8);
+    ram(&bench, "b", 8);
+    let small = json!({ "name": "v", "devices": ["a", "b"], "size_mb": 2, "uuid": ID });
+    bench.call("volume_create", small);
+    let set = json!({ "name": "v", "settings": {
+        "read_policy": "round-robin", "min_in_sync": 2, "resync_bytes_per_s": 1 << 30,
+    }});
+    let now = bench.call("volume_set", set);
+    assert_eq!(
+        (
+            &now["settings"]["read_policy"],
+            &now["settings"]["min_in_sync"],
+            &now["settings"]["deadline_ms"]
+        ),
+        (&json!("round-robin"), &json!(2), &json!(8000))
+    );
+    let size = |bench: &Bench| {
+        bench.call("bdev_get_bdevs", json!({ "name": ID }))[0]["num_blocks"].clone()
+    };
+    assert_eq!(size(&bench), 2 << 11);
+    bench.call("volume_grow", json!({ "name": "v", "size_mb": 3 }));
+    bench.call("volume_grow", json!({ "name": "v" }));
+    let end = Instant::now() + Duration::from_secs(10);
+    while size(&bench) != 7 << 11 && Instant::now() < end {
+        pause(&bench, Duration::from_millis(5));
+    }
+    assert_eq!(size(&bench), 7 << 11);
+    let rename = |new: &str| json!({ "name": ID, "new_name": new });
+    bench.call("volume_rename", rename("w"));
+    bench.call("volume_rename", rename("x"));
+    assert_eq!(
+        bench.call("volume_get", json!({ "name": "x" }))["bdev"],
+        "v"
+    );
+    let found = &bench.call("bdev_get_bdevs", json!({ "name": "x" }))[0];
+    assert_eq!(found["aliases"], json!([ID, "x"]));
+    bench.refused("volume_get", json!({ "name": "w" }));
+    assert_eq!(
+        bench.call("volume_fail_io", json!({ "name": "x" }))["state"],
+        "failing"
+    );
+    let thawed = bench.call("volume_thaw", json!({ "name": "x" }));
+    // What it has grown by is being made equal, perhaps.
+    assert!(
+        ["healthy", "degraded"].contains(&thawed["state"].as_str().unwrap()),
+        "{thawed}"
+    );
+    bench.call("volume_verify", json!({ "name": "x" }));
+    let end = Instant::now() + Duration::from_secs(10);
+    loop {
+        let verify = bench.call("volume_get", json!({ "name": "x" }))["verify"].clone();
+        if verify["running"] == false {
+            assert_eq!(
+                (&verify["compared_bytes"], &verify["different_blocks"]),
+                (&json!(7 << 20), &json!(0))
+            );
+            break;
+        }
+        assert!(Instant::now() < end, "{verify}");
+        pause(&bench, Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_volume_is_published_and_taken_away() {
+    let bench = bench();
+    mirror(&bench);
+    let listener = json!({ "trtype": "tcp", "traddr": "127.0.0.1", "trsvcid": "0" });
+    let wish = json!({ "name": "v", "hosts": ["nqn.2026-01.x:h"], "listeners": [listener] });
+    let published = bench.call("volume_publish", wish.clone());
+    let nqn = "nqn.2025-01.io.nacre:v";
+    assert_eq!(
+        (
+            &published["nqn"],
+            &published["uuid"],
+            &published["listen_addresses"][0]["trtype"]
+        ),
+        (&json!(nqn), &json!(ID), &json!("TCP"))
+    );
+    let subsystem = &bench.call("nvmf_get_subsystems", json!({ "nqn": nqn }))[0];
+    assert_eq!(
+        (
+            &subsystem["namespaces"][0]["uuid"],
+            &subsystem["hosts"][0]["nqn"],
+            &subsystem["allow_any_host"]
+        ),
+        (&json!(ID), &json!("nqn.2026-01.x:h"), &json!(false))
+    );
+    assert_eq!(
+        bench.call("volume_get", json!({ "name": "v" }))["subsystems"],
+        json!([nqn])
+    );
+    assert_eq!(
+        bench.call("volume_get_connections", json!({ "name": "v" })),
+        json!([])
+    );
+    let refused = bench.refused("volume_publish", wish);
+    assert_eq!(facts(&refused), (-17, Some("name")));
+    let refused = bench.refused("volume_delete", json!({ "name": "v" }));
+    assert!(
+        refused.code == -1 && refused.to_string().contains("unpublish it"),
+        "{refused}"
+    );
+    assert_eq!(bench.call("volume_unpublish", json!({ "name": "v" })), true);
+    bench.refused("nvmf_get_subsystems", json!({ "nqn": nqn }));
+    bench.refused("volume_unpublish", json!({ "name": "v" }));
+    // A policy that admits none of the listeners makes nothing.
+    let policy = json!({ "name": "v", "settings": { "transport_policy": "rdma-only" } });
+    bench.call("volume_set", policy);
+    let listener = json!({ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": "0" });
+    let wish = json!({ "name": "v", "listeners": [listener] });
+    let refused = bench.refused("volume_publish", wish);
+    assert_eq!(facts(&refused), (-22, Some("listeners")));
+    bench.refused("nvmf_get_subsystems", json!({ "nqn": nqn }));
+    // What fails on the way leaves nothing behind.
+    let wish = json!({ "name": "v", "hosts": ["nonsense"] });
+    let refused = bench.refused("volume_publish", wish);
+    assert_eq!(facts(&refused), (-32602, Some("host")));
+    bench.refused("nvmf_get_subsystems", json!({ "nqn": nqn }));
+    assert_eq!(bench.call("volume_delete", json!({ "name": "v" })), true);
+}
+
+/// A listener of the transport that the policy does not admit is withheld, and is not when it does.
+#[test]
+fn a_policy_withholds_listeners() {
+    let dir = tempfile::tempdir().unwrap();
+    let port = {
+        let probe = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        probe.local_addr().unwrap().port()
+    };
+    let text = format!("[[nvmf.listener]]\nname = \"lo\"\niface = [\"name:lo\"]\nport = {port}\n");
+    let loaded = crate::config::load_text(Some(("nacre.toml", &text)), [], &[]).unwrap();
+    let open = || Some(Store::open(&dir.path().join("state")).unwrap());
+    let nqn = "nqn.2025-01.io.nacre:v";
+    let withheld = |bench: &Bench| -> Vec<bool> {
+        let all = bench.call("nvmf_subsystem_get_listeners", json!({ "nqn": nqn }));
+        let all = all.as_array().unwrap().clone();
+        all.iter().map(|l| l["withheld"] == true).collect()
+    };
+    {
+        let bench = Bench::with(loaded.settings.clone(), open());
+        file(&bench, dir.path(), "a", 8);
+        let new = json!({ "name": "v", "devices": ["a"] });
+        bench.call("volume_create", new);
+        let published = bench.call("volume_publish", json!({ "name": "v" }));
+        assert_eq!(
+            published["listen_addresses"][0]["trsvcid"],
+            port.to_string()
+        );
+        assert!(withheld(&bench).iter().all(|w| !w) && !withheld(&bench).is_empty());
+        let policy = |word: &str| json!({ "name": "v", "settings": { "transport_policy": word } });
+        bench.call("volume_set", policy("rdma-only"));
+        assert!(withheld(&bench).iter().all(|w| *w));
+        bench.call("volume_set", policy("tcp-only"));
+        assert!(withheld(&bench).iter().all(|w| !w));
+    }
+    // Served there again after a restart; and no more when it is taken away.
+    let bench = Bench::with(loaded.settings.clone(), open());
+    until(&bench, "it is open", |v| v["state"] == "healthy");
+    assert!(!withheld(&bench).is_empty());
+    bench.call("volume_unpublish", json!({ "name": "v" }));
+    bench.refused("nvmf_get_subsystems", json!({ "nqn": nqn }));
+    drop(bench);
+    let bench = Bench::with(loaded.settings, open());
+    bench.refused("nvmf_get_subsystems", json!({ "nqn": nqn }));
+}
+
+/// Volumes are open again after a restart, clean, under their new name, with their namespaces; those
+/// whose devices come later wait for them.
+#[test]
+fn volumes_return() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = || Some(Store::open(&dir.path().join("state")).unwrap());
+    let epoch = {
+        let bench = Bench::with(Settings::default(), open());
+        file(&bench, dir.path(), "a", 8);
+        file(&bench, dir.path(), "b", 8);
+        let new = json!({ "name": "old", "devices": ["a", "b"], "uuid": ID });
+        bench.call("volume_create", new);
+        let wish = json!({ "name": "old", "nqn": "nqn.2026-01.x:s", "allow_any_host": true,
+            "listeners": [{ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": "0" }] });
+        bench.call("volume_publish", wish);
+        bench.call(
+            "bdev_set_qos_limit",
+            json!({ "name": "old", "rw_ios_per_sec": 5000 }),
+        );
+        bench.call("volume_rename", json!({ "name": "old", "new_name": "v" }));
+        until(&bench, "in sync", |v| v["state"] == "healthy")["epoch"].clone()
+    };
+    let bench = Bench::with(Settings::default(), open());
+    let now = until(&bench, "open", |v| {
+        v["state"] == "healthy" && v["subsystems"] == json!(["nqn.2026-01.x:s"])
+    });
+    assert_eq!(now["epoch"], epoch.as_u64().unwrap() + 1);
+    assert_eq!(now["bdev"], "v");
+    let limits =
+        bench.call("bdev_get_bdevs", json!({ "name": "v" }))[0]["assigned_rate_limits"].clone();
+    assert_eq!(limits["rw_ios_per_sec"], 5000);
+    let text = bench.call("state_get", json!(null)).to_string();
+    assert!(!text.contains("\"failed\""), "{text}");
+    let events = bench
+        .call("events_get", json!({ "categories": ["volume"] }))
+        .to_string();
+    assert!(events.contains("\"clean\":true"), "{events}");
+    drop(bench);
+
+    // Neither device is there at the start: the volume waits, and is told of.
+    std::fs::rename(dir.path().join("a"), dir.path().join("a.away")).unwrap();
+    std::fs::rename(dir.path().join("b"), dir.path().join("b.away")).unwrap();
+    let bench = Bench::with(Settings::default(), open());
+    let waiting = until(&bench, "tried", |v| v["why"].is_string());
+    assert_eq!(waiting["state"], "opening");
+    let refused = bench.refused("volume_set", json!({ "name": "v", "settings": {} }));
+    assert_eq!(facts(&refused), (-11, Some("name")));
+    let refused = bench.refused("volume_thaw", json!({ "name": "v" }));
+    assert_eq!(facts(&refused), (-11, Some("member")));
+    std::fs::rename(dir.path().join("a.away"), dir.path().join("a")).unwrap();
+    std::fs::rename(dir.path().join("b.away"), dir.path().join("b")).unwrap();
+    bench.call("state_retry", json!(null));
+    until(&bench, "open after all", |v| {
+        v["state"] == "healthy" && v["subsystems"] == json!(["nqn.2026-01.x:s"])
+    });
+}
+
+/// SPDK's mirror is a volume.
+#[test]
+fn spdks_mirror_is_a_volume() {
+    let bench = bench();
+    for name in ["a", "b", "c"] {
+        ram(&bench, name, 8);
+    }
+    // Exactly what rpc.py sends.
+    let create = |level: &str| json!({ "name": "v", "strip_size_kb": 0, "raid_level": level, "base_bdevs": ["a", "b"], "superblock": true, "uuid": ID });
+    let refused = bench.refused("bdev_raid_create", create("raid0"));
+    assert_eq!(facts(&refused), (-95, Some("raid_level")));
+    let refused = bench.refused("bdev_raid_create", create("raid6"));
+    assert_eq!(facts(&refused), (-22, Some("raid_level")));
+    assert_eq!(bench.call("bdev_raid_create", create("raid1")), true);
+    until(&bench, "in sync", |v| v["state"] == "healthy");
+    let mut listed = bench.call("bdev_raid_get_bdevs", json!({ "category": "online" }));
+    for base in listed[0]["base_bdevs_list"].as_array_mut().unwrap() {
+        base["uuid"] = json!("…");
+    }
+    insta::assert_json_snapshot!(listed);
+    assert_eq!(
+        bench.call("bdev_raid_get_bdevs", json!({ "category": "offline" })),
+        json!([])
+    );
+    let slow = json!({ "process_window_size_kb": 2048, "process_max_bandwidth_mb_sec": 3 });
+    assert_eq!(bench.call("bdev_raid_set_options", slow), true);
+    let now = bench.call("volume_get", json!({ "name": "v" }));
+    assert_eq!(now["settings"]["resync_bytes_per_s"], 3 << 20);
+    let add = json!({ "raid_bdev": "v", "base_bdev": "c" });
+    assert_eq!(bench.call("bdev_raid_add_base_bdev", add), true);
+    let raid = until_raid(&bench, |raid| raid["process"].is_object());
+    assert_eq!(
+        (&raid["process"]["type"], &raid["process"]["target"]),
+        (&json!("rebuild"), &json!("c"))
+    );
+    let fast = json!({ "process_max_bandwidth_mb_sec": 0 });
+    bench.call("bdev_raid_set_options", fast);
+    until_raid(&bench, |raid| raid["num_base_bdevs_operational"] == 3);
+    assert_eq!(
+        bench.call("bdev_raid_remove_base_bdev", json!({ "name": "b" })),
+        true
+    );
+    let refused = bench.refused("bdev_raid_remove_base_bdev", json!({ "name": "b" }));
+    assert_eq!(facts(&refused), (-19, Some("name")));
+    assert_eq!(
+        bench.call("bdev_raid_delete", json!({ "name": "v", "clear_sb": true })),
+        true
+    );
+    assert_eq!(
+        bench.call("bdev_raid_get_bdevs", json!({ "category": "all" })),
+        json!([])
+    );
+}
+
+#[track_caller]
+fn until_raid(bench: &Bench, done: impl Fn(&Value) -> bool) -> Value {
+    let end = Instant::now() + Duration::from_secs(30);
+    loop {
+        let raid = bench.call("bdev_raid_get_bdevs", json!({ "category": "all" }))[0].take();
+        if done(&raid) {
+            return raid;
+        }
+        assert!(Instant::now() < end, "{raid:#}");
+        pause(bench, Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,228 @@
+//! Replicated volumes: how they stand, what their replicas do, and what is copied.
+
+use nacre_bdev_replica::handle::{MemberStatus, VolumeStatus};
+
+use super::reactors::family;
+use super::{Desc, Kind, MetricsSource, Moment, Scrape};
+use crate::methods::volume::{MEMBER_STATES, STATES, member_word, state_word};
+
+family!(
+    STATE,
+    "nacre_volume_state",
+    Gauge,
+    "1 for the state that the volume is in, 0 for the others.",
+    ["volume", "state"]
+);
+family!(
+    REPLICA_STATE,
+    "nacre_volume_replica_state",
+    Gauge,
+    "1 for the state that the replica is in, 0 for the others.",
+    ["volume", "device", "state"]
+);
+family!(
+    REPLICA_ATTACHED,
+    "nacre_volume_replica_attached",
+    Gauge,
+    "Whether the replica's device is there and used.",
+    ["volume", "device"]
+);
+family!(
+    IN_SYNC,
+    "nacre_volume_replicas_in_sync",
+    Gauge,
+    "Replicas that have every acknowledged write.",
+    ["volume"]
+);
+family!(
+    DIRTY,
+    "nacre_volume_dirty_regions",
+    Gauge,
+    "Regions of the dirty-region log that are set.",
+    ["volume"]
+);
+family!(
+    RESYNC_LEFT,
+    "nacre_volume_resync_bytes_left",
+    Gauge,
+    "Bytes that a replica still has to get.",
+    ["volume", "device", "kind"]
+);
+family!(
+    RESYNC_RATE,
+    "nacre_volume_resync_rate",
+    Gauge,
+    "Bytes per second that a replica gets, of late.",
+    ["volume", "device", "kind"]
+);
+family!(
+    REBUILDS,
+    "nacre_rebuilds_active",
+    Gauge,
+    "Replicas that are being copied to.",
+    []
+);
+family!(
+    READS,
+    "nacre_volume_replica_reads",
+    Counter,
+    "Reads that a replica was asked.",
+    ["volume", "device"]
+);
+family!(
+    WRITES,
+    "nacre_volume_replica_writes",
+    Counter,
+    "Writes that a replica was asked.",
+    ["volume", "device"]
+);
+family!(
+    ERRORS,
+    "nacre_volume_replica_errors",
+    Counter,
+    "I/Os that a replica failed.",
+    ["volume", "device"]
+);
+family!(
+    LOG_WAITS,
+    "nacre_volume_log_waits",
+    Counter,
+    "Writes that waited for the dirty-region log.",
+    ["volume"]
+);
+family!(
+    OVERLAP_WAITS,
+    "nacre_volume_overlap_waits",
+    Counter,
+    "Writes that waited for an overlapping one.",
+    ["volume"]
+);
+family!(
+    READS_MOVED,
+    "nacre_volume_reads_moved",
+    Counter,
+    "Reads that another replica answered after an error.",
+    ["volume"]
+);
+family!(
+    FROZEN_ANSWERS,
+    "nacre_volume_frozen_answers",
+    Counter,
+    "Commands answered with a path error because nothing was in sync.",
+    ["volume"]
+);
+family!(
+    DIFFERENCES,
+    "nacre_volume_verify_different_blocks",
+    Gauge,
+    "Blocks that the last verification found to differ between replicas.",
+    ["volume"]
+);
+
+#[derive(Debug)]
+pub struct Volumes;
+
+impl MetricsSource for Volumes {
+    fn describe(&self) -> &'static [&'static Desc] {
+        static ALL: [&Desc; 16] = [
+            &STATE,
+            &IN_SYNC,
+            &DIRTY,
+            &REPLICA_STATE,
+            &REPLICA_ATTACHED,
+            &RESYNC_LEFT,
+            &RESYNC_RATE,
+            &REBUILDS,
+            &READS,
+            &WRITES,
+            &ERRORS,
+            &LOG_WAITS,
+            &OVERLAP_WAITS,
+            &READS_MOVED,
+            &FROZEN_ANSWERS,
+            &DIFFERENCES,
+        ];
+        &ALL
+    }
+
+    fn collect(&self, of: &Moment, into: &mut Scrape) {
+        let mut rebuilds = 0usize;
+        for listed in of.engine.volumes.list() {
+            let status = listed.status();
+            let name = listed.name();
+            let now = status.as_ref().map_or("opening", |s| state_word(s.state));
+            for state in STATES {
+                into.value(&STATE, &[&name, state], state == now);
+            }
+            if let Some(status) = &status {
+                volume(status, into);
+                let copied = |m: &&MemberStatus| m.resync.is_some();
+                rebuilds += status.members.iter().filter(copied).count();
+            }
+        }
+        into.value(&REBUILDS, &[], rebuilds);
+    }
+}
+
+fn volume(status: &VolumeStatus, into: &mut Scrape) {
+    let name = status.name.as_str();
+    into.value(&DIRTY, &[name], status.dirty_regions);
+    into.value(&LOG_WAITS, &[name], status.log_waits);
+    into.value(&OVERLAP_WAITS, &[name], status.overlap_waits);
+    into.value(&READS_MOVED, &[name], status.reads_moved);
+    into.value(&FROZEN_ANSWERS, &[name], status.frozen_answers);
+    if let Some(verify) = &status.verify {
+        into.value(&DIFFERENCES, &[name], verify.different_blocks);
+    }
+    let good = |m: &&MemberStatus| matches!(member_word(m), "in_sync" | "reconciling");
+    let in_sync = status.members.iter().filter(good).count();
+    into.value(&IN_SYNC, &[name], in_sync);
+    for member in &status.members {
+        let device = member.device.as_str();
+        let now = member_word(member);
+        for state in MEMBER_STATES {
+            into.value(&REPLICA_STATE, &[name, device, state], state == now);
+        }
+        into.value(&REPLICA_ATTACHED, &[name, device], member.attached);
+        into.value(&READS, &[name, device], member.reads);
+        into.value(&WRITES, &[name, device], member.writes);
+        into.value(&ERRORS, &[name, device], member.errors);
+        if let Some(resync) = &member.resync {
+            let kind = crate::methods::volume::kind_word(resync.kind);
+            into.value(&RESYNC_LEFT, &[name, device, kind], resync.left_bytes);
+            into.value(&RESYNC_RATE, &[name, device, kind], resync.bytes_per_s);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::methods::testing::bench;
+    use serde_json::json;
+
+    /// Every family of volumes' metrics has what it should have.
+    #[test]
+    fn metrics_tell_of_volumes() {
+        let bench = bench();
+        for name in ["a", "b"] {
+            let params = json!({ "name": name, "num_blocks": 16384, "block_size": 512 });
+            bench.call("bdev_malloc_create", params);
+        }
+        // RAM disks forget cheaply: both are in sync at once.
+        let params = json!({ "name": "v", "devices": ["a", "b"] });
+        assert_eq!(bench.call("volume_create", params)["state"], "healthy");
+        let text = bench.run(crate::metrics::Scrape::of(&bench.engine)).text();
+        for expected in [
+            "nacre_volume_state{volume=\"v\",state=\"healthy\"} 1.0",
+            "nacre_volume_state{volume=\"v\",state=\"frozen\"} 0.0",
+            "nacre_volume_replica_state{volume=\"v\",device=\"b\",state=\"in_sync\"} 1.0",
+            "nacre_volume_replicas_in_sync{volume=\"v\"} 2.0",
+            "nacre_volume_replica_errors_total{volume=\"v\",device=\"a\"} 0",
+            "nacre_volume_dirty_regions{volume=\"v\"} 0.0",
+            "nacre_volume_frozen_answers_total{volume=\"v\"} 0",
+            "nacre_rebuilds_active{} 0.0",
+        ] {
+            assert!(text.contains(expected), "{expected} in {text}");
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! What happens to volumes, and to the devices of their members.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use nacre_bdev_replica::handle::{Command, Happened, Observer, ResyncKind, VolumeEvent};
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use tracing::{debug, warn};
+
+use crate::engine::Engine;
+
+/// Events on their way to the management thread.
+const WAITING: usize = 1024;
+
+/// Takes events on reactors, for the management thread.
+pub struct Teller {
+    told: mpsc::Sender<VolumeEvent>,
+    lost: Arc<AtomicU64>,
+}
+
+pub struct Heard {
+    events: mpsc::Receiver<VolumeEvent>,
+    lost: Arc<AtomicU64>,
+}
+
+impl Teller {
+    pub fn new() -> (Teller, Heard) {
+        let (told, events) = mpsc::channel(WAITING);
+        let lost = Arc::new(AtomicU64::new(0));
+        let heard = Heard {
+            events,
+            lost: Arc::clone(&lost),
+        };
+        (Teller { told, lost }, heard)
+    }
+}
+
+impl Observer for Teller {
+    fn event(&self, event: VolumeEvent) {
+        // Reactors wait for nobody.
+        if self.told.try_send(event).is_err() {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+pub async fn follow(on: Rc<Engine>, mut heard: Heard) {
+    while let Some(event) = heard.events.recv().await {
+        let lost = heard.lost.swap(0, Ordering::Relaxed);
+        if lost > 0 {
+            warn!(
+                lost,
+                "events of volumes were lost: there were too many at once"
+            );
+        }
+        act(&on, &event);
+        tell(&on, &event);
+    }
+}
+
+/// What has to follow from an event.
+fn act(on: &Engine, event: &VolumeEvent) {
+    let Ok(plane) = on.plane() else { return };
+    match &event.what {
+        // Hosts see the new size.
+        Happened::Grown { .. } => {
+            let listed = on.volumes.find(&event.volume.to_string());
+            if let Some(bdev) = listed.ok().and_then(|l| l.bdev().map(str::to_owned))
+                && let Err(error) = plane.bdevs.notify_resize(&bdev)
+            {
+                debug!(%error, "grown, and gone meanwhile");
+            }
+        }
+        // Queues that have nothing to do look at the new view, and let go of the member's device.
+        Happened::MemberOut { .. }
+        | Happened::MemberRemoved { .. }
+        | Happened::ResyncStopped { .. } => nudge(&plane),
+        _ => {}
+    }
+}
+
+/// Has every core look at its queues.
+pub fn nudge(plane: &crate::plane::Plane) {
+    plane
+        .target
+        .groups()
+        .iter()
+        .for_each(|group| group.attend());
+}
+
+/// A device came, changed or is going: volumes that have it as a member look at it, those that wait
+/// for one try again.
+pub fn device_changed(on: &Rc<Engine>, device: &str) {
+    on.volumes.again.notify_waiters();
+    let Some(opened) = on.volumes.with_member(device) else {
+        return;
+    };
+    let (on, device) = (Rc::clone(on), device.to_owned());
+    tokio::task::spawn_local(async move {
+        let changed = Command::DevicesChanged { device };
+        if let Err(error) = opened.handle.run(changed).await {
+            debug!(volume = opened.bdev, %error, "a device changed, and was not looked at");
+        }
+        if let Ok(plane) = on.plane() {
+            nudge(&plane);
+        }
+    });
+}
+
+fn tell(on: &Engine, event: &VolumeEvent) {
+    let volume = &event.name;
+    let Told { kind, device, text } = words(event);
+    let ctx = match device {
+        Some(device) => format!("{volume}/{device}"),
+        None => volume.clone(),
+    };
+    let mut facts = serde_json::to_value(event).unwrap_or(Value::Null);
+    if let Value::Object(facts) = &mut facts {
+        facts.remove("event");
+        facts.remove("name");
+        facts.insert("volume_name".into(), json!(volume));
+    }
+    on.notes
+        .tell(kind, ctx, format!("volume \"{volume}\": {text}"), facts);
+    // An end of a verification that found something is worth more than an end.
+    if let Happened::VerifyEnded {
+        different_blocks, ..
+    } = &event.what
+        && *different_blocks > 0
+    {
+        let text =
+            format!("volume \"{volume}\": {different_blocks} blocks differ between replicas");
+        on.notes.tell(
+            "volume_differences",
+            volume.clone(),
+            text,
+            json!({ "different_blocks": different_blocks }),
+        );
+    }
+}
+
+struct Told<'a> {
+    kind: &'static str,
+    device: Option<&'a str>,
+    text: String,
+}
+
+fn words(event: &VolumeEvent) -> Told<'_> {
+    let of = |kind, text: String| Told {
+        kind,
+        device: None,
+        text,
+    };
+    let at = |kind, device, text: String| Told {
+        kind,
+        device: Some(device),
+        text,
+    };
+    let how = |kind: &ResyncKind| match kind {
+        ResyncKind::Partial => "what it missed",
+        ResyncKind::Full => "everything",
+        ResyncKind::Reconcile => "what was being written when it stopped",
+    };
+    match &event.what {
+        Happened::Opened {
+            epoch,
+            degraded,
+            clean,
+        } => {
+            let degraded = if *degraded { ", degraded" } else { "" };
+            let clean = if *clean {
+                ""
+            } else {
+                ", after an unclean stop"
+            };
+            of(
+                "volume_open",
+                format!("open in epoch {epoch}{degraded}{clean}"),
+            )
+        }
+        Happened::Closed => of("volume_close", "closed".into()),
+        Happened::MemberOut { device, why, .. } => at(
+            "replica_out",
+            device,
+            format!("the replica on \"{device}\" is out of sync: {why}"),
+        ),
+        Happened::ResyncStarted {
+            device,
+            kind,
+            bytes,
+            ..
+        } => at(
+            "replica_resync_start",
+            device,
+            format!(
+                "the replica on \"{device}\" gets {}: {}",
+                how(kind),
+                crate::cli::output::bytes(*bytes)
+            ),
+        ),
+        Happened::ResyncEnded { device, bytes, .. } => at(
+            "replica_resync_end",
+            device,
+            format!(
+                "the replica on \"{device}\" is in sync: {} were copied",
+                crate::cli::output::bytes(*bytes)
+            ),
+        ),
+        Happened::ResyncStopped { device, why, .. } => at(
+            "replica_resync_stop",
+            device,
+            format!("copying to the replica on \"{device}\" stopped: {why}"),
+        ),
+        Happened::SourceChanged { from, to } => of(
+            "replica_source_change",
+            format!("copied from replica {to} instead of {from}"),
+        ),
+        Happened::MemberAdded { device, .. } => at(
+            "replica_add",
+            device,
+            format!("there is a new replica on \"{device}\""),
+        ),
+        Happened::MemberRemoved { device, .. } => at(
+            "replica_remove",
+            device,
+            format!("there is no replica on \"{device}\" any more"),
+        ),
+        Happened::ReadRepaired {
+            member,
+            lba,
+            blocks,
+        } => of(
+            "replica_read_repair",
+            format!(
+                "{blocks} blocks at {lba} of replica {member} were written anew: it could not read them"
+            ),
+        ),
+        Happened::Frozen { why } => of("volume_frozen", format!("frozen: {why}; hosts wait")),
+        Happened::Thawed => of("volume_thaw", "serves again".into()),
+        Happened::Fenced { why } => of("volume_fenced", format!("another holder has it: {why}")),
+        Happened::StoreLost { why } => of(
+            "volume_store_lost",
+            format!("the volume store cannot be reached, nothing is acknowledged: {why}"),
+        ),
+        Happened::StoreBack => of("volume_store_back", "the volume store is back".into()),
+        Happened::VerifyStarted { repair } => of(
+            "volume_verify_start",
+            match repair {
+                true => "replicas are compared, and differences repaired".into(),
+                false => "replicas are compared".into(),
+            },
+        ),
+        Happened::VerifyEnded {
+            compared_bytes,
+            different_blocks,
+            repaired_blocks,
+        } => of(
+            "volume_verify_end",
+            format!(
+                "{} compared, {different_blocks} blocks differed, {repaired_blocks} were repaired",
+                crate::cli::output::bytes(*compared_bytes)
+            ),
+        ),
+        Happened::Grown { blocks } => of("volume_grow", format!("it has {blocks} blocks now")),
+    }
+}

@@ -1,0 +1,457 @@
+//! Opening and closing, making and deleting.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use futures_util::future::join_all;
+use nacre_bdev::registry::{DeleteTicket, Removal};
+use nacre_bdev_replica::control;
+use nacre_bdev_replica::handle::{Command, NewVolume, VolumeError};
+use nacre_bdev_replica::store::{EmbeddedStore, MemoryStore, VolumeStore};
+use nacre_hugepages::Pool;
+use nacre_reactor::{CoreHandle, ReactorHandle};
+use serde_json::json;
+use tracing::{error, info, warn};
+use uuid::Uuid;
+
+use super::members::Members;
+use super::{Entry, Opened, Standing, events, holder};
+use crate::engine::Engine;
+use crate::plane::{Plane, pool_here};
+use crate::rpc::RpcError;
+use crate::rpc::error::Errno;
+use crate::store::{Change, Edit};
+
+/// The pause after the first attempt to open, and the longest one.
+const PAUSE: Duration = Duration::from_millis(250);
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// How long cores may take to close their queues of a volume, and its control to close it.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Opens the store and reads what there is.
+pub async fn begin(on: &Rc<Engine>) -> anyhow::Result<()> {
+    let volumes = &on.volumes;
+    let (store, holder): (Arc<dyn VolumeStore>, Uuid) = match on.journal.store_path() {
+        None => (Arc::new(MemoryStore::new()), Uuid::new_v4()),
+        Some(dir) => {
+            let dir = dir.to_owned();
+            let shown = dir.display().to_string();
+            let open = move || -> anyhow::Result<(EmbeddedStore, Uuid)> {
+                let holder = holder::id(&dir)?;
+                Ok((EmbeddedStore::open(&dir)?, holder))
+            };
+            let (store, holder) = tokio::task::spawn_blocking(open)
+                .await
+                .context("the thread that opens the volume store failed")?
+                .with_context(|| format!("the volumes in {shown}"))?;
+            (Arc::new(store), holder)
+        }
+    };
+    let records = store.list().await.context("reading the volume store")?;
+    if !records.is_empty() {
+        info!(volumes = records.len(), "opening");
+    }
+    volumes.untried.set(records.len());
+    let entries = records.into_iter().map(|r| (r.id, Entry::new(r)));
+    *volumes.entries.borrow_mut() = entries.collect();
+    volumes.store.replace(Some(store));
+    volumes.holder.set(holder);
+    let (teller, told) = events::Teller::new();
+    volumes.observer.replace(Some(Arc::new(teller)));
+    tokio::task::spawn_local(events::follow(Rc::clone(on), told));
+    Ok(())
+}
+
+/// Opens every volume, without waiting for it.
+pub fn open_all(on: &Rc<Engine>) {
+    let ids: Vec<Uuid> = on.volumes.entries.borrow().keys().copied().collect();
+    for id in ids {
+        tokio::task::spawn_local(keep_opening(Rc::clone(on), id));
+    }
+}
+
+/// Resolves when each volume that there was at the start was tried once.
+pub async fn settled(on: &Engine) {
+    loop {
+        let tried = on.volumes.tried.notified();
+        if on.volumes.untried.get() == 0 {
+            return;
+        }
+        tried.await;
+    }
+}
+
+/// Until it is open, or nobody wants it any more.
+async fn keep_opening(on: Rc<Engine>, id: Uuid) {
+    let volumes = &on.volumes;
+    let mut pause = PAUSE;
+    let mut first = true;
+    loop {
+        let again = volumes.again.notified();
+        let outcome = try_open(&on, id).await;
+        if let Some(Ok(_)) = &outcome {
+            replay_what_waits(&on).await;
+        }
+        if std::mem::take(&mut first) {
+            volumes.untried.set(volumes.untried.get().saturating_sub(1));
+            volumes.tried.notify_waiters();
+        }
+        if !matches!(outcome, Some(Err(_))) {
+            return;
+        }
+        // A device came, or enough time went by.
+        let _ = tokio::time::timeout(pause, again).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// `None`: it is open already, or not to be opened.
+async fn try_open(on: &Rc<Engine>, id: Uuid) -> Option<Result<Rc<Opened>, RpcError>> {
+    let volumes = &on.volumes;
+    let lock = volumes
+        .entries
+        .borrow()
+        .get(&id)
+        .map(|e| Rc::clone(&e.lock))?;
+    let _one = lock.lock().await;
+    let open_already = volumes.entries.borrow().get(&id)?.open.is_some();
+    if open_already || volumes.closing.get() {
+        return None;
+    }
+    let outcome = open_once(on, id).await;
+    // What is told of one that is not open is what the store says.
+    let store = volumes.store.borrow().clone();
+    let record = match (&outcome, store) {
+        (Err(_), Some(store)) => store.load(id).await.ok(),
+        _ => None,
+    };
+    let mut entries = volumes.entries.borrow_mut();
+    let entry = entries.get_mut(&id)?;
+    entry.attempts += 1;
+    if let Some(record) = record {
+        entry.record = record;
+    }
+    match &outcome {
+        Ok(opened) => {
+            entry.refused = None;
+            entry.open = Some(Rc::clone(opened));
+        }
+        Err(error) => {
+            // The same refusal again is no news.
+            if entry.refused.as_ref() != Some(error) {
+                let name = entry.record.name.clone();
+                warn!(volume = name, %error, "not opened; it is tried again");
+                let text = format!("volume \"{name}\" could not be opened: {error}");
+                on.notes.tell(
+                    "volume_open_failed",
+                    name,
+                    text,
+                    json!({ "why": error.to_string() }),
+                );
+            }
+            entry.refused = Some(error.clone());
+        }
+    }
+    Some(outcome.map_err(RpcError::from))
+}
+
+async fn open_once(on: &Rc<Engine>, id: Uuid) -> Result<Rc<Opened>, VolumeError> {
+    let gone = || VolumeError::Closed {
+        name: id.to_string(),
+    };
+    let plane = on.plane().map_err(|_| gone())?;
+    let (store, observer) = (
+        on.volumes.store.borrow().clone().ok_or_else(gone)?,
+        on.volumes.observer.borrow().clone().ok_or_else(gone)?,
+    );
+    let (holder, members) = (on.volumes.holder.get(), Members(plane.bdevs.clone()));
+    let reactor = least_loaded(on, &plane).ok_or_else(gone)?;
+    let name = reactor.name().to_owned();
+    let handle = on_reactor(reactor, move |core, pool| async move {
+        control::open(&core, pool, store, Arc::new(members), observer, id, holder).await
+    })
+    .await?;
+    let bdev = handle.volume().name().to_owned();
+    let registered = match on.volumes.closing.get() {
+        true => Err(gone()),
+        false => plane
+            .bdevs
+            .register(Arc::clone(handle.volume()))
+            .map(drop)
+            .map_err(|error| VolumeError::Io {
+                device: bdev.clone(),
+                what: error.to_string(),
+            }),
+    };
+    if let Err(refused) = registered {
+        // It must not stay open where nobody sees it.
+        if let Err(error) = handle.run(Command::Close).await {
+            warn!(volume = bdev, %error, "not closed in order");
+        }
+        return Err(refused);
+    }
+    Ok(Rc::new(Opened {
+        handle,
+        bdev,
+        reactor: name,
+    }))
+}
+
+/// Runs `work` on a reactor, with its memory.
+async fn on_reactor<T, Work>(
+    reactor: ReactorHandle,
+    work: impl FnOnce(CoreHandle, Pool) -> Work + Send + 'static,
+) -> Result<T, VolumeError>
+where
+    T: Send + 'static,
+    Work: Future<Output = Result<T, VolumeError>> + 'static,
+{
+    let name = reactor.name().to_owned();
+    let failed = |what: String| VolumeError::Io {
+        device: format!("reactor {name}"),
+        what,
+    };
+    let answer = reactor.run_future(move |core| async move {
+        match pool_here() {
+            Some(pool) => Some(work(core, pool).await),
+            None => None,
+        }
+    });
+    match answer.await {
+        Ok(Some(outcome)) => outcome,
+        Ok(None) => Err(failed("it has no buffers".into())),
+        Err(error) => Err(failed(error.to_string())),
+    }
+}
+
+/// The reactor with the fewest controls; of several the one that was busy least.
+fn least_loaded(on: &Engine, plane: &Plane) -> Option<ReactorHandle> {
+    let controls = |name: &str| {
+        let all = on.volumes.list();
+        let here =
+            |l: &super::Listed| matches!(&l.standing, Standing::Open(o) if o.reactor == name);
+        all.iter().filter(|l| here(l)).count()
+    };
+    let load = |reactor: &&ReactorHandle| (controls(reactor.name()), reactor.stats().busy_ns);
+    plane.reactors.iter().min_by_key(load).cloned()
+}
+
+/// Namespaces, limits and devices on a volume that has just come, in their order.
+async fn replay_what_waits(on: &Rc<Engine>) {
+    for record in on.journal.waiting() {
+        on.replay(&record).await;
+    }
+}
+
+/// Makes a volume and opens it.
+pub async fn create(on: &Rc<Engine>, new: NewVolume) -> Result<Rc<Opened>, RpcError> {
+    let volumes = &on.volumes;
+    let _one = volumes.changing.lock().await;
+    let plane = on.plane()?;
+    let store = volumes.store()?;
+    if plane.bdevs.lookup(&new.name).is_some() {
+        return Err(RpcError::errno(
+            Errno::EEXIST,
+            format!("\"{}\" is the name of a bdev already", new.name),
+        )
+        .field("name"));
+    }
+    let reactor = least_loaded(on, &plane)
+        .ok_or_else(|| RpcError::errno(Errno::EAGAIN, "there is no reactor"))?;
+    let (on_store, members) = (Arc::clone(&store), Members(plane.bdevs.clone()));
+    let id = on_reactor(reactor, move |core, pool| async move {
+        control::create(&core, pool, on_store, Arc::new(members), new).await
+    })
+    .await?;
+    let record = store.load(id).await.map_err(VolumeError::from)?;
+    let name = record.name.clone();
+    volumes.entries.borrow_mut().insert(id, Entry::new(record));
+    match try_open(on, id).await {
+        Some(Ok(opened)) => {
+            let text = format!("volume \"{name}\" was made");
+            on.notes
+                .tell("volume_create", name, text, json!({ "id": id }));
+            Ok(opened)
+        }
+        refused => {
+            // What cannot be opened was not made.
+            volumes.entries.borrow_mut().remove(&id);
+            if let Err(error) = wipe(on, id).await {
+                error!(volume = name, %error, "made, not opened, and not deleted again");
+            }
+            Err(match refused {
+                Some(Err(refused)) => refused,
+                _ => RpcError::errno(Errno::EAGAIN, "the daemon is stopping"),
+            })
+        }
+    }
+}
+
+/// Takes the record out of the store, and the labels off the members.
+async fn wipe(on: &Rc<Engine>, id: Uuid) -> Result<(), RpcError> {
+    let plane = on.plane()?;
+    let (store, members) = (on.volumes.store()?, Members(plane.bdevs.clone()));
+    let reactor = least_loaded(on, &plane)
+        .ok_or_else(|| RpcError::errno(Errno::EAGAIN, "there is no reactor"))?;
+    let wiped = on_reactor(reactor, move |core, pool| async move {
+        control::delete(&core, pool, store, Arc::new(members), id).await
+    });
+    Ok(wiped.await?)
+}
+
+/// Declares a replica of a volume that cannot be opened in sync, whatever it missed.
+pub async fn force_in_sync(
+    on: &Rc<Engine>,
+    name: &str,
+    member: String,
+    force: String,
+) -> Result<(), RpcError> {
+    let plane = on.plane()?;
+    let listed = on.volumes.find(name)?;
+    let id = listed.id();
+    let lock = {
+        let entries = on.volumes.entries.borrow();
+        entries.get(&id).map(|e| Rc::clone(&e.lock))
+    };
+    {
+        let _alone = match &lock {
+            Some(lock) => Some(lock.lock().await),
+            None => None,
+        };
+        if on.volumes.find(name)?.bdev().is_some() {
+            return Err(RpcError::errno(
+                Errno::EBUSY,
+                "the volume was opened meanwhile: look at it again",
+            ));
+        }
+        let (store, members) = (on.volumes.store()?, Members(plane.bdevs.clone()));
+        let reactor = least_loaded(on, &plane)
+            .ok_or_else(|| RpcError::errno(Errno::EAGAIN, "there is no reactor"))?;
+        on_reactor(reactor, move |core, pool| async move {
+            let members = Arc::new(members);
+            control::force_in_sync(&core, pool, store, members, id, &member, &force).await
+        })
+        .await?;
+    }
+    // Whoever tries to open it need not wait any longer; what is here is as good.
+    if let Some(Err(refused)) = try_open(on, id).await {
+        return Err(refused);
+    }
+    replay_what_waits(on).await;
+    Ok(())
+}
+
+/// Deletes a volume that nobody uses.
+pub async fn delete(on: &Rc<Engine>, name: &str, force: Option<String>) -> Result<(), RpcError> {
+    let volumes = &on.volumes;
+    let _one = volumes.changing.lock().await;
+    let plane = on.plane()?;
+    let id = volumes.find(name)?.id();
+    let lock = volumes
+        .entries
+        .borrow()
+        .get(&id)
+        .map(|e| Rc::clone(&e.lock));
+    let _alone = match &lock {
+        Some(lock) => Some(lock.lock().await),
+        None => None,
+    };
+    // As it is now that nobody else does anything with it.
+    let listed = volumes.find(&id.to_string())?;
+    let (name, bdev) = (listed.name(), listed.bdev().map(str::to_owned));
+    let members: Vec<String> = match listed.status() {
+        Some(status) => status.members.into_iter().map(|m| m.device).collect(),
+        None => {
+            let members = listed.record.members.iter();
+            members.map(|m| m.device.clone()).collect()
+        }
+    };
+    let away = members.iter().find(|m| plane.bdevs.lookup(m).is_none());
+    if let Some(away) = away.filter(|_| force.as_deref() != Some(name.as_str())) {
+        return Err(RpcError::errno(
+            Errno::EPERM,
+            format!("the replica on \"{away}\" cannot be reached: it would go on saying that it is one of \"{name}\""),
+        )
+        .field("force")
+        .remedy("bring its device back, or force with the volume's name"));
+    }
+    if let Standing::Open(opened) = &listed.standing {
+        let ticket = plane.bdevs.remove(&opened.bdev, Removal::IfUnused);
+        let ticket = ticket.map_err(|error| {
+            RpcError::from(error).remedy("unpublish it, or delete what stands on it, first")
+        })?;
+        shut(opened, Some(ticket)).await?;
+        if let Some(entry) = volumes.entries.borrow_mut().get_mut(&id) {
+            entry.open = None;
+        }
+    }
+    drop(listed);
+    let deleted = wipe(on, id).await;
+    drop(_alone);
+    if let Err(refused) = deleted {
+        tokio::task::spawn_local(keep_opening(Rc::clone(on), id));
+        return Err(refused);
+    }
+    volumes.entries.borrow_mut().remove(&id);
+    // What the journal still has of it could never be restored.
+    let names = [
+        vec![id.to_string(), name.clone()],
+        bdev.into_iter().collect(),
+    ]
+    .concat();
+    let mut edits = crate::methods::bdev::forget_uses_of(on, &names);
+    edits.push(Edit::Remove(crate::methods::volume::published_key(id)));
+    on.journal.commit(Change(edits)).await?;
+    let text = format!("volume \"{name}\" was deleted");
+    on.notes
+        .tell("volume_delete", name, text, json!({ "id": id }));
+    Ok(())
+}
+
+/// Waits for the queues of a volume whose bdev is being removed, then has its control close it.
+async fn shut(opened: &Opened, ticket: Option<DeleteTicket>) -> Result<(), RpcError> {
+    let late = |what: &str| RpcError::errno(Errno::ETIMEDOUT, what.to_owned());
+    if let Some(ticket) = ticket
+        && tokio::time::timeout(PATIENCE, ticket).await.is_err()
+    {
+        warn!(volume = opened.bdev, "queues are still open");
+    }
+    let closed = tokio::time::timeout(PATIENCE, opened.handle.run(Command::Close)).await;
+    match closed {
+        Ok(Ok(()) | Err(VolumeError::Closed { .. })) => Ok(()),
+        Ok(Err(error)) => Err(error.into()),
+        Err(_) => Err(late("its control does not close it")),
+    }
+}
+
+/// Closes all volumes, when the hosts have left: their labels say that nothing is to be made equal.
+pub async fn close_all(on: &Rc<Engine>, plane: &Plane) {
+    on.volumes.closing.set(true);
+    let open: Vec<Rc<Opened>> = {
+        let mut entries = on.volumes.entries.borrow_mut();
+        entries.values_mut().filter_map(|e| e.open.take()).collect()
+    };
+    let close = async |opened: &Rc<Opened>| {
+        // Every core lets go of the namespaces on it.
+        for subsystem in plane.target.subsystems() {
+            subsystem.bdev_removed(&opened.bdev);
+        }
+        let ticket = plane.bdevs.remove(&opened.bdev, Removal::Hot).ok();
+        match shut(opened, ticket).await {
+            Ok(()) => info!(volume = opened.bdev, "closed"),
+            Err(error) => {
+                warn!(volume = opened.bdev, %error, "not closed in order: it is reconciled when it is opened")
+            }
+        }
+    };
+    join_all(open.iter().map(close)).await;
+}
+
+/// Lets go of the store, when the reactors have ended.
+pub fn end(on: &Engine) {
+    on.volumes.entries.borrow_mut().clear();
+    on.volumes.observer.replace(None);
+    on.volumes.store.replace(None);
+}

@@ -1,0 +1,258 @@
+//! Replicated volumes as the daemon has them: their store, who holds them, and those that are open.
+//!
+//! ```text
+//!   begin   store (volumes.redb beside the state, or memory), holder id, one entry per record
+//!   open    a task per volume: control::open on a reactor ▸ its bdev is registered ▸ what waited for it
+//!           is replayed; what fails is tried again, at once when a device appears
+//!   run     commands to the controls; devices' and controls' events ([`events`])
+//!   close   hosts have left ▸ queues closed ▸ Command::Close, clean labels
+//! ```
+//!
+//! The volume store is what is durable of a volume; the journal has only what uses its bdev.
+
+mod events;
+mod holder;
+mod life;
+mod members;
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use nacre_bdev_replica::handle::{Command, VolumeError, VolumeHandle, VolumeStatus};
+use nacre_bdev_replica::model::VolumeRecord;
+use nacre_bdev_replica::store::VolumeStore;
+use tokio::sync::{Mutex, Notify};
+use uuid::Uuid;
+
+use crate::rpc::RpcError;
+use crate::rpc::error::Errno;
+
+pub use self::events::{device_changed, nudge};
+pub use self::life::{begin, close_all, create, delete, end, force_in_sync, open_all, settled};
+pub use self::members::{REMOTE_PRODUCT, is_local};
+
+pub use nacre_bdev_replica::model::RESERVED;
+
+#[derive(Default)]
+pub struct Volumes {
+    entries: RefCell<BTreeMap<Uuid, Entry>>,
+    store: RefCell<Option<Arc<dyn VolumeStore>>>,
+    holder: Cell<Uuid>,
+    observer: RefCell<Option<Arc<events::Teller>>>,
+    /// Creations and deletions, one at a time.
+    changing: Mutex<()>,
+    /// Told when a device came, so that what waits for one tries again.
+    again: Notify,
+    /// Volumes that nobody has tried to open yet.
+    untried: Cell<usize>,
+    tried: Notify,
+    closing: Cell<bool>,
+    /// Bytes per second that volumes made by `bdev_raid_create` may copy; 0: no limit.
+    pub raid_bytes_per_s: Cell<u64>,
+    /// KiB that SPDK's raid would lock at a time; told back only.
+    pub raid_window_kb: Cell<Option<u32>>,
+}
+
+struct Entry {
+    /// As of the last time that the store was read.
+    record: VolumeRecord,
+    /// One opening, deletion or closing at a time.
+    lock: Rc<Mutex<()>>,
+    open: Option<Rc<Opened>>,
+    /// Why it could not be opened.
+    refused: Option<VolumeError>,
+    attempts: u32,
+}
+
+/// A volume with a control and a registered bdev.
+pub struct Opened {
+    pub handle: VolumeHandle,
+    /// The bdev's name: the volume's when it was opened. A volume renamed since has its new one as an alias.
+    pub bdev: String,
+    /// The reactor with its control.
+    pub reactor: String,
+}
+
+/// How a volume of the store stands.
+#[derive(Clone)]
+pub enum Standing {
+    Open(Rc<Opened>),
+    /// Not open, and why not, if it was tried.
+    Opening {
+        why: Option<VolumeError>,
+        attempts: u32,
+    },
+}
+
+/// A volume as listed.
+#[derive(Clone)]
+pub struct Listed {
+    pub record: VolumeRecord,
+    pub standing: Standing,
+}
+
+impl Listed {
+    pub fn id(&self) -> Uuid {
+        self.record.id
+    }
+
+    /// As of now, if it is open.
+    pub fn status(&self) -> Option<VolumeStatus> {
+        match &self.standing {
+            Standing::Open(opened) => Some(opened.handle.status()),
+            Standing::Opening { .. } => None,
+        }
+    }
+
+    pub fn name(&self) -> String {
+        self.status()
+            .map_or_else(|| self.record.name.clone(), |s| s.name)
+    }
+
+    /// Its bdev, if it is open.
+    pub fn bdev(&self) -> Option<&str> {
+        match &self.standing {
+            Standing::Open(opened) => Some(&opened.bdev),
+            Standing::Opening { .. } => None,
+        }
+    }
+}
+
+impl Volumes {
+    /// All volumes of the store, by name.
+    pub fn list(&self) -> Vec<Listed> {
+        let entries = self.entries.borrow();
+        let mut all: Vec<Listed> = entries.values().map(Entry::listed).collect();
+        all.sort_by_cached_key(Listed::name);
+        all
+    }
+
+    /// By name, UUID, or the name of its bdev.
+    pub fn find(&self, name: &str) -> Result<Listed, RpcError> {
+        let id = Uuid::parse_str(name).ok();
+        let all = self.list();
+        let found = all.iter().find(|v| v.name() == name);
+        let found = found.or_else(|| all.iter().find(|v| Some(v.id()) == id));
+        let found = found.or_else(|| all.iter().find(|v| v.bdev() == Some(name)));
+        found.cloned().ok_or_else(|| {
+            let none = RpcError::errno(Errno::ENODEV, format!("there is no volume \"{name}\""));
+            let names: Vec<String> = all.iter().map(Listed::name).collect();
+            let close = crate::config::suggest::closest(name, names.iter().map(String::as_str));
+            none.field("name").remedy(match close {
+                Some(close) => format!("did you mean \"{close}\"?"),
+                None => "volume_list lists them".into(),
+            })
+        })
+    }
+
+    /// An open volume; one that is not is refused with the reason.
+    pub fn opened(&self, name: &str) -> Result<Rc<Opened>, RpcError> {
+        let listed = self.find(name)?;
+        match listed.standing {
+            Standing::Open(opened) => Ok(opened),
+            Standing::Opening { why, .. } => Err(RpcError::errno(
+                Errno::EAGAIN,
+                match why {
+                    Some(why) => format!("volume \"{name}\" is not open: {why}"),
+                    None => format!("volume \"{name}\" is being opened"),
+                },
+            )
+            .field("name")
+            .remedy("it is tried again by itself; volume_get tells what it waits for")),
+        }
+    }
+
+    /// Carries a command out.
+    pub async fn run(&self, name: &str, command: Command) -> Result<Rc<Opened>, RpcError> {
+        let opened = self.opened(name)?;
+        opened.handle.run(command).await?;
+        Ok(opened)
+    }
+
+    /// The open volume that has `device` as a member, by the device's name.
+    pub fn with_member(&self, device: &str) -> Option<Rc<Opened>> {
+        let entries = self.entries.borrow();
+        let mut open = entries.values().filter_map(|e| e.open.clone());
+        open.find(|o| o.handle.status().members.iter().any(|m| m.device == device))
+    }
+
+    /// Who this daemon is to those who share the store.
+    pub fn holder(&self) -> Uuid {
+        self.holder.get()
+    }
+
+    pub fn store(&self) -> Result<Arc<dyn VolumeStore>, RpcError> {
+        self.store
+            .borrow()
+            .clone()
+            .ok_or_else(|| RpcError::errno(Errno::EAGAIN, "the volume store is not open"))
+    }
+}
+
+impl Entry {
+    fn new(record: VolumeRecord) -> Entry {
+        Entry {
+            record,
+            lock: Rc::default(),
+            open: None,
+            refused: None,
+            attempts: 0,
+        }
+    }
+
+    fn listed(&self) -> Listed {
+        let standing = match &self.open {
+            Some(opened) => Standing::Open(Rc::clone(opened)),
+            None => Standing::Opening {
+                why: self.refused.clone(),
+                attempts: self.attempts,
+            },
+        };
+        Listed {
+            record: self.record.clone(),
+            standing,
+        }
+    }
+}
+
+impl From<VolumeError> for RpcError {
+    fn from(error: VolumeError) -> RpcError {
+        use nacre_bdev_replica::store::StoreError;
+        let cause = error.to_string();
+        let of = |errno| RpcError::errno(errno, cause.clone());
+        match error {
+            VolumeError::Store(StoreError::Exists { .. }) => of(Errno::EEXIST)
+                .field("name")
+                .remedy("volume_list lists them"),
+            VolumeError::Store(StoreError::NotFound { .. }) => of(Errno::ENODEV).field("name"),
+            VolumeError::Store(StoreError::Conflict { .. }) => of(Errno::EBUSY),
+            VolumeError::Store(StoreError::Unavailable { .. }) => of(Errno::EAGAIN)
+                .remedy("see whether the disk of the data directory is full or read-only; it is tried again"),
+            VolumeError::Store(_) | VolumeError::Io { .. } => of(Errno::EIO),
+            VolumeError::Device(_) => of(Errno::ENODEV)
+                .field("device")
+                .remedy("bdev_get_bdevs lists the devices and who uses them"),
+            VolumeError::Invalid { what, .. } => of(Errno::EINVAL).field(what),
+            VolumeError::InUse { .. } => of(Errno::EPERM)
+                .field("device")
+                .remedy("see what is on it; force overwrites it"),
+            VolumeError::NoMember { .. } => of(Errno::ENODEV)
+                .field("member")
+                .remedy("volume_get lists the replicas by id and by device"),
+            VolumeError::LastCopy { .. } => of(Errno::EPERM)
+                .field("force")
+                .remedy("bring another replica in sync first; force with the volume's name, if it is meant"),
+            VolumeError::Newer { .. } => of(Errno::EPERM)
+                .remedy("find out who has the volume now: its data is newer than what is known here"),
+            VolumeError::NothingInSync { .. } => of(Errno::EAGAIN)
+                .remedy("bring a device with an in-sync replica back"),
+            VolumeError::Fenced { .. } => of(Errno::EPERM)
+                .remedy("another holder has the volume: use it there"),
+            VolumeError::Closed { .. } => of(Errno::ENODEV),
+            VolumeError::Running { .. } => of(Errno::EBUSY),
+            VolumeError::Busy => of(Errno::EAGAIN).remedy("ask again a little later"),
+        }
+    }
+}

@@ -1,0 +1,345 @@
+//! A replicated volume of files in a real daemon: killed, with members that are pulled out, put back, out
+//! of date and failing, under verified load.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use nacre_bdev::{Io, Op, Status};
+use nacre_nvmf::host::HostOptions;
+use nacre_tests::daemon::{Daemon, Place, free_address};
+use nacre_tests::host::{Host, options, pattern};
+use nacre_tests::rng::Rng;
+use serde_json::{Value, json};
+
+use crate::ledger::BLOCK;
+use crate::load::Load;
+
+const NQN: &str = "nqn.2025-01.io.nacre:v";
+const MEMBERS: [&str; 3] = ["a", "b", "c"];
+const MIB: u64 = 1 << 20;
+/// Of each file; the load uses the first four.
+const SIZE: u64 = 48 * MIB;
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Of kills and stops together.
+const ENDS: u32 = 8;
+
+/// A daemon with volume "v" over `members`, which are files or stand on them, and where it is served.
+fn serve(place: &Place, members: &[&str]) -> (Daemon, SocketAddr) {
+    let mut daemon = place.start();
+    for name in MEMBERS {
+        daemon.create_file(name, BLOCK as u32, SIZE);
+    }
+    for name in members.iter().filter_map(|name| name.strip_prefix("EE_")) {
+        daemon.call("bdev_error_create", json!({ "base_name": name }));
+    }
+    // Reads are spread, so that a replica that is not in sync would be noticed.
+    let settings = json!({ "read_policy": "round-robin", "settle_ms": 50 });
+    daemon.call(
+        "volume_create",
+        json!({ "name": "v", "devices": members, "settings": settings }),
+    );
+    healthy(&mut daemon);
+    let address = free_address("127.0.0.1");
+    let listener =
+        json!({ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": address.port().to_string() });
+    let wish = json!({ "name": "v", "allow_any_host": true, "listeners": [listener] });
+    assert_eq!(daemon.call("volume_publish", wish)["nqn"], NQN);
+    (daemon, address)
+}
+
+fn volume(daemon: &mut Daemon) -> Value {
+    daemon.call("volume_get", json!({ "name": "v" }))
+}
+
+fn replica<'a>(volume: &'a Value, device: &str) -> &'a Value {
+    let replicas = volume["replicas"].as_array().expect("a list");
+    let found = replicas.iter().find(|r| r["device"] == device);
+    found.unwrap_or_else(|| panic!("no {device} in {volume:#}"))
+}
+
+fn until(daemon: &mut Daemon, what: &str, done: impl Fn(&Value) -> bool) -> Value {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let now = volume(daemon);
+        if done(&now) {
+            return now;
+        }
+        assert!(Instant::now() < end, "never: {what}: {now:#}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn healthy(daemon: &mut Daemon) -> Value {
+    until(daemon, "healthy", |v| v["state"] == "healthy")
+}
+
+/// Compares all replicas: they have to be equal.
+fn verify(daemon: &mut Daemon) {
+    healthy(daemon);
+    daemon.call("volume_verify", json!({ "name": "v" }));
+    let now = until(daemon, "verified", |v| v["verify"]["running"] == false);
+    let (compared, different) = (
+        &now["verify"]["compared_bytes"],
+        &now["verify"]["different_blocks"],
+    );
+    assert_eq!(
+        (compared, different),
+        (&json!(SIZE - MIB), &json!(0)),
+        "{now:#}"
+    );
+}
+
+fn events(daemon: &mut Daemon, kind: &str) -> Vec<Value> {
+    let told = daemon.call("events_get", json!({ "categories": ["volume", "replica"] }));
+    let told = told["events"].as_array().expect("a list").clone();
+    told.into_iter().filter(|e| e["type"] == kind).collect()
+}
+
+/// Bytes that a device was written so far.
+fn written(daemon: &mut Daemon, device: &str) -> u64 {
+    let stats = daemon.call("bdev_get_iostat", json!({ "names": [device] }));
+    stats["bdevs"][0]["bytes_written"]
+        .as_u64()
+        .expect("a count")
+}
+
+/// A host that waits for as long as a volume takes to be opened without one of its members.
+fn patient() -> HostOptions {
+    let mut patient = options(NQN);
+    patient.io_timeout = Duration::from_secs(30);
+    patient.connect_timeout = Duration::from_secs(30);
+    patient
+}
+
+fn file(place: &Place, name: &str) -> PathBuf {
+    place.path(&format!("{name}.img"))
+}
+
+/// Goal: no acknowledged write to a three-way volume is lost, however often its daemon ends, and its replicas
+/// are the same afterwards. Method: verified load over two queues through kill -9 at random moments, and
+/// now and then a stop in order; each time the volume returns by itself, and hosts find their namespace.
+/// Each start raises the epoch; only after a stop in order is there nothing to make equal.
+#[test]
+fn a_volume_survives_kill_9() {
+    let mut rng = Rng::announced("a_volume_survives_kill_9");
+    let place = Place::new().on_cores(2);
+    let (mut daemon, address) = serve(&place, &MEMBERS);
+    let first = volume(&mut daemon)["epoch"].as_u64().unwrap();
+    let mut load = Load::start(address, patient(), 1, &mut rng);
+    load.run(500);
+    for end in 0..ENDS {
+        let after = Duration::from_micros(rng.below(100_000));
+        let in_order = end % 4 == 3;
+        daemon = load.run_during(|| {
+            std::thread::sleep(after);
+            match in_order {
+                true => daemon.stop(),
+                false => daemon.kill(),
+            }
+            place.start()
+        });
+        load.run(200);
+        load.until_connected();
+        let opened = events(&mut daemon, "volume_open");
+        assert_eq!(opened.len(), 1, "{opened:?}");
+        assert_eq!(opened[0]["facts"]["clean"], in_order, "{opened:?}");
+    }
+    load.drain();
+    load.check_all("after the load");
+    verify(&mut daemon);
+    let epoch = volume(&mut daemon)["epoch"].as_u64().unwrap();
+    assert_eq!(epoch, first + u64::from(ENDS));
+    daemon.stop();
+}
+
+/// Goal: a member that is pulled out under load costs hosts nothing; when it is back it gets what it
+/// missed and no more. Method: its device is deleted hot, the load goes on and writes to a tenth of the
+/// volume, the device is made again; the bytes that are copied, and those written to the device, are
+/// counted.
+#[test]
+fn a_member_pulled_out_gets_only_what_it_missed() {
+    let mut rng = Rng::announced("a_member_pulled_out_gets_only_what_it_missed");
+    let place = Place::new().on_cores(2);
+    let (mut daemon, address) = serve(&place, &MEMBERS);
+    let mut load = Load::start(address, patient(), 1, &mut rng);
+    load.run(500);
+    load.run_during(|| {
+        daemon.call("bdev_uring_delete", json!({ "name": "b" }));
+    });
+    load.run(1000);
+    load.drain();
+    let without = until(&mut daemon, "b is out", |v| {
+        replica(v, "b")["state"] == "out"
+    });
+    assert_eq!(without["state"], "degraded");
+    let missed =
+        without["dirty_regions"].as_u64().unwrap() * without["region_size"].as_u64().unwrap();
+    assert!((1..=6 * MIB).contains(&missed), "{missed}");
+    assert!(!events(&mut daemon, "replica_out").is_empty());
+
+    daemon.create_file("b", BLOCK as u32, SIZE);
+    healthy(&mut daemon);
+    let ended = events(&mut daemon, "replica_resync_end");
+    let facts = &ended.last().expect("it was copied to")["facts"];
+    assert_eq!(facts["kind"], "partial", "{facts}");
+    assert!(facts["bytes"].as_u64().unwrap() <= missed, "{facts}");
+    // Labels and the log of 47 regions come on top.
+    let written = written(&mut daemon, "b");
+    assert!(written <= missed + MIB, "{written} of {missed}");
+    load.check_all("after its return");
+    verify(&mut daemon);
+
+    // And back under load, which is what happens.
+    load.run_during(|| {
+        daemon.call("bdev_uring_delete", json!({ "name": "c" }));
+        daemon.create_file("c", BLOCK as u32, SIZE);
+        healthy(&mut daemon);
+    });
+    load.drain();
+    load.check_all("after the second return");
+    verify(&mut daemon);
+    daemon.stop();
+}
+
+/// Goal: what a member holds from an older time is never read, whatever its label said then. Method: the
+/// daemon is stopped, a member's file is kept, more is written, and the old file put back in place; reads
+/// go round all that are in sync. The same with a file from before the last change of a member.
+#[test]
+fn an_old_copy_is_never_read() {
+    let mut rng = Rng::announced("an_old_copy_is_never_read");
+    let place = Place::new();
+    let (mut daemon, address) = serve(&place, &MEMBERS);
+    let mut load = Load::start(address, patient(), 1, &mut rng);
+    load.run(800);
+    load.drain();
+    daemon = load.run_during(|| {
+        daemon.stop();
+        std::fs::copy(file(&place, "b"), place.path("old.img")).expect("room");
+        place.start()
+    });
+    load.run(1500);
+    load.drain();
+    for kill in [false, true] {
+        daemon = load.run_during(|| {
+            match kill {
+                true => daemon.kill(),
+                false => daemon.stop(),
+            }
+            std::fs::copy(place.path("old.img"), file(&place, "b")).expect("room");
+            place.start()
+        });
+        load.until_connected();
+        load.drain();
+        load.check_all("with an old copy among the replicas");
+        // Copied anew as a whole: nothing of it was believed.
+        let filled = |e: &Value| e["facts"]["kind"] == "full" && e["facts"]["device"] == "b";
+        let end = Instant::now() + PATIENCE;
+        while !events(&mut daemon, "replica_resync_end").iter().any(filled) {
+            assert!(Instant::now() < end, "{:#}", volume(&mut daemon));
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        load.check_all("after it was filled");
+        verify(&mut daemon);
+        load.run(300);
+        load.drain();
+    }
+    daemon.stop();
+}
+
+/// Goal: a device that takes no more writes costs its volume that replica, until it takes them again, and
+/// hosts nothing. Method: every write to one member fails under load; then none.
+#[test]
+fn a_member_that_is_full_leaves_and_returns() {
+    let mut rng = Rng::announced("a_member_that_is_full_leaves_and_returns");
+    let place = Place::new().on_cores(2);
+    let (mut daemon, address) = serve(&place, &["a", "b", "EE_c"]);
+    let mut load = Load::start(address, patient(), 1, &mut rng);
+    load.run(300);
+    load.run_during(|| {
+        let full = json!({ "name": "EE_c", "io_type": "write", "error_type": "failure", "num": 1_000_000 });
+        daemon.call("bdev_error_inject_error", full);
+        until(&mut daemon, "it is out", |v| {
+            replica(v, "EE_c")["state"] != "in_sync"
+        });
+    });
+    let why = replica(&volume(&mut daemon), "EE_c")["why"].clone();
+    assert!(why.is_string(), "nobody says why: {why}");
+    load.run(500);
+    load.run_during(|| {
+        let clear = json!({ "name": "EE_c", "io_type": "clear", "error_type": "failure" });
+        daemon.call("bdev_error_inject_error", clear);
+        // By itself in a while, by hand now.
+        daemon.call("volume_resync", json!({ "name": "v" }));
+        healthy(&mut daemon);
+    });
+    load.drain();
+    load.check_all("after its return");
+    verify(&mut daemon);
+    daemon.stop();
+}
+
+/// Goal: with nothing in sync hosts wait, and go on when there is something again; an operator who does not
+/// want them to wait has their I/O fail, and ends that. Method: the last replica is taken out by force
+/// while a write is under way.
+#[test]
+fn a_frozen_volume_thaws() {
+    let place = Place::new();
+    let (mut daemon, address) = serve(&place, &MEMBERS);
+    let mut host = Host::connected(address, patient(), &[1]);
+    let (old, new) = (pattern(BLOCK, 1), pattern(BLOCK, 2));
+    assert_eq!(host.write(0, 7, 1, &old), Status::Ok);
+    for member in ["a", "b"] {
+        let params = json!({ "name": "v", "member": member });
+        daemon.call("volume_offline_replica", params);
+    }
+    let last = json!({ "name": "v", "member": "c" });
+    assert!(daemon.try_call("volume_offline_replica", last).is_err());
+    let forced = json!({ "name": "v", "member": "c", "force": "v" });
+    daemon.call("volume_offline_replica", forced);
+    assert_eq!(volume(&mut daemon)["state"], "frozen");
+    assert_eq!(events(&mut daemon, "volume_frozen").len(), 1);
+
+    let mut buf = host.buf(BLOCK).unwrap();
+    buf.bytes_mut().unwrap().copy_from_slice(&new);
+    let write = host.submit(0, |token| Io::new(token, Op::Write, 7, 1).with(buf));
+    assert!(write.is_some());
+    host.pass(Duration::from_millis(500));
+    assert!(
+        host.take_completion().is_none(),
+        "answered, with nothing in sync"
+    );
+    daemon.call(
+        "volume_online_replica",
+        json!({ "name": "v", "member": "c" }),
+    );
+    let mut answer = None;
+    host.until("the write is answered", |h| {
+        answer = h.take_completion();
+        answer.is_some()
+    });
+    assert_eq!(answer.map(|c| c.status), Some(Status::Ok));
+    assert_eq!(host.read(0, 7, 1, BLOCK), new);
+    for member in ["a", "b"] {
+        let params = json!({ "name": "v", "member": member });
+        daemon.call("volume_online_replica", params);
+    }
+    healthy(&mut daemon);
+
+    daemon.call("volume_fail_io", json!({ "name": "v" }));
+    assert_ne!(host.write(0, 7, 1, &old), Status::Ok);
+    daemon.call("volume_thaw", json!({ "name": "v" }));
+    assert_eq!(host.write(0, 7, 1, &old), Status::Ok);
+    assert_eq!(host.read(0, 7, 1, BLOCK), old);
+    let connections = daemon.call("volume_get_connections", json!({ "name": "v" }));
+    assert_eq!(
+        (
+            &connections[0]["transport"],
+            &connections[0]["queues"],
+            &connections[0]["admitted"]
+        ),
+        (&json!("TCP"), &json!(1), &json!(true))
+    );
+    verify(&mut daemon);
+    daemon.stop();
+}
