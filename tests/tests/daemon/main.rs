@@ -11,5 +11,6 @@ mod many;
 mod network;
 mod raw;
 mod remote;
+mod replicas;
 mod reservations;
 mod volumes;

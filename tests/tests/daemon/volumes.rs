@@ -48,17 +48,17 @@ fn serve(place: &Place, members: &[&str]) -> (Daemon, SocketAddr) {
     (daemon, address)
 }
 
-fn volume(daemon: &mut Daemon) -> Value {
+pub fn volume(daemon: &mut Daemon) -> Value {
     daemon.call("volume_get", json!({ "name": "v" }))
 }
 
-fn replica<'a>(volume: &'a Value, device: &str) -> &'a Value {
+pub fn replica<'a>(volume: &'a Value, device: &str) -> &'a Value {
     let replicas = volume["replicas"].as_array().expect("a list");
     let found = replicas.iter().find(|r| r["device"] == device);
     found.unwrap_or_else(|| panic!("no {device} in {volume:#}"))
 }
 
-fn until(daemon: &mut Daemon, what: &str, done: impl Fn(&Value) -> bool) -> Value {
+pub fn until(daemon: &mut Daemon, what: &str, done: impl Fn(&Value) -> bool) -> Value {
     let end = Instant::now() + PATIENCE;
     loop {
         let now = volume(daemon);
@@ -70,12 +70,17 @@ fn until(daemon: &mut Daemon, what: &str, done: impl Fn(&Value) -> bool) -> Valu
     }
 }
 
-fn healthy(daemon: &mut Daemon) -> Value {
+pub fn healthy(daemon: &mut Daemon) -> Value {
     until(daemon, "healthy", |v| v["state"] == "healthy")
 }
 
 /// Compares all replicas: they have to be equal.
 fn verify(daemon: &mut Daemon) {
+    verify_bytes(daemon, SIZE - MIB);
+}
+
+/// The same of a volume of so many bytes.
+pub fn verify_bytes(daemon: &mut Daemon, bytes: u64) {
     healthy(daemon);
     daemon.call("volume_verify", json!({ "name": "v" }));
     let now = until(daemon, "verified", |v| v["verify"]["running"] == false);
@@ -83,14 +88,10 @@ fn verify(daemon: &mut Daemon) {
         &now["verify"]["compared_bytes"],
         &now["verify"]["different_blocks"],
     );
-    assert_eq!(
-        (compared, different),
-        (&json!(SIZE - MIB), &json!(0)),
-        "{now:#}"
-    );
+    assert_eq!((compared, different), (&json!(bytes), &json!(0)), "{now:#}");
 }
 
-fn events(daemon: &mut Daemon, kind: &str) -> Vec<Value> {
+pub fn events(daemon: &mut Daemon, kind: &str) -> Vec<Value> {
     let told = daemon.call("events_get", json!({ "categories": ["volume", "replica"] }));
     let told = told["events"].as_array().expect("a list").clone();
     told.into_iter().filter(|e| e["type"] == kind).collect()
@@ -105,7 +106,7 @@ fn written(daemon: &mut Daemon, device: &str) -> u64 {
 }
 
 /// A host that waits for as long as a volume takes to be opened without one of its members.
-fn patient() -> HostOptions {
+pub fn patient() -> HostOptions {
     let mut patient = options(NQN);
     patient.io_timeout = Duration::from_secs(30);
     patient.connect_timeout = Duration::from_secs(30);

@@ -1,0 +1,295 @@
+//! A volume over three daemons: a file of its own and two namespaces of others over TCP, each of the three killed,
+//! frozen and cut off at random moments under verified load.
+
+use std::fs::File;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::process::Command;
+use std::time::Duration;
+
+use nacre_tests::daemon::{Daemon, Place, free_address};
+use nacre_tests::rng::Rng;
+use nacre_tests::skip;
+use rustix::process::Signal;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use serde_json::json;
+
+use crate::ledger::BLOCK;
+use crate::load::Load;
+use crate::volumes::{events, healthy, patient, replica, until, verify_bytes};
+
+const MIB: u64 = 1 << 20;
+/// Of each replica; the load uses the first four.
+const SIZE: u64 = 24 * MIB;
+/// How long a replica may take over an answer.
+const DEADLINE: Duration = Duration::from_millis(500);
+const ROUNDS: u32 = 12;
+
+/// A daemon that has one disk for others.
+struct Keeper {
+    place: Place,
+    daemon: Option<Daemon>,
+    address: SocketAddr,
+    name: String,
+}
+
+impl Keeper {
+    fn start(place: Place, ip: &str, name: &str) -> Keeper {
+        let mut daemon = place.start();
+        let nqn = format!("nqn.2025-01.io.nacre:{name}");
+        daemon.create_file("disk", BLOCK as u32, SIZE);
+        daemon.create_subsystem(&nqn);
+        daemon.add_namespace(&nqn, "disk");
+        let address = daemon.listen(&nqn, &format!("{ip}:0"));
+        Keeper {
+            place,
+            daemon: Some(daemon),
+            address,
+            name: name.to_owned(),
+        }
+    }
+
+    fn daemon(&self) -> &Daemon {
+        self.daemon.as_ref().expect("it runs")
+    }
+
+    fn kill(&mut self) {
+        self.daemon.take().expect("it runs").kill();
+    }
+
+    fn restart(&mut self) {
+        self.daemon = Some(self.place.start());
+    }
+
+    /// What its namespace is called where it is attached.
+    fn device(&self) -> String {
+        format!("{}n1", self.name)
+    }
+
+    fn attach_to(&self, holder: &mut Daemon) {
+        let params = json!({
+            "name": self.name, "trtype": "TCP", "traddr": self.address.ip().to_string(),
+            "trsvcid": self.address.port().to_string(),
+            "subnqn": format!("nqn.2025-01.io.nacre:{}", self.name),
+            "ctrlr_loss_timeout_sec": -1, "reconnect_delay_sec": 1,
+        });
+        let devices = holder.call("bdev_nvme_attach_controller", params);
+        assert_eq!(devices, json!([self.device()]));
+    }
+}
+
+/// A daemon with volume "v" over a file and what the keepers have, and where it is served.
+fn hold(place: &Place, keepers: &[Keeper]) -> (Daemon, SocketAddr) {
+    let mut daemon = place.start();
+    daemon.create_file("here", BLOCK as u32, SIZE);
+    let mut devices = vec!["here".to_owned()];
+    for keeper in keepers {
+        keeper.attach_to(&mut daemon);
+        devices.push(keeper.device());
+    }
+    // Reads go to all that are in sync, so that one that is not would be noticed.
+    let settings = json!({
+        "read_policy": "round-robin", "settle_ms": 50, "deadline_ms": DEADLINE.as_millis() as u64,
+    });
+    daemon.call(
+        "volume_create",
+        json!({ "name": "v", "devices": devices, "settings": settings }),
+    );
+    healthy(&mut daemon);
+    let address = free_address("127.0.0.1");
+    let listener =
+        json!({ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": address.port().to_string() });
+    let wish = json!({ "name": "v", "allow_any_host": true, "listeners": [listener] });
+    daemon.call("volume_publish", wish);
+    (daemon, address)
+}
+
+/// Goal: whichever of the three is killed or frozen, and whenever, no acknowledged write is lost, no read is stale,
+/// and the replicas are equal again afterwards. Method: verified load over two queues; at random moments kill -9
+/// of the volume's daemon or of a keeper, or a keeper that is stopped for longer than its deadline; each time it
+/// comes back by itself.
+#[test]
+fn any_of_three_dies() {
+    let mut rng = Rng::announced("any_of_three_dies");
+    let mut keepers = ["one", "two"].map(|name| Keeper::start(Place::new(), "127.0.0.1", name));
+    let place = Place::new().on_cores(2);
+    let (mut holder, address) = hold(&place, &keepers);
+    let mut load = Load::start(address, patient(), 1, &mut rng);
+    load.run(500);
+    for round in 0..ROUNDS {
+        let after = Duration::from_micros(rng.below(100_000));
+        let keeper = &mut keepers[rng.below(2) as usize];
+        let away = Duration::from_millis(rng.below(1500));
+        holder = load.run_during(|| {
+            std::thread::sleep(after);
+            match round % 3 {
+                0 => {
+                    keeper.kill();
+                    std::thread::sleep(away);
+                    keeper.restart();
+                }
+                1 => {
+                    keeper.daemon().signal(Signal::STOP);
+                    std::thread::sleep(DEADLINE * 2 + away);
+                    keeper.daemon().signal(Signal::CONT);
+                }
+                _ => {
+                    holder.kill();
+                    holder = place.start();
+                }
+            }
+            holder
+        });
+        load.run(200);
+        load.until_connected();
+        // Now and then the next blow comes before all is well.
+        if rng.below(3) > 0 {
+            holder = load.run_during(|| {
+                healthy(&mut holder);
+                holder
+            });
+        }
+    }
+    load.drain();
+    load.check_all("after the load");
+    verify_bytes(&mut holder, SIZE - MIB);
+    load.check_all("after all is equal");
+    holder.stop();
+}
+
+/// Goal: a replica that was away for a while gets what it missed and no more, over the network too. Method: a keeper
+/// is killed, a known part of the volume is written, the keeper comes back; the bytes copied are counted.
+#[test]
+fn a_keeper_that_returns_gets_what_it_missed() {
+    let mut rng = Rng::announced("a_keeper_that_returns_gets_what_it_missed");
+    let mut keepers = [Keeper::start(Place::new(), "127.0.0.1", "one")];
+    let place = Place::new();
+    let (mut holder, address) = hold(&place, &keepers);
+    let device = keepers[0].device();
+    let mut load = Load::start(address, patient(), 1, &mut rng);
+    load.run(300);
+    keepers[0].kill();
+    load.run(1500);
+    load.drain();
+    let without = until(&mut holder, "it is out", |v| {
+        replica(v, &device)["state"] == "out"
+    });
+    let region = without["region_size"].as_u64().expect("a size");
+    let missed = without["dirty_regions"].as_u64().expect("a count") * region;
+    assert!((1..=6 * MIB).contains(&missed), "{missed}");
+    keepers[0].restart();
+    healthy(&mut holder);
+    let ended = events(&mut holder, "replica_resync_end");
+    let facts = &ended.last().expect("it was copied to")["facts"];
+    assert_eq!(facts["kind"], "partial", "{facts}");
+    assert!(
+        facts["bytes"].as_u64().expect("a count") <= missed,
+        "{facts}"
+    );
+    load.check_all("after its return");
+    verify_bytes(&mut holder, SIZE - MIB);
+    holder.stop();
+}
+
+/// Goal: a network that carries nothing is as good as a keeper that is dead: hosts notice nothing, and all is well
+/// when it carries again. Method: the keeper lives in a network namespace, at the other end of a cable that is cut
+/// under load for longer than the deadline, and then for as long as it takes to lose the connection.
+#[test]
+fn a_network_that_is_cut() {
+    const TEST: &str = "a_network_that_is_cut";
+    let Some(cable) = Cable::new() else {
+        return skip(TEST, "it takes root to make a network namespace");
+    };
+    let mut rng = Rng::announced(TEST);
+    // Whoever loads the volume lives beside its daemon.
+    cable.enter_near();
+    let keepers = [
+        Keeper::start(Place::new().in_network(&cable.far), FAR, "far"),
+        Keeper::start(Place::new().in_network(&cable.near), "127.0.0.1", "near"),
+    ];
+    let device = keepers[0].device();
+    let place = Place::new().in_network(&cable.near);
+    let (mut holder, address) = hold(&place, &keepers);
+    let mut load = Load::start(address, patient(), 1, &mut rng);
+    load.run(300);
+    for away in [DEADLINE * 3, Duration::from_secs(12)] {
+        holder = load.run_during(|| {
+            cable.cut(true);
+            std::thread::sleep(away);
+            until(&mut holder, "it is out", |v| {
+                replica(v, &device)["state"] == "out"
+            });
+            cable.cut(false);
+            healthy(&mut holder);
+            holder
+        });
+        load.run(200);
+    }
+    load.drain();
+    load.check_all("after the load");
+    verify_bytes(&mut holder, SIZE - MIB);
+    holder.stop();
+}
+
+const NEAR: &str = "10.97.31.1";
+const FAR: &str = "10.97.31.2";
+
+/// Two network namespaces of the test's own with a cable between them, gone when dropped.
+struct Cable {
+    near: String,
+    far: String,
+}
+
+impl Cable {
+    /// `None`: this user or machine cannot make them.
+    fn new() -> Option<Cable> {
+        let name = |end: &str| format!("nacre-{end}-{}", std::process::id());
+        let cable = Cable {
+            near: name("near"),
+            far: name("far"),
+        };
+        let (near, far) = (&cable.near, &cable.far);
+        let made = ip(&format!("netns add {near}"))
+            && ip(&format!("netns add {far}"))
+            && ip(&format!(
+                "link add end0 netns {near} type veth peer name end1 netns {far}"
+            ));
+        made.then_some(())?;
+        for (end, device, address) in [(near, "end0", NEAR), (far, "end1", FAR)] {
+            for words in [
+                format!("-n {end} address add {address}/24 dev {device}"),
+                format!("-n {end} link set {device} up"),
+                format!("-n {end} link set lo up"),
+            ] {
+                assert!(ip(&words), "ip {words}");
+            }
+        }
+        Some(cable)
+    }
+
+    /// Nothing that is sent arrives any more, and nobody is told.
+    fn cut(&self, cut: bool) {
+        let state = if cut { "down" } else { "up" };
+        assert!(ip(&format!("-n {} link set end1 {state}", self.far)));
+    }
+
+    /// Sockets of this thread are of the near end from now on.
+    fn enter_near(&self) {
+        let file = File::open(format!("/run/netns/{}", self.near)).expect("it was made");
+        let network = Some(LinkNameSpaceType::Network);
+        move_into_link_name_space(file.as_fd(), network).expect("who makes one may enter it");
+    }
+}
+
+impl Drop for Cable {
+    fn drop(&mut self) {
+        for end in [&self.near, &self.far] {
+            ip(&format!("netns del {end}"));
+        }
+    }
+}
+
+fn ip(words: &str) -> bool {
+    let output = Command::new("ip").args(words.split(' ')).output();
+    output.is_ok_and(|output| output.status.success())
+}
