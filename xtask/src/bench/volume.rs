@@ -180,10 +180,13 @@ fn log_waits(target: &Target) -> Result<u64> {
 fn resync(target: &Target, rounds: usize) -> Result<(f64, f64)> {
     make(target, "large", 2, REGIONS * MIB)?;
     // A member is not left alone before it is copied to: the copying is what is measured.
-    target.json("volume_set", json!({ "name": "large", "settle_ms": 0 }))?;
+    target.json(
+        "volume_set",
+        json!({ "name": "large", "settings": { "settle_ms": 0 } }),
+    )?;
     let (mut partial, mut full) = (Vec::new(), Vec::new());
     let member = |more: Value| {
-        let mut params = json!({ "name": "large", "replica": "large-1" });
+        let mut params = json!({ "name": "large", "member": "large-1" });
         for (key, value) in more.as_object().into_iter().flatten() {
             params[key] = value.clone();
         }
@@ -214,7 +217,7 @@ fn resync(target: &Target, rounds: usize) -> Result<(f64, f64)> {
 fn copied(target: &Target) -> Result<f64> {
     settle(target)?;
     let volume = target.json("volume_get", json!({ "name": "large" }))?;
-    let members = volume["members"].as_array().context("no members")?;
+    let members = volume["replicas"].as_array().context("no replicas")?;
     let last = members
         .iter()
         .find_map(|m| m["last_resync"]["seconds"].as_f64());
