@@ -207,6 +207,14 @@ impl Control {
         }
         live.joined.set(true);
         if in_sync {
+            // Writes that failed when it went are on it, or on those that are copied to: they get it all again.
+            let dirty = |region: &u64| self.shared.regions.is_dirty(*region);
+            for (other, _) in self.state.borrow().syncing() {
+                let needs = &self.shared.needs[other];
+                (0..record.regions())
+                    .filter(dirty)
+                    .for_each(|r| needs.insert(r));
+            }
             self.thawed();
             self.publish();
             // A member that lacked nothing may have waited for one that is in sync.

@@ -183,6 +183,7 @@ impl Control {
             return Ok(());
         };
         // Out of the table at once, so that nothing more is written to it; let go when its label is wiped.
+        self.keep_in_view(slot);
         let live = self.state.borrow_mut().live[slot].take();
         let gone = self.commit(|record| {
             record.members.retain(|m| usize::from(m.slot) != slot);
@@ -191,6 +192,9 @@ impl Control {
             *least = (*least).min(count);
         });
         let gone = gone.await;
+        if gone.is_ok() {
+            self.state.borrow_mut().leaving[slot] = None;
+        }
         self.shared.needs[slot].assign(|_| false);
         self.publish();
         if let Some(live) = live {
@@ -224,6 +228,7 @@ impl Control {
             .borrow()
             .in_sync()
             .any(|(other, _)| other != slot);
+        self.keep_in_view(slot);
         self.let_go(slot);
         self.commit(|record| {
             let Some(member) = record.member_mut(slot) else {
@@ -239,6 +244,7 @@ impl Control {
             }
         })
         .await?;
+        self.state.borrow_mut().leaving[slot] = None;
         self.shared.needs[slot].assign(|_| false);
         if !others {
             self.freeze("the operator took the last replica out");
@@ -286,6 +292,7 @@ impl Control {
                         why: "needs the name of a replica, and another one that is in sync".into(),
                     });
                 }
+                self.keep_in_view(slot);
                 self.let_go(slot);
                 self.commit(|record| {
                     if let Some(member) = record.member_mut(slot) {
@@ -297,6 +304,7 @@ impl Control {
                     }
                 })
                 .await?;
+                self.state.borrow_mut().leaving[slot] = None;
                 self.publish();
             }
             self.state.borrow_mut().retries[slot] = Retry::default();

@@ -116,7 +116,9 @@ impl Control {
             }
             return;
         }
-        // Off the table first, so that no label is written to it and nothing more is copied from it.
+        // Off the table first, so that no label is written to it and nothing more is copied from it. To the
+        // lanes it stays a member until the store says that it is none, whatever is published meanwhile.
+        self.keep_in_view(slot);
         self.let_go(slot);
         let last_label = live.stamp.get();
         let out = self.commit(|record| {
@@ -128,6 +130,7 @@ impl Control {
         if out.await.is_err() {
             return;
         }
+        self.state.borrow_mut().leaving[slot] = None;
         self.shared.needs[slot].assign(|_| false);
         self.repin(slot);
         self.publish();
@@ -136,6 +139,14 @@ impl Control {
             device: live.disk.name.clone(),
             why: reason,
         });
+    }
+
+    /// A member in sync is about to be let go: what lanes know of it stays until `leaving` is cleared.
+    pub(super) fn keep_in_view(&self, slot: usize) {
+        let known = self.shared.view().members[slot].clone();
+        if self.state.borrow().is_in_sync(slot) {
+            self.state.borrow_mut().leaving[slot] = known;
+        }
     }
 
     /// The member's device is not used any more, until it is taken back.

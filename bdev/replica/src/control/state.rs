@@ -24,6 +24,8 @@ pub(super) struct State {
     pub record: VolumeRecord,
     /// Members whose devices are in use, by slot.
     pub live: [Option<Rc<Live>>; MAX_MEMBERS],
+    /// Members that are let go and still in sync in the store: lanes know them until that is changed there.
+    pub leaving: [Option<MemberView>; MAX_MEMBERS],
     /// Failures reported by lanes that have been heard of, and decided upon.
     pub heard: [u64; MAX_MEMBERS],
     pub judged: [u64; MAX_MEMBERS],
@@ -105,6 +107,7 @@ impl State {
         State {
             record,
             live: Default::default(),
+            leaving: Default::default(),
             heard: [0; MAX_MEMBERS],
             judged: [0; MAX_MEMBERS],
             reports: Vec::new(),
@@ -177,6 +180,7 @@ impl State {
     pub fn view(&self) -> View {
         let mut view = View::closed(&self.record.settings);
         view.mode = self.mode();
+        view.members.clone_from(&self.leaving);
         for (slot, live) in self.present() {
             if !live.joined.get() {
                 continue;
