@@ -6,7 +6,7 @@ nacre_only "replicated volumes"
 rdma_up
 TRTYPE=tcp ADDR=127.0.0.1
 
-# Two more daemons, each with one disk for others: keeper N TRANSPORT ADDRESS
+# More daemons, each with one disk for others.
 side() { "$NACRE" rpc --socket "$WORK/side$1.sock" "${@:2}"; }
 side_start() {
     "$NACRE" serve --data-dir "$WORK/side$1" -r "$WORK/side$1.sock" >>"$DAEMON_LOG" 2>&1 </dev/null &
@@ -20,7 +20,7 @@ side_kill() {
 }
 SIDES=()
 trap 'kill -9 "${SIDES[@]}" 2>/dev/null || true' EXIT
-keeper() {
+keeper() { # keeper N TRANSPORT ADDRESS
     local nqn="nqn.2026-01.io.nacre:keeper$1"
     side_start "$1"
     truncate -s 97M "$WORK/kept$1.img"
@@ -58,7 +58,7 @@ mkfs.ext4 -q "$DEV"
 mkdir -p "$WORK/mnt"
 mount "$DEV" "$WORK/mnt"
 fio --name=load --filename="$WORK/mnt/load" --rw=randrw --bsrange=4k-32k --iodepth=4 --ioengine=libaio --direct=1 --size=24m \
-    --verify=crc32c --verify_fatal=1 --verify_backlog=64 --time_based --runtime=3600 --output="$WORK/fio.log" &
+    --verify=crc32c --verify_fatal=1 --verify_backlog=64 --verify_state_save=0 --time_based --runtime=3600 --output="$WORK/fio.log" &
 load=$!
 
 step "a replica's target dies; the volume goes on without it, and takes it back"
@@ -85,8 +85,10 @@ wait_until 300 is_state healthy
 
 step "and no I/O failed"
 kill -INT $load
-wait $load || { cat "$WORK/fio.log"; die "fio met an error"; }
-if grep -E 'err=[^ ]*[1-9]|verify: bad' "$WORK/fio.log"; then die "fio met an error"; fi
+# Its exit status says that it was told to end.
+wait $load || true
+grep -q 'err= 0' "$WORK/fio.log" || { cat "$WORK/fio.log"; die "fio met an error"; }
+if grep -E 'err= *[1-9]|verify: bad' "$WORK/fio.log"; then die "fio met an error"; fi
 umount "$WORK/mnt"
 fsck.ext4 -fn "$DEV"
 disconnect "$NQN"
