@@ -171,7 +171,7 @@ fn log_waits(target: &Target) -> Result<u64> {
     let mut waits = 0;
     for name in ["one", "two"] {
         let volume = target.json("volume_get", json!({ "name": name }))?;
-        waits += number(&volume, &["log_waits"])? as u64;
+        waits += number(&volume, &["counters", "log_waits"])? as u64;
     }
     Ok(waits)
 }
