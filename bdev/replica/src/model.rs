@@ -43,10 +43,6 @@ pub struct MemberRecord {
     /// The block device's name.
     pub device: String,
     pub state: MemberState,
-    /// Of one that is in sync and not there, which only the last good ones are: the version up to which its
-    /// label was kept. Changes that were made since are not in it, and are nothing against it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub labelled: Option<Stamp>,
     /// The member that goes as soon as this one is in sync.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replaces: Option<Uuid>,

@@ -141,7 +141,6 @@ impl Control {
                 last_label: Stamp::default(),
             },
             offline: false,
-            labelled: None,
             replaces,
             why: Some("it is new".into()),
         };

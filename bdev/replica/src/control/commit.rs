@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 
 use super::Control;
 use crate::handle::{Happened, VolumeError};
-use crate::model::{MemberState, VolumeRecord};
+use crate::model::VolumeRecord;
 use crate::shared::Failure;
 use crate::store::StoreError;
 
@@ -45,17 +45,6 @@ impl Control {
         let mut next = before.clone();
         change(&mut next);
         next.revision = before.revision + 1;
-        let present: Vec<usize> = {
-            let present = self.state.borrow().present();
-            present.into_iter().map(|(slot, _)| slot).collect()
-        };
-        for member in &mut next.members {
-            let away = !present.contains(&usize::from(member.slot));
-            member.labelled = match member.state == MemberState::InSync && away {
-                true => member.labelled.or(Some(before.version())),
-                false => None,
-            };
-        }
         self.swap(&before, &next).await?;
         self.state.borrow_mut().record = next;
         self.stamp(clean).await;

@@ -326,7 +326,6 @@ pub async fn create(
         device: device.clone(),
         state: state(slot),
         offline: false,
-        labelled: None,
         replaces: None,
         why: None,
     };

@@ -47,7 +47,6 @@ pub fn record(name: &str) -> VolumeRecord {
         slot,
         device: format!("{name}-{slot}"),
         state,
-        labelled: None,
         replaces: None,
         offline: slot == 2,
         why: (slot > 0).then(|| "it went \"away\"".to_owned()),

@@ -209,7 +209,6 @@ pub fn record(blocks: u64, members: usize) -> VolumeRecord {
                 slot: slot as u8,
                 device: format!("{slot}"),
                 state: MemberState::InSync,
-                labelled: None,
                 replaces: None,
                 offline: false,
                 why: None,
