@@ -10,6 +10,7 @@ use std::io::IoSlice;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::arena::{ArenaReport, allocate};
@@ -111,6 +112,47 @@ impl Shared {
         // SAFETY: `to` has `from.len()` mapped, writable bytes (`at` checks), to which no reference
         // exists. `from` may be bytes lent by this very memory: `copy` allows an overlap.
         unsafe { opaque::copy(from.as_ptr(), to, from.len()) }
+    }
+
+    /// The dword at `offset`, whole. Whatever is read after it is at least as new: what another core or a
+    /// device wrote before it stored this one.
+    ///
+    /// # Panics
+    /// When `offset` is not aligned to 4, or the dword is not inside the memory.
+    #[inline]
+    pub fn load(&self, offset: usize) -> u32 {
+        self.dword(offset).load(Ordering::Acquire)
+    }
+
+    /// Stores a dword, whole, after everything that was written before.
+    ///
+    /// # Panics
+    /// As [`Shared::load`].
+    #[inline]
+    pub fn store(&self, offset: usize, value: u32) {
+        self.dword(offset).store(value, Ordering::Release);
+    }
+
+    #[inline]
+    fn dword(&self, offset: usize) -> &AtomicU32 {
+        let at = self.at(offset, size_of::<u32>()).cast::<u32>();
+        assert!(at.is_aligned(), "a dword at {offset} is not aligned");
+        // SAFETY: mapped, writable and aligned (just checked), for as long as `self` is. Others use the bytes
+        // only through atomics, routines the compiler does not look into, the kernel or a device.
+        unsafe { AtomicU32::from_ptr(at) }
+    }
+
+    /// The key of the device in `slot` for these bytes, and how far into its region the first one is:
+    /// as [`Lent::key`].
+    pub fn key(&self, offset: usize, len: usize, slot: usize) -> Option<(u64, usize)> {
+        let base = NonNull::new(self.at(offset, len))?;
+        let regions = &self.mapping.regions;
+        let [part] = regions.parts(base, len)[..] else {
+            return None;
+        };
+        let region = regions.info(regions.index(part.as_ptr()));
+        let key = regions.key(base.as_ptr(), len, slot)?;
+        Some((key, part.as_ptr().addr() - region.as_ptr().addr()))
     }
 
     pub fn zero(&self, offset: usize, len: usize) {
@@ -322,14 +364,7 @@ impl Lent {
     /// The key of the device in `slot`, and how far into its region the first byte is. `None` also
     /// when the part lies across two regions: slice it then.
     pub fn key(&self, slot: usize) -> Option<(u64, usize)> {
-        let base = NonNull::new(self.as_ptr().cast_mut())?;
-        let regions = &self.shared.mapping.regions;
-        let [part] = regions.parts(base, self.len)[..] else {
-            return None;
-        };
-        let region = regions.info(regions.index(part.as_ptr()));
-        let key = regions.key(self.as_ptr(), self.len, slot)?;
-        Some((key, part.as_ptr().addr() - region.as_ptr().addr()))
+        self.shared.key(self.offset, self.len, slot)
     }
 }
 

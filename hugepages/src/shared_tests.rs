@@ -220,3 +220,39 @@ fn insisting_on_pool_pages() {
         Err(error) => assert!(error.to_string().contains("2 MiB"), "{error}"),
     }
 }
+
+/// Goal: a dword that one thread stores is seen with everything that was written before it. Method: a second
+/// thread reads what belongs to each number it finds.
+#[test]
+fn a_dword_carries_what_was_written_before_it() {
+    let shared = Arc::new(Shared::allocate(8192, HugepagePolicy::Off).unwrap());
+    let writer = Arc::clone(&shared);
+    let writing = std::thread::spawn(move || {
+        for number in 1..=20_000_u32 {
+            writer.write(
+                4096 + (number as usize % 256) * 8,
+                &u64::from(number).to_le_bytes(),
+            );
+            writer.store(64, number);
+        }
+    });
+    let mut seen = 0;
+    while seen < 20_000 {
+        let number = shared.load(64);
+        assert!(number >= seen, "{number} after {seen}");
+        if number > 0 {
+            let mut of = [0; 8];
+            shared.read(4096 + (number as usize % 256) * 8, &mut of);
+            // The writer may be some rounds ahead, never behind.
+            assert!(u64::from_le_bytes(of) >= u64::from(number));
+        }
+        seen = number;
+    }
+    writing.join().unwrap();
+}
+
+#[test]
+#[should_panic(expected = "is not aligned")]
+fn a_dword_is_aligned() {
+    Shared::allocate(4096, HugepagePolicy::Off).unwrap().load(2);
+}

@@ -1,0 +1,1 @@
+//! A simulated NVMe controller, in process, for the tests of the driver.

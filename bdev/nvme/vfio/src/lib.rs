@@ -1,0 +1,1 @@
+//! NVMe drives through VFIO.
