@@ -3,12 +3,29 @@
 //! ```text
 //!   Function    one PCI function: registers, interrupts, addresses of memory      (function.rs)
 //!   DmaMemory   memory that the driver and the controller share: rings and lists  (memory.rs)
+//!
+//!   Controller  the handle on one drive; its control lives on one reactor         (controller.rs)
+//!     └ NvmeBdev    a namespace                                                   (device.rs)
 //! ```
 
 #![forbid(unsafe_code)]
 
+mod controller;
+mod device;
+mod error;
+mod event;
 mod function;
+mod info;
 mod memory;
+mod options;
 
+pub use controller::{AdminData, AdminReply, Controller};
+pub use device::NvmeBdev;
+pub use error::{AttachError, ControlError};
+pub use event::{Event, HealthAlert, HealthEvent, Observer, ResetReason, Timeout, TimeoutAction};
 pub use function::{Function, FunctionError, GONE};
+pub use info::{
+    ControllerInfo, ErrorEntry, FirmwareInfo, Health, State, Status, UnusableNamespace,
+};
 pub use memory::{DmaMemory, MemoryError};
+pub use options::{ActionOnTimeout, HealthThresholds, Options};

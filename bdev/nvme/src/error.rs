@@ -1,0 +1,104 @@
+//! Why a controller could not be attached, or does not do what was asked.
+
+use std::time::Duration;
+
+use nacre_nvmf_wire::{StatusCode, opcode};
+
+use crate::function::FunctionError;
+use crate::memory::MemoryError;
+
+/// Why a drive cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    #[error("NVMe drive {address}: nobody answers on the bus (registers read as all ones)")]
+    Gone { address: String },
+    #[error(
+        "NVMe drive {address}: {bytes} bytes of registers are fewer than the {needed} that it needs"
+    )]
+    Registers {
+        address: String,
+        bytes: u32,
+        needed: u32,
+    },
+    #[error("NVMe drive {address} does not speak the NVM command set (CAP.CSS {css:#x})")]
+    CommandSet { address: String, css: u64 },
+    #[error(
+        "NVMe drive {address} wants memory pages of at least {minimum} bytes, this driver has at most {maximum}"
+    )]
+    PageSize {
+        address: String,
+        minimum: u64,
+        maximum: u64,
+    },
+    #[error("NVMe drive {address} takes queues of {entries} entries only, {needed} are needed")]
+    QueueSize {
+        address: String,
+        entries: u32,
+        needed: u32,
+    },
+    #[error("NVMe drive {address} is no I/O controller (type {cntrltype})")]
+    ControllerType { address: String, cntrltype: u8 },
+    #[error(
+        "NVMe drive {address}: CSTS.RDY did not become {ready} within {limit:?} (CSTS {csts:#x})"
+    )]
+    NotReady {
+        address: String,
+        ready: u8,
+        limit: Duration,
+        csts: u32,
+    },
+    #[error("NVMe drive {address} reports a fatal error (CSTS.CFS) while it is enabled")]
+    Fatal { address: String },
+    #[error("NVMe drive {address} grants no I/O queue")]
+    NoQueues { address: String },
+    #[error("NVMe drive {address} has serial number \"{found}\", not \"{expected}\"")]
+    OtherDrive {
+        address: String,
+        expected: String,
+        found: String,
+    },
+    #[error("the controller \"{name}\" is not waiting for its drive to return")]
+    NotRemoved { name: String },
+    #[error(transparent)]
+    Function(#[from] FunctionError),
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    #[error(transparent)]
+    Control(#[from] ControlError),
+}
+
+/// Why a controller did not do what was asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ControlError {
+    #[error("{} is not on the list of admin commands that only read", admin_name(*opcode))]
+    NotAllowed { opcode: u8 },
+    #[error("{} asks for {bytes} bytes of data; at most {maximum} are possible", admin_name(*opcode))]
+    DataLength {
+        opcode: u8,
+        bytes: usize,
+        maximum: usize,
+    },
+    #[error("{} was refused: {status}", admin_name(*opcode))]
+    Status { opcode: u8, status: StatusCode },
+    #[error("{} was not answered within {limit:?}", admin_name(*opcode))]
+    Timeout { opcode: u8, limit: Duration },
+    #[error("the controller was reset before {} was answered", admin_name(*opcode))]
+    Reset { opcode: u8 },
+    #[error("too many admin commands wait")]
+    Busy,
+    #[error("the drive is gone")]
+    Gone,
+    #[error("the controller failed: {reason}")]
+    Failed { reason: String },
+    #[error("the controller is detached")]
+    Detached,
+    #[error("the reactor that drives the controller has stopped")]
+    Stopped,
+}
+
+fn admin_name(opcode: u8) -> String {
+    match opcode::admin::name(opcode) {
+        Some(name) => name.to_owned(),
+        None => format!("admin command {opcode:#04x}"),
+    }
+}

@@ -1,0 +1,156 @@
+//! What a controller tells whoever attached it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use nacre_nvmf_wire::aen::AsyncEvent;
+
+use crate::device::NvmeBdev;
+use crate::info::Status;
+
+/// Hears what happens to a controller: on its home reactor, so it must not block.
+pub trait Observer: Send + Sync {
+    fn told(&self, event: Event);
+}
+
+/// Hears nothing.
+impl Observer for () {
+    fn told(&self, _event: Event) {}
+}
+
+#[derive(Clone)]
+pub enum Event {
+    NamespaceAdded(Arc<NvmeBdev>),
+    /// It answers everything with [`nacre_bdev::Status::Gone`] from now on.
+    NamespaceRemoved(Arc<NvmeBdev>),
+    NamespaceResized(Arc<NvmeBdev>),
+    /// The state is another than before.
+    State(Status),
+    Health(HealthEvent),
+    /// A reset begins.
+    Reset {
+        reason: ResetReason,
+    },
+    Timeout(Timeout),
+    AsyncEvent(AsyncEvent),
+}
+
+impl std::fmt::Debug for Event {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        use nacre_bdev::Bdev;
+        let bdev = |name: &str, bdev: &NvmeBdev, f: &mut std::fmt::Formatter<'_>| {
+            f.debug_tuple(name).field(&bdev.name()).finish()
+        };
+        match self {
+            Event::NamespaceAdded(added) => bdev("NamespaceAdded", added, f),
+            Event::NamespaceRemoved(removed) => bdev("NamespaceRemoved", removed, f),
+            Event::NamespaceResized(resized) => bdev("NamespaceResized", resized, f),
+            Event::State(status) => f.debug_tuple("State").field(&status.state).finish(),
+            Event::Health(health) => f.debug_tuple("Health").field(health).finish(),
+            Event::Reset { reason } => f.debug_tuple("Reset").field(reason).finish(),
+            Event::Timeout(timeout) => f.debug_tuple("Timeout").field(timeout).finish(),
+            Event::AsyncEvent(event) => f.debug_tuple("AsyncEvent").field(event).finish(),
+        }
+    }
+}
+
+/// A threshold of a drive's health was crossed, or is not exceeded any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HealthEvent {
+    pub alert: HealthAlert,
+    pub raised: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HealthAlert {
+    Temperature {
+        celsius: i32,
+        threshold: i32,
+    },
+    PercentageUsed {
+        percent: u8,
+        threshold: u8,
+    },
+    Spare {
+        percent: u8,
+        threshold: u8,
+    },
+    /// Critical warnings other than those above, as in the SMART log.
+    Critical {
+        warnings: u8,
+    },
+    /// Media errors counted since the controller was attached.
+    MediaErrors {
+        new: u64,
+    },
+}
+
+impl HealthAlert {
+    /// A name for metrics and for the events stream.
+    pub fn name(&self) -> &'static str {
+        match self {
+            HealthAlert::Temperature { .. } => "temperature",
+            HealthAlert::PercentageUsed { .. } => "percentage_used",
+            HealthAlert::Spare { .. } => "spare",
+            HealthAlert::Critical { .. } => "critical_warning",
+            HealthAlert::MediaErrors { .. } => "media_errors",
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ResetReason {
+    /// Somebody asked for it.
+    Asked,
+    /// A command was not answered, whatever else was tried.
+    Timeout,
+    /// CSTS.CFS.
+    ControllerFatal,
+    /// A completion that answers nothing that was asked.
+    ProtocolError,
+    /// The controller refused a command that the driver needs.
+    AdminFailed,
+}
+
+impl ResetReason {
+    pub fn name(self) -> &'static str {
+        match self {
+            ResetReason::Asked => "asked",
+            ResetReason::Timeout => "timeout",
+            ResetReason::ControllerFatal => "controller_fatal",
+            ResetReason::ProtocolError => "protocol_error",
+            ResetReason::AdminFailed => "admin_failed",
+        }
+    }
+}
+
+/// A command that was not answered in time, and what is done about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Timeout {
+    /// 0: the admin queue.
+    pub qid: u16,
+    pub cid: u16,
+    pub opcode: u8,
+    /// At least so long ago it was given to the controller.
+    pub waited: Duration,
+    pub action: TimeoutAction,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum TimeoutAction {
+    None,
+    Abort,
+    ResetQueue,
+    ResetController,
+}
+
+impl TimeoutAction {
+    pub fn name(self) -> &'static str {
+        match self {
+            TimeoutAction::None => "none",
+            TimeoutAction::Abort => "abort",
+            TimeoutAction::ResetQueue => "reset_queue",
+            TimeoutAction::ResetController => "reset_controller",
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! How a controller is driven: what a user may choose.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// What is done first about an I/O that is not answered in time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ActionOnTimeout {
+    /// It is counted and told, and waited for.
+    None,
+    /// The command is aborted; if that does not help, its queue is made anew; then the controller is reset.
+    #[default]
+    Abort,
+    /// The controller is reset.
+    Reset,
+}
+
+/// From where on the state of a drive is worth an alert.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HealthThresholds {
+    /// Composite temperature, degrees Celsius; `None`: the drive's own warning threshold (WCTEMP).
+    pub temperature_c: Option<u16>,
+    /// Of the endurance that the drive is made for; may pass 100.
+    pub percentage_used: u8,
+    /// Available spare, percent; `None`: the drive's own threshold.
+    pub spare: Option<u8>,
+}
+
+impl Default for HealthThresholds {
+    fn default() -> HealthThresholds {
+        HealthThresholds {
+            temperature_c: None,
+            percentage_used: 90,
+            spare: None,
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// Namespaces are called `{name}n{nsid}`.
+    pub name: String,
+    /// Entries of an I/O submission queue, one of which stays empty; no more than the controller takes.
+    pub io_queue_depth: u16,
+    /// I/O queue pairs wanted at most: one per core that uses the drive.
+    pub io_queues: u16,
+    /// For an I/O; zero: it is waited for without end.
+    pub timeout: Duration,
+    /// For an admin command. Never zero: shorter than [`Options::ADMIN_TIMEOUT_MIN`] counts as that.
+    pub admin_timeout: Duration,
+    pub action_on_timeout: ActionOnTimeout,
+    /// How often an I/O that a reset interrupted, or that the drive asks to repeat, is sent again.
+    pub retry_limit: u8,
+    /// Use SGLs where the controller takes them and PRPs would need a list.
+    pub sgl: bool,
+    /// Use shadow doorbells where the controller offers them.
+    pub shadow_doorbells: bool,
+    /// Use interrupts where the function has them: without, a reactor with I/O in flight never sleeps.
+    pub interrupts: bool,
+    /// How often the admin queue is looked at while nothing but events can arrive.
+    pub poll_admin: Duration,
+    /// How often SMART is read; zero: never.
+    pub health_period: Duration,
+    pub thresholds: HealthThresholds,
+}
+
+impl Options {
+    pub const ADMIN_TIMEOUT_MIN: Duration = Duration::from_millis(100);
+    /// Fewer entries than this make no queue: two commands (a fused pair) and the empty one.
+    pub const IO_QUEUE_DEPTH_MIN: u16 = 4;
+
+    pub fn new(name: impl Into<String>) -> Options {
+        Options {
+            name: name.into(),
+            ..Options::default()
+        }
+    }
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            name: String::from("nvme"),
+            io_queue_depth: 256,
+            io_queues: 128,
+            timeout: Duration::from_secs(8),
+            admin_timeout: Duration::from_secs(60),
+            action_on_timeout: ActionOnTimeout::default(),
+            retry_limit: 4,
+            sgl: true,
+            shadow_doorbells: true,
+            interrupts: true,
+            poll_admin: Duration::from_millis(10),
+            health_period: Duration::from_secs(60),
+            thresholds: HealthThresholds::default(),
+        }
+    }
+}
