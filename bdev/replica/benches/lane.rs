@@ -140,6 +140,7 @@ fn volume(members: u8) -> Arc<Layer> {
             device: Arc::clone(device),
             incarnation: 1,
             role: Role::InSync,
+            flushed: true,
             local: true,
             losses: device.losses(),
             judged: 0,

@@ -35,6 +35,8 @@ pub struct MemberView {
     /// Differs from that of every earlier life of the member: its queues are opened anew.
     pub incarnation: u64,
     pub role: Role,
+    /// Flushes go to it: it is in sync, or about to be.
+    pub flushed: bool,
     /// In this machine.
     pub local: bool,
     /// [`nacre_bdev::Bdev::losses`] of the device when it was taken in.

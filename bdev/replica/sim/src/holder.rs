@@ -25,7 +25,7 @@ thread_local! {
     /// One for all holders of all runs on this thread: making one takes longer than most runs. Room for the
     /// chunks of two holders' copies and what their load has in flight.
     static POOL: Pool = {
-        let classes = [(4096, 512), (64 << 10, 64), (512 << 10, 24)];
+        let classes = [(4096, 512), (64 << 10, 256), (512 << 10, 24)];
         Pool::heap(&classes.map(|(size, count)| ClassSpec { size, count }))
     };
 }

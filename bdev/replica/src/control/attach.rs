@@ -188,6 +188,7 @@ impl Control {
             sequence: Cell::new(sequence),
             place: Cell::new(place),
             joined: Cell::new(false),
+            flushed: Cell::new(false),
             read_errors: RefCell::new(VecDeque::new()),
             resync: RefCell::default(),
         });

@@ -40,9 +40,25 @@ impl Drop for Chunk<'_> {
 
 impl Control {
     /// Waits until no lane writes in a range. Stripes that were had are kept while waiting for the next:
-    /// lanes never wait with one in hand, and only one chunk at a time is being acquired, so this ends.
+    /// lanes never wait with one in hand, and only one task at a time is acquiring, so this ends.
     pub(super) async fn acquire_chunk(&self, lba: u64, blocks: u64) -> Chunk<'_> {
         let _one = self.chunks.lock().await;
+        self.acquire_under(lba, blocks).await
+    }
+
+    /// The same for several ranges. Whoever wants more than one has to ask for all of them here: with one
+    /// in hand it would wait for its turn, and whose turn it is may wait for that one.
+    pub(super) async fn acquire_chunks(&self, ranges: &[(u64, u64)]) -> Vec<Chunk<'_>> {
+        let _one = self.chunks.lock().await;
+        let mut chunks = Vec::with_capacity(ranges.len());
+        for (lba, blocks) in ranges {
+            chunks.push(self.acquire_under(*lba, *blocks).await);
+        }
+        chunks
+    }
+
+    /// Under `chunks`.
+    async fn acquire_under(&self, lba: u64, blocks: u64) -> Chunk<'_> {
         let mut chunk = Chunk {
             shared: &self.shared,
             lba,

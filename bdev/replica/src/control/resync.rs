@@ -143,14 +143,16 @@ impl Control {
         while at < end {
             let busy = self.is_busy();
             let wave = if busy { 1 } else { AT_ONCE };
-            let mut chunks = Vec::with_capacity(wave);
             let (began, first) = (self.core.now(), at);
-            while chunks.len() < wave && at < end {
+            let mut ranges = Vec::with_capacity(wave);
+            while ranges.len() < wave && at < end {
                 let blocks = step.min(end - at);
-                self.pay(blocks * targets.len() as u64).await;
-                chunks.push(self.acquire_chunk(at, blocks).await);
+                ranges.push((at, blocks));
                 at += blocks;
             }
+            // Paid for before: nobody waits for what is not even being copied.
+            self.pay((at - first) * targets.len() as u64).await;
+            let chunks = self.acquire_chunks(&ranges).await;
             let copies = chunks.iter().map(|chunk| self.copy(chunk, source, &lives));
             let outcomes = join_all(copies).await;
             drop(chunks);
@@ -263,6 +265,12 @@ impl Control {
             return;
         };
         if kind != ResyncKind::Reconcile {
+            // What lanes flush from here on they flush on it, too; what they flushed before is on its media
+            // with this flush. Otherwise a flush could be acknowledged between this one and the promotion,
+            // of which the member has nothing, although it counts.
+            if !live.flushed.replace(true) {
+                self.publish();
+            }
             if !self.flush_all(&[(slot, Rc::clone(live))]).await {
                 return self.core.after(AGAIN).await;
             }

@@ -66,6 +66,8 @@ pub(super) struct Live {
     pub place: Cell<Place>,
     /// Lanes write to it.
     pub joined: Cell<bool>,
+    /// So they do with flushes, though it is not in sync yet.
+    pub flushed: Cell<bool>,
     /// Times of read errors within the last hour.
     pub read_errors: RefCell<VecDeque<Nanos>>,
     pub resync: RefCell<Option<Resync>>,
@@ -193,6 +195,7 @@ impl State {
                 device: std::sync::Arc::clone(&live.device.layer),
                 incarnation: live.incarnation,
                 role,
+                flushed: role == Role::InSync || live.flushed.get(),
                 local: live.device.local,
                 losses: live.losses,
                 judged: self.judged[slot],

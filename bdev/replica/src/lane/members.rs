@@ -43,6 +43,7 @@ pub(super) struct Waiting {
 pub(super) struct Sync {
     pub in_sync: Slots,
     pub syncing: Slots,
+    pub flushed: Slots,
     pub local: Slots,
     /// Reads and writes are started.
     pub serves: bool,
@@ -64,6 +65,7 @@ impl Sync {
         Sync {
             in_sync,
             syncing: set(|m| m.role == Role::Syncing),
+            flushed: set(|m| m.flushed),
             local: set(|m| m.local),
             serves: view.mode == Mode::Serving && in_sync != 0,
             enough: in_sync.count_ones() as usize >= view.min_in_sync,

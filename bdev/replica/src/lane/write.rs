@@ -38,7 +38,7 @@ impl Lane {
             }
             let asked = match writes {
                 true => self.sync.in_sync | self.sync.syncing,
-                false => self.sync.in_sync,
+                false => self.sync.flushed,
             };
             for slot in slots(asked) {
                 self.enter_slot(slot);
@@ -55,9 +55,10 @@ impl Lane {
 
     #[inline]
     fn fan_out(&mut self, index: usize, asked: Slots) {
+        let writes = self.requests[index].writes();
         let mut targets = asked;
         for slot in slots(asked & self.sync.syncing) {
-            if self.is_copied_later(index, slot) {
+            if writes && self.is_copied_later(index, slot) {
                 self.leave_slot(slot);
                 targets &= !bit(slot);
             }

@@ -278,3 +278,34 @@ fn resync_is_throttled() {
     let took = world.clock.now().since(began);
     assert!((6..=12).contains(&took.as_secs()), "8 MiB in {took:?}");
 }
+
+/// Copying takes several ranges at a time, and a verification or a repair one of them: they take turns, and
+/// none waits for what the other has while it has what the other waits for.
+#[test]
+fn copying_and_verifying_take_turns() {
+    let mut world = World::empty(3);
+    let settings = Settings {
+        resync_bytes_per_s: 16 << 20,
+        ..Settings::default()
+    };
+    world.create(2, settings).unwrap();
+    world.open().unwrap();
+    for lba in (0..8 * REGION).step_by(64) {
+        world.write(lba, 64, 1 + (lba / REGION) as u8);
+    }
+    let add = Command::Add {
+        device: "d2".into(),
+        force: true,
+    };
+    world.run(add).unwrap();
+    world.until(|world| world.heard(|e| matches!(e, Happened::ResyncStarted { .. })));
+    let mut verified = 0;
+    while world.state() != VolumeState::Healthy {
+        world.run(Command::Verify { repair: true }).unwrap();
+        world.until(|world| world.status().verify.is_some_and(|verify| !verify.running));
+        verified += 1;
+    }
+    assert!(verified > 0, "it was copied before it could be verified");
+    assert_eq!(world.status().verify.unwrap().different_blocks, 0);
+    world.all_equal(&["d0", "d1", "d2"]);
+}

@@ -247,3 +247,34 @@ fn deallocation_keeps_members_equal() {
     }
     world.all_equal(&["d0", "d1"]);
 }
+
+/// Between a member's own flush and its promotion hosts flush too: what they are told is on every member
+/// that counts then. Here the promotion is held up by the store, and the member takes no flush any more.
+#[test]
+fn a_flush_counts_for_who_is_being_promoted() {
+    let mut world = World::with(2);
+    world.write(0, 8, 1);
+    world.shelf.take("d1");
+    world.write(0, 8, 2);
+    world.store.plan(Some(Box::new(|call: &Call| Plan {
+        before: match call.request {
+            Request::Swap => Duration::from_millis(300),
+            _ => Duration::ZERO,
+        },
+        ..Plan::default()
+    })));
+    world.shelf.bring("d1");
+    world.until(|world| world.heard(|e| matches!(e, Happened::ResyncStarted { .. })));
+    world.pass(Duration::from_millis(100));
+    assert!(matches!(world.member_state("d1"), MemberState::Out { .. }));
+    let fail = Fault::new(Action::Fail(Status::DeviceError)).on(&[Op::Flush]);
+    world.shelf.fault("d1").inject(fail).unwrap();
+    let flush = world.submit(Io::new(0, Op::Flush, 0, 0));
+    assert_eq!(world.wait(flush).status, Status::Ok);
+    world.pass(Duration::from_millis(700));
+    let state = world.member_state("d1");
+    assert_ne!(state, MemberState::InSync, "it has nothing of that flush");
+    world.shelf.fault("d1").clear();
+    world.store.plan(None);
+    world.until_healthy();
+}

@@ -236,6 +236,7 @@ pub fn member(device: &Arc<Layer>, role: Role) -> MemberView {
         device: Arc::clone(device),
         incarnation: 1,
         role,
+        flushed: role == Role::InSync,
         local: true,
         losses: device.losses(),
         judged: 0,

@@ -157,7 +157,8 @@ fn a_view_that_changes_while_it_waits() {
 #[test]
 fn a_syncing_member_gets_what_copying_will_not_bring() {
     let mut r = rig(2).all_dirty();
-    r.publish(|view| view.members[1].as_mut().expect("there").role = Role::Syncing);
+    let layer = r.layers[1].clone();
+    r.publish(|view| view.members[1] = Some(member(&layer, Role::Syncing)));
     r.shared.needs[1].assign(|region| region >= 4);
     r.write(0);
     assert_eq!(r.count("B"), 1, "it has that region");
@@ -279,5 +280,27 @@ fn full() {
     let ended = r.take();
     assert!(ended.iter().all(|(_, status)| status.is_ok()));
     assert_eq!(ended.len() as u64, depth);
+    r.clean();
+}
+
+/// Members that are copied to are not flushed for hosts, until they are about to be in sync: from then on no
+/// flush is acknowledged without them, whatever they still need.
+#[test]
+fn who_is_about_to_be_in_sync_is_flushed() {
+    let mut r = rig(2).all_dirty();
+    let layer = r.layers[1].clone();
+    r.publish(|view| view.members[1] = Some(member(&layer, Role::Syncing)));
+    let before = r.flush();
+    assert_eq!((r.count("A"), r.count("B")), (1, 0));
+    r.answer("A", Status::Ok);
+    assert_eq!(r.take(), [(before, Status::Ok)]);
+    r.shared.needs[1].insert(0);
+    r.publish(|view| view.members[1].as_mut().expect("there").flushed = true);
+    let after = r.flush();
+    assert_eq!((r.count("A"), r.count("B")), (1, 1));
+    r.answer("A", Status::Ok);
+    r.none();
+    r.answer("B", Status::Ok);
+    assert_eq!(r.take(), [(after, Status::Ok)]);
     r.clean();
 }
