@@ -1,0 +1,438 @@
+//! Registers of a drive, mapped: loads and stores that reach the device, and what happens when it is not there.
+//!
+//! A read of a drive that was pulled gives all ones. A kernel may also take the mapping away (the function's memory was
+//! switched off, it was reset by somebody else): then an access ends in SIGBUS, which would end the daemon with all its other
+//! drives. So a handler puts a page of ones in place of the one that is gone, and the access goes on: a read gives
+//! all ones, a write goes nowhere. From then on every read of that drive says [`GONE`].
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use nacre_bdev_nvme::GONE;
+use rustix::mm::{MapFlags, ProtFlags};
+
+/// Mapped registers.
+#[derive(Debug)]
+pub struct Bar {
+    base: NonNull<u8>,
+    len: usize,
+    guard: &'static Guard,
+}
+
+// SAFETY: the mapping is the process's, not a thread's; what is behind it is a device, which every core may reach,
+// and it is only touched by volatile accesses of whole dwords.
+unsafe impl Send for Bar {}
+// SAFETY: as above: there is no state of ours behind a shared reference but atomics.
+unsafe impl Sync for Bar {}
+
+impl Bar {
+    /// Maps `len` bytes at `offset` of a device's descriptor.
+    pub fn map(device: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<Bar> {
+        let guards = install()?;
+        // SAFETY: no address is asked for, so no existing mapping changes.
+        let base = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                device,
+                offset,
+            )?
+        };
+        let base = NonNull::new(base.cast()).expect("a mapping is not at address 0");
+        let mut bar = Bar {
+            base,
+            len,
+            guard: &NOBODY,
+        };
+        bar.guard = guards.take(base.addr().get(), len)?;
+        Ok(bar)
+    }
+
+    /// # Panics
+    /// When the dword is not aligned, or not inside.
+    #[inline]
+    fn dword(&self, offset: u32) -> NonNull<u32> {
+        let at = offset as usize;
+        assert!(
+            at.is_multiple_of(4) && at + 4 <= self.len,
+            "register {offset:#x} is not one of {} bytes",
+            self.len
+        );
+        // SAFETY: inside the mapping, as was just checked.
+        unsafe { self.base.add(at).cast() }
+    }
+
+    #[inline]
+    pub fn read32(&self, offset: u32) -> u32 {
+        let at = self.dword(offset);
+        // SAFETY: mapped for as long as `self` is, and aligned. Memory of a device, to which no reference exists.
+        // Should it be gone, the handler has put a page in its place.
+        let value = unsafe { at.as_ptr().read_volatile() };
+        order_after_read();
+        if self.guard.gone.load(Ordering::Relaxed) {
+            return GONE;
+        }
+        value
+    }
+
+    #[inline]
+    pub fn write32(&self, offset: u32, value: u32) {
+        let at = self.dword(offset);
+        order_before_write();
+        // SAFETY: as in `read32`.
+        unsafe { at.as_ptr().write_volatile(value) }
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether an access met nothing, so that the kernel complained.
+    pub fn is_gone(&self) -> bool {
+        self.guard.gone.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        self.guard.release();
+        // SAFETY: our own mapping, which nobody can reach any more. Pages that the handler replaced lie inside it.
+        let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+        unmapped.expect("a mapping of ours can be undone");
+    }
+}
+
+/// What was written to memory before is there when the device sees the register. x86 stores in order; so only the
+/// compiler has to be told there.
+#[inline]
+fn order_before_write() {
+    std::sync::atomic::fence(Ordering::Release);
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: a barrier: it changes neither registers nor memory. Rust's fences order among processors only, a
+    // device is outside of what they cover.
+    unsafe {
+        std::arch::asm!("dmb oshst", options(nostack, preserves_flags));
+    }
+}
+
+/// What is read from memory after is what the device stored before it answered.
+#[inline]
+fn order_after_read() {
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as in `order_before_write`.
+    unsafe {
+        std::arch::asm!("dmb oshld", options(nostack, preserves_flags));
+    }
+    std::sync::atomic::fence(Ordering::Acquire);
+}
+
+/// Drives that a process can have at once.
+const GUARDS: usize = 1024;
+
+/// One mapping that the handler knows. Words, because a handler can take no lock.
+#[derive(Debug)]
+struct Guard {
+    /// Odd while the other two change.
+    version: AtomicUsize,
+    base: AtomicUsize,
+    /// 0: free.
+    len: AtomicUsize,
+    gone: AtomicBool,
+}
+
+impl Guard {
+    const fn new() -> Guard {
+        Guard {
+            version: AtomicUsize::new(0),
+            base: AtomicUsize::new(0),
+            len: AtomicUsize::new(0),
+            gone: AtomicBool::new(false),
+        }
+    }
+
+    fn set(&self, base: usize, len: usize) {
+        // Only one thread is here at a time: it holds `Guards::change`.
+        self.version.fetch_add(1, Ordering::SeqCst);
+        self.base.store(base, Ordering::SeqCst);
+        self.len.store(len, Ordering::SeqCst);
+        self.version.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn release(&self) {
+        if let Some(Ok(guards)) = GUARDS_SET.get() {
+            let _change = guards.change();
+            self.set(0, 0);
+        }
+    }
+
+    /// Whether the address is inside. Somebody who touches a mapping keeps it, so its guard does not change meanwhile:
+    /// one that does is another's.
+    fn covers(&self, address: usize) -> bool {
+        let before = self.version.load(Ordering::SeqCst);
+        let (base, len) = (
+            self.base.load(Ordering::SeqCst),
+            self.len.load(Ordering::SeqCst),
+        );
+        let after = self.version.load(Ordering::SeqCst);
+        before == after && before.is_multiple_of(2) && address.wrapping_sub(base) < len
+    }
+}
+
+static NOBODY: Guard = Guard::new();
+static GUARD: [Guard; GUARDS] = [const { Guard::new() }; GUARDS];
+/// A page of ones, for the handler.
+static ONES: AtomicI32 = AtomicI32::new(-1);
+static PAGE: AtomicUsize = AtomicUsize::new(0);
+
+struct Guards {
+    change: Mutex<()>,
+    /// Who handled SIGBUS before us.
+    previous: libc::sigaction,
+    _ones: OwnedFd,
+}
+
+static GUARDS_SET: OnceLock<Result<Guards, i32>> = OnceLock::new();
+
+impl Guards {
+    fn change(&self) -> MutexGuard<'_, ()> {
+        // A panic with it changes nothing that the next could stumble over.
+        self.change.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self, base: usize, len: usize) -> io::Result<&'static Guard> {
+        let _change = self.change();
+        let free = |guard: &&Guard| guard.len.load(Ordering::SeqCst) == 0;
+        let guard = GUARD
+            .iter()
+            .find(free)
+            .ok_or_else(|| io::Error::other(format!("{GUARDS} drives are open already")))?;
+        guard.gone.store(false, Ordering::SeqCst);
+        guard.set(base, len);
+        Ok(guard)
+    }
+}
+
+/// Once per process, before the first mapping.
+fn install() -> io::Result<&'static Guards> {
+    let set =
+        GUARDS_SET.get_or_init(|| guards().map_err(|e| e.raw_os_error().unwrap_or(libc::EIO)));
+    set.as_ref()
+        .map_err(|&code| io::Error::from_raw_os_error(code))
+}
+
+fn guards() -> io::Result<Guards> {
+    use rustix::fs::{MemfdFlags, memfd_create};
+    let page = rustix::param::page_size();
+    let ones = memfd_create("nacre-ones", MemfdFlags::CLOEXEC)?;
+    let written = rustix::io::write(&ones, &vec![0xff; page])?;
+    if written != page {
+        return Err(io::Error::other("a page of ones was not taken whole"));
+    }
+    // Both are there before the handler is.
+    ONES.store(ones.as_fd().as_raw_fd(), Ordering::SeqCst);
+    PAGE.store(page, Ordering::SeqCst);
+    // SAFETY: zero is a valid value of this structure of numbers and of a handler that may be absent.
+    let (mut action, mut previous): (libc::sigaction, libc::sigaction) =
+        unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
+    action.sa_sigaction = on_bus_error as *const () as usize;
+    // On the thread's other stack if it has one, and with what we interrupted to be told what was touched.
+    action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
+    // SAFETY: both pointers are to live structures; the handler does only what is allowed in one (below).
+    let answer = unsafe { libc::sigaction(libc::SIGBUS, &raw const action, &raw mut previous) };
+    if answer != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(Guards {
+        change: Mutex::new(()),
+        previous,
+        _ones: ones,
+    })
+}
+
+/// Runs in whatever was interrupted: it takes no lock, allocates nothing, and makes one system call, which POSIX's list
+/// of what a handler may call does not have but Linux's mmap, a plain system call, is.
+extern "C" fn on_bus_error(
+    signal: libc::c_int,
+    info: *mut libc::siginfo_t,
+    context: *mut libc::c_void,
+) {
+    // SAFETY: the kernel gives a handler with SA_SIGINFO a valid structure, and for SIGBUS it has an address.
+    let address = unsafe { (*info).si_addr() } as usize;
+    let page = PAGE.load(Ordering::SeqCst);
+    if let Some(guard) = GUARD.iter().find(|guard| guard.covers(address)) {
+        // Before the page: who reads it already knows.
+        guard.gone.store(true, Ordering::SeqCst);
+        // SAFETY: errno belongs to this thread, which is in here.
+        let errno = unsafe { *libc::__errno_location() };
+        // SAFETY: replaces one page inside a mapping of registers, which lives: whoever touched it holds its `Bar`.
+        // Nobody has references into it, accesses are volatile, so a change of what is behind an address breaks no
+        // promise. The page is private: writes to it are seen by nobody.
+        let mapped = unsafe {
+            libc::mmap(
+                (address & !(page - 1)) as *mut libc::c_void,
+                page,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_FIXED,
+                ONES.load(Ordering::SeqCst),
+                0,
+            )
+        };
+        // SAFETY: as above.
+        unsafe { *libc::__errno_location() = errno };
+        if mapped != libc::MAP_FAILED {
+            return;
+        }
+    }
+    // SAFETY: the arguments are those that the kernel gave us.
+    unsafe { pass_on(signal, info, context) }
+}
+
+/// Not ours: whoever was there before decides.
+///
+/// # Safety
+/// The arguments are those of a signal handler.
+unsafe fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    let previous = match GUARDS_SET.get() {
+        Some(Ok(guards)) => &guards.previous,
+        // Between the installation and its note of it: as if there had been nobody.
+        _ => {
+            default(signal);
+            return;
+        }
+    };
+    match previous.sa_sigaction {
+        // To ignore an access that failed would repeat it for ever; the kernel does not allow that either.
+        libc::SIG_DFL | libc::SIG_IGN => default(signal),
+        handler if previous.sa_flags & libc::SA_SIGINFO != 0 => {
+            type Handler = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
+            // SAFETY: the kernel gave us this as a handler with SA_SIGINFO, so it is a function of this type.
+            let handler: Handler = unsafe { std::mem::transmute(handler) };
+            handler(signal, info, context);
+        }
+        handler => {
+            // SAFETY: as above, of the older type.
+            let handler: extern "C" fn(libc::c_int) = unsafe { std::mem::transmute(handler) };
+            handler(signal);
+        }
+    }
+}
+
+/// The access is repeated after the handler, and then ends the process as it would have without us.
+fn default(signal: libc::c_int) {
+    // SAFETY: allowed in a handler; SIG_DFL needs nothing to live.
+    unsafe { libc::signal(signal, libc::SIG_DFL) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+    /// Stands for a device: its pages vanish when it is made shorter, and accesses then end in SIGBUS.
+    fn device(pages: u64) -> OwnedFd {
+        let fd = memfd_create("device", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&fd, pages * 4096).unwrap();
+        fd
+    }
+
+    #[test]
+    fn registers_are_dwords_of_the_device() {
+        let fd = device(2);
+        let bar = Bar::map(fd.as_fd(), 0, 8192).unwrap();
+        bar.write32(0x1004, 0x1234_5678);
+        assert_eq!(bar.read32(0x1004), 0x1234_5678);
+        let mut bytes = [0; 4];
+        rustix::io::pread(&fd, &mut bytes, 0x1004).unwrap();
+        assert_eq!(bytes, 0x1234_5678_u32.to_le_bytes());
+        assert!(!bar.is_gone());
+    }
+
+    #[test]
+    fn registers_outside_or_askew_are_refused() {
+        let fd = device(1);
+        let bar = Bar::map(fd.as_fd(), 0, 4096).unwrap();
+        assert_eq!(bar.read32(4092), 0);
+        for offset in [4096, 4094, 2, u32::MAX - 3] {
+            let read =
+                std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| bar.read32(offset)));
+            assert!(read.is_err(), "{offset}");
+        }
+    }
+
+    /// Goal: a device that vanishes is read as all ones by every thread, and never comes back to life by what is
+    /// written to it; another one is not touched. Method: files that shrink under their mappings.
+    #[test]
+    fn bus_errors_survive() {
+        let (fd, other) = (device(4), device(1));
+        let bar = Bar::map(fd.as_fd(), 0, 4 * 4096).unwrap();
+        let healthy = Bar::map(other.as_fd(), 0, 4096).unwrap();
+        bar.write32(0x1c, 1);
+        healthy.write32(0x1c, 5);
+        ftruncate(&fd, 0).unwrap();
+        // The first access is a write: a doorbell.
+        bar.write32(0x3000, 9);
+        assert!(bar.is_gone());
+        std::thread::scope(|scope| {
+            for thread in 0..4_u32 {
+                let bar = &bar;
+                scope.spawn(move || {
+                    for round in 0..100 {
+                        let at = thread * 0x1000 + round * 4;
+                        bar.write32(at, round);
+                        assert_eq!(bar.read32(at), GONE);
+                    }
+                });
+            }
+        });
+        assert_eq!(bar.read32(0x1c), GONE);
+        assert_eq!(healthy.read32(0x1c), 5);
+        assert!(!healthy.is_gone());
+        drop(bar);
+        // The guard is free for the next, who starts well.
+        let next = Bar::map(other.as_fd(), 0, 4096).unwrap();
+        assert!(!next.is_gone());
+        assert_eq!(next.read32(0x1c), 5);
+    }
+
+    /// Goal: bus errors elsewhere end the process as they did. Method: a child that makes one, having opened a drive.
+    #[test]
+    fn bus_errors_of_others_are_passed_on() {
+        const CHILD: &str = "NACRE_VFIO_BUS_ERROR_CHILD";
+        if std::env::var_os(CHILD).is_some() {
+            let fd = device(1);
+            let _bar = Bar::map(fd.as_fd(), 0, 4096).unwrap();
+            let file = device(1);
+            // SAFETY: no address is asked for.
+            let at = unsafe {
+                let protection = ProtFlags::READ;
+                rustix::mm::mmap(
+                    std::ptr::null_mut(),
+                    4096,
+                    protection,
+                    MapFlags::SHARED,
+                    &file,
+                    0,
+                )
+            };
+            ftruncate(&file, 0).unwrap();
+            // SAFETY: mapped and aligned; that the page is gone is the point.
+            let value = unsafe { at.unwrap().cast::<u32>().read_volatile() };
+            unreachable!("read {value}");
+        }
+        use std::os::unix::process::ExitStatusExt;
+        let name = "bar::tests::bus_errors_of_others_are_passed_on";
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name, "--nocapture"])
+            .env(CHILD, "1")
+            .output()
+            .unwrap();
+        assert_eq!(output.status.signal(), Some(libc::SIGBUS), "{output:?}");
+    }
+}

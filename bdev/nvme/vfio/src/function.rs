@@ -1,0 +1,452 @@
+//! One drive, driven through VFIO.
+
+use std::fmt;
+use std::io;
+use std::mem::{offset_of, size_of};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, RwLock, RwLockReadGuard};
+
+use nacre_bdev_nvme::{Function, FunctionError, GONE};
+use nacre_hugepages::RegisterHook;
+use vfio_bindings::bindings::vfio as abi;
+
+use crate::bar::Bar;
+use crate::container::{Group, Place};
+use crate::error::VfioError;
+use crate::pci::{Address, System};
+use crate::sys::{self, Argument, Plain, Structured};
+use crate::vfio::Memory;
+
+/// Registers end with the doorbells (NVMe 2.0, section 3.1): the first of them, of the admin queue, are at 1000h.
+const DOORBELLS: u64 = 0x1000;
+/// The doorbells of 65,536 queue pairs end here; what else a drive may have behind them is not mapped.
+const REGISTERS_MAX: u64 = 1 << 20;
+
+/// The command register in configuration space (PCI 3.0, section 6.2.2).
+const COMMAND: u64 = 4;
+const MEMORY_SPACE: u16 = 1 << 1;
+const BUS_MASTER: u16 = 1 << 2;
+const NO_INTX: u16 = 1 << 10;
+
+/// An NVMe drive that this process has to itself.
+///
+/// The order of the fields is the order in which they go: the mapping keeps the device open, and the device its group.
+pub struct VfioFunction {
+    bar: Bar,
+    vectors: RwLock<Vec<OwnedFd>>,
+    vector_count: u16,
+    /// Fires when the system wants the drive back.
+    request: Option<OwnedFd>,
+    requested: AtomicBool,
+    device: OwnedFd,
+    config: u64,
+    address: Address,
+    name: String,
+    numa_node: Option<u32>,
+    system: Arc<System>,
+    _group: Arc<Group>,
+    memory: Arc<Memory>,
+}
+
+impl VfioFunction {
+    pub(crate) fn open(
+        system: Arc<System>,
+        address: Address,
+        numa_node: Option<u32>,
+        place: &Place<'_>,
+        group: Arc<Group>,
+        memory: Arc<Memory>,
+    ) -> Result<VfioFunction, VfioError> {
+        let name = address.to_string();
+        let step = |what| {
+            let address = name.clone();
+            move |source| VfioError::Step {
+                address,
+                what,
+                source,
+            }
+        };
+        let device = group.device(&name).map_err(|source| match source.kind() {
+            io::ErrorKind::ResourceBusy => VfioError::GroupBusy {
+                address: name.clone(),
+                group: place.node.to_owned(),
+                by: (place.user)(),
+            },
+            _ => step("opening it")(source),
+        })?;
+        let registers = region(&device, abi::VFIO_PCI_BAR0_REGION_INDEX)
+            .map_err(step("asking for its registers"))?;
+        let len = registers
+            .mappable()
+            .map_err(|problem| VfioError::Registers {
+                address: name.clone(),
+                problem,
+            })?;
+        let config = region(&device, abi::VFIO_PCI_CONFIG_REGION_INDEX)
+            .map_err(step("asking for its configuration space"))?;
+        let vector_count = irq_count(&device, abi::VFIO_PCI_MSIX_IRQ_INDEX)
+            .map_err(step("asking for its interrupts"))?;
+        let request = match irq_count(&device, abi::VFIO_PCI_REQ_IRQ_INDEX) {
+            Ok(1..) => {
+                let event = sys::event().map_err(step("making an event"))?;
+                set_irqs(&device, abi::VFIO_PCI_REQ_IRQ_INDEX, &[&event])
+                    .map_err(step("asking to be told of its removal"))?;
+                Some(event)
+            }
+            // An old kernel: that it is gone is seen in sysfs.
+            _ => None,
+        };
+        enable_memory(&device, config.offset).map_err(step("switching its registers on"))?;
+        let bar = Bar::map(device.as_fd(), registers.offset, len)
+            .map_err(step("mapping its registers"))?;
+        Ok(VfioFunction {
+            bar,
+            vectors: RwLock::new(Vec::new()),
+            vector_count: vector_count.min(u32::from(u16::MAX)) as u16,
+            request,
+            requested: AtomicBool::new(false),
+            device,
+            config: config.offset,
+            address,
+            name,
+            numa_node,
+            system,
+            _group: group,
+            memory,
+        })
+    }
+
+    /// Turns readable when the system wants the drive back: somebody took it out, or is about to. The system waits
+    /// until this is dropped.
+    pub fn removal_fd(&self) -> Option<RawFd> {
+        self.request.as_ref().map(AsRawFd::as_raw_fd)
+    }
+
+    fn failed(&self, what: &str) -> impl FnOnce(io::Error) -> FunctionError {
+        let (address, what) = (self.name.clone(), what.to_owned());
+        move |source| FunctionError {
+            address,
+            what,
+            source,
+        }
+    }
+
+    fn connected(&self) -> RwLockReadGuard<'_, Vec<OwnedFd>> {
+        // Whoever panicked with it had not changed it: it is replaced as a whole.
+        self.vectors
+            .read()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+impl Function for VfioFunction {
+    fn address(&self) -> &str {
+        &self.name
+    }
+
+    fn numa_node(&self) -> Option<u32> {
+        self.numa_node
+    }
+
+    fn register_bytes(&self) -> u32 {
+        self.bar.len() as u32
+    }
+
+    #[inline]
+    fn read32(&self, offset: u32) -> u32 {
+        self.bar.read32(offset)
+    }
+
+    #[inline]
+    fn write32(&self, offset: u32, value: u32) {
+        self.bar.write32(offset, value);
+    }
+
+    fn slot(&self) -> usize {
+        self.memory.slot
+    }
+
+    fn hook(&self) -> Arc<dyn RegisterHook> {
+        Arc::clone(&self.memory.hook)
+    }
+
+    fn set_bus_master(&self, on: bool) -> Result<(), FunctionError> {
+        let what = match on {
+            true => "letting it reach memory",
+            false => "keeping it from memory",
+        };
+        let command = read_config(&self.device, self.config).map_err(self.failed(what))?;
+        let command = match on {
+            true => command | BUS_MASTER,
+            false => command & !BUS_MASTER,
+        };
+        write_config(&self.device, self.config, command).map_err(self.failed(what))?;
+        let now = read_config(&self.device, self.config).map_err(self.failed(what))?;
+        // All ones: it is not there, and reaches nothing.
+        if now != u16::MAX && now & BUS_MASTER != command & BUS_MASTER {
+            let source = io::Error::other(format!("the command register is {now:#06x}"));
+            return Err(self.failed(what)(source));
+        }
+        Ok(())
+    }
+
+    fn reset(&self) -> Result<(), FunctionError> {
+        // A reset restores configuration space as it was found: so bus mastering goes before.
+        self.set_bus_master(false)?;
+        sys::plain(self.device.as_fd(), Plain::DeviceReset)
+            .map(drop)
+            .map_err(self.failed("VFIO_DEVICE_RESET"))?;
+        enable_memory(&self.device, self.config).map_err(self.failed("switching its registers on"))
+    }
+
+    fn is_present(&self) -> bool {
+        if let Some(request) = &self.request
+            && sys::clear_event(request.as_fd())
+        {
+            self.requested.store(true, Ordering::Release);
+        }
+        !self.requested.load(Ordering::Acquire)
+            && !self.bar.is_gone()
+            && self.system.is_there(self.address)
+    }
+
+    fn vectors(&self) -> u16 {
+        self.vector_count
+    }
+
+    fn interrupts(&self, count: u16) -> Result<(), FunctionError> {
+        let failed = || self.failed("connecting interrupts");
+        if count > self.vector_count {
+            let text = format!("{count} vectors of {}", self.vector_count);
+            return Err(failed()(io::Error::new(io::ErrorKind::InvalidInput, text)));
+        }
+        let events: Vec<OwnedFd> = (0..count)
+            .map(|_| sys::event())
+            .collect::<io::Result<_>>()
+            .map_err(failed())?;
+        let mut connected = self
+            .vectors
+            .write()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        if !connected.is_empty() {
+            // How many there are is fixed while any are connected, on kernels that cannot add some.
+            set_irqs(&self.device, abi::VFIO_PCI_MSIX_IRQ_INDEX, &[]).map_err(failed())?;
+            connected.clear();
+        }
+        if count > 0 {
+            let events: Vec<&OwnedFd> = events.iter().collect();
+            set_irqs(&self.device, abi::VFIO_PCI_MSIX_IRQ_INDEX, &events).map_err(failed())?;
+        }
+        *connected = events;
+        Ok(())
+    }
+
+    fn vector_fd(&self, vector: u16) -> Option<RawFd> {
+        let connected = self.connected();
+        Some(connected.get(usize::from(vector))?.as_raw_fd())
+    }
+
+    fn acknowledge(&self, vector: u16) -> bool {
+        let connected = self.connected();
+        let event = connected.get(usize::from(vector));
+        event.is_some_and(|event| sys::clear_event(event.as_fd()))
+    }
+}
+
+impl Drop for VfioFunction {
+    fn drop(&mut self) {
+        // Closing the device does this too, and resets it; a drive whose removal hangs in the kernel is kept from
+        // memory now.
+        if let Err(error) = self.set_bus_master(false) {
+            tracing::debug!(%error, "the drive goes as it is");
+        }
+    }
+}
+
+impl fmt::Debug for VfioFunction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VfioFunction")
+            .field("address", &self.name)
+            .field("register_bytes", &self.bar.len())
+            .field("vectors", &self.vector_count)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A part of a device's descriptor.
+#[derive(Debug)]
+struct Region {
+    flags: u32,
+    size: u64,
+    offset: u64,
+    /// From its beginning on, what may be mapped.
+    mappable: u64,
+}
+
+impl Region {
+    /// How much of it is worth mapping.
+    fn mappable(&self) -> Result<usize, String> {
+        const NEEDED: u32 = abi::VFIO_REGION_INFO_FLAG_MMAP
+            | abi::VFIO_REGION_INFO_FLAG_READ
+            | abi::VFIO_REGION_INFO_FLAG_WRITE;
+        // The doorbells of the admin queue and of one I/O queue.
+        let least = DOORBELLS + 16;
+        if self.size < least {
+            return Err(format!(
+                "BAR 0 has {} bytes, a controller's registers take {least} at least; is the function in working order?",
+                self.size
+            ));
+        }
+        if self.flags & NEEDED != NEEDED || self.mappable < least {
+            return Err(format!(
+                "this kernel maps {} of its {} bytes of registers; that takes Linux 4.16 or later",
+                self.mappable, self.size
+            ));
+        }
+        Ok(self.mappable.min(REGISTERS_MAX) as usize)
+    }
+
+    fn read(info: &Argument) -> Region {
+        let flags = info.u32(offset_of!(abi::vfio_region_info, flags));
+        let size = info.u64(offset_of!(abi::vfio_region_info, size));
+        let first = match flags & abi::VFIO_REGION_INFO_FLAG_CAPS != 0 {
+            true => info.u32(offset_of!(abi::vfio_region_info, cap_offset)),
+            false => 0,
+        };
+        let sparse = info.capability(first, abi::VFIO_REGION_INFO_CAP_SPARSE_MMAP);
+        Region {
+            flags,
+            size,
+            offset: info.u64(offset_of!(abi::vfio_region_info, offset)),
+            mappable: sparse.map_or(size, |at| from_start(info, at)).min(size),
+        }
+    }
+}
+
+/// Of a region that can be mapped in parts: where the part ends that it begins with.
+fn from_start(info: &Argument, at: usize) -> u64 {
+    let count = info.u32(at + offset_of!(abi::vfio_region_info_cap_sparse_mmap, nr_areas));
+    let areas = at + size_of::<abi::vfio_region_info_cap_sparse_mmap>();
+    let each = size_of::<abi::vfio_region_sparse_mmap_area>();
+    (0..count as usize)
+        .map(|index| areas + index * each)
+        .take_while(|at| at + each <= info.len())
+        .find(|&at| info.u64(at) == 0)
+        .map_or(0, |at| info.u64(at + 8))
+}
+
+fn region(device: &OwnedFd, index: u32) -> io::Result<Region> {
+    let size = size_of::<abi::vfio_region_info>();
+    let info = sys::query(device.as_fd(), Structured::RegionInfo, size, |info| {
+        info.set_u32(offset_of!(abi::vfio_region_info, index), index);
+    })?;
+    Ok(Region::read(&info))
+}
+
+/// Vectors of one kind that can be connected with descriptors.
+fn irq_count(device: &OwnedFd, index: u32) -> io::Result<u32> {
+    let size = size_of::<abi::vfio_irq_info>();
+    let info = sys::query(device.as_fd(), Structured::IrqInfo, size, |info| {
+        info.set_u32(offset_of!(abi::vfio_irq_info, index), index);
+    })?;
+    let flags = info.u32(offset_of!(abi::vfio_irq_info, flags));
+    Ok(match flags & abi::VFIO_IRQ_INFO_EVENTFD != 0 {
+        true => info.u32(offset_of!(abi::vfio_irq_info, count)),
+        false => 0,
+    })
+}
+
+/// Connects the first vectors of a kind with these; none: disconnects all.
+fn set_irqs(device: &OwnedFd, index: u32, events: &[&OwnedFd]) -> io::Result<()> {
+    let data = offset_of!(abi::vfio_irq_set, data);
+    let mut set = Argument::new(data + 4 * events.len());
+    let kind = match events.is_empty() {
+        true => abi::VFIO_IRQ_SET_DATA_NONE,
+        false => abi::VFIO_IRQ_SET_DATA_EVENTFD,
+    };
+    set.set_u32(
+        offset_of!(abi::vfio_irq_set, flags),
+        kind | abi::VFIO_IRQ_SET_ACTION_TRIGGER,
+    );
+    set.set_u32(offset_of!(abi::vfio_irq_set, index), index);
+    set.set_u32(offset_of!(abi::vfio_irq_set, count), events.len() as u32);
+    for (at, event) in events.iter().enumerate() {
+        set.set_u32(data + 4 * at, event.as_raw_fd() as u32);
+    }
+    sys::structured(device.as_fd(), Structured::SetIrqs, &mut set)
+}
+
+fn read_config(device: &OwnedFd, config: u64) -> io::Result<u16> {
+    let mut bytes = [0; 2];
+    match rustix::io::pread(device, &mut bytes, config + COMMAND)? {
+        2 => Ok(u16::from_le_bytes(bytes)),
+        read => Err(io::Error::other(format!("{read} bytes of 2 were read"))),
+    }
+}
+
+fn write_config(device: &OwnedFd, config: u64, value: u16) -> io::Result<()> {
+    match rustix::io::pwrite(device, &value.to_le_bytes(), config + COMMAND)? {
+        2 => Ok(()),
+        written => Err(io::Error::other(format!(
+            "{written} bytes of 2 were written"
+        ))),
+    }
+}
+
+/// Registers answer, and the old kind of interrupt, which nobody waits for, stays off.
+fn enable_memory(device: &OwnedFd, config: u64) -> io::Result<()> {
+    let command = read_config(device, config)?;
+    if command == GONE as u16 {
+        return Err(io::Error::from_raw_os_error(libc::ENODEV));
+    }
+    write_config(device, config, command | MEMORY_SPACE | NO_INTX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn info(flags: u32, size: u64) -> Argument {
+        let mut info = Argument::new(32 + 16 + 2 * 16);
+        info.set_u32(4, flags);
+        info.set_u64(16, size);
+        info.set_u64(24, 1 << 40);
+        info
+    }
+
+    const USABLE: u32 = 7;
+
+    #[test]
+    fn registers_that_can_be_mapped_whole() {
+        let region = Region::read(&info(USABLE, 16 << 10));
+        assert_eq!((region.offset, region.mappable()), (1 << 40, Ok(16 << 10)));
+        let vast = Region::read(&info(USABLE, 1 << 30));
+        assert_eq!(vast.mappable(), Ok(1 << 20));
+    }
+
+    /// Goal: a kernel that keeps the page of the interrupt table to itself leaves what is before it.
+    #[test]
+    fn registers_that_can_be_mapped_in_parts() {
+        let mut info = info(USABLE | abi::VFIO_REGION_INFO_FLAG_CAPS, 16 << 10);
+        info.set_u32(12, 32);
+        info.set_u32(32, abi::VFIO_REGION_INFO_CAP_SPARSE_MMAP | 1 << 16);
+        info.set_u32(40, 2);
+        info.set_u64(48, 0x3000);
+        info.set_u64(56, 0x1000);
+        info.set_u64(64, 0);
+        info.set_u64(72, 0x2000);
+        assert_eq!(Region::read(&info).mappable(), Ok(0x2000));
+        info.set_u64(72, 0x1000);
+        let problem = Region::read(&info).mappable().unwrap_err();
+        assert!(problem.contains("4096 of its 16384"), "{problem}");
+    }
+
+    #[test]
+    fn registers_that_are_none() {
+        let small = Region::read(&info(USABLE, 4096)).mappable().unwrap_err();
+        assert!(small.contains("BAR 0 has 4096 bytes"), "{small}");
+        let unmapped = Region::read(&info(3, 16 << 10)).mappable();
+        assert!(unmapped.unwrap_err().contains("this kernel maps"));
+    }
+}

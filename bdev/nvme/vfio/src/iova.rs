@@ -1,0 +1,190 @@
+//! Addresses for devices: which of those that the IOMMU translates are free.
+//!
+//! They are handed out, never taken from where memory is in the process: machines with 39 bits of them are common, and
+//! some are reserved (interrupts are written to addresses too).
+
+use std::ops::RangeInclusive;
+
+/// What a device may know memory by, first and last byte included.
+pub type Range = RangeInclusive<u64>;
+
+/// Free stretches, in order and apart from each other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Iovas {
+    usable: Vec<Range>,
+    free: Vec<Range>,
+}
+
+/// Nothing is put at the lowest addresses: an address that was never set should meet nothing.
+const FIRST: u64 = 1 << 20;
+
+/// No large page is larger, so nothing needs a stricter alignment.
+const ALIGN_MAX: u64 = 1 << 30;
+
+impl Iovas {
+    pub fn new(usable: &[Range]) -> Iovas {
+        let usable = normalised(usable);
+        Iovas {
+            free: usable.clone(),
+            usable,
+        }
+    }
+
+    /// The lowest free stretch of `bytes`, aligned so that large pages can be used.
+    pub fn take(&mut self, bytes: u64, page: u64) -> Option<u64> {
+        let align = bytes.checked_next_power_of_two()?.clamp(page, ALIGN_MAX);
+        // On a machine with few addresses the alignment is what can be done without.
+        self.take_aligned(bytes, align)
+            .or_else(|| self.take_aligned(bytes, page))
+    }
+
+    fn take_aligned(&mut self, bytes: u64, align: u64) -> Option<u64> {
+        let last_of = |start: u64| start.checked_add(bytes.checked_sub(1)?);
+        for (at, range) in self.free.iter().enumerate() {
+            let start = range.start().checked_next_multiple_of(align);
+            let found = start.and_then(|start| Some((start, last_of(start)?)));
+            let Some((start, last)) = found.filter(|(_, last)| last <= range.end()) else {
+                continue;
+            };
+            let left = [
+                (range.start() < &start).then(|| *range.start()..=start - 1),
+                (&last < range.end()).then(|| last + 1..=*range.end()),
+            ];
+            self.free.splice(at..=at, left.into_iter().flatten());
+            return Some(start);
+        }
+        None
+    }
+
+    /// Gives back what [`Iovas::take`] gave.
+    pub fn give(&mut self, start: u64, bytes: u64) {
+        self.free.push(start..=start + (bytes - 1));
+        let free = std::mem::take(&mut self.free);
+        // What has become unusable meanwhile stays out.
+        self.free = common(&normalised(&free), &self.usable);
+    }
+
+    /// Another drive came, for whose part of the machine fewer addresses are usable. What was given out stays so: the
+    /// kernel refuses a drive that cannot have it.
+    pub fn restrict(&mut self, usable: &[Range]) {
+        self.usable = common(&normalised(usable), &self.usable);
+        self.free = common(&self.free, &self.usable);
+    }
+
+    pub fn usable(&self) -> &[Range] {
+        &self.usable
+    }
+}
+
+/// In order, joined where they touch, without what is below [`FIRST`].
+fn normalised(ranges: &[Range]) -> Vec<Range> {
+    let mut ranges: Vec<Range> = ranges
+        .iter()
+        .map(|range| (*range.start()).max(FIRST)..=*range.end())
+        .filter(|range| !range.is_empty())
+        .collect();
+    ranges.sort_by_key(|range| *range.start());
+    let mut joined: Vec<Range> = Vec::with_capacity(ranges.len());
+    for range in ranges {
+        match joined.last_mut() {
+            Some(last) if *range.start() <= last.end().saturating_add(1) => {
+                *last = *last.start()..=*last.end().max(range.end());
+            }
+            _ => joined.push(range),
+        }
+    }
+    joined
+}
+
+fn common(left: &[Range], right: &[Range]) -> Vec<Range> {
+    let both = |a: &Range, b: &Range| *a.start().max(b.start())..=*a.end().min(b.end());
+    left.iter()
+        .flat_map(|a| right.iter().map(move |b| both(a, b)))
+        .filter(|range| !range.is_empty())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: u64 = 4096;
+    const MSI: Range = 0xfee0_0000..=0xfeef_ffff;
+
+    /// What a machine with so many bits says: all but where interrupts are written.
+    fn machine(bits: u32) -> Iovas {
+        Iovas::new(&[0..=MSI.start() - 1, MSI.end() + 1..=(1 << bits) - 1])
+    }
+
+    #[test]
+    fn stretches_are_aligned_apart_and_usable() {
+        let mut iovas = machine(39);
+        let mut taken: Vec<Range> = Vec::new();
+        for bytes in [
+            PAGE,
+            1 << 30,
+            2 << 20,
+            3 * PAGE,
+            1 << 30,
+            (1 << 30) - PAGE,
+            1 << 30,
+            1 << 31,
+        ] {
+            let start = iovas.take(bytes, PAGE).unwrap();
+            let range = start..=start + bytes - 1;
+            let align = bytes.next_power_of_two().min(ALIGN_MAX);
+            assert!(start.is_multiple_of(align), "{start:#x} for {bytes:#x}");
+            assert!(start >= FIRST && *range.end() < 1 << 39);
+            let apart = |other: &Range| range.end() < other.start() || other.end() < range.start();
+            assert!(
+                apart(&MSI) && taken.iter().all(apart),
+                "{range:x?} {taken:x?}"
+            );
+            taken.push(range);
+        }
+        let fresh = machine(39);
+        assert_ne!(iovas, fresh);
+        for range in taken {
+            iovas.give(*range.start(), range.end() - range.start() + 1);
+        }
+        assert_eq!(iovas, fresh, "what is given back joins what is free");
+    }
+
+    /// Goal: when addresses run out that is said, and not before: an alignment that is only nice is given up.
+    #[test]
+    fn few_addresses_are_used_up() {
+        let mut iovas = Iovas::new(&[FIRST + PAGE..=FIRST + 5 * PAGE - 1]);
+        assert_eq!(iovas.take(5 * PAGE, PAGE), None);
+        assert_eq!(iovas.take(4 * PAGE, PAGE), Some(FIRST + PAGE));
+        assert_eq!(iovas.take(PAGE, PAGE), None);
+        iovas.give(FIRST + PAGE, 4 * PAGE);
+        assert_eq!(iovas.take(PAGE, PAGE), Some(FIRST + PAGE));
+        assert_eq!(Iovas::new(&[]).take(PAGE, PAGE), None);
+    }
+
+    /// Goal: the last addresses do not overflow.
+    #[test]
+    fn all_64_bits() {
+        let mut iovas = Iovas::new(&[u64::MAX - 2 * PAGE + 1..=u64::MAX]);
+        let start = iovas.take(2 * PAGE, PAGE).unwrap();
+        assert_eq!(start, u64::MAX - 2 * PAGE + 1);
+        assert_eq!(iovas.take(PAGE, PAGE), None);
+        iovas.give(start, 2 * PAGE);
+        assert_eq!(iovas.take(1 << 63, PAGE), None);
+        assert_eq!(iovas.take(u64::MAX, PAGE), None);
+    }
+
+    #[test]
+    fn a_narrower_machine_restricts() {
+        let mut iovas = machine(48);
+        let low = iovas.take(1 << 30, PAGE).unwrap();
+        iovas.restrict(&[0..=(1 << 31) - 1]);
+        let next = iovas.take(1 << 29, PAGE).unwrap();
+        assert!(next < 1 << 31);
+        assert_eq!(iovas.take(1 << 31, PAGE), None);
+        iovas.restrict(&[0..=(1 << 30) - 1]);
+        iovas.give(low, 1 << 30);
+        iovas.give(next, 1 << 29);
+        assert_eq!(iovas, Iovas::new(&[0..=(1 << 30) - 1]));
+    }
+}

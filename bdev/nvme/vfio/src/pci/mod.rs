@@ -1,0 +1,219 @@
+//! What the system says of NVMe drives, and who drives them.
+//!
+//! Everything is read from files below one root, and everything that changes the machine goes through [`Kernel`], so
+//! that a test can put any machine in a folder.
+
+mod address;
+mod bind;
+mod drive;
+mod error;
+#[cfg(test)]
+mod tests;
+mod usage;
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+pub use address::{Address, AddressError};
+pub use bind::{Bound, Options, Unbound};
+pub use drive::{Controller, Disk, Drive, Driver, Iommu, Member};
+pub use error::PciError;
+pub use usage::Use;
+
+/// NVM Express I/O controllers: base class 01h, sub-class 08h, interface 02h.
+const NVME_CLASS: &str = "0x010802";
+const DEVICES: &str = "sys/bus/pci/devices";
+const DRIVERS: &str = "sys/bus/pci/drivers";
+pub(crate) const VFIO_PCI: &str = "vfio-pci";
+
+/// What changes a machine, or asks more of it than its files tell.
+pub trait Kernel: Send + Sync {
+    fn write(&self, file: &Path, text: &str) -> io::Result<()>;
+    /// Loads a module; the error is what modprobe said.
+    fn modprobe(&self, module: &str) -> Result<(), String>;
+    /// Opens a block device as its only user; `ResourceBusy`: it has one.
+    fn open_exclusively(&self, device: &Path) -> io::Result<()>;
+    /// Opens a VFIO group, which only one process may have open.
+    fn open_group(&self, group: &Path) -> io::Result<()>;
+    fn pause(&self, time: Duration);
+}
+
+/// The machine that this runs on.
+struct Real;
+
+impl Kernel for Real {
+    fn write(&self, file: &Path, text: &str) -> io::Result<()> {
+        // One write and no truncation: a sysfs attribute takes each write as a whole.
+        let mut file = fs::OpenOptions::new().write(true).open(file)?;
+        io::Write::write_all(&mut file, text.as_bytes())
+    }
+
+    fn modprobe(&self, module: &str) -> Result<(), String> {
+        let done = Command::new("modprobe")
+            .arg(module)
+            .stdin(Stdio::null())
+            .output();
+        match done {
+            Ok(output) if output.status.success() => Ok(()),
+            Ok(output) => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+            Err(error) => Err(format!("modprobe cannot be started: {error}")),
+        }
+    }
+
+    fn open_exclusively(&self, device: &Path) -> io::Result<()> {
+        fs::OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_EXCL | libc::O_NONBLOCK)
+            .open(device)
+            .map(drop)
+    }
+
+    fn open_group(&self, group: &Path) -> io::Result<()> {
+        fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(group)
+            .map(drop)
+    }
+
+    fn pause(&self, time: Duration) {
+        std::thread::sleep(time);
+    }
+}
+
+/// A machine's PCI functions.
+pub struct System {
+    root: PathBuf,
+    kernel: Box<dyn Kernel>,
+}
+
+impl System {
+    pub fn real() -> System {
+        System::at("/", Box::new(Real))
+    }
+
+    /// A machine whose files are below `root`.
+    pub fn at(root: impl Into<PathBuf>, kernel: Box<dyn Kernel>) -> System {
+        System {
+            root: root.into(),
+            kernel,
+        }
+    }
+
+    /// Every NVMe drive on a PCI bus, by address.
+    pub fn drives(&self) -> Vec<Drive> {
+        self.addresses()
+            .into_iter()
+            .map(|address| self.read_drive(address))
+            .collect()
+    }
+
+    /// Where there are NVMe drives, in order.
+    pub fn addresses(&self) -> Vec<Address> {
+        let is_nvme = |address: &Address| {
+            let class = self.text(&format!("{DEVICES}/{address}/class"));
+            class.as_deref() == Some(NVME_CLASS)
+        };
+        let mut found: Vec<Address> = self
+            .entries(DEVICES)
+            .iter()
+            .filter_map(|name| name.parse().ok())
+            .filter(is_nvme)
+            .collect();
+        found.sort_unstable();
+        found
+    }
+
+    /// The NVMe drive at an address.
+    pub fn drive(&self, address: Address) -> Result<Drive, PciError> {
+        match self.text(&format!("{DEVICES}/{address}/class")) {
+            None => Err(PciError::NotThere {
+                address,
+                have: self.addresses(),
+            }),
+            Some(class) if class != NVME_CLASS => Err(PciError::NotNvme { address, class }),
+            Some(_) => Ok(self.read_drive(address)),
+        }
+    }
+
+    /// Whether there is a function at the address at all.
+    pub fn is_there(&self, address: Address) -> bool {
+        self.path(&format!("{DEVICES}/{address}")).exists()
+    }
+
+    /// The drive whose kernel driver tells this serial number.
+    pub fn by_serial(&self, serial: &str) -> Result<Drive, PciError> {
+        let mut drives = self.drives();
+        let told = |drive: &Drive| drive.serial().is_some_and(|told| told == serial.trim());
+        match drives.iter().position(told) {
+            Some(at) => Ok(drives.swap_remove(at)),
+            None => Err(PciError::NoSuchSerial {
+                serial: serial.to_owned(),
+                have: drives
+                    .iter()
+                    .filter_map(|drive| drive.serial().map(str::to_owned))
+                    .collect(),
+                silent: drives
+                    .iter()
+                    .filter(|drive| drive.serial().is_none())
+                    .map(|drive| drive.address)
+                    .collect(),
+            }),
+        }
+    }
+
+    /// Whether this machine translates addresses of devices: without that there are no groups.
+    pub fn has_iommu(&self) -> bool {
+        !self.entries("sys/kernel/iommu_groups").is_empty()
+    }
+
+    /// Whether the module is there: loaded, or to be loaded.
+    pub fn has_vfio_pci(&self) -> bool {
+        self.path(&format!("{DRIVERS}/{VFIO_PCI}")).is_dir() || self.is_loadable("vfio-pci")
+    }
+
+    fn is_loadable(&self, module: &str) -> bool {
+        let Some(release) = self.text("proc/sys/kernel/osrelease") else {
+            return false;
+        };
+        // The index names files; the name of one may be compressed.
+        ["modules.dep", "modules.builtin"].iter().any(|index| {
+            self.text(&format!("lib/modules/{release}/{index}"))
+                .is_some_and(|text| {
+                    text.lines()
+                        .any(|line| line.contains(&format!("/{module}.ko")))
+                })
+        })
+    }
+
+    pub(crate) fn path(&self, below: &str) -> PathBuf {
+        self.root.join(below)
+    }
+
+    /// A file's text without the white space around it.
+    pub(crate) fn text(&self, below: &str) -> Option<String> {
+        let text = fs::read(self.path(below)).ok()?;
+        Some(String::from_utf8_lossy(&text).trim().to_owned())
+    }
+
+    /// The last part of what a link points to.
+    pub(crate) fn link(&self, below: &str) -> Option<String> {
+        let target = fs::read_link(self.path(below)).ok()?;
+        Some(target.file_name()?.to_string_lossy().into_owned())
+    }
+
+    /// The names in a folder, in order; none if there is none.
+    pub(crate) fn entries(&self, below: &str) -> Vec<String> {
+        let mut names: Vec<String> = fs::read_dir(self.path(below))
+            .into_iter()
+            .flatten()
+            .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+            .collect();
+        names.sort();
+        names
+    }
+}

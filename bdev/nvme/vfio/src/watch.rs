@@ -1,0 +1,105 @@
+//! Which drives come and go.
+//!
+//! The kernel announces every change of a device on a socket; a message may be lost when there are many, and inside a
+//! container there are none. So an announcement only says that it is time to look, and looking at sysfs tells.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+
+use rustix::net::netlink::{KOBJECT_UEVENT, SocketAddrNetlink};
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
+
+use crate::pci::{Address, Driver, System};
+
+/// What happened to a drive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    Added(Address, Driver),
+    Removed(Address),
+    /// It has another driver now.
+    Driver(Address, Driver),
+}
+
+pub struct Watch {
+    system: Arc<System>,
+    known: BTreeMap<Address, Driver>,
+    announcements: Option<OwnedFd>,
+}
+
+/// Announcements read at once; more are left for the next time.
+const MESSAGES_MAX: usize = 1024;
+
+impl Watch {
+    /// From now on.
+    pub fn new(system: Arc<System>) -> Watch {
+        let announcements = listen()
+            .inspect_err(|error| tracing::debug!(%error, "no announcements of devices: looking from time to time"))
+            .ok();
+        let known = look(&system);
+        Watch {
+            system,
+            known,
+            announcements,
+        }
+    }
+
+    /// Turns readable when something may have changed. `None`: ask from time to time.
+    pub fn fd(&self) -> Option<RawFd> {
+        self.announcements.as_ref().map(AsRawFd::as_raw_fd)
+    }
+
+    /// What has changed since the last time. Does not block.
+    pub fn changes(&mut self) -> Vec<Change> {
+        self.drain();
+        let now = look(&self.system);
+        let before = std::mem::replace(&mut self.known, now);
+        let mut changes = Vec::new();
+        let gone = before.keys().filter(|at| !self.known.contains_key(at));
+        changes.extend(gone.map(|at| Change::Removed(*at)));
+        for (at, driver) in &self.known {
+            match before.get(at) {
+                None => changes.push(Change::Added(*at, driver.clone())),
+                Some(was) if was != driver => changes.push(Change::Driver(*at, driver.clone())),
+                Some(_) => {}
+            }
+        }
+        changes
+    }
+
+    fn drain(&self) {
+        let Some(socket) = &self.announcements else {
+            return;
+        };
+        let mut message = [0; 64];
+        for _ in 0..MESSAGES_MAX {
+            // What a message says does not matter, nor that some were lost (ENOBUFS): sysfs has it all.
+            match rustix::net::recv(socket, &mut message, RecvFlags::DONTWAIT | RecvFlags::TRUNC) {
+                Ok(_) | Err(rustix::io::Errno::NOBUFS | rustix::io::Errno::INTR) => {}
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+fn look(system: &System) -> BTreeMap<Address, Driver> {
+    system
+        .addresses()
+        .into_iter()
+        .map(|address| (address, system.driver_of(address)))
+        .collect()
+}
+
+fn listen() -> io::Result<OwnedFd> {
+    let socket = rustix::net::socket_with(
+        AddressFamily::NETLINK,
+        SocketType::DGRAM,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        Some(KOBJECT_UEVENT),
+    )?;
+    /// The kernel's own announcements, not those that udev repeats.
+    const KERNEL: u32 = 1;
+    rustix::net::bind(&socket, &SocketAddrNetlink::new(0, KERNEL))?;
+    Ok(socket)
+}
