@@ -15,6 +15,7 @@ const LONGEST_FILE: usize = 700;
 const UNSAFE_ALLOWED: &[&str] = &[
     "hugepages",
     "bdev/uring",
+    "bdev/nvme/sim",
     "bdev/nvme/vfio",
     "transports/rdma/verbs",
 ];

@@ -1,0 +1,297 @@
+//! Admin commands (Base 5): queues, features, logs, events, aborts.
+
+use nacre_nvmf_wire::commands::admin::Abort;
+use nacre_nvmf_wire::opcode::admin;
+use nacre_nvmf_wire::{Sqe, StatusCode};
+
+use crate::data;
+use crate::faults::Action;
+use crate::queues::{Cq, ShadowDoorbell, Sq};
+use crate::state::{Command, State};
+
+type Answer = (StatusCode, u32);
+
+impl State {
+    /// `None`: not answered now.
+    pub fn admin(&mut self, sqe: &Sqe) -> Option<Answer> {
+        let plain = |status| Some((status, 0));
+        match sqe.opcode {
+            admin::CREATE_IO_CQ => {
+                let status = self.create_cq(sqe);
+                plain(self.blame(sqe, status))
+            }
+            admin::CREATE_IO_SQ => {
+                let status = self.create_sq(sqe);
+                plain(self.blame(sqe, status))
+            }
+            admin::DELETE_IO_SQ => {
+                let status = self.delete_sq(sqe);
+                plain(self.blame(sqe, status))
+            }
+            admin::DELETE_IO_CQ => {
+                let status = self.delete_cq(sqe);
+                plain(self.blame(sqe, status))
+            }
+            admin::DOORBELL_BUFFER_CONFIG if self.config.shadow_doorbells => {
+                let status = self.configure_doorbells(sqe);
+                plain(self.blame(sqe, status))
+            }
+            admin::IDENTIFY => plain(self.identify(sqe)),
+            admin::GET_LOG_PAGE => plain(self.get_log_page(sqe)),
+            admin::SET_FEATURES => Some(self.set_features(sqe)),
+            admin::GET_FEATURES => Some(self.get_features(sqe)),
+            admin::ABORT => Some(self.abort(sqe)),
+            admin::ASYNC_EVENT_REQUEST => {
+                if self.async_requests.len() >= usize::from(self.config.async_events) {
+                    let status = StatusCode::ASYNC_EVENT_REQUEST_LIMIT_EXCEEDED;
+                    return plain(self.blame(sqe, Err(status)));
+                }
+                self.async_requests.push(sqe.cid());
+                None
+            }
+            _ => plain(StatusCode::INVALID_OPCODE.with_dnr()),
+        }
+    }
+
+    /// A refusal that the driver could have known of is its mistake.
+    fn blame(&mut self, sqe: &Sqe, outcome: Result<(), StatusCode>) -> StatusCode {
+        match outcome {
+            Ok(()) => StatusCode::SUCCESS,
+            Err(status) => {
+                self.violations.note(format!("{status}: {sqe:?}"));
+                status.with_dnr()
+            }
+        }
+    }
+
+    /// The identifier of a queue to be made, its entries and where they are.
+    fn new_queue(
+        &self,
+        sqe: &Sqe,
+        is_free: bool,
+        granted: u32,
+    ) -> Result<(u16, u16, u64), StatusCode> {
+        let (qid, entries) = (sqe.cdw10.get() as u16, (sqe.cdw10.get() >> 16) + 1);
+        let prp1 = u64::from_le_bytes(std::array::from_fn(|at| sqe.dptr[at]));
+        if qid == 0 || u32::from(qid) > granted || !is_free {
+            return Err(StatusCode::INVALID_QUEUE_IDENTIFIER);
+        }
+        if entries < 2 || entries > self.config.queue_entries || entries > 0xffff {
+            return Err(StatusCode::INVALID_QUEUE_SIZE);
+        }
+        // CAP.CQR: in one piece.
+        if sqe.cdw11.get() & 1 == 0 || sqe.dptr[8..] != [0; 8] {
+            return Err(StatusCode::INVALID_FIELD);
+        }
+        if prp1 == 0 || !prp1.is_multiple_of(self.page()) {
+            return Err(StatusCode::PRP_OFFSET_INVALID);
+        }
+        Ok((qid, entries as u16, prp1))
+    }
+
+    fn create_cq(&mut self, sqe: &Sqe) -> Result<(), StatusCode> {
+        let granted = self.features.queues.map_or(0, |queues| queues.completion);
+        let place = usize::from(sqe.cdw10.get() as u16);
+        let free = self.cqs.get(place).is_some_and(Option::is_none);
+        let (qid, entries, base) = self.new_queue(sqe, free, granted)?;
+        let (interrupts, vector) = (sqe.cdw11.get() & 2 != 0, (sqe.cdw11.get() >> 16) as u16);
+        if vector >= self.config.vectors.max(1) {
+            return Err(StatusCode::INVALID_INTERRUPT_VECTOR);
+        }
+        let vector = interrupts.then_some(vector);
+        let mut cq = Cq::new(qid, base, entries, vector);
+        cq.shadow = self.shadow(place, true);
+        self.cqs[place] = Some(cq);
+        Ok(())
+    }
+
+    fn create_sq(&mut self, sqe: &Sqe) -> Result<(), StatusCode> {
+        let granted = self.features.queues.map_or(0, |queues| queues.submission);
+        let place = usize::from(sqe.cdw10.get() as u16);
+        let free = self.sqs.get(place).is_some_and(Option::is_none);
+        let (qid, entries, base) = self.new_queue(sqe, free, granted)?;
+        let cqid = (sqe.cdw11.get() >> 16) as u16;
+        let known = |cqid| matches!(self.cqs.get(usize::from(cqid)), Some(Some(_)));
+        if cqid == 0 || !known(cqid) {
+            return Err(StatusCode::COMPLETION_QUEUE_INVALID);
+        }
+        let mut sq = Sq::new(qid, base, entries, cqid);
+        sq.shadow = self.shadow(place, false);
+        self.sqs[place] = Some(sq);
+        Ok(())
+    }
+
+    fn delete_sq(&mut self, sqe: &Sqe) -> Result<(), StatusCode> {
+        let qid = sqe.cdw10.get() as u16;
+        let place = usize::from(qid);
+        if qid == 0 || !matches!(self.sqs.get(place), Some(Some(_))) {
+            return Err(StatusCode::INVALID_QUEUE_IDENTIFIER);
+        }
+        // What it did not take yet is aborted as well as what it did not answer.
+        if self.config.deletion_completes {
+            while let Some(Some(sq)) = self.sqs.get_mut(place) {
+                if sq.is_empty() {
+                    break;
+                }
+                let Ok(left) = sq.fetch(&self.iommu) else {
+                    break;
+                };
+                sq.take(left.cid());
+                self.answer(qid, left.cid(), StatusCode::ABORTED_SQ_DELETION, 0);
+            }
+        }
+        let mut taken = self.take(|command| command.sqid == qid);
+        taken.sort();
+        for command in taken.into_iter().rev() {
+            if !self.config.deletion_completes {
+                continue;
+            }
+            if let Some(first) = command.first {
+                self.answer(qid, first.cid(), StatusCode::ABORTED_SQ_DELETION, 0);
+            }
+            let cid = command.sqe.cid();
+            self.answer(qid, cid, StatusCode::ABORTED_SQ_DELETION, 0);
+        }
+        // The answers go first. Those that were to come late come now, or never.
+        let keep = self.config.deletion_completes;
+        let now = self.now;
+        self.posts
+            .retain(|post| post.sqid != qid || post.due <= now || keep);
+        for post in self.posts.iter_mut().filter(|post| post.sqid == qid) {
+            post.due = now;
+        }
+        self.post_due();
+        self.posts.retain(|post| post.sqid != qid);
+        self.sqs[place] = None;
+        Ok(())
+    }
+
+    fn delete_cq(&mut self, sqe: &Sqe) -> Result<(), StatusCode> {
+        let qid = sqe.cdw10.get() as u16;
+        let place = usize::from(qid);
+        if qid == 0 || !matches!(self.cqs.get(place), Some(Some(_))) {
+            return Err(StatusCode::INVALID_QUEUE_IDENTIFIER);
+        }
+        if self.sqs.iter().flatten().any(|sq| sq.cqid == qid) {
+            return Err(StatusCode::INVALID_QUEUE_DELETION);
+        }
+        self.cqs[place] = None;
+        Ok(())
+    }
+
+    /// Shadow doorbells: of the I/O queues, those that exist and those to come.
+    fn configure_doorbells(&mut self, sqe: &Sqe) -> Result<(), StatusCode> {
+        let prp = |from: usize| u64::from_le_bytes(std::array::from_fn(|at| sqe.dptr[from + at]));
+        let (values, events) = (prp(0), prp(8));
+        let page = self.page();
+        let right = |prp: u64| prp != 0 && prp.is_multiple_of(page);
+        if !right(values) || !right(events) {
+            return Err(StatusCode::INVALID_FIELD);
+        }
+        self.features.doorbells = Some((values, events));
+        for place in 1..self.sqs.len() {
+            let (tail, head) = (self.shadow(place, false), self.shadow(place, true));
+            if let Some(sq) = &mut self.sqs[place] {
+                sq.shadow = tail;
+            }
+            if let Some(cq) = &mut self.cqs[place] {
+                cq.shadow = head;
+            }
+        }
+        Ok(())
+    }
+
+    /// Where a queue's doorbell is in memory, if it is.
+    fn shadow(&self, qid: usize, is_head: bool) -> Option<ShadowDoorbell> {
+        let (values, events) = self.features.doorbells?;
+        let stride = 4 << self.config.doorbell_stride;
+        let at = (2 * qid as u64 + u64::from(is_head)) * stride;
+        Some(ShadowDoorbell {
+            value: values + at,
+            event: events + at,
+        })
+    }
+
+    fn abort(&mut self, sqe: &Sqe) -> Answer {
+        let Abort { sqid, cid } = Abort::parse(sqe);
+        let not_aborted = (StatusCode::SUCCESS, 1);
+        if self.faults.aborts_fail {
+            return not_aborted;
+        }
+        let is_it = |command: &Command| {
+            let first = command.first.is_some_and(|first| first.cid() == cid);
+            let deaf = matches!(command.action, Some(Action::Never { deaf: true, .. }));
+            command.sqid == sqid && (command.sqe.cid() == cid || first) && !deaf
+        };
+        let Some(command) = self.take(is_it).pop() else {
+            return not_aborted;
+        };
+        for half in command.first.iter().chain([&command.sqe]) {
+            let status = match half.cid() == cid {
+                true => StatusCode::ABORT_REQUESTED,
+                false => StatusCode::ABORTED_FAILED_FUSED,
+            };
+            self.answer(sqid, half.cid(), status, 0);
+        }
+        (StatusCode::SUCCESS, 0)
+    }
+
+    /// Takes commands out of what is under way.
+    fn take(&mut self, which: impl Fn(&Command) -> bool) -> Vec<Command> {
+        let mut taken = Vec::new();
+        let mut rest = std::mem::take(&mut self.waiting).into_vec();
+        for list in [&mut rest, &mut self.stuck] {
+            let mut at = 0;
+            while at < list.len() {
+                match which(&list[at]) {
+                    true => taken.push(list.swap_remove(at)),
+                    false => at += 1,
+                }
+            }
+        }
+        self.waiting = rest.into();
+        taken
+    }
+
+    /// Writes an admin command's data.
+    pub fn give_data(&mut self, sqe: &Sqe, bytes: &[u8]) -> StatusCode {
+        let outcome = self
+            .locate(sqe, bytes.len())
+            .and_then(|()| data::scatter(&self.iommu, &self.pieces, bytes));
+        self.settle(sqe, outcome)
+            .err()
+            .unwrap_or(StatusCode::SUCCESS)
+    }
+
+    /// Reads a command's data.
+    pub fn take_data(&mut self, sqe: &Sqe, into: &mut [u8]) -> Result<(), StatusCode> {
+        let outcome = self
+            .locate(sqe, into.len())
+            .and_then(|()| data::gather(&self.iommu, &self.pieces, into));
+        self.settle(sqe, outcome)
+    }
+
+    pub fn locate(&mut self, sqe: &Sqe, len: usize) -> Result<(), data::Refusal> {
+        let (page, sgls) = (self.page(), self.config.sgls);
+        data::find(sqe, len, page, sgls, &self.iommu, &mut self.pieces)?;
+        let count = match sqe.flags >> 6 {
+            0 => &mut self.stats.prps,
+            _ => &mut self.stats.sgls,
+        };
+        *count += 1;
+        self.stats.scattered += u64::from(self.pieces.len() > 1);
+        Ok(())
+    }
+
+    /// Data that cannot be reached is the driver's mistake.
+    pub fn settle(
+        &mut self,
+        sqe: &Sqe,
+        outcome: Result<(), data::Refusal>,
+    ) -> Result<(), StatusCode> {
+        outcome.map_err(|(status, what)| {
+            self.violations.note(format!("{what}: {sqe:?}"));
+            status.with_dnr()
+        })
+    }
+}

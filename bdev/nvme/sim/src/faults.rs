@@ -1,0 +1,213 @@
+//! What goes wrong when a test says so: with the next command of some sort, or by chance.
+
+use std::time::Duration;
+
+use nacre_nvmf_wire::StatusCode;
+
+use crate::random::Random;
+
+/// What becomes of one command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// Answered with this, and not done.
+    Status(StatusCode),
+    /// Done, and yet answered with this.
+    DoneButStatus(StatusCode),
+    /// Never answered; done or not. An Abort ends it, unless it is deaf.
+    Never { done: bool, deaf: bool },
+    /// Done, and answered so much later.
+    Late(Duration),
+    /// Neither done nor answered until [`crate::Drive::release`].
+    Hold,
+    /// Answered with an identifier that is off by so much.
+    WrongCid(u16),
+    /// Answered with another queue's identifier.
+    WrongSqid(u16),
+    /// Answered with a queue head that is off by so much.
+    WrongHead(u16),
+    /// Answered twice.
+    Duplicate,
+    /// The answer has the phase tag of the round before: nobody sees it.
+    WrongPhase,
+    /// Answered without an interrupt.
+    LoseInterrupt,
+    /// The controller fails (CSTS.CFS) when it is fetched.
+    Fatal,
+    /// The controller resets itself when it is fetched: not ready, all queues gone.
+    ResetItself,
+    /// The drive is pulled when it is fetched.
+    Pulled,
+}
+
+/// Which commands a rule is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    Admin,
+    /// An admin command by its opcode.
+    AdminOp(u8),
+    Io,
+    IoOp(u8),
+    /// I/O on one queue.
+    Queue(u16),
+    /// I/O to one namespace.
+    Namespace(u32),
+}
+
+/// What happens to the commands of some sort: those after the first `skip`, `count` of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rule {
+    pub target: Target,
+    pub skip: u32,
+    pub count: u32,
+    pub action: Action,
+}
+
+impl Rule {
+    /// The next one.
+    pub fn next(target: Target, action: Action) -> Rule {
+        Rule {
+            target,
+            skip: 0,
+            count: 1,
+            action,
+        }
+    }
+
+    pub fn times(mut self, count: u32) -> Rule {
+        self.count = count;
+        self
+    }
+
+    pub fn after(mut self, skip: u32) -> Rule {
+        self.skip = skip;
+        self
+    }
+
+    pub fn always(target: Target, action: Action) -> Rule {
+        Rule::next(target, action).times(u32::MAX)
+    }
+}
+
+/// How often, in a million I/O commands, what happens by itself.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Chances {
+    /// A status without and with Do Not Retry; the command is not done.
+    pub retryable: u32,
+    pub fatal_status: u32,
+    pub done_but_status: u32,
+    pub never: u32,
+    pub late: u32,
+    pub late_by: Duration,
+    pub wrong_cid: u32,
+    pub duplicate: u32,
+    pub wrong_phase: u32,
+    pub lost_interrupt: u32,
+    pub controller_fatal: u32,
+    pub reset_itself: u32,
+}
+
+impl Chances {
+    pub(crate) fn roll(&self, random: &mut Random) -> Option<Action> {
+        let mut action = None;
+        let mut maybe = |chance, then: fn(&Chances, &mut Random) -> Action, random: &mut Random| {
+            if action.is_none() && random.happens(chance) {
+                action = Some(then(self, random));
+            }
+        };
+        maybe(
+            self.retryable,
+            |_, _| Action::Status(StatusCode::INTERNAL_ERROR),
+            random,
+        );
+        maybe(
+            self.fatal_status,
+            |_, _| Action::Status(StatusCode::INTERNAL_ERROR.with_dnr()),
+            random,
+        );
+        maybe(
+            self.done_but_status,
+            |_, _| Action::DoneButStatus(StatusCode::INTERNAL_ERROR),
+            random,
+        );
+        maybe(
+            self.never,
+            |_, random| Action::Never {
+                done: random.below(2) == 0,
+                deaf: random.below(2) == 0,
+            },
+            random,
+        );
+        maybe(
+            self.late,
+            |chances, random| {
+                let most = chances.late_by.as_nanos() as u64;
+                Action::Late(Duration::from_nanos(random.below(most.max(1))))
+            },
+            random,
+        );
+        maybe(
+            self.wrong_cid,
+            |_, random| Action::WrongCid(1 + random.below(0xfffe) as u16),
+            random,
+        );
+        maybe(self.duplicate, |_, _| Action::Duplicate, random);
+        maybe(self.wrong_phase, |_, _| Action::WrongPhase, random);
+        maybe(self.lost_interrupt, |_, _| Action::LoseInterrupt, random);
+        maybe(self.controller_fatal, |_, _| Action::Fatal, random);
+        maybe(self.reset_itself, |_, _| Action::ResetItself, random);
+        action
+    }
+}
+
+/// The faults that are set, and what is left of them.
+#[derive(Default)]
+pub(crate) struct Faults {
+    pub rules: Vec<Rule>,
+    pub chances: Chances,
+    pub never_ready: bool,
+    pub never_disabled: bool,
+    pub never_shut_down: bool,
+    pub grant: Option<u16>,
+    pub reset_fails: bool,
+    pub bus_master_fails: bool,
+    pub aborts_fail: bool,
+}
+
+impl Faults {
+    /// What happens to a command, which is told of once.
+    pub fn strike(
+        &mut self,
+        qid: u16,
+        opcode: u8,
+        nsid: u32,
+        random: &mut Random,
+    ) -> Option<Action> {
+        let matches = |rule: &Rule| match rule.target {
+            Target::Admin => qid == 0,
+            Target::AdminOp(wanted) => qid == 0 && opcode == wanted,
+            Target::Io => qid != 0,
+            Target::IoOp(wanted) => qid != 0 && opcode == wanted,
+            Target::Queue(wanted) => qid != 0 && qid == wanted,
+            Target::Namespace(wanted) => qid != 0 && nsid == wanted,
+        };
+        if let Some(at) = self.rules.iter().position(matches) {
+            let rule = &mut self.rules[at];
+            if rule.skip > 0 {
+                rule.skip -= 1;
+                return None;
+            }
+            let action = rule.action;
+            if rule.count != u32::MAX {
+                rule.count -= 1;
+            }
+            if rule.count == 0 {
+                self.rules.remove(at);
+            }
+            return Some(action);
+        }
+        if qid == 0 || self.chances == Chances::default() {
+            return None;
+        }
+        self.chances.roll(random)
+    }
+}

@@ -1,0 +1,203 @@
+//! What the driver sees: the function that a plugged drive is.
+
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use nacre_bdev_nvme::{Function, FunctionError, GONE};
+use nacre_hugepages::RegisterHook;
+use nacre_nvmf_wire::registers::offset;
+
+use crate::drive::Shared;
+use crate::state::{Signal, State};
+
+/// A simulated drive as it was plugged in once. When that is over, its registers read as all ones.
+pub struct SimFunction {
+    shared: Arc<Shared>,
+    seat: u64,
+}
+
+impl SimFunction {
+    pub(crate) fn new(shared: Arc<Shared>, seat: u64) -> SimFunction {
+        SimFunction { shared, seat }
+    }
+
+    /// The state, if the drive is still where it was.
+    fn with<R>(&self, f: impl FnOnce(&mut State) -> R) -> Option<R> {
+        let mut state = self.shared.lock();
+        (state.present && state.seat == self.seat).then(|| f(&mut state))
+    }
+
+    fn error(&self, what: &str, source: io::Error) -> FunctionError {
+        FunctionError {
+            address: self.shared.address.clone(),
+            what: what.to_owned(),
+            source,
+        }
+    }
+
+    fn gone(&self, what: &str) -> FunctionError {
+        self.error(what, io::Error::from_raw_os_error(libc::ENODEV))
+    }
+
+    fn judge(&self, at: u32) {
+        assert!(at.is_multiple_of(4), "register {at:#x} is not aligned");
+        assert!(
+            at < self.shared.register_bytes,
+            "register {at:#x} is not there"
+        );
+    }
+}
+
+impl Function for SimFunction {
+    fn address(&self) -> &str {
+        &self.shared.address
+    }
+
+    fn numa_node(&self) -> Option<u32> {
+        self.shared.numa_node
+    }
+
+    fn register_bytes(&self) -> u32 {
+        self.shared.register_bytes
+    }
+
+    fn read32(&self, at: u32) -> u32 {
+        self.judge(at);
+        self.with(|state| state.read(at)).unwrap_or(GONE)
+    }
+
+    fn write32(&self, at: u32, value: u32) {
+        self.judge(at);
+        match &self.shared.doorbells {
+            Some(doorbells) if at >= offset::DOORBELLS => {
+                doorbells.ring(at - offset::DOORBELLS, value);
+            }
+            _ => {
+                self.with(|state| state.write(at, value));
+            }
+        }
+        self.shared.wake();
+    }
+
+    fn slot(&self) -> usize {
+        self.shared.slot
+    }
+
+    fn hook(&self) -> Arc<dyn RegisterHook> {
+        Arc::clone(&self.shared.iommu) as Arc<dyn RegisterHook>
+    }
+
+    fn set_bus_master(&self, on: bool) -> Result<(), FunctionError> {
+        let what = "PCI command register";
+        let outcome = self.with(|state| {
+            if state.faults.bus_master_fails {
+                return Err(());
+            }
+            state.bus_master = on;
+            Ok(())
+        });
+        match outcome {
+            Some(Ok(())) => Ok(()),
+            Some(Err(())) => Err(self.error(what, io::Error::from_raw_os_error(libc::EIO))),
+            None => Err(self.gone(what)),
+        }
+    }
+
+    fn reset(&self) -> Result<(), FunctionError> {
+        let what = "function level reset";
+        let outcome = self.with(|state| {
+            if state.faults.reset_fails {
+                return Err(());
+            }
+            state.reset_function();
+            Ok(())
+        });
+        if let Some(doorbells) = &self.shared.doorbells {
+            doorbells.clear();
+        }
+        match outcome {
+            Some(Ok(())) => Ok(()),
+            Some(Err(())) => Err(self.error(what, io::Error::from_raw_os_error(libc::ENOTTY))),
+            None => Err(self.gone(what)),
+        }
+    }
+
+    fn is_present(&self) -> bool {
+        self.with(|state| !state.leaving).unwrap_or(false)
+    }
+
+    fn vectors(&self) -> u16 {
+        self.shared.vectors
+    }
+
+    fn interrupts(&self, count: u16) -> Result<(), FunctionError> {
+        let what = "MSI-X vectors";
+        if count > self.shared.vectors {
+            return Err(self.error(what, io::Error::from_raw_os_error(libc::EINVAL)));
+        }
+        let signals: io::Result<Vec<Signal>> = (0..count).map(|_| Signal::new()).collect();
+        let signals = signals.map_err(|source| self.error(what, source))?;
+        self.with(|state| state.vectors = signals)
+            .ok_or_else(|| self.gone(what))
+    }
+
+    fn vector_fd(&self, vector: u16) -> Option<RawFd> {
+        self.with(|state| state.vectors.get(usize::from(vector)).map(Signal::raw))?
+    }
+
+    fn acknowledge(&self, vector: u16) -> bool {
+        self.with(|state| state.vectors.get(usize::from(vector)).map(Signal::clear))
+            .flatten()
+            .unwrap_or(false)
+    }
+}
+
+impl Drop for SimFunction {
+    fn drop(&mut self) {
+        self.with(|state| {
+            state.reset_registers();
+            state.given_back = true;
+        });
+    }
+}
+
+/// Doorbells that are only noted when they are rung, and looked at by the next tick.
+pub(crate) struct Doorbells {
+    values: Box<[AtomicU32]>,
+    stride: u32,
+}
+
+/// Not rung since it was looked at.
+const SILENT: u32 = u32::MAX;
+
+impl Doorbells {
+    pub fn new(count: usize, stride: u8) -> Doorbells {
+        Doorbells {
+            values: (0..count).map(|_| AtomicU32::new(SILENT)).collect(),
+            stride: 4 << stride,
+        }
+    }
+
+    fn ring(&self, at: u32, value: u32) {
+        if let Some(place) = self.values.get((at / self.stride) as usize) {
+            place.store(value, Ordering::Release);
+        }
+    }
+
+    pub fn clear(&self) {
+        for value in &self.values {
+            value.store(SILENT, Ordering::Relaxed);
+        }
+    }
+
+    pub fn look(&self, state: &mut State) {
+        for (index, value) in (0..).zip(&self.values) {
+            if value.load(Ordering::Relaxed) != SILENT {
+                let value = value.swap(SILENT, Ordering::Acquire);
+                state.ring(index * self.stride, value);
+            }
+        }
+    }
+}

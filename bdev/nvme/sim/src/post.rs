@@ -1,0 +1,136 @@
+//! The way of an answer into its completion queue.
+
+use nacre_nvmf_wire::{Cqe, StatusCode};
+use nacre_reactor::Nanos;
+
+use crate::faults::Action;
+use crate::state::State;
+
+/// An answer on its way.
+pub(crate) struct Post {
+    pub due: Nanos,
+    pub sqid: u16,
+    cqid: u16,
+    pub cid: u16,
+    status: StatusCode,
+    dword0: u32,
+    action: Option<Action>,
+}
+
+impl State {
+    pub fn answer(&mut self, sqid: u16, cid: u16, status: StatusCode, dword0: u32) {
+        self.answer_by(sqid, cid, status, dword0, None);
+    }
+
+    pub fn answer_by(
+        &mut self,
+        sqid: u16,
+        cid: u16,
+        status: StatusCode,
+        dword0: u32,
+        action: Option<Action>,
+    ) {
+        let Some(sq) = self.sqs.get(usize::from(sqid)).and_then(Option::as_ref) else {
+            return;
+        };
+        let late = match action {
+            Some(Action::Late(by)) => by,
+            _ => std::time::Duration::ZERO,
+        };
+        let post = Post {
+            due: self.now + late,
+            sqid,
+            cqid: sq.cqid,
+            cid,
+            status,
+            dword0,
+            action,
+        };
+        self.posts.push_back(post);
+    }
+
+    pub fn post_due(&mut self) -> bool {
+        let mut worked = false;
+        let mut at = 0;
+        while at < self.posts.len() {
+            if self.posts[at].due > self.now || !self.has_room(self.posts[at].cqid) {
+                at += 1;
+                continue;
+            }
+            if let Some(post) = self.posts.remove(at) {
+                worked = true;
+                let twice = post.action == Some(Action::Duplicate);
+                self.post(&post);
+                if twice && self.has_room(post.cqid) {
+                    self.post(&post);
+                }
+            }
+            if self.csts.is_fatal() {
+                break;
+            }
+        }
+        worked
+    }
+
+    fn has_room(&mut self, cqid: u16) -> bool {
+        let Some(Some(cq)) = self.cqs.get_mut(usize::from(cqid)) else {
+            // Its answers go with the queue.
+            return true;
+        };
+        match cq.has_room(&self.iommu) {
+            Ok(Ok(room)) => {
+                self.stats.full_completion_queues += u64::from(!room);
+                room
+            }
+            Ok(Err(wrong)) => {
+                self.violations
+                    .note(format!("shadow doorbell in memory: {wrong}"));
+                false
+            }
+            Err(outside) => {
+                let id = cq.id;
+                self.fail(format!(
+                    "shadow doorbell of completion queue {id}: {outside}"
+                ));
+                false
+            }
+        }
+    }
+
+    fn post(&mut self, post: &Post) {
+        let mut cqe = Cqe::new(post.cid, post.status).with_dword0(post.dword0);
+        let mut sqid = post.sqid;
+        let mut head = 0;
+        if let Some(Some(sq)) = self.sqs.get_mut(usize::from(post.sqid)) {
+            sq.give_back(post.cid);
+            sq.told = sq.head;
+            head = sq.head;
+        }
+        let (mut wrong_phase, mut silent) = (false, false);
+        match post.action {
+            Some(Action::WrongCid(off)) => cqe.cid.set(post.cid.wrapping_add(off)),
+            Some(Action::WrongSqid(off)) => sqid = sqid.wrapping_add(off),
+            Some(Action::WrongHead(off)) => head = head.wrapping_add(off),
+            Some(Action::WrongPhase) => wrong_phase = true,
+            Some(Action::LoseInterrupt) => silent = true,
+            _ => {}
+        }
+        cqe.sqid.set(sqid);
+        cqe.sqhd.set(head);
+        let Some(Some(cq)) = self.cqs.get_mut(usize::from(post.cqid)) else {
+            return;
+        };
+        let (id, vector) = (cq.id, cq.vector);
+        if let Err(outside) = cq.post(cqe, wrong_phase, &self.iommu) {
+            return self.fail(format!("entry of completion queue {id}: {outside}"));
+        }
+        self.stats.completions += 1;
+        if let Some(vector) = vector
+            && !silent
+            && let Some(signal) = self.vectors.get(usize::from(vector))
+        {
+            self.stats.interrupts += 1;
+            signal.set();
+        }
+    }
+}

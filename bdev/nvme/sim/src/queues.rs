@@ -1,0 +1,217 @@
+//! Submission and completion queues: where they are, how far each side has got.
+
+use nacre_nvmf_wire::{Cqe, Sqe};
+
+use crate::memory::{Iommu, Outside};
+
+/// A doorbell in memory that the driver writes instead of a register, and the index that tells it when the register
+/// must be written all the same (Doorbell Buffer Config).
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ShadowDoorbell {
+    pub value: u64,
+    pub event: u64,
+}
+
+pub(crate) struct Sq {
+    pub id: u16,
+    pub base: u64,
+    pub entries: u16,
+    pub cqid: u16,
+    /// The next entry to take, and where the driver's last one ends.
+    pub head: u16,
+    pub tail: u16,
+    /// The head that the newest completion told.
+    pub told: u16,
+    /// Identifiers that are in use.
+    pub cids: Box<[u64; 1024]>,
+    /// The first half of a fused pair, whose other half must come next.
+    pub fused: Option<Sqe>,
+    pub shadow: Option<ShadowDoorbell>,
+    /// With a shadow doorbell: the register told that there is something in memory.
+    pub awake: bool,
+    /// Turns without anything new, after which it sleeps.
+    pub quiet: u8,
+}
+
+/// Turns for which memory is looked at after there was something.
+const RESTLESS_TURNS: u8 = 2;
+
+impl Sq {
+    pub fn new(id: u16, base: u64, entries: u16, cqid: u16) -> Sq {
+        Sq {
+            id,
+            base,
+            entries,
+            cqid,
+            head: 0,
+            tail: 0,
+            told: 0,
+            cids: Box::new([0; 1024]),
+            fused: None,
+            shadow: None,
+            awake: false,
+            quiet: 0,
+        }
+    }
+
+    /// The driver's new tail; what is wrong about it.
+    pub fn set_tail(&mut self, tail: u32) -> Result<(), String> {
+        let (id, entries) = (self.id, u32::from(self.entries));
+        if tail >= entries {
+            return Err(format!("tail {tail} of queue {id}, which has {entries}"));
+        }
+        let between = |from: u16, to: u16| (u32::from(to) + entries - u32::from(from)) % entries;
+        let (held, more) = (
+            between(self.told, self.tail),
+            between(self.tail, tail as u16),
+        );
+        let overrun = held + more >= entries;
+        let before = self.tail;
+        self.tail = tail as u16;
+        if overrun {
+            return Err(format!(
+                "tail {before} to {tail} of queue {id}: slots that the head, {}, does not free",
+                self.told
+            ));
+        }
+        Ok(())
+    }
+
+    /// Looks at the shadow doorbell, if there is one and the driver has not been left to believe that nobody looks.
+    pub fn look(&mut self, iommu: &Iommu) -> Result<Result<(), String>, Outside> {
+        let Some(shadow) = self.shadow.filter(|_| self.awake) else {
+            return Ok(Ok(()));
+        };
+        let tail = iommu.load(shadow.value)?;
+        if tail != u32::from(self.tail) {
+            self.quiet = 0;
+            return Ok(self.set_tail(tail));
+        }
+        self.quiet += 1;
+        if self.quiet < RESTLESS_TURNS {
+            return Ok(Ok(()));
+        }
+        iommu.store(shadow.event, tail)?;
+        // Between the look and the word to the driver it may have gone on.
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+        let tail = iommu.load(shadow.value)?;
+        self.quiet = 0;
+        self.awake = tail != u32::from(self.tail);
+        if self.awake {
+            return Ok(self.set_tail(tail));
+        }
+        Ok(Ok(()))
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.head == self.tail
+    }
+
+    /// Takes the next entry.
+    pub fn fetch(&mut self, iommu: &Iommu) -> Result<Sqe, Outside> {
+        let mut sqe = Sqe::zeroed();
+        let at = self.base + u64::from(self.head) * Sqe::SIZE as u64;
+        iommu.read(at, zerocopy::IntoBytes::as_mut_bytes(&mut sqe))?;
+        self.head = (self.head + 1) % self.entries;
+        Ok(sqe)
+    }
+
+    /// Notes that an identifier is in use; false: it was.
+    pub fn take(&mut self, cid: u16) -> bool {
+        let (word, bit) = (usize::from(cid) / 64, 1 << (cid % 64));
+        let free = self.cids[word] & bit == 0;
+        self.cids[word] |= bit;
+        free
+    }
+
+    pub fn give_back(&mut self, cid: u16) {
+        self.cids[usize::from(cid) / 64] &= !(1 << (cid % 64));
+    }
+}
+
+pub(crate) struct Cq {
+    pub id: u16,
+    base: u64,
+    entries: u16,
+    /// Where the driver is, where the next completion goes, and with which tag.
+    head: u16,
+    tail: u16,
+    phase: bool,
+    /// `None`: no interrupts.
+    pub vector: Option<u16>,
+    pub shadow: Option<ShadowDoorbell>,
+    awake: bool,
+}
+
+impl Cq {
+    pub fn new(id: u16, base: u64, entries: u16, vector: Option<u16>) -> Cq {
+        Cq {
+            id,
+            base,
+            entries,
+            head: 0,
+            tail: 0,
+            phase: true,
+            vector,
+            shadow: None,
+            awake: true,
+        }
+    }
+
+    pub fn set_head(&mut self, head: u32) -> Result<(), String> {
+        let (id, entries) = (self.id, u32::from(self.entries));
+        if head >= entries {
+            return Err(format!(
+                "head {head} of completion queue {id}, which has {entries}"
+            ));
+        }
+        let between = |from: u16, to: u16| (u32::from(to) + entries - u32::from(from)) % entries;
+        let before = self.head;
+        let beyond = between(before, head as u16) > between(before, self.tail);
+        self.head = head as u16;
+        if beyond {
+            return Err(format!(
+                "head {before} to {head} of completion queue {id}, whose tail is {}",
+                self.tail
+            ));
+        }
+        Ok(())
+    }
+
+    /// The driver rang: its head may be read from memory again.
+    pub fn wake(&mut self) {
+        self.awake = true;
+    }
+
+    /// Whether there is room for one more. Looks at the shadow doorbell if it seems that there is none.
+    pub fn has_room(&mut self, iommu: &Iommu) -> Result<Result<bool, String>, Outside> {
+        let room = |queue: &Cq| (queue.tail + 1) % queue.entries != queue.head;
+        if room(self) {
+            return Ok(Ok(true));
+        }
+        let Some(shadow) = self.shadow.filter(|_| self.awake) else {
+            return Ok(Ok(false));
+        };
+        iommu.store(shadow.event, u32::from(self.head))?;
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+        let head = iommu.load(shadow.value)?;
+        if head == u32::from(self.head) {
+            self.awake = false;
+            return Ok(Ok(false));
+        }
+        Ok(self.set_head(head).map(|()| room(self)))
+    }
+
+    /// Posts a completion, tag last.
+    pub fn post(&mut self, mut cqe: Cqe, wrong_phase: bool, iommu: &Iommu) -> Result<(), Outside> {
+        cqe.set_phase(self.phase != wrong_phase);
+        let at = self.base + u64::from(self.tail) * Cqe::SIZE as u64;
+        let bytes = zerocopy::IntoBytes::as_bytes(&cqe);
+        iommu.write(at, &bytes[..12])?;
+        let last = u32::from_le_bytes([bytes[12], bytes[13], bytes[14], bytes[15]]);
+        iommu.store(at + 12, last)?;
+        self.tail = (self.tail + 1) % self.entries;
+        self.phase ^= self.tail == 0;
+        Ok(())
+    }
+}

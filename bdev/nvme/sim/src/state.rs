@@ -1,0 +1,504 @@
+//! The controller: all that it is and knows, and one turn of it.
+
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+
+use nacre_nvmf_wire::aen::AsyncEvent;
+use nacre_nvmf_wire::log::{ErrorInformation, SmartHealth};
+use nacre_nvmf_wire::registers::{Aqa, Cc, Csts};
+use nacre_nvmf_wire::{Fuse, Sqe, StatusCode};
+use nacre_reactor::Nanos;
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::config::Config;
+use crate::data::Pieces;
+use crate::faults::{Action, Faults};
+use crate::features::Features;
+use crate::media::Namespace;
+use crate::memory::Iommu;
+use crate::post::Post;
+use crate::queues::{Cq, Sq};
+use crate::random::Random;
+use crate::strict;
+
+/// What it saw and did, for tests to compare with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stats {
+    /// Commands fetched, by opcode.
+    pub admin: [u64; 256],
+    pub io: [u64; 256],
+    /// Registers written: tails of submission queues, heads of completion queues.
+    pub tail_doorbells: u64,
+    pub head_doorbells: u64,
+    pub completions: u64,
+    pub interrupts: u64,
+    /// Commands whose data was found by PRPs, and by SGLs; those with more than one piece.
+    pub prps: u64,
+    pub sgls: u64,
+    pub scattered: u64,
+    /// Reads and writes across a multiple of NOIOB.
+    pub boundary_crossings: u64,
+    pub fua: u64,
+    pub fused: u64,
+    pub enabled: u64,
+    pub controller_resets: u64,
+    pub function_resets: u64,
+    pub normal_shutdowns: u64,
+    pub abrupt_shutdowns: u64,
+    /// Times that a completion found its queue full.
+    pub full_completion_queues: u64,
+}
+
+impl Default for Stats {
+    fn default() -> Stats {
+        Stats {
+            admin: [0; 256],
+            io: [0; 256],
+            tail_doorbells: 0,
+            head_doorbells: 0,
+            completions: 0,
+            interrupts: 0,
+            prps: 0,
+            sgls: 0,
+            scattered: 0,
+            boundary_crossings: 0,
+            fua: 0,
+            fused: 0,
+            enabled: 0,
+            controller_resets: 0,
+            function_resets: 0,
+            normal_shutdowns: 0,
+            abrupt_shutdowns: 0,
+            full_completion_queues: 0,
+        }
+    }
+}
+
+/// Violations that are kept; more are only counted.
+const VIOLATIONS_KEPT: usize = 32;
+
+#[derive(Default)]
+pub(crate) struct Violations {
+    pub kept: Vec<String>,
+    pub count: u64,
+}
+
+impl Violations {
+    pub fn note(&mut self, what: impl Into<String>) {
+        self.count += 1;
+        if self.kept.len() < VIOLATIONS_KEPT {
+            self.kept.push(what.into());
+        }
+    }
+}
+
+/// Where it is between disabled and ready. The moment is known when it is first looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Disabled,
+    Enabling(Option<Nanos>),
+    Ready,
+    Disabling(Option<Nanos>),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ShutDown {
+    No,
+    Under(Option<Nanos>),
+    Done,
+}
+
+/// A command between its queue and its answer.
+pub(crate) struct Command {
+    pub due: Nanos,
+    /// Among those due at the same moment.
+    pub order: u64,
+    pub sqid: u16,
+    pub sqe: Sqe,
+    /// The compare of a fused pair, whose write this is.
+    pub first: Option<Sqe>,
+    pub action: Option<Action>,
+}
+
+impl PartialEq for Command {
+    fn eq(&self, other: &Command) -> bool {
+        (self.due, self.order) == (other.due, other.order)
+    }
+}
+
+impl Eq for Command {}
+
+impl PartialOrd for Command {
+    fn partial_cmp(&self, other: &Command) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Command {
+    /// The one to be done next is the greatest.
+    fn cmp(&self, other: &Command) -> std::cmp::Ordering {
+        (other.due, other.order).cmp(&(self.due, self.order))
+    }
+}
+
+/// A descriptor that is readable after its vector fired.
+pub(crate) struct Signal(OwnedFd);
+
+impl Signal {
+    pub fn new() -> std::io::Result<Signal> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        Ok(Signal(eventfd(0, flags)?))
+    }
+
+    pub fn set(&self) {
+        // Full means set.
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+
+    /// Whether it was set.
+    pub fn clear(&self) -> bool {
+        rustix::io::read(&self.0, &mut [0u8; 8]).is_ok()
+    }
+
+    pub fn raw(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+pub(crate) struct State {
+    pub config: Config,
+    pub iommu: Arc<Iommu>,
+    pub random: Random,
+    pub now: Nanos,
+
+    /// Counts how often it was plugged in; a function of another time sees nothing.
+    pub seat: u64,
+    pub present: bool,
+    /// The system says that it is being removed.
+    pub leaving: bool,
+    pub bus_master: bool,
+    pub given_back: bool,
+
+    pub cc: Cc,
+    pub csts: Csts,
+    pub aqa: Aqa,
+    pub asq: u64,
+    pub acq: u64,
+    pub mode: Mode,
+    pub shutdown: ShutDown,
+
+    pub sqs: Vec<Option<Sq>>,
+    pub cqs: Vec<Option<Cq>>,
+    pub waiting: BinaryHeap<Command>,
+    pub stuck: Vec<Command>,
+    pub posts: VecDeque<Post>,
+    pub order: u64,
+
+    pub features: Features,
+    pub async_requests: Vec<u16>,
+    pub events: VecDeque<AsyncEvent>,
+    /// Types of events that wait for their log page to be read.
+    pub masked: u8,
+    pub changed: BTreeSet<u32>,
+    pub smart: SmartHealth,
+    pub errors: VecDeque<ErrorInformation>,
+    pub namespaces: BTreeMap<u32, Namespace>,
+    pub vectors: Vec<Signal>,
+
+    pub faults: Faults,
+    pub stats: Stats,
+    pub violations: Violations,
+
+    /// Kept for their memory.
+    pub pieces: Pieces,
+    pub buffer: Vec<u8>,
+}
+
+impl State {
+    pub fn new(config: Config) -> State {
+        let namespaces = config.namespaces.iter();
+        let namespaces = namespaces.map(|config| (config.nsid, Namespace::new(config.clone())));
+        let queues = usize::from(config.io_queues) + 1;
+        let mut smart = SmartHealth::zeroed();
+        smart.composite_temperature.set(310);
+        smart.available_spare = 100;
+        smart.available_spare_threshold = 10;
+        smart.temperature_sensors[0].set(311);
+        smart.power_cycles = SmartHealth::counter(7);
+        smart.power_on_hours = SmartHealth::counter(1234);
+        State {
+            iommu: Arc::clone(&config.iommu),
+            random: Random::new(config.seed),
+            now: Nanos::ZERO,
+            seat: 0,
+            present: false,
+            leaving: false,
+            bus_master: false,
+            given_back: false,
+            cc: Cc(0),
+            csts: Csts(0),
+            aqa: Aqa(0),
+            asq: 0,
+            acq: 0,
+            mode: Mode::Disabled,
+            shutdown: ShutDown::No,
+            sqs: (0..queues).map(|_| None).collect(),
+            cqs: (0..queues).map(|_| None).collect(),
+            waiting: BinaryHeap::new(),
+            stuck: Vec::new(),
+            posts: VecDeque::new(),
+            order: 0,
+            features: Features::new(config.volatile_cache),
+            async_requests: Vec::new(),
+            events: VecDeque::new(),
+            masked: 0,
+            changed: BTreeSet::new(),
+            smart,
+            errors: VecDeque::new(),
+            namespaces: namespaces.collect(),
+            vectors: Vec::new(),
+            faults: Faults::default(),
+            stats: Stats::default(),
+            violations: Violations::default(),
+            pieces: Pieces::new(),
+            buffer: Vec::new(),
+            config,
+        }
+    }
+
+    pub fn page(&self) -> u64 {
+        4096 << self.cc.mps()
+    }
+
+    /// One turn. Whether anything happened.
+    pub fn tick(&mut self, now: Nanos) -> bool {
+        self.now = self.now.max(now);
+        if !self.present {
+            return false;
+        }
+        let mut worked = self.turn_registers();
+        if self.csts.is_ready() && !self.csts.is_fatal() && self.bus_master {
+            worked |= self.fetch_all();
+            worked |= self.run_due();
+            worked |= self.deliver_events();
+            worked |= self.post_due();
+        }
+        worked
+    }
+
+    /// The moment at which something happens by itself; `None`: nothing does.
+    pub fn next(&self) -> Option<Nanos> {
+        let mode = match self.mode {
+            Mode::Enabling(at) if !self.faults.never_ready => Some(at.unwrap_or(Nanos::ZERO)),
+            Mode::Disabling(at) if !self.faults.never_disabled => Some(at.unwrap_or(Nanos::ZERO)),
+            _ => None,
+        };
+        let shutdown = match self.shutdown {
+            ShutDown::Under(at) if !self.faults.never_shut_down => Some(at.unwrap_or(Nanos::ZERO)),
+            _ => None,
+        };
+        let command = self.waiting.peek().map(|command| command.due);
+        let post = self.posts.iter().map(|post| post.due).min();
+        [mode, shutdown, command, post].into_iter().flatten().min()
+    }
+
+    fn fetch_all(&mut self) -> bool {
+        let mut worked = false;
+        for qid in 0..self.sqs.len() {
+            if self.sqs[qid].is_none() {
+                continue;
+            }
+            if !self.look(qid) {
+                return true;
+            }
+            while self.sqs[qid].as_ref().is_some_and(|sq| !sq.is_empty()) {
+                worked = true;
+                self.fetch(qid);
+                // It may have failed, reset itself or been pulled by what it fetched.
+                if !self.csts.is_ready() || self.csts.is_fatal() || !self.present {
+                    return true;
+                }
+            }
+        }
+        worked
+    }
+
+    /// At a shadow doorbell. False: it failed.
+    fn look(&mut self, qid: usize) -> bool {
+        let Some(sq) = &mut self.sqs[qid] else {
+            return true;
+        };
+        match sq.look(&self.iommu) {
+            Ok(Ok(())) => true,
+            Ok(Err(wrong)) => {
+                self.violations
+                    .note(format!("shadow doorbell in memory: {wrong}"));
+                true
+            }
+            Err(outside) => {
+                self.fail(format!("shadow doorbell of queue {qid}: {outside}"));
+                false
+            }
+        }
+    }
+
+    fn fetch(&mut self, qid: usize) {
+        let Some(sq) = &mut self.sqs[qid] else { return };
+        let sqe = match sq.fetch(&self.iommu) {
+            Ok(sqe) => sqe,
+            Err(outside) => return self.fail(format!("entry of queue {qid}: {outside}")),
+        };
+        let sqid = sq.id;
+        let taken = sq.take(sqe.cid());
+        let first = sq.fused.take();
+        let counts = if sqid == 0 {
+            &mut self.stats.admin
+        } else {
+            &mut self.stats.io
+        };
+        counts[usize::from(sqe.opcode)] += 1;
+        if !taken {
+            self.violations.note(format!(
+                "queue {sqid}: identifier {:#x} is in flight already: {sqe:?}",
+                sqe.cid()
+            ));
+        }
+        if let Some(what) = strict::reserved(sqid == 0, &sqe) {
+            self.violations
+                .note(format!("queue {sqid}: {what}: {sqe:?}"));
+        }
+        if self.shutdown != ShutDown::No {
+            self.violations.note(format!(
+                "queue {sqid}: a command after the shutdown: {sqe:?}"
+            ));
+        }
+        match (first, sqe.fuse()) {
+            (None, Fuse::Normal | Fuse::Reserved) => self.accept(sqid, sqe, None),
+            (None, Fuse::First) => {
+                let sq = self.sqs[qid].as_mut();
+                let alone = sq.as_ref().is_none_or(|sq| sq.is_empty());
+                if let Some(sq) = sq {
+                    sq.fused = Some(sqe);
+                }
+                if alone {
+                    self.violations.note(format!(
+                        "queue {sqid}: half of a fused pair, told without the other: {sqe:?}"
+                    ));
+                }
+            }
+            (Some(first), Fuse::Second) => self.accept(sqid, sqe, Some(first)),
+            (first, _) => {
+                self.violations.note(format!(
+                    "queue {sqid}: half of a fused pair: {first:?} {sqe:?}"
+                ));
+                let status = StatusCode::ABORTED_MISSING_FUSED;
+                if let Some(first) = first {
+                    self.answer(sqid, first.cid(), status, 0);
+                }
+                self.answer(sqid, sqe.cid(), status, 0);
+            }
+        }
+    }
+
+    fn accept(&mut self, sqid: u16, sqe: Sqe, first: Option<Sqe>) {
+        let action = self
+            .faults
+            .strike(sqid, sqe.opcode, sqe.nsid(), &mut self.random);
+        match action {
+            Some(Action::Fatal) => return self.csts = self.csts.with_cfs(1),
+            Some(Action::ResetItself) => return self.reset_controller(),
+            Some(Action::Pulled) => return self.pull(crate::media::Keep::Some),
+            _ => {}
+        }
+        let (least, most) = self.config.latency;
+        let (delay, order) = if least == most {
+            (least, 0)
+        } else {
+            let span = (most - least).as_nanos() as u64;
+            let more = std::time::Duration::from_nanos(self.random.below(span + 1));
+            (least + more, self.random.next() >> 32)
+        };
+        self.order += 1;
+        self.waiting.push(Command {
+            due: self.now + delay,
+            order: order << 32 | (self.order & 0xffff_ffff),
+            sqid,
+            sqe,
+            first,
+            action,
+        });
+    }
+
+    fn run_due(&mut self) -> bool {
+        let mut worked = false;
+        while self
+            .waiting
+            .peek()
+            .is_some_and(|command| command.due <= self.now)
+        {
+            let Some(command) = self.waiting.pop() else {
+                break;
+            };
+            worked = true;
+            self.run(command);
+        }
+        worked
+    }
+
+    fn run(&mut self, command: Command) {
+        let Command {
+            sqid,
+            sqe,
+            first,
+            action,
+            ..
+        } = command;
+        match action {
+            Some(Action::Hold | Action::Never { done: false, .. }) => {
+                return self.stuck.push(command);
+            }
+            Some(Action::Status(status)) => {
+                if let Some(first) = first {
+                    self.answer(sqid, first.cid(), StatusCode::ABORTED_FAILED_FUSED, 0);
+                }
+                return self.answer(sqid, sqe.cid(), status, 0);
+            }
+            _ => {}
+        }
+        let answer = match (sqid, first) {
+            (0, _) => self.admin(&sqe),
+            (_, None) => Some((self.io(&sqe), 0)),
+            (_, Some(first)) => {
+                let (compared, written) = self.compare_and_write(&first, &sqe);
+                self.answer(sqid, first.cid(), compared, 0);
+                Some((written, 0))
+            }
+        };
+        if let Some(Action::Never { .. }) = action {
+            return self.stuck.push(command);
+        }
+        // None: an Asynchronous Event Request, or a queue that went together with the command.
+        if let Some((status, dword0)) = answer {
+            let status = match action {
+                Some(Action::DoneButStatus(status)) => status,
+                _ => status,
+            };
+            if !status.is_success() {
+                self.log_error(sqid, &sqe, status);
+            }
+            self.answer_by(sqid, sqe.cid(), status, dword0, action);
+        }
+    }
+
+    /// It cannot go on: an address that it needs is nowhere.
+    pub fn fail(&mut self, what: String) {
+        self.violations.note(what);
+        self.csts = self.csts.with_cfs(1);
+    }
+
+    /// Commands that it has taken and not answered, but for Asynchronous Event Requests.
+    pub fn in_flight(&self) -> usize {
+        self.waiting.len() + self.stuck.len() + self.posts.len()
+    }
+}

@@ -1,0 +1,5 @@
+//! The simulated controller itself, by hand-written queues.
+
+mod control;
+mod data;
+mod hand;
