@@ -60,6 +60,9 @@ pub(crate) struct Inner {
     cut_off: Vec<u64>,
     owner: Option<u64>,
     losses: u64,
+    name: String,
+    /// Everything that is done with this block of the disk is printed.
+    pub watched: Option<u64>,
 }
 
 struct Command {
@@ -96,7 +99,7 @@ pub(crate) struct Order {
 impl SimDisk {
     pub fn new(name: String, blocks: u64, traits: Traits, random: Random) -> Arc<SimDisk> {
         Arc::new(SimDisk {
-            name,
+            name: name.clone(),
             inner: Mutex::new(Inner {
                 media: Media::new(blocks),
                 traits,
@@ -111,6 +114,8 @@ impl SimDisk {
                 cut_off: Vec::new(),
                 owner: None,
                 losses: 0,
+                name,
+                watched: None,
             }),
         })
     }
@@ -307,6 +312,7 @@ impl Inner {
             // What failed may have been done in part.
             _ => drop(self.carry_out(&command, true)),
         }
+        self.show(&command, "");
         if !command.orphan {
             let answers = self.answers.entry(command.queue).or_default();
             answers.push(Answer {
@@ -358,11 +364,33 @@ impl Inner {
                 }
             }
             command.status = Status::Gone;
+            self.show(&command, ", swept");
             let due = self.now + Duration::from_micros(1 + self.random.below(50));
             if !command.orphan {
                 self.commands.insert((due, key.1), command);
             }
         }
+    }
+
+    /// For who looks for the reason of a wrong block.
+    fn show(&self, command: &Command, what: &str) {
+        let Some(block) = self.watched else { return };
+        let Command {
+            op, flags, status, ..
+        } = command;
+        let inside = (command.lba..command.lba + command.blocks).contains(&block);
+        if !inside && *op != Op::Flush {
+            return;
+        }
+        let cell = Media::cells(block).start;
+        println!(
+            "{:>12} {} of holder {} queue {}: {op:?} {flags:?}: {status:?}{what}; it holds {}",
+            self.now.0,
+            self.name,
+            command.holder,
+            command.queue,
+            self.media.read(cell..cell + 1)[0],
+        );
     }
 
     pub fn answers(&mut self, queue: u64) -> Vec<Answer> {

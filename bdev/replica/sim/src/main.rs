@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use nacre_bdev_replica_sim::{Options, replay, run};
 
-const USAGE: &str = "usage: simulate [--seed N] [--runs N | --minutes M] [--ios N] [--trace]";
+const USAGE: &str =
+    "usage: simulate [--seed N] [--runs N | --minutes M] [--ios N] [--trace [--block N]]";
 
 fn main() -> ExitCode {
     let (mut seed, mut runs, mut minutes) = (1u64, None, None);
@@ -20,6 +21,7 @@ fn main() -> ExitCode {
             "--runs" => number().map(|n| runs = Some(n)),
             "--minutes" => number().map(|n| minutes = Some(n)),
             "--ios" => number().map(|n| options.ios = n),
+            "--block" => number().map(|n| options.block = Some(n)),
             "--trace" => {
                 options.trace = true;
                 Some(())

@@ -29,6 +29,8 @@ const MAX_ROUNDS: u64 = 3_000_000;
 pub struct Options {
     /// Print everything that happens.
     pub trace: bool,
+    /// With it: what each disk does with this block of the volume.
+    pub block: Option<u64>,
     /// I/Os of the load before all is healed.
     pub ios: u64,
 }
@@ -37,6 +39,7 @@ impl Default for Options {
     fn default() -> Options {
         Options {
             trace: false,
+            block: None,
             ios: 250,
         }
     }
@@ -122,7 +125,9 @@ impl World {
             .collect();
         let profile = Profile::new(&mut random);
         for disk in &disks {
-            disk.lock().temper.latency = profile.latency;
+            let mut disk = disk.lock();
+            disk.temper.latency = profile.latency;
+            disk.watched = options.block.map(|block| RESERVED_BLOCKS + block);
         }
         let mood = Arc::new(Mutex::new(StoreMood::new(random.fork())));
         let store = MemoryStore::new();

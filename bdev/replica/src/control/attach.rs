@@ -110,20 +110,33 @@ impl Control {
         let Some(member) = record.member(slot).cloned() else {
             return Ok(());
         };
-        let former = self.shared.outstanding(slot);
-        if former > 0 {
-            return Err(VolumeError::Io {
+        let (device, disk) = self.claim(&record, &member.device).await?;
+        let former = self.left_under_way(slot, &disk.name);
+        let outcome = match former {
+            0 => {
+                self.attach_disk(slot, &record, &member, device, &disk)
+                    .await
+            }
+            _ => Err(VolumeError::Io {
                 device: member.device,
                 what: format!("{former} I/Os of its former life are still under way"),
-            });
-        }
-        let (device, disk) = self.claim(&record, &member.device).await?;
-        let outcome = self.attach_disk(slot, &record, &member, device, &disk);
-        let outcome = outcome.await;
+            }),
+        };
         if outcome.is_err() {
             self.disks.forget(&disk);
         }
         outcome
+    }
+
+    /// I/Os of former lives that a device may still do: of lanes, in whichever slot it was, and of the
+    /// control. A write among them would put back what it once was to write over what is written by then.
+    fn left_under_way(&self, slot: usize, device: &str) -> usize {
+        let state = self.state.borrow();
+        let was_there = |s: &usize| state.former[*s].as_deref() == Some(device);
+        let slots = (0..MAX_MEMBERS).filter(|s| state.live[*s].is_none());
+        let lanes = slots.filter(|s| *s == slot || was_there(s));
+        let lanes: u32 = lanes.map(|s| self.shared.outstanding(s)).sum();
+        lanes as usize + self.disks.left_under_way(device)
     }
 
     async fn attach_disk(
@@ -200,7 +213,9 @@ impl Control {
             let _log = self.log.lock().await;
             self.write_log_to(slot, &live).await.map_err(failed)?;
             // From here on every page of the log goes there too.
-            self.state.borrow_mut().live[slot] = Some(Rc::clone(&live));
+            let mut state = self.state.borrow_mut();
+            state.live[slot] = Some(Rc::clone(&live));
+            state.former[slot] = Some(live.disk.name.clone());
         }
         if live.device.layer.losses() != losses {
             self.state.borrow_mut().live[slot] = None;

@@ -118,7 +118,9 @@ impl Control {
                 why: format!("\"{name}\" is a replica of the volume already"),
             });
         }
-        let free = (0..MAX_MEMBERS).find(|slot| record.member(*slot).is_none());
+        // One in which nothing of a former member is under way, if there is one: it would have to be waited for.
+        let free = (0..MAX_MEMBERS).filter(|slot| record.member(*slot).is_none());
+        let free = free.min_by_key(|slot| self.shared.outstanding(*slot) > 0);
         let slot = free.ok_or_else(|| VolumeError::Invalid {
             what: "device",
             why: format!("a volume has at most {MAX_MEMBERS} replicas"),

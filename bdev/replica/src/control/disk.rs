@@ -208,6 +208,13 @@ impl Disks {
         disk.forgotten.set(true);
     }
 
+    /// I/Os that forgotten queues to a device still have under way, although nobody waits for them.
+    pub fn left_under_way(&self, name: &str) -> usize {
+        let list = self.list.borrow();
+        let former = list.iter().filter(|d| d.forgotten.get() && d.name == name);
+        former.map(|disk| disk.calls.borrow().len()).sum()
+    }
+
     /// Closes what is forgotten and has nothing under way.
     fn tidy(&self) {
         let idle = |disk: &Disk| disk.forgotten.get() && disk.calls.borrow().is_empty();

@@ -83,8 +83,31 @@ impl Control {
     }
 
     /// Decides about a member that failed. Nothing happens if that life of it is over.
+    ///
+    /// Others that have lost their connection by now, and perhaps what was not flushed, go before it: else
+    /// one of them could be what is left, when the one at hand was only slow and knows everything.
     pub(super) async fn judge(&self, slot: usize, incarnation: u64, why: Failure) {
         let _one = self.membership.lock().await;
+        let in_sync: Vec<(usize, Rc<Live>)> = {
+            let state = self.state.borrow();
+            let in_sync = state.in_sync();
+            in_sync
+                .map(|(slot, live)| (slot, Rc::clone(live)))
+                .collect()
+        };
+        let (own, others): (Vec<_>, _) = in_sync.into_iter().partition(|(s, _)| *s == slot);
+        if own.iter().all(|(_, live)| lost(live).is_none()) {
+            for (other, live) in &others {
+                if let Some(why) = lost(live) {
+                    self.judge_one(*other, live.incarnation, why).await;
+                }
+            }
+        }
+        self.judge_one(slot, incarnation, why).await;
+    }
+
+    /// Under `membership`.
+    async fn judge_one(&self, slot: usize, incarnation: u64, why: Failure) {
         let is_meant = |live: &&Rc<Live>| live.incarnation == incarnation;
         let Some(live) = self.state.borrow().live[slot]
             .as_ref()
@@ -215,11 +238,8 @@ impl Control {
     pub(super) fn look_at_devices(&self) {
         let present = self.state.borrow().present();
         for (slot, live) in present {
-            let layer = &live.device.layer;
-            if layer.is_gone() {
-                self.suspect(slot, live.incarnation, Failure::Status(Status::Gone));
-            } else if layer.losses() != live.losses {
-                self.suspect(slot, live.incarnation, Failure::Loss);
+            if let Some(why) = lost(&live) {
+                self.suspect(slot, live.incarnation, why);
             }
         }
     }
@@ -269,6 +289,16 @@ impl Control {
             }
             Err(why) => self.suspect(from, source.incarnation, why),
         }
+    }
+}
+
+/// The device is gone, or was, and may have forgotten what it was not asked to flush.
+fn lost(live: &Live) -> Option<Failure> {
+    let layer = &live.device.layer;
+    if layer.is_gone() {
+        Some(Failure::Status(Status::Gone))
+    } else {
+        (layer.losses() != live.losses).then_some(Failure::Loss)
     }
 }
 

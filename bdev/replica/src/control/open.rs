@@ -115,7 +115,9 @@ impl Control {
         let present: Vec<usize> = found.iter().map(|f| f.slot).collect();
         for Found { slot, live, .. } in found {
             live.joined.set(true);
-            self.state.borrow_mut().live[slot] = Some(live);
+            let mut state = self.state.borrow_mut();
+            state.former[slot] = Some(live.disk.name.clone());
+            state.live[slot] = Some(live);
         }
         self.commit(|record| {
             record.epoch += 1;

@@ -26,6 +26,8 @@ pub(super) struct State {
     pub live: [Option<Rc<Live>>; MAX_MEMBERS],
     /// Members that are let go and still in sync in the store: lanes know them until that is changed there.
     pub leaving: [Option<MemberView>; MAX_MEMBERS],
+    /// The device that was last in use in each slot: lanes may have I/O under way there.
+    pub former: [Option<String>; MAX_MEMBERS],
     /// Failures reported by lanes that have been heard of, and decided upon.
     pub heard: [u64; MAX_MEMBERS],
     pub judged: [u64; MAX_MEMBERS],
@@ -110,6 +112,7 @@ impl State {
             record,
             live: Default::default(),
             leaving: Default::default(),
+            former: Default::default(),
             heard: [0; MAX_MEMBERS],
             judged: [0; MAX_MEMBERS],
             reports: Vec::new(),

@@ -6,7 +6,7 @@ use nacre_bdev::fault::{Action, Fault};
 use nacre_bdev::{Io, Op, Status};
 
 use super::rig::{REGION, World};
-use crate::handle::{Happened, ResyncKind, VolumeState};
+use crate::handle::{Command, Happened, ResyncKind, VolumeState};
 use crate::model::{MemberState, Settings};
 use crate::store::{Call, Outcome, Plan, Request};
 
@@ -277,4 +277,53 @@ fn a_flush_counts_for_who_is_being_promoted() {
     world.shelf.fault("d1").clear();
     world.store.plan(None);
     world.until_healthy();
+}
+
+/// A device is removed while a lane still has I/O under way there, and is added again: until that is over it
+/// is not copied to, whatever slot it has now, and others are not kept waiting for its old one.
+#[test]
+fn a_former_life_is_waited_for() {
+    let mut world = World::with(3);
+    world.add_disk("d3", super::rig::DISK_BLOCKS);
+    world.write(0, 64, 1);
+    let shared = std::sync::Arc::clone(&world.handle.as_ref().unwrap().shared);
+    let lane = shared.add_lane().unwrap();
+    lane.outstanding[1].store(1, std::sync::atomic::Ordering::SeqCst);
+    let (member, force) = ("d1".into(), None);
+    world.run(Command::Remove { member, force }).unwrap();
+    for device in ["d1", "d3"] {
+        let (device, force) = (device.into(), true);
+        world.run(Command::Add { device, force }).unwrap();
+    }
+    world.until(|world| world.member_state("d3") == MemberState::InSync);
+    world.pass(Duration::from_secs(30));
+    let started =
+        |e: &Happened| matches!(e, Happened::ResyncStarted { device, .. } if device.contains("d1"));
+    assert!(!world.heard(started), "its former life is not over");
+    lane.outstanding[1].store(0, std::sync::atomic::Ordering::SeqCst);
+    world.until_healthy();
+    world.all_equal(&["d0", "d1", "d2", "d3"]);
+}
+
+/// One member is slow, the other one is gone and nobody knows yet: the slow one is what is left, for it knows
+/// everything, and the other may have forgotten something when it comes back.
+#[test]
+fn who_is_only_slow_outlives_who_is_gone() {
+    let mut world = World::with(2);
+    world.write(0, 8, 1);
+    let hang = Fault::new(Action::Hang).on(&[Op::Write]);
+    let hang = world.shelf.fault("d1").inject(hang).unwrap();
+    let token = world.begin_write(0, 8, 2);
+    world.pass(Duration::from_secs(6));
+    world.shelf.remove("d0");
+    world.until(|world| world.state() == VolumeState::Frozen);
+    assert!(matches!(world.member_state("d0"), MemberState::Out { .. }));
+    assert_eq!(world.member_state("d1"), MemberState::InSync);
+    world.shelf.fault("d1").remove(hang);
+    world.shelf.fault("d1").resume_pending();
+    let status = world.wait(token).status;
+    assert!(matches!(status, Status::Ok | Status::Gone), "{status:?}");
+    world.until(|world| world.state() == VolumeState::Degraded);
+    world.write(8, 8, 3);
+    assert_eq!(world.read(8), 3);
 }

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use nacre_bdev::fault::{self, FaultDevice};
+use nacre_bdev::registry::Removal;
 use nacre_bdev::{Completion, Done, Flags, Io, Layer, Op, Queue, Registry, Status, malloc};
 use nacre_hugepages::{Buf, ClassSpec, Pool};
 use nacre_reactor::{ReactorConfig, TestCore, VirtualClock};
@@ -73,6 +74,13 @@ impl Shelf {
         self.away.lock().unwrap().insert(name.into());
         let gone = fault::Fault::new(fault::Action::Fail(Status::Gone));
         self.fault(name).inject(gone).unwrap();
+    }
+
+    /// The disk is pulled out.
+    pub fn remove(&self, name: &str) {
+        self.away.lock().unwrap().insert(name.into());
+        let device = format!("EE_{name}-medium");
+        self.registry.remove(&device, Removal::Hot).unwrap();
     }
 
     pub fn bring(&self, name: &str) {
@@ -432,7 +440,7 @@ fn pool() -> Pool {
         },
         ClassSpec {
             size: 1 << 19,
-            count: 16,
+            count: 32,
         },
     ])
 }
