@@ -1,16 +1,27 @@
 //! The handle on one controller.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 
 use nacre_nvmf_wire::Sqe;
-use nacre_reactor::CoreHandle;
+use nacre_reactor::{CallError, CoreHandle, PollerId, ReactorHandle};
+use tokio::sync::{Mutex as AsyncMutex, Notify};
 
+use crate::admin::Admin;
+use crate::control::{Facts, Links};
 use crate::device::NvmeBdev;
 use crate::error::{AttachError, ControlError};
-use crate::event::Observer;
+use crate::event::{Event, Observer, ResetReason};
 use crate::function::Function;
-use crate::info::{ControllerInfo, ErrorEntry, FirmwareInfo, Health, Status};
+use crate::info::{
+    ControllerInfo, ErrorEntry, FirmwareInfo, Health, State, Status, UnusableNamespace,
+};
+use crate::link::{Counters, Link, Report, lock};
 use crate::options::Options;
+
+/// What owners of queue pairs may want at a time; what is left out they ask for again.
+const REPORTS_MAX: usize = 4096;
 
 /// What goes with an admin command that is passed through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,9 +41,59 @@ pub struct AdminReply {
 /// An attached controller. May be used from any thread: what there is to do is done on the reactor that
 /// attached it, its home. It stays attached until [`Controller::detach`].
 pub struct Controller {
-    name: String,
-    info: Mutex<ControllerInfo>,
-    status: Mutex<Status>,
+    this: Weak<Controller>,
+    id: u64,
+    pub(crate) options: Options,
+    pub(crate) observer: Arc<dyn Observer>,
+    pub(crate) home: ReactorHandle,
+    pub(crate) function: Mutex<Arc<dyn Function>>,
+    /// [`Function::slot`] of that.
+    pub(crate) slot: AtomicUsize,
+    pub(crate) admin: Admin,
+    /// What the controller said when it was brought up last.
+    pub(crate) facts: Mutex<Arc<Facts>>,
+    pub(crate) state: Mutex<State>,
+    pub(crate) counters: Counters,
+    pub(crate) namespaces: Mutex<BTreeMap<u32, Arc<NvmeBdev>>>,
+    pub(crate) unusable: Mutex<Vec<UnusableNamespace>>,
+    pub(crate) links: Mutex<Links>,
+    reports: Mutex<VecDeque<Report>>,
+    /// Owners of queue pairs want something.
+    pub(crate) news: Notify,
+    /// The tasks shall look whether they are to go on.
+    pub(crate) stop: Notify,
+    /// One change of the controller's state at a time.
+    pub(crate) lifecycle: AsyncMutex<()>,
+    pub(crate) alerts: Mutex<crate::control::Alerts>,
+    pub(crate) poller: Mutex<Option<PollerId>>,
+}
+
+/// Why there is no queue pair for a core.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NoPair {
+    #[error(
+        "get a queue pair of controller \"{name}\": all {granted} that it granted are in use; use it from fewer \
+         cores, or ask for more (io_queues is {wanted})"
+    )]
+    AllTaken {
+        name: String,
+        granted: u16,
+        wanted: u16,
+    },
+    #[error("get a queue pair of controller \"{name}\", which is detached")]
+    Detached { name: String },
+    #[error("get memory for a queue pair: {0}")]
+    Memory(#[from] crate::memory::MemoryError),
+}
+
+impl NoPair {
+    pub fn kind(&self) -> std::io::ErrorKind {
+        match self {
+            NoPair::AllTaken { .. } => std::io::ErrorKind::ResourceBusy,
+            NoPair::Detached { .. } => std::io::ErrorKind::NotConnected,
+            NoPair::Memory(_) => std::io::ErrorKind::OutOfMemory,
+        }
+    }
 }
 
 impl Controller {
@@ -43,68 +104,211 @@ impl Controller {
         options: Options,
         observer: Arc<dyn Observer>,
     ) -> Result<Arc<Controller>, AttachError> {
-        let _ = (core, function, options, observer);
-        Err(ControlError::Stopped.into())
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let controller = Arc::new_cyclic(|this| Controller {
+            this: this.clone(),
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            options,
+            observer,
+            home: core.handle(),
+            slot: AtomicUsize::new(function.slot()),
+            function: Mutex::new(function),
+            admin: Admin::new(),
+            facts: Mutex::default(),
+            state: Mutex::default(),
+            counters: Counters::default(),
+            namespaces: Mutex::default(),
+            unusable: Mutex::default(),
+            links: Mutex::default(),
+            reports: Mutex::default(),
+            news: Notify::new(),
+            stop: Notify::new(),
+            lifecycle: AsyncMutex::new(()),
+            alerts: Mutex::default(),
+            poller: Mutex::new(None),
+        });
+        controller.start(core).await?;
+        Ok(controller)
     }
 
     pub fn name(&self) -> &str {
-        &self.name
+        &self.options.name
+    }
+
+    pub fn options(&self) -> &Options {
+        &self.options
     }
 
     pub fn info(&self) -> ControllerInfo {
-        let info = self.info.lock().unwrap_or_else(PoisonError::into_inner);
-        info.clone()
+        let mut info = lock(&self.facts).info.clone();
+        info.unusable = lock(&self.unusable).clone();
+        info
     }
 
     pub fn status(&self) -> Status {
-        let status = self.status.lock().unwrap_or_else(PoisonError::into_inner);
-        status.clone()
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let counters = &self.counters;
+        Status {
+            state: lock(&self.state).clone(),
+            resets: read(&counters.resets),
+            function_resets: read(&counters.function_resets),
+            queue_resets: read(&counters.queue_resets),
+            aborts: read(&counters.aborts),
+            timeouts: read(&counters.timeouts),
+            admin_timeouts: read(&counters.admin_timeouts),
+            resubmitted: read(&counters.resubmitted),
+            protocol_errors: read(&counters.protocol_errors) + self.admin.lies(),
+            events: read(&counters.events),
+            losses: read(&counters.losses),
+            queues: lock(&self.links).count(),
+        }
     }
 
     /// In the order of their identifiers.
     pub fn namespaces(&self) -> Vec<Arc<NvmeBdev>> {
-        Vec::new()
+        lock(&self.namespaces).values().cloned().collect()
     }
 
     /// Resets the controller; what is in flight is sent again afterwards.
     pub async fn reset(&self) -> Result<(), ControlError> {
-        Err(ControlError::Detached)
+        self.at_home(|this, core| async move { this.reset_for(&core, ResetReason::Asked).await })
+            .await
     }
 
     /// The SMART log, as it is now.
     pub async fn health(&self) -> Result<Health, ControlError> {
-        Err(ControlError::Detached)
+        self.at_home(|this, core| async move { this.read_health(&core).await })
+            .await
     }
 
     /// At most so many entries of the error log, the newest first.
     pub async fn error_log(&self, entries: usize) -> Result<Vec<ErrorEntry>, ControlError> {
-        let _ = entries;
-        Err(ControlError::Detached)
+        self.at_home(move |this, core| async move { this.read_errors(&core, entries).await })
+            .await
     }
 
     pub async fn firmware_slots(&self) -> Result<FirmwareInfo, ControlError> {
-        Err(ControlError::Detached)
+        self.at_home(|this, core| async move { this.read_firmware(&core).await })
+            .await
     }
 
     /// Passes an admin command through, if it is one that only reads: Identify, Get Log Page, Get Features. The
     /// command identifier and the data pointer are the driver's.
     pub async fn admin(&self, sqe: Sqe, data: AdminData) -> Result<AdminReply, ControlError> {
-        let _ = data;
-        Err(ControlError::NotAllowed { opcode: sqe.opcode })
+        self.at_home(move |this, core| async move { this.pass_through(&core, sqe, data).await })
+            .await
     }
 
-    /// Ends it: what is in flight is waited for, queues are deleted, the controller is shut down and disabled.
-    /// Its namespaces answer [`nacre_bdev::Status::Gone`] afterwards.
-    pub async fn detach(&self) {}
+    /// Ends it: its queues are deleted, the controller is shut down and disabled. What is still in flight, and
+    /// what is submitted later, is answered [`nacre_bdev::Status::Gone`].
+    pub async fn detach(&self) {
+        let ended = self.at_home(|this, core| async move {
+            this.shut_down(&core).await;
+            Ok(())
+        });
+        if let Err(error) = ended.await {
+            tracing::warn!(controller = self.name(), %error, "NVMe controller was not shut down");
+        }
+    }
 
     /// The system says that the drive is gone.
-    pub fn removed(&self) {}
+    pub fn removed(&self) {
+        if let Some(this) = self.this.upgrade() {
+            drop(self.home.run_future(move |core| async move {
+                this.lose(&core).await;
+            }));
+        }
+    }
 
     /// The drive (by its serial number) is there again: the same namespaces go on.
     pub async fn returned(&self, function: Arc<dyn Function>) -> Result<(), AttachError> {
-        let _ = function;
-        Err(AttachError::NotRemoved {
-            name: self.name.clone(),
-        })
+        let Some(this) = self.this.upgrade() else {
+            return Err(ControlError::Stopped.into());
+        };
+        let answer = self
+            .home
+            .run_future(move |core| async move { this.take_back(&core, function).await });
+        answer.await.unwrap_or(Err(ControlError::Stopped.into()))
+    }
+
+    async fn at_home<R, F>(
+        &self,
+        work: impl FnOnce(Arc<Controller>, CoreHandle) -> F + Send + 'static,
+    ) -> Result<R, ControlError>
+    where
+        R: Send + 'static,
+        F: Future<Output = Result<R, ControlError>> + 'static,
+    {
+        let this = self.this.upgrade().ok_or(ControlError::Stopped)?;
+        let answer = self.home.run_future(move |core| work(this, core));
+        match answer.await {
+            Ok(answer) => answer,
+            Err(CallError::NotSent(nacre_reactor::SendError::Full(_))) => Err(ControlError::Busy),
+            Err(_) => Err(ControlError::Stopped),
+        }
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Where buffers note the addresses that the drive knows them by.
+    pub(crate) fn memory_slot(&self) -> usize {
+        self.slot.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn function(&self) -> Arc<dyn Function> {
+        Arc::clone(&lock(&self.function))
+    }
+
+    pub(crate) fn facts(&self) -> Arc<Facts> {
+        Arc::clone(&lock(&self.facts))
+    }
+
+    pub(crate) fn tell(&self, event: Event) {
+        self.observer.told(event);
+    }
+
+    /// Asks something of the control, from any core.
+    pub(crate) fn report(&self, report: Report) {
+        let mut reports = lock(&self.reports);
+        if reports.len() < REPORTS_MAX {
+            reports.push_back(report);
+        }
+        drop(reports);
+        self.news.notify_one();
+    }
+
+    pub(crate) fn next_report(&self) -> Option<Report> {
+        lock(&self.reports).pop_front()
+    }
+
+    /// A queue pair for one more core.
+    pub(crate) fn grant_link(&self) -> Result<Arc<Link>, NoPair> {
+        let facts = self.facts();
+        let function = self.function();
+        if *lock(&self.state) == State::Detached {
+            let name = self.name().to_owned();
+            return Err(NoPair::Detached { name });
+        }
+        let qid = lock(&self.links).take(facts.queues);
+        let qid = qid.ok_or_else(|| NoPair::AllTaken {
+            name: self.name().to_owned(),
+            granted: facts.queues,
+            wanted: self.options.io_queues,
+        })?;
+        let grant = facts.grant(&function, qid);
+        let grant = grant.inspect_err(|_| lock(&self.links).give_back(qid))?;
+        let vector = (qid < facts.vectors).then_some(qid);
+        let link = Arc::new(Link::new(qid, vector, grant));
+        lock(&self.links).add(Arc::clone(&link));
+        if matches!(*lock(&self.state), State::Removed | State::Failed { .. }) {
+            link.phase.set(crate::phase::State::Gone);
+        }
+        Ok(link)
     }
 }

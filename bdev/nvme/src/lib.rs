@@ -5,19 +5,35 @@
 //!   DmaMemory   memory that the driver and the controller share: rings and lists  (memory.rs)
 //!
 //!   Controller  the handle on one drive; its control lives on one reactor         (controller.rs)
+//!     ├ control     bring-up, namespaces, recovery, health, shutdown              (control/)
+//!     │   └ Admin       the admin queue                                           (admin.rs)
 //!     └ NvmeBdev    a namespace                                                   (device.rs)
+//!         └ Channel     one core's queue to it: a lane of                         (channel.rs)
+//!             └ Pair        the core's queue pair: the data path                  (pair/, ring.rs, data.rs)
+//!
+//!   Link        what a Pair and the control share; Phase: who may touch doorbells (link.rs, phase.rs)
 //! ```
 
 #![forbid(unsafe_code)]
 
+mod admin;
+mod channel;
+mod command;
+mod control;
 mod controller;
+mod data;
 mod device;
 mod error;
 mod event;
 mod function;
 mod info;
+mod link;
 mod memory;
 mod options;
+mod pair;
+mod phase;
+mod ring;
+mod table;
 
 pub use controller::{AdminData, AdminReply, Controller};
 pub use device::NvmeBdev;

@@ -1,0 +1,364 @@
+//! The admin queue: commands as futures of the home reactor, and asynchronous event requests that wait there.
+//!
+//! A slot has a page for data. A command that is given up (its time is over) keeps its slot and its page, which
+//! the controller may still write to, until the controller was reset.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::sync::{Arc, Mutex};
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use nacre_nvmf_wire::aen::AsyncEvent;
+use nacre_nvmf_wire::commands::admin::async_event_request;
+use nacre_nvmf_wire::{Sqe, StatusCode};
+use nacre_reactor::CoreHandle;
+use tokio::sync::Notify;
+use zerocopy::little_endian::U16;
+
+use crate::command::set_pointer;
+use crate::data::{PAGE, Pointer};
+use crate::error::ControlError;
+use crate::function::Function;
+use crate::link::lock;
+use crate::memory::{DmaMemory, MemoryError};
+use crate::ring::{Doorbell, Head, Tail};
+
+/// Entries of both admin rings.
+pub(crate) const ENTRIES: u16 = 32;
+/// Asynchronous event requests out at a time, at most.
+pub(crate) const EVENTS_MAX: u16 = 4;
+/// One entry of a ring stays empty.
+const SLOTS: u16 = ENTRIES - 1;
+/// Commands, but for event requests.
+const COMMANDS: u16 = SLOTS - EVENTS_MAX;
+/// How long a command waits between two looks for a slot.
+const MOMENT: Duration = Duration::from_micros(200);
+
+pub(crate) struct Admin {
+    state: Mutex<Inside>,
+    /// An event has arrived.
+    pub news: Notify,
+}
+
+struct Inside {
+    queue: Option<Queue>,
+    slots: Vec<Slot>,
+    events: VecDeque<AsyncEvent>,
+    /// Completions that answer nothing.
+    lies: u64,
+    /// Why there is no queue.
+    closed: Option<ControlError>,
+}
+
+/// The memory of the rings, and where in them we are.
+struct Queue {
+    function: Arc<dyn Function>,
+    memory: Arc<AdminMemory>,
+    sq: Doorbell,
+    cq: Doorbell,
+    tail: Tail,
+    head: Head,
+}
+
+pub(crate) struct AdminMemory {
+    pub sq: DmaMemory,
+    pub cq: DmaMemory,
+    pages: DmaMemory,
+}
+
+impl AdminMemory {
+    pub fn allocate(function: &Arc<dyn Function>) -> Result<AdminMemory, MemoryError> {
+        Ok(AdminMemory {
+            sq: DmaMemory::allocate(function, PAGE)?,
+            cq: DmaMemory::allocate(function, PAGE)?,
+            pages: DmaMemory::allocate(function, usize::from(COMMANDS) * PAGE)?,
+        })
+    }
+}
+
+#[derive(Default)]
+struct Slot {
+    /// With what is in the ring now; 0: nothing.
+    cid: u16,
+    use_count: u16,
+    stage: Stage,
+    waker: Option<Waker>,
+}
+
+#[derive(Default, Clone, PartialEq, Eq)]
+enum Stage {
+    #[default]
+    Free,
+    Sent,
+    /// Sent, and nobody waits.
+    GivenUp,
+    Event,
+    Answered(Answer),
+    Failed(ControlError),
+}
+
+/// How a command was answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Answer {
+    pub status: StatusCode,
+    pub dword0: u32,
+}
+
+impl Admin {
+    pub fn new() -> Admin {
+        Admin {
+            state: Mutex::new(Inside {
+                queue: None,
+                slots: (0..SLOTS).map(|_| Slot::default()).collect(),
+                events: VecDeque::new(),
+                lies: 0,
+                closed: Some(ControlError::Detached),
+            }),
+            news: Notify::new(),
+        }
+    }
+
+    /// From here on, with rings that the controller was told of and that are empty.
+    pub fn open(&self, function: Arc<dyn Function>, memory: Arc<AdminMemory>, stride: u32) {
+        memory.cq.zero(0, PAGE);
+        let mut state = lock(&self.state);
+        state.end(ControlError::Gone);
+        state.closed = None;
+        state.queue = Some(Queue {
+            function,
+            memory,
+            sq: Doorbell::submission(0, stride),
+            cq: Doorbell::completion(0, stride),
+            tail: Tail::new(ENTRIES),
+            head: Head::new(ENTRIES),
+        });
+    }
+
+    /// The controller answers nothing any more; what waits ends with `why`, as does what is asked later.
+    pub fn close(&self, why: ControlError) {
+        let mut state = lock(&self.state);
+        state.end(why.clone());
+        state.closed = Some(why);
+        state.queue = None;
+    }
+
+    /// Sends a command and waits for its answer, whatever that is. `data` is what the controller reads; the bytes
+    /// that it writes are put in `into`.
+    pub async fn execute(
+        &self,
+        core: &CoreHandle,
+        sqe: Sqe,
+        limit: Duration,
+        data: &[u8],
+        into: &mut [u8],
+    ) -> Result<Answer, ControlError> {
+        let opcode = sqe.opcode;
+        let bytes = data.len().max(into.len());
+        if bytes > PAGE {
+            return Err(ControlError::DataLength {
+                opcode,
+                bytes,
+                maximum: PAGE,
+            });
+        }
+        let deadline = core.now() + limit;
+        let index = loop {
+            if let Some(index) = self.send(&sqe, data, bytes > 0)? {
+                break index;
+            }
+            if core.now() >= deadline {
+                return Err(ControlError::Busy);
+            }
+            core.after(MOMENT).await;
+        };
+        let waiting = Waiting { admin: self, index };
+        let answered = poll_fn(|context| {
+            let mut state = lock(&self.state);
+            let slot = &mut state.slots[usize::from(index)];
+            match &slot.stage {
+                Stage::Answered(answer) => Poll::Ready(Ok(*answer)),
+                Stage::Failed(error) => Poll::Ready(Err(error.clone())),
+                _ => {
+                    slot.waker = Some(context.waker().clone());
+                    Poll::Pending
+                }
+            }
+        });
+        let answer = core
+            .timeout(limit, answered)
+            .await
+            .unwrap_or(Err(ControlError::Timeout { opcode, limit }))?;
+        if !into.is_empty() && answer.status.is_success() {
+            let state = lock(&self.state);
+            if let Some(queue) = &state.queue {
+                queue.memory.pages.read(usize::from(index) * PAGE, into);
+            }
+        }
+        drop(waiting);
+        Ok(answer)
+    }
+
+    /// `None`: no slot is free.
+    fn send(&self, sqe: &Sqe, data: &[u8], has_data: bool) -> Result<Option<u16>, ControlError> {
+        let mut state = lock(&self.state);
+        if let Some(why) = &state.closed {
+            return Err(why.clone());
+        }
+        let commands = &state.slots[..usize::from(COMMANDS)];
+        let Some(index) = commands.iter().position(|slot| slot.stage == Stage::Free) else {
+            return Ok(None);
+        };
+        let Some(queue) = &state.queue else {
+            return Err(ControlError::Gone);
+        };
+        let mut sqe = *sqe;
+        let pages = &queue.memory.pages;
+        if has_data {
+            pages.zero(index * PAGE, PAGE);
+            pages.write(index * PAGE, data);
+            set_pointer(&mut sqe, &Pointer::prp(pages.address(index * PAGE), 0));
+        } else {
+            sqe.set_psdt(nacre_nvmf_wire::sqe::Psdt::Prp);
+        }
+        state.push(index, sqe, Stage::Sent);
+        Ok(Some(index as u16))
+    }
+
+    /// Keeps so many asynchronous event requests out.
+    pub fn request_events(&self, count: u16) {
+        let mut state = lock(&self.state);
+        if state.queue.is_none() {
+            return;
+        }
+        for index in usize::from(COMMANDS)..usize::from(COMMANDS + count.min(EVENTS_MAX)) {
+            if state.slots[index].stage == Stage::Free {
+                let mut sqe = async_event_request(0);
+                sqe.set_psdt(nacre_nvmf_wire::sqe::Psdt::Prp);
+                state.push(index, sqe, Stage::Event);
+            }
+        }
+    }
+
+    pub fn take_events(&self) -> Vec<AsyncEvent> {
+        lock(&self.state).events.drain(..).collect()
+    }
+
+    /// Completions so far that answered nothing that was asked.
+    pub fn lies(&self) -> u64 {
+        lock(&self.state).lies
+    }
+
+    /// Whether somebody waits for an answer.
+    pub fn is_awaited(&self) -> bool {
+        let state = lock(&self.state);
+        state.slots.iter().any(|slot| slot.stage == Stage::Sent)
+    }
+
+    /// Takes what the controller has answered; says how much.
+    pub fn poll(&self) -> u32 {
+        let mut state = lock(&self.state);
+        let mut wakers = [const { None }; ENTRIES as usize];
+        let mut found = 0;
+        let mut events = false;
+        for waker in &mut wakers {
+            let Some(queue) = &mut state.queue else {
+                break;
+            };
+            let Some(seen) = queue.head.peek(&queue.memory.cq) else {
+                break;
+            };
+            let dword0 = queue.head.dword0(&queue.memory.cq);
+            queue.head.advance();
+            found += 1;
+            let answer = Answer {
+                status: StatusCode::from_field(seen.status),
+                dword0,
+            };
+            let index = usize::from(seen.cid & (ENTRIES - 1));
+            match state.slots.get_mut(index) {
+                Some(slot) if slot.cid == seen.cid && slot.cid != 0 => {
+                    slot.cid = 0;
+                    *waker = slot.waker.take();
+                    match slot.stage {
+                        Stage::Event => {
+                            slot.stage = Stage::Free;
+                            if answer.status.is_success() && state.events.len() < 64 {
+                                state.events.push_back(AsyncEvent::from_dword0(dword0));
+                                events = true;
+                            }
+                        }
+                        Stage::Sent => slot.stage = Stage::Answered(answer),
+                        _ => slot.stage = Stage::Free,
+                    }
+                }
+                _ => state.lies += 1,
+            }
+        }
+        if found > 0
+            && let Some(queue) = &mut state.queue
+        {
+            let (before, head) = queue.head.ring();
+            queue.cq.ring(&*queue.function, None, before, head);
+        }
+        drop(state);
+        wakers.into_iter().flatten().for_each(Waker::wake);
+        if events {
+            self.news.notify_one();
+        }
+        found
+    }
+}
+
+impl Inside {
+    fn push(&mut self, index: usize, mut sqe: Sqe, stage: Stage) {
+        let Some(queue) = &mut self.queue else {
+            return;
+        };
+        let slot = &mut self.slots[index];
+        // Never 0, which stands for nothing.
+        slot.use_count = slot.use_count % 0x3fe + 1;
+        slot.cid = index as u16 | slot.use_count << ENTRIES.trailing_zeros();
+        slot.stage = stage;
+        slot.waker = None;
+        sqe.cid = U16::new(slot.cid);
+        queue.tail.push(&queue.memory.sq, &sqe);
+        let (before, tail) = queue.tail.ring();
+        queue.sq.ring(&*queue.function, None, before, tail);
+    }
+
+    /// Ends all commands; the controller reaches their pages no more.
+    fn end(&mut self, why: ControlError) {
+        for slot in &mut self.slots {
+            slot.cid = 0;
+            match slot.stage {
+                Stage::Sent => {
+                    slot.stage = Stage::Failed(why.clone());
+                    if let Some(waker) = slot.waker.take() {
+                        waker.wake();
+                    }
+                }
+                Stage::GivenUp | Stage::Event => slot.stage = Stage::Free,
+                Stage::Free | Stage::Answered(_) | Stage::Failed(_) => {}
+            }
+        }
+    }
+}
+
+/// Frees the slot when its command is over, or remembers that nobody waits for it any more.
+struct Waiting<'a> {
+    admin: &'a Admin,
+    index: u16,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let mut state = lock(&self.admin.state);
+        let slot = &mut state.slots[usize::from(self.index)];
+        slot.waker = None;
+        slot.stage = match slot.stage {
+            Stage::Sent => Stage::GivenUp,
+            _ => Stage::Free,
+        };
+    }
+}

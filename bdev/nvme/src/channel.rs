@@ -1,0 +1,107 @@
+//! One core's queue to one namespace: a lane of the core's queue pair.
+
+use std::cell::RefCell;
+use std::os::fd::{AsRawFd, RawFd};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use nacre_bdev::{Busy, Done, Io, Queue, Token};
+use nacre_hugepages::Pool;
+use nacre_reactor::{EventSet, Idle, Nanos};
+
+use crate::device::NvmeBdev;
+use crate::pair::Pair;
+use crate::table;
+
+pub(crate) struct Channel {
+    pair: Rc<RefCell<Pair>>,
+    lane: usize,
+    /// Turns readable with the vector of the queue pair, whichever descriptor that has at the time; `None` where
+    /// the queue pair can only be polled.
+    sleeper: Option<Sleeper>,
+}
+
+struct Sleeper {
+    set: EventSet,
+    watched: Option<RawFd>,
+}
+
+impl Channel {
+    pub fn open(
+        pair: Rc<RefCell<Pair>>,
+        device: Arc<NvmeBdev>,
+        pool: &Pool,
+    ) -> std::io::Result<Channel> {
+        let vector = pair.borrow().link().vector;
+        let sleeper = match vector {
+            None => None,
+            Some(_) => Some(Sleeper {
+                set: EventSet::new()?,
+                watched: None,
+            }),
+        };
+        let lane = pair.borrow_mut().open_lane(device, pool.clone());
+        let mut channel = Channel {
+            pair,
+            lane,
+            sleeper,
+        };
+        channel.watch();
+        Ok(channel)
+    }
+
+    /// Watches the descriptor that the vector has now. False: there is none, or it cannot be watched.
+    fn watch(&mut self) -> bool {
+        let Some(sleeper) = &mut self.sleeper else {
+            return false;
+        };
+        let now = self.pair.borrow().vector_fd();
+        if now != sleeper.watched {
+            if let Some(old) = sleeper.watched.take() {
+                // It may be closed already, which took it out of the set.
+                let _ = sleeper.set.delete_raw(old);
+            }
+            sleeper.watched = now.filter(|fd| sleeper.set.add_raw(*fd, 0).is_ok());
+        }
+        sleeper.watched.is_some()
+    }
+}
+
+impl Queue for Channel {
+    fn submit(&mut self, io: Io) -> Result<(), (Busy, Io)> {
+        self.pair.borrow_mut().submit(self.lane, io)
+    }
+
+    fn poll(&mut self, now: Nanos, done: &mut Done) -> usize {
+        self.pair.borrow_mut().poll(self.lane, now, done)
+    }
+
+    fn abort(&mut self, token: Token) -> bool {
+        self.pair.borrow_mut().abort(self.lane, token)
+    }
+
+    fn inflight(&self) -> usize {
+        self.pair.borrow().inflight(self.lane)
+    }
+
+    fn arm(&mut self, now: Nanos) -> Idle {
+        table::sweep();
+        let idle = self.pair.borrow_mut().arm(self.lane, now);
+        match idle {
+            Idle::Until(_) if !self.watch() => Idle::Busy,
+            idle => idle,
+        }
+    }
+
+    fn wake_fd(&self) -> Option<RawFd> {
+        let sleeper = self.sleeper.as_ref()?;
+        Some(sleeper.set.as_raw_fd())
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        self.pair.borrow_mut().close_lane(self.lane);
+        table::left(&self.pair);
+    }
+}

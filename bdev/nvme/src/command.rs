@@ -1,0 +1,286 @@
+//! An I/O as a command of the NVM command set, and its answer as a status of the bdev.
+
+use nacre_bdev::{Flags, Op, Status};
+use nacre_nvmf_wire::commands::io::{CopyCommand, CopyFormat, DatasetManagement, WriteZeroes};
+use nacre_nvmf_wire::opcode::io as opcode;
+use nacre_nvmf_wire::{Fuse, Sqe, StatusCode};
+use zerocopy::little_endian::U32;
+
+use crate::data::Pointer;
+
+/// What of an I/O goes into its command.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ask {
+    pub op: Op,
+    pub flags: Flags,
+    pub lba: u64,
+    pub blocks: u32,
+    /// Of a copy: how many source ranges.
+    pub ranges: u16,
+}
+
+/// The command for `ask`. A compare-and-write is two: this is the first, [`write_of`] makes the other.
+#[inline]
+pub(crate) fn sqe(ask: &Ask, nsid: u32, cid: u16, pointer: &Pointer) -> Sqe {
+    let fua = ask.flags.contains(Flags::FUA);
+    let mut sqe = match ask.op {
+        Op::Read => range(opcode::READ, ask, nsid, cid, fua),
+        Op::Write => range(opcode::WRITE, ask, nsid, cid, fua),
+        Op::Compare => range(opcode::COMPARE, ask, nsid, cid, false),
+        Op::CompareAndWrite => {
+            let mut sqe = range(opcode::COMPARE, ask, nsid, cid, false);
+            sqe.set_fuse(Fuse::First);
+            sqe
+        }
+        Op::Flush => Sqe::for_namespace(opcode::FLUSH, cid, nsid),
+        Op::Unmap => {
+            let command = DatasetManagement {
+                ranges: 1,
+                deallocate: true,
+                ..DatasetManagement::default()
+            };
+            command.to_sqe(cid, nsid)
+        }
+        Op::WriteZeroes => {
+            let command = WriteZeroes {
+                slba: ask.lba,
+                blocks: ask.blocks,
+                deallocate: ask.flags.contains(Flags::DEALLOCATE),
+                fua,
+                ..WriteZeroes::default()
+            };
+            command.to_sqe(cid, nsid)
+        }
+        Op::Copy => {
+            let command = CopyCommand {
+                sdlba: ask.lba,
+                ranges: ask.ranges,
+                format: CopyFormat::Format0,
+                fua,
+                lr: false,
+                read_protection: 0,
+                protection: Default::default(),
+                directive: Default::default(),
+            };
+            command.to_sqe(cid, nsid)
+        }
+    };
+    set_pointer(&mut sqe, pointer);
+    sqe
+}
+
+/// The second half of a compare-and-write.
+pub(crate) fn write_of(ask: &Ask, nsid: u32, cid: u16, pointer: &Pointer) -> Sqe {
+    let fua = ask.flags.contains(Flags::FUA);
+    let mut sqe = range(opcode::WRITE, ask, nsid, cid, fua);
+    sqe.set_fuse(Fuse::Second);
+    set_pointer(&mut sqe, pointer);
+    sqe
+}
+
+#[inline]
+pub(crate) fn set_pointer(sqe: &mut Sqe, pointer: &Pointer) {
+    sqe.set_psdt(pointer.psdt);
+    sqe.dptr[..8].copy_from_slice(&pointer.dptr[0].to_le_bytes());
+    sqe.dptr[8..].copy_from_slice(&pointer.dptr[1].to_le_bytes());
+}
+
+#[inline]
+fn range(opcode: u8, ask: &Ask, nsid: u32, cid: u16, fua: bool) -> Sqe {
+    let mut sqe = Sqe::for_namespace(opcode, cid, nsid);
+    sqe.set_cdw10_11(ask.lba);
+    sqe.cdw12 = U32::new(ask.blocks.wrapping_sub(1) & 0xffff | u32::from(fua) << 30);
+    sqe
+}
+
+pub(crate) fn opcode_of(op: Op) -> u8 {
+    match op {
+        Op::Read => opcode::READ,
+        Op::Write => opcode::WRITE,
+        Op::Flush => opcode::FLUSH,
+        Op::Unmap => opcode::DATASET_MANAGEMENT,
+        Op::WriteZeroes => opcode::WRITE_ZEROES,
+        Op::Compare | Op::CompareAndWrite => opcode::COMPARE,
+        Op::Copy => opcode::COPY,
+    }
+}
+
+/// Whether doing it twice has the effect of doing it once, also when somebody else's I/O came between: nobody
+/// may rely on an order of I/Os that are under way at the same time.
+pub(crate) fn is_repeatable(ask: &Ask, source: u64) -> bool {
+    match ask.op {
+        Op::Read | Op::Write | Op::Flush | Op::Unmap | Op::WriteZeroes => true,
+        // What was answered for the first time may not be so any more.
+        Op::Compare | Op::CompareAndWrite => false,
+        Op::Copy => ask.lba.abs_diff(source) >= u64::from(ask.blocks),
+    }
+}
+
+/// What an answer leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Done(Status),
+    /// The command was ended without being carried out, by the driver's or the controller's doing.
+    Aborted,
+    /// The controller asks to send it again, after the delay that CRD names.
+    Again {
+        crd: u8,
+    },
+}
+
+#[inline]
+pub(crate) fn verdict(field: u16, op: Op) -> Verdict {
+    let status = StatusCode::from_field(field);
+    if status.is_success() {
+        return Verdict::Done(Status::Ok);
+    }
+    failed(status, op)
+}
+
+fn failed(status: StatusCode, op: Op) -> Verdict {
+    match status.code() {
+        StatusCode::ABORT_REQUESTED
+        | StatusCode::ABORTED_SQ_DELETION
+        | StatusCode::ABORTED_BY_HOST => Verdict::Aborted,
+        StatusCode::NAMESPACE_NOT_READY
+        | StatusCode::COMMAND_INTERRUPTED
+        | StatusCode::TRANSIENT_TRANSPORT_ERROR
+            if !status.dnr() =>
+        {
+            Verdict::Again { crd: status.crd() }
+        }
+        _ => Verdict::Done(status_of(status, op)),
+    }
+}
+
+fn status_of(status: StatusCode, op: Op) -> Status {
+    match status.code() {
+        StatusCode::UNRECOVERED_READ_ERROR => match op {
+            Op::Read | Op::Compare | Op::Copy => Status::ReadError,
+            _ => Status::medium_error(op),
+        },
+        StatusCode::WRITE_FAULT => Status::WriteError,
+        StatusCode::COMPARE_FAILURE => Status::Miscompare,
+        StatusCode::LBA_OUT_OF_RANGE => Status::OutOfRange,
+        StatusCode::CAPACITY_EXCEEDED => Status::NoSpace,
+        StatusCode::NAMESPACE_IS_WRITE_PROTECTED | StatusCode::WRITE_TO_READ_ONLY_RANGE => {
+            Status::WriteProtected
+        }
+        StatusCode::INVALID_OPCODE => Status::Unsupported,
+        StatusCode::INVALID_NAMESPACE_OR_FORMAT => Status::Gone,
+        StatusCode::INTERNAL_ERROR => Status::DeviceError,
+        StatusCode::GUARD_CHECK_ERROR
+        | StatusCode::APPLICATION_TAG_CHECK_ERROR
+        | StatusCode::REFERENCE_TAG_CHECK_ERROR
+        | StatusCode::STORAGE_TAG_CHECK_ERROR => Status::Integrity,
+        code => Status::Nvme {
+            sct: code.sct(),
+            sc: code.sc(),
+            dnr: status.dnr(),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nacre_nvmf_wire::commands::IoCommand;
+    use nacre_nvmf_wire::sqe::Psdt;
+
+    use super::*;
+
+    fn ask(op: Op, flags: Flags) -> Ask {
+        Ask {
+            op,
+            flags,
+            lba: 0x1_2345_6789,
+            blocks: 65_536,
+            ranges: 3,
+        }
+    }
+
+    /// Each operation says what a controller then reads.
+    #[test]
+    fn commands() {
+        let pointer = Pointer::prp(0x1000, 0x2000);
+        for op in Op::ALL {
+            let sqe = sqe(&ask(op, Flags::FUA), 7, 0x123, &pointer);
+            assert_eq!((sqe.nsid(), sqe.cid(), sqe.psdt()), (7, 0x123, Psdt::Prp));
+            assert_eq!(sqe.opcode, opcode_of(op));
+            match (op, IoCommand::parse(&sqe).unwrap()) {
+                (Op::Read, IoCommand::Read(range)) | (Op::Write, IoCommand::Write(range)) => {
+                    assert_eq!((range.slba, range.blocks), (0x1_2345_6789, 65_536));
+                    assert!(range.fua);
+                }
+                (Op::Compare, IoCommand::Compare(range)) => assert_eq!(range.blocks, 65_536),
+                (Op::CompareAndWrite, IoCommand::Compare(_)) => {
+                    assert_eq!(sqe.fuse(), Fuse::First);
+                }
+                (Op::Flush, IoCommand::Flush) => {}
+                (Op::Unmap, IoCommand::DatasetManagement(dsm)) => {
+                    assert!(dsm.deallocate && dsm.ranges == 1);
+                }
+                (Op::WriteZeroes, IoCommand::WriteZeroes(zeroes)) => {
+                    assert!(zeroes.fua && !zeroes.deallocate);
+                }
+                (Op::Copy, IoCommand::Copy(copy)) => assert_eq!(copy.ranges, 3),
+                (op, command) => panic!("{op:?} became {command:?}"),
+            }
+        }
+        let second = write_of(
+            &ask(Op::CompareAndWrite, Flags::empty()),
+            7,
+            1,
+            &Pointer::NONE,
+        );
+        assert_eq!(
+            (second.opcode, second.fuse()),
+            (opcode::WRITE, Fuse::Second)
+        );
+    }
+
+    /// What is asked again, what ends, and as what.
+    #[test]
+    fn verdicts() {
+        let of = |status: StatusCode, op| verdict(status.field(), op);
+        assert_eq!(of(StatusCode::SUCCESS, Op::Read), Verdict::Done(Status::Ok));
+        assert_eq!(
+            of(StatusCode::NAMESPACE_NOT_READY.with_crd(2), Op::Read),
+            Verdict::Again { crd: 2 }
+        );
+        let never = StatusCode::NAMESPACE_NOT_READY.with_dnr();
+        assert!(matches!(
+            of(never, Op::Read),
+            Verdict::Done(Status::Nvme { dnr: true, .. })
+        ));
+        assert_eq!(of(StatusCode::ABORT_REQUESTED, Op::Write), Verdict::Aborted);
+        for (status, op, expected) in [
+            (
+                StatusCode::UNRECOVERED_READ_ERROR,
+                Op::Read,
+                Status::ReadError,
+            ),
+            (StatusCode::WRITE_FAULT, Op::Write, Status::WriteError),
+            (StatusCode::COMPARE_FAILURE, Op::Compare, Status::Miscompare),
+            (StatusCode::LBA_OUT_OF_RANGE, Op::Read, Status::OutOfRange),
+            (StatusCode::CAPACITY_EXCEEDED, Op::Write, Status::NoSpace),
+            (
+                StatusCode::INVALID_NAMESPACE_OR_FORMAT,
+                Op::Write,
+                Status::Gone,
+            ),
+        ] {
+            assert_eq!(of(status.with_dnr(), op), Verdict::Done(expected));
+        }
+    }
+
+    /// What a reset may repeat.
+    #[test]
+    fn repeatable() {
+        assert!(is_repeatable(&ask(Op::Write, Flags::empty()), 0));
+        assert!(!is_repeatable(&ask(Op::Compare, Flags::empty()), 0));
+        let copy = ask(Op::Copy, Flags::empty());
+        assert!(is_repeatable(&copy, copy.lba + 65_536));
+        assert!(!is_repeatable(&copy, copy.lba + 65_535));
+        assert!(!is_repeatable(&copy, copy.lba));
+    }
+}

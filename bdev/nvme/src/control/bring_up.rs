@@ -1,0 +1,429 @@
+//! From reset to ready: registers, admin queue, Identify, features.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use nacre_nvmf_wire::commands::admin::{GetFeatures, Identify, SetFeatures};
+use nacre_nvmf_wire::features::{AsyncEvents, NumberOfQueues, VOLATILE_WRITE_CACHE_ENABLE, fid};
+use nacre_nvmf_wire::identify::controller::{Oacs, Oncs, Sgls, cntrltype, vwc};
+use nacre_nvmf_wire::identify::{self, IdentifyController, NvmController, cns, csi};
+use nacre_nvmf_wire::registers::{Aqa, Cap, Cc, Csts, Version, offset};
+use nacre_nvmf_wire::{Sqe, opcode};
+use nacre_reactor::CoreHandle;
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::admin::{self, AdminMemory};
+use crate::controller::Controller;
+use crate::data::{PAGE, Pointer, SglSupport, list_bytes};
+use crate::error::AttachError;
+use crate::function::{Function, GONE};
+use crate::info::{ControllerInfo, celsius};
+use crate::link::{Grant, count};
+use crate::memory::MemoryError;
+use crate::options::Options;
+use crate::ring::{Doorbell, Rings, Shadows};
+
+/// The largest transfer that lists are kept for.
+const TRANSFER_MAX: u64 = 1 << 20;
+/// The most entries of an I/O queue: command identifiers need bits for the times that they are used.
+const DEPTH_MAX: u32 = 4096;
+/// How often a register is looked at while the controller becomes ready.
+const LOOK: Duration = Duration::from_millis(1);
+/// The least time that a controller gets to become ready, whatever CAP.TO says.
+const READY_MIN: Duration = Duration::from_secs(2);
+
+/// What a controller said when it was brought up, and what follows from it.
+#[derive(Default)]
+pub(crate) struct Facts {
+    pub info: ControllerInfo,
+    pub version: Version,
+    /// Of doorbells, in bytes.
+    pub stride: u32,
+    /// I/O queue pairs that there may be.
+    pub queues: u16,
+    /// Of a queue.
+    pub entries: u16,
+    /// Vectors in use; vector 0 is the admin queue's.
+    pub vectors: u16,
+    pub sgl: Option<SglSupport>,
+    pub shadows: Option<Arc<Shadows>>,
+    pub list_bytes: usize,
+    pub max_transfer: u32,
+    pub page_bytes_min: u64,
+    pub awupf: u16,
+    pub oncs: Oncs,
+    pub fuses: u16,
+    pub volatile_cache: bool,
+    pub aerl: u8,
+    pub rtd3e: Duration,
+    pub delays: [Duration; 4],
+    /// Limits of commands that MDTS does not limit.
+    pub wzsl: u8,
+    pub dmrsl: u32,
+    pub dmsl: u64,
+    pub elpe: u8,
+    pub nn: u32,
+    pub warning_kelvin: u16,
+}
+
+impl Facts {
+    /// With memory of its own for the queue pair.
+    pub fn grant(&self, function: &Arc<dyn Function>, qid: u16) -> Result<Grant, MemoryError> {
+        let rings = Rings::allocate(function, self.entries, self.list_bytes)?;
+        Ok(self.regrant(function, qid, Arc::new(rings)))
+    }
+
+    pub fn regrant(&self, function: &Arc<dyn Function>, qid: u16, rings: Arc<Rings>) -> Grant {
+        Grant {
+            function: Arc::clone(function),
+            rings,
+            sq: Doorbell::submission(qid, self.stride),
+            cq: Doorbell::completion(qid, self.stride),
+            shadows: self.shadows.clone(),
+            sgl: self.sgl.unwrap_or(SglSupport::No),
+            key: function.slot(),
+            delays: self.delays,
+        }
+    }
+}
+
+impl Controller {
+    /// Resets the controller, whatever it did before, and makes it ready for I/O queues. Nothing that it was told
+    /// before reaches memory once this has said [`Ok`].
+    pub(super) async fn bring_up(
+        self: &Arc<Self>,
+        core: &CoreHandle,
+    ) -> Result<Facts, AttachError> {
+        let function = self.function();
+        let address = function.address().to_owned();
+        let csts = function.read32(offset::CSTS);
+        let cap = Cap(function.read64(offset::CAP));
+        if csts == GONE || cap.0 == u64::MAX {
+            return Err(AttachError::Gone { address });
+        }
+        self.check(&*function, cap)?;
+        self.disable(core, &*function, cap).await?;
+        let stride = cap.doorbell_stride_bytes();
+        let memory = Arc::new(AdminMemory::allocate(&function)?);
+        let last = u32::from(admin::ENTRIES) - 1;
+        function.write32(offset::AQA, Aqa(0).with_asqs(last).with_acqs(last).0);
+        function.write64(offset::ASQ, memory.sq.address(0));
+        function.write64(offset::ACQ, memory.cq.address(0));
+        self.admin.open(Arc::clone(&function), memory, stride);
+        function.set_bus_master(true)?;
+        let css = match cap.css() & Cap::CSS_NVM != 0 {
+            true => Cc::CSS_NVM,
+            false => Cc::CSS_ALL_IO_COMMAND_SETS,
+        };
+        function.write32(offset::CC, Cc::enabled().with_css(css).0);
+        self.wait_ready(core, &*function, cap, 1).await?;
+        let identify = self.identify_controller(core).await?;
+        self.facts_of(core, &function, cap, &identify).await
+    }
+
+    fn check(&self, function: &dyn Function, cap: Cap) -> Result<(), AttachError> {
+        let address = || function.address().to_owned();
+        if cap.css() & (Cap::CSS_NVM | Cap::CSS_IO_COMMAND_SETS) == 0 {
+            return Err(AttachError::CommandSet {
+                address: address(),
+                css: cap.css(),
+            });
+        }
+        if cap.page_bytes_min() > PAGE as u64 {
+            return Err(AttachError::PageSize {
+                address: address(),
+                minimum: cap.page_bytes_min(),
+                maximum: PAGE as u64,
+            });
+        }
+        let needed = u32::from(Options::IO_QUEUE_DEPTH_MIN);
+        if cap.queue_entries_max() < needed {
+            return Err(AttachError::QueueSize {
+                address: address(),
+                entries: cap.queue_entries_max(),
+                needed,
+            });
+        }
+        // Of the admin queue and of one queue pair.
+        let needed = Doorbell::completion(1, cap.doorbell_stride_bytes()).end();
+        if function.register_bytes() < needed {
+            return Err(AttachError::Registers {
+                address: address(),
+                bytes: function.register_bytes(),
+                needed,
+            });
+        }
+        Ok(())
+    }
+
+    /// Takes the controller to CSTS.RDY 0. A controller that does not go there is reset through its function.
+    pub(super) async fn disable(
+        &self,
+        core: &CoreHandle,
+        function: &dyn Function,
+        cap: Cap,
+    ) -> Result<(), AttachError> {
+        let cc = Cc(function.read32(offset::CC));
+        let csts = Csts(function.read32(offset::CSTS));
+        if cc.is_enabled() {
+            if !csts.is_ready() && !csts.is_fatal() {
+                // Base 3.5.1: not to be disabled on its way up. It may never get there.
+                let _ = self.wait_ready(core, function, cap, 1).await;
+            }
+            function.write32(offset::CC, cc.with_en(0).with_shn(0).0);
+        }
+        let down = self.wait_ready(core, function, cap, 0).await;
+        if let Err(AttachError::NotReady { .. }) = down {
+            count(&self.counters.function_resets);
+            function.reset()?;
+            return self.wait_ready(core, function, cap, 0).await;
+        }
+        down
+    }
+
+    async fn wait_ready(
+        &self,
+        core: &CoreHandle,
+        function: &dyn Function,
+        cap: Cap,
+        ready: u8,
+    ) -> Result<(), AttachError> {
+        let limit = Duration::from_millis(cap.ready_timeout_ms()).max(READY_MIN);
+        let deadline = core.now() + limit;
+        loop {
+            let csts = function.read32(offset::CSTS);
+            let address = || function.address().to_owned();
+            if csts == GONE {
+                return Err(AttachError::Gone { address: address() });
+            }
+            if Csts(csts).rdy() == u32::from(ready) {
+                return Ok(());
+            }
+            if ready == 1 && Csts(csts).is_fatal() {
+                return Err(AttachError::Fatal { address: address() });
+            }
+            if core.now() >= deadline {
+                return Err(AttachError::NotReady {
+                    address: address(),
+                    ready,
+                    limit,
+                    csts,
+                });
+            }
+            core.after(LOOK).await;
+        }
+    }
+
+    async fn identify_controller(
+        &self,
+        core: &CoreHandle,
+    ) -> Result<Box<IdentifyController>, AttachError> {
+        let mut page = Box::new(IdentifyController::zeroed());
+        let sqe = Identify::new(cns::CONTROLLER).to_sqe(0, 0);
+        self.ask(core, sqe, &[], page.as_mut().as_mut_bytes())
+            .await?;
+        Ok(page)
+    }
+
+    async fn facts_of(
+        self: &Arc<Self>,
+        core: &CoreHandle,
+        function: &Arc<dyn Function>,
+        cap: Cap,
+        said: &IdentifyController,
+    ) -> Result<Facts, AttachError> {
+        let address = function.address().to_owned();
+        let version = Version(function.read32(offset::VS));
+        if !matches!(said.cntrltype, 0 | cntrltype::IO) {
+            return Err(AttachError::ControllerType {
+                address,
+                cntrltype: said.cntrltype,
+            });
+        }
+        let stride = cap.doorbell_stride_bytes();
+        let oacs = Oacs::from_bits_retain(said.oacs.get());
+        let oncs = Oncs::from_bits_retain(said.oncs.get());
+        let mdts = said.max_transfer_bytes(cap.page_bytes_min());
+        let max_transfer = mdts.unwrap_or(u64::MAX).min(TRANSFER_MAX);
+        let wanted = u32::from(self.options.io_queue_depth.max(Options::IO_QUEUE_DEPTH_MIN));
+        let entries = wanted.min(cap.queue_entries_max()).min(DEPTH_MAX) as u16;
+        let mut queues = self.ask_for_queues(core, &address).await?;
+        let room = function.register_bytes().saturating_sub(offset::DOORBELLS) / (2 * stride);
+        queues = queues.min(room.saturating_sub(1).min(0x7fff) as u16);
+        let shadows = match self.options.shadow_doorbells && oacs.contains(Oacs::DOORBELL_BUFFER) {
+            true => self.offer_shadows(core, function).await?,
+            false => None,
+        };
+        if shadows.is_some() {
+            queues = queues.min((PAGE as u32 / (2 * stride)) as u16 - 1);
+        }
+        let vectors = self.connect_vectors(&**function, queues)?;
+        self.choose_events(core, said).await;
+        let nvm = self.nvm_limits(core, version).await;
+        let sgl = match said.sgls.get() & 0b11 {
+            _ if !self.options.sgl => SglSupport::No,
+            level if level == Sgls::SUPPORTED.bits() => SglSupport::Bytes,
+            level if level == Sgls::SUPPORTED_DWORD.bits() => SglSupport::Dwords,
+            _ => SglSupport::No,
+        };
+        let volatile_cache = match said.vwc & vwc::PRESENT != 0 {
+            true => self.is_cache_on(core).await,
+            false => false,
+        };
+        let tenths = |value: u16| Duration::from_millis(u64::from(value) * 100);
+        let info = ControllerInfo {
+            address,
+            numa_node: function.numa_node(),
+            vid: said.vid.get(),
+            ssvid: said.ssvid.get(),
+            serial: identify::read_ascii(&said.sn),
+            model: identify::read_ascii(&said.mn),
+            firmware: identify::read_ascii(&said.fr),
+            subnqn: identify::read_ascii(&said.subnqn),
+            cntlid: said.cntlid.get(),
+            version: version.to_string(),
+            max_transfer_bytes: max_transfer,
+            mdts_bytes: mdts,
+            io_queues: queues,
+            io_queue_depth: entries - 1,
+            page_bytes: PAGE as u32,
+            sgl: sgl != SglSupport::No,
+            shadow_doorbells: shadows.is_some(),
+            vectors,
+            nn: said.nn.get(),
+            oacs: oacs.bits(),
+            oncs: oncs.bits(),
+            fuses: said.fuses.get(),
+            volatile_cache,
+            warning_temperature_c: Some(said.wctemp.get()).filter(|k| *k != 0).map(celsius),
+            critical_temperature_c: Some(said.cctemp.get()).filter(|k| *k != 0).map(celsius),
+            unusable: Vec::new(),
+        };
+        Ok(Facts {
+            info,
+            version,
+            stride,
+            queues,
+            entries,
+            vectors,
+            sgl: Some(sgl),
+            shadows,
+            list_bytes: list_bytes(max_transfer as usize),
+            max_transfer: max_transfer as u32,
+            page_bytes_min: cap.page_bytes_min(),
+            awupf: said.awupf.get(),
+            oncs,
+            fuses: said.fuses.get(),
+            volatile_cache,
+            aerl: said.aerl,
+            rtd3e: Duration::from_micros(said.rtd3e.get().into()),
+            delays: [
+                Duration::ZERO,
+                tenths(said.crdt1.get()),
+                tenths(said.crdt2.get()),
+                tenths(said.crdt3.get()),
+            ],
+            wzsl: nvm.wzsl,
+            dmrsl: nvm.dmrsl.get(),
+            dmsl: nvm.dmsl.get(),
+            elpe: said.elpe,
+            nn: said.nn.get(),
+            warning_kelvin: said.wctemp.get(),
+        })
+    }
+
+    async fn ask_for_queues(&self, core: &CoreHandle, address: &str) -> Result<u16, AttachError> {
+        let wanted = u32::from(self.options.io_queues.clamp(1, 0x7fff));
+        let ask = NumberOfQueues {
+            submission: wanted,
+            completion: wanted,
+        };
+        let sqe = SetFeatures::new(fid::NUMBER_OF_QUEUES, ask.dword()).to_sqe(0, 0);
+        let answer = self.ask(core, sqe, &[], &mut []).await?;
+        let granted = NumberOfQueues::from_dword(answer.dword0);
+        let granted = granted.map_or(0, |got| got.submission.min(got.completion).min(wanted));
+        match granted {
+            0 => Err(AttachError::NoQueues {
+                address: address.to_owned(),
+            }),
+            granted => Ok(granted as u16),
+        }
+    }
+
+    /// Shadow doorbells, if the controller takes them after all.
+    async fn offer_shadows(
+        &self,
+        core: &CoreHandle,
+        function: &Arc<dyn Function>,
+    ) -> Result<Option<Arc<Shadows>>, AttachError> {
+        let shadows = Shadows::allocate(function)?;
+        let mut sqe = Sqe::new(opcode::admin::DOORBELL_BUFFER_CONFIG, 0);
+        let (shadow, event) = (shadows.shadow.address(0), shadows.event.address(0));
+        crate::command::set_pointer(&mut sqe, &Pointer::prp(shadow, event));
+        match self.ask(core, sqe, &[], &mut []).await {
+            Ok(_) => Ok(Some(Arc::new(shadows))),
+            Err(crate::error::ControlError::Status { status, .. }) => {
+                tracing::info!(controller = self.name(), %status, "no shadow doorbells");
+                Ok(None)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Vector 0 for the admin queue, and one for each queue pair as far as they go.
+    fn connect_vectors(&self, function: &dyn Function, queues: u16) -> Result<u16, AttachError> {
+        if !self.options.interrupts {
+            return Ok(0);
+        }
+        let count = function.vectors().min(queues.saturating_add(1));
+        if count > 0 && count != self.facts().vectors
+            || count > 0 && function.vector_fd(count - 1).is_none()
+        {
+            function.interrupts(count)?;
+        }
+        Ok(count)
+    }
+
+    /// Which events are told. What the controller refuses it does not send.
+    async fn choose_events(&self, core: &CoreHandle, said: &IdentifyController) {
+        let offered = AsyncEvents::from_bits_retain(said.oaes.get());
+        let smart = AsyncEvents::SMART_SPARE
+            | AsyncEvents::SMART_TEMPERATURE
+            | AsyncEvents::SMART_RELIABILITY
+            | AsyncEvents::SMART_READ_ONLY
+            | AsyncEvents::SMART_VOLATILE_BACKUP;
+        let notices = AsyncEvents::NAMESPACE_ATTRIBUTE | AsyncEvents::FIRMWARE_ACTIVATION;
+        let wanted = smart | notices & offered;
+        let sqe = SetFeatures::new(fid::ASYNC_EVENT_CONFIGURATION, wanted.bits()).to_sqe(0, 0);
+        if let Err(error) = self.ask(core, sqe, &[], &mut []).await {
+            tracing::info!(controller = self.name(), %error, "asynchronous events stay as they are");
+        }
+    }
+
+    /// Limits of the NVM command set; none if the controller does not tell.
+    async fn nvm_limits(&self, core: &CoreHandle, version: Version) -> Box<NvmController> {
+        let mut page = Box::new(NvmController::zeroed());
+        if version < Version::V2_0 {
+            return page;
+        }
+        let mut identify = Identify::new(cns::IO_CONTROLLER);
+        identify.csi = csi::NVM;
+        let mut bytes = vec![0; identify::SIZE];
+        let sqe = identify.to_sqe(0, 0);
+        if self.ask(core, sqe, &[], &mut bytes).await.is_ok()
+            && let Ok(said) = NvmController::read_from_bytes(&bytes)
+        {
+            *page = said;
+        }
+        page
+    }
+
+    /// A cache that the controller does not speak of is taken for one that is on.
+    async fn is_cache_on(&self, core: &CoreHandle) -> bool {
+        let sqe = GetFeatures::new(fid::VOLATILE_WRITE_CACHE).to_sqe(0, 0);
+        match self.ask(core, sqe, &[], &mut []).await {
+            Ok(answer) => answer.dword0 & VOLATILE_WRITE_CACHE_ENABLE != 0,
+            Err(_) => true,
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Asynchronous events: each is told, its log page is read (which lets the next of its kind through), and what it
+//! says is acted on.
+
+use std::sync::Arc;
+
+use nacre_nvmf_wire::aen::{AsyncEvent, event_type};
+use nacre_nvmf_wire::commands::admin::GetLogPage;
+use nacre_nvmf_wire::identify::nsid;
+use nacre_nvmf_wire::log::lid;
+use nacre_reactor::CoreHandle;
+
+use crate::admin::EVENTS_MAX;
+use crate::controller::Controller;
+use crate::event::Event;
+use crate::info::State;
+use crate::link::{count, lock};
+
+/// Bytes of a page that are read to clear an event that nothing else is made of.
+const ENOUGH: usize = 512;
+
+impl Controller {
+    /// Keeps as many requests out as the controller takes.
+    pub(super) fn request_events(&self) {
+        let count = (u16::from(self.facts().aerl) + 1).min(EVENTS_MAX);
+        self.admin.request_events(count);
+    }
+
+    pub(super) async fn serve_events(self: Arc<Self>, core: CoreHandle) {
+        loop {
+            self.admin.news.notified().await;
+            if self.is_detached() {
+                return;
+            }
+            for event in self.admin.take_events() {
+                count(&self.counters.events);
+                self.tell(Event::AsyncEvent(event));
+                self.serve_event(&core, event).await;
+            }
+            if *lock(&self.state) == State::Live {
+                self.request_events();
+            }
+        }
+    }
+
+    async fn serve_event(self: &Arc<Self>, core: &CoreHandle, event: AsyncEvent) {
+        tracing::info!(controller = self.name(), ?event, "NVMe event");
+        match (event.event_type, event.log_page) {
+            (event_type::SMART_HEALTH, _) => self.check_health(core).await,
+            (event_type::NOTICE, lid::CHANGED_NAMESPACE_LIST) => {
+                // Read for its own sake: that makes room for the next event.
+                self.clear(core, event.log_page, 4096).await;
+                let _one = self.lifecycle.lock().await;
+                if *lock(&self.state) != State::Live {
+                    return;
+                }
+                if let Err(error) = self.find_namespaces(core).await {
+                    tracing::error!(controller = self.name(), %error, "NVMe namespaces not read");
+                }
+            }
+            (_, 0) => {}
+            (_, log_page) => self.clear(core, log_page, ENOUGH).await,
+        }
+    }
+
+    async fn clear(self: &Arc<Self>, core: &CoreHandle, log_page: u8, bytes: usize) {
+        let mut page = vec![0; bytes];
+        let sqe = GetLogPage::new(log_page, bytes as u32, 0).to_sqe(0, nsid::BROADCAST);
+        let asked = self.ask(core, sqe, &[], &mut page).await;
+        self.judge(core, asked.map(|_| ())).await;
+    }
+}

@@ -1,0 +1,198 @@
+//! The SMART log now and then, against thresholds: alerts are raised once, and taken back once.
+
+use std::sync::Arc;
+
+use nacre_nvmf_wire::commands::admin::GetLogPage;
+use nacre_nvmf_wire::identify::nsid;
+use nacre_nvmf_wire::log::{CriticalWarning, SmartHealth, lid};
+use nacre_reactor::CoreHandle;
+use zerocopy::FromBytes;
+
+use super::Facts;
+use crate::controller::Controller;
+use crate::error::ControlError;
+use crate::event::{Event, HealthAlert, HealthEvent};
+use crate::info::{Health, State, celsius};
+use crate::link::lock;
+use crate::options::HealthThresholds;
+
+/// Kelvin, where neither the user nor the drive says anything: most drives are made for 70 °C.
+const TEMPERATURE: u16 = 273 + 70;
+
+/// What is raised now.
+#[derive(Debug, Default)]
+pub(crate) struct Alerts {
+    temperature: bool,
+    used: bool,
+    spare: bool,
+    critical: u8,
+    /// Media errors when the controller was attached, and the last that were told.
+    media: Option<(u128, u128)>,
+}
+
+impl Controller {
+    pub(super) async fn watch_health(self: Arc<Self>, core: CoreHandle) {
+        let period = self.options.health_period;
+        if period.is_zero() {
+            return;
+        }
+        loop {
+            if *lock(&self.state) == State::Live {
+                self.check_health(&core).await;
+            }
+            let _ = core.timeout(period, self.stop.notified()).await;
+            if self.is_detached() {
+                return;
+            }
+        }
+    }
+
+    /// Reads the log and tells what of it has become worth telling.
+    pub(super) async fn check_health(self: &Arc<Self>, core: &CoreHandle) {
+        let health = match self.read_health(core).await {
+            Ok(health) => health,
+            Err(error) => {
+                tracing::warn!(controller = self.name(), %error, "NVMe health not read");
+                return self.judge(core, Err(error)).await;
+            }
+        };
+        let facts = self.facts();
+        let told = judge(
+            &mut lock(&self.alerts),
+            &health,
+            &self.options.thresholds,
+            &facts,
+        );
+        for event in told {
+            tracing::warn!(controller = self.name(), ?event, "NVMe health");
+            self.tell(Event::Health(event));
+        }
+    }
+
+    pub(crate) async fn read_health(&self, core: &CoreHandle) -> Result<Health, ControlError> {
+        let mut page = [0; SmartHealth::SIZE];
+        let sqe =
+            GetLogPage::new(lid::SMART_HEALTH, page.len() as u32, 0).to_sqe(0, nsid::BROADCAST);
+        self.ask(core, sqe, &[], &mut page).await?;
+        let log = SmartHealth::read_from_bytes(&page).map_err(|_| ControlError::Busy)?;
+        Ok(Health::from(&log))
+    }
+}
+
+fn judge(
+    alerts: &mut Alerts,
+    health: &Health,
+    thresholds: &HealthThresholds,
+    facts: &Facts,
+) -> Vec<HealthEvent> {
+    let mut told = Vec::new();
+    let mut change = |was: &mut bool, is: bool, alert: HealthAlert| {
+        if std::mem::replace(was, is) != is {
+            told.push(HealthEvent { alert, raised: is });
+        }
+    };
+    let own = Some(facts.warning_kelvin).filter(|kelvin| *kelvin != 0);
+    let kelvin = own.unwrap_or(TEMPERATURE);
+    let limit = thresholds.temperature_c.map_or(celsius(kelvin), i32::from);
+    let warm = health.temperature_c;
+    // Comes down by some degrees before it is called cool again, so that it does not go back and forth.
+    let hot = warm >= limit || alerts.temperature && warm > limit - 3;
+    change(
+        &mut alerts.temperature,
+        hot,
+        HealthAlert::Temperature {
+            celsius: warm,
+            threshold: limit,
+        },
+    );
+    change(
+        &mut alerts.used,
+        health.percentage_used >= thresholds.percentage_used,
+        HealthAlert::PercentageUsed {
+            percent: health.percentage_used,
+            threshold: thresholds.percentage_used,
+        },
+    );
+    let limit = thresholds.spare.unwrap_or(health.available_spare_threshold);
+    change(
+        &mut alerts.spare,
+        health.available_spare < limit,
+        HealthAlert::Spare {
+            percent: health.available_spare,
+            threshold: limit,
+        },
+    );
+    // The temperature and the spare have alerts of their own.
+    let others = (CriticalWarning::TEMPERATURE | CriticalWarning::SPARE_LOW).bits();
+    let critical = health.critical_warning & !others;
+    if std::mem::replace(&mut alerts.critical, critical) != critical {
+        told.push(HealthEvent {
+            alert: HealthAlert::Critical { warnings: critical },
+            raised: critical != 0,
+        });
+    }
+    let errors = health.media_errors;
+    let (first, last) = alerts.media.get_or_insert((errors, errors));
+    if errors > *last {
+        let new = u64::try_from(errors - *first).unwrap_or(u64::MAX);
+        *last = errors;
+        told.push(HealthEvent {
+            alert: HealthAlert::MediaErrors { new },
+            raised: true,
+        });
+    }
+    told
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: each alert is raised when its threshold is crossed, once, and taken back once.
+    #[test]
+    fn alerts_come_and_go() {
+        let mut alerts = Alerts::default();
+        let thresholds = HealthThresholds {
+            temperature_c: Some(60),
+            percentage_used: 90,
+            spare: None,
+        };
+        let facts = Facts::default();
+        let mut health = Health {
+            temperature_c: 40,
+            available_spare: 100,
+            available_spare_threshold: 10,
+            media_errors: 3,
+            ..Health::default()
+        };
+        let mut told = |health: &Health| -> Vec<(&'static str, bool)> {
+            let told = judge(&mut alerts, health, &thresholds, &facts);
+            told.iter().map(|e| (e.alert.name(), e.raised)).collect()
+        };
+        assert_eq!(told(&health), []);
+        health.temperature_c = 60;
+        health.media_errors = 5;
+        assert_eq!(
+            told(&health),
+            [("temperature", true), ("media_errors", true)]
+        );
+        assert_eq!(told(&health), []);
+        health.temperature_c = 58;
+        assert_eq!(told(&health), []);
+        health.temperature_c = 57;
+        health.percentage_used = 90;
+        health.available_spare = 9;
+        health.critical_warning = 0b1011;
+        assert_eq!(
+            told(&health),
+            [
+                ("temperature", false),
+                ("percentage_used", true),
+                ("spare", true),
+                ("critical_warning", true)
+            ]
+        );
+        health.critical_warning = 0b11;
+        assert_eq!(told(&health), [("critical_warning", false)]);
+    }
+}

@@ -1,0 +1,94 @@
+//! Reading: logs for people, and admin commands that are passed through.
+
+use nacre_nvmf_wire::commands::admin::GetLogPage;
+use nacre_nvmf_wire::identify::nsid;
+use nacre_nvmf_wire::log::{ErrorInformation, FirmwareSlots, lid};
+use nacre_nvmf_wire::opcode::admin as opcode;
+use nacre_nvmf_wire::{Fuse, Sqe};
+use nacre_reactor::CoreHandle;
+use zerocopy::FromBytes;
+
+use crate::controller::{AdminData, AdminReply, Controller};
+use crate::data::PAGE;
+use crate::error::ControlError;
+use crate::info::{ErrorEntry, FirmwareInfo};
+
+/// Admin commands that change nothing.
+const ALLOWED: [u8; 3] = [opcode::IDENTIFY, opcode::GET_LOG_PAGE, opcode::GET_FEATURES];
+
+impl Controller {
+    pub(crate) async fn read_errors(
+        &self,
+        core: &CoreHandle,
+        entries: usize,
+    ) -> Result<Vec<ErrorEntry>, ControlError> {
+        let there = usize::from(self.facts().elpe) + 1;
+        let entries = entries.min(there).min(PAGE / ErrorInformation::SIZE);
+        if entries == 0 {
+            return Ok(Vec::new());
+        }
+        let mut page = vec![0; entries * ErrorInformation::SIZE];
+        let sqe = GetLogPage::new(lid::ERROR_INFORMATION, page.len() as u32, 0);
+        self.ask(core, sqe.to_sqe(0, nsid::BROADCAST), &[], &mut page)
+            .await?;
+        let list = <[ErrorInformation]>::ref_from_bytes(&page).unwrap_or(&[]);
+        let used = list.iter().filter(|entry| entry.error_count.get() != 0);
+        Ok(used.map(ErrorEntry::from).collect())
+    }
+
+    pub(crate) async fn read_firmware(
+        &self,
+        core: &CoreHandle,
+    ) -> Result<FirmwareInfo, ControlError> {
+        let mut page = [0; FirmwareSlots::SIZE];
+        let sqe = GetLogPage::new(lid::FIRMWARE_SLOT, page.len() as u32, 0);
+        self.ask(core, sqe.to_sqe(0, nsid::BROADCAST), &[], &mut page)
+            .await?;
+        let log = FirmwareSlots::read_from_bytes(&page).map_err(|_| ControlError::Busy)?;
+        Ok(FirmwareInfo::from(&log))
+    }
+
+    pub(crate) async fn pass_through(
+        &self,
+        core: &CoreHandle,
+        mut sqe: Sqe,
+        data: AdminData,
+    ) -> Result<AdminReply, ControlError> {
+        let opcode = sqe.opcode;
+        if !ALLOWED.contains(&opcode) {
+            return Err(ControlError::NotAllowed { opcode });
+        }
+        let room = match data {
+            AdminData::None => 0,
+            AdminData::Read(bytes) => bytes,
+        };
+        // The controller writes as much as the command says, whatever room there is.
+        let writes = match opcode {
+            opcode::IDENTIFY => PAGE,
+            opcode::GET_LOG_PAGE => {
+                let command = GetLogPage::parse(&sqe).map_err(|error| ControlError::Status {
+                    opcode,
+                    status: error.status(),
+                })?;
+                usize::try_from(command.bytes()).unwrap_or(usize::MAX)
+            }
+            _ => room,
+        };
+        if room > PAGE || writes > PAGE {
+            return Err(ControlError::DataLength {
+                opcode,
+                bytes: room.max(writes),
+                maximum: PAGE,
+            });
+        }
+        sqe.set_fuse(Fuse::Normal);
+        // Always with a page: what of it is not asked for is left out.
+        let mut page = vec![0; PAGE];
+        let answer = self.ask(core, sqe, &[], &mut page).await?;
+        page.truncate(room);
+        Ok(AdminReply {
+            dword0: answer.dword0,
+            data: page,
+        })
+    }
+}

@@ -1,0 +1,203 @@
+//! The control of one controller: tasks of its home reactor.
+//!
+//! ```text
+//!   AdminPoller ─ completions ─▶ futures of admin commands, events
+//!   reports ─▶ serve_reports   make and delete queues; late commands: abort ▶ queue ▶ controller   (recover.rs)
+//!   events ──▶ serve_events    log pages are read, namespaces looked at again                      (events.rs)
+//!   time ────▶ watch           CSTS: gone, fatal                                                   (recover.rs)
+//!        ────▶ watch_health    SMART against thresholds                                            (health.rs)
+//!   handle ──▶ reset, detach, lose, take_back …                                                    (recover, shut_down)
+//! ```
+//!
+//! Whatever changes the controller's state does so under `lifecycle`, one at a time. The tasks hold the controller
+//! and end when it is detached.
+
+mod bring_up;
+mod events;
+mod health;
+mod logs;
+mod namespaces;
+mod queues;
+mod recover;
+mod shut_down;
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use nacre_nvmf_wire::Sqe;
+use nacre_reactor::{CoreHandle, Idle, Nanos, Poller, Work};
+
+pub(crate) use self::bring_up::Facts;
+pub(crate) use self::health::Alerts;
+pub(crate) use self::queues::Links;
+
+use crate::admin::Answer;
+use crate::controller::Controller;
+use crate::error::{AttachError, ControlError};
+use crate::event::Event;
+use crate::info::State;
+use crate::link::lock;
+use crate::options::Options;
+
+/// How long a reactor that is about to sleep may leave an awaited answer, where no interrupt tells of it.
+const AWAITED: Duration = Duration::from_micros(50);
+/// How long it may leave events where an interrupt tells of them, which may be lost.
+const INTERRUPTED: Duration = Duration::from_millis(500);
+
+impl Controller {
+    pub(crate) async fn start(
+        self: &Arc<Controller>,
+        core: &CoreHandle,
+    ) -> Result<(), AttachError> {
+        let _one = self.lifecycle.lock().await;
+        // Before the first command, which it waits for.
+        self.add_poller(core)?;
+        let brought = self.bring_up(core).await;
+        let outcome = match brought {
+            Ok(facts) => {
+                *lock(&self.facts) = Arc::new(facts);
+                self.add_poller(core)?;
+                self.find_namespaces(core).await.map_err(AttachError::from)
+            }
+            Err(error) => Err(error),
+        };
+        if let Err(error) = outcome {
+            *lock(&self.state) = State::Detached;
+            self.stop_all(core).await;
+            return Err(error);
+        }
+        self.request_events();
+        drop(core.spawn_local(Arc::clone(self).serve_reports(core.clone())));
+        drop(core.spawn_local(Arc::clone(self).serve_events(core.clone())));
+        drop(core.spawn_local(Arc::clone(self).watch(core.clone())));
+        drop(core.spawn_local(Arc::clone(self).watch_health(core.clone())));
+        let info = self.info();
+        tracing::info!(
+            controller = self.name(),
+            address = info.address,
+            model = info.model,
+            serial = info.serial,
+            queues = info.io_queues,
+            depth = info.io_queue_depth,
+            "NVMe controller attached"
+        );
+        Ok(())
+    }
+
+    pub(crate) fn is_detached(&self) -> bool {
+        *lock(&self.state) == State::Detached
+    }
+
+    pub(crate) fn set_state(&self, state: State) {
+        let before = std::mem::replace(&mut *lock(&self.state), state.clone());
+        if before != state {
+            let name = self.name();
+            match &state {
+                State::Failed { reason } => {
+                    tracing::error!(controller = name, reason, "NVMe controller failed");
+                }
+                state => tracing::info!(controller = name, ?state, "NVMe controller"),
+            }
+            self.tell(Event::State(self.status()));
+        }
+    }
+
+    /// Sends an admin command and waits for success.
+    pub(crate) async fn ask(
+        &self,
+        core: &CoreHandle,
+        sqe: Sqe,
+        data: &[u8],
+        into: &mut [u8],
+    ) -> Result<Answer, ControlError> {
+        self.ask_within(core, sqe, self.admin_timeout(), data, into)
+            .await
+    }
+
+    pub(crate) async fn ask_within(
+        &self,
+        core: &CoreHandle,
+        sqe: Sqe,
+        limit: Duration,
+        data: &[u8],
+        into: &mut [u8],
+    ) -> Result<Answer, ControlError> {
+        let answer = self.admin.execute(core, sqe, limit, data, into).await?;
+        match answer.status.is_success() {
+            true => Ok(answer),
+            false => Err(ControlError::Status {
+                opcode: sqe.opcode,
+                status: answer.status,
+            }),
+        }
+    }
+
+    pub(crate) fn admin_timeout(&self) -> Duration {
+        self.options.admin_timeout.max(Options::ADMIN_TIMEOUT_MIN)
+    }
+
+    /// Has the admin queue polled; once more when the vector's descriptor is another.
+    pub(crate) fn add_poller(self: &Arc<Controller>, core: &CoreHandle) -> Result<(), AttachError> {
+        self.remove_poller(core);
+        let poller = AdminPoller {
+            controller: Arc::downgrade(self),
+            poll_admin: self.options.poll_admin,
+        };
+        let id = core
+            .add_poller(Box::new(poller))
+            .map_err(|_| ControlError::Stopped)?;
+        *lock(&self.poller) = Some(id);
+        Ok(())
+    }
+
+    pub(crate) fn remove_poller(&self, core: &CoreHandle) {
+        if let Some(id) = lock(&self.poller).take() {
+            core.remove_poller(id);
+        }
+    }
+}
+
+/// Looks at the admin queue, every turn of an awake reactor.
+struct AdminPoller {
+    controller: Weak<Controller>,
+    poll_admin: Duration,
+}
+
+impl Poller for AdminPoller {
+    fn name(&self) -> &str {
+        "nvme-admin"
+    }
+
+    fn poll(&mut self, _now: Nanos, _budget: u32) -> Work {
+        let Some(controller) = self.controller.upgrade() else {
+            return Work::None;
+        };
+        match controller.admin.poll() {
+            0 => Work::None,
+            found => Work::Did(found),
+        }
+    }
+
+    fn arm(&mut self, now: Nanos) -> Idle {
+        let Some(controller) = self.controller.upgrade() else {
+            return Idle::Quiet;
+        };
+        if controller.admin.is_awaited() {
+            return Idle::Until(now + AWAITED);
+        }
+        if controller.facts().vectors > 0 {
+            controller.function().acknowledge(0);
+            return Idle::Until(now + INTERRUPTED);
+        }
+        Idle::Until(now + self.poll_admin.max(AWAITED))
+    }
+
+    fn wake_fds(&self) -> Vec<std::os::fd::RawFd> {
+        let controller = self.controller.upgrade();
+        let fd = controller.and_then(|controller| match controller.facts().vectors {
+            0 => None,
+            _ => controller.function().vector_fd(0),
+        });
+        fd.into_iter().collect()
+    }
+}

@@ -1,0 +1,342 @@
+//! Namespaces: which there are, what each can do, and what of it changed.
+
+use std::sync::Arc;
+
+use nacre_bdev::{Limits, Op};
+use nacre_nvmf_wire::commands::admin::Identify;
+use nacre_nvmf_wire::identify::controller::{FUSES_COMPARE_AND_WRITE, Oncs};
+use nacre_nvmf_wire::identify::namespace::{NSATTR_WRITE_PROTECTED, Nsfeat, dlfeat};
+use nacre_nvmf_wire::identify::{
+    self, IdentifyNamespace, NamespaceList, NsIdDescriptor, cns, descriptors,
+};
+use nacre_nvmf_wire::registers::Version;
+use nacre_reactor::CoreHandle;
+use uuid::Uuid;
+use zerocopy::FromBytes;
+
+use super::Facts;
+use crate::controller::Controller;
+use crate::device::{self, NvmeBdev};
+use crate::error::ControlError;
+use crate::event::Event;
+use crate::info::UnusableNamespace;
+use crate::link::lock;
+
+/// Namespaces of a controller, at most.
+const NAMESPACES_MAX: usize = 1024;
+/// What NLB of a command can say, in blocks.
+const NLB_MAX: u64 = 1 << 16;
+
+/// A namespace as the controller describes it.
+struct Found {
+    facts: device::Facts,
+    blocks: u64,
+    read_only: bool,
+}
+
+impl Controller {
+    /// Looks which namespaces there are, and tells of what is new, gone or of another size.
+    pub(super) async fn find_namespaces(
+        self: &Arc<Self>,
+        core: &CoreHandle,
+    ) -> Result<(), ControlError> {
+        let facts = self.facts();
+        let mut unusable = Vec::new();
+        let nsids = self.active_namespaces(core, &facts).await?;
+        let known: Vec<u32> = lock(&self.namespaces).keys().copied().collect();
+        for nsid in known.into_iter().filter(|nsid| !nsids.contains(nsid)) {
+            self.drop_namespace(nsid);
+        }
+        for nsid in nsids {
+            match self.look_at(core, &facts, nsid).await? {
+                Ok(found) => self.take_namespace(found),
+                Err(reason) => {
+                    self.drop_namespace(nsid);
+                    if let Some(reason) = reason {
+                        tracing::warn!(
+                            controller = self.name(),
+                            nsid,
+                            reason,
+                            "NVMe namespace cannot be used"
+                        );
+                        unusable.push(UnusableNamespace { nsid, reason });
+                    }
+                }
+            }
+        }
+        *lock(&self.unusable) = unusable;
+        Ok(())
+    }
+
+    fn take_namespace(self: &Arc<Self>, found: Found) {
+        let nsid = found.facts.nsid;
+        let known = lock(&self.namespaces).get(&nsid).cloned();
+        if let Some(bdev) = known {
+            if is_same(bdev.facts(), &found.facts) {
+                if bdev.refresh(found.blocks, found.read_only) {
+                    self.tell(Event::NamespaceResized(bdev));
+                }
+                return;
+            }
+            // Formatted anew, or another one under the same number.
+            self.drop_namespace(nsid);
+        }
+        let bdev = NvmeBdev::new(Arc::clone(self), found.facts, found.blocks, found.read_only);
+        let bdev = Arc::new(bdev);
+        lock(&self.namespaces).insert(nsid, Arc::clone(&bdev));
+        self.tell(Event::NamespaceAdded(bdev));
+    }
+
+    pub(super) fn drop_namespace(&self, nsid: u32) {
+        let gone = lock(&self.namespaces).remove(&nsid);
+        if let Some(bdev) = gone {
+            bdev.set_gone();
+            self.tell(Event::NamespaceRemoved(bdev));
+        }
+    }
+
+    async fn active_namespaces(
+        &self,
+        core: &CoreHandle,
+        facts: &Facts,
+    ) -> Result<Vec<u32>, ControlError> {
+        if facts.version < Version::new(1, 1, 0) {
+            return Ok((1..=facts.nn).take(NAMESPACES_MAX).collect());
+        }
+        let mut page = vec![0; identify::SIZE];
+        let sqe = Identify::new(cns::ACTIVE_NAMESPACES).to_sqe(0, 0);
+        self.ask(core, sqe, &[], &mut page).await?;
+        let list = NamespaceList::ref_from_bytes(&page);
+        let mut nsids: Vec<u32> = list.map_or(Vec::new(), |list| list.iter().collect());
+        // A controller that lists one twice, or out of order, has it once.
+        nsids.sort_unstable();
+        nsids.dedup();
+        Ok(nsids)
+    }
+
+    /// What a namespace is; or why there is none to be used, `None` if it is just not there.
+    async fn look_at(
+        &self,
+        core: &CoreHandle,
+        facts: &Facts,
+        nsid: u32,
+    ) -> Result<Result<Found, Option<String>>, ControlError> {
+        let mut page = vec![0; identify::SIZE];
+        let sqe = Identify::new(cns::NAMESPACE).to_sqe(0, nsid);
+        match self.ask(core, sqe, &[], &mut page).await {
+            Ok(_) => {}
+            Err(ControlError::Status { status, .. }) => {
+                return Ok(Err(Some(format!("it cannot be identified: {status}"))));
+            }
+            Err(error) => return Err(error),
+        }
+        let Ok(said) = IdentifyNamespace::ref_from_bytes(&page) else {
+            return Ok(Err(None));
+        };
+        if said.nsze.get() == 0 {
+            return Ok(Err(None));
+        }
+        let names = self.names_of(core, facts, nsid, said).await?;
+        Ok(describe(facts, nsid, said, names).map_err(Some))
+    }
+
+    async fn names_of(
+        &self,
+        core: &CoreHandle,
+        facts: &Facts,
+        nsid: u32,
+        said: &IdentifyNamespace,
+    ) -> Result<Names, ControlError> {
+        let mut names = Names {
+            uuid: None,
+            nguid: said.nguid,
+            eui64: said.eui64,
+            csi: 0,
+        };
+        if facts.version < Version::new(1, 3, 0) {
+            return Ok(names);
+        }
+        let mut page = vec![0; identify::SIZE];
+        let sqe = Identify::new(cns::NAMESPACE_DESCRIPTORS).to_sqe(0, nsid);
+        match self.ask(core, sqe, &[], &mut page).await {
+            Ok(_) => {}
+            Err(ControlError::Status { .. }) => return Ok(names),
+            Err(error) => return Err(error),
+        }
+        for descriptor in descriptors::iter(&page).flatten() {
+            match descriptor {
+                NsIdDescriptor::Uuid(uuid) => names.uuid = Some(uuid),
+                NsIdDescriptor::Nguid(nguid) => names.nguid = nguid,
+                NsIdDescriptor::Eui64(eui64) => names.eui64 = eui64,
+                NsIdDescriptor::Csi(csi) => names.csi = csi,
+                NsIdDescriptor::Unknown { .. } => {}
+            }
+        }
+        Ok(names)
+    }
+}
+
+struct Names {
+    uuid: Option<Uuid>,
+    nguid: [u8; 16],
+    eui64: [u8; 8],
+    csi: u8,
+}
+
+/// Whether a bdev for one is a bdev for the other.
+fn is_same(a: &device::Facts, b: &device::Facts) -> bool {
+    // Limits may have changed with firmware: the layer above asked for them once, and what exceeds new ones the
+    // controller refuses.
+    (a.uuid, a.block_shift, a.metadata_bytes) == (b.uuid, b.block_shift, b.metadata_bytes)
+}
+
+fn uuid_of(facts: &Facts, nsid: u32, names: &Names) -> Uuid {
+    if let Some(uuid) = names.uuid.filter(|uuid| !uuid.is_nil()) {
+        return uuid;
+    }
+    if names.nguid != [0; 16] {
+        return Uuid::from_bytes(names.nguid);
+    }
+    let name = match names.eui64 != [0; 8] {
+        true => format!("eui.{}", u64::from_be_bytes(names.eui64)),
+        false => format!("{}:{}:{nsid}", facts.info.model, facts.info.serial),
+    };
+    Uuid::new_v5(&Uuid::NAMESPACE_OID, name.as_bytes())
+}
+
+fn describe(
+    facts: &Facts,
+    nsid: u32,
+    said: &IdentifyNamespace,
+    names: Names,
+) -> Result<Found, String> {
+    if names.csi != identify::csi::NVM {
+        return Err(format!("its command set is {}, not NVM", names.csi));
+    }
+    let format = said.lbaf[said.format_index()];
+    let block = said.block_bytes();
+    let Some(block) = block.filter(|bytes| (512..=65536).contains(bytes)) else {
+        return Err(format!(
+            "its blocks are of 2^{} bytes, not of 512 to 65536",
+            format.lbads
+        ));
+    };
+    let metadata = format.ms.get();
+    if metadata > 0 {
+        return Err(format!(
+            "its format has {metadata} bytes of metadata per block; format it without \
+             (nvme format --lbaf)"
+        ));
+    }
+    if said.nsze.get().checked_mul(block.into()).is_none() {
+        return Err(format!(
+            "its size of {} blocks is not possible",
+            said.nsze.get()
+        ));
+    }
+    let shift = block.trailing_zeros();
+    let has = |oncs| facts.oncs.contains(oncs);
+    let nsfeat = Nsfeat::from_bits_retain(said.nsfeat);
+    let max_blocks = (u64::from(facts.max_transfer) >> shift).clamp(1, NLB_MAX) as u32;
+    let copy = copy_limits(said, max_blocks, facts.list_bytes).filter(|_| has(Oncs::COPY));
+    let mut ops = [true; Op::COUNT];
+    ops[Op::Unmap.index()] = has(Oncs::DATASET_MANAGEMENT);
+    ops[Op::WriteZeroes.index()] = has(Oncs::WRITE_ZEROES);
+    ops[Op::Compare.index()] = has(Oncs::COMPARE);
+    ops[Op::CompareAndWrite.index()] =
+        has(Oncs::COMPARE) && facts.fuses & FUSES_COMPARE_AND_WRITE != 0;
+    ops[Op::Copy.index()] = copy.is_some();
+    let preferred = |value: u16| u32::from(value) + 1;
+    let performance = nsfeat.contains(Nsfeat::OPTIMAL_PERFORMANCE);
+    let granularity = |value: u16| match performance {
+        true => preferred(value),
+        false => 0,
+    };
+    let physical = match performance {
+        true => {
+            preferred(said.npwg.get())
+                .next_power_of_two()
+                .min(65536 >> shift.min(16))
+                << shift
+        }
+        false => block,
+    };
+    let limits = Limits {
+        max_blocks,
+        max_unmap_blocks: range_limit(facts, shift),
+        atomic_blocks: atomic_blocks(facts, said, nsfeat),
+        optimal_boundary_blocks: boundary(said, max_blocks),
+        unmap_granularity_blocks: granularity(said.npdg.get()),
+        unmap_alignment_blocks: granularity(said.npda.get()),
+        volatile_cache: facts.volatile_cache,
+        unmap_zeroes: said.dlfeat & 0b111 == dlfeat::READ_ZEROES,
+        ..Limits::unlimited(u32::from(facts.entries) - 1)
+    };
+    Ok(Found {
+        facts: device::Facts {
+            nsid,
+            uuid: uuid_of(facts, nsid, &names),
+            block_shift: shift,
+            physical_block_size: physical.max(block),
+            limits,
+            ops,
+            copy_range_blocks: copy.unwrap_or(0),
+            nguid: names.nguid,
+            eui64: names.eui64,
+            metadata_bytes: metadata,
+        },
+        blocks: said.nsze.get(),
+        read_only: said.nsattr & NSATTR_WRITE_PROTECTED != 0,
+    })
+}
+
+/// Blocks per source range, if a copy of `max_blocks` is possible with as many ranges as there is room for.
+fn copy_limits(said: &IdentifyNamespace, max_blocks: u32, list_bytes: usize) -> Option<u32> {
+    let range = u32::from(said.mssrl.get());
+    let room = (list_bytes / nacre_nvmf_wire::commands::io::CopyRange0::SIZE) as u32;
+    let ranges = (u32::from(said.msrc) + 1).min(room);
+    let fits =
+        range > 0 && said.mcl.get() >= max_blocks && range.saturating_mul(ranges) >= max_blocks;
+    fits.then_some(range)
+}
+
+/// Of an unmap and of a write of zeroes, which the layer above gives one limit.
+fn range_limit(facts: &Facts, shift: u32) -> u64 {
+    let mut most = NLB_MAX;
+    if facts.wzsl > 0 && facts.oncs.contains(Oncs::WRITE_ZEROES) {
+        let bytes = facts.page_bytes_min.checked_shl(facts.wzsl.into());
+        most = most.min(bytes.unwrap_or(u64::MAX) >> shift);
+    }
+    if facts.oncs.contains(Oncs::WRITE_ZEROES) && facts.wzsl == 0 && facts.version < Version::V2_0 {
+        // Older controllers cannot say WZSL: MDTS does not bind Write Zeroes, but some were seen to apply it.
+        most = most.min((u64::from(facts.max_transfer) >> shift).max(1));
+    }
+    for limit in [u64::from(facts.dmrsl), facts.dmsl] {
+        if limit > 0 && facts.oncs.contains(Oncs::DATASET_MANAGEMENT) {
+            most = most.min(limit);
+        }
+    }
+    most.max(1)
+}
+
+/// What is written whole even if the power fails, wherever it begins.
+fn atomic_blocks(facts: &Facts, said: &IdentifyNamespace, nsfeat: Nsfeat) -> u32 {
+    let own = nsfeat.contains(Nsfeat::ATOMICITY) && said.nawupf.get() > 0;
+    let unit = u32::from(if own { said.nawupf.get() } else { facts.awupf }) + 1;
+    // A write across an atomic boundary is not atomic, and writes may begin anywhere.
+    match said.nabspf.get() {
+        0 => unit,
+        _ => 1,
+    }
+}
+
+/// Boundaries that I/Os should not cross. One that is not a multiple of anything useful is left out.
+fn boundary(said: &IdentifyNamespace, max_blocks: u32) -> u32 {
+    let boundary = u32::from(said.noiob.get());
+    match boundary {
+        // Splitting at it would make no I/O any better.
+        0 => 0,
+        boundary if boundary == 1 && max_blocks > 1 => 0,
+        boundary => boundary,
+    }
+}

@@ -1,0 +1,181 @@
+//! I/O queue pairs: numbers, making and deleting them, and holding their owners still meanwhile.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use nacre_nvmf_wire::commands::admin::queues::{create_cq, create_sq, delete_cq, delete_sq};
+use nacre_nvmf_wire::sqe::Psdt;
+use nacre_nvmf_wire::{Sqe, StatusCode};
+use nacre_reactor::CoreHandle;
+
+use crate::controller::Controller;
+use crate::error::ControlError;
+use crate::link::{Link, lock};
+use crate::phase::State as Phase;
+use crate::ring::Rings;
+
+/// How often the owner of a queue pair is asked whether it is still at its doorbells: it is there for a moment.
+const MOMENT: Duration = Duration::from_micros(20);
+
+/// The queue pairs that there are.
+#[derive(Default)]
+pub(crate) struct Links {
+    list: Vec<Arc<Link>>,
+    taken: BTreeSet<u16>,
+    /// Counts the times that any queue was made.
+    generation: u32,
+}
+
+impl Links {
+    /// The lowest number from 1 to `most` that is free.
+    pub fn take(&mut self, most: u16) -> Option<u16> {
+        let qid = (1..=most).find(|qid| !self.taken.contains(qid))?;
+        self.taken.insert(qid);
+        Some(qid)
+    }
+
+    pub fn give_back(&mut self, qid: u16) {
+        self.taken.remove(&qid);
+    }
+
+    pub fn add(&mut self, link: Arc<Link>) {
+        self.list.push(link);
+    }
+
+    pub fn remove(&mut self, qid: u16) {
+        self.list.retain(|link| link.qid != qid);
+        self.taken.remove(&qid);
+    }
+
+    pub fn get(&self, qid: u16) -> Option<Arc<Link>> {
+        self.list.iter().find(|link| link.qid == qid).cloned()
+    }
+
+    pub fn all(&self) -> Vec<Arc<Link>> {
+        self.list.clone()
+    }
+
+    pub fn count(&self) -> u16 {
+        self.list.len() as u16
+    }
+
+    fn next_generation(&mut self) -> u32 {
+        self.generation = self.generation.wrapping_add(1) & 0x7fff_ffff;
+        self.generation
+    }
+}
+
+impl Controller {
+    /// Has the controller make a queue pair, and its owner use it. The phase is not live.
+    pub(super) async fn make_queue(
+        &self,
+        core: &CoreHandle,
+        link: &Arc<Link>,
+    ) -> Result<(), ControlError> {
+        let facts = self.facts();
+        let function = self.function();
+        let before = link.grant();
+        let entries = before.rings.entries;
+        if facts.entries < entries {
+            return Err(ControlError::Failed {
+                reason: format!(
+                    "it takes queues of {} entries, not {entries} any more",
+                    facts.entries
+                ),
+            });
+        }
+        // Memory that one function was told of another does not know.
+        let fits =
+            Arc::ptr_eq(&before.function, &function) && before.rings.list_bytes >= facts.list_bytes;
+        let rings = match fits {
+            true => Arc::clone(&before.rings),
+            false => {
+                let list_bytes = before.rings.list_bytes.max(facts.list_bytes);
+                let rings = Rings::allocate(&function, entries, list_bytes);
+                Arc::new(rings.map_err(|error| ControlError::Failed {
+                    reason: error.to_string(),
+                })?)
+            }
+        };
+        let grant = facts.regrant(&function, link.qid, rings);
+        if let Some(shadows) = &grant.shadows {
+            grant.sq.clear(shadows);
+            grant.cq.clear(shadows);
+        }
+        let (qid, entries) = (link.qid, u32::from(grant.rings.entries));
+        let vector = link.vector.filter(|vector| *vector < facts.vectors);
+        let cq = create_cq(0, qid, entries, grant.rings.cq.address(0), vector);
+        let sq = create_sq(0, qid, entries, grant.rings.sq.address(0), qid);
+        self.ask(core, plain(cq), &[], &mut []).await?;
+        if let Err(error) = self.ask(core, plain(sq), &[], &mut []).await {
+            let _ = self.ask(core, plain(delete_cq(0, qid)), &[], &mut []).await;
+            return Err(error);
+        }
+        link.made.store(true, Ordering::Relaxed);
+        link.set_grant(grant);
+        let generation = lock(&self.links).next_generation();
+        link.phase.set(Phase::Live(generation));
+        Ok(())
+    }
+
+    /// Has the controller delete a queue pair: afterwards it uses neither the rings nor the buffers of commands that
+    /// were in them.
+    pub(super) async fn delete_queue(
+        &self,
+        core: &CoreHandle,
+        link: &Link,
+        limit: Duration,
+    ) -> Result<(), ControlError> {
+        if !link.made.swap(false, Ordering::Relaxed) {
+            return Ok(());
+        }
+        for sqe in [delete_sq(0, link.qid), delete_cq(0, link.qid)] {
+            match self.ask_within(core, plain(sqe), limit, &[], &mut []).await {
+                Ok(_) => {}
+                // It has no such queue: that is what is wanted.
+                Err(ControlError::Status { status, .. })
+                    if status.code() == StatusCode::INVALID_QUEUE_IDENTIFIER => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Holds the owners of all queue pairs off their doorbells.
+    pub(super) async fn quiesce_all(&self, core: &CoreHandle) {
+        let links = lock(&self.links).all();
+        for link in &links {
+            link.phase.set(Phase::Quiescing);
+        }
+        for link in &links {
+            self.until_quiet(core, link).await;
+        }
+    }
+
+    pub(super) async fn quiesce(&self, core: &CoreHandle, link: &Link) {
+        link.phase.set(Phase::Quiescing);
+        self.until_quiet(core, link).await;
+    }
+
+    async fn until_quiet(&self, core: &CoreHandle, link: &Link) {
+        while link.phase.is_busy() {
+            core.after(MOMENT).await;
+        }
+    }
+
+    /// Everything in flight and everything submitted is answered: the controller reaches no memory.
+    pub(super) fn end_queues(&self) {
+        for link in lock(&self.links).all() {
+            link.made.store(false, Ordering::Relaxed);
+            link.phase.set(Phase::Gone);
+        }
+    }
+}
+
+/// Admin commands of PCIe controllers have PRPs.
+fn plain(mut sqe: Sqe) -> Sqe {
+    sqe.set_psdt(Psdt::Prp);
+    sqe
+}

@@ -1,0 +1,439 @@
+//! What is done when something goes wrong: late commands, lies, fatal errors, drives that are pulled, and that
+//! come back.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use nacre_nvmf_wire::commands::admin::Abort;
+use nacre_nvmf_wire::registers::{Cc, Csts, offset};
+use nacre_reactor::CoreHandle;
+
+use crate::controller::Controller;
+use crate::error::{AttachError, ControlError};
+use crate::event::{Event, ResetReason, Timeout, TimeoutAction};
+use crate::function::{Function, GONE};
+use crate::info::State;
+use crate::link::{Link, Report, Want, count, lock};
+use crate::options::ActionOnTimeout;
+use crate::phase::State as Phase;
+
+/// How often CSTS is read.
+const WATCH: Duration = Duration::from_millis(250);
+/// How often a reset is tried, the later ones with the function reset first.
+const ATTEMPTS: u32 = 3;
+/// How long until it is tried again to stop a controller that nothing stops.
+const STOP_AGAIN: Duration = Duration::from_secs(1);
+/// An admin command that is part of the way out waits no longer than this.
+const HURRY: Duration = Duration::from_secs(5);
+
+impl Controller {
+    /// Does what owners of queue pairs ask for.
+    pub(super) async fn serve_reports(self: Arc<Self>, core: CoreHandle) {
+        loop {
+            self.news.notified().await;
+            while let Some(report) = self.next_report() {
+                if self.is_detached() {
+                    return;
+                }
+                self.serve(&core, report).await;
+            }
+            if self.is_detached() {
+                return;
+            }
+        }
+    }
+
+    async fn serve(self: &Arc<Self>, core: &CoreHandle, report: Report) {
+        let link = lock(&self.links).get(report.qid);
+        let Some(link) = link else {
+            return;
+        };
+        let current = link.phase.state() == Phase::Live(report.generation);
+        match report.want {
+            Want::Make => self.make_asked(core, &link).await,
+            Want::Delete => self.delete_asked(core, &link).await,
+            Want::Late {
+                cid,
+                opcode,
+                stage,
+                waited,
+            } if current => {
+                let action = self.action_for(stage);
+                if stage == 0 {
+                    count(&self.counters.timeouts);
+                }
+                let qid = report.qid;
+                tracing::warn!(
+                    controller = self.name(),
+                    qid,
+                    cid,
+                    opcode,
+                    ?waited,
+                    action = action.name(),
+                    "NVMe command is late"
+                );
+                self.tell(Event::Timeout(Timeout {
+                    qid,
+                    cid,
+                    opcode,
+                    waited,
+                    action,
+                }));
+                self.act(core, &link, cid, action).await;
+            }
+            Want::Abort { cid } if current => self.abort(core, &link, cid).await,
+            Want::Liar { cid } if current => {
+                tracing::error!(
+                    controller = self.name(),
+                    qid = report.qid,
+                    cid,
+                    "NVMe controller completed a command that it was not given"
+                );
+                let _ = self.reset_for(core, ResetReason::ProtocolError).await;
+            }
+            Want::Late { .. } | Want::Abort { .. } | Want::Liar { .. } => {}
+        }
+    }
+
+    fn action_for(&self, stage: u8) -> TimeoutAction {
+        match (self.options.action_on_timeout, stage) {
+            (ActionOnTimeout::None, _) => TimeoutAction::None,
+            (ActionOnTimeout::Abort, 0) => TimeoutAction::Abort,
+            (ActionOnTimeout::Abort, 1) => TimeoutAction::ResetQueue,
+            _ => TimeoutAction::ResetController,
+        }
+    }
+
+    async fn act(
+        self: &Arc<Self>,
+        core: &CoreHandle,
+        link: &Arc<Link>,
+        cid: u16,
+        action: TimeoutAction,
+    ) {
+        match action {
+            TimeoutAction::None => {}
+            TimeoutAction::Abort => self.abort(core, link, cid).await,
+            TimeoutAction::ResetQueue => self.reset_queue(core, link).await,
+            TimeoutAction::ResetController => {
+                let _ = self.reset_for(core, ResetReason::Timeout).await;
+            }
+        }
+    }
+
+    /// Asks the controller to give a command up. Whether it does the command's own completion tells.
+    async fn abort(self: &Arc<Self>, core: &CoreHandle, link: &Link, cid: u16) {
+        count(&self.counters.aborts);
+        let sqid = link.qid;
+        let sqe = Abort { sqid, cid }.to_sqe(0);
+        let limit = self.hurry();
+        let asked = self.ask_within(core, sqe, limit, &[], &mut []).await;
+        self.judge(core, asked.map(|_| ())).await;
+    }
+
+    fn hurry(&self) -> Duration {
+        self.admin_timeout().min(HURRY)
+    }
+
+    /// A controller that does not answer on its admin queue is reset.
+    pub(super) async fn judge(
+        self: &Arc<Self>,
+        core: &CoreHandle,
+        outcome: Result<(), ControlError>,
+    ) {
+        if let Err(ControlError::Timeout { opcode, .. }) = outcome {
+            count(&self.counters.admin_timeouts);
+            tracing::warn!(
+                controller = self.name(),
+                opcode,
+                "NVMe admin command was not answered"
+            );
+            let _ = self.reset_for(core, ResetReason::Timeout).await;
+        }
+    }
+
+    async fn make_asked(self: &Arc<Self>, core: &CoreHandle, link: &Arc<Link>) {
+        let guard = self.lifecycle.lock().await;
+        let live = *lock(&self.state) == State::Live;
+        if !live || link.phase.state() != Phase::Waiting || link.deserted.load(Ordering::Acquire) {
+            return;
+        }
+        let Err(error) = self.make_queue(core, link).await else {
+            return;
+        };
+        drop(guard);
+        tracing::error!(controller = self.name(), qid = link.qid, %error, "NVMe queue pair not made");
+        let _ = self.reset_for(core, ResetReason::AdminFailed).await;
+    }
+
+    async fn delete_asked(self: &Arc<Self>, core: &CoreHandle, link: &Arc<Link>) {
+        let guard = self.lifecycle.lock().await;
+        self.quiesce(core, link).await;
+        let limit = self.hurry();
+        let deleted = match *lock(&self.state) == State::Live {
+            true => self.delete_queue(core, link, limit).await,
+            false => Ok(()),
+        };
+        drop(guard);
+        if let Err(error) = &deleted {
+            tracing::error!(controller = self.name(), qid = link.qid, %error, "NVMe queue pair not deleted");
+            // Nobody lets go of its buffers before it is known that the controller has.
+            let reset = self.reset_for(core, ResetReason::AdminFailed).await;
+            if reset.is_err() {
+                return;
+            }
+        }
+        link.phase.set(Phase::Gone);
+        lock(&self.links).remove(link.qid);
+    }
+
+    /// Deletes a queue pair and makes it again: the commands in it end, and their owner sends them again.
+    async fn reset_queue(self: &Arc<Self>, core: &CoreHandle, link: &Arc<Link>) {
+        let guard = self.lifecycle.lock().await;
+        if *lock(&self.state) != State::Live {
+            return;
+        }
+        count(&self.counters.queue_resets);
+        self.quiesce(core, link).await;
+        let outcome = match self.delete_queue(core, link, self.hurry()).await {
+            Ok(()) => self.make_queue(core, link).await,
+            Err(error) => Err(error),
+        };
+        drop(guard);
+        if let Err(error) = outcome {
+            tracing::error!(controller = self.name(), qid = link.qid, %error, "NVMe queue pair not reset");
+            let _ = self.reset_for(core, ResetReason::Timeout).await;
+        }
+    }
+
+    /// Resets the controller, and the function if that does not help. Whatever was in flight is sent again.
+    pub(crate) async fn reset_for(
+        self: &Arc<Self>,
+        core: &CoreHandle,
+        reason: ResetReason,
+    ) -> Result<(), ControlError> {
+        let before = self.counters.resets.load(Ordering::Relaxed);
+        let _one = self.lifecycle.lock().await;
+        let asked = reason == ResetReason::Asked;
+        match &*lock(&self.state) {
+            State::Detached => return Err(ControlError::Detached),
+            State::Removed => return Err(ControlError::Gone),
+            State::Failed { reason } if !asked => {
+                return Err(ControlError::Failed {
+                    reason: reason.clone(),
+                });
+            }
+            _ => {}
+        }
+        if !asked && before != self.counters.resets.load(Ordering::Relaxed) {
+            // Somebody else found the same out, and has done it meanwhile.
+            return Ok(());
+        }
+        count(&self.counters.resets);
+        tracing::warn!(
+            controller = self.name(),
+            reason = reason.name(),
+            "resetting NVMe controller"
+        );
+        self.tell(Event::Reset { reason });
+        self.set_state(State::Resetting);
+        self.quiesce_all(core).await;
+        self.admin.close(ControlError::Reset { opcode: 0 });
+        let mut last = None;
+        for attempt in 0..ATTEMPTS {
+            match self.revive(core, attempt > 0).await {
+                Ok(()) => {
+                    self.set_state(State::Live);
+                    self.request_events();
+                    return Ok(());
+                }
+                Err(AttachError::Gone { .. }) => {
+                    self.lose_locked(core).await;
+                    return Err(ControlError::Gone);
+                }
+                Err(error) => {
+                    tracing::error!(controller = self.name(), attempt, %error, "NVMe controller not reset");
+                    last = Some(error);
+                }
+            }
+        }
+        let reason = last.map_or_else(String::new, |error| error.to_string());
+        self.fail(core, reason.clone()).await;
+        Err(ControlError::Failed { reason })
+    }
+
+    /// Brings the controller and its queues up again.
+    async fn revive(
+        self: &Arc<Self>,
+        core: &CoreHandle,
+        function_first: bool,
+    ) -> Result<(), AttachError> {
+        self.quiesce_all(core).await;
+        if function_first {
+            count(&self.counters.function_resets);
+            self.function().reset()?;
+        }
+        let facts = self.bring_up(core).await?;
+        *lock(&self.facts) = Arc::new(facts);
+        self.add_poller(core)?;
+        for link in lock(&self.links).all() {
+            link.made.store(false, Ordering::Relaxed);
+            if link.deserted.load(Ordering::Acquire) {
+                continue;
+            }
+            self.make_queue(core, &link).await?;
+        }
+        self.find_namespaces(core).await?;
+        Ok(())
+    }
+
+    async fn fail(self: &Arc<Self>, core: &CoreHandle, reason: String) {
+        self.set_state(State::Failed { reason });
+        self.quiesce_all(core).await;
+        self.stop_memory_access(core).await;
+        self.admin.close(ControlError::Failed {
+            reason: "it could not be reset".to_owned(),
+        });
+        self.end_queues();
+    }
+
+    /// Returns when the controller cannot reach memory any more.
+    pub(super) async fn stop_memory_access(&self, core: &CoreHandle) {
+        loop {
+            let function = self.function();
+            match stopped(&*function) {
+                Ok(()) => return,
+                Err(error) => {
+                    tracing::error!(controller = self.name(), %error, "NVMe controller cannot be kept from memory");
+                }
+            }
+            core.after(STOP_AGAIN).await;
+        }
+    }
+
+    /// Looks whether the controller is still there and well.
+    pub(super) async fn watch(self: Arc<Self>, core: CoreHandle) {
+        let mut lies = 0;
+        loop {
+            let _ = core.timeout(WATCH, self.stop.notified()).await;
+            if self.is_detached() {
+                return;
+            }
+            if *lock(&self.state) != State::Live {
+                continue;
+            }
+            let function = self.function();
+            let csts = function.read32(offset::CSTS);
+            let now = self.admin.lies();
+            if csts == GONE || !function.is_present() {
+                self.lose(&core).await;
+            } else if Csts(csts).is_fatal() {
+                let _ = self.reset_for(&core, ResetReason::ControllerFatal).await;
+            } else if now != lies {
+                let _ = self.reset_for(&core, ResetReason::ProtocolError).await;
+            }
+            lies = now;
+        }
+    }
+
+    /// The drive is not there any more.
+    pub(crate) async fn lose(self: &Arc<Self>, core: &CoreHandle) {
+        // What waits for an answer of the drive shall not keep this waiting.
+        self.admin.close(ControlError::Gone);
+        let _one = self.lifecycle.lock().await;
+        if *lock(&self.state) != State::Detached {
+            self.lose_locked(core).await;
+        }
+    }
+
+    async fn lose_locked(self: &Arc<Self>, core: &CoreHandle) {
+        self.set_state(State::Removed);
+        self.admin.close(ControlError::Gone);
+        self.quiesce_all(core).await;
+        self.stop_memory_access(core).await;
+        self.end_queues();
+    }
+
+    /// The drive is there again, as this function perhaps.
+    pub(crate) async fn take_back(
+        self: &Arc<Self>,
+        core: &CoreHandle,
+        function: Arc<dyn Function>,
+    ) -> Result<(), AttachError> {
+        let _one = self.lifecycle.lock().await;
+        if !matches!(*lock(&self.state), State::Removed | State::Failed { .. }) {
+            return Err(AttachError::NotRemoved {
+                name: self.name().to_owned(),
+            });
+        }
+        let expected = self.facts().info.serial.clone();
+        let before = self.function();
+        self.use_function(function);
+        match self.come_back(core, &expected).await {
+            Ok(()) => {
+                self.set_state(State::Live);
+                self.request_events();
+                Ok(())
+            }
+            Err(error) => {
+                self.admin.close(ControlError::Gone);
+                self.quiesce_all(core).await;
+                self.stop_memory_access(core).await;
+                self.end_queues();
+                self.use_function(before);
+                Err(error)
+            }
+        }
+    }
+
+    fn use_function(&self, function: Arc<dyn Function>) {
+        self.slot.store(function.slot(), Ordering::Relaxed);
+        *lock(&self.function) = function;
+    }
+
+    async fn come_back(
+        self: &Arc<Self>,
+        core: &CoreHandle,
+        expected: &str,
+    ) -> Result<(), AttachError> {
+        let facts = self.bring_up(core).await?;
+        if facts.info.serial != expected {
+            return Err(AttachError::OtherDrive {
+                address: facts.info.address.clone(),
+                expected: expected.to_owned(),
+                found: facts.info.serial.clone(),
+            });
+        }
+        // Before the first I/O is answered: what was not flushed may be lost.
+        self.counters.losses.fetch_add(1, Ordering::AcqRel);
+        *lock(&self.facts) = Arc::new(facts);
+        self.add_poller(core)?;
+        self.find_namespaces(core).await?;
+        for link in lock(&self.links).all() {
+            if !link.deserted.load(Ordering::Acquire) {
+                self.make_queue(core, &link).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Keeps a controller from memory, by whatever works.
+fn stopped(function: &dyn Function) -> Result<(), crate::function::FunctionError> {
+    if function.read32(offset::CSTS) != GONE {
+        let cc = Cc(function.read32(offset::CC));
+        function.write32(offset::CC, cc.with_en(0).0);
+    }
+    let Err(error) = function.set_bus_master(false) else {
+        return Ok(());
+    };
+    if function.reset().is_ok() {
+        return Ok(());
+    }
+    // Who is not there reaches nothing.
+    match function.read32(offset::CSTS) == GONE || !function.is_present() {
+        true => Ok(()),
+        false => Err(error),
+    }
+}

@@ -1,0 +1,102 @@
+//! The orderly end: queues deleted, the controller told that it loses its power perhaps, and kept from memory.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use nacre_nvmf_wire::registers::{Cap, Cc, Csts, offset};
+use nacre_reactor::CoreHandle;
+
+use crate::controller::Controller;
+use crate::error::ControlError;
+use crate::function::GONE;
+use crate::info::State;
+use crate::link::lock;
+
+/// What a controller gets for its shutdown, whatever RTD3E says, at least and at most.
+const SHUTDOWN_MIN: Duration = Duration::from_secs(5);
+const SHUTDOWN_MAX: Duration = Duration::from_secs(60);
+/// For each queue; a controller that does not delete them is disabled all the same.
+const DELETE: Duration = Duration::from_secs(2);
+const LOOK: Duration = Duration::from_millis(1);
+/// CC.SHN: normal shutdown.
+const SHN_NORMAL: u32 = 1;
+
+impl Controller {
+    pub(crate) async fn shut_down(self: &Arc<Self>, core: &CoreHandle) {
+        let _one = self.lifecycle.lock().await;
+        let before = lock(&self.state).clone();
+        if before == State::Detached {
+            return;
+        }
+        self.quiesce_all(core).await;
+        if before == State::Live {
+            self.delete_all(core).await;
+            self.notify_shutdown(core).await;
+        }
+        let namespaces: Vec<u32> = lock(&self.namespaces).keys().copied().collect();
+        for nsid in namespaces {
+            self.drop_namespace(nsid);
+        }
+        self.set_state(State::Detached);
+        self.stop_all(core).await;
+    }
+
+    /// Lets go of everything; the state says that it is over already.
+    pub(super) async fn stop_all(self: &Arc<Self>, core: &CoreHandle) {
+        self.admin.close(ControlError::Detached);
+        self.quiesce_all(core).await;
+        self.stop_memory_access(core).await;
+        self.end_queues();
+        self.remove_poller(core);
+        if self.facts().vectors > 0 {
+            let disconnected = self.function().interrupts(0);
+            if let Err(error) = disconnected {
+                tracing::warn!(controller = self.name(), %error, "interrupts stay connected");
+            }
+        }
+        // Each task looks once more, and ends.
+        self.stop.notify_waiters();
+        self.news.notify_one();
+        self.admin.news.notify_one();
+    }
+
+    async fn delete_all(&self, core: &CoreHandle) {
+        for link in lock(&self.links).all() {
+            if let Err(error) = self.delete_queue(core, &link, DELETE).await {
+                tracing::warn!(controller = self.name(), qid = link.qid, %error, "NVMe queue pair not deleted");
+                return;
+            }
+        }
+    }
+
+    /// Tells the controller to write out what it holds, and waits until it has.
+    async fn notify_shutdown(&self, core: &CoreHandle) {
+        let function = self.function();
+        let cc = Cc(function.read32(offset::CC));
+        if function.read32(offset::CSTS) == GONE || !cc.is_enabled() {
+            return;
+        }
+        function.write32(offset::CC, cc.with_shn(SHN_NORMAL).0);
+        let limit = self.facts().rtd3e.clamp(SHUTDOWN_MIN, SHUTDOWN_MAX);
+        let deadline = core.now() + limit;
+        loop {
+            let csts = function.read32(offset::CSTS);
+            if csts == GONE || Csts(csts).shst() == Csts::SHST_COMPLETE {
+                break;
+            }
+            if core.now() >= deadline {
+                tracing::warn!(
+                    controller = self.name(),
+                    ?limit,
+                    "NVMe controller did not shut down in time"
+                );
+                break;
+            }
+            core.after(LOOK).await;
+        }
+        let cap = Cap(function.read64(offset::CAP));
+        if let Err(error) = self.disable(core, &*function, cap).await {
+            tracing::warn!(controller = self.name(), %error, "NVMe controller was not disabled");
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! What the owner of a queue pair (a core) and the control (the home reactor) share about it.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::data::SglSupport;
+use crate::function::Function;
+use crate::phase::Phase;
+use crate::ring::{Doorbell, Rings, Shadows};
+
+/// With what a queue pair works: fixed from one time it was made to the next.
+pub(crate) struct Grant {
+    pub function: Arc<dyn Function>,
+    pub rings: Arc<Rings>,
+    pub sq: Doorbell,
+    pub cq: Doorbell,
+    pub shadows: Option<Arc<Shadows>>,
+    pub sgl: SglSupport,
+    /// Where a buffer's address is noted.
+    pub key: usize,
+    /// Delays before a command is sent again, by CRD.
+    pub delays: [Duration; 4],
+}
+
+pub(crate) struct Link {
+    pub qid: u16,
+    /// Of the function; `None`: polled.
+    pub vector: Option<u16>,
+    pub phase: Phase,
+    grant: Mutex<Arc<Grant>>,
+    /// Its owner is gone: the queue is to be deleted once nothing is in flight.
+    pub deserted: AtomicBool,
+    /// The controller was told to make it.
+    pub made: AtomicBool,
+}
+
+impl Link {
+    pub fn new(qid: u16, vector: Option<u16>, grant: Grant) -> Link {
+        Link {
+            qid,
+            vector,
+            phase: Phase::new(),
+            grant: Mutex::new(Arc::new(grant)),
+            deserted: AtomicBool::new(false),
+            made: AtomicBool::new(false),
+        }
+    }
+
+    pub fn grant(&self) -> Arc<Grant> {
+        Arc::clone(&lock(&self.grant))
+    }
+
+    /// Only while the phase is not live.
+    pub fn set_grant(&self, grant: Grant) {
+        *lock(&self.grant) = Arc::new(grant);
+    }
+}
+
+/// What the owner of a queue pair wants of the control.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Report {
+    pub qid: u16,
+    /// The generation that it is about.
+    pub generation: u32,
+    pub want: Want,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Want {
+    /// A queue pair was opened: make it.
+    Make,
+    /// Its owner is gone: delete it.
+    Delete,
+    /// A command is not answered. `stage` counts what was tried before.
+    Late {
+        cid: u16,
+        opcode: u8,
+        stage: u8,
+        waited: Duration,
+    },
+    /// Its user gives the command up.
+    Abort { cid: u16 },
+    /// A completion answers nothing that was asked.
+    Liar { cid: u16 },
+}
+
+/// Counted by everybody, read by [`crate::Controller::status`].
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub resets: AtomicU64,
+    pub function_resets: AtomicU64,
+    pub queue_resets: AtomicU64,
+    pub aborts: AtomicU64,
+    pub timeouts: AtomicU64,
+    pub admin_timeouts: AtomicU64,
+    pub resubmitted: AtomicU64,
+    pub protocol_errors: AtomicU64,
+    pub events: AtomicU64,
+    pub losses: AtomicU64,
+}
+
+pub(crate) fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,435 @@
+//! One core's queue pair, shared by all its queues to namespaces of one controller: the data path.
+//!
+//! ```text
+//!   submit ─▶ place ─▶ send: SQE into the ring            waiting ◀─ no slot, no buffer, no queue yet
+//!   poll:  ready ─▶ done
+//!          reap: CQE ─▶ verdict ─┬─ done ─▶ finish ─▶ done, or another lane's ready
+//!                                └─ again ─▶ send
+//!          waiting ─▶ place
+//!          flush: one doorbell for everything
+//! ```
+//!
+//! A slot holds an I/O and its buffers from `place` to `finish`; nothing else ends it. What happens when the
+//! queue is made anew, or the drive is gone, is in `recover.rs`; where the data is, in `place.rs`.
+
+mod place;
+mod recover;
+mod slot;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nacre_bdev::{Busy, Completion, Done, Io, Status};
+use nacre_hugepages::Pool;
+use nacre_reactor::{Idle, Nanos};
+
+pub(crate) use self::place::Placed;
+use self::slot::{NO_LANE, Slot, Stage};
+use crate::command::{self, Verdict};
+use crate::controller::Controller;
+use crate::device::NvmeBdev;
+use crate::link::{Grant, Link, Report, Want, count};
+use crate::phase::Word;
+use crate::ring::{Answer, Head, Tail};
+
+/// How long a sleeping core may fail to notice that the control did something.
+const LOOK: Duration = Duration::from_millis(100);
+/// The same, while it waits for nothing else.
+const LOOK_SOON: Duration = Duration::from_micros(500);
+/// A timeout is that many looks at what is under way.
+const TICKS: u32 = 8;
+
+pub(crate) struct Pair {
+    controller: Arc<Controller>,
+    link: Arc<Link>,
+    grant: Arc<Grant>,
+    /// The phase as it was when last looked at, and whether that is live.
+    word: Word,
+    live: bool,
+    tail: Tail,
+    head: Head,
+    slots: Box<[Slot]>,
+    free: Vec<u16>,
+    cids: slot::Cids,
+    /// Commands given to the controller and not answered.
+    sent: u32,
+    /// To be sent again, when.
+    again: Vec<(Nanos, u16)>,
+    lanes: Vec<Option<Lane>>,
+    /// Lanes in which something waits.
+    hungry: u32,
+    /// Where a list is put together.
+    scratch: Box<[u8; crate::data::PAGE]>,
+    now: Nanos,
+    tick: Option<Duration>,
+    next_scan: Nanos,
+}
+
+/// One queue to a namespace.
+pub(crate) struct Lane {
+    device: Arc<NvmeBdev>,
+    pool: Pool,
+    /// Ended, and not yet handed over.
+    ready: VecDeque<Completion>,
+    waiting: VecDeque<Io>,
+    /// Taken and not yet handed over.
+    inflight: u32,
+    /// Of these, in slots.
+    placed: u32,
+}
+
+impl Pair {
+    pub fn new(controller: Arc<Controller>, link: Arc<Link>) -> Pair {
+        let grant = link.grant();
+        let entries = grant.rings.entries;
+        let timeout = controller.options().timeout;
+        let slots = entries - 1;
+        Pair {
+            controller,
+            word: crate::phase::encode(crate::phase::State::Waiting),
+            live: false,
+            tail: Tail::new(entries),
+            head: Head::new(entries),
+            slots: (0..slots).map(Slot::new).collect(),
+            // The lowest are used first, again and again: they stay in the caches.
+            free: (0..slots).rev().collect(),
+            cids: slot::Cids::for_slots(slots),
+            sent: 0,
+            again: Vec::with_capacity(slots.into()),
+            lanes: Vec::new(),
+            hungry: 0,
+            scratch: Box::new([0; crate::data::PAGE]),
+            now: Nanos::ZERO,
+            tick: (!timeout.is_zero()).then(|| timeout / TICKS),
+            next_scan: Nanos::ZERO,
+            link,
+            grant,
+        }
+    }
+
+    pub fn link(&self) -> &Arc<Link> {
+        &self.link
+    }
+
+    pub fn open_lane(&mut self, device: Arc<NvmeBdev>, pool: Pool) -> usize {
+        let depth = self.slots.len();
+        let lane = Lane {
+            device,
+            pool,
+            ready: VecDeque::with_capacity(depth),
+            waiting: VecDeque::with_capacity(depth),
+            inflight: 0,
+            placed: 0,
+        };
+        match self.lanes.iter().position(Option::is_none) {
+            Some(at) => {
+                self.lanes[at] = Some(lane);
+                at
+            }
+            None => {
+                self.lanes.push(Some(lane));
+                self.lanes.len() - 1
+            }
+        }
+    }
+
+    /// What it has in flight stays in its slots until the controller is done with it.
+    pub fn close_lane(&mut self, at: usize) {
+        let Some(lane) = self.lanes[at].take() else {
+            return;
+        };
+        if !lane.waiting.is_empty() {
+            self.hungry -= 1;
+        }
+        for slot in &mut self.slots {
+            if slot.lane == at as u32 {
+                slot.lane = NO_LANE;
+            }
+        }
+    }
+
+    pub fn has_lanes(&self) -> bool {
+        self.lanes.iter().any(Option::is_some)
+    }
+
+    /// Whether a slot still holds buffers.
+    pub fn holds(&self) -> bool {
+        self.free.len() < self.slots.len()
+    }
+
+    pub fn inflight(&self, at: usize) -> usize {
+        self.lane(at).inflight as usize
+    }
+
+    #[inline]
+    #[allow(clippy::result_large_err)]
+    pub fn submit(&mut self, at: usize, io: Io) -> Result<(), (Busy, Io)> {
+        let depth = self.slots.len() as u32;
+        let starts = self.live && self.hungry == 0;
+        let lane = lane_mut(&mut self.lanes, at);
+        if lane.inflight >= depth {
+            return Err((Busy, io));
+        }
+        lane.inflight += 1;
+        if !starts {
+            self.wait(at, io);
+            return Ok(());
+        }
+        match self.place(at, io) {
+            Placed::Sent => {}
+            Placed::Ended(completion) => self.lane_mut(at).ready.push_back(completion),
+            Placed::Later(io) => self.wait(at, io),
+        }
+        Ok(())
+    }
+
+    fn wait(&mut self, at: usize, io: Io) {
+        let lane = lane_mut(&mut self.lanes, at);
+        if lane.waiting.is_empty() {
+            self.hungry += 1;
+        }
+        lane.waiting.push_back(io);
+    }
+
+    #[inline]
+    pub fn poll(&mut self, at: usize, now: Nanos, done: &mut Done) -> usize {
+        let before = done.len();
+        self.now = now;
+        if self.link.phase.word() != self.word {
+            self.follow();
+        }
+        let lane = lane_mut(&mut self.lanes, at);
+        while !lane.ready.is_empty() && done.has_room() {
+            lane.inflight -= 1;
+            if let Some(completion) = lane.ready.pop_front() {
+                done.push(completion);
+            }
+        }
+        if self.sent > 0 && done.has_room() {
+            self.reap(at as u32, done);
+        }
+        if !self.again.is_empty() {
+            self.send_again();
+        }
+        if self.hungry > 0 {
+            self.start_waiting(at);
+        }
+        self.flush();
+        if now >= self.next_scan {
+            self.scan();
+        }
+        done.len() - before
+    }
+
+    /// Takes completions while there is room for them.
+    #[inline]
+    fn reap(&mut self, at: u32, done: &mut Done) {
+        for _ in 0..self.slots.len() {
+            let Some(answer) = self.head.peek(&self.grant.rings.cq) else {
+                return;
+            };
+            self.head.advance();
+            self.answered(answer, at, done);
+            if self.sent == 0 || (at != NO_LANE && !done.has_room()) {
+                return;
+            }
+        }
+    }
+
+    #[inline]
+    fn answered(&mut self, answer: Answer, at: u32, done: &mut Done) {
+        let index = self.cids.index(answer.cid);
+        match self.slots.get_mut(usize::from(index)) {
+            Some(slot) if slot.cid == answer.cid && slot.stage == Stage::Sent => {
+                self.sent -= 1;
+                if slot.is_half() {
+                    return self.half_answered(index, answer.status, at, done);
+                }
+                let Some(io) = &slot.io else {
+                    return;
+                };
+                match command::verdict(answer.status, io.op) {
+                    Verdict::Done(status) => self.finish(index, status, at, done),
+                    other => self.unfinished(index, other, at, done),
+                }
+            }
+            _ => self.lied(answer.cid),
+        }
+    }
+
+    #[inline]
+    fn finish(&mut self, index: u16, status: Status, at: u32, done: &mut Done) {
+        let Some((owner, completion)) = self.release(index, status) else {
+            return;
+        };
+        let lane = lane_mut(&mut self.lanes, owner as usize);
+        if owner == at && done.has_room() {
+            lane.inflight -= 1;
+            done.push(completion);
+        } else {
+            lane.ready.push_back(completion);
+        }
+    }
+
+    /// As [`Pair::finish`], for the owner to find it at its next poll.
+    fn end(&mut self, index: u16, status: Status) {
+        if let Some((owner, completion)) = self.release(index, status) {
+            self.lane_mut(owner as usize).ready.push_back(completion);
+        }
+    }
+
+    /// The one way out of a slot. `None`: nobody wants to know.
+    #[inline]
+    fn release(&mut self, index: u16, status: Status) -> Option<(u32, Completion)> {
+        let slot = &mut self.slots[usize::from(index)];
+        slot.stage = Stage::Free;
+        self.free.push(index);
+        let mut io = slot.io.take()?;
+        let mut status = status;
+        if let Some(bounce) = slot.bounce.take() {
+            status = place::unbounce(&mut io, &bounce, status);
+        }
+        let owner = slot.lane;
+        let lane = self.lanes.get_mut(owner as usize)?.as_mut()?;
+        lane.placed -= 1;
+        Some((owner, io.complete(status)))
+    }
+
+    /// Starts what waits in a lane; while others wait too, not more than its share.
+    fn start_waiting(&mut self, at: usize) {
+        if !self.live {
+            return self.refuse_waiting();
+        }
+        let lanes = self.lanes.iter().flatten().count().max(1) as u32;
+        let share = (self.slots.len() as u32 / lanes).max(1);
+        loop {
+            let alone = self.hungry == 1;
+            let lane = lane_mut(&mut self.lanes, at);
+            if !alone && lane.placed >= share {
+                return;
+            }
+            let Some(io) = lane.waiting.pop_front() else {
+                return;
+            };
+            match self.place(at, io) {
+                Placed::Sent => {}
+                Placed::Ended(completion) => self.lane_mut(at).ready.push_back(completion),
+                Placed::Later(io) => {
+                    self.lane_mut(at).waiting.push_front(io);
+                    return;
+                }
+            }
+            if self.lane(at).waiting.is_empty() {
+                self.hungry -= 1;
+                return;
+            }
+        }
+    }
+
+    /// Tells the controller of new entries. How far completions were read it is told only when that becomes
+    /// much: it needs to know for room alone, and a register costs more than all else here.
+    #[inline]
+    fn flush(&mut self) {
+        if (self.tail.is_rung() && !self.head.is_pressing()) || !self.live {
+            return;
+        }
+        self.ring_doorbells();
+    }
+
+    #[inline]
+    fn ring_doorbells(&mut self) {
+        if !self.link.phase.enter(self.word) {
+            // The next poll finds out why.
+            return;
+        }
+        let grant = &*self.grant;
+        let shadows = grant.shadows.as_deref();
+        if self.head.is_pressing() {
+            let (before, head) = self.head.ring();
+            grant.cq.ring(&*grant.function, shadows, before, head);
+        }
+        if !self.tail.is_rung() {
+            let (before, tail) = self.tail.ring();
+            grant.sq.ring(&*grant.function, shadows, before, tail);
+        }
+        self.link.phase.leave();
+    }
+
+    pub fn arm(&mut self, at: usize, now: Nanos) -> Idle {
+        let lane = self.lane(at);
+        if !lane.ready.is_empty() {
+            return Idle::Busy;
+        }
+        if lane.inflight == 0 {
+            return Idle::Quiet;
+        }
+        if !self.live || self.link.phase.word() != self.word {
+            return Idle::Until(now + LOOK_SOON);
+        }
+        if !self.tail.is_rung() {
+            return Idle::Busy;
+        }
+        if self.hungry > 0 || !self.again.is_empty() {
+            return Idle::Until(now + LOOK_SOON);
+        }
+        let Some(vector) = self.link.vector else {
+            return Idle::Busy;
+        };
+        self.grant.function.acknowledge(vector);
+        Idle::Until((now + LOOK).min(self.next_scan.max(now + LOOK_SOON)))
+    }
+
+    /// The descriptor of its vector, as of now.
+    pub fn vector_fd(&self) -> Option<std::os::fd::RawFd> {
+        let grant = self.link.grant();
+        self.link
+            .vector
+            .and_then(|vector| grant.function.vector_fd(vector))
+    }
+
+    /// The last user has gone: the queues are to be deleted.
+    pub fn desert(&self) {
+        self.report(Want::Delete);
+    }
+
+    /// Nobody polls it any more, but its buffers wait for the controller.
+    pub fn reap_left(&mut self, nobody: &mut Done) {
+        if self.link.phase.word() != self.word {
+            self.follow();
+        }
+        self.again.clear();
+        self.reap(NO_LANE, nobody);
+    }
+
+    fn report(&self, want: Want) {
+        let generation = match crate::phase::decode(self.word) {
+            crate::phase::State::Live(generation) => generation,
+            _ => 0,
+        };
+        self.controller.report(Report {
+            qid: self.link.qid,
+            generation,
+            want,
+        });
+    }
+
+    #[cold]
+    fn lied(&mut self, cid: u16) {
+        count(&self.controller.counters().protocol_errors);
+        self.report(Want::Liar { cid });
+    }
+
+    fn lane(&self, at: usize) -> &Lane {
+        self.lanes[at].as_ref().expect("a lane that is open")
+    }
+
+    fn lane_mut(&mut self, at: usize) -> &mut Lane {
+        lane_mut(&mut self.lanes, at)
+    }
+}
+
+#[inline]
+fn lane_mut(lanes: &mut [Option<Lane>], at: usize) -> &mut Lane {
+    lanes[at].as_mut().expect("a lane that is open")
+}

@@ -1,0 +1,385 @@
+//! From an I/O to an entry of the submission queue: whether it may be, where its data is, and the entry itself.
+
+use arrayvec::ArrayVec;
+use nacre_bdev::{Completion, Io, Op, Status};
+use nacre_hugepages::{Buf, Pool};
+use nacre_nvmf_wire::commands::io::{CopyRange0, DsmRange};
+use zerocopy::IntoBytes;
+
+use super::slot::{Half, NO_SLOT, Slot, Stage};
+use super::{Pair, lane_mut};
+use crate::command::{self, Ask};
+use crate::data::{self, Part, Pointer};
+use crate::device::NvmeBdev;
+use crate::link::Grant;
+
+/// What became of an I/O.
+pub(crate) enum Placed {
+    Sent,
+    Ended(Completion),
+    /// There is no slot, or no buffer to copy through.
+    Later(Io),
+}
+
+/// Why there is no data pointer.
+enum Unpointed {
+    NoBuffer,
+    /// No buffer will ever do.
+    Impossible,
+}
+
+impl Pair {
+    #[inline]
+    pub(super) fn place(&mut self, at: usize, io: Io) -> Placed {
+        let lane = lane_mut(&mut self.lanes, at);
+        if let Some(status) = admit(&lane.device, &io) {
+            return Placed::Ended(io.complete(status));
+        }
+        let fused = io.op == Op::CompareAndWrite;
+        if self.free.len() < 1 + usize::from(fused) {
+            return Placed::Later(io);
+        }
+        let Some(index) = self.free.pop() else {
+            return Placed::Later(io);
+        };
+        self.slots[usize::from(index)].fill(io, at as u32);
+        let sent = match fused {
+            false => self.send(index),
+            true => self.send_fused(index),
+        };
+        let status = match sent {
+            Ok(()) => {
+                lane_mut(&mut self.lanes, at).placed += 1;
+                return Placed::Sent;
+            }
+            Err(Unpointed::NoBuffer) => None,
+            Err(Unpointed::Impossible) => Some(Status::DeviceError),
+        };
+        let slot = &mut self.slots[usize::from(index)];
+        slot.stage = Stage::Free;
+        slot.bounce = None;
+        self.free.push(index);
+        match (slot.io.take(), status) {
+            (Some(io), None) => Placed::Later(io),
+            (Some(io), Some(status)) => Placed::Ended(io.complete(status)),
+            (None, _) => unreachable!("the slot was filled just now"),
+        }
+    }
+
+    /// Sends what is in a slot, again perhaps. The slot stays as it is if there is no buffer.
+    #[inline]
+    fn send(&mut self, index: u16) -> Result<(), Unpointed> {
+        let at = usize::from(index);
+        let slot = &mut self.slots[at];
+        let lane = lane_mut(&mut self.lanes, slot.lane as usize);
+        let Some(io) = &slot.io else {
+            return Err(Unpointed::Impossible);
+        };
+        let ask = Ask {
+            op: io.op,
+            flags: io.flags,
+            lba: io.lba,
+            blocks: io.blocks,
+            ranges: lane.device.copy_ranges(io.blocks),
+        };
+        let grant = &*self.grant;
+        let pointer = match io.op {
+            Op::Read | Op::Write | Op::Compare => {
+                let bytes = (io.blocks as usize) << lane.device.block_shift();
+                let fill = io.op != Op::Read;
+                let list = &mut self.scratch[..];
+                let bounce = &mut slot.bounce;
+                point(grant, at, &io.data, bytes, fill, bounce, &lane.pool, list)?
+            }
+            Op::Flush | Op::WriteZeroes | Op::CompareAndWrite => Pointer::NONE,
+            Op::Unmap | Op::Copy => ranges(grant, at, io, &lane.device),
+        };
+        slot.cid = self.cids.next(slot.cid);
+        slot.stage = Stage::Sent;
+        slot.age = 0;
+        slot.due = Slot::LATE;
+        let sqe = command::sqe(&ask, lane.device.nsid(), slot.cid, &pointer);
+        self.tail.push(&grant.rings.sq, &sqe);
+        self.sent += 1;
+        Ok(())
+    }
+
+    /// Sends a slot's compare-and-write as two commands that follow each other.
+    fn send_fused(&mut self, index: u16) -> Result<(), Unpointed> {
+        let Some(second) = self.free.pop() else {
+            return Err(Unpointed::NoBuffer);
+        };
+        let sent = self.send_halves(index, second);
+        if sent.is_err() {
+            let slot = &mut self.slots[usize::from(second)];
+            slot.bounce = None;
+            self.free.push(second);
+        }
+        sent
+    }
+
+    fn send_halves(&mut self, index: u16, second: u16) -> Result<(), Unpointed> {
+        let [slot, other] = self
+            .slots
+            .get_disjoint_mut([usize::from(index), usize::from(second)])
+            .map_err(|_| Unpointed::Impossible)?;
+        let lane = lane_mut(&mut self.lanes, slot.lane as usize);
+        let Some(io) = &slot.io else {
+            return Err(Unpointed::Impossible);
+        };
+        let bytes = (io.blocks as usize) << lane.device.block_shift();
+        let [expected, new] = &io.data[..] else {
+            return Err(Unpointed::Impossible);
+        };
+        let ask = Ask {
+            op: io.op,
+            flags: io.flags,
+            lba: io.lba,
+            blocks: io.blocks,
+            ranges: 0,
+        };
+        let grant = &*self.grant;
+        let list = &mut self.scratch[..];
+        let mut pointer = |at: u16, buf: &Buf, bounce: &mut Option<Buf>| {
+            let buf = std::slice::from_ref(buf);
+            let (at, pool) = (usize::from(at), &lane.pool);
+            point(grant, at, buf, bytes, true, bounce, pool, list)
+        };
+        let first = pointer(index, expected, &mut slot.bounce)?;
+        let then = pointer(second, new, &mut other.bounce)?;
+        let nsid = lane.device.nsid();
+        for (slot, half, partner) in [(slot, Half::First, second), (other, Half::Second, index)] {
+            slot.cid = self.cids.next(slot.cid);
+            slot.stage = Stage::Sent;
+            slot.half = half;
+            slot.partner = partner;
+            slot.answer = None;
+            slot.age = 0;
+            slot.due = Slot::LATE;
+            let sqe = match half {
+                Half::Second => command::write_of(&ask, nsid, slot.cid, &then),
+                _ => command::sqe(&ask, nsid, slot.cid, &first),
+            };
+            self.tail.push(&grant.rings.sq, &sqe);
+            self.sent += 1;
+        }
+        Ok(())
+    }
+
+    /// Sends those again whose time has come.
+    #[cold]
+    pub(super) fn send_again(&mut self) {
+        if !self.live {
+            return;
+        }
+        let mut at = 0;
+        while at < self.again.len() {
+            let (when, index) = self.again[at];
+            let due = when <= self.now && self.slots[usize::from(index)].stage == Stage::Again;
+            match due.then(|| self.send(index)) {
+                None if when > self.now => at += 1,
+                // Ended meanwhile.
+                None | Some(Ok(())) => drop(self.again.swap_remove(at)),
+                Some(Err(Unpointed::NoBuffer)) => at += 1,
+                Some(Err(Unpointed::Impossible)) => {
+                    self.again.swap_remove(at);
+                    self.end(index, Status::DeviceError);
+                }
+            }
+        }
+    }
+
+    /// Frees the second half of a fused pair.
+    pub(super) fn free_partner(&mut self, index: u16) {
+        let second = std::mem::replace(&mut self.slots[usize::from(index)].partner, NO_SLOT);
+        let slot = &mut self.slots[usize::from(second)];
+        slot.stage = Stage::Free;
+        slot.half = Half::No;
+        slot.partner = NO_SLOT;
+        slot.bounce = None;
+        self.free.push(second);
+    }
+}
+
+/// What can be said without the controller.
+#[inline]
+fn admit(device: &NvmeBdev, io: &Io) -> Option<Status> {
+    if device.is_gone() {
+        return Some(Status::Gone);
+    }
+    if io.op == Op::Flush {
+        return None;
+    }
+    let blocks = device.blocks();
+    let inside = |lba: u64| {
+        lba.checked_add(u64::from(io.blocks))
+            .is_some_and(|end| end <= blocks)
+    };
+    if !inside(io.lba) {
+        return Some(Status::OutOfRange);
+    }
+    if io.blocks == 0 {
+        return Some(Status::Ok);
+    }
+    match io.op {
+        Op::Read | Op::Write if io.blocks <= device.max_blocks() => {
+            if io.op == Op::Write && device.is_read_only() {
+                return Some(Status::WriteProtected);
+            }
+            let bytes = (io.blocks as usize) << device.block_shift();
+            // The layer above broke its promise; nothing about the blocks.
+            (io.data_len() < bytes).then_some(Status::DeviceError)
+        }
+        _ => admit_others(device, io, inside(io.source_lba)),
+    }
+}
+
+fn admit_others(device: &NvmeBdev, io: &Io, source_inside: bool) -> Option<Status> {
+    if io.op.is_write() && device.is_read_only() {
+        return Some(Status::WriteProtected);
+    }
+    if !device.has(io.op) {
+        return Some(Status::Unsupported);
+    }
+    if io.op == Op::Copy && !source_inside {
+        return Some(Status::OutOfRange);
+    }
+    let most = match io.op {
+        Op::Unmap | Op::WriteZeroes => device.max_range_blocks(),
+        _ => u64::from(device.max_blocks()),
+    };
+    if u64::from(io.blocks) > most {
+        return Some(Status::Unsupported);
+    }
+    let bytes = (io.blocks as usize) << device.block_shift();
+    let enough = match io.op {
+        Op::CompareAndWrite => io.data.len() == 2 && io.data.iter().all(|buf| buf.len() >= bytes),
+        op => io.data_len() as u64 >= op.data_len(bytes as u64),
+    };
+    (!enough).then_some(Status::DeviceError)
+}
+
+/// Says where `bytes` of data are, in `bufs` themselves or in a copy.
+#[inline]
+#[allow(clippy::too_many_arguments)]
+fn point(
+    grant: &Grant,
+    at: usize,
+    bufs: &[Buf],
+    bytes: usize,
+    fill: bool,
+    bounce: &mut Option<Buf>,
+    pool: &Pool,
+    scratch: &mut [u8],
+) -> Result<Pointer, Unpointed> {
+    let rings = &*grant.rings;
+    let (offset, len) = (at * rings.list_bytes, rings.list_bytes);
+    let list = &mut scratch[..len];
+    let address = rings.lists.address(offset);
+    let direct = match bounce {
+        None => parts_of(grant, bufs, bytes)
+            .and_then(|parts| data::describe(&parts, grant.sgl, address, list)),
+        Some(_) => None,
+    };
+    let pointer = match direct {
+        Some(pointer) => pointer,
+        None => {
+            let parts = bounced(grant, bufs, bytes, fill, bounce, pool)?;
+            data::describe(&parts, grant.sgl, address, list).ok_or(Unpointed::Impossible)?
+        }
+    };
+    if pointer.list_bytes > 0 {
+        rings.lists.write(offset, &list[..pointer.list_bytes]);
+    }
+    Ok(pointer)
+}
+
+type Parts = ArrayVec<Part, 2>;
+
+#[inline]
+fn parts_of(grant: &Grant, bufs: &[Buf], bytes: usize) -> Option<Parts> {
+    let mut parts = Parts::new();
+    let mut left = bytes;
+    for buf in bufs {
+        let len = buf.len().min(left);
+        if len > 0 {
+            let address = buf.key(grant.key)? + buf.region_offset() as u64;
+            let len = len as u32;
+            parts.push(Part { address, len });
+        }
+        left -= buf.len().min(left);
+    }
+    Some(parts)
+}
+
+#[cold]
+fn bounced(
+    grant: &Grant,
+    bufs: &[Buf],
+    bytes: usize,
+    fill: bool,
+    bounce: &mut Option<Buf>,
+    pool: &Pool,
+) -> Result<Parts, Unpointed> {
+    if bounce.is_none() {
+        if bytes > pool.max_len() {
+            return Err(Unpointed::Impossible);
+        }
+        let mut copy = pool.acquire(bytes).ok_or(Unpointed::NoBuffer)?;
+        copy.truncate(bytes);
+        let Some(mut room) = copy.bytes_mut().filter(|_| fill) else {
+            *bounce = Some(copy);
+            return bounced(grant, bufs, bytes, fill, bounce, pool);
+        };
+        for buf in bufs {
+            let len = buf.len().min(room.len());
+            let (here, rest) = room.split_at_mut(len);
+            here.copy_from_slice(&buf[..len]);
+            room = rest;
+        }
+        *bounce = Some(copy);
+    }
+    let copy = bounce.as_slice();
+    parts_of(grant, copy, bytes).ok_or(Unpointed::Impossible)
+}
+
+/// After the controller: what it read into the copy belongs into the I/O's own buffers.
+#[cold]
+pub(super) fn unbounce(io: &mut Io, bounce: &Buf, status: Status) -> Status {
+    if io.op != Op::Read || !status.is_ok() {
+        return status;
+    }
+    let mut from = &bounce[..];
+    for buf in &mut io.data {
+        let len = buf.len().min(from.len());
+        let Some(bytes) = buf.bytes_mut() else {
+            return Status::DeviceError;
+        };
+        bytes[..len].copy_from_slice(&from[..len]);
+        from = &from[len..];
+    }
+    status
+}
+
+/// The ranges of an unmap or a copy, in the slot's list.
+fn ranges(grant: &Grant, at: usize, io: &Io, device: &NvmeBdev) -> Pointer {
+    let rings = &*grant.rings;
+    let offset = at * rings.list_bytes;
+    if io.op == Op::Unmap {
+        let range = DsmRange::new(io.lba, io.blocks);
+        rings.lists.write(offset, range.as_bytes());
+    } else {
+        let most = device.copy_range_blocks();
+        let (mut from, mut left) = (io.source_lba, io.blocks);
+        let mut place = offset;
+        while left > 0 {
+            let blocks = left.min(most);
+            let range = CopyRange0::new(from, blocks);
+            rings.lists.write(place, range.as_bytes());
+            place += CopyRange0::SIZE;
+            from += u64::from(blocks);
+            left -= blocks;
+        }
+    }
+    Pointer::prp(rings.lists.address(offset), 0)
+}

@@ -1,0 +1,278 @@
+//! The queue pair when something is not as usual: a command that is late or is asked for again, a queue that was
+//! made anew, a drive that is gone.
+
+use std::time::Duration;
+
+use nacre_bdev::{Done, Op, Status, Token};
+use nacre_nvmf_wire::StatusCode;
+
+use super::slot::{Half, Slot, Stage};
+use super::{NO_LANE, Pair, lane_mut};
+use crate::command::{self, Ask, Verdict};
+use crate::link::{Want, count};
+use crate::phase::{self, State};
+use crate::ring::{Head, Tail};
+
+impl Pair {
+    /// The control changed the phase: does what follows from it.
+    #[cold]
+    pub(super) fn follow(&mut self) {
+        let word = self.link.phase.word();
+        // Answers that arrived before are answers, whatever happened to the queue since.
+        self.live = false;
+        match phase::decode(word) {
+            State::Waiting | State::Quiescing => {}
+            State::Live(_) => {
+                self.drain();
+                self.begin();
+                self.live = true;
+            }
+            State::Gone => {
+                self.drain();
+                self.end_all();
+            }
+        }
+        self.word = word;
+    }
+
+    /// Takes what the controller answered while it could.
+    fn drain(&mut self) {
+        if self.sent > 0 {
+            self.reap(NO_LANE, &mut Done::with_capacity(0));
+        }
+    }
+
+    /// The controller knows a new queue: from here on it is empty, and what was under way is sent again.
+    fn begin(&mut self) {
+        self.grant = self.link.grant();
+        let rings = &self.grant.rings;
+        rings.cq.zero(0, rings.cq.len());
+        self.tail = Tail::new(rings.entries);
+        self.head = Head::new(rings.entries);
+        self.sent = 0;
+        for index in 0..self.slots.len() as u16 {
+            let slot = &self.slots[usize::from(index)];
+            let sent = slot.stage == Stage::Sent || slot.half == Half::First;
+            if sent && slot.io.is_some() {
+                self.interrupted(index);
+            }
+        }
+    }
+
+    /// The command in a slot was not answered by the queue that it was sent to, and never will be.
+    fn interrupted(&mut self, index: u16) {
+        let slot = &self.slots[usize::from(index)];
+        if slot.half == Half::First {
+            self.leave_fused(index);
+            return self.end(index, Status::Aborted);
+        }
+        self.retry(index, Duration::ZERO);
+    }
+
+    /// The second half's slot, if it is still this one's, is free.
+    fn leave_fused(&mut self, index: u16) {
+        let slot = &mut self.slots[usize::from(index)];
+        slot.half = Half::No;
+        let second = slot.partner;
+        if let Some(other) = self.slots.get(usize::from(second))
+            && other.half == Half::Second
+            && other.partner == index
+        {
+            self.free_partner(index);
+        }
+    }
+
+    /// Sends it again after `delay`, or ends it if that was done too often or must not be.
+    fn retry(&mut self, index: u16, delay: Duration) {
+        let limit = self.controller.options().retry_limit;
+        let slot = &mut self.slots[usize::from(index)];
+        let Some(io) = &slot.io else {
+            return;
+        };
+        let ask = Ask {
+            op: io.op,
+            flags: io.flags,
+            lba: io.lba,
+            blocks: io.blocks,
+            ranges: 0,
+        };
+        let wanted = slot.lane != NO_LANE;
+        let status = match () {
+            () if slot.aborting || !wanted => Status::Aborted,
+            () if !command::is_repeatable(&ask, io.source_lba) => Status::Aborted,
+            () if slot.tries >= limit => Status::DeviceError,
+            () => {
+                slot.tries += 1;
+                slot.stage = Stage::Again;
+                count(&self.controller.counters().resubmitted);
+                self.again.push((self.now + delay, index));
+                return;
+            }
+        };
+        self.end(index, status);
+    }
+
+    /// Answered, but not by what the I/O ends with.
+    #[cold]
+    pub(super) fn unfinished(&mut self, index: u16, verdict: Verdict, at: u32, done: &mut Done) {
+        match verdict {
+            Verdict::Done(status) => self.finish(index, status, at, done),
+            Verdict::Aborted => self.retry(index, Duration::ZERO),
+            Verdict::Again { crd } => {
+                let delay = self.grant.delays[usize::from(crd & 3)];
+                self.retry(index, delay);
+            }
+        }
+    }
+
+    /// One of two commands that belong together was answered: the I/O ends with the second answer.
+    #[cold]
+    pub(super) fn half_answered(&mut self, index: u16, answer: u16, at: u32, done: &mut Done) {
+        let slot = &mut self.slots[usize::from(index)];
+        slot.stage = Stage::Free;
+        let first = match slot.half {
+            Half::Second => slot.partner,
+            _ => index,
+        };
+        let other = self.slots[usize::from(first)].partner;
+        let whole = &mut self.slots[usize::from(first)];
+        let Some(before) = whole.answer.replace(answer) else {
+            // Its slot stays taken, and its identifier unused, until both are there.
+            return;
+        };
+        debug_assert_eq!(self.slots[usize::from(other)].stage, Stage::Free);
+        self.leave_fused(first);
+        // What is the cause, and not "its other half failed".
+        let follows = StatusCode::ABORTED_FAILED_FUSED;
+        let is_cause = |field: u16| StatusCode::from_field(field).code() != follows;
+        let field = match (before, answer) {
+            (0, field) => field,
+            (field, _) if is_cause(field) => field,
+            (field, 0) => field,
+            (_, field) => field,
+        };
+        match command::verdict(field, Op::CompareAndWrite) {
+            Verdict::Done(status) => self.finish(first, status, at, done),
+            // Whether the write was carried out nobody knows.
+            Verdict::Aborted => self.end(first, Status::Aborted),
+            Verdict::Again { .. } => self.end(first, Status::Retry),
+        }
+    }
+
+    /// The controller reaches no memory any more: everything ends.
+    fn end_all(&mut self) {
+        self.again.clear();
+        self.sent = 0;
+        for index in 0..self.slots.len() as u16 {
+            let slot = &self.slots[usize::from(index)];
+            let taken = slot.io.is_some();
+            if taken && slot.half == Half::First {
+                self.leave_fused(index);
+            }
+            if taken {
+                self.end(index, Status::Gone);
+            }
+        }
+        for lane in self.lanes.iter_mut().flatten() {
+            refuse(lane);
+        }
+        self.hungry = 0;
+    }
+
+    /// Now and then: what is late, and what was submitted to a drive that is gone.
+    #[cold]
+    pub(super) fn scan(&mut self) {
+        self.next_scan = self.now + self.tick.unwrap_or(super::LOOK);
+        if self.tick.is_some() && self.live {
+            self.look_for_late();
+        }
+    }
+
+    /// What waits where nothing can be sent any more.
+    #[cold]
+    pub(super) fn refuse_waiting(&mut self) {
+        if phase::decode(self.word) == State::Gone {
+            self.lanes.iter_mut().flatten().for_each(refuse);
+            self.hungry = 0;
+        }
+    }
+
+    fn look_for_late(&mut self) {
+        let tick = self.tick.unwrap_or_default();
+        for index in 0..self.slots.len() {
+            let slot = &mut self.slots[index];
+            // Of a fused pair the first half stands for both, also when it was answered.
+            if slot.io.is_none() || slot.stage != Stage::Sent && slot.half == Half::No {
+                continue;
+            }
+            slot.age = slot.age.saturating_add(1);
+            if slot.age < slot.due {
+                continue;
+            }
+            let want = Want::Late {
+                cid: slot.cid,
+                opcode: slot.io.as_ref().map_or(0, |io| command::opcode_of(io.op)),
+                stage: slot.rung,
+                waited: tick * u32::from(slot.age.saturating_sub(1)),
+            };
+            slot.rung = slot.rung.saturating_add(1);
+            slot.due = slot.age.saturating_add(Slot::GRACE);
+            if slot.age == u8::MAX {
+                slot.age = Slot::LATE;
+                slot.due = Slot::LATE + Slot::GRACE;
+            }
+            self.report(want);
+        }
+    }
+
+    /// Ends an I/O early, if that is possible: see [`nacre_bdev::Queue::abort`].
+    pub fn abort(&mut self, at: usize, token: Token) -> bool {
+        let lane = lane_mut(&mut self.lanes, at);
+        if let Some(place) = lane.waiting.iter().position(|io| io.token == token) {
+            if let Some(io) = lane.waiting.remove(place) {
+                lane.ready.push_back(io.complete(Status::Aborted));
+            }
+            if lane.waiting.is_empty() {
+                self.hungry -= 1;
+            }
+            return true;
+        }
+        let found = self.slots.iter().position(|slot| {
+            let io = slot.io.as_ref();
+            slot.lane == at as u32 && io.is_some_and(|io| io.token == token)
+        });
+        let Some(index) = found else {
+            return false;
+        };
+        let slot = &mut self.slots[index];
+        if slot.stage == Stage::Again {
+            self.again.retain(|(_, again)| usize::from(*again) != index);
+            self.end(index as u16, Status::Aborted);
+            return true;
+        }
+        if !std::mem::replace(&mut slot.aborting, true) {
+            let cid = slot.cid;
+            self.report(Want::Abort { cid });
+        }
+        true
+    }
+}
+
+fn refuse(lane: &mut super::Lane) {
+    while let Some(io) = lane.waiting.pop_front() {
+        lane.ready.push_back(io.complete(Status::Gone));
+    }
+}
+
+impl Drop for Pair {
+    /// What the controller may still write to is never given back, unless the control has shown that it cannot.
+    fn drop(&mut self) {
+        let safe = self.link.phase.state() == State::Gone;
+        for slot in &mut self.slots {
+            let kept = (slot.io.take(), slot.bounce.take());
+            if !safe && (slot.stage == Stage::Sent || slot.half != Half::No) {
+                std::mem::forget(kept);
+            }
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! What a queue pair remembers of a command under way, and how command identifiers name it.
+
+use nacre_bdev::Io;
+use nacre_hugepages::Buf;
+
+/// In the place of a lane's number: nobody wants to know how it ends.
+pub(super) const NO_LANE: u32 = u32::MAX;
+/// In the place of a slot's number.
+pub(super) const NO_SLOT: u16 = u16::MAX;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    Free,
+    /// The controller has it, or will at the next doorbell.
+    Sent,
+    /// It is to be sent again.
+    Again,
+}
+
+/// Half of a fused pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Half {
+    /// The command is whole.
+    No,
+    /// The compare, which holds the I/O.
+    First,
+    Second,
+}
+
+#[derive(Debug)]
+pub(super) struct Slot {
+    /// `None`: free, or the second half of a fused pair.
+    pub io: Option<Io>,
+    /// In the place of the I/O's own buffers.
+    pub bounce: Option<Buf>,
+    pub lane: u32,
+    pub cid: u16,
+    pub stage: Stage,
+    pub half: Half,
+    pub partner: u16,
+    /// Of a fused pair: what its first answer was, until the second is there.
+    pub answer: Option<u16>,
+    /// Looks that it has survived, at which something is done about it, and what was done.
+    pub age: u8,
+    pub due: u8,
+    pub rung: u8,
+    /// How often it was sent again.
+    pub tries: u8,
+    /// Its user gave it up.
+    pub aborting: bool,
+}
+
+impl Slot {
+    /// Looks after which a command is late: one more than there are in a timeout, as the first may come at once.
+    pub const LATE: u8 = super::TICKS as u8 + 1;
+    /// Looks from one attempt to the next.
+    pub const GRACE: u8 = super::TICKS as u8 / 2;
+
+    pub fn new(index: u16) -> Slot {
+        Slot {
+            io: None,
+            bounce: None,
+            lane: NO_LANE,
+            cid: index,
+            stage: Stage::Free,
+            half: Half::No,
+            partner: NO_SLOT,
+            answer: None,
+            age: 0,
+            due: Slot::LATE,
+            rung: 0,
+            tries: 0,
+            aborting: false,
+        }
+    }
+
+    #[inline]
+    pub fn is_half(&self) -> bool {
+        self.half != Half::No
+    }
+
+    /// For a new I/O.
+    #[inline]
+    pub fn fill(&mut self, io: Io, lane: u32) {
+        self.io = Some(io);
+        self.lane = lane;
+        self.half = Half::No;
+        self.rung = 0;
+        self.tries = 0;
+        self.aborting = false;
+    }
+}
+
+/// A command identifier is a slot's number and, above it, how often the slot was used: an answer to an earlier
+/// use is told from one to this.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Cids {
+    mask: u16,
+}
+
+impl Cids {
+    /// FFFFh stands for no command in the error log, so the highest bit stays clear.
+    const MAX: u16 = 0x7fff;
+
+    pub fn for_slots(slots: u16) -> Cids {
+        let mask = slots.next_power_of_two() - 1;
+        Cids { mask }
+    }
+
+    #[inline]
+    pub fn index(self, cid: u16) -> u16 {
+        // The highest bit, which no identifier has, leads behind all slots.
+        cid & (self.mask | !Cids::MAX)
+    }
+
+    /// The next identifier of the slot that `cid` names.
+    #[inline]
+    pub fn next(self, cid: u16) -> u16 {
+        cid.wrapping_add(self.mask + 1) & Cids::MAX
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: a slot's identifiers name it, none of another, and come round only after all were used.
+    #[test]
+    fn identifiers() {
+        for slots in [1, 3, 31, 255, 256, 1023, 4095] {
+            let cids = Cids::for_slots(slots);
+            for index in [0, slots / 2, slots - 1] {
+                let mut cid = index;
+                let mut uses = 0;
+                loop {
+                    assert_eq!(cids.index(cid), index);
+                    assert!(cid <= Cids::MAX);
+                    cid = cids.next(cid);
+                    uses += 1;
+                    if cid == index {
+                        break;
+                    }
+                }
+                assert_eq!(uses, 0x8000 / (u32::from(cids.mask) + 1));
+                assert!(uses >= 8);
+            }
+            assert!(cids.index(0xffff) >= slots);
+            assert!(cids.index(0x8000) >= slots);
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! How a queue pair's owner and the control agree about who may touch its doorbells.
+//!
+//! ```text
+//!   owner (its core)                     control (home)
+//!   enter: busy = 1                      set: word = Quiescing
+//!          word still mine? ── no ─▶ leave      is_busy? wait
+//!          write doorbells               the controller is reset, its queues made anew
+//!   leave: busy = 0                      set: word = Live(generation + 1)
+//! ```
+//!
+//! Both store their own and then load the other's, all sequentially consistent: of an owner that enters and a
+//! control that quiesces at least one sees the other. So a doorbell that was meant for the old queue is never
+//! written after the new one was made. `tests/loom.rs` shows that, and that it is lost with weaker orderings:
+//!
+//! ```text
+//! RUSTFLAGS="--cfg loom" cargo test -p nacre-bdev-nvme --release --test loom
+//! ```
+//!
+//! The file stands alone and uses nothing of this crate, so that the model can include it.
+
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU32, Ordering};
+#[cfg(not(loom))]
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// What a queue pair's owner may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// The controller has no such queue yet.
+    Waiting,
+    /// The controller resets, or makes the queue anew.
+    Quiescing,
+    /// The controller cannot reach memory any more: everything ends.
+    Gone,
+    /// The queue is there, for the so many-th time.
+    Live(u32),
+}
+
+const WAITING: u32 = 0;
+const QUIESCING: u32 = 1;
+const GONE: u32 = 2;
+const LIVE: u32 = 1 << 31;
+
+/// A [`State`] as one number, to compare with.
+pub type Word = u32;
+
+#[derive(Debug)]
+pub struct Phase {
+    word: AtomicU32,
+    busy: AtomicU32,
+}
+
+impl Phase {
+    pub fn new() -> Phase {
+        Phase {
+            word: AtomicU32::new(WAITING),
+            busy: AtomicU32::new(0),
+        }
+    }
+
+    /// Owner: what it may do now; what the control wrote before it said so is seen.
+    #[inline]
+    pub fn word(&self) -> Word {
+        self.word.load(Ordering::Acquire)
+    }
+
+    /// Owner: whether the doorbells may be written, until [`Phase::leave`]. If not, it has left already.
+    #[inline]
+    pub fn enter(&self, mine: Word) -> bool {
+        self.busy.store(1, Ordering::SeqCst);
+        let entered = self.word.load(Ordering::SeqCst) == mine;
+        if !entered {
+            self.leave();
+        }
+        entered
+    }
+
+    #[inline]
+    pub fn leave(&self) {
+        self.busy.store(0, Ordering::Release);
+    }
+
+    /// Control: says what the owner may do from now on.
+    pub fn set(&self, state: State) {
+        self.word.store(encode(state), Ordering::SeqCst);
+    }
+
+    /// Control: whether the owner is inside, and does not know of the latest [`Phase::set`] perhaps.
+    pub fn is_busy(&self) -> bool {
+        self.busy.load(Ordering::SeqCst) != 0
+    }
+
+    pub fn state(&self) -> State {
+        decode(self.word())
+    }
+}
+
+pub fn decode(word: Word) -> State {
+    match word {
+        WAITING => State::Waiting,
+        QUIESCING => State::Quiescing,
+        GONE => State::Gone,
+        live => State::Live(live & !LIVE),
+    }
+}
+
+pub fn encode(state: State) -> Word {
+    match state {
+        State::Waiting => WAITING,
+        State::Quiescing => QUIESCING,
+        State::Gone => GONE,
+        State::Live(generation) => LIVE | generation & !LIVE,
+    }
+}

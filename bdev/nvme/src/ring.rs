@@ -1,0 +1,276 @@
+//! The rings of one queue pair in memory, and where in them its owner is.
+
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+use nacre_nvmf_wire::{Cqe, Sqe};
+use zerocopy::IntoBytes;
+
+use crate::function::Function;
+use crate::memory::{DmaMemory, MemoryError};
+
+/// The memory of a queue pair: both rings, of as many entries, and a list per command.
+pub(crate) struct Rings {
+    pub sq: DmaMemory,
+    pub cq: DmaMemory,
+    /// [`Rings::list_bytes`] per command identifier.
+    pub lists: DmaMemory,
+    pub list_bytes: usize,
+    pub entries: u16,
+}
+
+impl Rings {
+    pub fn allocate(
+        function: &Arc<dyn Function>,
+        entries: u16,
+        list_bytes: usize,
+    ) -> Result<Rings, MemoryError> {
+        let count = usize::from(entries);
+        Ok(Rings {
+            sq: DmaMemory::allocate(function, count * Sqe::SIZE)?,
+            cq: DmaMemory::allocate(function, count * Cqe::SIZE)?,
+            lists: DmaMemory::allocate(function, (count * list_bytes).max(Sqe::SIZE))?,
+            list_bytes,
+            entries,
+        })
+    }
+}
+
+/// Doorbells in memory (Base 8.2.1, Doorbell Buffer Config): the controller reads `shadow` when it likes, and says
+/// in `event` from which value on it wants to be told by the register.
+pub(crate) struct Shadows {
+    pub shadow: DmaMemory,
+    pub event: DmaMemory,
+}
+
+impl Shadows {
+    pub fn allocate(function: &Arc<dyn Function>) -> Result<Shadows, MemoryError> {
+        Ok(Shadows {
+            shadow: DmaMemory::allocate(function, crate::data::PAGE)?,
+            event: DmaMemory::allocate(function, crate::data::PAGE)?,
+        })
+    }
+}
+
+/// One doorbell: its register, and its place in the shadows.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Doorbell {
+    register: u32,
+    shadow: usize,
+}
+
+impl Doorbell {
+    /// Of the submission queue `qid`; stride in bytes.
+    pub fn submission(qid: u16, stride: u32) -> Doorbell {
+        Doorbell::at(2 * u32::from(qid), stride)
+    }
+
+    pub fn completion(qid: u16, stride: u32) -> Doorbell {
+        Doorbell::at(2 * u32::from(qid) + 1, stride)
+    }
+
+    fn at(index: u32, stride: u32) -> Doorbell {
+        Doorbell {
+            register: nacre_nvmf_wire::registers::offset::DOORBELLS + index * stride,
+            shadow: (index * stride) as usize,
+        }
+    }
+
+    /// One past the last register that it takes.
+    pub fn end(self) -> u32 {
+        self.register + 4
+    }
+
+    /// Tells the controller of `value`, which was `before`.
+    #[inline]
+    pub fn ring(self, function: &dyn Function, shadows: Option<&Shadows>, before: u16, value: u16) {
+        if let Some(shadows) = shadows {
+            shadows.shadow.store(self.shadow, u32::from(value));
+            // The controller stores its event index and then looks at the shadow; here it is the other way round.
+            fence(Ordering::SeqCst);
+            let event = shadows.event.load(self.shadow) as u16;
+            if !wants_register(event, value, before) {
+                return;
+            }
+        }
+        function.write32(self.register, u32::from(value));
+    }
+
+    /// As after Doorbell Buffer Config.
+    pub fn clear(self, shadows: &Shadows) {
+        shadows.shadow.store(self.shadow, 0);
+        shadows.event.store(self.shadow, 0);
+    }
+}
+
+/// Whether the step from `before` to `value` passed `event`, all modulo 2^16.
+fn wants_register(event: u16, value: u16, before: u16) -> bool {
+    value.wrapping_sub(event).wrapping_sub(1) < value.wrapping_sub(before)
+}
+
+/// Where the owner of a submission queue is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Tail {
+    entries: u16,
+    tail: u16,
+    rung: u16,
+}
+
+impl Tail {
+    pub fn new(entries: u16) -> Tail {
+        Tail {
+            entries,
+            tail: 0,
+            rung: 0,
+        }
+    }
+
+    /// Writes the next entry. There is always room: fewer commands are under way than there are entries.
+    #[inline]
+    pub fn push(&mut self, memory: &DmaMemory, sqe: &Sqe) {
+        memory.write(usize::from(self.tail) * Sqe::SIZE, sqe.as_bytes());
+        self.tail += 1;
+        if self.tail == self.entries {
+            self.tail = 0;
+        }
+    }
+
+    #[inline]
+    pub fn is_rung(&self) -> bool {
+        self.tail == self.rung
+    }
+
+    /// What was told last, and what is to be told now.
+    #[inline]
+    pub fn ring(&mut self) -> (u16, u16) {
+        let before = self.rung;
+        self.rung = self.tail;
+        (before, self.tail)
+    }
+}
+
+/// A completion, as much of it as all commands have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Answer {
+    pub cid: u16,
+    /// The status field, above the phase tag.
+    pub status: u16,
+}
+
+/// Where the owner of a completion queue is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Head {
+    entries: u16,
+    head: u16,
+    rung: u16,
+    phase: u32,
+    /// Entries taken since the controller was told.
+    unrung: u16,
+}
+
+impl Head {
+    pub fn new(entries: u16) -> Head {
+        Head {
+            entries,
+            head: 0,
+            rung: 0,
+            phase: 1 << 16,
+            unrung: 0,
+        }
+    }
+
+    /// The next completion, if the controller has written it: the dword with the phase tag is the last that it
+    /// writes.
+    #[inline]
+    pub fn peek(&self, memory: &DmaMemory) -> Option<Answer> {
+        let last = memory.load(usize::from(self.head) * Cqe::SIZE + 12);
+        (last & 1 << 16 == self.phase).then_some(Answer {
+            cid: last as u16,
+            status: (last >> 17) as u16,
+        })
+    }
+
+    /// Dword 0 of the completion that [`Head::peek`] found.
+    pub fn dword0(&self, memory: &DmaMemory) -> u32 {
+        memory.load(usize::from(self.head) * Cqe::SIZE)
+    }
+
+    #[inline]
+    pub fn advance(&mut self) {
+        self.unrung += 1;
+        self.head += 1;
+        if self.head == self.entries {
+            self.head = 0;
+            self.phase ^= 1 << 16;
+        }
+    }
+
+    /// Whether so much was taken that the controller should be told without waiting for a better moment.
+    #[inline]
+    pub fn is_pressing(&self) -> bool {
+        self.unrung >= self.entries / 4
+    }
+
+    #[inline]
+    pub fn is_rung(&self) -> bool {
+        self.unrung == 0
+    }
+
+    #[inline]
+    pub fn ring(&mut self) -> (u16, u16) {
+        let before = self.rung;
+        self.rung = self.head;
+        self.unrung = 0;
+        (before, self.head)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: the register is written exactly when the step passes the event index. Method: every step in a
+    /// window around the wrap, against counting.
+    #[test]
+    fn event_index_rule() {
+        for before in (65_530..=65_535).chain(0..6u16) {
+            for step in 1..12u16 {
+                let value = before.wrapping_add(step);
+                for event in (65_520..=65_535).chain(0..20u16) {
+                    let passed = (0..step).any(|at| before.wrapping_add(at) == event);
+                    assert_eq!(
+                        wants_register(event, value, before),
+                        passed,
+                        "{before} {value} {event}"
+                    );
+                }
+            }
+        }
+    }
+
+    /// Places of doorbells with both strides, as the specification's formula has them.
+    #[test]
+    fn doorbell_places() {
+        assert_eq!(Doorbell::submission(0, 4).register, 0x1000);
+        assert_eq!(Doorbell::completion(0, 4).register, 0x1004);
+        assert_eq!(Doorbell::submission(3, 4).register, 0x1018);
+        assert_eq!(Doorbell::completion(3, 8).register, 0x1038);
+        assert_eq!(Doorbell::completion(3, 8).shadow, 0x38);
+    }
+
+    /// The head turns its phase when it wraps, and presses when a quarter was taken.
+    #[test]
+    fn phase_turns() {
+        let mut head = Head::new(4);
+        for round in 0..10u32 {
+            for at in 0..4u16 {
+                assert_eq!((head.head, head.phase >> 16), (at, (round + 1) & 1));
+                head.advance();
+                assert!(head.is_pressing());
+                let before = head.rung;
+                assert_eq!(head.ring(), (before, (at + 1) % 4));
+                assert!(head.is_rung());
+            }
+        }
+    }
+}

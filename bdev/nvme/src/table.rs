@@ -1,0 +1,92 @@
+//! The queue pairs of this core: one per controller.
+
+use std::cell::RefCell;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use nacre_bdev::Done;
+
+use crate::controller::{Controller, NoPair};
+use crate::link::{Report, Want};
+use crate::pair::Pair;
+use crate::phase::State;
+
+thread_local! {
+    static HERE: RefCell<Vec<Entry>> = const { RefCell::new(Vec::new()) };
+    /// Without users, but with buffers that a controller may still write to.
+    static LEFT: RefCell<Vec<Rc<RefCell<Pair>>>> = const { RefCell::new(Vec::new()) };
+}
+
+struct Entry {
+    /// Of the controller.
+    id: u64,
+    pair: Weak<RefCell<Pair>>,
+}
+
+/// This core's queue pair to `controller`; the first user opens it.
+pub(crate) fn pair(controller: &Arc<Controller>) -> Result<Rc<RefCell<Pair>>, NoPair> {
+    sweep();
+    let id = controller.id();
+    let known = HERE.with_borrow_mut(|here| {
+        here.retain(|entry| entry.pair.strong_count() > 0);
+        let mut mine = here.iter().filter(|entry| entry.id == id);
+        mine.find_map(|entry| entry.pair.upgrade())
+    });
+    if let Some(pair) = known {
+        return Ok(pair);
+    }
+    let link = controller.grant_link()?;
+    let pair = Rc::new(RefCell::new(Pair::new(
+        Arc::clone(controller),
+        Arc::clone(&link),
+    )));
+    HERE.with_borrow_mut(|here| {
+        here.push(Entry {
+            id,
+            pair: Rc::downgrade(&pair),
+        })
+    });
+    controller.report(Report {
+        qid: link.qid,
+        generation: 0,
+        want: Want::Make,
+    });
+    Ok(pair)
+}
+
+/// A user of the queue pair has gone: without any, the controller deletes the queues.
+pub(crate) fn left(pair: &Rc<RefCell<Pair>>) {
+    let here = pair.borrow();
+    if here.has_lanes() {
+        return;
+    }
+    let link = Arc::clone(here.link());
+    let holds = here.holds();
+    here.desert();
+    drop(here);
+    link.deserted.store(true, Ordering::Release);
+    let _ = HERE.try_with(|entries| {
+        let is_this = |entry: &Entry| std::ptr::eq(entry.pair.as_ptr(), Rc::as_ptr(pair));
+        entries.borrow_mut().retain(|entry| !is_this(entry));
+    });
+    if holds {
+        // When the thread ends, so does this; what the controller may still write to is leaked then.
+        let _ = LEFT.try_with(|left| left.borrow_mut().push(Rc::clone(pair)));
+    }
+}
+
+/// Lets go of those that are not needed for their buffers any more.
+pub(crate) fn sweep() {
+    let _ = LEFT.try_with(|left| {
+        let mut left = left.borrow_mut();
+        if left.is_empty() {
+            return;
+        }
+        left.retain(|pair| {
+            let mut pair = pair.borrow_mut();
+            pair.reap_left(&mut Done::with_capacity(0));
+            pair.holds() && pair.link().phase.state() != State::Gone
+        });
+    });
+}

@@ -1,0 +1,60 @@
+//! The agreement about doorbells under every interleaving and every reordering that the memory model allows.
+//!
+//! ```text
+//! RUSTFLAGS="--cfg loom" cargo test -p nacre-bdev-nvme --release --test loom
+//! ```
+//!
+//! The doorbell register is an atomic without any ordering. The control writes 0 to it where it makes the queue anew;
+//! an owner's value of before that must never be found there afterwards.
+#![cfg(loom)]
+
+#[path = "../src/phase.rs"]
+#[allow(dead_code)]
+mod phase;
+
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicU32, Ordering};
+use loom::thread;
+
+use phase::{Phase, State, encode};
+
+const STALE: u32 = 7;
+
+/// One owner that rings once, one control that resets once. Says what the register holds in the end.
+fn reset_while_ringing(waits: bool) {
+    loom::model(move || {
+        let phase = Arc::new(Phase::new());
+        let register = Arc::new(AtomicU32::new(0));
+        phase.set(State::Live(1));
+        let owner = {
+            let (phase, register) = (Arc::clone(&phase), Arc::clone(&register));
+            thread::spawn(move || {
+                if phase.enter(encode(State::Live(1))) {
+                    register.store(STALE, Ordering::Relaxed);
+                    phase.leave();
+                }
+            })
+        };
+        phase.set(State::Quiescing);
+        while waits && phase.is_busy() {
+            thread::yield_now();
+        }
+        register.store(0, Ordering::Relaxed);
+        phase.set(State::Live(2));
+        owner.join().unwrap();
+        assert_eq!(register.load(Ordering::Relaxed), 0, "a stale doorbell");
+    });
+}
+
+/// Goal: after a reset no doorbell of before it is written.
+#[test]
+fn no_stale_doorbell() {
+    reset_while_ringing(true);
+}
+
+/// The model sees what it is here to exclude: a control that does not wait for the owner.
+#[test]
+#[should_panic(expected = "a stale doorbell")]
+fn waiting_is_needed() {
+    reset_while_ringing(false);
+}
