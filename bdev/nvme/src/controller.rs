@@ -269,6 +269,14 @@ impl Controller {
         Arc::clone(&lock(&self.facts))
     }
 
+    pub(crate) fn is_live(&self) -> bool {
+        *lock(&self.state) == State::Live
+    }
+
+    pub(crate) fn all_links(&self) -> Vec<Arc<Link>> {
+        lock(&self.links).all()
+    }
+
     pub(crate) fn tell(&self, event: Event) {
         self.observer.told(event);
     }

@@ -212,11 +212,6 @@ impl Head {
     }
 
     #[inline]
-    pub fn is_rung(&self) -> bool {
-        self.unrung == 0
-    }
-
-    #[inline]
     pub fn ring(&mut self) -> (u16, u16) {
         let before = self.rung;
         self.rung = self.head;
@@ -269,7 +264,7 @@ mod tests {
                 assert!(head.is_pressing());
                 let before = head.rung;
                 assert_eq!(head.ring(), (before, (at + 1) % 4));
-                assert!(head.is_rung());
+                assert!(!head.is_pressing());
             }
         }
     }

@@ -376,9 +376,8 @@ impl Controller {
             return Ok(0);
         }
         let count = function.vectors().min(queues.saturating_add(1));
-        if count > 0 && count != self.facts().vectors
-            || count > 0 && function.vector_fd(count - 1).is_none()
-        {
+        let other = count != self.facts().vectors;
+        if count > 0 && (other || function.vector_fd(count - 1).is_none()) {
             function.interrupts(count)?;
         }
         Ok(count)

@@ -12,8 +12,7 @@ use nacre_reactor::CoreHandle;
 use crate::admin::EVENTS_MAX;
 use crate::controller::Controller;
 use crate::event::Event;
-use crate::info::State;
-use crate::link::{count, lock};
+use crate::link::count;
 
 /// Bytes of a page that are read to clear an event that nothing else is made of.
 const ENOUGH: usize = 512;
@@ -36,7 +35,7 @@ impl Controller {
                 self.tell(Event::AsyncEvent(event));
                 self.serve_event(&core, event).await;
             }
-            if *lock(&self.state) == State::Live {
+            if self.is_live() {
                 self.request_events();
             }
         }
@@ -50,7 +49,7 @@ impl Controller {
                 // Read for its own sake: that makes room for the next event.
                 self.clear(core, event.log_page, 4096).await;
                 let _one = self.lifecycle.lock().await;
-                if *lock(&self.state) != State::Live {
+                if !self.is_live() {
                     return;
                 }
                 if let Err(error) = self.find_namespaces(core).await {

@@ -12,7 +12,7 @@ use super::Facts;
 use crate::controller::Controller;
 use crate::error::ControlError;
 use crate::event::{Event, HealthAlert, HealthEvent};
-use crate::info::{Health, State, celsius};
+use crate::info::{Health, celsius};
 use crate::link::lock;
 use crate::options::HealthThresholds;
 
@@ -37,7 +37,7 @@ impl Controller {
             return;
         }
         loop {
-            if *lock(&self.state) == State::Live {
+            if self.is_live() {
                 self.check_health(&core).await;
             }
             let _ = core.timeout(period, self.stop.notified()).await;

@@ -145,7 +145,7 @@ impl Controller {
 
     /// Holds the owners of all queue pairs off their doorbells.
     pub(super) async fn quiesce_all(&self, core: &CoreHandle) {
-        let links = lock(&self.links).all();
+        let links = self.all_links();
         for link in &links {
             link.phase.set(Phase::Quiescing);
         }
@@ -167,7 +167,7 @@ impl Controller {
 
     /// Everything in flight and everything submitted is answered: the controller reaches no memory.
     pub(super) fn end_queues(&self) {
-        for link in lock(&self.links).all() {
+        for link in self.all_links() {
             link.made.store(false, Ordering::Relaxed);
             link.phase.set(Phase::Gone);
         }

@@ -155,7 +155,7 @@ impl Controller {
 
     async fn make_asked(self: &Arc<Self>, core: &CoreHandle, link: &Arc<Link>) {
         let guard = self.lifecycle.lock().await;
-        let live = *lock(&self.state) == State::Live;
+        let live = self.is_live();
         if !live || link.phase.state() != Phase::Waiting || link.deserted.load(Ordering::Acquire) {
             return;
         }
@@ -171,7 +171,7 @@ impl Controller {
         let guard = self.lifecycle.lock().await;
         self.quiesce(core, link).await;
         let limit = self.hurry();
-        let deleted = match *lock(&self.state) == State::Live {
+        let deleted = match self.is_live() {
             true => self.delete_queue(core, link, limit).await,
             false => Ok(()),
         };
@@ -191,7 +191,7 @@ impl Controller {
     /// Deletes a queue pair and makes it again: the commands in it end, and their owner sends them again.
     async fn reset_queue(self: &Arc<Self>, core: &CoreHandle, link: &Arc<Link>) {
         let guard = self.lifecycle.lock().await;
-        if *lock(&self.state) != State::Live {
+        if !self.is_live() {
             return;
         }
         count(&self.counters.queue_resets);
@@ -216,14 +216,11 @@ impl Controller {
         let before = self.counters.resets.load(Ordering::Relaxed);
         let _one = self.lifecycle.lock().await;
         let asked = reason == ResetReason::Asked;
-        match &*lock(&self.state) {
+        let state = lock(&self.state).clone();
+        match state {
             State::Detached => return Err(ControlError::Detached),
             State::Removed => return Err(ControlError::Gone),
-            State::Failed { reason } if !asked => {
-                return Err(ControlError::Failed {
-                    reason: reason.clone(),
-                });
-            }
+            State::Failed { reason } if !asked => return Err(ControlError::Failed { reason }),
             _ => {}
         }
         if !asked && before != self.counters.resets.load(Ordering::Relaxed) {
@@ -277,7 +274,7 @@ impl Controller {
         let facts = self.bring_up(core).await?;
         *lock(&self.facts) = Arc::new(facts);
         self.add_poller(core)?;
-        for link in lock(&self.links).all() {
+        for link in self.all_links() {
             link.made.store(false, Ordering::Relaxed);
             if link.deserted.load(Ordering::Acquire) {
                 continue;
@@ -320,7 +317,7 @@ impl Controller {
             if self.is_detached() {
                 return;
             }
-            if *lock(&self.state) != State::Live {
+            if !self.is_live() {
                 continue;
             }
             let function = self.function();
@@ -410,7 +407,7 @@ impl Controller {
         *lock(&self.facts) = Arc::new(facts);
         self.add_poller(core)?;
         self.find_namespaces(core).await?;
-        for link in lock(&self.links).all() {
+        for link in self.all_links() {
             if !link.deserted.load(Ordering::Acquire) {
                 self.make_queue(core, &link).await?;
             }

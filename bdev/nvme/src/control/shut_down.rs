@@ -61,7 +61,7 @@ impl Controller {
     }
 
     async fn delete_all(&self, core: &CoreHandle) {
-        for link in lock(&self.links).all() {
+        for link in self.all_links() {
             if let Err(error) = self.delete_queue(core, &link, DELETE).await {
                 tracing::warn!(controller = self.name(), qid = link.qid, %error, "NVMe queue pair not deleted");
                 return;
