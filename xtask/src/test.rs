@@ -16,6 +16,7 @@ const FORMAT_LIMIT: Duration = Duration::from_secs(120);
 const LINT_LIMIT: Duration = Duration::from_secs(1500);
 const UNIT_LIMIT: Duration = Duration::from_secs(1500);
 const MODEL_LIMIT: Duration = Duration::from_secs(900);
+const MUTATION_LIMIT: Duration = Duration::from_secs(600);
 
 #[derive(Args)]
 pub struct Options {
@@ -90,6 +91,7 @@ fn suites(root: &Path, options: &Options, strict: bool) -> Tally {
         }
         suite("tests", &mut || unit_tests(root, filter));
         suite("models", &mut || models(root, filter));
+        suite("mutations", &mut || mutations(root, filter));
     }
     if !options.no_vm {
         let selection = vm::Selection {
@@ -205,6 +207,21 @@ fn models(root: &Path, filter: Option<&str>) -> Result<Tally> {
         tally.add(finish(reader, &format!("models of {package}"), end, filter));
     }
     Ok(tally)
+}
+
+/// Faults put into replicated volumes on purpose, each of which the simulator's checker has to find. A feature
+/// of their own, so that nothing else is built with them.
+fn mutations(root: &Path, filter: Option<&str>) -> Result<Tally> {
+    let mut command = setup::cargo();
+    command
+        .current_dir(root)
+        .args(["test", "--locked", "--no-fail-fast"])
+        .args(["--package", "nacre-bdev-replica-sim"])
+        .args(["--features", "mutations", "--test", "mutations"])
+        .args(filter);
+    let mut reader = CargoTest::default();
+    let end = process::stream(&mut command, MUTATION_LIMIT, |line| reader.line(line))?;
+    Ok(finish(reader, "mutations", end, filter))
 }
 
 fn finish(reader: CargoTest, suite: &str, end: End, filter: Option<&str>) -> Tally {

@@ -15,6 +15,7 @@ pub mod format;
 pub mod handle;
 pub mod lane;
 pub mod model;
+pub mod mutation;
 pub mod needs;
 pub mod regions;
 pub mod shared;

@@ -27,6 +27,8 @@ mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+#[cfg(feature = "mutations")]
+pub use nacre_bdev_replica::mutation::Mutation;
 pub use world::{Options, Report};
 
 /// One run. An error says what went wrong.

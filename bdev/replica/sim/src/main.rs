@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use nacre_bdev_replica_sim::{Options, replay, run};
 
-const USAGE: &str =
-    "usage: simulate [--seed N] [--runs N | --minutes M] [--ios N] [--trace [--block N]]";
+const USAGE: &str = "usage: simulate [--seed N] [--runs N | --minutes M] [--ios N] \
+    [--trace [--block N]] [--mutation NAME (with the feature `mutations`)]";
 
 fn main() -> ExitCode {
     let (mut seed, mut runs, mut minutes) = (1u64, None, None);
@@ -22,6 +22,13 @@ fn main() -> ExitCode {
             "--minutes" => number().map(|n| minutes = Some(n)),
             "--ios" => number().map(|n| options.ios = n),
             "--block" => number().map(|n| options.block = Some(n)),
+            #[cfg(feature = "mutations")]
+            "--mutation" => args.next().and_then(|name| {
+                use nacre_bdev_replica_sim::Mutation;
+                let mut all = Mutation::ALL.into_iter();
+                let which = all.find(|which| format!("{which:?}") == name);
+                which.map(|which| Mutation::activate(Some(which)))
+            }),
             "--trace" => {
                 options.trace = true;
                 Some(())

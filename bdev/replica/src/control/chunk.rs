@@ -9,6 +9,7 @@ use nacre_hugepages::Buf;
 use super::state::Live;
 use super::{Control, MOMENT};
 use crate::model::RESERVED;
+use crate::mutation::Mutation;
 use crate::shared::{Failure, Shared};
 use crate::stripes::{Acquired, CONTROL};
 
@@ -139,6 +140,11 @@ impl Control {
         source: &Live,
         targets: &[&Rc<Live>],
     ) -> Result<Vec<(usize, Failure)>, Failure> {
+        if let ([target, ..], true) = (targets, Mutation::ResyncBackwards.is_active()) {
+            let data = self.read_chunk(chunk, target).await?;
+            self.write_chunk(chunk, source, &data).await?;
+            return Ok(Vec::new());
+        }
         let data = self.read_chunk(chunk, source).await?;
         let writes = targets
             .iter()

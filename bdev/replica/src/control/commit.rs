@@ -7,6 +7,7 @@ use futures_util::future::join_all;
 use super::Control;
 use crate::handle::{Happened, VolumeError};
 use crate::model::VolumeRecord;
+use crate::mutation::Mutation;
 use crate::shared::Failure;
 use crate::store::StoreError;
 
@@ -77,6 +78,9 @@ impl Control {
                     self.store_heard();
                     return Ok(());
                 }
+                Err(StoreError::Conflict { .. }) if Mutation::ForgetFence.is_active() => {
+                    return Ok(());
+                }
                 Err(error @ (StoreError::Conflict { .. } | StoreError::NotFound { .. })) => {
                     self.fence(error.to_string());
                     return Err(error.into());
@@ -109,7 +113,7 @@ impl Control {
 
     /// Somebody else has the volume: nothing is acknowledged from now on.
     pub(super) fn fence(&self, why: String) {
-        if self.state.borrow().fenced.is_some() {
+        if self.state.borrow().fenced.is_some() || Mutation::ForgetFence.is_active() {
             return;
         }
         self.state.borrow_mut().fenced = Some(why.clone());

@@ -19,6 +19,7 @@ use super::Control;
 use super::state::Live;
 use crate::handle::Happened;
 use crate::model::{MAX_MEMBERS, MemberState};
+use crate::mutation::Mutation;
 use crate::shared::{Failure, Repair, Report};
 
 const READ_ERROR_WINDOW: Duration = Duration::from_secs(3600);
@@ -143,6 +144,10 @@ impl Control {
         // lanes it stays a member until the store says that it is none, whatever is published meanwhile.
         self.keep_in_view(slot);
         self.let_go(slot);
+        if Mutation::AcknowledgeEarly.is_active() {
+            self.state.borrow_mut().leaving[slot] = None;
+            self.publish();
+        }
         let last_label = live.stamp.get();
         let out = self.commit(|record| {
             if let Some(member) = record.member_mut(slot) {

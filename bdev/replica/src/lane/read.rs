@@ -5,6 +5,7 @@ use nacre_bdev::{Completion, Status};
 use super::Lane;
 use super::request::{Slots, Stage, Why, bit, slots};
 use crate::model::ReadPolicy;
+use crate::mutation::Mutation;
 use crate::shared::{Failure, Repair};
 
 impl Lane {
@@ -38,7 +39,11 @@ impl Lane {
     /// The member to read from, of those not yet tried.
     #[inline]
     fn choose(&mut self, index: usize) -> Option<usize> {
-        let left = self.sync.in_sync & !self.requests[index].tried;
+        let mut left = self.sync.in_sync;
+        if Mutation::ReadStale.is_active() {
+            left |= self.sync.syncing;
+        }
+        left &= !self.requests[index].tried;
         if left & left.wrapping_sub(1) == 0 {
             return slots(left).next();
         }
@@ -50,7 +55,10 @@ impl Lane {
         let regions = self
             .shared
             .regions_of(request.lba, u64::from(request.blocks));
-        let lacks = |slot: &usize| self.shared.needs[*slot].contains_any(regions.clone());
+        let lacks = |slot: &usize| {
+            self.shared.needs[*slot].contains_any(regions.clone())
+                && !Mutation::ReadStale.is_active()
+        };
         let whole = slots(left).filter(|slot| !lacks(slot));
         let whole = whole.fold(0, |set, slot| set | bit(slot));
         if whole == 0 {

@@ -1,0 +1,71 @@
+//! Goal: the checker finds what it is there to find. Method: a fault is put into the volume's code on purpose
+//! (`nacre_bdev_replica::mutation`), and seeds are tried from the first one on until a block is read that must
+//! not be there, or members differ; that a run does not end well in another way does not count. The same seed
+//! without the fault passes.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use nacre_bdev_replica_sim::{Mutation, Options, replay, run};
+
+const FIRST: u64 = 1;
+/// Seeds that are tried at most.
+const MOST: u64 = 2000;
+
+fn is_caught(mutation: Mutation) {
+    let next = AtomicU64::new(FIRST);
+    let caught: Mutex<Option<(u64, String)>> = Mutex::new(None);
+    let work = || {
+        Mutation::activate(Some(mutation));
+        while caught.lock().expect("sound").is_none() {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= FIRST + MOST {
+                return;
+            }
+            if let Err(what) = run(seed, &Options::default())
+                && what.starts_with("block ")
+            {
+                caught.lock().expect("sound").get_or_insert((seed, what));
+            }
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(2, |n| n.get().min(8));
+    std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
+    let caught = caught.into_inner().expect("sound");
+    let Some((seed, what)) = caught else {
+        panic!("{mutation:?} is not noticed in {MOST} runs");
+    };
+    println!("{mutation:?}: seed {seed}: {what}");
+    Mutation::activate(None);
+    if let Err(what) = run(seed, &Options::default()) {
+        panic!(
+            "seed {seed} fails without {mutation:?}: {what}\nagain: {}",
+            replay(seed)
+        );
+    }
+}
+
+#[test]
+fn acknowledging_before_membership_is_durable() {
+    is_caught(Mutation::AcknowledgeEarly);
+}
+
+#[test]
+fn skipping_the_dirty_region_log() {
+    is_caught(Mutation::SkipLog);
+}
+
+#[test]
+fn reading_a_stale_member() {
+    is_caught(Mutation::ReadStale);
+}
+
+#[test]
+fn forgetting_to_fence() {
+    is_caught(Mutation::ForgetFence);
+}
+
+#[test]
+fn resyncing_in_the_wrong_direction() {
+    is_caught(Mutation::ResyncBackwards);
+}
