@@ -220,6 +220,8 @@ pub async fn init(engine: &Rc<Engine>) -> anyhow::Result<()> {
     tokio::task::spawn_local(crate::methods::bdev::follow(Rc::clone(engine), events));
     tokio::task::spawn_local(crate::methods::nvmf::keep_reservations(Rc::clone(engine)));
     tokio::task::spawn_local(crate::remotes::follow(Rc::clone(engine)));
+    tokio::task::spawn_local(crate::drives::follow(Rc::clone(engine)));
+    tokio::task::spawn_local(crate::drives::watch(Rc::clone(engine)));
     crate::volumes::begin(engine).await?;
     let found = engine
         .journal
@@ -347,6 +349,7 @@ pub async fn fini(engine: &Rc<Engine>) {
     engine.set_plane(None);
     engine.devices.clear();
     engine.remotes.close().await;
+    engine.drives.close().await;
     if !plane.stop(HOST_PATIENCE).await {
         warn!("the reactors did not end in time");
     }
@@ -366,6 +369,7 @@ async fn retry(engine: &Rc<Engine>) {
             () = tokio::time::sleep(every) => {}
             // What stood on a remote device that is back need not wait.
             () = engine.remotes.came_back() => {}
+            () = engine.drives.came_back() => {}
         }
         for record in engine.journal.waiting() {
             engine.replay(&record).await;

@@ -11,6 +11,7 @@ use tracing::{debug, warn};
 use crate::config::Settings;
 use crate::declared::Declared;
 use crate::devices::Devices;
+use crate::drives::Drives;
 use crate::journal::Journal;
 use crate::listeners::Listeners;
 use crate::logs::Logs;
@@ -61,6 +62,7 @@ pub struct Engine {
     pub listeners: Listeners,
     pub rdma: Rdma,
     pub remotes: Remotes,
+    pub drives: Drives,
     /// Reservations on their way to the store.
     pub keeping: Keeping,
     pub volumes: Volumes,
@@ -99,6 +101,7 @@ impl Engine {
             listeners: Listeners::default(),
             rdma: Rdma::default(),
             remotes: Remotes::default(),
+            drives: Drives::default(),
             keeping: Keeping::default(),
             volumes: Volumes::default(),
             plane: RefCell::default(),

@@ -29,6 +29,7 @@ pub mod daemon;
 pub mod declared;
 pub mod devices;
 pub mod doctor;
+pub mod drives;
 pub mod engine;
 pub mod initiator;
 pub mod journal;

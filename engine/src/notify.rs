@@ -76,10 +76,18 @@ use Category as C;
 use Severity as S;
 
 /// Every type of event there is.
-pub const TYPES: [(&str, Category, Severity); 41] = [
+pub const TYPES: [(&str, Category, Severity); 49] = [
     ("bdev_register", C::Device, S::Info),
     ("bdev_unregister", C::Device, S::Info),
     ("bdev_resize", C::Device, S::Info),
+    ("nvme_live", C::Device, S::Info),
+    ("nvme_reset", C::Device, S::Warning),
+    ("nvme_failed", C::Device, S::Error),
+    ("nvme_removed", C::Device, S::Error),
+    ("nvme_refused", C::Device, S::Warning),
+    ("nvme_timeout", C::Device, S::Warning),
+    ("nvme_health_warning", C::Device, S::Warning),
+    ("nvme_health_good", C::Device, S::Info),
     ("nvmf_subsystem_add", C::Target, S::Info),
     ("nvmf_subsystem_remove", C::Target, S::Info),
     ("nvmf_namespace_change", C::Target, S::Info),

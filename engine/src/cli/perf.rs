@@ -1,4 +1,4 @@
-//! `nacre perf`: load on a remote namespace, measured and, if asked for, verified.
+//! `nacre perf`: load on a remote namespace, or on a drive of this machine, measured and, if asked for, verified.
 
 use std::io::IsTerminal;
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use nacre_reactor::CoreSet;
 use super::remote::{Needs, RemoteArgs, usage};
 use super::size::parse_bytes;
 use super::{Failure, output};
+use crate::drives::DriveUri;
 use crate::initiator::DEFAULT_PORT;
 use crate::perf::{
     self, Direction, Job, Limit, Mismatch, PathReport, PerfError, Progress, Report, Rw, Sizes,
@@ -20,7 +21,7 @@ use crate::perf::{
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Sizes: 4096, 4k or 4KiB (1024), 4KB (1000). Writes destroy what is on the namespace.\n\nExit codes: 0 done, 1 an I/O failed or data was wrong, 2 wrong usage, 3 cannot connect.\n\nExamples:\n  nacre perf tcp://192.0.2.1/nqn.2025-01.io.example:v --rw randread --depth 128 --seconds 30\n  nacre perf -a 192.0.2.1 -n nqn.2025-01.io.example:v --rw randrw --mix 70 --verify"
+    after_help = "Sizes: 4096, 4k or 4KiB (1024), 4KB (1000). Writes destroy what is on the namespace. A drive of this machine has to be bound to vfio-pci (nacre nvme bind), and not be in use by the daemon.\n\nExit codes: 0 done, 1 an I/O failed or data was wrong, 2 wrong usage, 3 cannot connect.\n\nExamples:\n  nacre perf tcp://192.0.2.1/nqn.2025-01.io.example:v --rw randread --depth 128 --seconds 30\n  nacre perf -a 192.0.2.1 -n nqn.2025-01.io.example:v --rw randrw --mix 70 --verify\n  nacre perf 'pcie://0000:5e:00.0?nsid=1' --depth 32 --cores 2"
 )]
 pub struct PerfArgs {
     #[command(flatten)]
@@ -98,6 +99,10 @@ pub struct PerfArgs {
 
 pub fn run(args: PerfArgs) -> Result<(), Failure> {
     let job = job(&args)?;
+    if let Some(drive) = args.remote.drive() {
+        let uri = drive.map_err(usage)?;
+        return on_drive(&args, &job, &uri);
+    }
     // One entry of a queue is always free.
     let entries = job.depth + 1;
     let mut target = args.remote.target(Needs {
@@ -133,17 +138,33 @@ pub fn run(args: PerfArgs) -> Result<(), Failure> {
     let outcome = perf::run(&job, &mut session, &target.connector, wanted, &mut watch);
     line.clear();
     session.disconnect();
-    let report = outcome.map_err(failure)?;
+    told(&args, &outcome.map_err(failure)?)
+}
+
+/// On a drive of this machine.
+fn on_drive(args: &PerfArgs, job: &Job, uri: &DriveUri) -> Result<(), Failure> {
+    let mut line = Line::new(args.quiet || args.json);
+    let interrupt = Interrupt::listen();
+    let mut watch = |progress: &Progress| {
+        line.show(progress);
+        !interrupt.seen()
+    };
+    let outcome = perf::run_drive(job, uri, &mut watch);
+    line.clear();
+    told(args, &outcome.map_err(failure)?)
+}
+
+fn told(args: &PerfArgs, report: &Report) -> Result<(), Failure> {
     if args.json {
-        output::json(&serde_json::to_value(&report).expect("a report serialises"))?;
+        output::json(&serde_json::to_value(report).expect("a report serialises"))?;
     } else {
-        output::line(&text(&report))?;
+        output::line(&text(report))?;
     }
     match report.is_good() {
         true => Ok(()),
         false => Err(Failure::Exit {
             code: 1,
-            error: anyhow::anyhow!(verdict(&report)),
+            error: anyhow::anyhow!(verdict(report)),
         }),
     }
 }

@@ -13,6 +13,7 @@ use nacre_nvmf_wire::tcp::Digests;
 use super::Failure;
 use super::connect::Fallback;
 use crate::doctor::System;
+use crate::drives::{DriveUri, DriveUriError};
 use crate::initiator::{
     Choice, Connector, Identity, PathConnector, Rdma, RdmaTuning, Remote, Session, TcpConnector,
     way_by_rdma,
@@ -96,6 +97,18 @@ pub struct Needs {
 type Ways = (Arc<dyn Connector>, Option<PathOptions>);
 
 impl RemoteArgs {
+    /// The drive of this machine that the URI names, if it names one, rightly or not.
+    pub fn drive(&self) -> Option<Result<DriveUri, DriveUriError>> {
+        let uri = self.uri.as_deref().filter(|uri| DriveUri::is_one(uri))?;
+        Some(uri.parse().and_then(|mut drive: DriveUri| {
+            if let Some(nsid) = &self.nsid {
+                let parsed = nsid.parse().ok().filter(|n| (1..u32::MAX).contains(n));
+                drive.nsid = Some(parsed.ok_or_else(|| DriveUriError::Nsid(nsid.clone()))?);
+            }
+            Ok(drive)
+        }))
+    }
+
     /// Where that is, without a default for what is missing.
     pub fn remote(&self) -> Result<Remote, Failure> {
         let mut remote = match (&self.uri, &self.traddr) {

@@ -4,16 +4,14 @@
 /// Why, and which.
 pub const NOT_OFFERED: &[(&str, &[&str])] = &[
     (
-        "No NVMe drive of this machine is driven yet, and a remote controller has one path here: `AUTO` chooses its transport.",
+        "A controller has one path here: `AUTO` chooses the transport of a remote one.",
         &[
             "bdev_nvme_disable_controller",
             "bdev_nvme_enable_controller",
-            "bdev_nvme_get_controller_health_info",
             "bdev_nvme_get_discovery_info",
             "bdev_nvme_get_io_paths",
             "bdev_nvme_get_path_iostat",
             "bdev_nvme_get_transport_statistics",
-            "bdev_nvme_set_hotplug",
             "bdev_nvme_set_keys",
             "bdev_nvme_set_multipath_policy",
             "bdev_nvme_set_preferred_path",

@@ -8,6 +8,7 @@ use tokio::runtime::Runtime;
 use tokio::task::LocalSet;
 
 use crate::config::Settings;
+use crate::drives::Drives;
 use crate::engine::{Engine, Personality, Phase};
 use crate::journal::Journal;
 use crate::logs::Logs;
@@ -31,6 +32,17 @@ pub fn bench() -> Bench {
 impl Bench {
     pub fn with(settings: Settings, store: Option<Store>) -> Bench {
         let bench = Bench::not_started(settings, store);
+        bench
+            .run(crate::daemon::init(&bench.engine))
+            .expect("the daemon starts");
+        bench
+    }
+
+    /// With drives of the test's own.
+    pub fn with_drives(settings: Settings, store: Option<Store>, drives: Drives) -> Bench {
+        let mut bench = Bench::not_started(settings, store);
+        let engine = Rc::get_mut(&mut bench.engine).expect("not shared yet");
+        engine.drives = drives;
         bench
             .run(crate::daemon::init(&bench.engine))
             .expect("the daemon starts");

@@ -8,6 +8,7 @@
 //! docs/METRICS.md is written from them, and a sample of an undeclared family does not compile.
 
 pub mod devices;
+pub mod drives;
 pub mod http;
 pub mod listeners;
 pub mod nvmf;
@@ -111,6 +112,7 @@ pub fn sources() -> Vec<Box<dyn MetricsSource>> {
         Box::new(nvmf::Nvmf),
         Box::new(rdma::Rdma),
         Box::new(remotes::Remotes),
+        Box::new(drives::Drives),
     ]
 }
 

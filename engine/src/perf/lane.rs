@@ -2,7 +2,6 @@
 
 use nacre_bdev::{Busy, Completion, Done, Io, Op, Queue};
 use nacre_hugepages::{Buf, Pool};
-use nacre_nvmf::host::IoQueue;
 use nacre_reactor::Nanos;
 
 use super::access::{Access, Place};
@@ -57,8 +56,34 @@ struct Slot {
     place: Place,
 }
 
-pub struct Lane {
-    queue: IoQueue,
+/// A queue that load is put on.
+pub trait Load: Queue {
+    /// Names it among those of its controller.
+    fn qid(&self) -> u16;
+
+    /// Whether it was connected.
+    fn is_live(&self) -> bool {
+        true
+    }
+
+    fn troubles(&self) -> Troubles {
+        Troubles::default()
+    }
+}
+
+/// What a queue went through.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Troubles {
+    /// Connections that were lost.
+    pub losses: u64,
+    /// I/Os sent again.
+    pub resent: u64,
+    /// Times that it was moved to another transport with nothing under way.
+    pub moves: u64,
+}
+
+pub struct Lane<Q> {
+    queue: Q,
     namespace: Namespace,
     area: Area,
     unit_blocks: u32,
@@ -78,15 +103,15 @@ pub struct Lane {
     cursor: u64,
 }
 
-impl Lane {
+impl<Q: Load> Lane<Q> {
     pub fn new(
-        queue: IoQueue,
+        queue: Q,
         job: &Job,
         area: Area,
         namespace: Namespace,
         index: u64,
         pool: Pool,
-    ) -> Lane {
+    ) -> Lane<Q> {
         let access = Access::new(job, area, namespace.block_size, index);
         let depth = usize::from(job.depth);
         let idle = Slot {
@@ -114,7 +139,7 @@ impl Lane {
         }
     }
 
-    pub fn queue(&self) -> &IoQueue {
+    pub fn queue(&self) -> &Q {
         &self.queue
     }
 

@@ -1,7 +1,9 @@
-//! The load generator behind `nacre perf`: an NVMe-oF host that does nothing but I/O.
+//! The load generator behind `nacre perf`: an NVMe-oF host, or the owner of a drive, that does nothing but I/O.
 //!
 //! ```text
-//!   run.rs      connects, starts the workers, looks after the controller, adds up    (main thread)
+//!   remote.rs   a namespace of a target: connects, looks after the controller      (main thread)
+//!   drive.rs    a namespace of a drive of this machine: brings it up               (main thread)
+//!     run.rs      starts the workers, adds up                                      (main thread)
 //!     worker.rs   a pinned thread that polls its lanes without ever sleeping
 //!       lane.rs     one I/O queue kept full: what comes next, what came back
 //!         access.rs   which blocks next: random or in order, of one size or several
@@ -14,16 +16,20 @@
 //! turn of a worker, which is also the resolution of the latencies.
 
 mod access;
+mod drive;
 mod job;
 mod lane;
 mod ledger;
 mod pattern;
+mod remote;
 mod report;
 mod run;
 mod worker;
 
+pub use drive::{DriveError, run_drive};
 pub use job::{Job, JobError, Limit, Rw, Sizes, Verify};
 pub use pattern::Wrong;
+pub use remote::run;
 pub use report::{Direction, Mismatch, PathReport, Report, VerifyReport};
-pub use run::{PerfError, Progress, Watch, memory, run};
+pub use run::{PerfError, Progress, Watch, memory};
 pub use worker::WorkerError;

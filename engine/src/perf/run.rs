@@ -1,4 +1,4 @@
-//! A run from the connection to the report.
+//! A run: the workers, what they get, what they add up to.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -6,14 +6,12 @@ use std::thread;
 use std::time::Duration;
 
 use nacre_hugepages::{ClassSpec, Pool};
-use nacre_nvmf::host::{HostOptions, IoQueue, Link, NamespaceInfo};
-use nacre_reactor::Clock;
+use nacre_reactor::{Clock, Nanos};
 
 use super::job::{Area, Job, JobError};
-use super::lane::{Lane, Namespace, Phase};
-use super::report::{PathReport, Report, Tally};
+use super::lane::{Lane, Load, Namespace, Phase};
+use super::report::Tally;
 use super::worker::{Crew, Member, Worker, WorkerError, phases, pin};
-use crate::initiator::{Connector, Session};
 
 /// How often the main thread looks after the controller.
 const TICK: Duration = Duration::from_millis(10);
@@ -39,6 +37,8 @@ pub enum PerfError {
     Memory(std::io::Error),
     #[error("a worker panicked")]
     Panicked,
+    #[error(transparent)]
+    Drive(#[from] super::drive::DriveError),
 }
 
 fn names(nsids: &[u32]) -> String {
@@ -73,33 +73,28 @@ impl<F: FnMut(&Progress) -> bool> Watch for F {
     }
 }
 
-/// Runs `job` on namespace `nsid`, or on the only one there is.
-pub fn run(
+/// What load is put on: where its queues and their memory come from.
+pub(super) trait Stage: Sync {
+    type Queue: Load;
+
+    /// Memory of one worker, for so many buffers.
+    fn memory(&self, classes: &[ClassSpec]) -> Result<Pool, PerfError>;
+
+    /// The queue of lane `lane`, on the thread that is to use it.
+    fn open(&self, lane: u16, pool: &Pool, now: Nanos) -> Result<Self::Queue, PerfError>;
+
+    /// How long a queue may take to be connected.
+    fn patience(&self) -> Duration;
+}
+
+/// Runs `job` on an area of a namespace. `look` is called about a hundred times a second; `false` ends the run.
+pub(super) fn run_on<S: Stage>(
     job: &Job,
-    session: &mut Session,
-    connector: &Arc<dyn Connector>,
-    (target, nsid): (&str, Option<u32>),
-    watch: &mut dyn Watch,
-) -> Result<Report, PerfError> {
-    let link = Arc::clone(session.controller().link());
-    let options = session.controller().options().clone();
-    let info = choose(&link, nsid)?;
-    let granted = link.state().io_queues;
-    if granted < job.queues {
-        let asked = job.queues;
-        return Err(PerfError::Queues { asked, granted });
-    }
-    let max_io = link.state().max_transfer_bytes;
-    let area = job.area(info.block_size, info.blocks, max_io)?;
-    if job.writes() && info.read_only {
-        return Err(JobError::ReadOnly.into());
-    }
-    let run = Clock::real().now().0 ^ u64::from(std::process::id()) << 32 ^ job.seed;
-    let namespace = Namespace {
-        nsid: info.nsid,
-        block_size: info.block_size,
-        run: run.max(1),
-    };
+    stage: &S,
+    area: Area,
+    namespace: Namespace,
+    look: &mut dyn FnMut(&Crew) -> bool,
+) -> Result<(Tally, bool), PerfError> {
     let members = job.cores.len().max(1).min(usize::from(job.queues));
     let crew = Crew::new(members);
     let mut interrupted = false;
@@ -110,9 +105,7 @@ pub fn run(
                 job,
                 area,
                 namespace,
-                link: &link,
-                options: &options,
-                connector,
+                stage,
                 crew: &crew,
                 index,
             };
@@ -120,8 +113,7 @@ pub fn run(
             threads.push(named.spawn_scoped(scope, move || plan.work())?);
         }
         while threads.iter().any(|thread| !thread.is_finished()) {
-            session.poll();
-            if !watch.tick(&progress(job, &crew, session)) {
+            if !look(&crew) {
                 interrupted = true;
                 crew.stop.store(true, Ordering::Relaxed);
             }
@@ -134,14 +126,16 @@ pub fn run(
     for tally in tallies {
         sum.add(tally.map_err(|_| PerfError::Panicked)??);
     }
-    let moves = sum.moves;
-    let mut report = sum.report(job, target, info.nsid, interrupted);
-    let paths = session.controller().paths();
-    report.paths = paths.map(|paths| PathReport::new(paths, moves));
-    Ok(report)
+    Ok((sum, interrupted))
 }
 
-/// Bytes of [`Connector::memory`] that a run needs.
+/// Tells this run's blocks from those of others.
+pub(super) fn run_id(job: &Job) -> u64 {
+    let run = Clock::real().now().0 ^ u64::from(std::process::id()) << 32 ^ job.seed;
+    run.max(1)
+}
+
+/// Bytes of memory that a run needs in all.
 pub fn memory(job: &Job) -> usize {
     let members = job.cores.len().max(1).min(usize::from(job.queues));
     let classes = classes(job, usize::from(job.queues));
@@ -164,22 +158,7 @@ fn classes(job: &Job, lanes: usize) -> [ClassSpec; 2] {
     ]
 }
 
-fn choose(link: &Link, nsid: Option<u32>) -> Result<NamespaceInfo, PerfError> {
-    let mut namespaces = link.state().namespaces;
-    let there: Vec<u32> = namespaces.keys().copied().collect();
-    let nsid = match (nsid, there.as_slice()) {
-        (Some(nsid), _) => nsid,
-        (None, [only]) => *only,
-        (None, []) => return Err(PerfError::Empty),
-        (None, _) => return Err(PerfError::Which { there }),
-    };
-    namespaces
-        .remove(&nsid)
-        .ok_or(PerfError::NoNamespace { nsid, there })
-}
-
-fn progress(job: &Job, crew: &Crew, session: &Session) -> Progress {
-    use nacre_nvmf::host::ControllerState as State;
+pub(super) fn progress(job: &Job, crew: &Crew, reconnecting: Option<u32>) -> Progress {
     let sum = |of: fn(&super::worker::Shown) -> u64| crew.shown.iter().map(of).sum();
     let slowest = crew
         .shown
@@ -203,28 +182,22 @@ fn progress(job: &Job, crew: &Crew, session: &Session) -> Progress {
         ios: sum(|s| s.ios.load(Ordering::Relaxed)),
         bytes: sum(|s| s.bytes.load(Ordering::Relaxed)),
         errors: sum(|s| s.errors.load(Ordering::Relaxed)),
-        reconnecting: match session.controller().state() {
-            State::Waiting { attempt, .. } => Some(*attempt),
-            State::Connecting => Some(0),
-            _ => None,
-        },
+        reconnecting,
     }
 }
 
 /// What one worker is made from, on its own thread: queues and buffers belong to the thread that
 /// made them.
-struct Plan<'a> {
+struct Plan<'a, S> {
     job: &'a Job,
     area: Area,
     namespace: Namespace,
-    link: &'a Arc<Link>,
-    options: &'a HostOptions,
-    connector: &'a Arc<dyn Connector>,
+    stage: &'a S,
     crew: &'a Arc<Crew>,
     index: usize,
 }
 
-impl Plan<'_> {
+impl<S: Stage> Plan<'_, S> {
     fn work(&self) -> Result<Tally, PerfError> {
         let mut member = Member {
             crew: self.crew,
@@ -241,18 +214,12 @@ impl Plan<'_> {
             lanes: self.lanes(&clock)?,
             clock,
         };
-        // Each attempt has this long, and the first may meet a target that is busy; where there are
-        // transports to choose from, each has its attempts.
-        let tries = match &self.options.paths {
-            Some(paths) => 2 * (paths.connection_retries + 1),
-            None => 2,
-        };
-        let tally = worker.run(self.options.connect_timeout * tries)?;
+        let tally = worker.run(self.stage.patience())?;
         member.finished = true;
         Ok(tally)
     }
 
-    fn lanes(&self, clock: &Clock) -> Result<Vec<Lane>, PerfError> {
+    fn lanes(&self, clock: &Clock) -> Result<Vec<Lane<S::Queue>>, PerfError> {
         let (job, members) = (self.job, self.crew.shown.len());
         let mine: Vec<u64> = (0..u64::from(job.queues))
             .filter(|lane| *lane as usize % members == self.index)
@@ -265,14 +232,7 @@ impl Plan<'_> {
                     true => self.area.part(lane, job.queues.into(), unit),
                     false => self.area,
                 };
-                let queue = IoQueue::new(
-                    self.options.clone(),
-                    Arc::clone(self.link),
-                    self.connector.dialer(),
-                    pool.clone(),
-                    (lane as u16 + 1, self.namespace.nsid),
-                    clock.now(),
-                )?;
+                let queue = self.stage.open(lane as u16, &pool, clock.now())?;
                 Ok(Lane::new(
                     queue,
                     job,
@@ -288,8 +248,7 @@ impl Plan<'_> {
     /// Buffers for every I/O that can be under way, filled with something that does not compress.
     fn pool(&self, lanes: usize) -> Result<Pool, PerfError> {
         let classes = classes(self.job, lanes);
-        let pool = self.connector.memory(&classes);
-        let pool = pool.map_err(PerfError::Memory)?;
+        let pool = self.stage.memory(&classes)?;
         let size = classes[1].size;
         let mut random = super::access::Random::new(self.job.seed);
         let mut all: Vec<_> = std::iter::from_fn(|| pool.acquire(size)).collect();

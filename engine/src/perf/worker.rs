@@ -9,7 +9,7 @@ use nacre_reactor::{Clock, Nanos};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::job::{Job, Limit, Verify};
-use super::lane::{Lane, Phase};
+use super::lane::{Lane, Load, Phase};
 use super::report::Tally;
 
 /// How often a worker shows how far it is.
@@ -113,15 +113,15 @@ pub fn phases(job: &Job) -> &'static [Phase] {
     }
 }
 
-pub struct Worker<'a> {
+pub struct Worker<'a, Q> {
     pub index: usize,
     pub job: &'a Job,
     pub crew: &'a Crew,
     pub clock: Clock,
-    pub lanes: Vec<Lane>,
+    pub lanes: Vec<Lane<Q>>,
 }
 
-impl Worker<'_> {
+impl<Q: Load> Worker<'_, Q> {
     /// Connects the lanes, then goes through the phases, each together with the other workers.
     pub fn run(mut self, limit: Duration) -> Result<Tally, WorkerError> {
         let mut done = Done::with_capacity(usize::from(self.job.depth).max(64));
@@ -145,9 +145,10 @@ impl Worker<'_> {
         }
         for lane in &self.lanes {
             tally.unfinished += lane.inflight() as u64;
-            tally.connections_lost += lane.queue().stats().losses;
-            tally.resent += lane.queue().stats().resent;
-            tally.moves += lane.queue().stats().moves;
+            let troubles = lane.queue().troubles();
+            tally.connections_lost += troubles.losses;
+            tally.resent += troubles.resent;
+            tally.moves += troubles.moves;
         }
         Ok(tally)
     }

@@ -1,23 +1,26 @@
-//! `nacre bdev attach`: a namespace of another target, by its URI.
+//! `nacre bdev attach`: a namespace of another target or a drive of this machine, by its URI.
 
 use clap::Args;
 use nacre_bdev_remote::RemoteUri;
-use serde_json::Value;
+use serde_json::{Value, json};
+
+use crate::drives::{DriveUri, DriveUriError};
 
 use super::super::{Connection, Failure, output};
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "nvmf:// is connected as [replication] says, nvmf+tcp:// by TCP, nvmf+rdma:// by RDMA, nvmf+rdma+tcp:// by RDMA and, \
+    after_help = "pcie:// (or vfio://) is a drive of this machine that was given to userspace: nacre nvme bind. nvmf:// is connected as [replication] says, nvmf+tcp:// by TCP, nvmf+rdma:// by RDMA, nvmf+rdma+tcp:// by RDMA and, \
                   while that does not work, by TCP.\n\nExamples:\n  nacre bdev attach nvmf://192.0.2.1:4420/nqn.2025-01.io.example:volume\n  \
-                  nacre bdev attach 'nvmf+tcp://[fd00::1]/nqn.2025-01.io.example:volume?nsid=1' --name replica1"
+                  nacre bdev attach 'nvmf+tcp://[fd00::1]/nqn.2025-01.io.example:volume?nsid=1' --name replica1\n  \
+                  nacre bdev attach pcie://0000:5e:00.0 --name Nvme0"
 )]
 pub struct AttachArgs {
-    /// nvmf://ADDRESS[:PORT]/NQN[?nsid=N|uuid=UUID&hostnqn=NQN]
+    /// nvmf://ADDRESS[:PORT]/NQN[?nsid=N|uuid=UUID&hostnqn=NQN], or pcie://BDF
     #[arg(value_name = "URI")]
     uri: String,
     /// Of the controller: its devices are called so, with n and the namespace identifier [default: the end of the
-    /// subsystem's name]
+    /// subsystem's name, or Nvme and the first number that is free]
     #[arg(long)]
     name: Option<String>,
     /// How long I/O waits for a target that is away, in seconds; 0 as long as it is [default: as configured]
@@ -32,7 +35,10 @@ pub struct AttachArgs {
 }
 
 pub fn run(connection: &Connection, args: &AttachArgs) -> Result<(), Failure> {
-    let params = params(args).map_err(Failure::Usage)?;
+    let params = match DriveUri::is_one(&args.uri) {
+        true => drive(connection, args)?,
+        false => params(args).map_err(Failure::Usage)?,
+    };
     let devices = connection.call("bdev_nvme_attach_controller", params)?;
     if connection.json {
         return output::json(&devices);
@@ -42,6 +48,37 @@ pub fn run(connection: &Connection, args: &AttachArgs) -> Result<(), Failure> {
         output::line(name)?;
     }
     Ok(())
+}
+
+fn drive(connection: &Connection, args: &AttachArgs) -> Result<Value, Failure> {
+    let usage = |what: String| Failure::Usage(what);
+    let uri: DriveUri = args
+        .uri
+        .parse()
+        .map_err(|e: DriveUriError| usage(e.to_string()))?;
+    if uri.nsid.is_some() {
+        return Err(usage(
+            "a drive is attached with all its namespaces: leave nsid out".into(),
+        ));
+    }
+    let remote = args.fast_fail.is_some() || args.loss_timeout.is_some();
+    if remote || args.host_traddr.is_some() {
+        return Err(usage(
+            "there is no connection to a drive of this machine: leave its options out".into(),
+        ));
+    }
+    let name = match &args.name {
+        Some(name) => name.clone(),
+        None => {
+            let attached = connection.call("bdev_nvme_get_controllers", json!({}))?;
+            let attached = attached.as_array().into_iter().flatten();
+            let taken: Vec<&str> = attached.filter_map(|one| one["name"].as_str()).collect();
+            let mut names = DriveUri::default_names();
+            let free = names.find(|name| !taken.contains(&name.as_str()));
+            free.expect("names do not end")
+        }
+    };
+    Ok(uri.attach_params(&name))
 }
 
 fn params(args: &AttachArgs) -> Result<Value, String> {

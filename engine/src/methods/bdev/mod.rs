@@ -11,7 +11,7 @@ mod iostat;
 mod list;
 mod malloc;
 mod null;
-mod nvme;
+pub mod nvme;
 mod qos;
 mod raid;
 pub mod sampling;

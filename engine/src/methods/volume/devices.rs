@@ -8,6 +8,7 @@ use serde_json::json;
 use tracing::warn;
 
 use super::call;
+use crate::drives::{DriveUri, DriveUriError};
 use crate::engine::Engine;
 use crate::remotes::{attach_params, default_name};
 use crate::rpc::RpcError;
@@ -55,6 +56,7 @@ impl Devices {
 
     async fn add(&mut self, on: &Rc<Engine>, given: &str, field: &str) -> Result<(), RpcError> {
         let name = match given.contains("://") {
+            true if DriveUri::is_one(given) => self.attach_drive(on, given, field).await?,
             true => self.attach(on, given, field).await?,
             false => match on.plane()?.bdevs.lookup(given) {
                 Some(layer) => layer.name().to_owned(),
@@ -123,6 +125,51 @@ impl Devices {
             )
             .field(field)
             .remedy("name it with ?nsid= or ?uuid=")),
+        }
+    }
+
+    /// A namespace of the drive that the address names, which is attached unless it is.
+    async fn attach_drive(
+        &mut self,
+        on: &Rc<Engine>,
+        uri: &str,
+        field: &str,
+    ) -> Result<String, RpcError> {
+        let uri: DriveUri = uri
+            .parse()
+            .map_err(|e: DriveUriError| RpcError::invalid_params(e.to_string()).field(field))?;
+        if on.drives.at(&uri.address).is_none() {
+            let mut names = DriveUri::default_names();
+            let is_free = |name: &String| {
+                on.drives.find(name).is_none()
+                    && on.remotes.find(name).is_none()
+                    && on
+                        .journal
+                        .find(&crate::methods::bdev::nvme::key(name))
+                        .is_none()
+            };
+            let name = names.find(is_free).expect("names do not end");
+            let params = uri.attach_params(&name);
+            let made = call(on, "bdev_nvme_attach_controller", params).await;
+            made.map_err(|refused| refused.field(field))?;
+            self.attached.push(name);
+        }
+        let drive = on.drives.at(&uri.address);
+        let devices = drive.map(|(_, drive)| drive.devices()).unwrap_or_default();
+        let wanted = |nsid: u32| uri.nsid.is_none_or(|wanted| wanted == nsid);
+        let fitting: Vec<_> = devices.iter().filter(|d| wanted(d.nsid())).collect();
+        match fitting.as_slice() {
+            [device] => Ok(device.name().to_owned()),
+            others => Err(RpcError::errno(
+                Errno::EINVAL,
+                format!(
+                    "{} namespaces of the drive at {} are meant: a replica is on one",
+                    others.len(),
+                    uri.address
+                ),
+            )
+            .field(field)
+            .remedy("name it with ?nsid=: bdev_nvme_get_controllers shows them")),
         }
     }
 

@@ -6,8 +6,10 @@ use nacre_bdev::Bdev;
 use nacre_bdev_remote::State;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use super::no_controller;
+use crate::drives::{Drive, state_word};
 use crate::engine::Engine;
 use crate::remotes::Remote;
 use crate::rpc::{Method, Registry, RpcError};
@@ -38,16 +40,23 @@ struct Controller {
     state: &'static str,
     trid: Trid,
     cntlid: u16,
-    host: Host,
+    /// Not of a drive.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    host: Option<Host>,
     /// Our own, all that follow: its devices.
     bdevs: Vec<String>,
-    /// I/O queues granted: each core takes one for each device that it uses.
+    /// I/O queues granted. Of a remote controller each core takes one for each device that it uses, of a drive
+    /// one for all of them.
     io_queues: u16,
     /// Times that it was connected, and connections that ended with what may not have been flushed.
-    connects: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    connects: Option<u64>,
     losses: u64,
-    /// It has been away for longer than I/O waits.
+    /// It has been away for longer than I/O waits; a drive: it was pulled.
     away: bool,
+    /// What a drive is, and what was done about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    drive: Option<Value>,
     /// Times that it fell back to TCP, and returned to RDMA.
     #[serde(skip_serializing_if = "Option::is_none")]
     fallbacks: Option<u64>,
@@ -65,10 +74,13 @@ struct Controller {
 struct Trid {
     /// That in use.
     trtype: String,
-    adrfam: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    adrfam: Option<&'static str>,
     traddr: String,
-    trsvcid: String,
-    subnqn: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trsvcid: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    subnqn: Option<String>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -97,28 +109,29 @@ impl Controller {
             state: status.state.word(),
             trid: Trid {
                 trtype: status.transport.to_string(),
-                adrfam: if wanted.address.is_ipv4() {
+                adrfam: Some(if wanted.address.is_ipv4() {
                     "IPv4"
                 } else {
                     "IPv6"
-                },
+                }),
                 traddr: wanted.host.clone(),
-                trsvcid: wanted.address.port().to_string(),
-                subnqn: wanted.subnqn.to_string(),
+                trsvcid: Some(wanted.address.port().to_string()),
+                subnqn: Some(wanted.subnqn.to_string()),
             },
             cntlid: status.info.cntlid,
-            host: Host {
+            host: Some(Host {
                 nqn: attachment.config().options.hostnqn.to_string(),
                 addr: wanted
                     .hostaddr
                     .map_or_else(String::new, |ip| ip.to_string()),
                 svcid: String::new(),
-            },
+            }),
             bdevs: devices.iter().map(|d| d.name().to_owned()).collect(),
             io_queues: status.io_queues,
-            connects: status.connects,
+            connects: Some(status.connects),
             losses: status.losses,
             away: status.away,
+            drive: None,
             fallbacks: status.paths.as_ref().map(|counts| counts.fallbacks),
             returns: status.paths.as_ref().map(|counts| counts.returns),
             error: match &status.state {
@@ -129,27 +142,74 @@ impl Controller {
             refused: refused.map(|(bdev, why)| Refused { bdev, why }).collect(),
         }
     }
+
+    fn of_drive(name: &str, drive: &Drive) -> Controller {
+        let (info, status) = (drive.controller.info(), drive.controller.status());
+        let refused = drive.refused().into_iter();
+        Controller {
+            state: state_word(&status.state),
+            trid: Trid {
+                trtype: "PCIe".to_owned(),
+                adrfam: None,
+                traddr: drive.address.clone(),
+                trsvcid: None,
+                subnqn: None,
+            },
+            cntlid: info.cntlid,
+            host: None,
+            bdevs: drive
+                .devices()
+                .iter()
+                .map(|d| d.name().to_owned())
+                .collect(),
+            io_queues: info.io_queues,
+            connects: None,
+            losses: status.losses,
+            away: status.state == nacre_bdev_nvme::State::Removed,
+            fallbacks: None,
+            returns: None,
+            error: match &status.state {
+                nacre_bdev_nvme::State::Failed { reason } => Some(reason.clone()),
+                _ => None,
+            },
+            refused: refused
+                .map(|(nsid, why)| Refused {
+                    bdev: format!("{name}n{nsid}"),
+                    why,
+                })
+                .collect(),
+            drive: Some(json!({ "info": info, "status": status })),
+        }
+    }
 }
 
 impl Method<Engine> for GetControllers {
     const NAME: &'static str = "bdev_nvme_get_controllers";
-    const ABOUT: &'static str =
-        "Lists attached controllers of other targets, and how each is connected.";
+    const ABOUT: &'static str = "Lists attached controllers, of other targets and of drives of this machine, and how each is.";
     type Params = GetParams;
     type Reply = Vec<Attached>;
 
     async fn apply(params: GetParams, on: Rc<Engine>) -> Result<Vec<Attached>, RpcError> {
-        let mut all = on.remotes.list();
+        let remotes = on
+            .remotes
+            .list()
+            .into_iter()
+            .map(|(name, remote)| Attached {
+                name,
+                ctrlrs: vec![Controller::of(&remote)],
+            });
+        let drives = on.drives.list().into_iter().map(|(name, drive)| Attached {
+            ctrlrs: vec![Controller::of_drive(&name, &drive)],
+            name,
+        });
+        let mut all: Vec<Attached> = remotes.chain(drives).collect();
         if let Some(name) = &params.name {
-            all.retain(|(known, _)| known == name);
+            all.retain(|attached| attached.name == *name);
             if all.is_empty() {
                 return Err(no_controller(name));
             }
         }
-        let attached = |(name, remote): (String, Rc<Remote>)| Attached {
-            name,
-            ctrlrs: vec![Controller::of(&remote)],
-        };
-        Ok(all.into_iter().map(attached).collect())
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(all)
     }
 }

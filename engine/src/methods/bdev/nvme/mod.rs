@@ -3,6 +3,9 @@
 //! An attached controller is one journal record, `nvme/ctrlr/<name>`: the call with what it was given. What holds for
 //! all is another, `nvme/options`. The devices have none: they are what the controller has.
 
+mod drive;
+mod health;
+mod hotplug;
 mod list;
 mod options;
 mod params;
@@ -28,6 +31,8 @@ pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<Attach>().add::<Detach>().add::<Reset>();
     list::register(registry);
     options::register(registry);
+    health::register(registry);
+    hotplug::register(registry);
 }
 
 /// For the first connection, when somebody asked for it: the gate of changes is closed meanwhile.
@@ -35,7 +40,7 @@ const FIRST: Duration = Duration::from_secs(20);
 /// And when the daemon starts: what is not there by then comes later.
 const FIRST_AT_START: Duration = Duration::from_millis(1500);
 
-fn key(name: &str) -> String {
+pub fn key(name: &str) -> String {
     format!("nvme/ctrlr/{name}")
 }
 
@@ -53,14 +58,24 @@ impl Method<Engine> for Attach {
         let record = serde_json::to_value(&params).expect("parameters are plain data");
         // A record that is not live is made again: what is not there now is waited for, not given up.
         let again = on.journal.find(&key(&name)).is_some();
+        let change = || Change::put(key(&name), Attach::NAME, record);
+        if on.drives.find(&name).is_some() {
+            return Err(is_attached(&name));
+        }
+        if params.is_drive() {
+            if on.remotes.find(&name).is_some() {
+                return Err(is_attached(&name));
+            }
+            let names = drive::attach(&params, &on, again).await?;
+            let stored = on.journal.commit(change()).await;
+            if stored.is_err() && !again {
+                drive::undo(&on, &name).await;
+            }
+            return stored.map(|()| names);
+        }
         let remote = match on.remotes.find(&name) {
             Some(remote) if again && is_stored(&on, &name) => remote,
-            Some(_) => {
-                let cause = format!("a controller is attached as \"{name}\" already");
-                return Err(RpcError::errno(Errno::EEXIST, cause).field("name").remedy(
-                    "detach it first, or choose another name: a controller has one path here",
-                ));
-            }
+            Some(_) => return Err(is_attached(&name)),
             None => begin(&on, params).await?,
         };
         let patience = if again { FIRST_AT_START } else { FIRST };
@@ -71,7 +86,6 @@ impl Method<Engine> for Attach {
             Err(refused) => Err(refused),
             Ok(()) => devices(&on, &name, &remote, again),
         };
-        let change = || Change::put(key(&name), Attach::NAME, record);
         let outcome = match outcome {
             Ok(names) => on.journal.commit(change()).await.map(|()| names),
             refused => refused,
@@ -81,6 +95,13 @@ impl Method<Engine> for Attach {
         }
         outcome
     }
+}
+
+fn is_attached(name: &str) -> RpcError {
+    let cause = format!("a controller is attached as \"{name}\" already");
+    RpcError::errno(Errno::EEXIST, cause)
+        .field("name")
+        .remedy("detach it first, or choose another name: a controller has one path here")
 }
 
 /// Begun from its record, and not made again yet.
@@ -106,7 +127,9 @@ pub async fn attach_stored(on: &Rc<Engine>, records: &[Record]) {
     let begun = stored.map(|record| async {
         let params = serde_json::from_value::<AttachParams>(record.params.clone());
         // Its own replay says what is wrong with it.
-        if let Ok(params) = params {
+        if let Ok(params) = params
+            && !params.is_drive()
+        {
             let _ = begin(on, params).await;
         }
     });
@@ -252,20 +275,35 @@ impl Method<Engine> for Detach {
 
     async fn apply(params: DetachParams, on: Rc<Engine>) -> Result<bool, RpcError> {
         let (name, plane) = (&params.name, on.plane()?);
-        let Some(remote) = on.remotes.find(name) else {
+        let devices: Vec<String> = match (on.remotes.find(name), on.drives.find(name)) {
+            (Some(remote), _) => {
+                params.fits(&remote)?;
+                let devices = remote.attachment.devices();
+                devices.iter().map(|d| d.name().to_owned()).collect()
+            }
+            (None, Some(drive)) => {
+                let (trtype, traddr) = (params.trtype.as_deref(), params.traddr.as_deref());
+                drive::fits(name, &drive, trtype, traddr)?;
+                drive
+                    .devices()
+                    .iter()
+                    .map(|d| d.name().to_owned())
+                    .collect()
+            }
             // One that could not be restored can be given up by detaching it.
-            return match on.journal.find(&key(name)) {
-                Some(_) => {
-                    let edits = vec![Edit::Remove(key(name))];
-                    on.journal.commit(Change(edits)).await.map(|()| true)
-                }
-                None => Err(no_controller(name)),
-            };
+            (None, None) => {
+                return match on.journal.find(&key(name)) {
+                    Some(_) => {
+                        let edits = vec![Edit::Remove(key(name))];
+                        on.journal.commit(Change(edits)).await.map(|()| true)
+                    }
+                    None => Err(no_controller(name)),
+                };
+            }
         };
-        params.fits(&remote)?;
         let mut going = Vec::new();
-        for device in remote.attachment.devices() {
-            going.extend(super::with_dependents(&plane, device.name()));
+        for device in &devices {
+            going.extend(super::with_dependents(&plane, device));
         }
         super::refuse_last_copies(&on, &going)?;
         let mut edits = vec![Edit::Remove(key(name))];
@@ -278,6 +316,7 @@ impl Method<Engine> for Detach {
             on.devices.modules.borrow_mut().remove(name);
         }
         undo(&on, name).await;
+        drive::undo(&on, name).await;
         Ok(true)
     }
 }
@@ -300,6 +339,9 @@ impl Method<Engine> for Reset {
     type Reply = bool;
 
     async fn apply(params: ResetParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        if let Some(drive) = on.drives.find(&params.name) {
+            return drive::reset(&drive, params.cntlid, &params.name).await;
+        }
         let remote = on.remotes.find(&params.name);
         let remote = remote.ok_or_else(|| no_controller(&params.name))?;
         let cntlid = remote.attachment.status().info.cntlid;

@@ -23,7 +23,8 @@ pub fn register(registry: &mut Registry<Engine>) {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Options {
-    /// Only `reset`, and `none` without a timeout.
+    /// What a drive's command that takes too long leads to: `abort` (unless given: abort it, then make its queue
+    /// anew, then reset the controller), `reset` or `none`. A connection to another target always ends.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub action_on_timeout: Option<String>,
     /// For an I/O command, before its controller is reset; 0: 30 s.
@@ -164,11 +165,10 @@ impl Options {
         let timed = self.timeout_us.is_some_and(|us| us > 0)
             || self.timeout_admin_us.is_some_and(|us| us > 0);
         match action {
-            None | Some("reset") => {}
+            None | Some("reset" | "abort") => {}
             Some("none") if !timed => {}
-            Some("none" | "abort") => {
-                let why =
-                    "a command that takes too long ends with its connection: the action is reset";
+            Some("none") => {
+                let why = "a command that takes too long ends with its connection, which a timeout is set for";
                 return Err(RpcError::errno(Errno::ENOTSUP, why).field("action_on_timeout"));
             }
             Some(other) => {

@@ -28,9 +28,9 @@ const MAX_DEVICES: u32 = 128;
 pub struct AttachParams {
     /// Of the controller; its devices are called so, with `n` and the namespace identifier.
     pub name: String,
-    /// `TCP`, `RDMA`, or our own: `AUTO`, as `[replication]` says.
+    /// `TCP`, `RDMA`, `PCIe` (a drive of this machine), or our own: `AUTO`, as `[replication]` says.
     pub trtype: String,
-    /// An IP address; a host name is looked up.
+    /// An IP address; a host name is looked up. Of a drive its place on the bus, as 0000:5e:00.0.
     pub traddr: String,
     /// `IPv4` or `IPv6`; by the address unless given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -112,28 +112,16 @@ impl AttachParams {
     /// Checks what can be without connecting; looks a host name up.
     pub async fn check(&self, on: &Rc<Engine>) -> Result<Wanted, RpcError> {
         self.refuse_what_is_not_there()?;
+        self.check_name()?;
         let wrong =
             |field: &'static str, cause: String| RpcError::invalid_params(cause).field(field);
-        if self.name.is_empty() || self.name.len() > 200 || self.name.chars().any(char::is_control)
-        {
-            let cause =
-                "a name of 1 to 200 characters, none of them a control character, is needed";
-            return Err(wrong("name", cause.to_owned()));
-        }
         let transport = match self.trtype.to_ascii_uppercase().as_str() {
             "TCP" => Transport::Tcp,
             "RDMA" => Transport::Rdma,
             "AUTO" => Transport::Auto,
-            "PCIE" => {
-                let cause =
-                    "no NVMe drive of this machine is driven yet: PCIe is not a transport here";
-                return Err(RpcError::errno(Errno::ENOTSUP, cause)
-                    .field("trtype")
-                    .remedy("leave the drive to the kernel, and make a device of /dev/nvme…: bdev_uring_create"));
-            }
             other => {
                 let cause = format!("\"{other}\" is not a transport type known here");
-                return Err(wrong("trtype", cause).remedy("use TCP, RDMA or AUTO"));
+                return Err(wrong("trtype", cause).remedy("use TCP, RDMA, AUTO or PCIe"));
             }
         };
         if self.fallback == Some(Fallback::Tcp) && transport == Transport::Tcp {
@@ -266,8 +254,20 @@ impl AttachParams {
         })
     }
 
+    pub(super) fn check_name(&self) -> Result<(), RpcError> {
+        let is_one =
+            (1..=200).contains(&self.name.len()) && !self.name.chars().any(char::is_control);
+        match is_one {
+            true => Ok(()),
+            false => Err(RpcError::invalid_params(
+                "a name of 1 to 200 characters, none of them a control character, is needed",
+            )
+            .field("name")),
+        }
+    }
+
     /// What SPDK has and this has not. Left out, or as it is here anyway, is no wish.
-    fn refuse_what_is_not_there(&self) -> Result<(), RpcError> {
+    pub(super) fn refuse_what_is_not_there(&self) -> Result<(), RpcError> {
         let given = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
         let yes = |flag: Option<bool>| flag == Some(true);
         let keys = "there is no authentication and no TLS for connections of this host yet";

@@ -1,0 +1,93 @@
+//! What drives say about their health and their commands, as events and metrics tell it.
+
+use nacre_bdev_nvme::{Event, HealthAlert, HealthEvent, ResetReason, Timeout, TimeoutAction};
+use nacre_nvmf_wire::opcode;
+use serde_json::json;
+
+use crate::engine::Engine;
+
+/// What is no change of state.
+pub fn tell(on: &Engine, name: &str, event: &Event) {
+    match event {
+        Event::Health(event) => {
+            let kind = match event.raised {
+                true => "nvme_health_warning",
+                false => "nvme_health_good",
+            };
+            let facts = json!({ "alert": event.alert.name() });
+            let text = format!("{name}: {}", text(event));
+            on.notes.tell(kind, name.to_owned(), text, facts);
+        }
+        Event::Reset { reason } => {
+            let text = format!("{name}: the controller is reset, {}", why(*reason));
+            let facts = json!({ "reason": reason.name() });
+            on.notes.tell("nvme_reset", name.to_owned(), text, facts);
+        }
+        Event::Timeout(timeout) => {
+            let facts = json!({
+                "qid": timeout.qid, "cid": timeout.cid, "opcode": timeout.opcode,
+                "waited_ms": timeout.waited.as_millis() as u64, "action": timeout.action.name(),
+            });
+            let text = format!("{name}: {}", late(timeout));
+            on.notes.tell("nvme_timeout", name.to_owned(), text, facts);
+        }
+        _ => {}
+    }
+}
+
+fn text(event: &HealthEvent) -> String {
+    let is = |raised: &str, good: &str| match event.raised {
+        true => raised.to_owned(),
+        false => good.to_owned(),
+    };
+    match event.alert {
+        HealthAlert::Temperature { celsius, threshold } => format!(
+            "{celsius} °C, {} {threshold} °C",
+            is("at or above", "below")
+        ),
+        HealthAlert::PercentageUsed { percent, threshold } => format!(
+            "{percent} % of its rated life is used, {} {threshold} %",
+            is("at or above", "below")
+        ),
+        HealthAlert::Spare { percent, threshold } => format!(
+            "{percent} % of its spare is left, {} {threshold} %",
+            is("at or below", "above")
+        ),
+        HealthAlert::Critical { warnings } => format!(
+            "{} (critical warning {warnings:#04x})",
+            is("it warns", "it warns no more")
+        ),
+        HealthAlert::MediaErrors { new } => {
+            format!("{new} media errors since it was attached")
+        }
+    }
+}
+
+fn why(reason: ResetReason) -> &'static str {
+    match reason {
+        ResetReason::Asked => "as somebody asked for it",
+        ResetReason::Timeout => "as it does not answer a command",
+        ResetReason::ControllerFatal => "as it reports a fatal error (CSTS.CFS)",
+        ResetReason::ProtocolError => "as it answered what nobody asked",
+        ResetReason::AdminFailed => "as it refused a command that the driver needs",
+    }
+}
+
+fn late(timeout: &Timeout) -> String {
+    let name = match timeout.qid {
+        0 => opcode::admin::name(timeout.opcode),
+        _ => opcode::io::name(timeout.opcode),
+    };
+    let what = name.map_or_else(|| format!("command {:#04x}", timeout.opcode), str::to_owned);
+    let then = match timeout.action {
+        TimeoutAction::None => "it is waited for",
+        TimeoutAction::Abort => "it is aborted",
+        TimeoutAction::ResetQueue => "its queue is made anew",
+        TimeoutAction::ResetController => "the controller is reset",
+    };
+    format!(
+        "{what} on queue {} was not answered within {:.1} s: {then}",
+        timeout.qid,
+        timeout.waited.as_secs_f64()
+    )
+}

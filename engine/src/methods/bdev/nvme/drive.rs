@@ -1,0 +1,153 @@
+//! The same calls for a drive of this machine: `trtype` PCIe, `traddr` its place on the bus.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use nacre_bdev::Bdev;
+use nacre_bdev_nvme::{ActionOnTimeout, Options as DriveOptions};
+
+use super::options::Options;
+use super::params::AttachParams;
+use crate::drives::Drive;
+use crate::drives::bus;
+use crate::engine::Engine;
+use crate::rpc::RpcError;
+use crate::rpc::error::Errno;
+
+/// I/O queues asked for, unless a call says it: one for each core that uses the drive.
+const IO_QUEUES: u16 = 128;
+/// Devices of one controller, unless a call says it; as SPDK.
+const MAX_DEVICES: u32 = 128;
+
+impl AttachParams {
+    pub fn is_drive(&self) -> bool {
+        self.trtype.eq_ignore_ascii_case("pcie")
+    }
+
+    /// Checks what can be without the drive.
+    fn check_drive(&self, on: &Engine) -> Result<(String, DriveOptions, usize), RpcError> {
+        let only_fabrics = [
+            (self.adrfam.is_some(), "adrfam"),
+            (self.trsvcid.is_some(), "trsvcid"),
+            (self.subnqn.is_some(), "subnqn"),
+            (self.hostnqn.is_some(), "hostnqn"),
+            (self.hostaddr.is_some(), "hostaddr"),
+            (self.hdgst == Some(true), "hdgst"),
+            (self.ddgst == Some(true), "ddgst"),
+            (self.nsid.is_some(), "nsid"),
+            (self.uuid.is_some(), "uuid"),
+            (self.fallback.is_some(), "fallback"),
+        ];
+        if let Some((_, field)) = only_fabrics.iter().find(|(given, _)| *given) {
+            let cause = "it says nothing about a drive of this machine";
+            return Err(RpcError::invalid_params(cause)
+                .field(*field)
+                .remedy("leave it out"));
+        }
+        let address = bus::address(&self.traddr).ok_or_else(|| {
+            let cause = format!("\"{}\" is not a place on the PCI bus", self.traddr);
+            RpcError::invalid_params(cause)
+                .field("traddr")
+                .remedy("give it as 0000:5e:00.0: `nacre nvme list` shows the drives")
+        })?;
+        let set = Options::of(on);
+        let micros = |given: Option<u64>, otherwise: Duration| {
+            let given = given.filter(|us| *us > 0).map(Duration::from_micros);
+            given.unwrap_or(otherwise)
+        };
+        let base = DriveOptions::new(self.name.clone());
+        let options = DriveOptions {
+            io_queue_depth: set.io_queue_requests.unwrap_or(base.io_queue_depth),
+            io_queues: self.num_io_queues.filter(|n| *n > 0).unwrap_or(IO_QUEUES),
+            timeout: micros(set.timeout_us, base.timeout),
+            admin_timeout: micros(set.timeout_admin_us, base.admin_timeout),
+            action_on_timeout: match set.action_on_timeout.as_deref() {
+                Some("none") => ActionOnTimeout::None,
+                Some("reset") => ActionOnTimeout::Reset,
+                _ => ActionOnTimeout::Abort,
+            },
+            ..base
+        };
+        let most = self.max_bdevs.filter(|n| *n > 0).unwrap_or(MAX_DEVICES);
+        Ok((address, options, most as usize))
+    }
+}
+
+/// Takes the drive and brings it up. Answers its devices.
+pub async fn attach(
+    params: &AttachParams,
+    on: &Rc<Engine>,
+    again: bool,
+) -> Result<Vec<String>, RpcError> {
+    params.check_name()?;
+    params.refuse_what_is_not_there()?;
+    let (address, options, most) = params.check_drive(on)?;
+    if let Some((other, _)) = on.drives.at(&address) {
+        let cause = format!("{address} is attached as \"{other}\"");
+        return Err(RpcError::errno(Errno::EEXIST, cause).field("traddr"));
+    }
+    let function = on.drives.open(on, &address).await?;
+    let drive = on.drives.attach(on, function, options, most).await?;
+    let plane = on.plane()?;
+    drive.sync(on, &plane, &params.name);
+    let names: Vec<String> = drive
+        .devices()
+        .iter()
+        .map(|d| d.name().to_owned())
+        .collect();
+    match drive.refused().into_iter().next() {
+        Some((nsid, why)) if names.is_empty() && !again => {
+            undo(on, &params.name).await;
+            let cause = format!("namespace {nsid}: {why}");
+            Err(RpcError::errno(Errno::EEXIST, cause).field("name"))
+        }
+        _ => Ok(names),
+    }
+}
+
+/// Gives the drive back: its devices go, it is told that it ends.
+pub async fn undo(on: &Rc<Engine>, name: &str) {
+    let Some(drive) = on.drives.take(name) else {
+        return;
+    };
+    if let Ok(plane) = on.plane() {
+        for ticket in drive.remove_devices(&plane) {
+            ticket.await;
+        }
+    }
+    drive.shut_down().await;
+}
+
+/// Whether what a call to detach names besides is what is attached.
+pub fn fits(
+    name: &str,
+    drive: &Drive,
+    trtype: Option<&str>,
+    traddr: Option<&str>,
+) -> Result<(), RpcError> {
+    if trtype.is_some_and(|asked| !asked.eq_ignore_ascii_case("pcie")) {
+        let cause = format!("\"{name}\" is attached with \"PCIe\" for trtype");
+        return Err(RpcError::errno(Errno::ENODEV, cause).field("trtype"));
+    }
+    if traddr.is_some_and(|asked| bus::address(asked).as_ref() != Some(&drive.address)) {
+        let cause = format!("\"{name}\" is attached at {}", drive.address);
+        return Err(RpcError::errno(Errno::ENODEV, cause).field("traddr"));
+    }
+    Ok(())
+}
+
+/// Resets the controller: its I/O waits, and none is lost.
+pub async fn reset(drive: &Drive, cntlid: Option<u16>, name: &str) -> Result<bool, RpcError> {
+    let is = drive.controller.info().cntlid;
+    if cntlid.is_some_and(|asked| asked != is) {
+        let cause = format!("\"{name}\" is controller {is} there");
+        return Err(RpcError::errno(Errno::ENODEV, cause).field("cntlid"));
+    }
+    let reset = drive.controller.reset().await;
+    reset.map(|()| true).map_err(failed)
+}
+
+/// What the controller, or the way to it, said no to.
+pub fn failed(error: nacre_bdev_nvme::ControlError) -> RpcError {
+    RpcError::errno(Errno::EIO, format!("{:#}", anyhow::Error::new(error)))
+}

@@ -1,0 +1,158 @@
+//! `bdev_nvme_get_controller_health_info`, and what else a drive tells of itself.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use nacre_bdev_nvme::Health;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::drive::failed;
+use super::no_controller;
+use crate::drives::Drive;
+use crate::engine::Engine;
+use crate::rpc::error::Errno;
+use crate::rpc::{Effect, Method, Registry, RpcError};
+
+/// Bytes of what the log counts transfers in.
+const DATA_UNIT: u128 = 512_000;
+/// Entries of the error log that are asked for at most.
+const ERRORS: usize = 64;
+
+pub fn register(registry: &mut Registry<Engine>) {
+    registry.add::<GetHealth>().add::<GetLogs>();
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct NameParams {
+    /// Of the controller.
+    name: String,
+}
+
+/// Only drives tell it here: a namespace of another target is a device without a body.
+fn drive(on: &Engine, name: &str) -> Result<Rc<Drive>, RpcError> {
+    match on.drives.find(name) {
+        Some(drive) => Ok(drive),
+        None if on.remotes.find(name).is_some() => {
+            let cause = format!("\"{name}\" is a controller of another target, not a drive");
+            Err(RpcError::errno(Errno::ENOTSUP, cause)
+                .field("name")
+                .remedy("ask that target"))
+        }
+        None => Err(no_controller(name)),
+    }
+}
+
+struct GetHealth;
+
+/// The SMART / Health Information log (02h), under SPDK's names.
+#[derive(Debug, Serialize, JsonSchema)]
+struct HealthInfo {
+    model_number: String,
+    serial_number: String,
+    firmware_revision: String,
+    traddr: String,
+    /// Bits: 0 spare, 1 temperature, 2 reliability, 3 read-only, 4 backup of volatile memory, 5 persistent memory.
+    critical_warning: u8,
+    temperature_celsius: i32,
+    available_spare_percentage: u8,
+    available_spare_threshold_percentage: u8,
+    /// Of the rated life; may be above 100.
+    percentage_used: u8,
+    /// In thousands of 512 bytes.
+    data_units_read: u128,
+    data_units_written: u128,
+    host_read_commands: u128,
+    host_write_commands: u128,
+    /// Minutes.
+    controller_busy_time: u128,
+    power_cycles: u128,
+    power_on_hours: u128,
+    unsafe_shutdowns: u128,
+    media_errors: u128,
+    num_err_log_entries: u128,
+    warning_temperature_time_minutes: u32,
+    critical_composite_temperature_time_minutes: u32,
+    /// Our own: the sensors that there are, by their number.
+    temperature_sensors_celsius: BTreeMap<u8, i32>,
+    /// Our own: the names of the bits that are set in `critical_warning`.
+    warnings: Vec<&'static str>,
+}
+
+impl HealthInfo {
+    fn of(drive: &Drive, health: Health) -> HealthInfo {
+        let info = drive.controller.info();
+        HealthInfo {
+            model_number: info.model,
+            serial_number: info.serial,
+            firmware_revision: info.firmware,
+            traddr: drive.address.clone(),
+            critical_warning: health.critical_warning,
+            temperature_celsius: health.temperature_c,
+            available_spare_percentage: health.available_spare,
+            available_spare_threshold_percentage: health.available_spare_threshold,
+            percentage_used: health.percentage_used,
+            data_units_read: health.bytes_read / DATA_UNIT,
+            data_units_written: health.bytes_written / DATA_UNIT,
+            host_read_commands: health.read_commands,
+            host_write_commands: health.write_commands,
+            controller_busy_time: health.controller_busy_minutes,
+            power_cycles: health.power_cycles,
+            power_on_hours: health.power_on_hours,
+            unsafe_shutdowns: health.unsafe_shutdowns,
+            media_errors: health.media_errors,
+            num_err_log_entries: health.error_log_entries,
+            warning_temperature_time_minutes: health.warning_temperature_minutes,
+            critical_composite_temperature_time_minutes: health.critical_temperature_minutes,
+            temperature_sensors_celsius: health.temperature_sensors_c.into_iter().collect(),
+            warnings: health.warnings,
+        }
+    }
+}
+
+impl Method<Engine> for GetHealth {
+    const NAME: &'static str = "bdev_nvme_get_controller_health_info";
+    const ABOUT: &'static str = "What a drive says about its health: its SMART log.";
+    const EFFECT: Effect = Effect::Waits;
+    type Params = NameParams;
+    type Reply = HealthInfo;
+
+    async fn apply(params: NameParams, on: Rc<Engine>) -> Result<HealthInfo, RpcError> {
+        let drive = drive(&on, &params.name)?;
+        let health = drive.controller.health().await.map_err(failed)?;
+        Ok(HealthInfo::of(&drive, health))
+    }
+}
+
+struct GetLogs;
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct Logs {
+    /// What the controller is and can do.
+    controller: Value,
+    /// The newest first, at most 64.
+    errors: Value,
+    /// The slots that hold an image, and which is active.
+    firmware: Value,
+}
+
+impl Method<Engine> for GetLogs {
+    const NAME: &'static str = "bdev_nvme_get_controller_logs";
+    const ABOUT: &'static str = "Our own: what a drive is, its error log and its firmware slots.";
+    const EFFECT: Effect = Effect::Waits;
+    type Params = NameParams;
+    type Reply = Logs;
+
+    async fn apply(params: NameParams, on: Rc<Engine>) -> Result<Logs, RpcError> {
+        let drive = drive(&on, &params.name)?;
+        let errors = drive.controller.error_log(ERRORS).await.map_err(failed)?;
+        let firmware = drive.controller.firmware_slots().await.map_err(failed)?;
+        Ok(Logs {
+            controller: json!(drive.controller.info()),
+            errors: json!(errors),
+            firmware: json!(firmware),
+        })
+    }
+}
