@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use nacre_nvmf_wire::aen::AsyncEvent;
 use nacre_nvmf_wire::commands::admin::async_event_request;
+use nacre_nvmf_wire::opcode::admin as opcode;
 use nacre_nvmf_wire::{Sqe, StatusCode};
 use nacre_reactor::CoreHandle;
 use tokio::sync::Notify;
@@ -35,6 +36,9 @@ const COMMANDS: u16 = SLOTS - EVENTS_MAX;
 /// How long a command waits between two looks for a slot.
 const MOMENT: Duration = Duration::from_micros(200);
 
+/// What is still sent on the way out.
+const ENDING: [u8; 2] = [opcode::DELETE_IO_SQ, opcode::DELETE_IO_CQ];
+
 pub(crate) struct Admin {
     state: Mutex<Inside>,
     /// An event has arrived.
@@ -49,6 +53,8 @@ struct Inside {
     lies: u64,
     /// Why there is no queue.
     closed: Option<ControlError>,
+    /// Nothing is sent but what ends the I/O queues.
+    ending: bool,
 }
 
 /// The memory of the rings, and where in them we are.
@@ -114,6 +120,7 @@ impl Admin {
                 events: VecDeque::new(),
                 lies: 0,
                 closed: Some(ControlError::Detached),
+                ending: false,
             }),
             news: Notify::new(),
         }
@@ -125,6 +132,7 @@ impl Admin {
         let mut state = lock(&self.state);
         state.end(ControlError::Gone);
         state.closed = None;
+        state.ending = false;
         state.queue = Some(Queue {
             function,
             memory,
@@ -205,6 +213,9 @@ impl Admin {
         if let Some(why) = &state.closed {
             return Err(why.clone());
         }
+        if state.ending && !ENDING.contains(&sqe.opcode) {
+            return Err(ControlError::Detached);
+        }
         let commands = &state.slots[..usize::from(COMMANDS)];
         let Some(index) = commands.iter().position(|slot| slot.stage == Stage::Free) else {
             return Ok(None);
@@ -225,10 +236,15 @@ impl Admin {
         Ok(Some(index as u16))
     }
 
+    /// From here on nothing is asked of the controller but to delete its queues.
+    pub fn end_asking(&self) {
+        lock(&self.state).ending = true;
+    }
+
     /// Keeps so many asynchronous event requests out.
     pub fn request_events(&self, count: u16) {
         let mut state = lock(&self.state);
-        if state.queue.is_none() {
+        if state.queue.is_none() || state.ending {
             return;
         }
         for index in usize::from(COMMANDS)..usize::from(COMMANDS + count.min(EVENTS_MAX)) {
@@ -258,6 +274,11 @@ impl Admin {
     /// Takes what the controller has answered; says how much.
     pub fn poll(&self) -> u32 {
         let mut state = lock(&self.state);
+        let queue = state.queue.as_ref();
+        if queue.is_none_or(|queue| queue.head.peek(&queue.memory.cq).is_none()) {
+            // As nearly always: every turn of the reactor asks.
+            return 0;
+        }
         let mut wakers = [const { None }; ENTRIES as usize];
         let mut found = 0;
         let mut events = false;

@@ -37,6 +37,8 @@ pub(crate) struct Facts {
     pub eui64: [u8; 8],
     /// Bytes of metadata per block, inserted and stripped by the controller.
     pub metadata_bytes: u16,
+    /// That is protection information.
+    pub protected: bool,
 }
 
 impl NvmeBdev {
@@ -118,12 +120,13 @@ impl NvmeBdev {
     }
 
     /// Source ranges of a copy of so many blocks.
-    #[inline]
     pub(crate) fn copy_ranges(&self, blocks: u32) -> u16 {
-        match self.facts.ops[Op::Copy.index()] {
-            true => blocks.div_ceil(self.copy_range_blocks()) as u16,
-            false => 0,
-        }
+        blocks.div_ceil(self.copy_range_blocks()) as u16
+    }
+
+    #[inline]
+    pub(crate) fn is_protected(&self) -> bool {
+        self.facts.protected
     }
 }
 

@@ -88,6 +88,8 @@ pub enum ControlError {
     Busy,
     #[error("the drive is gone")]
     Gone,
+    #[error("the controller reports a fatal error (CSTS.CFS), or has stopped by itself (CSTS.RDY)")]
+    Fatal,
     #[error("the controller failed: {reason}")]
     Failed { reason: String },
     #[error("the controller is detached")]

@@ -104,7 +104,7 @@ pub enum ResetReason {
     Asked,
     /// A command was not answered, whatever else was tried.
     Timeout,
-    /// CSTS.CFS.
+    /// CSTS.CFS, or CSTS.RDY cleared by the controller itself.
     ControllerFatal,
     /// A completion that answers nothing that was asked.
     ProtocolError,

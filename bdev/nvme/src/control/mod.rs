@@ -21,10 +21,12 @@ mod queues;
 mod recover;
 mod shut_down;
 
+use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use nacre_nvmf_wire::Sqe;
+use nacre_nvmf_wire::registers::{Csts, offset};
 use nacre_reactor::{CoreHandle, Idle, Nanos, Poller, Work};
 
 pub(crate) use self::bring_up::Facts;
@@ -35,12 +37,15 @@ use crate::admin::Answer;
 use crate::controller::Controller;
 use crate::error::{AttachError, ControlError};
 use crate::event::Event;
+use crate::function::GONE;
 use crate::info::State;
 use crate::link::lock;
 use crate::options::Options;
 
 /// How long a reactor that is about to sleep may leave an awaited answer, where no interrupt tells of it.
 const AWAITED: Duration = Duration::from_micros(50);
+/// How often CSTS is read while an answer does not come.
+const LOOK: Duration = Duration::from_millis(100);
 /// How long it may leave events where an interrupt tells of them, which may be lost.
 const INTERRUPTED: Duration = Duration::from_millis(500);
 
@@ -57,6 +62,7 @@ impl Controller {
             Ok(facts) => {
                 *lock(&self.facts) = Arc::new(facts);
                 self.add_poller(core)?;
+                self.request_events();
                 self.find_namespaces(core).await.map_err(AttachError::from)
             }
             Err(error) => Err(error),
@@ -66,7 +72,6 @@ impl Controller {
             self.stop_all(core).await;
             return Err(error);
         }
-        self.request_events();
         drop(core.spawn_local(Arc::clone(self).serve_reports(core.clone())));
         drop(core.spawn_local(Arc::clone(self).serve_events(core.clone())));
         drop(core.spawn_local(Arc::clone(self).watch(core.clone())));
@@ -122,13 +127,29 @@ impl Controller {
         data: &[u8],
         into: &mut [u8],
     ) -> Result<Answer, ControlError> {
-        let answer = self.admin.execute(core, sqe, limit, data, into).await?;
+        let mut asked = pin!(self.admin.execute(core, sqe, limit, data, into));
+        let answer = loop {
+            match core.timeout(LOOK, asked.as_mut()).await {
+                Ok(answer) => break answer?,
+                Err(_) => self.look_after_admin(),
+            }
+        };
         match answer.status.is_success() {
             true => Ok(answer),
             false => Err(ControlError::Status {
                 opcode: sqe.opcode,
                 status: answer.status,
             }),
+        }
+    }
+
+    /// A controller that is not there, or that has failed, answers nothing: nobody waits for it.
+    fn look_after_admin(&self) {
+        let csts = self.function().read32(offset::CSTS);
+        if csts == GONE {
+            self.admin.close(ControlError::Gone);
+        } else if Csts(csts).is_fatal() || !Csts(csts).is_ready() {
+            self.admin.close(ControlError::Fatal);
         }
     }
 

@@ -27,6 +27,11 @@ const NAMESPACES_MAX: usize = 1024;
 /// What NLB of a command can say, in blocks.
 const NLB_MAX: u64 = 1 << 16;
 
+/// DPS: the type of protection information, 0 for none.
+const DPS_TYPE: u8 = 0b111;
+/// With a guard of 16 bits.
+const PROTECTION_BYTES: u16 = 8;
+
 /// A namespace as the controller describes it.
 struct Found {
     facts: device::Facts,
@@ -187,7 +192,8 @@ struct Names {
 fn is_same(a: &device::Facts, b: &device::Facts) -> bool {
     // Limits may have changed with firmware: the layer above asked for them once, and what exceeds new ones the
     // controller refuses.
-    (a.uuid, a.block_shift, a.metadata_bytes) == (b.uuid, b.block_shift, b.metadata_bytes)
+    let shape = |facts: &device::Facts| (facts.uuid, facts.block_shift, facts.protected);
+    shape(a) == shape(b)
 }
 
 fn uuid_of(facts: &Facts, nsid: u32, names: &Names) -> Uuid {
@@ -222,10 +228,12 @@ fn describe(
         ));
     };
     let metadata = format.ms.get();
-    if metadata > 0 {
+    // Protection information that fills the metadata the controller inserts and strips by itself.
+    let protected = said.dps & DPS_TYPE != 0 && metadata == PROTECTION_BYTES;
+    if metadata > 0 && !protected {
         return Err(format!(
-            "its format has {metadata} bytes of metadata per block; format it without \
-             (nvme format --lbaf)"
+            "its format has {metadata} bytes of metadata per block, which are not protection information alone; \
+             format it without (nvme format --lbaf)"
         ));
     }
     if said.nsze.get().checked_mul(block.into()).is_none() {
@@ -246,6 +254,12 @@ fn describe(
     ops[Op::CompareAndWrite.index()] =
         has(Oncs::COMPARE) && facts.fuses & FUSES_COMPARE_AND_WRITE != 0;
     ops[Op::Copy.index()] = copy.is_some();
+    if protected {
+        // They would need the tags of what is there.
+        for op in [Op::Compare, Op::CompareAndWrite, Op::Copy] {
+            ops[op.index()] = false;
+        }
+    }
     let preferred = |value: u16| u32::from(value) + 1;
     let performance = nsfeat.contains(Nsfeat::OPTIMAL_PERFORMANCE);
     let granularity = |value: u16| match performance {
@@ -284,6 +298,7 @@ fn describe(
             nguid: names.nguid,
             eui64: names.eui64,
             metadata_bytes: metadata,
+            protected,
         },
         blocks: said.nsze.get(),
         read_only: said.nsattr & NSATTR_WRITE_PROTECTED != 0,

@@ -245,7 +245,7 @@ impl Controller {
                     self.request_events();
                     return Ok(());
                 }
-                Err(AttachError::Gone { .. }) => {
+                Err(_) if is_gone(&*self.function()) => {
                     self.lose_locked(core).await;
                     return Err(ControlError::Gone);
                 }
@@ -323,9 +323,9 @@ impl Controller {
             let function = self.function();
             let csts = function.read32(offset::CSTS);
             let now = self.admin.lies();
-            if csts == GONE || !function.is_present() {
+            if is_gone(&*function) {
                 self.lose(&core).await;
-            } else if Csts(csts).is_fatal() {
+            } else if Csts(csts).is_fatal() || !Csts(csts).is_ready() {
                 let _ = self.reset_for(&core, ResetReason::ControllerFatal).await;
             } else if now != lies {
                 let _ = self.reset_for(&core, ResetReason::ProtocolError).await;
@@ -416,6 +416,10 @@ impl Controller {
     }
 }
 
+fn is_gone(function: &dyn Function) -> bool {
+    function.read32(offset::CSTS) == GONE || !function.is_present()
+}
+
 /// Keeps a controller from memory, by whatever works.
 fn stopped(function: &dyn Function) -> Result<(), crate::function::FunctionError> {
     if function.read32(offset::CSTS) != GONE {
@@ -429,7 +433,7 @@ fn stopped(function: &dyn Function) -> Result<(), crate::function::FunctionError
         return Ok(());
     }
     // Who is not there reaches nothing.
-    match function.read32(offset::CSTS) == GONE || !function.is_present() {
+    match is_gone(function) {
         true => Ok(()),
         false => Err(error),
     }

@@ -30,6 +30,8 @@ impl Controller {
         }
         self.quiesce_all(core).await;
         if before == State::Live {
+            self.admin.end_asking();
+            self.let_finish(core).await;
             self.delete_all(core).await;
             self.notify_shutdown(core).await;
         }
@@ -58,6 +60,14 @@ impl Controller {
         self.stop.notify_waiters();
         self.news.notify_one();
         self.admin.news.notify_one();
+    }
+
+    /// Admin commands of others are answered before the controller is told that it is the end.
+    async fn let_finish(&self, core: &CoreHandle) {
+        let deadline = core.now() + DELETE;
+        while self.admin.is_awaited() && core.now() < deadline {
+            core.after(LOOK).await;
+        }
     }
 
     async fn delete_all(&self, core: &CoreHandle) {

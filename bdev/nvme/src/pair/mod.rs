@@ -20,7 +20,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nacre_bdev::{Busy, Completion, Done, Io, Status};
+use nacre_bdev::{Busy, Completion, Done, Io, Op, Status};
 use nacre_hugepages::Pool;
 use nacre_reactor::{Idle, Nanos};
 
@@ -250,7 +250,9 @@ impl Pair {
                     return;
                 };
                 match command::verdict(answer.status, io.op) {
-                    Verdict::Done(status) => self.finish(index, status, at, done),
+                    Verdict::Done(status) if io.op != Op::Copy => {
+                        self.finish(index, status, at, done);
+                    }
                     other => self.unfinished(index, other, at, done),
                 }
             }

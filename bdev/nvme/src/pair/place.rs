@@ -75,12 +75,13 @@ impl Pair {
         let Some(io) = &slot.io else {
             return Err(Unpointed::Impossible);
         };
-        let ask = Ask {
+        let mut ask = Ask {
             op: io.op,
             flags: io.flags,
             lba: io.lba,
             blocks: io.blocks,
-            ranges: lane.device.copy_ranges(io.blocks),
+            ranges: 0,
+            protected: lane.device.is_protected(),
         };
         let grant = &*self.grant;
         let pointer = match io.op {
@@ -92,7 +93,15 @@ impl Pair {
                 point(grant, at, &io.data, bytes, fill, bounce, &lane.pool, list)?
             }
             Op::Flush | Op::WriteZeroes | Op::CompareAndWrite => Pointer::NONE,
-            Op::Unmap | Op::Copy => ranges(grant, at, io, &lane.device),
+            Op::Unmap => unmap_range(grant, at, io),
+            Op::Copy => {
+                let (from, to, piece) =
+                    command::copy_piece(io.source_lba, io.lba, io.blocks, slot.done);
+                slot.piece = piece;
+                ask.lba = to;
+                ask.ranges = lane.device.copy_ranges(piece);
+                copy_ranges(grant, at, from, piece, lane.device.copy_range_blocks())
+            }
         };
         slot.cid = self.cids.next(slot.cid);
         slot.stage = Stage::Sent;
@@ -137,6 +146,7 @@ impl Pair {
             lba: io.lba,
             blocks: io.blocks,
             ranges: 0,
+            protected: false,
         };
         let grant = &*self.grant;
         let list = &mut self.scratch[..];
@@ -361,25 +371,27 @@ pub(super) fn unbounce(io: &mut Io, bounce: &Buf, status: Status) -> Status {
     status
 }
 
-/// The ranges of an unmap or a copy, in the slot's list.
-fn ranges(grant: &Grant, at: usize, io: &Io, device: &NvmeBdev) -> Pointer {
+/// The range of an unmap, in the slot's list.
+fn unmap_range(grant: &Grant, at: usize, io: &Io) -> Pointer {
     let rings = &*grant.rings;
     let offset = at * rings.list_bytes;
-    if io.op == Op::Unmap {
-        let range = DsmRange::new(io.lba, io.blocks);
-        rings.lists.write(offset, range.as_bytes());
-    } else {
-        let most = device.copy_range_blocks();
-        let (mut from, mut left) = (io.source_lba, io.blocks);
-        let mut place = offset;
-        while left > 0 {
-            let blocks = left.min(most);
-            let range = CopyRange0::new(from, blocks);
-            rings.lists.write(place, range.as_bytes());
-            place += CopyRange0::SIZE;
-            from += u64::from(blocks);
-            left -= blocks;
-        }
+    let range = DsmRange::new(io.lba, io.blocks);
+    rings.lists.write(offset, range.as_bytes());
+    Pointer::prp(rings.lists.address(offset), 0)
+}
+
+/// The source ranges of a piece of a copy, in the slot's list.
+fn copy_ranges(grant: &Grant, at: usize, source: u64, blocks: u32, most: u32) -> Pointer {
+    let rings = &*grant.rings;
+    let offset = at * rings.list_bytes;
+    let (mut from, mut left, mut place) = (source, blocks, offset);
+    while left > 0 {
+        let blocks = left.min(most);
+        let range = CopyRange0::new(from, blocks);
+        rings.lists.write(place, range.as_bytes());
+        place += CopyRange0::SIZE;
+        from += u64::from(blocks);
+        left -= blocks;
     }
     Pointer::prp(rings.lists.address(offset), 0)
 }

@@ -8,7 +8,7 @@ use nacre_nvmf_wire::StatusCode;
 
 use super::slot::{Half, Slot, Stage};
 use super::{NO_LANE, Pair, lane_mut};
-use crate::command::{self, Ask, Verdict};
+use crate::command::{self, Verdict};
 use crate::link::{Want, count};
 use crate::phase::{self, State};
 use crate::ring::{Head, Tail};
@@ -89,17 +89,11 @@ impl Pair {
         let Some(io) = &slot.io else {
             return;
         };
-        let ask = Ask {
-            op: io.op,
-            flags: io.flags,
-            lba: io.lba,
-            blocks: io.blocks,
-            ranges: 0,
-        };
+        let op = io.op;
         let wanted = slot.lane != NO_LANE;
         let status = match () {
             () if slot.aborting || !wanted => Status::Aborted,
-            () if !command::is_repeatable(&ask, io.source_lba) => Status::Aborted,
+            () if !command::is_repeatable(op) => Status::Aborted,
             () if slot.tries >= limit => Status::DeviceError,
             () => {
                 slot.tries += 1;
@@ -116,6 +110,7 @@ impl Pair {
     #[cold]
     pub(super) fn unfinished(&mut self, index: u16, verdict: Verdict, at: u32, done: &mut Done) {
         match verdict {
+            Verdict::Done(Status::Ok) => self.copied(index, at, done),
             Verdict::Done(status) => self.finish(index, status, at, done),
             Verdict::Aborted => self.retry(index, Duration::ZERO),
             Verdict::Again { crd } => {
@@ -123,6 +118,21 @@ impl Pair {
                 self.retry(index, delay);
             }
         }
+    }
+
+    /// A piece of a copy is done: on to the next, if there is one.
+    fn copied(&mut self, index: u16, at: u32, done: &mut Done) {
+        let slot = &mut self.slots[usize::from(index)];
+        slot.done += slot.piece;
+        let left = slot.io.as_ref().is_some_and(|io| slot.done < io.blocks);
+        if !left {
+            return self.finish(index, Status::Ok, at, done);
+        }
+        if slot.aborting || slot.lane == NO_LANE {
+            return self.finish(index, Status::Aborted, at, done);
+        }
+        slot.stage = Stage::Again;
+        self.again.push((self.now, index));
     }
 
     /// One of two commands that belong together was answered: the I/O ends with the second answer.

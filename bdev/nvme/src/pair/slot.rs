@@ -44,6 +44,9 @@ pub(super) struct Slot {
     pub age: u8,
     pub due: u8,
     pub rung: u8,
+    /// Of a copy: blocks that are done, and blocks under way.
+    pub done: u32,
+    pub piece: u32,
     /// How often it was sent again.
     pub tries: u8,
     /// Its user gave it up.
@@ -69,6 +72,8 @@ impl Slot {
             age: 0,
             due: Slot::LATE,
             rung: 0,
+            done: 0,
+            piece: 0,
             tries: 0,
             aborting: false,
         }
@@ -86,6 +91,7 @@ impl Slot {
         self.lane = lane;
         self.half = Half::No;
         self.rung = 0;
+        self.done = 0;
         self.tries = 0;
         self.aborting = false;
     }
