@@ -77,7 +77,9 @@ pub(crate) fn reserved(is_admin: bool, sqe: &Sqe) -> Option<String> {
         sqe.cdw10, sqe.cdw11, sqe.cdw12, sqe.cdw13, sqe.cdw14, sqe.cdw15,
     ];
     for ((number, allowed), found) in (10..).zip(dwords).zip(found) {
-        if found.get() & !allowed != 0 {
+        // ILBRT: the reference tag that goes with protection information.
+        let tag = !is_admin && number == 14 && sqe.cdw12.get() & PRACT != 0;
+        if found.get() & !allowed != 0 && !tag {
             return Some(format!("reserved bits of dword {number}: {found:#x}"));
         }
     }
@@ -89,6 +91,9 @@ pub(crate) fn reserved(is_admin: bool, sqe: &Sqe) -> Option<String> {
     }
     None
 }
+
+/// Of dword 12: the controller inserts and strips protection information.
+const PRACT: u32 = 1 << 29;
 
 #[cfg(test)]
 mod tests {

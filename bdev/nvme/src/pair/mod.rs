@@ -40,6 +40,9 @@ const LOOK_SOON: Duration = Duration::from_micros(500);
 /// A timeout is that many looks at what is under way.
 const TICKS: u32 = 8;
 
+/// How often the thread gives way while it lets the controller finish: some milliseconds at most.
+const PATIENCE: u32 = 4096;
+
 pub(crate) struct Pair {
     controller: Arc<Controller>,
     link: Arc<Link>,
@@ -142,10 +145,39 @@ impl Pair {
         if !lane.waiting.is_empty() {
             self.hungry -= 1;
         }
-        for slot in &mut self.slots {
-            if slot.lane == at as u32 {
-                slot.lane = NO_LANE;
+        for index in 0..self.slots.len() as u16 {
+            let slot = &mut self.slots[usize::from(index)];
+            if slot.lane != at as u32 || slot.io.is_none() {
+                continue;
             }
+            slot.lane = NO_LANE;
+            if slot.stage == Stage::Again {
+                self.again.retain(|(_, again)| *again != index);
+                self.end(index, Status::Aborted);
+            }
+        }
+        self.let_finish();
+    }
+
+    /// Gives the controller a moment for what nobody waits for: mostly that is enough, and the buffers are free. A
+    /// controller that takes longer keeps them longer.
+    fn let_finish(&mut self) {
+        let nobody = &mut Done::with_capacity(0);
+        let left = |pair: &Pair| {
+            let mut slots = pair.slots.iter();
+            slots.any(|slot| slot.lane == NO_LANE && slot.io.is_some())
+        };
+        if !self.live || !left(self) {
+            return;
+        }
+        self.flush();
+        for _ in 0..PATIENCE {
+            let before = self.sent;
+            self.reap(NO_LANE, nobody);
+            if self.sent != before && !left(self) {
+                return;
+            }
+            std::thread::yield_now();
         }
     }
 
