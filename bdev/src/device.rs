@@ -139,6 +139,12 @@ pub trait Bdev: Send + Sync + 'static {
         0
     }
 
+    /// Whether those who can reach the device keep each other from it by reservations, as of now: its queues
+    /// take [`Queue::reserve`].
+    fn reserves(&self) -> bool {
+        false
+    }
+
     /// Module-specific facts for `bdev_get_bdevs`.
     fn driver_specific(&self) -> serde_json::Value {
         serde_json::json!({})

@@ -25,6 +25,7 @@ pub mod qos;
 pub mod queue;
 mod random;
 pub mod registry;
+pub mod reservation;
 mod stack;
 pub mod stats;
 

@@ -5,6 +5,7 @@ use std::os::fd::RawFd;
 use nacre_reactor::{Idle, Nanos};
 
 use crate::io::{Completion, Io, Token};
+use crate::reservation::Reserve;
 
 /// The queue is full: keep the I/O and submit it again after the next completions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,6 +38,12 @@ pub trait Queue {
     /// now and then of the others, and before it sleeps.
     fn is_settled(&self) -> bool {
         self.inflight() == 0
+    }
+
+    /// Takes a request about the device's reservations, to be answered from `poll`; hands it back if the
+    /// device has none, or while another is under way.
+    fn reserve(&mut self, request: Reserve) -> Result<(), Reserve> {
+        Err(request)
     }
 
     /// The reactor would like to sleep; see [`nacre_reactor::Poller::arm`].

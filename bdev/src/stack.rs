@@ -45,6 +45,10 @@ impl Base {
         self.module().losses()
     }
 
+    pub fn reserves(&self) -> bool {
+        self.module().reserves()
+    }
+
     pub fn is_gone(&self) -> bool {
         self.claim.layer().is_gone()
     }

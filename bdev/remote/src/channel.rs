@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
+use nacre_bdev::reservation::Reserve;
 use nacre_bdev::{Bdev, Busy, Completion, Done, Io, Queue, Status, Support, Token};
 use nacre_nvmf::host::IoQueue;
 use nacre_reactor::{Idle, Nanos};
@@ -70,6 +71,13 @@ impl Queue for RemoteQueue {
 
     fn inflight(&self) -> usize {
         self.ended.len() + self.queue.inflight()
+    }
+
+    fn reserve(&mut self, request: Reserve) -> Result<(), Reserve> {
+        match self.device.is_refused() || !self.device.reserves() {
+            true => Err(request),
+            false => self.queue.reserve(request),
+        }
     }
 
     fn arm(&mut self, now: Nanos) -> Idle {

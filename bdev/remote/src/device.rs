@@ -7,6 +7,7 @@ use nacre_bdev::{Bdev, Geometry, Limits, Op, OpenError, Queue, Support};
 use nacre_hugepages::Pool;
 use nacre_nvmf::host::{IoQueue, LinkState, NamespaceInfo};
 use nacre_nvmf_wire::identify::controller::Oncs;
+use nacre_nvmf_wire::identify::namespace::Rescap;
 use nacre_nvmf_wire::log::ana::AnaState;
 use nacre_reactor::Nanos;
 use serde_json::{Value, json};
@@ -276,6 +277,15 @@ impl Bdev for RemoteBdev {
     /// With each end of the association, and of each of its I/O queues.
     fn losses(&self) -> u64 {
         self.shared.link.losses()
+    }
+
+    /// What the target says of the namespace now: one that was restarted may have them switched off, or on.
+    fn reserves(&self) -> bool {
+        let link = self.shared.link.state();
+        let found = link.namespaces.get(&self.namespace.nsid);
+        let rescap = Rescap::from_bits_retain(found.unwrap_or(&self.namespace).rescap);
+        Oncs::from_bits_retain(link.oncs).contains(Oncs::RESERVATIONS)
+            && rescap.contains(Rescap::WRITE_EXCLUSIVE_ALL)
     }
 
     /// As SPDK shows it, and how the connection is.

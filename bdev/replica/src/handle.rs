@@ -167,6 +167,11 @@ pub enum VolumeError {
     NothingInSync { name: String, why: String },
     #[error("volume \"{name}\" is fenced: {why}")]
     Fenced { name: String, why: String },
+    /// By a host that is no holder of the volume.
+    #[error(
+        "device \"{device}\" is reserved by another host: let that host release it, or clear the reservation at the target"
+    )]
+    Reserved { device: String },
     #[error("volume \"{name}\" is closed")]
     Closed { name: String },
     #[error("{what} is under way already")]
@@ -348,6 +353,8 @@ pub struct MemberStatus {
     pub attached: bool,
     pub offline: bool,
     pub local: bool,
+    /// `None` while its device is not used.
+    pub fencing: Option<Fencing>,
     pub why: Option<String>,
     pub resync: Option<ResyncStatus>,
     /// The one that ended last, since the volume was opened.
@@ -355,6 +362,16 @@ pub struct MemberStatus {
     pub reads: u64,
     pub writes: u64,
     pub errors: u64,
+}
+
+/// What keeps a former holder of the volume from a member.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Fencing {
+    /// The label's epoch, which the former holder finds when it looks.
+    Label,
+    /// That, and a reservation of the namespace: its target refuses the former holder's writes.
+    Reservation,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -411,6 +428,7 @@ impl VolumeStatus {
             attached: false,
             offline: m.offline,
             local: true,
+            fencing: None,
             why: m.why.clone(),
             resync: None,
             last_resync: None,

@@ -83,9 +83,22 @@ pub enum Failure {
     Loss,
     /// A queue to it could not be opened.
     Open,
+    /// Another holder of the volume has reserved it.
+    Fenced,
+    /// Somebody else has.
+    Reserved,
 }
 
 impl Failure {
+    /// There is another holder: nothing may be acknowledged any more.
+    pub fn is_fenced(self) -> bool {
+        match self {
+            Failure::Fenced => true,
+            Failure::Status(status) => status.is_reservation_conflict(),
+            _ => false,
+        }
+    }
+
     /// Says something of the way to the member rather than of its medium.
     pub fn is_path(self) -> bool {
         !matches!(

@@ -225,6 +225,10 @@ impl Bdev for Layer {
         self.bdev.losses()
     }
 
+    fn reserves(&self) -> bool {
+        self.bdev.reserves()
+    }
+
     fn driver_specific(&self) -> serde_json::Value {
         self.bdev.driver_specific()
     }

@@ -7,6 +7,7 @@ use nacre_reactor::{Idle, Nanos};
 
 use crate::io::{Io, Token};
 use crate::queue::{Busy, Done, Queue};
+use crate::reservation::Reserve;
 
 /// Counts the queues of a device.
 #[derive(Default)]
@@ -101,6 +102,10 @@ impl Queue for ModuleQueue {
 
     fn is_settled(&self) -> bool {
         self.inner.is_settled()
+    }
+
+    fn reserve(&mut self, request: Reserve) -> Result<(), Reserve> {
+        self.inner.reserve(request)
     }
 
     fn arm(&mut self, now: Nanos) -> Idle {

@@ -19,6 +19,7 @@ use crate::device::Bdev;
 use crate::io::{Completion, Io, Op, Status, Token};
 use crate::pending::Pending;
 use crate::queue::{Busy, Done, Queue};
+use crate::reservation::Reserve;
 use crate::stats::StatWriter;
 
 /// I/Os of one queue that may be jobs at once. A job is large in itself; sixteen with eight pieces
@@ -448,6 +449,10 @@ impl Queue for LayerQueue {
 
     fn is_settled(&self) -> bool {
         self.inflight() == 0 && self.inner.is_settled()
+    }
+
+    fn reserve(&mut self, request: Reserve) -> Result<(), Reserve> {
+        self.inner.reserve(request)
     }
 
     fn arm(&mut self, now: Nanos) -> Idle {

@@ -7,6 +7,7 @@ use nacre_reactor::{Idle, Nanos};
 use crate::io::{Io, Token};
 use crate::layer::ModuleQueue;
 use crate::queue::{Busy, Done, Queue};
+use crate::reservation::Reserve;
 
 pub(super) struct Channel {
     base: ModuleQueue,
@@ -37,6 +38,10 @@ impl Queue for Channel {
 
     fn is_settled(&self) -> bool {
         self.inflight() == 0 && self.base.is_settled()
+    }
+
+    fn reserve(&mut self, request: Reserve) -> Result<(), Reserve> {
+        self.base.reserve(request)
     }
 
     fn arm(&mut self, now: Nanos) -> Idle {

@@ -90,6 +90,10 @@ impl Bdev for Passthru {
         self.base.losses()
     }
 
+    fn reserves(&self) -> bool {
+        self.base.reserves()
+    }
+
     fn driver_specific(&self) -> serde_json::Value {
         let (name, base) = (self.name(), self.base.name());
         serde_json::json!({"passthru": {"name": name, "base_bdev_name": base}})

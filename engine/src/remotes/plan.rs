@@ -183,7 +183,13 @@ impl Plan {
             ))
         };
         let looked = tokio::time::timeout(patience, looked).await.map_err(late)?;
-        let machine = looked.map_err(|e| RpcError::internal(e.to_string()))??;
+        let mut machine = looked.map_err(|e| RpcError::internal(e.to_string()))??;
+        // To its targets each daemon is a host of its own, under whatever name: a reservation keeps out the
+        // others, those on this machine too.
+        let holder = on.volumes.holder();
+        if !holder.is_nil() {
+            machine.identity.id = holder.into_bytes();
+        }
         let plane = on.plane()?;
         let rdma = match machine.verbs {
             None => None,

@@ -250,6 +250,9 @@ impl From<VolumeError> for RpcError {
                 .remedy("bring a device with an in-sync replica back"),
             VolumeError::Fenced { .. } => of(Errno::EPERM)
                 .remedy("another holder has the volume: use it there"),
+            VolumeError::Reserved { .. } => of(Errno::EPERM)
+                .field("device")
+                .remedy("nvmf_ns_get_reservation at its target, or nvme resv-report, says which host"),
             VolumeError::Closed { .. } => of(Errno::ENODEV),
             VolumeError::Running { .. } => of(Errno::EBUSY),
             VolumeError::Busy => of(Errno::EAGAIN).remedy("ask again a little later"),

@@ -13,6 +13,7 @@
 //! more) or is another, or when there was no connection for longer than
 //! [`HostOptions::fast_io_fail`].
 
+mod reserve;
 mod waiting;
 
 use std::collections::VecDeque;
@@ -20,6 +21,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use nacre_bdev::reservation::Reserve;
 use nacre_bdev::{Busy, Completion, Done, Io, Queue, Status, Token};
 use nacre_hugepages::{Buf, Pool};
 use nacre_nvmf_wire::StatusCode;
@@ -49,6 +51,8 @@ const MAX_RESENDS: u8 = 3;
 /// How often the queue looks for commands that take too long.
 const TIMEOUT_CHECK: Duration = Duration::from_millis(250);
 
+/// Tokens of commands that are no I/O: this one and those above it.
+const RESERVE: u64 = u64::MAX - 1;
 const CONNECT: u64 = u64::MAX;
 
 /// What happened to a queue since it was made.
@@ -108,6 +112,7 @@ pub struct IoQueue {
     pending: Slab<Pending>,
     /// Waiting for the connection or for room in it, in order.
     unsent: VecDeque<usize>,
+    reserving: Option<Box<reserve::Reserving>>,
     completed: VecDeque<Completion>,
     next_order: u64,
     now: Nanos,
@@ -149,6 +154,7 @@ impl IoQueue {
             depth,
             pending: Slab::with_capacity(depth),
             unsent: VecDeque::with_capacity(depth),
+            reserving: None,
             completed: VecDeque::with_capacity(depth),
             next_order: 0,
             now,
@@ -398,7 +404,7 @@ impl IoQueue {
             }
         }
         let mut stuck = false;
-        for token in queue.tokens().filter(|token| *token != CONNECT) {
+        for token in queue.tokens().filter(|token| *token < RESERVE) {
             let index = token as usize;
             if self.pending[index].is_sent() {
                 self.pending[index].lost();
@@ -410,6 +416,7 @@ impl IoQueue {
         drop(queue);
         self.link.leave();
         self.sort_unsent();
+        self.end_reserve(true);
         if matches!(self.phase, Phase::Live | Phase::Draining) {
             self.stats.losses += 1;
             // The association's end counts by itself.
@@ -436,6 +443,7 @@ impl IoQueue {
         while let Some(index) = self.unsent.pop_front() {
             self.complete(index, Status::Gone);
         }
+        self.end_reserve(false);
     }
 
     // I/O.
@@ -539,16 +547,22 @@ impl Queue for IoQueue {
         if !self.unsent.is_empty() {
             self.send_unsent(now);
         }
+        if self.reserving.is_some() {
+            self.send_reserve(now);
+        }
         if let Some(mut queue) = self.queue.take() {
-            let mut connected = None;
-            queue.poll(now, |one| match one.token {
-                CONNECT => connected = Some(one.cqe.status()),
-                _ => self.finished(one, done),
+            // One at most: only a queue that is connected sends anything else.
+            let mut own = None;
+            queue.poll(now, |one| match one.token >= RESERVE {
+                true => own = Some(one),
+                false => self.finished(one, done),
             });
             let closed = queue.closed().cloned();
             self.queue = Some(queue);
-            if let Some(status) = connected {
-                self.connected(status, now);
+            match own {
+                Some(one) if one.token == CONNECT => self.connected(one.cqe.status(), now),
+                Some(one) => self.reserved(one),
+                None => {}
             }
             if let Some(why) = closed {
                 if why != Closed::Local {
@@ -585,8 +599,19 @@ impl Queue for IoQueue {
         self.pending.len() + self.completed.len()
     }
 
+    fn reserve(&mut self, request: Reserve) -> Result<(), Reserve> {
+        self.take_reserve(request)
+    }
+
     fn arm(&mut self, now: Nanos) -> Idle {
         if !self.completed.is_empty() {
+            return Idle::Busy;
+        }
+        if self
+            .reserving
+            .as_ref()
+            .is_some_and(|r| r.may_be_sent(self.phase == Phase::Live))
+        {
             return Idle::Busy;
         }
         let idle = self.arm_connection(now);

@@ -25,6 +25,8 @@ pub struct NamespaceInfo {
     pub optimal_boundary_blocks: u32,
     /// Blocks written atomically even through a power failure.
     pub atomic_blocks: u32,
+    /// Reservation capabilities ([`nacre_nvmf_wire::identify::namespace::Rescap`]).
+    pub rescap: u8,
 }
 
 impl NamespaceInfo {
@@ -56,6 +58,7 @@ impl NamespaceInfo {
             read_only: identify.nsattr & 1 == 1,
             optimal_boundary_blocks: u32::from(identify.noiob.get()),
             atomic_blocks: u32::from(identify.nawupf.get()) + 1,
+            rescap: identify.rescap,
         })
     }
 

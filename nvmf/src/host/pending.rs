@@ -292,7 +292,7 @@ fn command(io: &Io, nsid: u32) -> Sqe {
 }
 
 /// What a target's status means to whoever uses the namespace as a device.
-fn bdev_status(status: StatusCode) -> Status {
+pub(super) fn bdev_status(status: StatusCode) -> Status {
     match status.code() {
         StatusCode::SUCCESS => Status::Ok,
         StatusCode::COMPARE_FAILURE => Status::Miscompare,

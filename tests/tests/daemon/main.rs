@@ -2,6 +2,7 @@
 
 mod change;
 mod crash;
+mod fence;
 mod info;
 mod job;
 mod ledger;

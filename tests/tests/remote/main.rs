@@ -3,4 +3,5 @@
 
 mod conformance;
 mod life;
+mod reserved;
 mod rig;

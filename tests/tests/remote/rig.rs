@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use nacre_bdev::reservation::{Ask, Reserve, Standing};
 use nacre_bdev::{Bdev, Completion, Done, Io, Op, Queue, Registry, Status};
 use nacre_bdev_remote::{Attachment, Changes, Config, Connector, Select, State, TcpConnector};
 use nacre_hugepages::{Buf, ClassSpec, Pool};
@@ -180,6 +181,23 @@ impl User {
                 return self.ended.swap_remove(at);
             }
             assert!(Instant::now() < end, "I/O {token} does not end");
+            self.turn();
+        }
+    }
+
+    pub fn reserve(&mut self, ask: Ask) -> Result<Standing, Status> {
+        let (answer, answered) = std::sync::mpsc::channel();
+        let answer = Box::new(move |outcome| answer.send(outcome).expect("somebody waits"));
+        assert!(
+            self.queue.reserve(Reserve { ask, answer }).is_ok(),
+            "{ask:?} is taken"
+        );
+        let end = Instant::now() + PATIENCE;
+        loop {
+            if let Ok(outcome) = answered.try_recv() {
+                return outcome;
+            }
+            assert!(Instant::now() < end, "{ask:?} does not end");
             self.turn();
         }
     }

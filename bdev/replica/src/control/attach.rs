@@ -148,9 +148,12 @@ impl Control {
         disk: &Rc<super::disk::Disk>,
     ) -> Result<(), VolumeError> {
         let losses = device.layer.losses();
-        let failed = |why: Failure| VolumeError::Io {
-            device: member.device.clone(),
-            what: describe(why),
+        let failed = |why: Failure| {
+            self.heed(why);
+            VolumeError::Io {
+                device: member.device.clone(),
+                what: describe(why),
+            }
         };
         let read = self.read_label(disk).await.map_err(failed)?;
         let credit = credit(record, member, &read);
@@ -200,6 +203,7 @@ impl Control {
             stamp: Cell::default(),
             sequence: Cell::new(sequence),
             place: Cell::new(place),
+            key: Cell::new(0),
             joined: Cell::new(false),
             flushed: Cell::new(false),
             read_errors: RefCell::new(VecDeque::new()),

@@ -209,6 +209,7 @@ impl Control {
                     break;
                 }
             }
+            self.let_others_in(&live).await;
             self.disks.forget(&live.disk);
         }
         gone?;
@@ -535,6 +536,7 @@ impl Control {
         if self.state.borrow().fenced.is_none() {
             self.sign_off(clean).await?;
         }
+        self.let_others_in_everywhere().await;
         self.refresh_status();
         self.say(Happened::Closed);
         Ok(())

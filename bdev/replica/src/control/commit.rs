@@ -143,6 +143,7 @@ impl Control {
 
     /// The control itself found a member failing.
     pub(super) fn suspect(&self, slot: usize, incarnation: u64, why: Failure) {
+        self.heed(why);
         self.shared.report(crate::shared::Report {
             slot,
             incarnation,

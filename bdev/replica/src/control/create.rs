@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use nacre_bdev::{Bdev, Flags, Io, Op, Status, Support};
 use nacre_hugepages::Pool;
@@ -10,12 +11,16 @@ use nacre_reactor::CoreHandle;
 use uuid::Uuid;
 
 use super::disk::{Disk, Disks};
+use super::fence;
+use super::judge::describe;
 use super::labels::label_of;
 use crate::format::{
-    BLOCK, Place, encode_page, label_offset, newest, page_offset, pages_for, region_shift_for,
+    BLOCK, Label, LabelError, Place, encode_page, label_offset, newest, page_offset, pages_for,
+    region_shift_for,
 };
 use crate::handle::{Devices, MemberDevice, NewVolume, NoDevice, VolumeError};
 use crate::model::{MAX_MEMBERS, MemberRecord, MemberState, RESERVED, Stamp, VolumeRecord};
+use crate::shared::Failure;
 use crate::store::{StoreError, VolumeStore};
 
 /// A volume is a multiple of so many bytes.
@@ -26,6 +31,8 @@ const HEAD: u64 = 2 << 20;
 const TAIL: u64 = 1 << 20;
 const BETWEEN: u64 = 64;
 const MAX_NAME: usize = 255;
+/// How long a device may take over what is asked about its reservations.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A device for a while, without an open volume.
 pub(super) struct Bench {
@@ -33,6 +40,13 @@ pub(super) struct Bench {
     pool: Pool,
     disks: Rc<Disks>,
     poller: nacre_reactor::PollerId,
+}
+
+/// A member of a closed volume.
+struct OnBench {
+    disk: Rc<Disk>,
+    device: MemberDevice,
+    label: Result<(Label, Place), LabelError>,
 }
 
 impl Drop for Bench {
@@ -80,6 +94,9 @@ impl Bench {
         let (status, mut data) = disk.run(io).await;
         match status {
             Status::Ok => Ok(data.pop()),
+            status if status.is_reservation_conflict() => Err(VolumeError::Reserved {
+                device: disk.name.clone(),
+            }),
             status => Err(VolumeError::Io {
                 device: disk.name.clone(),
                 what: format!("{what}: {status:?}"),
@@ -127,6 +144,58 @@ impl Bench {
         self.run(disk, "write", io).await.map(drop)
     }
 
+    /// The label that counts.
+    async fn label(&self, disk: &Disk) -> Result<Result<(Label, Place), LabelError>, VolumeError> {
+        let a = self.read(disk, label_offset(Place::A)).await?;
+        let b = self.read(disk, label_offset(Place::B)).await?;
+        Ok(newest(&a, &b))
+    }
+
+    /// Does something to the label of a closed volume's member that no holder may undo: whoever has the
+    /// volume open all the same, somewhere, loses it there. Before its next holder nobody is kept out.
+    async fn relabel<T>(
+        &self,
+        member: &OnBench,
+        record: &VolumeRecord,
+        work: impl Future<Output = Result<T, VolumeError>>,
+    ) -> Result<T, VolumeError> {
+        if !member.device.layer.reserves() {
+            return work.await;
+        }
+        let disk = &member.disk;
+        let key = fence::key(record.id, record.epoch + 1, Uuid::nil());
+        let reserved = fence::reserve(&self.core, disk, key, PATIENCE).await;
+        reserved.map_err(|why| match why {
+            Failure::Fenced | Failure::Reserved => VolumeError::Reserved {
+                device: disk.name.clone(),
+            },
+            why => VolumeError::Io {
+                device: disk.name.clone(),
+                what: describe(why),
+            },
+        })?;
+        let done = work.await;
+        fence::release(&self.core, disk, key, PATIENCE).await;
+        done
+    }
+
+    /// A member's device of a closed volume.
+    async fn member(
+        &self,
+        devices: &Arc<dyn Devices>,
+        record: &VolumeRecord,
+        name: &str,
+    ) -> Result<OnBench, VolumeError> {
+        let device = devices.claim(name, &record.name)?;
+        let disk = self.open(name, &device)?;
+        let label = self.label(&disk).await?;
+        Ok(OnBench {
+            disk,
+            device,
+            label,
+        })
+    }
+
     /// Both labels, so that nothing of what the device was is believed any more.
     pub async fn wipe(&self, disk: &Disk) -> Result<(), VolumeError> {
         for place in [Place::A, Place::B] {
@@ -141,9 +210,7 @@ impl Bench {
             device: disk.name.clone(),
             holds,
         };
-        let a = self.read(disk, label_offset(Place::A)).await?;
-        let b = self.read(disk, label_offset(Place::B)).await?;
-        if let Ok((label, _)) = newest(&a, &b) {
+        if let Ok((label, _)) = self.label(disk).await? {
             return Err(holds(format!(
                 "is a replica of volume \"{}\" ({})",
                 label.name, label.volume
@@ -365,12 +432,12 @@ pub async fn delete(
     let left = RefCell::new(Vec::new());
     for member in &record.members {
         let wipe = async {
-            let device = devices.claim(&member.device, &record.name)?;
-            let disk = bench.open(&member.device, &device)?;
-            let a = bench.read(&disk, label_offset(Place::A)).await?;
-            let b = bench.read(&disk, label_offset(Place::B)).await?;
-            match newest(&a, &b) {
-                Ok((label, _)) if label.volume == id => bench.wipe(&disk).await,
+            let found = bench.member(&devices, &record, &member.device).await?;
+            match &found.label {
+                Ok((label, _)) if label.volume == id => {
+                    let wiped = bench.wipe(&found.disk);
+                    bench.relabel(&found, &record, wiped).await
+                }
                 _ => Ok(()),
             }
         };
@@ -417,11 +484,9 @@ pub async fn force_in_sync(
         return Err(invalid("it never was in sync: it holds parts only"));
     }
     let bench = Bench::new(core, pool)?;
-    let device = devices.claim(&chosen.device, &record.name)?;
-    let disk = bench.open(&chosen.device, &device)?;
-    let a = bench.read(&disk, label_offset(Place::A)).await?;
-    let b = bench.read(&disk, label_offset(Place::B)).await?;
-    let label = newest(&a, &b).map_err(|error| invalid(&error.to_string()))?;
+    let found = bench.member(&devices, &record, &chosen.device).await?;
+    let label = found.label.clone();
+    let label = label.map_err(|error| invalid(&error.to_string()))?;
     if (label.0.volume, label.0.member) != (record.id, chosen.id) {
         return Err(invalid("its label is another replica's"));
     }
@@ -447,5 +512,6 @@ pub async fn force_in_sync(
         label.encode(&mut bytes);
     }
     let place = crate::format::next_place(label.1);
-    bench.write(&disk, label_offset(place), &bytes).await
+    let written = bench.write(&found.disk, label_offset(place), &bytes);
+    bench.relabel(&found, &next, written).await
 }

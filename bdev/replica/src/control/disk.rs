@@ -11,11 +11,13 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
+use nacre_bdev::reservation::{Ask, Reserve, Standing};
 use nacre_bdev::{Bdev, Busy, Done, Extents, Io, Layer, OpenError, Queue, Status, Token};
 use nacre_hugepages::Pool;
 use nacre_reactor::{EventSet, Idle, Nanos, Poller, Work};
 use slab::Slab;
 use std::sync::Arc;
+use tokio::sync::oneshot;
 
 /// I/Os of one disk that are under way or waiting.
 const DEPTH: usize = 64;
@@ -90,6 +92,23 @@ impl Disk {
         self.waiting.borrow_mut().push_back(io);
         self.submit();
         Running { disk: self, key }
+    }
+
+    /// Asks for something about the device's reservations.
+    pub async fn reserve(&self, ask: Ask) -> Result<Standing, Status> {
+        let (answer, answered) = oneshot::channel();
+        let answer = Box::new(move |outcome| {
+            // Whoever asked may have given up.
+            let _ = answer.send(outcome);
+        });
+        let asked = match self.forgotten.get() {
+            true => return Err(Status::Gone),
+            false => self.queue.borrow_mut().reserve(Reserve { ask, answer }),
+        };
+        match asked {
+            Ok(()) => answered.await.unwrap_or(Err(Status::Gone)),
+            Err(_) => Err(Status::Retry),
+        }
     }
 
     fn submit(&self) {

@@ -6,6 +6,7 @@
 //! | in sync, the last one there | its medium failed | stays: the host gets the error |
 //! | in sync, the last one there | it cannot be reached | stays in sync, is let go: the volume freezes |
 //! | being copied to | | let go; tried again later |
+//! | any | it is reserved by another holder | stays: the volume is fenced |
 //!
 //! A read error is not a reason by itself: the blocks are written back from another member, and the member
 //! goes when there were too many of them within an hour.
@@ -57,6 +58,9 @@ impl Control {
         let of_now = |r: &&Report| r.slot == slot && r.incarnation == live.incarnation;
         let mut fatal = None;
         for report in reports.iter().filter(of_now) {
+            if report.why.is_fenced() {
+                return Some(*report);
+            }
             let read = matches!(report.op, Op::Read) && !report.why.is_path();
             if read && !self.too_many_read_errors(live) {
                 continue;
@@ -118,6 +122,10 @@ impl Control {
             return;
         };
         let reason = describe(why);
+        if why.is_fenced() {
+            // The member is as good as it was: it is this holder that is not the volume's any more.
+            return self.fence(reason);
+        }
         if !self.state.borrow().is_in_sync(slot) {
             self.let_go(slot);
             self.say(Happened::ResyncStopped {
@@ -309,6 +317,11 @@ fn lost(live: &Live) -> Option<Failure> {
 
 pub(super) fn describe(why: Failure) -> String {
     match why {
+        Failure::Fenced => "another holder of the volume has reserved it".into(),
+        Failure::Status(status) if status.is_reservation_conflict() => {
+            "it is reserved, and this holder is not among those who may write to it".into()
+        }
+        Failure::Reserved => "somebody else has reserved it".into(),
         Failure::Status(Status::Gone) => "it cannot be reached".into(),
         Failure::Status(status) => format!("an I/O failed: {status:?}"),
         Failure::Deadline => "it did not answer in time".into(),

@@ -114,6 +114,7 @@ impl Control {
         let Some(label) = label_of(record, slot, live.sequence.get() + 1, clean) else {
             return Ok(());
         };
+        self.keep_others_out(live, record).await?;
         let mut bytes = [0; BLOCK];
         label.encode(&mut bytes);
         let place = next_place(live.place.get());

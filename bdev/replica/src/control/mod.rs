@@ -21,6 +21,7 @@ mod commands;
 mod commit;
 mod create;
 mod disk;
+mod fence;
 mod judge;
 mod labels;
 mod lease;
@@ -93,6 +94,7 @@ struct Bells {
     resync: Notify,
     verify: Notify,
     watch: Notify,
+    reserved: Notify,
 }
 
 impl Control {
@@ -135,6 +137,7 @@ impl Control {
         self.spawn(Rc::clone(self).repair_reads());
         self.spawn(Rc::clone(self).clean_log());
         self.spawn(Rc::clone(self).watch_losses());
+        self.spawn(Rc::clone(self).stay_reserved());
         self.spawn(Rc::clone(self).take_back());
         self.spawn(Rc::clone(self).copy_regions());
         self.spawn(Rc::clone(self).verify_in_time());

@@ -100,6 +100,7 @@ pub async fn open(
             })
         }
         Err(error) => {
+            control.let_others_in_everywhere().await;
             control.stop();
             Err(error)
         }
@@ -126,6 +127,19 @@ impl Control {
             }
         })
         .await?;
+        self.must_not_be_fenced()?;
+        let epoch = self.state.borrow().record.epoch;
+        if self
+            .state
+            .borrow()
+            .live
+            .iter()
+            .flatten()
+            .any(|live| live.device.layer.reserves())
+        {
+            // Nothing is written to what is not reserved: another holder would look like a later one.
+            self.must_be_stamped(epoch).await?;
+        }
         let waits = former.holder.is_some_and(|other| other != self.holder);
         if waits && self.store.is_shared() {
             self.core.after(TAKE_OVER).await;
@@ -145,7 +159,6 @@ impl Control {
                 self.judge(slot, live.incarnation, why).await;
             }
         }
-        let epoch = self.state.borrow().record.epoch;
         self.must_be_stamped(epoch).await?;
         self.commit(|record| record.serving = epoch).await?;
         let limits = {
@@ -182,6 +195,7 @@ impl Control {
                 self.judge(slot, live.incarnation, why).await;
             }
         }
+        self.must_not_be_fenced()?;
         let state = self.state.borrow();
         let stamped = |slot: usize| {
             let live = state.live[slot].as_ref();
@@ -285,6 +299,7 @@ impl Control {
                     stamp: Cell::new(label.stamp),
                     sequence: Cell::new(label.sequence),
                     place: Cell::new(place),
+                    key: Cell::new(0),
                     joined: Cell::new(false),
                     flushed: Cell::new(false),
                     read_errors: RefCell::new(VecDeque::new()),

@@ -12,8 +12,8 @@ use uuid::Uuid;
 use super::disk::Disk;
 use crate::format::Place;
 use crate::handle::{
-    LastResync, MemberDevice, MemberStatus, ResyncKind, ResyncStatus, VerifyStatus, VolumeState,
-    VolumeStatus,
+    Fencing, LastResync, MemberDevice, MemberStatus, ResyncKind, ResyncStatus, VerifyStatus,
+    VolumeState, VolumeStatus,
 };
 use crate::model::{MAX_MEMBERS, MemberState, Stamp, VolumeRecord};
 use crate::shared::{Repair, Report, Shared};
@@ -66,6 +66,8 @@ pub(super) struct Live {
     pub stamp: Cell<Stamp>,
     pub sequence: Cell<u64>,
     pub place: Cell<Place>,
+    /// Under which its device is reserved; 0: it is not.
+    pub key: Cell<u64>,
     /// Lanes write to it.
     pub joined: Cell<bool>,
     /// So they do with flushes, though it is not in sync yet.
@@ -257,6 +259,10 @@ impl State {
     fn status_of(&self, member: &mut MemberStatus, live: &Live, slot: usize, shared: &Shared) {
         member.attached = live.joined.get();
         member.local = live.device.local;
+        member.fencing = Some(match live.key.get() {
+            0 => Fencing::Label,
+            _ => Fencing::Reservation,
+        });
         let Some(resync) = &*live.resync.borrow() else {
             return;
         };

@@ -10,7 +10,7 @@ use super::request::{NO_TROUBLE, Slots, Stage, Trouble, Why, bit, slots};
 use crate::regions::Entered;
 use crate::shared::{Failure, Report};
 use crate::stripes::Acquired;
-use crate::view::Role;
+use crate::view::{Mode, Role};
 
 impl Lane {
     pub(super) fn start_write(&mut self, index: usize) {
@@ -254,6 +254,10 @@ impl Lane {
         }
         if request.given_up {
             return self.abort_ended(index);
+        }
+        if request.failed != 0 && self.view.mode == Mode::Suspended {
+            // Whatever the judgement: nothing is said to be done, and nothing sent to anybody once more.
+            return self.hold(index);
         }
         let (failed, ok, with) = (request.failed, request.ok, request.with);
         let mut again: Slots = 0;

@@ -111,8 +111,8 @@ fn print(volume: &Value) -> Result<(), Failure> {
     let rows = items(&volume["replicas"]).iter().map(replica);
     output::table(
         &[
-            "slot", "device", "state", "over", "read", "write", "reads", "writes", "errors",
-            "replica",
+            "slot", "device", "state", "over", "fencing", "read", "write", "reads", "writes",
+            "errors", "replica",
         ],
         rows,
     )?;
@@ -145,6 +145,7 @@ fn replica(replica: &Value) -> Vec<String> {
         text("device"),
         state,
         text("transport"),
+        text("fencing"),
         time("read_latency_us"),
         time("write_latency_us"),
         text("reads"),

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use nacre_bdev::{Bdev, Op};
 use nacre_bdev_replica::handle::{
-    MemberStatus, ResyncKind, ResyncStatus, VerifyStatus, VolumeState, VolumeStatus,
+    Fencing, MemberStatus, ResyncKind, ResyncStatus, VerifyStatus, VolumeState, VolumeStatus,
 };
 use nacre_bdev_replica::model::{MemberState, Settings, VolumeRecord};
 use schemars::JsonSchema;
@@ -84,6 +84,9 @@ pub struct ReplicaReply {
     offline: bool,
     /// `local`, or that of the remote namespace; none while its device is not there.
     transport: Option<String>,
+    /// What keeps a former holder of the volume from it: `reservation` (its target refuses that holder's
+    /// writes) or `label` (the epoch in its label); none while its device is not used.
+    fencing: Option<&'static str>,
     /// Mean times of its device since it is there, in microseconds.
     read_latency_us: Option<u64>,
     write_latency_us: Option<u64>,
@@ -257,6 +260,10 @@ fn replica(plane: &Plane, volume: &VolumeStatus, member: &MemberStatus) -> Repli
         attached: member.attached,
         offline: member.offline,
         transport: layer.as_ref().map(|layer| transport(layer)),
+        fencing: member.fencing.map(|fencing| match fencing {
+            Fencing::Label => "label",
+            Fencing::Reservation => "reservation",
+        }),
         read_latency_us: mean(Op::Read),
         write_latency_us: mean(Op::Write),
         why: member.why.clone(),
@@ -324,6 +331,7 @@ fn of_record(
         attached: false,
         offline: m.offline,
         transport: None,
+        fencing: None,
         read_latency_us: None,
         write_latency_us: None,
         why: m.why.clone(),

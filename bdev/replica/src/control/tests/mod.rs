@@ -3,5 +3,7 @@
 
 mod commands;
 mod crash;
+mod fence;
+mod guarded;
 mod members;
 mod rig;

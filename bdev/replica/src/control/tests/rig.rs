@@ -11,6 +11,7 @@ use nacre_hugepages::{Buf, ClassSpec, Pool};
 use nacre_reactor::{ReactorConfig, TestCore, VirtualClock};
 use uuid::Uuid;
 
+use super::guarded::{Guarded, Reservations};
 use crate::control;
 use crate::handle::{
     Command, Devices, Happened, MemberDevice, NewVolume, NoDevice, Observer, VolumeError,
@@ -28,7 +29,12 @@ pub const REGION: u64 = 2048;
 /// All disks there are. A disk that is out of reach answers `Gone` and cannot be claimed.
 pub struct Shelf {
     registry: Registry,
-    faults: Mutex<BTreeMap<String, Arc<FaultDevice>>>,
+    faults: Arc<Mutex<BTreeMap<String, Arc<FaultDevice>>>>,
+    /// Of disks that do reservations, as they were made; this shelf's host is one of those who know them.
+    guards: Arc<Mutex<BTreeMap<String, Arc<Mutex<Reservations>>>>>,
+    host: Option<u8>,
+    /// Disks that this host does not reach.
+    cut: Arc<Mutex<BTreeSet<String>>>,
     away: Mutex<BTreeSet<String>>,
     claimed: Arc<Mutex<BTreeSet<String>>>,
 }
@@ -100,11 +106,14 @@ impl Devices for Shelf {
         {
             return Err(no("it is not there"));
         }
+        if self.cut.lock().unwrap().contains(name) {
+            return Err(no("it cannot be reached"));
+        }
         if !self.claimed.lock().unwrap().insert(name.into()) {
             return Err(no("somebody else uses it"));
         }
         Ok(MemberDevice {
-            layer: self.layer(name),
+            layer: self.seen(name),
             local: true,
             claim: Box::new(Claimed {
                 name: name.into(),
@@ -115,6 +124,40 @@ impl Devices for Shelf {
 }
 
 impl Shelf {
+    fn seen(&self, name: &str) -> Arc<Layer> {
+        let Some(host) = self.host else {
+            return self.layer(name);
+        };
+        Layer::new(Arc::new(Guarded {
+            // Of its own: hosts have nothing in common but the medium.
+            base: Layer::new(Arc::clone(self.layer(name).module())),
+            host,
+            name: name.into(),
+            cut: Arc::clone(&self.cut),
+            reservations: self.reservations(name),
+        }))
+    }
+
+    pub fn reservations(&self, name: &str) -> Arc<Mutex<Reservations>> {
+        let mut guards = self.guards.lock().unwrap();
+        Arc::clone(guards.entry(name.into()).or_default())
+    }
+
+    /// Under which key a host is registered with a disk.
+    pub fn key(&self, name: &str, host: u8) -> Option<u64> {
+        let reservations = self.reservations(name);
+        let known = reservations.lock().unwrap();
+        known.keys.get(&host).copied()
+    }
+
+    pub fn cut(&self, name: &str, cut: bool) {
+        let mut all = self.cut.lock().unwrap();
+        match cut {
+            true => all.insert(name.into()),
+            false => all.remove(name),
+        };
+    }
+
     /// As if another machine asked: it knows nothing of the claims here.
     pub fn forget_claims(&self) {
         self.claimed.lock().unwrap().clear();
@@ -162,9 +205,21 @@ impl World {
     }
 
     pub fn empty(disks: usize) -> World {
+        World::on(disks, None)
+    }
+
+    /// The same with disks that do reservations, and a host that has this number.
+    pub fn guarded(disks: usize, host: u8) -> World {
+        World::on(disks, Some(host))
+    }
+
+    fn on(disks: usize, host: Option<u8>) -> World {
         let shelf = Arc::new(Shelf {
             registry: Registry::new(),
-            faults: Mutex::default(),
+            faults: Arc::default(),
+            guards: Arc::default(),
+            host,
+            cut: Arc::default(),
             away: Mutex::default(),
             claimed: Arc::default(),
         });
@@ -185,6 +240,37 @@ impl World {
             id: Uuid::nil(),
             holder: Uuid::from_u128(1),
         }
+    }
+
+    /// Another host that reaches the same disks, with a store of its own that is a copy of this one's now.
+    pub fn rival(&self, host: u8) -> World {
+        let shelf = Arc::new(Shelf {
+            registry: self.shelf.registry.clone(),
+            faults: Arc::clone(&self.shelf.faults),
+            guards: Arc::clone(&self.shelf.guards),
+            host: Some(host),
+            cut: Arc::default(),
+            away: Mutex::default(),
+            claimed: Arc::default(),
+        });
+        let mut rival = World {
+            shelf,
+            store: MemoryStore::new(),
+            heard: Arc::default(),
+            core: TestCore::with_clock(ReactorConfig::default(), self.clock.clone()),
+            clock: self.clock.clone(),
+            pool: pool(),
+            handle: None,
+            lane: None,
+            done: Done::with_capacity(64),
+            next: 0,
+            ended: BTreeMap::new(),
+            id: self.id,
+            holder: Uuid::from_u128(host.into()),
+        };
+        let copied = rival.store.create(self.record());
+        rival.core.block_on(copied).unwrap();
+        rival
     }
 
     pub fn add_disk(&self, name: &str, blocks: u64) {
@@ -223,6 +309,14 @@ impl World {
         self.lane = Some(Arc::clone(handle.volume()).open(&self.pool).unwrap());
         self.handle = Some(handle);
         Ok(())
+    }
+
+    pub fn delete(&mut self) -> Result<(), VolumeError> {
+        let core = self.core.core().clone();
+        let store: Arc<dyn VolumeStore> = Arc::new(self.store.clone());
+        let devices = Arc::clone(&self.shelf) as Arc<dyn Devices>;
+        let delete = control::delete(&core, self.pool.clone(), store, devices, self.id);
+        self.core.block_on(delete)
     }
 
     /// The process dies: nothing of it is left but the disks and the store.

@@ -1,0 +1,294 @@
+//! Keeping former holders from members that other machines can reach too: by reservation, where the member's
+//! device has that (a remote namespace of a target that does reservations), and by label and epoch everywhere.
+//!
+//! ```text
+//!   store CAS ─▶ report ─▶ register ─▶ acquire ─▶ preempt and abort ─▶ label
+//!                  ▲  every step is decided by what a new report says │
+//!                  └──────────────────────────────────────────────────┘
+//! ```
+//!
+//! The reservation is Write Exclusive - All Registrants: to preempt with a key of zero ends every other
+//! registration at once, whoever made it, and whatever they had under way is over before the answer. The key
+//! says of which volume a holder is, and in which epoch. Of two, the one with the lower key gives way, so
+//! that a former holder that comes back takes nothing from the one after it.
+//!
+//! ```text
+//!   key   volume:16 (never zero) | epoch:32 | holder:16
+//! ```
+//!
+//! No label is written before this is done ([`Control::write_label`]): a member of which a holder is sure is
+//! one that nobody before it writes to. Whose I/O is refused for a reservation is fenced, at once.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use nacre_bdev::Bdev;
+use nacre_bdev::reservation::{Ask, Held, Standing};
+use nacre_reactor::CoreHandle;
+use uuid::Uuid;
+
+use super::Control;
+use super::disk::Disk;
+use super::judge::describe;
+use super::state::Live;
+use crate::handle::VolumeError;
+use crate::model::VolumeRecord;
+use crate::shared::Failure;
+
+/// Reports and steps at most: four do it where nobody interferes.
+const ROUNDS: usize = 16;
+/// How often it is made sure that what was reserved still is: a holder that does not write learns by this, at
+/// the latest, that there is another.
+const WATCH: Duration = Duration::from_secs(1);
+
+/// The key of a holder in an epoch.
+pub(super) fn key(volume: Uuid, epoch: u64, holder: Uuid) -> u64 {
+    let fold = |id: Uuid| {
+        let words = id.into_bytes();
+        let words = words
+            .chunks_exact(2)
+            .map(|w| u16::from_be_bytes([w[0], w[1]]));
+        u64::from(words.fold(0, |sum, word| sum ^ word))
+    };
+    // Of epochs 2^32 apart nobody is left.
+    (fold(volume) | 1) << 48 | (epoch & 0xffff_ffff) << 16 | fold(holder)
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Next {
+    /// The device is this holder's alone.
+    Done,
+    Ask(Ask),
+    /// The volume has another holder, of this epoch or a later one.
+    Outranked,
+    /// Somebody uses it who has nothing to do with the volume.
+    Strange,
+}
+
+fn next(standing: &Standing, key: u64) -> Next {
+    let of_volume = |other: &u64| other >> 48 == key >> 48;
+    let (own, others) = (standing.own, &standing.others);
+    if others.iter().any(|other| of_volume(other) && *other >= key) {
+        return Next::Outranked;
+    }
+    match standing.held {
+        Held::Otherwise(_) => Next::Strange,
+        Held::ByRegistrants if own == Some(key) && others.is_empty() => Next::Done,
+        // Who comes to a device that is held has no business there, whoever it is.
+        Held::ByRegistrants if own == Some(key) => Next::Ask(Ask::Preempt { key }),
+        _ if !others.iter().all(of_volume) => Next::Strange,
+        _ if own != Some(key) => Next::Ask(Ask::Register { current: own, key }),
+        _ => Next::Ask(Ask::Acquire { key }),
+    }
+}
+
+async fn ask(
+    core: &CoreHandle,
+    disk: &Disk,
+    what: Ask,
+    patience: Duration,
+) -> Result<Standing, Failure> {
+    match core.timeout(patience, disk.reserve(what)).await {
+        Ok(answer) => answer.map_err(Failure::Status),
+        Err(_) => Err(Failure::Deadline),
+    }
+}
+
+/// Makes the device the holder's of `key` alone. Answers whether it was not before.
+pub(super) async fn reserve(
+    core: &CoreHandle,
+    disk: &Disk,
+    key: u64,
+    patience: Duration,
+) -> Result<bool, Failure> {
+    let mut changed = false;
+    for _ in 0..ROUNDS {
+        let standing = ask(core, disk, Ask::Report, patience).await?;
+        let what = match next(&standing, key) {
+            Next::Done => return Ok(changed),
+            Next::Ask(what) => what,
+            refused => {
+                let device = &disk.name;
+                tracing::warn!(device, ?standing, "somebody else has reserved a replica");
+                return Err(match refused {
+                    Next::Outranked => Failure::Fenced,
+                    _ => Failure::Reserved,
+                });
+            }
+        };
+        match ask(core, disk, what, patience).await {
+            Ok(_) => changed = true,
+            // Somebody was faster: the next report says who.
+            Err(why) if why.is_fenced() => {}
+            Err(why) => return Err(why),
+        }
+    }
+    Err(Failure::Reserved)
+}
+
+/// Gives up what [`reserve`] made. A target that cannot be asked keeps it, and the next holder ends it.
+pub(super) async fn release(core: &CoreHandle, disk: &Disk, key: u64, patience: Duration) {
+    if let Err(why) = ask(core, disk, Ask::Unregister { key }, patience).await {
+        let (device, why) = (&disk.name, describe(why));
+        tracing::warn!(device, why, "the reservation of a replica stays");
+    }
+}
+
+impl Control {
+    /// Before a label says that a member is of `record`'s epoch: nobody of an earlier one writes to it any
+    /// more.
+    pub(super) async fn keep_others_out(
+        &self,
+        live: &Rc<Live>,
+        record: &VolumeRecord,
+    ) -> Result<(), Failure> {
+        let key = key(record.id, record.epoch, self.holder);
+        if live.key.get() == key || !live.device.layer.reserves() {
+            return Ok(());
+        }
+        let changed = reserve(&self.core, &live.disk, key, self.deadline()).await?;
+        // One who came and went while it was nobody's has left a label.
+        if changed
+            && let Ok((label, _)) = self.read_label(&live.disk).await?
+            && label.volume == record.id
+            && label.stamp > record.version()
+        {
+            release(&self.core, &live.disk, key, self.deadline()).await;
+            return Err(Failure::Fenced);
+        }
+        live.key.set(key);
+        self.bells.reserved.notify_one();
+        Ok(())
+    }
+
+    /// The member is not the volume's any more, or the volume nobody's.
+    pub(super) async fn let_others_in(&self, live: &Live) {
+        let key = live.key.take();
+        if key != 0 {
+            release(&self.core, &live.disk, key, self.deadline()).await;
+        }
+    }
+
+    pub(super) async fn let_others_in_everywhere(&self) {
+        let present = self.state.borrow().present();
+        join_all(present.iter().map(|(_, live)| self.let_others_in(live))).await;
+    }
+
+    /// A failure that says of itself that there is another holder.
+    pub(super) fn heed(&self, why: Failure) {
+        if why.is_fenced() {
+            self.fence(describe(why));
+        }
+    }
+
+    pub(super) fn must_not_be_fenced(&self) -> Result<(), VolumeError> {
+        let state = self.state.borrow();
+        match state.fenced.clone() {
+            None => Ok(()),
+            Some(why) => Err(VolumeError::Fenced {
+                name: state.record.name.clone(),
+                why,
+            }),
+        }
+    }
+
+    /// Makes sure, now and then, that what was reserved still is: a target may have forgotten it.
+    pub(super) async fn stay_reserved(self: Rc<Control>) {
+        loop {
+            let reserved: Vec<(usize, Rc<Live>)> = {
+                let present = self.state.borrow().present().into_iter();
+                present.filter(|(_, live)| live.key.get() != 0).collect()
+            };
+            if reserved.is_empty() {
+                self.bells.reserved.notified().await;
+                continue;
+            }
+            self.core.after(WATCH).await;
+            let looks = reserved.iter().map(|(slot, live)| self.look(*slot, live));
+            join_all(looks).await;
+        }
+    }
+
+    async fn look(&self, slot: usize, live: &Rc<Live>) {
+        let key = live.key.get();
+        let found = ask(&self.core, &live.disk, Ask::Report, self.deadline()).await;
+        let Ok(standing) = found else {
+            // Who watches its I/O and its connection says what that means.
+            return;
+        };
+        if next(&standing, key) == Next::Done || live.key.get() != key {
+            return;
+        }
+        let record = self.state.borrow().record.clone();
+        live.key.set(0);
+        if let Err(why) = self.keep_others_out(live, &record).await {
+            self.suspect(slot, live.incarnation, why);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VOLUME: Uuid = Uuid::from_u128(0x77);
+
+    fn of(epoch: u64, holder: u128) -> u64 {
+        key(VOLUME, epoch, Uuid::from_u128(holder))
+    }
+
+    fn standing(own: Option<u64>, others: &[u64], held: Held) -> Standing {
+        Standing {
+            own,
+            others: others.to_vec(),
+            held,
+        }
+    }
+
+    /// Keys are in the order of epochs, are never zero, and tell volumes and holders apart.
+    #[test]
+    fn keys() {
+        assert!(of(1, 9) < of(2, 1) && of(2, 1) < of(3, 0));
+        assert!(of(0xffff, 0xffff) < of(0x1_0000, 0));
+        assert_ne!(of(1, 1), of(1, 2));
+        assert_ne!(key(Uuid::nil(), 0, Uuid::nil()), 0);
+        assert_ne!(
+            of(1, 1) >> 48,
+            key(Uuid::from_u128(0x78_0000), 1, Uuid::nil()) >> 48
+        );
+    }
+
+    /// What is done next, whatever is found.
+    #[test]
+    fn steps() {
+        use Held::*;
+        let (key, older, newer) = (of(5, 1), of(4, 2), of(6, 2));
+        let stranger = 0xabc;
+        let does = |own, others: &[u64], held| next(&standing(own, others, held), key);
+        let register = |current| Next::Ask(Ask::Register { current, key });
+        let acquire = Next::Ask(Ask::Acquire { key });
+        let preempt = Next::Ask(Ask::Preempt { key });
+        assert_eq!(does(None, &[], Nothing), register(None));
+        assert_eq!(does(Some(older), &[], ByRegistrants), register(Some(older)));
+        assert_eq!(does(None, &[older], ByRegistrants), register(None));
+        assert_eq!(does(Some(key), &[], Nothing), acquire);
+        assert_eq!(does(Some(key), &[older], Nothing), acquire);
+        assert_eq!(does(Some(key), &[older], ByRegistrants), preempt);
+        assert_eq!(does(Some(key), &[older, stranger], ByRegistrants), preempt);
+        assert_eq!(does(Some(key), &[], ByRegistrants), Next::Done);
+        for own in [None, Some(older), Some(key)] {
+            for held in [Nothing, ByRegistrants, Otherwise(1)] {
+                assert_eq!(does(own, &[older, newer], held), Next::Outranked);
+                assert_eq!(
+                    does(own, &[of(5, 3)], held),
+                    Next::Outranked,
+                    "the higher one"
+                );
+            }
+            assert_eq!(does(own, &[], Otherwise(2)), Next::Strange);
+            assert_eq!(does(own, &[stranger], Nothing), Next::Strange);
+        }
+        assert_eq!(does(None, &[stranger], ByRegistrants), Next::Strange);
+    }
+}

@@ -1,0 +1,333 @@
+//! Members that other hosts reach too: who has the volume keeps them out, and who had it stops.
+
+use std::time::Duration;
+
+use nacre_bdev::reservation::{Ask, Held};
+use nacre_bdev::{Op, Status};
+
+use super::guarded::Fails;
+use super::rig::World;
+use crate::handle::{Command, Fencing, Happened, VolumeError, VolumeState};
+use crate::model::{MemberState, Settings};
+
+const ME: u8 = 1;
+const RIVAL: u8 = 2;
+
+/// A volume of so many disks that do reservations.
+fn guarded(disks: usize) -> World {
+    let mut world = World::guarded(disks, ME);
+    world.create(disks, Settings::default()).unwrap();
+    world.open().unwrap();
+    world
+}
+
+/// Nobody answers a write within twice the time that hosts are kept waiting, but with a path error.
+fn must_not_be_acknowledged(world: &mut World, token: u64) {
+    world.pass(Duration::from_secs(60));
+    if let Some(done) = world.ended(token) {
+        assert_eq!(done.status, Status::Gone);
+    }
+}
+
+/// While a volume is open its members are reserved for its holder alone, under a key of the epoch; closed,
+/// they are free. Where a device has no reservations it is the label, and it is said which.
+#[test]
+fn held_while_open() {
+    let mut world = guarded(2);
+    world.write(0, 8, 1);
+    for disk in ["d0", "d1"] {
+        let known = world.shelf.reservations(disk);
+        let known = known.lock().unwrap();
+        assert_eq!(known.keys.keys().collect::<Vec<_>>(), [&ME]);
+        assert_eq!(known.held, Held::ByRegistrants);
+    }
+    let fencing = |world: &World| {
+        world
+            .status()
+            .members
+            .iter()
+            .map(|m| m.fencing)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(fencing(&world), [Some(Fencing::Reservation); 2]);
+    let first = world.shelf.key("d0", ME).unwrap();
+    world.close();
+    assert_eq!(world.shelf.key("d0", ME), None);
+    assert_eq!(
+        world.shelf.reservations("d1").lock().unwrap().held,
+        Held::Nothing
+    );
+    world.open().unwrap();
+    assert!(world.shelf.key("d0", ME).unwrap() > first, "a later epoch");
+
+    let plain = World::with(2);
+    assert_eq!(fencing(&plain), [Some(Fencing::Label); 2]);
+}
+
+/// Another holder opens the volume by a copy of the store: nothing is acknowledged by the one before it from
+/// then on, whichever members it can reach. No member is called bad for it.
+#[test]
+fn the_older_holder_is_fenced() {
+    let mut world = guarded(2);
+    world.write(0, 8, 1);
+    let mut rival = world.rival(RIVAL);
+    rival.open().unwrap();
+    assert_eq!(rival.read(0), 1);
+    rival.write(8, 8, 2);
+    assert_eq!(world.shelf.key("d0", ME), None, "preempted");
+
+    let token = world.begin_write(16, 8, 3);
+    world.until(|world| world.state() == VolumeState::Fenced);
+    must_not_be_acknowledged(&mut world, token);
+    assert!(world.heard(|e| matches!(e, Happened::Fenced { .. })));
+    assert!(!world.heard(|e| matches!(e, Happened::MemberOut { .. })));
+    assert_eq!(world.member_state("d0"), MemberState::InSync);
+    assert_ne!(rival.read(16), 3, "not a byte of it");
+    rival.write(24, 8, 4);
+    rival.until_healthy();
+    rival.all_equal(&["d0", "d1"]);
+}
+
+/// A holder that writes nothing learns of the other one all the same, and reads nothing any more.
+#[test]
+fn an_idle_holder_is_fenced_too() {
+    let mut world = guarded(1);
+    world.write(0, 8, 1);
+    let mut rival = world.rival(RIVAL);
+    rival.open().unwrap();
+    let began = world.clock.now();
+    world.until(|world| world.state() == VolumeState::Fenced);
+    assert!(world.clock.now().since(began) < Duration::from_secs(2));
+    let data = world.buf(1, 0);
+    let token = world.submit(nacre_bdev::Io::new(0, Op::Read, 0, 1).with(data));
+    must_not_be_acknowledged(&mut world, token);
+}
+
+/// Writes that are under way when the volume is taken over: each is either on the medium before the new
+/// holder reads anything, or is never acknowledged. One of two members is enough to find out.
+#[test]
+fn taken_over_under_load() {
+    let mut world = guarded(2);
+    let tokens: Vec<u64> = (0..32).map(|at| world.begin_write(at * 8, 8, 7)).collect();
+    world.step();
+    let mut rival = world.rival(RIVAL);
+    rival.open().unwrap();
+    let acknowledged: Vec<u64> = (0..32)
+        .filter(|at| {
+            let done = world.ended(tokens[*at as usize]);
+            done.is_some_and(|done| done.status == Status::Ok)
+        })
+        .collect();
+    world.pass(Duration::from_secs(60));
+    for (at, token) in (0u64..).zip(&tokens) {
+        let late = world.ended(*token);
+        assert!(
+            late.is_none_or(|done| done.status != Status::Ok),
+            "{at} is late"
+        );
+    }
+    for at in acknowledged {
+        assert_eq!(rival.read(at * 8), 7);
+    }
+    assert_eq!(world.state(), VolumeState::Fenced);
+}
+
+/// A holder that was cut off and comes back takes nothing from the one after it.
+#[test]
+fn an_old_holder_that_comes_back() {
+    let mut world = guarded(2);
+    world.write(0, 8, 1);
+    ["d0", "d1"]
+        .iter()
+        .for_each(|disk| world.shelf.cut(disk, true));
+    let token = world.begin_write(16, 8, 9);
+    world.pass(Duration::from_secs(2));
+    assert_eq!(world.state(), VolumeState::Frozen);
+    let mut rival = world.rival(RIVAL);
+    rival.open().unwrap();
+    rival.write(0, 8, 2);
+    let held = rival.shelf.key("d1", RIVAL);
+    ["d0", "d1"]
+        .iter()
+        .for_each(|disk| world.shelf.cut(disk, false));
+    world.until(|world| world.state() == VolumeState::Fenced);
+    must_not_be_acknowledged(&mut world, token);
+    assert_eq!(rival.shelf.key("d1", RIVAL), held, "still its own");
+    assert_eq!(rival.shelf.key("d1", ME), None);
+    // Closed, it does not sign off what is another's, and a new start of it finds the later label.
+    world.close();
+    let error = world.open().unwrap_err();
+    assert!(matches!(error, VolumeError::Newer { .. }), "{error}");
+    rival.write(8, 8, 3);
+    assert_eq!(rival.read(0), 2);
+}
+
+/// The target forgot all about it: it is told again, as long as nobody else has the volume.
+#[test]
+fn a_target_that_forgets() {
+    let mut world = guarded(1);
+    let key = world.shelf.key("d0", ME);
+    *world.shelf.reservations("d0").lock().unwrap() = Default::default();
+    world.until(|world| world.shelf.key("d0", ME) == key);
+    world.until(|w| w.shelf.reservations("d0").lock().unwrap().held == Held::ByRegistrants);
+    world.write(0, 8, 1);
+    assert_eq!(world.state(), VolumeState::Healthy);
+
+    // Somebody had it in the meantime, and went in order: what is left of it is its label.
+    let mut rival = world.rival(RIVAL);
+    rival.open().unwrap();
+    rival.close();
+    world.until(|world| world.state() == VolumeState::Fenced);
+    assert_eq!(world.shelf.key("d0", ME), None, "given back");
+}
+
+/// Whatever a step of it fails with, the volume is opened with the members that are there, or not at all;
+/// what is left at a target is no obstacle to the next attempt.
+#[test]
+fn steps_that_fail() {
+    let which: [fn(&Ask) -> bool; 4] = [
+        |ask| matches!(ask, Ask::Report),
+        |ask| matches!(ask, Ask::Register { .. }),
+        |ask| matches!(ask, Ask::Acquire { .. }),
+        |ask| matches!(ask, Ask::Preempt { .. }),
+    ];
+    // What a holder leaves that went in order is acquired, what another leaves is preempted.
+    let left = |disks: usize, at: usize| {
+        let mut world = guarded(disks);
+        world.write(0, 8, 1);
+        match at {
+            2 => world.close(),
+            _ => world.crash(),
+        }
+        world
+    };
+    for (at, which) in which.into_iter().enumerate() {
+        let world = left(2, at);
+        let mut rival = world.rival(RIVAL);
+        let fails = |rival: &World, name: &str, status, once| {
+            let fails = Fails {
+                which,
+                status,
+                once,
+            };
+            rival.shelf.reservations(name).lock().unwrap().fails = Some(fails);
+        };
+        let mends = |rival: &World, name: &str| {
+            rival.shelf.reservations(name).lock().unwrap().fails = None;
+        };
+        // It vanishes between two of them.
+        fails(&rival, "d1", Status::Gone, false);
+        rival.open().unwrap();
+        rival.write(8, 8, 2);
+        assert!(!rival.status().members[1].attached, "step {at}");
+        mends(&rival, "d1");
+        rival.until_healthy();
+        assert_eq!(rival.shelf.key("d1", ME), None, "step {at}");
+        rival.all_equal(&["d0", "d1"]);
+
+        // With one member there is nothing to go on with.
+        let world = left(1, at);
+        let mut rival = world.rival(RIVAL);
+        fails(&rival, "d0", Status::Gone, false);
+        let error = rival.open();
+        let none = matches!(error, Err(VolumeError::NothingInSync { .. }));
+        assert!(none, "step {at}: {error:?}");
+        mends(&rival, "d0");
+        rival.open().unwrap();
+        rival.write(0, 8, 1);
+
+        // Refused by somebody faster, who is gone again.
+        let world = left(1, at);
+        let mut rival = world.rival(RIVAL);
+        fails(&rival, "d0", Status::RESERVATION_CONFLICT, true);
+        match at {
+            // Who may not even look is no holder.
+            0 => assert!(matches!(
+                rival.open().unwrap_err(),
+                VolumeError::Fenced { .. }
+            )),
+            _ => rival.open().unwrap(),
+        }
+    }
+}
+
+/// A later holder was faster between this one's look at the labels and its registration: this one goes, and
+/// leaves nothing behind.
+#[test]
+fn outranked_while_opening() {
+    let mut world = guarded(2);
+    world.close();
+    let later = super::super::fence::key(world.id, 99, uuid::Uuid::from_u128(9));
+    {
+        let known = world.shelf.reservations("d1");
+        let mut known = known.lock().unwrap();
+        known.keys.insert(RIVAL, later);
+        known.held = Held::ByRegistrants;
+    }
+    let error = world.open().unwrap_err();
+    assert!(matches!(error, VolumeError::Fenced { .. }), "{error}");
+    assert_eq!(world.shelf.key("d0", ME), None);
+    assert_eq!(world.shelf.key("d1", RIVAL), Some(later));
+}
+
+/// A namespace that somebody quite different has reserved is not taken from him, and says so.
+#[test]
+fn reserved_by_a_stranger() {
+    let mut world = World::guarded(2, ME);
+    let stranger = |world: &World, held| {
+        let known = world.shelf.reservations("d1");
+        let mut known = known.lock().unwrap();
+        known.keys.insert(RIVAL, 0xabc);
+        known.held = held;
+    };
+    stranger(&world, Held::ByRegistrants);
+    let error = world.create(2, Settings::default()).unwrap_err();
+    assert!(
+        matches!(&error, VolumeError::Reserved { device } if device.contains("d1")),
+        "{error}"
+    );
+    world.shelf.reservations("d1").lock().unwrap().keys.clear();
+    world.shelf.reservations("d1").lock().unwrap().held = Held::Nothing;
+    world.create(2, Settings::default()).unwrap();
+
+    stranger(&world, Held::Otherwise(1));
+    world.open().unwrap();
+    world.write(0, 8, 1);
+    world.pass(Duration::from_secs(5));
+    assert_eq!(world.state(), VolumeState::Degraded);
+    let status = world.status();
+    let why = status.members[1].why.clone().unwrap_or_default();
+    assert!(why.contains("reserved"), "{why}");
+    assert_eq!(world.shelf.key("d1", RIVAL), Some(0xabc));
+    // He goes, and it is a replica again.
+    *world.shelf.reservations("d1").lock().unwrap() = Default::default();
+    world.until_healthy();
+    world.all_equal(&["d0", "d1"]);
+}
+
+/// A member that leaves the volume is free for others; so is what a deleted volume had, whose holder crashed.
+#[test]
+fn free_when_it_leaves() {
+    let mut world = guarded(2);
+    world.write(0, 8, 1);
+    let member = "d1".to_owned();
+    let force = None;
+    world.run(Command::Remove { member, force }).unwrap();
+    assert_eq!(world.shelf.key("d1", ME), None);
+    assert_eq!(
+        world.shelf.reservations("d1").lock().unwrap().held,
+        Held::Nothing
+    );
+    assert!(world.shelf.key("d0", ME).is_some());
+    world.crash();
+    let mut rival = world.rival(RIVAL);
+    rival.delete().unwrap();
+    let known = world.shelf.reservations("d0");
+    assert!(known.lock().unwrap().keys.is_empty());
+    assert_eq!(known.lock().unwrap().held, Held::Nothing);
+    let error = rival.create(1, Settings::default()).unwrap_err();
+    assert!(
+        matches!(error, VolumeError::InUse { .. }),
+        "data, no label: {error}"
+    );
+}

@@ -1,0 +1,198 @@
+//! A disk that several hosts reach, and that does reservations as NVMe namespaces do: as far as volumes ask.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+
+use nacre_bdev::reservation::{Ask, Held, Reserve, Standing};
+use nacre_bdev::{
+    Bdev, Busy, Completion, Done, Geometry, Io, Layer, LayerQueue, Limits, Op, OpenError, Queue,
+    Status, Support, Token,
+};
+use nacre_hugepages::Pool;
+use nacre_reactor::Nanos;
+use uuid::Uuid;
+
+/// What the target knows.
+#[derive(Default)]
+pub struct Reservations {
+    /// By host.
+    pub keys: BTreeMap<u8, u64>,
+    pub held: Held,
+    /// Requests that were carried out, other than reports.
+    pub asked: Vec<(u8, Ask)>,
+    /// These are answered so, and not carried out.
+    pub fails: Option<Fails>,
+}
+
+pub struct Fails {
+    pub which: fn(&Ask) -> bool,
+    pub status: Status,
+    pub once: bool,
+}
+
+impl Reservations {
+    fn may_write(&self, host: u8) -> bool {
+        self.held == Held::Nothing || self.keys.contains_key(&host)
+    }
+
+    fn ask(&mut self, host: u8, ask: Ask) -> Result<Standing, Status> {
+        if let Some(Fails { status, once, .. }) = self.fails.take_if(|fails| (fails.which)(&ask)) {
+            if !once {
+                let which = |_: &Ask| true;
+                self.fails = Some(Fails {
+                    which,
+                    status,
+                    once,
+                });
+            }
+            return Err(status);
+        }
+        let is_mine = |key: u64, known: &Reservations| known.keys.get(&host) == Some(&key);
+        let granted = match ask {
+            Ask::Report => true,
+            Ask::Register { current, .. } => self.keys.get(&host).copied() == current,
+            Ask::Unregister { key } => is_mine(key, self),
+            Ask::Acquire { key } | Ask::Preempt { key } => {
+                is_mine(key, self) && !matches!(self.held, Held::Otherwise(_))
+            }
+        };
+        if !granted {
+            return Err(Status::RESERVATION_CONFLICT);
+        }
+        match ask {
+            Ask::Report => {
+                let others = self.keys.iter().filter(|(h, _)| **h != host);
+                return Ok(Standing {
+                    own: self.keys.get(&host).copied(),
+                    others: others.map(|(_, key)| *key).collect(),
+                    held: self.held,
+                });
+            }
+            Ask::Register { key, .. } => drop(self.keys.insert(host, key)),
+            Ask::Unregister { .. } => drop(self.keys.remove(&host)),
+            Ask::Acquire { .. } => self.held = Held::ByRegistrants,
+            Ask::Preempt { .. } => self.keys.retain(|h, _| *h == host),
+        }
+        if self.keys.is_empty() {
+            self.held = Held::Nothing;
+        }
+        self.asked.push((host, ask));
+        Ok(Standing::default())
+    }
+}
+
+/// The disk as one host sees it.
+pub struct Guarded {
+    pub base: Arc<Layer>,
+    pub name: String,
+    pub host: u8,
+    pub cut: Arc<Mutex<BTreeSet<String>>>,
+    pub reservations: Arc<Mutex<Reservations>>,
+}
+
+impl Guarded {
+    fn is_cut(&self) -> bool {
+        self.cut.lock().unwrap().contains(&self.name)
+    }
+}
+
+impl Bdev for Guarded {
+    fn name(&self) -> &str {
+        self.base.name()
+    }
+
+    fn product_name(&self) -> &'static str {
+        "guarded"
+    }
+
+    fn uuid(&self) -> Uuid {
+        self.base.uuid()
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.base.geometry()
+    }
+
+    fn limits(&self) -> Limits {
+        self.base.limits()
+    }
+
+    fn supports(&self, op: Op) -> Support {
+        match self.base.supports(op) {
+            Support::No => Support::No,
+            _ => Support::Native,
+        }
+    }
+
+    fn open(self: Arc<Self>, pool: &Pool) -> Result<Box<dyn Queue>, OpenError> {
+        Ok(Box::new(GuardedQueue {
+            base: self.base.open_queue(pool)?,
+            device: self,
+            refused: Vec::new(),
+            asked: None,
+        }))
+    }
+
+    fn reserves(&self) -> bool {
+        true
+    }
+}
+
+struct GuardedQueue {
+    base: LayerQueue,
+    device: Arc<Guarded>,
+    refused: Vec<Completion>,
+    asked: Option<Reserve>,
+}
+
+impl Queue for GuardedQueue {
+    fn submit(&mut self, io: Io) -> Result<(), (Busy, Io)> {
+        let device = &self.device;
+        let may = device.reservations.lock().unwrap().may_write(device.host);
+        let status = match device.is_cut() {
+            true => Status::Gone,
+            false if !io.op.is_write() || may => return self.base.submit(io),
+            false => Status::RESERVATION_CONFLICT,
+        };
+        self.refused.push(io.complete(status));
+        Ok(())
+    }
+
+    fn poll(&mut self, now: Nanos, done: &mut Done) -> usize {
+        let before = done.len();
+        if let Some(Reserve { ask, answer }) = self.asked.take() {
+            let mut known = self.device.reservations.lock().unwrap();
+            let outcome = match self.device.is_cut() {
+                true => Err(Status::Gone),
+                false => known.ask(self.device.host, ask),
+            };
+            drop(known);
+            answer(outcome);
+        }
+        while done.has_room()
+            && let Some(refused) = self.refused.pop()
+        {
+            done.push(refused);
+        }
+        self.base.poll(now, done);
+        done.len() - before
+    }
+
+    fn abort(&mut self, token: Token) -> bool {
+        self.base.abort(token)
+    }
+
+    fn inflight(&self) -> usize {
+        self.base.inflight() + self.refused.len()
+    }
+
+    fn reserve(&mut self, request: Reserve) -> Result<(), Reserve> {
+        match self.asked {
+            Some(_) => Err(request),
+            None => {
+                self.asked = Some(request);
+                Ok(())
+            }
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! Reservation commands of an I/O queue: one at a time, and sent once.
+//!
+//! They are not sent again when their connection is lost, unlike I/O: what they were to change may be another
+//! thing by then. Whoever asked is told, and begins with a report.
+
+use nacre_bdev::Status;
+use nacre_bdev::reservation::{Ask, Held, Reserve, Standing};
+use nacre_hugepages::{Buf, Pool};
+use nacre_nvmf_wire::Sqe;
+use nacre_nvmf_wire::commands::reservation::{
+    Acquire, AcquireAction, AcquireData, PersistChange, Register, RegisterAction, RegisterData,
+    RegistrantExtended, Report, ReportHeader, ReservationType,
+};
+use nacre_nvmf_wire::identify::namespace::Rescap;
+use nacre_reactor::Nanos;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::{IoQueue, Phase, RESERVE};
+use crate::host::pending::bdev_status;
+use crate::host::queue::Finished;
+
+/// Bytes of a report that are asked for: of many more registrants than there is reason for.
+const REPORT_BYTES: usize = 4096;
+
+/// Of those who write, each registered host may: none of them has to be named to end all others'
+/// registrations at once (PRKEY of zero), and it outlives every one of them but the last.
+const KIND: ReservationType = ReservationType::WriteExclusiveAllRegistrants;
+
+/// A request that was taken.
+pub(super) struct Reserving {
+    request: Reserve,
+    sent: bool,
+}
+
+impl Reserving {
+    /// It waits for nothing but a turn.
+    pub(super) fn may_be_sent(&self, live: bool) -> bool {
+        !self.sent && live
+    }
+}
+
+impl IoQueue {
+    pub(super) fn take_reserve(&mut self, request: Reserve) -> Result<(), Reserve> {
+        if self.reserving.is_some() || self.link.has_failed() {
+            return Err(request);
+        }
+        let sent = false;
+        self.reserving = Some(Box::new(Reserving { request, sent }));
+        Ok(())
+    }
+
+    /// Sends it as soon as there is a connection with room.
+    #[cold]
+    pub(super) fn send_reserve(&mut self, now: Nanos) {
+        let (Some(reserving), Some(queue), Phase::Live) =
+            (&mut self.reserving, &mut self.queue, self.phase)
+        else {
+            return;
+        };
+        if reserving.sent || queue.room() == 0 {
+            return;
+        }
+        let persists = self.namespace.as_ref().is_some_and(|namespace| {
+            Rescap::from_bits_retain(namespace.rescap).contains(Rescap::PERSIST_THROUGH_POWER_LOSS)
+        });
+        let ask = reserving.request.ask;
+        let Some((sqe, data)) = command(ask, self.nsid, persists, &self.pool) else {
+            // With the next turn there may be a buffer.
+            return;
+        };
+        let (write, read) = match ask {
+            Ask::Report => (None, Some(data)),
+            _ => (Some(data), None),
+        };
+        queue.submit(sqe, write, read, RESERVE, now);
+        reserving.sent = true;
+    }
+
+    #[cold]
+    pub(super) fn reserved(&mut self, one: Finished) {
+        let Some(reserving) = self.reserving.take() else {
+            return;
+        };
+        let Reserve { ask, answer } = reserving.request;
+        let status = one.cqe.status();
+        let outcome = match (bdev_status(status), ask) {
+            (Status::Ok, Ask::Report) => {
+                let data = one.read.as_deref().unwrap_or_default();
+                let arrived = data.len().min(one.transferred as usize);
+                standing(&data[..arrived], &self.options.hostid).ok_or(Status::DeviceError)
+            }
+            (Status::Ok, _) => Ok(Standing::default()),
+            (status, _) => Err(status),
+        };
+        answer(outcome);
+    }
+
+    /// Its connection is gone, or will not come.
+    pub(super) fn end_reserve(&mut self, only_sent: bool) {
+        if let Some(reserving) = self.reserving.take_if(|r| r.sent || !only_sent) {
+            (reserving.request.answer)(Err(Status::Gone));
+        }
+    }
+}
+
+fn command(ask: Ask, nsid: u32, persists: bool, pool: &Pool) -> Option<(Sqe, Buf)> {
+    let register = |action, current: u64, new: u64| {
+        // So that a target that restarts does not forget whom it is to keep out.
+        let persist = match (action, persists) {
+            (RegisterAction::Unregister, _) | (_, false) => PersistChange::Keep,
+            (_, true) => PersistChange::Set,
+        };
+        let what = Register {
+            action,
+            ignore_existing_key: false,
+            persist,
+        };
+        let (crkey, nrkey) = (current.into(), new.into());
+        let data = RegisterData { crkey, nrkey };
+        small(what.to_sqe(0, nsid), data.as_bytes(), pool)
+    };
+    let acquire = |action, key: u64| {
+        let what = Acquire {
+            action,
+            ignore_existing_key: false,
+            kind: KIND,
+        };
+        // A key of zero to preempt: all others.
+        let (crkey, prkey) = (key.into(), 0.into());
+        let data = AcquireData { crkey, prkey };
+        small(what.to_sqe(0, nsid), data.as_bytes(), pool)
+    };
+    match ask {
+        Ask::Report => {
+            let report = Report {
+                bytes: REPORT_BYTES as u64,
+                extended: true,
+            };
+            Some((report.to_sqe(0, nsid), pool.acquire(REPORT_BYTES)?))
+        }
+        Ask::Register { current: None, key } => register(RegisterAction::Register, 0, key),
+        Ask::Register {
+            current: Some(current),
+            key,
+        } => register(RegisterAction::Replace, current, key),
+        Ask::Unregister { key } => register(RegisterAction::Unregister, key, 0),
+        Ask::Acquire { key } => acquire(AcquireAction::Acquire, key),
+        Ask::Preempt { key } => acquire(AcquireAction::PreemptAndAbort, key),
+    }
+}
+
+fn small(sqe: Sqe, bytes: &[u8], pool: &Pool) -> Option<(Sqe, Buf)> {
+    let mut buf = pool.acquire(bytes.len())?;
+    buf.bytes_mut()?.copy_from_slice(bytes);
+    Some((sqe, buf))
+}
+
+/// What a report says. `None`: it is too short, or has more registrants than were asked for.
+fn standing(data: &[u8], host: &[u8; 16]) -> Option<Standing> {
+    let (header, _) = ReportHeader::ref_from_prefix(data).ok()?;
+    let entries = data.get(ReportHeader::EXTENDED_SIZE..).unwrap_or_default();
+    let held = match ReservationType::from_u8(header.rtype) {
+        None if header.rtype == 0 => Held::Nothing,
+        Some(kind) if kind == KIND => Held::ByRegistrants,
+        _ => Held::Otherwise(header.rtype),
+    };
+    let mut standing = Standing {
+        held,
+        ..Standing::default()
+    };
+    for at in 0..usize::from(header.regctl.get()) {
+        let entry = entries.get(at * RegistrantExtended::SIZE..)?;
+        let (entry, _) = RegistrantExtended::ref_from_prefix(entry).ok()?;
+        match entry.hostid == *host {
+            true => standing.own = Some(entry.rkey.get()),
+            false => standing.others.push(entry.rkey.get()),
+        }
+    }
+    Some(standing)
+}
+
+#[cfg(test)]
+mod tests {
+    use nacre_hugepages::ClassSpec;
+
+    use super::*;
+
+    fn report(rtype: u8, registrants: &[([u8; 16], u64)]) -> Vec<u8> {
+        let header = ReportHeader {
+            generation: 7.into(),
+            rtype,
+            regctl: (registrants.len() as u16).into(),
+            reserved7: [0; 2],
+            ptpls: 0,
+            reserved10: [0; 14],
+        };
+        let mut data = header.as_bytes().to_vec();
+        data.resize(ReportHeader::EXTENDED_SIZE, 0);
+        for (hostid, key) in registrants {
+            let entry = RegistrantExtended {
+                cntlid: 0xffff.into(),
+                rcsts: 1,
+                reserved3: [0; 5],
+                rkey: (*key).into(),
+                hostid: *hostid,
+                reserved32: [0; 32],
+            };
+            data.extend(entry.as_bytes());
+        }
+        data
+    }
+
+    /// Hosts are told apart by all of their identifier, and what is short is no report.
+    #[test]
+    fn reports() {
+        let (me, other) = ([1; 16], [2; 16]);
+        let mut near = me;
+        near[15] = 9;
+        let all = report(5, &[(other, 8), (me, 7), (near, 9)]);
+        let expected = Standing {
+            own: Some(7),
+            others: vec![8, 9],
+            held: Held::ByRegistrants,
+        };
+        assert_eq!(standing(&all, &me), Some(expected));
+        let short = &all[..all.len() - 1];
+        assert_eq!(standing(short, &me), None, "the last one is cut off");
+        assert_eq!(standing(&all[..23], &me), None);
+        assert_eq!(standing(&report(0, &[]), &me), Some(Standing::default()));
+        let held = |rtype| standing(&report(rtype, &[]), &me).map(|s| s.held);
+        assert_eq!(held(1), Some(Held::Otherwise(1)));
+        assert_eq!(held(77), Some(Held::Otherwise(77)));
+    }
+
+    /// Each request, as the bytes that a target sees.
+    #[test]
+    fn commands() {
+        let pool = Pool::heap(&[ClassSpec {
+            size: 4096,
+            count: 4,
+        }]);
+        let made = |ask, persists| {
+            let (sqe, data) = command(ask, 3, persists, &pool).expect("a buffer");
+            (sqe.opcode, sqe.cdw10.get(), data.to_vec())
+        };
+        let keys = |a: u64, b: u64| [a.to_le_bytes(), b.to_le_bytes()].concat();
+        let first = Ask::Register {
+            current: None,
+            key: 5,
+        };
+        assert_eq!(made(first, true), (0x0d, 3 << 30, keys(0, 5)));
+        let again = Ask::Register {
+            current: Some(4),
+            key: 5,
+        };
+        assert_eq!(made(again, false), (0x0d, 2, keys(4, 5)));
+        let gone = Ask::Unregister { key: 5 };
+        assert_eq!(made(gone, true), (0x0d, 1, keys(5, 0)));
+        assert_eq!(
+            made(Ask::Acquire { key: 5 }, true),
+            (0x11, 5 << 8, keys(5, 0))
+        );
+        let all = Ask::Preempt { key: 5 };
+        assert_eq!(made(all, true), (0x11, 5 << 8 | 2, keys(5, 0)));
+        let (opcode, dwords, data) = made(Ask::Report, true);
+        assert_eq!((opcode, dwords, data.len()), (0x0e, 1023, 4096));
+    }
+}

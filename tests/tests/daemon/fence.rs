@@ -1,0 +1,170 @@
+//! Two daemons that have the same volume over one remote namespace: who opened it last has it, and who had it
+//! before acknowledges nothing any more, reads nothing, and writes nothing.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use nacre_bdev::{Io, Op, Status};
+use nacre_nvmf::host::HostOptions;
+use nacre_tests::daemon::{Daemon, Place, free_address};
+use nacre_tests::host::{Host, pattern};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::ledger::BLOCK;
+use crate::volumes::{healthy, patient, until};
+
+const SIZE: u64 = 24 << 20;
+const FAR: &str = "nqn.2025-01.io.nacre:far";
+/// How long its hosts are kept waiting by a volume that may not answer.
+const HOLD: Duration = Duration::from_millis(500);
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn attach(daemon: &mut Daemon, far: SocketAddr) {
+    let params = json!({
+        "name": "far", "trtype": "TCP", "traddr": far.ip().to_string(),
+        "trsvcid": far.port().to_string(), "subnqn": FAR,
+        "ctrlr_loss_timeout_sec": -1, "reconnect_delay_sec": 1,
+    });
+    let devices = daemon.call("bdev_nvme_attach_controller", params);
+    assert_eq!(devices, json!(["farn1"]));
+}
+
+fn publish(daemon: &mut Daemon) -> SocketAddr {
+    let address = free_address("127.0.0.1");
+    let listener =
+        json!({ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": address.port().to_string() });
+    let wish = json!({ "name": "v", "allow_any_host": true, "listeners": [listener] });
+    daemon.call("volume_publish", wish);
+    address
+}
+
+fn host(address: SocketAddr) -> Host {
+    let options = HostOptions {
+        fast_io_fail: Some(Duration::from_secs(20)),
+        ..patient()
+    };
+    Host::connected(address, options, &[1])
+}
+
+/// The host identifiers that the keeper's namespace is reserved for.
+fn registrants(keeper: &mut Daemon) -> Vec<Value> {
+    let told = keeper.call("nvmf_ns_get_reservation", json!({ "nqn": FAR, "nsid": 1 }));
+    let registrants = told["registrants"].as_array().expect("a list");
+    registrants.iter().map(|r| r["hostid"].clone()).collect()
+}
+
+/// Goal: of two daemons with the same volume the older one is fenced, by the target of their replica. Method: the
+/// older is stopped (as a machine that hangs) with a write of its host under way; the other gets a copy of its
+/// store, opens the volume and is written to; then the older one goes on.
+#[test]
+fn the_older_of_two_daemons() {
+    let far_place = Place::new();
+    let mut keeper = far_place.start();
+    keeper.create_file("disk", BLOCK as u32, SIZE);
+    keeper.create_subsystem(FAR);
+    keeper.add_namespace(FAR, "disk");
+    let far = keeper.listen(FAR, "127.0.0.1:0");
+
+    let place = Place::new();
+    let mut older = place.start();
+    attach(&mut older, far);
+    let settings = json!({ "settle_ms": 50, "frozen_hold_ms": HOLD.as_millis() as u64 });
+    older.call(
+        "volume_create",
+        json!({ "name": "v", "devices": ["farn1"], "settings": settings }),
+    );
+    let opened = healthy(&mut older);
+    assert_eq!(
+        opened["replicas"][0]["fencing"], "reservation",
+        "{opened:#}"
+    );
+    let before = registrants(&mut keeper);
+    assert_eq!(before.len(), 1);
+    let older_address = publish(&mut older);
+    let mut its_host = host(older_address);
+    let data = |seed| pattern(BLOCK, seed);
+    assert_eq!(its_host.write(0, 0, 1, &data(1)), Status::Ok);
+
+    older.signal(Signal::STOP);
+    let buf = its_host.buf(BLOCK).map(|mut buf| {
+        buf.bytes_mut().expect("its own").copy_from_slice(&data(2));
+        buf
+    });
+    let late = |token| Io::new(token, Op::Write, 0, 1).with(buf.expect("memory"));
+    let late = its_host.submit(0, late).expect("room");
+    its_host.pass(Duration::from_millis(50));
+
+    let other_place = Place::new();
+    std::fs::create_dir(other_place.path("data")).expect("a new place");
+    let store = |place: &Place| place.path("data/volumes.redb");
+    std::fs::copy(store(&place), store(&other_place)).expect("a copy of the store");
+    let mut newer = other_place.start();
+    attach(&mut newer, far);
+    let now = healthy(&mut newer);
+    assert!(now["epoch"].as_u64() > opened["epoch"].as_u64());
+    let after = registrants(&mut keeper);
+    assert_eq!(after.len(), 1, "the older one has lost its registration");
+    assert_ne!(
+        before, after,
+        "two daemons are two hosts, on one machine too"
+    );
+    let newer_address = publish(&mut newer);
+    let mut new_host = host(newer_address);
+    assert_eq!(new_host.read(0, 0, 1, BLOCK), data(1));
+    assert_eq!(new_host.write(0, 0, 1, &data(3)), Status::Ok);
+
+    older.signal(Signal::CONT);
+    let end = Instant::now() + PATIENCE;
+    let fenced = until(&mut older, "fenced", |v| v["state"] == "fenced");
+    assert!(
+        fenced["why"]
+            .as_str()
+            .is_some_and(|why| why.contains("reserved")),
+        "{fenced:#}"
+    );
+    assert_eq!(
+        fenced["replicas"][0]["state"], "in_sync",
+        "it is not to blame: {fenced:#}"
+    );
+    let ended = loop {
+        its_host.turn_or_nap();
+        if let Some(ended) = its_host.take_completion() {
+            break ended;
+        }
+        assert!(Instant::now() < end, "the late write never ends");
+    };
+    assert_eq!(ended.token, late);
+    assert_ne!(ended.status, Status::Ok);
+    assert_ne!(its_host.write(0, 8, 1, &data(4)), Status::Ok);
+    let read = its_host.buf(BLOCK).expect("memory");
+    let read = its_host.run(0, |token| Io::new(token, Op::Read, 0, 1).with(read));
+    assert_ne!(read.status, Status::Ok, "reads neither");
+    assert_eq!(new_host.read(0, 0, 1, BLOCK), data(3));
+    assert_eq!(new_host.write(0, 8, 1, &data(5)), Status::Ok);
+
+    // Started anew it finds the later holder's label, and leaves the volume alone.
+    older.kill();
+    let mut older = place.start();
+    let refused = until(&mut older, "refused", |v| {
+        v["state"] == "opening"
+            && v["why"]
+                .as_str()
+                .is_some_and(|why| why.contains("later holder"))
+    });
+    assert_eq!(refused["replicas"][0]["fencing"], Value::Null);
+    assert_eq!(registrants(&mut keeper), after);
+    assert_eq!(new_host.write(0, 0, 1, &data(6)), Status::Ok);
+    assert_eq!(new_host.read(0, 0, 1, BLOCK), data(6));
+    older.stop();
+
+    // A target that is restarted knows whom it kept out, and the holder goes on.
+    keeper.kill();
+    let mut keeper = far_place.start();
+    healthy(&mut newer);
+    assert_eq!(new_host.write(0, 0, 1, &data(7)), Status::Ok);
+    assert_eq!(registrants(&mut keeper), after);
+    newer.stop();
+    assert_eq!(registrants(&mut keeper), Vec::<Value>::new(), "free again");
+    keeper.stop();
+}
