@@ -201,6 +201,7 @@ fn volume() -> Arc<dyn Bdev> {
             role: Role::InSync,
             local: true,
             losses: 0,
+            flushed: true,
             judged: 0,
         });
     }
