@@ -279,6 +279,60 @@ fn resync_is_throttled() {
     assert!((6..=12).contains(&took.as_secs()), "8 MiB in {took:?}");
 }
 
+/// A volume is verified as often as it asks for, counted from when it began to ask; what differs is told of, and
+/// left as it is.
+#[test]
+fn verified_in_time() {
+    let mut world = World::with(2);
+    let ended = |world: &World| {
+        let all = world.heard.all().into_iter();
+        all.filter(|e| matches!(e, Happened::VerifyEnded { .. }))
+            .count()
+    };
+    let minutes = |world: &mut World, count: u32| {
+        for _ in 0..count * 2 {
+            world.clock.advance(Duration::from_secs(30));
+            (0..8).for_each(|_| world.step());
+        }
+    };
+    let every = |world: &mut World, verify_hours: u32| {
+        let settings = Box::new(Settings {
+            verify_hours,
+            ..world.status().settings
+        });
+        world.run(Command::Set { settings }).unwrap();
+    };
+    world.write(0, 8, 1);
+    minutes(&mut world, 5 * 60);
+    assert_eq!(ended(&world), 0, "nobody asked for it");
+
+    every(&mut world, 2);
+    world.scribble("d1", 5, 9);
+    minutes(&mut world, 119);
+    assert_eq!(
+        (ended(&world), world.status().verify),
+        (0, None),
+        "too early"
+    );
+    minutes(&mut world, 3);
+    world.until(|world| ended(world) == 1);
+    let found = world.status().verify.unwrap();
+    assert_eq!((found.repair, found.examples), (false, vec![5]));
+    assert_eq!(world.medium("d1")[5], 9, "nobody asked for a repair");
+    minutes(&mut world, 115);
+    assert_eq!(ended(&world), 1);
+    minutes(&mut world, 8);
+    world.until(|world| ended(world) == 2);
+
+    // More often from now on, and then no more.
+    every(&mut world, 1);
+    minutes(&mut world, 62);
+    world.until(|world| ended(world) == 3);
+    every(&mut world, 0);
+    minutes(&mut world, 5 * 60);
+    assert_eq!(ended(&world), 3);
+}
+
 /// Copying takes several ranges at a time, and a verification or a repair one of them: they take turns, and
 /// none waits for what the other has while it has what the other waits for.
 #[test]
