@@ -65,6 +65,7 @@ pub struct Controller {
     /// One change of the controller's state at a time.
     pub(crate) lifecycle: AsyncMutex<()>,
     pub(crate) alerts: Mutex<crate::control::Alerts>,
+    pub(crate) newest_health: Mutex<Option<Health>>,
     pub(crate) poller: Mutex<Option<PollerId>>,
 }
 
@@ -125,6 +126,7 @@ impl Controller {
             stop: Notify::new(),
             lifecycle: AsyncMutex::new(()),
             alerts: Mutex::default(),
+            newest_health: Mutex::default(),
             poller: Mutex::new(None),
         });
         controller.start(core).await?;
@@ -173,6 +175,12 @@ impl Controller {
     pub async fn reset(&self) -> Result<(), ControlError> {
         self.at_home(|this, core| async move { this.reset_for(&core, ResetReason::Asked).await })
             .await
+    }
+
+    /// The SMART log as it was when it was last read, once a [`Options::health_period`] or by [`Controller::health`]:
+    /// the drive is not asked. `None`: it was not read yet.
+    pub fn last_health(&self) -> Option<Health> {
+        lock(&self.newest_health).clone()
     }
 
     /// The SMART log, as it is now.

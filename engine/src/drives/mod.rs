@@ -73,6 +73,14 @@ struct Inbox {
 
 impl Observer for Inbox {
     fn told(&self, event: Event) {
+        // What there is, is asked for. To keep them would be to keep the drive, which has this as its observer.
+        let is_namespace = matches!(
+            event,
+            Event::NamespaceAdded(_) | Event::NamespaceRemoved(_) | Event::NamespaceResized(_)
+        );
+        if is_namespace {
+            return self.changed.notify_one();
+        }
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         if events.len() == EVENTS {
             events.pop_front();
@@ -325,8 +333,6 @@ impl Drive {
     fn tell(&self, on: &Engine, name: &str, event: Event) {
         let at = |what: String| format!("{name} ({}): {what}", self.address);
         match event {
-            // What there is, is asked for.
-            Event::NamespaceAdded(_) | Event::NamespaceRemoved(_) | Event::NamespaceResized(_) => {}
             Event::State(status) => match &status.state {
                 State::Live => on.notes.send("nvme_live", name),
                 // The reset itself is told, with its reason.

@@ -9,6 +9,7 @@ use tracing::{info, warn};
 
 use super::{Drive, refusal};
 use crate::engine::Engine;
+use crate::store::Record;
 
 /// What `bdev_nvme_set_hotplug` set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +32,8 @@ impl Default for HotPlug {
 pub async fn watch(engine: Rc<Engine>) {
     // New drives that could not be attached: tried again when they were away in between.
     let mut refused: Vec<String> = Vec::new();
+    // Those that were there when it was last looked: what is configured for one that comes is tried at once.
+    let mut present: Vec<String> = Vec::new();
     loop {
         let plug = engine.drives.hot_plug.get();
         tokio::time::sleep(plug.period).await;
@@ -38,7 +41,8 @@ pub async fn watch(engine: Rc<Engine>) {
             return;
         }
         let attached = engine.drives.list();
-        if attached.is_empty() && !plug.enabled {
+        let waiting = waiting(&engine);
+        if attached.is_empty() && waiting.is_empty() && !plug.enabled {
             continue;
         }
         let bus = engine.drives.bus();
@@ -48,12 +52,20 @@ pub async fn watch(engine: Rc<Engine>) {
         for (name, drive) in &attached {
             look_at(&engine, name, drive, &ready).await;
         }
+        for (address, record) in &waiting {
+            let came = ready.contains(address) && !present.contains(address);
+            if came && engine.drives.at(address).is_none() {
+                engine.replay(record).await;
+            }
+        }
+        present.clone_from(&ready);
         refused.retain(|address| ready.contains(address));
         if !plug.enabled {
             continue;
         }
         for address in ready {
-            let known = attached.iter().any(|(_, drive)| drive.address == address);
+            let known = engine.drives.at(&address).is_some()
+                || waiting.iter().any(|(wanted, _)| *wanted == address);
             if known || refused.contains(&address) {
                 continue;
             }
@@ -63,6 +75,17 @@ pub async fn watch(engine: Rc<Engine>) {
             }
         }
     }
+}
+
+/// What is configured and not attached, by address.
+fn waiting(on: &Engine) -> Vec<(String, Record)> {
+    let waiting = on.journal.waiting().into_iter();
+    waiting
+        .filter_map(|record| {
+            let address = crate::methods::bdev::nvme::address_of(&record)?;
+            Some((address, record))
+        })
+        .collect()
 }
 
 async fn look_at(on: &Rc<Engine>, name: &str, drive: &Rc<Drive>, ready: &[String]) {

@@ -155,6 +155,16 @@ impl MetricsSource for Drives {
             into.value(&LOSSES, &[name], status.losses);
             into.value(&DEVICES, &[name, "use"], drive.devices().len() as u64);
             into.value(&DEVICES, &[name, "refused"], drive.refused().len() as u64);
+            // Nothing is asked for a scrape: a drive that hangs must not hang it.
+            let Some(health) = drive.controller.last_health() else {
+                continue;
+            };
+            into.value(&TEMPERATURE, &[name], f64::from(health.temperature_c));
+            into.value(&SPARE, &[name], u64::from(health.available_spare));
+            into.value(&USED, &[name], u64::from(health.percentage_used));
+            into.value(&WARNINGS, &[name], u64::from(health.critical_warning));
+            let errors = u64::try_from(health.media_errors).unwrap_or(u64::MAX);
+            into.value(&MEDIA_ERRORS, &[name], errors);
         }
     }
 }

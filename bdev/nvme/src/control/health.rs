@@ -75,7 +75,9 @@ impl Controller {
             GetLogPage::new(lid::SMART_HEALTH, page.len() as u32, 0).to_sqe(0, nsid::BROADCAST);
         self.ask(core, sqe, &[], &mut page).await?;
         let log = SmartHealth::read_from_bytes(&page).map_err(|_| ControlError::Busy)?;
-        Ok(Health::from(&log))
+        let health = Health::from(&log);
+        *lock(&self.newest_health) = Some(health.clone());
+        Ok(health)
     }
 }
 

@@ -44,6 +44,18 @@ pub fn key(name: &str) -> String {
     format!("nvme/ctrlr/{name}")
 }
 
+/// Where the drive is that the record attaches, if it is one of this machine's.
+pub fn address_of(record: &Record) -> Option<String> {
+    if record.method != Attach::NAME {
+        return None;
+    }
+    let params: AttachParams = serde_json::from_value(record.params.clone()).ok()?;
+    let is_drive = params.is_drive();
+    is_drive
+        .then(|| crate::drives::bus::address(&params.traddr))
+        .flatten()
+}
+
 struct Attach;
 
 impl Method<Engine> for Attach {
@@ -385,5 +397,7 @@ fn no_controller(name: &str) -> RpcError {
     .remedy("bdev_nvme_get_controllers lists them")
 }
 
+#[cfg(test)]
+mod drive_tests;
 #[cfg(test)]
 mod tests;

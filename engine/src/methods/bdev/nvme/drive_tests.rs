@@ -1,0 +1,414 @@
+//! Goal: a drive of this machine is attached, shown, looked after, kept over restarts and given back by the same calls
+//! as a remote controller. Method: a daemon in the test's thread, and simulated drives on a bus of the test's own.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use nacre_bdev_nvme::Function;
+use nacre_bdev_nvme_sim::{Config, Drive, Keep, NamespaceConfig, Running};
+use nacre_hugepages::{Arena, RegisterError};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use crate::config::Settings;
+use crate::drives::{Bus, Drives};
+use crate::methods::testing::Bench;
+use crate::rpc::RpcError;
+use crate::rpc::error::Errno;
+use crate::store::Store;
+
+const PLACE: &str = "0000:5e:00.0";
+const OTHER: &str = "0000:5f:00.0";
+
+/// A bus with simulated drives in some of its places.
+#[derive(Default)]
+struct Chassis {
+    places: Mutex<BTreeMap<String, Drive>>,
+}
+
+impl Chassis {
+    fn put(&self, place: &str, drive: &Drive) {
+        self.places
+            .lock()
+            .unwrap()
+            .insert(place.to_owned(), drive.clone());
+    }
+
+    fn pull(&self, place: &str) {
+        let drive = self.places.lock().unwrap().remove(place).unwrap();
+        drive.pull(Keep::Nothing);
+    }
+}
+
+impl Bus for Chassis {
+    fn open(&self, address: &str, arenas: &[Arena]) -> Result<Arc<dyn Function>, RpcError> {
+        let places = self.places.lock().unwrap();
+        let drive = places.get(address).ok_or_else(|| {
+            RpcError::errno(Errno::ENODEV, format!("nothing at {address}")).field("traddr")
+        })?;
+        let function = drive.plug();
+        for arena in arenas {
+            match arena.register(function.slot(), function.hook()) {
+                Ok(()) | Err(RegisterError::SlotTaken { .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+        Ok(function)
+    }
+
+    fn ready(&self) -> Vec<String> {
+        self.places.lock().unwrap().keys().cloned().collect()
+    }
+}
+
+/// A drive with a namespace of 4 MiB and one of 16 MiB, of other blocks.
+fn drive(place: &str, serial: &str) -> (Drive, Running) {
+    let namespace = |nsid, block_size, blocks| NamespaceConfig {
+        uuid: Some(Uuid::new_v5(
+            &Uuid::NAMESPACE_OID,
+            format!("{serial} {nsid}").as_bytes(),
+        )),
+        ..NamespaceConfig::new(nsid, block_size, blocks)
+    };
+    let drive = Drive::new(Config {
+        address: place.to_owned(),
+        serial: serial.to_owned(),
+        namespaces: vec![namespace(1, 512, 8192), namespace(2, 4096, 4096)],
+        ..Config::default()
+    });
+    let running = drive.spawn();
+    (drive, running)
+}
+
+fn daemon(chassis: &Arc<Chassis>, dir: Option<&Path>) -> Bench {
+    let store = dir.map(|dir| Store::open(dir).unwrap());
+    let bus = Arc::clone(chassis) as Arc<dyn Bus>;
+    let mut settings = Settings::default();
+    settings.data.retry_s = 1;
+    Bench::with_drives(settings, store, Drives::on(bus))
+}
+
+fn attach() -> Value {
+    json!({ "name": "Nvme0", "trtype": "PCIe", "traddr": "5E:00.0" })
+}
+
+fn controller(bench: &Bench) -> Value {
+    let mut all = bench.call("bdev_nvme_get_controllers", json!({ "name": "Nvme0" }));
+    all[0]["ctrlrs"][0].take()
+}
+
+fn until(bench: &Bench, what: &str, done: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(30);
+    while !done() {
+        assert!(Instant::now() < end, "{what} did not come true");
+        bench.run(async { tokio::time::sleep(Duration::from_millis(10)).await });
+    }
+}
+
+fn state(bench: &Bench) -> String {
+    let one = controller(bench);
+    one["drive"]["status"]["state"].as_str().unwrap().to_owned()
+}
+
+fn kinds(bench: &Bench) -> Vec<String> {
+    let notes = bench.call("notify_get_notifications", Value::Null);
+    let notes = notes.as_array().unwrap().iter();
+    notes
+        .map(|note| note["type"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+#[test]
+fn attached_shown_reset_and_detached() {
+    let chassis = Arc::new(Chassis::default());
+    let (drive, _running) = drive(PLACE, "S1");
+    chassis.put(PLACE, &drive);
+    let bench = daemon(&chassis, None);
+    assert_eq!(
+        bench.call("bdev_nvme_attach_controller", attach()),
+        json!(["Nvme0n1", "Nvme0n2"])
+    );
+    let device = bench.call("bdev_get_bdevs", json!({ "name": "Nvme0n2" }))[0].take();
+    assert_eq!(
+        (
+            &device["product_name"],
+            &device["block_size"],
+            &device["num_blocks"]
+        ),
+        (&json!("NVMe disk"), &json!(4096), &json!(4096))
+    );
+    let one = controller(&bench);
+    assert_eq!(one["trid"], json!({ "trtype": "PCIe", "traddr": PLACE }));
+    assert_eq!(one["state"], "enabled");
+    assert_eq!(one["bdevs"], json!(["Nvme0n1", "Nvme0n2"]));
+    assert_eq!(one["drive"]["info"]["serial"], "S1");
+    assert_eq!(one["host"], Value::Null);
+
+    for (again, field) in [
+        (attach(), "name"),
+        (
+            json!({ "name": "b", "trtype": "pcie", "traddr": PLACE }),
+            "traddr",
+        ),
+    ] {
+        let refused = bench.refused("bdev_nvme_attach_controller", again);
+        assert_eq!(
+            (refused.code, refused.data.unwrap().field.as_deref()),
+            (-17, Some(field))
+        );
+    }
+
+    let reset = |params| bench.try_call("bdev_nvme_reset_controller", params);
+    assert_eq!(reset(json!({ "name": "Nvme0" })).unwrap(), true);
+    assert_eq!(controller(&bench)["drive"]["status"]["resets"], 1);
+    assert_eq!(
+        reset(json!({ "name": "Nvme0", "cntlid": 4711 }))
+            .unwrap_err()
+            .code,
+        -19
+    );
+    until(&bench, "an event of the reset", || {
+        kinds(&bench).iter().any(|k| k == "nvme_reset")
+    });
+
+    let wrong = json!({ "name": "Nvme0", "traddr": OTHER });
+    assert_eq!(
+        bench.refused("bdev_nvme_detach_controller", wrong).code,
+        -19
+    );
+    let right = json!({ "name": "Nvme0", "trtype": "PCIe", "traddr": PLACE });
+    assert_eq!(bench.call("bdev_nvme_detach_controller", right), true);
+    assert_eq!(
+        drive.stats().normal_shutdowns,
+        1,
+        "it was not told that it ends"
+    );
+    until(&bench, "the return to the system", || drive.is_given_back());
+    assert_eq!(bench.call("bdev_get_bdevs", json!({})), json!([]));
+    assert_eq!(
+        bench.call("bdev_nvme_get_controllers", json!({})),
+        json!([])
+    );
+    drive.check();
+}
+
+#[test]
+fn health_logs_and_metrics() {
+    let chassis = Arc::new(Chassis::default());
+    let (drive, _running) = drive(PLACE, "S1");
+    chassis.put(PLACE, &drive);
+    drive.set_health(|log| log.percentage_used = 91);
+    let bench = daemon(&chassis, None);
+    bench.call("bdev_nvme_attach_controller", attach());
+    let health = bench.call(
+        "bdev_nvme_get_controller_health_info",
+        json!({ "name": "Nvme0" }),
+    );
+    assert_eq!(
+        (
+            &health["serial_number"],
+            &health["percentage_used"],
+            &health["traddr"]
+        ),
+        (&json!("S1"), &json!(91), &json!(PLACE))
+    );
+    let logs = bench.call("bdev_nvme_get_controller_logs", json!({ "name": "Nvme0" }));
+    assert_eq!(logs["controller"]["serial"], "S1");
+    assert_eq!(logs["firmware"]["active_slot"], 1);
+    until(&bench, "a warning of its wear", || {
+        kinds(&bench)
+            .iter()
+            .any(|kind| kind == "nvme_health_warning")
+    });
+    let scraped = bench.call("metrics_get", Value::Null).to_string();
+    for family in [
+        "nacre_nvme_info",
+        "nacre_nvme_state",
+        "nacre_nvme_percentage_used",
+    ] {
+        assert!(scraped.contains(family), "{family}");
+    }
+    let refused = bench.refused(
+        "bdev_nvme_get_controller_health_info",
+        json!({ "name": "x" }),
+    );
+    assert_eq!(refused.code, -19);
+}
+
+/// It keeps its devices while it is away, and only the same drive brings them back.
+#[test]
+fn pulled_and_put_back() {
+    let chassis = Arc::new(Chassis::default());
+    let (mine, _running) = drive(PLACE, "S1");
+    let (stranger, _other) = drive(PLACE, "S2");
+    chassis.put(PLACE, &mine);
+    let bench = daemon(&chassis, None);
+    bench.call(
+        "bdev_nvme_set_hotplug",
+        json!({ "enable": false, "period_us": 10_000 }),
+    );
+    bench.call("bdev_nvme_attach_controller", attach());
+    chassis.pull(PLACE);
+    until(&bench, "the removal", || state(&bench) == "removed");
+    assert_eq!(
+        bench
+            .call("bdev_get_bdevs", json!({}))
+            .as_array()
+            .unwrap()
+            .len(),
+        2
+    );
+    assert_eq!(controller(&bench)["away"], true);
+    assert!(kinds(&bench).iter().any(|kind| kind == "nvme_removed"));
+
+    chassis.put(PLACE, &stranger);
+    bench.run(async { tokio::time::sleep(Duration::from_millis(100)).await });
+    assert_eq!(state(&bench), "removed");
+    chassis.pull(PLACE);
+    chassis.put(PLACE, &mine);
+    until(&bench, "the return", || state(&bench) == "live");
+    assert_eq!(controller(&bench)["losses"], 1);
+    bench.call("bdev_nvme_detach_controller", json!({ "name": "Nvme0" }));
+}
+
+/// Also when it is there only later.
+#[test]
+fn there_again_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let chassis = Arc::new(Chassis::default());
+    let (mine, _running) = drive(PLACE, "S1");
+    chassis.put(PLACE, &mine);
+    let bench = daemon(&chassis, Some(dir.path()));
+    bench.call("bdev_nvme_attach_controller", attach());
+    drop(bench);
+    assert_eq!(
+        mine.stats().normal_shutdowns,
+        1,
+        "the daemon ended without telling its drive"
+    );
+    let bench = daemon(&chassis, Some(dir.path()));
+    assert_eq!(controller(&bench)["bdevs"], json!(["Nvme0n1", "Nvme0n2"]));
+    drop(bench);
+
+    chassis.pull(PLACE);
+    let bench = daemon(&chassis, Some(dir.path()));
+    assert_eq!(
+        bench.call("bdev_nvme_get_controllers", json!({})),
+        json!([])
+    );
+    let waits = bench.call("state_get", Value::Null)["objects"].to_string();
+    assert!(waits.contains("Nvme0"), "{waits}");
+    chassis.put(PLACE, &mine);
+    until(&bench, "the attachment", || {
+        bench.engine.drives.find("Nvme0").is_some()
+    });
+    bench.call("bdev_nvme_detach_controller", json!({ "name": "Nvme0" }));
+}
+
+#[test]
+fn new_drives_are_attached_if_that_was_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let chassis = Arc::new(Chassis::default());
+    let bench = daemon(&chassis, Some(dir.path()));
+    bench.call(
+        "bdev_nvme_set_hotplug",
+        json!({ "enable": true, "period_us": 10_000 }),
+    );
+    let ((first, _1), (second, _2)) = (drive(PLACE, "S1"), drive(OTHER, "S2"));
+    chassis.put(PLACE, &first);
+    until(&bench, "the first", || {
+        bench.engine.drives.find("HotInNvme0").is_some()
+    });
+    chassis.put(OTHER, &second);
+    until(&bench, "the second", || {
+        bench.engine.drives.find("HotInNvme1").is_some()
+    });
+    drop(bench);
+    let bench = daemon(&chassis, Some(dir.path()));
+    let names = bench.engine.drives.list();
+    let names: Vec<_> = names
+        .iter()
+        .map(|(name, drive)| (name.as_str(), drive.address.as_str()))
+        .collect();
+    assert_eq!(names, [("HotInNvme0", PLACE), ("HotInNvme1", OTHER)]);
+    for wrong in [9_999, 10_000_001] {
+        let params = json!({ "enable": true, "period_us": wrong });
+        assert_eq!(bench.refused("bdev_nvme_set_hotplug", params).code, -32602);
+    }
+}
+
+/// A volume takes a namespace of a drive by its URI, and lives through a reset of its controller.
+#[test]
+fn a_replica_on_a_drive() {
+    let chassis = Arc::new(Chassis::default());
+    let (mine, _running) = drive(PLACE, "S1");
+    chassis.put(PLACE, &mine);
+    let bench = daemon(&chassis, None);
+    let ram = json!({ "name": "ram", "block_size": 512, "num_blocks": 8192 });
+    bench.call("bdev_malloc_create", ram);
+    let both = json!({ "name": "v", "devices": [format!("pcie://{PLACE}?nsid=1"), "ram"] });
+    bench.call("volume_create", both);
+    bench.call("bdev_nvme_reset_controller", json!({ "name": "Nvme0" }));
+    bench.call("volume_verify", json!({ "name": "v" }));
+    until(&bench, "the comparison", || {
+        let volume = bench.call("volume_get", json!({ "name": "v" }));
+        volume["verify"]["running"] == false && volume["state"] == "healthy"
+    });
+    let volume = bench.call("volume_get", json!({ "name": "v" }));
+    assert_eq!(volume["verify"]["different_blocks"], 0, "{volume}");
+
+    for (uri, says) in [
+        (format!("pcie://{PLACE}?nsid=9"), "0 namespaces"),
+        (format!("vfio://{PLACE}"), "2 namespaces"),
+        (format!("pcie://{OTHER}"), "nothing at"),
+        ("pcie://nvme0".to_owned(), "not a place"),
+    ] {
+        let params = json!({ "name": "w", "devices": [uri] });
+        let facts = bench.refused("volume_create", params).data.unwrap();
+        assert!(facts.cause.contains(says), "{facts}");
+    }
+}
+
+#[test]
+fn what_cannot_be_had_is_refused() {
+    let chassis = Arc::new(Chassis::default());
+    let (mine, _running) = drive(PLACE, "S1");
+    chassis.put(PLACE, &mine);
+    let bench = daemon(&chassis, None);
+    for (params, field, code) in [
+        (json!({ "traddr": "nvme0" }), "traddr", -32602),
+        (json!({ "traddr": OTHER }), "traddr", -19),
+        (
+            json!({ "traddr": PLACE, "subnqn": "nqn.x" }),
+            "subnqn",
+            -32602,
+        ),
+        (
+            json!({ "traddr": PLACE, "prchk_guard": true }),
+            "prchk_guard",
+            -95,
+        ),
+        (json!({ "traddr": PLACE, "name": "" }), "name", -32602),
+    ] {
+        let mut all = json!({ "name": "Nvme0", "trtype": "PCIe" });
+        all.as_object_mut()
+            .unwrap()
+            .extend(params.as_object().unwrap().clone());
+        let refused = bench.refused("bdev_nvme_attach_controller", all);
+        let facts = refused.data.unwrap();
+        assert_eq!(
+            (refused.code, facts.field.as_deref()),
+            (code, Some(field)),
+            "{facts}"
+        );
+    }
+    mine.never_ready(true);
+    let refused = bench.refused("bdev_nvme_attach_controller", attach());
+    let facts = refused.data.unwrap();
+    assert!(facts.cause.contains("CSTS.RDY"), "{facts}");
+    assert_eq!(bench.call("state_get", Value::Null)["objects"], json!([]));
+    mine.never_ready(false);
+    bench.call("bdev_nvme_attach_controller", attach());
+}
