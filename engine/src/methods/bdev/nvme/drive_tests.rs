@@ -316,7 +316,7 @@ fn new_drives_are_attached_if_that_was_asked_for() {
         "bdev_nvme_set_hotplug",
         json!({ "enable": true, "period_us": 10_000 }),
     );
-    let ((first, _1), (second, _2)) = (drive(PLACE, "S1"), drive(OTHER, "S2"));
+    let ((first, _first), (second, _second)) = (drive(PLACE, "S1"), drive(OTHER, "S2"));
     chassis.put(PLACE, &first);
     until(&bench, "the first", || {
         bench.engine.drives.find("HotInNvme0").is_some()
