@@ -264,6 +264,10 @@ impl State {
             self.violations
                 .note(format!("{value:#x} was written to a doorbell"));
         }
+        if !is_head && self.shutdown != ShutDown::No {
+            self.violations
+                .note(format!("a command for queue {index} after the shutdown"));
+        }
         let outcome = if is_head {
             self.stats.head_doorbells += 1;
             let Some(Some(cq)) = self.cqs.get_mut(index) else {

@@ -287,20 +287,27 @@ impl State {
         worked
     }
 
-    /// The moment at which something happens by itself; `None`: nothing does.
+    /// The moment at which something happens by itself; `None`: nothing does. What waits for the driver (for room, for
+    /// a reset) does not.
     pub fn next(&self) -> Option<Nanos> {
+        let now = self.now;
         let mode = match self.mode {
-            Mode::Enabling(at) if !self.faults.never_ready => Some(at.unwrap_or(Nanos::ZERO)),
-            Mode::Disabling(at) if !self.faults.never_disabled => Some(at.unwrap_or(Nanos::ZERO)),
+            Mode::Enabling(at) if !self.faults.never_ready => Some(at.unwrap_or(now)),
+            Mode::Disabling(at) if !self.faults.never_disabled => Some(at.unwrap_or(now)),
             _ => None,
         };
         let shutdown = match self.shutdown {
-            ShutDown::Under(at) if !self.faults.never_shut_down => Some(at.unwrap_or(Nanos::ZERO)),
+            ShutDown::Under(at) if !self.faults.never_shut_down => Some(at.unwrap_or(now)),
             _ => None,
         };
+        let registers = [mode, shutdown].into_iter().flatten().min();
+        if !self.csts.is_ready() || self.csts.is_fatal() || !self.bus_master {
+            return registers.filter(|at| *at > now || !self.csts.is_fatal());
+        }
         let command = self.waiting.peek().map(|command| command.due);
-        let post = self.posts.iter().map(|post| post.due).min();
-        [mode, shutdown, command, post].into_iter().flatten().min()
+        let posts = self.posts.iter().map(|post| post.due);
+        let post = posts.filter(|due| *due > now).min();
+        [registers, command, post].into_iter().flatten().min()
     }
 
     fn fetch_all(&mut self) -> bool {
@@ -367,11 +374,6 @@ impl State {
         if let Some(what) = strict::reserved(sqid == 0, &sqe) {
             self.violations
                 .note(format!("queue {sqid}: {what}: {sqe:?}"));
-        }
-        if self.shutdown != ShutDown::No {
-            self.violations.note(format!(
-                "queue {sqid}: a command after the shutdown: {sqe:?}"
-            ));
         }
         match (first, sqe.fuse()) {
             (None, Fuse::Normal | Fuse::Reserved) => self.accept(sqid, sqe, None),

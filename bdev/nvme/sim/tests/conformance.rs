@@ -1,0 +1,203 @@
+//! The bdev conformance suite over the driver, over simulated drives of every sort: each with a thread of its own, the
+//! driver's home a reactor, the queues on the threads of the suite.
+
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use nacre_bdev::Bdev;
+use nacre_bdev::conformance::Suite;
+use nacre_bdev_nvme::{Controller, Function, Options};
+use nacre_bdev_nvme_sim::{Config, Drive, Iommu, NamespaceConfig, Running};
+use nacre_hugepages::{Arena, ArenaOptions, ClassSpec, HugepagePolicy, Pool};
+use nacre_nvmf_wire::identify::controller::{Oncs, Sgls};
+use nacre_reactor::{CoreHandle, Mode, ReactorConfig, ReactorHandle, spawn};
+
+/// Nothing here takes as long.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Makes drive after drive, and checks each when the next one is wanted.
+struct Fleet {
+    home: ReactorHandle,
+    iommu: Arc<Iommu>,
+    config: Config,
+    options: Options,
+    last: Mutex<Option<(Arc<Controller>, Drive, Running)>>,
+}
+
+impl Fleet {
+    fn new(config: Config, options: Options) -> Fleet {
+        let reactor = ReactorConfig {
+            name: "home".to_owned(),
+            mode: Mode::Interrupt,
+            ..ReactorConfig::default()
+        };
+        Fleet {
+            home: spawn(reactor, |_| ()).expect("a reactor"),
+            iommu: Arc::clone(&config.iommu),
+            config,
+            options,
+            last: Mutex::new(None),
+        }
+    }
+
+    /// Runs a future on the home reactor, and waits for it here.
+    fn at_home<R, Fut>(&self, f: impl FnOnce(CoreHandle) -> Fut + Send + 'static) -> R
+    where
+        R: Send + 'static,
+        Fut: Future<Output = R> + 'static,
+    {
+        let (sender, receiver) = channel();
+        let sent = self.home.run_future(move |core| async move {
+            let _ = sender.send(f(core).await);
+        });
+        let result = receiver.recv_timeout(PATIENCE);
+        drop(sent);
+        result.expect("the home reactor does it")
+    }
+
+    fn next(&self) -> Arc<dyn Bdev> {
+        self.end();
+        let drive = Drive::new(self.config.clone());
+        let running = drive.spawn();
+        let function: Arc<dyn Function> = drive.plug();
+        let options = self.options.clone();
+        let attached = self.at_home(move |core| async move {
+            Controller::attach(&core, function, options, Arc::new(())).await
+        });
+        let controller = attached.expect("the drive is attached");
+        let bdev: Arc<dyn Bdev> = controller.namespaces().remove(0);
+        *self.last.lock().unwrap() = Some((controller, drive, running));
+        bdev
+    }
+
+    /// Puts the last drive away.
+    fn end(&self) {
+        let last = self.last.lock().unwrap().take();
+        if let Some((controller, drive, running)) = last {
+            let status = controller.status();
+            self.at_home(move |_| async move { controller.detach().await });
+            drop(running);
+            drive.check();
+            assert_eq!(
+                (status.resets, status.timeouts, status.protocol_errors),
+                (0, 0, 0)
+            );
+        }
+    }
+
+    fn run(self) {
+        let (slot, iommu) = (self.config.slot, Arc::clone(&self.iommu));
+        let memory = move |classes: &[ClassSpec]| {
+            let arena = Arena::allocate(ArenaOptions {
+                hugepages: HugepagePolicy::Off,
+                ..ArenaOptions::new(Pool::bytes_for(classes) as u64)
+            })
+            .expect("memory for buffers");
+            arena.register(slot, iommu.clone()).expect("a new slot");
+            Pool::on_arena(&arena, classes).expect("just as much")
+        };
+        Suite::new(|| self.next()).memory(memory).run();
+        self.end();
+        assert_eq!(self.iommu.outside(), 0);
+        self.home.stop();
+        self.home.join().expect("the home reactor ends");
+    }
+}
+
+fn options() -> Options {
+    Options {
+        io_queue_depth: 64,
+        ..Options::new("nvme0")
+    }
+}
+
+fn namespace(block_size: u32) -> NamespaceConfig {
+    NamespaceConfig::new(1, block_size, 4096)
+}
+
+fn config(namespace: NamespaceConfig) -> Config {
+    Config {
+        namespaces: vec![namespace],
+        ..Config::default()
+    }
+}
+
+#[test]
+fn blocks_of_512_with_sgls() {
+    Fleet::new(config(namespace(512)), options()).run();
+}
+
+#[test]
+fn blocks_of_4096_with_prps_only() {
+    let config = Config {
+        sgls: Sgls::empty(),
+        latency: (Duration::ZERO, Duration::from_micros(30)),
+        ..config(namespace(4096))
+    };
+    Fleet::new(config, options()).run();
+}
+
+#[test]
+fn prps_because_the_user_wants_them() {
+    let options = Options {
+        sgl: false,
+        ..options()
+    };
+    Fleet::new(config(namespace(512)), options).run();
+}
+
+#[test]
+fn shadow_doorbells() {
+    let config = Config {
+        shadow_doorbells: true,
+        sgls: Sgls::SUPPORTED_DWORD,
+        ..config(namespace(512))
+    };
+    Fleet::new(config, options()).run();
+}
+
+#[test]
+fn small_transfers_and_a_boundary() {
+    let mut namespace = namespace(512);
+    namespace.noiob = 24;
+    namespace.npwg = 8;
+    let config = Config {
+        mdts: 2,
+        wzsl: 1,
+        dmrsl: 64,
+        dmrl: 1,
+        doorbell_stride: 3,
+        ..config(namespace)
+    };
+    Fleet::new(config, options()).run();
+}
+
+#[test]
+fn the_shortest_queue_and_no_interrupts() {
+    let config = Config {
+        queue_entries: 4,
+        vectors: 0,
+        latency: (Duration::ZERO, Duration::from_micros(20)),
+        ..config(namespace(512))
+    };
+    Fleet::new(config, options()).run();
+}
+
+/// What is not offered is emulated by the layer, or refused by the module.
+#[test]
+fn nothing_optional() {
+    let mut namespace = namespace(4096);
+    namespace.deallocated_zeroes = false;
+    namespace.deac = false;
+    let config = Config {
+        oncs: Oncs::empty(),
+        fused_compare_and_write: false,
+        volatile_cache: false,
+        awun: 1,
+        awupf: 1,
+        acwu: 1,
+        ..config(namespace)
+    };
+    Fleet::new(config, options()).run();
+}

@@ -1,0 +1,430 @@
+//! Attaching, each failure of it, what is known of a drive then, admin commands, and the end.
+
+use std::time::Duration;
+
+use nacre_bdev::{Bdev, Op, Status, Support};
+use nacre_bdev_nvme::{AdminData, AttachError, ControlError, Event, FunctionError, Options, State};
+use nacre_bdev_nvme_sim::{Action, Config, Keep, NamespaceConfig, Rule, Target};
+use nacre_nvmf_wire::commands::admin::{Abort, GetFeatures, GetLogPage, Identify, SetFeatures};
+use nacre_nvmf_wire::features::fid;
+use nacre_nvmf_wire::identify::cns;
+use nacre_nvmf_wire::identify::controller::Oncs;
+use nacre_nvmf_wire::log::{CriticalWarning, lid};
+use nacre_nvmf_wire::opcode::{self, admin, io};
+use nacre_nvmf_wire::{Sqe, StatusCode};
+
+use super::rig::Rig;
+
+/// Goal: a drive is attached, says what it is, does I/O, and is left shut down, disabled and without bus mastering.
+#[test]
+fn a_whole_life() {
+    let mut rig = Rig::new(Config {
+        mdts: 4,
+        ready_after: Duration::from_millis(40),
+        disabled_after: Duration::from_millis(20),
+        shutdown_after: Duration::from_millis(50),
+        ..Config::default()
+    });
+    let (controller, bdev, mut queue) = rig.one(Options::new("nvme0"));
+    let info = controller.info();
+    assert_eq!(
+        (info.address.as_str(), info.serial.as_str()),
+        ("0000:5e:00.0", "SIM0001")
+    );
+    assert_eq!(
+        (info.model.as_str(), info.firmware.as_str()),
+        ("Nacre Simulated Drive", "1.0")
+    );
+    assert_eq!((info.version.as_str(), info.cntlid), ("2.0.0", 1));
+    assert_eq!(info.mdts_bytes, Some(64 << 10));
+    assert_eq!(info.io_queues, 16);
+    assert!(info.sgl && info.volatile_cache && !info.shadow_doorbells);
+    assert_eq!(bdev.name(), "nvme0n1");
+    assert_eq!(bdev.product_name(), "NVMe disk");
+    assert_eq!(bdev.nsid(), 1);
+    let geometry = bdev.geometry();
+    assert_eq!((geometry.block_size, geometry.blocks), (512, 8192));
+    let limits = bdev.limits();
+    assert_eq!((limits.max_blocks, limits.atomic_blocks), (128, 8));
+    assert!(limits.volatile_cache && limits.unmap_zeroes && !limits.read_only);
+    assert!(bdev.native_fua());
+    for op in Op::ALL {
+        assert_eq!(bdev.supports(op), Support::Native, "{op:?}");
+    }
+    let events = rig.events.take();
+    assert!(
+        events
+            .iter()
+            .any(|event| matches!(event, Event::NamespaceAdded(added) if added.nsid() == 1)),
+        "{events:?}"
+    );
+    let write = rig.write(3, 2, 7);
+    assert_eq!(rig.status(&mut *queue, write), Status::Ok);
+    assert_eq!(rig.values(&mut *queue, 2, 4), [0, 7, 7, 0]);
+    rig.end(&controller, queue);
+    assert_eq!(controller.status().state, State::Detached);
+    let stats = rig.drive.stats();
+    assert_eq!((stats.normal_shutdowns, stats.function_resets), (1, 0));
+    assert!(!rig.drive.is_enabled() && !rig.drive.is_ready());
+    assert!(!rig.drive.is_bus_master());
+    assert_eq!(rig.drive.dirty_blocks(), 0, "the shutdown flushed");
+    let refused = bdev.open(&rig.memory.pool);
+    assert!(refused.is_err(), "a detached controller has no queues");
+}
+
+/// Goal: each reason not to be attached is told for what it is, and nothing is left behind.
+#[test]
+fn failures_to_attach() {
+    type Spoil = fn(&mut Config);
+    type Expected = fn(&AttachError) -> bool;
+    let cases: [(Spoil, Expected); 4] = [
+        (
+            |config| config.nvm_command_set = false,
+            |error| matches!(error, AttachError::CommandSet { .. }),
+        ),
+        (
+            |config| (config.page_min, config.page_max) = (2, 4),
+            |error| matches!(error, AttachError::PageSize { minimum: 16384, .. }),
+        ),
+        (
+            |config| config.queue_entries = 2,
+            |error| matches!(error, AttachError::QueueSize { entries: 2, .. }),
+        ),
+        (
+            |config| (config.doorbell_stride, config.io_queues) = (15, 0),
+            |error| {
+                matches!(
+                    error,
+                    AttachError::Registers { .. } | AttachError::NoQueues { .. }
+                )
+            },
+        ),
+    ];
+    for (spoil, expected) in cases {
+        let mut config = Config::default();
+        spoil(&mut config);
+        let mut rig = Rig::new(config);
+        let error = rig.try_attach(Options::new("a")).err().expect("refused");
+        assert!(expected(&error), "{error}");
+        assert!(rig.drive.is_given_back(), "{error}");
+        assert!(!rig.drive.is_ready());
+        rig.drive.check();
+    }
+}
+
+#[test]
+fn nobody_answers() {
+    let mut rig = Rig::new(Config::default());
+    rig.drive.inject(Rule::next(Target::Admin, Action::Pulled));
+    let error = rig.try_attach(Options::new("a")).err().expect("refused");
+    assert!(
+        matches!(
+            error,
+            AttachError::Gone { .. } | AttachError::Control(ControlError::Gone)
+        ),
+        "{error}"
+    );
+}
+
+#[test]
+fn it_does_not_become_ready() {
+    let mut rig = Rig::new(Config::default());
+    rig.drive.never_ready(true);
+    let began = rig.core.now();
+    let error = rig.try_attach(Options::new("a")).err().expect("refused");
+    let AttachError::NotReady {
+        ready: 1, limit, ..
+    } = error
+    else {
+        panic!("{error}")
+    };
+    assert_eq!(limit, Duration::from_secs(5), "CAP.TO");
+    assert!(rig.core.now() - limit >= began);
+    assert!(rig.drive.is_given_back());
+}
+
+#[test]
+fn fatal_while_it_is_enabled() {
+    let mut rig = Rig::new(Config {
+        ready_after: Duration::from_secs(1),
+        ..Config::default()
+    });
+    let drive = rig.drive.clone();
+    let core = rig.core.core().clone();
+    let task = rig.core.spawn_local(async move {
+        while !drive.is_enabled() {
+            core.after(Duration::from_millis(1)).await;
+        }
+        drive.make_fatal();
+    });
+    let error = rig.try_attach(Options::new("a")).err().expect("refused");
+    assert!(matches!(error, AttachError::Fatal { .. }), "{error}");
+    drop(task);
+}
+
+#[test]
+fn no_bus_mastering() {
+    let mut rig = Rig::new(Config::default());
+    rig.drive.fail_bus_master(true);
+    let error = rig.try_attach(Options::new("a")).err().expect("refused");
+    assert!(
+        matches!(error, AttachError::Function(FunctionError { .. })),
+        "{error}"
+    );
+}
+
+/// An admin command of the bring-up that is refused, or never answered.
+#[test]
+fn admin_commands_of_the_bring_up_fail() {
+    let internal = StatusCode::INTERNAL_ERROR.with_dnr();
+    for opcode in [admin::IDENTIFY, admin::SET_FEATURES] {
+        let mut rig = Rig::new(Config::default());
+        rig.drive.inject(Rule::always(
+            Target::AdminOp(opcode),
+            Action::Status(internal),
+        ));
+        let error = rig.try_attach(Options::new("a")).err().expect("refused");
+        let AttachError::Control(ControlError::Status {
+            opcode: found,
+            status,
+        }) = error
+        else {
+            panic!("{error}")
+        };
+        assert_eq!((found, status), (opcode, internal));
+        assert!(rig.drive.is_given_back() && !rig.drive.is_ready());
+    }
+    let mut rig = Rig::new(Config::default());
+    let never = Action::Never {
+        done: false,
+        deaf: true,
+    };
+    rig.drive.inject(Rule::always(Target::Admin, never));
+    let options = Options {
+        admin_timeout: Duration::from_secs(3),
+        ..Options::new("a")
+    };
+    let error = rig.try_attach(options).err().expect("refused");
+    assert!(
+        matches!(
+            error,
+            AttachError::Control(ControlError::Timeout {
+                opcode: admin::IDENTIFY,
+                limit,
+            }) if limit == Duration::from_secs(3)
+        ),
+        "{error}"
+    );
+}
+
+/// Goal: memory that the drive cannot be told of is an error that says so, not a crash.
+#[test]
+fn memory_is_refused() {
+    let mut rig = Rig::new(Config::default());
+    rig.drive.iommu().limit_regions(1);
+    let error = rig.try_attach(Options::new("a")).err().expect("refused");
+    assert!(matches!(error, AttachError::Memory(_)), "{error}");
+    assert!(rig.drive.is_given_back());
+}
+
+/// Goal: a controller that somebody left enabled is taken over; one that cannot be disabled is reset by its function.
+#[test]
+fn a_controller_in_some_state() {
+    let mut rig = Rig::new(Config::default());
+    let (controller, _bdev, queue) = rig.one(Options::new("a"));
+    drop(queue);
+    // Its first owner is killed: nothing is told to the controller.
+    rig.drive.never_disabled(true);
+    rig.drive.never_shut_down(true);
+    rig.detach(&controller);
+    assert!(
+        rig.drive.stats().function_resets > 0,
+        "a controller that is not disabled may write to memory"
+    );
+    assert!(!rig.drive.is_bus_master());
+    rig.drive.heal();
+    let (controller, _bdev, queue) = rig.one(Options::new("b"));
+    rig.end(&controller, queue);
+}
+
+/// Goal: what is granted and what the drive has bounds what the driver uses.
+#[test]
+fn fewer_queues_than_asked() {
+    let mut rig = Rig::new(Config {
+        queue_entries: 8,
+        ..Config::default()
+    });
+    rig.drive.grant_queues(1);
+    let (controller, bdev, queue) = rig.one(Options::new("nvme0"));
+    let info = controller.info();
+    assert_eq!((info.io_queues, info.io_queue_depth), (1, 7));
+    assert_eq!(bdev.limits().queue_depth, 7);
+    // Another core finds none left.
+    let other = bdev.clone();
+    let memory = rig.drive.iommu().clone();
+    let refused = std::thread::spawn(move || {
+        let memory = super::rig::Memory::new(
+            &[nacre_hugepages::ClassSpec {
+                size: 4096,
+                count: 4,
+            }],
+            4,
+            &memory,
+        );
+        other
+            .open(&memory.pool)
+            .err()
+            .map(|error| error.to_string())
+    })
+    .join()
+    .unwrap()
+    .expect("there is no second queue pair");
+    assert!(
+        refused.contains('1') && refused.contains("nvme0"),
+        "{refused}"
+    );
+    drop(bdev);
+    rig.end(&controller, queue);
+}
+
+/// Goal: a queue that the drive does not want to make fails the I/O that waits for it, or is made later; nothing hangs.
+#[test]
+fn queues_that_are_not_made() {
+    for opcode in [admin::CREATE_IO_CQ, admin::CREATE_IO_SQ] {
+        let mut rig = Rig::new(Config::default());
+        let controller = rig.attach();
+        let status = StatusCode::INVALID_QUEUE_IDENTIFIER.with_dnr();
+        rig.drive.inject(Rule::always(
+            Target::AdminOp(opcode),
+            Action::Status(status),
+        ));
+        let bdev = controller.namespaces().remove(0);
+        let mut queue = rig.open(&bdev);
+        let read = rig.read(0, 1);
+        let status = rig.status(&mut *queue, read);
+        assert!(!status.is_ok());
+        rig.drive.heal();
+        drop(bdev);
+        rig.end(&controller, queue);
+    }
+}
+
+/// Goal: the pass-through does what only reads, whatever else is asked for.
+#[test]
+fn admin_commands_passed_through() {
+    let mut rig = Rig::new(Config::default());
+    let controller = rig.attach();
+    let mut ask = |sqe: Sqe, data| {
+        let controller = controller.clone();
+        rig.core
+            .block_on(async move { controller.admin(sqe, data).await })
+    };
+    let page = AdminData::Read(4096);
+    let identify = Identify::new(cns::CONTROLLER).to_sqe(0, 0);
+    let reply = ask(identify, page).expect("Identify only reads");
+    assert_eq!(&reply.data[4..11], b"SIM0001");
+    let log = GetLogPage::new(lid::SMART_HEALTH, 512, 0).to_sqe(0, u32::MAX);
+    let reply = ask(log, AdminData::Read(512)).expect("logs only read");
+    assert_eq!(reply.data.len(), 512);
+    let feature = GetFeatures::new(fid::VOLATILE_WRITE_CACHE).to_sqe(0, 0);
+    let reply = ask(feature, AdminData::None).expect("Get Features only reads");
+    assert_eq!(reply.dword0, 1);
+    let unknown = Identify::new(0x77).to_sqe(0, 0);
+    let error = ask(unknown, page).unwrap_err();
+    assert!(matches!(error, ControlError::Status { .. }), "{error}");
+    let set = SetFeatures::new(fid::VOLATILE_WRITE_CACHE, 0).to_sqe(0, 0);
+    let abort = Abort { sqid: 1, cid: 0 }.to_sqe(0);
+    let mut refused = vec![set, abort];
+    let allowed = [admin::IDENTIFY, admin::GET_LOG_PAGE, admin::GET_FEATURES];
+    let others = (0..=255u8).filter(|opcode| !allowed.contains(opcode));
+    refused.extend(others.map(|opcode| Sqe::new(opcode, 0)));
+    for sqe in refused {
+        let error = ask(sqe, AdminData::None).unwrap_err();
+        assert_eq!(
+            error,
+            ControlError::NotAllowed { opcode: sqe.opcode },
+            "{}",
+            opcode::admin::name(sqe.opcode).unwrap_or("unknown")
+        );
+    }
+    let error = ask(identify, AdminData::Read(64 << 20)).unwrap_err();
+    assert!(matches!(error, ControlError::DataLength { .. }), "{error}");
+    rig.detach(&controller);
+    let again = controller.clone();
+    let error = rig
+        .core
+        .block_on(async move { again.admin(identify, page).await });
+    assert_eq!(error, Err(ControlError::Detached));
+    rig.drive.check();
+}
+
+/// Goal: logs are what the drive says.
+#[test]
+fn logs() {
+    let mut rig = Rig::new(Config::default());
+    let (controller, bdev, mut queue) = rig.one(Options::new("a"));
+    rig.drive.set_health(|smart| {
+        smart.percentage_used = 12;
+        smart.critical_warning = CriticalWarning::READ_ONLY.bits();
+    });
+    let asked = controller.clone();
+    let health = rig
+        .core
+        .block_on(async move { asked.health().await })
+        .unwrap();
+    assert_eq!((health.percentage_used, health.temperature_c), (12, 37));
+    assert_eq!(health.warnings, ["read_only"]);
+    let asked = controller.clone();
+    let slots = rig
+        .core
+        .block_on(async move { asked.firmware_slots().await })
+        .unwrap();
+    assert_eq!(
+        (slots.active_slot, slots.slots),
+        (1, vec![(1, "1.0".to_owned())])
+    );
+    rig.drive.spoil_block(1, 5);
+    let read = rig.read(5, 1);
+    assert_eq!(rig.status(&mut *queue, read), Status::ReadError);
+    let asked = controller.clone();
+    let log = rig
+        .core
+        .block_on(async move { asked.error_log(8).await })
+        .unwrap();
+    let newest = &log[0];
+    assert_eq!((newest.sct, newest.sc, newest.opcode), (2, 0x81, io::READ));
+    drop(bdev);
+    rig.end(&controller, queue);
+}
+
+/// Goal: what a drive does not offer is not offered above, and limits come from wherever the drive says them.
+#[test]
+fn limits() {
+    let mut namespace = NamespaceConfig::new(1, 4096, 1000);
+    namespace.noiob = 32;
+    namespace.nawupf = Some(4);
+    namespace.write_protected = true;
+    namespace.deallocated_zeroes = false;
+    let mut rig = Rig::new(Config {
+        oncs: Oncs::COMPARE,
+        fused_compare_and_write: false,
+        volatile_cache: false,
+        mdts: 1,
+        namespaces: vec![namespace],
+        ..Config::default()
+    });
+    let controller = rig.attach();
+    let bdev = controller.namespaces().remove(0);
+    let limits = bdev.limits();
+    assert_eq!(limits.max_blocks, 2);
+    assert_eq!(limits.optimal_boundary_blocks, 32);
+    assert_eq!(limits.atomic_blocks, 4);
+    assert!(limits.read_only && !limits.volatile_cache && !limits.unmap_zeroes);
+    assert_eq!(bdev.supports(Op::Compare), Support::Native);
+    for op in [Op::Unmap, Op::WriteZeroes, Op::Copy, Op::CompareAndWrite] {
+        assert_eq!(bdev.supports(op), Support::No, "{op:?}");
+    }
+    rig.detach(&controller);
+    rig.drive.pull(Keep::All);
+    rig.drive.check();
+}

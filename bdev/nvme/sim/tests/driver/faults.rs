@@ -1,0 +1,361 @@
+//! What one command can run into, and what comes out above.
+
+use std::time::Duration;
+
+use nacre_bdev::{Flags, Op, Queue, Status};
+use nacre_bdev_nvme::Options;
+use nacre_bdev_nvme_sim::{Action, Config, Rule, Target};
+use nacre_nvmf_wire::StatusCode;
+use nacre_nvmf_wire::opcode::io;
+
+use super::rig::Rig;
+
+/// Goal: each status of the drive is the bdev status that means the same; with Do Not Retry it is not tried again.
+#[test]
+fn statuses() {
+    let mut rig = Rig::new(Config::default());
+    let (controller, _bdev, mut queue) = rig.one(Options::new("nvme0"));
+    for (op, status, expected) in [
+        (
+            Op::Read,
+            StatusCode::UNRECOVERED_READ_ERROR,
+            Status::ReadError,
+        ),
+        (Op::Write, StatusCode::WRITE_FAULT, Status::WriteError),
+        (Op::Write, StatusCode::LBA_OUT_OF_RANGE, Status::OutOfRange),
+        (Op::Write, StatusCode::CAPACITY_EXCEEDED, Status::NoSpace),
+        (
+            Op::Write,
+            StatusCode::NAMESPACE_IS_WRITE_PROTECTED,
+            Status::WriteProtected,
+        ),
+        (Op::Read, StatusCode::GUARD_CHECK_ERROR, Status::Integrity),
+    ] {
+        let opcode = match op {
+            Op::Read => io::READ,
+            _ => io::WRITE,
+        };
+        let before = rig.drive.stats().io[usize::from(opcode)];
+        let action = Action::Status(status.with_dnr());
+        rig.drive.inject(Rule::next(Target::IoOp(opcode), action));
+        let io = match op {
+            Op::Read => rig.read(0, 1),
+            _ => rig.write(0, 1, 1),
+        };
+        assert_eq!(rig.status(&mut *queue, io), expected, "{status}");
+        let tries = rig.drive.stats().io[usize::from(opcode)] - before;
+        assert_eq!(tries, 1, "{status}");
+    }
+    rig.end(&controller, queue);
+}
+
+/// Goal: what the drive asks to repeat is repeated, so often and no more.
+#[test]
+fn retries() {
+    let mut rig = Rig::new(Config::default());
+    let options = Options {
+        retry_limit: 3,
+        ..Options::new("nvme0")
+    };
+    let (controller, _bdev, mut queue) = rig.one(options);
+    let interrupted = Action::Status(StatusCode::COMMAND_INTERRUPTED.with_crd(1));
+    let target = Target::IoOp(io::READ);
+    rig.drive.inject(Rule::next(target, interrupted).times(2));
+    let read = rig.read(0, 1);
+    assert_eq!(rig.status(&mut *queue, read), Status::Ok);
+    assert_eq!(rig.drive.stats().io[usize::from(io::READ)], 3);
+    assert_eq!(controller.status().resubmitted, 2);
+    rig.drive.inject(Rule::always(target, interrupted));
+    let read = rig.read(0, 1);
+    let status = rig.status(&mut *queue, read);
+    assert!(!status.is_ok());
+    assert_eq!(rig.drive.stats().io[usize::from(io::READ)], 3 + 4);
+    rig.drive.heal();
+    rig.end(&controller, queue);
+}
+
+/// Goal: every operation does on the medium what it says, FUA and flush included, and compare tells differences.
+#[test]
+fn operations() {
+    let mut rig = Rig::new(Config::default());
+    let (controller, _bdev, mut queue) = rig.one(Options::new("nvme0"));
+    let queue_ref = &mut *queue;
+    let write = rig.write(0, 8, 1);
+    assert_eq!(rig.status(queue_ref, write), Status::Ok);
+    assert_eq!(rig.drive.dirty_blocks(), 8);
+    let fua = rig.write(0, 4, 2).flags(Flags::FUA);
+    assert_eq!(rig.status(queue_ref, fua), Status::Ok);
+    assert_eq!(rig.drive.dirty_blocks(), 4);
+    let flush = rig.io(Op::Flush, 0, 0);
+    assert_eq!(rig.status(queue_ref, flush), Status::Ok);
+    assert_eq!(rig.drive.dirty_blocks(), 0);
+    let zeroes = rig.io(Op::WriteZeroes, 1, 1).flags(Flags::DEALLOCATE);
+    assert_eq!(rig.status(queue_ref, zeroes), Status::Ok);
+    let unmap = rig.io(Op::Unmap, 5, 2);
+    assert_eq!(rig.status(queue_ref, unmap), Status::Ok);
+    assert_eq!(rig.values(queue_ref, 0, 8), [2, 0, 2, 2, 1, 0, 0, 1]);
+    let copy = rig.io(Op::Copy, 100, 4).source(1);
+    assert_eq!(rig.status(queue_ref, copy), Status::Ok);
+    assert_eq!(rig.values(queue_ref, 100, 4), [0, 2, 2, 1]);
+    for (value, expected) in [(1, Status::Ok), (3, Status::Miscompare)] {
+        let data = rig.buf(512, value);
+        let compare = rig.io(Op::Compare, 7, 1).with(data);
+        assert_eq!(rig.status(queue_ref, compare), expected);
+        let (old, new) = (rig.buf(512, value), rig.buf(512, 8));
+        let swap = rig.io(Op::CompareAndWrite, 4, 1).with(old).with(new);
+        assert_eq!(rig.status(queue_ref, swap), expected);
+    }
+    assert_eq!(rig.values(queue_ref, 4, 1), [8]);
+    assert!(rig.drive.stats().fused >= 2);
+    rig.end(&controller, queue);
+}
+
+/// Goal: buffers at any place in memory, in as many parts as there may be, are found by the drive.
+#[test]
+fn scattered_data() {
+    for (sgl, sgls) in [(true, 1), (false, 1), (true, 2), (true, 0)] {
+        let sgls = nacre_nvmf_wire::identify::controller::Sgls::from_bits_retain(sgls);
+        let mut rig = Rig::new(Config {
+            sgls,
+            ..Config::default()
+        });
+        let options = Options {
+            sgl,
+            ..Options::new("nvme0")
+        };
+        let (controller, _bdev, mut queue) = rig.one(options);
+        for (number, cuts) in [
+            vec![(0usize, 4096usize)],
+            vec![(512, 4096)],
+            vec![(0, 32 << 10)],
+            vec![(1024, 32 << 10)],
+            vec![(0, 512), (4096, 1024)],
+            vec![(3584, 1024), (60 << 10, 4096)],
+            vec![(60 << 10, 4096), (0, 28 << 10)],
+            vec![(100, 512)],
+            vec![(6, 1024), (2050, 512)],
+            vec![(4, 700), (1024, 324)],
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let total: usize = cuts.iter().map(|(_, len)| len).sum();
+            let blocks = (total / 512) as u32;
+            let mut filled = rig.buf(64 << 10, 0);
+            let bytes = filled.bytes_mut().unwrap();
+            for (at, byte) in bytes.iter_mut().enumerate() {
+                *byte = (at / 97 + number) as u8;
+            }
+            let expected: Vec<u8> = cuts
+                .iter()
+                .flat_map(|&(at, len)| bytes[at..at + len].to_vec())
+                .collect();
+            let mut write = rig.io(Op::Write, 1000, blocks);
+            for &(at, len) in &cuts {
+                write.data.push(filled.slice(at, len));
+            }
+            drop(filled);
+            let status = rig.status(&mut *queue, write);
+            rig.drive.check();
+            assert_eq!(status, Status::Ok, "write {number}, sgl {sgl}");
+            let stored = rig.drive.stored(1, 1000, blocks.into()).unwrap();
+            assert!(stored == expected, "write {number}, sgl {sgl}");
+            let mut read = rig.io(Op::Read, 1000, blocks);
+            for &(at, len) in &cuts {
+                read.data.push(rig.buf(64 << 10, 0).slice(at, len));
+            }
+            let completion = rig.run(&mut *queue, read);
+            assert_eq!(completion.status, Status::Ok);
+            let read: Vec<u8> = completion
+                .data
+                .iter()
+                .flat_map(|buf| buf.to_vec())
+                .collect();
+            assert!(read == expected, "read {number}, sgl {sgl}");
+        }
+        let stats = rig.drive.stats();
+        assert!(stats.prps > 0);
+        assert_eq!(stats.sgls > 0, sgl && sgls.bits() != 0);
+        rig.end(&controller, queue);
+    }
+}
+
+/// Goal: completions out of order reach their owners.
+#[test]
+fn out_of_order() {
+    let mut rig = Rig::new(Config {
+        latency: (Duration::from_micros(5), Duration::from_micros(900)),
+        ..Config::default()
+    });
+    let (controller, _bdev, mut queue) = rig.one(Options::new("nvme0"));
+    for round in 0..20u8 {
+        for at in 0..40u64 {
+            let write = rig.write(at * 2, 2, round ^ at as u8);
+            rig.submit(&mut *queue, write);
+        }
+        let statuses = rig.settle(&mut *queue);
+        assert_eq!(statuses, vec![Status::Ok; 40]);
+        for at in 0..40u64 {
+            let stored = rig.drive.stored(1, at * 2, 2).unwrap();
+            assert!(stored.iter().all(|byte| *byte == round ^ at as u8));
+        }
+    }
+    assert_eq!(controller.status().resets, 0);
+    rig.end(&controller, queue);
+}
+
+/// Goal: a lost interrupt delays, no more: with a queue that sleeps, the I/O still ends.
+#[test]
+fn lost_and_spurious_interrupts() {
+    let mut rig = Rig::new(Config {
+        latency: (Duration::from_micros(300), Duration::from_micros(300)),
+        ..Config::default()
+    });
+    let (controller, _bdev, mut queue) = rig.one(Options::new("nvme0"));
+    let warm = rig.read(0, 1);
+    rig.run(&mut *queue, warm);
+    let lose = Rule::always(Target::Io, Action::LoseInterrupt);
+    rig.drive.inject(lose);
+    let read = rig.read(0, 1);
+    let token = rig.submit(&mut *queue, read);
+    // As a reactor that sleeps as soon as it may: polled when the queue's descriptor is readable, or when it asked for.
+    let mut polls = 0;
+    let began = rig.core.now();
+    while !rig.ended.contains_key(&token) {
+        polls += 1;
+        assert!(polls < 1000, "it does not complete");
+        rig.turn(&mut *queue);
+        let now = rig.core.now();
+        match queue.arm(now) {
+            nacre_reactor::Idle::Busy => rig.core.advance(Duration::from_micros(50)),
+            nacre_reactor::Idle::Until(at) => {
+                rig.core
+                    .advance((at.since(now)).max(Duration::from_nanos(1)));
+            }
+            nacre_reactor::Idle::Quiet => {
+                assert!(rig.ended.contains_key(&token), "it would sleep for ever")
+            }
+        }
+        queue.disarm();
+    }
+    assert!(rig.core.now().since(began) < Duration::from_secs(2));
+    rig.ended.clear();
+    for vector in 0..4 {
+        rig.drive.interrupt(vector);
+    }
+    rig.drive.heal();
+    let read = rig.read(0, 1);
+    assert_eq!(rig.status(&mut *queue, read), Status::Ok);
+    assert_eq!(controller.status().resets, 0);
+    rig.end(&controller, queue);
+}
+
+/// Goal: a drive that lies (an identifier that is not in flight, twice the same answer, an answer of the wrong phase)
+/// is counted and reset, and every I/O ends exactly once, rightly.
+#[test]
+fn a_drive_that_lies() {
+    for action in [
+        Action::WrongCid(1),
+        Action::WrongCid(0x8000),
+        Action::WrongCid(0xffff),
+        Action::Duplicate,
+        Action::WrongPhase,
+    ] {
+        let mut rig = Rig::new(Config::default());
+        let options = Options {
+            timeout: Duration::from_secs(2),
+            ..Options::new("nvme0")
+        };
+        let (controller, _bdev, mut queue) = rig.one(options);
+        let rule = Rule::next(Target::IoOp(io::WRITE), action).after(2);
+        rig.drive.inject(rule);
+        for at in 0..8u64 {
+            let write = rig.write(at, 1, at as u8 + 1);
+            rig.submit(&mut *queue, write);
+        }
+        let statuses = rig.settle(&mut *queue);
+        assert_eq!(statuses, vec![Status::Ok; 8], "{action:?}");
+        rig.pass(&mut *queue, Duration::from_secs(5));
+        let status = controller.status();
+        if action != Action::WrongPhase {
+            assert!(status.protocol_errors >= 1, "{action:?}: {status:?}");
+        }
+        assert!(
+            status.resets + status.queue_resets >= 1,
+            "{action:?}: {status:?}"
+        );
+        let values = rig.values(&mut *queue, 0, 8);
+        assert_eq!(values, [1, 2, 3, 4, 5, 6, 7, 8], "{action:?}");
+        rig.end(&controller, queue);
+    }
+}
+
+/// Goal: an I/O that its owner gives up ends as aborted, or as if nothing was asked; and a queue that is dropped with
+/// I/O in flight keeps its buffers until the drive is done with them.
+#[test]
+fn aborted_by_the_owner() {
+    let mut rig = Rig::new(Config::default());
+    let (controller, bdev, mut queue) = rig.one(Options::new("nvme0"));
+    let warm = rig.read(0, 1);
+    rig.run(&mut *queue, warm);
+    rig.drive.inject(Rule::next(Target::Io, Action::Hold));
+    let read = rig.read(0, 1);
+    let token = rig.submit(&mut *queue, read);
+    rig.turn(&mut *queue);
+    assert!(queue.abort(token));
+    assert!(!queue.abort(token + 1000));
+    assert_eq!(rig.wait(&mut *queue, token).status, Status::Aborted);
+    let mut second = rig.open(&bdev);
+    rig.drive.inject(Rule::next(Target::Io, Action::Hold));
+    let read = rig.read(0, 8);
+    rig.submit(&mut *second, read);
+    rig.turn(&mut *second);
+    drop(second);
+    let used = |rig: &Rig| {
+        let stats = rig.memory.pool.stats();
+        stats
+            .iter()
+            .map(|class| class.count - class.free)
+            .sum::<usize>()
+    };
+    assert!(used(&rig) > 0, "the drive may still write to it");
+    rig.drive.release();
+    rig.pass(&mut *queue, Duration::from_secs(1));
+    assert_eq!(used(&rig), 0);
+    rig.end(&controller, queue);
+}
+
+/// Goal: more than fits is refused, and goes on when there is room; nothing is lost.
+#[test]
+fn back_pressure() {
+    let mut rig = Rig::new(Config {
+        queue_entries: 8,
+        ..Config::default()
+    });
+    let (controller, bdev, mut queue) = rig.one(Options::new("nvme0"));
+    let mut second = rig.open(&bdev);
+    let warm = rig.read(0, 1);
+    rig.run(&mut *queue, warm);
+    rig.drive.inject(Rule::always(Target::Io, Action::Hold));
+    let fill = |rig: &mut Rig, queue: &mut dyn Queue| {
+        let mut taken = 0;
+        loop {
+            let io = rig.write(taken, 1, 1);
+            if queue.submit(io).is_err() {
+                break taken;
+            }
+            taken += 1;
+            assert!(taken < 1000, "a bound is a bound");
+        }
+    };
+    let first_taken = fill(&mut rig, &mut *queue);
+    let second_taken = fill(&mut rig, &mut *second);
+    assert!(first_taken >= 7 && second_taken >= 1);
+    rig.drive.heal();
+    rig.settle(&mut *queue);
+    rig.settle(&mut *second);
+    let write = rig.write(0, 1, 1);
+    assert_eq!(rig.status(&mut *queue, write), Status::Ok);
+    drop(second);
+    rig.end(&controller, queue);
+}

@@ -1,0 +1,10 @@
+//! The driver against a simulated drive, in virtual time: its life, and everything that can go wrong.
+
+mod attach;
+mod faults;
+mod health;
+mod namespaces;
+mod removal;
+mod resets;
+mod rig;
+mod timeouts;

@@ -1,0 +1,207 @@
+//! Several namespaces, and how they come, change and go while the drive is in use.
+
+use std::time::Duration;
+
+use nacre_bdev::{Bdev, Status};
+use nacre_bdev_nvme::{Event, Options};
+use nacre_bdev_nvme_sim::{Config, Format, NamespaceConfig};
+use uuid::Uuid;
+
+use super::rig::Rig;
+
+/// Longer than it takes to notice an event.
+const A_WHILE: Duration = Duration::from_secs(3);
+
+fn three() -> Config {
+    let mut second = NamespaceConfig::new(2, 4096, 512);
+    second.uuid = Some(Uuid::from_u128(0xfeed));
+    let mut ninth = NamespaceConfig::new(9, 512, 2048);
+    ninth.nguid = [0; 16];
+    Config {
+        namespaces: vec![NamespaceConfig::new(1, 512, 1024), second, ninth],
+        ..Config::default()
+    }
+}
+
+/// Goal: each namespace is a bdev of its own, with its own size, identity and contents, over one queue pair.
+#[test]
+fn several() {
+    let mut rig = Rig::new(three());
+    let controller = rig.attach();
+    let bdevs = controller.namespaces();
+    let names: Vec<&str> = bdevs.iter().map(|bdev| bdev.name()).collect();
+    assert_eq!(names, ["nvme0n1", "nvme0n2", "nvme0n9"]);
+    let sizes: Vec<(u32, u64)> = bdevs
+        .iter()
+        .map(|bdev| (bdev.geometry().block_size, bdev.geometry().blocks))
+        .collect();
+    assert_eq!(sizes, [(512, 1024), (4096, 512), (512, 2048)]);
+    let mut uuids: Vec<Uuid> = bdevs.iter().map(|bdev| bdev.uuid()).collect();
+    assert_eq!(uuids[1], Uuid::from_u128(0xfeed));
+    uuids.dedup();
+    assert_eq!(uuids.len(), 3);
+    let mut queues: Vec<_> = bdevs.iter().map(|bdev| rig.open(bdev)).collect();
+    for (queue, value) in queues.iter_mut().zip(1..) {
+        let size = queue_block(&bdevs[value as usize - 1]);
+        let buf = rig.buf(size, value);
+        let io = rig.io(nacre_bdev::Op::Write, 7, 1).with(buf);
+        assert_eq!(rig.status(&mut **queue, io), Status::Ok);
+    }
+    let stored = [(1, 1), (2, 2), (9, 3)].map(|(nsid, value)| {
+        let stored = rig.drive.stored(nsid, 7, 1).unwrap();
+        stored.iter().all(|byte| *byte == value)
+    });
+    assert_eq!(stored, [true; 3]);
+    assert_eq!(rig.drive.io_queues(), 1, "one core, one queue pair");
+    // Completions of one are found while another polls.
+    let tokens: Vec<_> = (0..3)
+        .map(|at| {
+            let size = queue_block(&bdevs[at]);
+            let buf = rig.buf(size, 0);
+            let io = rig.io(nacre_bdev::Op::Read, 7, 1).with(buf);
+            rig.submit(&mut *queues[at], io)
+        })
+        .collect();
+    rig.pass(&mut *queues[0], Duration::from_millis(10));
+    assert_eq!(rig.ended.len(), 1);
+    for (queue, token) in queues.iter_mut().zip(tokens) {
+        assert_eq!(rig.wait(&mut **queue, token).status, Status::Ok);
+    }
+    queues.truncate(1);
+    let last = queues.pop().expect("one is left");
+    rig.end(&controller, last);
+}
+
+fn queue_block(bdev: &nacre_bdev_nvme::NvmeBdev) -> usize {
+    bdev.geometry().block_size as usize
+}
+
+/// Goal: what cannot be used is listed with its reason, and does not stop the rest.
+#[test]
+fn namespaces_that_cannot_be_used() {
+    let mut config = three();
+    let formatted = |nsid, block_size, metadata, protection| {
+        let mut namespace = NamespaceConfig::new(nsid, 512, 64);
+        namespace.formats = vec![Format {
+            block_size,
+            metadata,
+        }];
+        namespace.protection = protection;
+        namespace
+    };
+    config.namespaces.extend([
+        formatted(20, 512, 16, 0),
+        formatted(21, 256, 0, 0),
+        formatted(22, 128 << 10, 0, 0),
+        formatted(23, 512, 8, 1),
+    ]);
+    let mut rig = Rig::new(config);
+    let controller = rig.attach();
+    let nsids: Vec<u32> = controller.namespaces().iter().map(|ns| ns.nsid()).collect();
+    assert_eq!(nsids, [1, 2, 9, 23]);
+    let unusable = controller.info().unusable;
+    let listed: Vec<u32> = unusable.iter().map(|unusable| unusable.nsid).collect();
+    assert_eq!(listed, [20, 21, 22]);
+    assert!(unusable.iter().all(|unusable| !unusable.reason.is_empty()));
+    // Protection information that the controller inserts and strips.
+    let protected = controller.namespaces().pop().expect("the last one");
+    let mut queue = rig.open(&protected);
+    let write = rig.write(3, 1, 5);
+    assert_eq!(rig.status(&mut *queue, write), Status::Ok);
+    assert_eq!(rig.values(&mut *queue, 3, 2), [5, 0]);
+    rig.end(&controller, queue);
+}
+
+/// Goal: a namespace that appears is told of and usable; one that goes answers Gone, each I/O once; one that grows or
+/// shrinks says so. Method: events of the drive while I/O is under way.
+#[test]
+fn they_come_and_go() {
+    let mut rig = Rig::new(three());
+    let (controller, first, mut queue) = rig.one(Options::new("nvme0"));
+    rig.events.take();
+    rig.drive.add_namespace(NamespaceConfig::new(3, 512, 256));
+    rig.pass(&mut *queue, A_WHILE);
+    let added = rig.events.take().into_iter().find_map(|event| match event {
+        Event::NamespaceAdded(added) => Some(added),
+        _ => None,
+    });
+    let added = added.expect("an added namespace is told of");
+    assert_eq!((added.nsid(), added.geometry().blocks), (3, 256));
+    assert_eq!(controller.namespaces().len(), 4);
+    let mut third = rig.open(&added);
+    let write = rig.write(0, 1, 9);
+    assert_eq!(rig.status(&mut *third, write), Status::Ok);
+
+    rig.drive.resize_namespace(3, 512);
+    rig.pass(&mut *queue, A_WHILE);
+    assert_eq!(added.geometry().blocks, 512);
+    let resized = |event: &Event| matches!(event, Event::NamespaceResized(ns) if ns.nsid() == 3);
+    assert!(rig.events.take().iter().any(resized));
+    let write = rig.write(500, 1, 4);
+    assert_eq!(rig.status(&mut *third, write), Status::Ok);
+    rig.drive.resize_namespace(3, 128);
+    // The drive knows before the driver does.
+    let write = rig.write(500, 1, 4);
+    assert_eq!(rig.status(&mut *third, write), Status::OutOfRange);
+    rig.pass(&mut *queue, A_WHILE);
+    assert_eq!(added.geometry().blocks, 128);
+
+    rig.drive.remove_namespace(3);
+    let read = rig.read(0, 1);
+    let token = rig.submit(&mut *third, read);
+    let status = rig.wait(&mut *third, token).status;
+    assert!(!status.is_ok(), "{status:?}");
+    rig.pass(&mut *queue, A_WHILE);
+    let removed = |event: &Event| matches!(event, Event::NamespaceRemoved(ns) if ns.nsid() == 3);
+    assert!(rig.events.take().iter().any(removed));
+    let read = rig.read(0, 1);
+    assert_eq!(rig.status(&mut *third, read), Status::Gone);
+    assert!(added.clone().open(&rig.memory.pool).is_err());
+    // Nobody else minds.
+    let write = rig.write(1, 1, 1);
+    assert_eq!(rig.status(&mut *queue, write), Status::Ok);
+    assert_eq!(controller.status().resets, 0);
+    assert_eq!(first.geometry().blocks, 1024);
+    drop(third);
+    rig.end(&controller, queue);
+}
+
+/// Goal: an identifier that is used again names another namespace: what was open answers Gone, and does not write to
+/// what is there now.
+#[test]
+fn another_namespace_under_the_same_number() {
+    let mut rig = Rig::new(three());
+    let (controller, first, mut queue) = rig.one(Options::new("nvme0"));
+    rig.drive.remove_namespace(1);
+    let mut other = NamespaceConfig::new(1, 512, 1024);
+    other.nguid = [0x77; 16];
+    rig.drive.add_namespace(other);
+    rig.pass(&mut *queue, A_WHILE);
+    let write = rig.write(0, 1, 9);
+    assert_eq!(rig.status(&mut *queue, write), Status::Gone);
+    assert_eq!(rig.drive.stored(1, 0, 1).unwrap(), [0; 512]);
+    let now = controller.namespaces().remove(0);
+    assert_eq!(now.nsid(), 1);
+    assert_ne!(now.uuid(), first.uuid());
+    rig.end(&controller, queue);
+}
+
+/// Goal: write protection that comes and goes is followed.
+#[test]
+fn write_protection() {
+    let mut rig = Rig::new(Config::default());
+    let (controller, bdev, mut queue) = rig.one(Options::new("nvme0"));
+    rig.drive
+        .change_namespace(1, |ns| ns.write_protected = true);
+    let write = rig.write(0, 1, 9);
+    assert_eq!(rig.status(&mut *queue, write), Status::WriteProtected);
+    rig.pass(&mut *queue, A_WHILE);
+    assert!(bdev.limits().read_only);
+    rig.drive
+        .change_namespace(1, |ns| ns.write_protected = false);
+    rig.pass(&mut *queue, A_WHILE);
+    assert!(!bdev.limits().read_only);
+    let write = rig.write(0, 1, 9);
+    assert_eq!(rig.status(&mut *queue, write), Status::Ok);
+    rig.end(&controller, queue);
+}

@@ -1,0 +1,259 @@
+//! A simulated drive, the driver on a reactor without a thread, and virtual time: all in the hand of one test.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use nacre_bdev::{Bdev, Completion, Done, Io, Op, Queue, Status, Token};
+use nacre_bdev_nvme::{
+    AttachError, Controller, Event, Function, NvmeBdev, Observer, Options, State,
+};
+use nacre_bdev_nvme_sim::{Config, Drive, Iommu, Ticker};
+use nacre_hugepages::{Arena, ArenaOptions, Buf, ClassSpec, HugepagePolicy, Pool};
+use nacre_reactor::TestCore;
+
+/// What a test waits for comes within this much virtual time.
+const PATIENCE: Duration = Duration::from_secs(600);
+/// Time passes in such steps while I/O is waited for.
+const STEP: Duration = Duration::from_millis(5);
+
+const CLASSES: [ClassSpec; 3] = [
+    ClassSpec {
+        size: 4096,
+        count: 512,
+    },
+    ClassSpec {
+        size: 64 << 10,
+        count: 24,
+    },
+    ClassSpec {
+        size: 1 << 20,
+        count: 4,
+    },
+];
+
+/// Everything that the driver told.
+#[derive(Default)]
+pub struct Recorder(Mutex<Vec<Event>>);
+
+impl Observer for Recorder {
+    fn told(&self, event: Event) {
+        self.0.lock().unwrap().push(event);
+    }
+}
+
+impl Recorder {
+    /// What was told since this was asked last.
+    pub fn take(&self) -> Vec<Event> {
+        std::mem::take(&mut self.0.lock().unwrap())
+    }
+}
+
+/// Memory that a drive knows, and buffers of it.
+pub struct Memory {
+    pub pool: Pool,
+    _arena: Arena,
+}
+
+impl Memory {
+    pub fn new(classes: &[ClassSpec], slot: usize, iommu: &Arc<Iommu>) -> Memory {
+        let arena = Arena::allocate(ArenaOptions {
+            hugepages: HugepagePolicy::Off,
+            ..ArenaOptions::new(Pool::bytes_for(classes) as u64)
+        })
+        .expect("memory for buffers");
+        arena.register(slot, iommu.clone()).expect("a new slot");
+        Memory {
+            pool: Pool::on_arena(&arena, classes).expect("just as much"),
+            _arena: arena,
+        }
+    }
+}
+
+pub struct Rig {
+    pub core: TestCore,
+    pub drive: Drive,
+    pub memory: Memory,
+    pub events: Arc<Recorder>,
+    done: Done,
+    next: Token,
+    pub ended: HashMap<Token, Completion>,
+}
+
+impl Rig {
+    pub fn new(config: Config) -> Rig {
+        let core = TestCore::new();
+        // Time 0 is when nothing was ever polled.
+        core.clock().advance(Duration::from_secs(1));
+        let memory = Memory::new(&CLASSES, config.slot, &config.iommu);
+        let drive = Drive::new(config);
+        core.add_poller(Box::new(Ticker(drive.clone()))).unwrap();
+        Rig {
+            core,
+            drive,
+            memory,
+            events: Arc::default(),
+            done: Done::with_capacity(64),
+            next: 0x8000_0000_0000_0001,
+            ended: HashMap::new(),
+        }
+    }
+
+    pub fn try_attach(&mut self, options: Options) -> Result<Arc<Controller>, AttachError> {
+        let function: Arc<dyn Function> = self.drive.plug();
+        let events: Arc<dyn Observer> = self.events.clone();
+        let core = self.core.core().clone();
+        let attach = async move { Controller::attach(&core, function, options, events).await };
+        self.core.block_on(attach)
+    }
+
+    pub fn attach(&mut self) -> Arc<Controller> {
+        self.attach_with(Options::new("nvme0"))
+    }
+
+    pub fn attach_with(&mut self, options: Options) -> Arc<Controller> {
+        let controller = self.try_attach(options).expect("the drive is attached");
+        assert_eq!(controller.status().state, State::Live);
+        controller
+    }
+
+    /// The only namespace, and a queue to it.
+    pub fn one(&mut self, options: Options) -> (Arc<Controller>, Arc<NvmeBdev>, Box<dyn Queue>) {
+        let controller = self.attach_with(options);
+        let bdev = controller.namespaces().remove(0);
+        let queue = self.open(&bdev);
+        (controller, bdev, queue)
+    }
+
+    pub fn open(&mut self, bdev: &Arc<NvmeBdev>) -> Box<dyn Queue> {
+        let queue = Arc::clone(bdev).open(&self.memory.pool);
+        queue.expect("a queue is opened")
+    }
+
+    pub fn detach(&mut self, controller: &Arc<Controller>) {
+        let controller = Arc::clone(controller);
+        self.core.block_on(async move { controller.detach().await });
+    }
+
+    pub fn io(&mut self, op: Op, lba: u64, blocks: u32) -> Io {
+        self.next += 2;
+        Io::new(self.next, op, lba, blocks)
+    }
+
+    /// A write of so many blocks of 512 bytes, all of one value.
+    pub fn write(&mut self, lba: u64, blocks: u32, value: u8) -> Io {
+        let buf = self.buf(blocks as usize * 512, value);
+        self.io(Op::Write, lba, blocks).with(buf)
+    }
+
+    pub fn read(&mut self, lba: u64, blocks: u32) -> Io {
+        let buf = self.buf(blocks as usize * 512, 0xa5);
+        self.io(Op::Read, lba, blocks).with(buf)
+    }
+
+    pub fn buf(&self, len: usize, value: u8) -> Buf {
+        let mut buf = self.memory.pool.acquire(len).expect("a buffer");
+        buf.bytes_mut().expect("a new one").fill(value);
+        buf
+    }
+
+    pub fn submit(&mut self, queue: &mut dyn Queue, io: Io) -> Token {
+        let token = io.token;
+        assert!(queue.submit(io).is_ok(), "the queue is full");
+        token
+    }
+
+    /// One turn of everything. Whether anything completed.
+    pub fn turn(&mut self, queue: &mut dyn Queue) -> bool {
+        self.core.turn();
+        let now = self.core.now();
+        let told = queue.poll(now, &mut self.done);
+        assert_eq!(told, self.done.len());
+        for completion in self.done.drain() {
+            let token = completion.token;
+            let before = self.ended.insert(token, completion);
+            assert!(before.is_none(), "{token:#x} completed twice");
+        }
+        self.core.turn();
+        told > 0
+    }
+
+    /// Lets time pass, polling.
+    pub fn pass(&mut self, queue: &mut dyn Queue, time: Duration) {
+        let end = self.core.clock().now() + time;
+        while self.core.clock().now() < end {
+            if !self.turn(queue) {
+                self.core.advance(STEP);
+            }
+        }
+        self.turn(queue);
+    }
+
+    /// Until `what` is so.
+    pub fn until(&mut self, queue: &mut dyn Queue, mut what: impl FnMut(&Rig) -> bool) {
+        let end = self.core.clock().now() + PATIENCE;
+        while !what(self) {
+            assert!(self.core.clock().now() < end, "it does not come to pass");
+            if !self.turn(queue) {
+                self.core.advance(STEP);
+            }
+        }
+    }
+
+    pub fn wait(&mut self, queue: &mut dyn Queue, token: Token) -> Completion {
+        self.until(queue, |rig| rig.ended.contains_key(&token));
+        self.ended.remove(&token).expect("just seen")
+    }
+
+    pub fn run(&mut self, queue: &mut dyn Queue, io: Io) -> Completion {
+        let token = self.submit(queue, io);
+        self.wait(queue, token)
+    }
+
+    pub fn status(&mut self, queue: &mut dyn Queue, io: Io) -> Status {
+        self.run(queue, io).status
+    }
+
+    /// Everything under way.
+    pub fn settle(&mut self, queue: &mut dyn Queue) -> Vec<Status> {
+        let end = self.core.clock().now() + PATIENCE;
+        while queue.inflight() > 0 {
+            assert!(
+                self.core.clock().now() < end,
+                "{} I/Os do not complete",
+                queue.inflight()
+            );
+            if !self.turn(queue) {
+                self.core.advance(STEP);
+            }
+        }
+        let ended = self.ended.drain();
+        ended.map(|(_, completion)| completion.status).collect()
+    }
+
+    /// What is there, read through the driver: the first byte of each block.
+    pub fn values(&mut self, queue: &mut dyn Queue, lba: u64, blocks: u32) -> Vec<u8> {
+        let io = self.read(lba, blocks);
+        let completion = self.run(queue, io);
+        assert_eq!(completion.status, Status::Ok);
+        let bytes = &completion.data[0];
+        bytes.chunks(512).map(|block| block[0]).collect()
+    }
+
+    /// Nothing was done wrong, and nothing is held any more.
+    #[track_caller]
+    pub fn end(&mut self, controller: &Arc<Controller>, queue: Box<dyn Queue>) {
+        drop(queue);
+        self.detach(controller);
+        self.core.run_until_idle();
+        self.drive.check();
+        let used: usize = self
+            .memory
+            .pool
+            .stats()
+            .iter()
+            .map(|class| class.count - class.free)
+            .sum();
+        assert_eq!(used, 0, "buffers that nobody gave back");
+    }
+}

@@ -1,0 +1,260 @@
+//! I/O that is not answered in time: abort, then the queue, then the controller, then the function, then no more.
+
+use std::time::Duration;
+
+use nacre_bdev::{Op, Status};
+use nacre_bdev_nvme::{ActionOnTimeout, Event, Options, State, TimeoutAction};
+use nacre_bdev_nvme_sim::{Action, Config, Rule, Target};
+use nacre_nvmf_wire::StatusCode;
+use nacre_nvmf_wire::opcode::{admin, io};
+
+use super::rig::Rig;
+
+fn options() -> Options {
+    Options {
+        timeout: Duration::from_secs(4),
+        admin_timeout: Duration::from_secs(2),
+        ..Options::new("nvme0")
+    }
+}
+
+fn never(deaf: bool) -> Action {
+    Action::Never { done: false, deaf }
+}
+
+fn actions(rig: &Rig) -> Vec<TimeoutAction> {
+    let events = rig.events.take().into_iter();
+    events
+        .filter_map(|event| match event {
+            Event::Timeout(timeout) if timeout.qid != 0 => Some(timeout.action),
+            _ => None,
+        })
+        .collect()
+}
+
+/// Goal: a command that hangs is aborted, and sent again; nobody above notices more than a delay.
+#[test]
+fn an_abort_helps() {
+    let mut rig = Rig::new(Config::default());
+    let (controller, _bdev, mut queue) = rig.one(options());
+    rig.drive
+        .inject(Rule::next(Target::IoOp(io::WRITE), never(false)));
+    let began = rig.core.now();
+    let write = rig.write(0, 1, 5);
+    let token = rig.submit(&mut *queue, write);
+    let status = rig.wait(&mut *queue, token).status;
+    assert!(rig.core.now().since(began) >= Duration::from_secs(4));
+    assert_eq!(status, Status::Ok);
+    assert_eq!(rig.values(&mut *queue, 0, 1), [5]);
+    let told = controller.status();
+    assert!(told.timeouts >= 1 && told.aborts >= 1, "{told:?}");
+    assert_eq!((told.queue_resets, told.resets), (0, 0));
+    assert_eq!(actions(&rig), [TimeoutAction::Abort]);
+    assert_eq!(rig.drive.stats().admin[usize::from(admin::ABORT)], 1);
+    rig.end(&controller, queue);
+}
+
+/// Goal: where aborts do not help, the queue is made anew, and everything in it goes on.
+#[test]
+fn a_new_queue_helps() {
+    for deletion_completes in [true, false] {
+        let mut rig = Rig::new(Config {
+            deletion_completes,
+            ..Config::default()
+        });
+        let (controller, _bdev, mut queue) = rig.one(options());
+        rig.drive
+            .inject(Rule::next(Target::IoOp(io::WRITE), never(true)).times(3));
+        for at in 0..6u64 {
+            let write = rig.write(at, 1, at as u8 + 1);
+            rig.submit(&mut *queue, write);
+        }
+        let statuses = rig.settle(&mut *queue);
+        assert_eq!(statuses, vec![Status::Ok; 6]);
+        assert_eq!(rig.values(&mut *queue, 0, 6), [1, 2, 3, 4, 5, 6]);
+        let told = controller.status();
+        assert!(told.queue_resets >= 1 && told.aborts >= 1, "{told:?}");
+        assert_eq!(told.resets, 0, "{told:?}");
+        assert_eq!(rig.drive.stats().controller_resets, 0);
+        rig.end(&controller, queue);
+    }
+}
+
+/// Goal: where the queue cannot be made anew, the controller is reset.
+#[test]
+fn a_controller_reset_helps() {
+    let mut rig = Rig::new(Config::default());
+    let (controller, _bdev, mut queue) = rig.one(options());
+    let write = rig.write(0, 1, 1);
+    rig.run(&mut *queue, write);
+    rig.drive
+        .inject(Rule::next(Target::IoOp(io::WRITE), never(true)));
+    let refused = Action::Status(StatusCode::INTERNAL_ERROR);
+    rig.drive
+        .inject(Rule::next(Target::AdminOp(admin::DELETE_IO_SQ), refused));
+    let write = rig.write(0, 1, 5);
+    assert_eq!(rig.status(&mut *queue, write), Status::Ok);
+    let told = controller.status();
+    assert!(told.resets >= 1, "{told:?}");
+    assert_eq!(told.function_resets, 0);
+    assert_eq!(told.state, State::Live);
+    assert_eq!(rig.values(&mut *queue, 0, 1), [5]);
+    rig.end(&controller, queue);
+}
+
+/// Goal: where no admin command is answered either, the controller is reset; where it does not go down, the function.
+#[test]
+fn a_function_reset_helps() {
+    let mut rig = Rig::new(Config::default());
+    let (controller, _bdev, mut queue) = rig.one(options());
+    let write = rig.write(0, 1, 1);
+    rig.run(&mut *queue, write);
+    rig.drive
+        .inject(Rule::next(Target::IoOp(io::WRITE), never(true)));
+    rig.drive
+        .inject(Rule::next(Target::AdminOp(admin::ABORT), never(true)).times(8));
+    rig.drive.inject(Rule::next(
+        Target::AdminOp(admin::DELETE_IO_SQ),
+        never(true),
+    ));
+    rig.drive.never_disabled(true);
+    let write = rig.write(0, 1, 5);
+    let token = rig.submit(&mut *queue, write);
+    rig.until(&mut *queue, |rig| rig.drive.stats().function_resets > 0);
+    rig.drive.never_disabled(false);
+    assert_eq!(rig.wait(&mut *queue, token).status, Status::Ok);
+    let told = controller.status();
+    assert!(told.function_resets >= 1, "{told:?}");
+    assert_eq!(told.state, State::Live);
+    assert_eq!(rig.values(&mut *queue, 0, 1), [5]);
+    rig.end(&controller, queue);
+}
+
+/// Goal: where nothing helps, the controller has failed: every I/O ends, once, and later ones do at once; an operator's
+/// reset brings it back.
+#[test]
+fn nothing_helps() {
+    let mut rig = Rig::new(Config::default());
+    let (controller, _bdev, mut queue) = rig.one(options());
+    let write = rig.write(0, 1, 1);
+    rig.run(&mut *queue, write);
+    rig.drive
+        .inject(Rule::always(Target::IoOp(io::WRITE), never(true)));
+    rig.drive.inject(Rule::always(Target::Admin, never(true)));
+    rig.drive.never_ready(true);
+    for at in 0..5u64 {
+        let write = rig.write(at, 1, 5);
+        rig.submit(&mut *queue, write);
+    }
+    let statuses = rig.settle(&mut *queue);
+    assert_eq!(statuses.len(), 5);
+    assert!(
+        statuses.iter().all(|status| !status.is_ok()),
+        "{statuses:?}"
+    );
+    rig.until(&mut *queue, |_| {
+        matches!(controller.status().state, State::Failed { .. })
+    });
+    let read = rig.read(0, 1);
+    assert!(!rig.status(&mut *queue, read).is_ok());
+    rig.drive.heal();
+    let asked = controller.clone();
+    let reset = rig.core.block_on(async move { asked.reset().await });
+    assert_eq!(reset, Ok(()));
+    assert_eq!(controller.status().state, State::Live);
+    let write = rig.write(0, 1, 9);
+    assert_eq!(rig.status(&mut *queue, write), Status::Ok);
+    rig.end(&controller, queue);
+}
+
+/// Goal: a user who wants a reset at once, or to wait, gets that.
+#[test]
+fn what_the_user_wants() {
+    let mut rig = Rig::new(Config::default());
+    let (controller, _bdev, mut queue) = rig.one(Options {
+        action_on_timeout: ActionOnTimeout::Reset,
+        ..options()
+    });
+    rig.drive
+        .inject(Rule::next(Target::IoOp(io::WRITE), never(false)));
+    let write = rig.write(0, 1, 5);
+    assert_eq!(rig.status(&mut *queue, write), Status::Ok);
+    let told = controller.status();
+    assert_eq!((told.aborts, told.queue_resets, told.resets), (0, 0, 1));
+    rig.end(&controller, queue);
+
+    let mut rig = Rig::new(Config::default());
+    let (controller, _bdev, mut queue) = rig.one(Options {
+        action_on_timeout: ActionOnTimeout::None,
+        ..options()
+    });
+    rig.drive
+        .inject(Rule::next(Target::IoOp(io::WRITE), Action::Hold));
+    let write = rig.write(0, 1, 5);
+    let token = rig.submit(&mut *queue, write);
+    rig.pass(&mut *queue, Duration::from_secs(100));
+    assert!(!rig.ended.contains_key(&token));
+    let told = controller.status();
+    assert!(
+        told.timeouts >= 1 && told.aborts + told.resets == 0,
+        "{told:?}"
+    );
+    rig.drive.release();
+    assert_eq!(rig.wait(&mut *queue, token).status, Status::Ok);
+    rig.end(&controller, queue);
+
+    let mut rig = Rig::new(Config::default());
+    let (controller, _bdev, mut queue) = rig.one(Options {
+        timeout: Duration::ZERO,
+        ..options()
+    });
+    rig.drive
+        .inject(Rule::next(Target::IoOp(io::WRITE), Action::Hold));
+    let write = rig.write(0, 1, 5);
+    let token = rig.submit(&mut *queue, write);
+    rig.pass(&mut *queue, Duration::from_secs(300));
+    assert!(!rig.ended.contains_key(&token));
+    assert_eq!(controller.status().timeouts, 0);
+    rig.drive.release();
+    assert_eq!(rig.wait(&mut *queue, token).status, Status::Ok);
+    rig.end(&controller, queue);
+}
+
+/// Goal: an answer that comes late, while its abort is under way or after, counts once.
+#[test]
+fn late_answers() {
+    for by in [3900, 4000, 4010, 4600, 5000, 6000, 8000, 12000, 30000] {
+        let mut rig = Rig::new(Config::default());
+        let (controller, _bdev, mut queue) = rig.one(options());
+        let late = Action::Late(Duration::from_millis(by));
+        rig.drive.inject(Rule::next(Target::Io, late).times(2));
+        rig.drive.fail_aborts(by % 2000 == 0);
+        let write = rig.write(0, 1, 5);
+        rig.submit(&mut *queue, write);
+        let zeroes = rig.io(Op::WriteZeroes, 9, 1);
+        rig.submit(&mut *queue, zeroes);
+        assert_eq!(rig.settle(&mut *queue), [Status::Ok; 2], "{by}");
+        rig.pass(&mut *queue, Duration::from_secs(60));
+        assert_eq!(controller.status().protocol_errors, 0, "{by}");
+        assert_eq!(rig.values(&mut *queue, 0, 1), [5]);
+        rig.end(&controller, queue);
+    }
+}
+
+/// Goal: what must not be done twice is not: a compare-and-write that hangs ends as unknown.
+#[test]
+fn not_everything_is_sent_again() {
+    let mut rig = Rig::new(Config::default());
+    let (controller, _bdev, mut queue) = rig.one(options());
+    let done = Action::Never {
+        done: true,
+        deaf: true,
+    };
+    rig.drive.inject(Rule::next(Target::Io, done));
+    let (old, new) = (rig.buf(512, 0), rig.buf(512, 4));
+    let swap = rig.io(Op::CompareAndWrite, 0, 1).with(old).with(new);
+    let status = rig.status(&mut *queue, swap);
+    assert_eq!(status, Status::Aborted);
+    assert_eq!(rig.values(&mut *queue, 0, 1), [4]);
+    rig.end(&controller, queue);
+}
