@@ -25,6 +25,16 @@ fn disk(name: &str, uuid: u128, blocks: u64) -> Arc<malloc::Malloc> {
     .expect("memory for a RAM disk")
 }
 
+/// A target that has `ram`, attached by a host that has written to its first blocks.
+fn in_use(ram: &Arc<malloc::Malloc>) -> (TestTarget, Attached, User) {
+    let target = TestTarget::start();
+    target.add_namespace(Arc::clone(ram) as Arc<dyn Bdev>);
+    let attached = Attached::to(config(options()), tcp(target.address));
+    let mut user = attached.user(1);
+    assert_eq!(user.write(0, 1), Status::Ok);
+    (target, attached, user)
+}
+
 /// What the device says of itself is what the target says.
 #[test]
 fn as_the_target_has_it() {
@@ -58,12 +68,8 @@ fn as_the_target_has_it() {
 #[test]
 fn loss_and_return() {
     let ram = disk("ram", 1, 8192);
-    let target = TestTarget::start();
-    target.add_namespace(ram.clone());
+    let (target, attached, mut user) = in_use(&ram);
     let address = target.address;
-    let attached = Attached::to(config(options()), tcp(address));
-    let mut user = attached.user(1);
-    assert_eq!(user.write(0, 1), Status::Ok);
     for round in 1..4u8 {
         let losses = user.device.losses();
         // Ends the association from this side: the target forgets nothing, but who knows.
@@ -128,12 +134,8 @@ fn fast_fail() {
 #[test]
 fn another_identity() {
     let ram = disk("ram", 3, 8192);
-    let target = TestTarget::start();
-    target.add_namespace(ram.clone());
+    let (target, attached, mut user) = in_use(&ram);
     let address = target.address;
-    let attached = Attached::to(config(options()), tcp(address));
-    let mut user = attached.user(1);
-    assert_eq!(user.write(0, 1), Status::Ok);
     drop(target);
     let under_way = user.submit(Op::Write, 0, 9);
     let target = TestTarget::start_on(address);

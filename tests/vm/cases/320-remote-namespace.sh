@@ -1,0 +1,52 @@
+# limit: 900
+# Nacre serves on what the kernel's target serves: a namespace of nvmet over TCP and over RDMA, as a disk of the daemon,
+# under a host's verified load.
+nacre_only "its own host"
+rdma_up
+modprobe -a nvmet nvmet-tcp nvmet-rdma
+FAR=nqn.2026-01.org.example:far
+FAR_PORT=4430
+# What cleans the guest knows only the first port.
+far_clean() { rm -f "$NVMET"/ports/1[12]/subsystems/*; rmdir "$NVMET"/ports/1[12]; } 2>/dev/null
+trap far_clean EXIT
+mkdir -p "$NVMET/subsystems/$FAR"
+echo 1 >"$NVMET/subsystems/$FAR/attr_allow_any_host"
+nvmet_ns_add "$FAR" 1 64
+for at in "11 tcp" "12 rdma"; do
+    read -r port kind <<<"$at"
+    mkdir "$NVMET/ports/$port"
+    echo "$kind" >"$NVMET/ports/$port/addr_trtype"
+    echo ipv4 >"$NVMET/ports/$port/addr_adrfam"
+    echo "$ADDR" >"$NVMET/ports/$port/addr_traddr"
+    echo "$FAR_PORT" >"$NVMET/ports/$port/addr_trsvcid"
+    ln -s "$NVMET/subsystems/$FAR" "$NVMET/ports/$port/subsystems/$FAR"
+done
+
+# The machine may be an emulated one: what is waited for is waited for long.
+export NACRE_REPLICATION_KEEP_ALIVE_MS=120000 NACRE_REPLICATION_FAST_FAIL_MS=0 NACRE_REPLICATION_RDMA_REPROBE_S=2
+TRTYPE=tcp
+target_start
+rpc bdev_nvme_set_options '{"tcp_connect_timeout_ms":60000}'
+far() { rpc bdev_nvme_get_controllers '{"name":"far"}' | jq -r "$1"; }
+far_is() { [ "$(far '.[0].ctrlrs[0].trid.trtype + " " + .[0].ctrlrs[0].state')" = "$1 enabled" ]; }
+
+for at in "nvmf+tcp TCP" "nvmf+rdma+tcp RDMA"; do
+    read -r scheme kind <<<"$at"
+    step "$scheme"
+    expect "the devices" "$("$NACRE" bdev attach "$scheme://$ADDR:$FAR_PORT/$FAR" --name far -r "$SOCK")" farn1
+    # If RDMA took too long to begin with, it is tried again.
+    wait_until 180 far_is "$kind"
+    rpc bdev_get_bdevs '{"name":"farn1"}' | jq -c '.[0] | {num_blocks, uuid, supported_io_types, driver_specific}'
+    expect "the size" "$(rpc bdev_get_bdevs '{"name":"farn1"}' | jq '.[0].num_blocks * .[0].block_size')" $((64 << 20))
+    losses=$(far '.[0].ctrlrs[0].losses')
+    subsystem_create "$NQN" any
+    rpc nvmf_subsystem_add_ns "{\"nqn\":\"$NQN\",\"namespace\":{\"nsid\":1,\"bdev_name\":\"farn1\"}}"
+    connect_and_find "$NQN"
+    fio_verify "$DEV" "over-$scheme" --rw=randrw --bsrange=4k-64k --iodepth=16 --size=16M --trim_percentage=0
+    disconnect "$NQN"
+    subsystem_delete "$NQN"
+    expect "losses under load" "$(far '.[0].ctrlrs[0].losses')" "$losses"
+    far_is "$kind" || die "it is not connected by $kind any more"
+    "$NACRE" bdev detach far -r "$SOCK"
+done
+nacre_stop
