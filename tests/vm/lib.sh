@@ -404,6 +404,87 @@ filesystem_round() {
     umount "$mnt"
 }
 
+# ---- drives of the machine, for tests with `# hardware: drives` (xtask/src/vm/drives.rs) ----------------------
+
+FIRST_SERIAL=NACRE0     # one namespace, blocks of 512; can be pulled
+SECOND_SERIAL=NACRE1    # two namespaces, blocks of 512 and of 4096
+
+# The kernel has both drives: sets FIRST and SECOND, their addresses.
+drives_up() {
+    modprobe nvme
+    wait_until 60 drive_is_live "$FIRST_SERIAL"
+    wait_until 60 drive_is_live "$SECOND_SERIAL"
+    FIRST=$(drive_address "$FIRST_SERIAL") SECOND=$(drive_address "$SECOND_SERIAL")
+}
+
+drive_ctrl() { # the kernel's controller of the drive with this serial number; fails while there is none
+    local dir serial
+    for dir in /sys/class/nvme/nvme*; do
+        { read -r serial <"$dir/serial"; } 2>/dev/null || continue
+        if [ "$serial" = "$1" ] && holds "$dir/transport" pcie; then echo "${dir##*/}" && return 0; fi
+    done
+    return 1
+}
+
+drive_is_live() {
+    local ctrl
+    ctrl=$(drive_ctrl "$1") && is_live "$ctrl" && drive_disk "$1" 1
+}
+
+drive_address() { basename "$(readlink "/sys/class/nvme/$(drive_ctrl "$1")/device")"; }
+
+drive_disk() { # drive_disk SERIAL NSID: its block device; fails while there is none
+    local ctrl nqn
+    ctrl=$(drive_ctrl "$1")
+    nqn=$(cat "/sys/class/nvme/$ctrl/subsysnqn")
+    ns_dev "$nqn" "$2"
+}
+
+pci_driver() { # the driver of the function at this address; empty without one
+    local link
+    link=$(readlink "/sys/bus/pci/devices/$1/driver" || true)
+    echo "${link##*/}"
+}
+
+has_driver() { [ "$(pci_driver "$1")" = "$2" ]; }
+
+# QEMU's monitor: monitor COMMAND [ARGUMENTS]. Prints the answer; an error fails the test.
+monitor() {
+    local port name line fd
+    for name in /sys/class/virtio-ports/*/name; do
+        if holds "$name" nacre.monitor; then port=${name%/name}; fi
+    done
+    [ -n "${port:-}" ] || die "this machine has no monitor"
+    exec {fd}<>"/dev/${port##*/}"
+    # It wants to be greeted once; who greets again is told so, which does no harm.
+    echo '{"execute":"qmp_capabilities","id":"hello"}' >&"$fd"
+    echo "{\"execute\":\"$1\",\"id\":\"question\",\"arguments\":${2:-{\}}}" >&"$fd"
+    while read -r -t 60 line <&"$fd"; do
+        case $line in
+            *'"id": "question"'*)
+                exec {fd}>&-
+                case $line in *'"error"'*) die "the monitor refused $*: $line" ;; esac
+                echo "$line"
+                return 0
+                ;;
+        esac
+    done
+    die "the monitor did not answer $*"
+}
+
+drive_pull() { monitor device_del '{"id":"drive0"}'; }
+drive_put() { monitor device_add '{"driver":"nvme","id":"drive0","bus":"rp0","serial":"NACRE0","drive":"drive0"}'; }
+
+# What a test took goes back to the kernel.
+drives_back() {
+    local device
+    for device in /sys/bus/pci/drivers/vfio-pci/0000:*; do
+        device=${device##*/}
+        echo >"/sys/bus/pci/devices/$device/driver_override"
+        timeout 30 bash -c "echo $device >/sys/bus/pci/drivers/vfio-pci/unbind; echo $device >/sys/bus/pci/drivers_probe"
+    done
+}
+
 # ---- afterwards ----------------------------------------------------------------------------------------------
 
 clean_guest() {
@@ -411,7 +492,10 @@ clean_guest() {
     trap - ERR
     umount "$WORK/mnt" 2>/dev/null || true
     # A lost target would keep queued I/O, and with it the disconnect, waiting.
-    for dir in /sys/class/nvme/nvme*; do echo 1 >"$dir/delete_controller" || true; done
+    for dir in /sys/class/nvme/nvme*; do
+        # Drives of this machine have no such file.
+        [ ! -e "$dir/delete_controller" ] || echo 1 >"$dir/delete_controller" || true
+    done
     if [ -f "$PIDFILE" ]; then
         pid=$(daemon_pid)
         kill -9 "$pid" 2>/dev/null || true
@@ -419,8 +503,9 @@ clean_guest() {
     [ ! -d $NVMET ] || nvmet_clean
     for dir in /sys/class/nvme/nvme*; do
         # A controller is deleted in the background.
-        wait_until 30 test ! -e "$dir"
+        holds "$dir/transport" pcie || wait_until 30 test ! -e "$dir"
     done
+    drives_back
     rdma_down
     if ! mountpoint -q "$WORK/mnt"; then rm -rf "$WORK"; fi
 }

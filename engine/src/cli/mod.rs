@@ -17,6 +17,7 @@ mod info;
 mod initiator;
 mod listener;
 mod metrics;
+mod nvme;
 pub mod output;
 mod perf;
 mod rdma;
@@ -86,6 +87,8 @@ enum Command {
     Initiator(initiator::InitiatorArgs),
     /// RDMA devices of this machine
     Rdma(rdma::RdmaArgs),
+    /// NVMe drives of this machine: who drives them
+    Nvme(nvme::NvmeArgs),
     /// Check, show or export the configuration
     Config(config::ConfigArgs),
     /// What is configured, where it is kept, and what could not be restored
@@ -210,6 +213,7 @@ fn run(args: Vec<OsString>) -> Result<(), Failure> {
         Command::Connect(args) => connect::run(*args),
         Command::Initiator(args) => initiator::run(args),
         Command::Rdma(args) => rdma::run(args),
+        Command::Nvme(args) => nvme::run(args),
         Command::Config(args) => config::run(args),
         Command::State(args) => state::run(args),
         Command::Metrics(args) => metrics::run(args),

@@ -13,6 +13,7 @@ mod initiator;
 mod live;
 mod memory;
 mod net;
+mod nvme;
 mod rdma;
 mod system;
 
@@ -178,6 +179,7 @@ pub fn examine(system: &System, scope: &Scope) -> Report {
     memory::checks(system, scope, &mut findings);
     net::checks(system, scope, &mut findings);
     hardware::checks(system, scope, &mut findings);
+    nvme::checks(system, scope, &mut findings);
     container::checks(system, scope, &mut findings);
     Report::of(findings)
 }

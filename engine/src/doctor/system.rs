@@ -7,6 +7,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
+use nacre_bdev_nvme_vfio::pci;
 use nacre_hugepages::NodePages;
 use nacre_rdma_link::{Environment, Fabric, Modules, Roots};
 use nacre_rdma_verbs::{Provider, VerbsError, VerbsProvider};
@@ -43,6 +44,7 @@ pub struct System {
     pub environment: Environment,
     pub interfaces: Vec<Interface>,
     pub hugepages: Vec<NodePages>,
+    pub pci: pci::System,
     pub probe: Box<dyn Probe>,
 }
 
@@ -57,6 +59,7 @@ impl System {
             environment: environment(&roots),
             interfaces: interfaces.into_iter().map(Interface::from).collect(),
             hugepages: nacre_hugepages::show(),
+            pci: pci::System::real(),
             probe: Box::new(RealProbe),
             roots,
         }

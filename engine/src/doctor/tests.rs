@@ -14,6 +14,7 @@ use super::*;
 
 mod live;
 mod network;
+mod nvme;
 
 /// A network and tools that answer as told.
 #[derive(Default)]
@@ -78,6 +79,7 @@ pub(crate) fn system(tree: &Tree, addresses: &[(&str, &str)], told: Told) -> Sys
         },
         interfaces: interfaces.collect(),
         hugepages: Vec::new(),
+        pci: nacre_bdev_nvme_vfio::pci::System::below(tree.path("")),
         probe: Box::new(told),
         roots,
     }

@@ -10,6 +10,7 @@
 //! OUT is the only folder that the guest writes through to the host. One boot runs many tests. Without hardware
 //! virtualisation the machine is emulated: slower, and as correct.
 
+mod drives;
 mod kernel;
 mod suite;
 
@@ -117,6 +118,15 @@ fn shell(root: &Path) -> Result<ExitCode> {
     })
 }
 
+/// What a machine has beside what every one has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Hardware {
+    #[default]
+    Plain,
+    /// NVMe drives behind an IOMMU, and QEMU's monitor to pull them with.
+    Drives,
+}
+
 /// A machine that is ready to boot.
 pub struct Vm {
     kernel: kernel::Kernel,
@@ -179,25 +189,27 @@ impl Vm {
 
     /// Boots, runs `line` in a shell, and waits for the end. What the machine says goes to `OUT/console`.
     pub fn boot(&self, root: &Path, line: &str, out: &Path, limit: Duration) -> Result<End> {
-        let mut group = self.start(root, line, out)?;
+        let mut group = self.start(root, line, out, Hardware::Plain)?;
         group.wait(limit)
     }
 
     /// Boots and returns at once.
-    pub fn start(&self, root: &Path, line: &str, out: &Path) -> Result<Group> {
+    pub fn start(&self, root: &Path, line: &str, out: &Path, hardware: Hardware) -> Result<Group> {
         let console = process::log_file(&out.join("console"))?;
         let errors = console.try_clone().context("sharing the console's log")?;
         let mut command = self.command(root, out);
         // A panic's last words go to a serial port of their own. The kernel has only one ordinary serial console,
         // which is taken: hence an early one that is kept. The kernel's check that its timer ticks in time panics where
         // an emulated processor has to wait for a real one.
-        command
-            .arg("--append")
-            .arg("earlycon=uart8250,io,0x2f8,115200n8 keep_bootcon loglevel=4 no_timer_check");
-        command.arg(format!(
-            "--qemu-opts=-serial file:{}",
-            out.join("kernel").display()
-        ));
+        let mut append =
+            "earlycon=uart8250,io,0x2f8,115200n8 keep_bootcon loglevel=4 no_timer_check".to_owned();
+        let mut options = format!("-serial file:{}", out.join("kernel").display());
+        if hardware == Hardware::Drives {
+            append = format!("{append} {}", drives::KERNEL_ARGUMENTS);
+            options = format!("{options} {}", drives::prepare(out, self.accelerated)?);
+        }
+        command.arg("--append").arg(append);
+        command.arg(format!("--qemu-opts={options}"));
         command
             .arg("--exec")
             .arg(line)

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 
-use super::{Vm, quoted, scratch, seconds};
+use super::{Hardware, Vm, drives, quoted, scratch, seconds};
 use crate::setup;
 use crate::tally::Tally;
 
@@ -67,6 +67,8 @@ struct Programs {
     nacre: PathBuf,
     /// Both ends of RDMA connections, for the test of verbs.
     pingpong: PathBuf,
+    /// Brings NVMe drives up through VFIO.
+    probe: PathBuf,
 }
 
 pub fn run(root: &Path, selection: &Selection) -> Result<Tally> {
@@ -82,12 +84,20 @@ pub fn run(root: &Path, selection: &Selection) -> Result<Tally> {
         // Nobody starts it.
         Target::Nvmet => PathBuf::from("/nonexistent"),
     };
-    let pingpong = if cases.iter().any(|case| case.ends_with("rdma-verbs")) {
-        pingpong(root)?
-    } else {
-        PathBuf::from("/nonexistent")
+    let needed = |name: &str| cases.iter().any(|case| case.ends_with(name));
+    let pingpong = match needed("rdma-verbs") {
+        true => example(root, "nacre-rdma-verbs", "pingpong")?,
+        false => PathBuf::from("/nonexistent"),
     };
-    let programs = Programs { nacre, pingpong };
+    let probe = match needed("vfio") {
+        true => example(root, "nacre-bdev-nvme-vfio", "probe")?,
+        false => PathBuf::from("/nonexistent"),
+    };
+    let programs = Programs {
+        nacre,
+        pingpong,
+        probe,
+    };
     let vm = Vm::prepare()?;
     println!("virtual machine: {}; {} tests", vm.describe(), cases.len());
 
@@ -140,8 +150,8 @@ fn emulator_stumbled(last_words: &[u8]) -> bool {
     String::from_utf8_lossy(last_words).contains("Oops: int3")
 }
 
-/// One boot: takes the tests that have ended off `left`, whatever way they ended. Answers with the one in which the
-/// guest hung or died.
+/// One boot, of the machine that the first test wants, with all tests that want the same: takes those that have ended off
+/// `left`, whatever way they ended. Answers with the one in which the guest hung or died.
 fn boot(
     root: &Path,
     vm: &Vm,
@@ -151,19 +161,28 @@ fn boot(
     left: &mut VecDeque<String>,
     tally: &mut Tally,
 ) -> Result<Option<String>> {
-    let names: Vec<&str> = left.iter().map(String::as_str).collect();
+    let hardware = left
+        .front()
+        .map_or(Ok(Hardware::Plain), |case| hardware(root, case))?;
+    let mut names = Vec::new();
+    for case in left.iter() {
+        if self::hardware(root, case)? == hardware {
+            names.push(case.as_str());
+        }
+    }
     std::fs::write(out.join("cases"), names.join("\n") + "\n")
         .context("writing the list of tests")?;
     let line = format!(
-        "TARGET={} NACRE={} PINGPONG={} bash {} {}",
+        "TARGET={} NACRE={} PINGPONG={} PROBE={} bash {} {}",
         selection.target,
         quoted(&programs.nacre),
         quoted(&programs.pingpong),
+        quoted(&programs.probe),
         quoted(&root.join("tests/vm/guest.sh")),
         quoted(out),
     );
     let start = Instant::now();
-    let mut group = vm.start(root, &line, out)?;
+    let mut group = vm.start(root, &line, out, hardware)?;
     let mut events = Events::new(out.join("results"));
     let mut watch = Watch {
         begun: None,
@@ -197,6 +216,7 @@ fn boot(
         }
         std::thread::sleep(Duration::from_millis(250));
     }
+    drives::clean(out);
     if let Some(name) = &watch.begun {
         println!("vm {name} ... the guest hung or died");
         show_tail("log", &out.join("logs").join(format!("{name}.log")));
@@ -274,6 +294,25 @@ fn cases(root: &Path, filter: &[String]) -> Result<Vec<String>> {
     Ok(names)
 }
 
+/// What a test says of the machine that it wants, with a line `# hardware: drives`.
+fn hardware(root: &Path, case: &str) -> Result<Hardware> {
+    let path = root.join("tests/vm/cases").join(format!("{case}.sh"));
+    let text =
+        std::fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+    hardware_of(&text).with_context(|| format!("in {}", path.display()))
+}
+
+fn hardware_of(script: &str) -> Result<Hardware> {
+    let wish = script
+        .lines()
+        .find_map(|line| line.strip_prefix("# hardware: "));
+    match wish {
+        None => Ok(Hardware::Plain),
+        Some("drives") => Ok(Hardware::Drives),
+        Some(other) => bail!("there is no hardware {other:?}, only \"drives\""),
+    }
+}
+
 /// The daemon to test: the one given, or an optimised build (an unoptimised one crawls when emulated).
 pub fn nacre(root: &Path, given: Option<&Path>) -> Result<PathBuf> {
     let path = match given {
@@ -291,10 +330,10 @@ pub fn nacre(root: &Path, given: Option<&Path>) -> Result<PathBuf> {
         .with_context(|| format!("finding {}", path.display()))
 }
 
-fn pingpong(root: &Path) -> Result<PathBuf> {
-    let package = ["--package", "nacre-rdma-verbs", "--example", "pingpong"];
-    setup::cargo_build(root, &[&["--locked"][..], &package].concat(), BUILD_LIMIT)?;
-    let path = crate::target_dir(root).join("debug/examples/pingpong");
+fn example(root: &Path, package: &str, name: &str) -> Result<PathBuf> {
+    let arguments = ["--locked", "--package", package, "--example", name];
+    setup::cargo_build(root, &arguments, BUILD_LIMIT)?;
+    let path = crate::target_dir(root).join("debug/examples").join(name);
     path.canonicalize()
         .with_context(|| format!("finding {}", path.display()))
 }
@@ -426,6 +465,17 @@ mod tests {
         assert_eq!(events.read().unwrap(), [ended]);
         assert!(events.read().unwrap().is_empty());
         std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn scripts_say_what_hardware_they_want() {
+        let of = |script: &str| hardware_of(script).ok();
+        assert_eq!(of("# A goal.\nserve"), Some(Hardware::Plain));
+        assert_eq!(
+            of("# A goal.\n# hardware: drives\nserve"),
+            Some(Hardware::Drives)
+        );
+        assert_eq!(of("# hardware: disks"), None);
     }
 
     #[test]

@@ -7,6 +7,8 @@ mod address;
 mod bind;
 mod drive;
 mod error;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 #[cfg(test)]
 mod tests;
 mod usage;
@@ -93,10 +95,15 @@ pub struct System {
 
 impl System {
     pub fn real() -> System {
-        System::at("/", Box::new(Real))
+        System::below("/")
     }
 
-    /// A machine whose files are below `root`.
+    /// A machine whose files are below a folder, as a container may see its host's.
+    pub fn below(root: impl Into<PathBuf>) -> System {
+        System::at(root, Box::new(Real))
+    }
+
+    /// As [`System::below`], with a kernel of one's own.
     pub fn at(root: impl Into<PathBuf>, kernel: Box<dyn Kernel>) -> System {
         System {
             root: root.into(),

@@ -1,10 +1,8 @@
 //! Taking and giving back drives, on machines made up for it.
 
-mod machine;
-
 use std::io;
 
-use machine::Machine;
+use super::testing::Machine;
 
 use super::*;
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-use crate::pci::{Kernel, System};
+use super::{Kernel, System};
 
 pub struct Machine {
     folder: TempDir,

@@ -1,0 +1,306 @@
+//! `nacre nvme`: the NVMe drives of this machine, and who drives them. Asks no daemon.
+
+use clap::{Args, Subcommand};
+use nacre_bdev_nvme_vfio::pci::{Address, Drive, Driver, Options, PciError, System};
+use serde_json::{Value, json};
+
+use super::{Failure, output};
+
+#[derive(Debug, Args)]
+pub struct NvmeArgs {
+    #[command(subcommand)]
+    command: NvmeCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum NvmeCommand {
+    /// List the drives, their drivers, and who uses them
+    #[command(visible_alias = "ls")]
+    List {
+        /// Print JSON for programs
+        #[arg(long)]
+        json: bool,
+    },
+    /// Take drives from the kernel, for the engine to drive; refused for a drive in use
+    #[command(
+        after_help = "Example: nacre nvme bind 0000:5e:00.0\n\nIt lasts until the machine restarts."
+    )]
+    Bind(BindArgs),
+    /// Give drives back to the kernel's driver; refused while a process drives them
+    #[command(after_help = "Example: nacre nvme unbind 0000:5e:00.0")]
+    Unbind {
+        /// Where they are, such as 0000:5e:00.0
+        #[arg(value_name = "BDF", required = true, value_parser = address)]
+        addresses: Vec<Address>,
+        /// Print JSON for programs
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[derive(Debug, Args)]
+struct BindArgs {
+    /// Where they are, such as 0000:5e:00.0
+    #[arg(value_name = "BDF", value_parser = address, required_unless_present_any = ["serial", "all_unbound"])]
+    addresses: Vec<Address>,
+    /// The drive with this serial number
+    #[arg(long)]
+    serial: Vec<String>,
+    /// Every drive that has no driver
+    #[arg(long)]
+    all_unbound: bool,
+    /// Take one drive although it is in use: its serial number, to show that it is meant. What is on it may be lost
+    #[arg(long, value_name = "SERIAL", conflicts_with = "all_unbound")]
+    force: Option<String>,
+    /// Take drives although there is no IOMMU, which lets them write to all memory
+    #[arg(long)]
+    no_iommu: bool,
+    /// Print JSON for programs
+    #[arg(long)]
+    json: bool,
+}
+
+fn address(text: &str) -> Result<Address, String> {
+    text.parse()
+        .map_err(|error: nacre_bdev_nvme_vfio::pci::AddressError| error.to_string())
+}
+
+pub fn run(args: NvmeArgs) -> Result<(), Failure> {
+    let system = System::real();
+    match args.command {
+        NvmeCommand::List { json } => list(&system, json),
+        NvmeCommand::Bind(args) => bind(&system, &args),
+        NvmeCommand::Unbind { addresses, json } => unbind(&system, &addresses, json),
+    }
+}
+
+fn list(system: &System, json: bool) -> Result<(), Failure> {
+    let drives = system.drives();
+    if json {
+        return output::json(&drives.iter().map(|drive| facts(system, drive)).collect());
+    }
+    if drives.is_empty() {
+        return output::line("there is no NVMe drive on a PCI bus of this machine");
+    }
+    output::table(
+        &[
+            "address", "driver", "group", "node", "serial", "model", "disks", "in use",
+        ],
+        drives.iter().map(|drive| row(system, drive)),
+    )
+}
+
+fn facts(system: &System, drive: &Drive) -> Value {
+    let mut value = serde_json::to_value(drive).expect("a drive serialises");
+    value["uses"] = json!(system.uses(drive));
+    value
+}
+
+fn row(system: &System, drive: &Drive) -> Vec<String> {
+    let disks = drive
+        .disks
+        .iter()
+        .map(|disk| format!("{} {}", disk.name, output::bytes(disk.bytes)));
+    let uses = system.uses(drive);
+    let model = drive.controller.as_ref().map(|told| told.model.clone());
+    vec![
+        drive.address.to_string(),
+        drive.driver.to_string(),
+        drive.iommu.to_string(),
+        drive
+            .numa_node
+            .map_or(String::new(), |node| node.to_string()),
+        drive.serial().unwrap_or_default().to_owned(),
+        model.unwrap_or_else(|| format!("{}:{}", drive.vendor, drive.device)),
+        disks.collect::<Vec<_>>().join(", "),
+        uses.iter()
+            .map(ToString::to_string)
+            .collect::<Vec<_>>()
+            .join("; "),
+    ]
+}
+
+/// The drives that are meant, each once.
+fn chosen(system: &System, args: &BindArgs) -> Result<Vec<Address>, Failure> {
+    let mut addresses = args.addresses.clone();
+    for serial in &args.serial {
+        addresses.push(system.by_serial(serial).map_err(failed)?.address);
+    }
+    if args.all_unbound {
+        let drives = system.drives();
+        let idle = drives.iter().filter(|drive| drive.driver == Driver::None);
+        addresses.extend(idle.map(|drive| drive.address));
+    }
+    addresses.sort_unstable();
+    addresses.dedup();
+    if args.force.is_some() && addresses.len() > 1 {
+        return Err(Failure::Usage(
+            "--force takes one drive at a time: a serial number names one".into(),
+        ));
+    }
+    Ok(addresses)
+}
+
+fn bind(system: &System, args: &BindArgs) -> Result<(), Failure> {
+    let options = Options {
+        force: args.force.clone(),
+        no_iommu: args.no_iommu,
+    };
+    let addresses = chosen(system, args)?;
+    if addresses.is_empty() && !args.json {
+        return output::line("every drive has a driver");
+    }
+    each(&addresses, args.json, |address| {
+        let bound = system.bind(address, &options)?;
+        if let Some(warning) = &bound.warning {
+            eprintln!("warning: drive {address}: {warning}");
+        }
+        let text = match bound.already {
+            true => format!("{address} was bound to vfio-pci already ({})", bound.node),
+            false => format!("{address} is bound to vfio-pci ({})", bound.node),
+        };
+        Ok((text, json!(bound)))
+    })
+}
+
+fn unbind(system: &System, addresses: &[Address], json: bool) -> Result<(), Failure> {
+    each(addresses, json, |address| {
+        let unbound = system.unbind(address)?;
+        let text = match (&unbound.controller, unbound.already) {
+            (Some(name), false) => format!("{address} is the kernel's again, as {name}"),
+            (None, false) => {
+                format!("{address} is the kernel's again; it has not come up: look at `dmesg`")
+            }
+            (_, true) => format!("{address} was the kernel's already"),
+        };
+        Ok((text, json!(unbound)))
+    })
+}
+
+/// Does it to one after the other, and tells of those that it was done to, also when one fails.
+fn each(
+    addresses: &[Address],
+    json: bool,
+    step: impl Fn(Address) -> Result<(String, Value), PciError>,
+) -> Result<(), Failure> {
+    let mut done = Vec::new();
+    let mut outcome = Ok(());
+    for &address in addresses {
+        match step(address) {
+            Ok((text, value)) => {
+                if !json {
+                    output::line(&text)?;
+                }
+                done.push(value);
+            }
+            Err(error) => {
+                outcome = Err(failed(error));
+                break;
+            }
+        }
+    }
+    if json {
+        output::json(&Value::Array(done))?;
+    }
+    outcome
+}
+
+fn failed(error: PciError) -> Failure {
+    Failure::Failed(error.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use nacre_bdev_nvme_vfio::pci::testing::Machine;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        nvme: NvmeArgs,
+    }
+
+    fn parsed(words: &[&str]) -> Result<BindArgs, String> {
+        let line = Line::try_parse_from([&["nvme", "bind"], words].concat());
+        match line.map_err(|error| error.to_string())?.nvme.command {
+            NvmeCommand::Bind(args) => Ok(args),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn addresses(machine: &Machine, words: &[&str]) -> Result<Vec<String>, Failure> {
+        let chosen = chosen(&machine.system(), &parsed(words).unwrap())?;
+        Ok(chosen.iter().map(ToString::to_string).collect())
+    }
+
+    /// Goal: drives are named by address, by serial, or by having no driver; each is meant once.
+    #[test]
+    fn drives_are_chosen() {
+        let machine = Machine::usual();
+        machine.function("0000:05:00.0", "0x010802", None, 30);
+        let both = addresses(&machine, &["01:00.0", "--serial", "S1", "--serial", "S2"]);
+        assert_eq!(both.unwrap(), ["0000:01:00.0", "0000:02:00.0"]);
+        let idle = addresses(&machine, &["--all-unbound"]);
+        assert_eq!(idle.unwrap(), ["0000:05:00.0"]);
+        let error = addresses(&machine, &["--serial", "S9"]).unwrap_err();
+        assert!(error.to_string().contains("known are: S1, S2"), "{error}");
+        let error = addresses(&machine, &["1:0.0", "2:0.0", "--force", "S1"]).unwrap_err();
+        assert!(matches!(error, Failure::Usage(_)), "{error}");
+    }
+
+    #[test]
+    fn lines_that_name_no_drive_are_refused() {
+        for words in [
+            &[][..],
+            &["--no-iommu"],
+            &["nvme0"],
+            &["--all-unbound", "--force", "S1"],
+        ] {
+            assert!(parsed(words).is_err(), "{words:?}");
+        }
+    }
+
+    #[test]
+    fn drives_are_shown_with_who_uses_them() {
+        let machine = Machine::usual();
+        machine.file("proc/swaps", "Filename\n/dev/nvme0n2 partition\n");
+        let system = machine.system();
+        let drives = system.drives();
+        let shown = row(&system, &drives[0]);
+        let wanted = [
+            "0000:01:00.0",
+            "nvme",
+            "14",
+            "0",
+            "S1",
+            "QEMU NVMe Ctrl",
+            "nvme0n1 1.0 MiB, nvme0n2 1.0 MiB",
+            "nvme0n2 is swap space",
+        ];
+        assert_eq!(shown, wanted);
+        let value = facts(&system, &drives[0]);
+        assert_eq!(value["uses"][0]["use"], "swap");
+        assert_eq!(value["controller"]["serial"], "S1");
+        assert_eq!(value["driver"], "nvme");
+    }
+
+    /// Goal: the first drive that is refused ends it, and says why.
+    #[test]
+    fn drives_are_taken_and_given_back() {
+        let machine = Machine::usual();
+        let system = machine.system();
+        bind(&system, &parsed(&["01:00.0", "02:00.0"]).unwrap()).unwrap();
+        let drivers: Vec<Driver> = system.drives().into_iter().map(|d| d.driver).collect();
+        assert_eq!(drivers, [Driver::VfioPci, Driver::VfioPci]);
+        let there = [address("01:00.0").unwrap(), address("02:00.0").unwrap()];
+        unbind(&system, &there, true).unwrap();
+        machine.file("proc/swaps", "Filename\n/dev/nvme0n2 partition\n");
+        let words = ["01:00.0", "02:00.0", "--json"];
+        let error = bind(&system, &parsed(&words).unwrap()).unwrap_err();
+        assert!(error.to_string().contains("--force S1"), "{error}");
+        let drivers: Vec<Driver> = system.drives().into_iter().map(|d| d.driver).collect();
+        assert_eq!(drivers, [Driver::Nvme, Driver::Nvme]);
+    }
+}

@@ -1,0 +1,95 @@
+//! NVMe drives, on machines made up for it.
+
+use nacre_bdev_nvme_vfio::pci::Options;
+use nacre_bdev_nvme_vfio::pci::testing::Machine;
+use nacre_rdma_link::Memlock;
+
+use super::*;
+
+fn examined(machine: &Machine, memlock: Memlock) -> Report {
+    let tree = testing::rxe_on_eth();
+    let mut system = system(&tree, &[], Told::default());
+    system.pci = machine.system();
+    system.environment.memlock = memlock;
+    let mut findings = Vec::new();
+    let scope = Scope {
+        memory: 64 << 20,
+        ..Scope::default()
+    };
+    crate::doctor::nvme::checks(&system, &scope, &mut findings);
+    Report::of(findings)
+}
+
+fn tight() -> Memlock {
+    Memlock {
+        limit: Some(8 << 20),
+        ..Memlock::default()
+    }
+}
+
+fn of_drive<'a>(report: &'a Report, address: &str) -> &'a Finding {
+    let subject = Some(address.to_owned());
+    report
+        .findings
+        .iter()
+        .find(|f| f.subject == subject)
+        .unwrap()
+}
+
+#[test]
+fn drives_and_who_drives_them() {
+    let machine = Machine::usual();
+    let report = examined(&machine, Memlock::default());
+    expect(&report, "nvme.iommu", Status::Pass, "is on");
+    expect(&report, "nvme.vfio", Status::Pass, "is there");
+    expect(&report, "nvme.memlock", Status::Pass, "no limit");
+    let first = of_drive(&report, "0000:01:00.0");
+    assert_eq!(first.status, Status::Pass);
+    assert!(first.evidence.contains("serial S1"), "{first:?}");
+    assert!(first.evidence.contains("nobody's use"), "{first:?}");
+
+    let address = "0000:01:00.0".parse().unwrap();
+    machine.system().bind(address, &Options::default()).unwrap();
+    machine.file("proc/swaps", "Filename\n/dev/nvme1n1 partition\n");
+    let report = examined(&machine, tight());
+    expect(&report, "nvme.memlock", Status::Fail, "8.0 MiB");
+    let first = of_drive(&report, "0000:01:00.0");
+    assert!(
+        first.evidence.contains("vfio-pci, IOMMU group 14"),
+        "{first:?}"
+    );
+    let second = of_drive(&report, "0000:02:00.0");
+    assert!(
+        second.evidence.contains("nvme1n1 is swap space"),
+        "{second:?}"
+    );
+
+    machine.function("0000:01:00.1", "0x020000", Some("e1000e"), 14);
+    let report = examined(&machine, tight());
+    let first = of_drive(&report, "0000:01:00.0");
+    assert_eq!(first.status, Status::Fail);
+    assert!(first.evidence.contains("e1000e") && first.remedy.is_some());
+}
+
+#[test]
+fn what_is_missing_is_told_where_there_are_drives() {
+    let machine = Machine::usual();
+    std::fs::remove_dir_all(machine.path("sys/kernel/iommu_groups")).unwrap();
+    machine.without_driver("vfio-pci");
+    machine.function("0000:05:00.0", "0x010802", None, 30);
+    std::fs::remove_dir_all(machine.path("sys/kernel/iommu_groups")).unwrap();
+    let report = examined(&machine, tight());
+    expect(&report, "nvme.iommu", Status::Warn, "is off");
+    expect(&report, "nvme.vfio", Status::Warn, "is not there");
+    expect(&report, "nvme.memlock", Status::Warn, "8.0 MiB");
+    let idle = of_drive(&report, "0000:05:00.0");
+    assert_eq!(idle.status, Status::Warn);
+
+    let tree = testing::rxe_on_eth();
+    let none = system(&tree, &[], Told::default());
+    let mut findings = Vec::new();
+    crate::doctor::nvme::checks(&none, &Scope::default(), &mut findings);
+    let report = Report::of(findings);
+    expect(&report, "nvme.drives", Status::Skip, "no NVMe drive");
+    assert_eq!(report.findings.len(), 1);
+}

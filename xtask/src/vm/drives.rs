@@ -1,0 +1,112 @@
+//! NVMe drives for the virtual machine: emulated by QEMU, behind an emulated IOMMU, with a way to pull them.
+//!
+//! ```text
+//!   pcie-root-port rp0 ── nvme drive0   serial NACRE0: namespace 1, blocks of 512       can be pulled and put back
+//!   pcie-root-port rp1 ── nvme drive1   serial NACRE1: namespace 1 of 512, 2 of 4096
+//!   virtio-serial ── port nacre.monitor ── socket ── QEMU's own monitor (QMP)
+//! ```
+//!
+//! The monitor is inside the guest, so that a test is one script: it pulls a drive between two of its commands.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+
+/// The IOMMU is for those who ask for it: the kernel's own drivers go without, which is faster to emulate.
+pub const KERNEL_ARGUMENTS: &str = "intel_iommu=on iommu=pt";
+
+/// Sparse, so that only what tests write takes room.
+const IMAGES: [&str; 3] = ["drive0", "drive1-1", "drive1-2"];
+const IMAGE_BYTES: u64 = 256 << 20;
+
+/// What a path of a socket may be long (unix(7)), less its end.
+const SOCKET_PATH_MAX: usize = 107;
+
+/// Makes the drives' images in OUT, and says how QEMU gets them.
+pub fn prepare(out: &Path, accelerated: bool) -> Result<String> {
+    for name in IMAGES {
+        let path = out.join(name);
+        std::fs::File::create(&path)
+            .and_then(|file| file.set_len(IMAGE_BYTES))
+            .with_context(|| format!("making {}", path.display()))?;
+    }
+    let monitor = out.join("monitor");
+    if monitor.as_os_str().len() > SOCKET_PATH_MAX {
+        bail!(
+            "{} is too long for a socket: set CARGO_TARGET_DIR to a shorter path",
+            monitor.display()
+        );
+    }
+    Ok(options(out, accelerated))
+}
+
+fn options(out: &Path, accelerated: bool) -> String {
+    let at = |name: &str| out.join(name).display().to_string();
+    // With hardware virtualisation remapped interrupts need half of the controller in QEMU.
+    let machine = match accelerated {
+        true => "q35,kernel-irqchip=split",
+        false => "q35",
+    };
+    let mut options = vec![
+        format!("-machine {machine}"),
+        "-device intel-iommu,intremap=on,aw-bits=48".into(),
+    ];
+    for name in IMAGES {
+        // Nodes of their own outlive the devices that use them: a drive that was pulled can be put back.
+        options.push(format!(
+            "-blockdev driver=raw,node-name={name},file.driver=file,file.filename={}",
+            at(name)
+        ));
+    }
+    options.extend(
+        [
+            "-device pcie-root-port,id=rp0,chassis=10,slot=10",
+            "-device pcie-root-port,id=rp1,chassis=11,slot=11",
+            "-device nvme,id=drive0,bus=rp0,serial=NACRE0,drive=drive0",
+            "-device nvme,id=drive1,bus=rp1,serial=NACRE1",
+            "-device nvme-ns,bus=drive1,nsid=1,drive=drive1-1,logical_block_size=512,physical_block_size=512",
+            "-device nvme-ns,bus=drive1,nsid=2,drive=drive1-2,logical_block_size=4096,physical_block_size=4096",
+        ]
+        .map(String::from),
+    );
+    // QEMU talks to itself: the monitor listens on the socket that the guest's port is connected with.
+    options.extend([
+        format!(
+            "-chardev socket,id=monitor0,path={},server=on,wait=off",
+            at("monitor")
+        ),
+        "-mon chardev=monitor0,mode=control".into(),
+        format!("-chardev socket,id=monitor1,path={}", at("monitor")),
+        "-device virtio-serial-pci,id=ports".into(),
+        "-device virtserialport,bus=ports.0,chardev=monitor1,name=nacre.monitor".into(),
+    ]);
+    options.join(" ")
+}
+
+/// Removes the images: what a test has to say of them it says in its log.
+pub fn clean(out: &Path) {
+    for name in IMAGES.into_iter().chain(["monitor"]) {
+        // A boot without drives has made none.
+        let _ = std::fs::remove_file(out.join(name));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn images_are_sparse_and_go() {
+        let out = std::env::temp_dir().join(format!("nacre-xtask-drives-{}", std::process::id()));
+        std::fs::create_dir_all(&out).unwrap();
+        let options = prepare(&out, false).unwrap();
+        for name in IMAGES {
+            assert_eq!(out.join(name).metadata().unwrap().len(), IMAGE_BYTES);
+            assert!(options.contains(&format!("node-name={name},")));
+        }
+        clean(&out);
+        assert_eq!(std::fs::read_dir(&out).unwrap().count(), 0);
+        std::fs::remove_dir(&out).unwrap();
+        assert!(prepare(&out.join("x".repeat(200)), false).is_err());
+    }
+}
