@@ -4,6 +4,7 @@ mod attach;
 mod faults;
 mod health;
 mod namespaces;
+mod random;
 mod removal;
 mod resets;
 mod rig;
