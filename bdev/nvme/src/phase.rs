@@ -8,7 +8,7 @@
 //!   leave: busy = 0                      set: word = Live(generation + 1)
 //! ```
 //!
-//! Both store their own and then load the other's, all sequentially consistent: of an owner that enters and a
+//! Both store their own and then load the other's, with a sequentially consistent fence between: of an owner that enters and a
 //! control that quiesces at least one sees the other. So a doorbell that was meant for the old queue is never
 //! written after the new one was made. `tests/loom.rs` shows that, and that it is lost with weaker orderings:
 //!
@@ -19,9 +19,9 @@
 //! The file stands alone and uses nothing of this crate, so that the model can include it.
 
 #[cfg(loom)]
-use loom::sync::atomic::{AtomicU32, Ordering};
+use loom::sync::atomic::{AtomicU32, Ordering, fence};
 #[cfg(not(loom))]
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 /// What a queue pair's owner may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,8 +67,9 @@ impl Phase {
     /// Owner: whether the doorbells may be written, until [`Phase::leave`]. If not, it has left already.
     #[inline]
     pub fn enter(&self, mine: Word) -> bool {
-        self.busy.store(1, Ordering::SeqCst);
-        let entered = self.word.load(Ordering::SeqCst) == mine;
+        self.busy.store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        let entered = self.word.load(Ordering::Acquire) == mine;
         if !entered {
             self.leave();
         }
@@ -82,12 +83,13 @@ impl Phase {
 
     /// Control: says what the owner may do from now on.
     pub fn set(&self, state: State) {
-        self.word.store(encode(state), Ordering::SeqCst);
+        self.word.store(encode(state), Ordering::Release);
+        fence(Ordering::SeqCst);
     }
 
     /// Control: whether the owner is inside, and does not know of the latest [`Phase::set`] perhaps.
     pub fn is_busy(&self) -> bool {
-        self.busy.load(Ordering::SeqCst) != 0
+        self.busy.load(Ordering::Acquire) != 0
     }
 
     pub fn state(&self) -> State {
