@@ -92,6 +92,22 @@ impl Checker {
         }
     }
 
+    /// A block that the volume grows over holds this on some disk, and something else on another.
+    pub fn was_there(&mut self, block: u64, tag: u64) {
+        let first = Value {
+            tag,
+            ..self.blocks[block as usize][0].clone()
+        };
+        self.blocks[block as usize].push(first);
+    }
+
+    /// The volume has grown: what was there before is made equal, from one of the members.
+    pub fn grew(&mut self, in_sync: &[usize], now: Moment) {
+        if in_sync.len() > 1 {
+            self.reconciled_since.get_or_insert(now);
+        }
+    }
+
     /// A write of the tags from `tag` on, one per block; or of zeroes, if `tag` is 0.
     pub fn write_began(&mut self, write: u64, lba: u64, blocks: u64, tag: u64, now: Moment) {
         for index in 0..blocks {

@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 use crate::holder::Holder;
 use crate::load::Wish;
+use crate::media::{BLOCK, Media, RESERVED_BLOCKS};
 use crate::trouble::Event;
 use crate::world::World;
 
@@ -55,6 +56,16 @@ impl World {
         };
         self.must(index, lane, flush)?;
         self.compare()?;
+        self.verify(index, 0)?;
+        let disks = self.in_sync();
+        if let [_, .., last] = disks[..] {
+            // Verification finds what differs behind everybody's back, and nothing else.
+            let block = self.random.below(self.record.blocks);
+            let cell = Media::cells(RESERVED_BLOCKS + block).start;
+            self.disks[last].lock().media.write(cell, u64::MAX, true);
+            self.verify(index, 1)?;
+            self.compare()?;
+        }
         self.close(index)
     }
 
@@ -173,6 +184,31 @@ impl World {
         self.drain()?;
         if self.checker.reads + self.checker.flushes == reads + flushes {
             return Err(format!("{wish:?} failed on a healthy volume"));
+        }
+        Ok(())
+    }
+
+    /// Has the volume compare its members, and repair what differs: so many blocks.
+    fn verify(&mut self, index: usize, expected: u64) -> Result<(), String> {
+        self.holders[index].command(Command::Verify { repair: true });
+        let end = self.clock.now() + PATIENCE;
+        let verified = loop {
+            self.round()?;
+            let handle = self.holders[index].handle.as_ref();
+            let status = handle.and_then(|handle| handle.status().verify);
+            let idle = self.holders[index].commands.is_empty();
+            match status {
+                Some(verify) if idle && !verify.running => break verify,
+                _ if self.clock.now() > end => return Err("it is never verified".to_owned()),
+                _ => {}
+            }
+        };
+        let bytes = self.record.blocks * BLOCK as u64;
+        let found = (verified.compared_bytes, verified.different_blocks);
+        if found != (bytes, expected) || verified.repaired_blocks != expected {
+            return Err(format!(
+                "{expected} blocks differ, and verification says {verified:?}"
+            ));
         }
         Ok(())
     }

@@ -208,6 +208,13 @@ impl Holder {
         }
     }
 
+    /// The volume's size may be another.
+    pub fn refresh(&self) {
+        if let Some(layer) = &self.layer {
+            layer.refresh();
+        }
+    }
+
     pub fn blocks(&self) -> u64 {
         let layer = self.layer.as_ref();
         layer.map_or(0, |layer| layer.geometry().blocks)

@@ -77,13 +77,16 @@ impl Hot {
         Hot { ranges, blocks }
     }
 
-    pub fn wish(&self, random: &mut Random) -> Wish {
+    /// `now`: the blocks that the volume has by now.
+    pub fn wish(&self, random: &mut Random, now: u64) -> Wish {
         let (start, len) = *random.pick(&self.ranges);
         let lba = start + random.below(len);
         let mut blocks = random.within(1, start + len - lba);
         if random.one_in(40) {
             blocks = random.within(1, 96).min(self.blocks - lba);
         }
+        let lba = lba.min(now - 1);
+        let blocks = blocks.min(now - lba);
         let op = match random.below(20) {
             0..8 => Op::Write,
             8..15 => Op::Read,

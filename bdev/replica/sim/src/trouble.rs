@@ -294,7 +294,9 @@ impl World {
         let member = random.pick(&names).clone();
         let device = random.pick(&names).clone();
         let force = None;
-        let command = match random.below(12) {
+        let grown = self.record.blocks + random.within(0, 300);
+        let grown = grown.min(self.most_blocks);
+        let command = match random.below(14) {
             0 => Command::Add {
                 device,
                 force: true,
@@ -319,6 +321,7 @@ impl World {
                 repair: random.one_in(2),
             },
             10 => Command::DevicesChanged { device },
+            11 | 12 => Command::Grow { blocks: grown },
             _ => Command::Rename {
                 name: format!("name{}", random.below(3)),
             },

@@ -16,7 +16,7 @@ use crate::checker::Checker;
 use crate::disk::{SimDisk, Traits};
 use crate::holder::Holder;
 use crate::load::{Hot, Numbers};
-use crate::media::{BLOCK, RESERVED_BLOCKS};
+use crate::media::{BLOCK, Media, RESERVED_BLOCKS};
 use crate::random::Random;
 use crate::trouble::{Event, Profile, StoreMood};
 
@@ -57,6 +57,7 @@ pub struct Report {
     pub retired: u64,
     pub resynced: u64,
     pub fenced: u64,
+    pub grown: u64,
     pub virtual_ms: u64,
 }
 
@@ -74,6 +75,7 @@ impl std::ops::Add for Report {
             retired: self.retired + other.retired,
             resynced: self.resynced + other.resynced,
             fenced: self.fenced + other.fenced,
+            grown: self.grown + other.grown,
             virtual_ms: self.virtual_ms + other.virtual_ms,
         }
     }
@@ -91,6 +93,8 @@ pub struct World {
     lives: u64,
     pub id: Uuid,
     pub checker: Checker,
+    /// What the disks have room for.
+    pub most_blocks: u64,
     pub numbers: Numbers,
     hot: Hot,
     pub profile: Profile,
@@ -114,12 +118,15 @@ impl World {
         let mut random = Random::new(seed);
         let clock = VirtualClock::new();
         let regions = random.within(1, 4);
-        let blocks = regions * REGION;
+        // Not always whole regions, and often with room to grow into.
+        let cut = *random.pick(&[0, 0, 1, 48]);
+        let room = cut + REGION * *random.pick(&[0, 1, 1, 2]);
+        let blocks = regions * REGION - cut;
         let count = *random.pick(&[1, 2, 2, 2, 3, 3, 3, 4]);
         let disks: Vec<Arc<SimDisk>> = (0..count + 1)
             .map(|index| {
                 let traits = traits(&mut random);
-                let size = RESERVED_BLOCKS + blocks;
+                let size = RESERVED_BLOCKS + blocks + room;
                 SimDisk::new(format!("disk{index}"), size, traits, random.fork())
             })
             .collect();
@@ -129,6 +136,16 @@ impl World {
             disk.temper.latency = profile.latency;
             disk.watched = options.block.map(|block| RESERVED_BLOCKS + block);
         }
+        let mut checker = Checker::new(blocks + room);
+        for (index, disk) in disks.iter().enumerate() {
+            // What was there before the volume, which it is yet to grow over.
+            for block in (blocks..blocks + room).filter(|_| !random.one_in(4)) {
+                let tag = 1 << 60 | (index as u64) << 40 | block;
+                let cell = Media::cells(RESERVED_BLOCKS + block).start;
+                disk.lock().media.write(cell, tag, true);
+                checker.was_there(block, tag);
+            }
+        }
         let mood = Arc::new(Mutex::new(StoreMood::new(random.fork())));
         let store = MemoryStore::new();
         let queues = Arc::new(AtomicU64::new(1));
@@ -137,7 +154,7 @@ impl World {
         let id = holder.create(NewVolume {
             name: "volume".to_owned(),
             id: Some(Uuid::from_u128(0x1234_5678)),
-            bytes: None,
+            bytes: Some(blocks * BLOCK as u64),
             devices: disks[..count].iter().map(|d| d.name.clone()).collect(),
             settings: settings(&mut random, count),
             // Looking whether new disks are empty is most of what a short run would do.
@@ -150,8 +167,9 @@ impl World {
         let plan = move |call: &Call| -> Plan { planned.lock().expect("not poisoned").plan(call) };
         store.plan(Some(Box::new(plan)));
         World {
-            hot: Hot::new(&mut random, record.blocks, REGION),
-            checker: Checker::new(record.blocks),
+            hot: Hot::new(&mut random, blocks + room, REGION),
+            checker,
+            most_blocks: blocks + room,
             next_trouble: clock.now(),
             next_io: clock.now(),
             options,
@@ -277,6 +295,10 @@ impl World {
                         reconciled = true;
                     }
                     Happened::Fenced { .. } => self.report.fenced += 1,
+                    Happened::Grown { .. } => {
+                        self.report.grown += 1;
+                        self.holders[index].refresh();
+                    }
                     _ => {}
                 }
                 let number = self.holders[index].number;
@@ -327,7 +349,7 @@ impl World {
             return;
         }
         let before = self.in_sync();
-        let served = self.record.serving;
+        let (served, blocks) = (self.record.serving, self.record.blocks);
         self.record = now;
         let after = self.in_sync();
         for disk in 0..self.disks.len() {
@@ -337,6 +359,10 @@ impl World {
             if before.contains(&disk) != after.contains(&disk) {
                 self.checker.replaced(disk);
             }
+        }
+        if self.record.blocks != blocks {
+            let moment = self.numbers.now();
+            self.checker.grew(&after, moment);
         }
         if self.record.serving != served {
             let moment = self.numbers.now();
@@ -402,7 +428,8 @@ impl World {
         }
         let index = *self.random.pick(&candidates);
         let lane = self.random.index(self.holders[index].lanes.len());
-        let wish = self.hot.wish(&mut self.random);
+        let blocks = self.holders[index].blocks();
+        let wish = self.hot.wish(&mut self.random, blocks);
         let World {
             holders,
             numbers,

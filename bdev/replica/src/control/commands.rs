@@ -127,6 +127,12 @@ impl Control {
         })?;
         let (device, disk) = self.claim(&record, name).await?;
         self.disks.forget(&disk);
+        if self.disks.left_under_way(&disk.name) > 0 {
+            // A label that is written late would stand beside the new one.
+            return Err(VolumeError::Running {
+                what: "an I/O of the device's former life",
+            });
+        }
         let bench = Bench::new(&self.core, self.pool.clone())?;
         let disk = bench.open(name, &device)?;
         if !force {
@@ -350,6 +356,22 @@ impl Control {
         let new = blocks.div_ceil(record.region_blocks());
         let first = self.shared.region_of(record.blocks - 1);
         let fresh: Vec<u64> = (first..new).collect();
+        // In the log before it is in the store: whoever opens the volume with its new size reads it there. No
+        // region is cleared meanwhile.
+        let log = self.log.lock().await;
+        let mut pages: Vec<u64> = fresh.iter().map(|r| r / REGIONS_PER_PAGE).collect();
+        pages.dedup();
+        let also = |region| fresh.contains(&region);
+        let failed = self.write_pages(&present, &pages, Flags::FUA, also);
+        let failed = failed.await;
+        if !failed.is_empty() {
+            drop((log, one));
+            for (slot, incarnation, why) in failed {
+                self.judge(slot, incarnation, why).await;
+            }
+            return Err(invalid("a replica failed".into()));
+        }
+        fresh.iter().for_each(|r| self.shared.regions.set_dirty(*r));
         self.commit(|record| record.blocks = blocks).await?;
         let mut slots = self
             .state
@@ -372,11 +394,8 @@ impl Control {
                 *live.resync.borrow_mut() = Some(resync);
             }
         }
-        // Making it dirty may have to decide about members.
-        drop(one);
-        while !self.make_dirty(&fresh).await {
-            self.core.after(super::MOMENT).await;
-        }
+        drop((log, one));
+        self.bells.clean.notify_one();
         if let Some(volume) = &*self.volume.borrow() {
             volume
                 .grow(blocks)

@@ -76,6 +76,11 @@ impl Disk {
         })
     }
 
+    /// I/Os that have not ended, or of which nobody has taken the answer.
+    pub fn under_way(&self) -> usize {
+        self.calls.borrow().len()
+    }
+
     /// Does one I/O. Its token is the disk's own.
     pub fn run(&self, mut io: Io) -> Running<'_> {
         let gone = self.forgotten.get();
@@ -231,7 +236,7 @@ impl Disks {
     pub fn left_under_way(&self, name: &str) -> usize {
         let list = self.list.borrow();
         let former = list.iter().filter(|d| d.forgotten.get() && d.name == name);
-        former.map(|disk| disk.calls.borrow().len()).sum()
+        former.map(|disk| disk.under_way()).sum()
     }
 
     /// Closes what is forgotten and has nothing under way.

@@ -115,7 +115,8 @@ impl Control {
     fn encode(&self, page: u64, also: impl Fn(u64) -> bool, bytes: &mut [u8; BLOCK]) {
         let state = self.state.borrow();
         let dirty = |region| self.shared.regions.is_dirty(region) || also(region);
-        let (id, epoch, regions) = (self.id, state.record.epoch, state.record.regions());
+        // Also those that a volume which is about to grow does not have yet.
+        let (id, epoch, regions) = (self.id, state.record.epoch, self.shared.regions.len());
         encode_page(id, page, epoch, regions, dirty, bytes);
     }
 

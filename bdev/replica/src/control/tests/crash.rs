@@ -6,9 +6,10 @@ use nacre_bdev::fault::{Action, Fault};
 use nacre_bdev::{Op, Status};
 use uuid::Uuid;
 
-use super::rig::{REGION, World};
-use crate::handle::{Happened, ResyncKind, VolumeError, VolumeState};
-use crate::model::MemberState;
+use super::rig::{BLOCK, REGION, World};
+use crate::handle::{Command, Happened, NewVolume, ResyncKind, VolumeError, VolumeState};
+use crate::model::{MemberState, Settings};
+use crate::store::Plan;
 
 /// Writes that reached some members only: after a crash all have the same, and what was acknowledged.
 #[test]
@@ -155,4 +156,40 @@ fn the_former_holder_is_fenced() {
     new.until_healthy();
     assert_eq!(new.record().epoch, 2);
     assert!(matches!(new.member_state("d0"), MemberState::InSync));
+}
+
+/// The holder dies when the store knows the new size and the holder does not know that yet: what the members
+/// hold in the new part is made equal by the next one.
+#[test]
+fn a_crash_while_growing() {
+    let mut world = World::empty(2);
+    let new = NewVolume {
+        name: "vol".into(),
+        id: None,
+        bytes: Some(4 * REGION * u64::from(BLOCK)),
+        devices: vec!["d0".into(), "d1".into()],
+        settings: Settings::default(),
+        force: false,
+    };
+    world.create_new(new).unwrap();
+    world.open().unwrap();
+    world.write(0, 8, 1);
+    world.until(|world| world.status().dirty_regions == 0);
+    world.scribble("d1", 5 * REGION, 7);
+    world.store.plan(Some(Box::new(|_| Plan {
+        after: Duration::from_secs(5),
+        ..Plan::default()
+    })));
+    let handle = world.handle.clone().unwrap();
+    let grow = Command::Grow { blocks: 8 * REGION };
+    let asked = world.core.core().clone();
+    let asked = asked.spawn_local(async move { handle.run(grow).await });
+    world.until(|world| world.record().blocks == 8 * REGION);
+    assert!(!asked.is_finished(), "it has no answer from the store");
+    drop(asked);
+    world.crash();
+    world.store.plan(None);
+    world.open().unwrap();
+    world.until_healthy();
+    world.all_equal(&["d0", "d1"]);
 }
