@@ -1,10 +1,12 @@
-//! `nacre nvme`: the NVMe drives of this machine, and who drives them. Asks no daemon.
+//! `nacre nvme`: the NVMe drives of this machine, and who drives them. Only `show` asks the daemon.
+
+mod show;
 
 use clap::{Args, Subcommand};
 use nacre_bdev_nvme_vfio::pci::{Address, Drive, Driver, Options, PciError, System};
 use serde_json::{Value, json};
 
-use super::{Failure, output};
+use super::{Connection, Failure, output};
 
 #[derive(Debug, Args)]
 pub struct NvmeArgs {
@@ -20,6 +22,13 @@ enum NvmeCommand {
         /// Print JSON for programs
         #[arg(long)]
         json: bool,
+    },
+    /// Show the drives that the daemon drives; one with its health, its firmware and its newest errors
+    Show {
+        #[command(flatten)]
+        connection: Connection,
+        /// Of the controller, as it was attached
+        name: Option<String>,
     },
     /// Take drives from the kernel, for the engine to drive; refused for a drive in use
     #[command(
@@ -69,6 +78,7 @@ pub fn run(args: NvmeArgs) -> Result<(), Failure> {
     let system = System::real();
     match args.command {
         NvmeCommand::List { json } => list(&system, json),
+        NvmeCommand::Show { connection, name } => show::run(&connection, name.as_deref()),
         NvmeCommand::Bind(args) => bind(&system, &args),
         NvmeCommand::Unbind { addresses, json } => unbind(&system, &addresses, json),
     }

@@ -1,0 +1,183 @@
+//! `nacre nvme show`: what the daemon's drives are and how they are.
+
+use serde_json::{Value, json};
+
+use super::super::subsystem::items;
+use super::super::{Connection, Failure, output};
+
+/// One of them with all it says, or all of them in a table.
+pub fn run(connection: &Connection, name: Option<&str>) -> Result<(), Failure> {
+    let params = match name {
+        Some(name) => json!({ "name": name }),
+        None => json!({}),
+    };
+    let controllers = connection.call("bdev_nvme_get_controllers", params)?;
+    let drives: Vec<&Value> = items(&controllers)
+        .iter()
+        .filter(|one| one["ctrlrs"][0]["drive"].is_object())
+        .collect();
+    let Some(name) = name else {
+        return match connection.json {
+            true => output::json(&json!(drives)),
+            false => table(&drives),
+        };
+    };
+    let health = connection.call(
+        "bdev_nvme_get_controller_health_info",
+        json!({ "name": name }),
+    )?;
+    let logs = connection.call("bdev_nvme_get_controller_logs", json!({ "name": name }))?;
+    let Some(drive) = drives.first() else {
+        return Err(Failure::Usage(format!(
+            "\"{name}\" is not a drive of this machine"
+        )));
+    };
+    match connection.json {
+        true => output::json(&json!({ "controller": drive, "health": health, "logs": logs })),
+        false => print(&drive["ctrlrs"][0], name, &health, &logs),
+    }
+}
+
+fn table(drives: &[&Value]) -> Result<(), Failure> {
+    let rows = drives.iter().map(|drive| {
+        let one = &drive["ctrlrs"][0];
+        let info = &one["drive"]["info"];
+        vec![
+            output::cell(drive.get("name")),
+            output::cell(one.pointer("/trid/traddr")),
+            output::cell(one.pointer("/drive/status/state")),
+            output::cell(info.get("model")),
+            output::cell(info.get("serial")),
+            output::cell(info.get("firmware")),
+            output::cell(one.get("bdevs")),
+        ]
+    });
+    let header = [
+        "name", "address", "state", "model", "serial", "firmware", "devices",
+    ];
+    output::table(&header, rows)
+}
+
+fn print(one: &Value, name: &str, health: &Value, logs: &Value) -> Result<(), Failure> {
+    let at = |value: &Value, pointer: &str| output::cell(value.pointer(pointer));
+    let (info, status) = (&one["drive"]["info"], &one["drive"]["status"]);
+    let number = |value: &Value, key: &str| value[key].as_u64().unwrap_or(0);
+    let units = |key: &str| output::bytes(number(health, key).saturating_mul(512_000));
+    let state = match one["error"].as_str() {
+        Some(why) => format!("{}: {why}", at(status, "/state")),
+        None => at(status, "/state"),
+    };
+    let pointers = match info["sgl"] == true {
+        true => "SGL",
+        false => "PRP",
+    };
+    let doorbells = match info["shadow_doorbells"] == true {
+        true => ", shadow doorbells",
+        false => "",
+    };
+    let lines = [
+        ("name", name.to_owned()),
+        ("state", state),
+        ("address", at(one, "/trid/traddr")),
+        ("model", at(info, "/model")),
+        ("serial", at(info, "/serial")),
+        ("firmware", at(info, "/firmware")),
+        ("nvme", at(info, "/version")),
+        ("subsystem", at(info, "/subnqn")),
+        ("node", at(info, "/numa_node")),
+        (
+            "queues",
+            format!(
+                "{} in use of {}, {} commands each, {pointers}{doorbells}",
+                number(status, "queues"),
+                number(info, "io_queues"),
+                number(info, "io_queue_depth"),
+            ),
+        ),
+        (
+            "transfer",
+            format!(
+                "at most {}",
+                output::bytes(number(info, "max_transfer_bytes"))
+            ),
+        ),
+        ("devices", at(one, "/bdevs")),
+        (
+            "trouble",
+            format!(
+                "{} resets, {} timeouts, {} aborts, {} sent again, {} losses",
+                number(status, "resets"),
+                number(status, "timeouts") + number(status, "admin_timeouts"),
+                number(status, "aborts"),
+                number(status, "resubmitted"),
+                number(status, "losses"),
+            ),
+        ),
+        ("", String::new()),
+        (
+            "health",
+            match items(&health["warnings"]) {
+                [] => "no warning".to_owned(),
+                _ => format!("warns of {}", at(health, "/warnings")),
+            },
+        ),
+        (
+            "temperature",
+            format!("{} °C", at(health, "/temperature_celsius")),
+        ),
+        (
+            "wear",
+            format!(
+                "{} % used, {} % of the spare left (warns at {} %)",
+                number(health, "percentage_used"),
+                number(health, "available_spare_percentage"),
+                number(health, "available_spare_threshold_percentage"),
+            ),
+        ),
+        ("read", units("data_units_read")),
+        ("written", units("data_units_written")),
+        (
+            "life",
+            format!(
+                "{} hours, {} power cycles, {} unsafe shutdowns",
+                number(health, "power_on_hours"),
+                number(health, "power_cycles"),
+                number(health, "unsafe_shutdowns"),
+            ),
+        ),
+        ("media errors", at(health, "/media_errors")),
+    ];
+    for (key, value) in lines {
+        output::line(format!("{key:<13}{value}").trim_end())?;
+    }
+    let slots = items(&logs["firmware"]["slots"]);
+    for slot in slots {
+        let active = match slot[0] == logs["firmware"]["active_slot"] {
+            true => ", active",
+            false => "",
+        };
+        output::line(&format!(
+            "{:<13}{}{active}",
+            format!("slot {}", output::cell(slot.get(0))),
+            output::cell(slot.get(1))
+        ))?;
+    }
+    for refused in items(&one["refused"]) {
+        let (device, why) = (at(refused, "/bdev"), at(refused, "/why"));
+        output::line(&format!("\n{device} is not used: {why}"))?;
+    }
+    let errors = items(&logs["errors"]);
+    if errors.is_empty() {
+        return Ok(());
+    }
+    output::line("")?;
+    let columns = [
+        ("error", "/error_count"),
+        ("queue", "/sqid"),
+        ("opcode", "/opcode"),
+        ("nsid", "/nsid"),
+        ("lba", "/lba"),
+        ("status", "/status"),
+    ];
+    output::columns(&logs["errors"], &columns)
+}
