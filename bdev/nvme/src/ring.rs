@@ -211,6 +211,10 @@ impl Head {
         self.unrung >= self.entries / 4
     }
 
+    pub fn is_rung(&self) -> bool {
+        self.unrung == 0
+    }
+
     #[inline]
     pub fn ring(&mut self) -> (u16, u16) {
         let before = self.rung;
@@ -264,7 +268,7 @@ mod tests {
                 assert!(head.is_pressing());
                 let before = head.rung;
                 assert_eq!(head.ring(), (before, (at + 1) % 4));
-                assert!(!head.is_pressing());
+                assert!(head.is_rung() && !head.is_pressing());
             }
         }
     }

@@ -180,7 +180,7 @@ impl Controller {
             tracing::error!(controller = self.name(), qid = link.qid, %error, "NVMe queue pair not deleted");
             // Nobody lets go of its buffers before it is known that the controller has.
             let reset = self.reset_for(core, ResetReason::AdminFailed).await;
-            if reset.is_err() {
+            if reset.is_err() && link.phase.state() != Phase::Gone {
                 return;
             }
         }

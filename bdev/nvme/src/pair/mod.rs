@@ -368,18 +368,18 @@ impl Pair {
         if (self.tail.is_rung() && !self.head.is_pressing()) || !self.live {
             return;
         }
-        self.ring_doorbells();
+        self.ring_doorbells(self.head.is_pressing());
     }
 
     #[inline]
-    fn ring_doorbells(&mut self) {
+    fn ring_doorbells(&mut self, head_too: bool) {
         if !self.link.phase.enter(self.word) {
             // The next poll finds out why.
             return;
         }
         let grant = &*self.grant;
         let shadows = grant.shadows.as_deref();
-        if self.head.is_pressing() {
+        if head_too {
             let (before, head) = self.head.ring();
             grant.cq.ring(&*grant.function, shadows, before, head);
         }
@@ -410,6 +410,10 @@ impl Pair {
         let Some(vector) = self.link.vector else {
             return Idle::Busy;
         };
+        // Some controllers send no further interrupt before they know that what the last was about was read.
+        if !self.head.is_rung() {
+            self.ring_doorbells(true);
+        }
         self.grant.function.acknowledge(vector);
         Idle::Until((now + LOOK).min(self.next_scan.max(now + LOOK_SOON)))
     }
