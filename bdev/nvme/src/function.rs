@@ -87,6 +87,11 @@ pub trait Function: Send + Sync + 'static {
     /// [`Function::interrupts`].
     fn vector_fd(&self, vector: u16) -> Option<RawFd>;
 
+    /// Gives the function back for good, although somebody still has this: the system waits for it before a drive
+    /// that was announced to go is let go of. Registers read as [`GONE`] from now on, and what is written to them
+    /// goes nowhere.
+    fn release(&self);
+
     /// Makes the vector's descriptor unreadable again. True: it had fired.
     fn acknowledge(&self, vector: u16) -> bool;
 }

@@ -147,6 +147,15 @@ impl Function for SimFunction {
         self.with(|state| state.vectors.get(usize::from(vector)).map(Signal::raw))?
     }
 
+    fn release(&self) {
+        self.with(|state| {
+            state.reset_registers();
+            state.given_back = true;
+            // This one is of a time that is over.
+            state.seat += 1;
+        });
+    }
+
     fn acknowledge(&self, vector: u16) -> bool {
         self.with(|state| state.vectors.get(usize::from(vector)).map(Signal::clear))
             .flatten()

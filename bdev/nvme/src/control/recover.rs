@@ -350,6 +350,8 @@ impl Controller {
         self.quiesce_all(core).await;
         self.stop_memory_access(core).await;
         self.end_queues();
+        // It can be taken out, and another put in its place, only when nobody has it open.
+        self.function().release();
     }
 
     /// The drive is there again, as this function perhaps.
@@ -378,6 +380,7 @@ impl Controller {
                 self.quiesce_all(core).await;
                 self.stop_memory_access(core).await;
                 self.end_queues();
+                self.function().release();
                 self.use_function(before);
                 Err(error)
             }

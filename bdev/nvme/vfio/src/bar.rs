@@ -94,6 +94,26 @@ impl Bar {
         self.len
     }
 
+    /// Lets go of the device: every read says [`GONE`] from now on, and a write goes nowhere.
+    pub fn let_go(&self) {
+        // Before the memory: who reads that already knows.
+        self.guard.gone.store(true, Ordering::SeqCst);
+        // SAFETY: replaces our own mapping, which lives as long as `self`, by memory of nobody at the same place.
+        // Nobody has references into it, accesses are volatile, so a change of what is behind an address breaks no
+        // promise.
+        let replaced = unsafe {
+            rustix::mm::mmap_anonymous(
+                self.base.as_ptr().cast(),
+                self.len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::FIXED,
+            )
+        };
+        if let Err(error) = replaced {
+            tracing::error!(%error, "registers of a drive stay mapped, so the system cannot let go of it");
+        }
+    }
+
     /// Whether an access met nothing, so that the kernel complained.
     pub fn is_gone(&self) -> bool {
         self.guard.gone.load(Ordering::Relaxed)
@@ -399,6 +419,25 @@ mod tests {
         let next = Bar::map(other.as_fd(), 0, 4096).unwrap();
         assert!(!next.is_gone());
         assert_eq!(next.read32(0x1c), 5);
+    }
+
+    /// Goal: who lets go of a device keeps nothing of it, whatever others still do with the registers.
+    #[test]
+    fn a_device_that_was_let_go_of_is_gone() {
+        let fd = device(2);
+        let bar = Bar::map(fd.as_fd(), 0, 8192).unwrap();
+        bar.write32(0x1c, 1);
+        bar.let_go();
+        assert!(bar.is_gone());
+        bar.write32(0x1c, 2);
+        assert_eq!((bar.read32(0x1c), bar.read32(0x1ffc)), (GONE, GONE));
+        let mut bytes = [0; 4];
+        rustix::io::pread(&fd, &mut bytes, 0x1c).unwrap();
+        assert_eq!(bytes, 1_u32.to_le_bytes());
+        let mapped = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let base = format!("{:x}-", bar.base.addr());
+        let line = mapped.lines().find(|line| line.starts_with(&base));
+        assert!(!line.unwrap_or_default().contains("device"), "{line:?}");
     }
 
     /// Goal: bus errors elsewhere end the process as they did. Method: a child that makes one, having opened a drive.

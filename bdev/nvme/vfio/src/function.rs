@@ -31,7 +31,7 @@ const NO_INTX: u16 = 1 << 10;
 
 /// An NVMe drive that this process has to itself.
 ///
-/// The order of the fields is the order in which they go: the mapping keeps the device open, and the device its group.
+/// The order of the fields is the order in which they go: the mapping keeps the device open.
 pub struct VfioFunction {
     bar: Bar,
     vectors: RwLock<Vec<OwnedFd>>,
@@ -39,14 +39,22 @@ pub struct VfioFunction {
     /// Fires when the system wants the drive back.
     request: Option<OwnedFd>,
     requested: AtomicBool,
-    device: OwnedFd,
+    /// `None`: given back.
+    open: RwLock<Option<Open>>,
     config: u64,
     address: Address,
     name: String,
     numa_node: Option<u32>,
     system: Arc<System>,
+    slot: usize,
+    hook: Arc<dyn RegisterHook>,
+}
+
+/// What keeps the drive ours, in the order in which it goes.
+struct Open {
+    device: OwnedFd,
     _group: Arc<Group>,
-    memory: Arc<Memory>,
+    _memory: Arc<Memory>,
 }
 
 impl VfioFunction {
@@ -106,14 +114,18 @@ impl VfioFunction {
             vector_count: vector_count.min(u32::from(u16::MAX)) as u16,
             request,
             requested: AtomicBool::new(false),
-            device,
             config: config.offset,
             address,
             name,
             numa_node,
             system,
-            _group: group,
-            memory,
+            slot: memory.slot,
+            hook: Arc::clone(&memory.hook),
+            open: RwLock::new(Some(Open {
+                device,
+                _group: group,
+                _memory: memory,
+            })),
         })
     }
 
@@ -121,6 +133,19 @@ impl VfioFunction {
     /// until this is dropped.
     pub fn removal_fd(&self) -> Option<RawFd> {
         self.request.as_ref().map(AsRawFd::as_raw_fd)
+    }
+
+    /// Does it to the device, unless that was given back.
+    fn with<T>(&self, f: impl FnOnce(&OwnedFd) -> io::Result<T>) -> io::Result<T> {
+        // Whoever panicked with it had not changed it: it is given back as a whole.
+        let open = self
+            .open
+            .read()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        match &*open {
+            Some(open) => f(&open.device),
+            None => Err(io::Error::from_raw_os_error(libc::ENODEV)),
+        }
     }
 
     fn failed(&self, what: &str) -> impl FnOnce(io::Error) -> FunctionError {
@@ -164,11 +189,11 @@ impl Function for VfioFunction {
     }
 
     fn slot(&self) -> usize {
-        self.memory.slot
+        self.slot
     }
 
     fn hook(&self) -> Arc<dyn RegisterHook> {
-        Arc::clone(&self.memory.hook)
+        Arc::clone(&self.hook)
     }
 
     fn set_bus_master(&self, on: bool) -> Result<(), FunctionError> {
@@ -176,13 +201,16 @@ impl Function for VfioFunction {
             true => "letting it reach memory",
             false => "keeping it from memory",
         };
-        let command = read_config(&self.device, self.config).map_err(self.failed(what))?;
-        let command = match on {
-            true => command | BUS_MASTER,
-            false => command & !BUS_MASTER,
-        };
-        write_config(&self.device, self.config, command).map_err(self.failed(what))?;
-        let now = read_config(&self.device, self.config).map_err(self.failed(what))?;
+        let changed = self.with(|device| {
+            let command = read_config(device, self.config)?;
+            let command = match on {
+                true => command | BUS_MASTER,
+                false => command & !BUS_MASTER,
+            };
+            write_config(device, self.config, command)?;
+            Ok((command, read_config(device, self.config)?))
+        });
+        let (command, now) = changed.map_err(self.failed(what))?;
         // All ones: it is not there, and reaches nothing.
         if now != u16::MAX && now & BUS_MASTER != command & BUS_MASTER {
             let source = io::Error::other(format!("the command register is {now:#06x}"));
@@ -194,10 +222,11 @@ impl Function for VfioFunction {
     fn reset(&self) -> Result<(), FunctionError> {
         // A reset restores configuration space as it was found: so bus mastering goes before.
         self.set_bus_master(false)?;
-        sys::plain(self.device.as_fd(), Plain::DeviceReset)
+        self.with(|device| sys::plain(device.as_fd(), Plain::DeviceReset))
             .map(drop)
             .map_err(self.failed("VFIO_DEVICE_RESET"))?;
-        enable_memory(&self.device, self.config).map_err(self.failed("switching its registers on"))
+        self.with(|device| enable_memory(device, self.config))
+            .map_err(self.failed("switching its registers on"))
     }
 
     fn is_present(&self) -> bool {
@@ -231,12 +260,14 @@ impl Function for VfioFunction {
             .unwrap_or_else(std::sync::PoisonError::into_inner);
         if !connected.is_empty() {
             // How many there are is fixed while any are connected, on kernels that cannot add some.
-            set_irqs(&self.device, abi::VFIO_PCI_MSIX_IRQ_INDEX, &[]).map_err(failed())?;
+            self.with(|device| set_irqs(device, abi::VFIO_PCI_MSIX_IRQ_INDEX, &[]))
+                .map_err(failed())?;
             connected.clear();
         }
         if count > 0 {
             let events: Vec<&OwnedFd> = events.iter().collect();
-            set_irqs(&self.device, abi::VFIO_PCI_MSIX_IRQ_INDEX, &events).map_err(failed())?;
+            self.with(|device| set_irqs(device, abi::VFIO_PCI_MSIX_IRQ_INDEX, &events))
+                .map_err(failed())?;
         }
         *connected = events;
         Ok(())
@@ -245,6 +276,18 @@ impl Function for VfioFunction {
     fn vector_fd(&self, vector: u16) -> Option<RawFd> {
         let connected = self.connected();
         Some(connected.get(usize::from(vector))?.as_raw_fd())
+    }
+
+    fn release(&self) {
+        if let Err(error) = self.set_bus_master(false) {
+            tracing::debug!(%error, "the drive goes as it is");
+        }
+        self.bar.let_go();
+        let mut open = self
+            .open
+            .write()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        *open = None;
     }
 
     fn acknowledge(&self, vector: u16) -> bool {
@@ -256,6 +299,9 @@ impl Function for VfioFunction {
 
 impl Drop for VfioFunction {
     fn drop(&mut self) {
+        if self.with(|_| Ok(())).is_err() {
+            return;
+        }
         // Closing the device does this too, and resets it; a drive whose removal hangs in the kernel is kept from
         // memory now.
         if let Err(error) = self.set_bus_master(false) {

@@ -1,0 +1,53 @@
+# Drives that the daemon drives are served to a host: several namespaces, both block sizes, data verified, the daemon
+# killed and back; then the kernel has them again, with what the host wrote, byte for byte.
+# hardware: drives
+# limit: 900
+nacre_only "it drives NVMe drives"
+
+drives_up
+head -c 3000000 /dev/urandom >"$WORK/old"
+dd if="$WORK/old" of="$(drive_disk "$FIRST_SERIAL" 1)" bs=1M conv=fsync status=none
+"$NACRE" nvme bind "$FIRST" "$SECOND"
+
+step "attached, and served"
+attach() { rpc bdev_nvme_attach_controller "{\"name\":\"$1\",\"trtype\":\"PCIe\",\"traddr\":\"$2\"}"; }
+nacre_start
+attach first "$FIRST"
+attach second "$SECOND"
+subsystem_create "$NQN" any
+nsid=0
+for bdev in firstn1 secondn1 secondn2; do
+    nsid=$((nsid + 1))
+    rpc nvmf_subsystem_add_ns "{\"nqn\":\"$NQN\",\"namespace\":{\"nsid\":$nsid,\"bdev_name\":\"$bdev\"}}"
+done
+connect_and_find "$NQN"
+disk_of() { wait_until 60 ns_dev "$NQN" "$1" && ns_dev "$NQN" "$1"; }
+first=$(disk_of 1) small=$(disk_of 2) large=$(disk_of 3)
+expect "blocks" "$(for dev in "$first" "$small" "$large"; do blockdev --getss "$dev"; done | xargs)" "512 512 4096"
+cmp -n 3000000 "$WORK/old" "$first"
+
+step "written and verified"
+fio_verify "$small" small --rw=randwrite --bs=512-64k --size=8M --iodepth=16
+fio_verify "$large" large --rw=randwrite --bs=4k-128k --size=8M --iodepth=16
+head -c 5000000 /dev/urandom >"$WORK/new"
+dd if="$WORK/new" of="$first" bs=1M conv=fsync status=none
+dd if="$WORK/new" of="$large" bs=1M conv=fsync status=none
+
+step "the daemon is killed, and has its drives again"
+nacre_kill
+nacre_start
+wait_until 120 is_live "$CTRL"
+echo 3 >/proc/sys/vm/drop_caches
+cmp -n 5000000 "$WORK/new" "$first"
+cmp -n 5000000 "$WORK/new" "$large"
+expect_failure "$NACRE" nvme unbind "$FIRST"
+[[ $FAILURE == *"is driven by nacre"* ]] || die "the refusal does not name the daemon"
+
+step "given back to the kernel"
+disconnect "$NQN"
+nacre_stop
+"$NACRE" nvme unbind "$FIRST" "$SECOND"
+wait_until 60 drive_is_live "$FIRST_SERIAL"
+wait_until 60 drive_is_live "$SECOND_SERIAL"
+cmp -n 5000000 "$WORK/new" "$(drive_disk "$FIRST_SERIAL" 1)"
+cmp -n 5000000 "$WORK/new" "$(drive_disk "$SECOND_SERIAL" 2)"
