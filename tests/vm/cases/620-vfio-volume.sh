@@ -19,7 +19,8 @@ step "a replica on the drive, and one in a file"
 target_start
 truncate -s 97M "$WORK/here.img"
 rpc bdev_uring_create "{\"name\":\"here\",\"filename\":\"$WORK/here.img\",\"block_size\":512}"
-rpc volume_create "{\"name\":\"vol\",\"devices\":[\"pcie://$FIRST\",\"here\"],\"size_mb\":96,\"settings\":{\"settle_ms\":200}}"
+# Other tests may have left something on the drive.
+rpc volume_create "{\"name\":\"vol\",\"devices\":[\"pcie://$FIRST\",\"here\"],\"size_mb\":96,\"force\":true,\"settings\":{\"settle_ms\":200}}"
 wait_until 300 is_state healthy
 volume | jq -c .replicas
 "$NACRE" nvme show --socket "$SOCK" Nvme0

@@ -50,11 +50,12 @@ pub struct VfioFunction {
     hook: Arc<dyn RegisterHook>,
 }
 
-/// What keeps the drive ours, in the order in which it goes.
+/// What keeps the drive ours, in the order in which it goes: with its last group a container forgets all memory, which
+/// could not be taken back from it any more.
 struct Open {
     device: OwnedFd,
-    _group: Arc<Group>,
     _memory: Arc<Memory>,
+    _group: Arc<Group>,
 }
 
 impl VfioFunction {
@@ -123,8 +124,8 @@ impl VfioFunction {
             hook: Arc::clone(&memory.hook),
             open: RwLock::new(Some(Open {
                 device,
-                _group: group,
                 _memory: memory,
+                _group: group,
             })),
         })
     }
