@@ -194,6 +194,31 @@ impl Daemon {
         kill_process(pid, signal).expect("our child can be signalled");
     }
 
+    /// Stops it, as a machine that hangs. None of its threads does anything any more when this returns: the signal
+    /// alone reaches one first, and the others while they still work.
+    pub fn freeze(&self) {
+        self.signal(Signal::STOP);
+        let tasks = format!("/proc/{}/task", self.pid());
+        let is_stopped = |task: std::fs::DirEntry| {
+            // What follows the name, which is in brackets.
+            let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+            stat.rsplit(')')
+                .next()
+                .is_none_or(|rest| rest.trim_start().starts_with('T'))
+        };
+        let end = Instant::now() + Duration::from_secs(30);
+        loop {
+            let mut all = std::fs::read_dir(&tasks)
+                .expect("our child is there")
+                .flatten();
+            if all.all(is_stopped) {
+                return;
+            }
+            assert!(Instant::now() < end, "the daemon does not stop");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// As by `kill -9`: nothing is drained, nothing said. Waits until the process is gone.
     pub fn kill(mut self) {
         self.child.kill().expect("our child can be killed");

@@ -86,7 +86,7 @@ fn the_older_of_two_daemons() {
     let data = |seed| pattern(BLOCK, seed);
     assert_eq!(its_host.write(0, 0, 1, &data(1)), Status::Ok);
 
-    older.signal(Signal::STOP);
+    older.freeze();
     let buf = its_host.buf(BLOCK).map(|mut buf| {
         buf.bytes_mut().expect("its own").copy_from_slice(&data(2));
         buf
