@@ -293,9 +293,11 @@ without_multipath() {
 }
 
 load_nvme() { # load_nvme MULTIPATH
-    local targets=()
+    local targets=() module
     [ "$TARGET" != nvmet ] || targets=("nvmet-$TRTYPE" nvmet)
-    # Of both transports: a test before this one may have loaded the other, which holds nvme-fabrics too.
+    # Of both transports: a test before this one may have loaded the other, which holds nvme-fabrics too; and the
+    # kernel's own target, which holds nvme-core.
+    for module in nvmet-tcp nvmet-rdma nvmet; do modprobe -r $module; done
     modprobe -r "${targets[@]}" nvme-tcp nvme-rdma nvme-fabrics
     modprobe -r nvme nvme-core 2>/dev/null || true
     modprobe nvme-core multipath="$1"
