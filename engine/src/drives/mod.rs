@@ -138,6 +138,18 @@ impl Drives {
         all.find(|(_, drive)| drive.address == address)
     }
 
+    /// `prefix` and the first number by which no controller is called, nor one that waits.
+    pub fn free_name(&self, on: &Engine, prefix: &str) -> String {
+        let is_free = |name: &String| {
+            let key = crate::methods::bdev::nvme::key(name);
+            self.find(name).is_none()
+                && on.remotes.find(name).is_none()
+                && on.journal.find(&key).is_none()
+        };
+        let mut names = (0..).map(|n: u32| format!("{prefix}{n}"));
+        names.find(is_free).expect("names do not end")
+    }
+
     /// Resolves when devices are there that were not before.
     pub async fn came_back(&self) {
         self.came_back.notified().await;

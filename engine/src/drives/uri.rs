@@ -38,10 +38,8 @@ impl DriveUri {
         json!({ "name": name, "trtype": "PCIe", "traddr": self.address })
     }
 
-    /// What its controller is called where nobody says it: a number in turn, the first that is free.
-    pub fn default_names() -> impl Iterator<Item = String> {
-        (0..).map(|n: u32| format!("Nvme{n}"))
-    }
+    /// What its controller is called where nobody says it, with the first number that is free.
+    pub const NAME: &str = "Nvme";
 }
 
 impl std::str::FromStr for DriveUri {

@@ -1,7 +1,8 @@
 //! Drives that are pulled, put back or new.
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nacre_bdev_nvme::State;
 use serde_json::json;
@@ -19,6 +20,31 @@ pub struct HotPlug {
     pub period: Duration,
 }
 
+/// Between two looks at a drive in a place where another was pulled, at most. Each look resets what is there.
+const LOOK_MAX: Duration = Duration::from_secs(60);
+
+/// Places where a drive did not turn out to be the one that is awaited, and when it is looked at again: ever more rarely, and at
+/// once when something else is put there.
+#[derive(Default)]
+struct Strangers(BTreeMap<String, (Instant, Duration)>);
+
+impl Strangers {
+    fn is_due(&self, address: &str) -> bool {
+        let next = self.0.get(address).map(|(next, _)| *next);
+        next.is_none_or(|next| Instant::now() >= next)
+    }
+
+    fn met(&mut self, address: &str, first: Duration) {
+        let delay = self.0.get(address).map_or(first, |(_, delay)| *delay);
+        let next = (Instant::now() + delay, (2 * delay).min(LOOK_MAX));
+        self.0.insert(address.to_owned(), next);
+    }
+
+    fn keep_those_in(&mut self, places: &[String]) {
+        self.0.retain(|address, _| places.contains(address));
+    }
+}
+
 impl Default for HotPlug {
     fn default() -> HotPlug {
         HotPlug {
@@ -34,6 +60,7 @@ pub async fn watch(engine: Rc<Engine>) {
     let mut refused: Vec<String> = Vec::new();
     // Those that were there when it was last looked: what is configured for one that comes is tried at once.
     let mut present: Vec<String> = Vec::new();
+    let mut strangers = Strangers::default();
     loop {
         let plug = engine.drives.hot_plug.get();
         tokio::time::sleep(plug.period).await;
@@ -49,8 +76,17 @@ pub async fn watch(engine: Rc<Engine>) {
         let Ok(ready) = tokio::task::spawn_blocking(move || bus.ready()).await else {
             continue;
         };
+        strangers.keep_those_in(&ready);
         for (name, drive) in &attached {
-            look_at(&engine, name, drive, &ready).await;
+            let is_there = ready.contains(&drive.address);
+            let is_pulled = drive.controller.status().state == State::Removed;
+            if !is_pulled && !is_there {
+                drive.controller.removed();
+            }
+            let is_due = is_pulled && is_there && strangers.is_due(&drive.address);
+            if is_due && !take_back(&engine, name, drive).await {
+                strangers.met(&drive.address, plug.period);
+            }
         }
         for (address, record) in &waiting {
             let came = ready.contains(address) && !present.contains(address);
@@ -88,46 +124,51 @@ fn waiting(on: &Engine) -> Vec<(String, Record)> {
         .collect()
 }
 
-async fn look_at(on: &Rc<Engine>, name: &str, drive: &Rc<Drive>, ready: &[String]) {
-    let is_there = ready.contains(&drive.address);
-    let away = drive.controller.status().state == State::Removed;
-    if !is_there && !away {
-        drive.controller.removed();
-    }
-    if !(is_there && away) {
-        return;
-    }
+/// Whether what is in its place now is the drive that was pulled, and well.
+async fn take_back(on: &Rc<Engine>, name: &str, drive: &Rc<Drive>) -> bool {
     let returned = async {
         let function = on.drives.open(on, &drive.address).await?;
         let back = drive.controller.returned(function).await;
         back.map_err(refusal)
     };
+    let (controller, address) = (name, &drive.address);
     match returned.await {
-        Ok(()) => info!(
-            controller = name,
-            address = drive.address,
-            "a drive is back"
-        ),
+        Ok(()) => info!(controller, address, "a drive is back"),
         Err(error) => {
-            warn!(controller = name, address = drive.address, %error, "not the drive that was pulled, or not well")
+            warn!(controller, address, %error, "not the drive that was pulled, or not well");
+            return false;
         }
     }
+    true
 }
 
 /// As the call would, so that it is attached under the same name after a restart.
 async fn attach(on: &Rc<Engine>, address: &str) -> Result<(), String> {
-    let mut names = (0..).map(|n| format!("HotInNvme{n}"));
-    let is_free = |name: &String| {
-        on.drives.find(name).is_none()
-            && on.remotes.find(name).is_none()
-            && on
-                .journal
-                .find(&crate::methods::bdev::nvme::key(name))
-                .is_none()
-    };
-    let name = names.find(is_free).expect("names do not end");
+    let name = on.drives.free_name(on, "HotInNvme");
     let params = json!({ "name": name, "trtype": "PCIe", "traddr": address });
     let raw = serde_json::value::to_raw_value(&params).map_err(|error| error.to_string())?;
     let attached = on.own_call("bdev_nvme_attach_controller", Some(&raw)).await;
     attached.map(drop).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A stranger is looked at ever more rarely, and what is put in its place at once.
+    #[test]
+    fn strangers() {
+        let mut strangers = Strangers::default();
+        let first = Duration::from_secs(20);
+        assert!(strangers.is_due("a"));
+        strangers.met("a", first);
+        assert!(!strangers.is_due("a") && strangers.is_due("b"));
+        strangers.met("a", first);
+        strangers.met("a", first);
+        assert_eq!(strangers.0["a"].1, LOOK_MAX);
+        strangers.keep_those_in(&["a".to_owned()]);
+        assert!(!strangers.is_due("a"));
+        strangers.keep_those_in(&[]);
+        assert!(strangers.is_due("a"));
+    }
 }

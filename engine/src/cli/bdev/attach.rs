@@ -73,7 +73,7 @@ fn drive(connection: &Connection, args: &AttachArgs) -> Result<Value, Failure> {
             let attached = connection.call("bdev_nvme_get_controllers", json!({}))?;
             let attached = attached.as_array().into_iter().flatten();
             let taken: Vec<&str> = attached.filter_map(|one| one["name"].as_str()).collect();
-            let mut names = DriveUri::default_names();
+            let mut names = (0..).map(|n: u32| format!("{}{n}", DriveUri::NAME));
             let free = names.find(|name| !taken.contains(&name.as_str()));
             free.expect("names do not end")
         }

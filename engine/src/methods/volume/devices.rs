@@ -139,16 +139,7 @@ impl Devices {
             .parse()
             .map_err(|e: DriveUriError| RpcError::invalid_params(e.to_string()).field(field))?;
         if on.drives.at(&uri.address).is_none() {
-            let mut names = DriveUri::default_names();
-            let is_free = |name: &String| {
-                on.drives.find(name).is_none()
-                    && on.remotes.find(name).is_none()
-                    && on
-                        .journal
-                        .find(&crate::methods::bdev::nvme::key(name))
-                        .is_none()
-            };
-            let name = names.find(is_free).expect("names do not end");
+            let name = on.drives.free_name(on, DriveUri::NAME);
             let params = uri.attach_params(&name);
             let made = call(on, "bdev_nvme_attach_controller", params).await;
             made.map_err(|refused| refused.field(field))?;
