@@ -428,9 +428,11 @@ drive_ctrl() { # the kernel's controller of the drive with this serial number; f
     return 1
 }
 
-drive_is_live() {
-    local ctrl
-    ctrl=$(drive_ctrl "$1") && is_live "$ctrl" && drive_disk "$1" 1
+drive_is_live() { # drive_is_live SERIAL: with a disk for every namespace, which the kernel finds in its own time and order
+    local ctrl nsid last=1
+    [ "$1" != "$SECOND_SERIAL" ] || last=2
+    ctrl=$(drive_ctrl "$1") && is_live "$ctrl" || return 1
+    for nsid in $(seq "$last"); do drive_disk "$1" "$nsid" || return 1; done
 }
 
 drive_address() { basename "$(readlink "/sys/class/nvme/$(drive_ctrl "$1")/device")"; }

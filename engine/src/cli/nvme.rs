@@ -107,10 +107,14 @@ fn facts(system: &System, drive: &Drive) -> Value {
 }
 
 fn row(system: &System, drive: &Drive) -> Vec<String> {
-    let disks = drive
-        .disks
-        .iter()
-        .map(|disk| format!("{} {}", disk.name, output::bytes(disk.bytes)));
+    let disks = drive.disks.iter().map(|disk| match disk.nsid {
+        Some(nsid) => format!(
+            "{} (namespace {nsid}) {}",
+            disk.name,
+            output::bytes(disk.bytes)
+        ),
+        None => format!("{} {}", disk.name, output::bytes(disk.bytes)),
+    });
     let uses = system.uses(drive);
     let model = drive.controller.as_ref().map(|told| told.model.clone());
     vec![

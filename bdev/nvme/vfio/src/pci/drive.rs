@@ -129,8 +129,10 @@ pub struct Controller {
 /// A namespace as the kernel's block device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Disk {
-    /// Such as `nvme0n1`.
+    /// Such as `nvme0n1`. The kernel numbers disks as it finds them: the number is not that of the namespace.
     pub name: String,
+    /// Namespace identifier; none where the kernel does not tell it.
+    pub nsid: Option<u32>,
     pub bytes: u64,
     pub block_size: u32,
 }
@@ -227,13 +229,16 @@ impl System {
                     .ok()
             };
             Disk {
+                nsid: number("nsid").and_then(|nsid| nsid.try_into().ok()),
                 // The kernel counts in 512 bytes here, whatever the block size.
                 bytes: number("size").unwrap_or(0).saturating_mul(512),
                 block_size: number("queue/logical_block_size").unwrap_or(0) as u32,
                 name,
             }
         };
-        names.into_iter().map(disk).collect()
+        let mut disks: Vec<Disk> = names.into_iter().map(disk).collect();
+        disks.sort_by_key(|disk| disk.nsid);
+        disks
     }
 }
 

@@ -143,6 +143,11 @@ impl Machine {
                 format!("259:{}\n", number * 4 + index as u32),
             );
             self.file(&format!("{block}/size"), "2048\n");
+            // The later namespace was found first, as happens.
+            self.file(
+                &format!("{block}/nsid"),
+                format!("{}\n", disks.len() - index),
+            );
             self.file(&format!("{block}/queue/logical_block_size"), "512\n");
             self.file(&format!("dev/{disk}"), vec![0; 1 << 20]);
         }

@@ -48,8 +48,15 @@ fn drives_are_told_with_what_the_kernel_knows() {
         (Driver::Nvme, Iommu::Group(14))
     );
     assert_eq!((first.numa_node, first.serial()), (Some(0), Some("S1")));
-    let names: Vec<&str> = first.disks.iter().map(|disk| disk.name.as_str()).collect();
-    assert_eq!(names, ["nvme0n1", "nvme0n2"]);
+    let namespace = |disk: &Disk| (disk.nsid, disk.name.clone());
+    assert_eq!(
+        first.disks.iter().map(namespace).collect::<Vec<_>>(),
+        [
+            (Some(1), "nvme0n2".to_owned()),
+            (Some(2), "nvme0n1".to_owned())
+        ],
+        "by namespace, not in the order in which the kernel found them"
+    );
     assert_eq!(
         (first.disks[0].bytes, first.disks[0].block_size),
         (1 << 20, 512)
