@@ -11,6 +11,7 @@
 //! virtualisation the machine is emulated: slower, and as correct.
 
 mod drives;
+mod events;
 mod kernel;
 mod suite;
 

@@ -1,14 +1,5 @@
 //! The tests inside the virtual machine, seen from outside.
 //!
-//! The guest appends one line per event to `OUT/results`, and the host reads them as they come:
-//!
-//! ```text
-//! begin <name> <limit in seconds>
-//! end <name> pass|fail|skip <seconds>
-//! dirty <name>            the guest could not be brought back to a clean state: boot again for the rest
-//! done                    nothing is left to run
-//! ```
-//!
 //! The guest enforces each test's limit itself. When it cannot (a process stuck in the kernel, a crash), the host
 //! notices the silence, kills the machine, blames the test that had begun, and boots again for those that are left.
 
@@ -20,14 +11,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 
+use super::events::{Event, Events, Verdict, Watch};
 use super::{Hardware, Vm, drives, quoted, scratch, seconds};
 use crate::setup;
 use crate::tally::Tally;
 
 /// From the start of QEMU to the first event. Emulated and on a busy machine a boot takes up to half a minute.
 const BOOT_LIMIT: Duration = Duration::from_secs(240);
-/// What a test may overrun its own limit before the host stops waiting for the guest to end it.
-const GRACE: Duration = Duration::from_secs(90);
 const BUILD_LIMIT: Duration = Duration::from_secs(1500);
 /// How much of a failed test's log is shown.
 const TAIL_LINES: usize = 40;
@@ -338,134 +328,9 @@ fn example(root: &Path, package: &str, name: &str) -> Result<PathBuf> {
         .with_context(|| format!("finding {}", path.display()))
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Verdict {
-    Pass,
-    Fail,
-    Skip,
-}
-
-#[derive(Debug, Clone, PartialEq)]
-enum Event {
-    Begin {
-        name: String,
-        limit: Duration,
-    },
-    End {
-        name: String,
-        verdict: Verdict,
-        took: f64,
-    },
-    Dirty,
-    Done,
-}
-
-fn parse(line: &str) -> Result<Event> {
-    let words: Vec<&str> = line.split_whitespace().collect();
-    let event = match *words.as_slice() {
-        ["begin", name, limit] => Event::Begin {
-            name: name.to_owned(),
-            limit: Duration::from_secs(limit.parse()?),
-        },
-        ["end", name, verdict, took] => Event::End {
-            name: name.to_owned(),
-            verdict: match verdict {
-                "pass" => Verdict::Pass,
-                "skip" => Verdict::Skip,
-                "fail" => Verdict::Fail,
-                other => bail!("a verdict that is none: {other}"),
-            },
-            took: took.parse()?,
-        },
-        ["dirty", _] => Event::Dirty,
-        ["done"] => Event::Done,
-        _ => bail!("no event: {line:?}"),
-    };
-    Ok(event)
-}
-
-/// What the guest is doing, and until when it may.
-struct Watch {
-    begun: Option<String>,
-    deadline: Instant,
-}
-
-impl Watch {
-    fn apply(&mut self, event: &Event) {
-        match event {
-            Event::Begin { name, limit } => {
-                self.begun = Some(name.clone());
-                self.deadline = Instant::now() + *limit + GRACE;
-            }
-            Event::End { .. } => {
-                self.begun = None;
-                self.deadline = Instant::now() + GRACE;
-            }
-            // It is about to stop by itself.
-            Event::Dirty | Event::Done => self.deadline = Instant::now() + GRACE,
-        }
-    }
-}
-
-/// A file that grows, read by whole lines.
-struct Events {
-    path: PathBuf,
-    seen: usize,
-}
-
-impl Events {
-    fn new(path: PathBuf) -> Events {
-        Events { path, seen: 0 }
-    }
-
-    fn read(&mut self) -> Result<Vec<Event>> {
-        let bytes = match std::fs::read(&self.path) {
-            Ok(bytes) => bytes,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(error) => {
-                return Err(error).with_context(|| format!("reading {}", self.path.display()));
-            }
-        };
-        let fresh = bytes.get(self.seen..).unwrap_or_default();
-        let whole = fresh
-            .iter()
-            .rposition(|&byte| byte == b'\n')
-            .map_or(0, |at| at + 1);
-        self.seen += whole;
-        String::from_utf8_lossy(&fresh[..whole])
-            .lines()
-            .map(parse)
-            .collect()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn events_are_read_by_whole_lines_and_once() {
-        let dir = std::env::temp_dir().join(format!("nacre-xtask-events-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
-        let path = dir.join("results");
-        let mut events = Events::new(path.clone());
-        assert!(events.read().unwrap().is_empty());
-        std::fs::write(&path, "begin connect 60\nend conn").unwrap();
-        let begun = Event::Begin {
-            name: "connect".into(),
-            limit: Duration::from_secs(60),
-        };
-        assert_eq!(events.read().unwrap(), [begun]);
-        std::fs::write(&path, "begin connect 60\nend connect pass 2.5\n").unwrap();
-        let ended = Event::End {
-            name: "connect".into(),
-            verdict: Verdict::Pass,
-            took: 2.5,
-        };
-        assert_eq!(events.read().unwrap(), [ended]);
-        assert!(events.read().unwrap().is_empty());
-        std::fs::remove_dir_all(&dir).unwrap();
-    }
 
     #[test]
     fn scripts_say_what_hardware_they_want() {
@@ -479,13 +344,6 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_no_event_is_refused() {
-        for line in ["", "begin x", "end x maybe 1", "end x pass long", "hello"] {
-            assert!(parse(line).is_err(), "{line}");
-        }
-    }
-
-    #[test]
     fn only_a_breakpoint_of_the_kernels_own_is_the_emulators_fault() {
         let int3 = b"[   80.400675] Oops: int3: 0000 [#1] PREEMPT SMP NOPTI\n[   80.402169] CPU: 0 UID: 0 PID: 0";
         assert!(emulator_stumbled(int3));
@@ -496,17 +354,5 @@ mod tests {
         ] {
             assert!(!emulator_stumbled(words.as_bytes()), "{words}");
         }
-    }
-
-    #[test]
-    fn a_test_that_has_begun_is_blamed_until_it_ends() {
-        let mut watch = Watch {
-            begun: None,
-            deadline: Instant::now(),
-        };
-        watch.apply(&parse("begin fio 30").unwrap());
-        assert_eq!(watch.begun.as_deref(), Some("fio"));
-        watch.apply(&parse("end fio fail 3").unwrap());
-        assert_eq!(watch.begun, None);
     }
 }
