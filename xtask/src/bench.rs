@@ -6,6 +6,7 @@
 
 mod idle;
 mod instructions;
+mod nvme;
 mod target;
 mod tcp;
 mod vm;
@@ -27,6 +28,9 @@ pub enum What {
     Vm(VmOptions),
     /// The same over RDMA, on one soft-RoCE device; and Nacre over RDMA beside Nacre over TCP.
     Rdma(VmOptions),
+    /// Nacre's NVMe driver beside the kernel's, on one emulated drive in the virtual machine; and the instructions that it
+    /// spends on an I/O.
+    Nvme(nvme::Options),
 }
 
 #[derive(Args)]
@@ -67,6 +71,7 @@ pub fn run(root: &Path, what: &What) -> Result<ExitCode> {
         What::Volume(options) => volume::run(root, options),
         What::Vm(options) => vm::run(root, options, vm::Over::Tcp),
         What::Rdma(options) => vm::run(root, options, vm::Over::Rdma),
+        What::Nvme(options) => nvme::run(root, options),
     }
 }
 

@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 use super::target::{Target, number};
 use crate::setup::{self, Need};
 
-const NEEDS: &[Need] = &[Need {
+pub const NEEDS: &[Need] = &[Need {
     program: "valgrind",
     package: "valgrind",
 }];
@@ -67,13 +67,18 @@ fn count(nacre: &Path, rw: &str, depth: u32, requests: u32) -> Result<Count> {
     ];
     let answer = target.load(&load, LOAD_LIMIT)?;
     target.stop()?;
-    let text = std::fs::read_to_string(&out)
-        .with_context(|| format!("reading what callgrind left in {}", out.display()))?;
-    std::fs::remove_file(&out).with_context(|| format!("removing {}", out.display()))?;
     Ok(Count {
-        instructions: total(&text)?,
+        instructions: total_of(&out)?,
         requests: number(&answer, &["read", "ios"])? + number(&answer, &["write", "ios"])?,
     })
+}
+
+/// The sum in the file that callgrind left, which goes.
+pub fn total_of(out: &Path) -> Result<f64> {
+    let text = std::fs::read_to_string(out)
+        .with_context(|| format!("reading what callgrind left in {}", out.display()))?;
+    std::fs::remove_file(out).with_context(|| format!("removing {}", out.display()))?;
+    total(&text)
 }
 
 /// The sum over all threads that callgrind writes at the end of its file.

@@ -22,9 +22,22 @@ const IMAGE_BYTES: u64 = 256 << 20;
 /// What a path of a socket may be long (unix(7)), less its end.
 const SOCKET_PATH_MAX: usize = 107;
 
+/// What a drive's blocks are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Media {
+    /// Bytes of a file, which QEMU reads and writes on other threads.
+    Files,
+    /// Zeroes, at once and whatever is written: what is measured then is not this machine's threads and files.
+    Zeroes,
+}
+
 /// Makes the drives' images in OUT, and says how QEMU gets them.
-pub fn prepare(out: &Path, accelerated: bool) -> Result<String> {
-    for name in IMAGES {
+pub fn prepare(out: &Path, accelerated: bool, media: Media) -> Result<String> {
+    let files = match media {
+        Media::Files => &IMAGES[..],
+        Media::Zeroes => &[],
+    };
+    for name in files {
         let path = out.join(name);
         std::fs::File::create(&path)
             .and_then(|file| file.set_len(IMAGE_BYTES))
@@ -37,10 +50,10 @@ pub fn prepare(out: &Path, accelerated: bool) -> Result<String> {
             monitor.display()
         );
     }
-    Ok(options(out, accelerated))
+    Ok(options(out, accelerated, media))
 }
 
-fn options(out: &Path, accelerated: bool) -> String {
+fn options(out: &Path, accelerated: bool, media: Media) -> String {
     let at = |name: &str| out.join(name).display().to_string();
     // With hardware virtualisation remapped interrupts need half of the controller in QEMU.
     let machine = match accelerated {
@@ -53,10 +66,16 @@ fn options(out: &Path, accelerated: bool) -> String {
     ];
     for name in IMAGES {
         // Nodes of their own outlive the devices that use them: a drive that was pulled can be put back.
-        options.push(format!(
-            "-blockdev driver=raw,node-name={name},file.driver=file,file.filename={}",
-            at(name)
-        ));
+        let behind = match media {
+            Media::Files => format!(
+                "driver=raw,node-name={name},file.driver=file,file.filename={}",
+                at(name)
+            ),
+            Media::Zeroes => {
+                format!("driver=null-co,node-name={name},size={IMAGE_BYTES},read-zeroes=on")
+            }
+        };
+        options.push(format!("-blockdev {behind}"));
     }
     options.extend(
         [
@@ -99,14 +118,17 @@ mod tests {
     fn images_are_sparse_and_go() {
         let out = std::env::temp_dir().join(format!("nacre-xtask-drives-{}", std::process::id()));
         std::fs::create_dir_all(&out).unwrap();
-        let options = prepare(&out, false).unwrap();
+        let options = prepare(&out, false, Media::Files).unwrap();
         for name in IMAGES {
             assert_eq!(out.join(name).metadata().unwrap().len(), IMAGE_BYTES);
             assert!(options.contains(&format!("node-name={name},")));
         }
         clean(&out);
         assert_eq!(std::fs::read_dir(&out).unwrap().count(), 0);
+        let zeroes = prepare(&out, false, Media::Zeroes).unwrap();
+        assert!(zeroes.contains("driver=null-co,node-name=drive0,size=268435456"));
+        assert_eq!(std::fs::read_dir(&out).unwrap().count(), 0);
         std::fs::remove_dir(&out).unwrap();
-        assert!(prepare(&out.join("x".repeat(200)), false).is_err());
+        assert!(prepare(&out.join("x".repeat(200)), false, Media::Files).is_err());
     }
 }

@@ -8,11 +8,9 @@
 //! ```
 //!
 //! OUT is the only folder that the guest writes through to the host. One boot runs many tests. Without hardware
-//! virtualisation the machine is emulated: slower, and as correct; then two run side by side, with a share of the tests
-//! each, if there is the room.
+//! virtualisation the machine is emulated: slower, and as correct.
 
 mod drives;
-mod events;
 mod kernel;
 mod suite;
 
@@ -23,9 +21,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 
+use self::drives::Media;
 use crate::process::{End, Group};
 use crate::{process, setup};
 
+pub use drives::clean as clean_drives;
 pub use suite::{Selection, Target, matches, nacre, run as run_suite};
 
 #[derive(Subcommand)]
@@ -51,9 +51,6 @@ pub enum What {
         /// The `nacre` to use instead of building one.
         #[arg(long)]
         nacre: Option<PathBuf>,
-        /// How many guests run side by side [default: two where they are emulated and this machine has the room].
-        #[arg(long)]
-        guests: Option<usize>,
     },
     /// Fetch the newest Debian kernel, even if the cache has one.
     Update,
@@ -87,13 +84,11 @@ pub fn run(root: &Path, what: &What) -> Result<ExitCode> {
             filter,
             target,
             nacre,
-            guests,
         } => {
             let selection = Selection {
                 filter: filter.clone(),
                 target: *target,
                 nacre: nacre.clone(),
-                guests: *guests,
             };
             let tally = run_suite(root, &selection)?;
             tally.print_details();
@@ -132,6 +127,8 @@ pub enum Hardware {
     Plain,
     /// NVMe drives behind an IOMMU, and QEMU's monitor to pull them with.
     Drives,
+    /// The same drives with nothing behind them: all that they read is zeroes.
+    EmptyDrives,
 }
 
 /// A machine that is ready to boot.
@@ -211,9 +208,15 @@ impl Vm {
         let mut append =
             "earlycon=uart8250,io,0x2f8,115200n8 keep_bootcon loglevel=4 no_timer_check".to_owned();
         let mut options = format!("-serial file:{}", out.join("kernel").display());
-        if hardware == Hardware::Drives {
+        let media = match hardware {
+            Hardware::Plain => None,
+            Hardware::Drives => Some(Media::Files),
+            Hardware::EmptyDrives => Some(Media::Zeroes),
+        };
+        if let Some(media) = media {
             append = format!("{append} {}", drives::KERNEL_ARGUMENTS);
-            options = format!("{options} {}", drives::prepare(out, self.accelerated)?);
+            let more = drives::prepare(out, self.accelerated, media)?;
+            options = format!("{options} {more}");
         }
         command.arg("--append").arg(append);
         command.arg(format!("--qemu-opts={options}"));
