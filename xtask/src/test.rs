@@ -98,6 +98,7 @@ fn suites(root: &Path, options: &Options, strict: bool) -> Tally {
             filter: filter.map(str::to_owned).into_iter().collect(),
             target: vm::Target::Nacre,
             nacre: options.nacre.clone(),
+            guests: None,
         };
         if vm::matches(root, &selection.filter) {
             suite("virtual machine", &mut || {

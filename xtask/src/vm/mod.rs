@@ -8,9 +8,11 @@
 //! ```
 //!
 //! OUT is the only folder that the guest writes through to the host. One boot runs many tests. Without hardware
-//! virtualisation the machine is emulated: slower, and as correct.
+//! virtualisation the machine is emulated: slower, and as correct; then two run side by side, with a share of the tests
+//! each, if there is the room.
 
 mod drives;
+mod events;
 mod kernel;
 mod suite;
 
@@ -51,6 +53,9 @@ pub enum What {
         /// The `nacre` to use instead of building one.
         #[arg(long)]
         nacre: Option<PathBuf>,
+        /// How many guests run side by side [default: two where they are emulated and this machine has the room].
+        #[arg(long)]
+        guests: Option<usize>,
     },
     /// Fetch the newest Debian kernel, even if the cache has one.
     Update,
@@ -84,11 +89,13 @@ pub fn run(root: &Path, what: &What) -> Result<ExitCode> {
             filter,
             target,
             nacre,
+            guests,
         } => {
             let selection = Selection {
                 filter: filter.clone(),
                 target: *target,
                 nacre: nacre.clone(),
+                guests: *guests,
             };
             let tally = run_suite(root, &selection)?;
             tally.print_details();

@@ -1,33 +1,24 @@
 //! The tests inside the virtual machine, seen from outside.
 //!
-//! The guest appends one line per event to `OUT/results`, and the host reads them as they come:
-//!
-//! ```text
-//! begin <name> <limit in seconds>
-//! end <name> pass|fail|skip <seconds>
-//! dirty <name>            the guest could not be brought back to a clean state: boot again for the rest
-//! done                    nothing is left to run
-//! ```
-//!
 //! The guest enforces each test's limit itself. When it cannot (a process stuck in the kernel, a crash), the host
 //! notices the silence, kills the machine, blames the test that had begun, and boots again for those that are left.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 
+use super::events::{Event, Events, Verdict, Watch};
 use super::{Hardware, Vm, drives, quoted, scratch, seconds};
 use crate::setup;
 use crate::tally::Tally;
 
 /// From the start of QEMU to the first event. Emulated and on a busy machine a boot takes up to half a minute.
 const BOOT_LIMIT: Duration = Duration::from_secs(240);
-/// What a test may overrun its own limit before the host stops waiting for the guest to end it.
-const GRACE: Duration = Duration::from_secs(90);
 const BUILD_LIMIT: Duration = Duration::from_secs(1500);
 /// How much of a failed test's log is shown.
 const TAIL_LINES: usize = 40;
@@ -54,6 +45,8 @@ pub struct Selection {
     pub filter: Vec<String>,
     pub target: Target,
     pub nacre: Option<PathBuf>,
+    /// How many guests run side by side; as many as this machine is good for when none.
+    pub guests: Option<usize>,
 }
 
 /// Boots that run nothing before the rest of the tests is given up: an emulated machine may stumble once.
@@ -61,6 +54,13 @@ const BOOTS_IN_VAIN: u32 = 2;
 
 /// Tests that are begun again, in the whole suite, because the emulator killed the guest's kernel.
 const STUMBLES: u32 = 2;
+
+/// Tests of one boot, where several guests share the work: few enough that no guest is left alone with many at the end,
+/// enough that booting costs little.
+const SHARE: usize = 9;
+
+/// What a guest takes of this machine's memory: its own, and what QEMU keeps of translated code.
+const GUEST_MIB: u64 = 6 << 10;
 
 /// What the tests start in the guest.
 struct Programs {
@@ -101,41 +101,28 @@ pub fn run(root: &Path, selection: &Selection) -> Result<Tally> {
     let vm = Vm::prepare()?;
     println!("virtual machine: {}; {} tests", vm.describe(), cases.len());
 
-    let mut tally = Tally::default();
-    let mut left = VecDeque::from(cases);
-    let (mut boots, mut in_vain, mut stumbles) = (0, 0, 0);
-    while !left.is_empty() {
-        boots += 1;
-        let before = left.len();
-        let out = scratch(root, &format!("test-{boots}"))?;
-        let died_in = boot(root, &vm, selection, &programs, &out, &mut left, &mut tally)?;
-        if let Some(name) = died_in {
-            let last_words = std::fs::read(out.join("kernel")).unwrap_or_default();
-            if stumbles < STUMBLES && vm.is_emulated() && emulator_stumbled(&last_words) {
-                stumbles += 1;
-                println!(
-                    "vm {name} ... once more: the emulator ran code that the kernel was replacing"
-                );
-                continue;
-            }
-            tally.fail(format!("vm {name}: the guest hung or died"));
-            left.retain(|case| *case != name);
-        }
-        if left.len() != before {
-            continue;
-        }
-        in_vain += 1;
-        if in_vain == BOOTS_IN_VAIN {
-            // A machine that boots and runs nothing does so again: the rest has failed.
-            for name in left.drain(..) {
-                tally.fail(format!(
-                    "vm {name}: the guest ran nothing, see {}",
-                    out.display()
-                ));
-            }
-        }
-    }
-    Ok(tally)
+    let guests = selection.guests.unwrap_or_else(|| guests(&vm)).max(1);
+    let suite = Suite {
+        root,
+        vm: &vm,
+        target: selection.target,
+        programs,
+        work: Mutex::new(Work {
+            shares: shares(root, &cases, guests)?,
+            ..Work::default()
+        }),
+    };
+    let lanes = guests.min(suite.work().shares.len());
+    println!("virtual machine: {lanes} at a time");
+    std::thread::scope(|scope| {
+        let lanes: Vec<_> = (0..lanes).map(|_| scope.spawn(|| suite.run())).collect();
+        lanes.into_iter().try_for_each(|lane| match lane.join() {
+            Ok(result) => result,
+            Err(panic) => std::panic::resume_unwind(panic),
+        })
+    })?;
+    let work = suite.work.into_inner();
+    Ok(work.expect("no lane panicked").tally)
 }
 
 /// Whether a filter leaves anything to run, so that no machine is built for nothing.
@@ -150,85 +137,202 @@ fn emulator_stumbled(last_words: &[u8]) -> bool {
     String::from_utf8_lossy(last_words).contains("Oops: int3")
 }
 
-/// One boot, of the machine that the first test wants, with all tests that want the same: takes those that have ended off
-/// `left`, whatever way they ended. Answers with the one in which the guest hung or died.
-fn boot(
-    root: &Path,
-    vm: &Vm,
-    selection: &Selection,
-    programs: &Programs,
-    out: &Path,
-    left: &mut VecDeque<String>,
-    tally: &mut Tally,
-) -> Result<Option<String>> {
-    let hardware = left
-        .front()
-        .map_or(Ok(Hardware::Plain), |case| hardware(root, case))?;
-    let mut names = Vec::new();
-    for case in left.iter() {
-        if self::hardware(root, case)? == hardware {
-            names.push(case.as_str());
-        }
+/// How many guests this machine is good for. An emulated one keeps little more than one CPU busy, whatever it has itself;
+/// with hardware virtualisation one is fast enough.
+fn guests(vm: &Vm) -> usize {
+    if !vm.is_emulated() {
+        return 1;
     }
-    std::fs::write(out.join("cases"), names.join("\n") + "\n")
-        .context("writing the list of tests")?;
-    let line = format!(
-        "TARGET={} NACRE={} PINGPONG={} PROBE={} bash {} {}",
-        selection.target,
-        quoted(&programs.nacre),
-        quoted(&programs.pingpong),
-        quoted(&programs.probe),
-        quoted(&root.join("tests/vm/guest.sh")),
-        quoted(out),
-    );
-    let start = Instant::now();
-    let mut group = vm.start(root, &line, out, hardware)?;
-    let mut events = Events::new(out.join("results"));
-    let mut watch = Watch {
-        begun: None,
-        deadline: start + BOOT_LIMIT,
-    };
-    let mut booted = false;
-    loop {
-        // The order matters: what a guest wrote before it stopped is read after it was seen to stop.
-        let stopped = group.try_wait()?.is_some();
-        for event in events.read()? {
-            if !std::mem::replace(&mut booted, true) {
-                println!("virtual machine: up after {}", seconds(start));
-            }
-            watch.apply(&event);
-            if let Event::End {
-                name,
-                verdict,
-                took,
-            } = event
-            {
-                report(out, &name, verdict, took, tally);
-                left.retain(|case| *case != name);
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    cpus.min(2).min(roomy_for(&memory))
+}
+
+/// How many guests the memory of this `/proc/meminfo` is enough for.
+fn roomy_for(meminfo: &str) -> usize {
+    let available = meminfo
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))
+        .and_then(|rest| rest.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    available.map_or(1, |kib| (kib / 1024 / GUEST_MIB) as usize)
+}
+
+/// Tests that want the same machine, for one boot if all goes well.
+struct Share {
+    hardware: Hardware,
+    cases: VecDeque<String>,
+}
+
+/// The cases in shares; those that need special hardware first, as they take longest.
+fn shares(root: &Path, cases: &[String], guests: usize) -> Result<VecDeque<Share>> {
+    let mut shares = VecDeque::new();
+    for wanted in [Hardware::Drives, Hardware::Plain] {
+        let mut those = Vec::new();
+        for case in cases {
+            if hardware(root, case)? == wanted {
+                those.push(case.clone());
             }
         }
-        if stopped {
-            break;
-        }
-        if Instant::now() >= watch.deadline {
-            group.kill();
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(250));
+        let size = match guests {
+            1 => those.len(),
+            _ => SHARE,
+        };
+        shares.extend(those.chunks(size.max(1)).map(|cases| Share {
+            hardware: wanted,
+            cases: cases.to_vec().into(),
+        }));
     }
-    drives::clean(out);
-    if let Some(name) = &watch.begun {
-        println!("vm {name} ... the guest hung or died");
-        show_tail("log", &out.join("logs").join(format!("{name}.log")));
-        show_tail("kernel log", &out.join("dmesg"));
-        show_tail("kernel's last words", &out.join("kernel"));
-        show_tail("console", &out.join("console"));
-    } else if !booted {
-        println!("virtual machine: no sign of life after {}", seconds(start));
-        show_tail("kernel", &out.join("kernel"));
-        show_tail("console", &out.join("console"));
+    Ok(shares)
+}
+
+/// What is left to do, and what has come of the rest.
+#[derive(Default)]
+struct Work {
+    shares: VecDeque<Share>,
+    tally: Tally,
+    boots: u32,
+    stumbles: u32,
+}
+
+/// The whole run. Each lane has one guest at a time.
+struct Suite<'a> {
+    root: &'a Path,
+    vm: &'a Vm,
+    target: Target,
+    programs: Programs,
+    work: Mutex<Work>,
+}
+
+impl Suite<'_> {
+    fn work(&self) -> MutexGuard<'_, Work> {
+        self.work.lock().expect("no lane panicked")
     }
-    Ok(watch.begun)
+
+    /// A lane: takes shares until there are none.
+    fn run(&self) -> Result<()> {
+        loop {
+            let Some(share) = self.work().shares.pop_front() else {
+                return Ok(());
+            };
+            if let Err(error) = self.run_share(share) {
+                // The others end what they have begun, and no more.
+                self.work().shares.clear();
+                return Err(error);
+            }
+        }
+    }
+
+    fn run_share(&self, mut share: Share) -> Result<()> {
+        let mut in_vain = 0;
+        while !share.cases.is_empty() {
+            let before = share.cases.len();
+            let boot = {
+                let mut work = self.work();
+                work.boots += 1;
+                work.boots
+            };
+            let out = scratch(self.root, &format!("test-{boot}"))?;
+            let died_in = self.boot(&out, &mut share)?;
+            let mut work = self.work();
+            if let Some(name) = died_in {
+                let last_words = std::fs::read(out.join("kernel")).unwrap_or_default();
+                if work.stumbles < STUMBLES
+                    && self.vm.is_emulated()
+                    && emulator_stumbled(&last_words)
+                {
+                    work.stumbles += 1;
+                    println!(
+                        "vm {name} ... once more: the emulator ran code that the kernel was replacing"
+                    );
+                    continue;
+                }
+                work.tally
+                    .fail(format!("vm {name}: the guest hung or died"));
+                share.cases.retain(|case| *case != name);
+            }
+            if share.cases.len() != before {
+                continue;
+            }
+            in_vain += 1;
+            if in_vain == BOOTS_IN_VAIN {
+                // A machine that boots and runs nothing does so again: the rest has failed.
+                for name in share.cases.drain(..) {
+                    work.tally.fail(format!(
+                        "vm {name}: the guest ran nothing, see {}",
+                        out.display()
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// One boot with what is left of a share: takes off it what has ended, whatever way. Answers with the test in which the
+    /// guest hung or died.
+    fn boot(&self, out: &Path, share: &mut Share) -> Result<Option<String>> {
+        let names: Vec<&str> = share.cases.iter().map(String::as_str).collect();
+        std::fs::write(out.join("cases"), names.join("\n") + "\n")
+            .context("writing the list of tests")?;
+        let line = format!(
+            "TARGET={} NACRE={} PINGPONG={} PROBE={} bash {} {}",
+            self.target,
+            quoted(&self.programs.nacre),
+            quoted(&self.programs.pingpong),
+            quoted(&self.programs.probe),
+            quoted(&self.root.join("tests/vm/guest.sh")),
+            quoted(out),
+        );
+        let start = Instant::now();
+        let mut group = self.vm.start(self.root, &line, out, share.hardware)?;
+        let mut events = Events::new(out.join("results"));
+        let mut watch = Watch {
+            begun: None,
+            deadline: start + BOOT_LIMIT,
+        };
+        let mut booted = false;
+        loop {
+            // The order matters: what a guest wrote before it stopped is read after it was seen to stop.
+            let stopped = group.try_wait()?.is_some();
+            for event in events.read()? {
+                if !std::mem::replace(&mut booted, true) {
+                    println!("virtual machine: up after {}", seconds(start));
+                }
+                watch.apply(&event);
+                if let Event::End {
+                    name,
+                    verdict,
+                    took,
+                } = event
+                {
+                    // Under the lock, so that what is said of two tests does not mix.
+                    report(out, &name, verdict, took, &mut self.work().tally);
+                    share.cases.retain(|case| *case != name);
+                }
+            }
+            if stopped {
+                break;
+            }
+            if Instant::now() >= watch.deadline {
+                group.kill();
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(250));
+        }
+        drives::clean(out);
+        let _one_at_a_time = self.work();
+        if let Some(name) = &watch.begun {
+            println!("vm {name} ... the guest hung or died");
+            show_tail("log", &out.join("logs").join(format!("{name}.log")));
+            show_tail("kernel log", &out.join("dmesg"));
+            show_tail("kernel's last words", &out.join("kernel"));
+            show_tail("console", &out.join("console"));
+        } else if !booted {
+            println!("virtual machine: no sign of life after {}", seconds(start));
+            show_tail("kernel", &out.join("kernel"));
+            show_tail("console", &out.join("console"));
+        }
+        Ok(watch.begun)
+    }
 }
 
 fn report(out: &Path, name: &str, verdict: Verdict, took: f64, tally: &mut Tally) {
@@ -338,134 +442,9 @@ fn example(root: &Path, package: &str, name: &str) -> Result<PathBuf> {
         .with_context(|| format!("finding {}", path.display()))
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Verdict {
-    Pass,
-    Fail,
-    Skip,
-}
-
-#[derive(Debug, Clone, PartialEq)]
-enum Event {
-    Begin {
-        name: String,
-        limit: Duration,
-    },
-    End {
-        name: String,
-        verdict: Verdict,
-        took: f64,
-    },
-    Dirty,
-    Done,
-}
-
-fn parse(line: &str) -> Result<Event> {
-    let words: Vec<&str> = line.split_whitespace().collect();
-    let event = match *words.as_slice() {
-        ["begin", name, limit] => Event::Begin {
-            name: name.to_owned(),
-            limit: Duration::from_secs(limit.parse()?),
-        },
-        ["end", name, verdict, took] => Event::End {
-            name: name.to_owned(),
-            verdict: match verdict {
-                "pass" => Verdict::Pass,
-                "skip" => Verdict::Skip,
-                "fail" => Verdict::Fail,
-                other => bail!("a verdict that is none: {other}"),
-            },
-            took: took.parse()?,
-        },
-        ["dirty", _] => Event::Dirty,
-        ["done"] => Event::Done,
-        _ => bail!("no event: {line:?}"),
-    };
-    Ok(event)
-}
-
-/// What the guest is doing, and until when it may.
-struct Watch {
-    begun: Option<String>,
-    deadline: Instant,
-}
-
-impl Watch {
-    fn apply(&mut self, event: &Event) {
-        match event {
-            Event::Begin { name, limit } => {
-                self.begun = Some(name.clone());
-                self.deadline = Instant::now() + *limit + GRACE;
-            }
-            Event::End { .. } => {
-                self.begun = None;
-                self.deadline = Instant::now() + GRACE;
-            }
-            // It is about to stop by itself.
-            Event::Dirty | Event::Done => self.deadline = Instant::now() + GRACE,
-        }
-    }
-}
-
-/// A file that grows, read by whole lines.
-struct Events {
-    path: PathBuf,
-    seen: usize,
-}
-
-impl Events {
-    fn new(path: PathBuf) -> Events {
-        Events { path, seen: 0 }
-    }
-
-    fn read(&mut self) -> Result<Vec<Event>> {
-        let bytes = match std::fs::read(&self.path) {
-            Ok(bytes) => bytes,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(error) => {
-                return Err(error).with_context(|| format!("reading {}", self.path.display()));
-            }
-        };
-        let fresh = bytes.get(self.seen..).unwrap_or_default();
-        let whole = fresh
-            .iter()
-            .rposition(|&byte| byte == b'\n')
-            .map_or(0, |at| at + 1);
-        self.seen += whole;
-        String::from_utf8_lossy(&fresh[..whole])
-            .lines()
-            .map(parse)
-            .collect()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn events_are_read_by_whole_lines_and_once() {
-        let dir = std::env::temp_dir().join(format!("nacre-xtask-events-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
-        let path = dir.join("results");
-        let mut events = Events::new(path.clone());
-        assert!(events.read().unwrap().is_empty());
-        std::fs::write(&path, "begin connect 60\nend conn").unwrap();
-        let begun = Event::Begin {
-            name: "connect".into(),
-            limit: Duration::from_secs(60),
-        };
-        assert_eq!(events.read().unwrap(), [begun]);
-        std::fs::write(&path, "begin connect 60\nend connect pass 2.5\n").unwrap();
-        let ended = Event::End {
-            name: "connect".into(),
-            verdict: Verdict::Pass,
-            took: 2.5,
-        };
-        assert_eq!(events.read().unwrap(), [ended]);
-        assert!(events.read().unwrap().is_empty());
-        std::fs::remove_dir_all(&dir).unwrap();
-    }
 
     #[test]
     fn scripts_say_what_hardware_they_want() {
@@ -479,9 +458,32 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_no_event_is_refused() {
-        for line in ["", "begin x", "end x maybe 1", "end x pass long", "hello"] {
-            assert!(parse(line).is_err(), "{line}");
+    fn guests_are_as_many_as_there_is_memory_for() {
+        let of = |kib: u64| roomy_for(&format!("MemTotal: 1 kB\nMemAvailable:   {kib} kB\n"));
+        assert_eq!(of(20 << 20), 3);
+        assert_eq!(of(12 << 20), 2);
+        assert_eq!(of(5 << 20), 0);
+        assert_eq!(roomy_for("MemTotal: 1 kB"), 1);
+    }
+
+    #[test]
+    fn the_cases_are_shared_out_whole_and_by_hardware() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let cases = cases(root, &[]).unwrap();
+        for guests in [1, 2] {
+            let shares = shares(root, &cases, guests).unwrap();
+            let mut all: Vec<String> = Vec::new();
+            for share in &shares {
+                assert!(guests == 1 || share.cases.len() <= SHARE);
+                for case in &share.cases {
+                    assert_eq!(hardware(root, case).unwrap(), share.hardware, "{case}");
+                }
+                all.extend(share.cases.iter().cloned());
+            }
+            all.sort();
+            assert_eq!(all, cases);
+            assert_eq!(shares[0].hardware, Hardware::Drives);
+            assert!(guests == 2 || shares.len() == 2, "one boot for each");
         }
     }
 
@@ -496,17 +498,5 @@ mod tests {
         ] {
             assert!(!emulator_stumbled(words.as_bytes()), "{words}");
         }
-    }
-
-    #[test]
-    fn a_test_that_has_begun_is_blamed_until_it_ends() {
-        let mut watch = Watch {
-            begun: None,
-            deadline: Instant::now(),
-        };
-        watch.apply(&parse("begin fio 30").unwrap());
-        assert_eq!(watch.begun.as_deref(), Some("fio"));
-        watch.apply(&parse("end fio fail 3").unwrap());
-        assert_eq!(watch.begun, None);
     }
 }
