@@ -76,7 +76,7 @@ use Category as C;
 use Severity as S;
 
 /// Every type of event there is.
-pub const TYPES: [(&str, Category, Severity); 49] = [
+pub const TYPES: [(&str, Category, Severity); 50] = [
     ("bdev_register", C::Device, S::Info),
     ("bdev_unregister", C::Device, S::Info),
     ("bdev_resize", C::Device, S::Info),
@@ -126,6 +126,7 @@ pub const TYPES: [(&str, Category, Severity); 49] = [
     ("replica_add", C::Replica, S::Info),
     ("replica_remove", C::Replica, S::Info),
     ("replica_read_repair", C::Replica, S::Warning),
+    ("replica_salvage", C::Replica, S::Warning),
 ];
 
 /// An event as SPDK tells it.

@@ -100,6 +100,14 @@ pub enum Happened {
         lba: u64,
         blocks: u32,
     },
+    /// Blocks of the member that others are made equal to could not be read: they are `from`'s now, which may
+    /// have had something else there. Said before anybody can read them.
+    Salvaged {
+        member: Uuid,
+        from: Uuid,
+        lba: u64,
+        blocks: u32,
+    },
     Frozen {
         why: String,
     },

@@ -28,6 +28,8 @@ pub const MAX_LANES: usize = 128;
 const REPORTS: usize = 256;
 /// Read repairs that wait at most.
 const REPAIRS: usize = 64;
+/// Regions that wait to be made equal before all others, at most.
+const URGENT: u64 = 64;
 /// How many times as large a volume may become while it is open.
 const ROOM: u64 = 4;
 /// No region is being copied.
@@ -44,6 +46,10 @@ pub struct Shared {
     copying: AtomicU64,
     /// Grows whenever a lane adds to the needs.
     unequal: AtomicU64,
+    /// Regions that lanes asked to be made equal at once, and those of them that were tried: the control goes
+    /// by the order in which they were asked for.
+    urgent: AtomicU64,
+    tried: AtomicU64,
     version: AtomicU64,
     view: Mutex<Arc<View>>,
     /// Failures reported, by slot.
@@ -62,6 +68,8 @@ pub struct News {
     pub wanted: Vec<u64>,
     pub reports: Vec<Report>,
     pub repairs: Vec<Repair>,
+    /// Regions to be made equal before all others.
+    pub urgent: Vec<u64>,
 }
 
 /// A member failed an I/O.
@@ -97,6 +105,11 @@ impl Failure {
             Failure::Status(status) => status.is_reservation_conflict(),
             _ => false,
         }
+    }
+
+    /// The medium does not give the blocks back.
+    pub fn is_unreadable(self) -> bool {
+        matches!(self, Failure::Status(Status::ReadError | Status::Integrity))
     }
 
     /// Says something of the way to the member rather than of its medium.
@@ -183,6 +196,8 @@ impl Shared {
             needs: std::array::from_fn(|_| Needs::new(regions)),
             copying: AtomicU64::new(NO_REGION),
             unequal: AtomicU64::new(0),
+            urgent: AtomicU64::new(0),
+            tried: AtomicU64::new(0),
             version: AtomicU64::new(0),
             view: Mutex::new(Arc::new(View::closed(&record.settings))),
             reported: Default::default(),
@@ -283,6 +298,34 @@ impl Shared {
         }
         drop(news);
         self.wake_control();
+    }
+
+    /// One in-sync member has a region, and cannot read it: the others are to get it at once, as far as it can be
+    /// read. That was tried once [`Shared::tried`] is at least the answer; `None`: too many wait for that.
+    pub fn want_equal(&self, region: u64) -> Option<u64> {
+        let mut news = lock(&self.news);
+        let asked = self.urgent.load(Ordering::SeqCst);
+        if let Some(at) = news.urgent.iter().rposition(|r| *r == region) {
+            return Some(asked - (news.urgent.len() - 1 - at) as u64);
+        }
+        if asked - self.tried() >= URGENT {
+            return None;
+        }
+        news.urgent.push(region);
+        self.urgent.store(asked + 1, Ordering::SeqCst);
+        drop(news);
+        self.wake_control();
+        Some(asked + 1)
+    }
+
+    pub fn tried(&self) -> u64 {
+        self.tried.load(Ordering::SeqCst)
+    }
+
+    /// The next of the regions that were asked for was tried.
+    pub fn one_tried(&self) {
+        self.tried.fetch_add(1, Ordering::SeqCst);
+        self.ring_all();
     }
 
     pub fn want_region(&self, region: u64) {

@@ -237,6 +237,17 @@ fn words(event: &VolumeEvent) -> Told<'_> {
                 "{blocks} blocks at {lba} of replica {member} were written anew: it could not read them"
             ),
         ),
+        Happened::Salvaged {
+            member,
+            from,
+            lba,
+            blocks,
+        } => of(
+            "replica_salvage",
+            format!(
+                "{blocks} blocks at {lba} of replica {member}, which the others are made equal to, cannot be read: what replica {from} has there counts"
+            ),
+        ),
         Happened::Frozen { why } => of("volume_frozen", format!("frozen: {why}; hosts wait")),
         Happened::Thawed => of("volume_thaw", "serves again".into()),
         Happened::Fenced { why } => of("volume_fenced", format!("another holder has it: {why}")),

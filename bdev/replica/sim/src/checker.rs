@@ -248,12 +248,17 @@ impl Checker {
         let Some(since) = self.reconciled_since else {
             return;
         };
-        for value in self.blocks.iter_mut().flatten() {
-            if value.superseded.is_some_and(|s| s.by_read && s.at > since) {
-                value.superseded = None;
-                value.dead = false;
-            }
-        }
+        reopen(&mut self.blocks, since);
+    }
+
+    /// The member that the others are reconciled from cannot read these blocks: another one's are right from now
+    /// on, which may be something else than was read. Once: what is read next is settled again.
+    pub fn salvaged(&mut self, lba: u64, blocks: u64) {
+        let Some(since) = self.reconciled_since else {
+            return;
+        };
+        let blocks = &mut self.blocks[lba as usize..(lba + blocks) as usize];
+        reopen(blocks, since);
     }
 
     /// A disk is a member in sync no more, or again: it gets what it lost from others.
@@ -288,6 +293,16 @@ impl Checker {
             if !value.dead && value.superseded.is_some_and(|s| s.by <= lost) {
                 value.superseded = None;
             }
+        }
+    }
+}
+
+/// What was only read since `since` is open again.
+fn reopen(blocks: &mut [Vec<Value>], since: Moment) {
+    for value in blocks.iter_mut().flatten() {
+        if value.superseded.is_some_and(|s| s.by_read && s.at > since) {
+            value.superseded = None;
+            value.dead = false;
         }
     }
 }
@@ -421,6 +436,27 @@ mod tests {
             checker.lost_power(0, &[0], 4);
             assert!(!may(&checker, 0, 5) && may(&checker, 5, 5));
         }
+    }
+
+    /// While members are reconciled, two answers to one question do not differ: not even where the one that they
+    /// are read from cannot read, but for the moment at which that is said.
+    #[test]
+    fn answers_do_not_alternate() {
+        let mut checker = Checker::new(2);
+        for block in 0..2 {
+            checker.write_began(5 + block, block, 1, 5 + block, 1);
+            checker.write_orphaned(5 + block, block, 1);
+        }
+        checker.serves(&[0, 1], true, 2);
+        assert_eq!(checker.read_ended(0, &[5, 6], 3, 4), Ok(()));
+        assert!(!may(&checker, 0, 5), "another member was asked");
+        checker.salvaged(0, 1);
+        assert!(checker.read_ended(1, &[0], 5, 6).is_err(), "not this one");
+        assert_eq!(checker.read_ended(0, &[0], 5, 6), Ok(()));
+        assert!(!may(&checker, 5, 7) && may(&checker, 0, 7), "settled again");
+        checker.reconciled();
+        checker.salvaged(0, 1);
+        assert!(!may(&checker, 5, 8), "they are equal");
     }
 
     /// After an unclean stop one lost cache is enough.

@@ -58,6 +58,7 @@ pub struct Report {
     pub resynced: u64,
     pub fenced: u64,
     pub grown: u64,
+    pub salvaged: u64,
     pub virtual_ms: u64,
 }
 
@@ -76,6 +77,7 @@ impl std::ops::Add for Report {
             resynced: self.resynced + other.resynced,
             fenced: self.fenced + other.fenced,
             grown: self.grown + other.grown,
+            salvaged: self.salvaged + other.salvaged,
             virtual_ms: self.virtual_ms + other.virtual_ms,
         }
     }
@@ -295,6 +297,10 @@ impl World {
                         reconciled = true;
                     }
                     Happened::Fenced { .. } => self.report.fenced += 1,
+                    Happened::Salvaged { lba, blocks, .. } => {
+                        self.report.salvaged += 1;
+                        self.checker.salvaged(lba, blocks.into());
+                    }
                     Happened::Grown { .. } => {
                         self.report.grown += 1;
                         self.holders[index].refresh();

@@ -93,7 +93,16 @@ impl Control {
         chunk: &Chunk<'_>,
         source: &Live,
     ) -> Result<Buf, Failure> {
-        let (offset, len) = self.bytes_of(chunk.lba, chunk.blocks);
+        self.read_range((chunk.lba, chunk.blocks), source).await
+    }
+
+    /// A range of a chunk.
+    pub(super) async fn read_range(
+        &self,
+        (lba, blocks): (u64, u64),
+        source: &Live,
+    ) -> Result<Buf, Failure> {
+        let (offset, len) = self.bytes_of(lba, blocks);
         let buf = self.buffer(len as usize).await;
         let read = self.io(
             &source.disk,
@@ -137,7 +146,7 @@ impl Control {
     pub(super) async fn copy(
         &self,
         chunk: &Chunk<'_>,
-        source: &Live,
+        source: &Rc<Live>,
         targets: &[&Rc<Live>],
     ) -> Result<Vec<(usize, Failure)>, Failure> {
         if let ([target, ..], true) = (targets, Mutation::ResyncBackwards.is_active()) {
@@ -145,7 +154,10 @@ impl Control {
             self.write_chunk(chunk, source, &data).await?;
             return Ok(Vec::new());
         }
-        let data = self.read_chunk(chunk, source).await?;
+        let data = match self.read_chunk(chunk, source).await {
+            Err(why) if why.is_unreadable() => self.salvage(chunk, source, why).await?,
+            read => read?,
+        };
         let writes = targets
             .iter()
             .map(|live| self.write_chunk(chunk, live, &data));

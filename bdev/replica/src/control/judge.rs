@@ -268,39 +268,50 @@ impl Control {
     }
 
     async fn repair_read(&self, repair: Repair) {
-        let Repair {
-            slot,
-            incarnation,
-            lba,
-            blocks,
-        } = repair;
-        let chunk = self.acquire_chunk(lba, u64::from(blocks)).await;
+        let step = self.chunk_blocks();
+        let (mut lba, end) = (repair.lba, repair.lba + u64::from(repair.blocks));
+        while lba < end {
+            let blocks = step.min(end - lba);
+            if !self.repair_range(&repair, lba, blocks).await {
+                return;
+            }
+            lba += blocks;
+        }
+        self.say(Happened::ReadRepaired {
+            member: self.member_id(repair.slot),
+            lba: repair.lba,
+            blocks: repair.blocks,
+        });
+    }
+
+    async fn repair_range(&self, repair: &Repair, lba: u64, blocks: u64) -> bool {
+        let slot = repair.slot;
+        let chunk = self.acquire_chunk(lba, blocks).await;
         let (target, source) = {
             let state = self.state.borrow();
             let target = state.live[slot].clone();
-            let regions = self.shared.regions_of(lba, u64::from(blocks));
+            let regions = self.shared.regions_of(lba, blocks);
             let good = |s: usize| s != slot && !self.shared.needs[s].contains_any(regions.clone());
             let source = state.in_sync().find(|(s, _)| good(*s));
             (target, source.map(|(slot, live)| (slot, Rc::clone(live))))
         };
         let (Some(target), Some((from, source))) = (target, source) else {
-            return;
+            return false;
         };
-        if target.incarnation != incarnation {
-            return;
+        if target.incarnation != repair.incarnation {
+            return false;
         }
         match self.copy(&chunk, &source, &[&target]).await {
-            Ok(failed) if failed.is_empty() => self.say(Happened::ReadRepaired {
-                member: self.member_id(slot),
-                lba,
-                blocks,
-            }),
             Ok(failed) => {
-                for (_, why) in failed {
-                    self.suspect(slot, target.incarnation, why);
+                for (_, why) in &failed {
+                    self.suspect(slot, target.incarnation, *why);
                 }
+                failed.is_empty()
             }
-            Err(why) => self.suspect(from, source.incarnation, why),
+            Err(why) => {
+                self.suspect_read(from, source.incarnation, why);
+                false
+            }
         }
     }
 }

@@ -28,6 +28,7 @@ mod lease;
 mod log;
 mod open;
 mod resync;
+mod salvage;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -92,6 +93,8 @@ struct Bells {
     clean: Notify,
     probe: Notify,
     resync: Notify,
+    /// Wakes whoever rests; remembered by `State::urgent`.
+    urgent: Notify,
     verify: Notify,
     watch: Notify,
     reserved: Notify,
@@ -180,6 +183,11 @@ impl Control {
             }
             if self.shared.unequal() != state.unequal {
                 state.unequal = self.shared.unequal();
+                self.bells.resync.notify_one();
+            }
+            if !news.urgent.is_empty() {
+                state.urgent.extend(news.urgent);
+                self.bells.urgent.notify_waiters();
                 self.bells.resync.notify_one();
             }
             if !news.repairs.is_empty() {

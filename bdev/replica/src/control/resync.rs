@@ -38,6 +38,7 @@ impl Control {
             let mut at = 0;
             loop {
                 self.promote_all().await;
+                self.copy_urgent().await;
                 let Some(region) = self.next_needed(at).or_else(|| self.next_needed(0)) else {
                     break;
                 };
@@ -46,12 +47,41 @@ impl Control {
                     Copied::Failed => {
                         // What failed is let go by now, or stays and has a bad region: the others first.
                         at = region + 1;
-                        self.core.after(AGAIN).await;
+                        self.rest().await;
                     }
-                    Copied::NoSource => self.core.after(AGAIN).await,
+                    Copied::NoSource => self.rest().await,
                 }
                 self.keep_watermarks().await;
             }
+        }
+    }
+
+    /// What hosts wait for. Each region is tried once for each time that it is asked for: who asked finds it
+    /// equal, or says that nobody can read it.
+    async fn copy_urgent(&self) {
+        loop {
+            let Some(region) = self.state.borrow().urgent.front().copied() else {
+                return;
+            };
+            let lacked = |(slot, _): &(usize, Rc<Live>)| self.shared.needs[*slot].contains(region);
+            let lacked = self.state.borrow().present().iter().any(lacked);
+            if lacked && self.copy_region(region).await == Copied::NoSource {
+                // There is one now.
+                self.copy_region(region).await;
+            }
+            self.state.borrow_mut().urgent.pop_front();
+            self.shared.one_tried();
+        }
+    }
+
+    /// Before what failed is tried again, unless somebody is in a hurry.
+    async fn rest(&self) {
+        self.unless_urgent(AGAIN).await;
+    }
+
+    async fn unless_urgent(&self, time: Duration) {
+        if self.state.borrow().urgent.is_empty() {
+            let _ = self.core.timeout(time, self.bells.urgent.notified()).await;
         }
     }
 
@@ -221,8 +251,8 @@ impl Control {
         let cost =
             Duration::from_nanos((u128::from(bytes) * 1_000_000_000 / u128::from(rate)) as u64);
         self.copy_at.set(start + cost);
-        if start > now {
-            self.core.timer_at(start).await;
+        while start > self.core.now() && self.state.borrow().urgent.is_empty() {
+            self.unless_urgent(start.since(self.core.now())).await;
         }
     }
 

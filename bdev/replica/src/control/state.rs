@@ -36,6 +36,8 @@ pub(super) struct State {
     pub unequal: u64,
     pub wanted: Vec<u64>,
     pub repairs: VecDeque<Repair>,
+    /// Regions to be made equal before all others, in the order in which lanes asked.
+    pub urgent: VecDeque<u64>,
     /// When an absent member is looked for next, and how long after that.
     pub retries: [Retry; MAX_MEMBERS],
     pub last_resync: [Option<LastResync>; MAX_MEMBERS],
@@ -121,6 +123,7 @@ impl State {
             unequal: 0,
             wanted: Vec::new(),
             repairs: VecDeque::new(),
+            urgent: VecDeque::new(),
             retries: Default::default(),
             last_resync: Default::default(),
             incarnation: 0,

@@ -34,7 +34,7 @@ impl Lane {
             };
             let index = index as usize;
             let may = match self.requests[index].stage {
-                Stage::Parked(why) => self.may_start(why, freed, viewed),
+                Stage::Parked(why) => self.may_start(index, why, freed, viewed),
                 _ => continue,
             };
             if may {
@@ -48,13 +48,16 @@ impl Lane {
         self.later = 0;
     }
 
-    fn may_start(&self, why: Why, freed: bool, viewed: bool) -> bool {
+    fn may_start(&self, index: usize, why: Why, freed: bool, viewed: bool) -> bool {
         match why {
             Why::Log(region) => viewed || self.shared.regions.is_dirty(region),
             Why::Stripe => true,
             Why::Overlap => viewed || freed,
             Why::View => viewed,
             Why::Later(moment) => self.now >= moment,
+            Why::Equal(ticket) => {
+                self.shared.tried() >= ticket || !self.sync.serves || self.may_read(index) != 0
+            }
         }
     }
 
@@ -63,7 +66,7 @@ impl Lane {
         self.parked
             .iter()
             .any(|index| match self.requests[*index as usize].stage {
-                Stage::Parked(why) => self.may_start(why, self.freed, self.viewed),
+                Stage::Parked(why) => self.may_start(*index as usize, why, self.freed, self.viewed),
                 _ => false,
             })
     }

@@ -39,39 +39,53 @@ impl Lane {
     /// The member to read from, of those not yet tried.
     #[inline]
     fn choose(&mut self, index: usize) -> Option<usize> {
-        let mut left = self.sync.in_sync;
-        if Mutation::ReadStale.is_active() {
-            left |= self.sync.syncing;
-        }
-        left &= !self.requests[index].tried;
+        let left = self.may_read(index);
         if left & left.wrapping_sub(1) == 0 {
             return slots(left).next();
         }
-        Some(self.choose_of(index, left))
+        Some(self.choose_of(left))
     }
 
-    fn choose_of(&mut self, index: usize, left: Slots) -> usize {
+    /// Members to be read that were not yet tried. While members are reconciled those that lack something of it
+    /// are none, whatever became of those that have it: reads would find now this and now that.
+    #[inline]
+    pub(super) fn may_read(&self, index: usize) -> Slots {
+        let in_sync = match Mutation::ReadStale.is_active() {
+            true => self.sync.in_sync | self.sync.syncing,
+            false => self.sync.in_sync,
+        };
+        let whole = match in_sync & in_sync.wrapping_sub(1) {
+            0 => in_sync,
+            _ => self.whole(index, in_sync),
+        };
+        whole & !self.requests[index].tried
+    }
+
+    fn whole(&self, index: usize, of: Slots) -> Slots {
+        if Mutation::ReadStale.is_active() {
+            return of;
+        }
         let request = &self.requests[index];
         let regions = self
             .shared
             .regions_of(request.lba, u64::from(request.blocks));
-        let lacks = |slot: &usize| {
-            self.shared.needs[*slot].contains_any(regions.clone())
-                && !Mutation::ReadStale.is_active()
-        };
-        let whole = slots(left).filter(|slot| !lacks(slot));
-        let whole = whole.fold(0, |set, slot| set | bit(slot));
-        if whole == 0 {
-            // Each lacks something of it: always the same one, so that reads agree.
-            return left.trailing_zeros() as usize;
+        let lacks = |slot: &usize| self.shared.needs[*slot].contains_any(regions.clone());
+        let whole = slots(of).filter(|slot| !lacks(slot));
+        match whole.fold(0, |set, slot| set | bit(slot)) {
+            // Each lacks something of it: always the one that the others will be made equal to.
+            0 => bit(of.trailing_zeros() as usize),
+            whole => whole,
         }
-        let local = whole & self.sync.local;
+    }
+
+    fn choose_of(&mut self, left: Slots) -> usize {
+        let local = left & self.sync.local;
         let among = match self.view.read_policy {
             ReadPolicy::LocalFirst if local != 0 => local,
-            ReadPolicy::LocalFirst | ReadPolicy::LeastOutstanding => whole,
+            ReadPolicy::LocalFirst | ReadPolicy::LeastOutstanding => left,
             ReadPolicy::RoundRobin => {
-                let behind = slots(whole).find(|slot| *slot >= self.next_reader);
-                let slot = behind.unwrap_or(whole.trailing_zeros() as usize);
+                let behind = slots(left).find(|slot| *slot >= self.next_reader);
+                let slot = behind.unwrap_or(left.trailing_zeros() as usize);
                 self.next_reader = slot + 1;
                 return slot;
             }
@@ -141,7 +155,7 @@ impl Lane {
         if request.aborted {
             return self.finish(index, Status::Aborted);
         }
-        if self.sync.in_sync & !request.tried != 0 {
+        if self.may_read(index) != 0 {
             self.turn.reads_moved += 1;
             self.turn.any = true;
             self.start_read(index);
@@ -161,10 +175,11 @@ impl Lane {
         if let Some(status) = self.refusal(request.op) {
             return self.finish(index, status);
         }
-        if self.sync.in_sync & !request.tried != 0 {
+        if self.may_read(index) != 0 {
             // There is one more by now.
             return self.start_read(index);
         }
+        let request = &self.requests[index];
         let mut verdict = None;
         for slot in slots(request.failed) {
             let Some(member) = &self.view.members[slot] else {
@@ -181,10 +196,33 @@ impl Lane {
                 verdict = verdict.or(Some(status));
             }
         }
+        // Those that were not asked lack something of it.
+        let others = self.sync.in_sync & !request.tried != 0;
         match verdict {
+            Some(_) if others && !request.equalled => self.wait_for_equal(index),
             Some(status) => self.finish(index, status),
             None => self.wait_for_members(index),
         }
+    }
+
+    /// Those that have the blocks cannot read them: it goes on when the others have got what can be had.
+    #[cold]
+    fn wait_for_equal(&mut self, index: usize) {
+        let request = &self.requests[index];
+        let lacked = |region: &u64| {
+            let mut members = slots(self.sync.in_sync);
+            members.any(|slot| self.shared.needs[slot].contains(*region))
+        };
+        let regions = self
+            .shared
+            .regions_of(request.lba, u64::from(request.blocks));
+        let asked = regions.filter(lacked).map(|r| self.shared.want_equal(r));
+        let Some(ticket) = asked.reduce(|a, b| Some(a?.max(b?))).flatten() else {
+            // They have it by now, or too many wait for that already.
+            return self.wait_for_members(index);
+        };
+        self.requests[index].equalled = true;
+        self.park(index, Why::Equal(ticket));
     }
 
     /// Has the control write what could be read to those that could not read it.

@@ -46,6 +46,8 @@ pub(super) enum Why {
     View,
     /// A moment.
     Later(Nanos),
+    /// For its region to be made equal, as far as anybody can read it: [`crate::shared::Shared::tried`].
+    Equal(u64),
 }
 
 pub(super) struct Request {
@@ -88,6 +90,8 @@ pub(super) struct Request {
     /// It was counted as waiting for the log, for others.
     pub waited_log: bool,
     pub waited_overlap: bool,
+    /// Its regions were tried to be made equal, for it.
+    pub equalled: bool,
     /// It waits for the members' state to change: the hold time counts.
     pub held: bool,
     pub since: Option<Nanos>,
@@ -122,6 +126,7 @@ impl Request {
             locked: false,
             waited_log: false,
             waited_overlap: false,
+            equalled: false,
             held: false,
             since: None,
             place: 0,

@@ -80,7 +80,7 @@ impl Lane {
         let now = self.now;
         let request = &mut self.requests[index];
         let waits = match request.stage {
-            Stage::Parked(Why::View | Why::Later(_)) => true,
+            Stage::Parked(Why::View | Why::Later(_) | Why::Equal(_)) => true,
             Stage::Flying => request.held && request.awaited() == 0,
             _ => false,
         };

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use nacre_bdev::fault::{Action, Fault};
-use nacre_bdev::{Op, Status};
+use nacre_bdev::{Io, Op, Status};
 use uuid::Uuid;
 
 use super::rig::{BLOCK, REGION, World};
 use crate::handle::{Command, Happened, NewVolume, ResyncKind, VolumeError, VolumeState};
 use crate::model::{MemberState, Settings};
-use crate::store::Plan;
+use crate::store::{Plan, VolumeStore};
 
 /// Writes that reached some members only: after a crash all have the same, and what was acknowledged.
 #[test]
@@ -40,6 +40,96 @@ fn the_write_hole_is_closed() {
         e,
         Happened::ResyncEnded { kind: ResyncKind::Reconcile, bytes, .. } if *bytes == 1 << 20
     )));
+}
+
+/// While members are made equal one of them is read. Where it cannot read, what another has is right from then
+/// on, for everybody: two answers to one question do not differ, and another crash changes nothing.
+#[test]
+fn what_is_pinned_and_cannot_be_read_is_made_equal_first() {
+    let mut world = World::with(3);
+    world.write(0, 8, 1);
+    world.write(REGION, 256, 1);
+    for name in ["d1", "d2"] {
+        let hang = Fault::new(Action::Hang).on(&[Op::Write]);
+        world.shelf.fault(name).inject(hang).unwrap();
+    }
+    let _never = world.begin_write(REGION + 64, 8, 2);
+    world.pass(Duration::from_millis(10));
+    world.crash();
+    for name in ["d1", "d2"] {
+        world.shelf.fault(name).clear();
+    }
+    // Of two regions one is copied, and for the other there is no time.
+    let mut record = world.record();
+    let version = record.version();
+    record.revision += 1;
+    record.settings.resync_bytes_per_s = 1;
+    let swapped = world.store.swap(version, record);
+    world.core.block_on(swapped).unwrap();
+    world.open().unwrap();
+    assert_eq!(
+        world.read(REGION + 65),
+        2,
+        "of d0, which the others are to get"
+    );
+    let unreadable = Fault {
+        range: Some((2048 + REGION + 64, 1)),
+        ..Fault::new(Action::FailMedium).on(&[Op::Read])
+    };
+    let unreadable = world.shelf.fault("d0").inject(unreadable).unwrap();
+    assert_eq!(
+        world.read(REGION + 64),
+        1,
+        "of another one: this one cannot"
+    );
+    assert!(world.heard(|e| matches!(
+        e,
+        Happened::Salvaged {
+            lba: 2112,
+            blocks: 1,
+            ..
+        }
+    )));
+    assert!(world.shelf.fault("d0").remove(unreadable));
+    for _ in 0..20 {
+        assert_eq!(world.read(REGION + 64), 1, "the answer has been given");
+        assert_eq!(world.read(REGION + 65), 2, "as before: it could be read");
+    }
+    world.all_equal(&["d0", "d1", "d2"]);
+    world.crash();
+    world.open().unwrap();
+    assert_eq!((world.read(REGION + 64), world.read(REGION + 65)), (1, 2));
+}
+
+/// What nobody can read is an error for hosts, in time, and costs no member.
+#[test]
+fn what_nobody_can_read_while_it_is_pinned() {
+    let mut world = World::with(2);
+    world.write(0, 8, 1);
+    world.crash();
+    let mut faults = Vec::new();
+    for name in ["d0", "d1"] {
+        let unreadable = Fault {
+            range: Some((2048 + 3, 1)),
+            ..Fault::new(Action::FailMedium).on(&[Op::Read])
+        };
+        faults.push(world.shelf.fault(name).inject(unreadable).unwrap());
+    }
+    world.open().unwrap();
+    let began = world.clock.now();
+    let data = world.buf(1, 0);
+    let token = world.submit(Io::new(0, Op::Read, 3, 1).with(data));
+    assert_eq!(world.wait(token).status, Status::ReadError);
+    assert!(world.clock.now().since(began) < Duration::from_secs(3));
+    assert_eq!(world.record().in_sync().count(), 2);
+    // A write makes it good.
+    for (name, fault) in ["d0", "d1"].into_iter().zip(faults) {
+        world.shelf.fault(name).remove(fault);
+    }
+    world.write(3, 1, 4);
+    world.until_healthy();
+    assert_eq!(world.read(3), 4);
+    world.all_equal(&["d0", "d1"]);
 }
 
 /// Closed in order, there is nothing to do when it is opened again.

@@ -1,0 +1,155 @@
+//! Copying from a member that cannot read all of it.
+//!
+//! What it can read is copied from it, and the rest from another one that is in sync, if possible one that has
+//! the region. While members are reconciled there may be none: what they differ in was acknowledged to nobody
+//! unless all have it, so what another one has there is as right, but it may be something else than a host has
+//! read. Hence it is told ([`Happened::Salvaged`]), is written to the member that could not read it before
+//! anybody else gets it, and with FUA: from then on it is the answer, whatever fails next.
+
+use std::rc::Rc;
+
+use nacre_bdev::{Flags, Op};
+use nacre_hugepages::Buf;
+
+use super::Control;
+use super::chunk::Chunk;
+use super::state::Live;
+use crate::handle::Happened;
+use crate::shared::Failure;
+
+/// Blocks of one chunk that are taken from elsewhere at most: writes wait meanwhile, and a member that cannot
+/// read more is better replaced.
+const MOST: usize = 64;
+
+/// Blocks that another member had.
+struct Taken {
+    lba: u64,
+    blocks: u64,
+    slot: usize,
+    /// That member has the region.
+    whole: bool,
+}
+
+impl Control {
+    /// The contents of a chunk of which `source` cannot read everything. `why` is the answer if nobody else can
+    /// read what is missing.
+    pub(super) async fn salvage(
+        &self,
+        chunk: &Chunk<'_>,
+        source: &Rc<Live>,
+        why: Failure,
+    ) -> Result<Buf, Failure> {
+        let others = self.others_than(source, chunk.lba, chunk.blocks);
+        if others.is_empty() {
+            return Err(why);
+        }
+        let (_, len) = self.bytes_of(0, chunk.blocks);
+        let mut data = self.buffer(len as usize).await;
+        let Some(bytes) = data.bytes_mut() else {
+            return Err(why);
+        };
+        let place = |lba: u64, blocks: u64| {
+            let (at, len) = (
+                self.bytes_of(0, 1).1 * (lba - chunk.lba),
+                self.bytes_of(0, blocks).1,
+            );
+            at as usize..(at + len) as usize
+        };
+        let mut unread = Vec::new();
+        let mut left = vec![(chunk.lba, chunk.blocks)];
+        while let Some((lba, blocks)) = left.pop() {
+            match self.read_range((lba, blocks), source).await {
+                Ok(read) => bytes[place(lba, blocks)].copy_from_slice(&read),
+                Err(why) if !why.is_unreadable() || unread.len() == MOST => return Err(why),
+                Err(_) if blocks == 1 => unread.push(lba),
+                Err(_) => {
+                    let half = blocks / 2;
+                    left.push((lba + half, blocks - half));
+                    left.push((lba, half));
+                }
+            }
+        }
+        let mut taken: Vec<Taken> = Vec::new();
+        for lba in unread {
+            let mut found = None;
+            for (slot, live, whole) in &others {
+                if let Ok(read) = self.read_range((lba, 1), live).await {
+                    bytes[place(lba, 1)].copy_from_slice(&read);
+                    found = Some((*slot, *whole));
+                    break;
+                }
+            }
+            let (slot, whole) = found.ok_or(why)?;
+            match taken.last_mut() {
+                Some(last) if (last.lba + last.blocks, last.slot) == (lba, slot) => {
+                    last.blocks += 1
+                }
+                _ => taken.push(Taken {
+                    lba,
+                    blocks: 1,
+                    slot,
+                    whole,
+                }),
+            }
+        }
+        for run in &taken {
+            let place = place(run.lba, run.blocks);
+            let own = data.slice(place.start, place.len());
+            self.write_back(run, source, own).await?;
+        }
+        Ok(data)
+    }
+
+    /// Members in sync that may have what `source` cannot read: those that have the whole range first.
+    fn others_than(
+        &self,
+        source: &Rc<Live>,
+        lba: u64,
+        blocks: u64,
+    ) -> Vec<(usize, Rc<Live>, bool)> {
+        let regions = self.shared.regions_of(lba, blocks);
+        let whole = |slot: usize| !self.shared.needs[slot].contains_any(regions.clone());
+        let state = self.state.borrow();
+        let others = state
+            .in_sync()
+            .filter(|(_, live)| !Rc::ptr_eq(live, source));
+        let mut others: Vec<_> = others
+            .map(|(slot, live)| (slot, Rc::clone(live), whole(slot)))
+            .collect();
+        others.sort_by_key(|(_, _, whole)| !whole);
+        others
+    }
+
+    async fn write_back(&self, run: &Taken, to: &Rc<Live>, data: Buf) -> Result<(), Failure> {
+        let slot = {
+            let state = self.state.borrow();
+            let mut live = state.live.iter();
+            live.position(|live| live.as_ref().is_some_and(|live| Rc::ptr_eq(live, to)))
+        };
+        // It was let go meanwhile: whoever copies looks again who is there.
+        let slot = slot.ok_or(Failure::Status(nacre_bdev::Status::Gone))?;
+        let (member, blocks) = (self.member_id(slot), run.blocks as u32);
+        if !run.whole {
+            self.say(Happened::Salvaged {
+                member,
+                from: self.member_id(run.slot),
+                lba: run.lba,
+                blocks,
+            });
+        }
+        let (offset, len) = self.bytes_of(run.lba, run.blocks);
+        let written = self.io(&to.disk, Op::Write, Flags::FUA, offset, len, Some(data));
+        if let Err(why) = written.await {
+            self.suspect(slot, to.incarnation, why);
+            return Err(why);
+        }
+        if run.whole {
+            self.say(Happened::ReadRepaired {
+                member,
+                lba: run.lba,
+                blocks,
+            });
+        }
+        Ok(())
+    }
+}
