@@ -290,7 +290,7 @@ mod tests {
             "0",
             "S1",
             "QEMU NVMe Ctrl",
-            "nvme0n1 1.0 MiB, nvme0n2 1.0 MiB",
+            "nvme0n2 (namespace 1) 1.0 MiB, nvme0n1 (namespace 2) 1.0 MiB",
             "nvme0n2 is swap space",
         ];
         assert_eq!(shown, wanted);
