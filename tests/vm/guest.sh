@@ -2,6 +2,7 @@
 # Runs inside the virtual machine: every test of OUT/cases, one after the other, each under its time limit.
 #
 #   guest.sh OUT        TARGET=nacre|nvmet  NACRE=/path/to/nacre  PINGPONG=/path/to/pingpong  PROBE=/path/to/probe
+#                       CONFORMANCE=/path/to/conformance
 #
 # Events go to OUT/results (see xtask/src/vm/suite.rs), each test's words to OUT/logs. After a test the guest is
 # brought back to a clean state; when that fails it says so and stops, and the host boots a new one for the rest.
@@ -9,7 +10,7 @@ set -uo pipefail
 
 OUT=$1
 HERE=$(cd "$(dirname "$0")" && pwd)
-export OUT HERE TARGET NACRE PINGPONG PROBE
+export OUT HERE TARGET NACRE PINGPONG PROBE CONFORMANCE
 
 event() { echo "$*" >>"$OUT/results"; }
 

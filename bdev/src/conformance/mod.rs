@@ -33,6 +33,8 @@ pub struct Suite<F> {
     make: F,
     keeps_data: bool,
     as_module: bool,
+    /// Repetitions are divided by this.
+    haste: u32,
     memory: Box<Memory>,
 }
 
@@ -51,6 +53,7 @@ impl<F: Fn() -> Arc<dyn Bdev>> Suite<F> {
             make,
             keeps_data: true,
             as_module: true,
+            haste: 1,
             memory: Box::new(Pool::heap),
         }
     }
@@ -70,6 +73,12 @@ impl<F: Fn() -> Arc<dyn Bdev>> Suite<F> {
     /// Only through the layer: for a module that insists on boundaries and the like.
     pub fn layer_only(mut self) -> Suite<F> {
         self.as_module = false;
+        self
+    }
+
+    /// For an emulated machine: every case, but what is repeated to meet chance is repeated a quarter as often.
+    pub fn in_haste(mut self) -> Suite<F> {
+        self.haste = 4;
         self
     }
 
@@ -98,6 +107,7 @@ impl<F: Fn() -> Arc<dyn Bdev>> Suite<F> {
                 device,
                 keeps_data: self.keeps_data,
                 seed,
+                haste: self.haste,
                 memory: &*self.memory,
             });
         }
@@ -109,6 +119,7 @@ struct Subject<'a> {
     device: Arc<dyn Bdev>,
     keeps_data: bool,
     seed: u64,
+    haste: u32,
     memory: &'a Memory,
 }
 

@@ -37,7 +37,7 @@ fn random(subject: &Subject) {
     let mut oracle = fill(&mut rig, base, WINDOW, 0xE1);
     let ops: Vec<Op> = Op::ALL.into_iter().filter(|op| subject.does(*op)).collect();
     let mut open: HashMap<Token, Expected> = HashMap::new();
-    for _ in 0..STEPS {
+    for _ in 0..STEPS / subject.haste as usize {
         let op = ops[random.below(ops.len() as u64) as usize];
         let (io, expected) = make(&mut rig, &mut random, &oracle, op, base, subject);
         while open.len() >= DEPTH || open.values().any(|other| conflict(other, &expected)) {

@@ -22,7 +22,7 @@ fn two_queues(subject: &Subject) {
             scope.spawn(move || {
                 let mut rig = Rig::new(subject);
                 let mut random = Random::new(subject.seed ^ core);
-                for round in 0..300u32 {
+                for round in 0..300 / subject.haste {
                     let blocks = 1 + random.below(u64::from(subject.largest().min(16))) as u32;
                     let lba = core * half + random.below(half - u64::from(blocks));
                     if !subject.writable() {
@@ -58,6 +58,7 @@ fn counter(subject: &Subject) {
     if !subject.does(Op::CompareAndWrite) || !subject.keeps_data || subject.largest() < 2 {
         return;
     }
+    let rounds = ROUNDS / u64::from(subject.haste);
     let (counted, stop) = (64, AtomicBool::new(false));
     let mut rig = Rig::new(subject);
     let block = rig.bytes(1);
@@ -68,7 +69,7 @@ fn counter(subject: &Subject) {
                 scope.spawn(move || {
                     let mut rig = Rig::new(subject);
                     let mut wins = 0;
-                    while wins < ROUNDS {
+                    while wins < rounds {
                         let old = rig.read(counted, 2);
                         let mut new = old.clone();
                         let next = number(&old) + 1;
@@ -110,7 +111,7 @@ fn counter(subject: &Subject) {
     });
     assert_eq!(
         number(&rig.read(counted, 1)),
-        2 * ROUNDS,
+        2 * rounds,
         "every success counted once"
     );
 }

@@ -69,6 +69,8 @@ struct Programs {
     pingpong: PathBuf,
     /// Brings NVMe drives up through VFIO.
     probe: PathBuf,
+    /// The conformance suite of block devices, on NVMe drives.
+    conformance: PathBuf,
 }
 
 pub fn run(root: &Path, selection: &Selection) -> Result<Tally> {
@@ -86,17 +88,23 @@ pub fn run(root: &Path, selection: &Selection) -> Result<Tally> {
     };
     let needed = |name: &str| cases.iter().any(|case| case.ends_with(name));
     let pingpong = match needed("rdma-verbs") {
-        true => example(root, "nacre-rdma-verbs", "pingpong")?,
+        true => example(root, "nacre-rdma-verbs", "pingpong", false)?,
         false => PathBuf::from("/nonexistent"),
     };
     let probe = match needed("vfio") {
-        true => example(root, "nacre-bdev-nvme-vfio", "probe")?,
+        true => example(root, "nacre-bdev-nvme-vfio", "probe", false)?,
+        false => PathBuf::from("/nonexistent"),
+    };
+    let conformance = match needed("conformance") {
+        // It compares many bytes.
+        true => example(root, "nacre-bdev-nvme-vfio", "conformance", true)?,
         false => PathBuf::from("/nonexistent"),
     };
     let programs = Programs {
         nacre,
         pingpong,
         probe,
+        conformance,
     };
     let vm = Vm::prepare()?;
     println!("virtual machine: {}; {} tests", vm.describe(), cases.len());
@@ -274,11 +282,12 @@ impl Suite<'_> {
         std::fs::write(out.join("cases"), names.join("\n") + "\n")
             .context("writing the list of tests")?;
         let line = format!(
-            "TARGET={} NACRE={} PINGPONG={} PROBE={} bash {} {}",
+            "TARGET={} NACRE={} PINGPONG={} PROBE={} CONFORMANCE={} bash {} {}",
             self.target,
             quoted(&self.programs.nacre),
             quoted(&self.programs.pingpong),
             quoted(&self.programs.probe),
+            quoted(&self.programs.conformance),
             quoted(&self.root.join("tests/vm/guest.sh")),
             quoted(out),
         );
@@ -434,10 +443,15 @@ pub fn nacre(root: &Path, given: Option<&Path>) -> Result<PathBuf> {
         .with_context(|| format!("finding {}", path.display()))
 }
 
-fn example(root: &Path, package: &str, name: &str) -> Result<PathBuf> {
-    let arguments = ["--locked", "--package", package, "--example", name];
+fn example(root: &Path, package: &str, name: &str, optimised: bool) -> Result<PathBuf> {
+    let mut arguments = vec!["--locked", "--package", package, "--example", name];
+    let mut folder = "debug/examples";
+    if optimised {
+        arguments.push("--release");
+        folder = "release/examples";
+    }
     setup::cargo_build(root, &arguments, BUILD_LIMIT)?;
-    let path = crate::target_dir(root).join("debug/examples").join(name);
+    let path = crate::target_dir(root).join(folder).join(name);
     path.canonicalize()
         .with_context(|| format!("finding {}", path.display()))
 }
