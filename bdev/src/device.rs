@@ -45,8 +45,10 @@ pub struct Limits {
     pub unmap_alignment_blocks: u32,
     /// A write may complete before it is on stable media (so FLUSH and FUA matter).
     pub volatile_cache: bool,
-    /// Unmapped blocks read as zeroes.
+    /// Unmapped blocks read as zeroes: all of them, for sure.
     pub unmap_zeroes: bool,
+    /// Writing zeroes with [`crate::Flags::DEALLOCATE`] frees blocks as an unmap does, and costs as little.
+    pub zeroes_deallocate: bool,
     /// Writes are refused.
     pub read_only: bool,
     /// A read of at most so many blocks that has no extents is answered with the device's own
@@ -71,6 +73,7 @@ impl Limits {
             unmap_alignment_blocks: 0,
             volatile_cache: false,
             unmap_zeroes: false,
+            zeroes_deallocate: false,
             read_only: false,
             lend_blocks: 0,
             immediate: false,

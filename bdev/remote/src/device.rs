@@ -65,7 +65,9 @@ impl Promise {
             atomic_blocks: namespace.atomic_blocks.max(1),
             optimal_boundary_blocks: namespace.optimal_boundary_blocks,
             volatile_cache: link.volatile_cache,
-            unmap_zeroes: namespace.unmap_zeroes,
+            // That a target deallocates is advice to it, whatever it says that deallocated blocks read as.
+            unmap_zeroes: false,
+            zeroes_deallocate: namespace.zeroes_deallocate && oncs.contains(Oncs::WRITE_ZEROES),
             read_only: namespace.read_only,
             ..Limits::unlimited(queue_depth)
         };
@@ -90,10 +92,6 @@ impl Promise {
             (
                 is.volatile_cache && !was.volatile_cache,
                 "no volatile cache",
-            ),
-            (
-                was.unmap_zeroes && !is.unmap_zeroes,
-                "zeroes where deallocated",
             ),
             (is.read_only && !was.read_only, "writes"),
         ];

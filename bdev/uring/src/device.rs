@@ -211,16 +211,13 @@ impl Bdev for UringBdev {
         Limits {
             max_blocks: MAX_TRANSFER >> self.block_shift,
             max_unmap_blocks: MAX_RANGE >> self.block_shift,
-            queue_depth: self.config.ring.depth,
-            atomic_blocks: 1,
             optimal_boundary_blocks: boundary,
             unmap_granularity_blocks: granularity,
             unmap_alignment_blocks: granularity,
             volatile_cache: self.has_write_cache(),
             unmap_zeroes: !self.unmap_discards(),
             read_only: self.read_only(),
-            lend_blocks: 0,
-            immediate: false,
+            ..Limits::unlimited(self.config.ring.depth)
         }
     }
 

@@ -287,7 +287,7 @@ mod tests {
             nguid: [0; 16],
             eui64: [0, 0, 0, 0, 0, 0, 0, 1],
             ana_group: 1,
-            unmap_zeroes: true,
+            zeroes_deallocate: true,
             read_only: false,
             optimal_boundary_blocks: 0,
             atomic_blocks: 1,

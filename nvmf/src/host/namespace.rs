@@ -1,6 +1,7 @@
 //! What a host knows of a namespace.
 
 use nacre_nvmf_wire::identify::descriptors;
+use nacre_nvmf_wire::identify::namespace::dlfeat;
 use nacre_nvmf_wire::identify::{IdentifyNamespace, NsIdDescriptor};
 use uuid::Uuid;
 use zerocopy::FromBytes;
@@ -18,8 +19,8 @@ pub struct NamespaceInfo {
     pub nguid: [u8; 16],
     pub eui64: [u8; 8],
     pub ana_group: u32,
-    /// Deallocated blocks read as zeroes.
-    pub unmap_zeroes: bool,
+    /// Write Zeroes deallocates when it is asked to, and what it deallocates reads as zeroes.
+    pub zeroes_deallocate: bool,
     pub read_only: bool,
     /// Optimal I/O boundary in blocks; 0: none.
     pub optimal_boundary_blocks: u32,
@@ -54,7 +55,8 @@ impl NamespaceInfo {
             nguid: identify.nguid,
             eui64: identify.eui64,
             ana_group: identify.anagrpid.get(),
-            unmap_zeroes: identify.dlfeat & 7 == 1,
+            zeroes_deallocate: identify.dlfeat & (7 | dlfeat::WRITE_ZEROES_DEALLOCATES)
+                == dlfeat::READ_ZEROES | dlfeat::WRITE_ZEROES_DEALLOCATES,
             read_only: identify.nsattr & 1 == 1,
             optimal_boundary_blocks: u32::from(identify.noiob.get()),
             atomic_blocks: u32::from(identify.nawupf.get()) + 1,

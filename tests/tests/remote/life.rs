@@ -60,7 +60,8 @@ fn as_the_target_has_it() {
     assert_eq!(device.losses(), 0);
     let module = attached.attachment.devices().remove(0);
     let limits = module.limits();
-    assert!(limits.unmap_zeroes && !limits.read_only);
+    // Deallocation is advice to a target; zeroes are zeroes.
+    assert!(!limits.unmap_zeroes && limits.zeroes_deallocate && !limits.read_only);
     assert!(limits.max_blocks > 1 && limits.max_blocks <= 1 << 16);
 }
 

@@ -163,9 +163,13 @@ pub struct NamespaceConfig {
     pub npdg: u16,
     /// Deallocated blocks read as zeroes (DLFEAT 1), or as anything.
     pub deallocated_zeroes: bool,
+    /// Dataset Management deallocates nothing, whatever it says of what is deallocated: it is advice.
+    pub ignores_advice: bool,
     /// Write Zeroes with DEAC deallocates.
     pub deac: bool,
     pub write_protected: bool,
+    /// What every byte is at first.
+    pub contents: u8,
 }
 
 impl NamespaceConfig {
@@ -195,8 +199,10 @@ impl NamespaceConfig {
             npwg: 0,
             npdg: 0,
             deallocated_zeroes: true,
+            ignores_advice: false,
             deac: true,
             write_protected: false,
+            contents: 0,
         }
     }
 

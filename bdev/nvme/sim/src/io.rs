@@ -239,7 +239,7 @@ impl State {
         if parts().any(|(lba, blocks)| !namespace.holds(lba, blocks.into())) {
             return Err(OUT_OF_RANGE);
         }
-        if command.deallocate {
+        if command.deallocate && !namespace.config.ignores_advice {
             parts().for_each(|(lba, blocks)| namespace.deallocate(lba, blocks.into(), volatile));
         }
         Ok(())

@@ -34,10 +34,10 @@ impl Namespace {
     pub fn new(config: NamespaceConfig) -> Namespace {
         let bytes = config.blocks as usize * config.current().block_size as usize;
         Namespace {
-            config,
             attached: true,
             bad: BTreeSet::new(),
-            bytes: vec![0; bytes],
+            bytes: vec![config.contents; bytes],
+            config,
             durable: BTreeMap::new(),
             spare: Vec::new(),
         }

@@ -162,6 +162,7 @@ fn small_transfers_and_a_boundary() {
     let mut namespace = namespace(512);
     namespace.noiob = 24;
     namespace.npwg = 8;
+    namespace.ignores_advice = true;
     let config = Config {
         mdts: 2,
         wzsl: 1,

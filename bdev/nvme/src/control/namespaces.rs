@@ -283,7 +283,12 @@ fn describe(
         unmap_granularity_blocks: granularity(said.npdg.get()),
         unmap_alignment_blocks: granularity(said.npda.get()),
         volatile_cache: facts.volatile_cache,
-        unmap_zeroes: said.dlfeat & 0b111 == dlfeat::READ_ZEROES,
+        // Deallocation is advice, which a controller may take for some blocks and not for others: what DLFEAT says
+        // of those that are deallocated says nothing about those that were to be.
+        unmap_zeroes: false,
+        zeroes_deallocate: has(Oncs::WRITE_ZEROES)
+            && said.dlfeat & 0b111 == dlfeat::READ_ZEROES
+            && said.dlfeat & dlfeat::WRITE_ZEROES_DEALLOCATES != 0,
         ..Limits::unlimited(u32::from(facts.entries) - 1)
     };
     Ok(Found {

@@ -232,17 +232,27 @@ impl Bench {
 
     /// Makes the whole device read as zeroes, where that costs little. `false`: it would cost much.
     async fn discard(&self, disk: &Disk, layer: &nacre_bdev::Layer) -> Result<bool, VolumeError> {
-        let cheap = layer.limits().unmap_zeroes && layer.supports(Op::Unmap) == Support::Native;
-        if !cheap {
-            return Ok(false);
-        }
-        let blocks = layer.geometry().blocks;
         /// Blocks of one unmap.
         const MOST: u64 = 1 << 21;
+        /// Commands that a device makes of all of them: more would keep whoever waits for the volume waiting.
+        const COMMANDS: u64 = 1 << 18;
+        let limits = layer.limits();
+        let native = |op| layer.supports(op) == Support::Native;
+        let (op, flags) = match () {
+            () if limits.unmap_zeroes && native(Op::Unmap) => (Op::Unmap, Flags::empty()),
+            () if limits.zeroes_deallocate && native(Op::WriteZeroes) => {
+                (Op::WriteZeroes, Flags::DEALLOCATE)
+            }
+            () => return Ok(false),
+        };
+        let blocks = layer.geometry().blocks;
+        if blocks / layer.module().limits().max_unmap_blocks.max(1) > COMMANDS {
+            return Ok(false);
+        }
         let mut at = 0;
         while at < blocks {
             let count = MOST.min(blocks - at);
-            let io = Io::new(0, Op::Unmap, at, count as u32);
+            let io = Io::new(0, op, at, count as u32).flags(flags);
             self.run(disk, "unmap", io).await?;
             at += count;
         }

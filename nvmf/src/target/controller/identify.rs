@@ -278,7 +278,7 @@ fn nvm_namespace(namespace: &Namespace, copy: &IoLimits, ana: bool) -> IdentifyN
     id.lbaf[0] = LbaFormat::new(geometry.block_size, 0);
 
     let can = |op| namespace.backing.bdev.supports(op) != Support::No;
-    if limits.unmap_zeroes && can(Op::Unmap) {
+    if (limits.unmap_zeroes || limits.zeroes_deallocate) && can(Op::Unmap) {
         id.dlfeat = dlfeat::READ_ZEROES;
         if can(Op::WriteZeroes) {
             id.dlfeat |= dlfeat::WRITE_ZEROES_DEALLOCATES;

@@ -46,7 +46,9 @@ fn a_whole_life() {
     assert_eq!((geometry.block_size, geometry.blocks), (512, 8192));
     let limits = bdev.limits();
     assert_eq!((limits.max_blocks, limits.atomic_blocks), (128, 8));
-    assert!(limits.volatile_cache && limits.unmap_zeroes && !limits.read_only);
+    assert!(limits.volatile_cache && !limits.read_only);
+    // Deallocation is advice; zeroes are zeroes.
+    assert!(!limits.unmap_zeroes && limits.zeroes_deallocate);
     assert!(bdev.native_fua());
     for op in Op::ALL {
         assert_eq!(bdev.supports(op), Support::Native, "{op:?}");
@@ -419,7 +421,8 @@ fn limits() {
     assert_eq!(limits.max_blocks, 2);
     assert_eq!(limits.optimal_boundary_blocks, 32);
     assert_eq!(limits.atomic_blocks, 4);
-    assert!(limits.read_only && !limits.volatile_cache && !limits.unmap_zeroes);
+    assert!(limits.read_only && !limits.volatile_cache);
+    assert!(!limits.unmap_zeroes && !limits.zeroes_deallocate);
     assert_eq!(bdev.supports(Op::Compare), Support::Native);
     for op in [Op::Unmap, Op::WriteZeroes, Op::Copy, Op::CompareAndWrite] {
         assert_eq!(bdev.supports(op), Support::No, "{op:?}");

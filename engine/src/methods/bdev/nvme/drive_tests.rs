@@ -70,6 +70,9 @@ fn drive(place: &str, serial: &str) -> (Drive, Running) {
             &Uuid::NAMESPACE_OID,
             format!("{serial} {nsid}").as_bytes(),
         )),
+        // It was in use before, and does not care for what it is told to forget.
+        contents: 0x6b,
+        ignores_advice: true,
         ..NamespaceConfig::new(nsid, block_size, blocks)
     };
     let drive = Drive::new(Config {
@@ -348,8 +351,14 @@ fn a_replica_on_a_drive() {
     let bench = daemon(&chassis, None);
     let ram = json!({ "name": "ram", "block_size": 512, "num_blocks": 8192 });
     bench.call("bdev_malloc_create", ram);
-    let both = json!({ "name": "v", "devices": [format!("pcie://{PLACE}?nsid=1"), "ram"] });
+    let mut both = json!({ "name": "v", "devices": [format!("pcie://{PLACE}?nsid=1"), "ram"] });
+    let facts = bench.refused("volume_create", both.clone()).data.unwrap();
+    assert!(facts.cause.contains("holds data"), "{facts}");
+    both["force"] = true.into();
     bench.call("volume_create", both);
+    // Nothing had to be copied: the drive writes zeroes.
+    let volume = bench.call("volume_get", json!({ "name": "v" }));
+    assert_eq!(volume["state"], "healthy", "{volume}");
     bench.call("bdev_nvme_reset_controller", json!({ "name": "Nvme0" }));
     bench.call("volume_verify", json!({ "name": "v" }));
     until(&bench, "the comparison", || {
