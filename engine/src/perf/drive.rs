@@ -12,7 +12,7 @@ use nacre_reactor::{CallError, Nanos, ReactorConfig, ReactorHandle, SpawnError};
 use super::job::{Job, JobError};
 use super::lane::{Load, Namespace};
 use super::report::Report;
-use super::run::{PerfError, Stage, Watch, memory, progress, run_id, run_on};
+use super::run::{Owner, PerfError, Stage, Watch, memory, progress, run_id, run_on};
 use crate::drives::DriveUri;
 
 /// How long a drive may take to be brought up: CAP.TO is up to two minutes.
@@ -149,14 +149,15 @@ fn on_drive(
 ) -> Result<Report, PerfError> {
     let namespaces = controller.namespaces();
     let there: Vec<u32> = namespaces.iter().map(|device| device.nsid()).collect();
+    let owner = Owner::Drive;
     let nsid = match (uri.nsid, there.as_slice()) {
         (Some(nsid), _) => nsid,
         (None, [only]) => *only,
-        (None, []) => return Err(PerfError::Empty),
-        (None, _) => return Err(PerfError::Which { there }),
+        (None, []) => return Err(PerfError::Empty { owner }),
+        (None, _) => return Err(PerfError::Which { owner, there }),
     };
     let device = namespaces.into_iter().find(|device| device.nsid() == nsid);
-    let device = device.ok_or(PerfError::NoNamespace { nsid, there })?;
+    let device = device.ok_or(PerfError::NoNamespace { owner, nsid, there })?;
     let granted = controller.info().io_queues;
     if granted < job.queues {
         let asked = job.queues;

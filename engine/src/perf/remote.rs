@@ -10,7 +10,7 @@ use nacre_reactor::Nanos;
 use super::job::{Job, JobError};
 use super::lane::{Load, Namespace, Troubles};
 use super::report::{PathReport, Report};
-use super::run::{PerfError, Stage, Watch, progress, run_id, run_on};
+use super::run::{Owner, PerfError, Stage, Watch, progress, run_id, run_on};
 use crate::initiator::{Connector, Session};
 
 impl Load for IoQueue {
@@ -120,13 +120,14 @@ pub fn run(
 fn choose(link: &Link, nsid: Option<u32>) -> Result<NamespaceInfo, PerfError> {
     let mut namespaces = link.state().namespaces;
     let there: Vec<u32> = namespaces.keys().copied().collect();
+    let owner = Owner::Subsystem;
     let nsid = match (nsid, there.as_slice()) {
         (Some(nsid), _) => nsid,
         (None, [only]) => *only,
-        (None, []) => return Err(PerfError::Empty),
-        (None, _) => return Err(PerfError::Which { there }),
+        (None, []) => return Err(PerfError::Empty { owner }),
+        (None, _) => return Err(PerfError::Which { owner, there }),
     };
     namespaces
         .remove(&nsid)
-        .ok_or(PerfError::NoNamespace { nsid, there })
+        .ok_or(PerfError::NoNamespace { owner, nsid, there })
 }

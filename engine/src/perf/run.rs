@@ -21,12 +21,16 @@ const TICK: Duration = Duration::from_millis(10);
 pub enum PerfError {
     #[error(transparent)]
     Job(#[from] JobError),
-    #[error("the subsystem has no namespace {nsid} for this host{}", names(.there))]
-    NoNamespace { nsid: u32, there: Vec<u32> },
-    #[error("the subsystem has no namespace for this host")]
-    Empty,
-    #[error("the subsystem has {} namespaces: choose one with --nsid{}", .there.len(), names(.there))]
-    Which { there: Vec<u32> },
+    #[error("the {owner} has no namespace {nsid}{}{}", owner.narrowed(), names(.there))]
+    NoNamespace {
+        owner: Owner,
+        nsid: u32,
+        there: Vec<u32>,
+    },
+    #[error("the {owner} has no namespace{}", owner.narrowed())]
+    Empty { owner: Owner },
+    #[error("the {owner} has {} namespaces: choose one with --nsid{}", .there.len(), names(.there))]
+    Which { owner: Owner, there: Vec<u32> },
     #[error("the controller grants {granted} I/O queues, of {asked} asked for: fewer --queues")]
     Queues { asked: u16, granted: u16 },
     #[error(transparent)]
@@ -39,6 +43,32 @@ pub enum PerfError {
     Panicked,
     #[error(transparent)]
     Drive(#[from] super::drive::DriveError),
+}
+
+/// What has namespaces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Owner {
+    Subsystem,
+    Drive,
+}
+
+impl Owner {
+    /// Which of them count.
+    fn narrowed(self) -> &'static str {
+        match self {
+            Owner::Subsystem => " for this host",
+            Owner::Drive => " that can be used",
+        }
+    }
+}
+
+impl std::fmt::Display for Owner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Owner::Subsystem => "subsystem",
+            Owner::Drive => "drive",
+        })
+    }
 }
 
 fn names(nsids: &[u32]) -> String {
@@ -258,5 +288,42 @@ impl<S: Stage> Plan<'_, S> {
             }
         }
         Ok(pool)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What has no such namespace is called what it is.
+    #[test]
+    fn owners_are_named() {
+        let there = vec![1, 2];
+        let of = |owner| {
+            let there = there.clone();
+            let missing = PerfError::NoNamespace {
+                owner,
+                nsid: 3,
+                there: there.clone(),
+            };
+            let which = PerfError::Which { owner, there };
+            [missing, PerfError::Empty { owner }, which].map(|error| error.to_string())
+        };
+        assert_eq!(
+            of(Owner::Subsystem),
+            [
+                "the subsystem has no namespace 3 for this host (there are 1, 2)",
+                "the subsystem has no namespace for this host",
+                "the subsystem has 2 namespaces: choose one with --nsid (there are 1, 2)",
+            ]
+        );
+        assert_eq!(
+            of(Owner::Drive),
+            [
+                "the drive has no namespace 3 that can be used (there are 1, 2)",
+                "the drive has no namespace that can be used",
+                "the drive has 2 namespaces: choose one with --nsid (there are 1, 2)",
+            ]
+        );
     }
 }
