@@ -120,7 +120,11 @@ fn bring_up(
     home: &ReactorHandle,
     function: Arc<nacre_bdev_nvme_vfio::VfioFunction>,
 ) -> Result<Arc<Controller>, PerfError> {
-    let options = Options::new("perf");
+    let options = Options {
+        // Workers poll and never sleep: an interrupt for each completion would only take time from them.
+        interrupts: false,
+        ..Options::new("perf")
+    };
     let attached = home.run_future(move |core| {
         let core = core.clone();
         async move { Controller::attach(&core, function, options, Arc::new(())).await }
