@@ -76,21 +76,25 @@ impl Done {
         }
     }
 
+    #[inline]
     pub fn has_room(&self) -> bool {
         self.items.len() < self.items.capacity()
     }
 
     /// # Panics
     /// When there is no room: ask [`Done::has_room`] first.
+    #[inline]
     pub fn push(&mut self, completion: Completion) {
         assert!(self.has_room(), "completion list overrun");
         self.items.push(completion);
     }
 
+    #[inline]
     pub fn len(&self) -> usize {
         self.items.len()
     }
 
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.items.is_empty()
     }

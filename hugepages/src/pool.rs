@@ -382,6 +382,13 @@ impl Buf {
         self.pool.regions.key(self.as_ptr(), self.len(), slot)
     }
 
+    /// The address by which the device in `slot` knows the first byte, of a device that registered whole regions and
+    /// whose keys are the addresses of their first bytes.
+    #[inline]
+    pub fn address(&self, slot: usize) -> Option<u64> {
+        self.pool.regions.address(self.as_ptr(), self.len(), slot)
+    }
+
     /// The region that this buffer is in: all of it, whoever else has buffers there.
     pub fn region(&self) -> RegionInfo {
         self.pool
@@ -395,8 +402,9 @@ impl Buf {
 
     /// How far into its region the first byte is: with a key that is an IOVA, of a device that
     /// registered whole regions, the device's address of it is their sum.
+    #[inline]
     pub fn region_offset(&self) -> usize {
-        self.as_ptr().addr() - self.region().as_ptr().addr()
+        self.pool.regions.region_offset(self.as_ptr())
     }
 
     /// Where in [`Pool::regions`] of its pool this buffer lies.

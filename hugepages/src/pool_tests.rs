@@ -235,6 +235,8 @@ fn buffers_find_their_region_and_key() {
         assert!(buf.region_offset() + 3072 <= region.len());
         assert_eq!(buf.key(2), Some(region.as_ptr().addr() as u64 + 1));
         assert_eq!(buf.key(1), None);
+        assert_eq!(buf.address(2), Some(addr as u64 + 1));
+        assert_eq!(buf.address(1), None);
 
         let part = parts[pool.region_index(buf).unwrap()];
         assert_eq!(part.id, buf.region_id());

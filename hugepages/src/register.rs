@@ -177,6 +177,19 @@ impl Regions {
         (key != NO_KEY && whole).then_some(key)
     }
 
+    /// The key as [`Regions::key`] has it, of a device that registered whole regions, plus how far into its region `at`
+    /// is.
+    #[inline]
+    pub fn address(&self, at: *const u8, len: usize, slot: usize) -> Option<u64> {
+        let key = self.key(at, len, slot)?;
+        Some(key + self.region_offset(at) as u64)
+    }
+
+    #[inline]
+    pub fn region_offset(&self, at: *const u8) -> usize {
+        self.offset(at) & (REGION_MAX - 1)
+    }
+
     pub fn info(&self, index: usize) -> RegionInfo {
         self.piece(Piece::LONGEST, index)
     }

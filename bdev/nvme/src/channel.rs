@@ -10,7 +10,7 @@ use nacre_hugepages::Pool;
 use nacre_reactor::{EventSet, Idle, Nanos};
 
 use crate::device::NvmeBdev;
-use crate::pair::Pair;
+use crate::pair::{Pair, Start};
 use crate::table;
 
 pub(crate) struct Channel {
@@ -69,7 +69,13 @@ impl Channel {
 
 impl Queue for Channel {
     fn submit(&mut self, io: Io) -> Result<(), (Busy, Io)> {
-        self.pair.borrow_mut().submit(self.lane, io)
+        let mut pair = self.pair.borrow_mut();
+        match pair.start(self.lane, &io) {
+            Start::Sent(slot) => *slot = Some(io),
+            Start::Other => pair.submit(self.lane, io),
+            Start::Full => return Err((Busy, io)),
+        }
+        Ok(())
     }
 
     fn poll(&mut self, now: Nanos, done: &mut Done) -> usize {

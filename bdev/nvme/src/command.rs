@@ -26,8 +26,7 @@ pub(crate) struct Ask {
 pub(crate) fn sqe(ask: &Ask, nsid: u32, cid: u16, pointer: &Pointer) -> Sqe {
     let fua = ask.flags.contains(Flags::FUA);
     let mut sqe = match ask.op {
-        Op::Read => range(opcode::READ, ask, nsid, cid, fua),
-        Op::Write => range(opcode::WRITE, ask, nsid, cid, fua),
+        Op::Read | Op::Write => return transfer(ask, nsid, cid, pointer),
         Op::Compare => range(opcode::COMPARE, ask, nsid, cid, false),
         Op::CompareAndWrite => {
             let mut sqe = range(opcode::COMPARE, ask, nsid, cid, false);
@@ -71,6 +70,19 @@ pub(crate) fn sqe(ask: &Ask, nsid: u32, cid: u16, pointer: &Pointer) -> Sqe {
             command.to_sqe(cid, nsid)
         }
     };
+    set_pointer(&mut sqe, pointer);
+    sqe
+}
+
+/// A read or a write.
+#[inline]
+pub(crate) fn transfer(ask: &Ask, nsid: u32, cid: u16, pointer: &Pointer) -> Sqe {
+    let opcode = match ask.op {
+        Op::Write => opcode::WRITE,
+        _ => opcode::READ,
+    };
+    let fua = ask.flags.contains(Flags::FUA);
+    let mut sqe = range(opcode, ask, nsid, cid, fua);
     set_pointer(&mut sqe, pointer);
     sqe
 }

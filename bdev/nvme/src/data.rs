@@ -70,6 +70,16 @@ pub(crate) fn list_bytes(transfer: usize) -> usize {
     (entries * ENTRY).max(64).next_power_of_two()
 }
 
+/// Describes what is at most two pages at one address, as nearly all data is. `None`: it is longer, or not aligned.
+#[inline]
+pub(crate) fn describe_short(part: Part) -> Option<Pointer> {
+    let room = PAGE as u64 - (part.address & PAGE_MASK);
+    let len = u64::from(part.len);
+    let fits = len <= room + PAGE as u64 && part.address & 3 == 0;
+    let second = if len > room { part.address + room } else { 0 };
+    fits.then_some(Pointer::prp(part.address, second))
+}
+
 /// Describes `parts`, none of which is empty. What belongs into the list, which the controller finds at
 /// `list_address`, is written to `list`. `None`: it cannot be said without copying the data.
 #[inline]
@@ -79,13 +89,10 @@ pub(crate) fn describe(
     list_address: u64,
     list: &mut [u8],
 ) -> Option<Pointer> {
-    if let [part] = *parts {
-        let room = PAGE as u64 - (part.address & PAGE_MASK);
-        let len = u64::from(part.len);
-        if len <= room + PAGE as u64 && part.address & 3 == 0 {
-            let second = if len > room { part.address + room } else { 0 };
-            return Some(Pointer::prp(part.address, second));
-        }
+    if let [part] = *parts
+        && let Some(pointer) = describe_short(part)
+    {
+        return Some(pointer);
     }
     describe_long(parts, support, list_address, list)
 }

@@ -164,8 +164,9 @@ pub(crate) struct Head {
     head: u16,
     rung: u16,
     phase: u32,
-    /// Entries taken since the controller was told.
+    /// Entries taken since the controller was told, and how many of them are pressing.
     unrung: u16,
+    pressing: u16,
 }
 
 impl Head {
@@ -176,6 +177,7 @@ impl Head {
             rung: 0,
             phase: 1 << 16,
             unrung: 0,
+            pressing: entries / 4,
         }
     }
 
@@ -208,7 +210,7 @@ impl Head {
     /// Whether so much was taken that the controller should be told without waiting for a better moment.
     #[inline]
     pub fn is_pressing(&self) -> bool {
-        self.unrung >= self.entries / 4
+        self.unrung >= self.pressing
     }
 
     pub fn is_rung(&self) -> bool {

@@ -5,8 +5,6 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use nacre_bdev::Done;
-
 use crate::controller::{Controller, NoPair};
 use crate::link::{Report, Want};
 use crate::pair::Pair;
@@ -85,7 +83,7 @@ pub(crate) fn sweep() {
         }
         left.retain(|pair| {
             let mut pair = pair.borrow_mut();
-            pair.reap_left(&mut Done::with_capacity(0));
+            pair.reap_left();
             pair.holds() && pair.link().phase.state() != State::Gone
         });
     });

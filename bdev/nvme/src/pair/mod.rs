@@ -1,10 +1,12 @@
 //! One core's queue pair, shared by all its queues to namespaces of one controller: the data path.
 //!
 //! ```text
-//!   submit ─▶ place ─▶ send: SQE into the ring            waiting ◀─ no slot, no buffer, no queue yet
+//!   start ─▶ send_simple: SQE into the ring      nearly always
+//!   else submit ─▶ place ─▶ send: the same                waiting ◀─ no slot, no buffer, no queue yet
 //!   poll:  ready ─▶ done
-//!          reap: CQE ─▶ verdict ─┬─ done ─▶ finish ─▶ done, or another lane's ready
-//!                                └─ again ─▶ send
+//!          reap: CQE ─▶ succeeded ─▶ done        nearly always
+//!                else verdict ─┬─ done ─▶ finish ─▶ done, or another lane's ready
+//!                              └─ again ─▶ send
 //!          waiting ─▶ place
 //!          flush: one doorbell for everything
 //! ```
@@ -20,7 +22,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nacre_bdev::{Busy, Completion, Done, Io, Op, Status};
+use nacre_bdev::{Completion, Done, Io, Op, Status};
 use nacre_hugepages::Pool;
 use nacre_reactor::{Idle, Nanos};
 
@@ -67,6 +69,15 @@ pub(crate) struct Pair {
     now: Nanos,
     tick: Option<Duration>,
     next_scan: Nanos,
+}
+
+/// What [`Pair::start`] made of an I/O.
+pub(crate) enum Start<'a> {
+    Full,
+    /// Its command is in the ring, and it belongs here: into a slot, which is empty.
+    Sent(&'a mut Option<Io>),
+    /// Taken, and there is more to it.
+    Other,
 }
 
 /// One queue to a namespace.
@@ -162,7 +173,6 @@ impl Pair {
     /// Gives the controller a moment for what nobody waits for: mostly that is enough, and the buffers are free. A
     /// controller that takes longer keeps them longer.
     fn let_finish(&mut self) {
-        let nobody = &mut Done::with_capacity(0);
         let left = |pair: &Pair| {
             let mut slots = pair.slots.iter();
             slots.any(|slot| slot.lane == NO_LANE && slot.io.is_some())
@@ -173,7 +183,7 @@ impl Pair {
         self.flush();
         for _ in 0..PATIENCE {
             let before = self.sent;
-            self.reap(NO_LANE, nobody);
+            self.reap_unseen();
             if self.sent != before && !left(self) {
                 return;
             }
@@ -194,26 +204,37 @@ impl Pair {
         self.lane(at).inflight as usize
     }
 
+    /// Takes an I/O, which stays with the caller until it is clear where it belongs: a move of it costs as much as all
+    /// that is looked at here.
     #[inline]
-    #[allow(clippy::result_large_err)]
-    pub fn submit(&mut self, at: usize, io: Io) -> Result<(), (Busy, Io)> {
-        let depth = self.slots.len() as u32;
-        let starts = self.live && self.hungry == 0;
+    pub fn start(&mut self, at: usize, io: &Io) -> Start<'_> {
         let lane = lane_mut(&mut self.lanes, at);
-        if lane.inflight >= depth {
-            return Err((Busy, io));
+        if lane.inflight as usize >= self.slots.len() {
+            return Start::Full;
         }
         lane.inflight += 1;
-        if !starts {
-            self.wait(at, io);
-            return Ok(());
+        if self.live
+            && self.hungry == 0
+            && let Some(simple) = place::simple(&lane.device, &self.grant, io)
+            && let Some(index) = self.free.pop()
+        {
+            lane.placed += 1;
+            return Start::Sent(self.send_simple(at, index, &simple));
+        }
+        Start::Other
+    }
+
+    /// Goes on with an I/O for which [`Pair::start`] said [`Start::Other`].
+    #[inline(never)]
+    pub fn submit(&mut self, at: usize, io: Io) {
+        if !self.live || self.hungry > 0 {
+            return self.wait(at, io);
         }
         match self.place(at, io) {
             Placed::Sent => {}
             Placed::Ended(completion) => self.lane_mut(at).ready.push_back(completion),
             Placed::Later(io) => self.wait(at, io),
         }
-        Ok(())
     }
 
     fn wait(&mut self, at: usize, io: Io) {
@@ -232,20 +253,17 @@ impl Pair {
             self.follow();
         }
         let lane = lane_mut(&mut self.lanes, at);
-        while !lane.ready.is_empty() && done.has_room() {
-            lane.inflight -= 1;
-            if let Some(completion) = lane.ready.pop_front() {
-                done.push(completion);
-            }
+        if !lane.ready.is_empty() {
+            lane.hand_over(done);
         }
-        if self.sent > 0 && done.has_room() {
-            self.reap(at as u32, done);
+        if self.sent > 0
+            && let Some(answer) = self.head.peek(&self.grant.rings.cq)
+            && done.has_room()
+        {
+            self.reap(answer, at as u32, done);
         }
-        if !self.again.is_empty() {
-            self.send_again();
-        }
-        if self.hungry > 0 {
-            self.start_waiting(at);
+        if self.hungry > 0 || !self.again.is_empty() {
+            self.resume(at);
         }
         self.flush();
         if now >= self.next_scan {
@@ -254,22 +272,77 @@ impl Pair {
         done.len() - before
     }
 
-    /// Takes completions while there is room for them.
-    #[inline]
-    fn reap(&mut self, at: u32, done: &mut Done) {
-        for _ in 0..self.slots.len() {
-            let Some(answer) = self.head.peek(&self.grant.rings.cq) else {
-                return;
-            };
-            self.head.advance();
-            self.answered(answer, at, done);
-            if self.sent == 0 || (at != NO_LANE && !done.has_room()) {
-                return;
-            }
+    /// What waits: to be sent again, or to be sent at all.
+    #[inline(never)]
+    fn resume(&mut self, at: usize) {
+        if !self.again.is_empty() {
+            self.send_again();
+        }
+        if self.hungry > 0 {
+            self.start_waiting(at);
         }
     }
 
+    /// Takes completions, the first of which was seen, while there is room for them.
+    #[inline(never)]
+    fn reap(&mut self, first: Answer, at: u32, done: &mut Done) {
+        let mut next = Some(first);
+        for _ in 0..self.slots.len() {
+            let Some(answer) = next else {
+                return;
+            };
+            self.head.advance();
+            if !self.succeeded(answer, at, done) {
+                self.answered(answer, at, done);
+            }
+            if self.sent == 0 || (at != NO_LANE && !done.has_room()) {
+                return;
+            }
+            next = self.head.peek(&self.grant.rings.cq);
+        }
+    }
+
+    /// As [`Pair::reap`], while nobody polls: each completion waits in its lane.
+    fn reap_unseen(&mut self) {
+        if let Some(answer) = self.head.peek(&self.grant.rings.cq) {
+            self.reap(answer, NO_LANE, &mut Done::with_capacity(0));
+        }
+    }
+
+    /// An answer as nearly all are: to a command that is all of an I/O of the lane that is polled, which has what it
+    /// wanted. False, and nothing is done: it is another.
     #[inline]
+    fn succeeded(&mut self, answer: Answer, at: u32, done: &mut Done) -> bool {
+        let index = self.cids.index(answer.cid);
+        let Some(slot) = self.slots.get_mut(usize::from(index)) else {
+            return false;
+        };
+        let usual = slot.cid == answer.cid
+            && slot.stage == Stage::Sent
+            && answer.status == 0
+            && slot.lane == at
+            && !slot.is_half()
+            && slot.bounce.is_none();
+        let Some(Some(lane)) = self.lanes.get_mut(at as usize) else {
+            return false;
+        };
+        if !usual || !done.has_room() {
+            return false;
+        }
+        let Some(io) = slot.io.take_if(|io| io.op != Op::Copy) else {
+            return false;
+        };
+        slot.stage = Stage::Free;
+        self.free.push(index);
+        self.sent -= 1;
+        lane.placed -= 1;
+        lane.inflight -= 1;
+        done.push(io.complete(Status::Ok));
+        true
+    }
+
+    /// Any answer, also one to nothing.
+    #[inline(never)]
     fn answered(&mut self, answer: Answer, at: u32, done: &mut Done) {
         let index = self.cids.index(answer.cid);
         match self.slots.get_mut(usize::from(index)) {
@@ -292,7 +365,6 @@ impl Pair {
         }
     }
 
-    #[inline]
     fn finish(&mut self, index: u16, status: Status, at: u32, done: &mut Done) {
         let Some((owner, completion)) = self.release(index, status) else {
             return;
@@ -313,8 +385,7 @@ impl Pair {
         }
     }
 
-    /// The one way out of a slot. `None`: nobody wants to know.
-    #[inline]
+    /// The way out of a slot, but for [`Pair::succeeded`]. `None`: nobody wants to know.
     fn release(&mut self, index: u16, status: Status) -> Option<(u32, Completion)> {
         let slot = &mut self.slots[usize::from(index)];
         slot.stage = Stage::Free;
@@ -432,12 +503,12 @@ impl Pair {
     }
 
     /// Nobody polls it any more, but its buffers wait for the controller.
-    pub fn reap_left(&mut self, nobody: &mut Done) {
+    pub fn reap_left(&mut self) {
         if self.link.phase.word() != self.word {
             self.follow();
         }
         self.again.clear();
-        self.reap(NO_LANE, nobody);
+        self.reap_unseen();
     }
 
     fn report(&self, want: Want) {
@@ -470,4 +541,17 @@ impl Pair {
 #[inline]
 fn lane_mut(lanes: &mut [Option<Lane>], at: usize) -> &mut Lane {
     lanes[at].as_mut().expect("a lane that is open")
+}
+
+impl Lane {
+    /// Hands over what has ended, while there is room.
+    #[inline(never)]
+    fn hand_over(&mut self, done: &mut Done) {
+        while done.has_room()
+            && let Some(completion) = self.ready.pop_front()
+        {
+            self.inflight -= 1;
+            done.push(completion);
+        }
+    }
 }

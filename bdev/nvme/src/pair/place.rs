@@ -29,7 +29,27 @@ enum Unpointed {
 }
 
 impl Pair {
+    /// Sends a read or write that is [`simple`], from a slot that is free. Answers where the I/O belongs.
     #[inline]
+    pub(super) fn send_simple(
+        &mut self,
+        at: usize,
+        index: u16,
+        simple: &Simple,
+    ) -> &mut Option<Io> {
+        let slot = &mut self.slots[usize::from(index)];
+        slot.take_for(at as u32);
+        slot.cid = self.cids.next(slot.cid);
+        slot.stage = Stage::Sent;
+        slot.age = 0;
+        slot.due = Slot::LATE;
+        let sqe = command::transfer(&simple.ask, simple.nsid, slot.cid, &simple.pointer);
+        self.tail.push(&self.grant.rings.sq, &sqe);
+        self.sent += 1;
+        &mut slot.io
+    }
+
+    /// Any I/O: sends it if that can be now.
     pub(super) fn place(&mut self, at: usize, io: Io) -> Placed {
         let lane = lane_mut(&mut self.lanes, at);
         if let Some(status) = admit(&lane.device, &io) {
@@ -42,7 +62,9 @@ impl Pair {
         let Some(index) = self.free.pop() else {
             return Placed::Later(io);
         };
-        self.slots[usize::from(index)].fill(io, at as u32);
+        let slot = &mut self.slots[usize::from(index)];
+        slot.take_for(at as u32);
+        slot.io = Some(io);
         let sent = match fused {
             false => self.send(index),
             true => self.send_fused(index),
@@ -67,7 +89,6 @@ impl Pair {
     }
 
     /// Sends what is in a slot, again perhaps. The slot stays as it is if there is no buffer.
-    #[inline]
     fn send(&mut self, index: u16) -> Result<(), Unpointed> {
         let at = usize::from(index);
         let slot = &mut self.slots[at];
@@ -211,8 +232,51 @@ impl Pair {
     }
 }
 
-/// What can be said without the controller.
+/// A read or write of one buffer that needs neither a list nor a copy: what goes into its command.
+pub(super) struct Simple {
+    ask: Ask,
+    nsid: u32,
+    pointer: Pointer,
+}
+
+/// Nearly all I/Os are. `None` says nothing of the others but that [`Pair::place`] has to look at them.
 #[inline]
+pub(super) fn simple(device: &NvmeBdev, grant: &Grant, io: &Io) -> Option<Simple> {
+    match io.op {
+        Op::Read => {}
+        Op::Write if !device.is_read_only() => {}
+        _ => return None,
+    }
+    if device.is_gone() || io.blocks == 0 || io.blocks > device.max_blocks() {
+        return None;
+    }
+    let end = io.lba.checked_add(u64::from(io.blocks))?;
+    if end > device.blocks() {
+        return None;
+    }
+    let [buf] = &io.data[..] else {
+        return None;
+    };
+    let bytes = (io.blocks as usize) << device.block_shift();
+    if buf.len() < bytes {
+        return None;
+    }
+    let address = buf.address(grant.key)?;
+    let len = bytes as u32;
+    let pointer = data::describe_short(Part { address, len })?;
+    let ask = Ask {
+        op: io.op,
+        flags: io.flags,
+        lba: io.lba,
+        blocks: io.blocks,
+        ranges: 0,
+        protected: device.is_protected(),
+    };
+    let nsid = device.nsid();
+    Some(Simple { ask, nsid, pointer })
+}
+
+/// What can be said without the controller.
 fn admit(device: &NvmeBdev, io: &Io) -> Option<Status> {
     if device.is_gone() {
         return Some(Status::Gone);
@@ -270,7 +334,6 @@ fn admit_others(device: &NvmeBdev, io: &Io, source_inside: bool) -> Option<Statu
 }
 
 /// Says where `bytes` of data are, in `bufs` themselves or in a copy.
-#[inline]
 #[allow(clippy::too_many_arguments)]
 fn point(
     grant: &Grant,
@@ -313,7 +376,7 @@ fn parts_of(grant: &Grant, bufs: &[Buf], bytes: usize) -> Option<Parts> {
     for buf in bufs {
         let len = buf.len().min(left);
         if len > 0 {
-            let address = buf.key(grant.key)? + buf.region_offset() as u64;
+            let address = buf.address(grant.key)?;
             let len = len as u32;
             parts.push(Part { address, len });
         }

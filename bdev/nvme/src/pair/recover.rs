@@ -38,7 +38,7 @@ impl Pair {
     /// Takes what the controller answered while it could.
     fn drain(&mut self) {
         if self.sent > 0 {
-            self.reap(NO_LANE, &mut Done::with_capacity(0));
+            self.reap_unseen();
         }
     }
 

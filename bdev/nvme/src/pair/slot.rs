@@ -84,10 +84,9 @@ impl Slot {
         self.half != Half::No
     }
 
-    /// For a new I/O.
+    /// For a new I/O, which is put into it.
     #[inline]
-    pub fn fill(&mut self, io: Io, lane: u32) {
-        self.io = Some(io);
+    pub fn take_for(&mut self, lane: u32) {
         self.lane = lane;
         self.half = Half::No;
         self.rung = 0;
