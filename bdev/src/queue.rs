@@ -17,7 +17,8 @@ pub struct Busy;
 /// and the kernel are done with them, and no completion is seen any more.
 pub trait Queue {
     /// Takes the I/O, or hands it back untouched. An I/O that was taken completes exactly once
-    /// through [`Queue::poll`], whatever happens to the device.
+    /// through [`Queue::poll`], whatever happens to the device. A read may come back in other buffers than it
+    /// was given, of the same sizes and of the pool that the queue was opened with.
     // The error carries the I/O back by value: boxing it would allocate on the data path.
     #[allow(clippy::result_large_err)]
     fn submit(&mut self, io: Io) -> Result<(), (Busy, Io)>;

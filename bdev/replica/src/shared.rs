@@ -27,7 +27,7 @@ pub const MAX_LANES: usize = 128;
 /// Reports of failures that are kept for the control; of more, only the number is.
 const REPORTS: usize = 256;
 /// Read repairs that wait at most.
-const REPAIRS: usize = 64;
+pub(crate) const REPAIRS: usize = 64;
 /// Regions that wait to be made equal before all others, at most.
 const URGENT: u64 = 64;
 /// How many times as large a volume may become while it is open.
@@ -91,6 +91,8 @@ pub enum Failure {
     Loss,
     /// A queue to it could not be opened.
     Open,
+    /// No buffer was free here: nothing was asked of the member.
+    Shortage,
     /// Another holder of the volume has reserved it.
     Fenced,
     /// Somebody else has.

@@ -226,6 +226,7 @@ impl Job {
         ended: Completion,
         shape: &Shape,
         memory: &mut Memory,
+        pool: &Pool,
     ) {
         let Some(at) = self
             .children
@@ -261,7 +262,10 @@ impl Job {
         self.children[at].done = true;
         while self.children.first().is_some_and(|child| child.done) {
             let child = self.children.remove(0);
-            join(&mut self.back, child.data, self.first_len);
+            let joined = join(&mut self.back, child.data, self.first_len, Some(pool));
+            if !joined && self.status.is_ok() {
+                self.status = Status::Retry;
+            }
         }
     }
 
@@ -311,7 +315,7 @@ impl Job {
             first_len,
             ..
         } = self;
-        join(&mut back, data, first_len);
+        join(&mut back, data, first_len, None);
         back
     }
 
@@ -345,6 +349,7 @@ impl Job {
                         &mut child.data,
                         rest,
                         self.first_len.saturating_sub(in_front),
+                        None,
                     );
                     self.data = child.data;
                 }
@@ -565,8 +570,10 @@ fn cut(data: &mut Extents, mut bytes: usize) -> Extents {
     part
 }
 
-/// Puts `part` behind `whole`, joining what was cut: the first extent had `first_len` bytes.
-fn join(whole: &mut Extents, part: Extents, first_len: usize) {
+/// Puts `part` behind `whole`, joining what was cut: the first extent had `first_len` bytes. A read may come back
+/// in other buffers than it was given, if a device keeps those: it is copied together, in one of `pool`.
+/// `false`: there is none, and something of it is lost.
+fn join(whole: &mut Extents, part: Extents, first_len: usize, pool: Option<&Pool>) -> bool {
     for mut buf in part {
         let open = whole.len() == 2 || whole.last().is_some_and(|last| last.len() < first_len);
         if open && let Some(last) = whole.last_mut() {
@@ -574,8 +581,22 @@ fn join(whole: &mut Extents, part: Extents, first_len: usize) {
                 Ok(()) => continue,
                 Err(other) => buf = other,
             }
+            let Some(both) = pool.and_then(|pool| together(last, &buf, pool)) else {
+                return false;
+            };
+            *last = both;
+        } else if whole.try_push(buf).is_err() {
+            return false;
         }
-        let lost = whole.try_push(buf).is_err();
-        debug_assert!(!lost, "a module returned other buffers than it was given");
     }
+    true
+}
+
+#[cold]
+fn together(a: &Buf, b: &Buf, pool: &Pool) -> Option<Buf> {
+    let mut both = pool.acquire(a.len() + b.len())?;
+    let (first, second) = both.bytes_mut()?.split_at_mut(a.len());
+    first.copy_from_slice(a);
+    second.copy_from_slice(b);
+    Some(both)
 }

@@ -297,7 +297,13 @@ impl LayerQueue {
         let Some(job) = known else {
             return self.stray(ended.token);
         };
-        job.child_done(ordinal, ended, &self.layer.shape, &mut self.memory);
+        job.child_done(
+            ordinal,
+            ended,
+            &self.layer.shape,
+            &mut self.memory,
+            &self.pool,
+        );
         self.advance(index);
     }
 

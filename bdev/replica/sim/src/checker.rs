@@ -261,6 +261,16 @@ impl Checker {
         reopen(blocks, since);
     }
 
+    /// The operator had the volume go on from a member that was out of sync, for want of another: what it missed
+    /// is lost, and it may have parts of it, as it may have been copied to. It has something of what was there once.
+    pub fn forced(&mut self) {
+        for value in self.blocks.iter_mut().flatten() {
+            value.superseded = None;
+            value.dead = false;
+        }
+        self.reconciled_since = None;
+    }
+
     /// A disk is a member in sync no more, or again: it gets what it lost from others.
     pub fn replaced(&mut self, disk: usize) {
         self.losses.remove(&disk);

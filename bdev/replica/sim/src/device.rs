@@ -14,7 +14,6 @@ use nacre_reactor::{Idle, Nanos};
 use uuid::Uuid;
 
 use crate::disk::{Order, SimDisk};
-use crate::media::{BLOCK, Media};
 
 /// How long something of a closed queue can still arrive; volumes are told to wait longer.
 pub const LINGER: Duration = Duration::from_millis(4);
@@ -49,10 +48,12 @@ impl Bdev for Device {
     }
 
     fn geometry(&self) -> Geometry {
+        let inner = self.disk.lock();
+        let block = inner.media.format.block as u32;
         Geometry {
-            block_size: BLOCK as u32,
-            blocks: self.disk.lock().media.blocks(),
-            physical_block_size: BLOCK as u32,
+            block_size: block,
+            blocks: inner.media.blocks(),
+            physical_block_size: block,
         }
     }
 
@@ -127,7 +128,8 @@ impl Queue for SimQueue {
         let mut contents = Vec::new();
         if io.op == Op::Write {
             let mut block = io.lba;
-            for bytes in io.data.iter().flat_map(|buf| buf.chunks_exact(BLOCK)) {
+            let size = inner.media.format.block;
+            for bytes in io.data.iter().flat_map(|buf| buf.chunks_exact(size)) {
                 inner.media.intern(block, bytes, &mut contents);
                 block += 1;
             }
@@ -166,8 +168,8 @@ impl Queue for SimQueue {
                 let bytes = buf
                     .bytes_mut()
                     .expect("a read's buffer is the reader's alone");
-                for bytes in bytes.chunks_exact_mut(BLOCK) {
-                    let cells = Media::cells(block).len();
+                for bytes in bytes.chunks_exact_mut(inner.media.format.block) {
+                    let cells = inner.media.format.cells(block).len();
                     if contents.len() < cells {
                         break;
                     }

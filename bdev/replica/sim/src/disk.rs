@@ -4,14 +4,14 @@
 //! [`Device`]. Who claims it takes it away from the others, as a reservation would: what they have under
 //! way is done or not, and nothing of theirs is done after that.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use nacre_bdev::{Flags, Limits, Op, Status};
 use nacre_reactor::Nanos;
 
-use crate::media::{Loss, Media};
+use crate::media::{Format, Loss, Media};
 use crate::random::Random;
 
 pub struct SimDisk {
@@ -60,6 +60,8 @@ pub(crate) struct Inner {
     cut_off: Vec<u64>,
     owner: Option<u64>,
     losses: u64,
+    /// Blocks that cannot be read until they are written.
+    bad: BTreeSet<u64>,
     name: String,
     /// Everything that is done with this block of the disk is printed.
     pub watched: Option<u64>,
@@ -97,11 +99,17 @@ pub(crate) struct Order {
 }
 
 impl SimDisk {
-    pub fn new(name: String, blocks: u64, traits: Traits, random: Random) -> Arc<SimDisk> {
+    pub fn new(
+        name: String,
+        format: Format,
+        blocks: u64,
+        traits: Traits,
+        random: Random,
+    ) -> Arc<SimDisk> {
         Arc::new(SimDisk {
             name: name.clone(),
             inner: Mutex::new(Inner {
-                media: Media::new(blocks),
+                media: Media::new(format, blocks),
                 traits,
                 temper: Temper::default(),
                 random,
@@ -114,6 +122,7 @@ impl SimDisk {
                 cut_off: Vec::new(),
                 owner: None,
                 losses: 0,
+                bad: BTreeSet::new(),
                 name,
                 watched: None,
             }),
@@ -174,6 +183,13 @@ impl SimDisk {
         }
     }
 
+    /// The medium does not give these blocks of the volume back, until they are written.
+    pub fn spoil(&self, lba: u64, blocks: u64) {
+        let mut inner = self.lock();
+        let first = inner.media.format.reserved() + lba;
+        inner.bad.extend(first..first + blocks);
+    }
+
     /// `holder` does not reach it any more, or does again.
     pub fn cut_off(&self, holder: u64, off: bool) {
         let mut inner = self.lock();
@@ -190,6 +206,7 @@ impl SimDisk {
         let mut inner = self.lock();
         inner.gone = false;
         inner.cut_off.clear();
+        inner.bad.clear();
         inner.temper = Temper {
             latency: inner.temper.latency,
             ..Temper::default()
@@ -304,8 +321,12 @@ impl Inner {
     }
 
     /// Does a command, as far as its status says, and answers it.
-    fn finish(&mut self, number: u64, command: Command) {
+    fn finish(&mut self, number: u64, mut command: Command) {
         let mut found = Vec::new();
+        let mut bad = self.bad.range(command.lba..command.lba + command.blocks);
+        if command.op == Op::Read && command.status.is_ok() && bad.next().is_some() {
+            command.status = Status::ReadError;
+        }
         match command.status {
             Status::Ok => found = self.carry_out(&command, false),
             Status::Gone | Status::Retry | Status::Nvme { .. } => {}
@@ -328,7 +349,7 @@ impl Inner {
         let durable = !self.traits.limits.volatile_cache || command.flags.contains(Flags::FUA);
         match command.op {
             Op::Read => {
-                let cells = Media::cells_of(command.lba, command.blocks);
+                let cells = self.media.format.cells_of(command.lba, command.blocks);
                 return self.media.read(cells).to_vec();
             }
             Op::Flush if !in_part => self.media.flush(),
@@ -336,7 +357,12 @@ impl Inner {
             Op::Write | Op::WriteZeroes | Op::Unmap => {
                 // What the disk does with blocks that are not needed any more is its own affair.
                 let keeps = command.op == Op::Unmap && !self.traits.limits.unmap_zeroes;
-                for (index, cell) in Media::cells_of(command.lba, command.blocks).enumerate() {
+                if !in_part {
+                    let written = command.lba..command.lba + command.blocks;
+                    self.bad.retain(|block| !written.contains(block));
+                }
+                let cells = self.media.format.cells_of(command.lba, command.blocks);
+                for (index, cell) in cells.enumerate() {
                     if (in_part || keeps) && self.random.one_in(2) {
                         continue;
                     }
@@ -382,7 +408,7 @@ impl Inner {
         if !inside && *op != Op::Flush {
             return;
         }
-        let cell = Media::cells(block).start;
+        let cell = self.media.format.cells(block).start;
         println!(
             "{:>12} {} of holder {} queue {}: {op:?} {flags:?}: {status:?}{what}; it holds {}",
             self.now.0,

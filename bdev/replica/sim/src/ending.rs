@@ -9,14 +9,13 @@ use uuid::Uuid;
 
 use crate::holder::Holder;
 use crate::load::Wish;
-use crate::media::{BLOCK, Media, RESERVED_BLOCKS};
 use crate::trouble::Event;
 use crate::world::World;
 
 /// Virtual time in which a volume without troubles must have healed.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// Blocks of the last reads.
-const STEP: u64 = 64;
+/// Bytes of the last reads.
+const STEP: usize = 256 << 10;
 
 impl World {
     pub(crate) fn end(&mut self) -> Result<(), String> {
@@ -39,12 +38,13 @@ impl World {
         self.holders[index].add_lane();
         let lane = self.holders[index].lanes.len() - 1;
         let blocks = self.holders[index].blocks();
-        for lba in (0..blocks).step_by(STEP as usize) {
+        let step = (STEP / self.format.block) as u64;
+        for lba in (0..blocks).step_by(step as usize) {
             let wish = Wish {
                 op: Op::Read,
                 flags: Flags::empty(),
                 lba,
-                blocks: STEP.min(blocks - lba),
+                blocks: step.min(blocks - lba),
             };
             self.must(index, lane, wish)?;
         }
@@ -61,7 +61,7 @@ impl World {
         if let [_, .., last] = disks[..] {
             // Verification finds what differs behind everybody's back, and nothing else.
             let block = self.random.below(self.record.blocks);
-            let cell = Media::cells(RESERVED_BLOCKS + block).start;
+            let cell = self.format.cells(self.format.reserved() + block).start;
             self.disks[last].lock().media.write(cell, u64::MAX, true);
             self.verify(index, 1)?;
             self.compare()?;
@@ -110,6 +110,9 @@ impl World {
                     let number = self.holders[index].number;
                     self.stop_holder(number);
                     self.start_holder(Uuid::from_u128(0xaf));
+                }
+                Some((index, VolumeState::Failing)) => {
+                    self.holders[index].command(Command::Thaw { force: None });
                 }
                 Some((index, _)) => self.encourage(index),
                 None if self.holders.is_empty() && self.agenda.is_empty() => {
@@ -203,7 +206,7 @@ impl World {
                 _ => {}
             }
         };
-        let bytes = self.record.blocks * BLOCK as u64;
+        let bytes = self.record.blocks * self.format.block as u64;
         let found = (verified.compared_bytes, verified.different_blocks);
         if found != (bytes, expected) || verified.repaired_blocks != expected {
             return Err(format!(

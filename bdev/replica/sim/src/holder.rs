@@ -20,6 +20,7 @@ use uuid::Uuid;
 use crate::device::Device;
 use crate::disk::SimDisk;
 use crate::load::Lane;
+use crate::media::Format;
 
 thread_local! {
     /// One for all holders of all runs on this thread: making one takes longer than most runs. Room for the
@@ -43,6 +44,7 @@ pub struct Holder {
     pub commands: Vec<(String, Place<()>)>,
     pub events: Arc<Events>,
     pub pool: Pool,
+    format: Format,
     devices: Arc<Reach>,
     store: MemoryStore,
     pub core: TestCore,
@@ -115,6 +117,7 @@ impl Holder {
             commands: Vec::new(),
             events: Arc::default(),
             pool: POOL.with(Pool::clone),
+            format: disks[0].lock().media.format,
             devices: Arc::new(Reach {
                 holder: number,
                 disks: disks.to_vec(),
@@ -178,6 +181,18 @@ impl Holder {
         self.commands.push((name, place));
     }
 
+    /// Declares a member of the volume, which nobody has open, to be in sync.
+    pub fn force_in_sync(&mut self, id: Uuid, member: String, name: String) {
+        let core = self.core.core().clone();
+        let (pool, store) = (self.pool.clone(), Arc::new(self.store.clone()));
+        let devices = Arc::clone(&self.devices) as Arc<dyn Devices>;
+        let told = format!("force_in_sync {member}");
+        let place = self.run(async move {
+            control::force_in_sync(&core, pool, store, devices, id, &member, &name).await
+        });
+        self.commands.push((told, place));
+    }
+
     /// Commands that have ended, and how.
     pub fn answered(&mut self) -> Vec<(String, Result<(), VolumeError>)> {
         let mut ended = Vec::new();
@@ -203,7 +218,7 @@ impl Holder {
     pub fn add_lane(&mut self) {
         let Some(layer) = &self.layer else { return };
         match layer.open_queue(&self.pool) {
-            Ok(queue) => self.lanes.push(Lane::new(queue)),
+            Ok(queue) => self.lanes.push(Lane::new(queue, self.format)),
             Err(error) => panic!("a queue of the volume: {error}"),
         }
     }

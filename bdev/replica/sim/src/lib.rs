@@ -22,6 +22,7 @@ mod holder;
 mod load;
 mod media;
 mod random;
+mod setup;
 mod trouble;
 mod world;
 
@@ -29,7 +30,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 #[cfg(feature = "mutations")]
 pub use nacre_bdev_replica::mutation::Mutation;
-pub use world::{Options, Report};
+pub use setup::{Options, Report};
 
 /// One run. An error says what went wrong.
 pub fn run(seed: u64, options: &Options) -> Result<Report, String> {

@@ -7,7 +7,7 @@ use nacre_hugepages::Pool;
 use nacre_reactor::Nanos;
 
 use crate::checker::{Checker, Moment};
-use crate::media::BLOCK;
+use crate::media::Format;
 use crate::random::Random;
 
 /// I/Os of one lane at once.
@@ -16,6 +16,7 @@ const DEPTH: usize = 24;
 /// One queue on the volume, and what is under way on it.
 pub struct Lane {
     pub queue: LayerQueue,
+    format: Format,
     done: Done,
     pub ongoing: BTreeMap<u64, Ongoing>,
 }
@@ -61,7 +62,8 @@ pub struct Hot {
 
 impl Hot {
     pub fn new(random: &mut Random, blocks: u64, region_blocks: u64) -> Hot {
-        let stripe = (64 << 10) / BLOCK as u64;
+        // 64 KiB.
+        let stripe = region_blocks / 16;
         let mut ranges = Vec::new();
         for _ in 0..random.within(2, 5) {
             let len = random.within(2, 10);
@@ -77,11 +79,16 @@ impl Hot {
         Hot { ranges, blocks }
     }
 
-    /// `now`: the blocks that the volume has by now.
-    pub fn wish(&self, random: &mut Random, now: u64) -> Wish {
+    /// A few blocks where the load goes.
+    pub fn somewhere(&self, random: &mut Random) -> (u64, u64) {
         let (start, len) = *random.pick(&self.ranges);
         let lba = start + random.below(len);
-        let mut blocks = random.within(1, start + len - lba);
+        (lba, random.within(1, start + len - lba))
+    }
+
+    /// `now`: the blocks that the volume has by now.
+    pub fn wish(&self, random: &mut Random, now: u64) -> Wish {
+        let (lba, mut blocks) = self.somewhere(random);
         if random.one_in(40) {
             blocks = random.within(1, 96).min(self.blocks - lba);
         }
@@ -116,9 +123,10 @@ impl Hot {
 }
 
 impl Lane {
-    pub fn new(queue: LayerQueue) -> Lane {
+    pub fn new(queue: LayerQueue, format: Format) -> Lane {
         Lane {
             queue,
+            format,
             done: Done::with_capacity(DEPTH),
             ongoing: BTreeMap::new(),
         }
@@ -142,13 +150,13 @@ impl Lane {
         let tag = numbers.tags + 1;
         let mut io = Io::new(number, wish.op, wish.lba, wish.blocks as u32).flags(wish.flags);
         if matches!(wish.op, Op::Read | Op::Write) {
-            let Some(mut buf) = pool.acquire(wish.blocks as usize * BLOCK) else {
+            let Some(mut buf) = pool.acquire(wish.blocks as usize * self.format.block) else {
                 return false;
             };
             if wish.op == Op::Write {
                 let bytes = buf.bytes_mut().expect("nobody else has it");
                 bytes.fill(0);
-                for (tag, block) in (tag..).zip(bytes.chunks_exact_mut(BLOCK)) {
+                for (tag, block) in (tag..).zip(bytes.chunks_exact_mut(self.format.block)) {
                     block[..8].copy_from_slice(&tag.to_le_bytes());
                 }
             }
@@ -203,7 +211,8 @@ impl Lane {
             } = ongoing;
             match op {
                 Op::Read if ok => {
-                    let bytes = ended.data.iter().flat_map(|buf| buf.chunks_exact(BLOCK));
+                    let size = self.format.block;
+                    let bytes = ended.data.iter().flat_map(|buf| buf.chunks_exact(size));
                     let tags: Vec<u64> = bytes.map(tag_of).collect();
                     assert_eq!(tags.len() as u64, blocks, "a read's buffers");
                     checker.read_ended(lba, &tags, began, moment)?;

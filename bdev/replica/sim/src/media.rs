@@ -11,16 +11,47 @@ use nacre_bdev_replica::model::RESERVED;
 
 use crate::random::Random;
 
-pub const BLOCK: usize = 4096;
+/// Of the largest blocks.
+const MOST: usize = 4096;
 const SECTOR: usize = 512;
-/// Sectors of a block.
-const SECTORS: u64 = (BLOCK / SECTOR) as u64;
-/// Blocks of the reserved area.
-pub const RESERVED_BLOCKS: u64 = RESERVED / BLOCK as u64;
 
-static ZEROES: [u8; BLOCK] = [0; BLOCK];
+static ZEROES: [u8; MOST] = [0; MOST];
+
+/// What follows from the size of a block; one for all disks of a run.
+#[derive(Debug, Clone, Copy)]
+pub struct Format {
+    /// Bytes of a block: 512 to 4096.
+    pub block: usize,
+}
+
+impl Format {
+    /// Blocks of the reserved area.
+    pub fn reserved(self) -> u64 {
+        RESERVED / self.block as u64
+    }
+
+    /// Blocks of a region.
+    pub fn region(self) -> u64 {
+        (1 << 20) / self.block as u64
+    }
+
+    /// The cells of a block: of the reserved area its sectors, of the volume's one.
+    pub fn cells(self, block: u64) -> Range<usize> {
+        let sectors = (self.block / SECTOR) as u64;
+        let (first, count) = match block < self.reserved() {
+            true => (block * sectors, sectors),
+            false => (RESERVED / SECTOR as u64 + block - self.reserved(), 1),
+        };
+        first as usize..(first + count) as usize
+    }
+
+    pub fn cells_of(self, lba: u64, blocks: u64) -> Range<usize> {
+        self.cells(lba).start..self.cells(lba + blocks - 1).end
+    }
+}
 
 pub struct Media {
+    pub format: Format,
     blocks: u64,
     /// What is read.
     current: Vec<u64>,
@@ -42,9 +73,10 @@ pub enum Loss {
 }
 
 impl Media {
-    pub fn new(blocks: u64) -> Media {
-        let cells = (RESERVED_BLOCKS * SECTORS + blocks - RESERVED_BLOCKS) as usize;
+    pub fn new(format: Format, blocks: u64) -> Media {
+        let cells = format.cells(blocks).start;
         Media {
+            format,
             blocks,
             current: vec![0; cells],
             durable: vec![0; cells],
@@ -57,26 +89,12 @@ impl Media {
         self.blocks
     }
 
-    /// The cells of a block: of the reserved area its sectors, of the volume's one.
-    pub fn cells(block: u64) -> Range<usize> {
-        let first = match block < RESERVED_BLOCKS {
-            true => block * SECTORS,
-            false => RESERVED_BLOCKS * SECTORS + block - RESERVED_BLOCKS,
-        };
-        let count = if block < RESERVED_BLOCKS { SECTORS } else { 1 };
-        first as usize..(first + count) as usize
-    }
-
-    pub fn cells_of(lba: u64, blocks: u64) -> Range<usize> {
-        Media::cells(lba).start..Media::cells(lba + blocks - 1).end
-    }
-
     /// The contents of a block of bytes, by cell.
     pub fn intern(&mut self, block: u64, bytes: &[u8], out: &mut Vec<u64>) {
-        if block >= RESERVED_BLOCKS {
+        if block >= self.format.reserved() {
             let (tag, rest) = bytes.split_at(8);
             assert!(
-                rest == &ZEROES[8..],
+                rest == &ZEROES[8..bytes.len()],
                 "a block of the volume was written that no load and no copy makes"
             );
             return out.push(u64::from_le_bytes(tag.try_into().expect("eight bytes")));
@@ -93,7 +111,7 @@ impl Media {
 
     /// The bytes of a block, of which the cells are `contents`.
     pub fn bytes(&self, block: u64, contents: &[u64], out: &mut [u8]) {
-        if block >= RESERVED_BLOCKS {
+        if block >= self.format.reserved() {
             out.fill(0);
             out[..8].copy_from_slice(&contents[0].to_le_bytes());
             return;
@@ -143,7 +161,7 @@ impl Media {
 
     /// The volume's blocks as they are read now.
     pub fn volume(&self) -> &[u64] {
-        &self.current[Media::cells(RESERVED_BLOCKS).start..]
+        &self.current[self.format.cells(self.format.reserved()).start..]
     }
 }
 
@@ -153,9 +171,10 @@ mod tests {
 
     #[test]
     fn a_cache_that_is_lost() {
-        let mut media = Media::new(RESERVED_BLOCKS + 4);
+        let format = Format { block: 512 };
+        let mut media = Media::new(format, format.reserved() + 4);
         let mut random = Random::new(1);
-        let cell = Media::cells(RESERVED_BLOCKS + 2).start;
+        let cell = format.cells(format.reserved() + 2).start;
         media.write(cell, 5, true);
         media.write(cell, 6, false);
         assert_eq!(media.volume(), [0, 0, 6, 0]);
@@ -179,23 +198,27 @@ mod tests {
     /// What is written inside the reserved area can tear inside a block.
     #[test]
     fn bytes_and_back() {
-        let mut media = Media::new(RESERVED_BLOCKS + 1);
-        let mut label = [0; BLOCK];
+        let format = Format { block: 4096 };
+        let mut media = Media::new(format, format.reserved() + 1);
+        let mut label = [0; 4096];
         label[..3].copy_from_slice(b"abc");
         label[4095] = 1;
         let mut contents = Vec::new();
         media.intern(1, &label, &mut contents);
         assert_eq!(contents, [1, 0, 0, 0, 0, 0, 0, 2]);
-        let mut out = [9; BLOCK];
+        let mut out = [9; 4096];
         media.bytes(1, &contents, &mut out);
         assert_eq!(out, label);
-        let mut data = [0; BLOCK];
+        let mut data = [0; 4096];
         data[0] = 77;
         contents.clear();
-        media.intern(RESERVED_BLOCKS, &data, &mut contents);
+        media.intern(format.reserved(), &data, &mut contents);
         assert_eq!(contents, [77]);
-        media.bytes(RESERVED_BLOCKS, &contents, &mut out);
+        media.bytes(format.reserved(), &contents, &mut out);
         assert_eq!(out, data);
-        assert_eq!(Media::cells_of(0, 2), 0..16);
+        assert_eq!(format.cells_of(0, 2), 0..16);
+        let small = Format { block: 512 };
+        assert_eq!(small.cells_of(small.reserved() - 1, 2), 2047..2049);
+        assert_eq!(format.cells(format.reserved()), 2048..2049);
     }
 }

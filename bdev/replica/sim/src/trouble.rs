@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use nacre_bdev_replica::handle::Command;
+use nacre_bdev_replica::handle::{Command, VolumeState};
 use nacre_bdev_replica::store::{Call, Outcome, Plan};
 use nacre_reactor::Nanos;
 use uuid::Uuid;
@@ -33,9 +33,10 @@ enum Kind {
     StoreMood,
     Operator,
     Close,
+    BadBlocks,
 }
 
-const KINDS: [Kind; 12] = [
+const KINDS: [Kind; 13] = [
     Kind::Temper,
     Kind::Silence,
     Kind::Vanish,
@@ -48,6 +49,7 @@ const KINDS: [Kind; 12] = [
     Kind::StoreMood,
     Kind::Operator,
     Kind::Close,
+    Kind::BadBlocks,
 ];
 
 impl Profile {
@@ -64,6 +66,10 @@ impl Profile {
             pause_ms: *random.pick(&[20, 150, 600, 2500]),
             latency: Duration::from_micros(*random.pick(&[5, 50, 400])),
         }
+    }
+
+    fn has(&self, kind: Kind) -> bool {
+        self.weights.iter().any(|(other, _)| *other == kind)
     }
 
     fn draw(&self, random: &mut Random) -> Option<Kind> {
@@ -89,6 +95,8 @@ pub enum Event {
     /// A holder that could not open the volume tries once more.
     TryAgain(u64),
     Start(Uuid),
+    /// The operator lets I/O go on.
+    Thaw(u64),
 }
 
 /// How the store treats its callers.
@@ -234,6 +242,10 @@ impl World {
                     self.schedule(life, Event::Crash(number));
                 }
             }
+            Kind::BadBlocks => {
+                let (lba, blocks) = self.hot.somewhere(&mut self.random);
+                self.disks[disk].spoil(lba, blocks.min(4));
+            }
             Kind::CutOff | Kind::TakeOver => {}
         }
     }
@@ -296,7 +308,14 @@ impl World {
         let force = None;
         let grown = self.record.blocks + random.within(0, 300);
         let grown = grown.min(self.most_blocks);
-        let command = match random.below(14) {
+        let name = self.record.name.clone();
+        let state = self.status().map(|(_, state)| state);
+        let random = &mut self.random;
+        let stuck = matches!(state, Some(VolumeState::Frozen | VolumeState::Failing));
+        let command = match random.below(15) {
+            _ if stuck && random.one_in(2) => Command::Thaw {
+                force: random.one_in(2).then_some(name),
+            },
             0 => Command::Add {
                 device,
                 force: true,
@@ -322,6 +341,11 @@ impl World {
             },
             10 => Command::DevicesChanged { device },
             11 | 12 => Command::Grow { blocks: grown },
+            13 => {
+                let life = Duration::from_millis(random.within(1, 800));
+                self.schedule(life, Event::Thaw(holder));
+                Command::FailIo
+            }
             _ => Command::Rename {
                 name: format!("name{}", random.below(3)),
             },
@@ -329,6 +353,22 @@ impl World {
         if let Some(holder) = self.holders.iter_mut().find(|h| h.number == holder) {
             holder.command(command);
         }
+    }
+
+    /// Nothing in sync can be reached, and nobody has the volume open: now and then an operator does not wait
+    /// any longer, and goes on from any member.
+    pub(crate) fn despair(&mut self, index: usize) {
+        let others = self.holders.iter().enumerate();
+        let alone = others
+            .filter(|(other, _)| *other != index)
+            .all(|(_, holder)| holder.handle.is_none() && holder.opening.is_none());
+        if !alone || !self.profile.has(Kind::Operator) || !self.random.one_in(3) {
+            return;
+        }
+        let disk = self.random.index(self.disks.len());
+        let member = self.disks[disk].name.clone();
+        let (id, name) = (self.id, self.record.name.clone());
+        self.holders[index].force_in_sync(id, member, name);
     }
 
     pub(crate) fn apply(&mut self, event: Event) {
@@ -364,6 +404,11 @@ impl World {
                 }
             }
             Event::Start(node) => self.start_holder(node),
+            Event::Thaw(number) => {
+                if let Some(holder) = self.holders.iter_mut().find(|h| h.number == number) {
+                    holder.command(Command::Thaw { force: None });
+                }
+            }
         }
     }
 }

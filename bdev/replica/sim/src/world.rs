@@ -5,198 +5,60 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use nacre_bdev::{Limits, Queue};
-use nacre_bdev_replica::handle::{NewVolume, VolumeState};
-use nacre_bdev_replica::model::{MemberState, ReadPolicy, Settings, VolumeRecord};
-use nacre_bdev_replica::store::{Call, MemoryStore, Plan};
+use nacre_bdev::Queue;
+use nacre_bdev_replica::handle::{VolumeError, VolumeState};
+use nacre_bdev_replica::model::{MemberState, VolumeRecord};
+use nacre_bdev_replica::store::MemoryStore;
 use nacre_reactor::{Idle, Nanos, Slept, VirtualClock};
 use uuid::Uuid;
 
 use crate::checker::Checker;
-use crate::disk::{SimDisk, Traits};
+use crate::disk::SimDisk;
 use crate::holder::Holder;
 use crate::load::{Hot, Numbers};
-use crate::media::{BLOCK, Media, RESERVED_BLOCKS};
+use crate::media::Format;
 use crate::random::Random;
+use crate::setup::{Options, Report};
 use crate::trouble::{Event, Profile, StoreMood};
 
-/// Blocks of a region, and how many regions the volumes have.
-const REGION: u64 = (1 << 20) / BLOCK as u64;
 /// Rounds of one run at most: more means that it turns in circles.
 const MAX_ROUNDS: u64 = 3_000_000;
-
-#[derive(Debug, Clone)]
-pub struct Options {
-    /// Print everything that happens.
-    pub trace: bool,
-    /// With it: what each disk does with this block of the volume.
-    pub block: Option<u64>,
-    /// I/Os of the load before all is healed.
-    pub ios: u64,
-}
-
-impl Default for Options {
-    fn default() -> Options {
-        Options {
-            trace: false,
-            block: None,
-            ios: 250,
-        }
-    }
-}
-
-/// What a run did, for the sum of many.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Report {
-    pub ios: u64,
-    pub reads: u64,
-    pub writes: u64,
-    pub opens: u64,
-    pub crashes: u64,
-    pub power_losses: u64,
-    pub retired: u64,
-    pub resynced: u64,
-    pub fenced: u64,
-    pub grown: u64,
-    pub salvaged: u64,
-    pub virtual_ms: u64,
-}
-
-impl std::ops::Add for Report {
-    type Output = Report;
-
-    fn add(self, other: Report) -> Report {
-        Report {
-            ios: self.ios + other.ios,
-            reads: self.reads + other.reads,
-            writes: self.writes + other.writes,
-            opens: self.opens + other.opens,
-            crashes: self.crashes + other.crashes,
-            power_losses: self.power_losses + other.power_losses,
-            retired: self.retired + other.retired,
-            resynced: self.resynced + other.resynced,
-            fenced: self.fenced + other.fenced,
-            grown: self.grown + other.grown,
-            salvaged: self.salvaged + other.salvaged,
-            virtual_ms: self.virtual_ms + other.virtual_ms,
-        }
-    }
-}
 
 pub struct World {
     pub options: Options,
     pub random: Random,
+    /// Of all disks.
+    pub format: Format,
     pub clock: VirtualClock,
     pub store: MemoryStore,
     pub mood: Arc<Mutex<StoreMood>>,
     pub disks: Vec<Arc<SimDisk>>,
-    queues: Arc<AtomicU64>,
+    pub(crate) queues: Arc<AtomicU64>,
     pub holders: Vec<Holder>,
-    lives: u64,
+    pub(crate) lives: u64,
     pub id: Uuid,
     pub checker: Checker,
     /// What the disks have room for.
     pub most_blocks: u64,
     pub numbers: Numbers,
-    hot: Hot,
+    pub(crate) hot: Hot,
     pub profile: Profile,
     /// What is going to happen, by time.
     pub agenda: BTreeMap<(Nanos, u64), Event>,
-    scheduled: u64,
-    next_trouble: Nanos,
-    next_io: Nanos,
-    burst: u64,
+    pub(crate) scheduled: u64,
+    pub(crate) next_trouble: Nanos,
+    pub(crate) next_io: Nanos,
+    pub(crate) burst: u64,
     /// Whether load and trouble go on.
     pub lively: bool,
-    carried_out: u64,
+    pub(crate) carried_out: u64,
     /// The record as it was seen last.
     pub record: VolumeRecord,
     pub report: Report,
-    log: VecDeque<String>,
+    pub(crate) log: VecDeque<String>,
 }
 
 impl World {
-    pub fn new(seed: u64, options: Options) -> World {
-        let mut random = Random::new(seed);
-        let clock = VirtualClock::new();
-        let regions = random.within(1, 4);
-        // Not always whole regions, and often with room to grow into.
-        let cut = *random.pick(&[0, 0, 1, 48]);
-        let room = cut + REGION * *random.pick(&[0, 1, 1, 2]);
-        let blocks = regions * REGION - cut;
-        let count = *random.pick(&[1, 2, 2, 2, 3, 3, 3, 4]);
-        let disks: Vec<Arc<SimDisk>> = (0..count + 1)
-            .map(|index| {
-                let traits = traits(&mut random);
-                let size = RESERVED_BLOCKS + blocks + room;
-                SimDisk::new(format!("disk{index}"), size, traits, random.fork())
-            })
-            .collect();
-        let profile = Profile::new(&mut random);
-        for disk in &disks {
-            let mut disk = disk.lock();
-            disk.temper.latency = profile.latency;
-            disk.watched = options.block.map(|block| RESERVED_BLOCKS + block);
-        }
-        let mut checker = Checker::new(blocks + room);
-        for (index, disk) in disks.iter().enumerate() {
-            // What was there before the volume, which it is yet to grow over.
-            for block in (blocks..blocks + room).filter(|_| !random.one_in(4)) {
-                let tag = 1 << 60 | (index as u64) << 40 | block;
-                let cell = Media::cells(RESERVED_BLOCKS + block).start;
-                disk.lock().media.write(cell, tag, true);
-                checker.was_there(block, tag);
-            }
-        }
-        let mood = Arc::new(Mutex::new(StoreMood::new(random.fork())));
-        let store = MemoryStore::new();
-        let queues = Arc::new(AtomicU64::new(1));
-        let node = Uuid::from_u128(0xa0);
-        let mut holder = Holder::new(1, node, &clock, &store, &disks, &queues);
-        let id = holder.create(NewVolume {
-            name: "volume".to_owned(),
-            id: Some(Uuid::from_u128(0x1234_5678)),
-            bytes: Some(blocks * BLOCK as u64),
-            devices: disks[..count].iter().map(|d| d.name.clone()).collect(),
-            settings: settings(&mut random, count),
-            // Looking whether new disks are empty is most of what a short run would do.
-            force: true,
-        });
-        let id = id.expect("a volume on new disks");
-        holder.open(id);
-        let record = store.records().remove(0);
-        let planned = Arc::clone(&mood);
-        let plan = move |call: &Call| -> Plan { planned.lock().expect("not poisoned").plan(call) };
-        store.plan(Some(Box::new(plan)));
-        World {
-            hot: Hot::new(&mut random, blocks + room, REGION),
-            checker,
-            most_blocks: blocks + room,
-            next_trouble: clock.now(),
-            next_io: clock.now(),
-            options,
-            random,
-            clock,
-            carried_out: store.carried_out(),
-            store,
-            mood,
-            disks,
-            queues,
-            holders: vec![holder],
-            lives: 1,
-            id,
-            numbers: Numbers::default(),
-            profile,
-            agenda: BTreeMap::new(),
-            scheduled: 0,
-            burst: 0,
-            lively: true,
-            record,
-            report: Report::default(),
-            log: VecDeque::new(),
-        }
-    }
-
     pub fn run(mut self) -> Result<Report, String> {
         let outcome = self.live().and_then(|()| self.end());
         self.report.ios = self.numbers.ios;
@@ -324,9 +186,11 @@ impl World {
                         self.holders[index].add_lane();
                     }
                 }
-                let failed = outcome.is_err();
                 self.tell(|| format!("holder {number} opened: {outcome:?}"));
-                if failed {
+                if matches!(outcome, Err(VolumeError::NothingInSync { .. })) {
+                    self.despair(index);
+                }
+                if outcome.is_err() {
                     let wait = Duration::from_millis(self.random.within(10, 1000));
                     self.schedule(wait, Event::TryAgain(number));
                 }
@@ -365,6 +229,10 @@ impl World {
             if before.contains(&disk) != after.contains(&disk) {
                 self.checker.replaced(disk);
             }
+        }
+        if !after.iter().any(|disk| before.contains(disk)) {
+            self.report.forced += 1;
+            self.checker.forced();
         }
         if self.record.blocks != blocks {
             let moment = self.numbers.now();
@@ -577,39 +445,5 @@ impl World {
         };
         let members: Vec<String> = self.record.members.iter().map(member).collect();
         members.join("; ")
-    }
-}
-
-fn traits(random: &mut Random) -> Traits {
-    let cached = random.percent(80);
-    Traits {
-        limits: Limits {
-            max_blocks: *random.pick(&[32, 128, u32::MAX]),
-            max_unmap_blocks: *random.pick(&[64, u64::MAX]),
-            volatile_cache: cached,
-            unmap_zeroes: random.one_in(2),
-            ..Limits::unlimited(*random.pick(&[8, 32, 128]))
-        },
-        native_fua: random.one_in(2),
-        unmaps: random.percent(70),
-        writes_zeroes: random.percent(70),
-        local: random.one_in(2),
-    }
-}
-
-fn settings(random: &mut Random, count: usize) -> Settings {
-    Settings {
-        read_policy: *random.pick(&[
-            ReadPolicy::LocalFirst,
-            ReadPolicy::LeastOutstanding,
-            ReadPolicy::RoundRobin,
-        ]),
-        min_in_sync: if count > 1 && random.one_in(8) { 2 } else { 1 },
-        deadline_ms: random.within(100, 500),
-        frozen_hold_ms: random.within(100, 3000),
-        read_errors: random.within(2, 16) as u32,
-        resync_bytes_per_s: if random.one_in(4) { 16 << 20 } else { 0 },
-        settle_ms: random.within(5, 50),
-        ..Settings::default()
     }
 }

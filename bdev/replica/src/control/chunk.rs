@@ -103,7 +103,7 @@ impl Control {
         source: &Live,
     ) -> Result<Buf, Failure> {
         let (offset, len) = self.bytes_of(lba, blocks);
-        let buf = self.buffer(len as usize).await;
+        let buf = self.buffer(len as usize).await?;
         let read = self.io(
             &source.disk,
             Op::Read,

@@ -470,7 +470,19 @@ impl Control {
                 hint: ": what the replica missed would be lost; type the volume's name if that is meant",
             });
         }
-        // Those that had more are filled from it when they return: what they had is given up.
+        // Those that had more are filled from it when they return: what they had is given up. Also what those
+        // that are there were copied so far: it may be more than this one has.
+        let others: Vec<usize> = {
+            let present = self.state.borrow().present().into_iter();
+            present
+                .map(|(slot, _)| slot)
+                .filter(|s| *s != best)
+                .collect()
+        };
+        for slot in others {
+            self.let_go(slot);
+            self.state.borrow_mut().retries[slot] = Retry::default();
+        }
         self.commit(|record| {
             for member in &mut record.members {
                 if usize::from(member.slot) == best {

@@ -31,7 +31,7 @@ const HEAD: u64 = 2 << 20;
 const TAIL: u64 = 1 << 20;
 const BETWEEN: u64 = 64;
 const MAX_NAME: usize = 255;
-/// How long a device may take over what is asked about its reservations.
+/// How long a device may take over what is asked about its reservations, and how long a buffer is waited for.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A device for a while, without an open volume.
@@ -104,10 +104,17 @@ impl Bench {
         }
     }
 
-    async fn buffer(&self, len: usize) -> nacre_hugepages::Buf {
+    async fn buffer(&self, disk: &Disk) -> Result<nacre_hugepages::Buf, VolumeError> {
+        let patience = self.core.now() + PATIENCE;
         loop {
-            if let Some(buf) = self.pool.acquire(len) {
-                return buf;
+            if let Some(buf) = self.pool.acquire(BLOCK) {
+                return Ok(buf);
+            }
+            if self.core.now() >= patience {
+                return Err(VolumeError::Io {
+                    device: disk.name.clone(),
+                    what: format!("no buffer became free within {PATIENCE:?}"),
+                });
             }
             self.core.after(super::MOMENT).await;
         }
@@ -119,7 +126,7 @@ impl Bench {
         offset: u64,
     ) -> Result<nacre_hugepages::Buf, VolumeError> {
         let block = u64::from(disk.block_size);
-        let buf = self.buffer(BLOCK).await;
+        let buf = self.buffer(disk).await?;
         let io = Io::new(0, Op::Read, offset / block, (BLOCK as u64 / block) as u32).with(buf);
         let read = self.run(disk, "read", io).await?;
         read.ok_or_else(|| VolumeError::Io {
@@ -135,7 +142,7 @@ impl Bench {
         bytes: &[u8; BLOCK],
     ) -> Result<(), VolumeError> {
         let block = u64::from(disk.block_size);
-        let mut buf = self.buffer(BLOCK).await;
+        let mut buf = self.buffer(disk).await?;
         if let Some(to) = buf.bytes_mut() {
             to.copy_from_slice(bytes);
         }

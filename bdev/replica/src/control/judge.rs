@@ -17,6 +17,7 @@ use std::time::Duration;
 use nacre_bdev::{Bdev, Op, Status};
 
 use super::Control;
+use super::buffers::SHORTAGE_OVER;
 use super::state::Live;
 use crate::handle::Happened;
 use crate::model::{MAX_MEMBERS, MemberState};
@@ -272,10 +273,11 @@ impl Control {
         let (mut lba, end) = (repair.lba, repair.lba + u64::from(repair.blocks));
         while lba < end {
             let blocks = step.min(end - lba);
-            if !self.repair_range(&repair, lba, blocks).await {
-                return;
+            match self.repair_range(&repair, lba, blocks).await {
+                Some(true) => lba += blocks,
+                Some(false) => return,
+                None => self.core.after(SHORTAGE_OVER).await,
             }
-            lba += blocks;
         }
         self.say(Happened::ReadRepaired {
             member: self.member_id(repair.slot),
@@ -284,7 +286,8 @@ impl Control {
         });
     }
 
-    async fn repair_range(&self, repair: &Repair, lba: u64, blocks: u64) -> bool {
+    /// `None`: for want of a buffer nothing was done.
+    async fn repair_range(&self, repair: &Repair, lba: u64, blocks: u64) -> Option<bool> {
         let slot = repair.slot;
         let chunk = self.acquire_chunk(lba, blocks).await;
         let (target, source) = {
@@ -296,21 +299,22 @@ impl Control {
             (target, source.map(|(slot, live)| (slot, Rc::clone(live))))
         };
         let (Some(target), Some((from, source))) = (target, source) else {
-            return false;
+            return Some(false);
         };
         if target.incarnation != repair.incarnation {
-            return false;
+            return Some(false);
         }
         match self.copy(&chunk, &source, &[&target]).await {
             Ok(failed) => {
                 for (_, why) in &failed {
                     self.suspect(slot, target.incarnation, *why);
                 }
-                failed.is_empty()
+                Some(failed.is_empty())
             }
+            Err(Failure::Shortage) => None,
             Err(why) => {
                 self.suspect_read(from, source.incarnation, why);
-                false
+                Some(false)
             }
         }
     }
@@ -338,5 +342,6 @@ pub(super) fn describe(why: Failure) -> String {
         Failure::Deadline => "it did not answer in time".into(),
         Failure::Loss => "its connection was lost, and with it perhaps what was not flushed".into(),
         Failure::Open => "no queue to it could be opened".into(),
+        Failure::Shortage => "no buffer was free".into(),
     }
 }

@@ -61,7 +61,7 @@ impl Control {
     }
 
     pub(super) async fn read_block(&self, disk: &Disk, offset: u64) -> Result<Buf, Failure> {
-        let buf = self.buffer(BLOCK).await;
+        let buf = self.block().await;
         let read = self.io(
             disk,
             Op::Read,
@@ -80,12 +80,13 @@ impl Control {
         flags: Flags,
         bytes: &[u8; BLOCK],
     ) -> Result<(), Failure> {
-        let mut buf = self.buffer(BLOCK).await;
+        let mut buf = self.block().await;
         if let Some(to) = buf.bytes_mut() {
             to.copy_from_slice(bytes);
         }
         let written = self.io(disk, Op::Write, flags, offset, BLOCK as u64, Some(buf));
-        written.await.map(drop)
+        self.keep(written.await?);
+        Ok(())
     }
 
     pub(super) async fn flush(&self, disk: &Disk) -> Result<(), Failure> {

@@ -15,6 +15,7 @@
 //! written under `log`, one writer at a time, so that a page never goes back in time.
 
 mod attach;
+mod buffers;
 mod chunk;
 mod clean;
 mod commands;
@@ -40,7 +41,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use nacre_hugepages::{Buf, Pool};
+use nacre_hugepages::Pool;
 use nacre_reactor::{CoreHandle, LocalTask, Nanos, PollerId};
 use tokio::sync::{Mutex as AsyncMutex, Notify};
 use uuid::Uuid;
@@ -48,10 +49,11 @@ use uuid::Uuid;
 pub use self::create::{create, delete, force_in_sync};
 pub use self::open::open;
 
+use self::buffers::Reserve;
 use self::disk::Disks;
 use self::state::State;
 use crate::handle::{Devices, Happened, Observer, VolumeEvent, VolumeStatus};
-use crate::shared::{Shared, lock};
+use crate::shared::{REPAIRS, Shared, lock};
 use crate::store::VolumeStore;
 use crate::volume::Volume;
 
@@ -61,6 +63,7 @@ const MOMENT: Duration = Duration::from_micros(200);
 pub(crate) struct Control {
     core: CoreHandle,
     pool: Pool,
+    reserve: Reserve,
     store: Arc<dyn VolumeStore>,
     devices: Arc<dyn Devices>,
     observer: Arc<dyn Observer>,
@@ -191,19 +194,10 @@ impl Control {
                 self.bells.resync.notify_one();
             }
             if !news.repairs.is_empty() {
-                state.repairs.extend(news.repairs);
+                let room = REPAIRS.saturating_sub(state.repairs.len());
+                state.repairs.extend(news.repairs.into_iter().take(room));
                 self.bells.repair.notify_one();
             }
-        }
-    }
-
-    /// A buffer of the control's core; waits for one if need be.
-    async fn buffer(&self, len: usize) -> Buf {
-        loop {
-            if let Some(buf) = self.pool.acquire(len) {
-                return buf;
-            }
-            self.core.after(MOMENT).await;
         }
     }
 

@@ -14,6 +14,7 @@ use tokio::sync::{Mutex as AsyncMutex, mpsc};
 use uuid::Uuid;
 
 use super::attach::{Credit, credit};
+use super::buffers::Reserve;
 use super::disk::Disks;
 use super::judge::describe;
 use super::lease::TAKE_OVER;
@@ -63,6 +64,7 @@ pub async fn open(
     let control = Rc::new(Control {
         core: core.clone(),
         pool,
+        reserve: Reserve::default(),
         store,
         devices,
         observer,

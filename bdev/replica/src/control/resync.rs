@@ -223,6 +223,8 @@ impl Control {
                 }
                 failed.is_empty()
             }
+            // Nobody's fault.
+            Err(Failure::Shortage) => false,
             Err(why) => {
                 self.suspect_read(from, source.incarnation, why);
                 false

@@ -44,7 +44,7 @@ impl Control {
             return Err(why);
         }
         let (_, len) = self.bytes_of(0, chunk.blocks);
-        let mut data = self.buffer(len as usize).await;
+        let mut data = self.buffer(len as usize).await?;
         let Some(bytes) = data.bytes_mut() else {
             return Err(why);
         };
@@ -73,10 +73,14 @@ impl Control {
         for lba in unread {
             let mut found = None;
             for (slot, live, whole) in &others {
-                if let Ok(read) = self.read_range((lba, 1), live).await {
-                    bytes[place(lba, 1)].copy_from_slice(&read);
-                    found = Some((*slot, *whole));
-                    break;
+                match self.read_range((lba, 1), live).await {
+                    Ok(read) => {
+                        bytes[place(lba, 1)].copy_from_slice(&read);
+                        found = Some((*slot, *whole));
+                        break;
+                    }
+                    Err(Failure::Shortage) => return Err(Failure::Shortage),
+                    Err(_) => {}
                 }
             }
             let (slot, whole) = found.ok_or(why)?;

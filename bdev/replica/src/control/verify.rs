@@ -7,8 +7,10 @@ use futures_util::future::join_all;
 use nacre_hugepages::Buf;
 
 use super::Control;
+use super::buffers::SHORTAGE_OVER;
 use super::state::Live;
 use crate::handle::{Happened, VerifyStatus, VolumeError};
+use crate::shared::Failure;
 
 /// The first blocks that differed are remembered.
 const EXAMPLES: usize = 16;
@@ -58,7 +60,10 @@ impl Control {
                 break;
             }
             let count = step.min(blocks - at);
-            let compared = self.compare(at, count, repair).await;
+            let Some(compared) = self.compare(at, count, repair).await else {
+                self.core.after(SHORTAGE_OVER).await;
+                continue;
+            };
             let bytes = self.bytes_of(0, count).1;
             if let Some(verify) = &mut self.state.borrow_mut().verify {
                 verify.compared_bytes += bytes;
@@ -88,8 +93,9 @@ impl Control {
         }
     }
 
-    /// Compares one range on all in-sync members that have it. No write is under way there meanwhile.
-    async fn compare(&self, lba: u64, blocks: u64, repair: bool) -> Compared {
+    /// Compares one range on all in-sync members that have it. No write is under way there meanwhile. `None`: for
+    /// want of buffers it was not.
+    async fn compare(&self, lba: u64, blocks: u64, repair: bool) -> Option<Compared> {
         self.pay(blocks).await;
         let chunk = self.acquire_chunk(lba, blocks).await;
         let members: Vec<(usize, Rc<Live>)> = {
@@ -108,13 +114,14 @@ impl Control {
         for (at, outcome) in join_all(reads).await.into_iter().enumerate() {
             match outcome {
                 Ok(buf) => data.push((at, buf)),
+                Err(Failure::Shortage) => return None,
                 Err(why) => self.suspect_read(members[at].0, members[at].1.incarnation, why),
             }
         }
         let block = self.state.borrow().record.block_size as usize;
         let mut compared = Compared::default();
         let Some(right) = most_common(&data) else {
-            return compared;
+            return Some(compared);
         };
         let right = data[right].1.clone();
         for (at, buf) in &data {
@@ -135,7 +142,7 @@ impl Control {
         }
         compared.different.sort_unstable();
         compared.different.dedup();
-        compared
+        Some(compared)
     }
 
     /// Verifies by itself, as often as the volume asks for.

@@ -81,6 +81,9 @@ impl Lane {
             }
             return held;
         }
+        if request.is_read() {
+            self.leave_late(index);
+        }
         self.requests[index].given_up |= self.requests[index].queued != 0;
         self.drop_waiting(index);
         let request = &self.requests[index];

@@ -190,6 +190,7 @@ impl Lane {
             queue.inflight -= 1;
         }
         let is_read = request.is_read();
+        let old = old || request.with & bit(slot) == 0;
         if (old || !is_read) && request.data.is_empty() {
             // It had been moved; or it is a handle more, which matters to nobody.
             std::mem::swap(&mut request.data, &mut completion.data);

@@ -1,8 +1,13 @@
 //! Reads: one member at a time, until one could.
+//!
+//! A member that does not answer in time keeps the buffers that it was given: its device may still write
+//! to them. The read goes on with another member and other buffers, and what is left of it with the first one is an
+//! orphan of the lane until that device lets go.
 
 use nacre_bdev::{Completion, Status};
 
 use super::Lane;
+use super::park::PAUSE;
 use super::request::{Slots, Stage, Why, bit, slots};
 use crate::model::ReadPolicy;
 use crate::mutation::Mutation;
@@ -26,6 +31,9 @@ impl Lane {
                 self.requests[index].stage = Stage::Flying;
                 return self.judge_read(index);
             };
+            if self.requests[index].data.is_empty() && !self.find_buffers(index) {
+                return self.park(index, Why::Later(self.now + PAUSE));
+            }
             self.enter_slot(slot);
             if self.shared.version() == self.view.version {
                 self.requests[index].stage = Stage::Flying;
@@ -58,7 +66,37 @@ impl Lane {
             0 => in_sync,
             _ => self.whole(index, in_sync),
         };
-        whole & !self.requests[index].tried
+        let request = &self.requests[index];
+        whole & !(request.tried | request.with | request.orphans)
+    }
+
+    /// Others for those that a late member has. `false`: the pool has none now.
+    #[cold]
+    fn find_buffers(&mut self, index: usize) -> bool {
+        let request = &mut self.requests[index];
+        let all = request.blocks as usize * self.block_size as usize;
+        let first = request.first as usize;
+        // A read without buffers is lent what it finds.
+        for len in [first, all - first] {
+            if first == 0 || len == 0 {
+                continue;
+            }
+            let Some(buf) = self.pool.acquire(len) else {
+                request.data.clear();
+                return false;
+            };
+            request.data.push(buf);
+        }
+        true
+    }
+
+    /// Nobody waits any more for what late members still have of it.
+    #[cold]
+    pub(super) fn leave_late(&mut self, index: usize) {
+        let request = &mut self.requests[index];
+        let late = request.late();
+        request.with &= !late;
+        request.orphans |= late;
     }
 
     fn whole(&self, index: usize, of: Slots) -> Slots {
@@ -143,21 +181,20 @@ impl Lane {
         if matches!(why, Failure::Status(Status::ReadError | Status::Integrity)) {
             request.unread |= bit(slot);
         }
-        // A late one has the buffer: the next is asked when it is back.
-        if request.with & bit(slot) == 0 {
-            self.try_next(index, slot);
-        }
+        self.try_next(index, slot);
     }
 
     fn try_next(&mut self, index: usize, slot: usize) {
         let request = &mut self.requests[index];
         request.tried |= bit(slot);
         if request.aborted {
+            self.leave_late(index);
             return self.finish(index, Status::Aborted);
         }
         if self.may_read(index) != 0 {
             self.turn.reads_moved += 1;
             self.turn.any = true;
+            self.leave_late(index);
             self.start_read(index);
         } else {
             self.judge_read(index);
@@ -168,18 +205,24 @@ impl Lane {
     #[cold]
     pub(super) fn judge_read(&mut self, index: usize) {
         let request = &self.requests[index];
-        let busy = request.with | request.queued | request.orphans;
-        if request.stage != Stage::Flying || busy != 0 {
+        if request.stage != Stage::Flying || request.awaited() != 0 {
             return;
         }
         if let Some(status) = self.refusal(request.op) {
+            self.leave_late(index);
             return self.finish(index, status);
         }
         if self.may_read(index) != 0 {
             // There is one more by now.
+            self.leave_late(index);
             return self.start_read(index);
         }
-        let request = &self.requests[index];
+        let request = &mut self.requests[index];
+        if request.with != 0 {
+            // Late, and nobody else has it: what it says in the end counts.
+            request.held = true;
+            return;
+        }
         let mut verdict = None;
         for slot in slots(request.failed) {
             let Some(member) = &self.view.members[slot] else {

@@ -61,6 +61,8 @@ pub(super) struct Request {
     pub generation: u32,
     /// What is not with a device. A write to several members stays here, and each is given a handle on it.
     pub data: Extents,
+    /// Bytes of the first of its buffers; 0: it has none.
+    pub first: u32,
 
     // Sets of slots. A slot that left the view is in none of them but the last.
     /// Its device has the child.
@@ -112,6 +114,7 @@ impl Request {
             lba: io.lba,
             blocks: io.blocks,
             generation,
+            first: io.data.first().map_or(0, |buf| buf.len() as u32),
             data: io.data,
             with: 0,
             queued: 0,
@@ -151,6 +154,11 @@ impl Request {
     /// Its buffers are here. What has none needs none, but for a read that is lent the device's memory.
     pub fn data_home(&self) -> bool {
         self.op != Op::Write || !self.data.is_empty()
+    }
+
+    /// Children that were late: their devices have them, and nobody has to wait.
+    pub fn late(&self) -> Slots {
+        self.with & self.failed
     }
 
     /// All children that are still awaited.

@@ -101,7 +101,8 @@ impl Lane {
                 self.answer_early(index, Status::Gone);
                 self.judge(index);
             }
-            _ if request.is_read() && request.with | request.queued | request.orphans == 0 => {
+            _ if request.is_read() => {
+                self.leave_late(index);
                 self.finish(index, Status::Gone);
             }
             _ => return,

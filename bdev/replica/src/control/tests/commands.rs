@@ -254,6 +254,45 @@ fn thawed_by_force() {
     assert_eq!(world.read(0), 4);
 }
 
+/// A replica that was being copied to when the last good one was lost, and that is not the one that the operator
+/// goes on from, has blocks that this one never had: it is filled from the start.
+#[test]
+fn thawed_beside_one_that_had_more() {
+    let mut world = World::with(3);
+    for region in 0..8 {
+        world.write(region * REGION, 8, 1);
+    }
+    world.shelf.take("d2");
+    world.write(0, 8, 2);
+    world.shelf.take("d1");
+    for region in 0..8 {
+        world.write(region * REGION, 8, 3);
+    }
+    let settings = Box::new(Settings {
+        resync_bytes_per_s: 1 << 20,
+        ..world.status().settings
+    });
+    world.run(Command::Set { settings }).unwrap();
+    world.shelf.bring("d2");
+    world.until(|world| world.status().members[2].resync.is_some());
+    world.pass(Duration::from_secs(4));
+    assert_eq!(world.state(), VolumeState::Degraded);
+    world.shelf.take("d0");
+    let token = world.begin_write(1, 1, 4);
+    world.until(|world| world.state() == VolumeState::Frozen);
+    // It left later, and has nothing of what d2 has got since.
+    world.shelf.bring("d1");
+    world.until(|world| world.status().members[1].attached);
+    let force = Some("vol".to_owned());
+    world.run(Command::Thaw { force }).unwrap();
+    assert!(world.wait(token).status.is_ok());
+    let settings = Box::new(Settings::default());
+    world.run(Command::Set { settings }).unwrap();
+    world.shelf.bring("d0");
+    world.until_healthy();
+    world.all_equal(&["d0", "d1", "d2"]);
+}
+
 /// Resync is no faster than it may be.
 #[test]
 fn resync_is_throttled() {

@@ -7,3 +7,4 @@ mod fence;
 mod guarded;
 mod members;
 mod rig;
+mod short;

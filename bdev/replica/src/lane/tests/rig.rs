@@ -342,6 +342,7 @@ impl Rig {
         self.news.wanted.extend(news.wanted);
         self.news.reports.extend(news.reports);
         self.news.repairs.extend(news.repairs);
+        self.news.urgent.extend(news.urgent);
         &mut self.news
     }
 

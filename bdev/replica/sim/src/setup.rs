@@ -1,0 +1,202 @@
+//! What a run is made of: the disks, the volume on them and the first holder, as its seed decides.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
+
+use nacre_bdev::Limits;
+use nacre_bdev_replica::handle::NewVolume;
+use nacre_bdev_replica::model::{ReadPolicy, Settings};
+use nacre_bdev_replica::store::{Call, MemoryStore, Plan};
+use nacre_reactor::VirtualClock;
+use uuid::Uuid;
+
+use crate::checker::Checker;
+use crate::disk::{SimDisk, Traits};
+use crate::holder::Holder;
+use crate::load::{Hot, Numbers};
+use crate::media::Format;
+use crate::random::Random;
+use crate::trouble::{Profile, StoreMood};
+use crate::world::World;
+
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Print everything that happens.
+    pub trace: bool,
+    /// With it: what each disk does with this block of the volume.
+    pub block: Option<u64>,
+    /// I/Os of the load before all is healed.
+    pub ios: u64,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            trace: false,
+            block: None,
+            ios: 250,
+        }
+    }
+}
+
+/// What a run did, for the sum of many.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Report {
+    pub ios: u64,
+    pub reads: u64,
+    pub writes: u64,
+    pub opens: u64,
+    pub crashes: u64,
+    pub power_losses: u64,
+    pub retired: u64,
+    pub resynced: u64,
+    pub fenced: u64,
+    pub grown: u64,
+    pub salvaged: u64,
+    pub forced: u64,
+    pub virtual_ms: u64,
+}
+
+impl std::ops::Add for Report {
+    type Output = Report;
+
+    fn add(self, other: Report) -> Report {
+        Report {
+            ios: self.ios + other.ios,
+            reads: self.reads + other.reads,
+            writes: self.writes + other.writes,
+            opens: self.opens + other.opens,
+            crashes: self.crashes + other.crashes,
+            power_losses: self.power_losses + other.power_losses,
+            retired: self.retired + other.retired,
+            resynced: self.resynced + other.resynced,
+            fenced: self.fenced + other.fenced,
+            grown: self.grown + other.grown,
+            salvaged: self.salvaged + other.salvaged,
+            forced: self.forced + other.forced,
+            virtual_ms: self.virtual_ms + other.virtual_ms,
+        }
+    }
+}
+
+impl World {
+    pub fn new(seed: u64, options: Options) -> World {
+        let mut random = Random::new(seed);
+        let clock = VirtualClock::new();
+        let block = *random.pick(&[512, 4096, 4096]);
+        let format = Format { block };
+        let region = format.region();
+        let regions = random.within(1, 4);
+        // Not always whole regions, and often with room to grow into.
+        let cut = *random.pick(&[0, 0, 1, 48]);
+        let room = cut + region * *random.pick(&[0, 1, 1, 2]);
+        let blocks = regions * region - cut;
+        let count = *random.pick(&[1, 2, 2, 2, 3, 3, 3, 4]);
+        let disks: Vec<Arc<SimDisk>> = (0..count + 1)
+            .map(|index| {
+                let traits = traits(&mut random);
+                let size = format.reserved() + blocks + room;
+                SimDisk::new(format!("disk{index}"), format, size, traits, random.fork())
+            })
+            .collect();
+        let profile = Profile::new(&mut random);
+        for disk in &disks {
+            let mut disk = disk.lock();
+            disk.temper.latency = profile.latency;
+            disk.watched = options.block.map(|block| format.reserved() + block);
+        }
+        let mut checker = Checker::new(blocks + room);
+        for (index, disk) in disks.iter().enumerate() {
+            // What was there before the volume, which it is yet to grow over.
+            for block in (blocks..blocks + room).filter(|_| !random.one_in(4)) {
+                let tag = 1 << 60 | (index as u64) << 40 | block;
+                let cell = format.cells(format.reserved() + block).start;
+                disk.lock().media.write(cell, tag, true);
+                checker.was_there(block, tag);
+            }
+        }
+        let mood = Arc::new(Mutex::new(StoreMood::new(random.fork())));
+        let store = MemoryStore::new();
+        let queues = Arc::new(AtomicU64::new(1));
+        let node = Uuid::from_u128(0xa0);
+        let mut holder = Holder::new(1, node, &clock, &store, &disks, &queues);
+        let id = holder.create(NewVolume {
+            name: "volume".to_owned(),
+            id: Some(Uuid::from_u128(0x1234_5678)),
+            bytes: Some(blocks * block as u64),
+            devices: disks[..count].iter().map(|d| d.name.clone()).collect(),
+            settings: settings(&mut random, count),
+            // Looking whether new disks are empty is most of what a short run would do.
+            force: true,
+        });
+        let id = id.expect("a volume on new disks");
+        holder.open(id);
+        let record = store.records().remove(0);
+        let planned = Arc::clone(&mood);
+        let plan = move |call: &Call| -> Plan { planned.lock().expect("not poisoned").plan(call) };
+        store.plan(Some(Box::new(plan)));
+        World {
+            hot: Hot::new(&mut random, blocks + room, region),
+            checker,
+            most_blocks: blocks + room,
+            next_trouble: clock.now(),
+            next_io: clock.now(),
+            options,
+            format,
+            random,
+            clock,
+            carried_out: store.carried_out(),
+            store,
+            mood,
+            disks,
+            queues,
+            holders: vec![holder],
+            lives: 1,
+            id,
+            numbers: Numbers::default(),
+            profile,
+            agenda: BTreeMap::new(),
+            scheduled: 0,
+            burst: 0,
+            lively: true,
+            record,
+            report: Report::default(),
+            log: VecDeque::new(),
+        }
+    }
+}
+
+fn traits(random: &mut Random) -> Traits {
+    let cached = random.percent(80);
+    Traits {
+        limits: Limits {
+            max_blocks: *random.pick(&[32, 128, u32::MAX]),
+            max_unmap_blocks: *random.pick(&[64, u64::MAX]),
+            volatile_cache: cached,
+            unmap_zeroes: random.one_in(2),
+            ..Limits::unlimited(*random.pick(&[8, 32, 128]))
+        },
+        native_fua: random.one_in(2),
+        unmaps: random.percent(70),
+        writes_zeroes: random.percent(70),
+        local: random.one_in(2),
+    }
+}
+
+fn settings(random: &mut Random, count: usize) -> Settings {
+    Settings {
+        read_policy: *random.pick(&[
+            ReadPolicy::LocalFirst,
+            ReadPolicy::LeastOutstanding,
+            ReadPolicy::RoundRobin,
+        ]),
+        min_in_sync: if count > 1 && random.one_in(8) { 2 } else { 1 },
+        deadline_ms: random.within(100, 500),
+        frozen_hold_ms: random.within(100, 3000),
+        read_errors: random.within(2, 16) as u32,
+        resync_bytes_per_s: if random.one_in(4) { 16 << 20 } else { 0 },
+        settle_ms: random.within(5, 50),
+        ..Settings::default()
+    }
+}

@@ -1,0 +1,111 @@
+//! Hosts have all buffers.
+
+use std::time::Duration;
+
+use nacre_bdev::{Io, Op, Status};
+use nacre_hugepages::Buf;
+
+use super::rig::{REGION, World};
+use crate::handle::{Command, Happened, VolumeState};
+use crate::model::{MemberState, Settings};
+
+/// All buffers of the pool that have so many bytes at least.
+fn all(world: &World, len: usize) -> Vec<Buf> {
+    std::iter::from_fn(|| world.pool.acquire(len)).collect()
+}
+
+fn outs(world: &World) -> usize {
+    let all = world.heard.all().into_iter();
+    all.filter(|e| matches!(e, Happened::MemberOut { .. }))
+        .count()
+}
+
+/// What is copied waits for a buffer, and hosts do not wait for it: nothing is held while none is free, and no
+/// member is given up for that.
+#[test]
+fn copying_waits_and_nobody_waits_for_it() {
+    let mut world = World::empty(2);
+    let settings = Settings {
+        resync_bytes_per_s: 1 << 20,
+        ..Settings::default()
+    };
+    world.create(2, settings).unwrap();
+    world.open().unwrap();
+    world.shelf.take("d1");
+    for region in 0..4 {
+        world.write(region * REGION, 64, 2);
+    }
+    world.shelf.bring("d1");
+    world.until(|world| world.status().members[1].resync.is_some());
+    // Not before: to use a device takes buffers, too.
+    let held = all(&world, 1 << 19);
+    for fill in 3..60 {
+        let began = world.clock.now();
+        world.write(u64::from(fill) % 4 * REGION, 8, fill);
+        assert!(world.clock.now().since(began) < Duration::from_millis(500));
+        world.pass(Duration::from_millis(100));
+    }
+    assert_eq!((world.state(), outs(&world)), (VolumeState::Degraded, 1));
+    assert!(world.status().members[1].attached);
+    drop(held);
+    world.until_healthy();
+    world.all_equal(&["d0", "d1"]);
+    assert_eq!(outs(&world), 1);
+}
+
+/// So does what is compared: in the end nothing is left out.
+#[test]
+fn verification_waits_and_nobody_waits_for_it() {
+    let mut world = World::with(2);
+    world.write(0, 64, 1);
+    world.scribble("d1", 40, 9);
+    let held = all(&world, 1 << 19);
+    world.run(Command::Verify { repair: true }).unwrap();
+    for fill in 3..30 {
+        let began = world.clock.now();
+        world.write(0, 8, fill);
+        assert!(world.clock.now().since(began) < Duration::from_millis(500));
+        world.pass(Duration::from_millis(100));
+    }
+    assert_eq!(world.status().verify.unwrap().compared_bytes, 0);
+    drop(held);
+    world.until(|world| world.status().verify.is_some_and(|v| !v.running));
+    let verify = world.status().verify.unwrap();
+    assert_eq!(
+        (verify.compared_bytes, verify.repaired_blocks),
+        (8 << 20, 1)
+    );
+    assert_eq!(outs(&world), 0);
+    world.all_equal(&["d0", "d1"]);
+}
+
+/// Writes wait for a decision with their buffers: it must not need one of those.
+#[test]
+fn decisions_need_no_free_buffer() {
+    let mut world = World::with(3);
+    world.write(0, 8, 1);
+    let data = [world.buf(1, 2), world.buf(1, 3), world.buf(1, 4)];
+    let mut held = all(&world, 1);
+    for (at, data) in data.into_iter().enumerate() {
+        if at > 0 {
+            world.shelf.take(&format!("d{at}"));
+        }
+        // In a region that the log does not have yet.
+        let lba = (at as u64 + 1) * REGION;
+        let token = world.submit(Io::new(0, Op::Write, lba, 1).with(data));
+        let ended = world.wait(token);
+        assert_eq!(ended.status, Status::Ok);
+        // No buffer becomes free by that.
+        held.extend(ended.data);
+    }
+    for name in ["d1", "d2"] {
+        assert!(matches!(world.member_state(name), MemberState::Out { .. }));
+    }
+    drop(held);
+    assert_eq!(world.read(3 * REGION), 4);
+    for name in ["d1", "d2"] {
+        world.shelf.bring(name);
+    }
+    world.until_healthy();
+    world.all_equal(&["d0", "d1", "d2"]);
+}
