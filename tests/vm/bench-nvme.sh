@@ -37,6 +37,7 @@ nacre() { # nacre DEPTH ROUND
     "$NACRE" perf "pcie://$SECOND?nsid=$NSID" --rw randread --size 4k --depth "$1" --queues 1 \
         --cores $(printf '0x%x' $((1 << CORE))) --warmup 1 --seconds "$RUNTIME" --json --quiet >"$WORK/perf"
     figures=$(jq -r '"\(.iops) \(.read.latency_ns.mean / 1000)"' "$WORK/perf")
+    cp "$WORK/perf" "$OUT/perf.$2.$1"
     figure nacre "$1" "$2" "$figures"
 }
 
@@ -47,7 +48,6 @@ for round in $(seq "$ROUNDS"); do
     for depth in $DEPTHS; do kernel "$depth" "$round"; done
     "$NACRE" nvme bind "$SECOND"
     for depth in $DEPTHS; do nacre "$depth" "$round"; done
-    cp "$WORK/perf" "$OUT/perf.$round"
     "$NACRE" nvme unbind "$SECOND"
     wait_until 60 drive_is_live "$SECOND_SERIAL"
 done
