@@ -44,6 +44,7 @@ mod tests;
 
 pub use device::{Rescan, UringBdev};
 pub use error::CreateError;
+pub use setup::probe;
 
 /// What to open, and how.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

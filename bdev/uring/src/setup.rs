@@ -58,6 +58,14 @@ pub(crate) fn set_up(
     Err((format!("io_uring_setup({entries})"), refused))
 }
 
+/// Whether this process may use io_uring: how the kernel would be used, or what it says and what to do about it.
+pub fn probe() -> Result<&'static str, String> {
+    match set_up(1, true) {
+        Ok((_ring, mode)) => Ok(mode),
+        Err((what, error)) => Err(format!("{what}: {error}")),
+    }
+}
+
 fn remedy(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EPERM) => {

@@ -1,10 +1,11 @@
-//! Checks of counters, of what interfaces drop, and of which NUMA nodes cards and disks are on.
+//! Checks of counters, of what interfaces drop, of how disks are reached, and of which NUMA nodes cards and disks are on.
 
 use std::path::Path;
 
 use nacre_rdma_link::{CounterGroup, counters};
 
 use super::net::{rdma_netdevs, select_all};
+use super::rdma::in_container;
 use super::{Finding, Scope, System};
 
 pub fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
@@ -13,6 +14,25 @@ pub fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     let nodes = Nodes::read(system);
     nic_nodes(system, scope, &nodes, findings);
     disk_nodes(system, &nodes, findings);
+    findings.push(io_uring(system));
+}
+
+/// Devices on files and on block devices of the kernel go through io_uring, which containers usually forbid.
+fn io_uring(system: &System) -> Finding {
+    const ID: &str = "disk.io_uring";
+    match system.probe.io_uring() {
+        Ok(mode) => Finding::pass(ID, format!("io_uring can be used ({mode})")),
+        Err(why) => Finding::warn(
+            ID,
+            format!("devices on files and block devices cannot be made: {why}"),
+            match in_container(system) {
+                true => {
+                    "start the container with `--security-opt seccomp=unconfined`, or with a profile that allows io_uring"
+                }
+                false => "`sysctl kernel.io_uring_disabled=0`; io_uring needs Linux 5.11 or newer",
+            },
+        ),
+    }
 }
 
 /// Counters of errors and retransmissions are the driver's: without them loss cannot be seen here.

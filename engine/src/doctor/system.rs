@@ -35,6 +35,8 @@ pub trait Probe {
     fn ping(&self, to: IpAddr, size: u32) -> io::Result<bool>;
     /// Devices to connect and move data with, or what is missing for that.
     fn rdma(&self) -> Result<Arc<dyn Provider>, VerbsError>;
+    /// How io_uring can be used here, or why it cannot.
+    fn io_uring(&self) -> Result<&'static str, String>;
 }
 
 pub struct System {
@@ -170,5 +172,9 @@ impl Probe for RealProbe {
 
     fn rdma(&self) -> Result<Arc<dyn Provider>, VerbsError> {
         super::live::real_provider()
+    }
+
+    fn io_uring(&self) -> Result<&'static str, String> {
+        nacre_bdev_uring::probe()
     }
 }

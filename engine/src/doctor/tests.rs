@@ -26,6 +26,7 @@ pub(crate) struct Told {
     output: HashMap<&'static str, &'static str>,
     /// Simulated devices; none: the libraries are missing.
     rdma: Option<nacre_rdma_verbs::sim::Fabric>,
+    pub(crate) io_uring_refused: Option<&'static str>,
 }
 
 impl Probe for Told {
@@ -56,6 +57,10 @@ impl Probe for Told {
             .as_ref()
             .map(|fabric| fabric.provider())
             .ok_or_else(missing)
+    }
+    fn io_uring(&self) -> Result<&'static str, String> {
+        self.io_uring_refused
+            .map_or(Ok("plain"), |why| Err(why.to_owned()))
     }
 }
 

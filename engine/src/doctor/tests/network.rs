@@ -104,6 +104,27 @@ fn two_interfaces_in_one_network() {
 }
 
 #[test]
+fn io_uring_may_be_forbidden() {
+    let tree = testing::rxe_on_eth();
+    let allowed = system(&tree, &[], Told::default());
+    let report = examine(&allowed, &rdma_scope(&[]));
+    expect(&report, "disk.io_uring", Status::Pass, "plain");
+    let forbidden = || Told {
+        io_uring_refused: Some("io_uring_setup(2): Operation not permitted"),
+        ..Told::default()
+    };
+    let remedy = |tree: &Tree| {
+        let report = examine(&system(tree, &[], forbidden()), &rdma_scope(&[]));
+        expect(&report, "disk.io_uring", Status::Warn, "not permitted");
+        the(&report, "disk.io_uring").remedy.clone().unwrap()
+    };
+    assert!(remedy(&tree).contains("kernel.io_uring_disabled"));
+    tree.file("proc/self/status", "CapEff:\t0000000000000000");
+    tree.file("run/.containerenv", "");
+    assert!(remedy(&tree).contains("seccomp=unconfined"));
+}
+
+#[test]
 fn inside_a_container() {
     let tree = testing::rxe_on_eth();
     tree.file("run/.containerenv", "");

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# The initiator of compose.yml: makes a volume of three replicas, one on each node, unless it is there; writes to it and
+# reads it back over NVMe/TCP, comparing every byte; compares the replicas. Exits with 0 only if all of that was right.
+set -euo pipefail
+
+NQN=nqn.2026-01.io.nacre
+FIRST=10.89.42.11
+VOLUME_NQN=$NQN:shared
+SIZE=256MiB
+
+node() { # node NUMBER ARGUMENTS…: asks that node's daemon
+    local number=$1
+    shift
+    nacre "$@" --socket "/nodes/$number/nacre.sock"
+}
+
+for number in 1 2 3; do
+    # The socket is there a moment after the container.
+    for _ in $(seq 300); do
+        [ ! -S "/nodes/$number/nacre.sock" ] || break
+        sleep 0.1
+    done
+    node "$number" rpc framework_wait_init >/dev/null
+done
+
+if [ "$(node 1 volume list --json)" = "[]" ]; then
+    for number in 2 3; do
+        node "$number" bdev create file replica /var/lib/nacre/replica.img --size "$SIZE"
+        node "$number" subsystem create "$NQN:replica$number" --allow-any-host \
+            --namespace replica --listen "tcp://10.89.42.1$number:4420"
+        node 1 bdev attach "nvmf+tcp://10.89.42.1$number:4420/$NQN:replica$number" --name "node$number"
+    done
+    node 1 bdev create file local /var/lib/nacre/replica.img --size "$SIZE"
+    node 1 volume create shared local node2n1 node3n1 --min-in-sync 2
+    node 1 volume publish shared --nqn "$VOLUME_NQN" --allow-any-host --listen "tcp://$FIRST:4420"
+fi
+
+nacre perf "tcp://$FIRST:4420/$VOLUME_NQN" --rw randwrite --verify --seconds 5
+node 1 volume verify shared --wait
+node 1 volume list
