@@ -27,7 +27,11 @@
 //!
 //! Each header is then looked at as usual. If it is the one that was guessed, its payload is in place
 //! already ([`Rx::hit`]); if not, what arrived is put back into one piece ([`Rx::miss`]) and nothing
-//! was lost but a copy.
+//! was lost but a copy. Guesses that got nothing stay for the next receive, behind the rest of the
+//! payload in progress: receives rarely end where a PDU does.
+//!
+//! A vector takes the kernel time to look at even if there is nothing to receive. So after a receive
+//! that found nothing ([`Rx::found_nothing`]) the next ones are short, until one finds something.
 
 use std::collections::VecDeque;
 use std::io::IoSliceMut;
@@ -37,9 +41,11 @@ use nacre_hugepages::{Buf, ClassSpec, Pool};
 
 /// Guesses per receive.
 pub const MAX_GUESSES: usize = 64;
+/// The same while there may be nothing to receive.
+const FEW_GUESSES: usize = 1;
 
-/// The I/O vector of one receive.
-pub type RecvSlices<'a> = ArrayVec<IoSliceMut<'a>, { 2 * MAX_GUESSES }>;
+/// The I/O vector of one receive: the rest of a payload, then guesses.
+pub type RecvSlices<'a> = ArrayVec<IoSliceMut<'a>, { 1 + 2 * MAX_GUESSES }>;
 
 /// Largest PDU header with its digest and padding: PDO is one byte.
 pub const MAX_HEADER: usize = 256;
@@ -117,11 +123,10 @@ enum Payload {
     Skip { left: usize },
 }
 
-/// Payload that is expected: `len` bytes for `buf[at..]`, behind a header of the usual length.
+/// Payload that is expected: `len` bytes for the beginning of `buf`, behind a header of the usual length.
 pub struct Guess {
     pub id: u16,
     pub buf: Buf,
-    pub at: usize,
     pub len: usize,
 }
 
@@ -134,15 +139,16 @@ pub struct Rx {
     guesses: VecDeque<Guess>,
     /// Bytes of the header before each guessed payload.
     guess_header: usize,
-    /// Room for those headers at the beginning of the receive buffer, and how much of it was judged.
+    /// Room for the headers of the last receive at the beginning of the receive buffer, and how much
+    /// of it was judged.
     guess_area: usize,
     guess_at: usize,
     /// Receive buffer that the guesses would take in one piece.
     guess_room: usize,
     /// Bytes received by guess and not judged yet.
     guessed: usize,
-    /// Something was received by these guesses: no more can be added.
-    guess_used: bool,
+    /// Guesses that the next receive may use.
+    guess_limit: usize,
     may_part: bool,
     carried: u16,
     carry: [u8; MAX_HEADER],
@@ -161,7 +167,7 @@ impl Rx {
             guess_at: 0,
             guess_room: 0,
             guessed: 0,
-            guess_used: false,
+            guess_limit: MAX_GUESSES,
             may_part: false,
             carried: 0,
             carry: [0; MAX_HEADER],
@@ -184,18 +190,6 @@ impl Rx {
         let Some(buffer) = self.buffer.as_mut().and_then(Buf::bytes_mut) else {
             return false;
         };
-        if !self.guesses.is_empty() {
-            let headers = buffer.chunks_exact_mut(self.guess_header);
-            for (header, guess) in headers.zip(&mut self.guesses) {
-                let bytes = guess
-                    .buf
-                    .bytes_mut()
-                    .expect("a payload buffer has one handle while it is filled");
-                out.push(IoSliceMut::new(header));
-                out.push(IoSliceMut::new(&mut bytes[guess.at..guess.at + guess.len]));
-            }
-            return true;
-        }
         if let Payload::Into { buf, at, end } = &mut self.payload {
             let bytes = buf
                 .bytes_mut()
@@ -203,6 +197,21 @@ impl Rx {
             if at < end {
                 out.push(IoSliceMut::new(&mut bytes[*at..*end]));
             }
+        }
+        if !self.guesses.is_empty() {
+            let count = self.guesses.len().min(self.guess_limit);
+            self.guess_area = count * self.guess_header;
+            self.guess_at = 0;
+            let headers = buffer[..self.guess_area].chunks_exact_mut(self.guess_header);
+            for (header, guess) in headers.zip(&mut self.guesses) {
+                let bytes = guess
+                    .buf
+                    .bytes_mut()
+                    .expect("a payload buffer has one handle while it is filled");
+                out.push(IoSliceMut::new(header));
+                out.push(IoSliceMut::new(&mut bytes[..guess.len]));
+            }
+            return true;
         }
         let free = &mut buffer[self.end..];
         if !free.is_empty() {
@@ -248,27 +257,33 @@ impl Rx {
     /// `n` bytes were put where [`Rx::slices`] said.
     #[inline]
     pub fn received(&mut self, mut n: usize) {
-        if !self.guesses.is_empty() {
-            self.guessed = n;
-            self.guess_used = true;
-            return;
-        }
         if let Payload::Into { at, end, .. } = &mut self.payload {
             let taken = n.min(*end - *at);
             *at += taken;
             n -= taken;
         }
+        if !self.guesses.is_empty() {
+            self.guess_limit = MAX_GUESSES;
+            self.guessed = n;
+            return;
+        }
         self.end += n;
         debug_assert!(n == 0 || self.buffer.as_ref().is_some_and(|b| self.end <= b.len()));
     }
 
-    /// Whether the stream stands between two PDUs with nothing received, so that guesses make sense.
+    /// There was nothing to receive.
+    #[inline]
+    pub fn found_nothing(&mut self) {
+        self.guess_limit = FEW_GUESSES;
+    }
+
+    /// Whether what comes next is a PDU, or one after the rest of a payload, so that guesses make sense.
     #[inline]
     pub fn may_guess(&self) -> bool {
-        !self.guess_used
-            && self.carried == 0
+        self.carried == 0
             && self.start == self.end
-            && matches!(self.payload, Payload::None)
+            && self.guessed == 0
+            && !matches!(self.payload, Payload::Skip { .. })
     }
 
     /// The next PDU but those guessed before has a header of `header` bytes and this payload. Handed
@@ -278,61 +293,55 @@ impl Rx {
         debug_assert!(self.may_guess());
         if self.guesses.is_empty() {
             self.guess_header = header;
-            self.guess_area = 0;
-            self.guess_at = 0;
             self.guess_room = 0;
         }
         // After a miss all of it lies in one piece behind the area of the headers.
         let needed = 2 * header + guess.len;
-        if self.guesses.len() == MAX_GUESSES || self.guess_room + needed > buffers.bytes {
+        let full = self.guesses.len() == MAX_GUESSES || self.guess_room + needed > buffers.bytes;
+        if full || header != self.guess_header {
             return Err(guess);
         }
         self.guess_room += needed;
-        self.guess_area += header;
         self.guesses.push_back(guess);
         Ok(())
     }
 
-    /// Whether something was received by guess; then [`Rx::guessed`] and [`Rx::take_idle_guess`] come
-    /// before anything else.
-    #[inline]
-    pub fn is_guessing(&self) -> bool {
-        self.guess_used
-    }
-
-    /// What the bytes at hand were guessed to be.
+    /// What the bytes at hand were guessed to be. Comes before anything else that may be there.
     #[inline]
     pub fn guessed(&self) -> Option<(u16, usize, usize)> {
-        let guess = self.guesses.front().filter(|_| self.guessed > 0)?;
+        if self.guessed == 0 {
+            return None;
+        }
+        let guess = self.guesses.front()?;
         Some((guess.id, self.guess_header, guess.len))
     }
 
-    /// When everything received was judged: the last of the guesses that got nothing, until none is left.
+    /// After [`Rx::miss`], or at the end: the last of the guesses, until none is left.
     #[inline]
-    pub fn take_idle_guess(&mut self) -> Option<Guess> {
-        let guess = self.guesses.pop_back();
-        self.guess_used = guess.is_some();
-        guess
+    pub fn take_guess(&mut self) -> Option<Guess> {
+        self.guesses.pop_back()
     }
 
     /// The header at hand is the one guessed: its payload is in progress, or all here.
     #[inline]
     pub fn hit(&mut self) {
-        let Some(Guess { buf, at, len, .. }) = self.guesses.pop_front() else {
+        let Some(Guess { buf, len, .. }) = self.guesses.pop_front() else {
             return;
         };
         debug_assert!(self.guessed >= self.guess_header);
         let here = (self.guessed - self.guess_header).min(len);
         self.guessed -= self.guess_header + here;
         self.guess_at += self.guess_header;
+        self.guess_room -= 2 * self.guess_header + len;
         self.payload = Payload::Into {
             buf,
-            at: at + here,
-            end: at + len,
+            at: here,
+            end: len,
         };
     }
 
-    /// Something else came: everything received and not judged is unread now, in one piece.
+    /// Something else came: everything received and not judged is unread now, in one piece. The
+    /// guesses are to be taken back ([`Rx::take_guess`]).
     #[cold]
     pub fn miss(&mut self) {
         let Some(buffer) = self.buffer.as_mut().and_then(Buf::bytes_mut) else {
@@ -349,7 +358,7 @@ impl Rx {
             self.end += n;
             left -= n;
             let n = left.min(guess.len);
-            buffer[self.end..self.end + n].copy_from_slice(&guess.buf[guess.at..guess.at + n]);
+            buffer[self.end..self.end + n].copy_from_slice(&guess.buf[..n]);
             self.end += n;
             left -= n;
         }
@@ -496,7 +505,6 @@ impl Rx {
         self.payload = Payload::None;
         self.guesses.clear();
         self.guessed = 0;
-        self.guess_used = false;
         self.start = 0;
         self.end = 0;
         self.carried = 0;

@@ -244,7 +244,10 @@ impl HostTransport for TcpHost {
                         break drain(conn, now, events, end);
                     }
                 }
-                Err(Errno::AGAIN) => break false,
+                Err(Errno::AGAIN) => {
+                    conn.found_nothing();
+                    break false;
+                }
                 Err(Errno::INTR) => {}
                 Err(errno) => conn.peer_closed(Some(&socket::describe(errno))),
             }

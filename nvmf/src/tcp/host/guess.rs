@@ -52,6 +52,10 @@ impl HostConn {
         if self.reads.is_empty() || !self.rx.may_guess() || !self.is_open() {
             return;
         }
+        // Leftovers of commands that ended another way must not pile up.
+        if self.reads.len() > 4 * self.commands.len() {
+            return self.reads.clear();
+        }
         let header = self
             .reader
             .rules()
@@ -68,7 +72,6 @@ impl HostConn {
                 let guess = Guess {
                     id: cid,
                     len: buf.len(),
-                    at: 0,
                     buf,
                 };
                 if let Err(back) = self.rx.guess(buffers, header, guess) {
@@ -80,42 +83,42 @@ impl HostConn {
         }
     }
 
-    /// Looks at what a guess brought: in place, or to be put back in order. Afterwards either a
-    /// payload is in progress or nothing of the guess is left.
+    /// Looks at what a guess brought: in place, or to be put back in order.
     #[inline]
     pub(super) fn judge_guess(&mut self) -> Result<(), Violation> {
-        if self.receiving.is_none()
-            && let Some((cid, header, length)) = self.rx.guessed()
+        let Some((cid, header, length)) = self.rx.guessed() else {
+            return Ok(());
+        };
+        if let Some((frame, Pdu::C2hData(&pdu))) = self.reader.read(self.rx.unread())?
+            && pdu.cccid.get() == cid
+            && pdu.datao.get() == 0
+            && pdu.datal.get() as usize == length
+            && frame.data_offset as usize == header
         {
-            if let Some((frame, Pdu::C2hData(&pdu))) = self.reader.read(self.rx.unread())?
-                && pdu.cccid.get() == cid
-                && pdu.datao.get() == 0
-                && pdu.datal.get() as usize == length
-                && frame.data_offset as usize == header
-            {
-                self.rx.hit();
-                self.guessing.hit();
-                self.pdus_received += 1;
-                self.receiving = Some((cid, pdu));
-            } else {
-                // A header cut in two is no wrong guess.
-                if self.rx.unread().len() >= header {
-                    self.guessing.miss();
-                }
-                self.rx.miss();
-            }
-        }
-        if self.rx.guessed().is_none() {
-            while let Some(Guess { id, buf, .. }) = self.rx.take_idle_guess() {
-                let command = &mut self.commands[usize::from(id)];
-                command.read = Some(buf);
-                self.reads.push_front((id, command.serial));
-            }
-            // Leftovers of commands that ended another way must not pile up.
-            if !self.guessing.is_on() || self.reads.len() > 4 * self.commands.len() {
-                self.reads.clear();
-            }
+            self.rx.hit();
+            self.guessing.hit();
+            self.pdus_received += 1;
+            self.receiving = Some((cid, pdu));
+        } else {
+            self.guessed_wrong(header);
         }
         Ok(())
+    }
+
+    #[cold]
+    fn guessed_wrong(&mut self, header: usize) {
+        // A header cut in two is no wrong guess.
+        if self.rx.unread().len() >= header {
+            self.guessing.miss();
+        }
+        self.rx.miss();
+        while let Some(Guess { id, buf, .. }) = self.rx.take_guess() {
+            let command = &mut self.commands[usize::from(id)];
+            command.read = Some(buf);
+            self.reads.push_front((id, command.serial));
+        }
+        if !self.guessing.is_on() {
+            self.reads.clear();
+        }
     }
 }

@@ -291,6 +291,12 @@ impl HostConn {
         }
     }
 
+    /// There was nothing to receive.
+    #[inline]
+    pub fn found_nothing(&mut self) {
+        self.rx.found_nothing();
+    }
+
     /// The controller closed its end, or the connection broke (`error`).
     pub fn peer_closed(&mut self, error: Option<&str>) {
         if self.is_open() {
@@ -437,7 +443,7 @@ impl HostConn {
                 command.read = buf;
             }
         }
-        while let Some(Guess { id, buf, .. }) = self.rx.take_idle_guess() {
+        while let Some(Guess { id, buf, .. }) = self.rx.take_guess() {
             if let Some(command) = self.commands.get_mut(usize::from(id)) {
                 command.read = Some(buf);
             }

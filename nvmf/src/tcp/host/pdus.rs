@@ -16,7 +16,7 @@ impl HostConn {
     #[inline]
     pub(super) fn advance(&mut self, now: Nanos) -> Result<HostPoll, Violation> {
         loop {
-            if self.rx.is_guessing() {
+            if self.receiving.is_none() {
                 self.judge_guess()?;
             }
             let handled = if self.receiving.is_some() {
@@ -146,13 +146,15 @@ impl HostConn {
 
     #[inline]
     fn complete(&mut self, mut cqe: Cqe) -> HostPoll {
-        let command = std::mem::take(&mut self.commands[usize::from(cqe.cid())]);
+        let command = &mut self.commands[usize::from(cqe.cid())];
+        command.outstanding = false;
+        command.write = None;
         if command.damaged && cqe.status().is_success() {
             cqe.set_status(StatusCode::TRANSIENT_TRANSPORT_ERROR);
         }
         HostPoll::Event(HostEvent::Completion {
             cqe,
-            read: command.read,
+            read: command.read.take(),
             transferred: command.received,
         })
     }

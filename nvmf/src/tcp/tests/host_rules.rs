@@ -374,6 +374,60 @@ fn controller_terminates() {
     assert_eq!(raw.memory.stats()[0].free, 64);
 }
 
+impl Raw {
+    /// Lengths of the pieces of memory that the next receive would fill.
+    fn vector(&mut self) -> Vec<usize> {
+        let mut slices = RecvSlices::new();
+        assert!(self.conn.recv_slices(&mut self.buffers, &mut slices));
+        slices.iter().map(|slice| slice.len()).collect()
+    }
+}
+
+/// What is guessed outlives a receive that ends in the middle of a PDU: the next one goes to the rest of
+/// its payload and on to the buffers of the reads behind it. After a look that found nothing it is short.
+#[test]
+fn guesses_go_on_behind_a_payload() {
+    let mut raw = Raw::connected(Digests::NONE);
+    // That the controller ends reads by the SUCCESS flag has to be seen first.
+    raw.read(0, 4096);
+    raw.feed(&c2h(0, 0, &pattern(0, 4096), END));
+    for cid in 1..=4 {
+        raw.read(cid, 4096);
+    }
+    assert_eq!(raw.vector(), [24, 4096].repeat(4));
+    raw.conn.found_nothing();
+    assert_eq!(raw.vector(), [24, 4096]);
+
+    let stream: Vec<u8> = (1..=4)
+        .flat_map(|cid| c2h(cid, 0, &pattern(cid.into(), 4096), END))
+        .collect();
+    raw.feed(&stream[..24 + 1000]);
+    let rest = [&[3096][..], &[24, 4096].repeat(3)].concat();
+    assert_eq!(raw.vector(), rest);
+    raw.conn.found_nothing();
+    assert_eq!(raw.vector(), rest[..3]);
+    raw.feed(&stream[24 + 1000..]);
+    let ends = raw.done.drain(1..).enumerate();
+    for (at, (cqe, read, _)) in ends {
+        assert_eq!(usize::from(cqe.cid()), at + 1);
+        assert_eq!(read, Some(pattern(at as u32 + 1, 4096)));
+    }
+
+    // A connection that ends gives back what was guessed as well.
+    raw.read(5, 4096);
+    raw.read(6, 4096);
+    assert_eq!(raw.vector(), [24, 4096].repeat(2));
+    raw.conn.close();
+    let mut kept: Vec<u16> = std::iter::from_fn(|| raw.conn.reclaim())
+        .map(|command| {
+            assert_eq!(command.read.map(|buf| buf.len()), Some(4096));
+            command.sqe.cid()
+        })
+        .collect();
+    kept.sort();
+    assert_eq!(kept, [5, 6]);
+}
+
 /// How a controller may answer one of several reads.
 #[derive(Debug, Clone, Copy)]
 enum Answer {
@@ -408,14 +462,19 @@ proptest! {
                 ),
                 prop_oneof![3 => Just(0usize), 1 => 0usize..12],
                 prop_oneof![2 => Just(usize::MAX), 1 => 1usize..9000, 1 => Just(4120usize)],
+                any::<bool>(),
             ),
             1..6,
         ),
     ) {
         let mut raw = Raw::connected(Digests::NONE);
-        for (round, (reads, turn_by, chunk)) in rounds.into_iter().enumerate() {
+        for (round, (reads, turn_by, chunk, looked)) in rounds.into_iter().enumerate() {
             for (cid, (_, len)) in (0u16..).zip(&reads) {
                 raw.read(cid, *len);
+            }
+            if looked {
+                raw.vector();
+                raw.conn.found_nothing();
             }
             let mut order: Vec<usize> = (0..reads.len()).collect();
             order.rotate_left(turn_by % reads.len());
