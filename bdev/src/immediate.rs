@@ -1,14 +1,12 @@
 //! For modules whose I/O is over when it is submitted: completions that wait for the next poll.
 
-use std::collections::VecDeque;
-
 use nacre_reactor::Idle;
 
 use crate::io::Completion;
 use crate::queue::Done;
 
 pub(crate) struct Immediate {
-    ended: VecDeque<Completion>,
+    ended: Vec<Completion>,
     depth: usize,
 }
 
@@ -16,7 +14,7 @@ impl Immediate {
     pub fn new(depth: usize) -> Immediate {
         // Grows to what is really used, up to the depth, and stays there.
         Immediate {
-            ended: VecDeque::with_capacity(depth.min(32)),
+            ended: Vec::with_capacity(depth.min(32)),
             depth,
         }
     }
@@ -29,16 +27,14 @@ impl Immediate {
         self.ended.len()
     }
 
+    #[inline]
     pub fn push(&mut self, completion: Completion) {
-        self.ended.push_back(completion);
+        self.ended.push(completion);
     }
 
+    #[inline]
     pub fn hand_over(&mut self, done: &mut Done) -> usize {
-        let count = self.ended.len().min(done.room());
-        for completion in self.ended.drain(..count) {
-            done.push(completion);
-        }
-        count
+        done.take_from(&mut self.ended)
     }
 
     pub fn arm(&self) -> Idle {

@@ -100,6 +100,19 @@ impl Done {
         self.items.is_empty()
     }
 
+    /// Takes from the front of a list what there is room for. Says how many.
+    #[inline]
+    pub fn take_from(&mut self, list: &mut Vec<Completion>) -> usize {
+        let count = list.len().min(self.room());
+        if count == list.len() {
+            // Nearly always: in one piece.
+            self.items.append(list);
+        } else {
+            self.items.extend(list.drain(..count));
+        }
+        count
+    }
+
     /// Free places.
     pub fn room(&self) -> usize {
         self.items.capacity() - self.items.len()
@@ -121,5 +134,27 @@ impl Done {
 
     pub fn drain(&mut self) -> std::vec::Drain<'_, Completion> {
         self.items.drain(..)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::io::{Op, Status};
+
+    /// What has no room stays, in order.
+    #[test]
+    fn takes_what_there_is_room_for() {
+        let ended = |token| Io::new(token, Op::Flush, 0, 0).complete(Status::Ok);
+        let mut list: Vec<Completion> = (0..5).map(ended).collect();
+        let mut done = Done::with_capacity(3);
+        done.push(ended(9));
+        assert_eq!(done.take_from(&mut list), 2);
+        assert_eq!(done.take_from(&mut list), 0);
+        let tokens = |done: &mut Done| done.drain().map(|c| c.token).collect::<Vec<_>>();
+        assert_eq!(tokens(&mut done), [9, 0, 1]);
+        assert_eq!(done.take_from(&mut list), 3);
+        assert!(list.is_empty() && !done.has_room());
+        assert_eq!(tokens(&mut done), [2, 3, 4]);
     }
 }

@@ -154,17 +154,20 @@ impl Devices {
         if !did && !self.tidying {
             return;
         }
-        let slots = &mut self.slots;
-        let mut tidying = false;
-        self.busy.retain(|slot| {
-            let Some(device) = &mut slots[*slot] else {
-                return false;
-            };
-            device.listed = !device.queue.is_settled() || !device.waiting.is_empty();
-            tidying |= device.listed && device.queue.inflight() == 0;
-            device.listed
-        });
-        self.tidying = tidying;
+        self.tidying = false;
+        let mut at = 0;
+        while let Some(&slot) = self.busy.get(at) {
+            let listed = self.slots[slot].as_mut().is_some_and(|device| {
+                device.listed = !device.queue.is_settled() || !device.waiting.is_empty();
+                self.tidying |= device.listed && device.queue.inflight() == 0;
+                device.listed
+            });
+            if listed {
+                at += 1;
+            } else {
+                self.busy.swap_remove(at);
+            }
+        }
     }
 
     /// Puts the devices on the busy list that have something of their own to do, though nothing is in

@@ -252,7 +252,7 @@ impl Group {
         if stale {
             self.view_changed(q);
         }
-        let qp = self.queue(q);
+        let qp = self.queues[q as usize].as_mut().expect("queue pair");
         if sqe.is_fabrics() {
             return self.fabrics_command(q, index, now);
         }
@@ -280,10 +280,12 @@ impl Group {
                 return self.finish(q, index, status, now);
             }
         };
-        self.queue(q).requests[index].plan = plan;
-        if (sqe.fuse() != Fuse::Normal || self.queue(q).fused.is_some())
-            && !self.pair_fused(q, index, true, now)
-        {
+        qp.requests[index].plan = plan;
+        let unfused = sqe.fuse() == Fuse::Normal && qp.fused.is_none();
+        if unfused && self.starved.is_empty() && qp.has_all(index) {
+            return self.run_io(q, index, now);
+        }
+        if !unfused && !self.pair_fused(q, index, true, now) {
             return;
         }
         self.gather(q, index, now);

@@ -166,6 +166,20 @@ impl QueuePair {
                 .is_some_and(|namespace| blocks <= namespace.lend_blocks)
     }
 
+    /// Whether a command that has just come needs neither a buffer nor data: what [`super::Group`]
+    /// would gather for it is there.
+    #[inline]
+    pub fn has_all(&self, index: ReqIndex) -> bool {
+        let request = &self.requests[index];
+        match request.plan {
+            Plan::Single { op: Op::Read, .. } => self.lends(index),
+            Plan::Single { op: Op::Write, .. } => {
+                request.data.is_some() && (self.in_place || !self.was_in_place)
+            }
+            _ => false,
+        }
+    }
+
     /// Whether the transport may fetch so much more now.
     #[inline]
     pub fn may_fetch(&self, bytes: usize) -> bool {

@@ -65,8 +65,9 @@ impl Tx {
             .reserve((entries * 2 + 8).saturating_sub(self.parts.len()));
     }
 
-    /// Queues a copy of `bytes`.
-    #[inline]
+    /// Queues a copy of `bytes`. Where their number is known, as that of a header is, the copy is a
+    /// few moves.
+    #[inline(always)]
     pub fn push(&mut self, bytes: &[u8]) {
         let len = bytes.len();
         self.make_room(len);
@@ -75,9 +76,7 @@ impl Tx {
         if let Some(place) = self.ring.get_mut(at..at + len) {
             place.copy_from_slice(bytes);
         } else {
-            let (first, second) = bytes.split_at(mask + 1 - at);
-            self.ring[at..].copy_from_slice(first);
-            self.ring[..second.len()].copy_from_slice(second);
+            self.wrap(at, bytes);
         }
         self.tail += len;
         self.pending += len;
@@ -88,6 +87,14 @@ impl Tx {
                 marks: 0,
             }),
         }
+    }
+
+    /// The first of `bytes` go to the end of the ring, the others to its beginning.
+    #[cold]
+    fn wrap(&mut self, at: usize, bytes: &[u8]) {
+        let (first, second) = bytes.split_at(self.ring.len() - at);
+        self.ring[at..].copy_from_slice(first);
+        self.ring[..second.len()].copy_from_slice(second);
     }
 
     /// Queues the bytes of `buf`; the handle is dropped when the last of them has left.
@@ -176,6 +183,10 @@ impl Tx {
     #[inline]
     pub fn sent(&mut self, mut n: usize) {
         debug_assert!(n <= self.pending, "more sent than queued");
+        if n == self.pending {
+            // All of it, as nearly always.
+            return self.clear();
+        }
         self.pending -= n;
         while let Some(part) = self.parts.front() {
             let len = match part {
@@ -200,6 +211,7 @@ impl Tx {
     }
 
     /// Forgets everything queued and lets its buffers go.
+    #[inline]
     pub fn clear(&mut self) {
         self.parts.clear();
         self.head = self.tail;

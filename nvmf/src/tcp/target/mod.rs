@@ -473,7 +473,17 @@ impl TargetConn {
     }
 
     /// When [`TargetConn::handle_timeout`] has something to do if nothing happens before.
+    #[inline]
     pub fn deadline(&self) -> Option<Nanos> {
+        // A host that is connected and in the middle of nothing: asked for in every turn.
+        let quiet = self.partial.is_none() && self.config.idle_timeout.is_none();
+        if quiet && self.phase == Phase::Running && self.queue.is_some() {
+            return None;
+        }
+        self.next_deadline()
+    }
+
+    fn next_deadline(&self) -> Option<Nanos> {
         match self.phase {
             Phase::Handshake => Some(self.opened + self.config.handshake_timeout),
             Phase::Running => {
