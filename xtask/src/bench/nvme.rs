@@ -53,6 +53,12 @@ pub fn run(root: &Path, options: &Options) -> Result<ExitCode> {
     let measurements = rounds * 2 * GOALS.len() as u64;
     let limit =
         BOOT_ALLOWANCE + Duration::from_secs(measurements * (options.vm.seconds + MORE_SECONDS));
+    if let Some(load) = busy() {
+        println!(
+            "note: this machine is busy (load {load:.1}), which takes more from a driver that polls than from one that \
+             sleeps: measure again when it is not"
+        );
+    }
     let end = vm
         .start(root, &line, &out, Hardware::EmptyDrives)?
         .wait(limit);
@@ -90,6 +96,14 @@ pub fn run(root: &Path, options: &Options) -> Result<ExitCode> {
         0 => ExitCode::SUCCESS,
         _ => ExitCode::FAILURE,
     })
+}
+
+/// The load of the last minute, where that is more than what was just built here can have made it.
+fn busy() -> Option<f64> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let text = std::fs::read_to_string("/proc/loadavg").ok()?;
+    let load: f64 = text.split_whitespace().next()?.parse().ok()?;
+    (load > 1.5 * cores as f64).then_some(load)
 }
 
 /// `figure kernel|nacre DEPTH ROUND IOPS MICROSECONDS`: a line per depth of I/O per second, and one of latencies.
