@@ -180,7 +180,12 @@ impl Lane {
             tracing::warn!(device = device.name(), %error, "cannot open a queue to a member");
             Failure::Open
         };
-        let queue = device.open_queue(&self.pool).map_err(|e| failed(&e))?;
+        let queue = device.open_queue(&self.pool);
+        let queue = queue.map_err(|error| match error.source.kind() {
+            // Says nothing of the member.
+            std::io::ErrorKind::OutOfMemory => Failure::Shortage,
+            _ => failed(&error),
+        })?;
         let watched = queue.wake_fd();
         if let Some(fd) = watched {
             self.sleepers.add_raw(fd, 1).map_err(|e| failed(&e))?;
@@ -198,6 +203,25 @@ impl Lane {
             queue,
         }));
         Ok(())
+    }
+
+    /// A queue to one of the members cannot be opened for want of memory here. What else may be wrong with it is
+    /// found when it is given something.
+    #[inline]
+    pub(super) fn is_short(&mut self, of: Slots) -> bool {
+        let closed = |slot: &usize| self.queues[*slot].is_none();
+        let Some(first) = slots(of).find(closed) else {
+            return false;
+        };
+        self.cannot_open(first, of)
+    }
+
+    #[cold]
+    fn cannot_open(&mut self, first: usize, of: Slots) -> bool {
+        let mut closed = slots(of).filter(|slot| *slot >= first);
+        closed.any(|slot| {
+            self.queues[slot].is_none() && self.open_member(slot) == Err(Failure::Shortage)
+        })
     }
 
     /// One more I/O to a slot. The control must see it before the caller looks at the version again.

@@ -31,7 +31,8 @@ impl Lane {
                 self.requests[index].stage = Stage::Flying;
                 return self.judge_read(index);
             };
-            if self.requests[index].data.is_empty() && !self.find_buffers(index) {
+            let bare = self.requests[index].data.is_empty();
+            if bare && !self.find_buffers(index) || self.is_short(bit(slot)) {
                 return self.park(index, Why::Later(self.now + PAUSE));
             }
             self.enter_slot(slot);

@@ -43,11 +43,16 @@ impl Lane {
             for slot in slots(asked) {
                 self.enter_slot(slot);
             }
-            if self.shared.version() == self.view.version {
+            let short = self.is_short(asked);
+            if !short && self.shared.version() == self.view.version {
                 return self.fan_out(index, asked);
             }
             for slot in slots(asked) {
                 self.leave_slot(slot);
+            }
+            if short {
+                self.unlock(index);
+                return self.park(index, Why::Later(self.now + super::park::PAUSE));
             }
             self.adopt();
         }

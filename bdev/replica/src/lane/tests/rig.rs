@@ -53,6 +53,8 @@ pub struct Script {
     pub unmaps: bool,
     pub losses: AtomicU64,
     pub shut: AtomicBool,
+    /// There is no memory for a queue.
+    pub short: AtomicBool,
     queues: AtomicU64,
 }
 
@@ -68,6 +70,7 @@ impl Script {
             unmaps: true,
             losses: AtomicU64::new(0),
             shut: AtomicBool::new(false),
+            short: AtomicBool::new(false),
             queues: AtomicU64::new(0),
         }
     }
@@ -114,12 +117,18 @@ impl Bdev for Script {
     }
 
     fn open(self: Arc<Self>, _pool: &Pool) -> Result<Box<dyn Queue>, OpenError> {
-        if self.shut.load(Ordering::SeqCst) {
-            return Err(OpenError {
-                bdev: self.name.clone(),
-                what: "open".into(),
-                source: std::io::ErrorKind::NotConnected.into(),
-            });
+        let refused = [
+            (&self.shut, std::io::ErrorKind::NotConnected),
+            (&self.short, std::io::ErrorKind::OutOfMemory),
+        ];
+        for (refuses, kind) in refused {
+            if refuses.load(Ordering::SeqCst) {
+                return Err(OpenError {
+                    bdev: self.name.clone(),
+                    what: "open".into(),
+                    source: kind.into(),
+                });
+            }
         }
         tray(&self.name, |tray| tray.open += 1);
         Ok(Box::new(ScriptQueue {

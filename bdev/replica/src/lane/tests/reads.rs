@@ -1,0 +1,291 @@
+//! Who is read, and what becomes of a read that fails or that its member does not answer.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use nacre_bdev::{Bdev, Done, Io, Layer, Limits, Op, Queue, Status};
+
+use super::rig::*;
+use crate::shared::{Failure, Repair};
+use crate::volume::Volume;
+
+/// Where what a device has at last is in memory.
+fn memory(name: &str) -> *const u8 {
+    tray(name, |tray| {
+        tray.has.last().expect("something").1.data[0].as_ptr()
+    })
+}
+
+/// A member that hangs does not keep a read, and what its device may still write to is nobody else's.
+#[test]
+fn a_late_read_goes_to_another_member() {
+    let mut r = rig(2);
+    let read = r.read(0);
+    assert_eq!(r.count("A"), 1);
+    r.pass(DEADLINE + Duration::from_millis(200));
+    assert_eq!((r.count("B"), tray("A", |tray| tray.aborted)), (1, 1));
+    assert_eq!(r.news().reports.len(), 1);
+    assert_eq!(r.news().reports[0].why, Failure::Deadline);
+    let kept = memory("A");
+    assert_ne!(memory("B"), kept);
+    r.answer("B", Status::Ok);
+    assert_eq!(r.take(), [(read, Status::Ok)]);
+    assert_eq!(r.shared.outstanding(0), 1, "it must not return yet");
+    assert!(!r.lanes[0].is_settled() && r.lanes[0].inflight() == 0);
+    let all: Vec<_> = std::iter::from_fn(|| r.pool.acquire(4096)).collect();
+    assert!(all.iter().all(|buf| buf.as_ptr() != kept));
+    drop(all);
+    r.answer("A", Status::Aborted);
+    assert_eq!(r.news().reports.len(), 1, "reported once");
+    r.clean();
+    // And one whose member leaves meanwhile.
+    let read = r.read(0);
+    let kept = memory("A");
+    r.retire(0);
+    r.turn();
+    assert_eq!(r.count("B"), 1);
+    assert_ne!(memory("B"), kept);
+    r.answer("A", Status::Ok);
+    r.turn();
+    r.none();
+    r.answer("B", Status::Ok);
+    assert_eq!(
+        r.take(),
+        [(read, Status::Ok)],
+        "what A read is not believed"
+    );
+    r.clean();
+}
+
+/// Without a buffer it waits for one, or for that which the late one has.
+#[test]
+fn a_late_read_without_another_buffer() {
+    for back in [false, true] {
+        let mut r = rig(2);
+        let read = r.read(0);
+        let kept = memory("A");
+        let all: Vec<_> = std::iter::from_fn(|| r.pool.acquire(4096)).collect();
+        r.pass(DEADLINE + Duration::from_millis(500));
+        assert_eq!(r.count("B"), 0);
+        match back {
+            false => drop(all),
+            true => r.answer("A", Status::Aborted),
+        }
+        r.pass(Duration::from_millis(50));
+        assert_eq!((r.count("B"), memory("B") == kept), (1, back));
+        r.answer("B", Status::Ok);
+        assert_eq!(r.take(), [(read, Status::Ok)]);
+        r.answer_all("A", Status::Ok);
+        r.clean();
+    }
+}
+
+/// With nobody else its answer counts, however late; and the host does not wait for ever.
+#[test]
+fn a_late_read_of_the_last_member() {
+    let mut r = rig(1);
+    let read = r.read(0);
+    r.pass(DEADLINE + Duration::from_millis(200));
+    r.none();
+    r.answer("A", Status::Ok);
+    assert_eq!(r.take(), [(read, Status::Ok)]);
+    let read = r.read(0);
+    r.pass(DEADLINE + HOLD + Duration::from_millis(500));
+    assert_eq!(r.take(), [(read, Status::Gone)]);
+    assert_eq!(r.shared.outstanding(0), 1);
+    r.answer("A", Status::Ok);
+    r.clean();
+    // A host that gives up has its answer at once.
+    let read = r.read(0);
+    r.pass(DEADLINE + Duration::from_millis(200));
+    assert!(r.lanes[0].abort(read));
+    r.turn();
+    assert_eq!(r.take(), [(read, Status::Aborted)]);
+    r.answer("A", Status::Ok);
+    r.clean();
+}
+
+/// A part of a large read comes back in another buffer than the rest: to the host it is one.
+#[test]
+fn a_large_read_of_which_a_part_is_late() {
+    let mut r = rig(2);
+    r.lanes.clear();
+    let limits = Limits {
+        max_blocks: 8,
+        ..r.volume.limits()
+    };
+    let volume = Volume::new(&record(BLOCKS, 2), Arc::clone(&r.shared), limits);
+    let mut queue = Layer::new(volume as Arc<dyn Bdev>)
+        .open_queue(&r.pool)
+        .expect("opens");
+    let mut done = Done::with_capacity(4);
+    let fill = |byte: u8| {
+        tray("B", |tray| {
+            let io = &mut tray.has.last_mut().expect("something").1;
+            io.data[0].bytes_mut().expect("its own").fill(byte);
+        });
+    };
+    queue
+        .submit(Io::new(1, Op::Read, 0, 16).with(r.buf(16)))
+        .expect("room");
+    assert_eq!((r.has("A")[0].2, r.has("B")[0].2), (0, 8));
+    fill(2);
+    r.answer("B", Status::Ok);
+    for _ in 0..150 {
+        r.now = r.now + Duration::from_millis(10);
+        queue.poll(r.now, &mut done);
+    }
+    assert_eq!((done.len(), r.has("B")[0].2), (0, 0));
+    fill(1);
+    r.answer("B", Status::Ok);
+    queue.poll(r.now, &mut done);
+    let ended = done.drain().next().expect("it ended");
+    assert_eq!((ended.token, ended.status), (1, Status::Ok));
+    let data: Vec<u8> = ended
+        .data
+        .iter()
+        .flat_map(|buf| buf.iter().copied())
+        .collect();
+    assert_eq!((ended.data.len(), data.len()), (1, 8192));
+    assert!(data[..4096].iter().all(|b| *b == 1) && data[4096..].iter().all(|b| *b == 2));
+    r.answer("A", Status::Ok);
+    queue.poll(r.now, &mut done);
+    assert_eq!(r.shared.outstanding(0), 0);
+}
+
+#[test]
+fn another_member_reads_what_one_cannot() {
+    let mut r = rig(3);
+    let read = r.read(0);
+    r.answer("A", Status::ReadError);
+    r.answer("B", Status::Gone);
+    r.answer("C", Status::Ok);
+    assert_eq!(r.take(), [(read, Status::Ok)]);
+    let repair = Repair {
+        slot: 0,
+        incarnation: 1,
+        lba: 0,
+        blocks: 8,
+    };
+    assert_eq!(r.news().repairs, [repair], "B's blocks may be good");
+    assert_eq!(r.news().reports.len(), 2);
+    r.turn();
+    assert_eq!(r.shared.totals.reads_moved.load(Ordering::Relaxed), 2);
+    let read = r.read(0);
+    for name in ["A", "B", "C"] {
+        r.answer(name, Status::ReadError);
+    }
+    r.none();
+    r.judge();
+    r.turn();
+    assert_eq!(r.take(), [(read, Status::ReadError)], "nobody can");
+    r.clean();
+}
+
+#[test]
+fn reads_are_pinned_while_members_are_reconciled() {
+    let mut r = rig(3);
+    r.shared.needs[0].insert(1);
+    r.shared.needs[1].insert(1);
+    r.read(REGION);
+    r.read(REGION - 4);
+    assert_eq!((r.count("A"), r.count("B"), r.count("C")), (0, 0, 2));
+    r.read(0);
+    assert_eq!(r.count("A"), 1);
+    r.retire(2);
+    r.turn();
+    r.answer_all("C", Status::Aborted);
+    r.turn();
+    assert_eq!((r.count("A"), r.count("B")), (3, 0), "always the same one");
+    r.answer_all("A", Status::Ok);
+    assert_eq!(r.take().len(), 3);
+    r.clean();
+}
+
+/// What the pinned one cannot read is not read from one that may have something else there: it is made equal
+/// first, or nobody can read it.
+#[test]
+fn a_pinned_member_cannot_read() {
+    for readable in [true, false] {
+        let mut r = rig(3);
+        for slot in [1, 2] {
+            r.shared.needs[slot].insert(1);
+        }
+        let read = r.read(REGION + 8);
+        r.answer("A", Status::ReadError);
+        assert_eq!((r.count("B"), r.count("C")), (0, 0));
+        assert!(r.news().urgent.is_empty(), "not before it is judged");
+        r.judge();
+        r.turn();
+        assert_eq!(r.news().urgent, [1]);
+        r.publish(|_| {});
+        r.pass(Duration::from_millis(100));
+        assert_eq!(r.news().urgent, [1], "once");
+        assert_eq!((r.count("A"), r.count("B"), r.count("C")), (0, 0, 0));
+        if readable {
+            r.shared.needs[1].remove(1);
+            r.shared.one_tried();
+            r.turn();
+            assert_eq!((r.count("A"), r.count("B")), (0, 1));
+            r.answer("B", Status::Ok);
+            assert_eq!(r.take(), [(read, Status::Ok)]);
+        } else {
+            r.shared.one_tried();
+            r.turn();
+            assert_eq!(r.take(), [(read, Status::ReadError)]);
+        }
+        r.clean();
+    }
+}
+
+/// One that cannot be reached is judged first, too: then there is another pin. Where nobody answers the host does not
+/// wait for ever.
+#[test]
+fn a_pinned_member_cannot_be_reached() {
+    let mut r = rig(2);
+    r.shared.needs[1].insert(0);
+    let read = r.read(0);
+    r.answer("A", Status::Gone);
+    r.pass(Duration::from_millis(50));
+    assert_eq!(r.count("B"), 0);
+    r.shared.needs[1].remove(0);
+    r.retire(0);
+    r.turn();
+    r.answer("B", Status::Ok);
+    assert_eq!(r.take(), [(read, Status::Ok)]);
+    r.clean();
+    drop(r);
+    let mut r = rig(2);
+    r.shared.needs[1].insert(0);
+    let read = r.read(0);
+    r.answer("A", Status::ReadError);
+    r.judge();
+    r.pass(HOLD + Duration::from_millis(500));
+    assert_eq!(r.take(), [(read, Status::Gone)]);
+    r.clean();
+}
+
+#[test]
+fn policies() {
+    use crate::model::ReadPolicy::*;
+    let mut r = rig(3);
+    r.publish(|view| view.members[0].as_mut().expect("there").local = false);
+    let counts = |r: &Rig| ["A", "B", "C"].map(|name| r.count(name));
+    for (policy, expected) in [
+        (LocalFirst, [0, 3, 3]),
+        (LeastOutstanding, [4, 4, 4]),
+        (RoundRobin, [6, 6, 6]),
+    ] {
+        r.publish(|view| view.read_policy = policy);
+        for _ in 0..6 {
+            r.read(0);
+        }
+        assert_eq!(counts(&r), expected, "{policy:?}");
+    }
+    for name in ["A", "B", "C"] {
+        r.answer_all(name, Status::Ok);
+    }
+    assert_eq!(r.take().len(), 18);
+    r.clean();
+}
