@@ -477,7 +477,9 @@ monitor() {
 }
 
 drive_pull() { monitor device_del '{"id":"drive0"}'; }
-drive_put() { monitor device_add '{"driver":"nvme","id":"drive0","bus":"rp0","serial":"NACRE0","drive":"drive0"}'; }
+# QEMU lets go of a drive that was pulled some time after the guest has.
+drive_put() { wait_until 60 drive_add; }
+drive_add() ( monitor device_add '{"driver":"nvme","id":"drive0","bus":"rp0","serial":"NACRE0","drive":"drive0"}' )
 
 # What a test took goes back to the kernel.
 drives_back() {

@@ -1,0 +1,82 @@
+# A drive that does not answer in time: each rung of the ladder is climbed and told, and once the drive answers again no
+# I/O has failed, and every block is what was written.
+# hardware: drives
+# limit: 1500
+nacre_only "it drives NVMe drives"
+
+drives_up
+# Not the first: QEMU does not let go any more of a drive that was throttled, which could be pulled and not be put back.
+"$NACRE" nvme bind "$SECOND"
+drive_status() { rpc bdev_nvme_get_controllers '{"name":"Nvme0"}' | jq ".[0].ctrlrs[0].drive.status.$1"; }
+at_least() { [ "$(drive_status "$1")" -ge "$2" ]; }
+# How many bytes and I/Os a second QEMU lets through to the drive's image; 0: all.
+throttle() { # throttle BYTES IOS
+    monitor block_set_io_throttle \
+        "{\"id\":\"drive1n1\",\"bps\":$1,\"bps_rd\":0,\"bps_wr\":0,\"iops\":$2,\"iops_rd\":0,\"iops_wr\":0}"
+}
+# Whatever happens: other tests have the drive next.
+load=
+trap 'throttle 0 0; [ -z "$load" ] || kill -9 $load' EXIT
+
+serve_drive() { # serve_drive ACTION-ON-TIMEOUT
+    # Long against what the script needs to see what happened: an I/O is sent again only so often.
+    rpc bdev_nvme_set_options "{\"action_on_timeout\":\"$1\",\"timeout_us\":3000000}"
+    rpc bdev_nvme_attach_controller "{\"name\":\"Nvme0\",\"trtype\":\"PCIe\",\"traddr\":\"$SECOND\"}"
+    subsystem_create "$NQN" any
+    rpc nvmf_subsystem_add_ns "{\"nqn\":\"$NQN\",\"namespace\":{\"nsid\":1,\"bdev_name\":\"Nvme0n1\"}}"
+    connect_and_find "$NQN" --ctrl-loss-tmo=600
+    fio --name=load --filename="$DEV" --rw=randrw --bsrange=4k-16k --iodepth=8 --ioengine=libaio --direct=1 --size=16m \
+        --verify=crc32c --verify_fatal=1 --verify_backlog=64 --verify_state_save=0 --time_based --runtime=3600 \
+        --output="$WORK/fio.log" &
+    load=$!
+    before=$(ios)
+    wait_until 120 moved
+}
+
+# What the drive's device has done, by the daemon's count.
+ios() { rpc bdev_get_iostat '{"names":["Nvme0n1"]}' | jq '.bdevs[0] | .num_read_ops + .num_write_ops'; }
+moved() { [ "$(ios)" -gt "$before" ]; }
+
+no_io_failed() {
+    before=$(ios)
+    wait_until 120 moved
+    kill -INT $load
+    # Its exit status says that it was told to end.
+    wait $load || true
+    load=
+    if ! grep -q 'err= 0' "$WORK/fio.log" || grep -E 'err= *[1-9]|verify: bad' "$WORK/fio.log"; then
+        cat "$WORK/fio.log"
+        die "fio met an error"
+    fi
+    fio_verify "$DEV" after --rw=randwrite --bs=4k-16k --size=1M --iodepth=4
+    rpc bdev_nvme_get_controllers '{"name":"Nvme0"}' | jq -c '.[0].ctrlrs[0].drive.status'
+    disconnect "$NQN"
+    subsystem_delete "$NQN"
+    rpc bdev_nvme_detach_controller '{"name":"Nvme0"}'
+}
+
+step "a drive that answers nothing is reset"
+nacre_start
+serve_drive reset
+throttle 1 0
+wait_until 120 at_least resets 1
+throttle 0 0
+at_least timeouts 1 || die "no timeout was counted"
+"$NACRE" events --socket "$SOCK" >"$WORK/events"
+grep -q "was not answered within .* the controller is reset" "$WORK/events" || die "the reset was not told"
+rpc metrics_get '{"format":"text"}' >"$WORK/metrics"
+grep -q 'nacre_nvme_timeouts_total{[^}]*io[^}]*} [1-9]' "$WORK/metrics" || die "the timeouts are no metric"
+no_io_failed
+
+step "commands of a drive that answers too late are aborted, then their queue is made anew"
+serve_drive abort
+# One a second, of eight that are under way.
+throttle 0 1
+wait_until 120 at_least aborts 1
+wait_until 120 at_least queue_resets 1
+throttle 0 0
+"$NACRE" events --socket "$SOCK" >"$WORK/events"
+grep -q "was not answered within .* it is aborted" "$WORK/events" || die "the abort was not told"
+grep -q "was not answered within .* its queue is made anew" "$WORK/events" || die "the new queue was not told"
+no_io_failed
+nacre_stop
