@@ -34,6 +34,8 @@ pub struct Limits {
     pub max_blocks: u32,
     /// Largest unmap or write zeroes, in blocks.
     pub max_unmap_blocks: u64,
+    /// Largest verify, in blocks.
+    pub max_verify_blocks: u32,
     /// I/Os that one queue takes before it is `Busy`.
     pub queue_depth: u32,
     /// Blocks written atomically even through a power failure; at least 1.
@@ -66,6 +68,7 @@ impl Limits {
         Limits {
             max_blocks: u32::MAX,
             max_unmap_blocks: u64::MAX,
+            max_verify_blocks: u32::MAX,
             queue_depth,
             atomic_blocks: 1,
             optimal_boundary_blocks: 0,

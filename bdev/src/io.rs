@@ -33,10 +33,12 @@ pub enum Op {
     CompareAndWrite,
     /// Copies `blocks` from `Io::source_lba` on the same device.
     Copy,
+    /// Reads the blocks where they are, or does whatever else shows that they can be read; hands nothing over.
+    Verify,
 }
 
 impl Op {
-    pub const ALL: [Op; 8] = [
+    pub const ALL: [Op; 9] = [
         Op::Read,
         Op::Write,
         Op::Flush,
@@ -45,6 +47,7 @@ impl Op {
         Op::Compare,
         Op::CompareAndWrite,
         Op::Copy,
+        Op::Verify,
     ];
 
     /// How many operations there are, for tables by operation.
@@ -65,6 +68,7 @@ impl Op {
             Op::Compare => "compare",
             Op::CompareAndWrite => "compare_and_write",
             Op::Copy => "copy",
+            Op::Verify => "verify",
         }
     }
 
@@ -73,7 +77,7 @@ impl Op {
         match self {
             Op::Read | Op::Write | Op::Compare => bytes,
             Op::CompareAndWrite => 2 * bytes,
-            Op::Flush | Op::Unmap | Op::WriteZeroes | Op::Copy => 0,
+            Op::Flush | Op::Unmap | Op::WriteZeroes | Op::Copy | Op::Verify => 0,
         }
     }
 
@@ -238,7 +242,7 @@ impl Status {
     /// What to call a failure of the device in an operation of this sort.
     pub fn medium_error(op: Op) -> Status {
         match op {
-            Op::Read | Op::Compare => Status::ReadError,
+            Op::Read | Op::Compare | Op::Verify => Status::ReadError,
             Op::Write | Op::WriteZeroes | Op::CompareAndWrite | Op::Copy => Status::WriteError,
             Op::Flush | Op::Unmap => Status::DeviceError,
         }

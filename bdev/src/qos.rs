@@ -53,10 +53,10 @@ impl RateLimits {
 const BUCKETS: usize = 4;
 
 /// What an operation costs, by bucket. Flushes and unmaps cost nothing, zeroes are an I/O without
-/// bytes, and a copy is a read and a write.
+/// bytes, a verify is a read, and a copy is a read and a write.
 fn costs(op: Op, bytes: u64) -> [u64; BUCKETS] {
     match op {
-        Op::Read | Op::Compare => [1, bytes, bytes, 0],
+        Op::Read | Op::Compare | Op::Verify => [1, bytes, bytes, 0],
         Op::Write | Op::CompareAndWrite => [1, bytes, 0, bytes],
         Op::Copy => [1, 2 * bytes, bytes, bytes],
         Op::WriteZeroes => [1, 0, 0, 0],

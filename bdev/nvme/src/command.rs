@@ -21,6 +21,9 @@ pub(crate) struct Ask {
     pub protected: bool,
 }
 
+/// PRCHK, of the guard (NVM 3.2.6).
+const CHECK_GUARD: u32 = 1 << 28;
+
 /// The command for `ask`. A compare-and-write is two: this is the first, [`write_of`] makes the other.
 #[inline]
 pub(crate) fn sqe(ask: &Ask, nsid: u32, cid: u16, pointer: &Pointer) -> Sqe {
@@ -28,6 +31,7 @@ pub(crate) fn sqe(ask: &Ask, nsid: u32, cid: u16, pointer: &Pointer) -> Sqe {
     let mut sqe = match ask.op {
         Op::Read | Op::Write => return transfer(ask, nsid, cid, pointer),
         Op::Compare => range(opcode::COMPARE, ask, nsid, cid, false),
+        Op::Verify => verify(ask, nsid, cid),
         Op::CompareAndWrite => {
             let mut sqe = range(opcode::COMPARE, ask, nsid, cid, false);
             sqe.set_fuse(Fuse::First);
@@ -114,10 +118,24 @@ fn range(opcode: u8, ask: &Ask, nsid: u32, cid: u16, fua: bool) -> Sqe {
     sqe
 }
 
+/// Protection information, if there is any, stays where it is: the guard is checked, and PRACT does not apply.
+#[cold]
+fn verify(ask: &Ask, nsid: u32, cid: u16) -> Sqe {
+    let plain = Ask {
+        protected: false,
+        ..*ask
+    };
+    let mut sqe = range(opcode::VERIFY, &plain, nsid, cid, false);
+    if ask.protected {
+        sqe.cdw12 = U32::new(sqe.cdw12.get() | CHECK_GUARD);
+    }
+    sqe
+}
+
 /// PRACT; a read has the guard checked. The reference tag is that of all drivers: the low bits of the block's number.
 #[cold]
 fn protect(sqe: &mut Sqe, ask: &Ask, check: bool) {
-    let guard = u32::from(check) << 28;
+    let guard = if check { CHECK_GUARD } else { 0 };
     sqe.cdw12 = U32::new(sqe.cdw12.get() | 1 << 29 | guard);
     sqe.cdw14 = U32::new(ask.lba as u32);
 }
@@ -131,6 +149,7 @@ pub(crate) fn opcode_of(op: Op) -> u8 {
         Op::WriteZeroes => opcode::WRITE_ZEROES,
         Op::Compare | Op::CompareAndWrite => opcode::COMPARE,
         Op::Copy => opcode::COPY,
+        Op::Verify => opcode::VERIFY,
     }
 }
 
@@ -139,7 +158,9 @@ pub(crate) fn opcode_of(op: Op) -> u8 {
 pub(crate) fn is_repeatable(op: Op) -> bool {
     match op {
         // Of a copy one piece at a time is under way, and none overlaps its source.
-        Op::Read | Op::Write | Op::Flush | Op::Unmap | Op::WriteZeroes | Op::Copy => true,
+        Op::Read | Op::Write | Op::Flush | Op::Unmap | Op::WriteZeroes | Op::Copy | Op::Verify => {
+            true
+        }
         // What was answered for the first time may not be so any more.
         Op::Compare | Op::CompareAndWrite => false,
     }
@@ -202,7 +223,7 @@ fn failed(status: StatusCode, op: Op) -> Verdict {
 fn status_of(status: StatusCode, op: Op) -> Status {
     match status.code() {
         StatusCode::UNRECOVERED_READ_ERROR => match op {
-            Op::Read | Op::Compare | Op::Copy => Status::ReadError,
+            Op::Read | Op::Compare | Op::Copy | Op::Verify => Status::ReadError,
             _ => Status::medium_error(op),
         },
         StatusCode::WRITE_FAULT => Status::WriteError,
@@ -258,7 +279,10 @@ mod tests {
                     assert_eq!((range.slba, range.blocks), (0x1_2345_6789, 65_536));
                     assert!(range.fua);
                 }
-                (Op::Compare, IoCommand::Compare(range)) => assert_eq!(range.blocks, 65_536),
+                (Op::Compare, IoCommand::Compare(range))
+                | (Op::Verify, IoCommand::Verify(range)) => {
+                    assert_eq!(range.blocks, 65_536);
+                }
                 (Op::CompareAndWrite, IoCommand::Compare(_)) => {
                     assert_eq!(sqe.fuse(), Fuse::First);
                 }
@@ -298,6 +322,12 @@ mod tests {
             assert_eq!(sqe.cdw12.get() & 0x3c00_0000, 1 << 29 | check);
             assert_eq!(sqe.cdw14.get(), 0x2345_6789);
         }
+        let protected = Ask {
+            protected: true,
+            ..ask(Op::Verify, Flags::empty())
+        };
+        let sqe = sqe(&protected, 7, 1, &Pointer::NONE);
+        assert_eq!(sqe.cdw12.get() & 0x3c00_0000, CHECK_GUARD);
     }
 
     /// What is asked again, what ends, and as what.

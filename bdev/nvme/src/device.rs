@@ -111,6 +111,10 @@ impl NvmeBdev {
         self.read_only.load(Ordering::Relaxed)
     }
 
+    pub(crate) fn max_verify_blocks(&self) -> u32 {
+        self.facts.limits.max_verify_blocks
+    }
+
     pub(crate) fn has(&self, op: Op) -> bool {
         self.facts.ops[op.index()]
     }

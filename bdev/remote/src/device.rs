@@ -51,6 +51,7 @@ struct Promise {
     write_zeroes: bool,
     unmap: bool,
     fused: bool,
+    verify: bool,
 }
 
 impl Promise {
@@ -62,6 +63,7 @@ impl Promise {
             max_blocks: blocks(link.max_transfer_bytes.into()) as u32,
             // One number for both; ranges of Dataset Management have 32 bits.
             max_unmap_blocks: blocks(link.write_zeroes_bytes),
+            max_verify_blocks: blocks(link.verify_bytes) as u32,
             atomic_blocks: namespace.atomic_blocks.max(1),
             optimal_boundary_blocks: namespace.optimal_boundary_blocks,
             volatile_cache: link.volatile_cache,
@@ -78,6 +80,7 @@ impl Promise {
             write_zeroes: oncs.contains(Oncs::WRITE_ZEROES),
             unmap: oncs.contains(Oncs::DATASET_MANAGEMENT),
             fused: compare && link.fused_compare_and_write,
+            verify: oncs.contains(Oncs::VERIFY),
         }
     }
 
@@ -89,6 +92,7 @@ impl Promise {
             (self.write_zeroes && !now.write_zeroes, "write zeroes"),
             (self.unmap && !now.unmap, "dataset management"),
             (self.fused && !now.fused, "fused compare-and-write"),
+            (self.verify && !now.verify, "verify"),
             (
                 is.volatile_cache && !was.volatile_cache,
                 "no volatile cache",
@@ -107,6 +111,11 @@ impl Promise {
                 u64::from(is.max_blocks),
             ),
             ("write zeroes", was.max_unmap_blocks, is.max_unmap_blocks),
+            (
+                "verify",
+                was.max_verify_blocks.into(),
+                is.max_verify_blocks.into(),
+            ),
             (
                 "atomic write",
                 was.atomic_blocks.into(),
@@ -241,6 +250,7 @@ impl Bdev for RemoteBdev {
             Op::WriteZeroes => self.promise.write_zeroes,
             // A controller may refuse to copy blocks onto part of themselves; devices here must not.
             Op::Copy => false,
+            Op::Verify => self.promise.verify,
         };
         match does {
             true => Support::Native,

@@ -121,8 +121,9 @@ impl Bdev for Volume {
         match op {
             Op::Read | Op::Write | Op::Flush | Op::Unmap | Op::WriteZeroes => Support::Native,
             // Of single reads and writes, by the layer above: so that a comparison is made once, and
-            // not by each member for itself.
-            Op::Compare | Op::CompareAndWrite | Op::Copy => Support::No,
+            // not by each member for itself; and so that a verify that meets a bad block is a read that
+            // does, which takes another member and puts the block right.
+            Op::Compare | Op::CompareAndWrite | Op::Copy | Op::Verify => Support::No,
         }
     }
 

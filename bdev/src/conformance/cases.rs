@@ -31,6 +31,7 @@ pub(super) const ALL: &[Case] = &[
     ("compare", compare),
     ("compare and write", compare_and_write),
     ("copy", copy),
+    ("verify", verify),
     ("a read-only device refuses writes", read_only),
     ("a dropped queue returns every buffer", drop_in_flight),
     ("an idle queue lets its reactor sleep", idle),
@@ -160,6 +161,7 @@ fn out_of_range(subject: &Subject) {
         Op::Compare,
         Op::CompareAndWrite,
         Op::Copy,
+        Op::Verify,
     ];
     for op in ops.into_iter().filter(|op| subject.does(*op)) {
         for (lba, blocks) in [
@@ -201,6 +203,7 @@ fn no_blocks(subject: &Subject) {
         Op::WriteZeroes,
         Op::Compare,
         Op::Copy,
+        Op::Verify,
     ];
     for op in ops.into_iter().filter(|op| subject.does(*op)) {
         let io = rig.io(op, total, 0).source(0);
@@ -486,6 +489,32 @@ fn copy(subject: &Subject) {
                 "{blocks} blocks from {from} to {to}"
             );
         }
+    }
+}
+
+fn verify(subject: &Subject) {
+    if !subject.does(Op::Verify) {
+        return;
+    }
+    let mut rig = Rig::new(subject);
+    let total = rig.geometry.blocks;
+    let most = subject.device.limits().max_verify_blocks;
+    let before = match subject.writable() {
+        true => fill(&mut rig, 0, 32, 0x3e),
+        false => read_range(&mut rig, 0, 32),
+    };
+    // More than a bounce buffer holds, and than most devices read at once.
+    let many = (total - 1).min(4096) as u32;
+    for (lba, blocks) in [(0, 1), (3, 29), (total - 1, 1), (1, many)] {
+        let blocks = blocks.min(most);
+        let io = rig.io(Op::Verify, lba, blocks);
+        let completion = rig.run(io);
+        let what = format!("{blocks} blocks at {lba}");
+        assert_eq!(completion.status, Status::Ok, "{what}");
+        assert!(completion.data.is_empty() && completion.lent.is_none());
+    }
+    if subject.keeps_data {
+        assert!(read_range(&mut rig, 0, 32) == before, "nothing changes");
     }
 }
 

@@ -175,7 +175,7 @@ fn make(
             expected.source = Some((io.source_lba, io.source_lba + u64::from(blocks)));
         }
         Op::Flush => (expected.end, expected.writes) = (expected.first, false),
-        Op::Unmap | Op::WriteZeroes => {}
+        Op::Unmap | Op::WriteZeroes | Op::Verify => {}
     }
     if wrong && matches!(op, Op::Compare | Op::CompareAndWrite) {
         expected.status = Status::Miscompare;

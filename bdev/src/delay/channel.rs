@@ -59,8 +59,8 @@ impl Channel {
     fn choose(&mut self, op: Op) -> Option<Latency> {
         let slow = self.random.below(100) == 0;
         match op {
-            Op::Read | Op::Compare if slow => Some(Latency::P99Read),
-            Op::Read | Op::Compare => Some(Latency::AvgRead),
+            Op::Read | Op::Compare | Op::Verify if slow => Some(Latency::P99Read),
+            Op::Read | Op::Compare | Op::Verify => Some(Latency::AvgRead),
             Op::Flush | Op::Unmap => None,
             _ if slow => Some(Latency::P99Write),
             _ => Some(Latency::AvgWrite),

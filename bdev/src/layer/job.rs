@@ -8,7 +8,7 @@
 //!
 //! Pieces of a native operation go out up to [`WINDOW`] at a time, each with its own part of the
 //! buffers; the parts are joined again in order. What has to be read first (compare, copy, the first
-//! half of a compare-and-write) goes one piece at a time through a bounce buffer.
+//! half of a compare-and-write), or read at all (verify), goes one piece at a time through a bounce buffer.
 
 use arrayvec::ArrayVec;
 use nacre_hugepages::{Buf, Pool};
@@ -99,6 +99,8 @@ enum Part {
     ReadToCompare,
     /// Fills the bounce buffer to write it.
     ReadToWrite,
+    /// Fills the bounce buffer, for nobody.
+    ReadToDrop,
     /// Has the bounce buffer.
     WriteBounce,
     /// Has shared handles that nobody needs back.
@@ -197,6 +199,7 @@ impl Job {
                 Recipe::WriteZeroBuffer => self.next_zeroes(shape, memory),
                 Recipe::ReadAndCompare => self.next_read(Part::ReadToCompare, shape, memory, pool),
                 Recipe::ReadAndWrite => self.next_read(Part::ReadToWrite, shape, memory, pool),
+                Recipe::ReadAndDrop => self.next_read(Part::ReadToDrop, shape, memory, pool),
                 Recipe::Swap if self.writing => self.next_new_data(shape),
                 Recipe::Swap if shape.native(Op::Compare) => self.next_expected(shape),
                 Recipe::Swap => self.next_read(Part::ReadToCompare, shape, memory, pool),
@@ -254,7 +257,7 @@ impl Job {
                 true => self.bounce.filled = data.pop(),
                 false => self.give_back(data.pop(), memory),
             },
-            Part::WriteBounce => self.give_back(data.pop(), memory),
+            Part::ReadToDrop | Part::WriteBounce => self.give_back(data.pop(), memory),
         }
         if self.status.is_ok() {
             self.status = status;
@@ -354,7 +357,7 @@ impl Job {
                     self.data = child.data;
                 }
                 // The bounce buffer returns to the pool, or to the reserve, with the job.
-                Part::ReadToCompare | Part::ReadToWrite | Part::WriteBounce => {
+                Part::ReadToCompare | Part::ReadToWrite | Part::ReadToDrop | Part::WriteBounce => {
                     self.bounce.filled = io.data.into_iter().next();
                 }
                 Part::Shared => {}

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! What it does: holds back what the device's limits do not admit yet; refuses what lies outside the device; splits what is larger than the module takes or
-//! crosses its boundaries; emulates compare, compare-and-write, write zeroes, copy, and FUA by a
+//! crosses its boundaries; emulates compare, compare-and-write, write zeroes, copy, verify, and FUA by a
 //! flush; holds children back while the module is busy. What it does not do: unmap in the place of a
 //! module that cannot (a host asks for it to release space; writing zeroes would do the opposite), and
 //! retry (only the user above knows whether another path is better).
@@ -199,6 +199,7 @@ impl Bdev for Layer {
         Limits {
             max_blocks: u32::MAX,
             max_unmap_blocks: u64::MAX,
+            max_verify_blocks: u32::MAX,
             lend_blocks: self.shape.lend_blocks,
             ..limits
         }

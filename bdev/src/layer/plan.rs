@@ -11,6 +11,7 @@ pub(super) struct Shape {
     pub block_size: u32,
     pub max_blocks: u32,
     pub max_unmap_blocks: u64,
+    pub max_verify_blocks: u32,
     /// 0: none.
     pub boundary_blocks: u32,
     pub read_only: bool,
@@ -43,6 +44,8 @@ pub(super) enum Recipe {
     Swap,
     /// Copy: reads and writes piece by piece.
     ReadAndWrite,
+    /// Verify: reads piece by piece, and drops what it read.
+    ReadAndDrop,
 }
 
 impl Shape {
@@ -52,6 +55,7 @@ impl Shape {
             block_size: bdev.geometry().block_size,
             max_blocks: limits.max_blocks.max(1),
             max_unmap_blocks: limits.max_unmap_blocks.max(1),
+            max_verify_blocks: limits.max_verify_blocks.max(1),
             boundary_blocks: limits.optimal_boundary_blocks,
             read_only: limits.read_only,
             volatile_cache: limits.volatile_cache,
@@ -79,7 +83,7 @@ impl Shape {
             // Without a cache everything that completed is where it will stay.
             Op::Flush => !self.volatile_cache,
             Op::WriteZeroes => write,
-            Op::Compare => read,
+            Op::Compare | Op::Verify => read,
             Op::CompareAndWrite | Op::Copy => read && write,
         };
         match (self.native(op), emulated) {
@@ -91,9 +95,15 @@ impl Shape {
 
     /// Whether an operation needs bounce memory.
     pub fn bounces(&self) -> bool {
-        [Op::WriteZeroes, Op::Compare, Op::CompareAndWrite, Op::Copy]
-            .iter()
-            .any(|op| self.support(*op) == Support::Emulated)
+        [
+            Op::WriteZeroes,
+            Op::Compare,
+            Op::CompareAndWrite,
+            Op::Copy,
+            Op::Verify,
+        ]
+        .iter()
+        .any(|op| self.support(*op) == Support::Emulated)
     }
 
     pub fn bytes(&self, blocks: u32) -> usize {
@@ -114,6 +124,7 @@ impl Shape {
             }
             Op::Flush | Op::CompareAndWrite => return left,
             Op::Copy => return left.min(self.max_blocks),
+            Op::Verify => return left.min(self.max_verify_blocks),
             Op::Read | Op::Write | Op::Compare => left.min(self.max_blocks),
         };
         match self.boundary_blocks {
@@ -181,6 +192,7 @@ impl Shape {
             Op::Compare => Recipe::ReadAndCompare,
             Op::CompareAndWrite => Recipe::Swap,
             Op::Copy => Recipe::ReadAndWrite,
+            Op::Verify => Recipe::ReadAndDrop,
             _ => {
                 let deallocate =
                     io.flags.contains(Flags::DEALLOCATE) && !io.flags.contains(Flags::FUA);
@@ -201,7 +213,7 @@ impl Shape {
             Op::CompareAndWrite => {
                 io.data.len() == 2 && io.data.iter().map(Buf::len).all(|len| len == bytes)
             }
-            Op::Flush | Op::Unmap | Op::WriteZeroes | Op::Copy => true,
+            Op::Flush | Op::Unmap | Op::WriteZeroes | Op::Copy | Op::Verify => true,
         }
     }
 }

@@ -150,11 +150,13 @@ impl Channel {
             disk.bad_block = None;
             return Status::medium_error(io.op);
         }
-        let boundary = u64::from(self.poor.limits.optimal_boundary_blocks);
-        assert!(
-            io.blocks <= self.poor.limits.max_blocks,
-            "larger than it takes"
-        );
+        let limits = &self.poor.limits;
+        // What moves no data has no boundaries.
+        let (most, boundary) = match io.op {
+            Op::Verify => (limits.max_verify_blocks, 0),
+            _ => (limits.max_blocks, limits.optimal_boundary_blocks.into()),
+        };
+        assert!(io.blocks <= most, "larger than it takes");
         assert!(
             boundary == 0 || io.blocks == 0 || io.lba / boundary == (blocks.end - 1) / boundary,
             "crosses its boundary"

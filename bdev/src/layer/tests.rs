@@ -171,6 +171,25 @@ fn split() {
     assert_eq!((data[0].len(), data[1].len()), (2 * BLOCK, 5 * BLOCK));
 }
 
+/// A verify is read where the module reads at best, and nobody gets what was read; one that the module does is cut at
+/// its limit, and at no boundary.
+#[test]
+fn verifies() {
+    let mut poor = Poor::new(1);
+    poor.limits.max_verify_blocks = 5;
+    let mut rig = Rig::new(poor.clone());
+    let (status, data) = rig.run(Io::new(1, Op::Verify, 6, 7));
+    assert_eq!((status, data.len()), (Status::Ok, 0));
+    let read = [(Op::Read, 6, 2), (Op::Read, 8, 3), (Op::Read, 11, 2)];
+    assert_eq!(rig.poor.asked(), read);
+    poor.native.push(Op::Verify);
+    let mut rig = Rig::new(poor);
+    assert_eq!(rig.run(Io::new(1, Op::Verify, 6, 7)).0, Status::Ok);
+    let mut asked = rig.poor.asked();
+    asked.sort_unstable_by_key(|(_, lba, _)| *lba);
+    assert_eq!(asked, [(Op::Verify, 6, 5), (Op::Verify, 11, 2)]);
+}
+
 /// A piece that fails fails the whole, once nothing is under way any more; everything comes back.
 #[test]
 fn a_piece_fails() {
@@ -214,6 +233,7 @@ fn abort_in_pieces() {
         Op::Compare,
         Op::CompareAndWrite,
         Op::Copy,
+        Op::Verify,
     ] {
         for turns in 0..12 {
             let mut rig = Rig::new(Poor::new(turns));
@@ -393,7 +413,7 @@ fn announces() {
     assert_eq!(
         supports,
         [
-            native, native, native, no, emulated, emulated, emulated, emulated
+            native, native, native, no, emulated, emulated, emulated, emulated, emulated
         ]
     );
     let limits = rig.layer.limits();

@@ -73,7 +73,8 @@ impl Channel {
                 memory.copy_within(self.offset(io.source_lba), at, bytes);
             }
             Op::CompareAndWrite => return Status::Unsupported,
-            Op::Flush => {}
+            // Memory that can be reached can be read.
+            Op::Flush | Op::Verify => {}
         }
         Status::Ok
     }

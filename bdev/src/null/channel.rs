@@ -45,7 +45,7 @@ impl Channel {
                 }
                 Status::Ok
             }
-            Op::Read | Op::Write | Op::Unmap | Op::WriteZeroes => Status::Ok,
+            Op::Read | Op::Write | Op::Unmap | Op::WriteZeroes | Op::Verify => Status::Ok,
         }
     }
 }

@@ -118,7 +118,9 @@ impl Bdev for Null {
 
     fn supports(&self, op: Op) -> Support {
         match op {
-            Op::Read | Op::Write | Op::Flush | Op::Unmap | Op::WriteZeroes => Support::Native,
+            Op::Read | Op::Write | Op::Flush | Op::Unmap | Op::WriteZeroes | Op::Verify => {
+                Support::Native
+            }
             Op::Compare | Op::CompareAndWrite | Op::Copy => Support::No,
         }
     }

@@ -234,7 +234,7 @@ impl Bdev for UringBdev {
             Op::WriteZeroes => {
                 writable && (self.block.is_some() || self.punch.load(Ordering::Relaxed))
             }
-            Op::Compare | Op::CompareAndWrite | Op::Copy => false,
+            Op::Compare | Op::CompareAndWrite | Op::Copy | Op::Verify => false,
         };
         if native { Support::Native } else { Support::No }
     }

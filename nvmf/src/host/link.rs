@@ -49,6 +49,7 @@ pub struct LinkState {
     pub max_transfer_bytes: u32,
     pub max_dsm_ranges: u32,
     pub write_zeroes_bytes: u64,
+    pub verify_bytes: u64,
     pub oncs: u16,
     /// Compare and Write can be fused.
     pub fused_compare_and_write: bool,

@@ -251,6 +251,7 @@ fn command(io: &Io, nsid: u32) -> Sqe {
         Op::Read => rw(opcode::READ, fua),
         Op::Write => rw(opcode::WRITE, fua),
         Op::Compare => rw(opcode::COMPARE, false),
+        Op::Verify => rw(opcode::VERIFY, false),
         Op::CompareAndWrite => {
             let mut sqe = rw(opcode::COMPARE, false);
             sqe.set_fuse(Fuse::First);

@@ -35,13 +35,6 @@ pub(crate) struct Device {
     listed: bool,
 }
 
-impl Device {
-    /// Bytes per block.
-    pub fn block_size(&self) -> usize {
-        self.namespace.geometry().block_size as usize
-    }
-}
-
 pub(crate) struct Devices {
     core: usize,
     slots: Vec<Option<Device>>,

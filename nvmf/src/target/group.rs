@@ -607,7 +607,7 @@ fn note_error(qp: &QueuePair, index: ReqIndex, status: StatusCode) {
     };
     let request = &qp.requests[index];
     let lba = match request.plan {
-        Plan::Single { lba, .. } | Plan::Verify { lba, .. } => lba,
+        Plan::Single { lba, .. } => lba,
         _ => 0,
     };
     association.record_error(ErrorRecord {

@@ -49,12 +49,6 @@ pub(crate) enum Plan {
         ranges: u32,
         flags: Flags,
     },
-    /// Verify: reads in chunks, the data is dropped.
-    Verify {
-        lba: u64,
-        blocks: u32,
-        chunk: u32,
-    },
     Reservation(Ask),
     /// An admin or fabrics command.
     Admin {
@@ -86,8 +80,6 @@ pub(crate) struct IoLimits {
     pub copy_blocks: u32,
     pub write_zeroes_bytes: u64,
     pub verify_bytes: u64,
-    /// Bytes that one chunk of a Verify reads.
-    pub verify_chunk_bytes: u32,
 }
 
 impl IoLimits {
@@ -103,7 +95,6 @@ impl IoLimits {
             copy_blocks: u32::from(config.copy_blocks.max(1)),
             write_zeroes_bytes: told(config.write_zeroes_bytes),
             verify_bytes: told(config.verify_bytes),
-            verify_chunk_bytes: max_transfer_bytes.min(128 * 1024),
         }
     }
 }
@@ -283,8 +274,13 @@ fn verify(sqe: &Sqe, geometry: &Geometry, limits: &IoLimits) -> Result<Plan, Sta
     if bytes_of(blocks, geometry) > limits.verify_bytes {
         return Err(StatusCode::INVALID_FIELD.with_dnr());
     }
-    let chunk = (limits.verify_chunk_bytes / geometry.block_size).max(1);
-    Ok(Plan::Verify { lba, blocks, chunk })
+    Ok(Plan::Single {
+        op: Op::Verify,
+        flags: Flags::empty(),
+        lba,
+        blocks,
+        bytes: 0,
+    })
 }
 
 fn copy(sqe: &Sqe, namespace: &Namespace, limits: &IoLimits) -> Result<Plan, StatusCode> {

@@ -53,7 +53,7 @@ impl Group {
         let gate = namespace.reservation.gate();
         if gate != 0 {
             let need = match op {
-                Op::Read | Op::Compare => Rights::Read,
+                Op::Read | Op::Compare | Op::Verify => Rights::Read,
                 _ => Rights::ReadWrite,
             };
             let host = || qp.association.as_ref().map_or([0; 16], |a| a.hostid);
@@ -88,7 +88,6 @@ impl Group {
             Plan::Single { .. } | Plan::Flush { all: false } => 1,
             Plan::Flush { all: true } => qp.view.iter().count() as u32,
             Plan::Deallocate { ranges } | Plan::Copy { ranges, .. } => ranges,
-            Plan::Verify { blocks, chunk, .. } => blocks.div_ceil(chunk),
             Plan::Hints { .. } | Plan::None | Plan::Admin { .. } | Plan::Reservation(_) => 0,
         };
         if let Plan::Deallocate { .. } | Plan::Copy { .. } = request.plan
@@ -159,7 +158,7 @@ impl Group {
             .ok_or(StatusCode::INTERNAL_PATH_ERROR)
     }
 
-    /// `false`: the device is full, or (a verify) there is no buffer; nothing changed.
+    /// `false`: the device is full; nothing changed.
     fn submit_child(&mut self, q: u32, index: ReqIndex, slot: usize) -> bool {
         let qp = self.queues[q as usize].as_mut().expect("queue pair");
         let fused = (qp.requests[index].sqe.fuse() == Fuse::Second)
@@ -197,33 +196,12 @@ impl Group {
                     .flags(flags)
                     .source(source)
             }
-            Plan::Verify { lba, blocks, chunk } => {
-                let done = child * chunk;
-                Io::new(
-                    token,
-                    Op::Read,
-                    lba + u64::from(done),
-                    chunk.min(blocks - done),
-                )
-            }
             Plan::Hints { .. } | Plan::None | Plan::Admin { .. } | Plan::Reservation(_) => {
                 unreachable!("a command without children")
             }
         };
-        match request.plan {
-            Plan::Single { .. } => io.data.extend(request.data.take()),
-            Plan::Verify { .. } => {
-                // One chunk at a time, so that one buffer serves the whole command.
-                if request.inflight > 0 {
-                    return false;
-                }
-                let bytes = io.blocks as usize * self.devices.device(slot).block_size();
-                match self.pools.io.acquire(bytes) {
-                    Some(buf) => io.data.push(buf),
-                    None => return false,
-                }
-            }
-            _ => {}
+        if let Plan::Single { .. } = request.plan {
+            io.data.extend(request.data.take());
         }
         if let Some(first) = fused {
             // Compare data first, then what to write.

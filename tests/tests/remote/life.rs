@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nacre_bdev::{Bdev, Op, Status, malloc};
+use nacre_bdev::{Bdev, Op, Status, Support, malloc};
 use nacre_bdev_remote::{NoQueue, Select, State};
 use nacre_hugepages::{ClassSpec, Pool};
 use nacre_tests::target::{SUBNQN, TestTarget, nqn, ram};
@@ -62,6 +62,8 @@ fn as_the_target_has_it() {
     let limits = module.limits();
     // Deallocation is advice to a target; zeroes are zeroes.
     assert!(!limits.unmap_zeroes && limits.zeroes_deallocate && !limits.read_only);
+    assert_eq!(module.supports(Op::Verify), Support::Native);
+    assert!(limits.max_verify_blocks > limits.max_blocks);
     assert!(limits.max_blocks > 1 && limits.max_blocks <= 1 << 16);
 }
 

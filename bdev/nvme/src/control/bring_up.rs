@@ -59,6 +59,7 @@ pub(crate) struct Facts {
     pub delays: [Duration; 4],
     /// Limits of commands that MDTS does not limit.
     pub wzsl: u8,
+    pub vsl: u8,
     pub dmrsl: u32,
     pub dmsl: u64,
     pub elpe: u8,
@@ -324,6 +325,7 @@ impl Controller {
                 tenths(said.crdt3.get()),
             ],
             wzsl: nvm.wzsl,
+            vsl: nvm.vsl,
             dmrsl: nvm.dmrsl.get(),
             dmsl: nvm.dmsl.get(),
             elpe: said.elpe,

@@ -254,6 +254,7 @@ fn describe(
     ops[Op::CompareAndWrite.index()] =
         has(Oncs::COMPARE) && facts.fuses & FUSES_COMPARE_AND_WRITE != 0;
     ops[Op::Copy.index()] = copy.is_some();
+    ops[Op::Verify.index()] = has(Oncs::VERIFY);
     if protected {
         // They would need the tags of what is there.
         for op in [Op::Compare, Op::CompareAndWrite, Op::Copy] {
@@ -278,6 +279,7 @@ fn describe(
     let limits = Limits {
         max_blocks,
         max_unmap_blocks: range_limit(facts, shift),
+        max_verify_blocks: verify_limit(facts, shift),
         atomic_blocks: atomic_blocks(facts, said, nsfeat),
         optimal_boundary_blocks: boundary(said, max_blocks),
         unmap_granularity_blocks: granularity(said.npdg.get()),
@@ -337,6 +339,15 @@ fn range_limit(facts: &Facts, shift: u32) -> u64 {
         }
     }
     most.max(1)
+}
+
+/// Of a verify. Where the controller does not say, no more than of a read: some take a verify for one.
+fn verify_limit(facts: &Facts, shift: u32) -> u32 {
+    let bytes = match facts.vsl {
+        0 => Some(u64::from(facts.max_transfer)),
+        vsl => facts.page_bytes_min.checked_shl(vsl.into()),
+    };
+    (bytes.unwrap_or(u64::MAX) >> shift).clamp(1, NLB_MAX) as u32
 }
 
 /// What is written whole even if the power fails, wherever it begins.

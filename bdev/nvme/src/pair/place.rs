@@ -113,7 +113,7 @@ impl Pair {
                 let bounce = &mut slot.bounce;
                 point(grant, at, &io.data, bytes, fill, bounce, &lane.pool, list)?
             }
-            Op::Flush | Op::WriteZeroes | Op::CompareAndWrite => Pointer::NONE,
+            Op::Flush | Op::WriteZeroes | Op::CompareAndWrite | Op::Verify => Pointer::NONE,
             Op::Unmap => unmap_range(grant, at, io),
             Op::Copy => {
                 let (from, to, piece) =
@@ -320,6 +320,7 @@ fn admit_others(device: &NvmeBdev, io: &Io, source_inside: bool) -> Option<Statu
     }
     let most = match io.op {
         Op::Unmap | Op::WriteZeroes => device.max_range_blocks(),
+        Op::Verify => device.max_verify_blocks().into(),
         _ => u64::from(device.max_blocks()),
     };
     if u64::from(io.blocks) > most {

@@ -67,7 +67,7 @@ impl Bdev for Device {
             Op::Read | Op::Write | Op::Flush => true,
             Op::Unmap => inner.traits.unmaps,
             Op::WriteZeroes => inner.traits.writes_zeroes,
-            Op::Compare | Op::CompareAndWrite | Op::Copy => false,
+            Op::Compare | Op::CompareAndWrite | Op::Copy | Op::Verify => false,
         };
         match native {
             true => Support::Native,

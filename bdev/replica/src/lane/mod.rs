@@ -285,7 +285,9 @@ impl Lane {
         match io.op {
             Op::Flush => return None,
             Op::Read | Op::Write | Op::Unmap | Op::WriteZeroes => {}
-            Op::Compare | Op::CompareAndWrite | Op::Copy => return Some(Status::Unsupported),
+            Op::Compare | Op::CompareAndWrite | Op::Copy | Op::Verify => {
+                return Some(Status::Unsupported);
+            }
         }
         let end = io.lba.checked_add(u64::from(io.blocks));
         if end.is_none_or(|end| end > self.volume.blocks()) {

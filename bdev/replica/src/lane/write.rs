@@ -369,6 +369,6 @@ impl Lane {
 }
 
 const _: () = assert!(
-    Op::COUNT == 8,
+    Op::COUNT == 9,
     "a new operation: say whether it is fanned out"
 );

@@ -106,6 +106,7 @@ impl Controller {
             state.volatile_cache = identify.vwc & vwc::PRESENT != 0;
             state.max_dsm_ranges = 256;
             state.write_zeroes_bytes = max;
+            state.verify_bytes = max;
             state.io_queues = 0;
         });
         self.identify = Some(Box::new(identify));
@@ -118,9 +119,15 @@ impl Controller {
         };
         let page = self.cap.page_bytes_min();
         self.link.change(|state| {
-            if nvm.wzsl != 0 {
-                state.write_zeroes_bytes =
-                    page.checked_shl(u32::from(nvm.wzsl)).unwrap_or(u64::MAX);
+            let limit = |exponent: u8| {
+                let bytes = page.checked_shl(exponent.into()).unwrap_or(u64::MAX);
+                (exponent != 0).then_some(bytes)
+            };
+            if let Some(bytes) = limit(nvm.wzsl) {
+                state.write_zeroes_bytes = bytes;
+            }
+            if let Some(bytes) = limit(nvm.vsl) {
+                state.verify_bytes = bytes;
             }
             if nvm.dmrl != 0 {
                 state.max_dsm_ranges = u32::from(nvm.dmrl);

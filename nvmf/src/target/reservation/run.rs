@@ -403,10 +403,9 @@ impl Group {
 fn needs(plan: &Plan) -> Option<Rights> {
     match plan {
         Plan::Single {
-            op: DeviceOp::Read | DeviceOp::Compare,
+            op: DeviceOp::Read | DeviceOp::Compare | DeviceOp::Verify,
             ..
-        }
-        | Plan::Verify { .. } => Some(Rights::Read),
+        } => Some(Rights::Read),
         // Copy reads, too: whoever may write may do that.
         Plan::Single { .. }
         | Plan::Flush { .. }

@@ -312,6 +312,38 @@ fn compare_verify_and_flush() {
     }
 }
 
+/// A verify that meets a block that cannot be read says what a read would, whether the device or the layer does it.
+#[test]
+fn verify_meets_a_bad_block() {
+    use nacre_bdev::fault::{self, Action, Fault};
+    use nacre_bdev::{Op, registry::Registry};
+    let registry = Registry::new();
+    let base = ram();
+    let base_name = base.name().to_owned();
+    registry.register(base).unwrap();
+    let config = fault::Config {
+        base_name,
+        uuid: None,
+    };
+    let device = fault::create(config, &registry).unwrap();
+    let failing = Fault {
+        range: Some((100, 1)),
+        ..Fault::new(Action::FailMedium).on(&[Op::Verify])
+    };
+    device.inject(failing).unwrap();
+    let mut rig = Rig::with_bdev(device);
+    let io = rig.io();
+    for (lba, blocks, expected) in [
+        (0, 100, StatusCode::SUCCESS),
+        (90, 20, StatusCode::UNRECOVERED_READ_ERROR),
+        (101, 1947, StatusCode::SUCCESS),
+    ] {
+        let cid = rig.cid();
+        let verify = ReadWrite::new(lba, blocks).to_sqe(opcode::VERIFY, cid, 1);
+        assert_eq!(rig.status(io, verify, &[]).code(), expected, "{lba}");
+    }
+}
+
 /// Sends a fused pair; the target fetches both halves' data.
 fn fused(rig: &mut Rig, io: ConnId, lba: u64, expected: &[u8], new: &[u8]) -> Vec<StatusCode> {
     let (a, b) = (rig.cid(), rig.cid());

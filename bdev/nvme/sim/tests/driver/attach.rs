@@ -388,13 +388,19 @@ fn logs() {
     rig.drive.spoil_block(1, 5);
     let read = rig.read(5, 1);
     assert_eq!(rig.status(&mut *queue, read), Status::ReadError);
+    let (whole, spoilt) = (rig.io(Op::Verify, 0, 5), rig.io(Op::Verify, 1, 5));
+    assert_eq!(rig.status(&mut *queue, whole), Status::Ok);
+    assert_eq!(rig.status(&mut *queue, spoilt), Status::ReadError);
     let asked = controller.clone();
     let log = rig
         .core
         .block_on(async move { asked.error_log(8).await })
         .unwrap();
     let newest = &log[0];
-    assert_eq!((newest.sct, newest.sc, newest.opcode), (2, 0x81, io::READ));
+    assert_eq!(
+        (newest.sct, newest.sc, newest.opcode),
+        (2, 0x81, io::VERIFY)
+    );
     drop(bdev);
     rig.end(&controller, queue);
 }
