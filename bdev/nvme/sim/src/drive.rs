@@ -99,6 +99,10 @@ impl Drive {
         self.lock().pull(keep);
     }
 
+    pub fn is_present(&self) -> bool {
+        self.lock().present
+    }
+
     /// The system tells that it will be pulled.
     pub fn announce_removal(&self) {
         self.lock().leaving = true;

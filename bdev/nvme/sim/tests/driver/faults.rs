@@ -290,6 +290,81 @@ fn a_drive_that_lies() {
     }
 }
 
+/// Goal: what the driver does not need of an answer (the queue's identifier and its head) may be wrong, without any harm.
+#[test]
+fn answers_that_are_a_little_wrong() {
+    let mut rig = Rig::new(Config {
+        queue_entries: 8,
+        ..Config::default()
+    });
+    let (controller, _bdev, mut queue) = rig.one(Options::new("nvme0"));
+    for action in [
+        Action::WrongSqid(1),
+        Action::WrongSqid(0xfff0),
+        Action::WrongHead(3),
+        Action::WrongHead(0xfff0),
+    ] {
+        rig.drive.inject(Rule::always(Target::Io, action));
+        // Several times around the queue.
+        for round in 0..8u8 {
+            for lba in 0..7 {
+                let write = rig.write(lba, 1, round);
+                rig.submit(&mut *queue, write);
+            }
+            assert_eq!(rig.settle(&mut *queue), [Status::Ok; 7], "{action:?}");
+            assert_eq!(rig.values(&mut *queue, 0, 7), [round; 7], "{action:?}");
+        }
+        rig.drive.heal();
+    }
+    let status = controller.status();
+    assert_eq!(
+        (
+            status.resets,
+            status.timeouts,
+            status.protocol_errors,
+            status.resubmitted
+        ),
+        (0, 0, 0, 0)
+    );
+    rig.end(&controller, queue);
+}
+
+/// Goal: a status is told although the drive did what it was asked; if it asks for a repetition, doing it twice is as
+/// doing it once, and what is not so is not repeated.
+#[test]
+fn done_and_yet_an_error() {
+    let mut rig = Rig::new(Config::default());
+    let (controller, _bdev, mut queue) = rig.one(Options::new("nvme0"));
+    let write_op = Target::IoOp(io::WRITE);
+    let failed = Action::DoneButStatus(StatusCode::WRITE_FAULT);
+    rig.drive.inject(Rule::next(write_op, failed));
+    let write = rig.write(3, 2, 7);
+    assert_eq!(rig.status(&mut *queue, write), Status::WriteError);
+    assert_eq!(rig.values(&mut *queue, 3, 2), [7, 7]);
+    assert_eq!(controller.status().resubmitted, 0);
+
+    let again = Action::DoneButStatus(StatusCode::COMMAND_INTERRUPTED);
+    rig.drive.inject(Rule::next(write_op, again).times(2));
+    let write = rig.write(3, 2, 8);
+    assert_eq!(rig.status(&mut *queue, write), Status::Ok);
+    rig.drive.inject(Rule::next(Target::IoOp(io::COPY), again));
+    let copy = rig.io(Op::Copy, 10, 4).source(2);
+    assert_eq!(rig.status(&mut *queue, copy), Status::Ok);
+    assert_eq!(rig.values(&mut *queue, 10, 4), [0, 8, 8, 0]);
+    assert_eq!(controller.status().resubmitted, 3);
+
+    // A second comparison would meet what the first one wrote: whoever asked decides whether to try again.
+    let before = rig.drive.stats().fused;
+    rig.drive.inject(Rule::next(write_op, again));
+    let (old, new) = (rig.buf(512, 8), rig.buf(512, 9));
+    let swap = rig.io(Op::CompareAndWrite, 3, 1).with(old).with(new);
+    assert_eq!(rig.status(&mut *queue, swap), Status::Retry);
+    assert_eq!(rig.drive.stats().fused, before + 1);
+    assert_eq!(rig.values(&mut *queue, 3, 1), [9]);
+    assert_eq!(controller.status().resubmitted, 3);
+    rig.end(&controller, queue);
+}
+
 /// Goal: an I/O that its owner gives up ends as aborted, or as if nothing was asked; and a queue that is dropped with
 /// I/O in flight keeps its buffers until the drive is done with them.
 #[test]

@@ -1,6 +1,7 @@
 //! The driver against a simulated drive, in virtual time: its life, and everything that can go wrong.
 
 mod attach;
+mod everything;
 mod faults;
 mod health;
 mod namespaces;

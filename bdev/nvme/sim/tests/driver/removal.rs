@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_bdev::{Bdev, Op, Status};
-use nacre_bdev_nvme::{AttachError, Event, Function, Options, State};
+use nacre_bdev_nvme::{AttachError, ControlError, Event, Function, Options, State};
 use nacre_bdev_nvme_sim::{Action, Config, Drive, Keep, Rule, Target};
 
 use super::rig::Rig;
@@ -92,6 +92,139 @@ fn pulled_at_any_command() {
     rig.detach(&controller);
     assert_eq!(controller.status().state, State::Detached);
     rig.drive.check();
+}
+
+/// Goal: the same at every admin command there is: of the way up, of a reset, of the way back. Method: the drive goes at the
+/// first, the second, and so on, until there are no more.
+#[test]
+fn pulled_at_every_admin_command() {
+    let pulled = |at| Rule::next(Target::Admin, Action::Pulled).after(at);
+    let mut last = 0;
+    for at in 0.. {
+        let mut rig = Rig::new(Config::default());
+        rig.drive.inject(pulled(at));
+        let began = rig.core.now();
+        let Err(error) = rig.try_attach(Options::new("a")) else {
+            break;
+        };
+        let told = matches!(
+            error,
+            AttachError::Control(ControlError::Gone) | AttachError::Gone { .. }
+        );
+        assert!(told, "at {at}: {error}");
+        assert!(
+            rig.core.now().since(began) < Duration::from_secs(10),
+            "at {at}"
+        );
+        rig.drive.check();
+        last = at;
+    }
+    assert!(last > 8, "{last} commands are too few");
+
+    for again in [false, true] {
+        for at in 0.. {
+            let mut rig = Rig::new(Config::default());
+            let (controller, _bdev, mut queue) = rig.one(Options::new("nvme0"));
+            let write = rig.write(0, 1, 7).flags(nacre_bdev::Flags::FUA);
+            assert_eq!(rig.status(&mut *queue, write), Status::Ok);
+            if again {
+                rig.drive.pull(Keep::Nothing);
+                rig.until(&mut *queue, |_| controller.status().state == State::Removed);
+            }
+            rig.drive.inject(pulled(at));
+            let function = again.then(|| rig.drive.plug());
+            let asked = controller.clone();
+            let came = rig.core.block_on(async move {
+                match function {
+                    Some(function) => asked.returned(function).await.is_ok(),
+                    None => asked.reset().await.is_ok(),
+                }
+            });
+            rig.turn(&mut *queue);
+            let present = rig.drive.is_present();
+            if !present {
+                rig.until(&mut *queue, |_| controller.status().state == State::Removed);
+                let read = rig.read(0, 1);
+                assert_eq!(rig.status(&mut *queue, read), Status::Gone, "at {at}");
+                rig.drive.heal();
+                let function: Arc<dyn Function> = rig.drive.plug();
+                let back = controller.clone();
+                let returned = rig
+                    .core
+                    .block_on(async move { back.returned(function).await });
+                assert!(
+                    returned.is_ok(),
+                    "at {at}: {:?}",
+                    returned.err().map(|e| e.to_string())
+                );
+            }
+            assert_eq!(rig.values(&mut *queue, 0, 1), [7], "at {at}");
+            rig.drive.heal();
+            rig.end(&controller, queue);
+            if present {
+                assert!(came && at > 4, "{at} commands are too few");
+                break;
+            }
+        }
+    }
+}
+
+/// Goal: at every I/O command: each I/O ends once, none as done that was not, and the drive goes on when it is back.
+#[test]
+fn pulled_at_every_io_command() {
+    for at in 0.. {
+        let mut rig = Rig::new(Config {
+            latency: (Duration::ZERO, Duration::from_micros(300)),
+            ..Config::default()
+        });
+        let (controller, _bdev, mut queue) = rig.one(Options::new("nvme0"));
+        rig.drive
+            .inject(Rule::next(Target::Io, Action::Pulled).after(at));
+        let mut asked = Vec::new();
+        for round in 0..3u64 {
+            let lba = round * 40;
+            for op in Op::ALL {
+                let lba = lba + 4 * op.index() as u64;
+                let mut io = rig
+                    .io(op, lba, 2)
+                    .source(lba + 1)
+                    .flags(nacre_bdev::Flags::FUA);
+                for _ in 0..op.data_len(1) {
+                    io = io.with(rig.buf(1024, 0));
+                }
+                asked.push((op, lba, rig.submit(&mut *queue, io)));
+            }
+            rig.turn(&mut *queue);
+        }
+        let count = asked.len();
+        rig.until(&mut *queue, |rig| rig.ended.len() == count);
+        let statuses: Vec<Status> = asked
+            .iter()
+            .map(|(.., token)| rig.ended[token].status)
+            .collect();
+        rig.ended.clear();
+        let fits = |status: &Status| matches!(status, Status::Ok | Status::Gone);
+        assert!(statuses.iter().all(fits), "at {at}: {statuses:?}");
+        if rig.drive.is_present() {
+            assert!(statuses.iter().all(|status| *status == Status::Ok));
+            assert!(at > 24, "{at} commands are too few");
+            rig.drive.heal();
+            rig.end(&controller, queue);
+            return;
+        }
+        assert!(statuses.contains(&Status::Gone), "at {at}");
+        rig.until(&mut *queue, |_| controller.status().state == State::Removed);
+        let function: Arc<dyn Function> = rig.drive.plug();
+        let back = controller.clone();
+        let returned = rig
+            .core
+            .block_on(async move { back.returned(function).await });
+        assert!(returned.is_ok(), "at {at}");
+        let write = rig.write(0, 4, 9);
+        assert_eq!(rig.status(&mut *queue, write), Status::Ok, "at {at}");
+        assert_eq!(rig.values(&mut *queue, 0, 4), [9; 4], "at {at}");
+        rig.end(&controller, queue);
+    }
 }
 
 /// Goal: another drive in the same place is not taken for the one that was there.
