@@ -476,10 +476,24 @@ monitor() {
     die "the monitor did not answer $*"
 }
 
-drive_pull() { monitor device_del '{"id":"drive0"}'; }
-# QEMU lets go of a drive that was pulled some time after the guest has.
-drive_put() { wait_until 60 drive_add; }
-drive_add() ( monitor device_add '{"driver":"nvme","id":"drive0","bus":"rp0","serial":"NACRE0","drive":"drive0"}' )
+# The first drive is another device for QEMU each time that it is put in, over the same data: QEMU 7.2 keeps some of a
+# device that was pulled in the middle of I/O, its name and its claim of the data among it, now and then for ever.
+DRIVE_ROUND=/run/nacre-drive-round
+drive_id() { echo "drive0$(cat "$DRIVE_ROUND" 2>/dev/null || true)"; }
+drive_pull() { monitor device_del "{\"id\":\"$(drive_id)\"}"; }
+drive_put() {
+    local end=$((SECONDS + 120))
+    echo "-$(date +%s.%N)" >"$DRIVE_ROUND"
+    # The slot is free some time after the guest has let go of what was in it.
+    until drive_add; do
+        [ $SECONDS -lt $end ] || die "the drive could not be put back"
+        read -r -t 1 <>"$PAUSE" || true
+    done
+}
+drive_add() (
+    trap - ERR
+    monitor device_add "{\"driver\":\"nvme\",\"id\":\"$(drive_id)\",\"bus\":\"rp0\",\"serial\":\"NACRE0\",\"drive\":\"drive0\",\"share-rw\":true}"
+)
 
 # What a test took goes back to the kernel.
 drives_back() {

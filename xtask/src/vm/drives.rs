@@ -81,7 +81,8 @@ fn options(out: &Path, accelerated: bool, media: Media) -> String {
         [
             "-device pcie-root-port,id=rp0,chassis=10,slot=10",
             "-device pcie-root-port,id=rp1,chassis=11,slot=11",
-            "-device nvme,id=drive0,bus=rp0,serial=NACRE0,drive=drive0",
+            // Shared, as QEMU may keep the one that was pulled.
+            "-device nvme,id=drive0,bus=rp0,serial=NACRE0,drive=drive0,share-rw=on",
             "-device nvme,id=drive1,bus=rp1,serial=NACRE1",
             "-device nvme-ns,id=drive1n1,bus=drive1,nsid=1,drive=drive1-1,logical_block_size=512,physical_block_size=512",
             "-device nvme-ns,id=drive1n2,bus=drive1,nsid=2,drive=drive1-2,logical_block_size=4096,physical_block_size=4096",
