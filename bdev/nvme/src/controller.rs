@@ -162,6 +162,7 @@ impl Controller {
             protocol_errors: read(&counters.protocol_errors) + self.admin.lies(),
             events: read(&counters.events),
             losses: read(&counters.losses),
+            nudges: read(&counters.nudges),
             queues: lock(&self.links).count(),
         }
     }

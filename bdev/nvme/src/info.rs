@@ -90,6 +90,8 @@ pub struct Status {
     pub events: u64,
     /// How often the drive may have lost what it had not yet flushed: see [`nacre_bdev::Bdev::losses`].
     pub losses: u64,
+    /// Doorbells rung again because the drive completed nothing for a while: it may have missed a shadow doorbell.
+    pub nudges: u64,
     /// Queue pairs in use now.
     pub queues: u16,
 }

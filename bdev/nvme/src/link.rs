@@ -98,6 +98,7 @@ pub(crate) struct Counters {
     pub protocol_errors: AtomicU64,
     pub events: AtomicU64,
     pub losses: AtomicU64,
+    pub nudges: AtomicU64,
 }
 
 pub(crate) fn count(counter: &AtomicU64) {

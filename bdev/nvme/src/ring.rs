@@ -96,6 +96,15 @@ impl Doorbell {
         function.write32(self.register, u32::from(value));
     }
 
+    /// Tells the controller of `value` by its register, whatever it said that it wants.
+    #[cold]
+    pub fn insist(self, function: &dyn Function, shadows: Option<&Shadows>, value: u16) {
+        if let Some(shadows) = shadows {
+            shadows.shadow.store(self.shadow, u32::from(value));
+        }
+        function.write32(self.register, u32::from(value));
+    }
+
     /// As after Doorbell Buffer Config.
     pub fn clear(self, shadows: &Shadows) {
         shadows.shadow.store(self.shadow, 0);
@@ -190,6 +199,11 @@ impl Head {
             cid: last as u16,
             status: (last >> 17) as u16,
         })
+    }
+
+    /// Another one after each completion that was taken, until it went round the queue twice.
+    pub fn place(&self) -> u32 {
+        u32::from(self.head) | self.phase
     }
 
     /// Dword 0 of the completion that [`Head::peek`] found.

@@ -60,6 +60,13 @@ family!(
     ["controller"]
 );
 family!(
+    NUDGES,
+    "nacre_nvme_nudges",
+    Counter,
+    "Doorbells rung again by their registers because a drive with shadow doorbells completed nothing for a while: it may have missed one.",
+    ["controller"]
+);
+family!(
     DEVICES,
     "nacre_nvme_devices",
     Gauge,
@@ -107,7 +114,7 @@ pub struct Drives;
 
 impl MetricsSource for Drives {
     fn describe(&self) -> &'static [&'static Desc] {
-        static ALL: [&Desc; 14] = [
+        static ALL: [&Desc; 15] = [
             &INFO,
             &STATE,
             &RESETS,
@@ -116,6 +123,7 @@ impl MetricsSource for Drives {
             &RESUBMITTED,
             &PROTOCOL_ERRORS,
             &LOSSES,
+            &NUDGES,
             &DEVICES,
             &TEMPERATURE,
             &SPARE,
@@ -153,6 +161,7 @@ impl MetricsSource for Drives {
             into.value(&RESUBMITTED, &[name], status.resubmitted);
             into.value(&PROTOCOL_ERRORS, &[name], status.protocol_errors);
             into.value(&LOSSES, &[name], status.losses);
+            into.value(&NUDGES, &[name], status.nudges);
             into.value(&DEVICES, &[name, "use"], drive.devices().len() as u64);
             into.value(&DEVICES, &[name, "refused"], drive.refused().len() as u64);
             // Nothing is asked for a scrape: a drive that hangs must not hang it.

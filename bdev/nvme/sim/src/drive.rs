@@ -268,6 +268,12 @@ impl Drive {
         self.lock().faults.aborts_fail = on;
     }
 
+    /// It goes to sleep over its submission queues without telling by the event index: shadow doorbells that are
+    /// written then are lost, until the register is.
+    pub fn lose_shadow_doorbells(&self, on: bool) {
+        self.lock().faults.careless = on;
+    }
+
     /// The controller fails: CSTS.CFS.
     pub fn make_fatal(&self) {
         let mut state = self.lock();

@@ -171,6 +171,7 @@ pub(crate) struct Faults {
     pub reset_fails: bool,
     pub bus_master_fails: bool,
     pub aborts_fail: bool,
+    pub careless: bool,
 }
 
 impl Faults {

@@ -336,7 +336,7 @@ impl State {
         let Some(sq) = &mut self.sqs[qid] else {
             return true;
         };
-        match sq.look(&self.iommu) {
+        match sq.look(&self.iommu, self.faults.careless) {
             Ok(Ok(())) => true,
             Ok(Err(wrong)) => {
                 self.violations

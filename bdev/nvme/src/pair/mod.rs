@@ -39,6 +39,8 @@ use crate::ring::{Answer, Head, Tail};
 const LOOK: Duration = Duration::from_millis(100);
 /// The same, while it waits for nothing else.
 const LOOK_SOON: Duration = Duration::from_micros(500);
+/// How long a controller with shadow doorbells may complete nothing of what it has before its registers are written too.
+const NUDGE: Duration = Duration::from_millis(10);
 /// A timeout is that many looks at what is under way.
 const TICKS: u32 = 8;
 
@@ -69,6 +71,10 @@ pub(crate) struct Pair {
     now: Nanos,
     tick: Option<Duration>,
     next_scan: Nanos,
+    /// When late commands are looked for; a scan may come earlier.
+    next_look: Nanos,
+    /// Where the completion queue was at the last scan, if commands were under way.
+    still: Option<u32>,
 }
 
 /// What [`Pair::start`] made of an I/O.
@@ -117,6 +123,8 @@ impl Pair {
             now: Nanos::ZERO,
             tick: (!timeout.is_zero()).then(|| timeout / TICKS),
             next_scan: Nanos::ZERO,
+            next_look: Nanos::ZERO,
+            still: None,
             link,
             grant,
         }

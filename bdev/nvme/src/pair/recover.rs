@@ -50,6 +50,9 @@ impl Pair {
         self.tail = Tail::new(rings.entries);
         self.head = Head::new(rings.entries);
         self.sent = 0;
+        self.still = None;
+        // The new queue may have shadow doorbells where the old one had none.
+        self.next_scan = self.now;
         for index in 0..self.slots.len() as u16 {
             let slot = &self.slots[usize::from(index)];
             let sent = slot.stage == Stage::Sent || slot.half == Half::First;
@@ -189,13 +192,40 @@ impl Pair {
         self.hungry = 0;
     }
 
-    /// Now and then: what is late, and what was submitted to a drive that is gone.
+    /// Now and then: what is late, and what a controller may not have heard of.
     #[cold]
     pub(super) fn scan(&mut self) {
-        self.next_scan = self.now + self.tick.unwrap_or(super::LOOK);
-        if self.tick.is_some() && self.live {
-            self.look_for_late();
+        if self.now >= self.next_look {
+            self.next_look = self.now + self.tick.unwrap_or(super::LOOK);
+            if self.tick.is_some() && self.live {
+                self.look_for_late();
+            }
         }
+        self.next_scan = self.next_look;
+        if self.grant.shadows.is_some() {
+            self.next_scan = self.next_scan.min(self.now + super::NUDGE);
+            self.look_for_unheard();
+        }
+    }
+
+    /// A controller in software says from where on it wants its registers written, and then looks once more whether
+    /// memory went on; with nothing in between that keeps the order, both sides may miss the other, and the commands
+    /// wait for a doorbell that nobody rings. Who has commands and completes none is told by the register.
+    fn look_for_unheard(&mut self) {
+        let waits = self.live && self.sent > 0 && self.head.peek(&self.grant.rings.cq).is_none();
+        let place = waits.then(|| self.head.place());
+        let before = std::mem::replace(&mut self.still, place);
+        if place.is_none() || before != place || !self.link.phase.enter(self.word) {
+            return;
+        }
+        let grant = &*self.grant;
+        let shadows = grant.shadows.as_deref();
+        let (_, head) = self.head.ring();
+        grant.cq.insist(&*grant.function, shadows, head);
+        let (_, tail) = self.tail.ring();
+        grant.sq.insist(&*grant.function, shadows, tail);
+        self.link.phase.leave();
+        count(&self.controller.counters().nudges);
     }
 
     /// What waits where nothing can be sent any more.

@@ -434,3 +434,63 @@ fn back_pressure() {
     drop(second);
     rig.end(&controller, queue);
 }
+
+/// Goal: a drive that misses shadow doorbells costs some milliseconds, also while the reactor sleeps; nothing runs into its
+/// timeout, and a drive that misses none is not told twice.
+#[test]
+fn missed_shadow_doorbells() {
+    let mut rig = Rig::new(Config {
+        shadow_doorbells: true,
+        ..Config::default()
+    });
+    let (controller, _bdev, mut queue) = rig.one(Options::new("nvme0"));
+    for at in 0..20 {
+        let write = rig.write(at, 1, 1);
+        assert_eq!(rig.status(&mut *queue, write), Status::Ok);
+        rig.pass(&mut *queue, Duration::from_millis(30));
+    }
+    assert_eq!(controller.status().nudges, 0);
+    rig.drive.lose_shadow_doorbells(true);
+    rig.pass(&mut *queue, Duration::from_millis(30));
+    for sleeps in [false, true] {
+        let before = controller.status().nudges;
+        let began = rig.core.now();
+        for at in 0..20u64 {
+            let write = rig.write(at, 1, at as u8);
+            let token = rig.submit(&mut *queue, write);
+            let end = rig.core.now() + Duration::from_millis(50);
+            while !rig.ended.contains_key(&token) {
+                assert!(rig.core.now() < end, "write {at}, asleep: {sleeps}");
+                rig.turn(&mut *queue);
+                let now = rig.core.now();
+                let nap = match queue.arm(now) {
+                    nacre_reactor::Idle::Until(at) if sleeps => at.since(now),
+                    _ => Duration::from_micros(500),
+                };
+                queue.disarm();
+                rig.core.advance(nap.max(Duration::from_micros(1)));
+            }
+            // It falls asleep again.
+            rig.pass(&mut *queue, Duration::from_millis(30));
+        }
+        let nudges = controller.status().nudges - before;
+        assert!((19..=40).contains(&nudges), "{nudges}, asleep: {sleeps}");
+        assert!(rig.core.now().since(began) < Duration::from_millis(20 * 80));
+    }
+    let status = controller.status();
+    assert_eq!((status.timeouts, status.resets, status.aborts), (0, 0, 0));
+    rig.drive.lose_shadow_doorbells(false);
+    // A drive that takes its time is asked again, and there is no harm in that.
+    let before = controller.status().nudges;
+    rig.drive.inject(Rule::next(
+        Target::Io,
+        Action::Late(Duration::from_millis(95)),
+    ));
+    let write = rig.write(0, 1, 9);
+    assert_eq!(rig.status(&mut *queue, write), Status::Ok);
+    let nudges = controller.status().nudges - before;
+    assert!((7..=10).contains(&nudges), "{nudges}");
+    rig.ended.clear();
+    assert_eq!(rig.values(&mut *queue, 0, 3), [9, 1, 2]);
+    rig.end(&controller, queue);
+}
