@@ -560,8 +560,13 @@ impl Control {
         let kept = members
             .iter()
             .all(|(_, l)| l.device.layer.losses() == l.losses);
+        // Whoever has the volume by now has its log, too: nothing is written there any more.
+        let mine = || {
+            let state = self.state.borrow();
+            state.fenced.is_none() && !state.unheard
+        };
         let clean = !under_way() && reconciled && kept && self.flush_all(&members).await;
-        if clean && members.len() == self.state.borrow().record.members.len() {
+        if clean && mine() && members.len() == self.state.borrow().record.members.len() {
             self.clear_log(&members).await;
         }
         if self.state.borrow().fenced.is_none() {

@@ -58,10 +58,13 @@ impl Control {
             return Err(VolumeError::Fenced { name, why });
         }
         let mut delay = FIRST_DELAY;
+        // An attempt without an answer may have been made all the same: then what stands in the way of the next
+        // one is this holder's own change.
+        let mut unsure = false;
         loop {
             let mut outcome = self.store.swap(before.version(), next.clone()).await;
-            if matches!(outcome, Err(StoreError::Unavailable { .. })) {
-                // It may have been made all the same.
+            unsure |= matches!(outcome, Err(StoreError::Unavailable { .. }));
+            if unsure && outcome.is_err() {
                 outcome = match self.store.load(self.id).await {
                     Ok(found) if found == *next => Ok(()),
                     Ok(found) if found.version() == before.version() => outcome,

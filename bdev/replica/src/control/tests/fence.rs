@@ -6,9 +6,10 @@ use nacre_bdev::reservation::{Ask, Held};
 use nacre_bdev::{Op, Status};
 
 use super::guarded::Fails;
-use super::rig::World;
+use super::rig::{REGION, World};
 use crate::handle::{Command, Fencing, Happened, VolumeError, VolumeState};
 use crate::model::{MemberState, Settings};
+use crate::store::{Outcome, Plan};
 
 const ME: u8 = 1;
 const RIVAL: u8 = 2;
@@ -330,4 +331,56 @@ fn free_when_it_leaves() {
         matches!(error, VolumeError::InUse { .. }),
         "data, no label: {error}"
     );
+}
+
+/// A holder that is fenced writes nothing into the log when it is closed: it is another's by now, and what that one
+/// noted there would be forgotten.
+#[test]
+fn a_fenced_holder_leaves_the_log() {
+    let mut world = World::with(2);
+    world.write(0, 8, 1);
+    world.write(5 * REGION, 8, 1);
+    world.store.plan_next([Plan::outcome(Outcome::Intrude)]);
+    let settings = Box::new(Settings::default());
+    world.run(Command::Set { settings }).unwrap_err();
+    assert_eq!(world.state(), VolumeState::Fenced);
+    let before = [world.reserved("d0"), world.reserved("d1")];
+    world.close();
+    let after = [world.reserved("d0"), world.reserved("d1")];
+    for (now, then) in after.iter().flatten().zip(before.iter().flatten()) {
+        assert!(now[..] == then[..], "it wrote to a member");
+    }
+    world.crash();
+    world.open().unwrap();
+    assert_eq!(world.status().dirty_regions, 2);
+}
+
+/// A change is made, and its answer is lost; and the store is not heard from until the change is tried again. What
+/// is in its way then is itself: nobody else has the volume.
+#[test]
+fn nobody_is_fenced_by_a_change_of_its_own() {
+    let mut world = World::with(2);
+    for lost in 0..6 {
+        let mut plans = vec![Plan::outcome(Outcome::Lose)];
+        plans.extend((0..lost).map(|_| Plan::outcome(Outcome::Refuse)));
+        world.store.plan_next(plans);
+        let settings = Settings {
+            settle_ms: 10 + lost,
+            ..Settings::default()
+        };
+        let settings = Box::new(settings);
+        world.run(Command::Set { settings }).unwrap();
+        assert_eq!(world.state(), VolumeState::Healthy);
+        assert_eq!(world.record().settings.settle_ms, 10 + lost);
+        world.write(0, 8, lost as u8 + 1);
+    }
+    // Somebody else's is found all the same.
+    world.store.plan_next([
+        Plan::outcome(Outcome::Lose),
+        Plan::outcome(Outcome::Refuse),
+        Plan::outcome(Outcome::Intrude),
+    ]);
+    let settings = Box::new(Settings::default());
+    world.run(Command::Set { settings }).unwrap_err();
+    assert_eq!(world.state(), VolumeState::Fenced);
 }

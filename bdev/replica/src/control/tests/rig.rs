@@ -319,6 +319,15 @@ impl World {
         self.core.block_on(delete)
     }
 
+    pub fn force_in_sync(&mut self, member: &str, force: &str) -> Result<(), VolumeError> {
+        let core = self.core.core().clone();
+        let store: Arc<dyn VolumeStore> = Arc::new(self.store.clone());
+        let devices = Arc::clone(&self.shelf) as Arc<dyn Devices>;
+        let (pool, id) = (self.pool.clone(), self.id);
+        let forced = control::force_in_sync(&core, pool, store, devices, id, member, force);
+        self.core.block_on(forced)
+    }
+
     /// The process dies: nothing of it is left but the disks and the store.
     pub fn crash(&mut self) {
         self.lane = None;
@@ -476,43 +485,51 @@ impl World {
 
     pub fn scribble(&mut self, name: &str, lba: u64, fill: u8) {
         let pool = pool();
-        let layer = self
-            .shelf
-            .registry
-            .lookup(&format!("{name}-medium"))
-            .unwrap();
-        let mut queue = layer.module().clone().open(&pool).unwrap();
         let mut data = pool.acquire(BLOCK as usize).unwrap();
         data.bytes_mut().unwrap().fill(fill);
-        queue
-            .submit(
-                Io::new(1, Op::Write, 2048 + lba, 1)
-                    .with(data)
-                    .flags(Flags::FUA),
-            )
-            .unwrap();
-        let mut done = Done::with_capacity(1);
-        while queue.poll(self.clock.now(), &mut done) == 0 {}
+        let write = Io::new(1, Op::Write, 2048 + lba, 1).with(data);
+        self.behind(&pool, name, write.flags(Flags::FUA));
+    }
+
+    /// All that a disk has before the volume's first block: labels and log.
+    pub fn reserved(&self, name: &str) -> Vec<Buf> {
+        let pool = pool();
+        let read = |lba: u64| {
+            let data = pool.acquire(64 * BLOCK as usize).unwrap();
+            let mut read = self.behind(&pool, name, Io::new(1, Op::Read, lba, 64).with(data));
+            read.data.pop().unwrap()
+        };
+        (0..2048).step_by(64).map(read).collect()
+    }
+
+    /// As it was when [`World::reserved`] looked: the disk was put back from a backup.
+    pub fn put_back(&self, name: &str, reserved: &[Buf]) {
+        let pool = pool();
+        for (at, data) in reserved.iter().enumerate() {
+            let write = Io::new(1, Op::Write, at as u64 * 64, 64).with(data.clone());
+            self.behind(&pool, name, write);
+        }
     }
 
     fn raw(&self, name: &str, op: Op, from: u64, blocks: u64) -> Vec<u8> {
-        let pool = pool();
-        let layer = self
-            .shelf
-            .registry
-            .lookup(&format!("{name}-medium"))
-            .unwrap();
-        let mut queue = layer.module().clone().open(&pool).unwrap();
-        let mut done = Done::with_capacity(1);
-        let mut out = Vec::new();
+        let (pool, mut out) = (pool(), Vec::new());
         for lba in (from..from + blocks).step_by(64) {
             let data = pool.acquire(64 * BLOCK as usize).unwrap();
-            queue.submit(Io::new(1, op, lba, 64).with(data)).unwrap();
-            while queue.poll(self.clock.now(), &mut done) == 0 {}
-            let read = done.drain().next().unwrap();
+            let read = self.behind(&pool, name, Io::new(1, op, lba, 64).with(data));
             out.extend(read.data[0].chunks(BLOCK as usize).map(|block| block[0]));
         }
         out
+    }
+
+    /// Does an I/O on a disk behind everybody's back.
+    fn behind(&self, pool: &Pool, name: &str, io: Io) -> Completion {
+        let layer = self.shelf.registry.lookup(&format!("{name}-medium"));
+        let module = Arc::clone(layer.unwrap().module());
+        let mut queue = module.open(pool).unwrap();
+        let mut done = Done::with_capacity(1);
+        queue.submit(io).unwrap();
+        while queue.poll(self.clock.now(), &mut done) == 0 {}
+        done.drain().next().unwrap()
     }
 
     pub fn all_equal(&mut self, disks: &[&str]) {
