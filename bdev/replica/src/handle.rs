@@ -173,6 +173,18 @@ pub enum VolumeError {
     },
     #[error("none of the in-sync replicas of \"{name}\" can be reached: {why}")]
     NothingInSync { name: String, why: String },
+    /// The device is there, and holds something older than what the volume served.
+    #[error(
+        "the replica on \"{device}\" is in sync for the store, but {found}, and \"{name}\" served in epoch \
+         {serving}: what it holds may be old. Bring back the device that was written last; or, when the volume is \
+         not open, thaw it with this replica if what it lacks may be lost"
+    )]
+    NotBelieved {
+        name: String,
+        device: String,
+        found: String,
+        serving: u64,
+    },
     #[error("volume \"{name}\" is fenced: {why}")]
     Fenced { name: String, why: String },
     /// By a host that is no holder of the volume.

@@ -24,7 +24,8 @@ pub struct VolumeRecord {
     /// Raised by each opening: whoever has a lower one is fenced.
     pub epoch: u64,
     /// The last epoch in which every in-sync member was stamped before anything was served. A member
-    /// whose label is older than this is not in sync, whatever is said of it.
+    /// whose label is older than this is not in sync, whatever is said of it. Goes back only when an operator
+    /// chooses a replica that is older.
     pub serving: u64,
     /// Grows with every change.
     pub revision: u64,

@@ -24,6 +24,7 @@ impl World {
         let end = self.clock.now() + PATIENCE;
         loop {
             self.wait_for_health()?;
+            self.touch()?;
             self.drain()?;
             self.rest()?;
             if matches!(self.status(), Some((_, VolumeState::Healthy))) {
@@ -75,6 +76,7 @@ impl World {
         self.tell(|| "all is healed".to_owned());
         self.agenda
             .retain(|_, event| matches!(event, Event::Start(_) | Event::TryAgain(_)));
+        self.hoard.clear();
         self.disks.iter().for_each(|disk| disk.heal());
         self.mood.lock().expect("not poisoned").heal();
         // Of several holders the last is the one that may serve.
@@ -135,6 +137,32 @@ impl World {
         for member in offline {
             self.holders[index].command(Command::Online { member });
         }
+    }
+
+    /// A write reaches every member that is in sync: one that a former holder took away, and that nobody used
+    /// since, is found by that.
+    fn touch(&mut self) -> Result<(), String> {
+        let index = self.serving()?;
+        let World {
+            holders,
+            numbers,
+            checker,
+            ..
+        } = self;
+        let holder = &mut holders[index];
+        if holder.lanes.is_empty() {
+            holder.add_lane();
+        }
+        let wish = Wish {
+            op: Op::Write,
+            flags: Flags::empty(),
+            lba: 0,
+            blocks: 1,
+        };
+        let Holder { lanes, pool, .. } = holder;
+        // No room for it: then there are others that do the same.
+        lanes[0].submit(wish, pool, numbers, checker);
+        Ok(())
     }
 
     fn serving(&self) -> Result<usize, String> {

@@ -145,8 +145,7 @@ impl Lane {
         checker: &mut Checker,
     ) -> bool {
         let began = numbers.now();
-        numbers.ios += 1;
-        let number = numbers.ios;
+        let number = numbers.ios + 1;
         let tag = numbers.tags + 1;
         let mut io = Io::new(number, wish.op, wish.lba, wish.blocks as u32).flags(wish.flags);
         if matches!(wish.op, Op::Read | Op::Write) {
@@ -165,6 +164,7 @@ impl Lane {
         if self.queue.submit(io).is_err() {
             return false;
         }
+        numbers.ios = number;
         let Wish {
             op,
             flags,

@@ -163,6 +163,7 @@ impl World {
             record,
             report: Report::default(),
             log: VecDeque::new(),
+            hoard: Vec::new(),
         }
     }
 }

@@ -34,9 +34,10 @@ enum Kind {
     Operator,
     Close,
     BadBlocks,
+    Shortage,
 }
 
-const KINDS: [Kind; 13] = [
+const KINDS: [Kind; 14] = [
     Kind::Temper,
     Kind::Silence,
     Kind::Vanish,
@@ -50,6 +51,7 @@ const KINDS: [Kind; 13] = [
     Kind::Operator,
     Kind::Close,
     Kind::BadBlocks,
+    Kind::Shortage,
 ];
 
 impl Profile {
@@ -97,6 +99,8 @@ pub enum Event {
     Start(Uuid),
     /// The operator lets I/O go on.
     Thaw(u64),
+    /// There are buffers again.
+    Plenty,
 }
 
 /// How the store treats its callers.
@@ -245,6 +249,12 @@ impl World {
             Kind::BadBlocks => {
                 let (lba, blocks) = self.hot.somewhere(&mut self.random);
                 self.disks[disk].spoil(lba, blocks.min(4));
+            }
+            Kind::Shortage => {
+                self.hoard();
+                let most = *self.random.pick(&[10, 200, 2000]);
+                let after = Duration::from_millis(self.random.within(1, most));
+                self.schedule(after, Event::Plenty);
             }
             Kind::CutOff | Kind::TakeOver => {}
         }
@@ -404,6 +414,7 @@ impl World {
                 }
             }
             Event::Start(node) => self.start_holder(node),
+            Event::Plenty => self.hoard.clear(),
             Event::Thaw(number) => {
                 if let Some(holder) = self.holders.iter_mut().find(|h| h.number == number) {
                     holder.command(Command::Thaw { force: None });

@@ -9,6 +9,7 @@ use nacre_bdev::Queue;
 use nacre_bdev_replica::handle::{VolumeError, VolumeState};
 use nacre_bdev_replica::model::{MemberState, VolumeRecord};
 use nacre_bdev_replica::store::MemoryStore;
+use nacre_hugepages::Buf;
 use nacre_reactor::{Idle, Nanos, Slept, VirtualClock};
 use uuid::Uuid;
 
@@ -56,6 +57,8 @@ pub struct World {
     pub record: VolumeRecord,
     pub report: Report,
     pub(crate) log: VecDeque<String>,
+    /// Buffers that nobody else can have.
+    pub(crate) hoard: Vec<Buf>,
 }
 
 impl World {
@@ -182,6 +185,8 @@ impl World {
                 worked = true;
                 if outcome.is_ok() {
                     self.report.opens += 1;
+                    // The daemon would not get its queue, which is another matter.
+                    self.hoard.clear();
                     for _ in 0..self.random.within(1, 3) {
                         self.holders[index].add_lane();
                     }
@@ -238,7 +243,7 @@ impl World {
             let moment = self.numbers.now();
             self.checker.grew(&after, moment);
         }
-        if self.record.serving != served {
+        if self.record.serving > served {
             let moment = self.numbers.now();
             self.checker.serves(&after, true, moment);
         }
@@ -410,6 +415,16 @@ impl World {
         }
         holder.lanes.clear();
         self.tell(|| format!("holder {number} stops"));
+    }
+
+    /// Takes all buffers of one size that the pool has, or of all.
+    pub(crate) fn hoard(&mut self) {
+        let least = *self.random.pick(&[1, 1, 4097, (64 << 10) + 1]);
+        let Some(holder) = self.holders.first() else {
+            return;
+        };
+        let taken = std::iter::from_fn(|| holder.pool.acquire(least));
+        self.hoard.extend(taken);
     }
 
     pub fn tell(&mut self, what: impl FnOnce() -> String) {

@@ -176,6 +176,12 @@ impl Control {
         let in_sync = match (member.state, credit) {
             (MemberState::InSync, Credit::Trusted) => true,
             (MemberState::Out { .. } | MemberState::Filling { .. }, Credit::Trusted) => false,
+            // There is nothing to fill it from: then it would be gone for good, and so would the volume.
+            (MemberState::InSync, Credit::None)
+                if self.state.borrow().in_sync().next().is_none() =>
+            {
+                return Err(not_believed(record, member, &read));
+            }
             (_, Credit::None) => {
                 self.commit(|record| {
                     if let Some(member) = record.member_mut(slot) {
@@ -287,6 +293,27 @@ pub(super) enum Credit {
     Trusted,
     /// Nothing.
     None,
+}
+
+/// Why a member that is in sync in the store is not taken for that.
+pub(super) fn not_believed(
+    record: &VolumeRecord,
+    member: &MemberRecord,
+    label: &Result<(Label, Place), LabelError>,
+) -> VolumeError {
+    let found = match label {
+        Ok((label, _)) if label.member == member.id => {
+            format!("its label is of epoch {}", label.stamp.epoch)
+        }
+        Ok(_) => "its label is another replica's".into(),
+        Err(error) => format!("it has no label: {error}"),
+    };
+    VolumeError::NotBelieved {
+        name: record.name.clone(),
+        device: member.device.clone(),
+        found,
+        serving: record.serving,
+    }
 }
 
 /// Compares a member's label with what the store says of it.

@@ -158,9 +158,9 @@ impl Bench {
         Ok(newest(&a, &b))
     }
 
-    /// Does something to the label of a closed volume's member that no holder may undo: whoever has the
-    /// volume open all the same, somewhere, loses it there. Before its next holder nobody is kept out.
-    async fn relabel<T>(
+    /// Does something with a closed volume's member that no holder may undo: whoever has the volume open all the
+    /// same, somewhere, loses it there. Before its next holder nobody is kept out.
+    async fn alone<T>(
         &self,
         member: &OnBench,
         record: &VolumeRecord,
@@ -453,7 +453,7 @@ pub async fn delete(
             match &found.label {
                 Ok((label, _)) if label.volume == id => {
                     let wiped = bench.wipe(&found.disk);
-                    bench.relabel(&found, &record, wiped).await
+                    bench.alone(&found, &record, wiped).await
                 }
                 _ => Ok(()),
             }
@@ -509,6 +509,9 @@ pub async fn force_in_sync(
     }
     let mut next = record.clone();
     next.revision += 1;
+    // Its label is believed as it is, by the store's word alone. A new one could reach the device when all this
+    // is long decided otherwise, and would say there that a later holder never was.
+    next.serving = next.serving.min(label.0.stamp.epoch);
     for member in &mut next.members {
         let is_it = member.id == chosen.id;
         member.state = match is_it {
@@ -521,14 +524,7 @@ pub async fn force_in_sync(
         member.offline &= !is_it;
         member.why = (!is_it).then(|| format!("the operator chose {}", chosen.device));
     }
-    store.swap(record.version(), next.clone()).await?;
-    // Over the older of its labels. If this fails it is done again: the store says what is meant.
-    let mut bytes = [0; BLOCK];
-    let sequence = label.0.sequence + 1;
-    if let Some(label) = label_of(&next, usize::from(chosen.slot), sequence, false) {
-        label.encode(&mut bytes);
-    }
-    let place = crate::format::next_place(label.1);
-    let written = bench.write(&found.disk, label_offset(place), &bytes);
-    bench.relabel(&found, &next, written).await
+    let version = record.version();
+    let decided = async { Ok(store.swap(version, next).await?) };
+    bench.alone(&found, &record, decided).await
 }

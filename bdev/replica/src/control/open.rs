@@ -248,7 +248,13 @@ impl Control {
                 }
                 match self.find(record, member).await {
                     Ok(Some(one)) => found.push(one),
-                    Ok(None) => stale.push(slot),
+                    Ok(None) => {
+                        stale.push(slot);
+                        why = format!(
+                            "\"{}\" is there, and holds something older than what was served last",
+                            member.device
+                        );
+                    }
                     Err(error @ VolumeError::Newer { .. }) => return Err(error),
                     Err(error) => {
                         why = error.to_string();

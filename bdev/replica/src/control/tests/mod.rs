@@ -1,6 +1,7 @@
 //! An open volume on RAM disks with faults, in virtual time: control, lanes and store as they are in the
 //! daemon, on one thread.
 
+mod believed;
 mod commands;
 mod crash;
 mod fence;
