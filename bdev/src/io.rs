@@ -194,6 +194,7 @@ pub enum Status {
 }
 
 impl Status {
+    #[inline]
     pub fn is_ok(self) -> bool {
         self == Status::Ok
     }

@@ -115,6 +115,7 @@ impl Layer {
         self.gone.store(true, Ordering::Relaxed);
     }
 
+    #[inline]
     pub fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Relaxed)
     }

@@ -106,6 +106,7 @@ impl Shape {
         .any(|op| self.support(*op) == Support::Emulated)
     }
 
+    #[inline]
     pub fn bytes(&self, blocks: u32) -> usize {
         blocks as usize * self.block_size as usize
     }
@@ -117,6 +118,7 @@ impl Shape {
     }
 
     /// How many of `left` blocks from `lba` one request of the module may have.
+    #[inline]
     pub fn piece(&self, op: Op, lba: u64, left: u32) -> u32 {
         let most = match op {
             Op::Unmap | Op::WriteZeroes => {
@@ -205,6 +207,7 @@ impl Shape {
     }
 
     /// Whether the buffers are as long as the blocks (or absent, where the device lends its own).
+    #[inline]
     fn data_fits(&self, io: &Io) -> bool {
         let bytes = self.bytes(io.blocks);
         match io.op {

@@ -202,6 +202,7 @@ impl LayerQueue {
         Ok(())
     }
 
+    #[inline]
     fn take_slot(&mut self, io: &Io, job: u32, counted: bool) -> (usize, u32) {
         self.generation = self.generation.wrapping_add(1) & GENERATION_MASK;
         let slot = self.slots.insert(Slot {

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use nacre_bdev::{Completion, Extents, Queue, Status};
+use nacre_bdev::{Pending, Queue, Status};
 use nacre_reactor::Nanos;
 
 use super::Lane;
@@ -15,19 +15,14 @@ impl Lane {
         self.unlock(index);
         self.freed = true;
         let data = std::mem::take(&mut self.requests[index].data);
-        if let Some(completion) = self.close(index, status, data) {
-            self.ready.push_back(completion);
+        if let Some(pending) = self.close(index) {
+            self.ready.push_back(pending.complete(status, data));
         }
     }
 
-    /// Takes a request off the books. `None`: it was answered before.
+    /// Takes a request off the books, for the caller to answer it. `None`: it was answered before.
     #[inline]
-    pub(super) fn close(
-        &mut self,
-        index: usize,
-        status: Status,
-        data: Extents,
-    ) -> Option<Completion> {
+    pub(super) fn close(&mut self, index: usize) -> Option<Pending> {
         let request = &mut self.requests[index];
         let (pending, start) = (request.pending.take(), request.start);
         if request.trouble != NO_TROUBLE {
@@ -46,7 +41,7 @@ impl Lane {
             let smooth = self.turn.latency_ns;
             self.turn.latency_ns = smooth - smooth / 16 + latency / 16;
         }
-        Some(pending.complete(status, data))
+        Some(pending)
     }
 
     /// Answers a request that keeps its locks, because it is not over for its members.
@@ -145,7 +140,7 @@ impl Drop for Lane {
                 self.close_member(*queue);
             }
         }
-        for index in 0..self.requests.capacity() {
+        for index in 0..self.requests.end() {
             if !self.requests.contains(index) {
                 continue;
             }

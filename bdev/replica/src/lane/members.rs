@@ -104,7 +104,7 @@ impl Lane {
         };
         queue.waiting.clear();
         let set = bit(slot);
-        for (index, request) in &mut self.requests {
+        for (index, request) in self.requests.iter_mut() {
             if request.queued & set != 0 {
                 self.local[slot] -= 1;
             }
@@ -146,11 +146,15 @@ impl Lane {
         self.local[slot] -= queue.inflight;
         self.publish_outstanding(slot);
         self.close_member(queue);
-        for (_, request) in &mut self.requests {
+        for (_, request) in self.requests.iter_mut() {
             request.orphans &= !bit(slot);
         }
         let over = |r: &Request| r.stage == Stage::Orphaned && r.orphans == 0;
-        self.requests.retain(|_, request| !over(request));
+        for index in 0..self.requests.end() {
+            if over(&self.requests[index]) {
+                self.requests.remove(index);
+            }
+        }
     }
 
     pub(super) fn close_member(&mut self, queue: MemberQueue) {

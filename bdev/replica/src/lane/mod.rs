@@ -11,8 +11,8 @@
 //!   poll  ◀───────────────────────────────────────────── completed ── ok
 //! ```
 //!
-//! What is taken lies in a slab until it was answered and no device has anything of it left. Everything
-//! has a bound: [`DEPTH`] requests, as many parked or waiting for a member, and the slab. A lane takes no
+//! What is taken keeps its place until it was answered and no device has anything of it left. Everything
+//! has a bound: [`DEPTH`] requests, as many parked or waiting for a member, and [`PLACES`]. A lane takes no
 //! lock but when the view changed, a member failed, or a region is to be made dirty.
 
 mod end;
@@ -20,6 +20,7 @@ mod members;
 mod park;
 mod read;
 mod request;
+mod requests;
 #[cfg(test)]
 pub(crate) mod tests;
 mod upkeep;
@@ -37,6 +38,7 @@ use slab::Slab;
 
 use self::members::{MemberQueue, Sync};
 use self::request::{Request, Slots, Stage, Trouble, bit, slots, split_token};
+use self::requests::Requests;
 use crate::model::MAX_MEMBERS;
 use crate::shared::{LaneState, Shared};
 use crate::view::{Mode, View};
@@ -44,8 +46,8 @@ use crate::volume::Volume;
 
 /// I/Os of one lane at once.
 pub const DEPTH: usize = 256;
-/// What the slab holds at most: requests that were answered stay until the devices are done with them.
-const SLAB: usize = 4 * DEPTH;
+/// Requests that are kept at most: those that were answered stay until the devices are done with them.
+const PLACES: usize = 4 * DEPTH;
 
 pub struct Lane {
     /// By slot. Dropped first: after this no device touches a buffer.
@@ -62,7 +64,7 @@ pub struct Lane {
     sync: Sync,
     /// Children that each slot's device has or waits for.
     local: [u32; MAX_MEMBERS],
-    requests: Slab<Request>,
+    requests: Requests,
     troubles: Slab<Trouble>,
     /// Writes that hold stripes: what overlaps them waits.
     writes: Vec<Span>,
@@ -131,7 +133,7 @@ impl Lane {
             view: Arc::new(View::closed(&Default::default())),
             sync: Sync::default(),
             local: [0; MAX_MEMBERS],
-            requests: Slab::with_capacity(DEPTH),
+            requests: Requests::with_capacity(DEPTH),
             troubles: Slab::new(),
             writes: Vec::with_capacity(DEPTH),
             parked: VecDeque::with_capacity(DEPTH),
@@ -161,6 +163,7 @@ impl Lane {
     }
 
     /// Starts a request, or whatever is left of it.
+    #[inline]
     fn start(&mut self, index: usize) {
         match self.requests[index].op {
             Op::Read => self.start_read(index),
@@ -213,7 +216,7 @@ impl Lane {
     fn orphan_ended(&mut self, index: usize) {
         let request = &self.requests[index];
         match request.stage {
-            Stage::Orphaned if request.orphans == 0 => drop(self.requests.remove(index)),
+            Stage::Orphaned if request.orphans == 0 => self.requests.remove(index),
             Stage::Flying => self.judge(index),
             _ => {}
         }
@@ -277,7 +280,7 @@ impl Lane {
     }
 
     fn is_full(&self) -> bool {
-        self.open + self.ready.len() >= DEPTH || self.requests.len() >= SLAB
+        self.open + self.ready.len() >= DEPTH || self.requests.len() >= PLACES
     }
 
     /// What the volume does not do, or not there.
@@ -314,9 +317,7 @@ impl Queue for Lane {
             _ => self.now,
         };
         self.open += 1;
-        let index = self
-            .requests
-            .insert(Request::new(io, self.generation, start));
+        let index = self.requests.insert(io, self.generation, start);
         self.start(index);
         Ok(())
     }
@@ -354,9 +355,9 @@ impl Queue for Lane {
     }
 
     fn abort(&mut self, token: Token) -> bool {
-        let mut requests = self.requests.iter();
         let asked = |r: &Request| r.pending.as_ref().is_some_and(|p| p.token() == token);
-        match requests.find(|(_, r)| asked(r)).map(|(index, _)| index) {
+        let found = self.requests.iter().find(|(_, r)| asked(r));
+        match found.map(|(index, _)| index) {
             Some(index) => self.abort_request(index),
             None => false,
         }

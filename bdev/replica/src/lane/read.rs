@@ -31,7 +31,8 @@ impl Lane {
                 self.requests[index].stage = Stage::Flying;
                 return self.judge_read(index);
             };
-            let bare = self.requests[index].data.is_empty();
+            let request = &self.requests[index];
+            let bare = request.data.is_empty() && request.first != 0;
             if bare && !self.find_buffers(index) || self.is_short(bit(slot)) {
                 return self.park(index, Why::Later(self.now + PAUSE));
             }
@@ -71,15 +72,15 @@ impl Lane {
         whole & !(request.tried | request.with | request.orphans)
     }
 
-    /// Others for those that a late member has. `false`: the pool has none now.
+    /// Others for those that a late member has; a read that came without is lent what it finds. `false`: the pool has
+    /// none now.
     #[cold]
     fn find_buffers(&mut self, index: usize) -> bool {
         let request = &mut self.requests[index];
         let all = request.blocks as usize * self.block_size as usize;
         let first = request.first as usize;
-        // A read without buffers is lent what it finds.
         for len in [first, all - first] {
-            if first == 0 || len == 0 {
+            if len == 0 {
                 continue;
             }
             let Some(buf) = self.pool.acquire(len) else {
@@ -147,10 +148,10 @@ impl Lane {
             if self.requests[index].unread != 0 {
                 self.want_repairs(index);
             }
-            let Some(answer) = self.close(index, Status::Ok, Default::default()) else {
+            let Some(pending) = self.close(index) else {
                 return false;
             };
-            completion.token = answer.token;
+            completion.token = pending.abandon();
             return true;
         }
         std::mem::swap(&mut self.requests[index].data, &mut completion.data);

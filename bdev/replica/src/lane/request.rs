@@ -31,6 +31,8 @@ pub(super) enum Stage {
     Parked(Why),
     /// Over; only answers of devices are missing that nobody waits for.
     Orphaned,
+    /// It is none: a place for one.
+    Free,
 }
 
 /// What a parked request waits for.
@@ -105,17 +107,18 @@ pub(super) struct Request {
 }
 
 impl Request {
-    pub fn new(io: Io, generation: u32, start: Nanos) -> Request {
+    /// A place for one.
+    pub fn free() -> Request {
         Request {
-            pending: Some(Pending::new(io.token)),
-            op: io.op,
-            flags: io.flags,
-            stage: Stage::Flying,
-            lba: io.lba,
-            blocks: io.blocks,
-            generation,
-            first: io.data.first().map_or(0, |buf| buf.len() as u32),
-            data: io.data,
+            pending: None,
+            op: Op::Flush,
+            flags: Flags::empty(),
+            stage: Stage::Free,
+            lba: 0,
+            blocks: 0,
+            generation: 0,
+            data: Extents::new(),
+            first: 0,
             with: 0,
             queued: 0,
             ok: 0,
@@ -134,8 +137,41 @@ impl Request {
             since: None,
             place: 0,
             trouble: NO_TROUBLE,
-            start,
+            start: Nanos::ZERO,
         }
+    }
+
+    /// Makes it that of `io`. Field by field: what was made elsewhere would have to be copied here.
+    #[inline]
+    pub fn begin(&mut self, io: Io, generation: u32, start: Nanos) {
+        self.pending = Some(Pending::new(io.token));
+        self.op = io.op;
+        self.flags = io.flags;
+        self.stage = Stage::Flying;
+        self.lba = io.lba;
+        self.blocks = io.blocks;
+        self.generation = generation;
+        self.first = io.data.first().map_or(0, |buf| buf.len() as u32);
+        self.data = io.data;
+        self.with = 0;
+        self.queued = 0;
+        self.ok = 0;
+        self.failed = 0;
+        self.tried = 0;
+        self.unread = 0;
+        self.orphans = 0;
+        self.ages = [0; MAX_MEMBERS];
+        self.aborted = false;
+        self.given_up = false;
+        self.locked = false;
+        self.waited_log = false;
+        self.waited_overlap = false;
+        self.equalled = false;
+        self.held = false;
+        self.since = None;
+        self.place = 0;
+        self.trouble = NO_TROUBLE;
+        self.start = start;
     }
 
     pub fn end(&self) -> u64 {
@@ -182,7 +218,7 @@ impl Trouble {
     }
 }
 
-// A child's token: the generation tells an answer to this request from one to its predecessor in the slab.
+// A child's token: the generation tells an answer to this request from one to its predecessor in the same place.
 //
 //   generation:32 | slot:8 | index:24
 

@@ -32,7 +32,7 @@ impl Lane {
         self.adopted = false;
         self.viewed = true;
         self.pushed = true;
-        for index in 0..self.requests.capacity() {
+        for index in 0..self.requests.end() {
             if self.requests.contains(index) {
                 self.judge(index);
             }
@@ -47,7 +47,7 @@ impl Lane {
         }
         let deadline_ages = self.view.deadline.as_nanos().div_ceil(self.pace.as_nanos());
         let deadline_ages = deadline_ages.min(u128::from(u8::MAX - 1)) as u8;
-        for index in 0..self.requests.capacity() {
+        for index in 0..self.requests.end() {
             if self.requests.contains(index) {
                 self.age(index, deadline_ages);
             }

@@ -192,10 +192,10 @@ impl Lane {
             }
             self.unlock(index);
             let data = std::mem::take(&mut self.requests[index].data);
-            let Some(answer) = self.close(index, Status::Ok, data) else {
+            let Some(pending) = self.close(index) else {
                 return false;
             };
-            *completion = answer;
+            *completion = pending.complete(Status::Ok, data);
             return true;
         }
         let request = &self.requests[index];

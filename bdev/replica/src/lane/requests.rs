@@ -1,0 +1,159 @@
+//! The requests of a lane, each in its place from its start to its end: places are used again as they are, so that no
+//! request is moved.
+
+use std::ops::{Index, IndexMut};
+
+use nacre_bdev::Io;
+use nacre_reactor::Nanos;
+
+use super::request::{Request, Stage};
+
+#[derive(Default)]
+pub(super) struct Requests {
+    places: Vec<Request>,
+    free: Vec<u32>,
+}
+
+impl Requests {
+    pub fn with_capacity(capacity: usize) -> Requests {
+        Requests {
+            places: Vec::with_capacity(capacity),
+            free: Vec::with_capacity(capacity),
+        }
+    }
+
+    /// How many there are.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.places.len() - self.free.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Every index is below this.
+    pub fn end(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Takes an I/O into a free place.
+    #[inline]
+    pub fn insert(&mut self, io: Io, generation: u32, start: Nanos) -> usize {
+        let index = match self.free.pop() {
+            Some(index) => index as usize,
+            None => self.grow(),
+        };
+        self.places[index].begin(io, generation, start);
+        index
+    }
+
+    #[cold]
+    fn grow(&mut self) -> usize {
+        self.places.push(Request::free());
+        self.places.len() - 1
+    }
+
+    /// Ends a request: its place is free.
+    #[inline]
+    pub fn remove(&mut self, index: usize) {
+        let request = &mut self.places[index];
+        debug_assert!(request.stage != Stage::Free, "ended twice");
+        request.stage = Stage::Free;
+        request.data.clear();
+        // Loud, if it was not answered.
+        request.pending = None;
+        self.free.push(index as u32);
+    }
+
+    #[inline]
+    pub fn get_mut(&mut self, index: usize) -> Option<&mut Request> {
+        let request = self.places.get_mut(index)?;
+        (request.stage != Stage::Free).then_some(request)
+    }
+
+    pub fn contains(&self, index: usize) -> bool {
+        let place = self.places.get(index);
+        place.is_some_and(|request| request.stage != Stage::Free)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (usize, &Request)> {
+        let places = self.places.iter().enumerate();
+        places.filter(|(_, request)| request.stage != Stage::Free)
+    }
+
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (usize, &mut Request)> {
+        let places = self.places.iter_mut().enumerate();
+        places.filter(|(_, request)| request.stage != Stage::Free)
+    }
+}
+
+impl Index<usize> for Requests {
+    type Output = Request;
+
+    #[inline]
+    fn index(&self, index: usize) -> &Request {
+        &self.places[index]
+    }
+}
+
+impl IndexMut<usize> for Requests {
+    #[inline]
+    fn index_mut(&mut self, index: usize) -> &mut Request {
+        &mut self.places[index]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nacre_bdev::Op;
+
+    use super::*;
+
+    fn io(token: u64) -> Io {
+        Io::new(token, Op::Read, 3, 4)
+    }
+
+    fn end(requests: &mut Requests, index: usize) {
+        let pending = requests[index].pending.take();
+        pending.expect("not answered").abandon();
+        requests.remove(index);
+    }
+
+    #[test]
+    fn a_place_is_used_again_with_nothing_left_in_it() {
+        let mut requests = Requests::with_capacity(2);
+        let (a, b) = (
+            requests.insert(io(1), 7, Nanos(1)),
+            requests.insert(io(2), 8, Nanos(2)),
+        );
+        assert_eq!((requests.len(), requests.end()), (2, 2));
+        let first = &mut requests[a];
+        (first.tried, first.aborted, first.held) = (1, true, true);
+        first.ages = [9; 5];
+        end(&mut requests, a);
+        assert!(!requests.contains(a) && requests.get_mut(a).is_none());
+        assert_eq!(
+            requests.iter().map(|(index, _)| index).collect::<Vec<_>>(),
+            [b]
+        );
+        let again = requests.insert(io(3), 9, Nanos(3));
+        assert_eq!((again, requests.end()), (a, 2));
+        let second = &requests[again];
+        assert_eq!((second.tried, second.generation), (0, 9));
+        assert!(!second.aborted && !second.held && second.ages == [0; 5]);
+        assert_eq!(requests.iter_mut().count(), 2);
+        end(&mut requests, a);
+        end(&mut requests, b);
+        assert!(requests.is_empty());
+    }
+
+    /// Nobody may be left without an answer.
+    #[test]
+    #[cfg_attr(debug_assertions, should_panic(expected = "without an answer"))]
+    fn ending_what_was_not_answered_is_loud() {
+        let mut requests = Requests::default();
+        let index = requests.insert(io(1), 1, Nanos::ZERO);
+        requests.remove(index);
+    }
+}
