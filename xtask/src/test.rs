@@ -26,16 +26,22 @@ pub struct Options {
     /// Everything but the virtual machine.
     #[arg(long)]
     no_vm: bool,
-    /// Only tests whose name contains this; leaves out format and lints.
-    #[arg(long)]
-    filter: Option<String>,
+    /// Only tests whose name contains one of these, separated by commas; leaves out format and lints.
+    #[arg(long, value_delimiter = ',')]
+    filter: Vec<String>,
     /// The `nacre` for the virtual machine, in place of building one.
     #[arg(long)]
     nacre: Option<PathBuf>,
 }
 
 pub fn run(root: &Path, options: &Options) -> Result<ExitCode> {
-    let tally = suites(root, options, false);
+    let mut tally = suites(root, options, false);
+    if !options.filter.is_empty() && tally == Tally::default() {
+        tally.fail(format!(
+            "no test's name contains {}",
+            options.filter.join(" or ")
+        ));
+    }
     tally.print_details();
     println!("{tally}");
     Ok(tally.exit_code())
@@ -46,7 +52,7 @@ pub fn ci(root: &Path) -> Result<ExitCode> {
     let options = Options {
         vm_only: false,
         no_vm: false,
-        filter: None,
+        filter: Vec::new(),
         nacre: None,
     };
     let start = Instant::now();
@@ -82,9 +88,9 @@ fn suites(root: &Path, options: &Options, strict: bool) -> Tally {
             }
         }
     };
-    let filter = options.filter.as_deref();
+    let filter = options.filter.as_slice();
     if !options.vm_only {
-        if filter.is_none() {
+        if filter.is_empty() {
             suite("format", &mut || format(root));
             suite("tidy", &mut || tidy::run(root));
             suite("lints", &mut || lints(root));
@@ -95,7 +101,7 @@ fn suites(root: &Path, options: &Options, strict: bool) -> Tally {
     }
     if !options.no_vm {
         let selection = vm::Selection {
-            filter: filter.map(str::to_owned).into_iter().collect(),
+            filter: filter.to_vec(),
             target: vm::Target::Nacre,
             nacre: options.nacre.clone(),
             guests: None,
@@ -175,11 +181,11 @@ fn component(
 }
 
 /// Unit, integration, property and golden tests, replayed fuzz corpora, and the examples in the documentation.
-fn unit_tests(root: &Path, filter: Option<&str>) -> Result<Tally> {
+fn unit_tests(root: &Path, filter: &[String]) -> Result<Tally> {
     let mut command = setup::cargo();
     command
         .current_dir(root)
-        .args(["test", "--workspace", "--locked", "--no-fail-fast"])
+        .args(["test", "--workspace", "--locked", "--no-fail-fast", "--"])
         .args(filter);
     let mut reader = CargoTest::default();
     let end = process::stream(&mut command, UNIT_LIMIT, |line| reader.line(line))?;
@@ -187,7 +193,7 @@ fn unit_tests(root: &Path, filter: Option<&str>) -> Result<Tally> {
 }
 
 /// Exhaustive interleavings of what crosses cores: `tests/loom.rs` of the packages that have one.
-fn models(root: &Path, filter: Option<&str>) -> Result<Tally> {
+fn models(root: &Path, filter: &[String]) -> Result<Tally> {
     let mut tally = Tally::default();
     for package in tidy::packages_with_models(root)? {
         let mut flags = std::env::var("RUSTFLAGS").unwrap_or_default();
@@ -200,7 +206,7 @@ fn models(root: &Path, filter: Option<&str>) -> Result<Tally> {
             .env("CARGO_TARGET_DIR", crate::target_dir(root).join("loom"))
             // Optimised: a model goes through very many interleavings.
             .args(["test", "--release", "--locked", "--no-fail-fast"])
-            .args(["--package", &package, "--test", "loom"])
+            .args(["--package", &package, "--test", "loom", "--"])
             .args(filter);
         println!("models of {package}");
         let mut reader = CargoTest::default();
@@ -212,22 +218,22 @@ fn models(root: &Path, filter: Option<&str>) -> Result<Tally> {
 
 /// Faults put into replicated volumes on purpose, each of which the simulator's checker has to find. A feature
 /// of their own, so that nothing else is built with them.
-fn mutations(root: &Path, filter: Option<&str>) -> Result<Tally> {
+fn mutations(root: &Path, filter: &[String]) -> Result<Tally> {
     let mut command = setup::cargo();
     command
         .current_dir(root)
         .args(["test", "--locked", "--no-fail-fast"])
         .args(["--package", "nacre-bdev-replica-sim"])
-        .args(["--features", "mutations", "--test", "mutations"])
+        .args(["--features", "mutations", "--test", "mutations", "--"])
         .args(filter);
     let mut reader = CargoTest::default();
     let end = process::stream(&mut command, MUTATION_LIMIT, |line| reader.line(line))?;
     Ok(finish(reader, "mutations", end, filter))
 }
 
-fn finish(reader: CargoTest, suite: &str, end: End, filter: Option<&str>) -> Tally {
+fn finish(reader: CargoTest, suite: &str, end: End, filter: &[String]) -> Tally {
     let mut tally = reader.finish(suite, end);
-    if filter.is_some() && end.success() && tally.passed == 0 {
+    if !filter.is_empty() && end.success() && tally.passed == 0 {
         // With a filter it is normal that a suite has nothing to run.
         tally = Tally::default();
     }
