@@ -16,8 +16,8 @@ use crate::table;
 pub(crate) struct Channel {
     pair: Rc<RefCell<Pair>>,
     lane: usize,
-    /// Turns readable with the vector of the queue pair, whichever descriptor that has at the time; `None` where
-    /// the queue pair can only be polled.
+    /// Turns readable with the vector of the queue pair, whichever descriptor that has at the time, and with the
+    /// control's bell; `None` where the queue pair can only be polled.
     sleeper: Option<Sleeper>,
 }
 
@@ -35,10 +35,12 @@ impl Channel {
         let vector = pair.borrow().link().vector;
         let sleeper = match vector {
             None => None,
-            Some(_) => Some(Sleeper {
-                set: EventSet::new()?,
-                watched: None,
-            }),
+            Some(_) => {
+                let set = EventSet::new()?;
+                // The pair, which this holds, keeps it open.
+                set.add_raw(pair.borrow().link().bell(), 0)?;
+                Some(Sleeper { set, watched: None })
+            }
         };
         let lane = pair.borrow_mut().open_lane(device, pool.clone());
         let mut channel = Channel {

@@ -85,6 +85,8 @@ pub(crate) enum NoPair {
     Detached { name: String },
     #[error("get memory for a queue pair: {0}")]
     Memory(#[from] crate::memory::MemoryError),
+    #[error("make an eventfd for a queue pair: {0}")]
+    Bell(std::io::Error),
 }
 
 impl NoPair {
@@ -93,6 +95,7 @@ impl NoPair {
             NoPair::AllTaken { .. } => std::io::ErrorKind::ResourceBusy,
             NoPair::Detached { .. } => std::io::ErrorKind::NotConnected,
             NoPair::Memory(_) => std::io::ErrorKind::OutOfMemory,
+            NoPair::Bell(error) => error.kind(),
         }
     }
 }
@@ -321,10 +324,14 @@ impl Controller {
         let grant = facts.grant(&function, qid);
         let grant = grant.inspect_err(|_| lock(&self.links).give_back(qid))?;
         let vector = (qid < facts.vectors).then_some(qid);
-        let link = Arc::new(Link::new(qid, vector, grant));
+        let link = Link::new(qid, vector, grant).map_err(|error| {
+            lock(&self.links).give_back(qid);
+            NoPair::Bell(error)
+        })?;
+        let link = Arc::new(link);
         lock(&self.links).add(Arc::clone(&link));
         if matches!(*lock(&self.state), State::Removed | State::Failed { .. }) {
-            link.phase.set(crate::phase::State::Gone);
+            link.tell(crate::phase::State::Gone);
         }
         Ok(link)
     }

@@ -1,12 +1,15 @@
 //! What the owner of a queue pair (a core) and the control (the home reactor) share about it.
 
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use rustix::event::{EventfdFlags, eventfd};
+
 use crate::data::SglSupport;
 use crate::function::Function;
-use crate::phase::Phase;
+use crate::phase::{Phase, State};
 use crate::ring::{Doorbell, Rings, Shadows};
 
 /// With what a queue pair works: fixed from one time it was made to the next.
@@ -17,6 +20,8 @@ pub(crate) struct Grant {
     pub cq: Doorbell,
     pub shadows: Option<Arc<Shadows>>,
     pub sgl: SglSupport,
+    /// By which the completion queue interrupts; `None`: it does not.
+    pub vector: Option<u16>,
     /// Where a buffer's address is noted.
     pub key: usize,
     /// Delays before a command is sent again, by CRD.
@@ -25,9 +30,14 @@ pub(crate) struct Grant {
 
 pub(crate) struct Link {
     pub qid: u16,
-    /// Of the function; `None`: polled.
+    /// Of the function, if the queue may have it; `None`: it can only be polled.
     pub vector: Option<u16>,
     pub phase: Phase,
+    /// The completion queue is to interrupt from the next time on that it is made.
+    pub interrupts: AtomicBool,
+    /// Turns readable when the phase changed, for an owner that sleeps; and whether it was made so.
+    bell: OwnedFd,
+    rung: AtomicBool,
     grant: Mutex<Arc<Grant>>,
     /// Its owner is gone: the queue is to be deleted once nothing is in flight.
     pub deserted: AtomicBool,
@@ -36,15 +46,37 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    pub fn new(qid: u16, vector: Option<u16>, grant: Grant) -> Link {
-        Link {
+    pub fn new(qid: u16, vector: Option<u16>, grant: Grant) -> std::io::Result<Link> {
+        Ok(Link {
             qid,
             vector,
             phase: Phase::new(),
+            interrupts: AtomicBool::new(false),
+            bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            rung: AtomicBool::new(false),
             grant: Mutex::new(Arc::new(grant)),
             deserted: AtomicBool::new(false),
             made: AtomicBool::new(false),
+        })
+    }
+
+    /// Control: says what the owner may do from now on, and wakes it.
+    pub fn tell(&self, state: State) {
+        self.phase.set(state);
+        // Full means set.
+        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+        self.rung.store(true, Ordering::Release);
+    }
+
+    /// Owner: the bell was heard. What it rang for is seen afterwards.
+    pub fn hear(&self) {
+        if self.rung.load(Ordering::Relaxed) && self.rung.swap(false, Ordering::Acquire) {
+            let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
         }
+    }
+
+    pub fn bell(&self) -> RawFd {
+        self.bell.as_raw_fd()
     }
 
     pub fn grant(&self) -> Arc<Grant> {
@@ -72,6 +104,8 @@ pub(crate) enum Want {
     Make,
     /// Its owner is gone: delete it.
     Delete,
+    /// Nothing is in it, and nothing will be before it is made again, with interrupts or without.
+    Interrupts { on: bool },
     /// A command is not answered. `stage` counts what was tried before.
     Late {
         cid: u16,

@@ -82,6 +82,7 @@ impl Facts {
             cq: Doorbell::completion(qid, self.stride),
             shadows: self.shadows.clone(),
             sgl: self.sgl.unwrap_or(SglSupport::No),
+            vector: None,
             key: function.slot(),
             delays: self.delays,
         }

@@ -99,14 +99,16 @@ impl Controller {
                 })?)
             }
         };
-        let grant = facts.regrant(&function, link.qid, rings);
+        let mut grant = facts.regrant(&function, link.qid, rings);
+        grant.vector = link
+            .vector
+            .filter(|vector| *vector < facts.vectors && link.interrupts.load(Ordering::Relaxed));
         if let Some(shadows) = &grant.shadows {
             grant.sq.clear(shadows);
             grant.cq.clear(shadows);
         }
         let (qid, entries) = (link.qid, u32::from(grant.rings.entries));
-        let vector = link.vector.filter(|vector| *vector < facts.vectors);
-        let cq = create_cq(0, qid, entries, grant.rings.cq.address(0), vector);
+        let cq = create_cq(0, qid, entries, grant.rings.cq.address(0), grant.vector);
         let sq = create_sq(0, qid, entries, grant.rings.sq.address(0), qid);
         self.ask(core, plain(cq), &[], &mut []).await?;
         if let Err(error) = self.ask(core, plain(sq), &[], &mut []).await {
@@ -116,7 +118,7 @@ impl Controller {
         link.made.store(true, Ordering::Relaxed);
         link.set_grant(grant);
         let generation = lock(&self.links).next_generation();
-        link.phase.set(Phase::Live(generation));
+        link.tell(Phase::Live(generation));
         Ok(())
     }
 
@@ -147,7 +149,7 @@ impl Controller {
     pub(super) async fn quiesce_all(&self, core: &CoreHandle) {
         let links = self.all_links();
         for link in &links {
-            link.phase.set(Phase::Quiescing);
+            link.tell(Phase::Quiescing);
         }
         for link in &links {
             self.until_quiet(core, link).await;
@@ -155,7 +157,7 @@ impl Controller {
     }
 
     pub(super) async fn quiesce(&self, core: &CoreHandle, link: &Link) {
-        link.phase.set(Phase::Quiescing);
+        link.tell(Phase::Quiescing);
         self.until_quiet(core, link).await;
     }
 
@@ -169,7 +171,7 @@ impl Controller {
     pub(super) fn end_queues(&self) {
         for link in self.all_links() {
             link.made.store(false, Ordering::Relaxed);
-            link.phase.set(Phase::Gone);
+            link.tell(Phase::Gone);
         }
     }
 }

@@ -53,6 +53,7 @@ impl Controller {
         match report.want {
             Want::Make => self.make_asked(core, &link).await,
             Want::Delete => self.delete_asked(core, &link).await,
+            Want::Interrupts { on } if current => self.switch_asked(core, &link, report, on).await,
             Want::Late {
                 cid,
                 opcode,
@@ -92,7 +93,10 @@ impl Controller {
                 );
                 let _ = self.reset_for(core, ResetReason::ProtocolError).await;
             }
-            Want::Late { .. } | Want::Abort { .. } | Want::Liar { .. } => {}
+            Want::Interrupts { .. }
+            | Want::Late { .. }
+            | Want::Abort { .. }
+            | Want::Liar { .. } => {}
         }
     }
 
@@ -184,7 +188,7 @@ impl Controller {
                 return;
             }
         }
-        link.phase.set(Phase::Gone);
+        link.tell(Phase::Gone);
         lock(&self.links).remove(link.qid);
     }
 
@@ -195,15 +199,47 @@ impl Controller {
             return;
         }
         count(&self.counters.queue_resets);
-        self.quiesce(core, link).await;
-        let outcome = match self.delete_queue(core, link, self.hurry()).await {
-            Ok(()) => self.make_queue(core, link).await,
-            Err(error) => Err(error),
-        };
+        let outcome = self.remake(core, link).await;
         drop(guard);
         if let Err(error) = outcome {
             tracing::error!(controller = self.name(), qid = link.qid, %error, "NVMe queue pair not reset");
             let _ = self.reset_for(core, ResetReason::Timeout).await;
+        }
+    }
+
+    async fn remake(&self, core: &CoreHandle, link: &Arc<Link>) -> Result<(), ControlError> {
+        self.quiesce(core, link).await;
+        self.delete_queue(core, link, self.hurry()).await?;
+        self.make_queue(core, link).await
+    }
+
+    /// Makes a queue pair that is empty again, with interrupts or without: what a completion queue does is fixed when
+    /// it is made (Base 5.2.1, IEN), and nothing else masks them: INTMS is not for MSI-X, whose table is the kernel's.
+    async fn switch_asked(
+        self: &Arc<Self>,
+        core: &CoreHandle,
+        link: &Arc<Link>,
+        report: Report,
+        on: bool,
+    ) {
+        let guard = self.lifecycle.lock().await;
+        // If it was made anew meanwhile, its owner has begun to use that, and asks again.
+        let current = link.phase.state() == Phase::Live(report.generation);
+        if !current || !self.is_live() || link.deserted.load(Ordering::Acquire) {
+            return;
+        }
+        link.interrupts.store(on, Ordering::Relaxed);
+        let outcome = self.remake(core, link).await;
+        drop(guard);
+        tracing::debug!(
+            controller = self.name(),
+            qid = link.qid,
+            on,
+            "interrupts of an NVMe queue"
+        );
+        if let Err(error) = outcome {
+            tracing::error!(controller = self.name(), qid = link.qid, %error, "NVMe queue pair not made again");
+            let _ = self.reset_for(core, ResetReason::AdminFailed).await;
         }
     }
 

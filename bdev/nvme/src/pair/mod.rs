@@ -11,9 +11,13 @@
 //!          flush: one doorbell for everything
 //! ```
 //!
+//! The queue is made without interrupts, and as long as its core polls that stays so; what happens when the core
+//! wants to sleep is in `interrupts.rs`.
+//!
 //! A slot holds an I/O and its buffers from `place` to `finish`; nothing else ends it. What happens when the
 //! queue is made anew, or the drive is gone, is in `recover.rs`; where the data is, in `place.rs`.
 
+mod interrupts;
 mod place;
 mod recover;
 mod slot;
@@ -24,8 +28,9 @@ use std::time::Duration;
 
 use nacre_bdev::{Completion, Done, Io, Op, Status};
 use nacre_hugepages::Pool;
-use nacre_reactor::{Idle, Nanos};
+use nacre_reactor::Nanos;
 
+use self::interrupts::Switch;
 pub(crate) use self::place::Placed;
 use self::slot::{NO_LANE, Slot, Stage};
 use crate::command::{self, Verdict};
@@ -35,9 +40,9 @@ use crate::link::{Grant, Link, Report, Want, count};
 use crate::phase::Word;
 use crate::ring::{Answer, Head, Tail};
 
-/// How long a sleeping core may fail to notice that the control did something.
+/// How long a sleeping core may fail to notice that an interrupt was lost.
 const LOOK: Duration = Duration::from_millis(100);
-/// The same, while it waits for nothing else.
+/// How long it sleeps where time alone tells that it can go on.
 const LOOK_SOON: Duration = Duration::from_micros(500);
 /// How long a controller with shadow doorbells may complete nothing of what it has before its registers are written too.
 const NUDGE: Duration = Duration::from_millis(10);
@@ -64,7 +69,7 @@ pub(crate) struct Pair {
     /// To be sent again, when.
     again: Vec<(Nanos, u16)>,
     lanes: Vec<Option<Lane>>,
-    /// Lanes in which something waits.
+    /// Lanes in which something waits, and one more while all have to: nothing goes past what waits.
     hungry: u32,
     /// Where a list is put together.
     scratch: Box<[u8; crate::data::PAGE]>,
@@ -75,6 +80,7 @@ pub(crate) struct Pair {
     next_look: Nanos,
     /// Where the completion queue was at the last scan, if commands were under way.
     still: Option<u32>,
+    switch: Switch,
 }
 
 /// What [`Pair::start`] made of an I/O.
@@ -125,6 +131,7 @@ impl Pair {
             next_scan: Nanos::ZERO,
             next_look: Nanos::ZERO,
             still: None,
+            switch: Switch::default(),
             link,
             grant,
         }
@@ -283,6 +290,9 @@ impl Pair {
     /// What waits: to be sent again, or to be sent at all.
     #[inline(never)]
     fn resume(&mut self, at: usize) {
+        if self.is_switching() {
+            return self.go_on_switching();
+        }
         if !self.again.is_empty() {
             self.send_again();
         }
@@ -467,42 +477,6 @@ impl Pair {
             grant.sq.ring(&*grant.function, shadows, before, tail);
         }
         self.link.phase.leave();
-    }
-
-    pub fn arm(&mut self, at: usize, now: Nanos) -> Idle {
-        let lane = self.lane(at);
-        if !lane.ready.is_empty() {
-            return Idle::Busy;
-        }
-        if lane.inflight == 0 {
-            return Idle::Quiet;
-        }
-        if !self.live || self.link.phase.word() != self.word {
-            return Idle::Until(now + LOOK_SOON);
-        }
-        if !self.tail.is_rung() {
-            return Idle::Busy;
-        }
-        if self.hungry > 0 || !self.again.is_empty() {
-            return Idle::Until(now + LOOK_SOON);
-        }
-        let Some(vector) = self.link.vector else {
-            return Idle::Busy;
-        };
-        // Some controllers send no further interrupt before they know that what the last was about was read.
-        if !self.head.is_rung() {
-            self.ring_doorbells(true);
-        }
-        self.grant.function.acknowledge(vector);
-        Idle::Until((now + LOOK).min(self.next_scan.max(now + LOOK_SOON)))
-    }
-
-    /// The descriptor of its vector, as of now.
-    pub fn vector_fd(&self) -> Option<std::os::fd::RawFd> {
-        let grant = self.link.grant();
-        self.link
-            .vector
-            .and_then(|vector| grant.function.vector_fd(vector))
     }
 
     /// The last user has gone: the queues are to be deleted.

@@ -17,6 +17,7 @@ impl Pair {
     /// The control changed the phase: does what follows from it.
     #[cold]
     pub(super) fn follow(&mut self) {
+        self.link.hear();
         let word = self.link.phase.word();
         // Answers that arrived before are answers, whatever happened to the queue since.
         self.live = false;
@@ -51,6 +52,7 @@ impl Pair {
         self.head = Head::new(rings.entries);
         self.sent = 0;
         self.still = None;
+        self.end_switching();
         // The new queue may have shadow doorbells where the old one had none.
         self.next_scan = self.now;
         for index in 0..self.slots.len() as u16 {
@@ -174,6 +176,7 @@ impl Pair {
 
     /// The controller reaches no memory any more: everything ends.
     fn end_all(&mut self) {
+        self.end_switching();
         self.again.clear();
         self.sent = 0;
         for index in 0..self.slots.len() as u16 {
@@ -197,6 +200,7 @@ impl Pair {
     pub(super) fn scan(&mut self) {
         if self.now >= self.next_look {
             self.next_look = self.now + self.tick.unwrap_or(super::LOOK);
+            self.look_at_interrupts();
             if self.tick.is_some() && self.live {
                 self.look_for_late();
             }

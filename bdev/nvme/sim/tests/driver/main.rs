@@ -4,6 +4,7 @@ mod attach;
 mod everything;
 mod faults;
 mod health;
+mod interrupts;
 mod namespaces;
 mod random;
 mod removal;

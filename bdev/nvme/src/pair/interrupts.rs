@@ -1,0 +1,140 @@
+//! Sleeping: interrupts, which cost somebody a microsecond each, only while the core wants them.
+//!
+//! ```text
+//!   polled ── arm, with I/O under way ─▶ drains ── empty ─▶ asked ── the control makes the queue again ─▶ interrupts
+//!   interrupts ── many looks without arm ─▶ drains ─ …                                           ─▶ polled
+//! ```
+//!
+//! While it drains, what is submitted waits, and the core does not sleep; once the queue is empty there is nothing to
+//! be interrupted for, and the control's bell wakes. So no command is interrupted by it, nor sent twice.
+
+use std::os::fd::RawFd;
+use std::sync::atomic::Ordering;
+
+use nacre_reactor::Idle;
+use nacre_reactor::Nanos;
+
+use super::{LOOK, LOOK_SOON, Pair};
+use crate::link::Want;
+
+/// Looks at what is under way, in a row, after which a core that never wanted to sleep meanwhile is taken for one that
+/// polls.
+const POLLED_LOOKS: u8 = 2 * super::TICKS as u8;
+
+/// From interrupts to none, or back.
+#[derive(Debug, Default)]
+pub(super) struct Switch {
+    to: Option<bool>,
+    asked: bool,
+    polled_looks: u8,
+}
+
+impl Pair {
+    pub(super) fn is_switching(&self) -> bool {
+        self.switch.to.is_some()
+    }
+
+    /// Lets the queue run empty, if it can be made otherwise at all.
+    #[cold]
+    fn switch(&mut self, on: bool) {
+        let is_so = self.link.interrupts.load(Ordering::Relaxed) == on;
+        if self.link.vector.is_none() || is_so || self.is_switching() {
+            return;
+        }
+        self.switch.to = Some(on);
+        self.hungry += 1;
+        self.go_on_switching();
+    }
+
+    #[cold]
+    pub(super) fn go_on_switching(&mut self) {
+        if let Some(on) = self.switch.to
+            && self.sent == 0
+            && self.live
+            && !self.switch.asked
+        {
+            self.switch.asked = true;
+            self.report(Want::Interrupts { on });
+        }
+    }
+
+    /// The queue was made anew, for this or another reason, or is gone.
+    pub(super) fn end_switching(&mut self) {
+        if self.switch.to.take().is_some() {
+            self.hungry -= 1;
+        }
+        self.switch.asked = false;
+    }
+
+    /// Now and then.
+    pub(super) fn look_at_interrupts(&mut self) {
+        // It may not have been heard.
+        self.switch.asked = false;
+        if self.grant.vector.is_none() || !self.live {
+            return;
+        }
+        self.switch.polled_looks += 1;
+        if self.switch.polled_looks >= POLLED_LOOKS {
+            self.switch.polled_looks = 0;
+            self.switch(false);
+        }
+    }
+
+    pub fn arm(&mut self, at: usize, now: Nanos) -> Idle {
+        self.switch.polled_looks = 0;
+        // Before the phase is looked at: what is told from here on is heard.
+        self.link.hear();
+        let lane = self.lane(at);
+        if !lane.ready.is_empty() {
+            return Idle::Busy;
+        }
+        if lane.inflight == 0 {
+            return Idle::Quiet;
+        }
+        if self.link.phase.word() != self.word {
+            return Idle::Busy;
+        }
+        if !self.live {
+            self.acknowledge();
+            return Idle::Until(now + LOOK);
+        }
+        if !self.tail.is_rung() {
+            return Idle::Busy;
+        }
+        if self.is_switching() {
+            if !self.switch.asked {
+                return Idle::Busy;
+            }
+            self.acknowledge();
+            return Idle::Until(now + LOOK);
+        }
+        if self.hungry > 0 || !self.again.is_empty() {
+            return Idle::Until(now + LOOK_SOON);
+        }
+        if self.grant.vector.is_none() {
+            self.switch(true);
+            return Idle::Busy;
+        }
+        // Some controllers send no further interrupt before they know that what the last was about was read.
+        if !self.head.is_rung() {
+            self.ring_doorbells(true);
+        }
+        self.acknowledge();
+        Idle::Until((now + LOOK).min(self.next_scan.max(now + LOOK_SOON)))
+    }
+
+    /// What fired before is no reason to wake up.
+    fn acknowledge(&self) {
+        if let Some(vector) = self.link.vector {
+            self.link.grant().function.acknowledge(vector);
+        }
+    }
+
+    /// The descriptor of its vector, as of now.
+    pub fn vector_fd(&self) -> Option<RawFd> {
+        let grant = self.link.grant();
+        self.link
+            .vector
+            .and_then(|vector| grant.function.vector_fd(vector))
+    }
+}
