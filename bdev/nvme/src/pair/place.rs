@@ -396,7 +396,10 @@ fn bounced(
     pool: &Pool,
 ) -> Result<Parts, Unpointed> {
     if bounce.is_none() {
-        if bytes > pool.max_len() {
+        // What the drive reads could not be copied to where others may be looking: the layer above broke its promise,
+        // and the drive need not be asked.
+        let shared = !fill && !bufs.iter().all(Buf::is_unshared);
+        if shared || bytes > pool.max_len() {
             return Err(Unpointed::Impossible);
         }
         let mut copy = pool.acquire(bytes).ok_or(Unpointed::NoBuffer)?;

@@ -145,9 +145,10 @@ impl Pair {
     pub(super) fn half_answered(&mut self, index: u16, answer: u16, at: u32, done: &mut Done) {
         let slot = &mut self.slots[usize::from(index)];
         slot.stage = Stage::Free;
-        let first = match slot.half {
-            Half::Second => slot.partner,
-            _ => index,
+        let of_write = slot.half == Half::Second;
+        let first = match of_write {
+            true => slot.partner,
+            false => index,
         };
         let other = self.slots[usize::from(first)].partner;
         let whole = &mut self.slots[usize::from(first)];
@@ -156,6 +157,7 @@ impl Pair {
             return;
         };
         debug_assert_eq!(self.slots[usize::from(other)].stage, Stage::Free);
+        let compared = if of_write { before } else { answer };
         self.leave_fused(first);
         // What is the cause, and not "its other half failed".
         let follows = StatusCode::ABORTED_FAILED_FUSED;
@@ -168,8 +170,11 @@ impl Pair {
         };
         match command::verdict(field, Op::CompareAndWrite) {
             Verdict::Done(status) => self.finish(first, status, at, done),
-            // Whether the write was carried out nobody knows.
+            // Whether the write was carried out nobody knows, wholly or in part: to compare again would be to compare
+            // with what was written.
             Verdict::Aborted => self.end(first, Status::Aborted),
+            Verdict::Again { .. } if compared == 0 => self.end(first, Status::Aborted),
+            // It was not come to.
             Verdict::Again { .. } => self.end(first, Status::Retry),
         }
     }
