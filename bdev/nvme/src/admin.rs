@@ -1,7 +1,8 @@
 //! The admin queue: commands as futures of the home reactor, and asynchronous event requests that wait there.
 //!
-//! A slot has a page for data. A command that is given up (its time is over) keeps its slot and its page, which
-//! the controller may still write to, until the controller was reset.
+//! A slot has a page for data. More than a page goes through an area that one command has at a time. A command that is
+//! given up (its time is over) keeps its slot, and its page or the area, which the controller may still write to, until
+//! the controller was reset.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -33,6 +34,12 @@ pub(crate) const EVENTS_MAX: u16 = 4;
 const SLOTS: u16 = ENTRIES - 1;
 /// Commands, but for event requests.
 const COMMANDS: u16 = SLOTS - EVENTS_MAX;
+/// Data of one command, at most.
+pub(crate) const DATA_MAX: usize = 128 << 10;
+/// Of the data area, behind the data: where its pages are listed. The first of them is in the command itself.
+const LIST_AT: usize = DATA_MAX;
+const _: () = assert!((DATA_MAX / PAGE - 1) * 8 <= PAGE);
+
 /// How long a command waits between two looks for a slot.
 const MOMENT: Duration = Duration::from_micros(200);
 
@@ -48,6 +55,8 @@ pub(crate) struct Admin {
 struct Inside {
     queue: Option<Queue>,
     slots: Vec<Slot>,
+    /// Whose the area for more than a page is, if that slot is not free.
+    area_of: Option<usize>,
     events: VecDeque<AsyncEvent>,
     /// Completions that answer nothing.
     lies: u64,
@@ -71,15 +80,41 @@ pub(crate) struct AdminMemory {
     pub sq: DmaMemory,
     pub cq: DmaMemory,
     pages: DmaMemory,
+    area: DmaMemory,
 }
 
 impl AdminMemory {
     pub fn allocate(function: &Arc<dyn Function>) -> Result<AdminMemory, MemoryError> {
+        let area = DmaMemory::allocate(function, LIST_AT + PAGE)?;
+        for page in 1..DATA_MAX / PAGE {
+            let entry = area.address(page * PAGE).to_le_bytes();
+            area.write(LIST_AT + (page - 1) * entry.len(), &entry);
+        }
         Ok(AdminMemory {
+            area,
             sq: DmaMemory::allocate(function, PAGE)?,
             cq: DmaMemory::allocate(function, PAGE)?,
             pages: DmaMemory::allocate(function, usize::from(COMMANDS) * PAGE)?,
         })
+    }
+
+    /// Where so many bytes of the command in a slot are: the memory, and the place in it.
+    fn place(&self, index: usize, bytes: usize) -> (&DmaMemory, usize) {
+        match bytes > PAGE {
+            true => (&self.area, 0),
+            false => (&self.pages, index * PAGE),
+        }
+    }
+
+    fn pointer(&self, index: usize, bytes: usize) -> Pointer {
+        let (memory, at) = self.place(index, bytes);
+        let second = match bytes {
+            ..=PAGE => 0,
+            // Two pages need no list.
+            _ if bytes <= 2 * PAGE => memory.address(PAGE),
+            _ => memory.address(LIST_AT),
+        };
+        Pointer::prp(memory.address(at), second)
     }
 }
 
@@ -117,6 +152,7 @@ impl Admin {
             state: Mutex::new(Inside {
                 queue: None,
                 slots: (0..SLOTS).map(|_| Slot::default()).collect(),
+                area_of: None,
                 events: VecDeque::new(),
                 lies: 0,
                 closed: Some(ControlError::Detached),
@@ -163,16 +199,16 @@ impl Admin {
     ) -> Result<Answer, ControlError> {
         let opcode = sqe.opcode;
         let bytes = data.len().max(into.len());
-        if bytes > PAGE {
+        if bytes > DATA_MAX {
             return Err(ControlError::DataLength {
                 opcode,
                 bytes,
-                maximum: PAGE,
+                maximum: DATA_MAX,
             });
         }
         let deadline = core.now() + limit;
         let index = loop {
-            if let Some(index) = self.send(&sqe, data, bytes > 0)? {
+            if let Some(index) = self.send(&sqe, data, bytes)? {
                 break index;
             }
             if core.now() >= deadline {
@@ -200,15 +236,16 @@ impl Admin {
         if !into.is_empty() && answer.status.is_success() {
             let state = lock(&self.state);
             if let Some(queue) = &state.queue {
-                queue.memory.pages.read(usize::from(index) * PAGE, into);
+                let (memory, at) = queue.memory.place(index.into(), bytes);
+                memory.read(at, into);
             }
         }
         drop(waiting);
         Ok(answer)
     }
 
-    /// `None`: no slot is free.
-    fn send(&self, sqe: &Sqe, data: &[u8], has_data: bool) -> Result<Option<u16>, ControlError> {
+    /// `None`: no slot is free, or another command has the area.
+    fn send(&self, sqe: &Sqe, data: &[u8], bytes: usize) -> Result<Option<u16>, ControlError> {
         let mut state = lock(&self.state);
         if let Some(why) = &state.closed {
             return Err(why.clone());
@@ -220,18 +257,27 @@ impl Admin {
         let Some(index) = commands.iter().position(|slot| slot.stage == Stage::Free) else {
             return Ok(None);
         };
+        let area_of = state.area_of.filter(|owner| *owner != index);
+        let is_taken = area_of.is_some_and(|owner| state.slots[owner].stage != Stage::Free);
+        if bytes > PAGE && is_taken {
+            return Ok(None);
+        }
         let Some(queue) = &state.queue else {
             return Err(ControlError::Gone);
         };
         let mut sqe = *sqe;
-        let pages = &queue.memory.pages;
-        if has_data {
-            pages.zero(index * PAGE, PAGE);
-            pages.write(index * PAGE, data);
-            set_pointer(&mut sqe, &Pointer::prp(pages.address(index * PAGE), 0));
+        if bytes > 0 {
+            let (memory, at) = queue.memory.place(index, bytes);
+            memory.zero(at, bytes.max(PAGE));
+            memory.write(at, data);
+            set_pointer(&mut sqe, &queue.memory.pointer(index, bytes));
         } else {
             sqe.set_psdt(nacre_nvmf_wire::sqe::Psdt::Prp);
         }
+        state.area_of = match bytes > PAGE {
+            true => Some(index),
+            false => area_of,
+        };
         state.push(index, sqe, Stage::Sent);
         Ok(Some(index as u16))
     }

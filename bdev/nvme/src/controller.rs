@@ -205,7 +205,8 @@ impl Controller {
     }
 
     /// Passes an admin command through, if it is one that only reads: Identify, Get Log Page, Get Features. The
-    /// command identifier and the data pointer are the driver's.
+    /// command identifier and the data pointer are the driver's. Up to 128 KiB of data, or MDTS if that is less; what
+    /// is longer is read in parts (Get Log Page has an offset).
     pub async fn admin(&self, sqe: Sqe, data: AdminData) -> Result<AdminReply, ControlError> {
         self.at_home(move |this, core| async move { this.pass_through(&core, sqe, data).await })
             .await

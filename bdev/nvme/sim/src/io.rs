@@ -103,7 +103,7 @@ impl State {
     }
 
     /// Checks a limit of 2^n pages, 0 for none.
-    fn limit(
+    pub fn limit(
         &mut self,
         sqe: &Sqe,
         bytes: usize,

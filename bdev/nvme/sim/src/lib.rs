@@ -45,6 +45,7 @@ pub use config::{Config, Format, NamespaceConfig};
 pub use drive::Drive;
 pub use faults::{Action, Chances, Rule, Target};
 pub use function::SimFunction;
+pub use logs::telemetry;
 pub use media::Keep;
 pub use memory::Iommu;
 pub use random::Random;

@@ -13,6 +13,16 @@ use nacre_nvmf_wire::{Sqe, StatusCode};
 
 use crate::state::State;
 
+/// Of the telemetry log, which is long.
+const TELEMETRY_BYTES: usize = 300 << 10;
+
+/// What the telemetry log holds: no two pages are alike.
+pub fn telemetry() -> Vec<u8> {
+    (0..TELEMETRY_BYTES)
+        .map(|at| (at / 4096 * 7 + at % 251) as u8)
+        .collect()
+}
+
 /// Entries of the error log that are kept.
 const ERRORS_KEPT: usize = 64;
 
@@ -29,6 +39,7 @@ impl State {
                     lid::ERROR_INFORMATION,
                     lid::SMART_HEALTH,
                     lid::FIRMWARE_SLOT,
+                    lid::TELEMETRY_HOST,
                     lid::CHANGED_NAMESPACE_LIST,
                     lid::COMMANDS_SUPPORTED_AND_EFFECTS,
                 ];
@@ -65,12 +76,16 @@ impl State {
                 }
                 list
             }
+            lid::TELEMETRY_HOST => telemetry(),
             lid::COMMANDS_SUPPORTED_AND_EFFECTS => effects().as_bytes().to_vec(),
             _ => return StatusCode::INVALID_LOG_PAGE.with_dnr(),
         };
         let (from, len) = (get.offset as usize, get.bytes() as usize);
         if get.index_offset || from > log.len() {
             return StatusCode::INVALID_FIELD.with_dnr();
+        }
+        if let Err(status) = self.limit(sqe, len, self.config.mdts, "MDTS") {
+            return status;
         }
         let mut part = log[from..].to_vec();
         part.resize(len, 0);

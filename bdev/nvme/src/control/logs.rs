@@ -8,6 +8,7 @@ use nacre_nvmf_wire::{Fuse, Sqe};
 use nacre_reactor::CoreHandle;
 use zerocopy::FromBytes;
 
+use crate::admin::DATA_MAX;
 use crate::controller::{AdminData, AdminReply, Controller};
 use crate::data::PAGE;
 use crate::error::ControlError;
@@ -74,16 +75,19 @@ impl Controller {
             }
             _ => room,
         };
-        if room > PAGE || writes > PAGE {
+        let mdts = self.facts().info.mdts_bytes.unwrap_or(u64::MAX);
+        let maximum = usize::try_from(mdts).map_or(DATA_MAX, |mdts| mdts.min(DATA_MAX));
+        let bytes = room.max(writes);
+        if bytes > maximum {
             return Err(ControlError::DataLength {
                 opcode,
-                bytes: room.max(writes),
-                maximum: PAGE,
+                bytes,
+                maximum,
             });
         }
         sqe.set_fuse(Fuse::Normal);
         // Always with a page: what of it is not asked for is left out.
-        let mut page = vec![0; PAGE];
+        let mut page = vec![0; bytes.max(PAGE)];
         let answer = self.ask(core, sqe, &[], &mut page).await?;
         page.truncate(room);
         Ok(AdminReply {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use nacre_bdev::{Bdev, Op, Status, Support};
 use nacre_bdev_nvme::{AdminData, AttachError, ControlError, Event, FunctionError, Options, State};
-use nacre_bdev_nvme_sim::{Action, Config, Keep, NamespaceConfig, Rule, Target};
+use nacre_bdev_nvme_sim::{Action, Config, Keep, NamespaceConfig, Rule, Target, telemetry};
 use nacre_nvmf_wire::commands::admin::{Abort, GetFeatures, GetLogPage, Identify, SetFeatures};
 use nacre_nvmf_wire::features::fid;
 use nacre_nvmf_wire::identify::cns;
@@ -357,6 +357,95 @@ fn admin_commands_passed_through() {
         .core
         .block_on(async move { again.admin(identify, page).await });
     assert_eq!(error, Err(ControlError::Detached));
+    rig.drive.check();
+}
+
+/// Goal: long logs arrive whole, in one command up to 128 KiB or MDTS and in parts beyond, side by side too; what is longer
+/// is refused with both numbers; and a command that hangs takes the room for them no longer than until the reset.
+#[test]
+fn long_logs_passed_through() {
+    let mut rig = Rig::new(Config::default());
+    let controller = rig.attach_with(Options {
+        admin_timeout: Duration::from_millis(200),
+        ..Options::new("nvme0")
+    });
+    let expected = telemetry();
+    let log = |offset: usize, bytes: usize| {
+        GetLogPage::new(lid::TELEMETRY_HOST, bytes as u32, offset as u64).to_sqe(0, u32::MAX)
+    };
+    let ask = |rig: &mut Rig, offset: usize, bytes: usize| {
+        let controller = controller.clone();
+        rig.core.block_on(async move {
+            controller
+                .admin(log(offset, bytes), AdminData::Read(bytes))
+                .await
+        })
+    };
+    for bytes in [4, 4096, 4100, 8192, 8196, 12 << 10, 64 << 10, 128 << 10] {
+        for offset in [0, 512, 5000, 100 << 10] {
+            let reply = ask(&mut rig, offset, bytes).expect("it only reads");
+            assert!(
+                reply.data == expected[offset..offset + bytes],
+                "{bytes} bytes at {offset}"
+            );
+        }
+    }
+    let error = ask(&mut rig, 0, (128 << 10) + 4).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "Get Log Page asks for 131076 bytes of data; at most 131072 are possible"
+    );
+    // All at once, more than there are slots.
+    let (asked, many) = (controller.clone(), 40);
+    let replies = rig.core.block_on(async move {
+        let all = (0..many).map(|at| {
+            let (asked, bytes) = (asked.clone(), if at % 3 == 0 { 512 } else { 32 << 10 });
+            async move {
+                let read = AdminData::Read(bytes);
+                (at, asked.admin(log(at * 4096, bytes), read).await)
+            }
+        });
+        futures_util::future::join_all(all).await
+    });
+    for (at, reply) in replies {
+        let data = reply.expect("it waits for its turn").data;
+        assert!(data == expected[at * 4096..at * 4096 + data.len()], "{at}");
+    }
+    rig.drive.check();
+    // One that is never answered keeps the room, as the drive may still write to it.
+    let never = Action::Never {
+        done: false,
+        deaf: true,
+    };
+    rig.drive
+        .inject(Rule::next(Target::AdminOp(admin::GET_LOG_PAGE), never));
+    let error = ask(&mut rig, 0, 8192).unwrap_err();
+    assert!(matches!(error, ControlError::Timeout { .. }), "{error}");
+    let error = ask(&mut rig, 0, 8192).unwrap_err();
+    assert_eq!(error, ControlError::Busy);
+    assert!(ask(&mut rig, 0, 4096).is_ok());
+    let asked = controller.clone();
+    rig.core
+        .block_on(async move { asked.reset().await })
+        .unwrap();
+    assert!(ask(&mut rig, 0, 8192).is_ok());
+    rig.detach(&controller);
+    rig.drive.check();
+
+    // A drive that transfers less at a time.
+    let mut rig = Rig::new(Config {
+        mdts: 1,
+        ..Config::default()
+    });
+    let controller = rig.attach();
+    for (bytes, is_possible) in [(8192, true), (8196, false)] {
+        let asked = controller.clone();
+        let reply = rig
+            .core
+            .block_on(async move { asked.admin(log(0, bytes), AdminData::Read(bytes)).await });
+        assert_eq!(reply.is_ok(), is_possible, "{bytes}: {reply:?}");
+    }
+    rig.detach(&controller);
     rig.drive.check();
 }
 
