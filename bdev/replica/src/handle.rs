@@ -173,6 +173,11 @@ pub enum VolumeError {
     },
     #[error("none of the in-sync replicas of \"{name}\" can be reached: {why}")]
     NothingInSync { name: String, why: String },
+    /// There is no memory here for what the device needs: it says nothing of the device, and passes.
+    #[error(
+        "no memory is free to use device \"{device}\" with: {what}; try again when hosts need less"
+    )]
+    Short { device: String, what: String },
     /// The device is there, and holds something older than what the volume served.
     #[error(
         "the replica on \"{device}\" is in sync for the store, but {found}, and \"{name}\" served in epoch \

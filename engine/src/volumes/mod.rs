@@ -248,6 +248,9 @@ impl From<VolumeError> for RpcError {
                 .remedy("find out who has the volume now: its data is newer than what is known here"),
             VolumeError::NothingInSync { .. } => of(Errno::EAGAIN)
                 .remedy("bring a device with an in-sync replica back"),
+            VolumeError::Short { .. } => of(Errno::ENOMEM)
+                .field("device")
+                .remedy("ask again a little later; or give the daemon more buffers"),
             VolumeError::NotBelieved { .. } => of(Errno::EAGAIN)
                 .field("device")
                 .remedy("bring back the device that was written last"),

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
-use nacre_bdev::Bdev;
+use nacre_bdev::{Bdev, OpenError};
 
 use super::Control;
 use super::judge::describe;
@@ -96,10 +96,8 @@ impl Control {
             let why = format!("it has {} bytes, and {needed} are needed", geometry.bytes());
             return Err(refuse(why).into());
         }
-        let disk = self
-            .disks
-            .open(&device.layer, &self.pool)
-            .map_err(|error| refuse(error.to_string()))?;
+        let disk = self.disks.open(&device.layer, &self.pool);
+        let disk = disk.map_err(|error| unopened(name, &error))?;
         Ok((device, disk))
     }
 
@@ -293,6 +291,18 @@ pub(super) enum Credit {
     Trusted,
     /// Nothing.
     None,
+}
+
+/// A device of which no queue could be opened.
+pub(super) fn unopened(name: &str, error: &OpenError) -> VolumeError {
+    let (device, what) = (name.to_owned(), error.to_string());
+    match error.source.kind() {
+        std::io::ErrorKind::OutOfMemory => VolumeError::Short { device, what },
+        _ => VolumeError::Device(NoDevice {
+            name: device,
+            why: what,
+        }),
+    }
 }
 
 /// Why a member that is in sync in the store is not taken for that.

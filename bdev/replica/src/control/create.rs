@@ -10,6 +10,7 @@ use nacre_hugepages::Pool;
 use nacre_reactor::CoreHandle;
 use uuid::Uuid;
 
+use super::attach::unopened;
 use super::disk::{Disk, Disks};
 use super::fence;
 use super::judge::describe;
@@ -18,7 +19,7 @@ use crate::format::{
     BLOCK, Label, LabelError, Place, encode_page, label_offset, newest, page_offset, pages_for,
     region_shift_for,
 };
-use crate::handle::{Devices, MemberDevice, NewVolume, NoDevice, VolumeError};
+use crate::handle::{Devices, MemberDevice, NewVolume, VolumeError};
 use crate::model::{MAX_MEMBERS, MemberRecord, MemberState, RESERVED, Stamp, VolumeRecord};
 use crate::shared::Failure;
 use crate::store::{StoreError, VolumeStore};
@@ -76,13 +77,7 @@ impl Bench {
 
     pub fn open(&self, name: &str, device: &MemberDevice) -> Result<Rc<Disk>, VolumeError> {
         let open = self.disks.open(&device.layer, &self.pool);
-        open.map_err(|error| {
-            NoDevice {
-                name: name.into(),
-                why: error.to_string(),
-            }
-            .into()
-        })
+        open.map_err(|error| unopened(name, &error))
     }
 
     async fn run(
@@ -111,7 +106,7 @@ impl Bench {
                 return Ok(buf);
             }
             if self.core.now() >= patience {
-                return Err(VolumeError::Io {
+                return Err(VolumeError::Short {
                     device: disk.name.clone(),
                     what: format!("no buffer became free within {PATIENCE:?}"),
                 });

@@ -195,16 +195,18 @@ impl Control {
 
     /// Makes sure, now and then, that what was reserved still is: a target may have forgotten it.
     pub(super) async fn stay_reserved(self: Rc<Control>) {
+        let reserved = || -> Vec<(usize, Rc<Live>)> {
+            let present = self.state.borrow().present().into_iter();
+            present.filter(|(_, live)| live.key.get() != 0).collect()
+        };
         loop {
-            let reserved: Vec<(usize, Rc<Live>)> = {
-                let present = self.state.borrow().present().into_iter();
-                present.filter(|(_, live)| live.key.get() != 0).collect()
-            };
-            if reserved.is_empty() {
+            if reserved().is_empty() {
                 self.bells.reserved.notified().await;
                 continue;
             }
             self.core.after(WATCH).await;
+            // Not kept over the pause: a member that is removed meanwhile gives its device back.
+            let reserved = reserved();
             let looks = reserved.iter().map(|(slot, live)| self.look(*slot, live));
             join_all(looks).await;
         }

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use nacre_bdev::Bdev;
+use nacre_bdev::{Bdev, Status};
 use nacre_hugepages::Pool;
 use nacre_reactor::{CoreHandle, Nanos};
 use tokio::sync::{Mutex as AsyncMutex, mpsc};
@@ -241,6 +241,9 @@ impl Control {
         let mut why = String::from("none is in sync");
         loop {
             let mut missing = false;
+            // One that cannot be looked at for want of memory may be the best of them, or the only one: nothing is
+            // decided without it.
+            let mut short = None;
             for member in record.in_sync().filter(|m| !m.offline) {
                 let slot = usize::from(member.slot);
                 if stale.contains(&slot) || found.iter().any(|f| f.slot == slot) {
@@ -256,19 +259,23 @@ impl Control {
                         );
                     }
                     Err(error @ VolumeError::Newer { .. }) => return Err(error),
+                    Err(error @ VolumeError::Short { .. }) => short = Some(error),
                     Err(error) => {
                         why = error.to_string();
                         missing = true;
                     }
                 }
             }
-            let patience = match found.is_empty() {
+            let patience = match found.is_empty() && short.is_none() {
                 // Somebody else comes again.
                 true => Duration::ZERO,
                 false => GRACE,
             };
-            if !missing || self.core.now().since(start) >= patience {
-                break;
+            let over = self.core.now().since(start) >= patience;
+            match short {
+                Some(error) if over => return Err(error),
+                None if over || !missing => break,
+                _ => {}
             }
             self.core.after(LOOK_AGAIN).await;
         }
@@ -381,8 +388,9 @@ fn take_stock(
 }
 
 fn failed(device: &str, why: Failure) -> VolumeError {
-    VolumeError::Io {
-        device: device.to_owned(),
-        what: describe(why),
+    let (device, what) = (device.to_owned(), describe(why));
+    match why {
+        Failure::Shortage | Failure::Status(Status::Retry) => VolumeError::Short { device, what },
+        _ => VolumeError::Io { device, what },
     }
 }

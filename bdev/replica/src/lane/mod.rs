@@ -81,6 +81,8 @@ pub struct Lane {
     pace: Duration,
     /// The view is new, and requests were not yet looked at.
     adopted: bool,
+    /// A write waits for memory for a queue: what was judged is looked at again with the next upkeep.
+    short: bool,
     /// A write ended: others may not overlap anything any more.
     freed: bool,
     /// The view is new to what is parked.
@@ -145,6 +147,7 @@ impl Lane {
             upkeep_at: Nanos::ZERO,
             pace: Duration::from_secs(1),
             adopted: false,
+            short: false,
             freed: false,
             viewed: false,
             later: 0,

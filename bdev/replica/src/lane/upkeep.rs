@@ -55,6 +55,9 @@ impl Lane {
                 self.look_at_hold(index);
             }
         }
+        if std::mem::take(&mut self.short) {
+            self.review();
+        }
     }
 
     fn age(&mut self, index: usize, deadline_ages: u8) {

@@ -285,6 +285,11 @@ impl Lane {
                 _ => verdict = Some(Status::Gone),
             }
         }
+        if verdict.is_none() && self.is_short(again) {
+            // Says nothing of the member: it waits as for a judgement.
+            self.short = true;
+            return self.hold(index);
+        }
         let request = &mut self.requests[index];
         request.failed = 0;
         if verdict.is_none() && again != 0 {

@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use nacre_bdev::Op;
+use nacre_bdev::fault::{Action, Fault};
+
 use super::rig::{DISK_BLOCKS, REGION, World};
 use crate::handle::{Command, Happened, NewVolume, ResyncKind, VolumeError, VolumeState};
 use crate::model::{MemberState, Settings};
@@ -374,31 +377,66 @@ fn verified_in_time() {
 
 /// Copying takes several ranges at a time, and a verification or a repair one of them: they take turns, and
 /// none waits for what the other has while it has what the other waits for.
+///
+/// ```text
+///   write   has a part of the first range, and hangs
+///   copying          has decided for two ranges, pays ─▶ waits for the first
+///   verification                                   pays ─▶ waits for its turn, for the first, too
+/// ```
+///
+/// Were each range a turn of its own, the verification would be next when the write is over: it would wait for the
+/// first range, which copying has, and copying for its turn.
 #[test]
 fn copying_and_verifying_take_turns() {
-    let mut world = World::empty(3);
+    // A chunk of 512 KiB is paid for in 8 s, a region in 16.
     let settings = Settings {
-        resync_bytes_per_s: 16 << 20,
+        resync_bytes_per_s: 64 << 10,
+        deadline_ms: 600_000,
         ..Settings::default()
     };
-    world.create(2, settings).unwrap();
+    let mut world = World::empty(2);
+    world.create(2, settings.clone()).unwrap();
     world.open().unwrap();
-    for lba in (0..8 * REGION).step_by(64) {
-        world.write(lba, 64, 1 + (lba / REGION) as u8);
-    }
-    let add = Command::Add {
-        device: "d2".into(),
-        force: true,
+    world.write(0, 8, 1);
+    // Two chunks are compared, so that what is copied next has to wait: the second after 8 s, and for 8 more.
+    world.run(Command::Verify { repair: false }).unwrap();
+    world.until(|world| world.status().verify.unwrap().compared_bytes == 512 << 10);
+    world.run(Command::StopVerify).unwrap();
+    world.until(|world| !world.status().verify.unwrap().running);
+    world.shelf.take("d1");
+    world.write(0, 8, 2);
+    world.shelf.bring("d1");
+    world.until(|world| world.status().members[1].resync.is_some());
+    world.pass(Duration::from_millis(100));
+    // Nothing was under way when copying began to wait, so it is about to take the region in one go.
+    let hang = Fault {
+        range: Some((2048, 8)),
+        ..Fault::new(Action::Hang).on(&[Op::Write])
     };
-    world.run(add).unwrap();
-    world.until(|world| world.heard(|e| matches!(e, Happened::ResyncStarted { .. })));
-    let mut verified = 0;
-    while world.state() != VolumeState::Healthy {
-        world.run(Command::Verify { repair: true }).unwrap();
-        world.until(|world| world.status().verify.is_some_and(|verify| !verify.running));
-        verified += 1;
-    }
-    assert!(verified > 0, "it was copied before it could be verified");
-    assert_eq!(world.status().verify.unwrap().different_blocks, 0);
-    world.all_equal(&["d0", "d1", "d2"]);
+    let hang = world.shelf.fault("d0").inject(hang).unwrap();
+    let hangs = world.begin_write(0, 8, 3);
+    world.pass(Duration::from_millis(100));
+    world.run(Command::Verify { repair: true }).unwrap();
+    // Both have paid by then.
+    world.pass(Duration::from_secs(60));
+    assert!(world.ended(hangs).is_none());
+    assert_eq!(world.status().verify.unwrap().compared_bytes, 0);
+    assert!(world.status().members[1].resync.is_some());
+    let settings = Box::new(Settings {
+        resync_bytes_per_s: 0,
+        ..settings
+    });
+    world.run(Command::Set { settings }).unwrap();
+    world.shelf.fault("d0").remove(hang);
+    world.shelf.fault("d0").resume_pending();
+    assert!(world.wait(hangs).status.is_ok());
+    world.until_healthy();
+    world.until(|world| !world.status().verify.unwrap().running);
+    let verify = world.status().verify.unwrap();
+    assert_eq!(
+        (verify.compared_bytes, verify.different_blocks),
+        (8 << 20, 0)
+    );
+    world.all_equal(&["d0", "d1"]);
+    assert_eq!(world.read(0), 3);
 }

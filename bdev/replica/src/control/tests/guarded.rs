@@ -22,6 +22,10 @@ pub struct Reservations {
     pub asked: Vec<(u8, Ask)>,
     /// These are answered so, and not carried out.
     pub fails: Option<Fails>,
+    /// It gives up nothing that it is asked to give up.
+    pub stubborn: bool,
+    /// There is no memory for a queue to it.
+    pub short: bool,
 }
 
 pub struct Fails {
@@ -125,6 +129,13 @@ impl Bdev for Guarded {
     }
 
     fn open(self: Arc<Self>, pool: &Pool) -> Result<Box<dyn Queue>, OpenError> {
+        if self.reservations.lock().unwrap().short {
+            return Err(OpenError {
+                bdev: self.name.clone(),
+                what: "open".into(),
+                source: std::io::ErrorKind::OutOfMemory.into(),
+            });
+        }
         Ok(Box::new(GuardedQueue {
             base: self.base.open_queue(pool)?,
             device: self,
@@ -179,7 +190,8 @@ impl Queue for GuardedQueue {
     }
 
     fn abort(&mut self, token: Token) -> bool {
-        self.base.abort(token)
+        let stubborn = self.device.reservations.lock().unwrap().stubborn;
+        !stubborn && self.base.abort(token)
     }
 
     fn inflight(&self) -> usize {

@@ -305,6 +305,50 @@ fn a_former_life_is_waited_for() {
     world.all_equal(&["d0", "d1", "d2", "d3"]);
 }
 
+/// So it is when what is under way is the control's own, a label that hangs: were it written after the new one, there
+/// would be labels of two members on the device.
+#[test]
+fn a_label_of_a_former_life_is_waited_for() {
+    let mut world = World::guarded(2, 1);
+    world.create(2, Settings::default()).unwrap();
+    world.open().unwrap();
+    world.write(0, 64, 1);
+    world.shelf.reservations("d1").lock().unwrap().stubborn = true;
+    let hang = Fault {
+        range: Some((0, 16)),
+        ..Fault::new(Action::Hang).on(&[Op::Write])
+    };
+    let hang = world.shelf.fault("d1").inject(hang).unwrap();
+    let settings = Box::new(Settings::default());
+    world.run(Command::Set { settings }).unwrap();
+    world.until(|world| matches!(world.member_state("d1"), MemberState::Out { .. }));
+    world.shelf.fault("d1").remove(hang);
+    let (member, force) = ("d1".into(), None);
+    world.run(Command::Remove { member, force }).unwrap();
+    let add = || Command::Add {
+        device: "d1".into(),
+        force: true,
+    };
+    for _ in 0..3 {
+        let refused = world.run(add()).unwrap_err();
+        assert!(
+            refused.to_string().contains("former life is under way"),
+            "{refused}"
+        );
+        world.pass(Duration::from_secs(10));
+    }
+    assert_eq!(world.record().members.len(), 1);
+    world.shelf.fault("d1").resume_pending();
+    world.pass(Duration::from_millis(50));
+    world.run(add()).unwrap();
+    world.until_healthy();
+    world.all_equal(&["d0", "d1"]);
+    // What is on the device is the new one's.
+    world.crash();
+    world.open().unwrap();
+    assert_eq!(world.record().in_sync().count(), 2);
+}
+
 /// One member is slow, the other one is gone and nobody knows yet: the slow one is what is left, for it knows
 /// everything, and the other may have forgotten something when it comes back.
 #[test]

@@ -8,7 +8,7 @@ use nacre_bdev::fault::{self, FaultDevice};
 use nacre_bdev::registry::Removal;
 use nacre_bdev::{Completion, Done, Flags, Io, Layer, Op, Queue, Registry, Status, malloc};
 use nacre_hugepages::{Buf, ClassSpec, Pool};
-use nacre_reactor::{ReactorConfig, TestCore, VirtualClock};
+use nacre_reactor::{LocalTask, ReactorConfig, TestCore, VirtualClock};
 use uuid::Uuid;
 
 use super::guarded::{Guarded, Reservations};
@@ -299,16 +299,27 @@ impl World {
     }
 
     pub fn open(&mut self) -> Result<(), VolumeError> {
+        let opening = self.begin_open();
+        let handle = self.core.block_on(opening).unwrap()?;
+        self.opened(handle);
+        Ok(())
+    }
+
+    pub fn begin_open(&self) -> LocalTask<Result<VolumeHandle, VolumeError>> {
         let core = self.core.core().clone();
         let store: Arc<dyn VolumeStore> = Arc::new(self.store.clone());
         let devices = Arc::clone(&self.shelf) as Arc<dyn Devices>;
         let heard = Arc::clone(&self.heard) as Arc<dyn Observer>;
-        let (id, holder) = (self.id, self.holder);
-        let open = control::open(&core, self.pool.clone(), store, devices, heard, id, holder);
-        let handle = self.core.block_on(open)?;
+        let (pool, id, holder) = (self.pool.clone(), self.id, self.holder);
+        let spawner = core.clone();
+        spawner.spawn_local(async move {
+            control::open(&core, pool, store, devices, heard, id, holder).await
+        })
+    }
+
+    pub fn opened(&mut self, handle: VolumeHandle) {
         self.lane = Some(Arc::clone(handle.volume()).open(&self.pool).unwrap());
         self.handle = Some(handle);
-        Ok(())
     }
 
     pub fn delete(&mut self) -> Result<(), VolumeError> {

@@ -6,7 +6,7 @@ use nacre_bdev::{Io, Op, Status};
 use nacre_hugepages::Buf;
 
 use super::rig::{REGION, World};
-use crate::handle::{Command, Happened, VolumeState};
+use crate::handle::{Command, Happened, VolumeError, VolumeState};
 use crate::model::{MemberState, Settings};
 
 /// All buffers of the pool that have so many bytes at least.
@@ -108,4 +108,85 @@ fn decisions_need_no_free_buffer() {
     }
     world.until_healthy();
     world.all_equal(&["d0", "d1", "d2"]);
+}
+
+/// At opening a replica that cannot be looked at for want of memory is waited for, and is not one that is absent:
+/// it has missed nothing. When that takes long the volume is not opened, for a reason that says to try again.
+#[test]
+fn opening_counts_nobody_as_absent() {
+    let mut world = World::guarded(2, 1);
+    world.create(2, Settings::default()).unwrap();
+    world.open().unwrap();
+    world.write(0, 8, 1);
+    world.crash();
+    let short = |world: &World, names: &[&str], short: bool| {
+        for name in names {
+            world.shelf.reservations(name).lock().unwrap().short = short;
+        }
+    };
+    for names in [&["d0"][..], &["d1"], &["d0", "d1"]] {
+        short(&world, names, true);
+        let record = world.record();
+        let began = world.clock.now();
+        let refused = world.open().unwrap_err();
+        assert!(matches!(refused, VolumeError::Short { .. }), "{refused}");
+        let took = world.clock.now().since(began);
+        assert!(took < Duration::from_secs(8), "{took:?}");
+        assert_eq!(world.record(), record, "nothing was decided");
+        world.crash();
+        short(&world, names, false);
+    }
+    // It passes.
+    short(&world, &["d1"], true);
+    let opening = world.begin_open();
+    world.lane = None;
+    for _ in 0..100 {
+        world.pass(Duration::from_millis(20));
+    }
+    assert!(!opening.is_finished());
+    short(&world, &["d1"], false);
+    let handle = world.core.block_on(opening).unwrap().unwrap();
+    world.opened(handle);
+    world.until_healthy();
+    assert_eq!(world.record().in_sync().count(), 2);
+    let whole = |e: &Happened| {
+        matches!(
+            e,
+            Happened::Opened {
+                epoch: 2,
+                degraded: false,
+                ..
+            }
+        )
+    };
+    assert!(world.heard(whole));
+    assert_eq!(world.read(0), 1);
+}
+
+/// A new replica, too, and one that an operator chooses.
+#[test]
+fn no_memory_to_use_a_device_with() {
+    let mut world = World::guarded(2, 1);
+    world.create(1, Settings::default()).unwrap();
+    world.open().unwrap();
+    let short = |world: &World, short: bool| {
+        for name in ["d0", "d1"] {
+            world.shelf.reservations(name).lock().unwrap().short = short;
+        }
+    };
+    short(&world, true);
+    let add = || Command::Add {
+        device: "d1".into(),
+        force: true,
+    };
+    let refused = world.run(add()).unwrap_err();
+    assert!(matches!(refused, VolumeError::Short { .. }), "{refused}");
+    assert_eq!(world.record().members.len(), 1);
+    short(&world, false);
+    world.run(add()).unwrap();
+    world.until_healthy();
+    world.crash();
+    short(&world, true);
+    let refused = world.force_in_sync("d0", "vol").unwrap_err();
+    assert!(matches!(refused, VolumeError::Short { .. }), "{refused}");
 }

@@ -269,6 +269,30 @@ fn a_queue_that_there_is_no_memory_for_is_none() {
     r.clean();
 }
 
+/// Nor when the queue could not be opened for another reason, the member stays, and then there is no memory.
+#[test]
+fn no_memory_when_a_member_is_tried_again() {
+    let script = Script::new("B");
+    script.shut.store(true, Ordering::SeqCst);
+    let mut r = Rig::of([Script::new("A"), script].into_iter()).all_dirty();
+    let write = r.write(0);
+    r.answer("A", Status::Ok);
+    assert_eq!(r.news().reports[0].why, Failure::Open);
+    r.scripts[1].shut.store(false, Ordering::SeqCst);
+    r.scripts[1].short.store(true, Ordering::SeqCst);
+    r.judge();
+    r.pass(HOLD / 2);
+    assert_eq!(r.news().reports.len(), 1, "no memory is no failure");
+    assert_eq!(r.count("B"), 0);
+    r.none();
+    assert!(!r.shared.stripes.all_free(), "A has it, and B has not");
+    r.scripts[1].short.store(false, Ordering::SeqCst);
+    r.pass(DEADLINE);
+    r.answer("B", Status::Ok);
+    assert_eq!(r.take(), [(write, Status::Ok)]);
+    r.clean();
+}
+
 /// All that a write went to has left, and others are in sync: it starts over there.
 #[test]
 fn nobody_who_has_it_counts() {
