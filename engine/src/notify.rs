@@ -76,7 +76,7 @@ use Category as C;
 use Severity as S;
 
 /// Every type of event there is.
-pub const TYPES: [(&str, Category, Severity); 50] = [
+pub const TYPES: [(&str, Category, Severity); 51] = [
     ("bdev_register", C::Device, S::Info),
     ("bdev_unregister", C::Device, S::Info),
     ("bdev_resize", C::Device, S::Info),
@@ -85,6 +85,7 @@ pub const TYPES: [(&str, Category, Severity); 50] = [
     ("nvme_failed", C::Device, S::Error),
     ("nvme_removed", C::Device, S::Error),
     ("nvme_refused", C::Device, S::Warning),
+    ("nvme_limits", C::Device, S::Warning),
     ("nvme_timeout", C::Device, S::Warning),
     ("nvme_health_warning", C::Device, S::Warning),
     ("nvme_health_good", C::Device, S::Info),

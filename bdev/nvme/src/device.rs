@@ -1,7 +1,7 @@
 //! A namespace as a bdev.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use nacre_bdev::{Bdev, Geometry, Limits, Op, OpenError, Queue, Support};
 use nacre_hugepages::Pool;
@@ -10,18 +10,33 @@ use uuid::Uuid;
 
 use crate::channel::Channel;
 use crate::controller::Controller;
+use crate::link::lock;
 use crate::table;
 
 pub struct NvmeBdev {
     name: String,
     controller: Arc<Controller>,
-    facts: Facts,
+    nsid: u32,
+    uuid: Uuid,
+    block_shift: u32,
+    protected: bool,
     blocks: AtomicU64,
     read_only: AtomicBool,
     gone: AtomicBool,
+    /// Of the facts, what I/O is judged by.
+    max_blocks: AtomicU32,
+    max_range_blocks: AtomicU64,
+    max_verify_blocks: AtomicU32,
+    copy_range_blocks: AtomicU32,
+    /// A bit for each operation, by [`Op::index`].
+    ops: AtomicU16,
+    facts: Mutex<Arc<Facts>>,
 }
 
-/// What of a namespace does not change without it becoming another one.
+const _: () = assert!(Op::COUNT <= u16::BITS as usize);
+
+/// What a controller says of a namespace, but for its size. Identity, block size and protection do not change without
+/// it becoming another one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Facts {
     pub nsid: u32,
@@ -41,6 +56,45 @@ pub(crate) struct Facts {
     pub protected: bool,
 }
 
+impl Facts {
+    /// What `now` says otherwise, in words.
+    fn changes(&self, now: &Facts) -> Vec<String> {
+        let mut changes = Vec::new();
+        let mut compare = |what: &str, before: u64, now: u64| {
+            if before != now {
+                changes.push(format!("{what} {now} (before: {before})"));
+            }
+        };
+        let (old, new) = (&self.limits, &now.limits);
+        compare("max_blocks", old.max_blocks.into(), new.max_blocks.into());
+        compare(
+            "max_unmap_blocks",
+            old.max_unmap_blocks,
+            new.max_unmap_blocks,
+        );
+        compare(
+            "max_verify_blocks",
+            old.max_verify_blocks.into(),
+            new.max_verify_blocks.into(),
+        );
+        compare(
+            "atomic_blocks",
+            old.atomic_blocks.into(),
+            new.atomic_blocks.into(),
+        );
+        compare(
+            "volatile_cache",
+            old.volatile_cache.into(),
+            new.volatile_cache.into(),
+        );
+        for op in Op::ALL {
+            let (before, now) = (self.ops[op.index()], now.ops[op.index()]);
+            compare(op.name(), before.into(), now.into());
+        }
+        changes
+    }
+}
+
 impl NvmeBdev {
     pub(crate) fn new(
         controller: Arc<Controller>,
@@ -48,27 +102,65 @@ impl NvmeBdev {
         blocks: u64,
         read_only: bool,
     ) -> NvmeBdev {
-        NvmeBdev {
+        let bdev = NvmeBdev {
             name: format!("{}n{}", controller.name(), facts.nsid),
             controller,
-            facts,
+            nsid: facts.nsid,
+            uuid: facts.uuid,
+            block_shift: facts.block_shift,
+            protected: facts.protected,
             blocks: AtomicU64::new(blocks),
             read_only: AtomicBool::new(read_only),
             gone: AtomicBool::new(false),
+            max_blocks: AtomicU32::default(),
+            max_range_blocks: AtomicU64::default(),
+            max_verify_blocks: AtomicU32::default(),
+            copy_range_blocks: AtomicU32::default(),
+            ops: AtomicU16::default(),
+            facts: Mutex::new(Arc::new(facts)),
+        };
+        bdev.apply(&bdev.facts());
+        bdev
+    }
+
+    fn apply(&self, facts: &Facts) {
+        let limits = &facts.limits;
+        self.max_blocks.store(limits.max_blocks, Ordering::Relaxed);
+        self.max_range_blocks
+            .store(limits.max_unmap_blocks, Ordering::Relaxed);
+        self.max_verify_blocks
+            .store(limits.max_verify_blocks, Ordering::Relaxed);
+        self.copy_range_blocks
+            .store(facts.copy_range_blocks.max(1), Ordering::Relaxed);
+        let bits = facts.ops.iter().enumerate();
+        let ops = bits.fold(0, |ops, (at, has)| ops | u16::from(*has) << at);
+        self.ops.store(ops, Ordering::Relaxed);
+    }
+
+    /// Takes over what the controller says now of the same namespace; says what of it is another than before. I/O that
+    /// exceeds new limits ends with [`nacre_bdev::Status::Unsupported`].
+    pub(crate) fn update(&self, facts: Facts) -> Vec<String> {
+        let before = self.facts();
+        if *before == facts {
+            return Vec::new();
         }
+        self.apply(&facts);
+        let changes = before.changes(&facts);
+        *lock(&self.facts) = Arc::new(facts);
+        changes
     }
 
     #[inline]
     pub fn nsid(&self) -> u32 {
-        self.facts.nsid
+        self.nsid
     }
 
     pub fn controller(&self) -> &Arc<Controller> {
         &self.controller
     }
 
-    pub(crate) fn facts(&self) -> &Facts {
-        &self.facts
+    pub(crate) fn facts(&self) -> Arc<Facts> {
+        Arc::clone(&lock(&self.facts))
     }
 
     /// Takes over what may change; says whether that was the size.
@@ -94,16 +186,16 @@ impl NvmeBdev {
 
     #[inline]
     pub(crate) fn block_shift(&self) -> u32 {
-        self.facts.block_shift
+        self.block_shift
     }
 
     #[inline]
     pub(crate) fn max_blocks(&self) -> u32 {
-        self.facts.limits.max_blocks
+        self.max_blocks.load(Ordering::Relaxed)
     }
 
     pub(crate) fn max_range_blocks(&self) -> u64 {
-        self.facts.limits.max_unmap_blocks
+        self.max_range_blocks.load(Ordering::Relaxed)
     }
 
     #[inline]
@@ -112,25 +204,21 @@ impl NvmeBdev {
     }
 
     pub(crate) fn max_verify_blocks(&self) -> u32 {
-        self.facts.limits.max_verify_blocks
+        self.max_verify_blocks.load(Ordering::Relaxed)
     }
 
     pub(crate) fn has(&self, op: Op) -> bool {
-        self.facts.ops[op.index()]
+        self.ops.load(Ordering::Relaxed) >> op.index() & 1 != 0
     }
 
+    /// Of one source range of a copy; at least 1.
     pub(crate) fn copy_range_blocks(&self) -> u32 {
-        self.facts.copy_range_blocks.max(1)
-    }
-
-    /// Source ranges of a copy of so many blocks.
-    pub(crate) fn copy_ranges(&self, blocks: u32) -> u16 {
-        blocks.div_ceil(self.copy_range_blocks()) as u16
+        self.copy_range_blocks.load(Ordering::Relaxed)
     }
 
     #[inline]
     pub(crate) fn is_protected(&self) -> bool {
-        self.facts.protected
+        self.protected
     }
 }
 
@@ -144,21 +232,21 @@ impl Bdev for NvmeBdev {
     }
 
     fn uuid(&self) -> Uuid {
-        self.facts.uuid
+        self.uuid
     }
 
     fn geometry(&self) -> Geometry {
         Geometry {
-            block_size: 1 << self.facts.block_shift,
+            block_size: 1 << self.block_shift,
             blocks: self.blocks(),
-            physical_block_size: self.facts.physical_block_size,
+            physical_block_size: self.facts().physical_block_size,
         }
     }
 
     fn limits(&self) -> Limits {
         Limits {
             read_only: self.is_read_only(),
-            ..self.facts.limits
+            ..self.facts().limits
         }
     }
 
@@ -186,7 +274,7 @@ impl Bdev for NvmeBdev {
             return Err(failed(what, std::io::ErrorKind::NotFound));
         }
         let key = self.controller.memory_slot();
-        let probe = pool.acquire((1 << self.facts.block_shift).min(pool.max_len()));
+        let probe = pool.acquire((1 << self.block_shift).min(pool.max_len()));
         if probe.is_some_and(|buf| buf.key(key).is_none()) {
             let what = "use the core's buffers, which the drive was not told of (it must be attached before \
                         the core opens it, and the memory registered with it)";
@@ -207,7 +295,7 @@ impl Bdev for NvmeBdev {
     }
 
     fn driver_specific(&self) -> serde_json::Value {
-        let info = self.controller.info();
+        let (info, facts) = (self.controller.info(), self.facts());
         let hex = |bytes: &[u8]| -> String { bytes.iter().map(|b| format!("{b:02x}")).collect() };
         json!({
             "nvme": [{
@@ -225,10 +313,10 @@ impl Bdev for NvmeBdev {
                 },
                 "vs": { "nvme_version": info.version },
                 "ns_data": {
-                    "id": self.facts.nsid,
-                    "nguid": hex(&self.facts.nguid),
-                    "eui64": hex(&self.facts.eui64),
-                    "metadata_bytes": self.facts.metadata_bytes,
+                    "id": self.nsid,
+                    "nguid": hex(&facts.nguid),
+                    "eui64": hex(&facts.eui64),
+                    "metadata_bytes": facts.metadata_bytes,
                 },
             }],
             "nacre": { "controller": self.controller.name() },

@@ -24,6 +24,12 @@ pub enum Event {
     /// It answers everything with [`nacre_bdev::Status::Gone`] from now on.
     NamespaceRemoved(Arc<NvmeBdev>),
     NamespaceResized(Arc<NvmeBdev>),
+    /// A namespace says other limits than before, as after an activation of firmware. Who opened it before keeps to the
+    /// old ones: I/O that exceeds the new ends with [`nacre_bdev::Status::Unsupported`].
+    NamespaceLimits {
+        nsid: u32,
+        changes: String,
+    },
     /// The state is another than before.
     State(Status),
     Health(HealthEvent),
@@ -45,6 +51,11 @@ impl std::fmt::Debug for Event {
             Event::NamespaceAdded(added) => bdev("NamespaceAdded", added, f),
             Event::NamespaceRemoved(removed) => bdev("NamespaceRemoved", removed, f),
             Event::NamespaceResized(resized) => bdev("NamespaceResized", resized, f),
+            Event::NamespaceLimits { nsid, changes } => f
+                .debug_tuple("NamespaceLimits")
+                .field(nsid)
+                .field(changes)
+                .finish(),
             Event::State(status) => f.debug_tuple("State").field(&status.state).finish(),
             Event::Health(health) => f.debug_tuple("Health").field(health).finish(),
             Event::Reset { reason } => f.debug_tuple("Reset").field(reason).finish(),

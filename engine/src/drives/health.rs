@@ -23,6 +23,13 @@ pub fn tell(on: &Engine, name: &str, event: &Event) {
             let facts = json!({ "reason": reason.name() });
             on.notes.tell("nvme_reset", name.to_owned(), text, facts);
         }
+        Event::NamespaceLimits { nsid, changes } => {
+            let facts = json!({ "nsid": nsid, "changes": changes });
+            let text = format!(
+                "{name}n{nsid}: other limits than before: {changes}; what exceeds them fails until it is opened anew"
+            );
+            on.notes.tell("nvme_limits", name.to_owned(), text, facts);
+        }
         Event::Timeout(timeout) => {
             let facts = json!({
                 "qid": timeout.qid, "cid": timeout.cid, "opcode": timeout.opcode,

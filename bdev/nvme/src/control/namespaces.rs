@@ -77,7 +77,18 @@ impl Controller {
         let nsid = found.facts.nsid;
         let known = lock(&self.namespaces).get(&nsid).cloned();
         if let Some(bdev) = known {
-            if is_same(bdev.facts(), &found.facts) {
+            if is_same(&bdev.facts(), &found.facts) {
+                let changes = bdev.update(found.facts);
+                if !changes.is_empty() {
+                    let changes = changes.join(", ");
+                    tracing::warn!(
+                        controller = self.name(),
+                        nsid,
+                        changes,
+                        "NVMe namespace has other limits"
+                    );
+                    self.tell(Event::NamespaceLimits { nsid, changes });
+                }
                 if bdev.refresh(found.blocks, found.read_only) {
                     self.tell(Event::NamespaceResized(bdev));
                 }
@@ -190,8 +201,7 @@ struct Names {
 
 /// Whether a bdev for one is a bdev for the other.
 fn is_same(a: &device::Facts, b: &device::Facts) -> bool {
-    // Limits may have changed with firmware: the layer above asked for them once, and what exceeds new ones the
-    // controller refuses.
+    // Limits may have changed with firmware: these it can take over.
     let shape = |facts: &device::Facts| (facts.uuid, facts.block_shift, facts.protected);
     shape(a) == shape(b)
 }

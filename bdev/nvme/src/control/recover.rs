@@ -310,6 +310,8 @@ impl Controller {
         let facts = self.bring_up(core).await?;
         *lock(&self.facts) = Arc::new(facts);
         self.add_poller(core)?;
+        // Before anything is sent again: to a namespace that was formatted meanwhile, or is another, it must not be.
+        self.find_namespaces(core).await?;
         for link in self.all_links() {
             link.made.store(false, Ordering::Relaxed);
             if link.deserted.load(Ordering::Acquire) {
@@ -317,7 +319,6 @@ impl Controller {
             }
             self.make_queue(core, &link).await?;
         }
-        self.find_namespaces(core).await?;
         Ok(())
     }
 

@@ -120,8 +120,9 @@ impl Pair {
                     command::copy_piece(io.source_lba, io.lba, io.blocks, slot.done);
                 slot.piece = piece;
                 ask.lba = to;
-                ask.ranges = lane.device.copy_ranges(piece);
-                copy_ranges(grant, at, from, piece, lane.device.copy_range_blocks())
+                let most = lane.device.copy_range_blocks();
+                ask.ranges = piece.div_ceil(most) as u16;
+                copy_ranges(grant, at, from, piece, most)
             }
         };
         slot.cid = self.cids.next(slot.cid);

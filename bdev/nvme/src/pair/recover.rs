@@ -96,7 +96,11 @@ impl Pair {
         };
         let op = io.op;
         let wanted = slot.lane != NO_LANE;
+        // Another namespace may be there by now, with blocks of another size.
+        let lane = self.lanes.get(slot.lane as usize).and_then(Option::as_ref);
+        let is_gone = lane.is_some_and(|lane| lane.device.is_gone());
         let status = match () {
+            () if is_gone => Status::Gone,
             () if slot.aborting || !wanted => Status::Aborted,
             () if !command::is_repeatable(op) => Status::Aborted,
             () if slot.tries >= limit => Status::DeviceError,

@@ -1,10 +1,12 @@
 //! Several namespaces, and how they come, change and go while the drive is in use.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use nacre_bdev::{Bdev, Status};
+use nacre_bdev::{Bdev, Op, Status, Support};
 use nacre_bdev_nvme::{Event, Options};
-use nacre_bdev_nvme_sim::{Config, Format, NamespaceConfig};
+use nacre_bdev_nvme_sim::{Action, Config, Format, Keep, NamespaceConfig, Rule, Target};
+use nacre_nvmf_wire::identify::controller::Oncs;
 use uuid::Uuid;
 
 use super::rig::Rig;
@@ -203,5 +205,100 @@ fn write_protection() {
     assert!(!bdev.limits().read_only);
     let write = rig.write(0, 1, 9);
     assert_eq!(rig.status(&mut *queue, write), Status::Ok);
+    rig.end(&controller, queue);
+}
+
+/// Goal: a namespace that was formatted with other blocks while the controller was reset gets nothing that was meant for the
+/// old one: that ends Gone, and the new one is a device of its own. Method: the reset finds out before any event does.
+#[test]
+fn formatted_during_a_reset() {
+    let mut rig = Rig::new(Config::default());
+    let (controller, first, mut queue) = rig.one(Options::new("nvme0"));
+    let warm = rig.read(0, 1);
+    assert_eq!(rig.status(&mut *queue, warm), Status::Ok);
+    rig.drive.inject(Rule::always(Target::Io, Action::Hold));
+    let tokens: Vec<_> = (0..4)
+        .map(|lba| {
+            let write = rig.write(lba, 1, 7);
+            rig.submit(&mut *queue, write)
+        })
+        .collect();
+    rig.turn(&mut *queue);
+    rig.events.take();
+    rig.drive.power_cycle(Keep::All);
+    rig.drive.remove_namespace(1);
+    rig.drive.add_namespace(NamespaceConfig::new(1, 4096, 1024));
+    rig.drive.heal();
+    for token in tokens {
+        assert_eq!(rig.wait(&mut *queue, token).status, Status::Gone);
+    }
+    rig.pass(&mut *queue, A_WHILE);
+    assert_eq!(rig.drive.stored(1, 0, 4).unwrap(), [0; 4 * 4096]);
+    let told = rig.events.take();
+    assert!(
+        told.iter()
+            .any(|event| matches!(event, Event::NamespaceRemoved(ns) if Arc::ptr_eq(ns, &first)))
+    );
+    let now = controller.namespaces().remove(0);
+    assert_eq!(
+        (now.uuid(), now.geometry().block_size),
+        (first.uuid(), 4096)
+    );
+    let write = rig.write(0, 1, 7);
+    assert_eq!(rig.status(&mut *queue, write), Status::Gone);
+    drop(queue);
+    let mut queue = rig.open(&now);
+    let data = rig.buf(4096, 3);
+    let write = rig.io(Op::Write, 1, 1).with(data);
+    assert_eq!(rig.status(&mut *queue, write), Status::Ok);
+    rig.end(&controller, queue);
+}
+
+/// Goal: limits that changed with a reset are taken over and told; I/O that exceeds them ends as unsupported without the
+/// drive being asked, and all else goes on.
+#[test]
+fn other_limits_after_a_reset() {
+    let mut rig = Rig::new(Config::default());
+    let (controller, bdev, mut queue) = rig.one(Options::new("nvme0"));
+    assert_eq!(bdev.limits().max_blocks, 256);
+    assert_eq!(bdev.supports(Op::Verify), Support::Native);
+    let write = rig.write(0, 128, 1);
+    assert_eq!(rig.status(&mut *queue, write), Status::Ok);
+    rig.drive.reconfigure(|config| {
+        config.mdts = 2;
+        config.oncs.remove(Oncs::VERIFY);
+    });
+    rig.events.take();
+    let asked = controller.clone();
+    rig.core
+        .block_on(async move { asked.reset().await })
+        .unwrap();
+    rig.pass(&mut *queue, A_WHILE);
+    let told = rig.events.take().into_iter().find_map(|event| match event {
+        Event::NamespaceLimits { nsid: 1, changes } => Some(changes),
+        _ => None,
+    });
+    let told = told.expect("new limits are told of");
+    assert!(told.contains("max_blocks 32 (before: 256)"), "{told}");
+    assert!(told.contains("verify 0 (before: 1)"), "{told}");
+    assert_eq!(bdev.limits().max_blocks, 32);
+    assert_eq!(bdev.supports(Op::Verify), Support::No);
+    let before = rig.drive.stats().io;
+    let (large, verify) = (rig.write(0, 33, 2), rig.io(Op::Verify, 0, 8));
+    assert_eq!(rig.status(&mut *queue, large), Status::Unsupported);
+    assert_eq!(rig.status(&mut *queue, verify), Status::Unsupported);
+    assert_eq!(rig.drive.stats().io, before);
+    let write = rig.write(0, 32, 2);
+    assert_eq!(rig.status(&mut *queue, write), Status::Ok);
+    // And back: what it can do again it is asked to.
+    rig.drive.reconfigure(|config| config.mdts = 5);
+    let asked = controller.clone();
+    rig.core
+        .block_on(async move { asked.reset().await })
+        .unwrap();
+    rig.pass(&mut *queue, A_WHILE);
+    let write = rig.write(0, 128, 3);
+    assert_eq!(rig.status(&mut *queue, write), Status::Ok);
+    assert_eq!(controller.namespaces().len(), 1);
     rig.end(&controller, queue);
 }
