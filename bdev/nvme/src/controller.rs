@@ -83,8 +83,8 @@ pub(crate) enum NoPair {
     },
     #[error("get a queue pair of controller \"{name}\", which is detached")]
     Detached { name: String },
-    #[error("get memory for a queue pair: {0}")]
-    Memory(#[from] crate::memory::MemoryError),
+    #[error("get memory for a queue pair: {}", crate::error::chain(.0))]
+    Memory(#[source] crate::memory::MemoryError),
     #[error("make an eventfd for a queue pair: {0}")]
     Bell(std::io::Error),
 }
@@ -323,7 +323,10 @@ impl Controller {
             wanted: self.options.io_queues,
         })?;
         let grant = facts.grant(&function, qid);
-        let grant = grant.inspect_err(|_| lock(&self.links).give_back(qid))?;
+        let grant = grant.map_err(|error| {
+            lock(&self.links).give_back(qid);
+            NoPair::Memory(error)
+        })?;
         let vector = (qid < facts.vectors).then_some(qid);
         let link = Link::new(qid, vector, grant).map_err(|error| {
             lock(&self.links).give_back(qid);

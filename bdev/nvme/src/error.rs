@@ -98,6 +98,18 @@ pub enum ControlError {
     Stopped,
 }
 
+/// An error and what caused it, in one line: the cause has the numbers and the remedy.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}
+
 fn admin_name(opcode: u8) -> String {
     match opcode::admin::name(opcode) {
         Some(name) => name.to_owned(),

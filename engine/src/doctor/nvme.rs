@@ -11,7 +11,7 @@ pub fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
         findings.push(Finding::skip("nvme.drives", "no NVMe drive on a PCI bus"));
         return;
     }
-    findings.push(iommu(system));
+    findings.push(iommu(system, scope));
     findings.push(vfio(system));
     findings.push(memlock(system, scope, &drives));
     findings.extend(drives.iter().map(|drive| {
@@ -20,14 +20,30 @@ pub fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     }));
 }
 
-fn iommu(system: &System) -> Finding {
+fn iommu(system: &System, scope: &Scope) -> Finding {
     const ID: &str = "nvme.iommu";
-    match system.pci.has_iommu() {
-        true => Finding::pass(ID, "the IOMMU is on"),
-        false => Finding::warn(
+    if !system.pci.has_iommu() {
+        return Finding::warn(
             ID,
             "the IOMMU is off: drives can be driven by the kernel only",
             "switch it on in the firmware (VT-d, AMD-Vi) and start Linux with `intel_iommu=on` (Intel) or `iommu=pt` (AMD)",
+        );
+    }
+    let Some(bits) = system.pci.address_bits() else {
+        return Finding::pass(ID, "the IOMMU is on");
+    };
+    let reach = 1u64.checked_shl(bits).unwrap_or(u64::MAX);
+    let evidence = format!("the IOMMU is on, with {bits} bits of address");
+    match scope.memory < reach {
+        true => Finding::pass(ID, evidence),
+        false => Finding::fail(
+            ID,
+            format!(
+                "{evidence}, which are {}: {} are for drives to reach",
+                bytes(reach),
+                bytes(scope.memory)
+            ),
+            "give Nacre less memory",
         ),
     }
 }

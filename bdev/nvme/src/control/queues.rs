@@ -95,7 +95,7 @@ impl Controller {
                 let list_bytes = before.rings.list_bytes.max(facts.list_bytes);
                 let rings = Rings::allocate(&function, entries, list_bytes);
                 Arc::new(rings.map_err(|error| ControlError::Failed {
-                    reason: error.to_string(),
+                    reason: crate::error::chain(&error),
                 })?)
             }
         };

@@ -291,7 +291,7 @@ impl Controller {
                 }
             }
         }
-        let reason = last.map_or_else(String::new, |error| error.to_string());
+        let reason = last.map_or_else(String::new, |error| crate::error::chain(&error));
         self.fail(core, reason.clone()).await;
         Err(ControlError::Failed { reason })
     }

@@ -41,7 +41,8 @@ pub enum DmaError {
     )]
     Entries { bytes: u64 },
     #[error(
-        "no address is left for {bytes} bytes among those that the IOMMU translates: {}",
+        "no address is left for {bytes} bytes among those that the IOMMU translates: {}; give Nacre less memory \
+         (`nacre doctor` says how many bits of address there are)",
         ranges(usable)
     )]
     NoAddress { bytes: u64, usable: Vec<Range> },
@@ -385,6 +386,28 @@ mod tests {
             "`ulimit -l 1028`",
             "LimitMEMLOCK",
         ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+
+    /// Goal: on a machine with 39 bits of address none beyond is given out, and who asks for more is told which there are.
+    #[test]
+    fn few_bits_of_address() {
+        let usable = [0..=0xfedf_ffff, 0xfef0_0000..=(1 << 39) - 1];
+        let mut iovas = Iovas::new(&usable);
+        let mut bytes = 0;
+        while let Some(at) = iovas.take(8 << 30, 4096) {
+            assert!(at + (8 << 30) <= 1 << 39, "{at:#x}");
+            bytes += 8u64 << 30;
+        }
+        assert!(bytes >= 480 << 30, "{bytes:#x}");
+        let usable = iovas.usable().to_vec();
+        let text = DmaError::NoAddress {
+            bytes: 8 << 30,
+            usable,
+        }
+        .to_string();
+        for part in ["8589934592 bytes", "0xfef00000-0x7fffffffff", "doctor"] {
             assert!(text.contains(part), "{part}: {text}");
         }
     }

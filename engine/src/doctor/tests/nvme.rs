@@ -36,6 +36,34 @@ fn of_drive<'a>(report: &'a Report, address: &str) -> &'a Finding {
         .unwrap()
 }
 
+/// Goal: the narrowest IOMMU counts, one that does not tell is passed over, and more memory than it translates is named.
+#[test]
+fn bits_of_address() {
+    let machine = Machine::usual();
+    let cap = |name: &str, text: &str| {
+        machine.file(&format!("sys/class/iommu/{name}/intel-iommu/cap"), text);
+    };
+    cap("dmar0", "d2008c40660462\n");
+    cap("dmar1", "unknown\n");
+    machine.file("sys/class/iommu/ivhd0/amd-iommu/cap", "40\n");
+    let report = examined(&machine, Memlock::default());
+    expect(
+        &report,
+        "nvme.iommu",
+        Status::Pass,
+        "is on, with 39 bits of address",
+    );
+    // 16 of them are less than what the drives are to reach.
+    cap("dmar1", "d2008c400f0462\n");
+    let report = examined(&machine, Memlock::default());
+    expect(
+        &report,
+        "nvme.iommu",
+        Status::Fail,
+        "with 16 bits of address, which are 64.0 KiB",
+    );
+}
+
 #[test]
 fn drives_and_who_drives_them() {
     let machine = Machine::usual();

@@ -227,6 +227,29 @@ fn memory_is_refused() {
     let error = rig.try_attach(Options::new("a")).err().expect("refused");
     assert!(matches!(error, AttachError::Memory(_)), "{error}");
     assert!(rig.drive.is_given_back());
+    // The same for a queue: with the cause, which has the numbers and the remedy.
+    rig.drive.iommu().limit_regions(u64::MAX);
+    let controller = rig.attach();
+    let bdev = controller.namespaces().remove(0);
+    let regions = rig.drive.iommu().regions() as u64;
+    rig.drive.iommu().limit_regions(regions);
+    let error = bdev.clone().open(&rig.memory.pool).err().expect("refused");
+    let text = error.to_string();
+    let cause = format!("the simulated IOMMU takes {regions} regions");
+    assert!(text.contains(&cause), "{text}");
+    // It is the queue that was refused, not its number that was lost.
+    rig.drive.iommu().limit_regions(u64::MAX);
+    let mut queue = rig.open(&bdev);
+    let write = rig.write(0, 1, 1);
+    assert_eq!(rig.status(&mut *queue, write), Status::Ok);
+    // A reset that gets no memory says why it failed.
+    rig.drive.iommu().limit_regions(1);
+    let asked = controller.clone();
+    let reset = rig.core.block_on(async move { asked.reset().await });
+    let text = reset.unwrap_err().to_string();
+    assert!(text.contains("the simulated IOMMU takes"), "{text}");
+    rig.drive.iommu().limit_regions(u64::MAX);
+    rig.end(&controller, queue);
 }
 
 /// Goal: a controller that somebody left enabled is taken over; one that cannot be disabled is reset by its function.
