@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use serde_json::value::RawValue;
-use tokio::sync::{Mutex, RwLock, watch};
+use tokio::sync::{Mutex, RwLock, RwLockWriteGuard, watch};
 use tracing::{debug, warn};
 
 use crate::config::Settings;
@@ -130,6 +130,12 @@ impl Engine {
     /// Waits for the changes that were called before.
     pub async fn settled(&self) {
         drop(self.gate.read().await);
+    }
+
+    /// For a change that lets others change things while it waits: it does as [`Effect::Waits`], and takes the gate
+    /// for what it changes.
+    pub async fn changing(&self) -> RwLockWriteGuard<'_, ()> {
+        self.gate.write().await
     }
 
     pub fn phase(&self) -> Phase {

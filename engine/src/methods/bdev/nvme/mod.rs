@@ -35,7 +35,10 @@ pub fn register(registry: &mut Registry<Engine>) {
     hotplug::register(registry);
 }
 
-/// For the first connection, when somebody asked for it: the gate of changes is closed meanwhile.
+/// How long the gate of changes is closed for the first connection: one that is made at once is there for whatever
+/// was asked for next, and nobody waits for one that takes longer.
+const AT_ONCE: Duration = Duration::from_secs(1);
+/// For the first connection, when somebody asked for it.
 const FIRST: Duration = Duration::from_secs(20);
 /// And when the daemon starts: what is not there by then comes later.
 const FIRST_AT_START: Duration = Duration::from_millis(1500);
@@ -61,11 +64,13 @@ struct Attach;
 impl Method<Engine> for Attach {
     const NAME: &'static str = "bdev_nvme_attach_controller";
     const ABOUT: &'static str = "Connects to a subsystem of another target; its namespaces become devices, whose names it answers.";
-    const EFFECT: Effect = Effect::Changes;
+    /// It takes the gate itself, and leaves it open while it waits for a target.
+    const EFFECT: Effect = Effect::Waits;
     type Params = AttachParams;
     type Reply = Vec<String>;
 
     async fn apply(params: AttachParams, on: Rc<Engine>) -> Result<Vec<String>, RpcError> {
+        let mut gate = on.changing().await;
         let name = params.name.clone();
         let record = serde_json::to_value(&params).expect("parameters are plain data");
         // A record that is not live is made again: what is not there now is waited for, not given up.
@@ -91,12 +96,34 @@ impl Method<Engine> for Attach {
             None => begin(&on, params).await?,
         };
         let patience = if again { FIRST_AT_START } else { FIRST };
-        let first = first_connection(&on, &remote, patience).await;
+        let now = Instant::now();
+        let until = remote.begun.max(now - patience) + patience;
+        let mut first = first_connection(&on, &remote, until.min(now + AT_ONCE)).await;
+        if matches!(first, Ok(false)) {
+            drop(gate);
+            first = first_connection(&on, &remote, until).await;
+            gate = on.changing().await;
+            let here = on.remotes.find(&name);
+            if !here.is_some_and(|here| Rc::ptr_eq(&here, &remote)) {
+                let cause = format!("\"{name}\" was detached before it was connected");
+                return Err(RpcError::errno(Errno::ENODEV, cause).field("name"));
+            }
+            if again && !is_stored(&on, &name) {
+                // Somebody else asked for the same, and has made it.
+                return devices(&on, &name, &remote, again);
+            }
+        }
         let outcome = match first {
+            Ok(true) => devices(&on, &name, &remote, again),
             // It goes on; what stands on its devices is made when they are there.
-            Err(_) if again => Ok(Vec::new()),
+            Ok(false) | Err(_) if again => Ok(Vec::new()),
             Err(refused) => Err(refused),
-            Ok(()) => devices(&on, &name, &remote, again),
+            Ok(false) => {
+                let causes = remote.attachment.status().causes;
+                let why = format!("no connection within {patience:?}; {causes}");
+                let why = why.trim_end_matches("; ").to_owned();
+                Err(not_connected(&remote, Errno::ETIMEDOUT, why))
+            }
         };
         let outcome = match outcome {
             Ok(names) => on.journal.commit(change()).await.map(|()| names),
@@ -105,6 +132,7 @@ impl Method<Engine> for Attach {
         if outcome.is_err() && !again {
             undo(&on, &name).await;
         }
+        drop(gate);
         outcome
     }
 }
@@ -148,43 +176,37 @@ pub async fn attach_stored(on: &Rc<Engine>, records: &[Record]) {
     join_all(begun).await;
 }
 
+fn not_connected(remote: &Remote, errno: Errno, why: String) -> RpcError {
+    let wanted = &remote.wanted;
+    let cause = format!("{} at {}: {why}", wanted.subnqn, wanted.address);
+    RpcError::errno(errno, cause).field("traddr").remedy(
+        "see that a target listens there, has the subsystem and lets this host in: nacre discover",
+    )
+}
+
+/// Whether it is there by then; an error if it will not be.
 async fn first_connection(
     on: &Rc<Engine>,
     remote: &Remote,
-    patience: Duration,
-) -> Result<(), RpcError> {
-    let until = remote.begun.max(Instant::now() - patience) + patience;
-    let wanted = &remote.wanted;
+    until: Instant,
+) -> Result<bool, RpcError> {
     loop {
         let status = remote.attachment.status();
-        let failed = |errno, why: String| {
-            let cause = format!("{} at {}: {why}", wanted.subnqn, wanted.address);
-            RpcError::errno(errno, cause)
-                .field("traddr")
-                .remedy("see that a target listens there, has the subsystem and lets this host in: nacre discover")
-        };
+        let failed = |why: String| Err(not_connected(remote, Errno::EIO, why));
         match &status.state {
-            State::Live => return Ok(()),
-            State::Failed(error) => return Err(failed(Errno::EIO, error.to_string())),
-            State::Closed => return Err(failed(Errno::EIO, "it was detached".to_owned())),
+            State::Live => return Ok(true),
+            State::Failed(error) => return failed(error.to_string()),
+            State::Closed => return failed("it was detached".to_owned()),
             State::Waiting {
                 refused: true,
                 error,
-            } => {
-                return Err(failed(Errno::EIO, error.to_string()));
-            }
-            State::Waiting { .. } if status.exhausted => {
-                return Err(failed(Errno::EIO, status.causes));
-            }
+            } => return failed(error.to_string()),
+            State::Waiting { .. } if status.exhausted => return failed(status.causes),
             State::Waiting { .. } | State::Connecting => {}
         }
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            let why = format!("no connection within {patience:?}; {}", status.causes);
-            return Err(failed(
-                Errno::ETIMEDOUT,
-                why.trim_end_matches("; ").to_owned(),
-            ));
+            return Ok(false);
         }
         let _ = tokio::time::timeout(
             left.min(Duration::from_millis(50)),

@@ -418,3 +418,50 @@ fn from_where() {
     );
     assert!(refused.data.unwrap().cause.contains("name:nowhere0"));
 }
+
+/// A target that takes the connection and says nothing keeps the caller waiting, and nobody else: what is changed
+/// meanwhile is changed, the name is taken, and who detaches it ends the waiting.
+#[test]
+fn nobody_else_waits_for_a_target() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let params = params(silent.local_addr().unwrap());
+    let bench = bench();
+    let engine = std::rc::Rc::clone(&bench.engine);
+    let call = move |method: &'static str, params: Value| {
+        let (raw, engine) = (
+            serde_json::value::to_raw_value(&params).unwrap(),
+            engine.clone(),
+        );
+        async move { engine.call(method, Some(&raw)).await }
+    };
+    let refused = bench.run(async {
+        let attach = "bdev_nvme_attach_controller";
+        let waits = tokio::task::spawn_local(call(attach, params.clone()));
+        while bench.engine.remotes.find("there").is_none() {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+        let began = std::time::Instant::now();
+        let disk = json!({ "name": "ram", "block_size": 512, "num_blocks": 2048 });
+        call("bdev_malloc_create", disk).await.unwrap();
+        let taken = call(attach, params.clone()).await.unwrap_err();
+        assert_eq!(taken.code, -17);
+        let took = began.elapsed();
+        assert!(!waits.is_finished(), "after {took:?}");
+        assert!(took < super::FIRST / 2, "{took:?}");
+        call("bdev_nvme_detach_controller", json!({ "name": "there" }))
+            .await
+            .unwrap();
+        waits.await.unwrap().unwrap_err()
+    });
+    assert_eq!(refused.code, -19, "{refused}");
+    assert!(refused.data.unwrap().cause.contains("was detached before"));
+    assert!(bench.engine.remotes.find("there").is_none());
+    assert!(bench.engine.journal.find(&super::key("there")).is_none());
+    let (_far, address) = target();
+    let there = self::params(address);
+    assert_eq!(
+        bench.call("bdev_nvme_attach_controller", there),
+        json!(["theren1"])
+    );
+    bench.call("bdev_nvme_detach_controller", json!({ "name": "there" }));
+}
