@@ -9,6 +9,9 @@
 //! Pieces of a native operation go out up to [`WINDOW`] at a time, each with its own part of the
 //! buffers; the parts are joined again in order. What has to be read first (compare, copy, the first
 //! half of a compare-and-write), or read at all (verify), goes one piece at a time through a bounce buffer.
+//!
+//! Write zeroes that the module says it can, and then refuses (a target on a file system without it, a drive whose
+//! firmware errs), is begun again with a buffer of zeroes.
 
 use arrayvec::ArrayVec;
 use nacre_hugepages::{Buf, Pool};
@@ -68,6 +71,8 @@ pub(super) struct Job {
     aborted: bool,
     /// Swap: the comparison is over and was equal.
     writing: bool,
+    /// Write zeroes: the module does not do it after all.
+    refused: bool,
     bounce: Bounce,
 }
 
@@ -117,11 +122,12 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    pub fn none() -> Memory {
+    /// Nothing that is always there; what is needed all the same has `len` bytes.
+    pub fn none(len: usize) -> Memory {
         Memory {
             reserve: None,
             zeroes: None,
-            len: 0,
+            len,
         }
     }
 
@@ -143,6 +149,16 @@ impl Memory {
         self.reserve
             .take_if(|buf| buf.is_unshared())
             .or_else(|| pool.acquire(self.len))
+    }
+
+    /// What zeroes are written from. `None`: the pool has nothing for it now.
+    fn zeroes(&mut self, pool: &Pool) -> Option<&Buf> {
+        if self.zeroes.is_none() {
+            let mut zeroes = pool.acquire(self.len)?;
+            zeroes.bytes_mut()?.fill(0);
+            self.zeroes = Some(zeroes);
+        }
+        self.zeroes.as_ref()
     }
 
     fn give(&mut self, buf: Buf) {
@@ -177,6 +193,7 @@ impl Job {
             status: Status::Ok,
             aborted: false,
             writing: false,
+            refused: false,
             bounce: Bounce::default(),
         }
     }
@@ -185,6 +202,12 @@ impl Job {
     pub fn step(&mut self, shape: &Shape, memory: &mut Memory, pool: &Pool) -> Step {
         if self.is_over() {
             return self.wind_down();
+        }
+        if self.refused {
+            if !self.children.is_empty() {
+                return Step::Wait;
+            }
+            (self.recipe, self.refused, self.next) = (Recipe::WriteZeroBuffer, false, 0);
         }
         if self.stage == Stage::Flush {
             return if self.children.is_empty() {
@@ -196,7 +219,7 @@ impl Job {
         if self.next < self.blocks {
             return match self.recipe {
                 Recipe::Pieces(op) => self.next_piece(op, shape),
-                Recipe::WriteZeroBuffer => self.next_zeroes(shape, memory),
+                Recipe::WriteZeroBuffer => self.next_zeroes(shape, memory, pool),
                 Recipe::ReadAndCompare => self.next_read(Part::ReadToCompare, shape, memory, pool),
                 Recipe::ReadAndWrite => self.next_read(Part::ReadToWrite, shape, memory, pool),
                 Recipe::ReadAndDrop => self.next_read(Part::ReadToDrop, shape, memory, pool),
@@ -259,7 +282,9 @@ impl Job {
             },
             Part::ReadToDrop | Part::WriteBounce => self.give_back(data.pop(), memory),
         }
-        if self.status.is_ok() {
+        if status == Status::Unsupported && self.recipe == Recipe::Pieces(Op::WriteZeroes) {
+            self.refused = true;
+        } else if self.status.is_ok() {
             self.status = status;
         }
         self.children[at].done = true;
@@ -275,6 +300,11 @@ impl Job {
     /// Whether no new child will be made for it.
     pub fn is_over(&self) -> bool {
         self.aborted || !self.status.is_ok()
+    }
+
+    /// Whether the module refused what it said it can.
+    pub fn is_refused(&self) -> bool {
+        self.refused
     }
 
     /// The blocks that it changes.
@@ -441,13 +471,16 @@ impl Job {
         self.child(io, Part::Piece)
     }
 
-    fn next_zeroes(&mut self, shape: &Shape, memory: &Memory) -> Step {
-        let Some(zeroes) = &memory.zeroes else {
+    fn next_zeroes(&mut self, shape: &Shape, memory: &mut Memory, pool: &Pool) -> Step {
+        if memory.len == 0 {
             return Step::Finished(Status::Unsupported);
-        };
+        }
         if self.children.is_full() {
             return Step::Wait;
         }
+        let Some(zeroes) = memory.zeroes(pool) else {
+            return Step::Park;
+        };
         let most = (zeroes.len() / shape.block_size as usize) as u32;
         let at = self.lba + u64::from(self.next);
         let blocks = shape

@@ -38,7 +38,7 @@ pub use self::queue::LayerQueue;
 use self::gate::Gate;
 use self::job::Memory;
 use self::opens::Opens;
-use self::plan::Shape;
+use self::plan::{Recipe, Shape};
 use crate::device::{Bdev, Geometry, Limits, OpenError, Support};
 use crate::io::Op;
 use crate::qos::{Chain, Qos};
@@ -56,6 +56,8 @@ pub struct Layer {
     /// The size by which ranges are checked; see [`Layer::refresh`].
     blocks: AtomicU64,
     gone: AtomicBool,
+    /// The module has refused to write zeroes, although it says that it can: it is not asked again.
+    zeroes_refused: AtomicBool,
     stats: Arc<DeviceStats>,
     /// Where compare-and-write is emulated.
     gate: Option<Arc<Gate>>,
@@ -79,6 +81,7 @@ impl Layer {
         Arc::new(Layer {
             blocks: AtomicU64::new(bdev.geometry().blocks),
             gone: AtomicBool::new(false),
+            zeroes_refused: AtomicBool::new(false),
             stats: Arc::default(),
             opens: Arc::default(),
             gate: swaps.then(Arc::default),
@@ -142,6 +145,26 @@ impl Layer {
         Ok(ModuleQueue::new(inner, open))
     }
 
+    /// How a job goes about it, by what the module has refused so far.
+    fn recipe(&self, planned: Recipe) -> Recipe {
+        match planned {
+            Recipe::Pieces(Op::WriteZeroes) if self.zeroes_refused.load(Ordering::Relaxed) => {
+                Recipe::WriteZeroBuffer
+            }
+            _ => planned,
+        }
+    }
+
+    #[cold]
+    fn note_refusal(&self) {
+        if !self.zeroes_refused.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                bdev = self.name(),
+                "the device says that it can write zeroes, and refuses: buffers of zeroes are written instead"
+            );
+        }
+    }
+
     /// How many queues are open now, on all cores.
     pub fn open_queues(&self) -> usize {
         self.opens.count()
@@ -153,11 +176,11 @@ impl Layer {
     }
 
     fn memory(&self, pool: &Pool) -> Result<Memory, OpenError> {
-        if !self.shape.bounces() {
-            return Ok(Memory::none());
-        }
         let block = self.shape.block_size as usize;
         let len = BOUNCE.max(block).min(pool.max_len()) / block * block;
+        if !self.shape.bounces() {
+            return Ok(Memory::none(len));
+        }
         let reserved = if len > 0 {
             Memory::reserve(pool, len)
         } else {

@@ -177,7 +177,9 @@ impl Shape {
             return self.emulation(io);
         }
         let whole = self.piece(io.op, io.lba, io.blocks) == io.blocks;
-        if whole && !self.flush_after(io.op, io.flags) {
+        // What may be refused after all is done in another way then: that takes a job.
+        let sure = io.op != Op::WriteZeroes;
+        if whole && sure && !self.flush_after(io.op, io.flags) {
             return Plan::Direct;
         }
         match io.op == Op::CompareAndWrite && (!whole || io.blocks > self.max_blocks) {

@@ -34,6 +34,8 @@ pub(super) struct Disk {
     pub bad_block: Option<u64>,
     /// Takes I/O but ends none.
     pub stuck: bool,
+    /// Refuses this, whatever it says of itself.
+    pub refuses: Option<Op>,
 }
 
 pub(super) const BLOCKS: u64 = 1024;
@@ -53,6 +55,7 @@ impl Poor {
             asked: Vec::new(),
             bad_block: None,
             stuck: false,
+            refuses: None,
         };
         let native = vec![Op::Read, Op::Write, Op::Flush];
         Poor {
@@ -138,7 +141,7 @@ impl Channel {
             disk.media.copy_from_slice(&disk.cache);
             return Status::Ok;
         }
-        if self.poor.supports(io.op) == Support::No {
+        if self.poor.supports(io.op) == Support::No || disk.refuses == Some(io.op) {
             return Status::Unsupported;
         }
         let geometry = self.poor.geometry();

@@ -135,7 +135,7 @@ impl LayerQueue {
                 self.answer(io, status);
                 Ok(())
             }
-            Plan::Job(recipe) => self.start_job(io, recipe),
+            Plan::Job(recipe) => self.start_job(io, self.layer.recipe(recipe)),
         }
     }
 
@@ -305,6 +305,9 @@ impl LayerQueue {
             &mut self.memory,
             &self.pool,
         );
+        if job.is_refused() {
+            self.layer.note_refusal();
+        }
         self.advance(index);
     }
 

@@ -153,6 +153,41 @@ fn force_unit_access() {
     );
 }
 
+/// A module that says it can write zeroes and then refuses: they are written from a buffer, those blocks too that it
+/// had not refused yet, and it is not asked again.
+#[test]
+fn refused_zeroes() {
+    let mut poor = Poor::new(5);
+    poor.native = Op::ALL.to_vec();
+    poor.limits.max_unmap_blocks = 4;
+    poor.lock().cache.fill(7);
+    poor.lock().refuses = Some(Op::WriteZeroes);
+    let mut rig = Rig::new(poor);
+    // Nothing is emulated, so nothing was set aside: it waits until there is memory.
+    let all: Vec<Buf> = std::iter::from_fn(|| rig.pool.acquire(8 * BLOCK)).collect();
+    rig.submit(Io::new(1, Op::WriteZeroes, 5, 30).flags(Flags::FUA));
+    for _ in 0..100 {
+        assert!(rig.turn().is_empty(), "without memory");
+    }
+    drop(all);
+    assert_eq!(rig.finish()[0].status, Status::Ok);
+    {
+        let disk = rig.poor.lock();
+        for side in [&disk.cache, &disk.media] {
+            let zeroes = side[5 * BLOCK..35 * BLOCK].iter().all(|byte| *byte == 0);
+            assert!(zeroes && side[4 * BLOCK] == 7 && side[35 * BLOCK] == 7);
+        }
+    }
+    rig.poor.asked();
+    assert_eq!(rig.run(Io::new(2, Op::WriteZeroes, 40, 2)).0, Status::Ok);
+    assert_eq!(rig.poor.asked(), [(Op::Write, 40, 2)]);
+    assert!(
+        rig.poor.lock().cache[40 * BLOCK..42 * BLOCK]
+            .iter()
+            .all(|byte| *byte == 0)
+    );
+}
+
 /// A large read is split as the module wants it, and only that; its buffers return whole.
 #[test]
 fn split() {
