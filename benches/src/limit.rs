@@ -384,17 +384,22 @@ mod tests {
         for rw in [Direction::Read, Direction::Write] {
             for wait in [Wait::Spin, Wait::Block] {
                 for (connections, depth) in [(1, 1), (1, 200), (5, 3)] {
-                    let workload = Workload {
-                        rw,
-                        size: 8192,
-                        depth,
-                        connections,
-                        seconds: 0.05,
-                        server_core,
-                        client_core,
+                    let moves = |seconds| {
+                        let workload = Workload {
+                            rw,
+                            size: 8192,
+                            depth,
+                            connections,
+                            seconds,
+                            server_core,
+                            client_core,
+                        };
+                        let rate = measure(&workload, wait).expect("a run over loopback");
+                        rate.requests_per_second > 0.0
                     };
-                    let rate = measure(&workload, wait).expect("a run over loopback");
-                    assert!(rate.requests_per_second > 0.0, "{workload:?} {wait:?}");
+                    // On a busy machine one of the two cores may be somebody else's for so long.
+                    let moved = [0.05, 0.5, 5.0].into_iter().any(moves);
+                    assert!(moved, "{rw:?}, {connections} x {depth}, {wait:?}");
                 }
             }
         }
