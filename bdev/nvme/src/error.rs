@@ -99,7 +99,7 @@ pub enum ControlError {
 }
 
 /// An error and what caused it, in one line: the cause has the numbers and the remedy.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {

@@ -37,7 +37,7 @@ mod table;
 
 pub use controller::{AdminData, AdminReply, Controller};
 pub use device::NvmeBdev;
-pub use error::{AttachError, ControlError};
+pub use error::{AttachError, ControlError, chain};
 pub use event::{Event, HealthAlert, HealthEvent, Observer, ResetReason, Timeout, TimeoutAction};
 pub use function::{Function, FunctionError, GONE};
 pub use info::{

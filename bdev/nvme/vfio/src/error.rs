@@ -1,6 +1,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use nacre_bdev_nvme::chain;
 use nacre_hugepages::RegisterError;
 
 use crate::pci::{AddressError, Driver, PciError};
@@ -69,16 +70,4 @@ pub enum VfioError {
         address: String,
         source: RegisterError,
     },
-}
-
-/// An error and what caused it, in one line: the cause has the numbers and the remedy.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }
