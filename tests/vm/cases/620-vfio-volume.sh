@@ -9,8 +9,6 @@ rdma_up
 TRTYPE=tcp ADDR=127.0.0.1
 drives_up
 "$NACRE" nvme bind "$FIRST"
-volume() { rpc volume_get '{"name":"vol"}'; }
-is_state() { [ "$(volume | jq -r .state)" = "$1" ]; }
 in_sync() { [ "$(volume | jq '[.replicas[] | select(.state == "in_sync" and .attached)] | length')" = "$1" ]; }
 drive_state() { rpc bdev_nvme_get_controllers '{"name":"Nvme0"}' | jq -r '.[0].ctrlrs[0].drive.status.state'; }
 drive_is() { [ "$(drive_state)" = "$1" ]; }
@@ -21,7 +19,7 @@ truncate -s 97M "$WORK/here.img"
 rpc bdev_uring_create "{\"name\":\"here\",\"filename\":\"$WORK/here.img\",\"block_size\":512}"
 # Other tests may have left something on the drive.
 rpc volume_create "{\"name\":\"vol\",\"devices\":[\"pcie://$FIRST\",\"here\"],\"size_mb\":96,\"force\":true,\"settings\":{\"settle_ms\":200}}"
-wait_until 300 is_state healthy
+wait_until 300 volume_is healthy
 volume | jq -c .replicas
 "$NACRE" nvme show --socket "$SOCK" Nvme0
 subsystem_create "$NQN" any
@@ -35,10 +33,7 @@ step "ext4, and load that verifies itself"
 mkfs.ext4 -q "$DEV"
 mkdir -p "$WORK/mnt"
 mount "$DEV" "$WORK/mnt"
-fio --name=load --filename="$WORK/mnt/load" --rw=randrw --bsrange=4k-32k --iodepth=4 --ioengine=libaio --direct=1 --size=24m \
-    --verify=crc32c --verify_fatal=1 --verify_backlog=64 --verify_state_save=0 --time_based --runtime=3600 --output="$WORK/fio.log" &
-load=$!
-sleep 3
+load_start "$WORK/mnt/load" 24m
 
 step "the drive's controller is reset"
 rpc bdev_nvme_reset_controller '{"name":"Nvme0"}'
@@ -48,7 +43,7 @@ step "the drive is pulled; the volume goes on without it"
 drive_pull
 wait_until 120 drive_is removed
 wait_until 120 test ! -e "/sys/bus/pci/devices/$FIRST"
-sleep 3
+load_goes_on
 wait_until 120 in_sync 1
 
 step "and takes it back when it is there again"
@@ -57,15 +52,12 @@ wait_until 120 drive_is_live "$FIRST_SERIAL"
 "$NACRE" nvme bind "$(drive_address "$FIRST_SERIAL")"
 wait_until 120 drive_is live
 rpc volume_resync '{"name":"vol"}' || true
-wait_until 300 is_state healthy
+wait_until 300 volume_is healthy
 volume | jq -c .replicas
 
 step "and no I/O failed"
-kill -INT $load
-# Its exit status says that it was told to end.
-wait $load || true
-grep -q 'err= 0' "$WORK/fio.log" || { cat "$WORK/fio.log"; die "fio met an error"; }
-if grep -E 'err= *[1-9]|verify: bad' "$WORK/fio.log"; then die "fio met an error"; fi
+load_goes_on
+load_end
 head -c 4000000 /dev/urandom >"$WORK/mnt/file"
 sync "$WORK/mnt/file"
 sum=$(sha256sum <"$WORK/mnt/file")
@@ -82,9 +74,5 @@ fio_verify "$DEV" device --rw=randwrite --bs=4k-64k --size=8M --iodepth=8
 disconnect "$NQN"
 
 step "both replicas are equal"
-rpc volume_verify '{"name":"vol"}'
-verified() { volume | jq -e '.verify.running == false'; }
-wait_until 120 verified
-volume | jq -c .verify
-expect "different blocks" "$(volume | jq .verify.different_blocks)" 0
+volume_is_equal
 nacre_stop

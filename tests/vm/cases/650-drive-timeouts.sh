@@ -15,8 +15,7 @@ throttle() { # throttle BYTES IOS
         "{\"id\":\"drive1n1\",\"bps\":$1,\"bps_rd\":0,\"bps_wr\":0,\"iops\":$2,\"iops_rd\":0,\"iops_wr\":0}"
 }
 # Whatever happens: other tests have the drive next.
-load=
-trap 'throttle 0 0; [ -z "$load" ] || kill -9 $load' EXIT
+trap 'throttle 0 0' EXIT
 
 serve_drive() { # serve_drive ACTION-ON-TIMEOUT
     # Long against what the script needs to see what happened: an I/O is sent again only so often.
@@ -25,29 +24,13 @@ serve_drive() { # serve_drive ACTION-ON-TIMEOUT
     subsystem_create "$NQN" any
     rpc nvmf_subsystem_add_ns "{\"nqn\":\"$NQN\",\"namespace\":{\"nsid\":1,\"bdev_name\":\"Nvme0n1\"}}"
     connect_and_find "$NQN" --ctrl-loss-tmo=600
-    fio --name=load --filename="$DEV" --rw=randrw --bsrange=4k-16k --iodepth=8 --ioengine=libaio --direct=1 --size=16m \
-        --verify=crc32c --verify_fatal=1 --verify_backlog=64 --verify_state_save=0 --time_based --runtime=3600 \
-        --output="$WORK/fio.log" &
-    load=$!
-    before=$(ios)
-    wait_until 120 moved
+    load_start "$DEV" 16m --bsrange=4k-16k --iodepth=8
+    trap 'throttle 0 0; load_kill' EXIT
 }
 
-# What the drive's device has done, by the daemon's count.
-ios() { rpc bdev_get_iostat '{"names":["Nvme0n1"]}' | jq '.bdevs[0] | .num_read_ops + .num_write_ops'; }
-moved() { [ "$(ios)" -gt "$before" ]; }
-
 no_io_failed() {
-    before=$(ios)
-    wait_until 120 moved
-    kill -INT $load
-    # Its exit status says that it was told to end.
-    wait $load || true
-    load=
-    if ! grep -q 'err= 0' "$WORK/fio.log" || grep -E 'err= *[1-9]|verify: bad' "$WORK/fio.log"; then
-        cat "$WORK/fio.log"
-        die "fio met an error"
-    fi
+    load_goes_on
+    load_end
     fio_verify "$DEV" after --rw=randwrite --bs=4k-16k --size=1M --iodepth=4
     rpc bdev_nvme_get_controllers '{"name":"Nvme0"}' | jq -c '.[0].ctrlrs[0].drive.status'
     disconnect "$NQN"

@@ -1,0 +1,79 @@
+# shellcheck shell=bash
+# Load that goes on while things happen, and replicated volumes: part of lib.sh.
+
+# ---- load that verifies itself -------------------------------------------------------------------------------
+
+# It runs on $DEV, or on a file of a file system there, until `load_end`, and must not meet an error meanwhile.
+LOAD=
+load_start() { # load_start FILE SIZE [FIO OPTIONS…]
+    fio --name=load --filename="$1" --size="$2" --rw=randrw --bsrange=4k-32k --iodepth=4 --ioengine=libaio --direct=1 \
+        --verify=crc32c --verify_fatal=1 --verify_backlog=64 --verify_state_save=0 --time_based --runtime=3600 \
+        "${@:3}" --output="$WORK/fio.log" &
+    LOAD=$!
+    # Whatever fails from here on, nothing is left behind that writes.
+    trap load_kill EXIT
+    # It is told to end by a signal that it does not know before it has begun.
+    load_goes_on
+}
+
+load_goes_on() { # it writes now
+    LOAD_BEFORE=$(load_sectors)
+    wait_until 120 load_has_written
+}
+load_sectors() { awk '{ print $7 }' "/sys/class/block/${DEV#/dev/}/stat"; }
+load_has_written() { kill -0 "$LOAD" && [ "$(load_sectors)" -ge $((LOAD_BEFORE + 64)) ]; }
+
+load_kill() { [ -z "$LOAD" ] || kill -9 "$LOAD" 2>/dev/null || true; }
+
+load_end() { # and no I/O failed, nor was anything read that had not been written
+    kill -INT "$LOAD"
+    # Its exit status says that it was told to end.
+    wait "$LOAD" || true
+    LOAD=
+    if ! grep -q 'err= 0' "$WORK/fio.log" || grep -E 'err= *[1-9]|verify: bad' "$WORK/fio.log"; then
+        cat "$WORK/fio.log"
+        die "fio met an error"
+    fi
+}
+
+# ---- replicated volumes: those of Nacre, of which a test has one, "vol" ---------------------------------------
+
+volume() { rpc volume_get '{"name":"vol"}'; }
+volume_is() { [ "$(volume | jq -r .state)" = "$1" ]; }
+volume_is_equal() { # all replicas have the same everywhere
+    rpc volume_verify '{"name":"vol"}'
+    wait_until 120 volume_is_verified
+    volume | jq -c .verify
+    expect "different blocks" "$(volume | jq .verify.different_blocks)" 0
+}
+volume_is_verified() { volume | jq -e '.verify.running == false'; }
+
+# More daemons, each with one disk for others: keeper N SIZE, and its listeners, `keeper_listens N TRANSPORT ADDRESS`,
+# at port 442N.
+KEEPERS=()
+keeper_nqn() { echo "nqn.2026-01.io.nacre:keeper$1"; }
+keeper_rpc() { "$NACRE" rpc --socket "$WORK/keeper$1.sock" "${@:2}"; }
+keeper_start() {
+    "$NACRE" serve --data-dir "$WORK/keeper$1" -r "$WORK/keeper$1.sock" >>"$DAEMON_LOG" 2>&1 </dev/null &
+    KEEPERS[$1]=$!
+    wait_until 60 test -S "$WORK/keeper$1.sock"
+    wait_until 60 keeper_rpc "$1" framework_wait_init
+}
+keeper_kill() {
+    kill -9 "${KEEPERS[$1]}"
+    wait "${KEEPERS[$1]}" 2>/dev/null || true
+}
+keepers_kill() { [ ${#KEEPERS[@]} = 0 ] || kill -9 "${KEEPERS[@]}" 2>/dev/null || true; }
+keeper() {
+    local nqn
+    nqn=$(keeper_nqn "$1")
+    keeper_start "$1"
+    truncate -s "$2" "$WORK/kept$1.img"
+    keeper_rpc "$1" bdev_uring_create "{\"name\":\"kept\",\"filename\":\"$WORK/kept$1.img\",\"block_size\":512}"
+    keeper_rpc "$1" nvmf_create_subsystem "{\"nqn\":\"$nqn\",\"allow_any_host\":true}"
+    keeper_rpc "$1" nvmf_subsystem_add_ns "{\"nqn\":\"$nqn\",\"namespace\":{\"nsid\":1,\"bdev_name\":\"kept\"}}"
+}
+keeper_listens() {
+    keeper_rpc "$1" nvmf_subsystem_add_listener \
+        "{\"nqn\":\"$(keeper_nqn "$1")\",\"listen_address\":{\"trtype\":\"$2\",\"adrfam\":\"ipv4\",\"traddr\":\"$3\",\"trsvcid\":\"442$1\"}}"
+}
