@@ -5,7 +5,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use nacre_bdev::reservation::Reserve;
-use nacre_bdev::{Bdev, Busy, Completion, Done, Io, Queue, Status, Support, Token};
+use nacre_bdev::{Bdev, Busy, Completion, Done, Flags, Io, Queue, Status, Support, Token};
 use nacre_nvmf::host::IoQueue;
 use nacre_reactor::{Idle, Nanos};
 
@@ -37,7 +37,12 @@ impl RemoteQueue {
 
 impl Queue for RemoteQueue {
     #[inline]
-    fn submit(&mut self, io: Io) -> Result<(), (Busy, Io)> {
+    fn submit(&mut self, mut io: Io) -> Result<(), (Busy, Io)> {
+        // Who deallocates with zeroes says so (DLFEAT bit 3); others may refuse what asks for it, and SPDK's target does.
+        // The blocks are zeroes without it.
+        if io.flags.contains(Flags::DEALLOCATE) && !self.device.limits().zeroes_deallocate {
+            io.flags.remove(Flags::DEALLOCATE);
+        }
         let status = if self.device.is_refused() {
             Status::Gone
         } else if self.device.supports(io.op) == Support::No {
@@ -71,6 +76,10 @@ impl Queue for RemoteQueue {
 
     fn inflight(&self) -> usize {
         self.ended.len() + self.queue.inflight()
+    }
+
+    fn is_settled(&self) -> bool {
+        self.ended.is_empty() && self.queue.is_settled()
     }
 
     fn reserve(&mut self, request: Reserve) -> Result<(), Reserve> {

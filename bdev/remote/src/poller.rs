@@ -25,6 +25,7 @@ pub struct ControllerPoller {
     look_at: Nanos,
     /// When a target that has refused for good is asked again.
     again_at: Option<Nanos>,
+    resets: u64,
     seen: Option<Seen>,
     closing: bool,
 }
@@ -34,6 +35,7 @@ pub struct ControllerPoller {
 struct Seen {
     state: ControllerState,
     version: u64,
+    resets: u64,
     losses: u64,
     away: bool,
 }
@@ -54,6 +56,7 @@ impl ControllerPoller {
             core,
             look_at: now,
             again_at: None,
+            resets: 0,
             seen: None,
             closing: false,
         })
@@ -80,6 +83,7 @@ impl ControllerPoller {
                 // Now, and not when its delay is over.
                 _ => self.controller.hurry(now),
             }
+            self.resets += 1;
         }
         if self.again_at.is_some_and(|at| now >= at) && !self.closing {
             self.restart(now);
@@ -108,6 +112,7 @@ impl ControllerPoller {
         let now = Seen {
             state: self.controller.state().clone(),
             version: link.version(),
+            resets: self.resets,
             losses: link.losses(),
             away: link.is_away(),
         };
@@ -133,6 +138,7 @@ impl ControllerPoller {
         let of_link = link.state();
         self.shared.change(|status| {
             status.connects += u64::from(is_live && !was_live);
+            status.resets = self.resets;
             status.losses = now.losses;
             status.away = now.away;
             if let Some(error) = state.error() {

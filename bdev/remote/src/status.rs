@@ -80,6 +80,8 @@ pub struct Status {
     pub transport: TransportType,
     /// Times that it was connected.
     pub connects: u64,
+    /// Resets that were begun: what is told from then on is what came of the last one.
+    pub resets: u64,
     /// See [`nacre_bdev::Bdev::losses`].
     pub losses: u64,
     /// I/O ends at once: it has been away for too long.
@@ -102,6 +104,7 @@ impl Status {
             state: State::Connecting,
             transport,
             connects: 0,
+            resets: 0,
             losses: 0,
             away: false,
             exhausted: false,

@@ -599,6 +599,17 @@ impl Queue for IoQueue {
         self.pending.len() + self.completed.len()
     }
 
+    /// A queue without I/O has to be polled, too: to let go of an association that moves to another transport, which
+    /// waits for it, and to be connected to the one that there is then.
+    fn is_settled(&self) -> bool {
+        let follows = match self.phase {
+            Phase::Live => self.link.goes_on(self.generation),
+            Phase::Down { .. } => self.link.is_moving() || self.link.generation().is_none(),
+            Phase::Dialling { .. } | Phase::Connecting { .. } | Phase::Draining => false,
+        };
+        follows && self.inflight() == 0
+    }
+
     fn reserve(&mut self, request: Reserve) -> Result<(), Reserve> {
         self.take_reserve(request)
     }

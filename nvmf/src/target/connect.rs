@@ -117,7 +117,7 @@ impl Group {
         })?;
         let name =
             |parameter| move |error: NqnError| Refused::Parameter(parameter, error.to_string());
-        let hostnqn = data.host_nqn().map_err(name(InvalidParameter::HOSTNQN))?;
+        let hostnqn = host_name(data).map_err(name(InvalidParameter::HOSTNQN))?;
         let subnqn = data
             .subsystem_nqn()
             .map_err(name(InvalidParameter::SUBNQN))?;
@@ -419,5 +419,16 @@ impl Group {
         let outcome: Outcome = controller.execute(&sqe, bytes, now);
         qp.requests[index].data = data;
         self.admin_outcome(q, index, outcome, now);
+    }
+}
+
+/// The host's name. One that gives none has the name that its identifier makes, by which it can be allowed:
+/// `spdk_nvme_perf` sends an empty one unless it is told a name. One for all of them would mix hosts up.
+fn host_name(data: &ConnectData) -> Result<Nqn, NqnError> {
+    match data.host_nqn() {
+        Err(NqnError::Empty) if data.hostid != [0; 16] => {
+            Ok(Nqn::from_uuid(uuid::Uuid::from_bytes(data.hostid)))
+        }
+        named => named,
     }
 }

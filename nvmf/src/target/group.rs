@@ -222,7 +222,11 @@ impl Group {
         if qp.stage == Stage::Ending {
             return;
         }
-        let index = match qp.requests.begin(sqe, now) {
+        let mut taken = qp.requests.begin(sqe, now);
+        if taken == Err(NoRoom::DuplicateId) && qp.forget_event_request(&sqe) {
+            taken = qp.requests.begin(sqe, now);
+        }
+        let index = match taken {
             Ok(index) => index,
             Err(NoRoom::DuplicateId) => {
                 return self.refuse(q, sqe, StatusCode::COMMAND_ID_CONFLICT, now);

@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use nacre_bdev::Op;
-use nacre_nvmf_wire::{Cqe, StatusCode};
+use nacre_nvmf_wire::opcode::admin;
+use nacre_nvmf_wire::{Cqe, Sqe, StatusCode};
 use nacre_reactor::Nanos;
 
 use super::association::Association;
@@ -86,6 +87,31 @@ pub(crate) enum FusedFirst {
 const FRESH_ENTRIES: u16 = 2;
 
 impl QueuePair {
+    /// Whether `sqe` has the identifier of an event request that its host gave up, which is forgotten then.
+    ///
+    /// SPDK's host ends its event requests by itself when it leaves, and asks the registers to shut the controller down
+    /// with their identifiers. How many commands are searched for a conflict is the controller's choice (Base, Command ID
+    /// Conflict): with these left out such a host leaves in order, and nothing is ever answered to what it has forgotten.
+    /// The transport still counts the request: whoever does this as often as the queue has entries has overrun it.
+    #[cold]
+    pub fn forget_event_request(&mut self, sqe: &Sqe) -> bool {
+        // One event request for another is nobody's farewell.
+        if !sqe.is_fabrics() && sqe.opcode == admin::ASYNC_EVENT_REQUEST {
+            return false;
+        }
+        let Some(controller) = &mut self.controller else {
+            return false;
+        };
+        let (cid, found) = (sqe.cid(), self.requests.find(sqe.cid()));
+        match found {
+            Some(index) if controller.forget_event_request(cid) => {
+                self.requests.end(index);
+                true
+            }
+            _ => false,
+        }
+    }
+
     pub fn new(
         transport: usize,
         conn: ConnId,

@@ -142,12 +142,17 @@ impl Events {
     }
 
     pub fn abort(&mut self, cid: u16) -> bool {
-        let Some(at) = self.requests.iter().position(|r| *r == cid) else {
-            return false;
-        };
-        self.requests.remove(at);
-        self.aborted.push(cid);
-        true
+        let was_held = self.forget(cid);
+        if was_held {
+            self.aborted.push(cid);
+        }
+        was_held
+    }
+
+    /// Gives a held request up without an answer.
+    pub fn forget(&mut self, cid: u16) -> bool {
+        let at = self.requests.iter().position(|r| *r == cid);
+        at.map(|at| self.requests.remove(at)).is_some()
     }
 
     /// A controller level reset: held requests end, nothing is masked, the configuration is the

@@ -240,6 +240,11 @@ impl Controller {
         self.aborts = self.aborts.saturating_sub(1);
     }
 
+    /// Whether this event request was held, which is not answered then.
+    pub fn forget_event_request(&mut self, cid: u16) -> bool {
+        self.events.forget(cid)
+    }
+
     /// The answer to a held event request, if something happened that it waited for.
     pub fn next_event(&mut self) -> Option<Cqe> {
         self.events.notice(self.association.take_pending());

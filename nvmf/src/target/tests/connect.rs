@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use nacre_nvmf_wire::fabrics::{self, ConnectData, InvalidParameter};
 use nacre_nvmf_wire::opcode::{admin, io as opcode};
-use nacre_nvmf_wire::{Cqe, Sgl, Sqe, StatusCode};
+use nacre_nvmf_wire::{Cqe, Nqn, Sgl, Sqe, StatusCode};
 use zerocopy::IntoBytes;
 
 use super::rig::*;
@@ -59,6 +59,31 @@ fn host_not_allowed_then_allowed_then_removed() {
     rig.target.remove_host(&subsystem, &host).unwrap();
     rig.turn();
     rig.assert_clean();
+}
+
+/// Goal: a host without a name is known by its identifier, on its I/O queues too, and let in or not by the name which
+/// that makes; one without either is refused.
+#[test]
+fn a_host_without_a_name() {
+    let mut rig = Rig::with_malloc();
+    let subsystem = nqn(SUBNQN);
+    rig.target.set_allow_any_host(&subsystem, false).unwrap();
+    let (_, cqe) = rig.connect_nameless([7; 16], 0, 0xffff);
+    assert_eq!(cqe.status(), StatusCode::CONNECT_INVALID_HOST.with_dnr());
+    let named = Nqn::from_uuid(uuid::Uuid::from_bytes([7; 16]));
+    rig.target.add_host(&subsystem, &named).unwrap();
+    let (admin, cqe) = rig.connect_nameless([7; 16], 0, 0xffff);
+    assert!(cqe.status().is_success(), "{}", cqe.status());
+    let cntlid = cqe.dword0() as u16;
+    rig.enable(admin);
+    let (_, cqe) = rig.connect_nameless([7; 16], 1, cntlid);
+    assert!(cqe.status().is_success(), "{}", cqe.status());
+    let (_, cqe) = rig.connect_nameless([8; 16], 2, cntlid);
+    refused_for(&cqe, InvalidParameter::HOSTNQN);
+    let controller = rig.target.subsystem(&subsystem).unwrap().controller(cntlid);
+    assert_eq!(controller.unwrap().hostnqn, named);
+    let (_, cqe) = rig.connect_nameless([0; 16], 0, 0xffff);
+    refused_for(&cqe, InvalidParameter::HOSTNQN);
 }
 
 #[test]

@@ -2,9 +2,10 @@
 
 use nacre_nvmf_wire::aen::AsyncEvent;
 use nacre_nvmf_wire::commands::admin::{Abort, GetLogPage, async_event_request};
+use nacre_nvmf_wire::fabrics::{PropertyGet, PropertySize};
 use nacre_nvmf_wire::features::fid;
 use nacre_nvmf_wire::log::{changed_namespaces, lid};
-use nacre_nvmf_wire::registers::Cc;
+use nacre_nvmf_wire::registers::{Cc, offset};
 use nacre_nvmf_wire::{Cqe, StatusCode};
 
 use super::rig::*;
@@ -87,6 +88,35 @@ fn what_happened_before_the_request_is_told() {
     let cid = rig.ask(conn);
     assert_eq!(rig.told(), [(cid, NAMESPACES)]);
     assert_eq!(rig.changed(conn, false), [1]);
+}
+
+/// Goal: a host that uses the identifier of an event request again has given that request up: its command is run, the
+/// event goes to the next request, and there is room for another one. (SPDK's leaves so.) Two event requests with one
+/// identifier are a conflict all the same.
+#[test]
+fn an_identifier_that_comes_again_gives_a_request_up() {
+    let mut rig = Rig::with_malloc();
+    let (conn, _) = rig.admin();
+    let held = rig.identify_controller(conn).aerl + 1;
+    let cids: Vec<u16> = (0..held).map(|_| rig.ask(conn)).collect();
+    rig.send(conn, async_event_request(cids[0]), None);
+    rig.turn();
+    assert_eq!(rig.answer().cqe.status(), StatusCode::COMMAND_ID_CONFLICT);
+    let get = PropertyGet {
+        size: PropertySize::Four,
+        offset: offset::CC,
+    };
+    rig.send(conn, get.to_sqe(cids[0]), None);
+    rig.turn();
+    let got = rig.answer().cqe;
+    assert_eq!((got.cid(), got.status()), (cids[0], StatusCode::SUCCESS));
+    assert_eq!(got.dword0(), Cc::enabled().0);
+    rig.add_namespace(ram());
+    assert_eq!(rig.told(), [(cids[1], NAMESPACES)]);
+    let others = [rig.ask(conn), rig.ask(conn)];
+    assert_eq!(rig.told(), [], "there is room for both: {others:?}");
+    rig.hang_up(conn);
+    rig.assert_clean();
 }
 
 #[test]

@@ -398,6 +398,18 @@ impl Rig {
         cntlid: u16,
         entries: u16,
     ) -> (ConnId, Cqe) {
+        let data = ConnectData::new(self.hostid, cntlid, &nqn(subnqn), &nqn(host));
+        self.connect_with(qid, entries, &data)
+    }
+
+    /// As a host that has an identifier and no name.
+    pub fn connect_nameless(&mut self, hostid: [u8; 16], qid: u16, cntlid: u16) -> (ConnId, Cqe) {
+        let mut data = ConnectData::new(hostid, cntlid, &nqn(SUBNQN), &nqn(HOSTNQN));
+        data.hostnqn = [0; 256];
+        self.connect_with(qid, 32, &data)
+    }
+
+    fn connect_with(&mut self, qid: u16, entries: u16, data: &ConnectData) -> (ConnId, Cqe) {
         let conn = self.open();
         let cid = self.cid();
         let connect = Connect {
@@ -408,7 +420,6 @@ impl Rig {
             kato_ms: if qid == 0 { 15_000 } else { 0 },
         };
         let sqe = connect.to_sqe(cid, Sgl::Transport { length: 1024 });
-        let data = ConnectData::new(self.hostid, cntlid, &nqn(subnqn), &nqn(host));
         let response = self.call(conn, sqe, data.as_bytes());
         (conn, response.cqe)
     }

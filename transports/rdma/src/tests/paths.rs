@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use nacre_bdev::{Op, Status};
+use nacre_bdev::{Op, Queue, Status};
 use nacre_nvmf::host::{PathCounts, PathOptions};
 use nacre_nvmf::transport::{Plug, TransportType};
 use nacre_rdma_verbs::sim::{ConnectFault, Target, attributes};
@@ -107,12 +107,16 @@ impl Load {
     fn on(&mut self, kind: TransportType, seconds: u32) {
         self.until(&format!("{kind}"), seconds, |stack| {
             let live = stack.controller.is_live()
-                && stack.queue.as_ref().is_some_and(|queue| queue.is_live());
+                && stack.queue.as_ref().is_some_and(|queue| queue.is_live())
+                && stack.idle.as_ref().is_none_or(|queue| queue.is_live());
             live && stack.controller.link().state().transport == Some(kind)
         });
         let by_rdma = self.stack.plug.connections();
         match kind {
-            RDMA => assert_eq!(by_rdma, 2, "admin queue and I/O queue"),
+            RDMA => {
+                let queues = 2 + usize::from(self.stack.idle.is_some());
+                assert_eq!(by_rdma, queues, "admin queue and I/O queues");
+            }
             _ => assert_eq!(by_rdma, 0),
         }
     }
@@ -169,10 +173,11 @@ fn setup(fallback: Option<TransportType>) -> Setup {
 }
 
 /// The target's device goes with I/O under way: TCP takes over; it comes back, and so does RDMA, with
-/// nothing sent twice for that.
+/// nothing sent twice for that. A queue without I/O moves with the other.
 #[test]
 fn device_goes_and_comes_back() {
     let mut load = Load::new(setup(Some(TCP)));
+    load.stack.connect_idle();
     load.on(RDMA, 1);
     for round in 1..=3 {
         load.pass(SETTLED);
@@ -196,6 +201,10 @@ fn device_goes_and_comes_back() {
         );
         assert_eq!(after.moves, before.moves + 1);
         assert_eq!(load.counts().returns, round);
+        load.pass(SETTLED);
+        let idle = load.stack.idle.as_ref().unwrap();
+        assert!(idle.is_live() && idle.is_settled());
+        assert_eq!(idle.stats().moves, round);
     }
     load.verify();
 }

@@ -82,6 +82,8 @@ impl Dial for Dialer {
 
 pub struct Stack {
     pub queue: Option<IoQueue>,
+    /// Without I/O: polled only when it wants to be, as queues of devices are.
+    pub idle: Option<IoQueue>,
     pub controller: Controller,
     group: Group,
     pub plug: Arc<RdmaPlug>,
@@ -187,6 +189,7 @@ impl Stack {
         }));
         let mut options = HostOptions::new(nqn(HOSTNQN), [7; 16], nqn(SUBNQN));
         options.paths = setup.paths;
+        options.io_queues = 2;
         // Longer than an attempt, and all else as much longer as it is.
         options.connect_timeout = setup.cm_timeout * 2;
         (options.io_timeout, options.admin_timeout) = (setup.cm_timeout * 6, setup.cm_timeout * 6);
@@ -194,6 +197,7 @@ impl Stack {
         let admin = Box::new(dial.clone());
         Stack {
             queue: None,
+            idle: None,
             controller: Controller::new(options.clone(), admin, memory.clone(), now),
             group,
             plug,
@@ -218,6 +222,9 @@ impl Stack {
         self.hosts.turn(self.started + self.now.since(Nanos::ZERO));
         self.group.turn(self.now);
         self.controller.poll(self.now);
+        if let Some(idle) = self.idle.as_mut().filter(|idle| !idle.is_settled()) {
+            assert_eq!(idle.poll(self.now, &mut self.done), 0);
+        }
         if let Some(queue) = &mut self.queue {
             queue.poll(self.now, &mut self.done);
             for completion in self.done.drain() {
@@ -248,13 +255,23 @@ impl Stack {
 
     pub fn connect(&mut self) {
         self.until("a live controller", |stack| stack.controller.is_live());
-        let dial = Box::new(self.dial.clone());
-        let (link, memory) = (Arc::clone(self.controller.link()), self.memory.clone());
-        let queue = IoQueue::new(self.options.clone(), link, dial, memory, (1, 1), self.now);
-        self.queue = Some(queue.unwrap());
+        self.queue = Some(self.io_queue(1));
         self.until("a live queue", |stack| {
             stack.queue.as_ref().unwrap().is_live()
         });
+    }
+
+    pub fn connect_idle(&mut self) {
+        self.idle = Some(self.io_queue(2));
+        self.until("a live queue", |stack| {
+            stack.idle.as_ref().unwrap().is_live()
+        });
+    }
+
+    fn io_queue(&self, qid: u16) -> IoQueue {
+        let dial = Box::new(self.dial.clone());
+        let (link, memory) = (Arc::clone(self.controller.link()), self.memory.clone());
+        IoQueue::new(self.options.clone(), link, dial, memory, (qid, 1), self.now).unwrap()
     }
 
     pub fn submit(&mut self, token: u64, op: Op, lba: u64, blocks: u32, fill: u8) {
