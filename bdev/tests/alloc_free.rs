@@ -185,6 +185,7 @@ fn volume() -> Arc<dyn Bdev> {
         holder: None,
         members: Vec::new(),
         settings: Settings::default(),
+        limits: None,
     };
     let shared = Shared::new(&record);
     let mut view = View::closed(&record.settings);

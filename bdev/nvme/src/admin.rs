@@ -54,6 +54,8 @@ pub(crate) struct Admin {
 
 struct Inside {
     queue: Option<Queue>,
+    /// Of a queue that was closed: the controller reads and writes it until it is disabled, or kept from memory.
+    kept: Option<Arc<AdminMemory>>,
     slots: Vec<Slot>,
     /// Whose the area for more than a page is, if that slot is not free.
     area_of: Option<usize>,
@@ -151,6 +153,7 @@ impl Admin {
         Admin {
             state: Mutex::new(Inside {
                 queue: None,
+                kept: None,
                 slots: (0..SLOTS).map(|_| Slot::default()).collect(),
                 area_of: None,
                 events: VecDeque::new(),
@@ -162,12 +165,14 @@ impl Admin {
         }
     }
 
-    /// From here on, with rings that the controller was told of and that are empty.
+    /// From here on, with rings that the controller was told of and that are empty. It is disabled: those that it was
+    /// told of before mean nothing to it.
     pub fn open(&self, function: Arc<dyn Function>, memory: Arc<AdminMemory>, stride: u32) {
         memory.cq.zero(0, PAGE);
         let mut state = lock(&self.state);
         state.end(ControlError::Gone);
         state.closed = None;
+        state.kept = None;
         state.ending = false;
         state.queue = Some(Queue {
             function,
@@ -179,12 +184,21 @@ impl Admin {
         });
     }
 
-    /// The controller answers nothing any more; what waits ends with `why`, as does what is asked later.
+    /// The controller is not listened to any more; what waits ends with `why`, as does what is asked later. What it may
+    /// still reach stays, until it is opened again or [`Admin::let_go`] is called.
     pub fn close(&self, why: ControlError) {
         let mut state = lock(&self.state);
         state.end(why.clone());
         state.closed = Some(why);
-        state.queue = None;
+        if let Some(queue) = state.queue.take() {
+            state.kept = Some(queue.memory);
+        }
+    }
+
+    /// The controller cannot reach memory any more.
+    pub fn let_go(&self) {
+        let mut state = lock(&self.state);
+        state.kept = None;
     }
 
     /// Sends a command and waits for its answer, whatever that is. `data` is what the controller reads; the bytes

@@ -325,10 +325,10 @@ impl Controller {
     async fn fail(self: &Arc<Self>, core: &CoreHandle, reason: String) {
         self.set_state(State::Failed { reason });
         self.quiesce_all(core).await;
-        self.stop_memory_access(core).await;
         self.admin.close(ControlError::Failed {
             reason: "it could not be reset".to_owned(),
         });
+        self.stop_memory_access(core).await;
         self.end_queues();
     }
 
@@ -337,7 +337,7 @@ impl Controller {
         loop {
             let function = self.function();
             match stopped(&*function) {
-                Ok(()) => return,
+                Ok(()) => return self.admin.let_go(),
                 Err(error) => {
                     tracing::error!(controller = self.name(), %error, "NVMe controller cannot be kept from memory");
                 }

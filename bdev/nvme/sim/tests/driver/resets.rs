@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use nacre_bdev::{Op, Status};
-use nacre_bdev_nvme::{Event, Options, ResetReason, State};
+use nacre_bdev_nvme::{ControlError, Event, Options, ResetReason, State};
 use nacre_bdev_nvme_sim::{Action, Config, Rule, Target};
 use nacre_nvmf_wire::StatusCode;
 use nacre_nvmf_wire::opcode::admin;
@@ -27,6 +27,33 @@ fn reasons(rig: &Rig) -> Vec<ResetReason> {
             _ => None,
         })
         .collect()
+}
+
+/// Goal: a controller that fetches an admin command while it is on its way down reads it from memory that is there.
+/// Method: commands and the reset come in one turn of the reactor, and the drive takes its time to be disabled; and
+/// the same with a drive that the system says is gone, and that is not.
+#[test]
+fn commands_that_a_reset_overtakes() {
+    let mut rig = Rig::new(slow());
+    let controller = rig.attach();
+    for _ in 0..3 {
+        let asked = controller.clone();
+        let log = rig.core.spawn_local(async move { asked.health().await });
+        let asked = controller.clone();
+        let reset = rig.core.spawn_local(async move { asked.reset().await });
+        rig.core.block_on(reset).unwrap().unwrap();
+        let refused = rig.core.block_on(log).unwrap().unwrap_err();
+        assert!(matches!(refused, ControlError::Reset { .. }), "{refused}");
+    }
+    let asked = controller.clone();
+    let log = rig.core.spawn_local(async move { asked.health().await });
+    controller.removed();
+    assert!(rig.core.block_on(log).unwrap().is_err());
+    for _ in 0..100 {
+        rig.core.turn();
+    }
+    assert_eq!(controller.status().state, State::Removed);
+    rig.drive.check();
 }
 
 /// Goal: a reset under load, over and over.
