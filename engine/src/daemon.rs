@@ -341,6 +341,7 @@ fn iobuf_classes(
 /// Takes down what [`init`] made.
 pub async fn fini(engine: &Rc<Engine>) {
     let Ok(plane) = engine.plane() else { return };
+    crate::volumes::let_go(engine);
     if !plane.disconnect_hosts(HOST_PATIENCE).await {
         warn!("hosts were still connected when the reactors ended");
     }

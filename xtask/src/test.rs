@@ -14,7 +14,7 @@ use crate::{tidy, vm};
 
 const FORMAT_LIMIT: Duration = Duration::from_secs(120);
 const LINT_LIMIT: Duration = Duration::from_secs(1500);
-const UNIT_LIMIT: Duration = Duration::from_secs(1500);
+const UNIT_LIMIT: Duration = Duration::from_secs(2400);
 const MODEL_LIMIT: Duration = Duration::from_secs(900);
 const MUTATION_LIMIT: Duration = Duration::from_secs(600);
 

@@ -128,6 +128,7 @@ fn volume(members: u8) -> Arc<Layer> {
         holder: None,
         members: Vec::new(),
         settings: Settings::default(),
+        limits: None,
     };
     let shared = Shared::new(&record);
     let disks: Vec<_> = (0..members)

@@ -1,6 +1,7 @@
 //! How a volume is managed: its handle for other threads, what can be asked of it, and what it tells.
 
 use std::any::Any;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use nacre_bdev::{Bdev, Layer};
@@ -9,6 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
 use crate::model::{MemberState, ReadPolicy, Settings, TransportPolicy, VolumeRecord};
+use crate::prepared::Prepared;
 use crate::shared::{Shared, lock};
 use crate::store::StoreError;
 
@@ -181,8 +183,8 @@ pub enum VolumeError {
     /// The device is there, and holds something older than what the volume served.
     #[error(
         "the replica on \"{device}\" is in sync for the store, but {found}, and \"{name}\" served in epoch \
-         {serving}: what it holds may be old. Bring back the device that was written last; or, when the volume is \
-         not open, thaw it with this replica if what it lacks may be lost"
+         {serving}: what it holds may be old. Bring back the device that was written last; or thaw the volume with \
+         this replica, if what it lacks may be lost"
     )]
     NotBelieved {
         name: String,
@@ -253,9 +255,10 @@ pub enum Command {
     Set {
         settings: Box<Settings>,
     },
-    /// Serves again from the members that are there, although the store thinks them out of date.
-    /// `force`: the volume's name, typed.
+    /// Serves again although nothing is in sync: from `member`, whatever it missed, or from the one that left last
+    /// of those that are there. `force`: the volume's name, typed.
     Thaw {
+        member: Option<MemberName>,
         force: Option<String>,
     },
     /// Fails the I/O that waits, and all that comes, until `Thaw`.
@@ -291,21 +294,13 @@ impl VolumeHandle {
     /// As of now: what changes often is read as it is, the rest as of its last change.
     pub fn status(&self) -> VolumeStatus {
         let mut status = lock(&self.status).clone();
-        let count = |n: &std::sync::atomic::AtomicU64| n.load(std::sync::atomic::Ordering::Relaxed);
-        let (shared, totals) = (&self.shared, &self.shared.totals);
-        status.dirty_regions = shared.regions.dirty_count();
-        status.lanes = shared.lanes().len();
-        status.log_waits = count(&totals.log_waits);
-        status.overlap_waits = count(&totals.overlap_waits);
-        status.reads_moved = count(&totals.reads_moved);
-        status.frozen_answers = count(&totals.frozen_answers);
-        for member in &mut status.members {
-            let slot = usize::from(member.slot);
-            member.reads = count(&totals.reads[slot]);
-            member.writes = count(&totals.writes[slot]);
-            member.errors = count(&totals.errors[slot]);
-        }
+        status.count(&self.shared);
         status
+    }
+
+    /// Whether users of the device that was made before the volume was opened may stay with it: it serves by now.
+    pub fn keeps(&self, prepared: &Prepared) -> bool {
+        Arc::ptr_eq(&self.shared, prepared.shared())
     }
 
     /// Answers when the command is carried out, durably; resyncs and verifications go on after it.
@@ -444,6 +439,24 @@ pub struct NewVolume {
 }
 
 impl VolumeStatus {
+    /// What changes often, as it is now.
+    pub(crate) fn count(&mut self, shared: &Shared) {
+        let count = |n: &AtomicU64| n.load(Ordering::Relaxed);
+        let totals = &shared.totals;
+        self.dirty_regions = shared.regions.dirty_count();
+        self.lanes = shared.lanes().len();
+        self.log_waits = count(&totals.log_waits);
+        self.overlap_waits = count(&totals.overlap_waits);
+        self.reads_moved = count(&totals.reads_moved);
+        self.frozen_answers = count(&totals.frozen_answers);
+        for member in &mut self.members {
+            let slot = usize::from(member.slot);
+            member.reads = count(&totals.reads[slot]);
+            member.writes = count(&totals.writes[slot]);
+            member.errors = count(&totals.errors[slot]);
+        }
+    }
+
     pub(crate) fn of(record: &VolumeRecord) -> VolumeStatus {
         let member = |m: &crate::model::MemberRecord| MemberStatus {
             id: m.id,

@@ -17,6 +17,7 @@ pub mod lane;
 pub mod model;
 pub mod mutation;
 pub mod needs;
+pub mod prepared;
 pub mod regions;
 pub mod shared;
 pub mod store;

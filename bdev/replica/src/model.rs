@@ -34,6 +34,20 @@ pub struct VolumeRecord {
     pub members: Vec<MemberRecord>,
     #[serde(default)]
     pub settings: Settings,
+    /// What it promised when it was opened last; `None`: it never was, or by a version that did not keep that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limits: Option<KeptLimits>,
+}
+
+/// What a volume is shown with before its members are there. Whether they have a cache is not kept: one that nobody
+/// can look at may have one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptLimits {
+    pub max_blocks: u32,
+    pub max_unmap_blocks: u64,
+    pub atomic_blocks: u32,
+    pub lend_blocks: u32,
+    pub read_only: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -87,7 +101,8 @@ pub struct Stamp {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ReadPolicy {
-    /// A member in this machine, if one is in sync; the least loaded one of several.
+    /// A member in this machine, if one is in sync. Of several each has its stripes of 256 KiB, so that they cache
+    /// different parts of the volume; one with clearly more to do than another is relieved.
     #[default]
     LocalFirst,
     LeastOutstanding,

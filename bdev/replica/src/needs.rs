@@ -1,4 +1,5 @@
-//! The regions that one member lacks: set by the control, read by lanes.
+//! The regions that one member lacks: set by the control, and by lanes where a write was not done everywhere; read by
+//! lanes, for each read.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,6 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Needs {
     words: Box<[AtomicU64]>,
     regions: u64,
+    /// Never less than there are bits, at any moment: a bit is counted before it is set, and until after it is
+    /// cleared. Most members lack nothing, and a read need not look further than here.
+    most: AtomicU64,
 }
 
 impl Needs {
@@ -14,7 +18,14 @@ impl Needs {
         Needs {
             words: (0..count).map(|_| AtomicU64::new(0)).collect(),
             regions,
+            most: AtomicU64::new(0),
         }
+    }
+
+    /// Nothing is lacked, for certain.
+    #[inline]
+    pub fn is_none(&self) -> bool {
+        self.most.load(Ordering::SeqCst) == 0
     }
 
     #[inline]
@@ -33,22 +44,37 @@ impl Needs {
     }
 
     pub fn insert(&self, region: u64) {
-        self.words[(region / 64) as usize].fetch_or(1 << (region % 64), Ordering::SeqCst);
+        let bit = 1 << (region % 64);
+        self.change(region / 64, 1, |word| {
+            word.fetch_or(bit, Ordering::SeqCst) & bit
+        });
     }
 
     pub fn remove(&self, region: u64) {
-        self.words[(region / 64) as usize].fetch_and(!(1 << (region % 64)), Ordering::SeqCst);
+        let bit = 1 << (region % 64);
+        self.change(region / 64, 0, |word| {
+            word.fetch_and(!bit, Ordering::SeqCst) & bit
+        });
     }
 
     /// Exactly the regions that `needed` says.
     pub fn assign(&self, needed: impl Fn(u64) -> bool) {
-        for (index, word) in self.words.iter().enumerate() {
-            let first = index as u64 * 64;
+        for index in 0..self.words.len() as u64 {
+            let first = index * 64;
             let bits = (first..self.regions.min(first + 64))
                 .filter(|region| needed(*region))
-                .fold(0, |bits, region| bits | 1 << (region - first));
-            word.store(bits, Ordering::SeqCst);
+                .fold(0, |bits: u64, region| bits | 1 << (region - first));
+            let set = bits.count_ones();
+            self.change(index, set, |word| word.swap(bits, Ordering::SeqCst));
         }
+    }
+
+    /// `change` sets `set` bits, and answers those that it cleared or that were set before.
+    fn change(&self, word: u64, set: u32, change: impl FnOnce(&AtomicU64) -> u64) {
+        self.most.fetch_add(u64::from(set), Ordering::SeqCst);
+        let former = change(&self.words[word as usize]);
+        let gone = u64::from(former.count_ones());
+        self.most.fetch_sub(gone, Ordering::SeqCst);
     }
 
     /// The first needed region from `from` on.
@@ -70,7 +96,7 @@ impl Needs {
     }
 
     pub fn is_empty(&self) -> bool {
-        self.next(0).is_none()
+        self.is_none() || self.next(0).is_none()
     }
 }
 
@@ -86,8 +112,47 @@ mod tests {
         assert_eq!((needs.count(), needs.next(0)), (2, Some(64)));
         assert_eq!((needs.next(65), needs.next(130)), (Some(129), None));
         needs.insert(0);
+        needs.insert(0);
+        needs.remove(129);
         needs.remove(129);
         assert!(needs.contains(0) && needs.contains_any(60..65) && !needs.contains_all(63..65));
         assert_eq!(needs.next(65), None);
+        assert!(!needs.is_none());
+        needs.assign(|_| false);
+        assert!(needs.is_none() && needs.is_empty());
+    }
+
+    /// Several change it at once: who sees that nothing is lacked is right, and in the end the count is exact.
+    #[test]
+    fn none_is_none() {
+        let needs = Needs::new(200);
+        std::thread::scope(|scope| {
+            for mine in 0..3 {
+                let needs = &needs;
+                scope.spawn(move || {
+                    for round in 0..20_000 {
+                        // Its own and one that all of them set and clear.
+                        let region = [mine, 100, 64 + mine][round % 3];
+                        needs.insert(region);
+                        assert!(region == 100 || !needs.is_none());
+                        needs.remove(region);
+                    }
+                });
+            }
+        });
+        assert!(needs.is_none());
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                (0..2_000).for_each(|round| needs.assign(|region| region % 7 == round % 7))
+            });
+            scope.spawn(|| (0..20_000).for_each(|round| needs.insert(round % 200)));
+            scope.spawn(|| (0..20_000).for_each(|round| needs.remove(round % 200)));
+        });
+        needs.assign(|_| false);
+        assert!(needs.is_none());
+        needs.insert(7);
+        assert!(!needs.is_none());
+        needs.remove(7);
+        assert!(needs.is_none());
     }
 }

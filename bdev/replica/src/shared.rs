@@ -6,7 +6,8 @@
 //! | `version`, view | control | lanes, once per turn and per write |
 //! | regions | both | both |
 //! | stripes | both | both |
-//! | needs, copying | control | lanes, per write |
+//! | needs | control; lanes, where a write was not done everywhere | lanes, per read and write |
+//! | copying | control | lanes, per write |
 //! | outstanding (one line per lane) | the lane | control, before a member returns |
 //! | reported | lanes | control |
 
@@ -20,7 +21,7 @@ use crate::model::{MAX_MEMBERS, VolumeRecord};
 use crate::needs::Needs;
 use crate::regions::Regions;
 use crate::stripes::{Owner, Stripes};
-use crate::view::View;
+use crate::view::{Mode, View};
 
 /// Lanes of one volume at once.
 pub const MAX_LANES: usize = 128;
@@ -38,6 +39,9 @@ pub const NO_REGION: u64 = u64::MAX;
 pub struct Shared {
     /// log2 of the blocks of a region.
     region_shift: u32,
+    block_size: u32,
+    /// Size of the volume; it only grows.
+    blocks: AtomicU64,
     pub regions: Regions,
     pub stripes: Stripes,
     /// By slot.
@@ -51,13 +55,44 @@ pub struct Shared {
     urgent: AtomicU64,
     tried: AtomicU64,
     version: AtomicU64,
-    view: Mutex<Arc<View>>,
+    shown: Mutex<Shown>,
+    /// Lives of members so far, of every control: no two have one number.
+    incarnations: AtomicU64,
     /// Failures reported, by slot.
     reported: [AtomicU64; MAX_MEMBERS],
     news: Mutex<News>,
     lanes: Mutex<Vec<Arc<LaneState>>>,
     control: Mutex<Option<Box<dyn Fn() + Send + Sync>>>,
     pub totals: Totals,
+}
+
+/// The view, and what is laid over it whatever the control publishes.
+struct Shown {
+    view: Arc<View>,
+    /// As it was published.
+    mode: Mode,
+    /// The operator has I/O fail.
+    failing: bool,
+    /// Nobody is going to open it any more.
+    shut: bool,
+}
+
+impl Shown {
+    fn over(&self, mode: Mode) -> Mode {
+        match mode {
+            _ if self.shut => Mode::Closed,
+            Mode::Serving | Mode::Frozen if self.failing => Mode::FailIo,
+            mode => mode,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ResizeError {
+    #[error("a volume of {now} blocks does not shrink to {asked}")]
+    Shrinks { now: u64, asked: u64 },
+    #[error("{asked} blocks are more than the volume was opened for")]
+    NoTables { asked: u64 },
 }
 
 /// What lanes tell the control.
@@ -193,6 +228,8 @@ impl Shared {
         let regions = regions.clamp(1, MAX_REGIONS.max(record.regions()));
         Arc::new(Shared {
             region_shift: record.region_blocks().ilog2(),
+            block_size: record.block_size,
+            blocks: AtomicU64::new(record.blocks),
             regions: Regions::new(regions),
             stripes: Stripes::new(record.blocks, record.block_size),
             needs: std::array::from_fn(|_| Needs::new(regions)),
@@ -201,7 +238,13 @@ impl Shared {
             urgent: AtomicU64::new(0),
             tried: AtomicU64::new(0),
             version: AtomicU64::new(0),
-            view: Mutex::new(Arc::new(View::closed(&record.settings))),
+            shown: Mutex::new(Shown {
+                view: Arc::new(View::closed(&record.settings)),
+                mode: Mode::Closed,
+                failing: false,
+                shut: false,
+            }),
+            incarnations: AtomicU64::new(0),
             reported: Default::default(),
             news: Mutex::default(),
             lanes: Mutex::default(),
@@ -232,20 +275,102 @@ impl Shared {
     }
 
     pub fn view(&self) -> Arc<View> {
-        Arc::clone(&lock(&self.view))
+        Arc::clone(&lock(&self.shown).view)
     }
 
     /// Makes `view` the one that counts, with a version of its own, and tells all lanes.
-    pub fn publish(&self, mut view: View) -> Arc<View> {
+    pub fn publish(&self, view: View) -> Arc<View> {
         let view = {
-            let mut now = lock(&self.view);
-            view.version = now.version + 1;
-            *now = Arc::new(view);
-            self.version.store(now.version, Ordering::SeqCst);
-            Arc::clone(&now)
+            let mut shown = lock(&self.shown);
+            shown.mode = view.mode;
+            self.show(&mut shown, view)
         };
         self.ring_all();
         view
+    }
+
+    fn show(&self, shown: &mut Shown, mut view: View) -> Arc<View> {
+        view.version = shown.view.version + 1;
+        view.mode = shown.over(shown.mode);
+        shown.view = Arc::new(view);
+        self.version.store(shown.view.version, Ordering::SeqCst);
+        Arc::clone(&shown.view)
+    }
+
+    fn lay_over(&self, change: impl FnOnce(&mut Shown)) {
+        {
+            let mut shown = lock(&self.shown);
+            change(&mut shown);
+            let view = View::clone(&shown.view);
+            self.show(&mut shown, view);
+        }
+        self.ring_all();
+    }
+
+    /// I/O that would be served, or wait for a member, fails at once from now on, or does so no longer.
+    pub fn set_failing(&self, failing: bool) {
+        self.lay_over(|shown| shown.failing = failing);
+    }
+
+    pub fn is_failing(&self) -> bool {
+        lock(&self.shown).failing
+    }
+
+    /// Whatever is published: all I/O ends with a path-related status.
+    pub fn shut(&self) {
+        self.lay_over(|shown| shown.shut = true);
+    }
+
+    /// What `mode` is for lanes, with what is laid over it.
+    pub fn over(&self, mode: Mode) -> Mode {
+        lock(&self.shown).over(mode)
+    }
+
+    /// For the next life of a member.
+    pub fn next_incarnation(&self) -> u64 {
+        self.incarnations.fetch_add(1, Ordering::SeqCst) + 1
+    }
+
+    /// An opening failed: nothing of what it found counts, and lanes know of no member. There never was a view that
+    /// served, so no lane is inside of a region or has a stripe, and nothing of theirs is with a device.
+    pub fn reset(&self, mode: Mode) {
+        let inside = self.regions.clear_all();
+        debug_assert_eq!(inside, 0, "somebody writes while it is frozen");
+        self.needs.iter().for_each(|needs| needs.assign(|_| false));
+        self.set_copying(NO_REGION);
+        *lock(&self.news) = News::default();
+        let view = View {
+            mode,
+            members: Default::default(),
+            ..View::clone(&self.view())
+        };
+        self.publish(view);
+    }
+
+    pub fn blocks(&self) -> u64 {
+        self.blocks.load(Ordering::Relaxed)
+    }
+
+    /// Makes the volume larger. The control has made sure that all members have the room, and the
+    /// registry is told by whoever asked (`Layer::refresh`).
+    pub fn grow(&self, blocks: u64) -> Result<(), ResizeError> {
+        let now = self.blocks();
+        if blocks < now {
+            return Err(ResizeError::Shrinks { now, asked: blocks });
+        }
+        if !self.covers(blocks) {
+            return Err(ResizeError::NoTables { asked: blocks });
+        }
+        self.blocks.store(blocks, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Whether the tables are those of the volume as it is in the store by now.
+    pub fn fits(&self, record: &VolumeRecord) -> bool {
+        self.block_size == record.block_size
+            && self.region_shift == record.region_blocks().ilog2()
+            && self.blocks() <= record.blocks
+            && self.covers(record.blocks)
     }
 
     #[inline]

@@ -1,13 +1,12 @@
 //! A replicated volume as a block device: what the registry, the layer above and hosts see.
 //!
 //! **Queues that have nothing to do.** A lane takes over a new view, and closes its queues to members that
-//! left, when it is polled. Whoever polls only queues with something in flight asks
+//! left, when it is polled; so does a member's queue let go of a connection that is to move. Whoever polls only queues with something in flight asks
 //! [`Queue::is_settled`] too: the target's groups do so in their upkeep, that is every 100 ms, before
 //! they sleep (a sleeping core is woken by the lane's bell), and at once when they are called on
 //! (`Target::attend_all`). So the control has nothing to do but to publish, and to wait.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use nacre_bdev::{Bdev, Geometry, Layer, Limits, Op, OpenError, Queue, Support};
 use nacre_hugepages::Pool;
@@ -28,17 +27,8 @@ pub struct Volume {
     name: String,
     uuid: Uuid,
     block_size: u32,
-    blocks: AtomicU64,
     limits: Limits,
     shared: Arc<Shared>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum ResizeError {
-    #[error("a volume of {now} blocks does not shrink to {asked}")]
-    Shrinks { now: u64, asked: u64 },
-    #[error("{asked} blocks are more than the volume was opened for")]
-    NoTables { asked: u64 },
 }
 
 impl Volume {
@@ -59,7 +49,6 @@ impl Volume {
             name: record.name.clone(),
             uuid: record.id,
             block_size: record.block_size,
-            blocks: AtomicU64::new(record.blocks),
             limits,
             shared,
         })
@@ -70,25 +59,11 @@ impl Volume {
     }
 
     pub fn blocks(&self) -> u64 {
-        self.blocks.load(Ordering::Relaxed)
+        self.shared.blocks()
     }
 
     pub(crate) fn block_size(&self) -> u32 {
         self.block_size
-    }
-
-    /// Makes the volume larger. The control has made sure that all members have the room, and the
-    /// registry is told by whoever asked (`Layer::refresh`).
-    pub fn grow(&self, blocks: u64) -> Result<(), ResizeError> {
-        let now = self.blocks();
-        if blocks < now {
-            return Err(ResizeError::Shrinks { now, asked: blocks });
-        }
-        if !self.shared.covers(blocks) {
-            return Err(ResizeError::NoTables { asked: blocks });
-        }
-        self.blocks.store(blocks, Ordering::Relaxed);
-        Ok(())
     }
 }
 
@@ -222,6 +197,7 @@ mod tests {
 
     use super::*;
     use crate::lane::tests::rig::{BLOCK, BLOCKS, Script, record};
+    use crate::shared::ResizeError;
 
     fn over(scripts: Vec<Script>) -> Limits {
         let layers: Vec<_> = scripts
@@ -268,14 +244,17 @@ mod tests {
         assert_eq!((volume.name(), volume.blocks()), ("V", BLOCKS));
         assert_eq!(volume.driver_specific()["volume"]["mode"], "closed");
         assert_eq!(
-            volume.grow(BLOCKS - 1),
+            volume.shared().grow(BLOCKS - 1),
             Err(ResizeError::Shrinks {
                 now: BLOCKS,
                 asked: BLOCKS - 1
             })
         );
         let asked = 1 << 40;
-        assert_eq!(volume.grow(asked), Err(ResizeError::NoTables { asked }));
-        assert_eq!(volume.grow(BLOCKS), Ok(()));
+        assert_eq!(
+            volume.shared().grow(asked),
+            Err(ResizeError::NoTables { asked })
+        );
+        assert_eq!(volume.shared().grow(BLOCKS), Ok(()));
     }
 }

@@ -56,6 +56,8 @@ pub struct Drive {
 
 pub struct Drives {
     all: RefCell<BTreeMap<String, Rc<Drive>>>,
+    /// Those that are being brought up: their addresses, by name.
+    coming: RefCell<BTreeMap<String, String>>,
     /// The machine's own; tests have another.
     bus: Arc<dyn Bus>,
     pub hot_plug: Cell<HotPlug>,
@@ -108,6 +110,7 @@ impl Drives {
     pub fn on(bus: Arc<dyn Bus>) -> Drives {
         Drives {
             all: RefCell::default(),
+            coming: RefCell::default(),
             bus,
             hot_plug: Cell::default(),
             next: Cell::default(),
@@ -143,6 +146,7 @@ impl Drives {
         let is_free = |name: &String| {
             let key = crate::methods::bdev::nvme::key(name);
             self.find(name).is_none()
+                && !self.is_coming(name)
                 && on.remotes.find(name).is_none()
                 && on.journal.find(&key).is_none()
         };
@@ -153,6 +157,31 @@ impl Drives {
     /// Resolves when devices are there that were not before.
     pub async fn came_back(&self) {
         self.came_back.notified().await;
+    }
+
+    /// Whether one of this name is being brought up.
+    pub fn is_coming(&self, name: &str) -> bool {
+        self.coming.borrow().contains_key(name)
+    }
+
+    /// Keeps the name and the address for a drive that is brought up, until the answer is dropped.
+    pub fn coming(&self, on: &Rc<Engine>, name: &str, address: &str) -> Result<Coming, RpcError> {
+        let taken = |how: &str, other: &str| {
+            let cause = format!("{address} is {how} as \"{other}\"");
+            RpcError::errno(Errno::EEXIST, cause).field("traddr")
+        };
+        if let Some((other, _)) = self.at(address) {
+            return Err(taken("attached", &other));
+        }
+        let mut coming = self.coming.borrow_mut();
+        if let Some((other, _)) = coming.iter().find(|(_, at)| *at == address) {
+            return Err(taken("being attached", other));
+        }
+        coming.insert(name.to_owned(), address.to_owned());
+        Ok(Coming {
+            on: Rc::clone(on),
+            name: name.to_owned(),
+        })
     }
 
     /// Takes the function at `address` from the bus.
@@ -227,6 +256,18 @@ impl Drives {
         let all = std::mem::take(&mut *self.all.borrow_mut());
         let going = all.values().map(|drive| drive.shut_down());
         futures_util::future::join_all(going).await;
+    }
+}
+
+/// The name and the address of a drive that is being brought up.
+pub struct Coming {
+    on: Rc<Engine>,
+    name: String,
+}
+
+impl Drop for Coming {
+    fn drop(&mut self) {
+        self.on.drives.coming.borrow_mut().remove(&self.name);
     }
 }
 

@@ -5,13 +5,16 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::engine::Engine;
 use crate::rpc::{Method, NoParams, Registry, RpcError, When};
 
 pub fn register(registry: &mut Registry<Engine>) {
-    registry.add::<GetModuleInfo>().add::<GetOpcAssignments>();
+    registry
+        .add::<GetModuleInfo>()
+        .add::<GetOpcAssignments>()
+        .add::<SetOptions>();
 }
 
 /// What is done to data here, by SPDK's names.
@@ -60,10 +63,49 @@ impl Method<Engine> for GetOpcAssignments {
     }
 }
 
+/// Sizes of SPDK's own pools and caches.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[allow(dead_code)]
+struct SetOptionsParams {
+    small_cache_size: Option<u32>,
+    large_cache_size: Option<u32>,
+    task_count: Option<u32>,
+    sequence_count: Option<u32>,
+    buf_count: Option<u32>,
+}
+
+struct SetOptions;
+
+impl Method<Engine> for SetOptions {
+    const NAME: &'static str = "accel_set_options";
+    const ABOUT: &'static str =
+        "Accepted, as SPDK has it in every configuration that it saves: there are no such pools.";
+    const WHEN: When = When::Startup;
+    type Params = SetOptionsParams;
+    type Reply = bool;
+
+    async fn apply(_: SetOptionsParams, _: Rc<Engine>) -> Result<bool, RpcError> {
+        Ok(true)
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::super::testing::bench;
+    use super::super::testing::{Bench, bench};
     use serde_json::json;
+
+    /// Sizes of pools that are not there change nothing; what is no size of a pool is refused.
+    #[test]
+    fn sizes_of_pools_are_accepted() {
+        let bench = Bench::waiting();
+        let set = "accel_set_options";
+        assert_eq!(bench.call(set, json!({ "task_count": 2048 })), true);
+        assert_eq!(
+            bench.refused(set, json!({ "tusk_count": 2048 })).code,
+            -32602
+        );
+    }
 
     #[test]
     fn the_processor_does_it_all() {

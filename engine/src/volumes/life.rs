@@ -1,5 +1,6 @@
 //! Opening and closing, making and deleting.
 
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +18,7 @@ use tracing::{error, info, warn};
 use uuid::Uuid;
 
 use super::members::Members;
-use super::{Entry, Opened, Standing, events, holder};
+use super::{Entry, Opened, Standing, Volumes, events, frozen, holder};
 use crate::engine::Engine;
 use crate::plane::{Plane, pool_here};
 use crate::rpc::RpcError;
@@ -27,8 +28,13 @@ use crate::store::{Change, Edit};
 /// The pause after the first attempt to open, and the longest one.
 const PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// How long the first attempt may take before the volume is shown as frozen: longer than replicas that are missing are
+/// waited for while another one is there, and less than hosts are kept out for at the start.
+const FIRST: Duration = Duration::from_secs(7);
+/// What to do before a volume is deleted.
+const UNUSED: &str = "unpublish it, or delete what stands on it, first";
 /// How long cores may take to close their queues of a volume, and its control to close it.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Opens the store and reads what there is.
 pub async fn begin(on: &Rc<Engine>) -> anyhow::Result<()> {
@@ -90,13 +96,26 @@ async fn keep_opening(on: Rc<Engine>, id: Uuid) {
     let mut first = true;
     loop {
         let again = volumes.again.notified();
-        let outcome = try_open(&on, id).await;
-        if let Some(Ok(_)) = &outcome {
-            replay_what_waits(&on).await;
+        let mut attempt = pin!(try_open(&on, id));
+        let early = match first {
+            true => tokio::time::timeout(FIRST, &mut attempt).await.ok(),
+            false => None,
+        };
+        if first && early.is_none() {
+            frozen::show(&on, id).await;
+            tried(volumes);
+        }
+        let outcome = match early {
+            Some(outcome) => outcome,
+            None => attempt.await,
+        };
+        match &outcome {
+            Some(Ok(_)) => replay_what_waits(&on).await,
+            Some(Err(_)) => frozen::show(&on, id).await,
+            None => {}
         }
         if std::mem::take(&mut first) {
-            volumes.untried.set(volumes.untried.get().saturating_sub(1));
-            volumes.tried.notify_waiters();
+            tried(volumes);
         }
         if !matches!(outcome, Some(Err(_))) {
             return;
@@ -105,6 +124,11 @@ async fn keep_opening(on: Rc<Engine>, id: Uuid) {
         let _ = tokio::time::timeout(pause, again).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
+}
+
+fn tried(volumes: &Volumes) {
+    volumes.untried.set(volumes.untried.get().saturating_sub(1));
+    volumes.tried.notify_waiters();
 }
 
 /// `None`: it is open already, or not to be opened.
@@ -137,6 +161,14 @@ async fn try_open(on: &Rc<Engine>, id: Uuid) -> Option<Result<Rc<Opened>, RpcErr
         Ok(opened) => {
             entry.refused = None;
             entry.open = Some(Rc::clone(opened));
+            entry.prepared = None;
+            entry.shown = None;
+            if std::mem::take(&mut entry.told_frozen) {
+                let name = opened.handle.status().name;
+                let text = format!("volume \"{name}\": serves again");
+                on.notes
+                    .tell("volume_thaw", name, text, json!({ "id": id }));
+            }
         }
         Err(error) => {
             // The same refusal again is no news.
@@ -169,34 +201,35 @@ async fn open_once(on: &Rc<Engine>, id: Uuid) -> Result<Rc<Opened>, VolumeError>
     let (holder, members) = (on.volumes.holder.get(), Members(plane.bdevs.clone()));
     let reactor = least_loaded(on, &plane).ok_or_else(gone)?;
     let name = reactor.name().to_owned();
+    let prepared = on.volumes.prepared(id).ok_or_else(gone)?;
+    let is = prepared.clone();
     let handle = on_reactor(reactor, move |core, pool| async move {
-        control::open(&core, pool, store, Arc::new(members), observer, id, holder).await
+        let members = Arc::new(members);
+        control::open_prepared(&core, pool, store, members, observer, holder, &prepared).await
     })
     .await?;
-    let bdev = handle.volume().name().to_owned();
     let registered = match on.volumes.closing.get() {
         true => Err(gone()),
-        false => plane
-            .bdevs
-            .register(Arc::clone(handle.volume()))
-            .map(drop)
-            .map_err(|error| VolumeError::Io {
-                device: bdev.clone(),
-                what: error.to_string(),
-            }),
+        false => frozen::settle(on, &plane, id, &is, &handle).await,
     };
-    if let Err(refused) = registered {
-        // It must not stay open where nobody sees it.
-        if let Err(error) = handle.run(Command::Close).await {
-            warn!(volume = bdev, %error, "not closed in order");
+    match registered {
+        Ok(bdev) => Ok(Rc::new(Opened {
+            handle,
+            bdev,
+            reactor: name,
+        })),
+        Err(refused) => {
+            // It must not stay open where nobody sees it; and what has served is not opened again.
+            if let Err(error) = frozen::withdraw(on, &plane, id, Removal::Hot).await {
+                warn!(volume = %id, %error, "still in use");
+            }
+            on.volumes.forget_prepared(id);
+            if let Err(error) = handle.run(Command::Close).await {
+                warn!(volume = %id, %error, "not closed in order");
+            }
+            Err(refused)
         }
-        return Err(refused);
     }
-    Ok(Rc::new(Opened {
-        handle,
-        bdev,
-        reactor: name,
-    }))
 }
 
 /// Runs `work` on a reactor, with its memory.
@@ -239,7 +272,7 @@ fn least_loaded(on: &Engine, plane: &Plane) -> Option<ReactorHandle> {
 }
 
 /// Namespaces, limits and devices on a volume that has just come, in their order.
-async fn replay_what_waits(on: &Rc<Engine>) {
+pub(super) async fn replay_what_waits(on: &Rc<Engine>) {
     for record in on.journal.waiting() {
         on.replay(&record).await;
     }
@@ -320,11 +353,15 @@ pub async fn force_in_sync(
             Some(lock) => Some(lock.lock().await),
             None => None,
         };
-        if on.volumes.find(name)?.bdev().is_some() {
+        let listed = on.volumes.find(name)?;
+        if let Standing::Open(_) = &listed.standing {
             return Err(RpcError::errno(
                 Errno::EBUSY,
                 "the volume was opened meanwhile: look at it again",
             ));
+        }
+        if let Standing::Frozen { prepared, .. } = &listed.standing {
+            prepared.set_failing(false);
         }
         let (store, members) = (on.volumes.store()?, Members(plane.bdevs.clone()));
         let reactor = least_loaded(on, &plane)
@@ -377,21 +414,34 @@ pub async fn delete(on: &Rc<Engine>, name: &str, force: Option<String>) -> Resul
         .field("force")
         .remedy("bring its device back, or force with the volume's name"));
     }
+    let was_open = matches!(listed.standing, Standing::Open(_));
+    if let Standing::Frozen { .. } = &listed.standing {
+        volumes.set_going(id, true);
+        let withdrawn = frozen::withdraw(on, &plane, id, Removal::IfUnused).await;
+        withdrawn.map_err(|error| {
+            volumes.set_going(id, false);
+            error.remedy(UNUSED)
+        })?;
+    }
     if let Standing::Open(opened) = &listed.standing {
         let ticket = plane.bdevs.remove(&opened.bdev, Removal::IfUnused);
-        let ticket = ticket.map_err(|error| {
-            RpcError::from(error).remedy("unpublish it, or delete what stands on it, first")
-        })?;
+        let ticket = ticket.map_err(|error| RpcError::from(error).remedy(UNUSED))?;
         shut(opened, Some(ticket)).await?;
         if let Some(entry) = volumes.entries.borrow_mut().get_mut(&id) {
             entry.open = None;
         }
     }
     drop(listed);
+    volumes.set_going(id, true);
     let deleted = wipe(on, id).await;
+    volumes.set_going(id, false);
     drop(_alone);
     if let Err(refused) = deleted {
-        tokio::task::spawn_local(keep_opening(Rc::clone(on), id));
+        match was_open {
+            true => drop(tokio::task::spawn_local(keep_opening(Rc::clone(on), id))),
+            // Somebody tries already.
+            false => volumes.again.notify_waiters(),
+        }
         return Err(refused);
     }
     volumes.entries.borrow_mut().remove(&id);
@@ -447,6 +497,7 @@ pub async fn close_all(on: &Rc<Engine>, plane: &Plane) {
         }
     };
     join_all(open.iter().map(close)).await;
+    frozen::close_all(on, plane).await;
 }
 
 /// Lets go of the store, when the reactors have ended.

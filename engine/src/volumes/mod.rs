@@ -2,8 +2,9 @@
 //!
 //! ```text
 //!   begin   store (volumes.redb beside the state, or memory), holder id, one entry per record
-//!   open    a task per volume: control::open on a reactor ▸ its bdev is registered ▸ what waited for it
+//!   open    a task per volume: opened on a reactor ▸ its bdev is registered ▸ what waited for it
 //!           is replayed; what fails is tried again, at once when a device appears
+//!   frozen  one that cannot be opened has its bdev all the same, on which I/O waits ([`frozen`])
 //!   run     commands to the controls; devices' and controls' events ([`events`])
 //!   close   hosts have left ▸ queues closed ▸ Command::Close, clean labels
 //! ```
@@ -11,6 +12,7 @@
 //! The volume store is what is durable of a volume; the journal has only what uses its bdev.
 
 mod events;
+mod frozen;
 mod holder;
 mod life;
 mod members;
@@ -22,6 +24,7 @@ use std::sync::Arc;
 
 use nacre_bdev_replica::handle::{Command, VolumeError, VolumeHandle, VolumeStatus};
 use nacre_bdev_replica::model::VolumeRecord;
+use nacre_bdev_replica::prepared::Prepared;
 use nacre_bdev_replica::store::VolumeStore;
 use tokio::sync::{Mutex, Notify};
 use uuid::Uuid;
@@ -30,6 +33,7 @@ use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 
 pub use self::events::{device_changed, nudge};
+pub use self::frozen::{fail_io, let_go, thaw};
 pub use self::life::{begin, close_all, create, delete, end, force_in_sync, open_all, settled};
 pub use self::members::{REMOTE_PRODUCT, is_local};
 
@@ -61,6 +65,14 @@ struct Entry {
     /// One opening, deletion or closing at a time.
     lock: Rc<Mutex<()>>,
     open: Option<Rc<Opened>>,
+    /// Until it is open: what becomes of it, for those who use it before.
+    prepared: Option<Prepared>,
+    /// The name of that device, while it is registered.
+    shown: Option<String>,
+    /// Nobody was told since that it serves.
+    told_frozen: bool,
+    /// It is being deleted.
+    going: bool,
     /// Why it could not be opened.
     refused: Option<VolumeError>,
     attempts: u32,
@@ -79,6 +91,12 @@ pub struct Opened {
 #[derive(Clone)]
 pub enum Standing {
     Open(Rc<Opened>),
+    /// Not open, with a block device on which I/O waits.
+    Frozen {
+        bdev: String,
+        prepared: Prepared,
+        why: Option<VolumeError>,
+    },
     /// Not open, and why not, if it was tried.
     Opening {
         why: Option<VolumeError>,
@@ -98,10 +116,13 @@ impl Listed {
         self.record.id
     }
 
-    /// As of now, if it is open.
+    /// As of now, if it has a block device.
     pub fn status(&self) -> Option<VolumeStatus> {
         match &self.standing {
             Standing::Open(opened) => Some(opened.handle.status()),
+            Standing::Frozen { prepared, why, .. } => {
+                Some(prepared.status(&self.record, why.as_ref()))
+            }
             Standing::Opening { .. } => None,
         }
     }
@@ -111,10 +132,11 @@ impl Listed {
             .map_or_else(|| self.record.name.clone(), |s| s.name)
     }
 
-    /// Its bdev, if it is open.
+    /// Its bdev, if it is open or frozen.
     pub fn bdev(&self) -> Option<&str> {
         match &self.standing {
             Standing::Open(opened) => Some(&opened.bdev),
+            Standing::Frozen { bdev, .. } => Some(bdev),
             Standing::Opening { .. } => None,
         }
     }
@@ -152,15 +174,19 @@ impl Volumes {
         let listed = self.find(name)?;
         match listed.standing {
             Standing::Open(opened) => Ok(opened),
-            Standing::Opening { why, .. } => Err(RpcError::errno(
-                Errno::EAGAIN,
-                match why {
-                    Some(why) => format!("volume \"{name}\" is not open: {why}"),
-                    None => format!("volume \"{name}\" is being opened"),
-                },
-            )
-            .field("name")
-            .remedy("it is tried again by itself; volume_get tells what it waits for")),
+            Standing::Frozen { why, .. } | Standing::Opening { why, .. } => {
+                Err(not_open(name, why.as_ref()))
+            }
+        }
+    }
+
+    /// The bdev of a volume that is open or frozen, and how that stands; without one it is refused with the reason.
+    pub fn device(&self, name: &str) -> Result<(String, VolumeStatus), RpcError> {
+        let listed = self.find(name)?;
+        match (listed.bdev(), listed.status(), &listed.standing) {
+            (Some(bdev), Some(status), _) => Ok((bdev.to_owned(), status)),
+            (_, _, Standing::Opening { why, .. }) => Err(not_open(name, why.as_ref())),
+            _ => Err(not_open(name, None)),
         }
     }
 
@@ -191,21 +217,42 @@ impl Volumes {
     }
 }
 
+fn not_open(name: &str, why: Option<&VolumeError>) -> RpcError {
+    RpcError::errno(
+        Errno::EAGAIN,
+        match why {
+            Some(why) => format!("volume \"{name}\" is not open: {why}"),
+            None => format!("volume \"{name}\" is being opened"),
+        },
+    )
+    .field("name")
+    .remedy("it is tried again by itself; volume_get tells what it waits for")
+}
+
 impl Entry {
     fn new(record: VolumeRecord) -> Entry {
         Entry {
             record,
             lock: Rc::default(),
             open: None,
+            prepared: None,
+            shown: None,
+            told_frozen: false,
+            going: false,
             refused: None,
             attempts: 0,
         }
     }
 
     fn listed(&self) -> Listed {
-        let standing = match &self.open {
-            Some(opened) => Standing::Open(Rc::clone(opened)),
-            None => Standing::Opening {
+        let standing = match (&self.open, &self.shown, &self.prepared) {
+            (Some(opened), ..) => Standing::Open(Rc::clone(opened)),
+            (None, Some(bdev), Some(prepared)) => Standing::Frozen {
+                bdev: bdev.clone(),
+                prepared: prepared.clone(),
+                why: self.refused.clone(),
+            },
+            _ => Standing::Opening {
                 why: self.refused.clone(),
                 attempts: self.attempts,
             },

@@ -147,7 +147,7 @@ fn the_older_of_two_daemons() {
     older.kill();
     let mut older = place.start();
     let refused = until(&mut older, "refused", |v| {
-        v["state"] == "opening"
+        v["state"] == "fenced"
             && v["why"]
                 .as_str()
                 .is_some_and(|why| why.contains("later holder"))

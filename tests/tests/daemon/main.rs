@@ -14,4 +14,5 @@ mod raw;
 mod remote;
 mod replicas;
 mod reservations;
+mod spdk;
 mod volumes;

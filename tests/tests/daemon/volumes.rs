@@ -344,3 +344,96 @@ fn a_frozen_volume_thaws() {
     verify(&mut daemon);
     daemon.stop();
 }
+
+/// Goal: a volume none of whose replicas is there when the daemon starts is there for hosts all the same: they connect,
+/// what they ask waits, and goes on where it is when a replica is back; a daemon that stops meanwhile keeps nobody
+/// waiting. Method: the daemon is killed and its files are hidden before it starts again; then once more, with a stop.
+#[test]
+fn hosts_wait_for_a_volume_that_is_not_open() {
+    let place = Place::new();
+    let (daemon, address) = serve(&place, &MEMBERS);
+    let mut host = Host::connected(address, patient(), &[1]);
+    let (old, new) = (pattern(BLOCK, 1), pattern(BLOCK, 2));
+    assert_eq!(host.write(0, 7, 1, &old), Status::Ok);
+    drop(host);
+    let hide = |hidden: bool| {
+        for name in MEMBERS {
+            let (here, away) = (file(&place, name), place.path(&format!("{name}.away")));
+            // A file that is missing would be made.
+            let moved = match hidden {
+                true => std::fs::rename(&here, &away).and_then(|()| std::fs::create_dir(&here)),
+                false => std::fs::remove_dir(&here).and_then(|()| std::fs::rename(&away, &here)),
+            };
+            moved.expect("in one directory");
+        }
+    };
+    let frozen = |daemon: &mut Daemon| {
+        until(daemon, "frozen, with its namespace", |v| {
+            v["state"] == "frozen" && v["subsystems"] == json!([NQN])
+        })
+    };
+    let waits = |host: &mut Host| {
+        host.pass(Duration::from_millis(500));
+        assert!(host.take_completion().is_none(), "nobody has the blocks");
+    };
+    daemon.kill();
+    hide(true);
+    let mut daemon = place.start();
+    frozen(&mut daemon);
+    let mut host = Host::connected(address, patient(), &[1]);
+    let buf = host.buf(BLOCK).expect("memory");
+    let read = host.submit(0, |token| Io::new(token, Op::Read, 7, 1).with(buf));
+    let mut buf = host.buf(BLOCK).expect("memory");
+    buf.bytes_mut().expect("its own").copy_from_slice(&new);
+    let write = host.submit(0, |token| Io::new(token, Op::Write, 8, 1).with(buf));
+    assert!(read.is_some() && write.is_some());
+    waits(&mut host);
+    hide(false);
+    daemon.call("state_retry", Value::Null);
+    for _ in 0..2 {
+        let mut answer = None;
+        host.until("they are answered", |h| {
+            answer = h.take_completion();
+            answer.is_some()
+        });
+        let answer = answer.expect("as it said");
+        assert_eq!(answer.status, Status::Ok);
+        if Some(answer.token) == read {
+            assert_eq!(answer.data[0][..], old[..]);
+        }
+    }
+    assert_eq!(host.read(0, 8, 1, BLOCK), new);
+    assert_eq!(host.read(0, 7, 1, BLOCK), old);
+    assert_eq!(events(&mut daemon, "volume_frozen").len(), 1);
+    verify(&mut daemon);
+    drop(host);
+
+    daemon.kill();
+    hide(true);
+    let mut daemon = place.start();
+    frozen(&mut daemon);
+    let mut host = Host::connected(address, patient(), &[1]);
+    let buf = host.buf(BLOCK).expect("memory");
+    let read = host.submit(0, |token| Io::new(token, Op::Read, 7, 1).with(buf));
+    assert!(read.is_some());
+    waits(&mut host);
+    let began = Instant::now();
+    daemon.stop();
+    assert!(
+        began.elapsed() < Duration::from_secs(15),
+        "it waited itself"
+    );
+    // The host asks again, of the next one.
+    hide(false);
+    let mut daemon = place.start();
+    let mut answer = None;
+    host.until("it is answered", |h| {
+        answer = h.take_completion();
+        answer.is_some()
+    });
+    let answer = answer.expect("as it said");
+    assert_eq!(answer.status, Status::Ok);
+    assert_eq!(answer.data[0][..], old[..]);
+    verify(&mut daemon);
+    daemon.stop();
+}

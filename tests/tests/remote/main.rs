@@ -5,3 +5,4 @@ mod conformance;
 mod life;
 mod reserved;
 mod rig;
+mod zeroes;

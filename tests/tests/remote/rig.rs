@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use nacre_bdev::reservation::{Ask, Reserve, Standing};
-use nacre_bdev::{Bdev, Completion, Done, Io, Op, Queue, Registry, Status};
+use nacre_bdev::{Bdev, Completion, Done, Flags, Io, Op, Queue, Registry, Status};
 use nacre_bdev_remote::{Attachment, Changes, Config, Connector, Select, State, TcpConnector};
 use nacre_hugepages::{Buf, ClassSpec, Pool};
 use nacre_nvmf::host::HostOptions;
@@ -161,6 +161,16 @@ impl User {
         let io = Io::new(self.next, op, lba, blocks).with(self.buf(fill));
         assert!(self.queue.submit(io).is_ok(), "room in the queue");
         self.next
+    }
+
+    /// Zeroes in as many blocks as 4096 bytes, at block `lba`.
+    pub fn zero(&mut self, lba: u64, flags: Flags) -> Status {
+        self.next += 1;
+        let blocks = 4096 / self.device.geometry().block_size;
+        let mut io = Io::new(self.next, Op::WriteZeroes, lba, blocks);
+        io.flags = flags;
+        assert!(self.queue.submit(io).is_ok(), "room in the queue");
+        self.wait(self.next).status
     }
 
     pub fn turn(&mut self) {

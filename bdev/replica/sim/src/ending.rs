@@ -114,7 +114,10 @@ impl World {
                     self.start_holder(Uuid::from_u128(0xaf));
                 }
                 Some((index, VolumeState::Failing)) => {
-                    self.holders[index].command(Command::Thaw { force: None });
+                    self.holders[index].command(Command::Thaw {
+                        member: None,
+                        force: None,
+                    });
                 }
                 Some((index, _)) => self.encourage(index),
                 None if self.holders.is_empty() && self.agenda.is_empty() => {

@@ -12,11 +12,14 @@ use nacre_bdev_replica::handle::{
     Command, Devices, MemberDevice, NewVolume, NoDevice, Observer, ResyncKind, VolumeError,
     VolumeEvent, VolumeHandle,
 };
+use nacre_bdev_replica::model::VolumeRecord;
+use nacre_bdev_replica::prepared::Prepared;
 use nacre_bdev_replica::store::MemoryStore;
 use nacre_hugepages::{ClassSpec, Pool};
 use nacre_reactor::{CoreHandle, ReactorConfig, TestCore, VirtualClock};
 use uuid::Uuid;
 
+use crate::checker::Checker;
 use crate::device::Device;
 use crate::disk::SimDisk;
 use crate::load::Lane;
@@ -40,6 +43,8 @@ pub struct Holder {
     pub lanes: Vec<Lane>,
     pub opening: Option<Place<VolumeHandle>>,
     pub handle: Option<VolumeHandle>,
+    /// Until it is open: the volume as its hosts have it already.
+    pub prepared: Option<Prepared>,
     pub layer: Option<Arc<Layer>>,
     pub commands: Vec<(String, Place<()>)>,
     pub events: Arc<Events>,
@@ -113,6 +118,7 @@ impl Holder {
             lanes: Vec::new(),
             opening: None,
             handle: None,
+            prepared: None,
             layer: None,
             commands: Vec::new(),
             events: Arc::default(),
@@ -150,24 +156,49 @@ impl Holder {
         panic!("the volume is not created");
     }
 
+    /// Users of the volume may come before it is open.
+    pub fn prepare(&mut self, record: &VolumeRecord) {
+        let prepared = Prepared::new(record);
+        self.layer = prepared.volume().map(Layer::new);
+        self.prepared = Some(prepared);
+    }
+
+    /// Whether what is answered now may have been done: the opening has ended well.
+    pub fn may_answer(&self) -> bool {
+        let ended = |place: &Place<VolumeHandle>| matches!(&*place.borrow(), Some(Ok(_)));
+        self.handle.is_some() || self.opening.as_ref().is_some_and(ended)
+    }
+
     pub fn open(&mut self, id: Uuid) {
         let core: CoreHandle = self.core.core().clone();
         let (pool, store) = (self.pool.clone(), Arc::new(self.store.clone()));
         let devices = Arc::clone(&self.devices) as Arc<dyn Devices>;
         let observer = Arc::clone(&self.events) as Arc<dyn Observer>;
-        let node = self.node;
+        let (node, prepared) = (self.node, self.prepared.clone());
         let place = self.run(async move {
-            control::open(&core, pool, store, devices, observer, id, node).await
+            match prepared {
+                Some(prepared) => {
+                    control::open_prepared(&core, pool, store, devices, observer, node, &prepared)
+                        .await
+                }
+                None => control::open(&core, pool, store, devices, observer, id, node).await,
+            }
         });
         self.opening = Some(place);
     }
 
-    /// Whether the opening has ended, and how.
-    pub fn opened(&mut self) -> Option<Result<(), VolumeError>> {
+    /// Whether the opening has ended, and how. Users that cannot stay are told to the checker.
+    pub fn opened(&mut self, checker: &mut Checker) -> Option<Result<(), VolumeError>> {
         let outcome = self.opening.as_ref()?.borrow_mut().take()?;
         self.opening = None;
         Some(outcome.map(|handle| {
-            self.layer = Some(Layer::new(Arc::clone(handle.volume())));
+            let prepared = self.prepared.take();
+            if prepared.is_some_and(|prepared| handle.keeps(&prepared)) && self.layer.is_some() {
+                self.refresh();
+            } else {
+                self.lanes.drain(..).for_each(|lane| lane.orphan(checker));
+                self.layer = Some(Layer::new(Arc::clone(handle.volume())));
+            }
             self.handle = Some(handle);
         }))
     }

@@ -55,6 +55,10 @@ pub struct Report {
     pub grown: u64,
     pub salvaged: u64,
     pub forced: u64,
+    /// I/Os that were answered, none of them with success, by a volume that was not open.
+    pub waited: u64,
+    /// Openings of a volume that was in use already.
+    pub taken_over: u64,
     pub virtual_ms: u64,
 }
 
@@ -75,6 +79,8 @@ impl std::ops::Add for Report {
             grown: self.grown + other.grown,
             salvaged: self.salvaged + other.salvaged,
             forced: self.forced + other.forced,
+            waited: self.waited + other.waited,
+            taken_over: self.taken_over + other.taken_over,
             virtual_ms: self.virtual_ms + other.virtual_ms,
         }
     }

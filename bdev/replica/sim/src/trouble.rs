@@ -324,6 +324,7 @@ impl World {
         let stuck = matches!(state, Some(VolumeState::Frozen | VolumeState::Failing));
         let command = match random.below(15) {
             _ if stuck && random.one_in(2) => Command::Thaw {
+                member: random.one_in(3).then_some(member),
                 force: random.one_in(2).then_some(name),
             },
             0 => Command::Add {
@@ -360,8 +361,12 @@ impl World {
                 name: format!("name{}", random.below(3)),
             },
         };
+        let fails = self.random.one_in(2);
         if let Some(holder) = self.holders.iter_mut().find(|h| h.number == holder) {
-            holder.command(command);
+            match &holder.prepared {
+                Some(prepared) => prepared.set_failing(fails),
+                None => holder.command(command),
+            }
         }
     }
 
@@ -417,7 +422,10 @@ impl World {
             Event::Plenty => self.hoard.clear(),
             Event::Thaw(number) => {
                 if let Some(holder) = self.holders.iter_mut().find(|h| h.number == number) {
-                    holder.command(Command::Thaw { force: None });
+                    holder.command(Command::Thaw {
+                        member: None,
+                        force: None,
+                    });
                 }
             }
         }

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use nacre_bdev::Queue;
+use nacre_bdev::{Queue, Status};
 use nacre_bdev_replica::handle::{VolumeError, VolumeState};
 use nacre_bdev_replica::model::{MemberState, VolumeRecord};
 use nacre_bdev_replica::store::MemoryStore;
@@ -136,15 +136,27 @@ impl World {
             checker,
             ..
         } = self;
+        let may_answer = holders[holder].may_answer();
         let lane = &mut holders[holder].lanes[lane];
         let trace = self.options.trace;
         let now = self.clock.now();
-        let told = |number, io: &_, status| {
+        let mut early = None;
+        let told = |number, io: &_, status: Status| {
             if trace {
                 println!("{:>12} {number} {io:?}: {status:?}", now.0);
             }
+            if status.is_ok() && !may_answer {
+                early = Some(number);
+            }
         };
-        Ok(lane.poll(now, numbers, checker, told)? > 0)
+        let answered = lane.poll(now, numbers, checker, told)?;
+        match early {
+            Some(number) => Err(format!("{number} is done, and the volume is not open")),
+            None => {
+                self.report.waited += if may_answer { 0 } else { answered as u64 };
+                Ok(answered > 0)
+            }
+        }
     }
 
     /// What has become of openings and commands.
@@ -181,10 +193,11 @@ impl World {
             }
             let number = holder.number;
             let answered = holder.answered();
-            if let Some(outcome) = holder.opened() {
+            if let Some(outcome) = holder.opened(&mut self.checker) {
                 worked = true;
                 if outcome.is_ok() {
                     self.report.opens += 1;
+                    self.report.taken_over += u64::from(!holder.lanes.is_empty());
                     // The daemon would not get its queue, which is another matter.
                     self.hoard.clear();
                     for _ in 0..self.random.within(1, 3) {
@@ -235,7 +248,8 @@ impl World {
                 self.checker.replaced(disk);
             }
         }
-        if !after.iter().any(|disk| before.contains(disk)) {
+        // The operator chose a member that lacks something: one that was out, or whose label is older than what was served.
+        if !after.iter().any(|disk| before.contains(disk)) || self.record.serving < served {
             self.report.forced += 1;
             self.checker.forced();
         }
@@ -398,6 +412,22 @@ impl World {
             &self.disks,
             &self.queues,
         );
+        // Often hosts are there before the volume is.
+        if !self.random.one_in(3) {
+            let mut record = self.record.clone();
+            if let Some(limits) = record.limits.as_mut().filter(|_| self.random.one_in(8)) {
+                // More than is kept by now: who was told that has to come anew.
+                limits.atomic_blocks += 1;
+            }
+            holder.prepare(&record);
+            if holder.layer.is_some() {
+                // As for a volume that is open.
+                self.hoard.clear();
+                for _ in 0..self.random.within(1, 3) {
+                    holder.add_lane();
+                }
+            }
+        }
         holder.open(self.id);
         let number = self.lives;
         self.tell(|| format!("holder {number} starts on {node}"));

@@ -198,11 +198,10 @@ impl Control {
             Ok((label, place)) => (label.sequence, *place),
             Err(_) => (0, Place::B),
         };
-        self.state.borrow_mut().incarnation += 1;
         let live = Rc::new(Live {
             device,
             disk: Rc::clone(disk),
-            incarnation: self.state.borrow().incarnation,
+            incarnation: self.shared.next_incarnation(),
             losses,
             stamp: Cell::default(),
             sequence: Cell::new(sequence),
@@ -217,6 +216,10 @@ impl Control {
         self.write_label(slot, &live, &record, false)
             .await
             .map_err(failed)?;
+        if in_sync && record.serving < record.epoch {
+            // An operator chose it, with a label that was too old. Now that it has a new one, that is believed no more.
+            self.commit(|record| record.serving = record.epoch).await?;
+        }
         {
             let _log = self.log.lock().await;
             self.write_log_to(slot, &live).await.map_err(failed)?;

@@ -61,9 +61,9 @@ impl Control {
             Command::Grow { blocks } => self.grow(blocks).await,
             Command::Rename { name } => self.rename(&name).await,
             Command::Set { settings } => self.set(*settings).await,
-            Command::Thaw { force } => self.thaw(force).await,
+            Command::Thaw { member, force } => self.thaw(member, force).await,
             Command::FailIo => {
-                self.state.borrow_mut().failing = true;
+                self.shared.set_failing(true);
                 self.publish();
                 Ok(())
             }
@@ -75,11 +75,11 @@ impl Control {
         }
     }
 
-    fn name(&self) -> String {
+    pub(super) fn name(&self) -> String {
         self.state.borrow().record.name.clone()
     }
 
-    fn find_slot(&self, member: &str) -> Result<usize, VolumeError> {
+    pub(super) fn find_slot(&self, member: &str) -> Result<usize, VolumeError> {
         let found = self.state.borrow().slot_of(member);
         found.ok_or_else(|| VolumeError::NoMember {
             name: self.name(),
@@ -383,9 +383,8 @@ impl Control {
         for (slot, live) in &present {
             let in_sync = slots.contains(slot);
             if in_sync || live.resync.borrow().is_some() {
-                fresh
-                    .iter()
-                    .for_each(|r| self.shared.needs[*slot].insert(*r));
+                // The last region may be copied just now, up to where the volume ended.
+                self.shared.add_needs(*slot, first..new);
             }
             if in_sync && live.resync.borrow().is_none() {
                 let kind = crate::handle::ResyncKind::Reconcile;
@@ -396,11 +395,8 @@ impl Control {
         }
         drop((log, one));
         self.bells.clean.notify_one();
-        if let Some(volume) = &*self.volume.borrow() {
-            volume
-                .grow(blocks)
-                .map_err(|error| invalid(error.to_string()))?;
-        }
+        let grown = self.shared.grow(blocks);
+        grown.map_err(|error| invalid(error.to_string()))?;
         self.publish();
         self.bells.resync.notify_one();
         self.say(Happened::Grown { blocks });
@@ -426,84 +422,6 @@ impl Control {
         self.commit(|record| record.settings = settings).await?;
         self.publish();
         self.bells.verify.notify_one();
-        Ok(())
-    }
-
-    /// Ends `FailIo`; and where nothing is in sync, serves from the best of what is left if forced.
-    async fn thaw(&self, force: Option<String>) -> Result<(), VolumeError> {
-        let _one = self.membership.lock().await;
-        self.state.borrow_mut().failing = false;
-        let serves = self.state.borrow().in_sync().next().is_some();
-        if serves {
-            self.thawed();
-            self.publish();
-            return Ok(());
-        }
-        let name = self.name();
-        // The one that left last misses least.
-        let best = {
-            let state = self.state.borrow();
-            let there = state
-                .present()
-                .into_iter()
-                .filter(|(_, live)| live.joined.get());
-            let left = |(slot, _): &(usize, _)| match state.record.member(*slot).map(|m| m.state) {
-                Some(MemberState::Out { last_label }) => Some(last_label),
-                _ => None,
-            };
-            there
-                .filter(|member| left(member).is_some())
-                .max_by_key(left)
-                .map(|(slot, _)| slot)
-        };
-        let Some(best) = best else {
-            self.publish();
-            return Err(VolumeError::NothingInSync {
-                name,
-                why: "no replica that ever was in sync can be reached".into(),
-            });
-        };
-        if force.as_deref() != Some(name.as_str()) {
-            self.publish();
-            return Err(VolumeError::LastCopy {
-                name,
-                hint: ": what the replica missed would be lost; type the volume's name if that is meant",
-            });
-        }
-        // Those that had more are filled from it when they return: what they had is given up. Also what those
-        // that are there were copied so far: it may be more than this one has.
-        let others: Vec<usize> = {
-            let present = self.state.borrow().present().into_iter();
-            present
-                .map(|(slot, _)| slot)
-                .filter(|s| *s != best)
-                .collect()
-        };
-        for slot in others {
-            self.let_go(slot);
-            self.state.borrow_mut().retries[slot] = Retry::default();
-        }
-        self.commit(|record| {
-            for member in &mut record.members {
-                if usize::from(member.slot) == best {
-                    member.state = MemberState::InSync;
-                    member.why = None;
-                } else {
-                    member.state = MemberState::Filling {
-                        watermark: 0,
-                        last_label: Stamp::default(),
-                    };
-                    member.why = Some("the volume was thawed without it".into());
-                }
-            }
-        })
-        .await?;
-        self.shared.needs[best].assign(|_| false);
-        if let Some(live) = &self.state.borrow().live[best] {
-            *live.resync.borrow_mut() = None;
-        }
-        self.thawed();
-        self.publish();
         Ok(())
     }
 

@@ -25,34 +25,61 @@ impl Control {
         &self,
         change: impl FnOnce(&mut VolumeRecord),
     ) -> Result<(), VolumeError> {
-        self.change(false, |record| {
+        let keep = |record: &mut VolumeRecord| {
             change(record);
             record.holder = Some(self.holder);
-        })
-        .await
+        };
+        self.change(false, keep, || false, || ()).await.map(drop)
+    }
+
+    /// As [`Control::commit`], for a decision that something else may overtake while the store cannot be reached:
+    /// [`false`], and nothing was changed, if it is `overtaken`. `decided` is called when the store has it, before any
+    /// label.
+    pub(super) async fn commit_unless(
+        &self,
+        overtaken: impl Fn() -> bool,
+        change: impl FnOnce(&mut VolumeRecord),
+        decided: impl FnOnce(),
+    ) -> Result<bool, VolumeError> {
+        let keep = |record: &mut VolumeRecord| {
+            change(record);
+            record.holder = Some(self.holder);
+        };
+        self.change(false, keep, overtaken, decided).await
     }
 
     /// The last change of a holder. `clean`: the members are equal, and all of it is on their media.
     pub(super) async fn sign_off(&self, clean: bool) -> Result<(), VolumeError> {
-        self.change(clean, |record| record.holder = None).await
+        let leave = |record: &mut VolumeRecord| record.holder = None;
+        self.change(clean, leave, || false, || ()).await.map(drop)
     }
 
     async fn change(
         &self,
         clean: bool,
         change: impl FnOnce(&mut VolumeRecord),
-    ) -> Result<(), VolumeError> {
+        overtaken: impl Fn() -> bool,
+        decided: impl FnOnce(),
+    ) -> Result<bool, VolumeError> {
         let before = self.state.borrow().record.clone();
         let mut next = before.clone();
         change(&mut next);
         next.revision = before.revision + 1;
-        self.swap(&before, &next).await?;
+        if !self.swap(&before, &next, overtaken).await? {
+            return Ok(false);
+        }
+        decided();
         self.state.borrow_mut().record = next;
         self.stamp(clean).await;
-        Ok(())
+        Ok(true)
     }
 
-    async fn swap(&self, before: &VolumeRecord, next: &VolumeRecord) -> Result<(), VolumeError> {
+    async fn swap(
+        &self,
+        before: &VolumeRecord,
+        next: &VolumeRecord,
+        overtaken: impl Fn() -> bool,
+    ) -> Result<bool, VolumeError> {
         if let Some(why) = self.state.borrow().fenced.clone() {
             let name = before.name.clone();
             return Err(VolumeError::Fenced { name, why });
@@ -61,11 +88,18 @@ impl Control {
         // An attempt without an answer may have been made all the same: then what stands in the way of the next
         // one is this holder's own change.
         let mut unsure = false;
+        // The last attempt was made or not: nobody knows yet.
+        let mut open = false;
         loop {
+            if !open && overtaken() {
+                return Ok(false);
+            }
             let mut outcome = self.store.swap(before.version(), next.clone()).await;
             unsure |= matches!(outcome, Err(StoreError::Unavailable { .. }));
             if unsure && outcome.is_err() {
-                outcome = match self.store.load(self.id).await {
+                let found = self.store.load(self.id).await;
+                open = found.is_err();
+                outcome = match found {
                     Ok(found) if found == *next => Ok(()),
                     Ok(found) if found.version() == before.version() => outcome,
                     Ok(found) => Err(StoreError::Conflict {
@@ -79,10 +113,10 @@ impl Control {
             match outcome {
                 Ok(()) => {
                     self.store_heard();
-                    return Ok(());
+                    return Ok(true);
                 }
                 Err(StoreError::Conflict { .. }) if Mutation::ForgetFence.is_active() => {
-                    return Ok(());
+                    return Ok(true);
                 }
                 Err(error @ (StoreError::Conflict { .. } | StoreError::NotFound { .. })) => {
                     self.fence(error.to_string());

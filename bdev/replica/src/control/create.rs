@@ -420,6 +420,7 @@ pub async fn create(
         holder: None,
         members: new.devices.iter().enumerate().map(member).collect(),
         settings: new.settings,
+        limits: None,
     };
     for (slot, (_, disk)) in members.iter().enumerate() {
         bench.format(disk, &record, slot, true).await?;

@@ -91,41 +91,58 @@ impl Control {
     /// Decides about a member that failed. Nothing happens if that life of it is over.
     ///
     /// Others that have lost their connection by now, and perhaps what was not flushed, go before it: else
-    /// one of them could be what is left, when the one at hand was only slow and knows everything.
+    /// one of them could be what is left, when the one at hand was only slow and knows everything. That may
+    /// come to pass, too, while the store cannot be reached.
     pub(super) async fn judge(&self, slot: usize, incarnation: u64, why: Failure) {
         let _one = self.membership.lock().await;
-        let in_sync: Vec<(usize, Rc<Live>)> = {
-            let state = self.state.borrow();
-            let in_sync = state.in_sync();
-            in_sync
-                .map(|(slot, live)| (slot, Rc::clone(live)))
-                .collect()
-        };
-        let (own, others): (Vec<_>, _) = in_sync.into_iter().partition(|(s, _)| *s == slot);
-        if own.iter().all(|(_, live)| lost(live).is_none()) {
-            for (other, live) in &others {
-                if let Some(why) = lost(live) {
-                    self.judge_one(*other, live.incarnation, why).await;
+        // Each time it is overtaken another one is judged first.
+        for _ in 0..=MAX_MEMBERS {
+            if self.knows_more(slot) {
+                for (other, live) in self.others_in_sync(slot) {
+                    if let Some(why) = lost(&live) {
+                        self.judge_one(other, live.incarnation, why).await;
+                    }
                 }
             }
+            if self.judge_one(slot, incarnation, why).await {
+                return;
+            }
         }
-        self.judge_one(slot, incarnation, why).await;
     }
 
-    /// Under `membership`.
-    async fn judge_one(&self, slot: usize, incarnation: u64, why: Failure) {
+    fn others_in_sync(&self, slot: usize) -> Vec<(usize, Rc<Live>)> {
+        let state = self.state.borrow();
+        let others = state.in_sync().filter(|(other, _)| *other != slot);
+        others.map(|(slot, live)| (slot, Rc::clone(live))).collect()
+    }
+
+    /// Whether a member in sync has lost nothing, while others have.
+    fn knows_more(&self, slot: usize) -> bool {
+        let has_lost = |live: &Rc<Live>| lost(live).is_some();
+        let own = self.state.borrow().live[slot]
+            .as_ref()
+            .is_some_and(has_lost);
+        !own && self
+            .others_in_sync(slot)
+            .iter()
+            .any(|(_, live)| has_lost(live))
+    }
+
+    /// Under `membership`. `false`: while the store could not be reached others have lost what this one has.
+    async fn judge_one(&self, slot: usize, incarnation: u64, why: Failure) -> bool {
         let is_meant = |live: &&Rc<Live>| live.incarnation == incarnation;
         let Some(live) = self.state.borrow().live[slot]
             .as_ref()
             .filter(is_meant)
             .cloned()
         else {
-            return;
+            return true;
         };
         let reason = describe(why);
         if why.is_fenced() {
             // The member is as good as it was: it is this holder that is not the volume's any more.
-            return self.fence(reason);
+            self.fence(reason);
+            return true;
         }
         if !self.state.borrow().is_in_sync(slot) {
             self.let_go(slot);
@@ -134,38 +151,41 @@ impl Control {
                 device: live.disk.name.clone(),
                 why: reason,
             });
-            return self.publish();
+            self.publish();
+            return true;
         }
-        let others = self
-            .state
-            .borrow()
-            .in_sync()
-            .any(|(other, _)| other != slot);
-        if !others {
+        if self.others_in_sync(slot).is_empty() {
             if why.is_path() {
                 self.let_go(slot);
                 self.freeze(&format!("{}: {reason}", live.disk.name));
                 self.publish();
             }
-            return;
+            return true;
         }
-        // Off the table first, so that no label is written to it and nothing more is copied from it. To the
-        // lanes it stays a member until the store says that it is none, whatever is published meanwhile.
-        self.keep_in_view(slot);
-        self.let_go(slot);
         if Mutation::AcknowledgeEarly.is_active() {
-            self.state.borrow_mut().leaving[slot] = None;
+            self.let_go(slot);
             self.publish();
         }
         let last_label = live.stamp.get();
-        let out = self.commit(|record| {
-            if let Some(member) = record.member_mut(slot) {
-                member.state = MemberState::Out { last_label };
-                member.why = Some(reason.clone());
+        let out = self.commit_unless(
+            || self.knows_more(slot),
+            |record| {
+                if let Some(member) = record.member_mut(slot) {
+                    member.state = MemberState::Out { last_label };
+                    member.why = Some(reason.clone());
+                }
+            },
+            // So that no label is written to it.
+            || self.let_go_of(slot),
+        );
+        match out.await {
+            Ok(true) => {}
+            Ok(false) => return false,
+            Err(_) => {
+                // The volume is another holder's; nothing is asked of this member any more.
+                self.let_go_of(slot);
+                return true;
             }
-        });
-        if out.await.is_err() {
-            return;
         }
         self.state.borrow_mut().leaving[slot] = None;
         self.shared.needs[slot].assign(|_| false);
@@ -176,6 +196,13 @@ impl Control {
             device: live.disk.name.clone(),
             why: reason,
         });
+        true
+    }
+
+    /// To the lanes it stays a member until all that follows from this is done, whatever is published meanwhile.
+    fn let_go_of(&self, slot: usize) {
+        self.keep_in_view(slot);
+        self.let_go(slot);
     }
 
     /// A member in sync is about to be let go: what lanes know of it stays until `leaving` is cleared.

@@ -33,6 +33,7 @@ mod salvage;
 mod state;
 #[cfg(test)]
 mod tests;
+mod thaw;
 mod verify;
 
 use std::cell::{Cell, RefCell};
@@ -47,7 +48,7 @@ use tokio::sync::{Mutex as AsyncMutex, Notify};
 use uuid::Uuid;
 
 pub use self::create::{create, delete, force_in_sync};
-pub use self::open::open;
+pub use self::open::{open, open_prepared};
 
 use self::buffers::Reserve;
 use self::disk::Disks;
@@ -55,7 +56,6 @@ use self::state::State;
 use crate::handle::{Devices, Happened, Observer, VolumeEvent, VolumeStatus};
 use crate::shared::{REPAIRS, Shared, lock};
 use crate::store::VolumeStore;
-use crate::volume::Volume;
 
 /// Waits for a buffer, a stripe, a place: short, and only while something is short.
 const MOMENT: Duration = Duration::from_micros(200);
@@ -70,7 +70,6 @@ pub(crate) struct Control {
     id: Uuid,
     holder: Uuid,
     shared: Arc<Shared>,
-    volume: RefCell<Option<Arc<Volume>>>,
     status: Arc<Mutex<VolumeStatus>>,
     disks: Rc<Disks>,
     poller: Cell<Option<PollerId>>,

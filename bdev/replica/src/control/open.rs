@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use nacre_bdev::{Bdev, Status};
+use nacre_bdev::{Bdev, Limits, Status};
 use nacre_hugepages::Pool;
 use nacre_reactor::{CoreHandle, Nanos};
 use tokio::sync::{Mutex as AsyncMutex, mpsc};
@@ -24,7 +24,8 @@ use crate::format::Label;
 use crate::handle::{
     COMMANDS, Devices, Happened, Observer, ResyncKind, VolumeError, VolumeHandle, VolumeStatus,
 };
-use crate::model::{MemberRecord, MemberState, Stamp, VolumeRecord};
+use crate::model::{KeptLimits, MemberRecord, MemberState, Stamp, VolumeRecord};
+use crate::prepared::{Prepared, keeps};
 use crate::shared::{Failure, Shared};
 use crate::store::VolumeStore;
 use crate::volume::{Volume, weakest};
@@ -51,68 +52,134 @@ pub async fn open(
     id: Uuid,
     holder: Uuid,
 ) -> Result<VolumeHandle, VolumeError> {
-    let record = store.load(id).await?;
-    let os = |error: std::io::Error| VolumeError::Io {
-        device: record.name.clone(),
-        what: format!("no descriptor for its control: {error}"),
-    };
-    let disks = Disks::new().map_err(os)?;
-    let poller = core
-        .add_poller(disks.poller())
-        .map_err(|error| os(std::io::Error::other(error.to_string())))?;
-    let shared = Shared::new(&record);
-    let control = Rc::new(Control {
-        core: core.clone(),
+    let prepared = Prepared::new(&store.load(id).await?);
+    open_prepared(core, pool, store, devices, observer, holder, &prepared).await
+}
+
+/// As [`open`], of a volume that may be in use already: what waits for it goes on, if the members keep what was
+/// promised ([`VolumeHandle::keeps`]). If it cannot be opened it is as it was before, and can be tried again.
+pub async fn open_prepared(
+    core: &CoreHandle,
+    pool: Pool,
+    store: Arc<dyn VolumeStore>,
+    devices: Arc<dyn Devices>,
+    observer: Arc<dyn Observer>,
+    holder: Uuid,
+    prepared: &Prepared,
+) -> Result<VolumeHandle, VolumeError> {
+    let opening = Opening {
+        core,
         pool,
-        reserve: Reserve::default(),
         store,
         devices,
         observer,
-        id,
         holder,
-        // Replaced below, when the devices are known.
-        volume: RefCell::new(None),
-        status: Arc::new(Mutex::new(VolumeStatus::of(&record))),
-        disks,
-        poller: Cell::new(Some(poller)),
-        state: RefCell::new(State::new(record)),
-        shared,
-        membership: AsyncMutex::new(()),
-        log: AsyncMutex::new(()),
-        chunks: AsyncMutex::new(()),
-        copy_at: Cell::new(Nanos::ZERO),
-        bells: Bells::default(),
-        tasks: RefCell::default(),
-    });
-    match control.begin().await {
-        Ok(volume) => {
-            let (commands, asked) = mpsc::channel(COMMANDS);
-            control.start();
-            control.spawn(Rc::clone(&control).obey(asked));
-            // What failed while it was opened waits to be judged.
-            control.shared.wake_control();
-            control.bells.probe.notify_one();
-            control.bells.resync.notify_one();
-            control.bells.clean.notify_one();
-            Ok(VolumeHandle {
-                commands,
-                shared: Arc::clone(&control.shared),
-                volume,
-                status: Arc::clone(&control.status),
-            })
+    };
+    let opened = opening.run(prepared).await;
+    opened.inspect_err(|why| prepared.not_opened(why))
+}
+
+/// Who opens a volume, and with what.
+struct Opening<'a> {
+    core: &'a CoreHandle,
+    pool: Pool,
+    store: Arc<dyn VolumeStore>,
+    devices: Arc<dyn Devices>,
+    observer: Arc<dyn Observer>,
+    holder: Uuid,
+}
+
+impl Opening<'_> {
+    async fn run(&self, prepared: &Prepared) -> Result<VolumeHandle, VolumeError> {
+        let record = self.store.load(prepared.id()).await?;
+        if prepared.shared().fits(&record) {
+            let (shared, promised) = (Arc::clone(prepared.shared()), prepared.limits());
+            if let Some(handle) = self.with(record, shared, promised).await? {
+                return Ok(handle);
+            }
         }
-        Err(error) => {
+        // It is another one than was prepared: whoever uses that has to come anew.
+        let record = self.store.load(prepared.id()).await?;
+        let shared = Shared::new(&record);
+        shared.set_failing(prepared.is_failing());
+        let name = record.name.clone();
+        let handle = self.with(record, shared, None).await?;
+        handle.ok_or(VolumeError::Closed { name })
+    }
+
+    /// `None`: the members keep less than was promised, and nothing was done.
+    async fn with(
+        &self,
+        record: VolumeRecord,
+        shared: Arc<Shared>,
+        promised: Option<Limits>,
+    ) -> Result<Option<VolumeHandle>, VolumeError> {
+        let os = |error: std::io::Error| VolumeError::Io {
+            device: record.name.clone(),
+            what: format!("no descriptor for its control: {error}"),
+        };
+        let disks = Disks::new().map_err(os)?;
+        let poller = self
+            .core
+            .add_poller(disks.poller())
+            .map_err(|error| os(std::io::Error::other(error.to_string())))?;
+        let control = Rc::new(Control {
+            core: self.core.clone(),
+            pool: self.pool.clone(),
+            reserve: Reserve::default(),
+            store: Arc::clone(&self.store),
+            devices: Arc::clone(&self.devices),
+            observer: Arc::clone(&self.observer),
+            id: record.id,
+            holder: self.holder,
+            status: Arc::new(Mutex::new(VolumeStatus::of(&record))),
+            disks,
+            poller: Cell::new(Some(poller)),
+            state: RefCell::new(State::new(record)),
+            shared,
+            membership: AsyncMutex::new(()),
+            log: AsyncMutex::new(()),
+            chunks: AsyncMutex::new(()),
+            copy_at: Cell::new(Nanos::ZERO),
+            bells: Bells::default(),
+            tasks: RefCell::default(),
+        });
+        let begun = control.begin(promised).await;
+        let Ok(Some(volume)) = begun else {
             control.let_others_in_everywhere().await;
             control.stop();
-            Err(error)
-        }
+            return begun.map(|_| None);
+        };
+        let (commands, asked) = mpsc::channel(COMMANDS);
+        control.start();
+        control.spawn(Rc::clone(&control).obey(asked));
+        // What failed while it was opened waits to be judged.
+        control.shared.wake_control();
+        control.bells.probe.notify_one();
+        control.bells.resync.notify_one();
+        control.bells.clean.notify_one();
+        Ok(Some(VolumeHandle {
+            commands,
+            shared: Arc::clone(&control.shared),
+            volume,
+            status: Arc::clone(&control.status),
+        }))
     }
 }
 
 impl Control {
-    async fn begin(self: &Rc<Control>) -> Result<Arc<dyn Bdev>, VolumeError> {
+    async fn begin(
+        self: &Rc<Control>,
+        promised: Option<Limits>,
+    ) -> Result<Option<Arc<dyn Bdev>>, VolumeError> {
         let former = self.state.borrow().record.clone();
         let (found, stale) = self.gather(&former).await?;
+        // Before anything is served: of those found none is added from here on.
+        let layers = found.iter().map(|f| &*f.live.device.layer);
+        if promised.is_some_and(|promised| !keeps(&weakest(layers), &promised)) {
+            found.iter().for_each(|f| self.disks.forget(&f.live.disk));
+            return Ok(None);
+        }
         let clean = found.iter().all(|f| f.label.clean)
             && found.iter().all(|f| f.label.stamp == found[0].label.stamp);
         let present: Vec<usize> = found.iter().map(|f| f.slot).collect();
@@ -162,7 +229,6 @@ impl Control {
             }
         }
         self.must_be_stamped(epoch).await?;
-        self.commit(|record| record.serving = epoch).await?;
         let limits = {
             let state = self.state.borrow();
             let layers = state.live.iter().flatten();
@@ -171,9 +237,15 @@ impl Control {
             limits.volatile_cache |= state.record.members.len() > present.len();
             limits
         };
+        self.commit(|record| {
+            record.serving = epoch;
+            record.limits = Some(KeptLimits::of(&limits));
+        })
+        .await?;
         let record = self.state.borrow().record.clone();
+        let grown = self.shared.grow(record.blocks);
+        debug_assert_eq!(grown, Ok(()), "it fits");
         let volume = Volume::new(&record, Arc::clone(&self.shared), limits);
-        *self.volume.borrow_mut() = Some(Arc::clone(&volume));
         self.state.borrow_mut().serving = true;
         self.publish();
         self.say(Happened::Opened {
@@ -181,7 +253,7 @@ impl Control {
             degraded: present.len() < record.members.len(),
             clean,
         });
-        Ok(volume)
+        Ok(Some(volume))
     }
 
     /// Every member that is in sync says so in a label of this epoch, or it is out: once the epoch serves,
@@ -305,11 +377,10 @@ impl Control {
             .and_then(|read| credit(record, member, read));
         match (read, credit) {
             (Ok(Ok((label, place))), Ok(Credit::Trusted)) => {
-                self.state.borrow_mut().incarnation += 1;
                 let live = Live {
                     device,
                     disk,
-                    incarnation: self.state.borrow().incarnation,
+                    incarnation: self.shared.next_incarnation(),
                     losses,
                     stamp: Cell::new(label.stamp),
                     sequence: Cell::new(label.sequence),

@@ -41,15 +41,12 @@ pub(super) struct State {
     /// When an absent member is looked for next, and how long after that.
     pub retries: [Retry; MAX_MEMBERS],
     pub last_resync: [Option<LastResync>; MAX_MEMBERS],
-    /// The last incarnation given.
-    pub incarnation: u64,
     /// Labels and dirty log of the present epoch are on every member: hosts may come.
     pub serving: bool,
     pub fenced: Option<String>,
     pub store_lost: Option<String>,
     /// A shared store was not heard from for a lease.
     pub unheard: bool,
-    pub failing: bool,
     pub closed: bool,
     /// Told to the observer.
     pub frozen: bool,
@@ -126,12 +123,10 @@ impl State {
             urgent: VecDeque::new(),
             retries: Default::default(),
             last_resync: Default::default(),
-            incarnation: 0,
             serving: false,
             fenced: None,
             store_lost: None,
             unheard: false,
-            failing: false,
             closed: false,
             frozen: false,
             verify: None,
@@ -177,8 +172,6 @@ impl State {
             Mode::Closed
         } else if self.fenced.is_some() || self.unheard {
             Mode::Suspended
-        } else if self.failing {
-            Mode::FailIo
         } else if !self.serving || self.in_sync().next().is_none() {
             Mode::Frozen
         } else {
@@ -186,10 +179,14 @@ impl State {
         }
     }
 
-    /// What lanes are to know.
+    /// What lanes are to know: of members only once the volume serves, so that an opening that fails leaves nothing of
+    /// theirs behind.
     pub fn view(&self) -> View {
         let mut view = View::closed(&self.record.settings);
         view.mode = self.mode();
+        if !self.serving {
+            return view;
+        }
         view.members.clone_from(&self.leaving);
         for (slot, live) in self.present() {
             if !live.joined.get() {
@@ -221,7 +218,7 @@ impl State {
             && self.in_sync().all(|(slot, live)| {
                 shared.needs[slot].is_empty() && live.resync.borrow().is_none()
             });
-        (status.state, status.why) = match self.mode() {
+        (status.state, status.why) = match shared.over(self.mode()) {
             Mode::Closed => (VolumeState::Closed, None),
             Mode::Suspended if self.fenced.is_none() => (
                 VolumeState::StoreLost,

@@ -37,6 +37,7 @@ use nacre_reactor::{EventSet, Idle, Interest, Nanos};
 use slab::Slab;
 
 use self::members::{MemberQueue, Sync};
+use self::read::READ_STRIPE;
 use self::request::{Request, Slots, Stage, Trouble, bit, slots, split_token};
 use self::requests::Requests;
 use crate::model::MAX_MEMBERS;
@@ -46,6 +47,8 @@ use crate::volume::Volume;
 
 /// I/Os of one lane at once.
 pub const DEPTH: usize = 256;
+/// How often members with nothing under way are looked at.
+const ATTEND: Duration = Duration::from_millis(10);
 /// Requests that are kept at most: those that were answered stay until the devices are done with them.
 const PLACES: usize = 4 * DEPTH;
 
@@ -75,10 +78,14 @@ pub struct Lane {
     open: usize,
     generation: u32,
     block_size: u32,
+    /// log2 of the blocks of a stripe whose reads go to one member.
+    read_shift: u32,
     now: Nanos,
     /// When children's ages and hold times are looked at next.
     upkeep_at: Nanos,
     pace: Duration,
+    /// When members with nothing under way are looked at next.
+    attend_at: Nanos,
     /// The view is new, and requests were not yet looked at.
     adopted: bool,
     /// A write waits for memory for a queue: what was judged is looked at again with the next upkeep.
@@ -143,9 +150,11 @@ impl Lane {
             open: 0,
             generation: 0,
             block_size: volume.block_size(),
+            read_shift: READ_STRIPE.saturating_sub(volume.block_size().max(1).ilog2()),
             now: Nanos::ZERO,
             upkeep_at: Nanos::ZERO,
             pace: Duration::from_secs(1),
+            attend_at: Nanos::ZERO,
             adopted: false,
             short: false,
             freed: false,
@@ -265,6 +274,19 @@ impl Lane {
         }
     }
 
+    /// Polls queues that have nothing under way and something of their own to do: a connection that is to move waits for
+    /// all of them.
+    #[cold]
+    fn attend_idle(&mut self, done: &mut Done) {
+        self.attend_at = self.now + ATTEND;
+        for slot in 0..MAX_MEMBERS {
+            let queue = self.queues[slot].as_ref();
+            if queue.is_some_and(|q| q.inflight == 0 && !q.queue.is_settled()) {
+                self.collect(slot, false, done);
+            }
+        }
+    }
+
     fn hand_over(&mut self, done: &mut Done) {
         while done.has_room()
             && let Some(completion) = self.ready.pop_front()
@@ -337,6 +359,9 @@ impl Queue for Lane {
         if self.adopted {
             self.review();
         }
+        if now >= self.attend_at {
+            self.attend_idle(done);
+        }
         if now >= self.upkeep_at {
             self.upkeep();
         }
@@ -377,6 +402,7 @@ impl Queue for Lane {
             && self.olds == 0
             && !self.adopted
             && version == self.view.version
+            && self.queues.iter().flatten().all(|q| q.queue.is_settled())
     }
 
     fn arm(&mut self, now: Nanos) -> Idle {

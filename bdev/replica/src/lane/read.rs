@@ -13,6 +13,11 @@ use crate::model::ReadPolicy;
 use crate::mutation::Mutation;
 use crate::shared::{Failure, Repair};
 
+/// log2 of the bytes of a stripe whose reads go to one member: streams of several reads at a time get several.
+pub(super) const READ_STRIPE: u32 = 18;
+/// Reads that a member may have more than the one with the fewest, and a quarter of those, before it is relieved.
+const SLACK: u32 = 4;
+
 impl Lane {
     #[inline]
     pub(super) fn start_read(&mut self, index: usize) {
@@ -53,7 +58,7 @@ impl Lane {
         if left & left.wrapping_sub(1) == 0 {
             return slots(left).next();
         }
-        Some(self.choose_of(left))
+        Some(self.choose_of(index, left))
     }
 
     /// Members to be read that were not yet tried. While members are reconciled those that lack something of it
@@ -66,6 +71,7 @@ impl Lane {
         };
         let whole = match in_sync & in_sync.wrapping_sub(1) {
             0 => in_sync,
+            _ if slots(in_sync).all(|slot| self.shared.needs[slot].is_none()) => in_sync,
             _ => self.whole(index, in_sync),
         };
         let request = &self.requests[index];
@@ -101,6 +107,7 @@ impl Lane {
         request.orphans |= late;
     }
 
+    #[cold]
     fn whole(&self, index: usize, of: Slots) -> Slots {
         if Mutation::ReadStale.is_active() {
             return of;
@@ -118,20 +125,46 @@ impl Lane {
         }
     }
 
-    fn choose_of(&mut self, left: Slots) -> usize {
+    #[inline]
+    fn choose_of(&mut self, index: usize, left: Slots) -> usize {
         let local = left & self.sync.local;
-        let among = match self.view.read_policy {
-            ReadPolicy::LocalFirst if local != 0 => local,
-            ReadPolicy::LocalFirst | ReadPolicy::LeastOutstanding => left,
+        match self.view.read_policy {
+            ReadPolicy::LocalFirst if local != 0 => self.nearest(index, local),
+            ReadPolicy::LocalFirst => self.nearest(index, left),
+            ReadPolicy::LeastOutstanding => {
+                let load = |slot: &usize| self.local[*slot];
+                slots(left).min_by_key(load).unwrap_or_default()
+            }
             ReadPolicy::RoundRobin => {
                 let behind = slots(left).find(|slot| *slot >= self.next_reader);
                 let slot = behind.unwrap_or(left.trailing_zeros() as usize);
                 self.next_reader = slot + 1;
-                return slot;
+                slot
             }
-        };
-        let load = |slot: &usize| self.local[*slot];
-        slots(among).min_by_key(load).unwrap_or_default()
+        }
+    }
+
+    /// Each stripe of the volume has a member that its reads go to, so that every member's cache has a part of
+    /// the volume in place of all of them the same; unless that one has clearly more to do than another.
+    #[inline]
+    fn nearest(&self, index: usize, among: Slots) -> usize {
+        let lba = self.requests[index].lba;
+        let turn = (lba >> self.read_shift) as u32 % among.count_ones();
+        let (mut chosen, mut least) = (0, u32::MAX);
+        let (mut idlest, mut at) = (0, 0);
+        for slot in slots(among) {
+            if at == turn {
+                chosen = slot;
+            }
+            if self.local[slot] < least {
+                (idlest, least) = (slot, self.local[slot]);
+            }
+            at += 1;
+        }
+        match self.local[chosen] > least + least / 4 + SLACK {
+            true => idlest,
+            false => chosen,
+        }
     }
 
     /// A member answered. `true`: the completion is the request's.

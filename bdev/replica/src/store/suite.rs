@@ -13,7 +13,7 @@ use std::thread::Thread;
 use uuid::Uuid;
 
 use super::{StoreError, VolumeStore};
-use crate::model::{MemberRecord, MemberState, Settings, Stamp, VolumeRecord};
+use crate::model::{KeptLimits, MemberRecord, MemberState, Settings, Stamp, VolumeRecord};
 
 /// A store under test.
 pub trait Subject {
@@ -80,6 +80,13 @@ pub fn record(name: &str) -> VolumeRecord {
             ),
         ],
         settings: Settings::default(),
+        limits: Some(KeptLimits {
+            max_blocks: 256,
+            max_unmap_blocks: u64::MAX,
+            atomic_blocks: 1,
+            lend_blocks: 0,
+            read_only: false,
+        }),
     }
 }
 

@@ -124,7 +124,7 @@ enum VolumeCommand {
         /// The name once more, to serve from a replica that misses acknowledged writes
         #[arg(long, value_name = "NAME")]
         force: Option<String>,
-        /// Of a volume that is not open: the replica to serve from, by its device or its id
+        /// The replica to serve from, by its device or its id; unless given the one that left last
         #[arg(long, requires = "force")]
         replica: Option<String>,
     },

@@ -19,7 +19,7 @@ use crate::plane::Plane;
 use crate::rpc::error::Errno;
 use crate::rpc::{Effect, Method, Registry, RpcError};
 use crate::store::Change;
-use crate::volumes::{self, Listed, RESERVED};
+use crate::volumes::{self, Listed, RESERVED, Standing};
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry
@@ -398,7 +398,8 @@ impl Method<Engine> for SetOptions {
         };
         if params.process_max_bandwidth_mb_sec.is_some() {
             for volume in volumes.list() {
-                let Some(status) = volume.status() else {
+                // One that is not open keeps what it has.
+                let (Standing::Open(_), Some(status)) = (&volume.standing, volume.status()) else {
                     continue;
                 };
                 let settings = Settings {

@@ -8,7 +8,7 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use nacre_bdev::Bdev;
+use nacre_bdev::{Bdev, Layer};
 use nacre_nvmf::target::{
     NamespaceConfig, NamespaceEntry, NamespaceIds, Subsystem, SubsystemError,
 };
@@ -332,7 +332,17 @@ pub fn forget_namespaces_of(on: &Engine, devices: &[String]) -> Vec<Edit> {
 /// A device is going away: its namespaces go with it. Those that nobody removed come back when the
 /// device does.
 pub fn bdev_gone(on: &Engine, plane: &Plane, bdev: &str) {
+    // By now the name may belong to another device, with namespaces of its own.
+    let now = plane.bdevs.lookup(bdev);
+    let is_of_now = |entry: &NamespaceEntry| {
+        let backing = Arc::as_ptr(&entry.namespace.backing.bdev);
+        let same = |layer: &Arc<Layer>| std::ptr::addr_eq(Arc::as_ptr(layer), backing);
+        entry.bdev_name == bdev && now.as_ref().is_some_and(same)
+    };
     for subsystem in plane.target.subsystems() {
+        if subsystem.namespaces().iter().any(is_of_now) {
+            continue;
+        }
         let nqn = subsystem.nqn();
         for nsid in subsystem.bdev_removed(bdev) {
             on.notes.send("nvmf_namespace_change", note(nqn, nsid));

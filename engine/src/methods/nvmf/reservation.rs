@@ -52,7 +52,11 @@ pub(super) struct Kept {
     #[schemars(with = "String")]
     bdev_uuid: Uuid,
     /// The holder's host identifier. Of a type that all registrants hold it is one of them.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "uuid_or_nothing"
+    )]
     #[schemars(with = "Option<String>")]
     holder_uuid: Option<Uuid>,
     #[serde(default)]
@@ -67,6 +71,14 @@ struct KeptRegistrant {
     /// Its host identifier.
     #[schemars(with = "String")]
     host_uuid: Uuid,
+}
+
+/// SPDK names the holder by an empty text where all registrants hold the reservation.
+fn uuid_or_nothing<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Uuid>, D::Error> {
+    match Option::<String>::deserialize(from)?.as_deref() {
+        None | Some("") => Ok(None),
+        Some(text) => text.parse().map(Some).map_err(serde::de::Error::custom),
+    }
 }
 
 impl Kept {
@@ -521,5 +533,14 @@ mod tests {
             ..kept
         };
         assert!(nobody.state().is_err());
+        // Held by all registrants.
+        let text = text.replace(r#""rtype": 1"#, r#""rtype": 5"#).replace(
+            r#""holder_uuid": "01010101-0101-0101-0101-010101010101""#,
+            r#""holder_uuid": """#,
+        );
+        let kept: Kept = serde_json::from_str(&text).unwrap();
+        let state = kept.state().unwrap();
+        assert!(state.holds(&[1; 16]) && !state.holds(&[2; 16]));
+        assert!(serde_json::from_str::<Kept>(&text.replace(r#""""#, r#""me""#)).is_err());
     }
 }

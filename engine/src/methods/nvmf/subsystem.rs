@@ -45,10 +45,10 @@ struct CreateParams {
     /// The controller ids handed out here; to be told apart on several targets of one subsystem.
     min_cntlid: Option<u16>,
     max_cntlid: Option<u16>,
-    /// Must be 0: deallocation is bound by the size of the device only.
+    /// 0, or SPDK's default, which it saves: deallocation is bound by the size of the device only.
     #[serde(default)]
     dmrsl: u32,
-    /// Must be 0: the limit of Write Zeroes is the target's.
+    /// 0, or SPDK's default, which it saves: the limit of Write Zeroes is the target's.
     #[serde(default)]
     wzsl: u8,
     /// Must be false: commands are never passed on to the device.
@@ -58,6 +58,10 @@ struct CreateParams {
     #[serde(default)]
     enable_nssr: bool,
 }
+
+/// SPDK's defaults, which are in every configuration that it saves: nobody asked for them.
+const SAVED_DMRSL: u32 = 2_097_152;
+const SAVED_WZSL: u8 = 12;
 
 /// The serial number of a subsystem that was given none: always the same for the same name, and
 /// another one for another name, as hosts tell devices apart by it.
@@ -86,12 +90,12 @@ impl Method<Engine> for Create {
             ),
             (
                 "dmrsl",
-                params.dmrsl != 0,
+                ![0, SAVED_DMRSL].contains(&params.dmrsl),
                 "deallocation has no limit of its own",
             ),
             (
                 "wzsl",
-                params.wzsl != 0,
+                ![0, SAVED_WZSL].contains(&params.wzsl),
                 "the limit of Write Zeroes is the same for all subsystems",
             ),
             (

@@ -26,7 +26,7 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
 pub struct VolumeReply {
     name: String,
     uuid: String,
-    /// Its block device; none while it is not open.
+    /// Its block device; none while it is not open and was not open before.
     bdev: Option<String>,
     /// `healthy`, `degraded`, `frozen`, `writes_held`, `failing`, `fenced`, `store_lost`, `closed`, or
     /// `opening`.
@@ -190,6 +190,16 @@ pub fn describe(on: &Engine, listed: &Listed) -> Result<VolumeReply, RpcError> {
             reply.reactor = Some(opened.reactor.clone());
             reply.subsystems = subsystems(&plane, &opened.bdev);
             reply.bdev = Some(opened.bdev.clone());
+            reply
+        }
+        Standing::Frozen {
+            bdev,
+            prepared,
+            why,
+        } => {
+            let mut reply = of_status(&plane, &prepared.status(&listed.record, why.as_ref()));
+            reply.subsystems = subsystems(&plane, bdev);
+            reply.bdev = Some(bdev.clone());
             reply
         }
         Standing::Opening { why, .. } => of_record(&listed.record, why.as_ref()),

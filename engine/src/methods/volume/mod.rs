@@ -15,6 +15,8 @@
 
 mod create;
 mod devices;
+#[cfg(test)]
+mod frozen_tests;
 mod list;
 mod members;
 mod operate;

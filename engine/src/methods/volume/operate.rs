@@ -12,7 +12,7 @@ use super::{NameParams, SettingsParams, blocks, publish};
 use crate::engine::Engine;
 use crate::rpc::error::Errno;
 use crate::rpc::{Effect, Method, Registry, RpcError};
-use crate::volumes::RESERVED;
+use crate::volumes::{RESERVED, Standing};
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry
@@ -163,7 +163,8 @@ struct ThawParams {
     name: String,
     /// The volume's name once more, to serve from a replica that misses acknowledged writes.
     force: Option<String>,
-    /// Of a volume that is not open: the replica to serve from, by id or by its device.
+    /// The replica to serve from, by id or by its device; unless given the one that left last of those that are
+    /// there. A volume that is not open has to be told.
     member: Option<String>,
 }
 
@@ -177,35 +178,28 @@ impl Method<Engine> for Thaw {
     async fn apply(params: ThawParams, on: Rc<Engine>) -> Result<VolumeReply, RpcError> {
         on.settled().await;
         let listed = on.volumes.find(&params.name)?;
-        match (listed.bdev(), params.member) {
-            (Some(_), None) => {}
-            (Some(_), Some(_)) => {
-                return Err(RpcError::errno(
-                    Errno::EINVAL,
-                    "the volume is open: it chooses the replica that left last",
-                )
-                .field("member")
-                .remedy("leave it out"));
+        let chosen = params.member.map(|name| super::members::member(&on, &name));
+        match (&listed.standing, chosen) {
+            (Standing::Open(_), member) => {
+                let force = params.force;
+                run(&on, &params.name, Command::Thaw { member, force }).await
             }
-            (None, None) => {
-                return Err(RpcError::errno(
-                    Errno::EAGAIN,
-                    "the volume is not open, as none of its replicas that are in sync is there",
-                )
-                .field("member")
-                .remedy("bring one back; or name the replica to serve from, whatever it missed"));
+            // What it was asked for was to end volume_fail_io.
+            (_, None) if crate::volumes::thaw(&on, &params.name)? => {
+                describe(&on, &on.volumes.find(&params.name)?)
             }
-            (None, Some(name)) => {
+            (_, None) => Err(RpcError::errno(
+                Errno::EAGAIN,
+                "the volume is not open, as none of its replicas that are in sync is there",
+            )
+            .field("member")
+            .remedy("bring one back; or name the replica to serve from, whatever it missed")),
+            (_, Some(chosen)) => {
                 let force = params.force.unwrap_or_default();
-                let chosen = super::members::member(&on, &name);
                 crate::volumes::force_in_sync(&on, &params.name, chosen, force).await?;
-                return describe(&on, &on.volumes.find(&params.name)?);
+                describe(&on, &on.volumes.find(&params.name)?)
             }
         }
-        let command = Command::Thaw {
-            force: params.force,
-        };
-        run(&on, &params.name, command).await
     }
 }
 
@@ -220,6 +214,10 @@ impl Method<Engine> for FailIo {
     type Reply = VolumeReply;
 
     async fn apply(params: NameParams, on: Rc<Engine>) -> Result<VolumeReply, RpcError> {
-        run(&on, &params.name, Command::FailIo).await
+        on.settled().await;
+        match crate::volumes::fail_io(&on, &params.name)? {
+            true => describe(&on, &on.volumes.find(&params.name)?),
+            false => run(&on, &params.name, Command::FailIo).await,
+        }
     }
 }

@@ -170,14 +170,8 @@ impl Method<Engine> for Publish {
             .field("name")
             .remedy("unpublish it first"));
         }
-        let bdev = on.volumes.opened(&params.name)?.bdev.clone();
-        let policy = on
-            .volumes
-            .opened(&params.name)?
-            .handle
-            .status()
-            .settings
-            .transport_policy;
+        let (bdev, status) = on.volumes.device(&params.name)?;
+        let policy = status.settings.transport_policy;
         check(&params.listeners, policy)?;
         let create = json!({ "nqn": nqn.as_str(), "allow_any_host": params.allow_any_host });
         call(&on, "nvmf_create_subsystem", create).await?;
@@ -385,8 +379,8 @@ impl Method<Engine> for GetConnections {
     type Reply = Vec<ConnectionReply>;
 
     async fn apply(params: NameParams, on: Rc<Engine>) -> Result<Vec<ConnectionReply>, RpcError> {
-        let opened = on.volumes.opened(&params.name)?;
-        let policy = opened.handle.status().settings.transport_policy;
+        let (bdev, status) = on.volumes.device(&params.name)?;
+        let policy = status.settings.transport_policy;
         let of = |subsystem: &Arc<Subsystem>| {
             let nqn = subsystem.nqn().to_string();
             let controllers = subsystem.controllers();
@@ -396,7 +390,7 @@ impl Method<Engine> for GetConnections {
         let subsystems = on.plane()?.target.subsystems();
         let has = |s: &&Arc<Subsystem>| {
             let namespaces = s.namespaces();
-            namespaces.iter().any(|n| n.bdev_name == opened.bdev)
+            namespaces.iter().any(|n| n.bdev_name == bdev)
         };
         Ok(subsystems.iter().filter(has).flat_map(of).collect())
     }

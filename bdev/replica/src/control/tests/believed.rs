@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use nacre_hugepages::Buf;
+
 use super::rig::{REGION, World};
 use crate::handle::{Command, VolumeError, VolumeState};
 use crate::model::{MemberState, Settings};
@@ -12,10 +14,9 @@ fn why(world: &World, member: usize) -> String {
     status.members[member].why.clone().unwrap_or_default()
 }
 
-/// The last replica that is in sync comes back with an old label: its device was put back from a backup, say. It is
-/// not read, and it stays what it is: were it to be filled, from nothing, no replica would ever be in sync again.
-#[test]
-fn the_last_in_sync_replica_is_never_filled() {
+/// A volume of two replicas, with hosts that wait long, in its second life; and a backup of the first replica's label from
+/// its first.
+fn with_backup() -> (World, Vec<Buf>) {
     let mut world = World::with(2);
     let settings = Box::new(Settings {
         frozen_hold_ms: 600_000,
@@ -26,6 +27,14 @@ fn the_last_in_sync_replica_is_never_filled() {
     let backup = world.reserved("d0");
     world.crash();
     world.open().unwrap();
+    (world, backup)
+}
+
+/// The last replica that is in sync comes back with an old label: its device was put back from a backup, say. It is
+/// not read, and it stays what it is: were it to be filled, from nothing, no replica would ever be in sync again.
+#[test]
+fn the_last_in_sync_replica_is_never_filled() {
+    let (mut world, backup) = with_backup();
     world.write(0, 8, 2);
     world.shelf.take("d1");
     world.write(0, 8, 3);
@@ -169,4 +178,146 @@ fn a_forced_replica_in_an_open_volume() {
     assert_eq!(world.read(0), 1);
     world.until_healthy();
     world.all_equal(&["d0", "d1"]);
+}
+
+fn thaw(member: &str, force: Option<&str>) -> Command {
+    Command::Thaw {
+        member: Some(member.into()),
+        force: force.map(Into::into),
+    }
+}
+
+/// A frozen volume goes on, without being closed, from the replica that an operator names: one whose label is too old to
+/// be believed. From then on its new label counts, and the old one is believed no more.
+#[test]
+fn a_frozen_volume_is_told_whom_to_believe() {
+    let (mut world, backup) = with_backup();
+    world.write(REGION, 8, 2);
+    let refused = world.run(thaw("d0", Some("vol"))).unwrap_err();
+    assert!(
+        matches!(&refused, VolumeError::Invalid { what: "member", why } if why.contains("in sync")),
+        "it serves: {refused}"
+    );
+    world.shelf.take("d1");
+    world.write(0, 8, 3);
+    world.shelf.take("d0");
+    let waits = world.begin_write(8, 8, 4);
+    world.until(|world| world.state() == VolumeState::Frozen);
+    let away = world.run(thaw("d0", Some("vol"))).unwrap_err();
+    assert!(matches!(away, VolumeError::Device(_)), "{away}");
+    world.put_back("d0", &backup);
+    world.shelf.bring("d0");
+    world.until(|world| why(world, 0).contains("thaw the volume with this replica"));
+    for force in [None, Some("d0")] {
+        let refused = world.run(thaw("d0", force)).unwrap_err();
+        assert!(matches!(refused, VolumeError::LastCopy { .. }), "{refused}");
+    }
+    let unknown = world.run(thaw("d7", Some("vol"))).unwrap_err();
+    assert!(matches!(unknown, VolumeError::NoMember { .. }));
+    assert!(world.ended(waits).is_none(), "nothing was decided");
+    let epoch = world.record().epoch;
+
+    world.run(thaw("d0", Some("vol"))).unwrap();
+    assert!(world.wait(waits).status.is_ok());
+    assert_eq!((world.read(0), world.read(8)), (3, 4));
+    let record = world.record();
+    assert_eq!((record.epoch, record.serving), (epoch, epoch));
+    assert!(matches!(
+        world.member_state("d1"),
+        MemberState::Filling { watermark: 0, .. }
+    ));
+    world.write(0, 8, 5);
+    // The backup is as little believed as any.
+    world.crash();
+    world.put_back("d0", &backup);
+    let refused = world.open().unwrap_err();
+    assert!(
+        matches!(refused, VolumeError::NothingInSync { .. }),
+        "{refused}"
+    );
+    world.crash();
+    world.force_in_sync("d0", "vol").unwrap();
+    world.open().unwrap();
+    world.shelf.bring("d1");
+    world.until_healthy();
+    world.all_equal(&["d0", "d1"]);
+    assert_eq!(world.read(0), 5);
+}
+
+/// The process dies after the choice was made and before the label was written: the choice stands.
+#[test]
+fn a_choice_outlives_a_crash() {
+    let (mut world, backup) = with_backup();
+    world.shelf.take("d1");
+    world.write(0, 8, 2);
+    world.shelf.take("d0");
+    let _waits = world.begin_write(8, 8, 4);
+    world.until(|world| world.state() == VolumeState::Frozen);
+    world.put_back("d0", &backup);
+    world.shelf.bring("d0");
+    world.until(|world| why(world, 0).contains("thaw the volume with this replica"));
+    let before = world.record().revision;
+    let handle = world.handle.clone().unwrap();
+    let asked = thaw("d0", Some("vol"));
+    drop(
+        world
+            .core
+            .core()
+            .spawn_local(async move { handle.run(asked).await }),
+    );
+    world.until(|world| world.record().revision > before);
+    assert!(world.record().serving < world.record().epoch);
+    world.crash();
+    world.open().unwrap();
+    assert_eq!(world.record().serving, world.record().epoch);
+    assert_eq!(world.read(0), 2);
+    world.shelf.bring("d1");
+    world.until_healthy();
+    world.all_equal(&["d0", "d1"]);
+}
+
+/// A replica that is out and away, or there, can be named as well; one that never was in sync cannot.
+#[test]
+fn a_frozen_volume_goes_on_from_a_named_replica() {
+    for away in [true, false] {
+        let mut world = World::with(3);
+        world.write(0, 8, 1);
+        world.shelf.take("d1");
+        world.write(0, 8, 2);
+        let offline = Command::Offline {
+            member: "d1".into(),
+            force: None,
+        };
+        world.run(offline).unwrap();
+        world.shelf.take("d2");
+        world.write(0, 8, 3);
+        let full = Command::Resync {
+            member: Some("d2".into()),
+            full: true,
+        };
+        world.run(full).unwrap();
+        world.shelf.take("d0");
+        let waits = world.begin_write(8, 8, 4);
+        world.until(|world| world.state() == VolumeState::Frozen);
+        world.shelf.bring("d1");
+        world.shelf.bring("d2");
+        if !away {
+            let member = "d1".into();
+            world.run(Command::Online { member }).unwrap();
+            world.until(|world| world.status().members[1].attached);
+        }
+        world.until(|world| world.status().members[2].attached);
+        let refused = world.run(thaw("d2", Some("vol"))).unwrap_err();
+        assert!(
+            matches!(&refused, VolumeError::Invalid { why, .. } if why.contains("parts only")),
+            "{refused}"
+        );
+        world.run(thaw("d1", Some("vol"))).unwrap();
+        assert!(world.wait(waits).status.is_ok(), "away: {away}");
+        assert_eq!((world.read(0), world.read(8)), (1, 4));
+        assert!(!world.record().members[1].offline);
+        world.shelf.bring("d0");
+        world.until_healthy();
+        world.all_equal(&["d0", "d1", "d2"]);
+    }
 }

@@ -236,6 +236,7 @@ fn thawed_by_force() {
     assert!(!world.wait(token).status.is_ok());
     assert_eq!(world.state(), VolumeState::Failing);
     let thaw = |force: Option<&str>| Command::Thaw {
+        member: None,
         force: force.map(Into::into),
     };
     assert!(matches!(
@@ -287,7 +288,8 @@ fn thawed_beside_one_that_had_more() {
     world.shelf.bring("d1");
     world.until(|world| world.status().members[1].attached);
     let force = Some("vol".to_owned());
-    world.run(Command::Thaw { force }).unwrap();
+    let member = None;
+    world.run(Command::Thaw { member, force }).unwrap();
     assert!(world.wait(token).status.is_ok());
     let settings = Box::new(Settings::default());
     world.run(Command::Set { settings }).unwrap();
@@ -439,4 +441,47 @@ fn copying_and_verifying_take_turns() {
     );
     world.all_equal(&["d0", "d1"]);
     assert_eq!(world.read(0), 3);
+}
+
+/// A volume that ends within a region grows while that region is being copied: the rest of it is made equal, too.
+#[test]
+fn growing_while_the_last_region_is_copied() {
+    let mut world = World::empty(0);
+    for disk in ["d0", "d1"] {
+        world.add_disk(disk, DISK_BLOCKS + 2 * REGION);
+    }
+    let end = 2 * REGION - 64;
+    let new = NewVolume {
+        name: "vol".into(),
+        id: None,
+        bytes: Some(end * 512),
+        devices: vec!["d0".into(), "d1".into()],
+        settings: Settings::default(),
+        force: false,
+    };
+    world.create_new(new).unwrap();
+    world.scribble("d0", end + 10, 1);
+    world.scribble("d1", end + 10, 2);
+    world.open().unwrap();
+    let resync = Command::Resync {
+        member: Some("d1".into()),
+        full: true,
+    };
+    let slow = Fault {
+        range: Some((2048 + REGION, REGION)),
+        ..Fault::new(Action::Hang).on(&[Op::Read])
+    };
+    let slow = world.shelf.fault("d0").inject(slow).unwrap();
+    world.run(resync).unwrap();
+    let copying = |world: &World| world.handle.as_ref().unwrap().shared.copying();
+    world.until(|world| copying(world) == 1);
+    world.pass(Duration::from_millis(100));
+    let blocks = 2 * REGION;
+    world.run(Command::Grow { blocks }).unwrap();
+    assert_eq!(copying(&world), 1, "up to where it ended before");
+    world.shelf.fault("d0").remove(slow);
+    world.shelf.fault("d0").resume_pending();
+    world.until_healthy();
+    world.all_equal(&["d0", "d1"]);
+    assert_eq!(world.read(end + 10), 1);
 }

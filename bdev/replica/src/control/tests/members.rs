@@ -102,6 +102,40 @@ fn nothing_is_acknowledged_before_it_is_decided() {
     assert!(matches!(world.member_state("d0"), MemberState::Out { .. }));
 }
 
+/// One fails while the store cannot be reached, and before that is decided another one is pulled out: the first, which
+/// knows everything, is what is left.
+#[test]
+fn a_decision_is_overtaken() {
+    for flush in [true, false] {
+        let mut world = World::with(2);
+        world.write(0, 8, 1);
+        let refuse = |call: &Call| match call.request {
+            Request::Swap => Plan::outcome(Outcome::Refuse),
+            _ => Plan::default(),
+        };
+        world.store.plan(Some(Box::new(refuse)));
+        let op = if flush { Op::Flush } else { Op::Write };
+        let bad = Fault::new(Action::Fail(Status::DeviceError)).on(&[op]);
+        let bad = world.shelf.fault("d1").inject(bad).unwrap();
+        let failed = match flush {
+            true => world.submit(Io::new(0, Op::Flush, 0, 0)),
+            false => world.begin_write(8, 8, 2),
+        };
+        world.pass(Duration::from_secs(2));
+        assert_eq!(world.state(), VolumeState::StoreLost);
+        world.shelf.fault("d1").remove(bad);
+        world.shelf.remove("d0");
+        world.pass(Duration::from_secs(2));
+        assert!(world.ended(failed).is_none(), "nothing is decided");
+        world.store.plan(None);
+        world.until(|world| matches!(world.member_state("d0"), MemberState::Out { .. }));
+        assert_eq!(world.member_state("d1"), MemberState::InSync);
+        world.wait(failed);
+        world.write(16, 8, 3);
+        assert_eq!((world.read(0), world.read(16)), (1, 3));
+    }
+}
+
 /// The last one in sync is never marked bad: an unreachable one freezes the volume, a bad medium is the
 /// host's to know.
 #[test]

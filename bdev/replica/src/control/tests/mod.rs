@@ -7,5 +7,6 @@ mod crash;
 mod fence;
 mod guarded;
 mod members;
+mod prepared;
 mod rig;
 mod short;

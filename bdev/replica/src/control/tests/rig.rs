@@ -18,6 +18,7 @@ use crate::handle::{
     VolumeEvent, VolumeHandle, VolumeState, VolumeStatus,
 };
 use crate::model::{MemberState, Settings, VolumeRecord};
+use crate::prepared::Prepared;
 use crate::store::{MemoryStore, VolumeStore};
 
 pub const BLOCK: u32 = 512;
@@ -315,6 +316,31 @@ impl World {
         spawner.spawn_local(async move {
             control::open(&core, pool, store, devices, heard, id, holder).await
         })
+    }
+
+    /// Users of a volume that is not open.
+    pub fn prepare(&mut self, record: &VolumeRecord) -> Prepared {
+        let prepared = Prepared::new(record);
+        let volume = prepared.volume().unwrap();
+        self.lane = Some(volume.open(&self.pool).unwrap());
+        prepared
+    }
+
+    /// Opens what they use, and has them stay if they may.
+    pub fn open_prepared(&mut self, prepared: &Prepared) -> Result<(), VolumeError> {
+        let core = self.core.core().clone();
+        let store: Arc<dyn VolumeStore> = Arc::new(self.store.clone());
+        let devices = Arc::clone(&self.shelf) as Arc<dyn Devices>;
+        let heard = Arc::clone(&self.heard) as Arc<dyn Observer>;
+        let (pool, holder, prepared) = (self.pool.clone(), self.holder, prepared.clone());
+        let opening = core.clone().spawn_local(async move {
+            control::open_prepared(&core, pool, store, devices, heard, holder, &prepared).await
+        });
+        while !opening.is_finished() {
+            self.step();
+        }
+        self.handle = Some(self.core.block_on(opening).unwrap()?);
+        Ok(())
     }
 
     pub fn opened(&mut self, handle: VolumeHandle) {

@@ -7,6 +7,8 @@ use std::time::Duration;
 use nacre_bdev::{Bdev, Done, Io, Layer, Limits, Op, Queue, Status};
 
 use super::rig::*;
+use crate::lane::read::READ_STRIPE;
+use crate::model::ReadPolicy;
 use crate::shared::{Failure, Repair};
 use crate::volume::Volume;
 
@@ -110,6 +112,7 @@ fn a_late_read_of_the_last_member() {
 #[test]
 fn a_large_read_of_which_a_part_is_late() {
     let mut r = rig(2);
+    r.publish(|view| view.read_policy = ReadPolicy::RoundRobin);
     r.lanes.clear();
     let limits = Limits {
         max_blocks: 8,
@@ -268,14 +271,15 @@ fn a_pinned_member_cannot_be_reached() {
 
 #[test]
 fn policies() {
-    use crate::model::ReadPolicy::*;
+    use ReadPolicy::*;
     let mut r = rig(3);
     r.publish(|view| view.members[0].as_mut().expect("there").local = false);
     let counts = |r: &Rig| ["A", "B", "C"].map(|name| r.count(name));
     for (policy, expected) in [
-        (LocalFirst, [0, 3, 3]),
-        (LeastOutstanding, [4, 4, 4]),
-        (RoundRobin, [6, 6, 6]),
+        // It is relieved when it has four more than the other.
+        (LocalFirst, [0, 5, 1]),
+        (LeastOutstanding, [4, 5, 3]),
+        (RoundRobin, [6, 7, 5]),
     ] {
         r.publish(|view| view.read_policy = policy);
         for _ in 0..6 {
@@ -287,5 +291,58 @@ fn policies() {
         r.answer_all(name, Status::Ok);
     }
     assert_eq!(r.take().len(), 18);
+    r.clean();
+}
+
+/// What one of several members is asked for, it is asked for again: the others need not cache it.
+#[test]
+fn a_stripe_is_read_from_one_member() {
+    let mut r = rig(2);
+    let stripe = (1 << READ_STRIPE) / 512;
+    for _ in 0..3 {
+        for (lba, name) in [
+            (0, "A"),
+            (stripe - 1, "A"),
+            (stripe, "B"),
+            (2 * stripe, "A"),
+        ] {
+            r.read(lba);
+            assert_eq!(r.count(name), 1, "block {lba}");
+            r.answer(name, Status::Ok);
+            assert_eq!(r.take().len(), 1);
+        }
+    }
+    // The one that is left has all of it.
+    r.retire(0);
+    r.read(0);
+    r.answer("B", Status::Ok);
+    assert_eq!(r.take().len(), 1);
+    r.clean();
+}
+
+/// A member that nothing is asked of is polled when it has something of its own to do, also while another is busy; who has
+/// the lane is told that it wants to be polled.
+#[test]
+fn an_idle_member_is_attended_to() {
+    let mut r = rig(2);
+    r.turn();
+    assert!(r.lanes[0].is_settled());
+    for busy in [false, true] {
+        let read = busy.then(|| r.read(0));
+        let polled = || tray("B", |tray| tray.polled);
+        let before = polled();
+        r.pass(Duration::from_millis(200));
+        assert_eq!(polled(), before, "it is not polled for nothing");
+        tray("B", |tray| tray.restless = true);
+        assert!(!r.lanes[0].is_settled());
+        r.pass(Duration::from_millis(200));
+        assert!(polled() > before);
+        tray("B", |tray| tray.restless = false);
+        if let Some(read) = read {
+            r.answer("A", Status::Ok);
+            assert_eq!(r.take(), [(read, Status::Ok)]);
+        }
+        assert!(r.lanes[0].is_settled());
+    }
     r.clean();
 }

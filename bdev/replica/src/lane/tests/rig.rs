@@ -37,6 +37,9 @@ pub struct Tray {
     pub aborts: bool,
     pub aborted: usize,
     pub open: usize,
+    /// Its queues have something of their own to do.
+    pub restless: bool,
+    pub polled: usize,
 }
 
 thread_local! {
@@ -159,6 +162,7 @@ impl Queue for ScriptQueue {
 
     fn poll(&mut self, _now: Nanos, done: &mut Done) -> usize {
         tray(&self.device.name, |tray| {
+            tray.polled += 1;
             let before = done.len();
             while done.has_room()
                 && let Some(at) = tray.answers.iter().position(|(id, _)| *id == self.id)
@@ -188,6 +192,10 @@ impl Queue for ScriptQueue {
 
     fn inflight(&self) -> usize {
         self.inflight
+    }
+
+    fn is_settled(&self) -> bool {
+        self.inflight == 0 && !tray(&self.device.name, |tray| tray.restless)
     }
 }
 
@@ -224,6 +232,7 @@ pub fn record(blocks: u64, members: usize) -> VolumeRecord {
             })
             .collect(),
         settings: Settings::default(),
+        limits: None,
     }
 }
 

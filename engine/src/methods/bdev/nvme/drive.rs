@@ -1,10 +1,13 @@
 //! The same calls for a drive of this machine: `trtype` PCIe, `traddr` its place on the bus.
 
+use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
 use nacre_bdev::Bdev;
 use nacre_bdev_nvme::{ActionOnTimeout, Options as DriveOptions};
+use tokio::sync::RwLockWriteGuard;
+use tokio::time::timeout;
 
 use super::options::Options;
 use super::params::AttachParams;
@@ -13,6 +16,7 @@ use crate::drives::bus;
 use crate::engine::Engine;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
+use crate::store::Change;
 
 /// I/O queues asked for, unless a call says it: one for each core that uses the drive.
 const IO_QUEUES: u16 = 128;
@@ -57,7 +61,7 @@ impl AttachParams {
         };
         let base = DriveOptions::new(self.name.clone());
         let options = DriveOptions {
-            io_queue_depth: set.io_queue_requests.unwrap_or(base.io_queue_depth),
+            io_queue_depth: set.queue_entries().unwrap_or(base.io_queue_depth),
             io_queues: self.num_io_queues.filter(|n| *n > 0).unwrap_or(IO_QUEUES),
             timeout: micros(set.timeout_us, base.timeout),
             admin_timeout: micros(set.timeout_admin_us, base.admin_timeout),
@@ -73,31 +77,71 @@ impl AttachParams {
     }
 }
 
-/// Takes the drive and brings it up. Answers its devices.
+/// Takes the drive and brings it up; keeps `change`, which is the call. Answers its devices. `again`: the call is kept
+/// already.
 pub async fn attach(
     params: &AttachParams,
     on: &Rc<Engine>,
+    mut gate: RwLockWriteGuard<'_, ()>,
     again: bool,
+    change: Change,
 ) -> Result<Vec<String>, RpcError> {
     params.check_name()?;
     params.refuse_what_is_not_there()?;
     let (address, options, most) = params.check_drive(on)?;
-    if let Some((other, _)) = on.drives.at(&address) {
-        let cause = format!("{address} is attached as \"{other}\"");
-        return Err(RpcError::errno(Errno::EEXIST, cause).field("traddr"));
+    let _coming = on.drives.coming(on, &params.name, &address)?;
+    let mut coming = pin!(bring_up(on, &address, options, most));
+    let drive = match timeout(super::AT_ONCE, &mut coming).await {
+        Ok(drive) => drive?,
+        Err(_) => {
+            drop(gate);
+            let drive = coming.await?;
+            gate = on.changing().await;
+            let here = on.drives.find(&params.name);
+            let is_kept = !again || on.journal.find(&super::key(&params.name)).is_some();
+            if !is_kept || !here.is_some_and(|here| Rc::ptr_eq(&here, &drive)) {
+                undo(on, &params.name).await;
+                let cause = format!("\"{}\" was detached before it was there", params.name);
+                return Err(RpcError::errno(Errno::ENODEV, cause).field("name"));
+            }
+            drive
+        }
+    };
+    let made = devices(params, on, &drive, again);
+    let outcome = match made {
+        Ok(names) => on.journal.commit(change).await.map(|()| names),
+        refused => refused,
+    };
+    if outcome.is_err() && !again {
+        undo(on, &params.name).await;
     }
-    let function = on.drives.open(on, &address).await?;
-    let drive = on.drives.attach(on, function, options, most).await?;
+    drop(gate);
+    outcome
+}
+
+async fn bring_up(
+    on: &Rc<Engine>,
+    address: &str,
+    options: DriveOptions,
+    most: usize,
+) -> Result<Rc<Drive>, RpcError> {
+    let function = on.drives.open(on, address).await?;
+    on.drives.attach(on, function, options, most).await
+}
+
+/// What the drive has, as devices. One that brings none for a reason is not attached.
+fn devices(
+    params: &AttachParams,
+    on: &Rc<Engine>,
+    drive: &Drive,
+    again: bool,
+) -> Result<Vec<String>, RpcError> {
     let plane = on.plane()?;
     drive.sync(on, &plane, &params.name);
-    let names: Vec<String> = drive
-        .devices()
-        .iter()
-        .map(|d| d.name().to_owned())
-        .collect();
+    let devices = drive.devices();
+    let names: Vec<String> = devices.iter().map(|d| d.name().to_owned()).collect();
     match drive.refused().into_iter().next() {
         Some((nsid, why)) if names.is_empty() && !again => {
-            undo(on, &params.name).await;
             let cause = format!("namespace {nsid}: {why}");
             Err(RpcError::errno(Errno::EEXIST, cause).field("name"))
         }

@@ -197,6 +197,69 @@ fn attached_shown_reset_and_detached() {
     drive.check();
 }
 
+/// Nobody else waits for a drive that takes long, and nobody else gets its name or its place.
+#[test]
+fn a_drive_that_takes_long() {
+    let chassis = Arc::new(Chassis::default());
+    let slow = Drive::new(Config {
+        address: PLACE.to_owned(),
+        ready_after: Duration::from_secs(3),
+        namespaces: vec![NamespaceConfig::new(1, 512, 8192)],
+        ..Config::default()
+    });
+    let _running = slow.spawn();
+    chassis.put(PLACE, &slow);
+    let bench = daemon(&chassis, None);
+    let call = async |method: &str, params: Value| {
+        let raw = serde_json::value::to_raw_value(&params).unwrap();
+        bench.engine.call(method, Some(&raw)).await
+    };
+    let disk = json!({ "name": "M", "block_size": 512, "num_blocks": 64 });
+    let mut same_place = attach();
+    same_place["name"] = json!("b");
+    bench.run(async {
+        let attached = async {
+            let names = call("bdev_nvme_attach_controller", attach()).await.unwrap();
+            assert_eq!(names.get(), r#"["Nvme0n1"]"#);
+        };
+        let others = async {
+            while !bench.engine.drives.is_coming("Nvme0") {
+                tokio::task::yield_now().await;
+            }
+            call("bdev_malloc_create", disk).await.unwrap();
+            let same = [
+                (call("bdev_nvme_attach_controller", attach()).await, -17),
+                (call("bdev_nvme_attach_controller", same_place).await, -17),
+                (
+                    call("bdev_nvme_detach_controller", json!({ "name": "Nvme0" })).await,
+                    -16,
+                ),
+            ];
+            assert!(bench.engine.drives.is_coming("Nvme0"), "they waited for it");
+            for (outcome, code) in same {
+                assert_eq!(outcome.unwrap_err().code, code);
+            }
+        };
+        tokio::join!(attached, others);
+    });
+    assert!(!bench.engine.drives.is_coming("Nvme0"));
+    let detach = json!({ "name": "Nvme0" });
+    assert_eq!(bench.call("bdev_nvme_detach_controller", detach), true);
+    // One that does not come at all leaves its name and its place.
+    slow.never_ready(true);
+    slow.reconfigure(|config| {
+        config.ready_timeout = Duration::from_secs(2);
+        config.ready_after = Duration::ZERO;
+    });
+    assert_eq!(
+        bench.refused("bdev_nvme_attach_controller", attach()).code,
+        -5
+    );
+    assert!(!bench.engine.drives.is_coming("Nvme0"));
+    slow.never_ready(false);
+    bench.call("bdev_nvme_attach_controller", attach());
+}
+
 #[test]
 fn health_logs_and_metrics() {
     let chassis = Arc::new(Chassis::default());

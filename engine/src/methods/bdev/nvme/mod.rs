@@ -76,19 +76,14 @@ impl Method<Engine> for Attach {
         // A record that is not live is made again: what is not there now is waited for, not given up.
         let again = on.journal.find(&key(&name)).is_some();
         let change = || Change::put(key(&name), Attach::NAME, record);
-        if on.drives.find(&name).is_some() {
+        if on.drives.find(&name).is_some() || on.drives.is_coming(&name) {
             return Err(is_attached(&name));
         }
         if params.is_drive() {
             if on.remotes.find(&name).is_some() {
                 return Err(is_attached(&name));
             }
-            let names = drive::attach(&params, &on, again).await?;
-            let stored = on.journal.commit(change()).await;
-            if stored.is_err() && !again {
-                drive::undo(&on, &name).await;
-            }
-            return stored.map(|()| names);
+            return drive::attach(&params, &on, gate, again, change()).await;
         }
         let remote = match on.remotes.find(&name) {
             Some(remote) if again && is_stored(&on, &name) => remote,
@@ -324,6 +319,12 @@ impl Method<Engine> for Detach {
                     .map(|d| d.name().to_owned())
                     .collect()
             }
+            (None, None) if on.drives.is_coming(name) && on.journal.find(&key(name)).is_none() => {
+                let cause = format!("\"{name}\" is being attached");
+                return Err(RpcError::errno(Errno::EBUSY, cause)
+                    .field("name")
+                    .remedy("ask again when bdev_nvme_attach_controller has answered"));
+            }
             // One that could not be restored can be given up by detaching it.
             (None, None) => {
                 return match on.journal.find(&key(name)) {
@@ -368,11 +369,13 @@ struct ResetParams {
 impl Method<Engine> for Reset {
     const NAME: &'static str = "bdev_nvme_reset_controller";
     const ABOUT: &'static str = "Ends the connection to a controller and connects again, also when it was given up; I/O waits.";
-    const EFFECT: Effect = Effect::Changes;
+    /// It changes nothing that others could change meanwhile, and may take long.
+    const EFFECT: Effect = Effect::Waits;
     type Params = ResetParams;
     type Reply = bool;
 
     async fn apply(params: ResetParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        on.settled().await;
         if let Some(drive) = on.drives.find(&params.name) {
             return drive::reset(&drive, params.cntlid, &params.name).await;
         }
@@ -392,7 +395,14 @@ impl Method<Engine> for Reset {
             if now.connects > before.connects {
                 return Ok(true);
             }
-            let ended = now.losses > before.losses || before.state != State::Live;
+            let here = on.remotes.find(&params.name);
+            if !here.is_some_and(|here| Rc::ptr_eq(&here, &remote)) {
+                let cause = format!("\"{}\" was detached before it was connected", params.name);
+                return Err(RpcError::errno(Errno::ENODEV, cause).field("name"));
+            }
+            // What it failed of before, or was lost by just now, is not what came of this.
+            let begun = now.resets > before.resets;
+            let ended = begun && (before.state != State::Live || now.losses > before.losses);
             let error = now.state.error().filter(|_| ended);
             // The end that was asked for is no attempt that failed.
             let error = error.filter(|error| **error != HostError::Reset);

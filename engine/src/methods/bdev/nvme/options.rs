@@ -36,7 +36,7 @@ pub struct Options {
     /// 0: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub keep_alive_timeout_ms: Option<u32>,
-    /// Entries of each I/O queue; 128 unless given.
+    /// Entries of each I/O queue; 0: 128.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub io_queue_requests: Option<u16>,
     /// How long to go on trying to connect again; -1: for ever; 0: not at all.
@@ -63,10 +63,9 @@ pub struct Options {
 }
 
 /// SPDK's other options with the one value that is true here, and what there is to say to any other.
-fn others() -> [(&'static str, Value, &'static str); 20] {
+fn others() -> [(&'static str, Value, &'static str); 19] {
     let one_class = "commands are not weighed: each queue is served in turn";
     let polled = "queues are polled as the reactor turns";
-    let keys = "there is no authentication for connections of this host yet";
     let rdma = "it is as large as its queues need";
     [
         ("arbitration_burst", json!(0), one_class),
@@ -123,9 +122,36 @@ fn others() -> [(&'static str, Value, &'static str); 20] {
             "an attempt by RDMA takes 5 s at most",
         ),
         ("rdma_umr_per_io", json!(false), "memory is registered once"),
-        ("dhchap_digests", Value::Null, keys),
-        ("dhchap_dhgroups", Value::Null, keys),
+        (
+            "multipath_opts",
+            json!({ "policy": "active_passive" }),
+            "a controller has one path",
+        ),
     ]
+}
+
+/// Options that are taken whatever they say: `rpc.py` has them in every call, or SPDK in every configuration that it
+/// saves. `None`: not one of them; else whether the value is one at all.
+fn any_of_its_kind(name: &str, value: &Value) -> Option<Result<(), &'static str>> {
+    let (fits, kind) = match name {
+        // What is not flushed may be lost, so that a flush reaches the target either way: more than was asked for.
+        "enable_flush" => (
+            value.is_boolean(),
+            "it is true or false; a flush always reaches the target",
+        ),
+        // They choose among what is offered together with a key, and a key is refused.
+        "dhchap_digests" | "dhchap_dhgroups" => (
+            value
+                .as_array()
+                .is_some_and(|names| names.iter().all(Value::is_string)),
+            "it is a list of names; there is no authentication for connections of this host yet",
+        ),
+        _ => return None,
+    };
+    Some(match fits || value.is_null() {
+        true => Ok(()),
+        false => Err(kind),
+    })
 }
 
 impl Options {
@@ -137,15 +163,17 @@ impl Options {
             .unwrap_or_default()
     }
 
+    /// Of each I/O queue, if that was said.
+    pub fn queue_entries(&self) -> Option<u16> {
+        self.io_queue_requests.filter(|entries| *entries > 0)
+    }
+
     fn check(&self, replication: &Replication) -> Result<(), RpcError> {
         let refuse = |field: &str, why: String| RpcError::errno(Errno::EINVAL, why).field(field);
         for (name, value) in &self.others {
-            if name == "enable_flush" {
-                if *value != json!(true) {
-                    let why =
-                        "a flush always reaches the target: what it has not flushed may be lost";
-                    return Err(refuse(name, why.to_owned()));
-                }
+            if let Some(kind) = any_of_its_kind(name, value) {
+                let wrong = |kind: &str| RpcError::invalid_params(kind).field(name.clone());
+                kind.map_err(wrong)?;
                 continue;
             }
             let all = others();
@@ -153,7 +181,9 @@ impl Options {
                 let cause = format!("there is no option \"{name}\"");
                 return Err(RpcError::invalid_params(cause).field(name.clone()));
             };
-            if !value.is_null() && value != only {
+            // 0 is SPDK's word for its own default, which is the same.
+            let default = name == "rdma_cm_event_timeout_ms" && *value == json!(0);
+            if !value.is_null() && value != only && !default {
                 let why = match only {
                     Value::Null => (*why).to_owned(),
                     only => format!("it is {only} here: {why}"),
@@ -193,10 +223,13 @@ impl Options {
                 format!("{ms} is neither 0 nor 500 or more"),
             ));
         }
-        if let Some(n) = self.io_queue_requests.filter(|n| !(2..=1024).contains(n)) {
+        if let Some(n) = self
+            .io_queue_requests
+            .filter(|n| *n != 0 && !(2..=1024).contains(n))
+        {
             return Err(refuse(
                 "io_queue_requests",
-                format!("{n} is not in 2..=1024"),
+                format!("{n} is neither 0 nor in 2..=1024"),
             ));
         }
         let (loss, delay) = (self.ctrlr_loss_timeout_sec, self.reconnect_delay_sec);

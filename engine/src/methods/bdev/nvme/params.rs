@@ -237,7 +237,7 @@ impl AttachParams {
             select,
             max_devices: max_devices as usize,
             io_queues,
-            queue_entries: options.io_queue_requests.unwrap_or(128),
+            queue_entries: options.queue_entries().unwrap_or(128),
             connect_timeout: micros(self.fabrics_connect_timeout_us)
                 .or(millis(options.tcp_connect_timeout_ms))
                 .unwrap_or(Duration::from_secs(5)),

@@ -157,6 +157,44 @@ fn attached_shown_and_detached() {
     );
 }
 
+/// Nobody else waits for a connection that does not come back; whoever detaches the controller ends the reset.
+#[test]
+fn a_reset_that_takes_long() {
+    let (far, address) = target();
+    let bench = bench();
+    bench.call("bdev_nvme_attach_controller", params(address));
+    drop(far);
+    // It is taken, and nobody ever answers.
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    let _silent = loop {
+        match std::net::TcpListener::bind(address) {
+            Ok(silent) => break silent,
+            // The daemon's threads close it in their own time.
+            Err(error) => assert!(std::time::Instant::now() < end, "{error}"),
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    };
+    let call = async |method: &str, params: Value| {
+        let raw = serde_json::value::to_raw_value(&params).unwrap();
+        bench.engine.call(method, Some(&raw)).await
+    };
+    let there = json!({ "name": "there" });
+    let disk = json!({ "name": "M", "block_size": 512, "num_blocks": 64 });
+    let (reset, ()) = bench.run(async {
+        let changes = async {
+            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+            call("bdev_malloc_create", disk).await.unwrap();
+            call("bdev_nvme_detach_controller", there.clone())
+                .await
+                .unwrap();
+        };
+        tokio::join!(call("bdev_nvme_reset_controller", there.clone()), changes)
+    });
+    // Neither the 20 s that it would have waited, nor what the connection failed of.
+    let refused = reset.unwrap_err();
+    assert_eq!(refused.code, -19, "{refused}");
+}
+
 #[test]
 fn metrics() {
     let (_far, address) = target();
@@ -272,6 +310,15 @@ fn options() {
     set(
         json!({ "ctrlr_loss_timeout_sec": 30, "reconnect_delay_sec": 2, "fast_io_fail_timeout_sec": 10 }),
     );
+    // What SPDK's own `rpc.py` adds to every call, and what SPDK saves as its defaults.
+    set(json!({
+        "delay_cmd_submit": true, "disable_auto_failback": false, "generate_uuids": false, "nvme_error_stat": false,
+        "io_path_stat": false, "allow_accel_sequence": false, "enable_flush": false,
+    }));
+    set(json!({
+        "io_queue_requests": 0, "dhchap_digests": ["sha256", "sha384"], "dhchap_dhgroups": ["null", "ffdhe2048"],
+        "rdma_cm_event_timeout_ms": 0, "rdma_umr_per_io": false, "multipath_opts": { "policy": "active_passive" },
+    }));
     // As SPDK's own configuration has it.
     set(
         json!({ "keep_alive_timeout_ms": 10000, "delay_cmd_submit": true, "bdev_retry_count": 3, "action_on_timeout": "none" }),
@@ -327,12 +374,12 @@ fn options() {
             "not weighed",
         ),
         (
-            json!({ "dhchap_digests": ["sha256"] }),
+            json!({ "dhchap_digests": "sha256" }),
             "dhchap_digests",
             "no authentication",
         ),
         (
-            json!({ "enable_flush": false }),
+            json!({ "enable_flush": "no" }),
             "enable_flush",
             "always reaches the target",
         ),
@@ -345,6 +392,11 @@ fn options() {
             json!({ "keep_alive_timeout_ms": 10 }),
             "keep_alive_timeout_ms",
             "500 or more",
+        ),
+        (
+            json!({ "multipath_opts": { "policy": "active_active" } }),
+            "multipath_opts",
+            "one path",
         ),
         (json!({ "unheard_of": 1 }), "unheard_of", "no option"),
     ] {

@@ -1,0 +1,212 @@
+//! Serving again: after an operator had I/O fail, and from a replica that missed something, for want of one that did
+//! not.
+
+use std::time::Duration;
+
+use super::Control;
+use super::attach::credit;
+use super::judge::describe;
+use super::state::Retry;
+use crate::handle::VolumeError;
+use crate::model::{MemberRecord, MemberState, Stamp};
+
+/// How long a device is asked for that somebody has: it may be this volume itself, which looks at it now and then.
+const CLAIM: Duration = Duration::from_secs(2);
+/// How long a replica that was chosen may take to be taken in before the command is answered. It is taken in later, too.
+const ENTRY: Duration = Duration::from_secs(5);
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
+impl Control {
+    /// Ends `FailIo`; and where nothing is in sync, serves from `member` or the best of what is there if forced.
+    pub(super) async fn thaw(
+        &self,
+        member: Option<String>,
+        force: Option<String>,
+    ) -> Result<(), VolumeError> {
+        let named = member.as_deref().map(|m| self.find_slot(m)).transpose()?;
+        if named.is_some() && self.serves() {
+            return Err(invalid("the volume serves from replicas that are in sync"));
+        }
+        {
+            let _one = self.membership.lock().await;
+            self.shared.set_failing(false);
+            if self.serves() {
+                self.thawed();
+            }
+            self.publish();
+            if self.serves() {
+                return Ok(());
+            }
+        }
+        let joined = |slot: usize| {
+            let state = self.state.borrow();
+            state.live[slot].as_ref().is_some_and(|l| l.joined.get())
+        };
+        match named {
+            Some(slot) if !joined(slot) => self.thaw_absent(slot, force).await,
+            _ => self.thaw_present(named, force).await,
+        }
+    }
+
+    fn serves(&self) -> bool {
+        self.state.borrow().in_sync().next().is_some()
+    }
+
+    /// From a member that is there, and known to miss something.
+    async fn thaw_present(
+        &self,
+        named: Option<usize>,
+        force: Option<String>,
+    ) -> Result<(), VolumeError> {
+        let _one = self.membership.lock().await;
+        // The one that left last misses least.
+        let best = {
+            let state = self.state.borrow();
+            let there = state.present().into_iter().filter(|(slot, live)| {
+                live.joined.get() && named.is_none_or(|named| named == *slot)
+            });
+            let left = |(slot, _): &(usize, _)| match state.record.member(*slot).map(|m| m.state) {
+                Some(MemberState::Out { last_label }) => Some(last_label),
+                _ => None,
+            };
+            there
+                .filter(|member| left(member).is_some())
+                .max_by_key(left)
+                .map(|(slot, _)| slot)
+        };
+        let Some(best) = best else {
+            return Err(match named {
+                Some(_) => invalid("it never was in sync: it holds parts only"),
+                None => VolumeError::NothingInSync {
+                    name: self.name(),
+                    why: "no replica that ever was in sync can be reached".into(),
+                },
+            });
+        };
+        self.must_be_meant(force.as_deref())?;
+        self.choose(best, None).await?;
+        if let Some(live) = &self.state.borrow().live[best] {
+            *live.resync.borrow_mut() = None;
+        }
+        self.thawed();
+        self.publish();
+        Ok(())
+    }
+
+    /// From a member that is not used: its label is older than what was served, or it was taken offline, or its
+    /// turn to be looked for has not come. What its label says of its age is believed from here on, by the store's
+    /// word alone; the label that counts is written when it is taken in.
+    async fn thaw_absent(&self, slot: usize, force: Option<String>) -> Result<(), VolumeError> {
+        let member = self.state.borrow().record.member(slot).cloned();
+        let Some(member) = member else {
+            return Err(changed());
+        };
+        if matches!(member.state, MemberState::Filling { .. }) {
+            return Err(invalid("it never was in sync: it holds parts only"));
+        }
+        self.must_be_meant(force.as_deref())?;
+        let epoch = self.epoch_of(&member).await?;
+        {
+            let _one = self.membership.lock().await;
+            let same = self.state.borrow().record.member(slot) == Some(&member);
+            if !same || self.state.borrow().live[slot].is_some() || self.serves() {
+                return Err(changed());
+            }
+            self.choose(slot, Some(epoch)).await?;
+            self.publish();
+        }
+        self.bells.probe.notify_one();
+        let late = self.core.now() + ENTRY;
+        while !self.serves() && self.core.now() < late {
+            self.core.after(LOOK_AGAIN).await;
+        }
+        Ok(())
+    }
+
+    /// The epoch in the label of a member that is not used.
+    async fn epoch_of(&self, member: &MemberRecord) -> Result<u64, VolumeError> {
+        let record = self.state.borrow().record.clone();
+        let late = self.core.now() + CLAIM;
+        let (device, disk) = loop {
+            match self.claim(&record, &member.device).await {
+                Err(VolumeError::Device(_)) if self.core.now() < late => {
+                    self.core.after(LOOK_AGAIN).await;
+                }
+                claimed => break claimed?,
+            }
+        };
+        let read = self.read_label(&disk).await;
+        self.disks.forget(&disk);
+        drop((device, disk));
+        let read = read.map_err(|why| VolumeError::Io {
+            device: member.device.clone(),
+            what: describe(why),
+        })?;
+        // A later holder's is none to go on from.
+        credit(&record, member, &read)?;
+        let (label, _) = read.map_err(|error| invalid(&error.to_string()))?;
+        if (label.volume, label.member) != (record.id, member.id) {
+            return Err(invalid("its label is another replica's"));
+        }
+        Ok(label.stamp.epoch)
+    }
+
+    fn must_be_meant(&self, force: Option<&str>) -> Result<(), VolumeError> {
+        let name = self.name();
+        match force == Some(name.as_str()) {
+            true => Ok(()),
+            false => Err(VolumeError::LastCopy {
+                name,
+                hint: ": what the replica missed would be lost; type the volume's name if that is meant",
+            }),
+        }
+    }
+
+    /// One member is in sync, by the operator's word. Those that had more are filled from it when they return: what
+    /// they had is given up. Also what those that are there were copied so far: it may be more than this one has.
+    /// `label`: the epoch of its label, which is to be believed.
+    async fn choose(&self, chosen: usize, label: Option<u64>) -> Result<(), VolumeError> {
+        let others: Vec<usize> = {
+            let present = self.state.borrow().present().into_iter();
+            let slots = present.map(|(slot, _)| slot);
+            slots.filter(|slot| *slot != chosen).collect()
+        };
+        for slot in others {
+            self.let_go(slot);
+            self.state.borrow_mut().retries[slot] = Retry::default();
+        }
+        self.commit(|record| {
+            record.serving = record.serving.min(label.unwrap_or(record.serving));
+            for member in &mut record.members {
+                if usize::from(member.slot) == chosen {
+                    member.state = MemberState::InSync;
+                    member.offline = false;
+                    member.why = None;
+                } else {
+                    member.state = MemberState::Filling {
+                        watermark: 0,
+                        last_label: Stamp::default(),
+                    };
+                    member.why = Some("the volume was thawed without it".into());
+                }
+            }
+        })
+        .await?;
+        self.shared.needs[chosen].assign(|_| false);
+        self.state.borrow_mut().retries[chosen] = Retry::default();
+        Ok(())
+    }
+}
+
+fn invalid(why: &str) -> VolumeError {
+    VolumeError::Invalid {
+        what: "member",
+        why: why.into(),
+    }
+}
+
+fn changed() -> VolumeError {
+    VolumeError::Running {
+        what: "another change of the replica",
+    }
+}

@@ -1,0 +1,161 @@
+//! A volume before it is open: a block device that can be used already, on which I/O waits.
+//!
+//! ```text
+//!   Prepared::new ── frozen ──open_prepared──▶ serving     the same lanes, the same tables
+//!                      ▲            │
+//!                      └── failed ◀─┘                      tables as new: nothing was served, so nobody is inside
+//! ```
+//!
+//! What it promises is what the volume promised when it was open last, so that hosts find what they know. Members
+//! that are found to keep less make another device necessary ([`VolumeHandle::keeps`]).
+//!
+//! | why it is not open | hosts |
+//! |---|---|
+//! | another holder has it, or has had it since | a path error at once: it is served elsewhere |
+//! | the store knows it no more | as above |
+//! | anything else: no member in sync, a store that cannot be reached, a reservation of somebody, no memory | wait, and get a path error in the end |
+//!
+//! [`VolumeHandle::keeps`]: crate::handle::VolumeHandle::keeps
+
+use std::sync::Arc;
+
+use nacre_bdev::{Bdev, Limits};
+use uuid::Uuid;
+
+use crate::handle::{VolumeError, VolumeState, VolumeStatus};
+use crate::model::{KeptLimits, VolumeRecord};
+use crate::shared::Shared;
+use crate::store::StoreError;
+use crate::view::{Mode, View};
+use crate::volume::Volume;
+
+#[derive(Clone)]
+pub struct Prepared {
+    id: Uuid,
+    shared: Arc<Shared>,
+    volume: Option<Arc<Volume>>,
+}
+
+impl Prepared {
+    pub fn new(record: &VolumeRecord) -> Prepared {
+        let shared = Shared::new(record);
+        let mut view = View::closed(&record.settings);
+        view.mode = Mode::Frozen;
+        shared.publish(view);
+        let volume = record
+            .limits
+            .map(|kept| Volume::new(record, Arc::clone(&shared), kept.promised()));
+        Prepared {
+            id: record.id,
+            shared,
+            volume,
+        }
+    }
+
+    pub fn id(&self) -> Uuid {
+        self.id
+    }
+
+    /// The block device. `None`: it is not known what it may promise.
+    pub fn volume(&self) -> Option<Arc<dyn Bdev>> {
+        let volume = self.volume.as_ref();
+        volume.map(|volume| Arc::clone(volume) as Arc<dyn Bdev>)
+    }
+
+    pub(crate) fn limits(&self) -> Option<Limits> {
+        self.volume.as_ref().map(|volume| volume.limits())
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// I/O that waits fails, and all that comes, until this is taken back; also when the volume is open by then.
+    pub fn set_failing(&self, failing: bool) {
+        self.shared.set_failing(failing);
+    }
+
+    pub fn is_failing(&self) -> bool {
+        self.shared.is_failing()
+    }
+
+    /// It is not going to be opened: I/O that waits ends with a path error, and all that comes.
+    pub fn shut(&self) {
+        self.shared.shut();
+    }
+
+    /// What there is to be told of a volume that is not open, for `why`, if it was tried.
+    pub fn status(&self, record: &VolumeRecord, why: Option<&VolumeError>) -> VolumeStatus {
+        let mut status = VolumeStatus::of(record);
+        status.count(&self.shared);
+        let told = match why {
+            Some(why) => why.to_string(),
+            None => "it is being opened".into(),
+        };
+        (status.state, status.why) = match why {
+            Some(VolumeError::Store(StoreError::NotFound { .. })) => {
+                (VolumeState::Closed, Some(told))
+            }
+            Some(why) if is_elsewhere(why) => (VolumeState::Fenced, Some(told)),
+            _ if self.is_failing() => (VolumeState::Failing, Some("by the operator".into())),
+            Some(VolumeError::Store(StoreError::Unavailable { .. })) => {
+                (VolumeState::StoreLost, Some(told))
+            }
+            _ => (VolumeState::Frozen, Some(told)),
+        };
+        status
+    }
+
+    pub(crate) fn not_opened(&self, why: &VolumeError) {
+        let mode = match is_elsewhere(why) {
+            true => Mode::Closed,
+            false => Mode::Frozen,
+        };
+        self.shared.reset(mode);
+    }
+}
+
+/// Whether nothing that was promised is more than what is kept `now`.
+pub(crate) fn keeps(now: &Limits, promised: &Limits) -> bool {
+    promised.max_blocks <= now.max_blocks
+        && promised.max_unmap_blocks <= now.max_unmap_blocks
+        && promised.atomic_blocks <= now.atomic_blocks
+        && promised.lend_blocks <= now.lend_blocks
+        && promised.volatile_cache >= now.volatile_cache
+        && promised.read_only == now.read_only
+}
+
+/// Hosts do better to look for it on another path.
+fn is_elsewhere(why: &VolumeError) -> bool {
+    matches!(
+        why,
+        VolumeError::Fenced { .. }
+            | VolumeError::Newer { .. }
+            | VolumeError::Store(StoreError::NotFound { .. })
+    )
+}
+
+impl KeptLimits {
+    pub(crate) fn of(limits: &Limits) -> KeptLimits {
+        KeptLimits {
+            max_blocks: limits.max_blocks,
+            max_unmap_blocks: limits.max_unmap_blocks,
+            atomic_blocks: limits.atomic_blocks,
+            lend_blocks: limits.lend_blocks,
+            read_only: limits.read_only,
+        }
+    }
+
+    fn promised(self) -> Limits {
+        Limits {
+            max_blocks: self.max_blocks,
+            max_unmap_blocks: self.max_unmap_blocks,
+            atomic_blocks: self.atomic_blocks.max(1),
+            lend_blocks: self.lend_blocks,
+            read_only: self.read_only,
+            volatile_cache: true,
+            // The rest is the same for every volume.
+            ..Limits::unlimited(1)
+        }
+    }
+}

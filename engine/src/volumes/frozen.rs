@@ -1,0 +1,211 @@
+//! Volumes that cannot be opened yet, as hosts see them all the same.
+//!
+//! ```text
+//!   show      an attempt failed, or takes long ▸ the bdev is registered with what the volume promised last ▸
+//!             namespaces on it are restored; I/O waits
+//!   settle    it is open ▸ the same bdev serves; or, if its members keep less, another one takes its place
+//!   withdraw  it is deleted, or the daemon stops
+//! ```
+//!
+//! A volume whose record does not say what it promised has no bdev before it is open.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use nacre_bdev::registry::Removal;
+use nacre_bdev_replica::handle::{VolumeError, VolumeHandle, VolumeState};
+use nacre_bdev_replica::prepared::Prepared;
+use serde_json::json;
+use tracing::{info, warn};
+use uuid::Uuid;
+
+use super::life::{PATIENCE, replay_what_waits};
+use super::{Standing, Volumes};
+use crate::engine::Engine;
+use crate::plane::Plane;
+use crate::rpc::RpcError;
+use crate::rpc::error::Errno;
+
+impl Volumes {
+    /// What becomes of the volume when it is open.
+    pub(super) fn prepared(&self, id: Uuid) -> Option<Prepared> {
+        let mut entries = self.entries.borrow_mut();
+        let entry = entries.get_mut(&id)?;
+        let known = entry.prepared.take();
+        // What it promised may have become known since.
+        let known = known.filter(|p| p.volume().is_some() || entry.record.limits.is_none());
+        let prepared = known.unwrap_or_else(|| Prepared::new(&entry.record));
+        Some(entry.prepared.insert(prepared).clone())
+    }
+
+    pub(super) fn forget_prepared(&self, id: Uuid) {
+        if let Some(entry) = self.entries.borrow_mut().get_mut(&id) {
+            entry.prepared = None;
+        }
+    }
+
+    pub(super) fn set_going(&self, id: Uuid, going: bool) {
+        if let Some(entry) = self.entries.borrow_mut().get_mut(&id) {
+            entry.going = going;
+        }
+    }
+
+    fn shown(&self, id: Uuid) -> Option<String> {
+        self.entries.borrow().get(&id)?.shown.clone()
+    }
+}
+
+/// Registers the bdev of a volume that is not open, once, and restores what stands on it.
+pub(super) async fn show(on: &Rc<Engine>, id: Uuid) {
+    if register(on, id) {
+        replay_what_waits(on).await;
+    }
+}
+
+fn register(on: &Engine, id: Uuid) -> bool {
+    let Ok(plane) = on.plane() else { return false };
+    let Some(prepared) = on.volumes.prepared(id) else {
+        return false;
+    };
+    let mut entries = on.volumes.entries.borrow_mut();
+    let Some(entry) = entries.get_mut(&id) else {
+        return false;
+    };
+    let done = entry.open.is_some() || entry.shown.is_some();
+    if done || entry.going || on.volumes.closing.get() {
+        return false;
+    }
+    let Some(volume) = prepared.volume() else {
+        return false;
+    };
+    let bdev = volume.name().to_owned();
+    if let Err(error) = plane.bdevs.register(volume) {
+        warn!(volume = bdev, %error, "hosts do not find it before it is open");
+        return false;
+    }
+    entry.shown = Some(bdev);
+    let news = !std::mem::replace(&mut entry.told_frozen, true);
+    let name = entry.record.name.clone();
+    let status = prepared.status(&entry.record, entry.refused.as_ref());
+    drop(entries);
+    let why = status.why.unwrap_or_default();
+    info!(volume = name, why, "shown to hosts before it is open");
+    if news {
+        let (kind, text) = match status.state {
+            VolumeState::Fenced => ("volume_fenced", format!("another holder has it: {why}")),
+            _ => ("volume_frozen", format!("frozen: {why}; hosts wait")),
+        };
+        let text = format!("volume \"{name}\": {text}");
+        on.notes
+            .tell(kind, name, text, json!({ "id": id, "why": why }));
+    }
+    true
+}
+
+/// The name of the bdev of a volume that has just been opened.
+pub(super) async fn settle(
+    on: &Engine,
+    plane: &Plane,
+    id: Uuid,
+    prepared: &Prepared,
+    handle: &VolumeHandle,
+) -> Result<String, VolumeError> {
+    if let Some(bdev) = on.volumes.shown(id) {
+        if handle.keeps(prepared) {
+            // Another holder may have made it larger.
+            let _ = plane.bdevs.notify_resize(&bdev);
+            return Ok(bdev);
+        }
+        info!(
+            volume = bdev,
+            "its replicas keep less than hosts were told: they find another device"
+        );
+        if let Err(error) = withdraw(on, plane, id, Removal::Hot).await {
+            warn!(volume = bdev, %error, "still in use");
+        }
+    }
+    let volume = handle.volume();
+    let registered = plane.bdevs.register(Arc::clone(volume));
+    registered.map_err(|error| VolumeError::Io {
+        device: volume.name().to_owned(),
+        what: error.to_string(),
+    })?;
+    Ok(volume.name().to_owned())
+}
+
+/// Takes the bdev of a volume that is not open away. What waits there ends with a path error.
+pub(super) async fn withdraw(
+    on: &Engine,
+    plane: &Plane,
+    id: Uuid,
+    how: Removal,
+) -> Result<(), RpcError> {
+    let Some(bdev) = on.volumes.shown(id) else {
+        return Ok(());
+    };
+    let ticket = plane.bdevs.remove(&bdev, how)?;
+    if let Some(entry) = on.volumes.entries.borrow_mut().get_mut(&id) {
+        entry.shown = None;
+        if let Some(prepared) = entry.prepared.take() {
+            prepared.shut();
+        }
+    }
+    // Now, and not when its turn comes: by then another device may have the name.
+    crate::methods::nvmf::bdev_gone(on, plane, &bdev);
+    match tokio::time::timeout(PATIENCE, ticket).await {
+        Ok(()) => Ok(()),
+        Err(_) => Err(RpcError::errno(
+            Errno::ETIMEDOUT,
+            format!("queues on \"{bdev}\" are still open"),
+        )),
+    }
+}
+
+/// Has I/O fail on a volume that is not open. `false`: it is open, or has no bdev.
+pub fn fail_io(on: &Engine, name: &str) -> Result<bool, RpcError> {
+    let Standing::Frozen { prepared, .. } = on.volumes.find(name)?.standing else {
+        return Ok(false);
+    };
+    prepared.set_failing(true);
+    Ok(true)
+}
+
+/// Ends [`fail_io`], and has the volume tried again now. `false`: nothing was to be ended.
+pub fn thaw(on: &Engine, name: &str) -> Result<bool, RpcError> {
+    let Standing::Frozen { prepared, .. } = on.volumes.find(name)?.standing else {
+        return Ok(false);
+    };
+    let failed = prepared.is_failing();
+    if failed {
+        prepared.set_failing(false);
+    }
+    on.volumes.again.notify_waiters();
+    Ok(failed)
+}
+
+/// Before hosts are disconnected: nothing is opened any more, and nobody waits for it.
+pub fn let_go(on: &Engine) {
+    on.volumes.closing.set(true);
+    let entries = on.volumes.entries.borrow();
+    let not_open = entries.values().filter(|entry| entry.open.is_none());
+    let prepared = not_open.filter_map(|entry| entry.prepared.as_ref());
+    prepared.for_each(Prepared::shut);
+}
+
+/// Takes the bdevs of all volumes away that are not open.
+pub(super) async fn close_all(on: &Engine, plane: &Plane) {
+    let shown: Vec<(Uuid, String)> = {
+        let entries = on.volumes.entries.borrow();
+        let shown = entries
+            .iter()
+            .filter_map(|(id, entry)| Some((*id, entry.shown.clone()?)));
+        shown.collect()
+    };
+    let close = async |(id, bdev): &(Uuid, String)| {
+        if let Err(error) = withdraw(on, plane, *id, Removal::Hot).await {
+            warn!(volume = bdev, %error, "not closed in order");
+        }
+    };
+    join_all(shown.iter().map(close)).await;
+}
