@@ -20,8 +20,9 @@ use crate::tally::Tally;
 /// From the start of QEMU to the first event. Emulated and on a busy machine a boot takes up to half a minute.
 const BOOT_LIMIT: Duration = Duration::from_secs(240);
 const BUILD_LIMIT: Duration = Duration::from_secs(1500);
-/// How much of a failed test's log is shown.
+/// How much of a failed test's log is shown where it ran, and again at the very end, where nobody has to look for it.
 const TAIL_LINES: usize = 40;
+const LAST_LINES: usize = 10;
 
 /// What serves the namespaces in the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -371,23 +372,30 @@ fn report(out: &Path, name: &str, verdict: Verdict, took: f64, tally: &mut Tally
                 "kernel log",
                 &out.join("logs").join(format!("{name}.dmesg")),
             );
-            tally.fail(format!("vm {name}: see {}", log.display()));
+            let daemon = out.join("logs").join(format!("{name}.daemon.log"));
+            let ends = [&log, &daemon].map(|path| quoted_tail(&read(path), LAST_LINES));
+            tally.fail(format!("vm {name}: see {}{}", log.display(), ends.concat()));
         }
     }
 }
 
-fn show_tail(what: &str, path: &Path) {
-    let Ok(bytes) = std::fs::read(path) else {
-        return;
-    };
-    let text = String::from_utf8_lossy(&bytes);
+/// Empty if there is no such file.
+fn read(path: &Path) -> String {
+    let bytes = std::fs::read(path).unwrap_or_default();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// The end of a text, each line on one of its own and marked.
+fn quoted_tail(text: &str, most: usize) -> String {
     let lines: Vec<&str> = text.lines().collect();
-    if lines.is_empty() {
-        return;
-    }
-    println!("  --- {what}: {}", path.display());
-    for line in &lines[lines.len().saturating_sub(TAIL_LINES)..] {
-        println!("  | {line}");
+    let tail = lines[lines.len().saturating_sub(most)..].iter();
+    tail.map(|line| format!("\n  | {line}")).collect()
+}
+
+fn show_tail(what: &str, path: &Path) {
+    let tail = quoted_tail(&read(path), TAIL_LINES);
+    if !tail.is_empty() {
+        println!("  --- {what}: {}{tail}", path.display());
     }
 }
 
@@ -499,6 +507,13 @@ mod tests {
             assert_eq!(shares[0].hardware, Hardware::Drives);
             assert!(guests == 2 || shares.len() == 2, "one boot for each");
         }
+    }
+
+    #[test]
+    fn what_failed_is_told_with_the_end_of_its_log() {
+        assert_eq!(quoted_tail("one\ntwo\nthree\n", 2), "\n  | two\n  | three");
+        assert_eq!(quoted_tail("one", 2), "\n  | one");
+        assert_eq!(quoted_tail("", 2), "");
     }
 
     #[test]
