@@ -25,7 +25,8 @@ const SOCKET_PATH_MAX: usize = 107;
 /// What a drive's blocks are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Media {
-    /// Bytes of a file, which QEMU reads and writes on other threads.
+    /// Bytes of a file, which QEMU reads and writes on other threads. They have to outlive the guest, not this
+    /// machine: how long its disk takes to flush them is none of the tests' business.
     Files,
     /// Zeroes, at once and whatever is written: what is measured then is not this machine's threads and files.
     Zeroes,
@@ -68,7 +69,7 @@ fn options(out: &Path, accelerated: bool, media: Media) -> String {
         // Nodes of their own outlive the devices that use them: a drive that was pulled can be put back.
         let behind = match media {
             Media::Files => format!(
-                "driver=raw,node-name={name},file.driver=file,file.filename={}",
+                "driver=raw,node-name={name},cache.no-flush=on,file.driver=file,file.filename={}",
                 at(name)
             ),
             Media::Zeroes => {
