@@ -316,10 +316,14 @@ pub async fn create(on: &Rc<Engine>, new: NewVolume) -> Result<Rc<Opened>, RpcEr
             }
             Err(match refused {
                 Some(Err(refused)) => refused,
-                _ => RpcError::errno(Errno::EAGAIN, "the daemon is stopping"),
+                _ => stopping(),
             })
         }
     }
+}
+
+fn stopping() -> RpcError {
+    RpcError::errno(Errno::EAGAIN, "the daemon is stopping")
 }
 
 /// Takes the record out of the store, and the labels off the members.
@@ -360,15 +364,20 @@ pub async fn force_in_sync(
                 "the volume was opened meanwhile: look at it again",
             ));
         }
+        // Its control may still be closing it.
+        if on.volumes.closing.get() {
+            return Err(stopping());
+        }
         if let Standing::Frozen { prepared, .. } = &listed.standing {
             prepared.set_failing(false);
         }
+        let seen = listed.record.version();
         let (store, members) = (on.volumes.store()?, Members(plane.bdevs.clone()));
         let reactor = least_loaded(on, &plane)
             .ok_or_else(|| RpcError::errno(Errno::EAGAIN, "there is no reactor"))?;
         on_reactor(reactor, move |core, pool| async move {
             let members = Arc::new(members);
-            control::force_in_sync(&core, pool, store, members, id, &member, &force).await
+            control::force_in_sync(&core, pool, store, members, id, seen, &member, &force).await
         })
         .await?;
     }
@@ -395,6 +404,10 @@ pub async fn delete(on: &Rc<Engine>, name: &str, force: Option<String>) -> Resul
         Some(lock) => Some(lock.lock().await),
         None => None,
     };
+    // Its control may still be closing it.
+    if volumes.closing.get() {
+        return Err(stopping());
+    }
     // As it is now that nobody else does anything with it.
     let listed = volumes.find(&id.to_string())?;
     let (name, bdev) = (listed.name(), listed.bdev().map(str::to_owned));

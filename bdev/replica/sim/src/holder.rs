@@ -212,14 +212,15 @@ impl Holder {
         self.commands.push((name, place));
     }
 
-    /// Declares a member of the volume, which nobody has open, to be in sync.
-    pub fn force_in_sync(&mut self, id: Uuid, member: String, name: String) {
+    /// Declares a member of the volume, which nobody has open as of `record`, to be in sync.
+    pub fn force_in_sync(&mut self, record: &VolumeRecord, member: String) {
         let core = self.core.core().clone();
         let (pool, store) = (self.pool.clone(), Arc::new(self.store.clone()));
         let devices = Arc::clone(&self.devices) as Arc<dyn Devices>;
         let told = format!("force_in_sync {member}");
+        let (id, seen, name) = (record.id, record.version(), record.name.clone());
         let place = self.run(async move {
-            control::force_in_sync(&core, pool, store, devices, id, &member, &name).await
+            control::force_in_sync(&core, pool, store, devices, id, seen, &member, &name).await
         });
         self.commands.push((told, place));
     }

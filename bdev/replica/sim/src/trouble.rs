@@ -382,8 +382,7 @@ impl World {
         }
         let disk = self.random.index(self.disks.len());
         let member = self.disks[disk].name.clone();
-        let (id, name) = (self.id, self.record.name.clone());
-        self.holders[index].force_in_sync(id, member, name);
+        self.holders[index].force_in_sync(&self.record, member);
     }
 
     pub(crate) fn apply(&mut self, event: Event) {

@@ -466,16 +466,30 @@ pub async fn delete(
 
 /// Declares a replica of a closed volume in sync, whatever it missed: for when those that had more are
 /// lost for good. The others are filled from it when the volume is open. `force`: the volume's name, typed.
+///
+/// `seen`: the record's version when the volume was found to be closed, with nothing to open it from. Who has opened it
+/// since raised the epoch, and may have acknowledged what `member` lacks: then it is refused.
+#[allow(clippy::too_many_arguments)]
 pub async fn force_in_sync(
     core: &CoreHandle,
     pool: Pool,
     store: Arc<dyn VolumeStore>,
     devices: Arc<dyn Devices>,
     id: Uuid,
+    seen: Stamp,
     member: &str,
     force: &str,
 ) -> Result<(), VolumeError> {
     let record = store.load(id).await?;
+    let version = record.version();
+    if version != seen {
+        return Err(StoreError::Conflict {
+            id,
+            expected: seen,
+            found: version,
+        }
+        .into());
+    }
     let named = |m: &&MemberRecord| m.device == member || m.id.to_string() == member;
     let Some(chosen) = record.members.iter().find(named).cloned() else {
         return Err(VolumeError::NoMember {
@@ -520,7 +534,6 @@ pub async fn force_in_sync(
         member.offline &= !is_it;
         member.why = (!is_it).then(|| format!("the operator chose {}", chosen.device));
     }
-    let version = record.version();
-    let decided = async { Ok(store.swap(version, next).await?) };
+    let decided = async { Ok(store.swap(seen, next).await?) };
     bench.alone(&found, &record, decided).await
 }

@@ -207,6 +207,35 @@ fn a_frozen_volume_is_told_whom_to_believe() {
     );
 }
 
+/// A daemon that is stopping has begun to close its volumes: nobody decides otherwise about one meanwhile.
+#[test]
+fn a_volume_that_is_being_closed_is_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    left(dir.path());
+    hide(dir.path(), true);
+    let bench = start(dir.path());
+    frozen(&bench);
+    bench.call("volume_unpublish", json!({ "name": "v" }));
+    let records = || bench.call("volume_get_records", json!(null));
+    let before = records();
+    crate::volumes::let_go(&bench.engine);
+    hide(dir.path(), false);
+    for name in REPLICAS {
+        file(&bench, dir.path(), name, 8);
+    }
+    for (method, params) in [
+        (
+            "volume_thaw",
+            json!({ "name": "v", "member": "a", "force": "v" }),
+        ),
+        ("volume_delete", json!({ "name": "v", "force": "v" })),
+    ] {
+        let refused = bench.refused(method, params);
+        assert_eq!(facts(&refused), (-11, None), "{method}: {refused}");
+    }
+    assert_eq!(records(), before);
+}
+
 /// Replicas that keep less than the volume promised before: hosts find another device.
 #[test]
 fn a_promise_that_is_not_kept_is_not_made_again() {

@@ -157,6 +157,30 @@ fn a_forced_replica_is_not_written_to() {
     assert_eq!((world.read(0), world.read(REGION)), (4, 0));
 }
 
+/// Somebody opened the volume after the operator had looked: what was acknowledged since is not given up for what was
+/// seen then.
+#[test]
+fn a_choice_of_before_the_opening_is_refused() {
+    let mut world = World::with(2);
+    world.write(0, 8, 1);
+    world.crash();
+    let seen = world.record().version();
+    world.open().unwrap();
+    world.write(0, 8, 2);
+    let record = world.record();
+    world.shelf.forget_claims();
+    let refused = world.force_as_of(seen, "d1", "vol").unwrap_err();
+    let conflict = StoreError::Conflict {
+        id: record.id,
+        expected: seen,
+        found: record.version(),
+    };
+    assert_eq!(refused, VolumeError::Store(conflict));
+    assert_eq!(world.record(), record);
+    world.write(8, 8, 3);
+    assert_eq!((world.read(0), world.read(8)), (2, 3));
+}
+
 /// Once more while the volume is being opened: who has it open wins, and what was written there counts.
 #[test]
 fn a_forced_replica_in_an_open_volume() {

@@ -17,7 +17,7 @@ use crate::handle::{
     Command, Devices, Happened, MemberDevice, NewVolume, NoDevice, Observer, VolumeError,
     VolumeEvent, VolumeHandle, VolumeState, VolumeStatus,
 };
-use crate::model::{MemberState, Settings, VolumeRecord};
+use crate::model::{MemberState, Settings, Stamp, VolumeRecord};
 use crate::prepared::Prepared;
 use crate::store::{MemoryStore, VolumeStore};
 
@@ -357,11 +357,21 @@ impl World {
     }
 
     pub fn force_in_sync(&mut self, member: &str, force: &str) -> Result<(), VolumeError> {
+        let seen = self.record().version();
+        self.force_as_of(seen, member, force)
+    }
+
+    pub fn force_as_of(
+        &mut self,
+        seen: Stamp,
+        member: &str,
+        force: &str,
+    ) -> Result<(), VolumeError> {
         let core = self.core.core().clone();
         let store: Arc<dyn VolumeStore> = Arc::new(self.store.clone());
         let devices = Arc::clone(&self.shelf) as Arc<dyn Devices>;
         let (pool, id) = (self.pool.clone(), self.id);
-        let forced = control::force_in_sync(&core, pool, store, devices, id, member, force);
+        let forced = control::force_in_sync(&core, pool, store, devices, id, seen, member, force);
         self.core.block_on(forced)
     }
 
