@@ -6,19 +6,23 @@ use std::time::{Duration, Instant};
 
 use nacre_bdev::{Io, Op, Status};
 use nacre_nvmf::host::HostOptions;
+use nacre_nvmf_wire::StatusCode;
+use nacre_nvmf_wire::commands::reservation::{PersistChange, RegisterAction, ReservationType};
 use nacre_tests::daemon::{Daemon, Place, free_address};
 use nacre_tests::host::{Host, pattern};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::ledger::BLOCK;
-use crate::volumes::{healthy, patient, until};
+use crate::reservations::Host as Stranger;
+use crate::volumes::{healthy, patient, replica, until, verify_bytes};
 
 const SIZE: u64 = 24 << 20;
 const FAR: &str = "nqn.2025-01.io.nacre:far";
 /// How long its hosts are kept waiting by a volume that may not answer.
 const HOLD: Duration = Duration::from_millis(500);
 const PATIENCE: Duration = Duration::from_secs(60);
+const OK: Option<StatusCode> = Some(StatusCode::SUCCESS);
 
 fn attach(daemon: &mut Daemon, far: SocketAddr) {
     let params = json!({
@@ -54,17 +58,92 @@ fn registrants(keeper: &mut Daemon) -> Vec<Value> {
     registrants.iter().map(|r| r["hostid"].clone()).collect()
 }
 
+/// A daemon with a disk for others, and where.
+fn keeper(place: &Place) -> (Daemon, SocketAddr) {
+    let mut keeper = place.start();
+    keeper.create_file("disk", BLOCK as u32, SIZE);
+    keeper.create_subsystem(FAR);
+    keeper.add_namespace(FAR, "disk");
+    let far = keeper.listen(FAR, "127.0.0.1:0");
+    (keeper, far)
+}
+
+/// Goal: a replica that a host outside of the volume has reserved while the daemon was down costs the volume that replica
+/// and no more, or, if it is the only one that is there, has it wait; it says why, and goes on by itself when the host
+/// goes. Method: once for each kind of exclusion, that of writers and that of readers, too; the other replica is a file,
+/// which is put out of the way for the second part.
+#[test]
+fn a_replica_that_somebody_else_reserved() {
+    let far_place = Place::new();
+    let (keeper, far) = keeper(&far_place);
+    let place = Place::new();
+    let mut daemon = place.start();
+    attach(&mut daemon, far);
+    daemon.create_file("near", BLOCK as u32, SIZE);
+    let settings = json!({ "settle_ms": 50 });
+    daemon.call(
+        "volume_create",
+        json!({ "name": "v", "devices": ["near", "farn1"], "settings": settings }),
+    );
+    healthy(&mut daemon);
+    let address = publish(&mut daemon);
+    let says_so = |replica: &Value| {
+        let why = replica["why"].as_str();
+        why.is_some_and(|why| why.contains("reserved"))
+    };
+    let keep = PersistChange::Keep;
+    let data = |seed| pattern(BLOCK, seed);
+    for (seed, kind) in [
+        (1, ReservationType::WriteExclusive),
+        (2, ReservationType::ExclusiveAccess),
+    ] {
+        healthy(&mut daemon);
+        daemon.stop();
+        let mut stranger = Stranger::connect_to(FAR, far, 0xb);
+        assert_eq!(stranger.register(RegisterAction::Register, keep, 7), OK);
+        assert_eq!(stranger.acquire(kind), StatusCode::SUCCESS);
+        daemon = place.start();
+        until(&mut daemon, "open without it", |v| {
+            v["state"] == "degraded" && says_so(replica(v, "farn1"))
+        });
+        let mut host = host(address);
+        assert_eq!(host.write(0, 0, 1, &data(seed)), Status::Ok);
+        assert_eq!(stranger.register(RegisterAction::Unregister, keep, 0), OK);
+        healthy(&mut daemon);
+        host.disconnect();
+
+        daemon.stop();
+        let (here, away) = (place.path("near.img"), place.path("near.away"));
+        std::fs::rename(&here, &away).expect("in one directory");
+        // A file that is missing would be made.
+        std::fs::create_dir(&here).expect("room");
+        assert_eq!(stranger.register(RegisterAction::Register, keep, 7), OK);
+        assert_eq!(stranger.acquire(kind), StatusCode::SUCCESS);
+        daemon = place.start();
+        until(&mut daemon, "frozen, and says why", |v| {
+            v["state"] == "frozen" && says_so(v)
+        });
+        assert_eq!(stranger.register(RegisterAction::Unregister, keep, 0), OK);
+        until(&mut daemon, "open again", |v| v["state"] == "degraded");
+        let mut host = self::host(address);
+        assert_eq!(host.read(0, 0, 1, BLOCK), data(seed));
+        host.disconnect();
+        std::fs::remove_dir(&here).expect("empty");
+        std::fs::rename(&away, &here).expect("in one directory");
+        daemon.call("state_retry", Value::Null);
+    }
+    verify_bytes(&mut daemon, SIZE - (1 << 20));
+    daemon.stop();
+    keeper.stop();
+}
+
 /// Goal: of two daemons with the same volume the older one is fenced, by the target of their replica. Method: the
 /// older is stopped (as a machine that hangs) with a write of its host under way; the other gets a copy of its
 /// store, opens the volume and is written to; then the older one goes on.
 #[test]
 fn the_older_of_two_daemons() {
     let far_place = Place::new();
-    let mut keeper = far_place.start();
-    keeper.create_file("disk", BLOCK as u32, SIZE);
-    keeper.create_subsystem(FAR);
-    keeper.add_namespace(FAR, "disk");
-    let far = keeper.listen(FAR, "127.0.0.1:0");
+    let (mut keeper, far) = keeper(&far_place);
 
     let place = Place::new();
     let mut older = place.start();

@@ -70,7 +70,7 @@ impl Queue {
         }
     }
 
-    fn connect(&mut self, host: u8, qid: u16, cntlid: u16) -> Option<u16> {
+    fn connect(&mut self, nqn: &str, host: u8, qid: u16, cntlid: u16) -> Option<u16> {
         let connect = Connect {
             qid,
             sqsize: 15,
@@ -79,7 +79,7 @@ impl Queue {
             kato_ms: 0,
         };
         let name = Nqn::new(&format!("nqn.2025-01.io.nacre:host{host}")).unwrap();
-        let data = ConnectData::new([host; 16], cntlid, &Nqn::new(NQN).unwrap(), &name);
+        let data = ConnectData::new([host; 16], cntlid, &Nqn::new(nqn).unwrap(), &name);
         let sgl = Sgl::InCapsule {
             offset: 0,
             length: 1024,
@@ -91,7 +91,7 @@ impl Queue {
 }
 
 /// A host with one I/O queue.
-struct Host {
+pub struct Host {
     _admin: Queue,
     io: Queue,
     key: u64,
@@ -99,8 +99,13 @@ struct Host {
 
 impl Host {
     fn connect(address: SocketAddr, id: u8) -> Host {
+        Host::connect_to(NQN, address, id)
+    }
+
+    /// A host of namespace 1 of `nqn`.
+    pub fn connect_to(nqn: &str, address: SocketAddr, id: u8) -> Host {
         let mut admin = Queue::open(address).expect("it listens");
-        let cntlid = admin.connect(id, 0, 0xffff).expect("an answer");
+        let cntlid = admin.connect(nqn, id, 0, 0xffff).expect("an answer");
         let set = PropertySet {
             size: PropertySize::Four,
             offset: offset::CC,
@@ -109,7 +114,7 @@ impl Host {
         let (cqe, _) = admin.call(set.to_sqe(2), &[]).expect("an answer");
         assert_eq!(cqe.status(), OK);
         let mut io = Queue::open(address).expect("it listens");
-        io.connect(id, 1, cntlid).expect("an answer");
+        io.connect(nqn, id, 1, cntlid).expect("an answer");
         Host {
             _admin: admin,
             io,
@@ -117,7 +122,7 @@ impl Host {
         }
     }
 
-    fn register(
+    pub fn register(
         &mut self,
         action: RegisterAction,
         persist: PersistChange,
@@ -139,7 +144,7 @@ impl Host {
         Some(cqe.status())
     }
 
-    fn acquire(&mut self, kind: ReservationType) -> StatusCode {
+    pub fn acquire(&mut self, kind: ReservationType) -> StatusCode {
         let acquire = Acquire {
             action: AcquireAction::Acquire,
             ignore_existing_key: false,

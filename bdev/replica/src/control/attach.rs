@@ -153,7 +153,12 @@ impl Control {
                 what: describe(why),
             }
         };
-        let read = self.read_label(disk).await.map_err(failed)?;
+        // What holders of the volume reserve keeps no reader out: who does is a stranger, and it is this replica alone
+        // that he keeps.
+        let read = self.read_label(disk).await.map_err(|why| match why {
+            why if why.is_fenced() => failed(Failure::Reserved),
+            why => failed(why),
+        })?;
         let credit = credit(record, member, &read);
         let credit = credit.inspect_err(|error| {
             if matches!(error, VolumeError::Newer { .. }) {

@@ -263,9 +263,11 @@ impl Control {
             self.state.borrow().is_in_sync(*slot) && live.stamp.get().epoch < epoch
         };
         let present = self.state.borrow().present();
+        let mut refused = None;
         for (slot, live) in present.into_iter().filter(unstamped) {
             let record = self.state.borrow().record.clone();
             if let Err(why) = self.write_label(slot, &live, &record, false).await {
+                refused = Some((slot, why));
                 self.judge(slot, live.incarnation, why).await;
             }
         }
@@ -281,10 +283,15 @@ impl Control {
             .find(|m| !stamped(usize::from(m.slot)));
         match missing {
             None => Ok(()),
-            Some(member) => Err(VolumeError::NothingInSync {
-                name: state.record.name.clone(),
-                why: format!("\"{}\" takes no label", member.device),
-            }),
+            Some(member) => {
+                let (name, device) = (state.record.name.clone(), &member.device);
+                let its = refused.filter(|(slot, _)| *slot == usize::from(member.slot));
+                let why = match its {
+                    Some((_, why)) => format!("\"{device}\" takes no label: {}", describe(why)),
+                    None => format!("\"{device}\" takes no label"),
+                };
+                Err(VolumeError::NothingInSync { name, why })
+            }
         }
     }
 

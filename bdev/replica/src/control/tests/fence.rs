@@ -306,6 +306,49 @@ fn reserved_by_a_stranger() {
     world.all_equal(&["d0", "d1"]);
 }
 
+/// Neither is one that he has for himself, readers and all, or that is the only one: whoever has nothing to do with the
+/// volume keeps that replica from it, and no other. What hosts wait for is said, and goes on when he goes.
+#[test]
+fn a_stranger_keeps_one_replica_and_no_more() {
+    const EXCLUSIVE: [Held; 2] = [Held::Otherwise(1), Held::Otherwise(2)];
+    let reserve = |world: &World, disk: &str, held| {
+        let known = world.shelf.reservations(disk);
+        let mut known = known.lock().unwrap();
+        known.keys.insert(RIVAL, 0xabc);
+        known.held = held;
+    };
+    for held in EXCLUSIVE {
+        let mut world = guarded(2);
+        world.write(0, 8, 1);
+        world.close();
+        reserve(&world, "d1", held);
+        world.open().unwrap();
+        world.write(8, 8, 2);
+        world.pass(Duration::from_secs(60));
+        assert_eq!(world.state(), VolumeState::Degraded, "{held:?}");
+        world.write(16, 8, 3);
+        let why = world.status().members[1].why.clone().unwrap_or_default();
+        assert!(why.contains("reserved"), "{held:?}: {why}");
+        *world.shelf.reservations("d1").lock().unwrap() = Default::default();
+        world.until_healthy();
+        world.all_equal(&["d0", "d1"]);
+
+        let mut world = guarded(1);
+        world.write(0, 8, 1);
+        world.close();
+        reserve(&world, "d0", held);
+        let error = world.open().unwrap_err();
+        let none = matches!(error, VolumeError::NothingInSync { .. });
+        assert!(
+            none && error.to_string().contains("reserved"),
+            "{held:?}: {error}"
+        );
+        *world.shelf.reservations("d0").lock().unwrap() = Default::default();
+        world.open().unwrap();
+        assert_eq!(world.read(0), 1);
+    }
+}
+
 /// A member that leaves the volume is free for others; so is what a deleted volume had, whose holder crashed.
 #[test]
 fn free_when_it_leaves() {

@@ -39,6 +39,11 @@ impl Reservations {
         self.held == Held::Nothing || self.keys.contains_key(&host)
     }
 
+    /// The exclusive access types keep readers out, too.
+    fn may_read(&self, host: u8) -> bool {
+        !matches!(self.held, Held::Otherwise(2 | 4 | 6)) || self.keys.contains_key(&host)
+    }
+
     fn ask(&mut self, host: u8, ask: Ask) -> Result<Standing, Status> {
         if let Some(Fails { status, once, .. }) = self.fails.take_if(|fails| (fails.which)(&ask)) {
             if !once {
@@ -159,10 +164,15 @@ struct GuardedQueue {
 impl Queue for GuardedQueue {
     fn submit(&mut self, io: Io) -> Result<(), (Busy, Io)> {
         let device = &self.device;
-        let may = device.reservations.lock().unwrap().may_write(device.host);
+        let known = device.reservations.lock().unwrap();
+        let may = match io.op.is_write() {
+            true => known.may_write(device.host),
+            false => known.may_read(device.host),
+        };
+        drop(known);
         let status = match device.is_cut() {
             true => Status::Gone,
-            false if !io.op.is_write() || may => return self.base.submit(io),
+            false if may => return self.base.submit(io),
             false => Status::RESERVATION_CONFLICT,
         };
         self.refused.push(io.complete(status));
