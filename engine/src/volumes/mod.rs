@@ -190,6 +190,17 @@ impl Volumes {
         }
     }
 
+    /// What the journal is to call a device by. One of a volume that was renamed since it was opened is called
+    /// otherwise after the next start; its UUID stays.
+    pub fn lasting_name(&self, device: &str) -> String {
+        let all = self.list();
+        let renamed = |v: &&Listed| v.bdev() == Some(device) && v.name() != device;
+        match all.iter().find(renamed) {
+            Some(volume) => volume.id().to_string(),
+            None => device.to_owned(),
+        }
+    }
+
     /// Carries a command out.
     pub async fn run(&self, name: &str, command: Command) -> Result<Rc<Opened>, RpcError> {
         let opened = self.opened(name)?;

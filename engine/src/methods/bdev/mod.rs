@@ -103,10 +103,8 @@ async fn create(
     let name = bdev.name().to_owned();
     plane.bdevs.register(bdev)?;
     on.devices.modules.borrow_mut().insert(name.clone(), module);
-    let stored = on
-        .journal
-        .commit(Change::put(key(&name), method, params))
-        .await;
+    let record = Change::put(key(&name), method, lasting(on, params));
+    let stored = on.journal.commit(record).await;
     if let Err(refused) = stored {
         remove(on, &name).await?;
         return Err(refused);
@@ -118,12 +116,23 @@ async fn create(
 async fn update(on: &Engine, name: &str, params: Value) -> Result<(), RpcError> {
     match on.journal.find(&key(name)) {
         Some(entry) => {
+            let params = lasting(on, params);
             on.journal
                 .commit(Change::put(key(name), entry.record.method, params))
                 .await
         }
         None => Ok(()),
     }
+}
+
+/// Parameters that name the device below by what it is called after the next start, too.
+fn lasting(on: &Engine, mut params: Value) -> Value {
+    for field in ["base_bdev_name", "base_name"] {
+        if let Some(Value::String(base)) = params.get_mut(field) {
+            *base = on.volumes.lasting_name(base);
+        }
+    }
+    params
 }
 
 /// Deletes a device of the kind that `is` recognises, with all that stands on it.

@@ -14,7 +14,7 @@ use serde_json::json;
 use crate::engine::Engine;
 use crate::rpc::error::Errno;
 use crate::rpc::{Effect, Method, Registry, RpcError};
-use crate::store::{Change, Edit};
+use crate::store::{Change, Edit, Record};
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<SetQosLimit>();
@@ -132,18 +132,42 @@ impl Method<Engine> for SetQosLimit {
         let mut limits = before;
         params.apply_to(&mut limits)?;
         layer.qos().set(limits);
-        let change = match limits.is_none() {
-            true => Change(vec![forget(&name)]),
+        let lasting = on.volumes.lasting_name(&name);
+        let mut edits = former(&on, &name, &key(&lasting));
+        edits.push(match limits.is_none() {
+            true => forget(&lasting),
             false => {
-                let mut record = json!(Assigned::of(limits));
-                record["name"] = name.as_str().into();
-                Change::put(key(&name), SetQosLimit::NAME, record)
+                let mut params = json!(Assigned::of(limits));
+                params["name"] = lasting.as_str().into();
+                Edit::Put(Record {
+                    key: key(&lasting),
+                    method: SetQosLimit::NAME.into(),
+                    params,
+                })
             }
-        };
-        let stored = on.journal.commit(change).await;
+        });
+        let stored = on.journal.commit(Change(edits)).await;
         stored.inspect_err(|_| layer.qos().set(before))?;
         Ok(true)
     }
+}
+
+/// Edits that take away what the journal has of the device's limits under another key than `now`: a volume's was
+/// called otherwise when they were set.
+fn former(on: &Engine, name: &str, now: &str) -> Vec<Edit> {
+    let Ok(plane) = on.plane() else {
+        return Vec::new();
+    };
+    let own = |entry: &crate::journal::Entry| {
+        let Record { key, params, .. } = &entry.record;
+        let device = params.get("name").and_then(serde_json::Value::as_str);
+        let device = device.and_then(|device| plane.bdevs.lookup(device));
+        key.starts_with("qos/") && key != now && device.is_some_and(|d| d.name() == name)
+    };
+    let entries = on.journal.entries().into_iter().filter(own);
+    entries
+        .map(|entry| Edit::Remove(entry.record.key))
+        .collect()
 }
 
 #[cfg(test)]

@@ -111,7 +111,7 @@ impl Method<Engine> for Add {
         plane.target.add_namespace(&nqn, config)?;
         let mut namespace = json!({
             "nsid": nsid,
-            "bdev_name": device.name(),
+            "bdev_name": on.volumes.lasting_name(device.name()),
             "nguid": hex(&ids.nguid),
             "uuid": ids.uuid,
             "no_auto_visible": wish.no_auto_visible,

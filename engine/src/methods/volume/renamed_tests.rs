@@ -1,0 +1,139 @@
+//! Goal: what is said of a volume holds under whatever name it was said: after a rename, before the restart that gives
+//! its block device the new name, and after it.
+
+use serde_json::{Value, json};
+
+use super::super::testing::Bench;
+use super::tests::{file, until};
+use crate::config::Settings;
+use crate::store::Store;
+
+const NQN: &str = "nqn.2025-01.io.nacre:v";
+
+fn start(dir: &std::path::Path) -> Bench {
+    let store = Store::open(&dir.join("state")).unwrap();
+    Bench::with(Settings::default(), Some(store))
+}
+
+/// A volume that was made as "old" and is called "v" since, in one life of the daemon.
+fn renamed(dir: &std::path::Path) -> Bench {
+    let bench = start(dir);
+    file(&bench, dir, "a", 8);
+    bench.call(
+        "volume_create",
+        json!({ "name": "old", "devices": ["a"], "settings": { "settle_ms": 50 } }),
+    );
+    limit(&bench, "old", 5000);
+    bench.call("volume_rename", json!({ "name": "old", "new_name": "v" }));
+    until(&bench, "in sync", |v| v["state"] == "healthy");
+    bench
+}
+
+fn limit(bench: &Bench, name: &str, per_s: u64) {
+    let params = json!({ "name": name, "rw_ios_per_sec": per_s });
+    bench.call("bdev_set_qos_limit", params);
+}
+
+fn limit_of(bench: &Bench, name: &str) -> Value {
+    let device = bench.call("bdev_get_bdevs", json!({ "name": name }));
+    device[0]["assigned_rate_limits"]["rw_ios_per_sec"].clone()
+}
+
+/// What is kept of limits, each with how it stands.
+fn kept_limits(bench: &Bench) -> usize {
+    let entries = bench.engine.journal.entries();
+    let limits = entries.iter().filter(|e| e.record.key.starts_with("qos/"));
+    limits.count()
+}
+
+fn nothing_failed(bench: &Bench) {
+    let state = bench.call("state_get", json!(null)).to_string();
+    assert!(!state.contains("\"failed\""), "{state}");
+}
+
+/// Limits are the device's, however it is called when they are set, changed or ended; one record has them.
+#[test]
+fn limits_stay_with_a_renamed_volume() {
+    let dir = tempfile::tempdir().unwrap();
+    let bench = renamed(dir.path());
+    assert_eq!(
+        (limit_of(&bench, "v"), limit_of(&bench, "old")),
+        (json!(5000), json!(5000))
+    );
+    drop(bench);
+    let bench = start(dir.path());
+    until(&bench, "open", |v| v["state"] == "healthy");
+    assert_eq!(limit_of(&bench, "v"), 5000);
+    assert_eq!(kept_limits(&bench), 1);
+    // Changed, and changed again while it is called otherwise.
+    limit(&bench, "v", 6000);
+    bench.call("volume_rename", json!({ "name": "v", "new_name": "w" }));
+    limit(&bench, "w", 7000);
+    assert_eq!(kept_limits(&bench), 1);
+    bench.call("volume_rename", json!({ "name": "w", "new_name": "v" }));
+    assert_eq!(limit_of(&bench, "v"), 7000);
+    drop(bench);
+    let bench = start(dir.path());
+    until(&bench, "open", |v| v["state"] == "healthy");
+    assert_eq!(limit_of(&bench, "v"), 7000);
+    nothing_failed(&bench);
+    // Ended, and not back after another start.
+    limit(&bench, "v", 0);
+    assert_eq!(kept_limits(&bench), 0);
+    drop(bench);
+    let bench = start(dir.path());
+    until(&bench, "open", |v| v["state"] == "healthy");
+    assert_eq!(limit_of(&bench, "v"), 0);
+}
+
+/// Set between the rename and the next start, when the device has the old name still.
+#[test]
+fn limits_that_are_set_after_a_rename_stay() {
+    for name in ["v", "old"] {
+        let dir = tempfile::tempdir().unwrap();
+        let bench = renamed(dir.path());
+        limit(&bench, name, 6000);
+        drop(bench);
+        let bench = start(dir.path());
+        until(&bench, "open", |v| v["state"] == "healthy");
+        assert_eq!(limit_of(&bench, "v"), 6000, "set as \"{name}\"");
+        assert_eq!(kept_limits(&bench), 1);
+        nothing_failed(&bench);
+    }
+}
+
+/// So is what is made on it then: published, and with a device on top. Metrics and events have the new name at once.
+#[test]
+fn what_is_made_after_a_rename_is_there_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let bench = renamed(dir.path());
+    let wish = json!({ "name": "v", "allow_any_host": true,
+        "listeners": [{ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": "0" }] });
+    assert_eq!(bench.call("volume_publish", wish)["nqn"], NQN);
+    // A second volume, as one that hosts use has nothing on top.
+    file(&bench, dir.path(), "b", 8);
+    bench.call("volume_create", json!({ "name": "base", "devices": ["b"] }));
+    let rename = json!({ "name": "base", "new_name": "below" });
+    bench.call("volume_rename", rename);
+    let stacked = json!({ "name": "top", "base_bdev_name": "base" });
+    bench.call("bdev_passthru_create", stacked);
+    let metrics = bench.run(crate::metrics::Scrape::of(&bench.engine)).text();
+    assert!(metrics.contains("nacre_volume_state{volume=\"v\",state=\"healthy\"} 1.0"));
+    assert!(!metrics.contains("volume=\"old\""), "{metrics}");
+    drop(bench);
+
+    let bench = start(dir.path());
+    let now = until(&bench, "open, with its namespace", |v| {
+        v["state"] == "healthy" && v["subsystems"] == json!([NQN])
+    });
+    assert_eq!(now["bdev"], "v");
+    let found = &bench.call("bdev_get_bdevs", json!({ "name": "v" }))[0];
+    assert_eq!(
+        (&found["name"], &found["aliases"]),
+        (&json!("v"), &json!([now["uuid"]]))
+    );
+    bench.refused("bdev_get_bdevs", json!({ "name": "old" }));
+    bench.call("bdev_get_bdevs", json!({ "name": "top" }));
+    nothing_failed(&bench);
+    assert_eq!(bench.call("volume_unpublish", json!({ "name": "v" })), true);
+}
