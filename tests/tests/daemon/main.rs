@@ -14,5 +14,6 @@ mod raw;
 mod remote;
 mod replicas;
 mod reservations;
+mod saved;
 mod spdk;
 mod volumes;

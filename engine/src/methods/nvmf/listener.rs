@@ -22,6 +22,8 @@ use crate::rpc::error::Errno;
 use crate::rpc::{Effect, Method, Registry, RpcError};
 use crate::store::{Change, Edit};
 
+pub(super) const ADD_LISTENER: &str = "nvmf_subsystem_add_listener";
+
 /// The method that is replayed after every listener is there.
 pub const SET_ANA_STATE: &str = "nvmf_subsystem_listener_set_ana_state";
 
@@ -157,7 +159,7 @@ struct AddParams {
 }
 
 impl Method<Engine> for Add {
-    const NAME: &'static str = "nvmf_subsystem_add_listener";
+    const NAME: &'static str = ADD_LISTENER;
     const ABOUT: &'static str =
         "Makes a subsystem reachable on an address; port 0 takes any free one.";
     const EFFECT: Effect = Effect::Changes;

@@ -56,6 +56,11 @@ pub fn config(on: &Engine) -> Vec<Value> {
     create::config(on)
 }
 
+/// The calls that note which subsystems were made by publishing volumes, for after those that make them.
+pub fn published_config(on: &Engine) -> Vec<Value> {
+    publish::config(on)
+}
+
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct NameParams {

@@ -127,6 +127,10 @@ struct PublishParams {
     /// Where it is served; unless given on every listener of the configuration file.
     #[serde(default)]
     listeners: Vec<ListenAddress>,
+    /// The subsystem is there already, with the volume as a namespace: it is noted as the one that publishes the
+    /// volume, and nothing else is changed. Saved configurations say so, behind the calls that make the subsystem.
+    #[serde(default)]
+    adopt: bool,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -163,6 +167,9 @@ impl Method<Engine> for Publish {
             return reply(&on, &nqn, id);
         }
         if let Some(now) = published(&on).iter().find(|p| p.volume == id) {
+            if params.adopt && now.nqn == nqn.as_str() {
+                return reply(&on, &nqn, id);
+            }
             return Err(RpcError::errno(
                 Errno::EEXIST,
                 format!("volume \"{name}\" is published already, as {}", now.nqn),
@@ -173,6 +180,20 @@ impl Method<Engine> for Publish {
         let (bdev, status) = on.volumes.device(&params.name)?;
         let policy = status.settings.transport_policy;
         check(&params.listeners, policy)?;
+        let record = json!({
+            "name": id.to_string(),
+            "nqn": nqn.as_str(),
+            "hosts": params.hosts,
+            "allow_any_host": params.allow_any_host,
+            "listeners": params.listeners,
+        });
+        let change = Change::put(key, Publish::NAME, record);
+        if params.adopt {
+            must_have(&on, &nqn, &bdev)?;
+            on.journal.commit(change).await?;
+            on.listeners.look_again(&on).await;
+            return reply(&on, &nqn, id);
+        }
         let create = json!({ "nqn": nqn.as_str(), "allow_any_host": params.allow_any_host });
         call(&on, "nvmf_create_subsystem", create).await?;
         // Half of it is nothing.
@@ -187,14 +208,6 @@ impl Method<Engine> for Publish {
         );
         let furnished = async {
             furnished.await?;
-            let record = json!({
-                "name": id.to_string(),
-                "nqn": nqn.as_str(),
-                "hosts": params.hosts,
-                "allow_any_host": params.allow_any_host,
-                "listeners": params.listeners,
-            });
-            let change = Change::put(key, Publish::NAME, record);
             on.journal.commit(change).await
         };
         if let Err(refused) = furnished.await {
@@ -212,6 +225,31 @@ impl Method<Engine> for Publish {
             .tell("volume_publish", name, text, json!({ "nqn": nqn.as_str() }));
         reply(&on, &nqn, id)
     }
+}
+
+/// What is adopted serves the volume already.
+fn must_have(on: &Engine, nqn: &Nqn, bdev: &str) -> Result<(), RpcError> {
+    let namespaces = on.plane()?.target.subsystem(nqn)?.namespaces();
+    match namespaces.iter().any(|n| n.bdev_name == bdev) {
+        true => Ok(()),
+        false => Err(RpcError::errno(
+            Errno::ENOENT,
+            format!("{nqn} has no namespace on \"{bdev}\""),
+        )
+        .field("nqn")
+        .remedy("without adopt a subsystem is made")),
+    }
+}
+
+/// The calls that have published volumes published again, once their subsystems are there.
+pub(super) fn config(on: &Engine) -> Vec<Value> {
+    let call = |published: Published| {
+        let entry = on.journal.find(&published_key(published.volume))?;
+        let mut params = entry.record.params;
+        params["adopt"] = true.into();
+        Some(json!({ "method": Publish::NAME, "params": params }))
+    };
+    published(on).into_iter().filter_map(call).collect()
 }
 
 /// A volume that nobody could reach is not published.

@@ -1,0 +1,144 @@
+//! A configuration with volumes that was saved, loaded by a daemon that knows nothing of it.
+
+use nacre_bdev::Status;
+use nacre_tests::daemon::{Daemon, Place, free_address};
+use nacre_tests::host::{Host, pattern};
+use serde_json::{Value, json};
+
+use crate::ledger::BLOCK;
+use crate::volumes::{healthy, patient, volume};
+
+const SIZE: u64 = 4 << 20;
+const NAMED: &str = "nqn.2025-01.io.nacre:v";
+const LOOKED_UP: &str = "nqn.2025-01.io.nacre:w";
+
+/// All calls of a saved configuration, in order.
+fn calls(saved: &Value) -> Vec<(String, Value)> {
+    let parts = saved["subsystems"].as_array().expect("a list").iter();
+    let calls = parts.flat_map(|part| part["config"].as_array().expect("a list"));
+    let call = |call: &Value| {
+        let method = call["method"].as_str().expect("a name");
+        (method.to_owned(), call["params"].clone())
+    };
+    calls.map(call).collect()
+}
+
+/// As rpc.py's load_config: every call that the daemon takes in its present state. The transport is there, for the
+/// listener of the file.
+fn load(daemon: &mut Daemon, saved: &Value) {
+    let known = daemon.call("rpc_get_methods", json!({ "current": true }));
+    let known = known.as_array().expect("a list");
+    let now = calls(saved)
+        .into_iter()
+        .filter(|(method, _)| method != "nvmf_create_transport" && known.contains(&json!(method)));
+    for (method, params) in now {
+        daemon.call(&method, params);
+    }
+}
+
+/// What hosts see of both volumes.
+fn seen(daemon: &mut Daemon) -> [Value; 2] {
+    [NAMED, LOOKED_UP].map(|nqn| {
+        let mut seen = daemon.subsystem(nqn);
+        // What the device is called here is no business of theirs.
+        let namespace = seen["namespaces"][0].as_object_mut().expect("one");
+        namespace.retain(|key, _| !["name", "bdev_name"].contains(&key.as_str()));
+        seen
+    })
+}
+
+/// Goal: what was saved of published volumes is all there is of them: loaded where nothing of it is known, with new
+/// disks, hosts find the same subsystems on the same addresses, and they are the volumes' own: they follow its policy,
+/// and go when it is taken away. Method: one volume is published on an address, under another name by now, and one
+/// wherever the configuration file says; the data directory and the disks are deleted.
+#[test]
+fn published_volumes_are_published_again() {
+    let (named, declared) = (free_address("127.0.0.1"), free_address("127.0.0.1"));
+    let place = Place::new();
+    let toml = place.path("nacre.toml");
+    let text = format!(
+        "[[nvmf.listener]]\nname = \"lo\"\niface = [\"ip:127.0.0.1\"]\nport = {}\n",
+        declared.port()
+    );
+    std::fs::write(&toml, text).expect("a file");
+    let place = place.with("NACRE_CONFIG", toml.display());
+    let mut daemon = place.start();
+    for name in ["a", "b", "c"] {
+        daemon.create_file(name, BLOCK as u32, SIZE);
+    }
+    for (name, devices) in [("u", json!(["a", "b"])), ("w", json!(["c"]))] {
+        let settings = json!({ "settle_ms": 50 });
+        let new = json!({ "name": name, "devices": devices, "settings": settings });
+        daemon.call("volume_create", new);
+    }
+    daemon.call("volume_rename", json!({ "name": "u", "new_name": "v" }));
+    healthy(&mut daemon);
+    let limit = json!({ "name": "v", "rw_ios_per_sec": 100_000 });
+    daemon.call("bdev_set_qos_limit", limit);
+    let listener =
+        json!({ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": named.port().to_string() });
+    let hosts = [patient().hostnqn.to_string()];
+    let wish = json!({ "name": "v", "hosts": hosts, "listeners": [listener] });
+    assert_eq!(daemon.call("volume_publish", wish)["nqn"], NAMED);
+    let wish = json!({ "name": "w", "allow_any_host": true });
+    assert_eq!(daemon.call("volume_publish", wish)["nqn"], LOOKED_UP);
+    let before = seen(&mut daemon);
+    assert_eq!(daemon.listeners(NAMED), [named]);
+    assert_eq!(daemon.listeners(LOOKED_UP), [declared]);
+    let saved = daemon.call("config_export", Value::Null);
+    daemon.stop();
+
+    std::fs::remove_dir_all(place.path("data")).expect("its own");
+    for name in ["a", "b", "c"] {
+        std::fs::remove_file(place.path(&format!("{name}.img"))).expect("its own");
+    }
+    let mut daemon = place.start();
+    assert_eq!(daemon.call("volume_list", Value::Null), json!([]));
+    load(&mut daemon, &saved);
+    assert_eq!(seen(&mut daemon), before);
+    let now = healthy(&mut daemon);
+    assert_eq!(now["subsystems"], json!([NAMED]));
+    let device = daemon.call("bdev_get_bdevs", json!({ "name": "v" }));
+    let limits = &device[0]["assigned_rate_limits"];
+    assert_eq!(limits["rw_ios_per_sec"], 100_000);
+    let mut host = Host::connected(named, patient(), &[1]);
+    let data = pattern(BLOCK, 1);
+    assert_eq!(host.write(0, 7, 1, &data), Status::Ok);
+    assert_eq!(host.read(0, 7, 1, BLOCK), data);
+    host.disconnect();
+
+    // It can be saved again, as it was.
+    let again = daemon.call("config_export", Value::Null);
+    let published = |saved: &Value| {
+        let ours = calls(saved).into_iter();
+        let ours = ours.filter(|(method, _)| method == "volume_publish");
+        let mut ours: Vec<Value> = ours.map(|(_, params)| params).collect();
+        ours.sort_by_key(|params| params["nqn"].to_string());
+        ours
+    };
+    assert_eq!(published(&again).len(), 2);
+    assert_eq!(published(&again), published(&saved));
+    // What is there already stays as it is; what is not there is not made by that.
+    for params in published(&saved) {
+        daemon.call("volume_publish", params);
+    }
+    assert_eq!(seen(&mut daemon), before);
+
+    // They are the volumes'.
+    for (name, nqn) in [("v", NAMED), ("w", LOOKED_UP)] {
+        let policy = json!({ "name": name, "settings": { "transport_policy": "rdma-only" } });
+        daemon.call("volume_set", policy);
+        let told = daemon.call("nvmf_subsystem_get_listeners", json!({ "nqn": nqn }));
+        assert_eq!(told[0]["withheld"], true, "{told}");
+        assert_eq!(
+            daemon.call("volume_unpublish", json!({ "name": name })),
+            true
+        );
+        let gone = daemon.try_call("nvmf_get_subsystems", json!({ "nqn": nqn }));
+        assert!(gone.is_err(), "{gone:?}");
+    }
+    let adopt = json!({ "name": "v", "nqn": NAMED, "adopt": true });
+    assert!(daemon.try_call("volume_publish", adopt).is_err());
+    assert_eq!(volume(&mut daemon)["subsystems"], json!([]));
+    daemon.stop();
+}
