@@ -178,6 +178,9 @@ impl World {
                         self.report.salvaged += 1;
                         self.checker.salvaged(lba, blocks.into());
                     }
+                    // Until this is said it was read, though the store had it out by then: what was read last may be
+                    // known to nobody else, too.
+                    Happened::SourceChanged { .. } => self.checker.unsettle(),
                     Happened::Grown { .. } => {
                         self.report.grown += 1;
                         self.holders[index].refresh();
