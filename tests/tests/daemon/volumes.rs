@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use nacre_bdev::{Io, Op, Status};
+use nacre_bdev::{Completion, Io, Op, Status};
 use nacre_nvmf::host::HostOptions;
 use nacre_tests::daemon::{Daemon, Place, free_address};
 use nacre_tests::host::{Host, options, pattern};
@@ -46,6 +46,49 @@ fn serve(place: &Place, members: &[&str]) -> (Daemon, SocketAddr) {
     let wish = json!({ "name": "v", "allow_any_host": true, "listeners": [listener] });
     assert_eq!(daemon.call("volume_publish", wish)["nqn"], NQN);
     (daemon, address)
+}
+
+/// The same with a host that writes and reads what it wrote, on two queues.
+fn loaded(place: &Place, members: &[&str], rng: &mut Rng) -> (Daemon, Load) {
+    let (daemon, address) = serve(place, members);
+    (daemon, Load::start(address, patient(), 1, rng))
+}
+
+/// A method on one replica of the volume.
+fn on_replica(daemon: &mut Daemon, method: &str, member: &str) {
+    daemon.call(method, json!({ "name": "v", "member": member }));
+}
+
+/// Begins to write a block.
+fn begin_write(host: &mut Host, lba: u64, data: &[u8]) -> u64 {
+    let mut buf = host.buf(BLOCK).expect("memory");
+    buf.bytes_mut().expect("its own").copy_from_slice(data);
+    let write = host.submit(0, |token| Io::new(token, Op::Write, lba, 1).with(buf));
+    write.expect("room")
+}
+
+fn begin_read(host: &mut Host, lba: u64) -> u64 {
+    let buf = host.buf(BLOCK).expect("memory");
+    let read = host.submit(0, |token| Io::new(token, Op::Read, lba, 1).with(buf));
+    read.expect("room")
+}
+
+/// Nobody answers for as long as that can be told from being slow.
+fn waits(host: &mut Host, why: &str) {
+    host.pass(Duration::from_millis(500));
+    assert!(host.take_completion().is_none(), "answered, and {why}");
+}
+
+/// What was begun ends well.
+fn answered(host: &mut Host) -> Completion {
+    let mut answer = None;
+    host.until("it is answered", |h| {
+        answer = h.take_completion();
+        answer.is_some()
+    });
+    let answer = answer.expect("as it said");
+    assert_eq!(answer.status, Status::Ok);
+    answer
 }
 
 pub fn volume(daemon: &mut Daemon) -> Value {
@@ -125,9 +168,8 @@ fn file(place: &Place, name: &str) -> PathBuf {
 fn a_volume_survives_kill_9() {
     let mut rng = Rng::announced("a_volume_survives_kill_9");
     let place = Place::new().on_cores(2);
-    let (mut daemon, address) = serve(&place, &MEMBERS);
+    let (mut daemon, mut load) = loaded(&place, &MEMBERS, &mut rng);
     let first = volume(&mut daemon)["epoch"].as_u64().unwrap();
-    let mut load = Load::start(address, patient(), 1, &mut rng);
     load.run(500);
     for end in 0..ENDS {
         let after = Duration::from_micros(rng.below(100_000));
@@ -162,8 +204,7 @@ fn a_volume_survives_kill_9() {
 fn a_member_pulled_out_gets_only_what_it_missed() {
     let mut rng = Rng::announced("a_member_pulled_out_gets_only_what_it_missed");
     let place = Place::new().on_cores(2);
-    let (mut daemon, address) = serve(&place, &MEMBERS);
-    let mut load = Load::start(address, patient(), 1, &mut rng);
+    let (mut daemon, mut load) = loaded(&place, &MEMBERS, &mut rng);
     load.run(500);
     load.run_during(|| {
         daemon.call("bdev_uring_delete", json!({ "name": "b" }));
@@ -210,8 +251,7 @@ fn a_member_pulled_out_gets_only_what_it_missed() {
 fn an_old_copy_is_never_read() {
     let mut rng = Rng::announced("an_old_copy_is_never_read");
     let place = Place::new();
-    let (mut daemon, address) = serve(&place, &MEMBERS);
-    let mut load = Load::start(address, patient(), 1, &mut rng);
+    let (mut daemon, mut load) = loaded(&place, &MEMBERS, &mut rng);
     load.run(800);
     load.drain();
     daemon = load.run_during(|| {
@@ -254,8 +294,7 @@ fn an_old_copy_is_never_read() {
 fn a_member_that_is_full_leaves_and_returns() {
     let mut rng = Rng::announced("a_member_that_is_full_leaves_and_returns");
     let place = Place::new().on_cores(2);
-    let (mut daemon, address) = serve(&place, &["a", "b", "EE_c"]);
-    let mut load = Load::start(address, patient(), 1, &mut rng);
+    let (mut daemon, mut load) = loaded(&place, &["a", "b", "EE_c"], &mut rng);
     load.run(300);
     load.run_during(|| {
         let full = json!({ "name": "EE_c", "io_type": "write", "error_type": "failure", "num": 1_000_000 });
@@ -291,8 +330,7 @@ fn a_frozen_volume_thaws() {
     let (old, new) = (pattern(BLOCK, 1), pattern(BLOCK, 2));
     assert_eq!(host.write(0, 7, 1, &old), Status::Ok);
     for member in ["a", "b"] {
-        let params = json!({ "name": "v", "member": member });
-        daemon.call("volume_offline_replica", params);
+        on_replica(&mut daemon, "volume_offline_replica", member);
     }
     let last = json!({ "name": "v", "member": "c" });
     assert!(daemon.try_call("volume_offline_replica", last).is_err());
@@ -301,29 +339,13 @@ fn a_frozen_volume_thaws() {
     assert_eq!(volume(&mut daemon)["state"], "frozen");
     assert_eq!(events(&mut daemon, "volume_frozen").len(), 1);
 
-    let mut buf = host.buf(BLOCK).unwrap();
-    buf.bytes_mut().unwrap().copy_from_slice(&new);
-    let write = host.submit(0, |token| Io::new(token, Op::Write, 7, 1).with(buf));
-    assert!(write.is_some());
-    host.pass(Duration::from_millis(500));
-    assert!(
-        host.take_completion().is_none(),
-        "answered, with nothing in sync"
-    );
-    daemon.call(
-        "volume_online_replica",
-        json!({ "name": "v", "member": "c" }),
-    );
-    let mut answer = None;
-    host.until("the write is answered", |h| {
-        answer = h.take_completion();
-        answer.is_some()
-    });
-    assert_eq!(answer.map(|c| c.status), Some(Status::Ok));
+    begin_write(&mut host, 7, &new);
+    waits(&mut host, "nothing is in sync");
+    on_replica(&mut daemon, "volume_online_replica", "c");
+    answered(&mut host);
     assert_eq!(host.read(0, 7, 1, BLOCK), new);
     for member in ["a", "b"] {
-        let params = json!({ "name": "v", "member": member });
-        daemon.call("volume_online_replica", params);
+        on_replica(&mut daemon, "volume_online_replica", member);
     }
     healthy(&mut daemon);
 
@@ -372,33 +394,20 @@ fn hosts_wait_for_a_volume_that_is_not_open() {
             v["state"] == "frozen" && v["subsystems"] == json!([NQN])
         })
     };
-    let waits = |host: &mut Host| {
-        host.pass(Duration::from_millis(500));
-        assert!(host.take_completion().is_none(), "nobody has the blocks");
-    };
+    const NOBODY: &str = "nobody has the blocks";
     daemon.kill();
     hide(true);
     let mut daemon = place.start();
     frozen(&mut daemon);
     let mut host = Host::connected(address, patient(), &[1]);
-    let buf = host.buf(BLOCK).expect("memory");
-    let read = host.submit(0, |token| Io::new(token, Op::Read, 7, 1).with(buf));
-    let mut buf = host.buf(BLOCK).expect("memory");
-    buf.bytes_mut().expect("its own").copy_from_slice(&new);
-    let write = host.submit(0, |token| Io::new(token, Op::Write, 8, 1).with(buf));
-    assert!(read.is_some() && write.is_some());
-    waits(&mut host);
+    let read = begin_read(&mut host, 7);
+    begin_write(&mut host, 8, &new);
+    waits(&mut host, NOBODY);
     hide(false);
     daemon.call("state_retry", Value::Null);
     for _ in 0..2 {
-        let mut answer = None;
-        host.until("they are answered", |h| {
-            answer = h.take_completion();
-            answer.is_some()
-        });
-        let answer = answer.expect("as it said");
-        assert_eq!(answer.status, Status::Ok);
-        if Some(answer.token) == read {
+        let answer = answered(&mut host);
+        if answer.token == read {
             assert_eq!(answer.data[0][..], old[..]);
         }
     }
@@ -413,10 +422,8 @@ fn hosts_wait_for_a_volume_that_is_not_open() {
     let mut daemon = place.start();
     frozen(&mut daemon);
     let mut host = Host::connected(address, patient(), &[1]);
-    let buf = host.buf(BLOCK).expect("memory");
-    let read = host.submit(0, |token| Io::new(token, Op::Read, 7, 1).with(buf));
-    assert!(read.is_some());
-    waits(&mut host);
+    begin_read(&mut host, 7);
+    waits(&mut host, NOBODY);
     let began = Instant::now();
     daemon.stop();
     assert!(
@@ -426,14 +433,7 @@ fn hosts_wait_for_a_volume_that_is_not_open() {
     // The host asks again, of the next one.
     hide(false);
     let mut daemon = place.start();
-    let mut answer = None;
-    host.until("it is answered", |h| {
-        answer = h.take_completion();
-        answer.is_some()
-    });
-    let answer = answer.expect("as it said");
-    assert_eq!(answer.status, Status::Ok);
-    assert_eq!(answer.data[0][..], old[..]);
+    assert_eq!(answered(&mut host).data[0][..], old[..]);
     verify(&mut daemon);
     daemon.stop();
 }
