@@ -1,7 +1,9 @@
 //! A daemon's management plane in a test: the engine without sockets, files or a second thread.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
+use nacre_bdev_replica::store::VolumeStore;
 use nacre_rdma_verbs::sim::Fabric;
 use serde_json::Value;
 use tokio::runtime::Runtime;
@@ -32,6 +34,16 @@ pub fn bench() -> Bench {
 impl Bench {
     pub fn with(settings: Settings, store: Option<Store>) -> Bench {
         let bench = Bench::not_started(settings, store);
+        bench
+            .run(crate::daemon::init(&bench.engine))
+            .expect("the daemon starts");
+        bench
+    }
+
+    /// With a volume store of the test's own.
+    pub fn with_volumes(store: Option<Store>, volumes: Arc<dyn VolumeStore>) -> Bench {
+        let bench = Bench::not_started(Settings::default(), store);
+        bench.engine.volumes.stand_on(volumes);
         bench
             .run(crate::daemon::init(&bench.engine))
             .expect("the daemon starts");

@@ -39,9 +39,11 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 /// Opens the store and reads what there is.
 pub async fn begin(on: &Rc<Engine>) -> anyhow::Result<()> {
     let volumes = &on.volumes;
-    let (store, holder): (Arc<dyn VolumeStore>, Uuid) = match on.journal.store_path() {
-        None => (Arc::new(MemoryStore::new()), Uuid::new_v4()),
-        Some(dir) => {
+    let given = volumes.store.take();
+    let (store, holder): (Arc<dyn VolumeStore>, Uuid) = match (given, on.journal.store_path()) {
+        (Some(given), _) => (given, Uuid::new_v4()),
+        (None, None) => (Arc::new(MemoryStore::new()), Uuid::new_v4()),
+        (None, Some(dir)) => {
             let dir = dir.to_owned();
             let shown = dir.display().to_string();
             let open = move || -> anyhow::Result<(EmbeddedStore, Uuid)> {

@@ -215,6 +215,12 @@ impl Volumes {
         open.find(|o| o.handle.status().members.iter().any(|m| m.device == device))
     }
 
+    /// Has [`begin`] take this store, and not one of its own.
+    #[cfg(test)]
+    pub fn stand_on(&self, store: Arc<dyn VolumeStore>) {
+        self.store.replace(Some(store));
+    }
+
     /// Who this daemon is to those who share the store.
     pub fn holder(&self) -> Uuid {
         self.holder.get()

@@ -2,10 +2,12 @@
 //! right for it or says why not, and it serves as soon as it can.
 
 use std::path::Path;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use nacre_bdev_replica::model::{KeptLimits, VolumeRecord};
-use nacre_bdev_replica::store::{EmbeddedStore, VolumeStore};
+use nacre_bdev_replica::store::{Call, EmbeddedStore, MemoryStore, Plan, Request, VolumeStore};
+use nacre_reactor::Nanos;
 use serde_json::{Value, json};
 
 use super::super::testing::Bench;
@@ -44,7 +46,7 @@ fn hide(dir: &Path, hidden: bool) {
 }
 
 /// Changes the volume's record while no daemon has it.
-fn edit(dir: &Path, change: impl FnOnce(&mut VolumeRecord)) {
+fn edit(dir: &Path, change: impl FnOnce(&mut VolumeRecord)) -> VolumeRecord {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -55,8 +57,9 @@ fn edit(dir: &Path, change: impl FnOnce(&mut VolumeRecord)) {
         let version = record.version();
         record.revision += 1;
         change(&mut record);
-        store.swap(version, record).await.unwrap();
-    });
+        store.swap(version, record.clone()).await.unwrap();
+        record
+    })
 }
 
 fn told(bench: &Bench, kind: &str) -> usize {
@@ -205,6 +208,55 @@ fn a_frozen_volume_is_told_whom_to_believe() {
         (&now["state"], &now["subsystems"]),
         (&json!("degraded"), &json!([NQN]))
     );
+}
+
+/// A store that answers nothing keeps neither a start nor a stop of the daemon waiting: hosts find the volume, and wait.
+/// When it answers at last, the volume goes on where it is.
+#[test]
+fn a_store_that_hangs() {
+    let dir = tempfile::tempdir().unwrap();
+    left(dir.path());
+    let memory = MemoryStore::new();
+    let record = edit(dir.path(), |_| ());
+    tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap()
+        .block_on(memory.create(record))
+        .unwrap();
+    // Which volumes there are it says; time does not pass by itself.
+    memory.plan(Some(Box::new(|call: &Call| Plan {
+        before: match call.request {
+            Request::List => Duration::ZERO,
+            _ => Duration::from_secs(1),
+        },
+        ..Plan::default()
+    })));
+    let start = || {
+        let journal = Store::open(&dir.path().join("state")).unwrap();
+        Bench::with_volumes(Some(journal), Arc::new(memory.clone()))
+    };
+    let began = Instant::now();
+    drop(start());
+    assert!(
+        began.elapsed() < Duration::from_secs(60),
+        "it waited itself"
+    );
+
+    let bench = start();
+    let now = frozen(&bench);
+    assert_eq!(now["why"], "it is being opened");
+    assert_eq!(device(&bench)["uuid"], ID);
+    assert_eq!(
+        bench.call("volume_fail_io", json!({ "name": "v" }))["state"],
+        "failing"
+    );
+    bench.call("volume_thaw", json!({ "name": "v" }));
+    memory.plan(None);
+    memory.advance(Nanos(u64::MAX / 2));
+    until(&bench, "open", |v| {
+        v["state"] == "healthy" && v["subsystems"] == json!([NQN])
+    });
+    assert_eq!(told(&bench, "volume_open"), 1);
 }
 
 /// A daemon that is stopping has begun to close its volumes: nobody decides otherwise about one meanwhile.
