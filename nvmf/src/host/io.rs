@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use nacre_bdev::reservation::Reserve;
 use nacre_bdev::{Busy, Completion, Done, Io, Queue, Status, Token};
-use nacre_hugepages::{Buf, Pool};
+use nacre_hugepages::Pool;
 use nacre_nvmf_wire::StatusCode;
 use nacre_reactor::{EventSet, Idle, Nanos};
 use slab::Slab;
@@ -680,16 +680,4 @@ impl Drop for IoQueue {
             self.link.leave();
         }
     }
-}
-
-/// Buffers of an I/O, contiguous as a command wants them.
-pub(super) fn gather(parts: &[Buf], pool: &Pool) -> Option<Buf> {
-    let mut whole = pool.acquire(parts.iter().map(Buf::len).sum())?;
-    let mut rest = whole.bytes_mut()?;
-    for part in parts {
-        let (here, after) = rest.split_at_mut(part.len());
-        here.copy_from_slice(part);
-        rest = after;
-    }
-    Some(whole)
 }

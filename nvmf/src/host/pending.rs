@@ -10,7 +10,6 @@ use nacre_nvmf_wire::{Fuse, Sqe, StatusCode};
 use nacre_reactor::Nanos;
 use zerocopy::IntoBytes;
 
-use super::io::gather;
 use super::queue::{CommandQueue, Finished};
 
 /// Where an I/O is.
@@ -315,4 +314,16 @@ pub(super) fn bdev_status(status: StatusCode) -> Status {
             dnr: status.dnr(),
         },
     }
+}
+
+/// Buffers of an I/O, contiguous as a command wants them.
+fn gather(parts: &[Buf], pool: &Pool) -> Option<Buf> {
+    let mut whole = pool.acquire(parts.iter().map(Buf::len).sum())?;
+    let mut rest = whole.bytes_mut()?;
+    for part in parts {
+        let (here, after) = rest.split_at_mut(part.len());
+        here.copy_from_slice(part);
+        rest = after;
+    }
+    Some(whole)
 }
