@@ -41,8 +41,9 @@ use nacre_hugepages::{Buf, ClassSpec, Pool};
 
 /// Guesses per receive.
 pub const MAX_GUESSES: usize = 64;
-/// The same while there may be nothing to receive.
-const FEW_GUESSES: usize = 1;
+/// The same while there may be nothing to receive: an answer to a few commands is had by one receive
+/// all the same.
+const FEW_GUESSES: usize = 4;
 
 /// The I/O vector of one receive: the rest of a payload, then guesses.
 pub type RecvSlices<'a> = ArrayVec<IoSliceMut<'a>, { 1 + 2 * MAX_GUESSES }>;

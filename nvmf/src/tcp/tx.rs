@@ -214,7 +214,8 @@ impl Tx {
     #[inline]
     pub fn clear(&mut self) {
         self.parts.clear();
-        self.head = self.tail;
+        // From the beginning again: what is queued next lies in one piece, where the cache has it.
+        (self.head, self.tail) = (0, 0);
         self.front_sent = 0;
         self.pending = 0;
         self.marks = 0;
@@ -269,6 +270,20 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    /// What is queued after all has left lies in one piece, however much was queued before.
+    #[test]
+    fn an_empty_ring_begins_anew() {
+        let mut tx = Tx::new(1);
+        for _ in 0..10 {
+            tx.push(&[7; 300]);
+            let mut slices = Slices::new();
+            tx.slices(&mut slices);
+            assert_eq!(slices.iter().map(|s| s.len()).collect::<Vec<_>>(), [300]);
+            drop(slices);
+            tx.sent(300);
+        }
+    }
 
     /// Whatever is queued and however it is cut, the bytes come out in order, once, and buffers go
     /// back exactly when their last byte has left.

@@ -56,6 +56,7 @@ impl HostConn {
         if self.reads.len() > 4 * self.commands.len() {
             return self.reads.clear();
         }
+        let on = self.guessing.is_on();
         let header = self
             .reader
             .rules()
@@ -68,6 +69,10 @@ impl HostConn {
                 && command.serial == serial
                 && command.received == 0
                 && !command.last;
+            if fresh && !on {
+                // The first of those to begin with after the pause.
+                return;
+            }
             if let Some(buf) = command.read.take_if(|_| fresh) {
                 let guess = Guess {
                     id: cid,
@@ -116,9 +121,6 @@ impl HostConn {
             let command = &mut self.commands[usize::from(id)];
             command.read = Some(buf);
             self.reads.push_front((id, command.serial));
-        }
-        if !self.guessing.is_on() {
-            self.reads.clear();
         }
     }
 }

@@ -116,6 +116,9 @@ pub struct HostConn {
     max_h2c_data: u32,
     in_capsule_bytes: u32,
     commands: Vec<Command>,
+    /// Commands without an answer, and how many of them were submitted since the last look for answers.
+    outstanding: usize,
+    unlooked: usize,
     /// Reads in the order of their submission, for guessing; some may be stale.
     reads: VecDeque<(u16, u32)>,
     next_serial: u32,
@@ -156,6 +159,8 @@ impl HostConn {
             max_h2c_data: 0,
             in_capsule_bytes: ADMIN_IN_CAPSULE_BYTES,
             commands,
+            outstanding: 0,
+            unlooked: 0,
             reads: VecDeque::new(),
             next_serial: 0,
             guessing: Guessing::default(),
@@ -232,9 +237,12 @@ impl HostConn {
         assert!(!slot.outstanding, "command identifier {cid} is in use");
         let serial = self.next_serial;
         self.next_serial = serial.wrapping_add(1);
-        if self.guessing.is_on() && read.as_ref().is_some_and(|data| data.len() >= GUESS_BYTES) {
+        // Not only while guessing is on: it begins, and begins again, with the oldest read.
+        if !digests.data && read.as_ref().is_some_and(|data| data.len() >= GUESS_BYTES) {
             self.reads.push_back((cid as u16, serial));
         }
+        self.outstanding += 1;
+        self.unlooked += 1;
         *slot = Command {
             outstanding: true,
             serial,
@@ -264,6 +272,21 @@ impl HostConn {
         !self.waiting && self.phase != Phase::Finished
     }
 
+    /// Whether the controller owes something: an answer to a command or to ICReq, or the end. What else may come,
+    /// its end of the connection, is found by a later look.
+    #[inline]
+    pub fn expects(&self) -> bool {
+        self.outstanding > 0 || self.phase != Phase::Running
+    }
+
+    /// Whether a look for answers can find some, to be asked right after everything queued was sent: a controller
+    /// that owes answers to nothing but that has had no time for them. Says so once.
+    #[inline]
+    pub fn may_find(&mut self) -> bool {
+        let news = std::mem::take(&mut self.unlooked);
+        news == 0 || news < self.outstanding || self.phase != Phase::Running || self.has_news()
+    }
+
     /// Where the next bytes go. `false`: no receive buffer is free, try again next turn.
     #[inline]
     pub fn recv_slices<'a>(
@@ -271,6 +294,7 @@ impl HostConn {
         buffers: &mut RxBuffers,
         out: &mut RecvSlices<'a>,
     ) -> bool {
+        self.unlooked = 0;
         self.guess(buffers);
         // Behind much data there is probably more of it: taking no more than the next header lets
         // that be received into place too.

@@ -148,6 +148,7 @@ impl HostConn {
     fn complete(&mut self, mut cqe: Cqe) -> HostPoll {
         let command = &mut self.commands[usize::from(cqe.cid())];
         command.outstanding = false;
+        self.outstanding -= 1;
         command.write = None;
         if command.damaged && cqe.status().is_success() {
             cqe.set_status(StatusCode::TRANSIENT_TRANSPORT_ERROR);

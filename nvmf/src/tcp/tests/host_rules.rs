@@ -391,21 +391,21 @@ fn guesses_go_on_behind_a_payload() {
     // That the controller ends reads by the SUCCESS flag has to be seen first.
     raw.read(0, 4096);
     raw.feed(&c2h(0, 0, &pattern(0, 4096), END));
-    for cid in 1..=4 {
+    for cid in 1..=6 {
         raw.read(cid, 4096);
     }
-    assert_eq!(raw.vector(), [24, 4096].repeat(4));
+    assert_eq!(raw.vector(), [24, 4096].repeat(6));
     raw.conn.found_nothing();
-    assert_eq!(raw.vector(), [24, 4096]);
+    assert_eq!(raw.vector(), [24, 4096].repeat(4));
 
-    let stream: Vec<u8> = (1..=4)
+    let stream: Vec<u8> = (1..=6)
         .flat_map(|cid| c2h(cid, 0, &pattern(cid.into(), 4096), END))
         .collect();
     raw.feed(&stream[..24 + 1000]);
-    let rest = [&[3096][..], &[24, 4096].repeat(3)].concat();
+    let rest = [&[3096][..], &[24, 4096].repeat(5)].concat();
     assert_eq!(raw.vector(), rest);
     raw.conn.found_nothing();
-    assert_eq!(raw.vector(), rest[..3]);
+    assert_eq!(raw.vector(), rest[..9]);
     raw.feed(&stream[24 + 1000..]);
     let ends = raw.done.drain(1..).enumerate();
     for (at, (cqe, read, _)) in ends {
@@ -426,6 +426,43 @@ fn guesses_go_on_behind_a_payload() {
         .collect();
     kept.sort();
     assert_eq!(kept, [5, 6]);
+}
+
+/// Guessing begins with the oldest read that is under way, though it was submitted before there was reason to
+/// guess, and again after a pause: with those submitted since it would be wrong from the start.
+#[test]
+fn guesses_begin_with_the_oldest_read() {
+    let mut raw = Raw::connected(Digests::NONE);
+    let answer = |cid: u16| c2h(cid, 0, &pattern(cid.into(), 4096), END);
+    for cid in 0..=3 {
+        raw.read(cid, 4096);
+    }
+    raw.feed(&answer(0));
+    raw.read(0, 4096);
+    assert_eq!(raw.vector(), [24, 4096].repeat(4));
+
+    // The last of the four is answered first: a pause.
+    raw.feed(&answer(0));
+    assert_eq!(raw.vector(), [64 << 10]);
+    let mut receives = 0;
+    while raw.vector() == [64 << 10] {
+        receives += 1;
+        assert!(receives < 64, "guessing never begins again");
+        let next = [1, 2, 3][receives % 3];
+        // Two are always under way while one is answered and submitted again.
+        raw.feed(&answer(next));
+        raw.read(next, 4096);
+    }
+    assert_eq!(raw.vector(), [24, 4096].repeat(3));
+    raw.done.clear();
+    let next: Vec<u16> = (1..=3).map(|at| [1, 2, 3][(receives + at) % 3]).collect();
+    let stream: Vec<u8> = next.iter().flat_map(|&cid| answer(cid)).collect();
+    // All of it by one receive: none of the guesses is wrong.
+    raw.feed(&stream);
+    let ends: Vec<u16> = raw.done.iter().map(|(cqe, ..)| cqe.cid()).collect();
+    assert_eq!((ends, raw.closed.clone()), (next, None));
+    raw.read(1, 4096);
+    assert_eq!(raw.vector(), [24, 4096]);
 }
 
 /// How a controller may answer one of several reads.
