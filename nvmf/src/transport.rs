@@ -457,6 +457,10 @@ pub trait HostTransport {
     /// after the end, of which the caller may not know yet, waits for [`HostTransport::reclaim`].
     fn submit(&mut self, command: HostCommand);
 
+    /// Sends what was queued, where that is of use before the next [`HostTransport::poll`], which does it otherwise:
+    /// for a caller that has others to poll in between.
+    fn flush(&mut self) {}
+
     /// Sends what was queued and takes what arrived, at most `limit` events.
     fn poll(&mut self, now: Nanos, events: &mut Vec<HostEvent>, limit: usize);
 

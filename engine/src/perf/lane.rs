@@ -69,6 +69,9 @@ pub trait Load: Queue {
     fn troubles(&self) -> Troubles {
         Troubles::default()
     }
+
+    /// Has what was submitted leave, where it would wait for the next poll, which is that of all other queues away.
+    fn flush(&mut self) {}
 }
 
 /// What a queue went through.
@@ -170,6 +173,7 @@ impl<Q: Load> Lane<Q> {
     #[inline]
     pub fn submit(&mut self, phase: Phase, now: Nanos, budget: u64) -> (u64, bool) {
         let mut left = budget;
+        let mut over = false;
         while left > 0 {
             let io = match self.held.take() {
                 Some(io) => io,
@@ -178,7 +182,10 @@ impl<Q: Load> Lane<Q> {
                     let (op, place) = match self.next(phase) {
                         Next::Io(op, place) => (op, place),
                         Next::Later => break,
-                        Next::Over => return (budget - left, false),
+                        Next::Over => {
+                            over = true;
+                            break;
+                        }
                     };
                     let Some(io) = self.prepare(slot, op, place, now) else {
                         // Its turn comes again.
@@ -195,7 +202,10 @@ impl<Q: Load> Lane<Q> {
             }
             left -= 1;
         }
-        (budget - left, true)
+        if left < budget {
+            self.queue.flush();
+        }
+        (budget - left, !over)
     }
 
     /// Gives up what waits for room, at the end of a phase.
@@ -424,6 +434,73 @@ enum Next {
 mod tests {
     use super::super::job::{Rw, Sizes, tests::job};
     use super::*;
+
+    /// A device that keeps what it is given, and what had been submitted when it was last flushed.
+    #[derive(Default)]
+    struct Keeps {
+        ios: Vec<Io>,
+        flushed: Vec<usize>,
+    }
+
+    impl Queue for Keeps {
+        fn submit(&mut self, io: Io) -> Result<(), (Busy, Io)> {
+            self.ios.push(io);
+            Ok(())
+        }
+
+        fn poll(&mut self, _now: Nanos, done: &mut Done) -> usize {
+            let first = self.ios.remove(0);
+            done.push(first.complete(nacre_bdev::Status::Ok));
+            1
+        }
+
+        fn abort(&mut self, _token: u64) -> bool {
+            false
+        }
+
+        fn inflight(&self) -> usize {
+            self.ios.len()
+        }
+    }
+
+    impl Load for Keeps {
+        fn qid(&self) -> u16 {
+            1
+        }
+
+        fn flush(&mut self) {
+            self.flushed.push(self.ios.len());
+        }
+    }
+
+    /// What is started together leaves together and at once, not when all other lanes have had their turn; where
+    /// nothing was started there is nothing to send.
+    #[test]
+    fn what_is_started_leaves_at_once() {
+        let job = Job { depth: 4, ..job() };
+        let area = Area {
+            first: 0,
+            blocks: 64,
+        };
+        let namespace = Namespace {
+            nsid: 1,
+            block_size: 4096,
+            run: 1,
+        };
+        let pool = Pool::heap(&[nacre_hugepages::ClassSpec {
+            size: 4096,
+            count: 4,
+        }]);
+        let mut lane = Lane::new(Keeps::default(), &job, area, namespace, 0, pool);
+        assert_eq!(lane.submit(Phase::Run, Nanos::ZERO, 3), (3, true));
+        assert_eq!(lane.submit(Phase::Run, Nanos::ZERO, 0), (0, true));
+        assert_eq!(lane.submit(Phase::Run, Nanos::ZERO, 8), (1, true));
+        assert_eq!(lane.submit(Phase::Run, Nanos::ZERO, 8), (0, true));
+        let (mut done, mut tally) = (Done::with_capacity(4), Tally::new());
+        lane.poll(Nanos::ZERO, &mut done, &mut tally, true);
+        assert_eq!(lane.submit(Phase::Run, Nanos::ZERO, 8), (1, true));
+        assert_eq!(lane.queue().flushed, [3, 4, 4]);
+    }
 
     /// Writes share buffers only where nobody looks at what they say: a few, at least one, never more
     /// than can be under way.

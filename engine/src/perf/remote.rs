@@ -22,6 +22,10 @@ impl Load for IoQueue {
         IoQueue::is_live(self)
     }
 
+    fn flush(&mut self) {
+        IoQueue::flush(self);
+    }
+
     fn troubles(&self) -> Troubles {
         let stats = self.stats();
         Troubles {

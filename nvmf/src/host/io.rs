@@ -183,6 +183,15 @@ impl IoQueue {
         self.stats
     }
 
+    /// Sends what was submitted, without a look at what came back: for one that polls many queues in turn, and has
+    /// to wait until it is this one's turn again.
+    #[inline]
+    pub fn flush(&mut self) {
+        if let Some(queue) = &mut self.queue {
+            queue.flush();
+        }
+    }
+
     // Life of the connection.
 
     #[inline]

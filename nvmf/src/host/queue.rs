@@ -105,6 +105,12 @@ impl CommandQueue {
         cid
     }
 
+    /// Sends what was submitted, without a look at what came back.
+    #[inline]
+    pub fn flush(&mut self) {
+        self.transport.flush();
+    }
+
     /// Sends and receives; gives each command that came back to `finished`. Answers how many.
     pub fn poll(&mut self, now: Nanos, mut finished: impl FnMut(Finished)) -> usize {
         if self.closed.is_some() {

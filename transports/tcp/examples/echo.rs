@@ -343,6 +343,8 @@ impl Hosts {
                     HostEvent::Closed(why) => panic!("closed: {why:?}"),
                 }
             }
+            // Not only when it is this one's turn again.
+            host.flush();
         }
     }
 }

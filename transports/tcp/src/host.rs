@@ -70,18 +70,18 @@ pub fn connect_host(address: SocketAddr, options: HostOptions) -> std::io::Resul
         Err(errno) => State::Failed(refused(address, errno)),
     };
     let epoll = EventSet::new()?;
-    epoll.add(&socket, 0, Interest::READ | Interest::WRITE)?;
     Ok(TcpHost {
         address,
         buffers: RxBuffers::new(2, options.rx_buffer_size),
         options,
         socket,
         epoll,
-        watches_write: true,
+        watched: None,
         state,
         in_capsule_bytes: None,
         blocked: false,
         more: false,
+        stats: HostStats::default(),
     })
 }
 
@@ -104,14 +104,25 @@ enum State {
     Gone(Option<Box<HostConn>>),
 }
 
+/// What one queue pair asked of the kernel.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct HostStats {
+    pub receives: u64,
+    /// Receives that found nothing.
+    pub receives_empty: u64,
+    pub sends: u64,
+}
+
 /// One queue pair of the host side.
 pub struct TcpHost {
     address: SocketAddr,
     options: HostOptions,
-    socket: OwnedFd,
+    pub(crate) socket: OwnedFd,
     /// Its descriptor wakes a sleeping core, whatever this connection waits for.
     epoll: EventSet,
-    watches_write: bool,
+    /// Whether the socket is in it, and watched for room to write as well. Not before the first sleep: each arrival
+    /// costs the kernel a look at who waits for it, and one that polls without end does not.
+    watched: Option<bool>,
     buffers: RxBuffers,
     state: State,
     in_capsule_bytes: Option<u32>,
@@ -119,9 +130,14 @@ pub struct TcpHost {
     blocked: bool,
     /// The last poll left something that had arrived, for want of room.
     more: bool,
+    stats: HostStats,
 }
 
 impl TcpHost {
+    pub fn stats(&self) -> HostStats {
+        self.stats
+    }
+
     /// The controller's address.
     pub fn address(&self) -> SocketAddr {
         self.address
@@ -159,7 +175,7 @@ impl TcpHost {
 }
 
 /// Sends everything queued, as far as the socket takes it.
-fn send(conn: &mut HostConn, socket: &OwnedFd, blocked: &mut bool) {
+fn send(conn: &mut HostConn, socket: &OwnedFd, blocked: &mut bool, stats: &mut HostStats) {
     *blocked = false;
     while conn.wants_write() && !*blocked {
         let mut slices = Slices::new();
@@ -167,6 +183,7 @@ fn send(conn: &mut HostConn, socket: &OwnedFd, blocked: &mut bool) {
         let result = socket::send(socket.as_fd(), &slices);
         let wanted: usize = slices.iter().map(|slice| slice.len()).sum();
         drop(slices);
+        stats.sends += 1;
         match result {
             Ok(n) => {
                 conn.sent(n);
@@ -196,6 +213,15 @@ impl HostTransport for TcpHost {
         }
     }
 
+    #[inline]
+    fn flush(&mut self) {
+        if let State::Open(conn) = &mut self.state
+            && conn.wants_write()
+        {
+            send(conn, &self.socket, &mut self.blocked, &mut self.stats);
+        }
+    }
+
     fn poll(&mut self, now: Nanos, events: &mut Vec<HostEvent>, limit: usize) {
         if let State::Connecting { since } = self.state {
             self.connecting(since.unwrap_or(now), now);
@@ -210,9 +236,12 @@ impl HostTransport for TcpHost {
             }
             _ => return,
         };
+        let mut looks = true;
         if conn.wants_write() {
-            send(conn, &self.socket, &mut self.blocked);
+            send(conn, &self.socket, &mut self.blocked, &mut self.stats);
+            looks = self.blocked || self.more || conn.may_find();
         }
+        let mut received = false;
         let end = events.len() + limit;
         let more = loop {
             let more = loop {
@@ -225,7 +254,8 @@ impl HostTransport for TcpHost {
                     HostPoll::Waiting => break true,
                 }
             };
-            if more || !conn.wants_read() {
+            // Nothing is expected after the last answer: save the receive that would say so.
+            if more || !looks || !conn.wants_read() || (received && !conn.expects()) {
                 break more;
             }
             let mut slices = RecvSlices::new();
@@ -235,9 +265,11 @@ impl HostTransport for TcpHost {
             let room: usize = slices.iter().map(|slice| slice.len()).sum();
             let result = socket::receive(self.socket.as_fd(), &mut slices);
             drop(slices);
+            self.stats.receives += 1;
             match result {
                 Ok(0) => conn.peer_closed(None),
                 Ok(n) => {
+                    received = true;
                     conn.received(n);
                     if n < room {
                         // The socket is empty: parse this, and come back another time.
@@ -245,6 +277,7 @@ impl HostTransport for TcpHost {
                     }
                 }
                 Err(Errno::AGAIN) => {
+                    self.stats.receives_empty += 1;
                     conn.found_nothing();
                     break false;
                 }
@@ -256,7 +289,7 @@ impl HostTransport for TcpHost {
         conn.settle(&mut self.buffers, more, now);
         conn.handle_timeout(now);
         if conn.wants_write() && !self.blocked {
-            send(conn, &self.socket, &mut self.blocked);
+            send(conn, &self.socket, &mut self.blocked, &mut self.stats);
         }
         if conn.is_finished() {
             let _ = self.epoll.delete(&self.socket);
@@ -297,10 +330,8 @@ impl HostTransport for TcpHost {
                 });
                 (true, idle)
             }
-            State::Open(conn) if self.more || conn.has_news() => (self.watches_write, Idle::Busy),
-            State::Open(conn) if conn.wants_write() && !self.blocked => {
-                (self.watches_write, Idle::Busy)
-            }
+            State::Open(conn) if self.more || conn.has_news() => return Idle::Busy,
+            State::Open(conn) if conn.wants_write() && !self.blocked => return Idle::Busy,
             State::Open(conn) => (
                 conn.wants_write(),
                 conn.deadline().map_or(Idle::Quiet, Idle::Until),
@@ -308,16 +339,20 @@ impl HostTransport for TcpHost {
             State::Failed(_) => return Idle::Busy,
             State::Gone(_) => return Idle::Quiet,
         };
-        if watch_write != self.watches_write {
+        if self.watched != Some(watch_write) {
             let interest = if watch_write {
                 Interest::READ | Interest::WRITE
             } else {
                 Interest::READ
             };
-            if self.epoll.modify(&self.socket, 0, interest).is_err() {
+            let changed = match self.watched {
+                None => self.epoll.add(&self.socket, 0, interest),
+                Some(_) => self.epoll.modify(&self.socket, 0, interest),
+            };
+            if changed.is_err() {
                 return Idle::Busy;
             }
-            self.watches_write = watch_write;
+            self.watched = Some(watch_write);
         }
         idle
     }

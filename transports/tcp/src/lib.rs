@@ -24,7 +24,7 @@ mod transport;
 mod tests;
 
 pub use config::{ConfigError, TcpConfig};
-pub use host::{HostOptions, TcpHost, connect_host};
+pub use host::{HostOptions, HostStats, TcpHost, connect_host};
 pub use plug::TcpPlug;
 pub use stats::{Stats, StatsSnapshot};
 pub use transport::TcpTransport;

@@ -53,6 +53,8 @@ counters! {
     receives,
     /// Receives that found nothing.
     receives_empty,
+    /// Times that epoll was asked which sockets have something.
+    looks,
     sends,
     /// Sends that the kernel did not take in full.
     sends_partial,

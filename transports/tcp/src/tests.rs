@@ -1,4 +1,5 @@
 //! The plug on real sockets over loopback.
 
+mod batches;
 mod conformance;
 mod sockets;

@@ -1,9 +1,11 @@
 //! The I/O half: every connection of one core.
 //!
-//! Which sockets are looked at: those with something left from the turn before, then either the few
-//! that were active lately (a receive that finds nothing costs less than asking epoll and then
-//! receiving), or those that epoll names. Epoll is level-triggered and asked at least every
-//! [`EPOLL_EVERY`] turns, so nothing is overlooked for long, and its descriptor wakes a sleeping core.
+//! Which sockets are looked at: those with something left from the turn before, then, where there are
+//! few, those that were active lately (a receive that finds nothing costs less than asking epoll and
+//! then receiving), and those that epoll names. Epoll is level-triggered and asked in every turn where
+//! there are many sockets, otherwise at least every [`EPOLL_EVERY`] turns and, while not all are
+//! received from, every [`EPOLL_WITHIN`], so nothing is overlooked for long, and its descriptor wakes
+//! a sleeping core.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -28,12 +30,16 @@ use crate::accept::{CoreSlot, Incoming, Shared};
 use crate::socket;
 use crate::stats::add;
 
-/// Sockets that are received from directly, without asking epoll.
+/// So many sockets may be received from directly, without asking epoll. With more, epoll is asked
+/// in any case, and says which of them have something by one call.
 const HOT: usize = 4;
 /// Turns without data after which a socket is not hot any more.
 const HOT_TURNS: u32 = 4096;
 /// Turns between two looks at epoll while hot sockets keep us busy.
 const EPOLL_EVERY: u32 = 16;
+/// Time between two looks while a socket is not hot: its first command waits no longer than that or
+/// one turn, where turns are long.
+const EPOLL_WITHIN: Duration = Duration::from_micros(20);
 /// Events of one connection in one turn, so that one busy host does not starve the others.
 const EVENTS_PER_TURN: usize = 256;
 /// Receives of one connection in one turn.
@@ -89,6 +95,7 @@ pub struct TcpTransport {
     looked_at: Vec<u32>,
     hot: Vec<u32>,
     turns_to_epoll: u32,
+    epoll_at: Nanos,
     /// No deadline of any connection is earlier.
     next_deadline: Nanos,
     now: Nanos,
@@ -111,6 +118,7 @@ impl TcpTransport {
             looked_at: Vec::new(),
             hot: Vec::with_capacity(HOT),
             turns_to_epoll: 0,
+            epoll_at: Nanos::ZERO,
             next_deadline: Nanos::MAX,
             now: Nanos::ZERO,
             shared,
@@ -479,8 +487,9 @@ impl Transport for TcpTransport {
             }
             self.looked_at.clear();
         }
+        let few = self.count <= HOT;
         let mut at = 0;
-        while at < self.hot.len() && events.has_room() {
+        while few && at < self.hot.len() && events.has_room() {
             let index = self.hot[at];
             if let Some(conn) = self.slots[index as usize].conn.as_deref_mut()
                 && let Some(turns) = &mut conn.hot
@@ -498,11 +507,13 @@ impl Transport for TcpTransport {
                 at += 1;
             }
         }
-        // With more connections than can be hot, epoll is what finds the others.
+        // Epoll is what finds those that are not hot.
+        let all_hot = few && self.count <= self.hot.len();
         self.turns_to_epoll = match self.turns_to_epoll.checked_sub(1) {
-            Some(turns) if self.count <= self.hot.len() => turns,
+            Some(turns) if all_hot || (few && now < self.epoll_at) => turns,
             _ => {
                 self.ask_epoll(pools, events);
+                self.epoll_at = now + EPOLL_WITHIN;
                 EPOLL_EVERY
             }
         };
@@ -600,6 +611,7 @@ impl TcpTransport {
         if self.count == 0 || !events.has_room() {
             return;
         }
+        add(&self.core.stats.looks, 1);
         if let Err(error) = self.epoll.wait(&mut self.ready, Duration::ZERO) {
             tracing::error!(%error, "epoll failed");
             return;

@@ -18,25 +18,25 @@ use nacre_nvmf_wire::cqe::Cqe;
 use nacre_nvmf_wire::opcode::io;
 use nacre_nvmf_wire::sqe::{Sgl, Sqe};
 use nacre_nvmf_wire::tcp::{CapsuleCmd, DataAlignment, Digests, IcReq};
-use nacre_reactor::{Clock, Idle};
+use nacre_reactor::{Clock, Idle, Nanos};
 use zerocopy::IntoBytes;
 
 use super::conformance::TcpRig;
 use crate::{HostOptions, TcpConfig, TcpHost, TcpPlug, connect_host};
 
 /// A target that answers reads with zeroes and takes writes.
-struct Server {
-    rig: TcpRig,
+pub struct Server {
+    pub rig: TcpRig,
     pools: Pools,
     events: Events,
-    opened: usize,
+    pub opened: usize,
     /// Every connection counts as connected at once; otherwise it stays pending.
     accepts_connect: bool,
     closed: Vec<Closed>,
 }
 
 impl Server {
-    fn new(config: TcpConfig) -> Server {
+    pub fn new(config: TcpConfig) -> Server {
         let pool = Pool::heap(&[
             ClassSpec {
                 size: 8192,
@@ -60,8 +60,11 @@ impl Server {
         }
     }
 
-    fn turn(&mut self) {
-        let now = self.rig.now();
+    pub fn turn(&mut self) {
+        self.turn_at(self.rig.now());
+    }
+
+    pub fn turn_at(&mut self, now: Nanos) {
         self.rig.transport.poll(now, &self.pools, &mut self.events);
         for event in self.events.drain() {
             match event {
@@ -123,7 +126,7 @@ impl Server {
     }
 
     #[track_caller]
-    fn until(&mut self, what: &str, mut done: impl FnMut(&mut Server) -> bool) {
+    pub fn until(&mut self, what: &str, mut done: impl FnMut(&mut Server) -> bool) {
         let deadline = Instant::now() + Duration::from_secs(20);
         while !done(self) {
             assert!(Instant::now() < deadline, "never happens: {what}");
@@ -143,7 +146,7 @@ impl Server {
     }
 }
 
-fn ready(host: &mut TcpHost, clock: &Clock) -> bool {
+pub fn ready(host: &mut TcpHost, clock: &Clock) -> bool {
     let mut events = Vec::new();
     host.poll(clock.now(), &mut events, 8);
     events.iter().any(|event| matches!(event, HostEvent::Ready))

@@ -1,0 +1,200 @@
+//! How many system calls commands take, counted: what is batched, and what is not asked for in vain.
+
+use std::time::{Duration, Instant};
+
+use nacre_hugepages::{ClassSpec, Pool};
+use nacre_nvmf::tcp::HostConfig;
+use nacre_nvmf::transport::{HostCommand, HostEvent, HostTransport};
+use nacre_nvmf_wire::opcode::io;
+use nacre_nvmf_wire::sqe::Sqe;
+use nacre_reactor::Clock;
+
+use super::sockets::{Server, ready};
+use crate::{HostOptions, HostStats, StatsSnapshot, TcpConfig, TcpHost, connect_host};
+
+const DEPTH: u16 = 4;
+/// Of the data of one read with its header.
+const ANSWER: u64 = 24 + 4096;
+
+struct Pair {
+    server: Server,
+    hosts: Vec<TcpHost>,
+    memory: Pool,
+    clock: Clock,
+}
+
+impl Pair {
+    fn connected(hosts: usize) -> Pair {
+        let mut server = Server::new(TcpConfig::default());
+        let clock = Clock::real();
+        let options = HostOptions {
+            machine: HostConfig {
+                entries: usize::from(DEPTH) + 1,
+                ..HostConfig::default()
+            },
+            ..HostOptions::default()
+        };
+        let connect = |_| {
+            let mut host = connect_host(server.rig.address, options.clone()).unwrap();
+            server.until("connected", |_| ready(&mut host, &clock));
+            host
+        };
+        let hosts = (0..hosts).map(connect).collect();
+        Pair {
+            server,
+            hosts,
+            memory: Pool::heap(&[ClassSpec {
+                size: 4096,
+                count: 64,
+            }]),
+            clock,
+        }
+    }
+
+    fn submit(&mut self, host: usize) {
+        for cid in 0..DEPTH {
+            let command = HostCommand {
+                sqe: Sqe::for_namespace(io::READ, cid, 1),
+                write: None,
+                read: self.memory.acquire(4096),
+            };
+            self.hosts[host].submit(command);
+        }
+    }
+
+    fn poll(&mut self, host: usize) -> usize {
+        let mut events = Vec::new();
+        let host = &mut self.hosts[host];
+        host.poll(self.clock.now(), &mut events, 64);
+        for event in &events {
+            assert!(
+                matches!(event, HostEvent::Completion { cqe, .. } if cqe.status().is_success())
+            );
+        }
+        events.len()
+    }
+
+    /// Has the target answer all that was sent to it, and waits until the answers are there to be received.
+    fn answered(&mut self, host: usize) {
+        let socket = &self.hosts[host].socket;
+        let wanted = u64::from(DEPTH) * ANSWER;
+        self.server.until("answers", |_| {
+            rustix::io::ioctl_fionread(socket).unwrap() == wanted
+        });
+    }
+
+    fn host_calls(&self, host: usize, since: HostStats) -> (u64, u64, u64) {
+        let now = self.hosts[host].stats();
+        (
+            now.sends - since.sends,
+            now.receives - since.receives,
+            now.receives_empty - since.receives_empty,
+        )
+    }
+
+    fn target(&self) -> StatsSnapshot {
+        self.server.rig.plug.stats()[0].1
+    }
+}
+
+/// Commands leave in one send, when they are flushed, and their answers are had by one receive, whether or not
+/// there was a look for them in vain before.
+#[test]
+fn one_send_and_one_receive_for_all_answers() {
+    let mut pair = Pair::connected(1);
+    for (round, looked) in [false, false, true, true].into_iter().enumerate() {
+        let before = pair.hosts[0].stats();
+        pair.submit(0);
+        pair.hosts[0].flush();
+        assert_eq!(pair.host_calls(0, before), (1, 0, 0), "round {round}");
+        if looked {
+            assert_eq!(pair.poll(0), 0);
+            assert_eq!(pair.host_calls(0, before), (1, 1, 1), "round {round}");
+        }
+        pair.answered(0);
+        let before = pair.hosts[0].stats();
+        assert_eq!(pair.poll(0), usize::from(DEPTH));
+        assert_eq!(pair.host_calls(0, before), (0, 1, 0), "round {round}");
+    }
+}
+
+/// A poll that sends all there is to be answered does not ask for the answers at once; the next one does, and so
+/// does one that has older commands under way.
+#[test]
+fn answers_are_not_looked_for_before_the_controller_had_time() {
+    let mut pair = Pair::connected(1);
+    let before = pair.hosts[0].stats();
+    pair.submit(0);
+    pair.poll(0);
+    assert_eq!(pair.host_calls(0, before), (1, 0, 0));
+    pair.poll(0);
+    assert_eq!(pair.host_calls(0, before), (1, 1, 1));
+    pair.hosts[0].submit(HostCommand {
+        sqe: Sqe::for_namespace(io::FLUSH, DEPTH, 1),
+        write: None,
+        read: None,
+    });
+    pair.poll(0);
+    assert_eq!(pair.host_calls(0, before), (2, 2, 2));
+}
+
+/// Of many connections each costs the target one receive and one send for the commands that came together, and
+/// those that have nothing cost nothing.
+#[test]
+fn many_connections_are_not_received_from_in_vain() {
+    let mut pair = Pair::connected(8);
+    // Each was active a moment ago.
+    for round in 0..3 {
+        let before = pair.target();
+        for host in 0..8 {
+            pair.submit(host);
+            pair.hosts[host].flush();
+        }
+        for host in 0..8 {
+            pair.answered(host);
+            assert_eq!(pair.poll(host), usize::from(DEPTH));
+        }
+        for _ in 0..50 {
+            pair.server.turn();
+        }
+        let now = pair.target();
+        assert_eq!(
+            now.receives_empty - before.receives_empty,
+            0,
+            "round {round}"
+        );
+        assert_eq!(now.receives - before.receives, 8, "round {round}");
+        assert_eq!(now.sends - before.sends, 8, "round {round}");
+    }
+}
+
+/// Among few connections one that is idle does not have epoll asked in every turn, and is served all the same,
+/// though no time passes.
+#[test]
+fn an_idle_connection_among_few() {
+    let mut pair = Pair::connected(2);
+    let now = pair.clock.now();
+    // Only the first is active, until the second is not received from any more.
+    for _ in 0..5000 {
+        pair.server.turn_at(now);
+    }
+    pair.submit(0);
+    pair.hosts[0].flush();
+    pair.answered(0);
+    pair.poll(0);
+    let before = pair.target();
+    for _ in 0..170 {
+        pair.server.turn_at(now);
+    }
+    let after = pair.target();
+    assert_eq!(after.looks - before.looks, 10);
+    assert_eq!(after.receives_empty - before.receives_empty, 170);
+
+    pair.submit(1);
+    pair.hosts[1].flush();
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while pair.poll(1) == 0 {
+        assert!(Instant::now() < deadline, "the idle one is never served");
+        pair.server.turn_at(now);
+    }
+}
