@@ -83,11 +83,15 @@ pub fn run(root: &Path, options: &TcpOptions) -> Result<ExitCode> {
             )
         })
         .collect();
-    let mut spread = Line {
-        name: MANY.name.into(),
-        goal: MANY.goal,
+    let line = |name: &str, goal| Line {
+        name: name.into(),
+        goal,
         rounds: Vec::new(),
     };
+    let mut spread = line(MANY.name, MANY.goal);
+    // What the sockets themselves make of it: without a goal, to judge that of the spread by.
+    let mut bare_spread = line("bare sockets, 64 x 4", 0.0);
+    let mut many_beside = line(MANY.name, 0.0);
     for round in 1..=options.rounds {
         println!("round {round} of {}", options.rounds);
         for (case, line) in &mut lines {
@@ -99,6 +103,10 @@ pub fn run(root: &Path, options: &TcpOptions) -> Result<ExitCode> {
             let one = measure(&target, &ONE, options.seconds)?;
             let many = measure(&target, &MANY, options.seconds)?;
             spread.rounds.push((many, one));
+            let bare_one = measure_limit(&limit, &ONE, options.seconds)?;
+            let bare_many = measure_limit(&limit, &MANY, options.seconds)?;
+            bare_spread.rounds.push((bare_many, bare_one));
+            many_beside.rounds.push((many, bare_many));
         }
     }
     let idle_is_quiet = match wanted("idle") {
@@ -118,6 +126,13 @@ pub fn run(root: &Path, options: &TcpOptions) -> Result<ExitCode> {
     let mut all = lines;
     if !spread.rounds.is_empty() {
         print_table("1 x 256", std::slice::from_ref(&spread));
+        println!(
+            "the same by bare sockets: {:.2} ({:.0} of {:.0}); Nacre's 64 x 4 beside theirs: {:.2}",
+            bare_spread.ratio(),
+            bare_spread.ours(),
+            bare_spread.limit(),
+            many_beside.ratio(),
+        );
         all.push(spread);
     }
     if let Some(path) = &options.json {
