@@ -38,6 +38,8 @@ pub struct Checker {
     losses: BTreeMap<usize, Moment>,
     /// The same of power or connection.
     doubts: BTreeMap<usize, Moment>,
+    /// Of writes that began before, no member is known to have kept anything.
+    all_lost: Option<Moment>,
     /// Since when members are reconciled.
     reconciled_since: Option<Moment>,
     /// Nothing fails any more, and every failure is judged.
@@ -84,6 +86,7 @@ impl Checker {
             zombies: Vec::new(),
             losses: BTreeMap::new(),
             doubts: BTreeMap::new(),
+            all_lost: None,
             reconciled_since: None,
             calm: false,
             reads: 0,
@@ -139,7 +142,9 @@ impl Checker {
             own.ended = Some(now);
             own.failed = !acknowledged;
             let by = own.began;
-            if !acknowledged {
+            // Members took it, and lost it, before they all said so.
+            let lost = !durable && self.all_lost.is_some_and(|lost| by <= lost);
+            if !acknowledged || lost {
                 continue;
             }
             for value in values.iter_mut().filter(|value| value.write != write) {
@@ -293,6 +298,7 @@ impl Checker {
         self.doubts.insert(disk, now);
         let all = in_sync.iter().map(|disk| self.doubts.get(disk).copied());
         if let Some(since) = all.min().flatten() {
+            self.all_lost = self.all_lost.max(Some(since));
             self.bring_back(since);
         }
     }
@@ -425,6 +431,25 @@ mod tests {
         write(&mut checker, 6, 6);
         checker.lost_power(1, &[0, 1], 9);
         assert!(may(&checker, 0, 10) && may(&checker, 6, 10) && !may(&checker, 5, 10));
+    }
+
+    /// The members had it when the power failed, and its holder acknowledged it before it knew.
+    #[test]
+    fn what_was_under_way_is_lost_with_the_last_member() {
+        for fua in [false, true] {
+            let mut checker = Checker::new(1);
+            checker.write_began(5, 0, 1, 5, 1);
+            checker.lost_power(0, &[0, 1], 2);
+            checker.lost_power(1, &[0, 1], 3);
+            checker.write_ended(5, (0, 1), true, fua, 4);
+            checker.flushed(5);
+            assert!(may(&checker, 5, 6));
+            assert_eq!(may(&checker, 0, 6), !fua);
+            assert_eq!(checker.read_ended(0, &[5], 7, 8), Ok(()));
+            assert!(!may(&checker, 0, 9), "settled");
+            write(&mut checker, 6, 10);
+            assert!(!may(&checker, 5, 12), "it began when that was over");
+        }
     }
 
     #[test]
