@@ -22,7 +22,7 @@ use crate::rpc::error::Errno;
 use crate::rpc::{Effect, Method, Registry, RpcError};
 use crate::store::{Change, Edit};
 
-pub(super) const ADD_LISTENER: &str = "nvmf_subsystem_add_listener";
+pub const ADD_LISTENER: &str = "nvmf_subsystem_add_listener";
 
 /// The method that is replayed after every listener is there.
 pub const SET_ANA_STATE: &str = "nvmf_subsystem_listener_set_ana_state";

@@ -8,11 +8,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::listener::ADD_LISTENER;
 use super::reservation::RESTORE;
-use super::{SET_ANA_STATE, TARGET, refusal};
+use super::{TARGET, refusal};
 use crate::engine::Engine;
-use crate::journal::Entry;
 use crate::methods::volume;
 use crate::rpc::error::Errno;
 use crate::rpc::{Effect, Method, NoParams, Registry, RpcError, When};
@@ -56,29 +54,16 @@ pub fn config(engine: &Engine) -> Vec<Value> {
             json!({ "crdt1": delays[0], "crdt2": delays[1], "crdt3": delays[2] }),
         ),
     ];
-    let published = volume::published(engine);
-    // Where these are served says the configuration file of whoever loads this.
-    let is_looked_up = |e: &Entry| {
-        let of = |nqn: &str| published.iter().any(|p| p.on_declared && p.nqn == nqn);
-        !e.durable
-            && e.record.method == ADD_LISTENER
-            && e.record.params["nqn"].as_str().is_some_and(of)
-    };
     let entries = engine
         .journal
         .entries()
         .into_iter()
         .filter(|e| e.record.key.starts_with("nvmf/"))
         // What hosts agreed is no configuration, and SPDK has no such call.
-        .filter(|e| e.record.method != RESTORE)
-        .filter(|e| !is_looked_up(e));
+        .filter(|e| e.record.method != RESTORE);
     let made = entries.map(|e| call(&e.record.method, e.record.params));
-    // What is said of listeners needs them all, those that publishing adds, too.
-    let (last, first): (Vec<Value>, Vec<Value>) =
-        made.partition(|call| call["method"] == SET_ANA_STATE);
-    calls.extend(first);
+    calls.extend(made);
     calls.extend(volume::published_config(engine));
-    calls.extend(last);
     calls
 }
 

@@ -21,6 +21,7 @@ use uuid::Uuid;
 use super::{NameParams, call};
 use crate::engine::Engine;
 use crate::journal::Standing;
+use crate::methods::nvmf::ADD_LISTENER;
 use crate::rpc::error::Errno;
 use crate::rpc::{Effect, Method, Registry, RpcError};
 use crate::store::Change;
@@ -179,7 +180,9 @@ impl Method<Engine> for Publish {
         }
         let (bdev, status) = on.volumes.device(&params.name)?;
         let policy = status.settings.transport_policy;
-        check(&params.listeners, policy)?;
+        if !params.adopt {
+            check(&params.listeners, policy)?;
+        }
         let record = json!({
             "name": id.to_string(),
             "nqn": nqn.as_str(),
@@ -241,11 +244,25 @@ fn must_have(on: &Engine, nqn: &Nqn, bdev: &str) -> Result<(), RpcError> {
     }
 }
 
-/// The calls that have published volumes published again, once their subsystems are there.
+/// The calls that have published volumes published again, once their subsystems are there. Where the configuration file
+/// says is named: who loads this may have another file, or none.
 pub(super) fn config(on: &Engine) -> Vec<Value> {
+    let served = |nqn: &str| -> Vec<Value> {
+        let entries = on.journal.entries().into_iter();
+        let of = |e: &crate::journal::Entry| {
+            e.record.method == ADD_LISTENER && e.record.params["nqn"] == nqn
+        };
+        let addresses = entries.filter(of);
+        addresses
+            .map(|mut e| e.record.params["listen_address"].take())
+            .collect()
+    };
     let call = |published: Published| {
         let entry = on.journal.find(&published_key(published.volume))?;
         let mut params = entry.record.params;
+        if published.on_declared {
+            params["listeners"] = served(&published.nqn).into();
+        }
         params["adopt"] = true.into();
         Some(json!({ "method": Publish::NAME, "params": params }))
     };
