@@ -188,6 +188,19 @@ impl Shape {
         }
     }
 
+    /// Whether `io` is a read that [`Shape::plan`] sends straight to the module.
+    #[inline]
+    pub fn is_plain_read(&self, io: &Io, total: u64) -> bool {
+        let end = io.lba.checked_add(u64::from(io.blocks));
+        io.op == Op::Read
+            && io.blocks != 0
+            && end.is_some_and(|end| end <= total)
+            && io.blocks <= self.max_blocks
+            && self.boundary_blocks == 0
+            && self.native(Op::Read)
+            && self.data_fits(io)
+    }
+
     fn emulation(&self, io: &Io) -> Plan {
         if self.support(io.op) == Support::No {
             return Plan::Now(Status::Unsupported);

@@ -32,8 +32,10 @@ pub struct LayerQueue {
     inner: Box<dyn Queue>,
     gate: Option<GateQueue>,
     pub(super) depth: usize,
-    /// Every I/O that was taken and not yet answered.
+    /// Every I/O that was taken and not yet answered, but for `passed`.
     slots: Slab<Slot>,
+    /// Reads that the module has, of which their submitter keeps the books: [`LayerQueue::pass_read`].
+    passed: usize,
     jobs: Slab<Job>,
     /// Jobs with a child that the module was too busy for, in order.
     waiting: VecDeque<usize>,
@@ -86,6 +88,7 @@ impl LayerQueue {
             gate: layer.gate.as_ref().map(Gate::join),
             depth: (layer.bdev.limits().queue_depth as usize).max(1),
             slots: Slab::with_capacity(16),
+            passed: 0,
             jobs: Slab::new(),
             waiting: VecDeque::new(),
             parked: VecDeque::new(),
@@ -110,12 +113,51 @@ impl LayerQueue {
     }
 
     fn is_full(&self) -> bool {
-        self.slots.len() + self.ready.len() >= self.depth || self.is_blocked()
+        self.slots.len() + self.passed + self.ready.len() >= self.depth || self.is_blocked()
     }
 
     /// Behind a job that the module had no place for, everybody queues up: it would starve.
     pub(super) fn is_blocked(&self) -> bool {
         !self.waiting.is_empty()
+    }
+
+    /// For a layer above that keeps of each I/O what this one would keep too. Takes a read that the module does as it is;
+    /// any other is handed back, to be submitted as usual. Its token has neither bit 63 nor bit 31. When it has come back
+    /// from `poll`, [`LayerQueue::count_read`] is to be told.
+    #[inline]
+    #[allow(clippy::result_large_err)]
+    pub fn pass_read(&mut self, mut io: Io) -> Result<(), Io> {
+        debug_assert_eq!(io.token & (CHILD | PASSED), 0, "a token with marks of ours");
+        let total = self.layer.blocks.load(Ordering::Relaxed);
+        let plain = self.layer.shape.is_plain_read(&io, total);
+        if !plain || self.is_full() || self.throttle.is_active() || self.layer.is_gone() {
+            return Err(io);
+        }
+        io.token |= PASSED;
+        match self.inner.submit(io) {
+            Ok(()) => {
+                self.passed += 1;
+                Ok(())
+            }
+            Err((Busy, mut io)) => {
+                io.token &= !PASSED;
+                Err(io)
+            }
+        }
+    }
+
+    /// Counts a read that was passed and has ended. `start`: when it was, if that is known.
+    #[inline]
+    pub fn count_read(&mut self, blocks: u32, status: Status, start: Option<Nanos>) {
+        let bytes = self.layer.shape.bytes(blocks) as u64;
+        let latency = self.now.0.saturating_sub(start.unwrap_or(self.woken).0);
+        self.stats.completed(Op::Read, bytes, status, latency);
+    }
+
+    /// It was not polled for a while and is about to be used: the time of its last turn is long over.
+    #[inline]
+    pub fn rested(&mut self) {
+        self.stale = true;
     }
 
     /// Starts an I/O that nothing holds back.
@@ -370,6 +412,12 @@ impl LayerQueue {
                 self.child_done(ended);
                 continue;
             }
+            if token & PASSED != 0 {
+                completion.token = token & !PASSED;
+                self.passed -= 1;
+                at += 1;
+                continue;
+            }
             let (index, generation) = split_direct_token(token);
             match self.slots.get(index) {
                 Some(slot) if slot.generation == generation && slot.job == NO_JOB => {
@@ -391,7 +439,7 @@ impl LayerQueue {
             (self.stale, self.woken) = (false, now);
             self.throttle.woken(now);
         }
-        self.stats.turn(self.slots.len());
+        self.stats.turn(self.slots.len() + self.passed);
         if let Some(gate) = &mut self.gate {
             gate.turn(now);
         }
@@ -433,7 +481,10 @@ impl Queue for LayerQueue {
             .iter()
             .find(|(_, slot)| slot.pending.token() == token);
         let Some((index, slot)) = found else {
-            return self.abort_held(token);
+            return match self.passed > 0 && token & (CHILD | PASSED) == 0 {
+                true if self.inner.abort(token | PASSED) => true,
+                _ => self.abort_held(token),
+            };
         };
         if slot.job == NO_JOB {
             return self.inner.abort(direct_token(index, slot.generation));
@@ -454,7 +505,7 @@ impl Queue for LayerQueue {
     }
 
     fn inflight(&self) -> usize {
-        self.slots.len() + self.ready.len() + self.throttle.len()
+        self.slots.len() + self.passed + self.ready.len() + self.throttle.len()
     }
 
     fn is_settled(&self) -> bool {
@@ -466,7 +517,7 @@ impl Queue for LayerQueue {
     }
 
     fn arm(&mut self, now: Nanos) -> Idle {
-        self.stats.turn(self.slots.len());
+        self.stats.turn(self.slots.len() + self.passed);
         if !self.ready.is_empty() || !self.parked.is_empty() {
             return Idle::Busy;
         }
@@ -499,10 +550,12 @@ impl Drop for LayerQueue {
 // Tokens towards the module. Bit 63 tells a child of a job from a whole I/O; the generation tells an
 // answer that came twice from the answer to the next I/O in the same slot.
 //
-//   direct   0 | generation:31 | slot:32
+//   direct   0 | generation:31 | 0 | slot:31
+//   passed   0 | its submitter's:31 | 1 | its submitter's:31
 //   child    1 | generation:31 | ordinal:8 | job:24
 
 const CHILD: u64 = 1 << 63;
+const PASSED: u64 = 1 << 31;
 const GENERATION_MASK: u32 = 0x7FFF_FFFF;
 
 fn direct_token(slot: usize, generation: u32) -> Token {

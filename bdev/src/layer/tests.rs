@@ -400,6 +400,75 @@ fn latency() {
     assert_eq!(rig.layer.stats().snapshot().op(Op::Read).latency_max_ns, 70);
 }
 
+/// What was not polled for a while does not take its last turn for now.
+#[test]
+fn latency_after_a_rest() {
+    let mut rig = Rig::new(Poor::new(0));
+    rig.turn();
+    rig.now = Nanos(1_000_000_000);
+    rig.queue.rested();
+    let buf = rig.buf(1, 0);
+    assert!(rig.run(Io::new(1, Op::Read, 0, 1).with(buf)).0.is_ok());
+    let latency = rig.layer.stats().snapshot().op(Op::Read).latency_max_ns;
+    assert!(latency < 1_000_000, "{latency} ns");
+}
+
+/// A read whose submitter keeps the books is the module's as it is, or nobody's.
+#[test]
+fn passed_reads() {
+    let mut poor = Poor::new(0);
+    (poor.limits.optimal_boundary_blocks, poor.limits.queue_depth) = (0, 2);
+    let mut rig = Rig::new(poor);
+    let (one, two) = (7 << 32 | 9, 8 << 32 | 10);
+    let read = |rig: &Rig, token, lba, blocks: u32| {
+        let buf = rig.buf(blocks as usize, 0);
+        Io::new(token, Op::Read, lba, blocks).with(buf)
+    };
+    let not_plain = [
+        read(&rig, one, BLOCKS - 1, 2),
+        read(&rig, one, u64::MAX, 1),
+        read(&rig, one, 0, 4),
+        Io::new(one, Op::Read, 0, 0),
+        Io::new(one, Op::Read, 0, 1),
+        Io::new(one, Op::Flush, 0, 0),
+        Io::new(one, Op::Write, 0, 1).with(rig.buf(1, 0)),
+    ];
+    for io in not_plain {
+        assert_eq!(rig.queue.pass_read(io).unwrap_err().token, one);
+    }
+    assert_eq!((rig.queue.inflight(), rig.poor.asked()), (0, vec![]));
+
+    rig.poor.lock().stuck = true;
+    for token in [one, two] {
+        let mut io = read(&rig, token, 5, 1);
+        // The module is busy when it likes.
+        while let Err(back) = rig.queue.pass_read(io) {
+            assert_eq!(back.token, token);
+            io = back;
+        }
+    }
+    let third = read(&rig, 1, 5, 1);
+    assert!(rig.queue.pass_read(third).is_err(), "as deep as it is");
+    assert_eq!(rig.queue.inflight(), 2);
+    assert!(rig.queue.abort(two) && !rig.queue.abort(11 << 32 | 9));
+    let ended: Vec<_> = rig.turn().iter().map(|c| (c.token, c.status)).collect();
+    assert_eq!(ended, [(two, Status::Aborted)]);
+    rig.poor.lock().stuck = false;
+    let ended = rig.finish();
+    assert_eq!((ended[0].token, ended[0].status), (one, Status::Ok));
+
+    assert_eq!(rig.layer.stats().snapshot().op(Op::Read).ops, 0);
+    let start = Nanos(rig.now.0 - 70);
+    rig.queue.count_read(1, Status::Ok, Some(start));
+    let stats = rig.layer.stats().snapshot();
+    let read_stats = stats.op(Op::Read);
+    assert_eq!((read_stats.ops, read_stats.bytes), (1, BLOCK as u64));
+    assert_eq!(read_stats.latency_max_ns, 70);
+    rig.layer.set_gone();
+    let late = read(&rig, one, 0, 1);
+    assert!(rig.queue.pass_read(late).is_err());
+}
+
 /// A pool that is too small is an error that says what it takes.
 #[test]
 fn no_memory_to_emulate() {

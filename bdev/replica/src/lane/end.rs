@@ -35,13 +35,19 @@ impl Lane {
             request.stage = Stage::Orphaned;
         }
         let pending = pending?;
+        self.answered(start);
+        Some(pending)
+    }
+
+    /// One that came at `start` is being answered.
+    #[inline]
+    pub(super) fn answered(&mut self, start: Nanos) {
         self.open -= 1;
         if start != Nanos::ZERO {
             let latency = self.now.0.saturating_sub(start.0);
             let smooth = self.turn.latency_ns;
             self.turn.latency_ns = smooth - smooth / 16 + latency / 16;
         }
-        Some(pending)
     }
 
     /// Answers a request that keeps its locks, because it is not over for its members.
@@ -134,6 +140,7 @@ impl Drop for Lane {
     /// Nobody is answered any more. Writes that some members have and others may not leave their regions
     /// in `needs` of all but the first in-sync member, as an unclean stop would.
     fn drop(&mut self) {
+        self.requests.settle();
         for slot in 0..MAX_MEMBERS {
             let queues = [self.queues[slot].take(), self.old[slot].take()];
             for queue in queues.into_iter().flatten() {

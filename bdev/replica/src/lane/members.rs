@@ -6,12 +6,13 @@ use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use nacre_bdev::{Bdev, Busy, Flags, Io, LayerQueue, Op, Queue, Support};
+use nacre_bdev::{Bdev, Busy, Flags, Io, LayerQueue, Op, Queue, Support, Token};
 use nacre_reactor::Nanos;
 
 use super::Lane;
 use super::request::{Request, Slots, Stage, bit, child_token, slots};
 use crate::model::{MAX_MEMBERS, RESERVED};
+use crate::mutation::Mutation;
 use crate::shared::Failure;
 use crate::view::{MemberView, Role, View};
 
@@ -78,6 +79,7 @@ impl Lane {
     /// Takes over the view that counts now. Requests are looked at in the next turn.
     #[cold]
     pub(super) fn adopt(&mut self) {
+        self.requests.settle();
         let view = self.shared.view();
         let before = std::mem::replace(&mut self.view, view);
         self.sync = Sync::of(&self.view);
@@ -95,6 +97,16 @@ impl Lane {
                 let _ = self.open_member(slot);
             }
         }
+        self.find_swift();
+    }
+
+    /// Which members reads may go to without a second look: all that are in sync, if each has a queue.
+    #[cold]
+    pub(super) fn find_swift(&mut self) {
+        let all = self.sync.in_sync;
+        let whole = self.sync.serves && self.sync.answers && !Mutation::ReadStale.is_active();
+        let open = slots(all).all(|slot| self.queues[slot].is_some());
+        self.swift = if whole && open { all } else { 0 };
     }
 
     /// The member of `slot` is not what it was: nobody waits for its answers any more.
@@ -342,9 +354,37 @@ impl Lane {
 }
 
 impl MemberQueue {
+    /// Hands a read to the device as it is, or back.
+    #[inline]
+    #[allow(clippy::result_large_err)]
+    pub fn pass(&mut self, mut io: Io, token: Token) -> Result<(), Io> {
+        if !self.waiting.is_empty() {
+            return Err(io);
+        }
+        if self.inflight == 0 {
+            self.queue.rested();
+        }
+        let own = std::mem::replace(&mut io.token, token);
+        io.lba += self.first;
+        match self.queue.pass_read(io) {
+            Ok(()) => {
+                self.inflight += 1;
+                Ok(())
+            }
+            Err(mut io) => {
+                io.token = own;
+                io.lba -= self.first;
+                Err(io)
+            }
+        }
+    }
+
     /// `false`: there is no room. `sole`: no other member gets it, so it needs no handle of its own.
     #[inline]
     fn hand(&mut self, request: &mut Request, index: usize, slot: usize, sole: bool) -> bool {
+        if self.inflight == 0 {
+            self.queue.rested();
+        }
         let (mut op, mut flags) = (request.op, request.flags);
         if op == Op::Unmap && self.zeroes_for_unmap {
             (op, flags) = (Op::WriteZeroes, flags | Flags::DEALLOCATE);

@@ -11,6 +11,9 @@
 //!   poll  ◀───────────────────────────────────────────── completed ── ok
 //! ```
 //!
+//! Nearly every read is a swift one ([`request::Stage::Swift`]): a member takes it and answers it, and what the rest of this
+//! needs to know of a request is filled in only if it comes otherwise.
+//!
 //! What is taken keeps its place until it was answered and no device has anything of it left. Everything
 //! has a bound: [`DEPTH`] requests, as many parked or waiting for a member, and [`PLACES`]. A lane takes no
 //! lock but when the view changed, a member failed, or a region is to be made dirty.
@@ -38,7 +41,7 @@ use slab::Slab;
 
 use self::members::{MemberQueue, Sync};
 use self::read::READ_STRIPE;
-use self::request::{Request, Slots, Stage, Trouble, bit, slots, split_token};
+use self::request::{GENERATIONS, Request, Slots, Stage, Trouble, bit, slots, split_token};
 use self::requests::Requests;
 use crate::model::MAX_MEMBERS;
 use crate::shared::{LaneState, Shared};
@@ -65,6 +68,8 @@ pub struct Lane {
     state: Arc<LaneState>,
     view: Arc<View>,
     sync: Sync,
+    /// Members that a read may be handed to as it is, unless something lacks blocks.
+    swift: Slots,
     /// Children that each slot's device has or waits for.
     local: [u32; MAX_MEMBERS],
     requests: Requests,
@@ -141,6 +146,7 @@ impl Lane {
             waiting: 0,
             view: Arc::new(View::closed(&Default::default())),
             sync: Sync::default(),
+            swift: 0,
             local: [0; MAX_MEMBERS],
             requests: Requests::with_capacity(DEPTH),
             troubles: Slab::new(),
@@ -174,6 +180,12 @@ impl Lane {
         Ok(lane)
     }
 
+    /// Makes an I/O a request, and starts that.
+    fn take(&mut self, io: Io, start: Nanos) {
+        let index = self.requests.insert(io, self.generation, start);
+        self.start(index);
+    }
+
     /// Starts a request, or whatever is left of it.
     #[inline]
     fn start(&mut self, index: usize) {
@@ -188,6 +200,12 @@ impl Lane {
     #[inline]
     fn child_ended(&mut self, old: bool, completion: &mut Completion) -> bool {
         let (index, slot, generation) = split_token(completion.token);
+        if self.requests.is_swift(index, generation) {
+            if self.answer_swift(index, slot, completion) {
+                return true;
+            }
+            self.requests.settle();
+        }
         let known = self.requests.get_mut(index);
         let Some(request) = known.filter(|r| r.generation == generation) else {
             debug_assert!(false, "a member answered what nobody asked");
@@ -203,6 +221,13 @@ impl Lane {
         };
         if let Some(queue) = queue {
             queue.inflight -= 1;
+            if request.passed & bit(slot) != 0 {
+                request.passed &= !bit(slot);
+                let start = read::known(request.start);
+                queue
+                    .queue
+                    .count_read(request.blocks, completion.status, start);
+            }
         }
         let is_read = request.is_read();
         let old = old || request.with & bit(slot) == 0;
@@ -335,15 +360,17 @@ impl Queue for Lane {
             self.ready.push_back(io.complete(status));
             return Ok(());
         }
-        self.generation = self.generation.wrapping_add(1);
+        self.generation = self.generation.wrapping_add(1) & GENERATIONS;
         // With nothing open nobody may have polled, so the time is not known.
         let start = match self.open {
             0 => Nanos::ZERO,
             _ => self.now,
         };
         self.open += 1;
-        let index = self.requests.insert(io, self.generation, start);
-        self.start(index);
+        match io.op {
+            Op::Read if self.swift != 0 => self.read_swiftly(io, start),
+            _ => self.take(io, start),
+        }
         Ok(())
     }
 
@@ -383,6 +410,7 @@ impl Queue for Lane {
     }
 
     fn abort(&mut self, token: Token) -> bool {
+        self.requests.settle();
         let asked = |r: &Request| r.pending.as_ref().is_some_and(|p| p.token() == token);
         let found = self.requests.iter().find(|(_, r)| asked(r));
         match found.map(|(index, _)| index) {

@@ -4,11 +4,12 @@
 //! to them. The read goes on with another member and other buffers, and what is left of it with the first one is an
 //! orphan of the lane until that device lets go.
 
-use nacre_bdev::{Completion, Status};
+use nacre_bdev::{Completion, Io, Status};
+use nacre_reactor::Nanos;
 
 use super::Lane;
 use super::park::PAUSE;
-use super::request::{Slots, Stage, Why, bit, slots};
+use super::request::{Slots, Stage, Why, bit, child_token, slots};
 use crate::model::ReadPolicy;
 use crate::mutation::Mutation;
 use crate::shared::{Failure, Repair};
@@ -19,6 +20,58 @@ pub(super) const READ_STRIPE: u32 = 18;
 const SLACK: u32 = 4;
 
 impl Lane {
+    /// Nearly every read: all members in sync have everything, and one of them takes it as it is. The others are taken as
+    /// usual.
+    #[inline]
+    pub(super) fn read_swiftly(&mut self, io: Io, start: Nanos) {
+        let of = self.swift;
+        let slot = match of & (of - 1) {
+            0 => of.trailing_zeros() as usize,
+            _ if slots(of).all(|slot| self.shared.needs[slot].is_none()) => {
+                self.choose_of(io.lba, of)
+            }
+            _ => return self.take(io, start),
+        };
+        self.enter_slot(slot);
+        // Looked at after the slot was entered, as in `start_read`.
+        let current = self.shared.version() == self.view.version;
+        let Some(queue) = self.queues[slot].as_mut().filter(|_| current) else {
+            self.leave_slot(slot);
+            return self.take(io, start);
+        };
+        let generation = self.generation;
+        let index = self.requests.insert_swift(&io, slot, generation, start);
+        if let Err(io) = queue.pass(io, child_token(index, slot, generation)) {
+            self.requests.remove_swift(index).0.abandon();
+            self.leave_slot(slot);
+            self.take(io, start);
+        }
+    }
+
+    /// `false`: it could not be read, or may not be answered: it is to be one like the others.
+    #[inline]
+    pub(super) fn answer_swift(
+        &mut self,
+        index: usize,
+        slot: usize,
+        completion: &mut Completion,
+    ) -> bool {
+        if !completion.status.is_ok() || !self.sync.answers || self.has_lost(slot) {
+            return false;
+        }
+        let (pending, start, blocks) = self.requests.remove_swift(index);
+        completion.token = pending.abandon();
+        if let Some(queue) = &mut self.queues[slot] {
+            queue.inflight -= 1;
+            queue.queue.count_read(blocks, Status::Ok, known(start));
+        }
+        self.leave_slot(slot);
+        self.turn.reads[slot] += 1;
+        self.turn.any = true;
+        self.answered(start);
+        true
+    }
+
     #[inline]
     pub(super) fn start_read(&mut self, index: usize) {
         loop {
@@ -58,7 +111,7 @@ impl Lane {
         if left & left.wrapping_sub(1) == 0 {
             return slots(left).next();
         }
-        Some(self.choose_of(index, left))
+        Some(self.choose_of(self.requests[index].lba, left))
     }
 
     /// Members to be read that were not yet tried. While members are reconciled those that lack something of it
@@ -126,11 +179,11 @@ impl Lane {
     }
 
     #[inline]
-    fn choose_of(&mut self, index: usize, left: Slots) -> usize {
+    fn choose_of(&mut self, lba: u64, left: Slots) -> usize {
         let local = left & self.sync.local;
         match self.view.read_policy {
-            ReadPolicy::LocalFirst if local != 0 => self.nearest(index, local),
-            ReadPolicy::LocalFirst => self.nearest(index, left),
+            ReadPolicy::LocalFirst if local != 0 => self.nearest(lba, local),
+            ReadPolicy::LocalFirst => self.nearest(lba, left),
             ReadPolicy::LeastOutstanding => {
                 let load = |slot: &usize| self.local[*slot];
                 slots(left).min_by_key(load).unwrap_or_default()
@@ -147,8 +200,7 @@ impl Lane {
     /// Each stripe of the volume has a member that its reads go to, so that every member's cache has a part of
     /// the volume in place of all of them the same; unless that one has clearly more to do than another.
     #[inline]
-    fn nearest(&self, index: usize, among: Slots) -> usize {
-        let lba = self.requests[index].lba;
+    fn nearest(&self, lba: u64, among: Slots) -> usize {
         let turn = (lba >> self.read_shift) as u32 % among.count_ones();
         let (mut chosen, mut least) = (0, u32::MAX);
         let (mut idlest, mut at) = (0, 0);
@@ -318,4 +370,10 @@ impl Lane {
             }
         }
     }
+}
+
+/// When an I/O came, if that is known.
+#[inline]
+pub(super) fn known(start: Nanos) -> Option<Nanos> {
+    (start != Nanos::ZERO).then_some(start)
 }

@@ -29,6 +29,9 @@ pub(super) enum Stage {
     /// With the members, or waiting for a judgement on one of them.
     Flying,
     Parked(Why),
+    /// A read that the member in this slot has, and of which nothing else is to be known: only what stands before the
+    /// sets is filled in. Whoever looks at requests makes it one like the others first: `Requests::settle`.
+    Swift(u8),
     /// Over; only answers of devices are missing that nobody waits for.
     Orphaned,
     /// It is none: a place for one.
@@ -52,21 +55,24 @@ pub(super) enum Why {
     Equal(u64),
 }
 
+/// The first line of the processor's cache has all that a read needs which one member takes and answers: see
+/// [`Stage::Swift`].
+#[repr(C, align(64))]
 pub(super) struct Request {
     /// `None`: it was answered, and only its children or its locks are left.
     pub pending: Option<Pending>,
-    pub op: Op,
-    pub flags: Flags,
     pub stage: Stage,
     pub lba: u64,
+    /// When it came, or zero if the time was not known.
+    pub start: Nanos,
     pub blocks: u32,
     pub generation: u32,
-    /// What is not with a device. A write to several members stays here, and each is given a handle on it.
-    pub data: Extents,
     /// Bytes of the first of its buffers; 0: it has none.
     pub first: u32,
+    pub op: Op,
+    pub flags: Flags,
 
-    // Sets of slots. A slot that left the view is in none of them but the last.
+    // Sets of slots. A slot that left the view is in none of them but the last two.
     /// Its device has the child.
     pub with: Slots,
     /// The child waits for room in the device's queue, or for a while.
@@ -82,6 +88,8 @@ pub(super) struct Request {
     pub unread: Slots,
     /// The device has the child, and nobody waits for it.
     pub orphans: Slots,
+    /// The child was passed through its member's layer, which does not know what it is.
+    pub passed: Slots,
 
     /// By how many upkeeps each child is old.
     pub ages: [u8; MAX_MEMBERS],
@@ -102,8 +110,8 @@ pub(super) struct Request {
     /// Its place among the lane's writes in flight.
     pub place: u32,
     pub trouble: u32,
-    /// When it came, or zero if the time was not known.
-    pub start: Nanos,
+    /// What is not with a device. A write to several members stays here, and each is given a handle on it.
+    pub data: Extents,
 }
 
 impl Request {
@@ -111,14 +119,14 @@ impl Request {
     pub fn free() -> Request {
         Request {
             pending: None,
-            op: Op::Flush,
-            flags: Flags::empty(),
             stage: Stage::Free,
             lba: 0,
+            start: Nanos::ZERO,
             blocks: 0,
             generation: 0,
-            data: Extents::new(),
             first: 0,
+            op: Op::Flush,
+            flags: Flags::empty(),
             with: 0,
             queued: 0,
             ok: 0,
@@ -126,6 +134,7 @@ impl Request {
             tried: 0,
             unread: 0,
             orphans: 0,
+            passed: 0,
             ages: [0; MAX_MEMBERS],
             aborted: false,
             given_up: false,
@@ -137,22 +146,46 @@ impl Request {
             since: None,
             place: 0,
             trouble: NO_TROUBLE,
-            start: Nanos::ZERO,
+            data: Extents::new(),
         }
     }
 
     /// Makes it that of `io`. Field by field: what was made elsewhere would have to be copied here.
     #[inline]
     pub fn begin(&mut self, io: Io, generation: u32, start: Nanos) {
-        self.pending = Some(Pending::new(io.token));
-        self.op = io.op;
-        self.flags = io.flags;
+        self.begin_swift(&io, 0, generation, start);
         self.stage = Stage::Flying;
+        self.data = io.data;
+        self.clear();
+    }
+
+    /// Makes it that of a read that goes to the member in `slot` at once, with the data of `io`.
+    #[inline]
+    pub fn begin_swift(&mut self, io: &Io, slot: usize, generation: u32, start: Nanos) {
+        self.pending = Some(Pending::new(io.token));
+        self.stage = Stage::Swift(slot as u8);
         self.lba = io.lba;
+        self.start = start;
         self.blocks = io.blocks;
         self.generation = generation;
         self.first = io.data.first().map_or(0, |buf| buf.len() as u32);
-        self.data = io.data;
+        self.op = io.op;
+        self.flags = io.flags;
+    }
+
+    /// Makes it one like the others, if it is a swift one. Its data is with the member.
+    pub fn settle(&mut self) {
+        if let Stage::Swift(slot) = self.stage {
+            self.stage = Stage::Flying;
+            self.clear();
+            self.with = bit(usize::from(slot));
+            self.passed = self.with;
+        }
+    }
+
+    /// Fills in what a request begins with, but for its data.
+    #[inline]
+    fn clear(&mut self) {
         self.with = 0;
         self.queued = 0;
         self.ok = 0;
@@ -160,6 +193,7 @@ impl Request {
         self.tried = 0;
         self.unread = 0;
         self.orphans = 0;
+        self.passed = 0;
         self.ages = [0; MAX_MEMBERS];
         self.aborted = false;
         self.given_up = false;
@@ -171,7 +205,6 @@ impl Request {
         self.since = None;
         self.place = 0;
         self.trouble = NO_TROUBLE;
-        self.start = start;
     }
 
     pub fn end(&self) -> u64 {
@@ -220,7 +253,11 @@ impl Trouble {
 
 // A child's token: the generation tells an answer to this request from one to its predecessor in the same place.
 //
-//   generation:32 | slot:8 | index:24
+//   0 | generation:31 | 0 | slot:7 | index:24
+//
+// The bits that are 0 are the layer's, for what is passed through it.
+
+pub(super) const GENERATIONS: u32 = 0x7fff_ffff;
 
 pub(super) fn child_token(index: usize, slot: usize, generation: u32) -> Token {
     u64::from(generation) << 32 | (slot as u64) << 24 | index as u64

@@ -3,7 +3,7 @@
 
 use std::ops::{Index, IndexMut};
 
-use nacre_bdev::Io;
+use nacre_bdev::{Io, Pending};
 use nacre_reactor::Nanos;
 
 use super::request::{Request, Stage};
@@ -12,6 +12,8 @@ use super::request::{Request, Stage};
 pub(super) struct Requests {
     places: Vec<Request>,
     free: Vec<u32>,
+    /// How many are [`Stage::Swift`].
+    swift: usize,
 }
 
 impl Requests {
@@ -19,6 +21,7 @@ impl Requests {
         Requests {
             places: Vec::with_capacity(capacity),
             free: Vec::with_capacity(capacity),
+            swift: 0,
         }
     }
 
@@ -40,12 +43,60 @@ impl Requests {
     /// Takes an I/O into a free place.
     #[inline]
     pub fn insert(&mut self, io: Io, generation: u32, start: Nanos) -> usize {
-        let index = match self.free.pop() {
-            Some(index) => index as usize,
-            None => self.grow(),
-        };
+        let index = self.place();
         self.places[index].begin(io, generation, start);
         index
+    }
+
+    /// Takes a read into a free place that the member in `slot` gets at once, with its data.
+    #[inline]
+    pub fn insert_swift(&mut self, io: &Io, slot: usize, generation: u32, start: Nanos) -> usize {
+        let index = self.place();
+        self.places[index].begin_swift(io, slot, generation, start);
+        self.swift += 1;
+        index
+    }
+
+    #[inline]
+    fn place(&mut self) -> usize {
+        match self.free.pop() {
+            Some(index) => index as usize,
+            None => self.grow(),
+        }
+    }
+
+    #[inline]
+    pub fn is_swift(&self, index: usize, generation: u32) -> bool {
+        let place = self.places.get(index);
+        place.is_some_and(|r| r.generation == generation && matches!(r.stage, Stage::Swift(_)))
+    }
+
+    /// Ends a swift one, for the caller to answer it: says when it came, and how long it is.
+    ///
+    /// # Panics
+    /// When it is none.
+    #[inline]
+    pub fn remove_swift(&mut self, index: usize) -> (Pending, Nanos, u32) {
+        let request = &mut self.places[index];
+        let pending = request.pending.take().expect("a swift one is open");
+        request.stage = Stage::Free;
+        self.swift -= 1;
+        self.free.push(index as u32);
+        (pending, request.start, request.blocks)
+    }
+
+    /// Makes the swift ones such as the others: they are about to be looked at.
+    #[inline]
+    pub fn settle(&mut self) {
+        if self.swift > 0 {
+            self.settle_all();
+        }
+    }
+
+    #[cold]
+    fn settle_all(&mut self) {
+        self.places.iter_mut().for_each(Request::settle);
+        self.swift = 0;
     }
 
     #[cold]
@@ -73,16 +124,19 @@ impl Requests {
     }
 
     pub fn contains(&self, index: usize) -> bool {
+        debug_assert_eq!(self.swift, 0, "they are to be settled first");
         let place = self.places.get(index);
         place.is_some_and(|request| request.stage != Stage::Free)
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (usize, &Request)> {
+        debug_assert_eq!(self.swift, 0, "they are to be settled first");
         let places = self.places.iter().enumerate();
         places.filter(|(_, request)| request.stage != Stage::Free)
     }
 
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (usize, &mut Request)> {
+        debug_assert_eq!(self.swift, 0, "they are to be settled first");
         let places = self.places.iter_mut().enumerate();
         places.filter(|(_, request)| request.stage != Stage::Free)
     }
@@ -93,14 +147,18 @@ impl Index<usize> for Requests {
 
     #[inline]
     fn index(&self, index: usize) -> &Request {
-        &self.places[index]
+        let request = &self.places[index];
+        debug_assert!(!matches!(request.stage, Stage::Swift(_)), "settle it first");
+        request
     }
 }
 
 impl IndexMut<usize> for Requests {
     #[inline]
     fn index_mut(&mut self, index: usize) -> &mut Request {
-        &mut self.places[index]
+        let request = &mut self.places[index];
+        debug_assert!(!matches!(request.stage, Stage::Swift(_)), "settle it first");
+        request
     }
 }
 

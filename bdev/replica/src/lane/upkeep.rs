@@ -32,6 +32,7 @@ impl Lane {
         self.adopted = false;
         self.viewed = true;
         self.pushed = true;
+        self.requests.settle();
         for index in 0..self.requests.end() {
             if self.requests.contains(index) {
                 self.judge(index);
@@ -42,6 +43,8 @@ impl Lane {
     #[cold]
     pub(super) fn upkeep(&mut self) {
         self.upkeep_at = self.now + self.pace;
+        self.find_swift();
+        self.requests.settle();
         if self.requests.is_empty() {
             return;
         }

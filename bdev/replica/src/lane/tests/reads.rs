@@ -60,6 +60,48 @@ fn a_late_read_goes_to_another_member() {
     r.clean();
 }
 
+/// Each is counted once for the member that had it, whatever became of it meanwhile.
+#[test]
+fn reads_are_counted_where_they_were() {
+    let mut r = rig(2);
+    let counted = |r: &Rig| {
+        [0, 1].map(|slot| {
+            let stats = r.layers[slot].stats().snapshot();
+            (stats.op(Op::Read).ops, stats.op(Op::Read).errors)
+        })
+    };
+    let read = r.read(0);
+    r.answer("A", Status::Ok);
+    assert_eq!(r.take(), [(read, Status::Ok)]);
+    assert_eq!(counted(&r), [(1, 0), (0, 0)]);
+    // Nobody polled the member's queue for a while; and the view is another when it ends.
+    r.pass(Duration::from_secs(2));
+    let read = r.read(0);
+    r.publish(|_| {});
+    r.turn();
+    r.answer("A", Status::Ok);
+    assert_eq!(r.take(), [(read, Status::Ok)]);
+    assert_eq!(counted(&r), [(2, 0), (0, 0)]);
+    let latency = r.layers[0].stats().snapshot().op(Op::Read).latency_max_ns;
+    assert!(latency < 1_000_000_000, "{latency} ns");
+    // The first cannot read it.
+    let read = r.read(0);
+    r.answer("A", Status::ReadError);
+    r.answer("B", Status::Ok);
+    assert_eq!(r.take(), [(read, Status::Ok)]);
+    assert_eq!(counted(&r), [(2, 1), (1, 0)]);
+    r.clean();
+    // It answers when another has already.
+    let read = r.read(0);
+    r.pass(DEADLINE + Duration::from_millis(200));
+    r.answer("B", Status::Ok);
+    assert_eq!(r.take(), [(read, Status::Ok)]);
+    assert_eq!(counted(&r), [(2, 1), (2, 0)]);
+    r.answer("A", Status::Aborted);
+    assert_eq!(counted(&r), [(2, 2), (2, 0)]);
+    r.clean();
+}
+
 /// Without a buffer it waits for one, or for that which the late one has.
 #[test]
 fn a_late_read_without_another_buffer() {
