@@ -153,6 +153,7 @@ impl Control {
             why: Some("it is new".into()),
         };
         let _one = self.membership.lock().await;
+        self.must_hold().await?;
         // Labelled before the store knows it: a device that is in the store but has no label of the volume
         // would be taken for a foreign one.
         let mut next = self.state.borrow().record.clone();
@@ -204,6 +205,7 @@ impl Control {
         }
         self.shared.needs[slot].assign(|_| false);
         self.publish();
+        gone?;
         if let Some(live) = live {
             // What is left of it would only say that it belonged here once.
             for place in [Place::A, Place::B] {
@@ -218,7 +220,6 @@ impl Control {
             self.let_others_in(&live).await;
             self.disks.forget(&live.disk);
         }
-        gone?;
         self.say(Happened::MemberRemoved {
             member: member.id,
             device: member.device,

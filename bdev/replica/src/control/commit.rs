@@ -131,6 +131,28 @@ impl Control {
         }
     }
 
+    /// That the volume is this holder's as of now. Asked before it writes to a device that is not known for its own: it may
+    /// be a replica of the holder that came after it.
+    pub(super) async fn must_hold(&self) -> Result<(), VolumeError> {
+        let record = self.state.borrow().record.clone();
+        if let Some(why) = self.state.borrow().fenced.clone() {
+            let name = record.name;
+            return Err(VolumeError::Fenced { name, why });
+        }
+        let found = self.store.load(self.id).await?;
+        // What differs besides is a change of this holder's that is under way.
+        if (found.epoch, found.holder) == (record.epoch, record.holder) {
+            return Ok(());
+        }
+        let error = StoreError::Conflict {
+            id: self.id,
+            expected: record.version(),
+            found: found.version(),
+        };
+        self.fence(error.to_string());
+        Err(error.into())
+    }
+
     fn store_heard(&self) {
         if self.state.borrow_mut().store_lost.take().is_some() {
             self.say(Happened::StoreBack);

@@ -248,6 +248,48 @@ fn the_former_holder_is_fenced() {
     assert!(matches!(new.member_state("d0"), MemberState::InSync));
 }
 
+/// A holder that lost the volume and does not know it yet makes no device its own, and wipes none: they may be replicas of
+/// the one that has it now.
+#[test]
+fn a_former_holder_leaves_devices_alone() {
+    let add = |force| Command::Add {
+        device: "d2".into(),
+        force,
+    };
+    let remove = || Command::Remove {
+        member: "d0".into(),
+        force: None,
+    };
+    let take: [&dyn Fn() -> Command; 2] = [&|| add(true), &remove];
+    for command in take {
+        let mut old = World::empty(3);
+        old.create(2, Settings::default()).unwrap();
+        old.open().unwrap();
+        old.write(0, 8, 1);
+        let mut new = old.rival(2);
+        new.store = old.store.clone();
+        new.shelf.forget_claims();
+        new.open().unwrap();
+        new.run(add(false)).unwrap();
+        new.until_healthy();
+        let labels = |world: &World| {
+            let disks = ["d0", "d1", "d2"].map(|disk| world.reserved(disk));
+            disks.map(|disk| disk.iter().map(|buf| buf.to_vec()).collect::<Vec<_>>())
+        };
+        let before = labels(&new);
+        assert_eq!(old.state(), VolumeState::Healthy);
+        let refused = old.run(command()).unwrap_err().to_string();
+        assert!(refused.contains("the store has epoch 2"), "{refused}");
+        assert_eq!(old.state(), VolumeState::Fenced);
+        assert!(before == labels(&new), "{:?} wrote something", command());
+        let fenced = old.run(command()).unwrap_err();
+        assert!(matches!(fenced, VolumeError::Fenced { .. }), "{fenced}");
+        assert!(before == labels(&new), "it wrote something after that");
+        new.write(8, 8, 2);
+        assert_eq!(new.read(0), 1);
+    }
+}
+
 /// The holder dies when the store knows the new size and the holder does not know that yet: what the members
 /// hold in the new part is made equal by the next one.
 #[test]
