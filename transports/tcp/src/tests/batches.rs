@@ -7,7 +7,7 @@ use nacre_nvmf::tcp::HostConfig;
 use nacre_nvmf::transport::{HostCommand, HostEvent, HostTransport};
 use nacre_nvmf_wire::opcode::io;
 use nacre_nvmf_wire::sqe::Sqe;
-use nacre_reactor::Clock;
+use nacre_reactor::{Clock, EventSet, Events, Idle};
 
 use super::sockets::{Server, ready};
 use crate::{HostOptions, HostStats, StatsSnapshot, TcpConfig, TcpHost, connect_host};
@@ -196,5 +196,34 @@ fn an_idle_connection_among_few() {
     while pair.poll(1) == 0 {
         assert!(Instant::now() < deadline, "the idle one is never served");
         pair.server.turn_at(now);
+    }
+}
+
+/// A host that sleeps after it has sent is woken by the answer, whether that comes before its first sleep or after.
+#[test]
+fn a_sleeping_host_is_woken() {
+    let mut pair = Pair::connected(1);
+    let readable = |fd, patience| {
+        // An epoll in an epoll is readable when it has something.
+        let outer = EventSet::new().unwrap();
+        outer.add_raw(fd, 1).unwrap();
+        let mut list = Events::with_capacity(1);
+        outer.wait(&mut list, patience).unwrap() == 1
+    };
+    for answered_first in [true, false, true] {
+        pair.submit(0);
+        assert_eq!(pair.poll(0), 0);
+        if answered_first {
+            pair.answered(0);
+        }
+        let now = pair.clock.now();
+        assert_ne!(pair.hosts[0].arm(now), Idle::Busy);
+        let fd = pair.hosts[0].wake_fd().unwrap();
+        if !answered_first {
+            assert!(!readable(fd, Duration::ZERO));
+            pair.answered(0);
+        }
+        assert!(readable(fd, Duration::from_secs(30)));
+        assert_eq!(pair.poll(0), usize::from(DEPTH));
     }
 }
