@@ -151,8 +151,10 @@ fn devices() -> Vec<(&'static str, Arc<dyn Bdev>)> {
     malloc("B1");
     malloc("B2");
     let over = serde_json::json!({"name": "P", "base_bdev_name": "B1"});
+    // Its identity is the seed of what it delays: of another one each time, some have their most under way at last.
     let slow = serde_json::json!({"name": "D", "base_bdev_name": "B2", "avg_read_latency": 20,
-        "p99_read_latency": 100, "avg_write_latency": 10, "p99_write_latency": 90});
+        "p99_read_latency": 100, "avg_write_latency": 10, "p99_write_latency": 90,
+        "uuid": "5eed0000-0000-4000-8000-000000000001"});
     vec![
         ("malloc", malloc("M")),
         (

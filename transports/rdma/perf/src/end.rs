@@ -35,6 +35,12 @@ pub struct LaneSizes {
 /// One place of a send queue is kept for the ring's own use.
 const OWN: u32 = 1;
 
+/// What the client has got may be answered by it before its acknowledgement, and with that the completion here, is
+/// seen. So many messages may be that late, beyond those that may be under way.
+const LATE: u32 = 16;
+/// The same for echoes, of which each has a buffer.
+const LATE_ECHOES: u32 = 4;
+
 impl LaneSizes {
     /// Of the control connection: a message now and then, and the last one.
     pub const CONTROL: LaneSizes = LaneSizes {
@@ -88,8 +94,11 @@ impl LaneSizes {
         let (sends, recvs, tail, spare) = match (terms.op, terms.measure) {
             // Twice the depth, so that the client goes on while credits are on their way.
             (Op::Send, Measure::Bandwidth) => (2, 2 * depth, tail_of(terms), 0),
-            (Op::Send, Measure::Latency) => (depth + 1, depth + 1, tail_of(terms), depth + 1),
-            (Op::Write, _) if terms.verify => (depth + 1, depth + 1, 0, 0),
+            (Op::Send, Measure::Latency) => {
+                let sends = depth + LATE_ECHOES;
+                (sends, depth + 1, tail_of(terms), sends)
+            }
+            (Op::Write, _) if terms.verify => (2 * depth + LATE, depth + 1, 0, 0),
             (Op::Write | Op::Read, _) => (1, 1, 0, 0),
         };
         LaneSizes {
