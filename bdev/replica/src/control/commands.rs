@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 use super::Control;
 use super::create::{Bench, check_name, check_settings};
+use super::disk::Disk;
 use super::state::Retry;
 use crate::format::{BLOCK, Place, REGIONS_PER_PAGE, label_offset};
 use crate::handle::{Asked, Command, Happened, VolumeError};
@@ -205,26 +206,32 @@ impl Control {
         }
         self.shared.needs[slot].assign(|_| false);
         self.publish();
-        gone?;
         if let Some(live) = live {
-            // What is left of it would only say that it belonged here once.
-            for place in [Place::A, Place::B] {
-                let at = label_offset(place);
-                let wiped = self.write_block(&live.disk, at, Flags::FUA, &[0; BLOCK]);
-                if let Err(why) = wiped.await {
-                    let (device, why) = (&live.disk.name, super::judge::describe(why));
-                    tracing::warn!(device, why, "the label of a removed replica stays");
-                    break;
-                }
+            if gone.is_ok() {
+                self.wipe_labels(&live.disk).await;
             }
             self.let_others_in(&live).await;
             self.disks.forget(&live.disk);
         }
+        gone?;
         self.say(Happened::MemberRemoved {
             member: member.id,
             device: member.device,
         });
         Ok(())
+    }
+
+    /// What is left of them would only say that the device belonged here once.
+    async fn wipe_labels(&self, disk: &Disk) {
+        for place in [Place::A, Place::B] {
+            let at = label_offset(place);
+            let wiped = self.write_block(disk, at, Flags::FUA, &[0; BLOCK]);
+            if let Err(why) = wiped.await {
+                let (device, why) = (&disk.name, super::judge::describe(why));
+                tracing::warn!(device, why, "the label of a removed replica stays");
+                break;
+            }
+        }
     }
 
     async fn offline(&self, member: &str, force: Option<String>) -> Result<(), VolumeError> {
