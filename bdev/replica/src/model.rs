@@ -125,8 +125,9 @@ pub struct Settings {
     pub read_errors: u32,
     /// Bytes per second that resync and rebuild may copy at most; 0: no limit.
     pub resync_bytes_per_s: u64,
-    /// Milliseconds for which a returning member is left alone before it is copied to, so that nothing
-    /// of its former connections can still arrive.
+    /// Milliseconds for which nothing is copied to a member that returns, nor by a holder that has just opened
+    /// the volume or has closed a queue with writes under way, so that nothing of former connections can still
+    /// arrive.
     pub settle_ms: u64,
     /// Hours between verifications that run by themselves; 0: none.
     pub verify_hours: u32,

@@ -50,6 +50,8 @@ pub struct Shared {
     copying: AtomicU64,
     /// Grows whenever a lane adds to the needs.
     unequal: AtomicU64,
+    /// Writes that devices still had when their lane was closed.
+    abandoned: AtomicU64,
     /// Regions that lanes asked to be made equal at once, and those of them that were tried: the control goes
     /// by the order in which they were asked for.
     urgent: AtomicU64,
@@ -235,6 +237,7 @@ impl Shared {
             needs: std::array::from_fn(|_| Needs::new(regions)),
             copying: AtomicU64::new(NO_REGION),
             unequal: AtomicU64::new(0),
+            abandoned: AtomicU64::new(0),
             urgent: AtomicU64::new(0),
             tried: AtomicU64::new(0),
             version: AtomicU64::new(0),
@@ -394,6 +397,17 @@ impl Shared {
         self.unequal.fetch_add(1, Ordering::SeqCst);
         regions.for_each(|region| self.needs[slot].insert(region));
         self.wake_control();
+    }
+
+    /// Writes that devices still had when their lane was closed: each may yet be done, and nobody hears of it.
+    pub fn abandoned(&self) -> u64 {
+        self.abandoned.load(Ordering::SeqCst)
+    }
+
+    /// A lane closes, and leaves a write to the devices. To be called before what it touches is added to the
+    /// needs, so that who finds it there finds this too.
+    pub fn abandon(&self) {
+        self.abandoned.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Tells the control of a failure. The answer is decided once the view's `judged` of the slot is at

@@ -80,6 +80,10 @@ pub(crate) struct Control {
     chunks: AsyncMutex<()>,
     /// When the next bytes may be copied.
     copy_at: Cell<Nanos>,
+    began: Nanos,
+    /// [`Shared::abandoned`] as it was when devices were last given the time to get over such writes; `None`: they
+    /// were not yet given it since the volume was opened.
+    settled: Cell<Option<u64>>,
     bells: Bells,
     tasks: RefCell<Vec<LocalTask<()>>>,
 }
@@ -186,6 +190,9 @@ impl Control {
             if self.shared.unequal() != state.unequal {
                 state.unequal = self.shared.unequal();
                 self.bells.resync.notify_one();
+                drop(state);
+                self.refresh_status();
+                state = self.state.borrow_mut();
             }
             if !news.urgent.is_empty() {
                 state.urgent.extend(news.urgent);

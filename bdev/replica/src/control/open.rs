@@ -141,6 +141,8 @@ impl Opening<'_> {
             log: AsyncMutex::new(()),
             chunks: AsyncMutex::new(()),
             copy_at: Cell::new(Nanos::ZERO),
+            began: self.core.now(),
+            settled: Cell::new(None),
             bells: Bells::default(),
             tasks: RefCell::default(),
         });

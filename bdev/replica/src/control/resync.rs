@@ -106,7 +106,29 @@ impl Control {
         (source, targets.collect())
     }
 
+    /// Waits while devices may still have writes that nobody hears of: those of whoever held the volume before,
+    /// and those of lanes that were closed. One that reached the source behind the copy would be there only.
+    async fn until_settled(&self) {
+        loop {
+            let abandoned = self.shared.abandoned();
+            let settle = Duration::from_millis(self.state.borrow().record.settings.settle_ms);
+            match self.settled.get() {
+                Some(settled) if settled == abandoned => return,
+                Some(_) => {
+                    self.core.after(settle).await;
+                    self.settled.set(Some(abandoned));
+                }
+                None => {
+                    let since = self.core.now().since(self.began);
+                    self.core.after(settle.saturating_sub(since)).await;
+                    self.settled.set(Some(0));
+                }
+            }
+        }
+    }
+
     async fn copy_region(&self, region: u64) -> Copied {
+        self.until_settled().await;
         let (source, targets) = self.parties(region);
         let Some((from, source)) = source else {
             // What differs among in-sync members was acknowledged to nobody: any of them is right.
@@ -143,6 +165,7 @@ impl Control {
         }
         self.shared.set_copying(NO_REGION);
         self.shared.ring_all();
+        self.refresh_status();
         copied
     }
 

@@ -138,7 +138,8 @@ impl Lane {
 
 impl Drop for Lane {
     /// Nobody is answered any more. Writes that some members have and others may not leave their regions
-    /// in `needs` of all but the first in-sync member, as an unclean stop would.
+    /// in `needs` of all but the first in-sync member, as an unclean stop would; those that a device still has
+    /// are counted, so that nothing is copied before they are over.
     fn drop(&mut self) {
         self.requests.settle();
         for slot in 0..MAX_MEMBERS {
@@ -150,6 +151,10 @@ impl Drop for Lane {
         for index in 0..self.requests.end() {
             if !self.requests.contains(index) {
                 continue;
+            }
+            let request = &self.requests[index];
+            if request.writes() && request.with | request.orphans != 0 {
+                self.shared.abandon();
             }
             if self.requests[index].locked {
                 self.leave_unequal(index);

@@ -229,7 +229,8 @@ struct SettingsArgs {
     /// What resync and rebuild may copy per second, such as 200MiB; 0: no limit
     #[arg(long, value_name = "SIZE", value_parser = super::size::parse_bytes)]
     resync_rate: Option<u64>,
-    /// How long a returning replica is left alone before it is copied to, such as 500ms
+    /// How long nothing is copied to a replica that returns, nor once the volume was opened or left by a host with
+    /// writes under way, such as 500ms
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     settle: Option<std::time::Duration>,
     /// Hours between verifications that run by themselves; 0: none

@@ -86,7 +86,8 @@ pub struct SettingsParams {
     read_errors: Option<u32>,
     /// What resync and rebuild may copy at most; 0: no limit.
     resync_bytes_per_s: Option<u64>,
-    /// How long a returning replica is left alone before it is copied to; 500 unless set.
+    /// How long nothing is copied to a replica that returns, nor once a volume was opened or left by a host with
+    /// writes under way; 500 unless set.
     settle_ms: Option<u64>,
     /// Hours between verifications that run by themselves; 0: none.
     verify_hours: Option<u32>,

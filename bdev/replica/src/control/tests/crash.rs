@@ -1,5 +1,6 @@
 //! The holder dies, and the volume is opened again.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_bdev::fault::{Action, Fault};
@@ -40,6 +41,45 @@ fn the_write_hole_is_closed() {
         e,
         Happened::ResyncEnded { kind: ResyncKind::Reconcile, bytes, .. } if *bytes == 1 << 20
     )));
+}
+
+/// What a device may still have of a former holder, or of a lane that was closed, is left to settle before
+/// anything is copied: it could reach the source behind the copy.
+#[test]
+fn what_nobody_hears_of_settles_before_it_is_copied() {
+    let settings = Settings {
+        settle_ms: 5_000,
+        ..Settings::default()
+    };
+    let before = Duration::from_millis(4_800);
+    let mut world = World::empty(2);
+    world.create(2, settings).unwrap();
+    world.open().unwrap();
+    world.write(0, 8, 1);
+    world.pass(Duration::from_secs(6));
+    for crash in [false, true, false] {
+        let hang = Fault::new(Action::Hang).on(&[Op::Write]);
+        world.shelf.fault("d1").inject(hang).unwrap();
+        let _never = world.begin_write(0, 8, 2);
+        world.pass(Duration::from_millis(10));
+        if crash {
+            world.crash();
+            world.shelf.fault("d1").clear();
+            world.open().unwrap();
+        } else {
+            world.lane = None;
+            world.shelf.fault("d1").clear();
+            let volume = Arc::clone(world.handle.as_ref().unwrap().volume());
+            world.lane = Some(volume.open(&world.pool).unwrap());
+        }
+        let began = world.clock.now();
+        world.until(|world| world.state() == VolumeState::Degraded);
+        world.write(8, 8, 3);
+        world.pass(before - world.clock.now().since(began));
+        assert_eq!(world.state(), VolumeState::Degraded, "crash: {crash}");
+        world.until_healthy();
+        world.all_equal(&["d0", "d1"]);
+    }
 }
 
 /// While members are made equal one of them is read. Where it cannot read, what another has is right from then
