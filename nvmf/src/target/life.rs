@@ -107,7 +107,10 @@ impl Group {
         }
         let qp = self.queues[q as usize].take().expect("just seen");
         self.devices_stale = true;
-        self.ports[qp.transport].queues[qp.conn.index as usize] = None;
+        // The transport was done with the connection long before a slow device was with its I/O: another one may have
+        // its place by now.
+        let place = &mut self.ports[qp.transport].queues[qp.conn.index as usize];
+        place.take_if(|(conn, _)| *conn == qp.conn);
         self.free_queues.push(q);
         if let Some(association) = &qp.association
             && association.remove_queue(qp.qid) == 0

@@ -56,3 +56,27 @@ fn idle_devices_clear_away() {
     assert_eq!((left(&told), polls(&told)), (0, idle + 7));
     assert_eq!(rig.status(io, read(2), &[]), StatusCode::SUCCESS);
 }
+
+/// Goal: a connection is heard though it has the place in its transport of one that has ended and whose I/O is still in
+/// a slow device. Method: the I/O ends when the new connection is in use.
+#[test]
+fn a_connection_in_the_place_of_one_with_io_left() {
+    let (mut rig, told) = rig_told();
+    let (admin, cntlid) = rig.admin();
+    let before = rig.io_queue(cntlid, 1);
+    told.tell(|state| state.held = true);
+    rig.send(before, read(1), None);
+    rig.turn();
+    rig.hang_up(before);
+    rig.reuse(before);
+    let after = rig.io_queue(cntlid, 2);
+    assert_eq!(before.index, after.index);
+    assert_eq!(rig.group.queue_pairs(), 3);
+    told.tell(|state| state.held = false);
+    (0..3).for_each(|_| rig.turn());
+    assert_eq!(rig.group.queue_pairs(), 2, "the I/O has ended");
+    assert_eq!(rig.status(after, read(2), &[]), StatusCode::SUCCESS);
+    rig.hang_up(after);
+    rig.hang_up(admin);
+    rig.assert_clean();
+}

@@ -166,6 +166,8 @@ pub struct Rig {
     /// The other core, if there is one.
     other: Option<(Group, Rc<RefCell<Wire>>)>,
     next_conn: u32,
+    /// The connection whose place the next one gets.
+    reused: Option<ConnId>,
     next_cid: u16,
 }
 
@@ -231,6 +233,7 @@ impl Rig {
             hostid: [1; 16],
             other,
             next_conn: 0,
+            reused: None,
             next_cid: 0,
         }
     }
@@ -286,11 +289,17 @@ impl Rig {
 
     /// A connection that has sent nothing yet.
     pub fn open(&mut self) -> ConnId {
-        let conn = ConnId {
-            index: self.next_conn,
-            generation: 7,
+        let conn = match self.reused.take() {
+            Some(before) => ConnId {
+                generation: before.generation + 1,
+                ..before
+            },
+            None => ConnId {
+                index: self.next_conn,
+                generation: 7,
+            },
         };
-        self.next_conn += 1;
+        self.next_conn = self.next_conn.max(conn.index + 1);
         let event = Event::Opened {
             conn,
             listener: self.listener,
@@ -299,6 +308,11 @@ impl Rig {
         };
         self.wire.borrow_mut().events.push_back(event);
         conn
+    }
+
+    /// The next connection gets the place of one that has ended.
+    pub fn reuse(&mut self, conn: ConnId) {
+        self.reused = Some(conn);
     }
 
     pub fn send(&mut self, conn: ConnId, sqe: Sqe, data: Option<Buf>) {
