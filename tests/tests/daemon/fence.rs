@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::ledger::BLOCK;
 use crate::reservations::Host as Stranger;
-use crate::volumes::{healthy, patient, replica, until, verify_bytes};
+use crate::volumes::{HOLD_MS, healthy, patient, replica, until, verify_bytes};
 
 const SIZE: u64 = 24 << 20;
 const FAR: &str = "nqn.2025-01.io.nacre:far";
@@ -80,7 +80,7 @@ fn a_replica_that_somebody_else_reserved() {
     let mut daemon = place.start();
     attach(&mut daemon, far);
     daemon.create_file("near", BLOCK as u32, SIZE);
-    let settings = json!({ "settle_ms": 50 });
+    let settings = json!({ "settle_ms": 50, "frozen_hold_ms": HOLD_MS });
     daemon.call(
         "volume_create",
         json!({ "name": "v", "devices": ["near", "farn1"], "settings": settings }),

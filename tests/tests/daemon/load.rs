@@ -1,7 +1,10 @@
 //! Verified load: writes, reads and flushes over two queues, each judged when it comes back.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::net::SocketAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::time::Instant;
 
 use nacre_bdev::{Completion, Io, Op, Status};
 use nacre_nvmf::host::{HostOptions, IoQueue, IoStats};
@@ -24,11 +27,21 @@ enum Work {
     Flush { promised: Vec<u64> },
 }
 
+impl fmt::Display for Work {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Work::Write { lba, blocks } => write!(f, "write of {lba}+{blocks}"),
+            Work::Read { lba } => write!(f, "read of {lba}"),
+            Work::Flush { .. } => f.write_str("flush"),
+        }
+    }
+}
+
 pub struct Load {
     pub host: Host,
     pub ledger: Ledger,
     rng: Rng,
-    under_way: HashMap<u64, Work>,
+    under_way: HashMap<u64, (Work, Instant)>,
     writes: u32,
     completed: u64,
 }
@@ -59,11 +72,16 @@ impl Load {
     pub fn run_during<T: Send>(&mut self, meanwhile: impl FnOnce() -> T + Send) -> T {
         std::thread::scope(|scope| {
             let meanwhile = scope.spawn(meanwhile);
-            while !meanwhile.is_finished() {
-                self.fill();
-                self.turn();
-            }
-            meanwhile.join().expect("nothing went wrong there")
+            let load = catch_unwind(AssertUnwindSafe(|| {
+                while !meanwhile.is_finished() {
+                    self.fill();
+                    self.turn();
+                }
+            }));
+            let after = meanwhile.join();
+            // A daemon that it had is dropped by a thread that panics: it says what is in its log.
+            load.unwrap_or_else(|why| resume_unwind(why));
+            after.expect("nothing went wrong there")
         })
     }
 
@@ -133,12 +151,19 @@ impl Load {
         let token = self.host.submit(queue, |token| Io { token, ..io });
         let token = token.expect("the queue is deeper than the load");
         self.writes += u32::from(op == Op::Write);
-        self.under_way.insert(token, work);
+        self.under_way.insert(token, (work, Instant::now()));
     }
 
     fn completed(&mut self, completion: Completion) {
-        let work = self.under_way.remove(&completion.token).expect("ours");
-        assert_eq!(completion.status, Status::Ok, "the host gave up an I/O");
+        let (work, since) = self.under_way.remove(&completion.token).expect("ours");
+        assert_eq!(
+            completion.status,
+            Status::Ok,
+            "the host gave up an I/O: {work} after {:?}; controller {:?}; {:?}",
+            since.elapsed(),
+            self.host.controller.state(),
+            self.stats(),
+        );
         self.completed += 1;
         match work {
             Work::Write { lba, blocks } => {

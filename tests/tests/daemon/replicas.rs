@@ -16,7 +16,7 @@ use serde_json::json;
 
 use crate::ledger::BLOCK;
 use crate::load::Load;
-use crate::volumes::{events, healthy, patient, replica, until, verify_bytes};
+use crate::volumes::{HOLD_MS, events, healthy, patient, replica, until, verify_bytes};
 
 const MIB: u64 = 1 << 20;
 /// Of each replica; the load uses the first four.
@@ -27,8 +27,9 @@ const ROUNDS: u32 = 12;
 
 /// A daemon that has one disk for others.
 struct Keeper {
-    place: Place,
+    // Before its place, where its log is: it says what is there when a test fails.
     daemon: Option<Daemon>,
+    place: Place,
     address: SocketAddr,
     name: String,
 }
@@ -42,8 +43,8 @@ impl Keeper {
         daemon.add_namespace(&nqn, "disk");
         let address = daemon.listen(&nqn, &format!("{ip}:0"));
         Keeper {
-            place,
             daemon: Some(daemon),
+            place,
             address,
             name: name.to_owned(),
         }
@@ -89,7 +90,8 @@ fn hold(place: &Place, keepers: &[Keeper]) -> (Daemon, SocketAddr) {
     }
     // Reads go to all that are in sync, so that one that is not would be noticed.
     let settings = json!({
-        "read_policy": "round-robin", "settle_ms": 50, "deadline_ms": DEADLINE.as_millis() as u64,
+        "read_policy": "round-robin", "settle_ms": 50, "frozen_hold_ms": HOLD_MS,
+        "deadline_ms": DEADLINE.as_millis() as u64,
     });
     daemon.call(
         "volume_create",

@@ -20,7 +20,11 @@ const MEMBERS: [&str; 3] = ["a", "b", "c"];
 const MIB: u64 = 1 << 20;
 /// Of each file; the load uses the first four.
 const SIZE: u64 = 48 * MIB;
-const PATIENCE: Duration = Duration::from_secs(60);
+/// For a volume to come to what it is to be: its disk may stand still for a part of that.
+const PATIENCE: Duration = Duration::from_secs(180);
+/// How long a volume has hosts wait that cannot answer them, where they are to notice nothing: longer than a machine
+/// or its disk stands still. A decision about replicas is a flush of the disk, which all else here writes to, too.
+pub const HOLD_MS: u64 = 600_000;
 /// Of kills and stops together.
 const ENDS: u32 = 8;
 
@@ -34,7 +38,8 @@ fn serve(place: &Place, members: &[&str]) -> (Daemon, SocketAddr) {
         daemon.call("bdev_error_create", json!({ "base_name": name }));
     }
     // Reads are spread, so that a replica that is not in sync would be noticed.
-    let settings = json!({ "read_policy": "round-robin", "settle_ms": 50 });
+    let settings =
+        json!({ "read_policy": "round-robin", "settle_ms": 50, "frozen_hold_ms": HOLD_MS });
     daemon.call(
         "volume_create",
         json!({ "name": "v", "devices": members, "settings": settings }),
