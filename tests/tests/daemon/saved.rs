@@ -46,9 +46,10 @@ fn seen(daemon: &mut Daemon) -> [Value; 2] {
 }
 
 /// Goal: what was saved of published volumes is all there is of them: loaded where nothing of it is known, with new
-/// disks, hosts find the same subsystems on the same addresses, and they are the volumes' own: they follow its policy,
-/// and go when it is taken away. Method: one volume is published on an address, under another name by now, and one
-/// wherever the configuration file says; the data directory, the disks and that file are deleted.
+/// disks, and whether that daemon's configuration file has listeners or not, hosts find the same subsystems on the same
+/// addresses, and they are the volumes' own: they follow its policy, and go when it is taken away. Method: one volume is
+/// published on an address, under another name by now, and one wherever the configuration file says; the data directory
+/// and the disks are deleted, and the second time that file as well.
 #[test]
 fn published_volumes_are_published_again() {
     let (named, declared) = (free_address("127.0.0.1"), free_address("127.0.0.1"));
@@ -58,7 +59,7 @@ fn published_volumes_are_published_again() {
         "[[nvmf.listener]]\nname = \"lo\"\niface = [\"ip:127.0.0.1\"]\nport = {}\n",
         declared.port()
     );
-    std::fs::write(&toml, text).expect("a file");
+    std::fs::write(&toml, &text).expect("a file");
     let place = place.with("NACRE_CONFIG", toml.display());
     let mut daemon = place.start();
     for name in ["a", "b", "c"] {
@@ -86,11 +87,20 @@ fn published_volumes_are_published_again() {
     let saved = daemon.call("config_export", Value::Null);
     daemon.stop();
 
-    std::fs::remove_dir_all(place.path("data")).expect("its own");
-    std::fs::write(&toml, "").expect("its own");
-    for name in ["a", "b", "c"] {
-        std::fs::remove_file(place.path(&format!("{name}.img"))).expect("its own");
-    }
+    let forget = |text: &str| {
+        std::fs::remove_dir_all(place.path("data")).expect("its own");
+        std::fs::write(&toml, text).expect("its own");
+        for name in ["a", "b", "c"] {
+            std::fs::remove_file(place.path(&format!("{name}.img"))).expect("its own");
+        }
+    };
+    forget(&text);
+    let mut daemon = place.start();
+    load(&mut daemon, &saved);
+    assert_eq!(seen(&mut daemon), before);
+    daemon.stop();
+
+    forget("");
     let mut daemon = place.start();
     assert_eq!(daemon.call("volume_list", Value::Null), json!([]));
     load(&mut daemon, &saved);

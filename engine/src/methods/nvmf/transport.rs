@@ -12,7 +12,7 @@ use nacre_rdma::{RdmaConfig, RdmaPlug};
 use nacre_transport_tcp::{ConfigError, TcpConfig, TcpPlug};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 use tracing::warn;
 
 use super::{PATIENCE, check_target, key, refusal, wait_until};
@@ -417,7 +417,7 @@ async fn create(
 ) -> Result<(), RpcError> {
     transport.check(on)?;
     if plane.target.plug(kind).is_ok() {
-        return Err(TargetError::TransportExists { kind }.into());
+        return stands_for(on, kind, &transport);
     }
     let made = match kind {
         TransportType::Rdma => Made::Rdma(rdma_plug(on, plane, transport.rdma(on)).await?),
@@ -445,6 +445,33 @@ async fn create(
         );
     }
     Ok(())
+}
+
+/// A transport that listeners of the configuration file made is the one that is asked for, if it has the same options:
+/// a saved configuration makes its transports, whatever the file of the daemon that loads it has already. One that a
+/// call made is there, as SPDK has it.
+fn stands_for(on: &Engine, kind: TransportType, asked: &Transport) -> Result<(), RpcError> {
+    let exists = RpcError::from(TargetError::TransportExists { kind });
+    let made = on.journal.find(&key::transport(kind));
+    let Some(made) = made.filter(|entry| !entry.durable) else {
+        return Err(exists);
+    };
+    let (asked, made) = (json!(asked), made.record.params);
+    let differs = |(option, value): (&String, &Value)| {
+        let is = &made[option];
+        (is != value).then(|| format!("{option} is {is}, not {value}"))
+    };
+    let options = asked.as_object().into_iter().flatten();
+    let differences: Vec<String> = options.filter_map(differs).collect();
+    match differences.is_empty() {
+        true => Ok(()),
+        false => Err(exists
+            .cause(format!(
+                "listeners of the configuration file made it, with other options: {}",
+                differences.join(", ")
+            ))
+            .remedy("have the file say the same, or leave this call out")),
+    }
 }
 
 fn not_made(kind: TransportType, cause: impl ToString) -> RpcError {

@@ -179,6 +179,27 @@ fn our_own_listeners_need_no_transport_to_be_made() {
     );
 }
 
+/// A saved configuration makes its transports; the daemon that loads it has them already if its file has listeners.
+#[test]
+fn a_transport_of_the_file_is_the_one_that_a_saved_configuration_makes() {
+    let bench = bench();
+    let make = "nvmf_create_transport";
+    let tcp = json!({ "trtype": "TCP" });
+    bench.run(bench.engine.declared_call(make, &tcp)).unwrap();
+    let saved = bench.call("nvmf_get_transports", json!(null))[0].take();
+    assert_eq!(bench.call(make, saved.clone()), true);
+    assert_eq!(
+        bench.call("state_get", json!(null))["objects"][0]["kept_in"],
+        "config"
+    );
+    let mut other = saved.clone();
+    other["max_queue_depth"] = json!(64);
+    let refused = bench.refused(make, other);
+    assert_eq!(refused.message, "Transport type 'TCP' already exists");
+    let cause = refused.data.unwrap().cause;
+    assert!(cause.ends_with("max_queue_depth is 128, not 64"), "{cause}");
+}
+
 #[test]
 fn everything_is_there_again_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
