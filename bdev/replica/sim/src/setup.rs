@@ -46,6 +46,8 @@ pub struct Report {
     pub ios: u64,
     pub reads: u64,
     pub writes: u64,
+    /// I/Os that hosts gave up, and that ended for it, or were asked to.
+    pub aborts: u64,
     pub opens: u64,
     pub crashes: u64,
     pub power_losses: u64,
@@ -70,6 +72,7 @@ impl std::ops::Add for Report {
             ios: self.ios + other.ios,
             reads: self.reads + other.reads,
             writes: self.writes + other.writes,
+            aborts: self.aborts + other.aborts,
             opens: self.opens + other.opens,
             crashes: self.crashes + other.crashes,
             power_losses: self.power_losses + other.power_losses,
@@ -144,6 +147,8 @@ impl World {
         store.plan(Some(Box::new(plan)));
         World {
             hot: Hot::new(&mut random, blocks + room, region),
+            // Of its own, so that seeds of before there were any are still the same runs without.
+            aborts: seed.is_multiple_of(3).then(|| Random::new(!seed)),
             checker,
             most_blocks: blocks + room,
             next_trouble: clock.now(),

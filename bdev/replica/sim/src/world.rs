@@ -43,6 +43,8 @@ pub struct World {
     pub most_blocks: u64,
     pub numbers: Numbers,
     pub(crate) hot: Hot,
+    /// Whether hosts give I/O up, and which.
+    pub(crate) aborts: Option<Random>,
     pub profile: Profile,
     /// What is going to happen, by time.
     pub agenda: BTreeMap<(Nanos, u64), Event>,
@@ -345,7 +347,26 @@ impl World {
                 now.0
             );
         }
+        self.give_up(index, lane);
         true
+    }
+
+    /// Now and then a host wants something of what it has under way no more.
+    fn give_up(&mut self, holder: usize, lane: usize) {
+        let Some(random) = self.aborts.as_mut() else {
+            return;
+        };
+        if !random.one_in(8) {
+            return;
+        }
+        let lane = &mut self.holders[holder].lanes[lane];
+        let numbers: Vec<u64> = lane.ongoing.keys().copied().collect();
+        let number = *random.pick(&numbers);
+        let asked = lane.queue.abort(number);
+        self.report.aborts += u64::from(asked);
+        if self.options.trace {
+            println!("{:>12} {number} is given up: {asked}", self.clock.now().0);
+        }
     }
 
     /// On to the next moment at which something can happen, or a little further while there is work.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use nacre_bdev_replica_sim::{Options, Report, replay, run};
 
 const FIRST: u64 = 1;
-const RUNS: u64 = 1000;
+const RUNS: u64 = 3000;
 
 #[test]
 fn many_short_runs() {
@@ -40,6 +40,7 @@ fn many_short_runs() {
     let enough = [
         ("reads", sum.reads, 40 * RUNS),
         ("acknowledged writes", sum.writes, 40 * RUNS),
+        ("I/Os given up", sum.aborts, 4 * RUNS),
         ("openings", sum.opens, RUNS),
         ("crashes", sum.crashes, RUNS),
         ("lost caches", sum.power_losses, RUNS),
