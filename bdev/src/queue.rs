@@ -2,14 +2,23 @@
 
 use std::os::fd::RawFd;
 
+use nacre_hugepages::Lent;
 use nacre_reactor::{Idle, Nanos};
 
-use crate::io::{Completion, Io, Token};
+use crate::io::{Completion, Io, Status, Token};
 use crate::reservation::Reserve;
 
 /// The queue is full: keep the I/O and submit it again after the next completions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Busy;
+
+/// How an I/O ended that was over when it was asked for: [`Queue::at_once`].
+#[derive(Debug)]
+pub struct Ended {
+    pub status: Status,
+    /// As [`Completion::lent`].
+    pub lent: Option<Lent>,
+}
 
 /// One core's way to a device. Never blocks, never allocates in steady state.
 ///
@@ -26,6 +35,14 @@ pub trait Queue {
     /// Hands what was submitted to the device (one system call or doorbell for all of it) and
     /// collects completions while `done` has room. Says how many it collected.
     fn poll(&mut self, now: Nanos, done: &mut Done) -> usize;
+
+    /// Carries the I/O out here and now, with nothing left for [`Queue::poll`] to collect; its buffers stay in `io`.
+    /// `None`: it was not begun, and is to be submitted. To be tried on devices that are done with an I/O when it was
+    /// submitted ([`crate::Limits::immediate`]): it costs them and their callers half as much.
+    fn at_once(&mut self, io: &mut Io) -> Option<Ended> {
+        let _ = io;
+        None
+    }
 
     /// Tries to end an I/O early. If it can, the I/O completes with `Status::Aborted` through
     /// `poll`; otherwise it completes as if nothing was asked. `false`: no such I/O, or too late.

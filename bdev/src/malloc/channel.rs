@@ -7,7 +7,7 @@ use super::{Malloc, QUEUE_DEPTH};
 use crate::device::Geometry;
 use crate::immediate::Immediate;
 use crate::io::{Completion, Io, Op, Status, Token};
-use crate::queue::{Busy, Done, Queue};
+use crate::queue::{Busy, Done, Ended, Queue};
 
 pub(super) struct Channel {
     memory: Lender,
@@ -79,7 +79,17 @@ impl Channel {
         Status::Ok
     }
 
-    /// What answers a read without extents; the range was checked.
+    #[inline]
+    fn end(&self, io: &mut Io) -> Ended {
+        let lent = self.lend(io);
+        let status = match &lent {
+            Some(_) => Status::Ok,
+            None => self.perform(io),
+        };
+        Ended { status, lent }
+    }
+
+    /// What answers a read without extents.
     #[inline]
     fn lend(&self, io: &Io) -> Option<Lent> {
         let asked = io.op == Op::Read && io.data.is_empty() && io.blocks > 0;
@@ -99,13 +109,17 @@ impl Queue for Channel {
         if self.done.is_full() {
             return Err((Busy, io));
         }
-        let status = self.perform(&mut io);
-        let lent = self.lend(&io).filter(|_| status.is_ok());
+        let Ended { status, lent } = self.end(&mut io);
         self.done.push(Completion {
             lent,
             ..io.complete(status)
         });
         Ok(())
+    }
+
+    #[inline]
+    fn at_once(&mut self, io: &mut Io) -> Option<Ended> {
+        Some(self.end(io))
     }
 
     fn poll(&mut self, _now: Nanos, done: &mut Done) -> usize {

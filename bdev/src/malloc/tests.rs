@@ -1,4 +1,11 @@
+use nacre_hugepages::{ClassSpec, Pool};
+use nacre_reactor::Nanos;
+
 use super::*;
+use crate::io::{Io, Op, Status};
+use crate::layer::Layer;
+use crate::qos::RateLimits;
+use crate::queue::{Done, Queue};
 
 fn config(block_size: u32) -> Config {
     Config {
@@ -41,4 +48,82 @@ fn too_large() {
         matches!(error, ConfigError::Memory { bytes, .. } if bytes == 1 << 59),
         "{error}"
     );
+}
+
+/// What a disk can do as it is, is done at once, counted as any other I/O and leaves nothing behind. What would have to
+/// wait, or is more than one request, is handed back untouched: a limit of the rate, a compare-and-write and the writes
+/// that it orders itself with, a range that is not there, a device that is gone.
+#[test]
+fn at_once() {
+    let pool = Pool::heap(&[ClassSpec {
+        size: 4096,
+        count: 8,
+    }]);
+    let filled = |byte| {
+        let mut buf = pool.acquire(4096).expect("a buffer");
+        buf.bytes_mut().expect("not shared").fill(byte);
+        buf
+    };
+    let layer = Layer::new(create(config(4096)).expect("a good configuration"));
+    let mut queue = layer.open_queue(&pool).expect("opens");
+    let mut ask = |mut io: Io| {
+        let ended = queue.at_once(&mut io);
+        assert_eq!(queue.inflight(), 0);
+        (ended, io)
+    };
+
+    let (ended, io) = ask(Io::new(1, Op::Write, 3, 1).with(filled(7)));
+    assert_eq!(ended.map(|ended| ended.status), Some(Status::Ok));
+    assert_eq!(io.data.len(), 1, "the buffer stays with its owner");
+    let (ended, io) = ask(Io::new(2, Op::Read, 3, 1).with(filled(0)));
+    assert_eq!(ended.map(|ended| ended.status), Some(Status::Ok));
+    assert_eq!(io.data[0][..], [7; 4096]);
+    let (ended, _) = ask(Io::new(3, Op::Read, 3, 1));
+    let lent = ended.and_then(|ended| ended.lent).expect("a loan");
+    let mut read = [0; 4096];
+    lent.read(0, &mut read);
+    assert_eq!(read, [7; 4096]);
+    let (ended, _) = ask(Io::new(4, Op::Compare, 3, 1).with(filled(8)));
+    assert_eq!(ended.map(|ended| ended.status), Some(Status::Miscompare));
+    assert!(ask(Io::new(5, Op::Read, 2048, 1)).0.is_none(), "the end");
+
+    let stats = layer.stats().snapshot();
+    assert_eq!(
+        (stats.op(Op::Read).ops, stats.op(Op::Read).bytes),
+        (2, 8192)
+    );
+    assert_eq!(
+        (stats.op(Op::Write).ops, stats.op(Op::Write).bytes),
+        (1, 4096)
+    );
+    assert_eq!(stats.op(Op::Compare).errors, 1);
+
+    let most = |per_second| RateLimits {
+        rw_ios: per_second,
+        ..RateLimits::default()
+    };
+    layer.qos().set(most(1000));
+    assert!(ask(Io::new(6, Op::Read, 3, 1)).0.is_none(), "a limit");
+    layer.qos().set(most(0));
+    assert!(ask(Io::new(7, Op::Read, 3, 1)).0.is_some());
+
+    let swap = Io::new(8, Op::CompareAndWrite, 3, 1);
+    let (ended, swap) = ask(swap.with(filled(7)).with(filled(9)));
+    assert!(ended.is_none() && swap.data.len() == 2);
+    queue.submit(swap).expect("room");
+    let mut write = Io::new(9, Op::Write, 3, 1).with(filled(1));
+    assert!(queue.at_once(&mut write).is_none(), "it is to be ordered");
+    assert_eq!(write.data.len(), 1);
+    let mut done = Done::with_capacity(4);
+    for turn in 1.. {
+        queue.poll(Nanos(turn), &mut done);
+        if !done.is_empty() {
+            break;
+        }
+        assert!(turn < 1000, "it never ends");
+    }
+    assert_eq!(done.drain().map(|c| c.status).next(), Some(Status::Ok));
+
+    layer.set_gone();
+    assert!(queue.at_once(&mut Io::new(10, Op::Read, 3, 1)).is_none());
 }

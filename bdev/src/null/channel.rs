@@ -8,7 +8,7 @@ use nacre_reactor::{Idle, Nanos};
 use super::{Null, QUEUE_DEPTH, Reads};
 use crate::immediate::Immediate;
 use crate::io::{Io, Op, Status, Token};
-use crate::queue::{Busy, Done, Queue};
+use crate::queue::{Busy, Done, Ended, Queue};
 
 pub(super) struct Channel {
     blocks: Arc<AtomicU64>,
@@ -58,6 +58,11 @@ impl Queue for Channel {
         let status = self.perform(&mut io);
         self.done.push(io.complete(status));
         Ok(())
+    }
+
+    fn at_once(&mut self, io: &mut Io) -> Option<Ended> {
+        let status = self.perform(io);
+        Some(Ended { status, lent: None })
     }
 
     fn poll(&mut self, _now: Nanos, done: &mut Done) -> usize {

@@ -369,6 +369,7 @@ impl StatWriter {
         }
     }
 
+    #[inline]
     pub(crate) fn completed(&self, op: Op, bytes: u64, status: Status, latency_ns: u64) {
         let counters = &self.block.ops[op.index()];
         if status.is_ok() {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use nacre_bdev::{Busy, Done, Io, Queue, Token};
+use nacre_bdev::{Busy, Done, Ended, Io, Queue, Token};
 use nacre_hugepages::Pool;
 use nacre_reactor::{EventSet, Idle, Nanos};
 
@@ -33,6 +33,8 @@ pub(crate) struct Device {
     watched: Option<RawFd>,
     /// It stands in [`Devices::busy`].
     listed: bool,
+    /// Did something at once since it was last polled: that counts as use of it.
+    used: bool,
 }
 
 pub(crate) struct Devices {
@@ -92,6 +94,7 @@ impl Devices {
             waiting: VecDeque::with_capacity(128),
             watched,
             listed: false,
+            used: false,
         };
         let slot = match self.slots.iter().position(Option::is_none) {
             Some(slot) => slot,
@@ -111,6 +114,18 @@ impl Devices {
     pub fn submit(&mut self, slot: usize, io: Io) -> Result<(), (Busy, Io)> {
         self.list(slot);
         self.device(slot).queue.submit(io)
+    }
+
+    /// See [`Queue::at_once`].
+    pub fn at_once(&mut self, slot: usize, io: &mut Io) -> Option<Ended> {
+        let device = self.slots[slot].as_mut().expect("open device");
+        let ended = device.queue.at_once(io)?;
+        if !device.used {
+            device.used = true;
+            self.tidying = true;
+            self.list(slot);
+        }
+        Some(ended)
     }
 
     /// Lets a request wait for room in a device; `again`: it comes from the head of the list.
@@ -187,9 +202,12 @@ impl Devices {
     }
 
     pub fn poll(&mut self, slot: usize, now: Nanos, done: &mut Done) -> usize {
-        match &mut self.slots[slot] {
-            Some(device) if !device.queue.is_settled() => device.queue.poll(now, done),
-            _ => 0,
+        let Some(device) = &mut self.slots[slot] else {
+            return 0;
+        };
+        match std::mem::take(&mut device.used) || !device.queue.is_settled() {
+            true => device.queue.poll(now, done),
+            false => 0,
         }
     }
 

@@ -8,7 +8,7 @@
 //!              Transport::flush
 //! ```
 //!
-//! Every command ends in one place, [`Group::complete`]. What cannot go on waits in a list with a
+//! Every command ends in one place, [`Group::conclude`]. What cannot go on waits in a list with a
 //! bound (a buffer: the group's list; room in a device: the device's list) and is tried again each
 //! turn; a host sees that as latency, never as an error.
 
@@ -16,12 +16,12 @@ use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
-use nacre_bdev::{Completion, Done, Extents};
+use nacre_bdev::{Completion, Done};
 use nacre_hugepages::{Buf, Pool};
-use nacre_nvmf_wire::{Cqe, Fuse, Sgl, Sqe, StatusCode};
+use nacre_nvmf_wire::{Fuse, Sgl, Sqe, StatusCode};
 use nacre_reactor::{EventSet, Idle, Nanos, Poller, Work};
 
-use super::association::{ErrorRecord, GroupHandle, Phase};
+use super::association::{GroupHandle, Phase};
 use super::device::{self, Devices};
 use super::io::{self, Plan, Transfer};
 use super::namespace::Namespace;
@@ -29,9 +29,7 @@ use super::qpair::{QueuePair, Stage};
 use super::request::{NoRoom, ReqIndex, Step};
 use super::reservation::Reserving;
 use super::target::Target;
-use crate::transport::{
-    CloseWhy, ConnId, Event, Events, Pools, ReqTag, Response, Transport, TransportType,
-};
+use crate::transport::{CloseWhy, ConnId, Event, Events, Pools, Transport, TransportType};
 
 /// Names a request of this core. The generation tells a queue pair from its predecessor in the slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -197,7 +195,7 @@ impl Group {
             }
             Event::CapsuleDamaged { conn, sqe } => {
                 if let Some(q) = self.live_queue_of(port, conn) {
-                    self.refuse(q, sqe, StatusCode::TRANSIENT_TRANSPORT_ERROR, now);
+                    self.refuse(q, sqe, StatusCode::TRANSIENT_TRANSPORT_ERROR);
                 }
             }
             Event::Opened {
@@ -222,6 +220,11 @@ impl Group {
         if qp.stage == Stage::Ending {
             return;
         }
+        let data = match self.at_once(q, &sqe, data, now) {
+            Ok(()) => return,
+            Err(data) => data,
+        };
+        let qp = self.queue(q);
         let mut taken = qp.requests.begin(sqe, now);
         if taken == Err(NoRoom::DuplicateId) && qp.forget_event_request(&sqe) {
             taken = qp.requests.begin(sqe, now);
@@ -229,7 +232,7 @@ impl Group {
         let index = match taken {
             Ok(index) => index,
             Err(NoRoom::DuplicateId) => {
-                return self.refuse(q, sqe, StatusCode::COMMAND_ID_CONFLICT, now);
+                return self.refuse(q, sqe, StatusCode::COMMAND_ID_CONFLICT);
             }
             Err(NoRoom::QueueOverrun) => {
                 tracing::warn!(peer = %qp.peer, qid = qp.qid, entries = qp.entries, "host overran its submission queue");
@@ -477,66 +480,6 @@ impl Group {
         did
     }
 
-    /// A command ends here, whatever it was and however it ended.
-    pub(crate) fn complete(&mut self, q: u32, index: ReqIndex, cqe: Cqe, now: Nanos) {
-        let qp = self.queues[q as usize].as_mut().expect("queue pair");
-        let status = cqe.status();
-        qp.count(index, status, now);
-        if !status.is_success() && qp.stage == Stage::Live {
-            note_error(qp, index, status);
-        }
-        let respond = qp.stage != Stage::Ending;
-        let request = &qp.requests[index];
-        let to_host = matches!(request.plan.transfer(&request.sqe), Transfer::ToHost(_));
-        if respond {
-            let (mut extents, mut lent) = (Extents::new(), None);
-            if to_host && status.is_success() {
-                let request = &mut qp.requests[index];
-                if let Some(data) = request.data.take() {
-                    extents.push(data);
-                }
-                lent = request.lent.take();
-            }
-            let tag = qp.tag(index);
-            let sgl = qp.requests[index].sqe.sgl_descriptor();
-            let cqe = qp.seal(cqe);
-            self.ports[qp.transport].io.respond(
-                qp.conn,
-                Response {
-                    tag,
-                    cqe,
-                    data: extents,
-                    sgl,
-                    lent,
-                },
-            );
-        }
-        qp.requests.end(index);
-    }
-
-    pub(crate) fn finish(&mut self, q: u32, index: ReqIndex, status: StatusCode, now: Nanos) {
-        let cid = self.queue(q).requests[index].sqe.cid();
-        self.complete(q, index, Cqe::new(cid, status), now);
-    }
-
-    /// Answers a command that never got into the table.
-    fn refuse(&mut self, q: u32, sqe: Sqe, status: StatusCode, _now: Nanos) {
-        let qp = self.queues[q as usize].as_mut().expect("queue pair");
-        let tag = ReqTag {
-            cid: sqe.cid(),
-            index: 0,
-        };
-        let cqe = qp.seal(Cqe::new(sqe.cid(), status));
-        let response = Response {
-            tag,
-            cqe,
-            data: Extents::new(),
-            sgl: sqe.sgl_descriptor(),
-            lent: None,
-        };
-        self.ports[qp.transport].io.respond(qp.conn, response);
-    }
-
     // Lookups.
 
     pub(crate) fn queue(&mut self, q: u32) -> &mut QueuePair {
@@ -602,27 +545,6 @@ fn copy_of(data: &Buf, pool: &Pool) -> Option<Buf> {
     let mut copy = pool.acquire(data.len())?;
     copy.bytes_mut()?.copy_from_slice(data);
     Some(copy)
-}
-
-/// Keeps what went wrong for the error information log (Base 5.1.12.1.2).
-fn note_error(qp: &QueuePair, index: ReqIndex, status: StatusCode) {
-    let Some(association) = &qp.association else {
-        return;
-    };
-    let request = &qp.requests[index];
-    let lba = match request.plan {
-        Plan::Single { lba, .. } => lba,
-        _ => 0,
-    };
-    association.record_error(ErrorRecord {
-        number: 0,
-        sqid: qp.qid,
-        cid: request.sqe.cid(),
-        status,
-        lba,
-        nsid: request.sqe.nsid(),
-        opcode: request.sqe.opcode,
-    });
 }
 
 impl Poller for Group {

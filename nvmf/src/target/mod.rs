@@ -14,7 +14,9 @@
 //! looks at it in its next turn. Nothing on the data path takes a lock.
 
 pub mod ana;
+mod answer;
 pub mod association;
+mod at_once;
 pub mod config;
 mod connect;
 mod controller;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use nacre_bdev::Op;
 use nacre_nvmf_wire::opcode::admin;
-use nacre_nvmf_wire::{Cqe, Sqe, StatusCode};
+use nacre_nvmf_wire::{Cqe, Sqe};
 use nacre_reactor::Nanos;
 
 use super::association::Association;
@@ -245,17 +245,5 @@ impl QueuePair {
         let mut cqe = cqe.with_sqhd(head);
         cqe.sqid = 0.into();
         cqe
-    }
-
-    /// Counts a finished command.
-    pub fn count(&self, index: ReqIndex, status: StatusCode, now: Nanos) {
-        let request = &self.requests[index];
-        let took = now.since(request.started);
-        self.stats.finished(
-            request.plan.kind(),
-            u64::from(request.plan.bytes()),
-            status.is_success(),
-            took,
-        );
     }
 }

@@ -96,6 +96,12 @@ impl Requests {
         Ok(index)
     }
 
+    /// Whether [`Requests::begin`] would take a command with this identifier.
+    #[inline]
+    pub fn would_take(&self, cid: u16) -> bool {
+        !self.free.is_empty() && self.find(cid).is_none()
+    }
+
     /// Forgets a command that was answered.
     pub fn end(&mut self, index: ReqIndex) {
         let cid = self.table[index as usize].sqe.cid();

@@ -16,7 +16,6 @@ use super::io::{self, Plan};
 use super::namespace::Namespace;
 use super::qpair::{FusedFirst, Stage};
 use super::request::{ReqIndex, Step};
-use super::reservation::Rights;
 
 /// Children of one command that are under way at once: bounds what a single Dataset Management or
 /// Copy command can pile onto a device.
@@ -50,16 +49,9 @@ impl Group {
         let Some(namespace) = qp.view.get(request.sqe.nsid()) else {
             return false;
         };
-        let gate = namespace.reservation.gate();
-        if gate != 0 {
-            let need = match op {
-                Op::Read | Op::Compare | Op::Verify => Rights::Read,
-                _ => Rights::ReadWrite,
-            };
-            let host = || qp.association.as_ref().map_or([0; 16], |a| a.hostid);
-            if !qp.rights.allows(gate, &namespace.reservation, host, need) {
-                return false;
-            }
+        let association = qp.association.as_deref();
+        if !qp.rights.may(&namespace.reservation, association, op) {
+            return false;
         }
         let Some(slot) = namespace.slot(self.handle.core) else {
             return false;

@@ -23,9 +23,10 @@ mod tests;
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use nacre_bdev::Op;
 use nacre_nvmf_wire::StatusCode;
 
-use super::association::GroupHandle;
+use super::association::{Association, GroupHandle};
 use super::subsystem::Subsystem;
 
 pub use notices::{MAX_NOTICES, NoticeLog};
@@ -243,6 +244,26 @@ pub(crate) struct RightsCache {
 }
 
 impl RightsCache {
+    /// Whether an I/O of a host that came by `association` may do `op` now.
+    #[inline]
+    pub fn may(
+        &mut self,
+        reservation: &Reservation,
+        association: Option<&Association>,
+        op: Op,
+    ) -> bool {
+        let gate = reservation.gate();
+        if gate == 0 {
+            return true;
+        }
+        let need = match op {
+            Op::Read | Op::Compare | Op::Verify => Rights::Read,
+            _ => Rights::ReadWrite,
+        };
+        let host = || association.map_or([0; 16], |a| a.hostid);
+        self.allows(gate, reservation, host, need)
+    }
+
     /// Whether the host may do what needs `need`. `gate` is the one that was just read, not zero.
     #[inline]
     pub fn allows(

@@ -4,6 +4,7 @@ mod abort;
 mod admin;
 mod ana;
 mod any_command;
+mod at_once;
 mod connect;
 mod devices;
 mod discovery;

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use nacre_bdev::{
-    Bdev, Busy, Done, Geometry, Io, Limits, Op, OpenError, Queue, Status, Support, Token,
+    Bdev, Busy, Done, Ended, Geometry, Io, Limits, Op, OpenError, Queue, Status, Support, Token,
 };
 use nacre_hugepages::Pool;
 use nacre_reactor::Nanos;
@@ -25,6 +25,9 @@ pub struct State {
     pub status: Status,
     /// No I/O ends for now.
     pub held: bool,
+    /// I/Os are carried out at once, and how many were.
+    pub prompt: bool,
+    pub at_once: u32,
     /// Polls that it takes to clear away what was left behind.
     pub leftovers: u32,
     pub polls: u32,
@@ -43,6 +46,8 @@ impl Told {
                 limits: Limits::unlimited(64),
                 status: Status::Ok,
                 held: false,
+                prompt: false,
+                at_once: 0,
                 leftovers: 0,
                 polls: 0,
             }),
@@ -116,6 +121,13 @@ impl Queue for Channel {
     fn submit(&mut self, io: Io) -> Result<(), (Busy, Io)> {
         self.taken.push(io);
         Ok(())
+    }
+
+    fn at_once(&mut self, _io: &mut Io) -> Option<Ended> {
+        let mut state = self.told.state.lock().unwrap();
+        state.at_once += u32::from(state.prompt);
+        let status = state.status;
+        state.prompt.then_some(Ended { status, lent: None })
     }
 
     fn poll(&mut self, _now: Nanos, done: &mut Done) -> usize {

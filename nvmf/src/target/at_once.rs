@@ -1,0 +1,109 @@
+//! The short way: reads and writes of a device that is done with an I/O when it was asked for.
+//!
+//! ```text
+//!   capsule ─▶ decode ─▶ Queue::at_once ─▶ respond
+//! ```
+//!
+//! Such a command never waits for anything, so nothing has to find it: it has no place in the request table. What this
+//! way is not for, or not now, goes the usual one, and nothing was done to it before.
+
+use nacre_bdev::{Io, Op};
+use nacre_hugepages::Buf;
+use nacre_nvmf_wire::opcode::io as opcode;
+use nacre_nvmf_wire::{Cqe, Fuse, Sqe};
+use nacre_reactor::Nanos;
+
+use super::answer::Answer;
+use super::association::Phase;
+use super::group::Group;
+use super::io::{self, Plan};
+use super::qpair::{QueuePair, Stage};
+
+impl Group {
+    /// Carries a command that has just arrived out and answers it, or hands its data back.
+    #[inline]
+    pub(super) fn at_once(
+        &mut self,
+        q: u32,
+        sqe: &Sqe,
+        data: Option<Buf>,
+        now: Nanos,
+    ) -> Result<(), Option<Buf>> {
+        let qp = self.queues[q as usize].as_mut().expect("queue pair");
+        // Data that is here, or a read that needs no buffer; those that need one stand in line for it.
+        let has_all = match sqe.opcode {
+            opcode::READ => qp.takes_lent && self.starved.is_empty(),
+            opcode::WRITE => data.is_some(),
+            _ => false,
+        };
+        if !has_all || !qp.is_plain(sqe) {
+            return Err(data);
+        }
+        let Some(namespace) = qp.view.get(sqe.nsid()).filter(|n| n.immediate) else {
+            return Err(data);
+        };
+        let slot = match namespace.slot(self.handle.core) {
+            Some(slot) if self.devices.waiting(slot) == 0 => slot,
+            _ => return Err(data),
+        };
+        let Ok(plan) = io::decode(sqe, &qp.view, &qp.limits) else {
+            return Err(data);
+        };
+        let Plan::Single {
+            op,
+            flags,
+            lba,
+            blocks,
+            ..
+        } = plan
+        else {
+            return Err(data);
+        };
+        let lendable = op != Op::Read || blocks <= namespace.lend_blocks;
+        let allowed = qp
+            .rights
+            .may(&namespace.reservation, qp.association.as_deref(), op);
+        if !lendable || !allowed {
+            return Err(data);
+        }
+        let mut io = Io::new(0, op, lba, blocks).flags(flags);
+        io.data.extend(data);
+        let Some(ended) = self.devices.at_once(slot, &mut io) else {
+            return Err(io.data.pop());
+        };
+        let mut retry_delays = false;
+        if let Some(association) = &qp.association {
+            association.touch();
+            retry_delays = association.retry_delays();
+        }
+        let status = io::status_code(ended.status, retry_delays);
+        let answer = Answer {
+            sqe,
+            plan: &plan,
+            index: 0,
+            started: now,
+            cqe: Cqe::new(sqe.cid(), status),
+            data: None,
+            lent: ended.lent.filter(|_| status.is_success()),
+        };
+        self.conclude(q, answer, now);
+        Ok(())
+    }
+}
+
+impl QueuePair {
+    /// Whether a command has to do with nothing but itself, its namespace, and a view that is still right; and would be
+    /// taken into the table.
+    #[inline]
+    fn is_plain(&self, sqe: &Sqe) -> bool {
+        let ready = self.association.as_deref().is_some_and(|association| {
+            association.phase() == Phase::Ready && association.view_version() == self.view_version
+        });
+        ready
+            && self.stage == Stage::Live
+            && !self.is_admin()
+            && sqe.fuse() == Fuse::Normal
+            && self.fused.is_none()
+            && self.requests.would_take(sqe.cid())
+    }
+}
