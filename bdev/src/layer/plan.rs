@@ -188,16 +188,21 @@ impl Shape {
         }
     }
 
-    /// Whether `io` is a read that [`Shape::plan`] sends straight to the module.
+    /// Whether `io` is a read or a write of which there is little to say: [`Shape::plan`] sends it straight to the module.
     #[inline]
-    pub fn is_plain_read(&self, io: &Io, total: u64) -> bool {
+    pub fn is_plain(&self, io: &Io, total: u64) -> bool {
         let end = io.lba.checked_add(u64::from(io.blocks));
-        io.op == Op::Read
+        let simple = match io.op {
+            Op::Read => true,
+            Op::Write => io.flags.is_empty() && !self.read_only,
+            _ => false,
+        };
+        simple
             && io.blocks != 0
             && end.is_some_and(|end| end <= total)
             && io.blocks <= self.max_blocks
             && self.boundary_blocks == 0
-            && self.native(Op::Read)
+            && self.native(io.op)
             && self.data_fits(io)
     }
 

@@ -129,7 +129,7 @@ impl LayerQueue {
     pub fn pass_read(&mut self, mut io: Io) -> Result<(), Io> {
         debug_assert_eq!(io.token & (CHILD | PASSED), 0, "a token with marks of ours");
         let total = self.layer.blocks.load(Ordering::Relaxed);
-        let plain = self.layer.shape.is_plain_read(&io, total);
+        let plain = io.op == Op::Read && self.layer.shape.is_plain(&io, total);
         if !plain || self.is_full() || self.throttle.is_active() || self.layer.is_gone() {
             return Err(io);
         }
@@ -465,7 +465,8 @@ impl Queue for LayerQueue {
             return None;
         }
         let total = self.layer.blocks.load(Ordering::Relaxed);
-        if self.layer.shape.plan(io, total) != Plan::Direct {
+        let shape = &self.layer.shape;
+        if !shape.is_plain(io, total) && shape.plan(io, total) != Plan::Direct {
             return None;
         }
         let mut counted = false;

@@ -1,7 +1,6 @@
 //! The end of every command: counted, noted if it failed, answered.
 
 use nacre_bdev::Extents;
-use nacre_hugepages::{Buf, Lent};
 use nacre_nvmf_wire::{Cqe, Sqe, StatusCode};
 use nacre_reactor::Nanos;
 
@@ -10,19 +9,17 @@ use super::group::Group;
 use super::io::{Plan, Transfer};
 use super::qpair::{QueuePair, Stage};
 use super::request::ReqIndex;
+use super::stats::Kind;
 use crate::transport::{ReqTag, Response};
 
-/// What there is to say of a command that ends.
-pub(super) struct Answer<'a> {
-    pub sqe: &'a Sqe,
-    pub plan: &'a Plan,
-    /// Its place in the table, if it had one.
-    pub index: ReqIndex,
+/// What a command that ends had done, or was to do.
+#[derive(Clone, Copy)]
+pub(super) struct Done {
+    pub kind: Kind,
+    pub bytes: u32,
+    /// Where its I/O began, if it was one.
+    pub lba: u64,
     pub started: Nanos,
-    pub cqe: Cqe,
-    /// Controller-to-host data, of one sort or the other.
-    pub data: Option<Buf>,
-    pub lent: Option<Lent>,
 }
 
 impl Group {
@@ -30,67 +27,39 @@ impl Group {
     pub(crate) fn complete(&mut self, q: u32, index: ReqIndex, cqe: Cqe, now: Nanos) {
         let qp = self.queues[q as usize].as_mut().expect("queue pair");
         let request = &mut qp.requests[index];
-        let (mut data, mut lent) = (None, None);
+        let (mut data, mut lent) = (Extents::new(), None);
         let to_host = matches!(request.plan.transfer(&request.sqe), Transfer::ToHost(_));
         if to_host && cqe.status().is_success() {
-            (data, lent) = (request.data.take(), request.lent.take());
+            data.extend(request.data.take());
+            lent = request.lent.take();
         }
-        let (sqe, plan, started) = (request.sqe, request.plan, request.started);
-        let answer = Answer {
-            sqe: &sqe,
-            plan: &plan,
-            index,
-            started,
-            cqe,
-            data,
-            lent,
+        let sqe = request.sqe;
+        let done = Done {
+            kind: request.plan.kind(),
+            bytes: request.plan.bytes(),
+            lba: match request.plan {
+                Plan::Single { lba, .. } => lba,
+                _ => 0,
+            },
+            started: request.started,
         };
-        self.conclude(q, answer, now);
-        self.queue(q).requests.end(index);
+        let tag = qp.tag(index);
+        if let Some(cqe) = qp.conclude(&sqe, done, cqe, now) {
+            let response = Response {
+                tag,
+                cqe,
+                data,
+                sgl: sqe.sgl_descriptor(),
+                lent,
+            };
+            self.ports[qp.transport].io.respond(qp.conn, response);
+        }
+        qp.requests.end(index);
     }
 
     pub(crate) fn finish(&mut self, q: u32, index: ReqIndex, status: StatusCode, now: Nanos) {
         let cid = self.queue(q).requests[index].sqe.cid();
         self.complete(q, index, Cqe::new(cid, status), now);
-    }
-
-    /// Every command ends here, but for those that were never taken.
-    #[inline]
-    pub(super) fn conclude(&mut self, q: u32, answer: Answer<'_>, now: Nanos) {
-        let qp = self.queues[q as usize].as_mut().expect("queue pair");
-        let Answer {
-            sqe,
-            plan,
-            index,
-            started,
-            cqe,
-            data,
-            lent,
-        } = answer;
-        let status = cqe.status();
-        let took = now.since(started);
-        let bytes = u64::from(plan.bytes());
-        qp.stats
-            .finished(plan.kind(), bytes, status.is_success(), took);
-        if !status.is_success() && qp.stage == Stage::Live {
-            note_error(qp, sqe, plan, status);
-        }
-        if qp.stage == Stage::Ending {
-            return;
-        }
-        let cid = sqe.cid();
-        let mut extents = Extents::new();
-        if let Some(data) = data {
-            extents.push(data);
-        }
-        let response = Response {
-            tag: ReqTag { cid, index },
-            cqe: qp.seal(cqe),
-            data: extents,
-            sgl: sqe.sgl_descriptor(),
-            lent,
-        };
-        self.ports[qp.transport].io.respond(qp.conn, response);
     }
 
     /// Answers a command that never got into the table.
@@ -112,23 +81,35 @@ impl Group {
     }
 }
 
-/// Keeps what went wrong for the error information log (Base 5.1.12.1.2).
-#[cold]
-fn note_error(qp: &QueuePair, sqe: &Sqe, plan: &Plan, status: StatusCode) {
-    let Some(association) = &qp.association else {
-        return;
-    };
-    let lba = match *plan {
-        Plan::Single { lba, .. } => lba,
-        _ => 0,
-    };
-    association.record_error(ErrorRecord {
-        number: 0,
-        sqid: qp.qid,
-        cid: sqe.cid(),
-        status,
-        lba,
-        nsid: sqe.nsid(),
-        opcode: sqe.opcode,
-    });
+impl QueuePair {
+    /// Every command that was taken ends here: it is counted, noted if it failed, and its completion filled in. `None`:
+    /// there is nobody to send it to.
+    #[inline]
+    pub(super) fn conclude(&mut self, sqe: &Sqe, done: Done, cqe: Cqe, now: Nanos) -> Option<Cqe> {
+        let status = cqe.status();
+        let (bytes, took) = (u64::from(done.bytes), now.since(done.started));
+        self.stats
+            .finished(done.kind, bytes, status.is_success(), took);
+        if !status.is_success() && self.stage == Stage::Live {
+            self.note_error(sqe, done.lba, status);
+        }
+        (self.stage != Stage::Ending).then(|| self.seal(cqe))
+    }
+
+    /// Keeps what went wrong for the error information log (Base 5.1.12.1.2).
+    #[cold]
+    fn note_error(&self, sqe: &Sqe, lba: u64, status: StatusCode) {
+        let Some(association) = &self.association else {
+            return;
+        };
+        association.record_error(ErrorRecord {
+            number: 0,
+            sqid: self.qid,
+            cid: sqe.cid(),
+            status,
+            lba,
+            nsid: sqe.nsid(),
+            opcode: sqe.opcode,
+        });
+    }
 }

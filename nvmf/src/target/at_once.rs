@@ -7,17 +7,19 @@
 //! Such a command never waits for anything, so nothing has to find it: it has no place in the request table. What this
 //! way is not for, or not now, goes the usual one, and nothing was done to it before.
 
-use nacre_bdev::{Io, Op};
+use nacre_bdev::{Extents, Io, Op};
 use nacre_hugepages::Buf;
 use nacre_nvmf_wire::opcode::io as opcode;
 use nacre_nvmf_wire::{Cqe, Fuse, Sqe};
 use nacre_reactor::Nanos;
 
-use super::answer::Answer;
+use super::answer::Done;
 use super::association::Phase;
 use super::group::Group;
 use super::io::{self, Plan};
 use super::qpair::{QueuePair, Stage};
+use super::stats::Kind;
+use crate::transport::{ReqTag, Response};
 
 impl Group {
     /// Carries a command that has just arrived out and answers it, or hands its data back.
@@ -39,23 +41,25 @@ impl Group {
         if !has_all || !qp.is_plain(sqe) {
             return Err(data);
         }
-        let Some(namespace) = qp.view.get(sqe.nsid()).filter(|n| n.immediate) else {
-            return Err(data);
+        let namespace = match qp.view.for_command(sqe.nsid()) {
+            Ok(namespace) if namespace.immediate => namespace,
+            _ => return Err(data),
         };
         let slot = match namespace.slot(self.handle.core) {
             Some(slot) if self.devices.waiting(slot) == 0 => slot,
             _ => return Err(data),
         };
-        let Ok(plan) = io::decode(sqe, &qp.view, &qp.limits) else {
-            return Err(data);
+        let op = match sqe.opcode {
+            opcode::READ => Op::Read,
+            _ => Op::Write,
         };
-        let Plan::Single {
-            op,
+        let Ok(Plan::Single {
             flags,
             lba,
             blocks,
+            bytes,
             ..
-        } = plan
+        }) = io::single(sqe, op, &namespace.geometry(), &qp.limits)
         else {
             return Err(data);
         };
@@ -77,16 +81,26 @@ impl Group {
             retry_delays = association.retry_delays();
         }
         let status = io::status_code(ended.status, retry_delays);
-        let answer = Answer {
-            sqe,
-            plan: &plan,
-            index: 0,
+        let done = Done {
+            kind: match op {
+                Op::Read => Kind::Read,
+                _ => Kind::Write,
+            },
+            bytes,
+            lba,
             started: now,
-            cqe: Cqe::new(sqe.cid(), status),
-            data: None,
-            lent: ended.lent.filter(|_| status.is_success()),
         };
-        self.conclude(q, answer, now);
+        let cid = sqe.cid();
+        if let Some(cqe) = qp.conclude(sqe, done, Cqe::new(cid, status), now) {
+            let response = Response {
+                tag: ReqTag { cid, index: 0 },
+                cqe,
+                data: Extents::new(),
+                sgl: sqe.sgl_descriptor(),
+                lent: ended.lent.filter(|_| status.is_success()),
+            };
+            self.ports[qp.transport].io.respond(qp.conn, response);
+        }
         Ok(())
     }
 }

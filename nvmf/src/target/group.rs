@@ -8,7 +8,7 @@
 //!              Transport::flush
 //! ```
 //!
-//! Every command ends in one place, [`Group::conclude`]. What cannot go on waits in a list with a
+//! Every command ends in one place, [`QueuePair::conclude`]. What cannot go on waits in a list with a
 //! bound (a buffer: the group's list; room in a device: the device's list) and is tried again each
 //! turn; a host sees that as latency, never as an error.
 
@@ -164,6 +164,7 @@ impl Group {
         count
     }
 
+    #[inline]
     fn handle_event(&mut self, port: usize, event: Event, now: Nanos) {
         match event {
             Event::Capsule { conn, sqe, data } => {

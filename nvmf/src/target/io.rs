@@ -200,7 +200,13 @@ pub(crate) fn decode(sqe: &Sqe, view: &View, limits: &IoLimits) -> Result<Plan, 
 }
 
 /// Read, Write, Compare: the range, the size limit, and an SGL of exactly the right length.
-fn single(sqe: &Sqe, op: Op, geometry: &Geometry, limits: &IoLimits) -> Result<Plan, StatusCode> {
+#[inline]
+pub(super) fn single(
+    sqe: &Sqe,
+    op: Op,
+    geometry: &Geometry,
+    limits: &IoLimits,
+) -> Result<Plan, StatusCode> {
     let command = ReadWrite::parse(sqe);
     let (lba, blocks) = (command.slba, command.blocks);
     check_range(lba, blocks, &command.protection, geometry)?;
@@ -357,6 +363,7 @@ fn bytes_of(blocks: u32, geometry: &Geometry) -> u64 {
 }
 
 /// The data pointer describes exactly the command's data, in a way that this direction allows.
+#[inline]
 pub(crate) fn check_sgl(sqe: &Sqe, bytes: u32, from_host: bool) -> Result<(), StatusCode> {
     if !sqe.psdt().is_sgl() {
         return Err(StatusCode::INVALID_FIELD.with_dnr());

@@ -2,11 +2,11 @@
 //!
 //! ```text
 //!   inline   a byte ring: PDU headers, padding and digests, one after the other
-//!   parts    what goes in which order:  Inline(28) Data(buf) Inline(56) Data(buf) Data(buf) ...
+//!   parts    what goes in which order:  28 + Data(buf)   28 + Data(buf)   24 + 24 + 24 + nothing   ...
 //! ```
 //!
-//! Headers that follow each other without data between them (a run of responses) are one part and
-//! so one entry of the I/O vector. Nothing here knows what a PDU is.
+//! A part is bytes of the ring and then data, as most PDUs are. Headers that follow each other without data between them
+//! (a run of responses) are one part and so one entry of the I/O vector. Nothing here knows what a PDU is.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -21,14 +21,30 @@ pub const MAX_SLICES: usize = 512;
 /// The I/O vector of one send.
 pub type Slices<'a> = ArrayVec<IoSlice<'a>, MAX_SLICES>;
 
-enum Part {
-    /// The next bytes of the ring. `marks` of them end something that is counted (a response).
-    Inline {
-        len: u32,
-        marks: u32,
-    },
-    Data(Buf),
+struct Part {
+    /// The next bytes of the ring.
+    inline: u32,
+    /// Things that are counted (responses) and end with this part, or in its bytes of the ring.
+    marks: u32,
+    data: Data,
+}
+
+enum Data {
+    None,
+    Buf(Buf),
     Lent(Lent),
+}
+
+impl Part {
+    #[inline]
+    fn len(&self) -> usize {
+        self.inline as usize
+            + match &self.data {
+                Data::None => 0,
+                Data::Buf(buf) => buf.len(),
+                Data::Lent(lent) => lent.len(),
+            }
+    }
 }
 
 /// Queued bytes in order.
@@ -81,10 +97,15 @@ impl Tx {
         self.tail += len;
         self.pending += len;
         match self.parts.back_mut() {
-            Some(Part::Inline { len: last, .. }) => *last += len as u32,
-            _ => self.parts.push_back(Part::Inline {
-                len: len as u32,
+            Some(Part {
+                inline,
+                data: Data::None,
+                ..
+            }) => *inline += len as u32,
+            _ => self.parts.push_back(Part {
+                inline: len as u32,
                 marks: 0,
+                data: Data::None,
             }),
         }
     }
@@ -102,7 +123,7 @@ impl Tx {
     pub fn push_data(&mut self, buf: Buf) {
         if !buf.is_empty() {
             self.pending += buf.len();
-            self.parts.push_back(Part::Data(buf));
+            self.put(Data::Buf(buf));
         }
     }
 
@@ -111,7 +132,22 @@ impl Tx {
     pub fn push_lent(&mut self, lent: Lent) {
         if !lent.is_empty() {
             self.pending += lent.len();
-            self.parts.push_back(Part::Lent(lent));
+            self.put(Data::Lent(lent));
+        }
+    }
+
+    #[inline]
+    fn put(&mut self, data: Data) {
+        match self.parts.back_mut() {
+            Some(Part {
+                data: place @ Data::None,
+                ..
+            }) => *place = data,
+            _ => self.parts.push_back(Part {
+                inline: 0,
+                marks: 0,
+                data,
+            }),
         }
     }
 
@@ -120,8 +156,12 @@ impl Tx {
     pub fn mark(&mut self) {
         self.marks += 1;
         match self.parts.back_mut() {
-            Some(Part::Inline { marks, .. }) => *marks += 1,
-            _ => self.parts.push_back(Part::Inline { len: 0, marks: 1 }),
+            Some(part) => part.marks += 1,
+            None => self.parts.push_back(Part {
+                inline: 0,
+                marks: 1,
+                data: Data::None,
+            }),
         }
     }
 
@@ -152,28 +192,26 @@ impl Tx {
         let mut at = self.head;
         let mut skip = self.front_sent;
         for part in &self.parts {
-            match part {
-                Part::Inline { len, .. } => {
-                    let end = at + *len as usize;
-                    // The ring's head stands where sending stopped, so nothing is skipped here.
-                    let end = end - skip;
-                    if at != end && !push_ring(&self.ring, mask, at, end, out) {
-                        return;
-                    }
-                    at = end;
-                }
-                Part::Data(buf) => {
-                    if out.try_push(IoSlice::new(&buf[skip..])).is_err() {
-                        return;
-                    }
-                }
-                Part::Lent(lent) => {
+            let inline = part.inline as usize;
+            // The ring's head stands where sending stopped, so nothing is skipped here.
+            let sent = skip.min(inline);
+            let end = at + inline - sent;
+            if at != end && !push_ring(&self.ring, mask, at, end, out) {
+                return;
+            }
+            at = end;
+            skip -= sent;
+            let slice = match &part.data {
+                Data::None => continue,
+                Data::Buf(buf) => IoSlice::new(&buf[skip..]),
+                Data::Lent(lent) => {
                     let mut slice = lent.as_io_slice();
                     slice.advance(skip);
-                    if out.try_push(slice).is_err() {
-                        return;
-                    }
+                    slice
                 }
+            };
+            if out.try_push(slice).is_err() {
+                return;
             }
             skip = 0;
         }
@@ -189,24 +227,18 @@ impl Tx {
         }
         self.pending -= n;
         while let Some(part) = self.parts.front() {
-            let len = match part {
-                Part::Inline { len, .. } => *len as usize,
-                Part::Data(buf) => buf.len(),
-                Part::Lent(lent) => lent.len(),
-            };
-            let left = len - self.front_sent;
-            let inline = matches!(part, Part::Inline { .. });
+            let inline = part.inline as usize;
+            let (left, before) = (part.len() - self.front_sent, self.front_sent.min(inline));
             if n < left {
                 self.front_sent += n;
-                self.head += if inline { n } else { 0 };
+                self.head += self.front_sent.min(inline) - before;
                 return;
             }
             n -= left;
-            self.head += if inline { left } else { 0 };
+            self.head += inline - before;
             self.front_sent = 0;
-            if let Some(Part::Inline { marks, .. }) = self.parts.pop_front() {
-                self.marks -= marks;
-            }
+            self.marks -= part.marks;
+            self.parts.pop_front();
         }
     }
 

@@ -379,8 +379,10 @@ impl TargetConn {
             ..
         } = response;
         let ok = cqe.status().is_success();
-        let length = data.iter().map(|buf| buf.len()).sum::<usize>()
-            + lent.as_ref().map_or(0, |lent| lent.len());
+        let length = match &lent {
+            Some(lent) => lent.len(),
+            None => data.iter().map(|buf| buf.len()).sum(),
+        };
         if length > 0 && ok {
             let short = self.queue.is_some_and(|q| q.flow_control_off)
                 && cqe.result() == 0
