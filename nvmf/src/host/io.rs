@@ -31,7 +31,7 @@ use slab::Slab;
 use super::link::Link;
 use super::namespace::NamespaceInfo;
 use super::options::{Dial, HostOptions, Wanted};
-use super::pending::Pending;
+use super::pending::{Pending, own_data};
 use super::queue::{CommandQueue, Finished};
 use super::step::connect;
 use crate::transport::Closed;
@@ -494,9 +494,10 @@ impl IoQueue {
         if self.waits_for_access(index, status) {
             return;
         }
-        let pending = self.pending.remove(index);
+        let pending = &mut self.pending[index];
         self.stats.copied_bytes += pending.copied();
         let completion = pending.complete(status);
+        self.pending.remove(index);
         if self.completed.is_empty() && done.has_room() {
             done.push(completion);
         } else {
@@ -506,7 +507,8 @@ impl IoQueue {
 
     /// Ends an I/O that is not with the target.
     fn complete(&mut self, index: usize, status: Status) {
-        let completion = self.pending.remove(index).end(status);
+        let completion = self.pending[index].end(status);
+        self.pending.remove(index);
         self.completed.push_back(completion);
     }
 }
@@ -518,25 +520,26 @@ impl Queue for IoQueue {
         if self.pending.len() + self.completed.len() >= self.depth {
             return Err((Busy, io));
         }
-        let pending = match Pending::new(io, &self.pool, self.next_order) {
-            Ok(pending) => pending,
-            Err((Status::Retry, io)) => return Err((Busy, io)),
-            Err((status, io)) => {
+        let own = match own_data(&io, &self.pool) {
+            Ok(own) => own,
+            Err(Status::Retry) => return Err((Busy, io)),
+            Err(status) => {
                 self.completed.push_back(io.complete(status));
                 return Ok(());
             }
         };
+        let place = self.pending.vacant_entry();
+        let index = place.key();
+        let pending = place.insert(Pending::new(io, own, self.next_order));
         self.next_order += 1;
-        let needs = pending.commands();
-        let index = self.pending.insert(pending);
         match &mut self.queue {
             Some(queue)
                 if self.phase == Phase::Live
                     && self.no_access_until.is_none()
                     && self.unsent.is_empty()
-                    && queue.room() >= needs =>
+                    && queue.room() >= pending.commands() =>
             {
-                self.pending[index].send(queue, index as u64, self.nsid, self.now);
+                pending.send(queue, index as u64, self.nsid, self.now);
             }
             _ => self.unsent.push_back(index),
         }

@@ -38,14 +38,10 @@ pub(super) struct Pending {
 }
 
 impl Pending {
-    /// `Err` with [`Status::Retry`]: no buffer now. Any other status: so it ends, without a command.
-    #[allow(clippy::result_large_err)]
-    pub fn new(io: Io, pool: &Pool, order: u64) -> Result<Pending, (Status, Io)> {
-        let own = match own_data(&io, pool) {
-            Ok(own) => own,
-            Err(status) => return Err((status, io)),
-        };
-        Ok(Pending {
+    /// `own`: see [`own_data`].
+    #[inline]
+    pub fn new(io: Io, own: Option<Buf>, order: u64) -> Pending {
+        Pending {
             io,
             own,
             stage: Stage::Waiting,
@@ -53,7 +49,7 @@ impl Pending {
             repeated: false,
             resends: 0,
             order,
-        })
+        }
     }
 
     pub fn token(&self) -> Token {
@@ -172,9 +168,9 @@ impl Pending {
         }
     }
 
-    /// Its commands are all back.
+    /// Its commands are all back: it is over, and its buffers are the caller's.
     #[inline]
-    pub fn complete(mut self, status: StatusCode) -> Completion {
+    pub fn complete(&mut self, status: StatusCode) -> Completion {
         let mut status = bdev_status(status);
         if self.io.op == Op::CompareAndWrite && self.repeated && status == Status::Miscompare {
             // The first attempt may have written: nobody can say whose data it differs from.
@@ -190,13 +186,21 @@ impl Pending {
         self.end(status)
     }
 
-    pub fn end(self, status: Status) -> Completion {
-        self.io.complete(status)
+    #[inline]
+    pub fn end(&mut self, status: Status) -> Completion {
+        Completion {
+            token: self.io.token,
+            status,
+            data: std::mem::take(&mut self.io.data),
+            lent: None,
+        }
     }
 }
 
-/// Data of a command that is not simply the I/O's only buffer.
-fn own_data(io: &Io, pool: &Pool) -> Result<Option<Buf>, Status> {
+/// Data of a command that is not simply the I/O's only buffer. `Err` with [`Status::Retry`]: no buffer now. Any other
+/// status: so the I/O ends, without a command.
+#[inline]
+pub(super) fn own_data(io: &Io, pool: &Pool) -> Result<Option<Buf>, Status> {
     let small = |bytes: &[u8]| {
         let mut buf = pool.acquire(bytes.len()).ok_or(Status::Retry)?;
         buf.bytes_mut().ok_or(Status::Retry)?.copy_from_slice(bytes);

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-use nacre_nvmf::tcp::{HostConfig, HostConn, HostPoll, RecvSlices, RxBuffers, Slices};
+use nacre_nvmf::tcp::{HostConfig, HostConn, Polled, RecvSlices, RxBuffers, Slices};
 use nacre_nvmf::transport::{Closed, HostCommand, HostEvent, HostTransport};
 use nacre_reactor::{EventSet, Idle, Interest, Nanos};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -244,16 +244,7 @@ impl HostTransport for TcpHost {
         let mut received = false;
         let end = events.len() + limit;
         let more = loop {
-            let more = loop {
-                if events.len() >= end {
-                    break true;
-                }
-                match conn.poll(now) {
-                    HostPoll::Event(event) => events.push(event),
-                    HostPoll::Starved => break false,
-                    HostPoll::Waiting => break true,
-                }
-            };
+            let more = drain(conn, now, events, end);
             // Nothing is expected after the last answer: save the receive that would say so.
             if more || !looks || !conn.wants_read() || (received && !conn.expects()) {
                 break more;
@@ -368,10 +359,10 @@ fn drain(conn: &mut HostConn, now: Nanos, events: &mut Vec<HostEvent>, end: usiz
         if events.len() >= end {
             return true;
         }
-        match conn.poll(now) {
-            HostPoll::Event(event) => events.push(event),
-            HostPoll::Starved => return false,
-            HostPoll::Waiting => return true,
+        match conn.poll_into(now, &mut |event| events.push(event)) {
+            Polled::Event => {}
+            Polled::Starved => return false,
+            Polled::Waiting => return true,
         }
     }
 }

@@ -24,6 +24,7 @@ use nacre_nvmf_wire::tcp::{
 use nacre_reactor::Nanos;
 
 use self::guess::{GUESS_BYTES, Guessing};
+use super::Polled;
 use super::frame::{self, Reader};
 use super::rx::{Guess, RecvSlices, Rx, RxBuffers};
 use super::tx::{Slices, Tx};
@@ -243,13 +244,12 @@ impl HostConn {
         }
         self.outstanding += 1;
         self.unlooked += 1;
-        *slot = Command {
-            outstanding: true,
-            serial,
-            write: left,
-            read,
-            ..Command::default()
-        };
+        // Field by field: of the one before there is nothing left to drop.
+        (slot.outstanding, slot.serial) = (true, serial);
+        (slot.last, slot.damaged) = (false, false);
+        (slot.asked, slot.received) = (0, 0);
+        slot.write = left;
+        slot.read = read;
     }
 
     /// A command that came too late, of which the caller may want its buffers back.
@@ -339,18 +339,29 @@ impl HostConn {
         self.finish();
     }
 
-    #[inline]
+    /// The next event. To be called until it says otherwise than `Event`.
     pub fn poll(&mut self, now: Nanos) -> HostPoll {
+        let mut event = None;
+        match (self.poll_into(now, &mut |given| event = Some(given)), event) {
+            (Polled::Waiting, _) => HostPoll::Waiting,
+            (_, Some(event)) => HostPoll::Event(event),
+            (_, None) => HostPoll::Starved,
+        }
+    }
+
+    /// The same for a layer that keeps events in a place of its own: gives `sink` one at most.
+    #[inline]
+    pub fn poll_into(&mut self, now: Nanos, sink: &mut impl FnMut(HostEvent)) -> Polled {
         if self.is_open() {
-            match self.advance(now) {
-                Ok(poll) => {
-                    self.waiting = matches!(poll, HostPoll::Waiting);
-                    return poll;
+            match self.advance(now, sink) {
+                Ok(polled) => {
+                    self.waiting = polled == Polled::Waiting;
+                    return polled;
                 }
                 Err(violation) => self.refuse(violation, now),
             }
         }
-        self.news()
+        self.news(sink)
     }
 
     #[inline]
@@ -478,14 +489,15 @@ impl HostConn {
 
     /// The end, once.
     #[cold]
-    fn news(&mut self) -> HostPoll {
+    fn news(&mut self, sink: &mut impl FnMut(HostEvent)) -> Polled {
         self.waiting = false;
         match self.phase {
             Phase::Lingering { .. } | Phase::Finished if !self.told => {
                 self.told = true;
-                HostPoll::Event(HostEvent::Closed(self.why.clone().unwrap_or(Closed::Local)))
+                sink(HostEvent::Closed(self.why.clone().unwrap_or(Closed::Local)));
+                Polled::Event
             }
-            _ => HostPoll::Starved,
+            _ => Polled::Starved,
         }
     }
 }

@@ -8,30 +8,41 @@ use nacre_nvmf_wire::tcp::{
 };
 use nacre_reactor::Nanos;
 
-use super::{Command, HostConn, HostPoll, Phase};
+use super::{Command, HostConn, Phase, Polled};
 use crate::tcp::frame::{self, Violation, is_damaged};
 use crate::transport::{Closed, HostEvent};
 
+/// Where events go: as for the controller's end, they are built where they are kept.
+pub(super) trait Sink: FnMut(HostEvent) {}
+
+impl<F: FnMut(HostEvent)> Sink for F {}
+
 impl HostConn {
     #[inline]
-    pub(super) fn advance(&mut self, now: Nanos) -> Result<HostPoll, Violation> {
+    pub(super) fn advance(
+        &mut self,
+        now: Nanos,
+        sink: &mut impl Sink,
+    ) -> Result<Polled, Violation> {
         loop {
             if self.receiving.is_none() {
                 self.judge_guess()?;
             }
             let handled = if self.receiving.is_some() {
-                self.payload()?
+                self.payload(sink)?
             } else {
                 match self.reader.read(self.rx.unread())? {
                     Some((frame, Pdu::C2hData(&pdu))) => self.c2h_data(&frame, pdu)?,
-                    Some((frame, Pdu::CapsuleResp(&cqe))) => Some(self.response(&frame, cqe)?),
+                    Some((frame, Pdu::CapsuleResp(&cqe))) => {
+                        Some(self.response(&frame, cqe, sink)?)
+                    }
                     Some((frame, Pdu::R2t(&pdu))) => self.r2t(&frame, &pdu)?,
-                    Some((frame, Pdu::IcResp(&pdu))) => Some(self.handshake(&frame, &pdu)?),
-                    Some((_, Pdu::C2hTermReq(&pdu))) => Some(self.terminated(&pdu, now)),
+                    Some((frame, Pdu::IcResp(&pdu))) => Some(self.handshake(&frame, &pdu, sink)?),
+                    Some((_, Pdu::C2hTermReq(&pdu))) => Some(self.terminated(&pdu, now, sink)),
                     Some(_) => {
                         unreachable!("the rules let nothing through that a host does not receive")
                     }
-                    None => Some(HostPoll::Starved),
+                    None => Some(Polled::Starved),
                 }
             };
             if let Some(poll) = handled {
@@ -41,7 +52,12 @@ impl HostConn {
     }
 
     /// ICResp (TCP 3.6.2.3).
-    fn handshake(&mut self, frame: &Frame, answer: &IcResp) -> Result<HostPoll, Violation> {
+    fn handshake(
+        &mut self,
+        frame: &Frame,
+        answer: &IcResp,
+        sink: &mut impl Sink,
+    ) -> Result<Polled, Violation> {
         let (asked, agreed) = (self.config.digests, answer.digests());
         if agreed != asked {
             let reason = Reason::NotEqual {
@@ -62,12 +78,13 @@ impl HostConn {
         });
         self.phase = Phase::Running;
         self.consume(frame);
-        Ok(HostPoll::Event(HostEvent::Ready))
+        sink(HostEvent::Ready);
+        Ok(Polled::Event)
     }
 
     /// C2HData (TCP 3.6.2.7).
     #[inline]
-    fn c2h_data(&mut self, frame: &Frame, pdu: DataPdu) -> Result<Option<HostPoll>, Violation> {
+    fn c2h_data(&mut self, frame: &Frame, pdu: DataPdu) -> Result<Option<Polled>, Violation> {
         let cid = pdu.cccid.get();
         let (offset, length) = (pdu.datao.get(), pdu.datal.get());
         let command = outstanding(&mut self.commands, cid)?;
@@ -106,14 +123,14 @@ impl HostConn {
 
     /// Goes on with the payload of C2HData.
     #[inline]
-    fn payload(&mut self) -> Result<Option<HostPoll>, Violation> {
+    fn payload(&mut self, sink: &mut impl Sink) -> Result<Option<Polled>, Violation> {
         if !self.rx.advance() {
-            return Ok(Some(HostPoll::Starved));
+            return Ok(Some(Polled::Starved));
         }
         let mut digest = None;
         if self.reader.rules().digests.data {
             let Some(&received) = self.rx.unread().first_chunk() else {
-                return Ok(Some(HostPoll::Starved));
+                return Ok(Some(Polled::Starved));
             };
             digest = Some(u32::from_le_bytes(received));
             self.rx.consume(4);
@@ -133,19 +150,24 @@ impl HostConn {
         }
         self.guessing.success_seen = !self.reader.rules().digests.data;
         // The controller saved the response: the last data says that all is well (TCP 3.3.2.1).
-        Ok(Some(self.complete(Cqe::success(cid))))
+        Ok(Some(self.complete(Cqe::success(cid), sink)))
     }
 
     /// CapsuleResp (TCP 3.6.2.5).
     #[inline]
-    fn response(&mut self, frame: &Frame, cqe: Cqe) -> Result<HostPoll, Violation> {
+    fn response(
+        &mut self,
+        frame: &Frame,
+        cqe: Cqe,
+        sink: &mut impl Sink,
+    ) -> Result<Polled, Violation> {
         outstanding(&mut self.commands, cqe.cid())?;
         self.consume(frame);
-        Ok(self.complete(cqe))
+        Ok(self.complete(cqe, sink))
     }
 
     #[inline]
-    fn complete(&mut self, mut cqe: Cqe) -> HostPoll {
+    fn complete(&mut self, mut cqe: Cqe, sink: &mut impl Sink) -> Polled {
         let command = &mut self.commands[usize::from(cqe.cid())];
         command.outstanding = false;
         self.outstanding -= 1;
@@ -153,18 +175,19 @@ impl HostConn {
         if command.damaged && cqe.status().is_success() {
             cqe.set_status(StatusCode::TRANSIENT_TRANSPORT_ERROR);
         }
-        HostPoll::Event(HostEvent::Completion {
+        sink(HostEvent::Completion {
             cqe,
             read: command.read.take(),
             transferred: command.received,
-        })
+        });
+        Polled::Event
     }
 
     /// R2T (TCP 3.6.2.8): everything it asks for is queued at once, in pieces of MAXH2CDATA.
-    fn r2t(&mut self, frame: &Frame, pdu: &R2t) -> Result<Option<HostPoll>, Violation> {
+    fn r2t(&mut self, frame: &Frame, pdu: &R2t) -> Result<Option<Polled>, Violation> {
         // A controller that asks byte by byte must not make us hold a part for each.
         if self.tx.parts() > 8 * self.config.entries + 1024 {
-            return Ok(Some(HostPoll::Waiting));
+            return Ok(Some(Polled::Waiting));
         }
         let cid = pdu.cccid.get();
         let (offset, length) = (pdu.r2to.get(), pdu.r2tl.get());
@@ -215,7 +238,7 @@ impl HostConn {
     }
 
     /// C2HTermReq (TCP 3.6.2.10): the controller found us at fault and is about to close.
-    fn terminated(&mut self, pdu: &TermReq, now: Nanos) -> HostPoll {
+    fn terminated(&mut self, pdu: &TermReq, now: Nanos, sink: &mut impl Sink) -> Polled {
         let reason = frame::reason_of(pdu);
         tracing::warn!(%reason, "the controller ended a connection with C2HTermReq");
         self.why.get_or_insert(Closed::Protocol(format!(
@@ -223,7 +246,7 @@ impl HostConn {
         )));
         self.tx.clear();
         self.begin_closing(now);
-        self.news()
+        self.news(sink)
     }
 
     #[inline]
