@@ -59,6 +59,8 @@ pub struct Limits {
     /// Every I/O is done when it was submitted, but for those that a limit of the rate holds back: its
     /// buffers are free again with the next poll.
     pub immediate: bool,
+    /// [`crate::Queue::at_once`] carries most reads and writes out: it is worth trying first.
+    pub at_once: bool,
 }
 
 impl Limits {
@@ -80,6 +82,7 @@ impl Limits {
             read_only: false,
             lend_blocks: 0,
             immediate: false,
+            at_once: false,
         }
     }
 }

@@ -38,7 +38,7 @@ pub trait Queue {
 
     /// Carries the I/O out here and now, with nothing left for [`Queue::poll`] to collect; its buffers stay in `io`.
     /// `None`: it was not begun, and is to be submitted. To be tried on devices that are done with an I/O when it was
-    /// submitted ([`crate::Limits::immediate`]): it costs them and their callers half as much.
+    /// submitted ([`crate::Limits::at_once`]): it costs them and their callers half as much.
     fn at_once(&mut self, io: &mut Io) -> Option<Ended> {
         let _ = io;
         None

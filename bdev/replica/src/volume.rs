@@ -161,6 +161,7 @@ pub fn weakest<'a>(members: impl IntoIterator<Item = &'a Layer>) -> Limits {
         atomic_blocks: u32::MAX,
         lend_blocks: u32::MAX,
         unmap_zeroes: true,
+        at_once: true,
         ..Limits::unlimited(DEPTH as u32)
     };
     let mut any = false;
@@ -171,6 +172,7 @@ pub fn weakest<'a>(members: impl IntoIterator<Item = &'a Layer>) -> Limits {
         weakest.lend_blocks = weakest.lend_blocks.min(limits.lend_blocks);
         weakest.volatile_cache |= limits.volatile_cache;
         weakest.read_only |= limits.read_only;
+        weakest.at_once &= limits.at_once;
         let block = member.geometry().block_size.max(1);
         weakest.max_blocks = weakest
             .max_blocks
@@ -183,6 +185,7 @@ pub fn weakest<'a>(members: impl IntoIterator<Item = &'a Layer>) -> Limits {
     }
     if !any {
         (weakest.atomic_blocks, weakest.lend_blocks) = (1, 0);
+        weakest.at_once = false;
     }
     // Unmapped blocks read as zeroes on every member: where a device does not promise it, or only for
     // aligned ranges, zeroes are written. So there is no granularity either.
@@ -224,6 +227,15 @@ mod tests {
         assert_eq!(limits.unmap_granularity_blocks, 0);
         assert_eq!(limits.max_blocks, MAX_BYTES / BLOCK);
         assert_eq!(limits.max_unmap_blocks, MAX_UNMAP_BYTES / u64::from(BLOCK));
+        let at_once = |all: &[bool]| {
+            let scripts = all.iter().map(|at_once| {
+                let mut script = Script::new("A");
+                script.limits.at_once = *at_once;
+                script
+            });
+            over(scripts.collect()).at_once
+        };
+        assert!(at_once(&[true, true]) && !at_once(&[true, false]) && !at_once(&[]));
         let mut protected = Script::new("A");
         protected.limits.read_only = true;
         assert!(over(vec![protected, Script::new("B")]).read_only);

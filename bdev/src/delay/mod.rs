@@ -115,6 +115,7 @@ impl Bdev for Delay {
         Limits {
             lend_blocks: 0,
             immediate: false,
+            at_once: false,
             ..self.base.limits()
         }
     }

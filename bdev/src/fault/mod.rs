@@ -120,6 +120,7 @@ impl Bdev for FaultDevice {
         Limits {
             lend_blocks: 0,
             immediate: false,
+            at_once: false,
             ..self.base.limits()
         }
     }

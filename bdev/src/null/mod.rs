@@ -112,6 +112,7 @@ impl Bdev for Null {
         Limits {
             unmap_zeroes: self.config.reads == Reads::Zeroes,
             immediate: true,
+            at_once: true,
             ..Limits::unlimited(QUEUE_DEPTH)
         }
     }

@@ -42,7 +42,7 @@ impl Group {
             return Err(data);
         }
         let namespace = match qp.view.for_command(sqe.nsid()) {
-            Ok(namespace) if namespace.immediate => namespace,
+            Ok(namespace) if namespace.at_once => namespace,
             _ => return Err(data),
         };
         let slot = match namespace.slot(self.handle.core) {

@@ -64,6 +64,8 @@ pub struct Namespace {
     pub(crate) lend_blocks: u32,
     /// The bdev is done with an I/O when it was submitted.
     pub(crate) immediate: bool,
+    /// It is worth trying whether the bdev carries it out at once.
+    pub(crate) at_once: bool,
     /// Per core: where the core's queue on the bdev stands in the core's table, plus one. Each is
     /// written by its own core only.
     slots: Box<[AtomicU32]>,
@@ -86,6 +88,7 @@ impl Namespace {
             ana_group: AtomicU32::new(ana_group),
             lend_blocks: limits.lend_blocks,
             immediate: limits.immediate,
+            at_once: limits.at_once,
             backing,
             reservation,
             slots,

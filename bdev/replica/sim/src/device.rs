@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use nacre_bdev::{
-    Bdev, Busy, Done, Extents, Geometry, Io, Limits, Op, OpenError, Pending, Queue, Status,
+    Bdev, Busy, Done, Ended, Extents, Geometry, Io, Limits, Op, OpenError, Pending, Queue, Status,
     Support, Token,
 };
 use nacre_hugepages::Pool;
 use nacre_reactor::{Idle, Nanos};
 use uuid::Uuid;
 
-use crate::disk::{Order, SimDisk};
+use crate::disk::{Inner, Order, SimDisk};
 
 /// How long something of a closed queue can still arrive; volumes are told to wait longer.
 pub const LINGER: Duration = Duration::from_millis(4);
@@ -119,12 +119,8 @@ struct Request {
     data: Extents,
 }
 
-impl Queue for SimQueue {
-    fn submit(&mut self, io: Io) -> Result<(), (Busy, Io)> {
-        if self.requests.len() >= self.depth {
-            return Err((Busy, io));
-        }
-        let mut inner = self.disk.lock();
+impl SimQueue {
+    fn order(&self, inner: &mut Inner, io: &Io) -> Order {
         let mut contents = Vec::new();
         if io.op == Op::Write {
             let mut block = io.lba;
@@ -135,7 +131,7 @@ impl Queue for SimQueue {
             }
             assert_eq!(block, io.lba + u64::from(io.blocks), "buffers of a write");
         }
-        let number = inner.submit(Order {
+        Order {
             queue: self.id,
             holder: self.holder,
             op: io.op,
@@ -143,7 +139,41 @@ impl Queue for SimQueue {
             lba: io.lba,
             blocks: u64::from(io.blocks),
             contents,
-        });
+        }
+    }
+}
+
+/// Puts what a read found into its buffers.
+fn fill(inner: &Inner, lba: u64, data: &mut Extents, found: &[u64]) {
+    let (mut block, mut contents) = (lba, found);
+    for buf in data {
+        if found.is_empty() {
+            break;
+        }
+        let bytes = buf
+            .bytes_mut()
+            .expect("a read's buffer is the reader's alone");
+        for bytes in bytes.chunks_exact_mut(inner.media.format.block) {
+            let cells = inner.media.format.cells(block).len();
+            if contents.len() < cells {
+                break;
+            }
+            let (own, rest) = contents.split_at(cells);
+            inner.media.bytes(block, own, bytes);
+            contents = rest;
+            block += 1;
+        }
+    }
+}
+
+impl Queue for SimQueue {
+    fn submit(&mut self, io: Io) -> Result<(), (Busy, Io)> {
+        if self.requests.len() >= self.depth {
+            return Err((Busy, io));
+        }
+        let mut inner = self.disk.lock();
+        let order = self.order(&mut inner, &io);
+        let number = inner.submit(order);
         let request = Request {
             pending: Pending::new(io.token),
             lba: io.lba,
@@ -153,32 +183,24 @@ impl Queue for SimQueue {
         Ok(())
     }
 
+    fn at_once(&mut self, io: &mut Io) -> Option<Ended> {
+        let mut inner = self.disk.lock();
+        let order = self.order(&mut inner, io);
+        let answer = inner.at_once(order)?;
+        fill(&inner, io.lba, &mut io.data, &answer.contents);
+        Some(Ended {
+            status: answer.status,
+            lent: None,
+        })
+    }
+
     fn poll(&mut self, _now: Nanos, done: &mut Done) -> usize {
         let mut inner = self.disk.lock();
         for answer in inner.answers(self.id) {
             let Some(request) = self.requests.get_mut(&answer.number) else {
                 continue;
             };
-            let mut block = request.lba;
-            let mut contents = &answer.contents[..];
-            for buf in &mut request.data {
-                if answer.contents.is_empty() {
-                    break;
-                }
-                let bytes = buf
-                    .bytes_mut()
-                    .expect("a read's buffer is the reader's alone");
-                for bytes in bytes.chunks_exact_mut(inner.media.format.block) {
-                    let cells = inner.media.format.cells(block).len();
-                    if contents.len() < cells {
-                        break;
-                    }
-                    let (own, rest) = contents.split_at(cells);
-                    inner.media.bytes(block, own, bytes);
-                    contents = rest;
-                    block += 1;
-                }
-            }
+            fill(&inner, request.lba, &mut request.data, &answer.contents);
             self.ready.push((answer.number, answer.status));
         }
         let count = self.ready.len().min(done.room());

@@ -98,6 +98,22 @@ pub(crate) struct Order {
     pub contents: Vec<u64>,
 }
 
+impl Order {
+    fn command(self, status: Status) -> Command {
+        Command {
+            queue: self.queue,
+            holder: self.holder,
+            op: self.op,
+            flags: self.flags,
+            lba: self.lba,
+            blocks: self.blocks,
+            contents: self.contents,
+            status,
+            orphan: false,
+        }
+    }
+}
+
 impl SimDisk {
     pub fn new(
         name: String,
@@ -271,19 +287,27 @@ impl Inner {
                 (status, due.max(self.silent_until))
             }
         };
-        let command = Command {
-            queue: order.queue,
-            holder: order.holder,
-            op: order.op,
-            flags: order.flags,
-            lba: order.lba,
-            blocks: order.blocks,
-            contents: order.contents,
-            status,
-            orphan: false,
-        };
-        self.commands.insert((due, number), command);
+        self.commands.insert((due, number), order.command(status));
         number
+    }
+
+    /// Does it here and now, if the disk does such things and this is a moment for it.
+    pub fn at_once(&mut self, order: Order) -> Option<Answer> {
+        let its_own = self.reaches(order.holder) && self.owner == Some(order.holder);
+        let ready = its_own && self.silent_until <= self.now;
+        if !ready || !self.traits.limits.at_once || self.random.one_in(2) {
+            return None;
+        }
+        let (status, extra) = self.plan(order.op);
+        if extra > Duration::ZERO {
+            return None;
+        }
+        self.numbers += 1;
+        let (number, queue) = (self.numbers, order.queue);
+        self.finish(number, order.command(status));
+        let answers = self.answers.get_mut(&queue)?;
+        let at = answers.iter().position(|answer| answer.number == number)?;
+        Some(answers.remove(at))
     }
 
     fn latency(&mut self) -> Duration {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use nacre_bdev::{Done, Flags, Io, LayerQueue, Op, Queue, Status};
+use nacre_bdev::{Bdev, Done, Flags, Io, LayerQueue, Op, Queue, Status};
 use nacre_hugepages::Pool;
 use nacre_reactor::Nanos;
 
@@ -161,8 +161,17 @@ impl Lane {
             }
             io = io.with(buf);
         }
-        if self.queue.submit(io).is_err() {
-            return false;
+        let tries = self.queue.layer().limits().at_once;
+        let ended = if tries {
+            self.queue.at_once(&mut io)
+        } else {
+            None
+        };
+        match ended {
+            // Told with the next answers.
+            Some(ended) => self.done.push(io.complete(ended.status)),
+            None if self.queue.submit(io).is_err() => return false,
+            None => {}
         }
         numbers.ios = number;
         let Wish {

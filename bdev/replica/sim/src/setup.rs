@@ -102,9 +102,11 @@ impl World {
         let room = cut + region * *random.pick(&[0, 1, 1, 2]);
         let blocks = regions * region - cut;
         let count = *random.pick(&[1, 2, 2, 2, 3, 3, 3, 4]);
+        let at_once = seed.is_multiple_of(3);
         let disks: Vec<Arc<SimDisk>> = (0..count + 1)
             .map(|index| {
-                let traits = traits(&mut random);
+                let mut traits = traits(&mut random);
+                traits.limits.at_once = at_once;
                 let size = format.reserved() + blocks + room;
                 SimDisk::new(format!("disk{index}"), format, size, traits, random.fork())
             })

@@ -117,14 +117,16 @@ impl Lane {
     #[cold]
     pub(super) fn leave_unequal(&mut self, index: usize) {
         let request = &self.requests[index];
-        if !request.writes() || !request.locked {
-            return;
+        if request.writes() && request.locked {
+            self.leave_unequal_at(request.lba, u64::from(request.blocks));
         }
+    }
+
+    /// Such a write to these blocks, whose stripes this lane has.
+    #[cold]
+    pub(super) fn leave_unequal_at(&self, lba: u64, blocks: u64) {
         let members = self.sync.in_sync | self.sync.syncing;
-        let regions = self
-            .shared
-            .regions_of(request.lba, u64::from(request.blocks));
-        for region in regions {
+        for region in self.shared.regions_of(lba, blocks) {
             let has = |slot: &usize| !self.shared.needs[*slot].contains(region);
             let Some(leads) = slots(self.sync.in_sync).find(has) else {
                 continue;

@@ -6,7 +6,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use nacre_bdev::{Bdev, Busy, Flags, Io, LayerQueue, Op, Queue, Support, Token};
+use nacre_bdev::{Bdev, Busy, Ended, Flags, Io, LayerQueue, Op, Queue, Support, Token};
 use nacre_reactor::Nanos;
 
 use super::Lane;
@@ -377,6 +377,18 @@ impl MemberQueue {
                 Err(io)
             }
         }
+    }
+
+    /// See [`Queue::at_once`].
+    #[inline]
+    pub fn at_once(&mut self, io: &mut Io) -> Option<Ended> {
+        if !self.waiting.is_empty() {
+            return None;
+        }
+        io.lba += self.first;
+        let ended = self.queue.at_once(io);
+        io.lba -= self.first;
+        ended
     }
 
     /// `false`: there is no room. `sole`: no other member gets it, so it needs no handle of its own.

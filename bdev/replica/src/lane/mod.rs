@@ -18,6 +18,7 @@
 //! has a bound: [`DEPTH`] requests, as many parked or waiting for a member, and [`PLACES`]. A lane takes no
 //! lock but when the view changed, a member failed, or a region is to be made dirty.
 
+mod at_once;
 mod end;
 mod members;
 mod park;
@@ -34,7 +35,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use nacre_bdev::{Busy, Completion, Done, Io, Op, Queue, Status, Token};
+use nacre_bdev::{Busy, Completion, Done, Ended, Io, Op, Queue, Status, Token};
 use nacre_hugepages::Pool;
 use nacre_reactor::{EventSet, Idle, Interest, Nanos};
 use slab::Slab;
@@ -372,6 +373,18 @@ impl Queue for Lane {
             _ => self.take(io, start),
         }
         Ok(())
+    }
+
+    #[inline]
+    fn at_once(&mut self, io: &mut Io) -> Option<Ended> {
+        if self.swift == 0 || self.check(io).is_some() {
+            return None;
+        }
+        match io.op {
+            Op::Read => self.read_at_once(io),
+            Op::Write => self.write_at_once(io),
+            _ => None,
+        }
     }
 
     fn poll(&mut self, now: Nanos, done: &mut Done) -> usize {

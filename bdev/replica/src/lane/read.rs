@@ -24,13 +24,8 @@ impl Lane {
     /// usual.
     #[inline]
     pub(super) fn read_swiftly(&mut self, io: Io, start: Nanos) {
-        let of = self.swift;
-        let slot = match of & (of - 1) {
-            0 => of.trailing_zeros() as usize,
-            _ if slots(of).all(|slot| self.shared.needs[slot].is_none()) => {
-                self.choose_of(io.lba, of)
-            }
-            _ => return self.take(io, start),
+        let Some(slot) = self.swift_slot(io.lba) else {
+            return self.take(io, start);
         };
         self.enter_slot(slot);
         // Looked at after the slot was entered, as in `start_read`.
@@ -45,6 +40,19 @@ impl Lane {
             self.requests.remove_swift(index).0.abandon();
             self.leave_slot(slot);
             self.take(io, start);
+        }
+    }
+
+    /// The member that a read goes to without a second look.
+    #[inline]
+    pub(super) fn swift_slot(&mut self, lba: u64) -> Option<usize> {
+        let of = self.swift;
+        match of & of.wrapping_sub(1) {
+            0 => (of != 0).then(|| of.trailing_zeros() as usize),
+            _ if slots(of).all(|slot| self.shared.needs[slot].is_none()) => {
+                Some(self.choose_of(lba, of))
+            }
+            _ => None,
         }
     }
 

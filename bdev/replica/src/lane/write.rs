@@ -97,25 +97,11 @@ impl Lane {
         if !self.parked.is_empty() && self.overlaps_parked(lba, end) {
             return Err(self.overlap_wait(index));
         }
-        let regions = self.shared.regions_of(lba, blocks);
-        for region in regions.clone() {
-            let entered = self.shared.regions.enter(region);
-            if entered != Entered::Inside {
-                (regions.start..region).for_each(|inside| self.shared.regions.leave(inside));
-                return Err(self.log_wait(index, region, regions.end, entered));
-            }
-        }
-        let taken = self.shared.stripes.acquire(self.state.owner, lba, blocks);
-        let overlaps =
-            taken == Acquired::Again && self.writes.iter().any(|w| w.lba < end && lba < w.end);
-        if taken == Acquired::No || overlaps {
-            if overlaps {
-                self.shared.stripes.release(lba, blocks);
-            }
-            regions.for_each(|inside| self.shared.regions.leave(inside));
-            return Err(match overlaps {
-                true => self.overlap_wait(index),
-                false => Why::Stripe,
+        if let Err(why) = self.enter(lba, blocks) {
+            return Err(match why {
+                Why::Log(region) => self.log_wait(index, region),
+                Why::Overlap => self.overlap_wait(index),
+                why => why,
             });
         }
         let request = &mut self.requests[index];
@@ -126,6 +112,44 @@ impl Lane {
         Ok(())
     }
 
+    /// Regions and stripes of a write that is going to these blocks. All or nothing.
+    #[inline]
+    pub(super) fn enter(&self, lba: u64, blocks: u64) -> Result<(), Why> {
+        let regions = self.shared.regions_of(lba, blocks);
+        for region in regions.clone() {
+            let entered = self.shared.regions.enter(region);
+            if entered != Entered::Inside {
+                (regions.start..region).for_each(|inside| self.shared.regions.leave(inside));
+                self.want_regions(region, regions.end, entered);
+                return Err(Why::Log(region));
+            }
+        }
+        let end = lba + blocks;
+        let taken = self.shared.stripes.acquire(self.state.owner, lba, blocks);
+        let overlaps =
+            taken == Acquired::Again && self.writes.iter().any(|w| w.lba < end && lba < w.end);
+        if taken == Acquired::No || overlaps {
+            if overlaps {
+                self.shared.stripes.release(lba, blocks);
+            }
+            regions.for_each(|inside| self.shared.regions.leave(inside));
+            return Err(match overlaps {
+                true => Why::Overlap,
+                false => Why::Stripe,
+            });
+        }
+        Ok(())
+    }
+
+    /// Gives back what [`Lane::enter`] took.
+    #[inline]
+    pub(super) fn leave(&self, lba: u64, blocks: u64) {
+        self.shared.stripes.release(lba, blocks);
+        for region in self.shared.regions_of(lba, blocks) {
+            self.shared.regions.leave(region);
+        }
+    }
+
     #[cold]
     fn overlap_wait(&mut self, index: usize) -> Why {
         let counted = std::mem::replace(&mut self.requests[index].waited_overlap, true);
@@ -134,12 +158,17 @@ impl Lane {
         Why::Overlap
     }
 
-    /// Has the control make the regions from `first` on dirty, all of them at once.
     #[cold]
-    fn log_wait(&mut self, index: usize, first: u64, end: u64, entered: Entered) -> Why {
+    fn log_wait(&mut self, index: usize, region: u64) -> Why {
         let counted = std::mem::replace(&mut self.requests[index].waited_log, true);
         self.turn.log_waits += u64::from(!counted);
         self.turn.any = true;
+        Why::Log(region)
+    }
+
+    /// Has the control make the regions from `first` on dirty, all of them at once.
+    #[cold]
+    fn want_regions(&self, first: u64, end: u64, entered: Entered) {
         if entered == Entered::First {
             self.shared.want_region(first);
         }
@@ -148,7 +177,6 @@ impl Lane {
                 self.shared.want_region(region);
             }
         }
-        Why::Log(first)
     }
 
     /// Gives back what [`Lane::lock`] took.
@@ -164,10 +192,7 @@ impl Lane {
         if let Some(moved) = self.writes.get(place) {
             self.requests[moved.index as usize].place = place as u32;
         }
-        self.shared.stripes.release(lba, blocks);
-        for region in self.shared.regions_of(lba, blocks) {
-            self.shared.regions.leave(region);
-        }
+        self.leave(lba, blocks);
         self.freed = true;
     }
 

@@ -32,7 +32,7 @@ fn rig() -> (Rig, Arc<Told>, ConnId) {
     let mut rig = Rig::new(TargetConfig::default());
     let told = Told::new();
     told.tell(|state| {
-        state.limits.immediate = true;
+        state.limits.at_once = true;
         state.prompt = true;
     });
     rig.add_namespace(Arc::clone(&told) as Arc<dyn Bdev>);

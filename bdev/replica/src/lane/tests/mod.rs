@@ -1,6 +1,7 @@
 //! Each step of the data path by itself, with the test as the control and as the devices; then lanes on
 //! real devices that fail and tarry, against a model.
 
+mod at_once;
 mod reads;
 mod real;
 pub(crate) mod rig;

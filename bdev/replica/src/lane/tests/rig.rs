@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use nacre_bdev::{
-    Bdev, Busy, Completion, Done, Flags, Geometry, Io, Layer, Limits, Op, OpenError, Queue, Status,
-    Support, Token,
+    Bdev, Busy, Completion, Done, Ended, Flags, Geometry, Io, Layer, Limits, Op, OpenError, Queue,
+    Status, Support, Token,
 };
 use nacre_hugepages::{Buf, ClassSpec, Pool};
 use nacre_reactor::Nanos;
@@ -40,6 +40,10 @@ pub struct Tray {
     /// Its queues have something of their own to do.
     pub restless: bool,
     pub polled: usize,
+    /// What it answers at once with; `None`: it does nothing at once.
+    pub prompt: Option<Status>,
+    /// What it did at once: operation, and block of the volume.
+    pub did: Vec<(Op, u64)>,
 }
 
 thread_local! {
@@ -157,6 +161,14 @@ impl Queue for ScriptQueue {
             self.inflight += 1;
             tray.has.push((self.id, io));
             Ok(())
+        })
+    }
+
+    fn at_once(&mut self, io: &mut Io) -> Option<Ended> {
+        tray(&self.device.name, |tray| {
+            let status = tray.prompt?;
+            tray.did.push((io.op, io.lba - FIRST));
+            Some(Ended { status, lent: None })
         })
     }
 

@@ -1,0 +1,72 @@
+//! The short way: reads and writes on members that are done with an I/O when they were asked for it (RAM disks).
+//!
+//! Such an I/O is never under way for anybody else to see, so it is no request. It has what a request has to have, in
+//! the same order: a write its regions and its stripes, both its members' slots and a view that still counts. What
+//! does not go straight through goes the usual way, and is begun anew there.
+
+use nacre_bdev::{Ended, Io};
+
+use super::Lane;
+use super::request::{Slots, slots};
+
+impl Lane {
+    #[inline]
+    pub(super) fn read_at_once(&mut self, io: &mut Io) -> Option<Ended> {
+        let slot = self.swift_slot(io.lba)?;
+        self.enter_slot(slot);
+        let ended = match &mut self.queues[slot] {
+            Some(queue) if self.shared.version() == self.view.version => queue.at_once(io),
+            _ => None,
+        };
+        self.leave_slot(slot);
+        let ended = ended.filter(|ended| ended.status.is_ok() && !self.has_lost(slot))?;
+        self.turn.reads[slot] += 1;
+        self.turn.any = true;
+        Some(ended)
+    }
+
+    #[inline]
+    pub(super) fn write_at_once(&mut self, io: &mut Io) -> Option<Ended> {
+        // What waits came earlier, and what a member that is copied to gets depends on the copying.
+        let members = self.swift;
+        let plain = self.sync.enough && self.sync.syncing == 0 && self.parked.is_empty();
+        if !plain || self.enter(io.lba, u64::from(io.blocks)).is_err() {
+            return None;
+        }
+        for slot in slots(members) {
+            self.enter_slot(slot);
+        }
+        let mut ended = None;
+        if self.shared.version() == self.view.version {
+            ended = self.write_to_all(io, members);
+        }
+        for slot in slots(members) {
+            self.leave_slot(slot);
+        }
+        self.leave(io.lba, u64::from(io.blocks));
+        ended
+    }
+
+    /// `None`: not every member has it.
+    #[inline]
+    fn write_to_all(&mut self, io: &mut Io, members: Slots) -> Option<Ended> {
+        let (mut begun, mut last) = (false, None);
+        for slot in slots(members) {
+            let queue = self.queues[slot].as_mut();
+            let ended = queue.and_then(|queue| queue.at_once(io));
+            begun |= ended.is_some();
+            last = ended.filter(|ended| ended.status.is_ok() && !self.has_lost(slot));
+            if last.is_none() {
+                if begun {
+                    self.leave_unequal_at(io.lba, u64::from(io.blocks));
+                }
+                return None;
+            }
+        }
+        for slot in slots(members) {
+            self.turn.writes[slot] += 1;
+        }
+        self.turn.any = true;
+        last
+    }
+}

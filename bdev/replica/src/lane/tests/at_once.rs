@@ -1,0 +1,220 @@
+//! What members do at once is done without a request, and only where nothing else is to be thought of.
+
+use std::sync::atomic::Ordering;
+
+use nacre_bdev::{Op, Queue, Status};
+
+use super::rig::{REGION, Rig, member, rig, tray};
+use crate::stripes::{Acquired, CONTROL};
+use crate::view::{Mode, Role};
+
+/// Every member answers at once.
+fn prompt(members: usize) -> Rig {
+    let r = rig(members).all_dirty();
+    for name in &["A", "B", "C"][..members] {
+        tray(name, |tray| tray.prompt = Some(Status::Ok));
+    }
+    r
+}
+
+impl Rig {
+    fn at_once_on(&mut self, lane: usize, op: Op, lba: u64) -> Option<Status> {
+        let mut io = self.io(op, lba, 8);
+        let before = io.lba;
+        let ended = self.lanes[lane].at_once(&mut io);
+        assert_eq!((io.lba, io.data.len()), (before, 1), "it is as it was");
+        ended.map(|ended| ended.status)
+    }
+
+    fn at_once(&mut self, op: Op, lba: u64) -> Option<Status> {
+        self.at_once_on(0, op, lba)
+    }
+
+    /// Neither a read nor a write, and no member was asked for anything.
+    fn nothing_at_once(&mut self, why: &str) {
+        self.no_write_at_once(why);
+        assert_eq!(self.at_once(Op::Read, 0), None, "{why}");
+        assert_eq!(did("A"), [], "{why}");
+    }
+
+    fn no_write_at_once(&mut self, why: &str) {
+        assert_eq!(self.at_once(Op::Write, 0), None, "{why}");
+        assert_eq!(did("A"), [], "{why}");
+    }
+}
+
+fn did(name: &str) -> Vec<(Op, u64)> {
+    tray(name, |tray| std::mem::take(&mut tray.did))
+}
+
+/// Every member gets what is written, one of them what is read; both are counted, and nothing is left of them.
+#[test]
+fn reads_and_writes() {
+    let mut r = prompt(3);
+    assert_eq!(r.at_once(Op::Write, 16), Some(Status::Ok));
+    for name in ["A", "B", "C"] {
+        assert_eq!(did(name), [(Op::Write, 16)]);
+    }
+    assert_eq!(r.at_once(Op::Read, 16), Some(Status::Ok));
+    assert_eq!(did("A"), [(Op::Read, 16)]);
+    assert!(did("B").is_empty() && did("C").is_empty());
+    assert_eq!((r.lanes[0].inflight(), r.lanes[0].requests.end()), (0, 0));
+    r.turn();
+    let totals = &r.shared.totals;
+    let count = |of: &[std::sync::atomic::AtomicU64]| -> Vec<u64> {
+        of[..3].iter().map(|n| n.load(Ordering::Relaxed)).collect()
+    };
+    assert_eq!(count(&totals.writes), [1, 1, 1]);
+    assert_eq!(count(&totals.reads), [1, 0, 0]);
+    // Not what is not there, and nothing but reads and writes.
+    let end = r.volume.blocks();
+    assert_eq!(r.at_once(Op::Write, end - 7), None);
+    assert!(r.at_once(Op::Write, end - 8).is_some());
+    let mut flush = r.io(Op::Flush, 0, 0);
+    assert!(r.lanes[0].at_once(&mut flush).is_none());
+    r.clean();
+}
+
+/// No member is written to before the log has the region; who tried at once has told the control, and is not the one
+/// who waits for it.
+#[test]
+fn a_clean_region_comes_first() {
+    let mut r = rig(2);
+    for name in ["A", "B"] {
+        tray(name, |tray| tray.prompt = Some(Status::Ok));
+    }
+    r.no_write_at_once("a clean region");
+    assert_eq!(r.news().wanted, [0]);
+    let write = r.write(0);
+    r.turn();
+    assert_eq!((r.count("A"), r.news().wanted.len()), (0, 1));
+    assert_eq!(r.at_once(Op::Write, REGION), None);
+    r.shared.regions.set_dirty(0);
+    r.shared.ring_all();
+    r.turn();
+    r.answer("A", Status::Ok);
+    r.answer("B", Status::Ok);
+    assert_eq!(r.take(), [(write, Status::Ok)]);
+    assert_eq!(r.at_once(Op::Write, 0), Some(Status::Ok));
+    r.clean();
+}
+
+/// A write that one member has and the other has not is not answered: the other is copied to again, whatever becomes of
+/// the write.
+#[test]
+fn half_done() {
+    for (second, reached) in [(Some(Status::WriteError), 1), (None, 0)] {
+        let mut r = prompt(2);
+        tray("B", |tray| tray.prompt = second);
+        assert_eq!(r.at_once(Op::Write, REGION - 4), None, "{second:?}");
+        assert_eq!((did("A").len(), did("B").len()), (1, reached));
+        let needs = |slot: usize| {
+            let needs = &r.shared.needs[slot];
+            [0, 1, 2].map(|region| needs.contains(region))
+        };
+        assert_eq!((needs(0), needs(1)), ([false; 3], [true, true, false]));
+        assert_eq!(r.at_once(Op::Read, 0), None, "it is to be looked at");
+        // It goes the usual way.
+        r.write(REGION - 4);
+        r.answer("A", Status::Ok);
+        r.answer("B", Status::Ok);
+        assert_eq!(r.take().len(), 1);
+        r.clean();
+    }
+    // The first one did not begin, so nobody has anything of it; or it failed, and may have.
+    for (first, unequal) in [(None, false), (Some(Status::WriteError), true)] {
+        let mut r = prompt(2);
+        tray("A", |tray| tray.prompt = first);
+        assert_eq!(r.at_once(Op::Write, 0), None);
+        assert!(did("B").is_empty());
+        assert_eq!(r.shared.needs[1].contains(0), unequal, "{first:?}");
+        r.clean();
+    }
+}
+
+/// A read that fails is read as usual: another member may have it.
+#[test]
+fn a_read_that_fails() {
+    let mut r = prompt(2);
+    tray("A", |tray| tray.prompt = Some(Status::ReadError));
+    assert_eq!(r.at_once(Op::Read, 0), None);
+    let read = r.read(0);
+    r.answer("A", Status::ReadError);
+    r.answer("B", Status::Ok);
+    assert_eq!(r.take(), [(read, Status::Ok)]);
+    r.clean();
+}
+
+#[test]
+fn what_others_do_comes_first() {
+    let mut r = prompt(2);
+    r.add_lane();
+    // A write of this lane in the same blocks; the same stripe alone is no reason.
+    let write = r.write(0);
+    r.no_write_at_once("an overlapping write");
+    assert_eq!(r.at_once(Op::Write, 8), Some(Status::Ok));
+    assert_eq!(r.at_once_on(1, Op::Write, 8), None, "another lane's stripe");
+    did("A");
+    // One that waits for the first: what came later does not overtake it.
+    let waits = r.write(0);
+    r.turn();
+    assert_eq!(r.at_once(Op::Write, 8), None);
+    for _ in 0..2 {
+        r.answer("A", Status::Ok);
+        r.answer("B", Status::Ok);
+    }
+    assert_eq!(r.take(), [(write, Status::Ok), (waits, Status::Ok)]);
+    assert_eq!(r.at_once_on(1, Op::Write, 8), Some(Status::Ok));
+    did("A");
+    // The control copies there.
+    let taken = r.shared.stripes.acquire(CONTROL, 0, 8);
+    assert_eq!(taken, Acquired::Fresh);
+    r.no_write_at_once("the control's stripe");
+    assert_eq!(r.at_once(Op::Read, 0), Some(Status::Ok));
+    r.shared.stripes.release(0, 8);
+    r.clean();
+}
+
+#[test]
+fn nothing_while_members_are_not_as_they_should_be() {
+    let mut r = prompt(2);
+    // Nobody has looked at the new view yet.
+    r.publish(|_| {});
+    r.nothing_at_once("another view");
+    r.turn();
+    assert!(r.at_once(Op::Write, 0).is_some() && r.at_once(Op::Read, 0).is_some());
+    for mode in [Mode::Frozen, Mode::Suspended, Mode::FailIo] {
+        did("A");
+        r.publish(|view| view.mode = mode);
+        r.turn();
+        r.nothing_at_once("the mode");
+    }
+    r.publish(|view| view.mode = Mode::Serving);
+    r.turn();
+    assert!(r.at_once(Op::Write, 0).is_some());
+    // What a member lacks it is not read from.
+    r.shared.needs[1].insert(3);
+    assert_eq!(r.at_once(Op::Read, 0), None);
+    r.shared.needs[1].remove(3);
+    did("A");
+    r.publish(|view| view.min_in_sync = 3);
+    r.turn();
+    r.no_write_at_once("too few in sync");
+    assert!(r.at_once(Op::Read, 0).is_some());
+    did("A");
+    let layer = r.layers[1].clone();
+    r.publish(|view| {
+        view.min_in_sync = 1;
+        view.members[1] = Some(member(&layer, Role::Syncing));
+    });
+    r.turn();
+    r.no_write_at_once("one is copied to");
+    r.publish(|view| view.members[1] = Some(member(&layer, Role::InSync)));
+    r.turn();
+    // It may have lost what it is given.
+    r.scripts[0].losses.fetch_add(1, Ordering::SeqCst);
+    assert_eq!(r.at_once(Op::Write, 0), None);
+    assert_eq!(r.at_once(Op::Read, 0), None);
+    assert!(r.shared.needs[1].contains(0));
+    r.clean();
+}
