@@ -65,9 +65,10 @@ pub fn serve(options: ServeOptions) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    let outcome = tokio::task::LocalSet::new().block_on(&runtime, run(&options, logs));
+    let outcome = tokio::task::LocalSet::new().block_on(&runtime, run(&options, logs.clone()));
     // A stuck helper must not keep the process alive.
     runtime.shutdown_timeout(Duration::from_secs(1));
+    logs.flush();
     outcome
 }
 

@@ -5,11 +5,15 @@
 //! debug level whatever the level is. SPDK's second level, for what is printed besides syslog, is
 //! the level of this program's one output; setting the first sets both.
 
+mod lines;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
+use lines::Lines;
 use parking::Mutex;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
@@ -55,7 +59,11 @@ pub struct Logs {
     state: Arc<Mutex<State>>,
     timestamps: Arc<AtomicBool>,
     reload: Option<reload::Handle<Targets, Registry>>,
+    lines: Option<Lines>,
 }
+
+/// How long the end of the process waits for an output that takes no lines.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 struct State {
@@ -70,13 +78,26 @@ pub struct UnknownFlag(pub String);
 
 impl Logs {
     /// Installs the process's subscriber, writing to standard error.
-    pub fn install(settings: &Log) -> Result<Logs, UnknownFlag> {
+    pub fn install(settings: &Log) -> anyhow::Result<Logs> {
         let mut logs = Logs::detached(settings)?;
+        let lines = Lines::to(
+            std::io::stderr(),
+            match settings.format {
+                LogFormat::Text => |lost| {
+                    format!("{lost} lines are missing here: they could not be written in time")
+                },
+                LogFormat::Json => |lost| {
+                    let message = "lines are missing here: they could not be written in time";
+                    serde_json::json!({ "level": "WARN", "message": message, "missing": lost })
+                        .to_string()
+                },
+            },
+        )?;
         let (filter, handle) = reload::Layer::new(logs.filter());
         let time = Timestamps(Arc::clone(&logs.timestamps));
         let base = tracing_subscriber::registry().with(filter);
         let output = tracing_subscriber::fmt::layer()
-            .with_writer(std::io::stderr)
+            .with_writer(lines.clone())
             .with_timer(time);
         // A second daemon in one process (a test) keeps the first one's subscriber.
         let installed = match settings.format {
@@ -87,8 +108,16 @@ impl Logs {
         };
         if installed.is_ok() {
             logs.reload = Some(handle);
+            logs.lines = Some(lines);
         }
         Ok(logs)
+    }
+
+    /// Before the process ends: what was logged is written by a thread of its own.
+    pub fn flush(&self) {
+        if let Some(lines) = &self.lines {
+            lines.flush(PATIENCE);
+        }
     }
 
     /// Levels and flags without an output: for tests.
@@ -102,6 +131,7 @@ impl Logs {
             state: Arc::new(Mutex::new(state)),
             timestamps: Arc::new(AtomicBool::new(settings.timestamps)),
             reload: None,
+            lines: None,
         };
         for flag in &settings.flags {
             logs.set_flag(flag, true)?;

@@ -131,6 +131,11 @@ impl Place {
             .append(true)
             .open(self.path("log"))
             .expect("a log");
+        self.spawn_logging_to(log)
+    }
+
+    /// The same with a log that is not kept here.
+    pub fn spawn_logging_to(&self, log: impl Into<Stdio>) -> Daemon {
         let mut command = self.serve_command(&self.socket(), &self.path("data"));
         command.stdout(Stdio::null()).stderr(log);
         Daemon {

@@ -146,3 +146,30 @@ fn a_second_daemon_is_refused_and_a_dead_one_replaced() {
     assert_eq!(daemon.call("bdev_get_bdevs", Value::Null), json!([]));
     daemon.stop();
 }
+
+/// Goal: a daemon whose log nobody takes, as on a disk that stands still or behind a pager, starts, serves and stops all
+/// the same. Method: its standard error is a pipe that is full before it starts.
+#[test]
+fn nobody_takes_its_log() {
+    use rustix::fs::{OFlags, fcntl_setfl};
+    use std::io::Write;
+
+    let (reader, mut log) = std::io::pipe().expect("a pipe");
+    fcntl_setfl(&log, OFlags::NONBLOCK).expect("it is ours");
+    while log.write(&[b'.'; 1024]).is_ok() {}
+    fcntl_setfl(&log, OFlags::empty()).expect("it is ours");
+    let place = Place::new();
+    let mut daemon = place.spawn_logging_to(log);
+    daemon.call("framework_wait_init", Value::Null);
+    daemon.create_ram("ram", BLOCK, 1 << 20);
+    daemon.create_subsystem(NQN);
+    let nsid = daemon.add_namespace(NQN, "ram");
+    let address = daemon.listen(NQN, "127.0.0.1:0");
+    let mut host = Host::connected(address, options(NQN), &[nsid]);
+    let data = pattern(BLOCK as usize, 1);
+    assert_eq!(host.write(0, 7, 1, &data), Status::Ok);
+    assert_eq!(host.read(0, 7, 1, BLOCK as usize), data);
+    host.disconnect();
+    daemon.stop();
+    drop(reader);
+}
