@@ -8,5 +8,6 @@ mod fence;
 mod guarded;
 mod members;
 mod prepared;
+mod rebuild;
 mod rig;
 mod short;

@@ -1,0 +1,90 @@
+//! A replica that is filled from the start, through what happens to the daemon and to the replica that is copied from.
+
+use std::time::Duration;
+
+use super::rig::{REGION, World};
+use crate::handle::{Command, Happened, ResyncKind};
+use crate::model::{MemberState, Settings};
+
+const MIB: u64 = 1 << 20;
+const REGIONS: u64 = 8;
+
+/// A volume of so many disks of which the last one is being filled, a region each second, and has some of them.
+fn filling(disks: usize) -> World {
+    let mut world = World::empty(disks);
+    let settings = Settings {
+        resync_bytes_per_s: MIB,
+        ..Settings::default()
+    };
+    world.create(disks, settings).unwrap();
+    world.open().unwrap();
+    for region in 0..REGIONS {
+        world.write(region * REGION, 8, region as u8 + 1);
+    }
+    // What was written lately would be copied after a crash for that alone.
+    world.until(|world| world.status().dirty_regions == 0);
+    let member = Some(format!("d{}", disks - 1));
+    world.run(Command::Resync { member, full: true }).unwrap();
+    world.pass(Duration::from_secs(REGIONS / 2));
+    world
+}
+
+fn watermark(world: &World) -> u64 {
+    match world.record().members.last().unwrap().state {
+        MemberState::Filling { watermark, .. } => watermark,
+        ref state => panic!("{state:?}"),
+    }
+}
+
+fn full_copies(world: &World) -> Vec<u64> {
+    let ended = |what: Happened| match what {
+        Happened::ResyncEnded { kind, bytes, .. } => (kind == ResyncKind::Full).then_some(bytes),
+        _ => None,
+    };
+    world.heard.all().into_iter().filter_map(ended).collect()
+}
+
+/// Goal: what a rebuild has copied before the daemon died is not copied again, and what was written there meanwhile is
+/// there. Method: a crash in the middle of it; the bytes that are copied after it are counted.
+#[test]
+fn it_goes_on_where_it_was_after_a_crash() {
+    let mut world = filling(2);
+    let done = watermark(&world);
+    assert!((1..REGIONS).contains(&done), "{done}");
+    // Below the watermark, so it goes there, too.
+    world.write(8, 1, 0xaa);
+    world.crash();
+    world.open().unwrap();
+    assert!(watermark(&world) >= done);
+    world.until_healthy();
+    let copied = full_copies(&world);
+    // The region that was written when the daemon died is dirty, and is made equal with the rest.
+    let most = (REGIONS - done + 1) * MIB;
+    assert!(copied.len() == 1 && copied[0] <= most, "{copied:?}, {done}");
+    world.all_equal(&["d0", "d1"]);
+    assert_eq!(world.read(8), 0xaa);
+}
+
+/// Goal: a rebuild whose source fails goes on from another replica, where it was. Method: the source is taken away in
+/// the middle of it.
+#[test]
+fn it_goes_on_from_another_replica() {
+    let mut world = filling(3);
+    let done = watermark(&world);
+    assert!((1..REGIONS).contains(&done), "{done}");
+    let changed = |what: &Happened| matches!(what, Happened::SourceChanged { .. });
+    assert!(!world.heard(changed));
+    world.shelf.take("d0");
+    world.write(0, 1, 0xbb);
+    world.until(|world| world.member_state("d2") == MemberState::InSync);
+    assert!(world.heard(changed));
+    let copied = full_copies(&world);
+    assert!(
+        copied.iter().sum::<u64>() <= (REGIONS + 1) * MIB,
+        "{copied:?}"
+    );
+    world.all_equal(&["d1", "d2"]);
+    world.shelf.bring("d0");
+    world.until_healthy();
+    world.all_equal(&["d0", "d1", "d2"]);
+}
