@@ -10,7 +10,8 @@ use futures_util::future::join_all;
 use nacre_bdev::registry::{DeleteTicket, Removal};
 use nacre_bdev_replica::control;
 use nacre_bdev_replica::handle::{Command, NewVolume, VolumeError};
-use nacre_bdev_replica::store::{EmbeddedStore, MemoryStore, VolumeStore};
+use nacre_bdev_replica::model::VolumeRecord;
+use nacre_bdev_replica::store::{EmbeddedStore, MemoryStore, StoreError, VolumeStore};
 use nacre_hugepages::Pool;
 use nacre_reactor::{CoreHandle, ReactorHandle};
 use serde_json::json;
@@ -57,7 +58,7 @@ pub async fn begin(on: &Rc<Engine>) -> anyhow::Result<()> {
             (Arc::new(store), holder)
         }
     };
-    let records = store.list().await.context("reading the volume store")?;
+    let records = listed(&*store).await.context("reading the volume store")?;
     if !records.is_empty() {
         info!(volumes = records.len(), "opening");
     }
@@ -70,6 +71,18 @@ pub async fn begin(on: &Rc<Engine>) -> anyhow::Result<()> {
     volumes.observer.replace(Some(Arc::new(teller)));
     tokio::task::spawn_local(events::follow(Rc::clone(on), told));
     Ok(())
+}
+
+/// All records, however long that takes: without them nobody knows which namespaces there are to be, and hosts that were let
+/// in would take theirs for gone.
+async fn listed(store: &dyn VolumeStore) -> Result<Vec<VolumeRecord>, StoreError> {
+    let mut list = store.list();
+    loop {
+        match tokio::time::timeout(LONGEST_PAUSE, &mut list).await {
+            Ok(records) => return records,
+            Err(_) => warn!("the volume store does not answer; the start waits for it"),
+        }
+    }
 }
 
 /// Opens every volume, without waiting for it.
