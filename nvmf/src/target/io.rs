@@ -183,9 +183,14 @@ pub(crate) fn decode(sqe: &Sqe, view: &View, limits: &IoLimits) -> Result<Plan, 
         return Err(StatusCode::INVALID_FIELD.with_dnr());
     }
     match sqe.opcode {
-        opcode::READ => single(sqe, Op::Read, &geometry, limits),
-        opcode::WRITE => single(sqe, Op::Write, &geometry, limits),
-        opcode::COMPARE => single(sqe, Op::Compare, &geometry, limits),
+        opcode::READ | opcode::WRITE | opcode::COMPARE => {
+            let op = match sqe.opcode {
+                opcode::READ => Op::Read,
+                opcode::WRITE => Op::Write,
+                _ => Op::Compare,
+            };
+            single(sqe, op, &geometry, limits)
+        }
         opcode::FLUSH => Ok(Plan::Flush { all: false }),
         opcode::WRITE_ZEROES => write_zeroes(sqe, &geometry, limits),
         opcode::DATASET_MANAGEMENT => dataset_management(sqe, namespace, limits),
@@ -200,7 +205,7 @@ pub(crate) fn decode(sqe: &Sqe, view: &View, limits: &IoLimits) -> Result<Plan, 
 }
 
 /// Read, Write, Compare: the range, the size limit, and an SGL of exactly the right length.
-#[inline]
+#[inline(always)]
 pub(super) fn single(
     sqe: &Sqe,
     op: Op,

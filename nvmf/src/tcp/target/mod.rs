@@ -15,8 +15,7 @@ mod pdus;
 use std::rc::Rc;
 use std::time::Duration;
 
-use nacre_bdev::Extents;
-use nacre_hugepages::{Buf, Lent};
+use nacre_hugepages::Buf;
 use nacre_nvmf_wire::sqe::Sqe;
 use nacre_nvmf_wire::tcp::{
     ADMIN_IN_CAPSULE_BYTES, CapsuleResp, DataAlignment, DataPdu, Digests, PduFlags, R2t, Rules,
@@ -371,18 +370,13 @@ impl TargetConn {
             return;
         }
         self.outstanding = self.outstanding.saturating_sub(1);
-        let Response {
-            tag,
-            cqe,
-            data,
-            lent,
-            ..
-        } = response;
+        let (cid, cqe) = (response.tag.cid, response.cqe);
         let ok = cqe.status().is_success();
-        let length = match &lent {
+        let length = match &response.lent {
             Some(lent) => lent.len(),
-            None => data.iter().map(|buf| buf.len()).sum(),
+            None => response.data.iter().map(|buf| buf.len()).sum(),
         };
+        let digests = self.reader.rules().digests;
         if length > 0 && ok {
             let short = self.queue.is_some_and(|q| q.flow_control_off)
                 && cqe.result() == 0
@@ -392,17 +386,24 @@ impl TargetConn {
             } else {
                 PduFlags::LAST_PDU
             };
-            self.put_c2h_data(tag.cid, flags, length as u32, data, lent);
+            // One PDU for all of a command's data: the protocol sets no limit to it.
+            let align = self.host_alignment;
+            let header = DataPdu::c2h(cid, 0, length as u32, flags, digests, align);
+            frame::put_before_data(&mut self.tx, &header, digests, align);
+            match response.lent {
+                Some(lent) => {
+                    debug_assert!(!digests.data, "no digest was made of what is lent");
+                    self.tx.push_lent(lent);
+                }
+                None => frame::put_data(&mut self.tx, digests, response.data),
+            }
+            self.pdus_sent += 1;
             if short {
                 self.tx.mark();
                 return;
             }
         }
-        frame::put(
-            &mut self.tx,
-            &CapsuleResp::new(cqe, self.reader.rules().digests),
-            self.reader.rules().digests,
-        );
+        frame::put(&mut self.tx, &CapsuleResp::new(cqe, digests), digests);
         self.tx.mark();
         self.pdus_sent += 1;
     }
@@ -549,29 +550,6 @@ impl TargetConn {
             &R2t::new(tag.cid, tag.index, offset, length, digests),
             digests,
         );
-        self.pdus_sent += 1;
-    }
-
-    /// One PDU for all of a command's data: the protocol sets no limit to it.
-    #[inline]
-    fn put_c2h_data(
-        &mut self,
-        cid: u16,
-        flags: PduFlags,
-        length: u32,
-        data: Extents,
-        lent: Option<Lent>,
-    ) {
-        let (digests, align) = (self.reader.rules().digests, self.host_alignment);
-        let header = DataPdu::c2h(cid, 0, length, flags, digests, align);
-        frame::put_before_data(&mut self.tx, &header, digests, align);
-        if !data.is_empty() {
-            frame::put_data(&mut self.tx, digests, data);
-        }
-        if let Some(lent) = lent {
-            debug_assert!(self.takes_lent(), "no digest was made of what is lent");
-            self.tx.push_lent(lent);
-        }
         self.pdus_sent += 1;
     }
 
