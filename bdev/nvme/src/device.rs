@@ -220,6 +220,11 @@ impl NvmeBdev {
     pub(crate) fn is_protected(&self) -> bool {
         self.protected
     }
+
+    /// Write Zeroes may ask for deallocation (DLFEAT bit 3).
+    pub(crate) fn deallocates_zeroes(&self) -> bool {
+        self.facts().limits.zeroes_deallocate
+    }
 }
 
 impl Bdev for NvmeBdev {

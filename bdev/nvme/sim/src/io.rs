@@ -200,6 +200,10 @@ impl State {
         let bytes = self.range(sqe, zeroes.slba, zeroes.blocks)?;
         self.limit(sqe, bytes, self.config.wzsl, "WZSL")?;
         self.check_writable(sqe)?;
+        let deac = self.namespaces.get(&sqe.nsid()).map(|n| n.config.deac);
+        if zeroes.deallocate && deac == Some(false) {
+            return Err(self.mistake(sqe, INVALID_FIELD, "DEAC where DLFEAT does not offer it"));
+        }
         let volatile = self.volatile(zeroes.fua);
         if let Some(namespace) = self.namespaces.get_mut(&sqe.nsid()) {
             let into = namespace.write(zeroes.slba, zeroes.blocks.into(), volatile);

@@ -202,3 +202,11 @@ fn nothing_optional() {
     };
     Fleet::new(config, options()).run();
 }
+
+/// Zeroes are written by command, and no drive is asked to deallocate with them that does not offer it.
+#[test]
+fn zeroes_without_deallocation() {
+    let mut namespace = namespace(4096);
+    namespace.deac = false;
+    Fleet::new(config(namespace), options()).run();
+}

@@ -1,7 +1,7 @@
 //! From an I/O to an entry of the submission queue: whether it may be, where its data is, and the entry itself.
 
 use arrayvec::ArrayVec;
-use nacre_bdev::{Completion, Io, Op, Status};
+use nacre_bdev::{Completion, Flags, Io, Op, Status};
 use nacre_hugepages::{Buf, Pool};
 use nacre_nvmf_wire::commands::io::{CopyRange0, DsmRange};
 use zerocopy::IntoBytes;
@@ -98,7 +98,11 @@ impl Pair {
         };
         let mut ask = Ask {
             op: io.op,
-            flags: io.flags,
+            flags: match io.flags.contains(Flags::DEALLOCATE) {
+                // The blocks are zeroes without it.
+                true if !lane.device.deallocates_zeroes() => io.flags - Flags::DEALLOCATE,
+                _ => io.flags,
+            },
             lba: io.lba,
             blocks: io.blocks,
             ranges: 0,
