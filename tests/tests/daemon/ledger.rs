@@ -14,6 +14,8 @@ pub struct Entry {
     pub acknowledged: u64,
     /// Acknowledged before a flush was submitted that has been acknowledged.
     pub flushed: u64,
+    /// The last generation, of those submitted, that is zeroes; 0: what it began with.
+    pub zeroes: u64,
     pub in_use: bool,
 }
 
@@ -65,7 +67,7 @@ impl Ledger {
         let word = |at: usize| u64::from_le_bytes(block[8 * at..8 * at + 8].try_into().unwrap());
         let entry = &self.entries[lba];
         if block.iter().all(|byte| *byte == 0) {
-            return at_least(lba, 0, entry);
+            return at_least(lba, entry.zeroes, entry);
         }
         let generation = word(2);
         if (word(0), word(1)) != (self.run, lba as u64) {
@@ -112,6 +114,7 @@ fn the_ledger_sees_damage() {
         submitted: 5,
         acknowledged: 4,
         flushed: 3,
+        zeroes: 2,
         in_use: false,
     };
     let complaint = |block: &[u8]| ledger.judge(1, block).unwrap_err();
@@ -120,6 +123,9 @@ fn the_ledger_sees_damage() {
         ledger.fill(1, generation, &mut block);
         assert!(complaint(&block).contains(said), "{}", complaint(&block));
     }
+    ledger.entries[1].zeroes = 4;
+    assert_eq!(ledger.judge(1, &[0; BLOCK]), Ok(4));
+    let complaint = |block: &[u8]| ledger.judge(1, block).unwrap_err();
     ledger.fill(0, 4, &mut block);
     assert!(complaint(&block).contains("holds block 0"));
     for generation in [4, 5] {

@@ -1,4 +1,4 @@
-//! Verified load: writes, reads and flushes over two queues, each judged when it comes back.
+//! Verified load: writes, zeroes, reads and flushes over two queues, each judged when it comes back.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Instant;
 
-use nacre_bdev::{Completion, Io, Op, Status};
+use nacre_bdev::{Completion, Flags, Io, Op, Status};
 use nacre_nvmf::host::{HostOptions, IoQueue, IoStats};
 use nacre_tests::host::Host;
 use nacre_tests::rng::Rng;
@@ -22,15 +22,34 @@ const DEPTH: usize = 16;
 const FLUSH_EVERY: u32 = 40;
 
 enum Work {
-    Write { lba: usize, blocks: usize },
-    Read { lba: usize },
-    Flush { promised: Vec<u64> },
+    Write {
+        lba: usize,
+        blocks: usize,
+    },
+    Zeroes {
+        lba: usize,
+        blocks: usize,
+        deallocate: bool,
+    },
+    Read {
+        lba: usize,
+    },
+    Flush {
+        promised: Vec<u64>,
+    },
 }
 
 impl fmt::Display for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Work::Write { lba, blocks } => write!(f, "write of {lba}+{blocks}"),
+            Work::Zeroes {
+                lba,
+                blocks,
+                deallocate,
+            } => {
+                write!(f, "zeroes to {lba}+{blocks}, deallocate: {deallocate}")
+            }
             Work::Read { lba } => write!(f, "read of {lba}"),
             Work::Flush { .. } => f.write_str("flush"),
         }
@@ -115,11 +134,19 @@ impl Load {
             _ => {
                 let blocks = 1 + self.rng.below(MAX_RUN as u64) as usize;
                 let lba = self.rng.below((BLOCKS - blocks) as u64) as usize;
-                Work::Write { lba, blocks }
+                match self.rng.below(7) {
+                    draw @ 0..2 => Work::Zeroes {
+                        lba,
+                        blocks,
+                        deallocate: draw == 0,
+                    },
+                    _ => Work::Write { lba, blocks },
+                }
             }
         };
         let (op, lba, blocks) = match &work {
             Work::Write { lba, blocks } => (Op::Write, *lba, *blocks),
+            Work::Zeroes { lba, blocks, .. } => (Op::WriteZeroes, *lba, *blocks),
             Work::Read { lba } => (Op::Read, *lba, 1),
             Work::Flush { .. } => (Op::Flush, 0, 0),
         };
@@ -128,15 +155,27 @@ impl Load {
             return;
         }
         let mut io = Io::new(0, op, lba as u64, blocks as u32);
-        if blocks > 0 {
-            let Some(mut buf) = self.host.buf(blocks * BLOCK) else {
+        if matches!(op, Op::Read | Op::Write) {
+            let Some(buf) = self.host.buf(blocks * BLOCK) else {
                 return;
             };
-            for entry in entries {
-                entry.in_use = true;
-                entry.submitted += u64::from(op == Op::Write);
+            io = io.with(buf);
+        }
+        if let Work::Zeroes {
+            deallocate: true, ..
+        } = work
+        {
+            io = io.flags(Flags::DEALLOCATE);
+        }
+        for entry in entries {
+            entry.in_use = true;
+            entry.submitted += u64::from(op.is_write());
+            if op == Op::WriteZeroes {
+                entry.zeroes = entry.submitted;
             }
-            let bytes = buf.bytes_mut().unwrap();
+        }
+        for buf in &mut io.data {
+            let bytes = buf.bytes_mut().expect("nobody else has it");
             for (at, block) in bytes.chunks_exact_mut(BLOCK).enumerate() {
                 match op {
                     Op::Write => {
@@ -146,11 +185,10 @@ impl Load {
                     _ => block.fill(0xee),
                 }
             }
-            io = io.with(buf);
         }
         let token = self.host.submit(queue, |token| Io { token, ..io });
         let token = token.expect("the queue is deeper than the load");
-        self.writes += u32::from(op == Op::Write);
+        self.writes += u32::from(op.is_write());
         self.under_way.insert(token, (work, Instant::now()));
     }
 
@@ -166,7 +204,7 @@ impl Load {
         );
         self.completed += 1;
         match work {
-            Work::Write { lba, blocks } => {
+            Work::Write { lba, blocks } | Work::Zeroes { lba, blocks, .. } => {
                 for entry in &mut self.ledger.entries[lba..lba + blocks] {
                     entry.acknowledged = entry.submitted;
                     entry.in_use = false;
