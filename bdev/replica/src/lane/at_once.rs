@@ -7,7 +7,7 @@
 use nacre_bdev::{Ended, Io};
 
 use super::Lane;
-use super::request::{Slots, slots};
+use super::request::{Slots, bit, slots};
 
 impl Lane {
     #[inline]
@@ -20,6 +20,7 @@ impl Lane {
         };
         self.leave_slot(slot);
         let ended = ended.filter(|ended| ended.status.is_ok() && !self.has_lost(slot))?;
+        self.used |= bit(slot);
         self.turn.reads[slot] += 1;
         self.turn.any = true;
         Some(ended)
@@ -63,6 +64,7 @@ impl Lane {
                 return None;
             }
         }
+        self.used |= members;
         for slot in slots(members) {
             self.turn.writes[slot] += 1;
         }

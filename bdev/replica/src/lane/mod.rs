@@ -71,6 +71,8 @@ pub struct Lane {
     sync: Sync,
     /// Members that a read may be handed to as it is, unless something lacks blocks.
     swift: Slots,
+    /// Members that did something at once since the last turn: theirs is due, too.
+    used: Slots,
     /// Children that each slot's device has or waits for.
     local: [u32; MAX_MEMBERS],
     requests: Requests,
@@ -148,6 +150,7 @@ impl Lane {
             view: Arc::new(View::closed(&Default::default())),
             sync: Sync::default(),
             swift: 0,
+            used: 0,
             local: [0; MAX_MEMBERS],
             requests: Requests::with_capacity(DEPTH),
             troubles: Slab::new(),
@@ -287,8 +290,10 @@ impl Lane {
     }
 
     fn collect_all(&mut self, done: &mut Done) {
+        let used = std::mem::take(&mut self.used);
         for slot in 0..MAX_MEMBERS {
-            if self.queues[slot].as_ref().is_some_and(|q| q.inflight > 0) {
+            let queue = self.queues[slot].as_ref();
+            if queue.is_some_and(|q| q.inflight > 0 || used & bit(slot) != 0) {
                 self.collect(slot, false, done);
             }
         }

@@ -59,7 +59,10 @@ fn reads_and_writes() {
     assert_eq!(did("A"), [(Op::Read, 16)]);
     assert!(did("B").is_empty() && did("C").is_empty());
     assert_eq!((r.lanes[0].inflight(), r.lanes[0].requests.end()), (0, 0));
-    r.turn();
+    let polled = || ["A", "B", "C"].map(|name| tray(name, |tray| tray.polled));
+    let before = polled();
+    (0..3).for_each(|_| r.turn());
+    assert_eq!(polled(), before.map(|n| n + 1), "it was used");
     let totals = &r.shared.totals;
     let count = |of: &[std::sync::atomic::AtomicU64]| -> Vec<u64> {
         of[..3].iter().map(|n| n.load(Ordering::Relaxed)).collect()
