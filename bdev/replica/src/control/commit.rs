@@ -88,47 +88,61 @@ impl Control {
         // An attempt without an answer may have been made all the same: then what stands in the way of the next
         // one is this holder's own change.
         let mut unsure = false;
-        // The last attempt was made or not: nobody knows yet.
+        // Whether the last attempt was made is not known yet. Until it is there is no other one: what has
+        // happened meanwhile may have overtaken it.
         let mut open = false;
         loop {
-            if !open && overtaken() {
-                return Ok(false);
-            }
-            let mut outcome = self.store.swap(before.version(), next.clone()).await;
-            unsure |= matches!(outcome, Err(StoreError::Unavailable { .. }));
-            if unsure && outcome.is_err() {
-                let found = self.store.load(self.id).await;
-                open = found.is_err();
-                outcome = match found {
-                    Ok(found) if found == *next => Ok(()),
-                    Ok(found) if found.version() == before.version() => outcome,
-                    Ok(found) => Err(StoreError::Conflict {
-                        id: self.id,
-                        expected: before.version(),
-                        found: found.version(),
-                    }),
-                    Err(error) => Err(error),
-                };
-            }
-            match outcome {
-                Ok(()) => {
-                    self.store_heard();
-                    return Ok(true);
+            let mut silent = None;
+            if !open {
+                if overtaken() {
+                    return Ok(false);
                 }
-                Err(StoreError::Conflict { .. }) if Mutation::ForgetFence.is_active() => {
-                    return Ok(true);
-                }
-                Err(error @ (StoreError::Conflict { .. } | StoreError::NotFound { .. })) => {
-                    self.fence(error.to_string());
-                    return Err(error.into());
-                }
-                Err(error) => {
-                    self.store_silent(&error);
-                    self.core.after(delay).await;
-                    delay = (delay * 2).min(LAST_DELAY);
+                match self.store.swap(before.version(), next.clone()).await {
+                    Ok(()) => {
+                        self.store_heard();
+                        return Ok(true);
+                    }
+                    Err(StoreError::Conflict { .. }) if Mutation::ForgetFence.is_active() => {
+                        return Ok(true);
+                    }
+                    Err(error @ StoreError::Unavailable { .. }) => {
+                        (unsure, open) = (true, true);
+                        silent = Some(error);
+                    }
+                    Err(_) if unsure => open = true,
+                    Err(error) if is_final(&error) => return Err(self.fenced_by(error)),
+                    Err(error) => silent = Some(error),
                 }
             }
+            if open {
+                match self.store.load(self.id).await {
+                    Ok(found) if found == *next => {
+                        self.store_heard();
+                        return Ok(true);
+                    }
+                    Ok(found) if found.version() == before.version() => open = false,
+                    Ok(found) => {
+                        return Err(self.fenced_by(StoreError::Conflict {
+                            id: self.id,
+                            expected: before.version(),
+                            found: found.version(),
+                        }));
+                    }
+                    Err(error) if is_final(&error) => return Err(self.fenced_by(error)),
+                    Err(error) => silent = Some(error),
+                }
+            }
+            if let Some(error) = silent {
+                self.store_silent(&error);
+            }
+            self.core.after(delay).await;
+            delay = (delay * 2).min(LAST_DELAY);
         }
+    }
+
+    fn fenced_by(&self, error: StoreError) -> VolumeError {
+        self.fence(error.to_string());
+        error.into()
     }
 
     /// That the volume is this holder's as of now. Asked before it writes to a device that is not known for its own: it may
@@ -211,4 +225,12 @@ impl Control {
             why,
         });
     }
+}
+
+/// The volume is another holder's, or nobody's.
+fn is_final(error: &StoreError) -> bool {
+    matches!(
+        error,
+        StoreError::Conflict { .. } | StoreError::NotFound { .. }
+    )
 }

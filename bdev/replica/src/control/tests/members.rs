@@ -106,11 +106,13 @@ fn nothing_is_acknowledged_before_it_is_decided() {
 /// knows everything, is what is left.
 #[test]
 fn a_decision_is_overtaken() {
-    for flush in [true, false] {
+    // A store that says nothing at all leaves it open whether the last attempt was made.
+    for (flush, deaf) in [(true, false), (false, false), (true, true), (false, true)] {
         let mut world = World::with(2);
         world.write(0, 8, 1);
-        let refuse = |call: &Call| match call.request {
+        let refuse = move |call: &Call| match call.request {
             Request::Swap => Plan::outcome(Outcome::Refuse),
+            _ if deaf => Plan::outcome(Outcome::Refuse),
             _ => Plan::default(),
         };
         world.store.plan(Some(Box::new(refuse)));
