@@ -134,6 +134,8 @@ pub enum Failure {
     Fenced,
     /// Somebody else has.
     Reserved,
+    /// Its label is another replica's.
+    Taken,
 }
 
 impl Failure {

@@ -43,7 +43,7 @@ pub async fn begin(on: &Rc<Engine>) -> anyhow::Result<()> {
     let given = volumes.store.take();
     let (store, holder): (Arc<dyn VolumeStore>, Uuid) = match (given, on.journal.store_path()) {
         (Some(given), _) => (given, Uuid::new_v4()),
-        (None, None) => (Arc::new(MemoryStore::new()), Uuid::new_v4()),
+        (None, None) => (Arc::new(MemoryStore::alone()), Uuid::new_v4()),
         (None, Some(dir)) => {
             let dir = dir.to_owned();
             let shown = dir.display().to_string();

@@ -212,6 +212,7 @@ impl Control {
             sequence: Cell::new(sequence),
             place: Cell::new(place),
             key: Cell::new(0),
+            looked: Cell::new(self.core.now()),
             joined: Cell::new(false),
             flushed: Cell::new(false),
             read_errors: RefCell::new(VecDeque::new()),

@@ -1,5 +1,6 @@
 //! Keeping former holders from members that other machines can reach too: by reservation, where the member's
-//! device has that (a remote namespace of a target that does reservations), and by label and epoch everywhere.
+//! device has that (a remote namespace of a target that does reservations), and by label and epoch everywhere
+//! (`looks`).
 //!
 //! ```text
 //!   store CAS ─▶ report ─▶ register ─▶ acquire ─▶ preempt and abort ─▶ label
@@ -22,7 +23,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 use nacre_bdev::Bdev;
 use nacre_bdev::reservation::{Ask, Held, Standing};
 use nacre_reactor::CoreHandle;
@@ -38,9 +39,9 @@ use crate::shared::Failure;
 
 /// Reports and steps at most: four do it where nobody interferes.
 const ROUNDS: usize = 16;
-/// How often it is made sure that what was reserved still is: a holder that does not write learns by this, at
-/// the latest, that there is another.
-const WATCH: Duration = Duration::from_secs(1);
+/// How often it is made sure that what was reserved still is, and a label still this holder's: one that does not
+/// write learns by this, at the latest, that there is another.
+pub(super) const WATCH: Duration = Duration::from_secs(1);
 
 /// The key of a holder in an epoch.
 pub(super) fn key(volume: Uuid, epoch: u64, holder: Uuid) -> u64 {
@@ -158,7 +159,6 @@ impl Control {
             return Err(Failure::Fenced);
         }
         live.key.set(key);
-        self.bells.reserved.notify_one();
         Ok(())
     }
 
@@ -182,6 +182,10 @@ impl Control {
         }
     }
 
+    pub(super) fn is_fenced(&self) -> bool {
+        self.state.borrow().fenced.is_some()
+    }
+
     pub(super) fn must_not_be_fenced(&self) -> Result<(), VolumeError> {
         let state = self.state.borrow();
         match state.fenced.clone() {
@@ -193,22 +197,26 @@ impl Control {
         }
     }
 
-    /// Makes sure, now and then, that what was reserved still is: a target may have forgotten it.
-    pub(super) async fn stay_reserved(self: Rc<Control>) {
+    /// Makes sure, now and then, that members are still this holder's: that what was reserved is, which a target may
+    /// have forgotten, and that no label is another's.
+    pub(super) async fn stay_holder(self: Rc<Control>) {
         let reserved = || -> Vec<(usize, Rc<Live>)> {
             let present = self.state.borrow().present().into_iter();
             present.filter(|(_, live)| live.key.get() != 0).collect()
         };
         loop {
-            if reserved().is_empty() {
-                self.bells.reserved.notified().await;
+            if reserved().is_empty() && self.exposed().is_empty() {
+                self.bells.fence.notified().await;
                 continue;
             }
             self.core.after(WATCH).await;
             // Not kept over the pause: a member that is removed meanwhile gives its device back.
-            let reserved = reserved();
+            let (reserved, exposed) = (reserved(), self.exposed());
             let looks = reserved.iter().map(|(slot, live)| self.look(*slot, live));
-            join_all(looks).await;
+            let labels = exposed
+                .iter()
+                .map(|(slot, live)| self.look_at_label(*slot, live));
+            join(join_all(looks), join_all(labels)).await;
         }
     }
 

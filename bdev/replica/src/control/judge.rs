@@ -359,11 +359,12 @@ fn lost(live: &Live) -> Option<Failure> {
 
 pub(super) fn describe(why: Failure) -> String {
     match why {
-        Failure::Fenced => "another holder of the volume has reserved it".into(),
+        Failure::Fenced => "another holder of the volume has it".into(),
         Failure::Status(status) if status.is_reservation_conflict() => {
             "it is reserved, and this holder is not among those who may write to it".into()
         }
         Failure::Reserved => "somebody else has reserved it".into(),
+        Failure::Taken => "somebody else has made it another replica: its label says so".into(),
         Failure::Status(Status::Gone) => "it cannot be reached".into(),
         Failure::Status(status) => format!("an I/O failed: {status:?}"),
         Failure::Deadline => "it did not answer in time".into(),

@@ -116,6 +116,10 @@ impl Control {
             return Ok(());
         };
         self.keep_others_out(live, record).await?;
+        // One that does not take part yet was looked at just now, and may well have been another.
+        if live.joined.get() && Control::is_by_label(live) {
+            self.is_still_ours(slot, &live.disk, record).await?;
+        }
         let mut bytes = [0; BLOCK];
         label.encode(&mut bytes);
         let place = next_place(live.place.get());
@@ -124,6 +128,8 @@ impl Control {
         live.place.set(place);
         live.sequence.set(label.sequence);
         live.stamp.set(label.stamp);
+        live.looked.set(self.core.now());
+        self.bells.fence.notify_one();
         Ok(())
     }
 }

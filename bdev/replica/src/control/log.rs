@@ -27,7 +27,7 @@ impl Control {
                 if wanted.is_empty() {
                     break;
                 }
-                while !self.make_dirty(&wanted).await {
+                while !self.is_fenced() && !self.make_dirty(&wanted).await {
                     self.core.after(AGAIN).await;
                 }
             }
@@ -46,6 +46,10 @@ impl Control {
                 .push(*region);
         }
         let present = self.state.borrow().present();
+        self.look_before_writing(&present).await;
+        if self.is_fenced() {
+            return false;
+        }
         let numbers: Vec<u64> = pages.keys().copied().collect();
         let also = |region: u64| {
             let page = pages.get(&(region / REGIONS_PER_PAGE));
@@ -79,6 +83,7 @@ impl Control {
             }
             self.shared.ring_all();
             self.bells.clean.notify_one();
+            self.bells.fence.notify_one();
         }
         all
     }

@@ -27,6 +27,7 @@ mod judge;
 mod labels;
 mod lease;
 mod log;
+mod looks;
 mod open;
 mod resync;
 mod salvage;
@@ -103,7 +104,7 @@ struct Bells {
     urgent: Notify,
     verify: Notify,
     watch: Notify,
-    reserved: Notify,
+    fence: Notify,
 }
 
 impl Control {
@@ -146,7 +147,7 @@ impl Control {
         self.spawn(Rc::clone(self).repair_reads());
         self.spawn(Rc::clone(self).clean_log());
         self.spawn(Rc::clone(self).watch_losses());
-        self.spawn(Rc::clone(self).stay_reserved());
+        self.spawn(Rc::clone(self).stay_holder());
         self.spawn(Rc::clone(self).take_back());
         self.spawn(Rc::clone(self).copy_regions());
         self.spawn(Rc::clone(self).verify_in_time());

@@ -200,20 +200,13 @@ impl Control {
         .await?;
         self.must_not_be_fenced()?;
         let epoch = self.state.borrow().record.epoch;
-        if self
-            .state
-            .borrow()
-            .live
-            .iter()
-            .flatten()
-            .any(|live| live.device.layer.reserves())
-        {
+        let live = self.state.borrow().present();
+        if live.iter().any(|(_, live)| !Control::is_by_label(live)) {
             // Nothing is written to what is not reserved: another holder would look like a later one.
             self.must_be_stamped(epoch).await?;
         }
-        let waits = former.holder.is_some_and(|other| other != self.holder);
-        if waits && self.store.is_shared() {
-            self.core.after(TAKE_OVER).await;
+        if former.holder.is_some_and(|other| other != self.holder) {
+            self.take_over(epoch, &live).await?;
         }
         // Whoever had it before writes nothing any more: now the logs say all that there is to know.
         let dirty = self.gather_logs().await;
@@ -256,6 +249,28 @@ impl Control {
             clean,
         });
         Ok(Some(volume))
+    }
+
+    /// Waits until the holder before this one, if it is still there, has seen that there is another.
+    async fn take_over(&self, epoch: u64, live: &[(usize, Rc<Live>)]) -> Result<(), VolumeError> {
+        if self.store.is_shared() {
+            self.core.after(TAKE_OVER).await;
+            return Ok(());
+        }
+        let by_label = || live.iter().filter(|(_, live)| Control::is_by_label(live));
+        if by_label().next().is_none() {
+            return Ok(());
+        }
+        self.must_be_stamped(epoch).await?;
+        self.core.after(self.until_seen()).await;
+        // What the other one wrote in that time may have gone over the label: it is written once more.
+        let record = self.state.borrow().record.clone();
+        for (slot, live) in by_label() {
+            if let Err(why) = self.write_label(*slot, live, &record, false).await {
+                self.judge(*slot, live.incarnation, why).await;
+            }
+        }
+        self.must_not_be_fenced()
     }
 
     /// Every member that is in sync says so in a label of this epoch, or it is out: once the epoch serves,
@@ -395,6 +410,7 @@ impl Control {
                     sequence: Cell::new(label.sequence),
                     place: Cell::new(place),
                     key: Cell::new(0),
+                    looked: Cell::new(self.core.now()),
                     joined: Cell::new(false),
                     flushed: Cell::new(false),
                     read_errors: RefCell::new(VecDeque::new()),

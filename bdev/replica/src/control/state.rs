@@ -67,6 +67,8 @@ pub(super) struct Live {
     pub place: Cell<Place>,
     /// Under which its device is reserved; 0: it is not.
     pub key: Cell<u64>,
+    /// When its label was last seen to be this holder's.
+    pub looked: Cell<Nanos>,
     /// Lanes write to it.
     pub joined: Cell<bool>,
     /// So they do with flushes, though it is not in sync yet.

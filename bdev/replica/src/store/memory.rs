@@ -19,6 +19,7 @@ use crate::model::{Stamp, VolumeRecord};
 pub struct MemoryStore {
     inner: Arc<Mutex<Inner>>,
     client: u32,
+    shared: bool,
 }
 
 /// What somebody asks of the store.
@@ -138,6 +139,15 @@ impl MemoryStore {
         MemoryStore {
             inner: Arc::default(),
             client: 0,
+            shared: true,
+        }
+    }
+
+    /// Of one holder, whom no other one can reach: see [`VolumeStore::is_shared`].
+    pub fn alone() -> MemoryStore {
+        MemoryStore {
+            shared: false,
+            ..MemoryStore::new()
         }
     }
 
@@ -146,6 +156,7 @@ impl MemoryStore {
         MemoryStore {
             inner: Arc::clone(&self.inner),
             client,
+            shared: self.shared,
         }
     }
 
@@ -289,6 +300,10 @@ impl Inner {
 }
 
 impl VolumeStore for MemoryStore {
+    fn is_shared(&self) -> bool {
+        self.shared
+    }
+
     fn list(&self) -> StoreFuture<Vec<VolumeRecord>> {
         self.call(Request::List, Uuid::nil(), |records| Ok(records.clone()))
     }

@@ -7,9 +7,9 @@ use nacre_bdev::{Op, Status};
 
 use super::guarded::Fails;
 use super::rig::{REGION, World};
-use crate::handle::{Command, Fencing, Happened, VolumeError, VolumeState};
+use crate::handle::{Command, Fencing, Happened, NewVolume, VolumeError, VolumeState};
 use crate::model::{MemberState, Settings};
-use crate::store::{Outcome, Plan};
+use crate::store::{MemoryStore, Outcome, Plan};
 
 const ME: u8 = 1;
 const RIVAL: u8 = 2;
@@ -426,4 +426,109 @@ fn nobody_is_fenced_by_a_change_of_its_own() {
     let settings = Box::new(Settings::default());
     world.run(Command::Set { settings }).unwrap_err();
     assert_eq!(world.state(), VolumeState::Fenced);
+}
+
+/// A volume, and another host that reaches its disks, which do no reservations.
+fn by_label(disks: usize) -> (World, World) {
+    let mut world = World::empty(disks);
+    world.store = MemoryStore::alone();
+    world.create(disks, Settings::default()).unwrap();
+    world.open().unwrap();
+    world.write(0, 8, 1);
+    let rival = world.rival(RIVAL);
+    (world, rival)
+}
+
+/// Where only the label tells, the later holder waits until the earlier one has looked: that one acknowledges nothing
+/// and reads nothing by the time at which the later one serves, and no member is called bad for it.
+#[test]
+fn a_label_tells_the_older_holder() {
+    for disks in [1, 2] {
+        let (mut world, mut rival) = by_label(disks);
+        let began = world.clock.now();
+        rival.open_beside(&mut world).unwrap();
+        let took = world.clock.now().since(began);
+        assert!(took >= Duration::from_secs(8), "a deadline, {took:?}");
+        assert_eq!(world.state(), VolumeState::Fenced, "{disks}");
+        assert_eq!(rival.read(0), 1);
+        rival.write(8, 8, 2);
+        let token = world.begin_write(16, 8, 3);
+        must_not_be_acknowledged(&mut world, token);
+        assert!(!world.heard(|e| matches!(e, Happened::MemberOut { .. })));
+        assert_ne!(rival.read(16), 3, "not a byte of it");
+        // Closed it leaves the later one's label and log alone.
+        world.close();
+        rival.until_healthy();
+        rival.crash();
+        rival.open().unwrap();
+        assert_eq!(rival.read(8), 2);
+    }
+}
+
+/// A volume that nobody writes to has nothing to look for. Before it is written to again it looks.
+#[test]
+fn an_idle_holder_looks_before_it_writes() {
+    let (mut world, mut rival) = by_label(2);
+    world.until(|world| world.status().dirty_regions == 0);
+    rival.open_beside(&mut world).unwrap();
+    assert_eq!(world.state(), VolumeState::Healthy, "it is asleep");
+    rival.write(0, 8, 2);
+    let token = world.begin_write(0, 8, 3);
+    world.until(|world| world.state() == VolumeState::Fenced);
+    must_not_be_acknowledged(&mut world, token);
+    assert_eq!(rival.read(0), 2);
+    rival.all_equal(&["d0", "d1"]);
+}
+
+/// So it does before any change of the members: the label of the later holder stays.
+#[test]
+fn a_change_of_members_spares_a_later_label() {
+    let (mut world, mut rival) = by_label(2);
+    world.until(|world| world.status().dirty_regions == 0);
+    rival.open_beside(&mut world).unwrap();
+    let member = "d1".to_owned();
+    let force = None;
+    let _ = world.run(Command::Offline { member, force });
+    world.until(|world| world.state() == VolumeState::Fenced);
+    rival.crash();
+    rival.open().unwrap();
+    assert_eq!(rival.status().members.len(), 2);
+    rival.until_healthy();
+    assert_eq!(rival.read(0), 1);
+}
+
+/// Who restarts what was its own waits for nobody.
+#[test]
+fn ones_own_volume_is_opened_at_once() {
+    let mut world = World::with(2);
+    world.write(0, 8, 1);
+    world.crash();
+    let began = world.clock.now();
+    world.open().unwrap();
+    assert!(world.clock.now().since(began) < Duration::from_secs(1));
+}
+
+/// Somebody makes another volume of a member, by force: it is read no more, and the others serve.
+#[test]
+fn a_member_that_has_become_another_volumes() {
+    let (mut world, mut rival) = by_label(2);
+    let settings = Settings::default();
+    let new = NewVolume {
+        name: "theirs".into(),
+        id: None,
+        bytes: None,
+        devices: vec!["d1".into()],
+        settings,
+        force: true,
+    };
+    rival.create_new(new).unwrap();
+    world.until(|world| world.state() == VolumeState::Degraded);
+    let why = world.status().members[1].why.clone().unwrap_or_default();
+    assert!(why.contains("another replica"), "{why}");
+    world.write(0, 8, 2);
+    assert_eq!(world.read(0), 2);
+    world.pass(Duration::from_secs(60));
+    let why = world.status().members[1].why.clone().unwrap_or_default();
+    assert!(why.contains("theirs"), "{why}");
+    assert_eq!(world.state(), VolumeState::Degraded, "it is not taken back");
 }

@@ -249,14 +249,17 @@ impl World {
             registry: self.shelf.registry.clone(),
             faults: Arc::clone(&self.shelf.faults),
             guards: Arc::clone(&self.shelf.guards),
-            host: Some(host),
+            host: self.shelf.host.map(|_| host),
             cut: Arc::default(),
             away: Mutex::default(),
             claimed: Arc::default(),
         });
         let mut rival = World {
             shelf,
-            store: MemoryStore::new(),
+            store: match self.store.is_shared() {
+                true => MemoryStore::new(),
+                false => MemoryStore::alone(),
+            },
             heard: Arc::default(),
             core: TestCore::with_clock(ReactorConfig::default(), self.clock.clone()),
             clock: self.clock.clone(),
@@ -301,6 +304,18 @@ impl World {
 
     pub fn open(&mut self) -> Result<(), VolumeError> {
         let opening = self.begin_open();
+        let handle = self.core.block_on(opening).unwrap()?;
+        self.opened(handle);
+        Ok(())
+    }
+
+    /// While another host goes on.
+    pub fn open_beside(&mut self, other: &mut World) -> Result<(), VolumeError> {
+        let opening = self.begin_open();
+        while !opening.is_finished() {
+            self.core.turn();
+            other.step();
+        }
         let handle = self.core.block_on(opening).unwrap()?;
         self.opened(handle);
         Ok(())
