@@ -1,4 +1,4 @@
-//! Verified load: writes, zeroes, reads and flushes over two queues, each judged when it comes back.
+//! Verified load: writes, zeroes, deallocations, reads and flushes over two queues, each judged when it comes back.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -31,6 +31,11 @@ enum Work {
         blocks: usize,
         deallocate: bool,
     },
+    /// Reads as zeroes from then on, on everything that is served here.
+    Unmap {
+        lba: usize,
+        blocks: usize,
+    },
     Read {
         lba: usize,
     },
@@ -50,6 +55,7 @@ impl fmt::Display for Work {
             } => {
                 write!(f, "zeroes to {lba}+{blocks}, deallocate: {deallocate}")
             }
+            Work::Unmap { lba, blocks } => write!(f, "unmap of {lba}+{blocks}"),
             Work::Read { lba } => write!(f, "read of {lba}"),
             Work::Flush { .. } => f.write_str("flush"),
         }
@@ -134,12 +140,13 @@ impl Load {
             _ => {
                 let blocks = 1 + self.rng.below(MAX_RUN as u64) as usize;
                 let lba = self.rng.below((BLOCKS - blocks) as u64) as usize;
-                match self.rng.below(7) {
+                match self.rng.below(8) {
                     draw @ 0..2 => Work::Zeroes {
                         lba,
                         blocks,
                         deallocate: draw == 0,
                     },
+                    2 => Work::Unmap { lba, blocks },
                     _ => Work::Write { lba, blocks },
                 }
             }
@@ -147,6 +154,7 @@ impl Load {
         let (op, lba, blocks) = match &work {
             Work::Write { lba, blocks } => (Op::Write, *lba, *blocks),
             Work::Zeroes { lba, blocks, .. } => (Op::WriteZeroes, *lba, *blocks),
+            Work::Unmap { lba, blocks } => (Op::Unmap, *lba, *blocks),
             Work::Read { lba } => (Op::Read, *lba, 1),
             Work::Flush { .. } => (Op::Flush, 0, 0),
         };
@@ -170,7 +178,7 @@ impl Load {
         for entry in entries {
             entry.in_use = true;
             entry.submitted += u64::from(op.is_write());
-            if op == Op::WriteZeroes {
+            if matches!(op, Op::WriteZeroes | Op::Unmap) {
                 entry.zeroes = entry.submitted;
             }
         }
@@ -204,7 +212,9 @@ impl Load {
         );
         self.completed += 1;
         match work {
-            Work::Write { lba, blocks } | Work::Zeroes { lba, blocks, .. } => {
+            Work::Write { lba, blocks }
+            | Work::Zeroes { lba, blocks, .. }
+            | Work::Unmap { lba, blocks } => {
                 for entry in &mut self.ledger.entries[lba..lba + blocks] {
                     entry.acknowledged = entry.submitted;
                     entry.in_use = false;

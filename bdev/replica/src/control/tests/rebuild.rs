@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
+use nacre_bdev::fault::{Action, Fault};
+use nacre_bdev::{Io, Op};
+
 use super::rig::{REGION, World};
-use crate::handle::{Command, Happened, ResyncKind};
+use crate::handle::{Command, Happened, ResyncKind, VolumeState};
 use crate::model::{MemberState, Settings};
 
 const MIB: u64 = 1 << 20;
@@ -87,4 +90,47 @@ fn it_goes_on_from_another_replica() {
     world.shelf.bring("d0");
     world.until_healthy();
     world.all_equal(&["d0", "d1", "d2"]);
+}
+
+/// Goal: hosts' I/O goes first. Method: the same rebuild from a disk that takes its time, while nobody asks for anything
+/// and while somebody always does: then as long as a chunk took is rested after it.
+#[test]
+fn hosts_go_first() {
+    let rebuild = |busy: bool| {
+        let mut world = World::with(2);
+        for region in 0..REGIONS {
+            world.write(region * REGION, 8, region as u8 + 1);
+        }
+        let slow = Fault::new(Action::Delay { latency_us: 5000 }).on(&[Op::Read]);
+        world.shelf.fault("d0").inject(slow).unwrap();
+        let member = Some("d1".to_owned());
+        world.run(Command::Resync { member, full: true }).unwrap();
+        world.until(|world| world.status().members[1].resync.is_some());
+        let began = world.clock.now();
+        let ask = |world: &mut World| {
+            let data = world.buf(1, 0);
+            world.submit(Io::new(0, Op::Read, 0, 1).with(data))
+        };
+        let mut asked = busy.then(|| ask(&mut world));
+        let mut answers = 0;
+        while world.state() != VolumeState::Healthy {
+            world.step();
+            if let Some(token) = asked
+                && world.ended(token).is_some()
+            {
+                answers += 1;
+                asked = Some(ask(&mut world));
+            }
+            assert!(world.clock.now().since(began) < Duration::from_secs(60));
+        }
+        world.all_equal(&["d0", "d1"]);
+        (world.clock.now().since(began), answers)
+    };
+    let (idle, _) = rebuild(false);
+    let (busy, answers) = rebuild(true);
+    assert!(busy > idle * 2, "{busy:?} beside hosts, {idle:?} without");
+    assert!(busy < idle * 20, "it does go on: {busy:?}, {idle:?}");
+    // None of them waits for the copying.
+    let least = busy.as_millis() / 6;
+    assert!(answers > least, "{answers} in {busy:?}");
 }
