@@ -302,6 +302,14 @@ impl Engine {
             Ok(params) => self.own_call(&record.method, Some(&params)).await.map(drop),
             Err(error) => Err(RpcError::internal(error.to_string())),
         };
+        // It may stand on a volume that is about to be open; whoever opens the last of them tries again.
+        if let Err(error) = &outcome
+            && !again
+            && self.volumes.are_opening()
+        {
+            debug!(object = record.key, %error, "not restored yet");
+            return;
+        }
         let kind = if outcome.is_ok() {
             "state_restored"
         } else {

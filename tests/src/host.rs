@@ -25,7 +25,7 @@ pub const HOSTNQN: &str = "nqn.2025-01.io.nacre:host";
 pub const ENTRIES: u16 = 33;
 
 /// How long anything may take on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A host that comes back quickly, and does not give up before the test does.
 pub fn options(subnqn: &str) -> HostOptions {

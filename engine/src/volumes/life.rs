@@ -19,7 +19,7 @@ use tracing::{error, info, warn};
 use uuid::Uuid;
 
 use super::members::Members;
-use super::{Entry, Opened, Standing, Volumes, events, frozen, holder};
+use super::{Entry, Opened, Standing, events, frozen, holder};
 use crate::engine::Engine;
 use crate::plane::{Plane, pool_here};
 use crate::rpc::RpcError;
@@ -97,7 +97,7 @@ pub fn open_all(on: &Rc<Engine>) {
 pub async fn settled(on: &Engine) {
     loop {
         let tried = on.volumes.tried.notified();
-        if on.volumes.untried.get() == 0 {
+        if !on.volumes.are_opening() {
             return;
         }
         tried.await;
@@ -116,9 +116,9 @@ async fn keep_opening(on: Rc<Engine>, id: Uuid) {
             true => tokio::time::timeout(FIRST, &mut attempt).await.ok(),
             false => None,
         };
-        if first && early.is_none() {
+        if early.is_none() && std::mem::take(&mut first) {
             frozen::show(&on, id).await;
-            tried(volumes);
+            tried(&on).await;
         }
         let outcome = match early {
             Some(outcome) => outcome,
@@ -130,7 +130,7 @@ async fn keep_opening(on: Rc<Engine>, id: Uuid) {
             None => {}
         }
         if std::mem::take(&mut first) {
-            tried(volumes);
+            tried(&on).await;
         }
         if !matches!(outcome, Some(Err(_))) {
             return;
@@ -141,8 +141,14 @@ async fn keep_opening(on: Rc<Engine>, id: Uuid) {
     }
 }
 
-fn tried(volumes: &Volumes) {
+/// Each volume once.
+async fn tried(on: &Rc<Engine>) {
+    let volumes = &on.volumes;
     volumes.untried.set(volumes.untried.get().saturating_sub(1));
+    if !volumes.are_opening() {
+        // What does not stand on any of them has failed by now.
+        replay_what_waits(on).await;
+    }
     volumes.tried.notify_waiters();
 }
 

@@ -143,6 +143,11 @@ impl Listed {
 }
 
 impl Volumes {
+    /// Whether there are some that nobody has tried to open since the start.
+    pub fn are_opening(&self) -> bool {
+        self.untried.get() > 0
+    }
+
     /// All volumes of the store, by name.
     pub fn list(&self) -> Vec<Listed> {
         let entries = self.entries.borrow();
