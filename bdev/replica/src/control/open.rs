@@ -175,7 +175,9 @@ impl Control {
         promised: Option<Limits>,
     ) -> Result<Option<Arc<dyn Bdev>>, VolumeError> {
         let former = self.state.borrow().record.clone();
-        let (found, stale) = self.gather(&former).await?;
+        let (found, mut stale) = self.gather(&former).await?;
+        let closed = closed_as(&former, &found);
+        let found = self.without_older(closed, found, &mut stale);
         // Before anything is served: of those found none is added from here on.
         let layers = found.iter().map(|f| &*f.live.device.layer);
         if promised.is_some_and(|promised| !keeps(&weakest(layers), &promised)) {
@@ -194,7 +196,7 @@ impl Control {
         self.commit(|record| {
             record.epoch += 1;
             for member in &mut record.members {
-                take_stock(member, &former, &present, &stale);
+                take_stock(member, &former, closed, &present, &stale);
             }
         })
         .await?;
@@ -385,6 +387,31 @@ impl Control {
         }
     }
 
+    /// A volume that was closed in order has told each member so. One that has not heard of it, while another one has,
+    /// is an older copy of itself, although of the same epoch; or it failed just then, and is as little to be believed.
+    fn without_older(
+        &self,
+        closed: Option<Stamp>,
+        found: Vec<Found>,
+        stale: &mut Vec<usize>,
+    ) -> Vec<Found> {
+        let Some(last) = closed else {
+            return found;
+        };
+        let has_heard = |f: &Found| f.label.clean && f.label.stamp == last;
+        let (kept, older): (Vec<_>, Vec<_>) = found.into_iter().partition(has_heard);
+        for Found { slot, live, .. } in older {
+            let device = &live.disk.name;
+            tracing::warn!(
+                device,
+                "a replica has not heard that the volume was closed: it is not believed"
+            );
+            self.disks.forget(&live.disk);
+            stale.push(slot);
+        }
+        kept
+    }
+
     /// `None`: the device is there, and what it holds cannot be believed.
     async fn find(
         &self,
@@ -454,11 +481,19 @@ impl Control {
     }
 }
 
+/// The stamp of the labels that a volume which was closed in order has left, if a member has it.
+fn closed_as(record: &VolumeRecord, found: &[Found]) -> Option<Stamp> {
+    let clean = found.iter().filter(|f| f.label.clean);
+    let last = clean.map(|f| f.label.stamp).max();
+    last.filter(|_| record.holder.is_none())
+}
+
 /// What becomes of a member at opening: in-sync ones that are not there have missed what comes now, and
 /// those that cannot be believed are filled from the start.
 fn take_stock(
     member: &mut MemberRecord,
     former: &VolumeRecord,
+    closed: Option<Stamp>,
     present: &[usize],
     stale: &[usize],
 ) {
@@ -475,10 +510,11 @@ fn take_stock(
     } else {
         member.why = Some("it was not there when the volume was opened".into());
         member.state = MemberState::Out {
-            last_label: Stamp {
+            // A crash may come between the store and the label.
+            last_label: closed.unwrap_or(Stamp {
                 epoch: former.serving,
                 revision: former.revision.saturating_sub(1),
-            },
+            }),
         };
     }
 }

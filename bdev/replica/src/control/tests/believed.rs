@@ -5,7 +5,7 @@ use std::time::Duration;
 use nacre_hugepages::Buf;
 
 use super::rig::{REGION, World};
-use crate::handle::{Command, VolumeError, VolumeState};
+use crate::handle::{Command, Happened, ResyncKind, VolumeError, VolumeState};
 use crate::model::{MemberState, Settings};
 use crate::store::{Outcome, Plan, StoreError};
 
@@ -344,4 +344,53 @@ fn a_frozen_volume_goes_on_from_a_named_replica() {
         world.until_healthy();
         world.all_equal(&["d0", "d1", "d2"]);
     }
+}
+
+/// A replica is put back from a backup of the very epoch that the volume was closed in: it was never told of that, and
+/// is filled from the other one. Where none was told, as after a crash, the store is believed as ever.
+#[test]
+fn a_backup_of_the_last_epoch() {
+    for (disk, late) in [("d0", false), ("d1", false), ("d1", true)] {
+        let mut world = World::with(2);
+        world.write(0, 8, 1);
+        let backup = world.reserved(disk);
+        world.write(0, 8, 2);
+        world.close();
+        world.put_back(disk, &backup);
+        world.scribble(disk, 0, 1);
+        if late {
+            world.shelf.take(disk);
+        }
+        world.open().unwrap();
+        if late {
+            world.shelf.bring(disk);
+            let filled = |e: &Happened| matches!(e, Happened::ResyncStarted { kind, .. } if *kind == ResyncKind::Full);
+            world.until(|world| world.heard(filled));
+        }
+        assert!(matches!(
+            world.member_state(disk),
+            MemberState::Filling { .. }
+        ));
+        assert_eq!(world.read(0), 2, "{disk}");
+        world.until_healthy();
+        world.all_equal(&["d0", "d1"]);
+        // Both have heard it now.
+        world.close();
+        world.open().unwrap();
+        assert_eq!(world.state(), VolumeState::Healthy);
+    }
+    let mut world = World::with(2);
+    world.write(0, 8, 1);
+    let backups = ["d0", "d1"].map(|disk| (disk, world.reserved(disk)));
+    world.close();
+    for (disk, backup) in &backups {
+        world.put_back(disk, backup);
+    }
+    world.open().unwrap();
+    assert!(
+        ["d0", "d1"]
+            .iter()
+            .all(|disk| world.member_state(disk) == MemberState::InSync)
+    );
+    assert_eq!(world.read(0), 1);
 }
