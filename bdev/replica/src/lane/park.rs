@@ -8,10 +8,30 @@ use super::request::{Stage, Why};
 /// Until a request is tried again that no member could serve, without news of the members.
 pub(super) const PAUSE: Duration = Duration::from_millis(20);
 
+/// Stripes are asked for with each turn so often, which is all that it takes while their holder is served.
+const SPINS: u32 = 1024;
+/// And then with pauses that grow by so much up to [`PAUSE`]: nobody tells when a holder lets go that waits for a
+/// judgement, and that may take as long as the store is away.
+const STEP: Duration = Duration::from_micros(200);
+
 impl Lane {
     pub(super) fn park(&mut self, index: usize, why: Why) {
         self.requests[index].stage = Stage::Parked(why);
         self.parked.push_back(index as u32);
+    }
+
+    /// Somebody else has the stripes of a request that was about to start.
+    #[cold]
+    pub(super) fn stripe_wait(&self, index: usize) -> Why {
+        let tries = match self.requests[index].stage {
+            Stage::Parked(Why::Stripe { tries, .. }) => tries.saturating_add(1),
+            _ => 0,
+        };
+        let pause = (STEP * tries.saturating_sub(SPINS).min(1000)).min(PAUSE);
+        Why::Stripe {
+            tries,
+            at: self.now + pause,
+        }
     }
 
     /// A parked write that came earlier has blocks of this range: it goes first.
@@ -51,7 +71,7 @@ impl Lane {
     fn may_start(&self, index: usize, why: Why, freed: bool, viewed: bool) -> bool {
         match why {
             Why::Log(region) => viewed || self.shared.regions.is_dirty(region),
-            Why::Stripe => true,
+            Why::Stripe { at, .. } => self.now >= at,
             Why::Overlap => viewed || freed,
             Why::View => viewed,
             Why::Later(moment) => self.now >= moment,

@@ -43,8 +43,8 @@ pub(super) enum Stage {
 pub(super) enum Why {
     /// This region's bit in the dirty-region log.
     Log(u64),
-    /// Stripes that another lane or the control has.
-    Stripe,
+    /// Stripes that another lane or the control has: how often they were asked for in vain, and when they are again.
+    Stripe { tries: u32, at: Nanos },
     /// An overlapping write of this lane.
     Overlap,
     /// Another view.

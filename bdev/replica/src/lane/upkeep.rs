@@ -124,8 +124,10 @@ impl Lane {
         }
         let mut idle = Idle::Until(self.upkeep_at);
         for index in &self.parked {
-            if let Stage::Parked(Why::Later(moment)) = self.requests[*index as usize].stage {
-                idle = idle.and(Idle::Until(moment));
+            if let Stage::Parked(Why::Later(at) | Why::Stripe { at, .. }) =
+                self.requests[*index as usize].stage
+            {
+                idle = idle.and(Idle::Until(at));
             }
         }
         for queue in slots(self.waiting).filter_map(|slot| self.queues[slot].as_ref()) {

@@ -101,6 +101,7 @@ impl Lane {
             return Err(match why {
                 Why::Log(region) => self.log_wait(index, region),
                 Why::Overlap => self.overlap_wait(index),
+                Why::Stripe { .. } => self.stripe_wait(index),
                 why => why,
             });
         }
@@ -135,7 +136,10 @@ impl Lane {
             regions.for_each(|inside| self.shared.regions.leave(inside));
             return Err(match overlaps {
                 true => Why::Overlap,
-                false => Why::Stripe,
+                false => Why::Stripe {
+                    tries: 0,
+                    at: self.now,
+                },
             });
         }
         Ok(())

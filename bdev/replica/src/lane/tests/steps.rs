@@ -1,9 +1,12 @@
 //! What a write must have before it starts, and who gets it.
 
+use std::time::Duration;
+
 use nacre_bdev::{Flags, Io, Op, Queue, Status};
+use nacre_reactor::Idle;
 
 use super::rig::*;
-use crate::stripes::CONTROL;
+use crate::stripes::{Acquired, CONTROL};
 use crate::view::{Mode, Role};
 
 #[test]
@@ -98,6 +101,34 @@ fn lanes_and_the_control_take_turns_in_a_stripe() {
     r.turn();
     r.answer("A", Status::Ok);
     assert_eq!(r.take(), [(held_up, Status::Ok)]);
+    r.clean();
+}
+
+/// Whoever has a stripe may wait for a judgement, and that for a store: others that wait for the stripe let their core
+/// sleep by then, and have it within a moment when it is free.
+#[test]
+fn a_stripe_that_is_held_for_long_keeps_no_core_awake() {
+    let mut r = rig(1).all_dirty();
+    assert_eq!(r.shared.stripes.acquire(CONTROL, 0, 8), Acquired::Fresh);
+    let write = r.write(0);
+    let mut turns = 0;
+    let until = loop {
+        r.turn();
+        turns += 1;
+        assert!(turns < 10_000, "it never rests");
+        match r.lanes[0].arm(r.now) {
+            Idle::Until(at) if at > r.now => break at,
+            _ => r.lanes[0].disarm(),
+        }
+    };
+    assert!(turns > 500, "not for what is over in a moment: {turns}");
+    assert!(until.since(r.now) <= Duration::from_millis(20));
+    assert_eq!(r.count("A"), 0);
+    r.shared.stripes.release(0, 8);
+    r.now = until;
+    r.turn();
+    r.answer("A", Status::Ok);
+    assert_eq!(r.take(), [(write, Status::Ok)]);
     r.clean();
 }
 
