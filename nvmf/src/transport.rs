@@ -335,7 +335,8 @@ pub enum ListenError {
 /// What one listener does differently from its transport; `None`: as the transport.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ListenerOptions {
-    /// Largest in-capsule data of an I/O command, in bytes.
+    /// Largest in-capsule data of an I/O command, in bytes. A transport that has less room than that
+    /// takes what it has: see [`Plug::in_capsule_data_size`].
     pub in_capsule_data_size: Option<u32>,
     /// Largest I/O queue, in entries: the target sees to it.
     pub max_queue_depth: Option<u16>,
@@ -370,6 +371,12 @@ pub trait Plug: Send + Sync {
 
     /// `None`: there is no such listener, or this plug does not count.
     fn listener_counts(&self, _id: ListenerId) -> Option<ListenerCounts> {
+        None
+    }
+
+    /// Largest in-capsule data that I/O queues which come through a listener may send, in bytes.
+    /// `None`: there is no such listener, or this plug has one size for all.
+    fn in_capsule_data_size(&self, _id: ListenerId) -> Option<u32> {
         None
     }
 

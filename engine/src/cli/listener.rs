@@ -203,6 +203,12 @@ fn list(connection: &Connection, nqn: Option<&str>) -> Result<(), Failure> {
             output::line(&format!("{address}: {evidence}; {remedy}"))?;
         }
     }
+    for listener in &all {
+        if let Some(reason) = listener["in_capsule_reason"].as_str() {
+            let address = address::describe(&listener["address"]);
+            output::line(&format!("{address}: in-capsule data: {reason}"))?;
+        }
+    }
     for unmatched in items(&places["unmatched"]) {
         output::line(unmatched.as_str().unwrap_or_default())?;
     }

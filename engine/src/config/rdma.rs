@@ -72,7 +72,8 @@ impl Default for Rdma {
 }
 
 impl Rdma {
-    /// As the transport takes it; the queue depth and the transfer size are the target's.
+    /// As the transport takes it; the queue depth and the transfer size are the target's, and what listeners want
+    /// of their own is in [`super::Settings::rdma_transport`].
     pub fn transport(&self) -> RdmaConfig {
         RdmaConfig {
             device: self.device.clone(),

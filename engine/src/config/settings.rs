@@ -4,6 +4,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use nacre_rdma::RdmaConfig;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -29,6 +30,17 @@ pub struct Settings {
 
 impl Settings {
     /// The listeners declared in any form, with what `[rdma]` says where they say nothing.
+    /// The RDMA transport, with room for what the listeners declared here want that RDMA is wanted on.
+    pub fn rdma_transport(&self) -> RdmaConfig {
+        let all = self.nvmf.listeners();
+        let over_rdma = all.iter().filter(|listener| listener.wants_rdma());
+        let sizes = over_rdma.filter_map(|listener| listener.in_capsule_data_size);
+        RdmaConfig {
+            listener_in_capsule_data_size: sizes.max().unwrap_or(0),
+            ..self.rdma.transport()
+        }
+    }
+
     pub fn listeners(&self) -> Vec<Listener> {
         let mut all = self.nvmf.listeners();
         for listener in &mut all {

@@ -131,7 +131,7 @@ impl Listeners {
         self.looks.set(self.looks.get() + 1);
         let verbs = on.rdma.verbs.clone();
         let needed = on.plane().map_or(0, |plane| {
-            let config = on.settings.rdma.transport();
+            let config = on.settings.rdma_transport();
             let cores = plane.target.cores();
             on.rdma.memory_needed(&plane.arenas, cores, &config)
         });

@@ -47,12 +47,17 @@ impl Method<Engine> for Run {
 
     async fn apply(params: RunParams, on: Rc<Engine>) -> Result<Report, RpcError> {
         let plane = on.plane()?;
+        // What the RDMA transport takes beside, for receives and responses.
+        let receives = match params.rdma {
+            true => on.settings.rdma_transport().bytes_per_core() * plane.target.cores() as u64,
+            false => 0,
+        };
         let scope = Scope {
             rdma: params.rdma,
             listeners: params.listeners,
             peer: params.peer,
             port: params.port,
-            memory: on.settings.memory.size_mb << 20,
+            memory: (on.settings.memory.size_mb << 20) + receives,
             memory_had: plane.memory.clone(),
             traffic: params.traffic,
             ..Scope::default()

@@ -73,6 +73,7 @@ pub fn records(snapshot: &Snapshot, asker: &Asker) -> Vec<Record> {
         ana: AnaStates::default(),
         withheld: false,
         fabric: RdmaFabric::default(),
+        options: Default::default(),
     };
     let explicit = snapshot.discovery.iter().filter(|l| l.id != own.id);
     for listener in [&own].into_iter().chain(explicit) {

@@ -93,6 +93,7 @@ impl Bench {
             ana: Default::default(),
             withheld: false,
             fabric: Default::default(),
+            options: Default::default(),
         };
         subsystem.add_listener(entry).expect("the first one");
         let association = subsystem

@@ -12,7 +12,7 @@ use super::ana::AnaStates;
 use super::association::{Admitted, Association, Phase, Teardown};
 use super::namespace::{Backing, Namespace, NamespaceIds, View};
 use super::reservation::{HostId, Notice, Reservation, Reservations};
-use crate::transport::{Address, ListenerId, TransportType};
+use crate::transport::{Address, ListenerId, ListenerOptions, TransportType};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SubsystemKind {
@@ -136,6 +136,8 @@ pub struct SubsystemListener {
     pub withheld: bool,
     /// Of listeners over RDMA: what hosts are told of the fabric.
     pub fabric: RdmaFabric,
+    /// What was asked for. An address that several subsystems share is as the first of them asked.
+    pub options: ListenerOptions,
 }
 
 /// What carries RDMA (NVMe-oF: RDMA_PRTYPE of a discovery log entry).

@@ -409,6 +409,7 @@ impl Target {
             ana: options.ana,
             withheld: options.withheld,
             fabric: options.fabric,
+            options: options.listener,
         };
         if let Err(error) = subsystem.add_listener(entry) {
             // It had this one, so the address stays in use.

@@ -19,6 +19,7 @@ use crate::stats::ControlCounts;
 pub(crate) struct Asked<'a> {
     pub id: CmId,
     pub listener: ListenerId,
+    pub in_capsule: u32,
     pub device: DeviceId,
     pub local: SocketAddr,
     pub peer: SocketAddr,
@@ -146,6 +147,8 @@ pub(crate) fn offer(
         device: asked.device,
         key_slot: domain.key_slot,
         listener: asked.listener,
+        in_capsule: asked.in_capsule,
+        is_admin: request.qid == 0,
         local: asked.local,
         peer: asked.peer,
         depth: depth as u16,

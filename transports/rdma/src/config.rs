@@ -8,8 +8,11 @@ use nacre_nvmf::transport::{TransportCaps, TransportType};
 /// Options of the RDMA transport. What a device cannot do is clamped to what it can.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RdmaConfig {
-    /// Largest in-capsule data of a command, in bytes.
+    /// Largest in-capsule data of a command, in bytes, unless its listener says otherwise.
     pub in_capsule_data_size: u32,
+    /// The most that a listener of its own may have: receive buffers, which all listeners share, are
+    /// made for it. Less than `in_capsule_data_size`: that.
+    pub listener_in_capsule_data_size: u32,
     /// Largest transfer of one command, in bytes: a power of two, at least 4096.
     pub max_io_size: u32,
     /// Most commands of one queue pair.
@@ -50,6 +53,7 @@ impl Default for RdmaConfig {
     fn default() -> RdmaConfig {
         RdmaConfig {
             in_capsule_data_size: 4096,
+            listener_in_capsule_data_size: 0,
             max_io_size: 128 << 10,
             max_queue_depth: 128,
             max_connections: 1024,
@@ -92,13 +96,16 @@ impl RdmaConfig {
                 allowed,
             }),
         };
-        let in_capsule = self.in_capsule_data_size;
-        check(
-            in_capsule.is_multiple_of(16) && in_capsule <= 1 << 20,
-            "in_capsule_data_size",
-            in_capsule.into(),
-            "a multiple of 16, at most 1048576",
-        )?;
+        for (option, size) in [
+            ("in_capsule_data_size", self.in_capsule_data_size),
+            (
+                "listener_in_capsule_data_size",
+                self.listener_in_capsule_data_size,
+            ),
+        ] {
+            let allowed = "a multiple of 16, at most 1048576";
+            check(in_capsule_fits(size), option, size.into(), allowed)?;
+        }
         check(
             self.max_io_size.is_power_of_two() && (4096..=1 << 23).contains(&self.max_io_size),
             "max_io_size",
@@ -142,16 +149,35 @@ impl RdmaConfig {
         crate::transport::CoreMemory::bytes(self) as u64
     }
 
-    pub(crate) fn caps(&self) -> TransportCaps {
+    /// Data that a receive buffer has room for, in bytes.
+    pub(crate) fn receive_data_size(&self) -> u32 {
+        self.in_capsule_data_size
+            .max(self.listener_in_capsule_data_size)
+    }
+
+    /// In-capsule data of the I/O queues of one listener, which may want its own: no more than there
+    /// is room for.
+    pub(crate) fn listener_data_size(&self, wanted: Option<u32>) -> u32 {
+        wanted.map_or(self.in_capsule_data_size, |bytes| {
+            bytes.min(self.receive_data_size())
+        })
+    }
+
+    /// `in_capsule`: of the listener.
+    pub(crate) fn caps(&self, in_capsule: u32) -> TransportCaps {
         // More descriptors than fit into a capsule cannot come; one stands in the command itself.
-        let fit = (self.in_capsule_data_size / 16).max(1);
+        let fit = (in_capsule / 16).max(1);
         TransportCaps {
             kind: TransportType::Rdma,
-            in_capsule_bytes: self.in_capsule_data_size,
+            in_capsule_bytes: in_capsule,
             admin_in_capsule_bytes: self.in_capsule_data_size,
             max_transfer_bytes: self.max_io_size,
             max_sgl_descriptors: fit.min(self.max_sgl_descriptors.into()) as u8,
             keyed_sgl: true,
         }
     }
+}
+
+pub(crate) fn in_capsule_fits(bytes: u32) -> bool {
+    bytes.is_multiple_of(16) && bytes <= 1 << 20
 }

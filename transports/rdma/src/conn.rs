@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 
 use nacre_hugepages::Buf;
-use nacre_nvmf::transport::{Closed, ListenerId, ReqTag, Response};
+use nacre_nvmf::transport::{Closed, ListenerId, ReqTag, Response, TransportCaps};
 use nacre_nvmf_wire::{Cqe, Sgl, Sqe, StatusCode};
 use nacre_rdma_verbs::{CmId, Lane, PostError};
 use nacre_reactor::Nanos;
@@ -58,6 +58,11 @@ pub(crate) struct Conn {
     depth: usize,
     read_depth: usize,
     invalidate: bool,
+    /// If its listener has options of its own.
+    pub caps: Option<Box<TransportCaps>>,
+    /// Data that its commands may carry, in bytes, and descriptors in it.
+    pub in_capsule: u32,
+    pub max_descriptors: u8,
     /// It is ending, for this reason; the queue pair flushes.
     pub closing: Option<Closed>,
     pub deadline: Nanos,
@@ -74,6 +79,9 @@ pub(crate) struct Limits {
     pub depth: u16,
     pub read_depth: u8,
     pub invalidate: bool,
+    pub caps: Option<Box<TransportCaps>>,
+    pub in_capsule: u32,
+    pub max_descriptors: u8,
 }
 
 impl Conn {
@@ -107,6 +115,9 @@ impl Conn {
             depth,
             read_depth: limits.read_depth.into(),
             invalidate: limits.invalidate,
+            caps: limits.caps,
+            in_capsule: limits.in_capsule,
+            max_descriptors: limits.max_descriptors,
             closing: None,
             deadline: Nanos::MAX,
             draining: false,

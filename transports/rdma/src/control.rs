@@ -34,6 +34,8 @@ pub(crate) struct Listener {
     /// With the port that is used.
     pub address: SocketAddr,
     pub options: CmOptions,
+    /// Data that a command may carry, in bytes.
+    pub in_capsule: u32,
     /// `None`: its device is gone; it is tried again.
     pub id: Option<CmId>,
     pub device: Option<DeviceId>,
@@ -197,12 +199,14 @@ impl Control {
             } => {
                 let by_id = |found: &&Listener| found.id == Some(listener);
                 let known = self.listeners.iter().find(|(_, found)| by_id(found));
-                let Some(listener) = known.map(|(id, _)| *id) else {
+                let known = known.map(|(id, found)| (*id, found.in_capsule));
+                let Some((listener, in_capsule)) = known else {
                     return self.reject(id, RejectStatus::NoResources, "no listener any more");
                 };
                 let asked = Asked {
                     id,
                     listener,
+                    in_capsule,
                     device,
                     local,
                     peer,

@@ -12,7 +12,7 @@ use nacre_nvmf::transport::{
 };
 use nacre_rdma_verbs::{Access, ProtectionDomain, Provider, VerbsError};
 
-use crate::config::RdmaConfig;
+use crate::config::{RdmaConfig, in_capsule_fits};
 use crate::control::{self, Control, Listener};
 use crate::shared::{CoreSlot, DomainInfo, Mailbox, Memory, QueuePairInfo, Shared};
 use crate::stats::{ControlCounts, StatsSnapshot};
@@ -187,13 +187,11 @@ impl Plug for RdmaPlug {
         address: &Address,
         options: &ListenerOptions,
     ) -> Result<Address, ListenError> {
-        let own = self.shared.config.in_capsule_data_size;
-        if options.in_capsule_data_size.is_some_and(|n| n != own) {
+        let wanted = options.in_capsule_data_size;
+        if let Some(bytes) = wanted.filter(|bytes| !in_capsule_fits(*bytes)) {
             return Err(ListenError::Option {
                 option: "in_capsule_data_size",
-                why: format!(
-                    "the receive buffers of {own} bytes are shared by all RDMA listeners; set it for the transport"
-                ),
+                why: format!("{bytes} is not a multiple of 16, at most 1048576"),
             });
         }
         let Address::Ip(address) = *address else {
@@ -210,6 +208,7 @@ impl Plug for RdmaPlug {
             });
         }
         let config = &self.shared.config;
+        let in_capsule = config.listener_data_size(wanted);
         if control.listeners.len() >= config.max_listeners {
             return Err(ListenError::TooMany {
                 limit: config.max_listeners,
@@ -245,12 +244,21 @@ impl Plug for RdmaPlug {
             Listener {
                 address: listening.address,
                 options,
+                in_capsule,
                 id: Some(listening.id),
                 device: listening.device,
                 counts: ListenerCounts::default(),
             },
         );
         Ok(Address::Ip(listening.address))
+    }
+
+    fn in_capsule_data_size(&self, id: ListenerId) -> Option<u32> {
+        let control = self.control();
+        control
+            .listeners
+            .get(&id)
+            .map(|listener| listener.in_capsule)
     }
 
     fn listener_counts(&self, id: ListenerId) -> Option<ListenerCounts> {

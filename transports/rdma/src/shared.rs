@@ -194,6 +194,10 @@ pub(crate) struct Incoming {
     pub device: DeviceId,
     pub key_slot: usize,
     pub listener: ListenerId,
+    /// Data that an I/O command may carry, in bytes.
+    pub in_capsule: u32,
+    /// It said so in its request: IOCCSZ says nothing about its commands.
+    pub is_admin: bool,
     pub local: SocketAddr,
     pub peer: SocketAddr,
     /// Commands that the host may have outstanding.

@@ -113,7 +113,7 @@ impl CoreMemory {
         } else {
             DEVICES
         };
-        let in_capsule = config.in_capsule_data_size as usize;
+        let in_capsule = config.receive_data_size() as usize;
         CoreMemory {
             messages: of(message_bytes(config), config.max_connections),
             headers: of(slots * Sqe::SIZE, lanes),
@@ -152,7 +152,7 @@ impl RdmaTransport {
         let carve =
             |class: &[ClassSpec]| Pool::on_arena(&arena, class).map_err(std::io::Error::other);
         Ok(RdmaTransport {
-            caps: config.caps(),
+            caps: config.caps(config.in_capsule_data_size),
             slots: Vec::new(),
             free: Vec::new(),
             count: 0,
@@ -255,12 +255,14 @@ impl RdmaTransport {
             None => (0, None),
         };
         let mut capsule = None;
-        let limit = self.caps.max_sgl_descriptors;
+        let limits = conn
+            .as_deref()
+            .map_or((0, 0), |conn| (conn.in_capsule, conn.max_descriptors));
         let message = match (done.lane(), &mut conn, &mut self.devices[at]) {
-            (Some(_), Some(conn), _) => conn.lane.received(&done).map(|m| take(m, &wc, limit)),
+            (Some(_), Some(conn), _) => conn.lane.received(&done).map(|m| take(m, &wc, limits)),
             (None, _, Some(device)) => {
                 let message = device.receiver.as_mut().and_then(|r| r.received(&done));
-                message.map(|m| take(m, &wc, limit))
+                message.map(|m| take(m, &wc, limits))
             }
             _ => None,
         };
@@ -317,17 +319,18 @@ struct Capsule {
     list: Option<Result<Buf, nacre_nvmf_wire::StatusCode>>,
 }
 
-/// Takes what belongs to a command out of its receive buffer; the rest goes back.
+/// Takes what belongs to a command out of its receive buffer; the rest goes back. Of data that is more than
+/// the connection may send, what is beyond counts as not there, whatever room the buffer has.
 #[inline]
 fn take(
     mut message: nacre_rdma_verbs::Received<'_>,
     wc: &nacre_rdma_verbs::WorkCompletion,
-    limit: u8,
+    (in_capsule, descriptors): (u32, u8),
 ) -> Option<Capsule> {
     if !wc.status.is_success() {
         return None;
     }
-    let there = wc.byte_len.checked_sub(Sqe::SIZE as u32)?;
+    let there = wc.byte_len.checked_sub(Sqe::SIZE as u32)?.min(in_capsule);
     let sqe = Sqe::read_from_bytes(message.header()).ok()?;
     let (mut data, mut list) = (None, None);
     match sqe.sgl() {
@@ -335,7 +338,8 @@ fn take(
             data = sgl::in_capsule(message.take_data(), there, offset, length);
         }
         Ok(Sgl::InCapsuleDescriptors { offset, length }) => {
-            list = Some(sgl::list(message.take_data(), there, offset, length, limit));
+            let data = message.take_data();
+            list = Some(sgl::list(data, there, offset, length, descriptors));
         }
         _ => {}
     }
@@ -345,6 +349,15 @@ fn take(
 impl Transport for RdmaTransport {
     fn caps(&self) -> &TransportCaps {
         &self.caps
+    }
+
+    fn caps_of(&self, conn: ConnId) -> &TransportCaps {
+        let slot = self.slots.get(conn.index as usize);
+        let open = slot
+            .filter(|slot| slot.generation == conn.generation)
+            .and_then(|slot| slot.conn.as_deref());
+        open.and_then(|open| open.caps.as_deref())
+            .unwrap_or(&self.caps)
     }
 
     fn poll(&mut self, now: Nanos, _pools: &Pools, events: &mut Events) -> usize {

@@ -92,6 +92,15 @@ impl Plug for TcpPlug {
                     why: error.to_string(),
                 }
             })?;
+        let most = self.shared.config.max_io_size;
+        if let Some(bytes) = options.in_capsule_data_size.filter(|bytes| *bytes > most) {
+            return Err(ListenError::Option {
+                option: "in_capsule_data_size",
+                why: format!(
+                    "{bytes} bytes are more than one command may transfer, {most} bytes (max_io_size)"
+                ),
+            });
+        }
         let Address::Ip(address) = *address else {
             return Err(ListenError::WrongKind {
                 address: address.to_string(),
@@ -152,6 +161,17 @@ impl Plug for TcpPlug {
                 tracing::error!(%error, address = %listener.address, "a listener cannot be held or released");
             }
         }
+    }
+
+    fn in_capsule_data_size(&self, id: ListenerId) -> Option<u32> {
+        let listeners = self.shared.listeners();
+        let listener = listeners.get(&id)?;
+        Some(
+            self.shared
+                .config
+                .with(&listener.options)
+                .in_capsule_data_size,
+        )
     }
 
     fn listener_counts(&self, id: ListenerId) -> Option<ListenerCounts> {

@@ -24,7 +24,7 @@ pub struct SizeArgs {
     /// Reactors that share the connections
     #[arg(long, default_value = "1")]
     pub reactors: NonZeroU32,
-    /// Data that a command capsule may carry
+    /// Data that a command capsule may carry: the most of all listeners, which share their receives
     #[arg(long, value_name = "SIZE", default_value = "4KiB", value_parser = size::parse_bytes)]
     pub in_capsule: u64,
     /// RDMA READs or WRITEs of one command: 1 unless hosts use scattered lists

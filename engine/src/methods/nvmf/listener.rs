@@ -76,7 +76,8 @@ impl From<AnaState> for AnaWord {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct OptionsParams {
-    /// Bytes of data that a host may send along with a command.
+    /// Bytes of data that a host may send along with a command, a multiple of 16. TCP: at most max_io_size.
+    /// RDMA: at most what the transport's receive buffers hold; nvmf_subsystem_get_listeners tells.
     #[serde(skip_serializing_if = "Option::is_none")]
     in_capsule_data_size: Option<u32>,
     /// Entries of an I/O queue, 2 to 4096.
@@ -435,6 +436,29 @@ struct ListenerReply {
     /// Hosts are refused here; only there if they are.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     withheld: bool,
+    /// Of listeners that were to have their own: what hosts are told that a command may carry, in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    in_capsule_data_size: Option<u32>,
+    /// Why that is not what was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    in_capsule_reason: Option<String>,
+}
+
+/// What hosts are told on a listener that was to have its own, and why, if it is something else.
+fn in_capsule(target: &Target, listener: &SubsystemListener) -> Option<(u32, Option<String>)> {
+    let asked = listener.options.in_capsule_data_size?;
+    let is = target.in_capsule_data_size(listener.transport, listener.id)?;
+    let reason = match listener.transport {
+        _ if is == asked => None,
+        TransportType::Rdma if is < asked => Some(format!(
+            "{asked} bytes do not fit the receive buffers of the transport; raise rdma.in_capsule_data_size, or \
+             declare the listener in the configuration file"
+        )),
+        _ => Some(format!(
+            "another subsystem listened here first, with {is} bytes instead of {asked}"
+        )),
+    };
+    Some((is, reason))
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -460,10 +484,15 @@ impl Method<Engine> for Get {
             };
             (1..=config.max_namespaces).map(state).collect()
         };
-        let describe = |listener: SubsystemListener| ListenerReply {
-            address: AddressReply::new(listener.transport, &listener.address),
-            ana_states: config.ana_reporting.then(|| groups(&listener.ana)),
-            withheld: listener.withheld,
+        let describe = |listener: SubsystemListener| {
+            let (size, reason) = in_capsule(&plane.target, &listener).unzip();
+            ListenerReply {
+                address: AddressReply::new(listener.transport, &listener.address),
+                ana_states: config.ana_reporting.then(|| groups(&listener.ana)),
+                withheld: listener.withheld,
+                in_capsule_data_size: size,
+                in_capsule_reason: reason.flatten(),
+            }
         };
         Ok(subsystem.listeners().into_iter().map(describe).collect())
     }

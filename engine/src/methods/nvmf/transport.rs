@@ -339,7 +339,7 @@ impl Transport {
     }
 
     fn rdma(&self, on: &Engine) -> RdmaConfig {
-        let declared = on.settings.rdma.transport();
+        let declared = on.settings.rdma_transport();
         let Own::Rdma {
             max_srq_depth,
             no_srq,
@@ -521,7 +521,7 @@ async fn rdma_plug(
         let plug = plug.map_err(|error| not_made(KIND, error))?;
         plug.prepare(cores).map_err(|error| {
             not_made(KIND, error)
-                .remedy("raise the limit on locked memory, or lower rdma.max_qpairs and rdma.srq_size in the configuration")
+                .remedy("raise the limit on locked memory, or lower rdma.max_qpairs, rdma.srq_size and the largest in_capsule_data_size in the configuration")
         })?;
         Ok(Arc::new(plug))
     });

@@ -35,6 +35,11 @@ impl Target {
         }
     }
 
+    /// Largest in-capsule data that hosts are told of on a listener, in bytes.
+    pub fn in_capsule_data_size(&self, kind: TransportType, id: ListenerId) -> Option<u32> {
+        self.plug(kind).ok()?.in_capsule_data_size(id)
+    }
+
     /// What came to each listener that is there, in the order in which they were opened. Summed here and now from
     /// what queues count anyway, so that commands cost nothing more.
     pub fn listener_stats(&self) -> Vec<ListenerStats> {

@@ -29,6 +29,7 @@ fn listener(id: u64, address: &str) -> SubsystemListener {
         ana: Default::default(),
         withheld: false,
         fabric: Default::default(),
+        options: Default::default(),
     }
 }
 
@@ -277,6 +278,7 @@ fn names_that_do_not_fit() {
         ana: Default::default(),
         withheld: false,
         fabric: Default::default(),
+        options: Default::default(),
     };
     let log = snapshot(vec![
         loopback(&"x".repeat(257)),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use nacre_bdev::Extents;
 use nacre_hugepages::{Arena, ArenaOptions, Buf, ClassSpec, Pool, register_all};
 use nacre_nvmf::transport::conformance::Rig;
-use nacre_nvmf::transport::{Closed, Event, Events, Pools, ReqTag, Response};
+use nacre_nvmf::transport::{Closed, ConnId, Event, Events, Pools, ReqTag, Response};
 use nacre_nvmf_wire::opcode::io;
 use nacre_nvmf_wire::rdma::Request;
 use nacre_nvmf_wire::{Cqe, Sgl, SglDescriptor, Sqe, StatusCode};
@@ -33,20 +33,26 @@ struct RawHost {
     _arena: Arena,
 }
 
-struct World {
+pub struct World {
     host: RawHost,
-    rig: TestRig,
+    pub rig: TestRig,
     pools: Pools,
     events: Events,
-    closed: Vec<Closed>,
-    written: Vec<u8>,
+    pub conn: Option<ConnId>,
+    pub closed: Vec<Closed>,
+    pub written: Vec<u8>,
     /// The data pointer of the command under way.
     pointer: SglDescriptor,
 }
 
 impl World {
     fn new() -> World {
-        let mut rig = TestRig::new(Options::default());
+        World::with(Options::default(), 1)
+    }
+
+    /// Connected to queue `qid`.
+    pub fn with(options: Options, qid: u16) -> World {
+        let mut rig = TestRig::new(options);
         let pools = Pools {
             io: rig.pool(&CLASSES),
             admin: rig.pool(&CLASSES),
@@ -94,7 +100,7 @@ impl World {
             rnr_retry_count: 7,
             ..ConnParams::default()
         };
-        let request = Request::new(1, 16, 1).to_data();
+        let request = Request::new(qid, 16, 1).to_data();
         params
             .private_data
             .extend(request.as_bytes().iter().copied());
@@ -112,6 +118,7 @@ impl World {
             rig,
             pools,
             events: Events::with_capacity(16),
+            conn: None,
             closed: Vec::new(),
             written: Vec::new(),
             pointer: Sqe::zeroed().sgl_descriptor(),
@@ -131,6 +138,18 @@ impl World {
         let events: Vec<Event> = self.events.drain().collect();
         for event in events {
             let (conn, sqe_or_tag, data, status) = match event {
+                Event::Opened { conn, .. } => {
+                    self.conn = Some(conn);
+                    continue;
+                }
+                Event::Capsule {
+                    conn,
+                    sqe,
+                    data: None,
+                } if matches!(sqe.sgl(), Ok(Sgl::InCapsule { .. })) => {
+                    let status = StatusCode::SGL_OFFSET_INVALID.with_dnr();
+                    (conn, Ok(sqe), None, status)
+                }
                 Event::Capsule { conn, sqe, data } if sqe.opcode == io::WRITE && data.is_none() => {
                     let tag = ReqTag {
                         cid: sqe.cid(),
@@ -179,7 +198,7 @@ impl World {
     }
 
     /// Sends a command with what is in its capsule; its status, and the key that was invalidated.
-    fn call(&mut self, sqe: Sqe, capsule: &[u8]) -> (StatusCode, Option<u32>) {
+    pub fn call(&mut self, sqe: Sqe, capsule: &[u8]) -> (StatusCode, Option<u32>) {
         let mut data = self.host.memory.acquire(8192).unwrap();
         data.bytes_mut().unwrap()[..capsule.len()].copy_from_slice(capsule);
         data.truncate(capsule.len());
@@ -230,7 +249,7 @@ fn keyed(buf: &Buf, key: u32) -> SglDescriptor {
     })
 }
 
-fn list(opcode: u8, offset: u64, length: u32) -> Sqe {
+pub fn list(opcode: u8, offset: u64, length: u32) -> Sqe {
     Sqe::for_namespace(opcode, 9, 1).with_sgl(Sgl::InCapsuleDescriptors { offset, length })
 }
 

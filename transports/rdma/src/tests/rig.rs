@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use nacre_hugepages::{Arena, ArenaOptions, ClassSpec, Pool};
 use nacre_nvmf::transport::conformance::Rig;
-use nacre_nvmf::transport::{Address, HostTransport, ListenerId, Plug, Transport};
+use nacre_nvmf::transport::{Address, HostTransport, ListenerId, ListenerOptions, Plug, Transport};
 use nacre_rdma_verbs::DeviceAttributes;
 use nacre_rdma_verbs::DeviceId;
 use nacre_rdma_verbs::sim::{Fabric, attributes};
@@ -23,6 +23,7 @@ pub struct Options {
     pub config: RdmaConfig,
     /// The target's; the host's has the same limit of memory regions.
     pub device: DeviceAttributes,
+    pub listener: ListenerOptions,
     /// Bytes of each arena that are left out before its pool begins.
     pub lead: usize,
 }
@@ -39,6 +40,7 @@ impl Default for Options {
         Options {
             config,
             device: attributes("sim_target"),
+            listener: ListenerOptions::default(),
             lead: 0,
         }
     }
@@ -79,7 +81,8 @@ impl TestRig {
         let plug = RdmaPlug::without_thread(options.config, fabric.provider(), Vec::new()).unwrap();
         let hosts = RdmaHosts::without_thread(fabric.provider(), Vec::new()).unwrap();
         let wanted = Address::Ip(SocketAddr::new(TARGET, 4420));
-        let Address::Ip(address) = plug.listen(ListenerId(3), &wanted).unwrap() else {
+        let bound = plug.listen_with(ListenerId(3), &wanted, &options.listener);
+        let Address::Ip(address) = bound.unwrap() else {
             panic!("an address of another kind");
         };
         TestRig {

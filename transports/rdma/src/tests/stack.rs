@@ -11,10 +11,10 @@ use nacre_bdev::{Bdev, Completion, Done, Io, Op, Queue, Status, malloc};
 use nacre_hugepages::{Arena, ArenaOptions, ClassSpec, Pool};
 use nacre_nvmf::host::{Controller, Dial, HostOptions, IoQueue, PathOptions, Wanted};
 use nacre_nvmf::target::{
-    Backing, Group, GroupConfig, NamespaceConfig, NamespaceIds, SubsystemConfig, Target,
-    TargetConfig,
+    Backing, Group, GroupConfig, ListenOptions, NamespaceConfig, NamespaceIds, SubsystemConfig,
+    Target, TargetConfig,
 };
-use nacre_nvmf::transport::{Address, HostTransport, Pools, TransportType};
+use nacre_nvmf::transport::{Address, HostTransport, ListenerOptions, Pools, TransportType};
 use nacre_nvmf_wire::Nqn;
 use nacre_rdma_verbs::sim::{Fabric, Target as Faulty, attributes};
 use nacre_rdma_verbs::{DeviceAttributes, DeviceId, WcStatus};
@@ -44,6 +44,7 @@ pub struct Setup {
     /// The target's device.
     pub device: DeviceAttributes,
     pub config: RdmaConfig,
+    pub listener: ListenerOptions,
     pub paths: Option<PathOptions>,
     /// Of a connection by RDMA.
     pub cm_timeout: Duration,
@@ -58,6 +59,7 @@ impl Default for Setup {
                 srq_size: 256,
                 ..RdmaConfig::default()
             },
+            listener: ListenerOptions::default(),
             paths: None,
             cm_timeout: Duration::from_secs(5),
         }
@@ -139,8 +141,13 @@ impl Stack {
         config.allow_any_host = true;
         target.create_subsystem(config).unwrap();
         let at = SocketAddr::new(TARGET, 4420);
+        let (kind, own) = (TransportType::Rdma, setup.listener);
+        let options = ListenOptions {
+            listener: own,
+            ..ListenOptions::default()
+        };
         target
-            .add_listener(&nqn(SUBNQN), TransportType::Rdma, &Address::Ip(at))
+            .add_listener_with(&nqn(SUBNQN), kind, &Address::Ip(at), options)
             .unwrap();
         let here = Address::Loopback(OTHER.into());
         target

@@ -66,7 +66,7 @@ impl RdmaTransport {
                 headers: headers(incoming.depth.into()).ok_or("no memory for receives is left")?,
                 header_bytes: Sqe::SIZE as u32,
                 entries: incoming.depth.into(),
-                data_bytes: config.in_capsule_data_size,
+                data_bytes: config.receive_data_size(),
             }),
         };
         let messages = self.messages.acquire(message_bytes(config));
@@ -94,7 +94,16 @@ impl RdmaTransport {
                 return Err(why);
             }
         };
+        let own = incoming.in_capsule != config.in_capsule_data_size;
+        let caps = own.then(|| Box::new(config.caps(incoming.in_capsule)));
+        let told = caps.as_deref().unwrap_or(&self.caps);
         let limits = Limits {
+            in_capsule: match incoming.is_admin {
+                true => told.admin_in_capsule_bytes,
+                false => told.in_capsule_bytes,
+            },
+            max_descriptors: told.max_sgl_descriptors,
+            caps,
             depth: incoming.depth,
             read_depth: incoming.read_depth,
             invalidate: incoming.invalidate,
@@ -136,7 +145,7 @@ impl RdmaTransport {
                     headers: headers.ok_or("no memory for another device's receives is left")?,
                     header_bytes: Sqe::SIZE as u32,
                     entries,
-                    data_bytes: self.shared.config.in_capsule_data_size,
+                    data_bytes: self.shared.config.receive_data_size(),
                 };
                 let made = Receiver::new(queues, incoming.key_slot, recv);
                 made.map_err(|error| error.to_string())?

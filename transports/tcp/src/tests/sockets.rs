@@ -12,7 +12,7 @@ use nacre_nvmf::tcp::HostConfig;
 use nacre_nvmf::transport::conformance::Rig;
 use nacre_nvmf::transport::{
     Address, Closed, Event, Events, HostCommand, HostEvent, HostTransport, ListenError, ListenerId,
-    Plug, Pools, QueueParams, ReqTag, Response,
+    ListenerOptions, Plug, Pools, QueueParams, ReqTag, Response,
 };
 use nacre_nvmf_wire::cqe::Cqe;
 use nacre_nvmf_wire::opcode::io;
@@ -600,6 +600,37 @@ fn bad_options() {
         },
         "max_pending_connections",
     );
+}
+
+/// A listener of its own size: less, or more, than the transport, and not more than a command may transfer.
+#[test]
+fn in_capsule_data_of_one_listener() {
+    let server = Server::new(TcpConfig::default());
+    let plug = &server.rig.plug;
+    let listen = |id, bytes| {
+        let own = ListenerOptions {
+            in_capsule_data_size: Some(bytes),
+            ..ListenerOptions::default()
+        };
+        let any = Address::Ip(([127, 0, 0, 1], 0).into());
+        plug.listen_with(ListenerId(id), &any, &own)
+    };
+    let most = TcpConfig::default().max_io_size;
+    for (id, bytes) in [(101, 0), (102, 512), (103, 16384), (104, most)] {
+        listen(id, bytes).unwrap();
+        assert_eq!(plug.in_capsule_data_size(ListenerId(id)), Some(bytes));
+    }
+    for bytes in [100, most + 16] {
+        let refused = listen(105, bytes).unwrap_err();
+        assert!(matches!(
+            refused,
+            ListenError::Option {
+                option: "in_capsule_data_size",
+                ..
+            }
+        ));
+    }
+    assert_eq!(plug.in_capsule_data_size(ListenerId(105)), None);
 }
 
 /// An idle core may sleep: whatever comes makes its descriptor readable.

@@ -64,7 +64,7 @@ fn a_listener_makes_its_transport_and_both_are_there_after_a_restart() {
         subsystem(&bench, NQN);
         let needed = || {
             let plane = bench.engine.plane().unwrap();
-            let config = bench.engine.settings.rdma.transport();
+            let config = bench.engine.settings.rdma_transport();
             let rdma = &bench.engine.rdma;
             rdma.memory_needed(&plane.arenas, plane.target.cores(), &config)
         };
@@ -104,7 +104,8 @@ fn an_address_without_a_device_is_refused_with_the_way_to_find_one() {
     bench.call("nvmf_subsystem_add_listener", tcp);
 }
 
-/// Options of one listener: what the transport shares cannot be told apart.
+/// Options of one listener: as asked for as far as the transport's receives have room, and the reason told where
+/// they have not.
 #[test]
 fn options_of_one_listener() {
     let bench = bench();
@@ -113,14 +114,101 @@ fn options_of_one_listener() {
         .add_device(attributes("sim0"), &[PORT0])
         .unwrap();
     subsystem(&bench, NQN);
-    let mut params = on("192.0.2.10");
-    params["options"] = json!({ "in_capsule_data_size": 8192 });
-    let refused = bench.refused("nvmf_subsystem_add_listener", params.clone());
-    let facts = refused.data.unwrap();
-    assert_eq!(facts.field.as_deref(), Some("options.in_capsule_data_size"));
-    params["options"] = json!({ "tos": 104, "max_queue_depth": 32, "fabric": "roce" });
+    let add = |service: &str, options: Value| {
+        let mut params = on("192.0.2.10");
+        params["listen_address"]["trsvcid"] = service.into();
+        params["options"] = options;
+        params
+    };
+    for bytes in [100, 2 << 20] {
+        let params = add("4420", json!({ "in_capsule_data_size": bytes }));
+        let refused = bench.refused("nvmf_subsystem_add_listener", params);
+        let facts = refused.data.unwrap();
+        assert_eq!(facts.field.as_deref(), Some("options.in_capsule_data_size"));
+    }
+    let options = json!({ "tos": 104, "max_queue_depth": 32, "fabric": "roce" });
+    bench.call("nvmf_subsystem_add_listener", add("4420", options));
+    for (service, bytes) in [("4421", 1024), ("4422", 8192)] {
+        let options = json!({ "in_capsule_data_size": bytes });
+        bench.call("nvmf_subsystem_add_listener", add(service, options));
+    }
+    let all = listeners(&bench);
+    assert_eq!(all[0].get("in_capsule_data_size"), None);
+    assert_eq!(all[1]["in_capsule_data_size"], 1024);
+    assert_eq!(all[1].get("in_capsule_reason"), None);
+    assert_eq!(all[2]["in_capsule_data_size"], 4096, "{all}");
+    let reason = all[2]["in_capsule_reason"].as_str().unwrap();
+    assert!(
+        reason.contains("raise rdma.in_capsule_data_size"),
+        "{reason}"
+    );
+    // Another subsystem where one listens already.
+    subsystem(&bench, "nqn.2024-01.io.nacre:another");
+    let mut second = add("4421", json!({ "in_capsule_data_size": 512 }));
+    second["nqn"] = "nqn.2024-01.io.nacre:another".into();
+    bench.call("nvmf_subsystem_add_listener", second.clone());
+    let all = bench.call(
+        "nvmf_subsystem_get_listeners",
+        json!({ "nqn": second["nqn"] }),
+    );
+    assert_eq!(all[0]["in_capsule_data_size"], 1024);
+    let reason = all[0]["in_capsule_reason"].as_str().unwrap();
+    assert!(reason.contains("listened here first"), "{reason}");
+}
+
+/// What the file's listeners want, the receives of the transport are made for, and the memory for them counts; and
+/// TCP takes what RDMA takes.
+#[test]
+fn receives_are_as_large_as_the_files_listeners_want() {
+    let declared = |text: &str| {
+        let file = Some(("nacre.toml", text));
+        let loaded = crate::config::load_text(file, [], &[]).unwrap_or_else(|e| panic!("{e}"));
+        loaded.settings
+    };
+    let listener = |rdma: &str| {
+        format!(
+            "[[nvmf.listener]]\nname = \"a\"\nrdma = \"{rdma}\"\nin_capsule_data_size = 16384\n"
+        )
+    };
+    let wanted = declared(&listener("prefer"));
+    let config = wanted.rdma_transport();
+    assert_eq!(config.listener_in_capsule_data_size, 16384);
+    assert_eq!(config.in_capsule_data_size, 4096, "of all others");
+    let without = declared(&listener("off")).rdma_transport();
+    assert_eq!(
+        without.listener_in_capsule_data_size, 0,
+        "RDMA is not wanted"
+    );
+    assert!(config.bytes_per_core() > without.bytes_per_core() + 4096 * 12288);
+
+    let bench = Bench::with(wanted, None);
+    bench
+        .fabric
+        .add_device(attributes("sim0"), &[PORT0])
+        .unwrap();
+    subsystem(&bench, NQN);
+    for trtype in ["rdma", "tcp"] {
+        let traddr = if trtype == "rdma" {
+            "192.0.2.10"
+        } else {
+            "127.0.0.1"
+        };
+        let mut params = on(traddr);
+        params["listen_address"]["trtype"] = trtype.into();
+        params["listen_address"]["trsvcid"] = if trtype == "rdma" { "4420" } else { "0" }.into();
+        params["options"] = json!({ "in_capsule_data_size": 16384 });
+        bench.call("nvmf_subsystem_add_listener", params);
+    }
+    let all = listeners(&bench);
+    for at in 0..2 {
+        assert_eq!(all[at]["in_capsule_data_size"], 16384, "{all}");
+        assert_eq!(all[at].get("in_capsule_reason"), None);
+    }
+    let mut params = on("127.0.0.1");
+    params["listen_address"]["trtype"] = "tcp".into();
+    params["listen_address"]["trsvcid"] = "0".into();
+    params["options"] = json!({ "in_capsule_data_size": 1 << 20 });
     bench.call("nvmf_subsystem_add_listener", params);
-    assert_eq!(listeners(&bench).as_array().unwrap().len(), 1);
 }
 
 /// What a host leaves behind in every place where it is looked for.

@@ -1,0 +1,152 @@
+//! Listeners whose commands may carry less, or more, than those of their transport.
+
+use nacre_nvmf::transport::{ListenError, ListenerId, ListenerOptions, Plug};
+use nacre_nvmf_wire::opcode::io;
+use nacre_nvmf_wire::{Sgl, Sqe, StatusCode};
+
+use super::descriptors::{World, list};
+use super::rig::{Options, TARGET};
+use super::stack::{Setup, Stack};
+
+const REFUSED: StatusCode = StatusCode::SGL_OFFSET_INVALID.with_dnr();
+
+/// A listener that wants `own`, on a transport with 4096 whose buffers hold `room`.
+fn options(own: Option<u32>, room: u32) -> Options {
+    Options::with(|options| {
+        options.listener.in_capsule_data_size = own;
+        options.config.listener_in_capsule_data_size = room;
+    })
+}
+
+impl World {
+    /// What becomes of a write with so much data in its capsule.
+    fn carry(&mut self, length: u32) -> StatusCode {
+        let data: Vec<u8> = (0..length).map(|at| (at / 7) as u8).collect();
+        self.written.clear();
+        let sqe = Sqe::for_namespace(io::WRITE, 9, 1);
+        let sqe = sqe.with_sgl(Sgl::InCapsule { offset: 0, length });
+        let status = self.call(sqe, &data).0;
+        let there = if status.is_success() { &data[..] } else { &[] };
+        assert!(self.written == there, "{length} bytes");
+        status
+    }
+
+    fn told(&self) -> (u32, u8) {
+        let caps = self.rig.transport.caps_of(self.conn.unwrap());
+        (caps.in_capsule_bytes, caps.max_sgl_descriptors)
+    }
+
+    fn listener_size(&self) -> Option<u32> {
+        self.rig.plug.in_capsule_data_size(ListenerId(3))
+    }
+}
+
+/// What is announced is what is taken, whatever room the buffers have, on shared receives and on others.
+/// What is more fails its command, and nothing else.
+#[test]
+fn what_is_announced_is_taken() {
+    for srq in [256, 0] {
+        for (own, room, size) in [
+            (None, 0, 4096),
+            (None, 8192, 4096),
+            (Some(1024), 0, 1024),
+            (Some(64), 8192, 64),
+            (Some(8192), 8192, 8192),
+            // There is no room for it.
+            (Some(8192), 0, 4096),
+            (Some(16384), 6144, 6144),
+        ] {
+            let mut options = options(own, room);
+            options.config.srq_size = srq;
+            let mut world = World::with(options, 1);
+            let descriptors = (size / 16).min(16) as u8;
+            assert_eq!(world.told(), (size, descriptors), "{own:?} {room}");
+            assert_eq!(world.listener_size(), Some(size));
+            assert_eq!(world.carry(size), StatusCode::SUCCESS);
+            // More than the buffers hold would be an error of the queue pair, of the host's making.
+            if size + 16 <= room.max(4096) {
+                assert_eq!(world.carry(size + 16), REFUSED, "{own:?} {room}");
+            }
+            assert_eq!(world.carry(16), StatusCode::SUCCESS);
+            assert_eq!(world.closed, []);
+        }
+    }
+}
+
+/// Without any in-capsule data there is one descriptor, in the command.
+#[test]
+fn none_at_all() {
+    let mut world = World::with(options(Some(0), 0), 1);
+    assert_eq!(world.told(), (0, 1));
+    assert_eq!(world.carry(16), REFUSED);
+    assert_eq!(world.call(list(io::WRITE, 0, 16), &[0; 16]).0, REFUSED);
+    assert_eq!(world.closed, []);
+}
+
+/// Descriptors in a capsule are data in it, and as many as were announced.
+#[test]
+fn descriptors_in_a_capsule() {
+    let mut world = World::with(options(Some(64), 0), 1);
+    assert_eq!(world.told(), (64, 4));
+    let call = |world: &mut World, offset, length| {
+        let status = world.call(list(io::WRITE, offset, length), &[0; 128]);
+        status.0
+    };
+    assert_eq!(call(&mut world, 64, 16), REFUSED);
+    let many = StatusCode::INVALID_NUMBER_OF_SGL_DESCRIPTORS.with_dnr();
+    assert_eq!(call(&mut world, 0, 80), many);
+    // These are looked at, and are none.
+    let kind = StatusCode::SGL_DESCRIPTOR_TYPE_INVALID.with_dnr();
+    assert_eq!(call(&mut world, 48, 16), kind);
+    assert_eq!(world.closed, []);
+}
+
+/// IOCCSZ is about I/O queues: what an admin queue takes is the transport's.
+#[test]
+fn admin_queues_take_what_the_transport_has() {
+    let mut world = World::with(options(Some(64), 0), 0);
+    assert_eq!(world.carry(4096), StatusCode::SUCCESS);
+    let mut world = World::with(options(Some(8192), 8192), 0);
+    assert_eq!(world.carry(4096), StatusCode::SUCCESS);
+    assert_eq!(world.carry(8192), REFUSED);
+}
+
+#[test]
+fn sizes_that_no_listener_can_have() {
+    let world = World::with(Options::default(), 1);
+    let address = nacre_nvmf::transport::Address::Ip((TARGET, 4421).into());
+    for bytes in [100, (1 << 20) + 16] {
+        let own = ListenerOptions {
+            in_capsule_data_size: Some(bytes),
+            ..ListenerOptions::default()
+        };
+        let refused = world.rig.plug.listen_with(ListenerId(4), &address, &own);
+        let option = match refused {
+            Err(ListenError::Option { option, .. }) => option,
+            other => panic!("{bytes}: {other:?}"),
+        };
+        assert_eq!(option, "in_capsule_data_size");
+    }
+    assert_eq!(world.rig.plug.in_capsule_data_size(ListenerId(4)), None);
+    assert_eq!(world.listener_size(), Some(4096));
+}
+
+/// Hosts are told by Identify, and do as told: 4 KiB go in the capsule of one controller and by RDMA READ in
+/// that of another.
+#[test]
+fn hosts_are_told() {
+    for (own, expected) in [(512, 4), (8192, 2)] {
+        let mut setup = Setup::default();
+        setup.config.listener_in_capsule_data_size = 8192;
+        setup.listener.in_capsule_data_size = Some(own);
+        let mut stack = Stack::new(setup);
+        stack.connect();
+        let id = stack.controller.identify().unwrap();
+        assert_eq!(id.in_capsule_bytes(), u64::from(own));
+        let before = stack.plug.total().read_ops;
+        stack.write_and_read();
+        // Of 512 bytes, 4096, 4608, 32768 and 131072, those up to `own` need none.
+        let reads = stack.plug.total().read_ops - before;
+        assert_eq!(reads, expected, "{own}");
+    }
+}
