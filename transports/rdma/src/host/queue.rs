@@ -44,6 +44,8 @@ pub struct RdmaHost {
     local: VecDeque<HostEvent>,
     in_capsule_bytes: u32,
     established: bool,
+    /// The queue pair ended before it was connected: why is still to come.
+    flushed: bool,
     ready_told: bool,
     closing: Option<Closed>,
     deadline: Option<Nanos>,
@@ -75,6 +77,7 @@ impl RdmaHost {
             local: VecDeque::new(),
             in_capsule_bytes: 0,
             established: false,
+            flushed: false,
             ready_told: false,
             closing: None,
             deadline: None,
@@ -106,7 +109,13 @@ impl RdmaHost {
                         }
                     }
                 }
-                News::Established => self.established = true,
+                News::Established => {
+                    self.established = true;
+                    // It was connected for a moment.
+                    if self.flushed {
+                        self.end(broken(WcStatus::WorkRequestFlushed), now);
+                    }
+                }
                 News::Again => self.destroy(),
                 News::Ended(why) => self.end(why, now),
             }
@@ -156,6 +165,7 @@ impl RdmaHost {
 
     /// The queue pair is no more: nobody reaches this side's memory by it.
     fn destroy(&mut self) {
+        self.flushed = false;
         let Some((lane, id)) = self.lane.take() else {
             return;
         };
@@ -244,8 +254,13 @@ impl RdmaHost {
                     wc.status.remedy()
                 );
             }
-            let why = format!("{}: {}", wc.status, wc.status.meaning());
-            return self.end(Closed::Broken(why), now);
+            // Receives of a connection that was refused come back before the refusal is told, which says why, and
+            // whether another attempt follows. It always is: an attempt has its time.
+            if !self.established && wc.status == WcStatus::WorkRequestFlushed {
+                self.flushed = true;
+                return;
+            }
+            return self.end(broken(wc.status), now);
         }
         if !done.is_recv() {
             return;
@@ -276,6 +291,10 @@ impl RdmaHost {
     }
 
     fn post(&mut self, now: Nanos) {
+        // What a queue pair that has ended is given comes back at once.
+        if self.flushed {
+            return;
+        }
         while let Some(&cid) = self.waiting.front() {
             if !self.start(cid) {
                 break;
@@ -293,6 +312,10 @@ impl RdmaHost {
             self.end(Closed::Broken(error.to_string()), now);
         }
     }
+}
+
+fn broken(status: WcStatus) -> Closed {
+    Closed::Broken(format!("{status}: {}", status.meaning()))
 }
 
 /// The memory of a command's data, for the controller; `None`: it is not registered.

@@ -2,6 +2,7 @@
 
 mod capsules;
 mod descriptors;
+mod dialling;
 mod faults;
 mod paths;
 mod pieces;

@@ -413,6 +413,11 @@ impl Fabric {
         state.progress_all();
     }
 
+    /// Ends a queue pair, and nobody is told: as a connection manager does with one that was refused, before it says so.
+    pub fn flush(&self, qp: u32) {
+        self.lock().flush(qp);
+    }
+
     /// Nothing of a queue pair's send queue moves while this is on.
     pub fn pause(&self, qp: u32, paused: bool) {
         let mut state = self.lock();

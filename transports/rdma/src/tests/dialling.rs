@@ -1,0 +1,113 @@
+//! A connection that is refused: its receives come back first, and the reason is told all the same.
+
+use std::time::{Duration, Instant};
+
+use nacre_nvmf::transport::{Closed, HostEvent, HostTransport};
+use nacre_nvmf_wire::rdma::AcceptData;
+use nacre_rdma_verbs::{CmEventKind, ConnParams};
+use zerocopy::IntoBytes;
+
+use super::rig::{ENTRIES, Options, TestRig};
+use crate::{HostOptions, RdmaHost};
+
+/// A host whose connection request nobody has answered yet.
+struct Dialling {
+    host: RdmaHost,
+    rig: TestRig,
+    started: Instant,
+    told: Vec<HostEvent>,
+}
+
+impl Dialling {
+    fn new(connection_retries: u32) -> Dialling {
+        let rig = TestRig::new(Options::default());
+        let host = rig.dial(HostOptions {
+            connection_retries,
+            ..TestRig::host_options()
+        });
+        let mut dialling = Dialling {
+            host,
+            rig,
+            started: Instant::now(),
+            told: Vec::new(),
+        };
+        (0..6).for_each(|_| dialling.turn());
+        assert!(dialling.host.qp().is_some() && dialling.told.is_empty());
+        dialling
+    }
+
+    /// The target has none.
+    fn turn(&mut self) {
+        let passed = self.rig.clock.now().since(nacre_reactor::Nanos::ZERO);
+        self.rig.hosts.turn(self.started + passed);
+        self.poll();
+    }
+
+    fn poll(&mut self) {
+        let now = self.rig.clock.now();
+        self.host.poll(now, &mut self.told, 64);
+    }
+
+    /// The receives come back, and the host sees that, before the event is told.
+    fn flushed_then(&mut self, event: CmEventKind) {
+        let qp = self.host.qp().expect("a queue pair");
+        let id = self.rig.fabric.id_of(qp).expect("its connection");
+        self.rig.fabric.flush(qp);
+        (0..3).for_each(|_| self.poll());
+        assert!(self.told.is_empty(), "too early: {:?}", self.told);
+        self.rig.fabric.inject_event(id, event);
+        (0..6).for_each(|_| self.turn());
+    }
+
+    fn why(&self) -> &str {
+        match &self.told[..] {
+            [HostEvent::Closed(Closed::Broken(why))] => why,
+            [HostEvent::Ready, HostEvent::Closed(Closed::Broken(why))] => why,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn rejected() -> CmEventKind {
+    CmEventKind::Rejected {
+        status: 8,
+        private_data: Default::default(),
+    }
+}
+
+/// Goal: whoever waits for the connection learns that it was refused, and not that its receives were flushed.
+#[test]
+fn the_refusal_is_what_is_told() {
+    let mut dialling = Dialling::new(0);
+    dialling.flushed_then(rejected());
+    let why = dialling.why();
+    assert!(why.contains("refused: nothing listens there"), "{why}");
+}
+
+/// Goal: the attempts that were asked for are made.
+#[test]
+fn another_attempt_follows() {
+    let mut dialling = Dialling::new(1);
+    dialling.flushed_then(rejected());
+    assert!(dialling.told.is_empty(), "{:?}", dialling.told);
+    dialling.rig.clock.advance(Duration::from_secs(1));
+    (0..6).for_each(|_| dialling.turn());
+    let qp = dialling.host.qp();
+    assert!(qp.is_some(), "another queue pair");
+    dialling.flushed_then(rejected());
+    let why = dialling.why();
+    assert!(why.contains("refused: nothing listens there"), "{why}");
+}
+
+/// Goal: a connection that ended in the moment in which it was made is not waited for.
+#[test]
+fn connected_for_a_moment() {
+    let mut dialling = Dialling::new(0);
+    let mut params = ConnParams::default();
+    let accept = AcceptData::new(ENTRIES);
+    let bytes = accept.as_bytes().iter().copied();
+    params.private_data.extend(bytes);
+    dialling.flushed_then(CmEventKind::Established { params });
+    let why = dialling.why();
+    assert!(why.contains("IBV_WC_WR_FLUSH_ERR"), "{why}");
+}
