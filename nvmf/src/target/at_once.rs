@@ -32,9 +32,9 @@ impl Group {
         now: Nanos,
     ) -> Result<(), Option<Buf>> {
         let qp = self.queues[q as usize].as_mut().expect("queue pair");
-        // Data that is here, or a read that needs no buffer; those that need one stand in line for it.
+        // Data that is here, or a read, unless others stand in line for the buffer that it may need.
         let has_all = match sqe.opcode {
-            opcode::READ => qp.takes_lent && self.starved.is_empty(),
+            opcode::READ => self.starved.is_empty(),
             opcode::WRITE => data.is_some(),
             _ => false,
         };
@@ -63,17 +63,25 @@ impl Group {
         else {
             return Err(data);
         };
-        let lendable = op != Op::Read || blocks <= namespace.lend_blocks;
+        let lent = qp.takes_lent && blocks <= namespace.lend_blocks;
         let allowed = qp
             .rights
             .may(&namespace.reservation, qp.association.as_deref(), op);
-        if !lendable || !allowed {
+        if !allowed {
             return Err(data);
         }
         let mut io = Io::new(0, op, lba, blocks).flags(flags);
-        io.data.extend(data);
+        if op == Op::Read && !lent {
+            let Some(into) = self.pools.io.acquire(bytes as usize) else {
+                return Err(None);
+            };
+            io.data.push(into);
+        } else {
+            io.data.extend(data);
+        }
         let Some(ended) = self.devices.at_once(slot, &mut io) else {
-            return Err(io.data.pop());
+            // The buffer of a read is to be had again where it is next needed.
+            return Err(io.data.pop().filter(|_| op == Op::Write));
         };
         let mut retry_delays = false;
         if let Some(association) = &qp.association {
@@ -91,13 +99,18 @@ impl Group {
             started: now,
         };
         let cid = sqe.cid();
+        let to_host = op == Op::Read && status.is_success();
+        let data = match to_host {
+            true => io.data,
+            false => Extents::new(),
+        };
         if let Some(cqe) = qp.conclude(sqe, done, Cqe::new(cid, status), now) {
             let response = Response {
                 tag: ReqTag { cid, index: 0 },
                 cqe,
-                data: Extents::new(),
+                data,
                 sgl: sqe.sgl_descriptor(),
-                lent: ended.lent.filter(|_| status.is_success()),
+                lent: ended.lent.filter(|_| to_host),
             };
             self.ports[qp.transport].io.respond(qp.conn, response);
         }

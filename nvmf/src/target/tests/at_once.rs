@@ -79,6 +79,80 @@ fn answered_as_they_come() {
     assert_eq!((errors[0].cid, errors[0].lba), (10, 8));
 }
 
+fn read(cid: u16) -> Sqe {
+    ReadWrite::new(8, BYTES / BLOCK)
+        .to_sqe(opcode::READ, cid, 1)
+        .with_sgl(Sgl::Transport { length: BYTES })
+}
+
+/// A read over a transport that takes nothing lent has a buffer of the pool, and no place in the table. One that fails
+/// gives the buffer back at once; where there is none it waits for one as all do, behind those that came before.
+#[test]
+fn reads_into_a_buffer() {
+    let (mut rig, told, io) = rig();
+    let free = |rig: &Rig| rig.pools.io.stats()[0].free;
+    let all = free(&rig);
+    rig.send(io, read(2), None);
+    rig.turn();
+    let (_, response) = rig
+        .wire
+        .borrow_mut()
+        .responses
+        .pop_front()
+        .expect("answered");
+    assert_eq!(response.cqe.status(), StatusCode::SUCCESS);
+    assert!(response.data.as_slice()[0][..] == [0x5a; BYTES as usize]);
+    assert_eq!(response.data.as_slice().len(), 1);
+    assert!(response.lent.is_none());
+    told.tell(|state| assert_eq!(state.at_once, 1));
+    assert_eq!(free(&rig), all - 1);
+    drop(response);
+    assert_eq!(free(&rig), all);
+
+    told.tell(|state| state.status = Status::ReadError);
+    rig.send(io, read(3), None);
+    rig.turn();
+    let (_, response) = rig
+        .wire
+        .borrow_mut()
+        .responses
+        .pop_front()
+        .expect("answered");
+    assert_eq!(response.cqe.status(), StatusCode::UNRECOVERED_READ_ERROR);
+    assert_eq!((response.data.as_slice().len(), free(&rig)), (0, all));
+
+    told.tell(|state| state.status = Status::Ok);
+    let mut taken = Vec::new();
+    while let Some(buf) = rig.pools.io.acquire(BYTES as usize) {
+        taken.push(buf);
+    }
+    rig.send(io, read(4), None);
+    rig.send(io, read(5), None);
+    rig.turn();
+    assert_eq!(rig.statuses(), []);
+    // The second goes no other way now, lest it overtake the first.
+    drop(taken.pop());
+    let mut answered = Vec::new();
+    for _ in 0..8 {
+        rig.turn();
+        answered.extend(rig.statuses());
+    }
+    let success = StatusCode::SUCCESS;
+    assert_eq!(answered, [(4, success), (5, success)]);
+    told.tell(|state| assert_eq!(state.at_once, 2));
+
+    // A device that is not done at once gets it the usual way, with one buffer.
+    drop(taken);
+    told.tell(|state| (state.prompt, state.held) = (false, true));
+    rig.send(io, read(6), None);
+    rig.turn();
+    assert_eq!(free(&rig), all - 1);
+    told.tell(|state| state.held = false);
+    rig.turn();
+    assert_eq!(rig.statuses(), [(6, StatusCode::SUCCESS)]);
+    assert_eq!(free(&rig), all);
+}
+
 /// What is not for this way goes the usual one: an identifier that is in use, halves of a fused pair, a device that is
 /// not done at once, one that others wait for, commands that are wrong.
 #[test]

@@ -123,9 +123,13 @@ impl Queue for Channel {
         Ok(())
     }
 
-    fn at_once(&mut self, _io: &mut Io) -> Option<Ended> {
+    fn at_once(&mut self, io: &mut Io) -> Option<Ended> {
         let mut state = self.told.state.lock().unwrap();
         state.at_once += u32::from(state.prompt);
+        if io.op == Op::Read && state.prompt {
+            let into = io.data.iter_mut().filter_map(|buf| buf.bytes_mut());
+            into.for_each(|bytes| bytes.fill(0x5a));
+        }
         let status = state.status;
         state.prompt.then_some(Ended { status, lent: None })
     }
