@@ -29,7 +29,6 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The listeners declared in any form, with what `[rdma]` says where they say nothing.
     /// The RDMA transport, with room for what the listeners declared here want that RDMA is wanted on.
     pub fn rdma_transport(&self) -> RdmaConfig {
         let all = self.nvmf.listeners();
@@ -41,6 +40,7 @@ impl Settings {
         }
     }
 
+    /// The listeners declared in any form, with what `[rdma]` says where they say nothing.
     pub fn listeners(&self) -> Vec<Listener> {
         let mut all = self.nvmf.listeners();
         for listener in &mut all {
