@@ -3,6 +3,7 @@
 mod change;
 mod crash;
 mod fence;
+mod full;
 mod info;
 mod job;
 mod ledger;
