@@ -3,14 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use nacre_tests::daemon::{Place, free_address};
+use nacre_tests::daemon::Place;
 use nacre_tests::rng::Rng;
 use nacre_tests::skip;
 use serde_json::json;
 
 use crate::ledger::BLOCK;
 use crate::load::Load;
-use crate::volumes::{HOLD_MS, healthy, patient, replica, until, verify_bytes};
+use crate::volumes::{HOLD_MS, healthy, patient, publish, replica, until, verify_bytes};
 
 const MIB: u64 = 1 << 20;
 /// Of each replica; the load uses the first four.
@@ -67,11 +67,7 @@ fn a_replica_on_a_full_disk_leaves_and_returns() {
         json!({ "name": "v", "devices": ["roomy", "full"], "settings": settings }),
     );
     healthy(&mut daemon);
-    let address = free_address("127.0.0.1");
-    let listener =
-        json!({ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": address.port().to_string() });
-    let wish = json!({ "name": "v", "allow_any_host": true, "listeners": [listener] });
-    daemon.call("volume_publish", wish);
+    let address = publish(&mut daemon);
 
     let mut load = Load::start(address, patient(), 1, &mut rng);
     let without = load.run_during(|| {

@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use nacre_tests::daemon::{Daemon, Place, free_address};
+use nacre_tests::daemon::{Daemon, Place};
 use nacre_tests::rng::Rng;
 use nacre_tests::skip;
 use rustix::process::Signal;
@@ -16,7 +16,7 @@ use serde_json::json;
 
 use crate::ledger::BLOCK;
 use crate::load::Load;
-use crate::volumes::{HOLD_MS, events, healthy, patient, replica, until, verify_bytes};
+use crate::volumes::{HOLD_MS, events, healthy, patient, publish, replica, until, verify_bytes};
 
 const MIB: u64 = 1 << 20;
 /// Of each replica; the load uses the first four.
@@ -98,11 +98,7 @@ fn hold(place: &Place, keepers: &[Keeper]) -> (Daemon, SocketAddr) {
         json!({ "name": "v", "devices": devices, "settings": settings }),
     );
     healthy(&mut daemon);
-    let address = free_address("127.0.0.1");
-    let listener =
-        json!({ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": address.port().to_string() });
-    let wish = json!({ "name": "v", "allow_any_host": true, "listeners": [listener] });
-    daemon.call("volume_publish", wish);
+    let address = publish(&mut daemon);
     (daemon, address)
 }
 

@@ -50,12 +50,18 @@ fn serve(place: &Place, members: &[&str]) -> (Daemon, SocketAddr) {
         json!({ "name": "v", "devices": members, "settings": settings }),
     );
     healthy(&mut daemon);
+    let address = publish(&mut daemon);
+    (daemon, address)
+}
+
+/// Serves the volume to any host.
+pub fn publish(daemon: &mut Daemon) -> SocketAddr {
     let address = free_address("127.0.0.1");
     let listener =
         json!({ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": address.port().to_string() });
     let wish = json!({ "name": "v", "allow_any_host": true, "listeners": [listener] });
     assert_eq!(daemon.call("volume_publish", wish)["nqn"], NQN);
-    (daemon, address)
+    address
 }
 
 /// The same with a host that writes and reads what it wrote, on two queues.
