@@ -36,7 +36,8 @@ pub trait Queue {
     /// collects completions while `done` has room. Says how many it collected.
     fn poll(&mut self, now: Nanos, done: &mut Done) -> usize;
 
-    /// Carries the I/O out here and now, with nothing left for [`Queue::poll`] to collect; its buffers stay in `io`.
+    /// Carries the I/O out here and now, with nothing left for [`Queue::poll`] to collect; its buffers stay in `io`. Some
+    /// books are kept once per turn: a poll is to follow, as after what was submitted.
     /// `None`: it was not begun, and is to be submitted. To be tried on devices that are done with an I/O when it was
     /// submitted ([`crate::Limits::at_once`]): it costs them and their callers half as much.
     fn at_once(&mut self, io: &mut Io) -> Option<Ended> {

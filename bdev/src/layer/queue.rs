@@ -482,7 +482,10 @@ impl Queue for LayerQueue {
         self.uncount(counted);
         let ended = ended?;
         let bytes = self.layer.shape.bytes(io.blocks) as u64;
-        self.stats.completed(io.op, bytes, ended.status, 0);
+        match ended.status.is_ok() {
+            true => self.stats.went_at_once(io.op, bytes),
+            false => self.stats.completed(io.op, bytes, ended.status, 0),
+        }
         Some(ended)
     }
 

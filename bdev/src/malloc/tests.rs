@@ -69,6 +69,7 @@ fn at_once() {
     let mut ask = |mut io: Io| {
         let ended = queue.at_once(&mut io);
         assert_eq!(queue.inflight(), 0);
+        assert_eq!(queue.poll(Nanos(1), &mut Done::with_capacity(1)), 0);
         (ended, io)
     };
 

@@ -28,9 +28,9 @@ impl Histogram {
     }
 
     /// Counts one value. Only the owning core calls this, so a plain load and store suffice.
-    pub(super) fn record(&self, nanos: u64) {
+    pub(super) fn record(&self, nanos: u64, times: u64) {
         let bucket = &self.buckets[bucket_of(nanos)];
-        bucket.store(bucket.load(Relaxed) + 1, Relaxed);
+        bucket.store(bucket.load(Relaxed) + times, Relaxed);
     }
 
     pub(super) fn clear(&self) {

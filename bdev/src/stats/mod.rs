@@ -224,6 +224,8 @@ impl DeviceStats {
             epoch,
             block,
             device: Arc::clone(self),
+            at_once: Default::default(),
+            any_at_once: false,
         }
     }
 
@@ -351,11 +353,17 @@ pub(crate) struct StatWriter {
     epoch: Epoch,
     block: Arc<StatBlock>,
     device: Arc<DeviceStats>,
+    /// Since the last turn: operations that took no time, and their bytes.
+    at_once: [(u64, u64); Op::COUNT],
+    any_at_once: bool,
 }
 
 impl StatWriter {
-    /// Once per turn: publishes the number in flight and obeys a reset.
+    /// Once per turn: publishes what went at once and the number in flight, and obeys a reset.
     pub(crate) fn turn(&mut self, inflight: usize) {
+        if self.any_at_once {
+            self.publish_at_once();
+        }
         self.block.inflight.store(inflight as u64, Relaxed);
         let epoch = self.device.epoch();
         if epoch != self.epoch {
@@ -366,6 +374,29 @@ impl StatWriter {
             }
             self.epoch = epoch;
             self.block.epoch.store(epoch.0, Ordering::Release);
+        }
+    }
+
+    /// Counts an operation that took none of the time that can be told, and ended well; shown with the next turn.
+    #[inline]
+    pub(crate) fn went_at_once(&mut self, op: Op, bytes: u64) {
+        let (ops, sum) = &mut self.at_once[op.index()];
+        (*ops, *sum) = (*ops + 1, *sum + bytes);
+        self.any_at_once = true;
+    }
+
+    fn publish_at_once(&mut self) {
+        self.any_at_once = false;
+        for op in Op::ALL {
+            let (ops, bytes) = std::mem::take(&mut self.at_once[op.index()]);
+            if ops > 0 {
+                let counters = &self.block.ops[op.index()];
+                add(&counters.ops, ops);
+                add(&counters.bytes, bytes);
+                // As in `completed`.
+                counters.latency_min.store(1, Relaxed);
+                self.block.histograms[Class::of(op) as usize].record(0, ops);
+            }
         }
     }
 
@@ -387,7 +418,7 @@ impl StatWriter {
         if latency_ns > counters.latency_max.load(Relaxed) {
             counters.latency_max.store(latency_ns, Relaxed);
         }
-        self.block.histograms[Class::of(op) as usize].record(latency_ns);
+        self.block.histograms[Class::of(op) as usize].record(latency_ns, 1);
     }
 
     pub(crate) fn busy(&self) {
@@ -442,6 +473,37 @@ mod tests {
         }
         open.completed(Op::Write, 512, Status::WriteError, 5);
         assert_eq!(stats.snapshot().op(Op::Write).errors, 1);
+    }
+
+    /// What goes at once is shown with the next turn, or when its queue closes; and is over before a reset that comes then.
+    #[test]
+    fn at_once() {
+        let stats = Arc::new(DeviceStats::default());
+        let mut queue = stats.writer();
+        queue.went_at_once(Op::Read, 512);
+        queue.went_at_once(Op::Read, 4096);
+        queue.went_at_once(Op::Write, 512);
+        queue.turn(0);
+        let snapshot = stats.snapshot();
+        let read = OpStats {
+            ops: 2,
+            bytes: 4608,
+            latency_min_ns: 1,
+            ..OpStats::default()
+        };
+        assert_eq!(snapshot.op(Op::Read), &read);
+        assert_eq!(snapshot.op(Op::Write).ops, 1);
+        let classes = [Class::Read, Class::Write].map(|c| snapshot.histogram(c).count());
+        assert_eq!(classes, [2, 1]);
+        queue.turn(0);
+        assert_eq!(stats.snapshot(), snapshot, "counted once");
+        queue.went_at_once(Op::Read, 512);
+        stats.reset(Reset::All);
+        queue.turn(0);
+        assert_eq!(stats.snapshot(), Snapshot::default());
+        queue.went_at_once(Op::Read, 512);
+        drop(queue);
+        assert_eq!(stats.snapshot().op(Op::Read).ops, 1);
     }
 
     /// The counts of resets wrap without running into each other.

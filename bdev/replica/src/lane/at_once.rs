@@ -3,6 +3,9 @@
 //! Such an I/O is never under way for anybody else to see, so it is no request. It has what a request has to have, in
 //! the same order: a write its regions and its stripes, both its members' slots and a view that still counts. What
 //! does not go straight through goes the usual way, and is begun anew there.
+//!
+//! A member's slot is entered by the first I/O and left with the next turn, not by each: to enter costs as much as all
+//! the rest of a read here. The control, which waits for slots to be left, waits a turn longer.
 
 use nacre_bdev::{Ended, Io};
 
@@ -13,14 +16,12 @@ impl Lane {
     #[inline]
     pub(super) fn read_at_once(&mut self, io: &mut Io) -> Option<Ended> {
         let slot = self.swift_slot(io.lba)?;
-        self.enter_slot(slot);
+        self.use_slots(bit(slot));
         let ended = match &mut self.queues[slot] {
             Some(queue) if self.shared.version() == self.view.version => queue.at_once(io),
             _ => None,
         };
-        self.leave_slot(slot);
         let ended = ended.filter(|ended| ended.status.is_ok() && !self.has_lost(slot))?;
-        self.used |= bit(slot);
         self.turn.reads[slot] += 1;
         self.turn.any = true;
         Some(ended)
@@ -34,18 +35,30 @@ impl Lane {
         if !plain || self.enter(io.lba, u64::from(io.blocks)).is_err() {
             return None;
         }
-        for slot in slots(members) {
-            self.enter_slot(slot);
-        }
+        self.use_slots(members);
         let mut ended = None;
         if self.shared.version() == self.view.version {
             ended = self.write_to_all(io, members);
         }
-        for slot in slots(members) {
-            self.leave_slot(slot);
-        }
         self.leave(io.lba, u64::from(io.blocks));
         ended
+    }
+
+    /// Enters those of the slots that were not yet since the last turn. The version is to be looked at after this.
+    #[inline]
+    fn use_slots(&mut self, members: Slots) {
+        let new = members & !self.used;
+        if new != 0 {
+            self.used |= new;
+            slots(new).for_each(|slot| self.enter_slot(slot));
+        }
+    }
+
+    /// Leaves what was entered since the last turn; answers which members were.
+    pub(super) fn leave_used(&mut self) -> Slots {
+        let used = std::mem::take(&mut self.used);
+        slots(used).for_each(|slot| self.leave_slot(slot));
+        used
     }
 
     /// `None`: not every member has it.
@@ -64,7 +77,6 @@ impl Lane {
                 return None;
             }
         }
-        self.used |= members;
         for slot in slots(members) {
             self.turn.writes[slot] += 1;
         }

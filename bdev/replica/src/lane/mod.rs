@@ -71,7 +71,8 @@ pub struct Lane {
     sync: Sync,
     /// Members that a read may be handed to as it is, unless something lacks blocks.
     swift: Slots,
-    /// Members that did something at once since the last turn: theirs is due, too.
+    /// Members that were asked to do something at once since the last turn: their slots are entered, and their turn is
+    /// due, too.
     used: Slots,
     /// Children that each slot's device has or waits for.
     local: [u32; MAX_MEMBERS],
@@ -289,8 +290,8 @@ impl Lane {
         }
     }
 
-    fn collect_all(&mut self, done: &mut Done) {
-        let used = std::mem::take(&mut self.used);
+    /// Of members that have nothing under way only those that were `used`.
+    fn collect_all(&mut self, used: Slots, done: &mut Done) {
         for slot in 0..MAX_MEMBERS {
             let queue = self.queues[slot].as_ref();
             if queue.is_some_and(|q| q.inflight > 0 || used & bit(slot) != 0) {
@@ -395,12 +396,13 @@ impl Queue for Lane {
     fn poll(&mut self, now: Nanos, done: &mut Done) -> usize {
         let before = done.len();
         self.now = now;
+        let used = self.leave_used();
         if self.shared.version() != self.view.version {
             self.adopt();
         }
         self.hand_over(done);
         self.pushed = false;
-        self.collect_all(done);
+        self.collect_all(used, done);
         if self.adopted {
             self.review();
         }
@@ -418,7 +420,7 @@ impl Queue for Lane {
         }
         if self.pushed {
             // What could go on now shall reach the devices in this turn.
-            self.collect_all(done);
+            self.collect_all(0, done);
         }
         self.hand_over(done);
         if self.turn.any {
@@ -444,6 +446,7 @@ impl Queue for Lane {
     fn is_settled(&self) -> bool {
         let version = self.shared.version();
         self.inflight() == 0
+            && self.used == 0
             && self.requests.is_empty()
             && self.olds == 0
             && !self.adopted
@@ -457,6 +460,7 @@ impl Queue for Lane {
         let queues = self.queues.iter_mut().chain(&mut self.old).flatten();
         let mut idle = queues.fold(Idle::Quiet, |idle, q| idle.and(q.queue.arm(now)));
         if !self.ready.is_empty()
+            || self.used != 0
             || self.adopted
             || self.shared.version() != self.view.version
             || self.parked_may_start()

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use nacre_bdev::{Op, Queue, Status};
+use nacre_reactor::{Idle, Nanos};
 
 use super::rig::{REGION, Rig, member, rig, tray};
 use crate::stripes::{Acquired, CONTROL};
@@ -76,6 +77,34 @@ fn reads_and_writes() {
     let mut flush = r.io(Op::Flush, 0, 0);
     assert!(r.lanes[0].at_once(&mut flush).is_none());
     r.clean();
+}
+
+/// Whoever waits until nobody uses a member's slot waits for the next turn, and nobody forgets that one.
+#[test]
+fn slots_are_left_with_the_next_turn() {
+    let mut r = prompt(2);
+    let outstanding = |r: &Rig| [0, 1].map(|slot| r.shared.outstanding(slot));
+    assert!(r.at_once(Op::Read, 0).is_some() && r.at_once(Op::Read, 8).is_some());
+    assert_eq!(outstanding(&r), [1, 0]);
+    assert!(r.at_once(Op::Write, 0).is_some());
+    assert_eq!(outstanding(&r), [1, 1]);
+    assert!(!r.lanes[0].is_settled());
+    assert_eq!(r.lanes[0].arm(Nanos(1)), Idle::Busy);
+    r.lanes[0].disarm();
+    // The member goes meanwhile: what comes after has no part in it, whatever was entered.
+    did("A");
+    did("B");
+    r.publish(|view| view.members[1] = None);
+    r.no_write_at_once("another view");
+    assert_eq!(outstanding(&r), [1, 1]);
+    r.turn();
+    assert_eq!(outstanding(&r), [0, 0]);
+    assert!(r.lanes[0].is_settled());
+    assert!(r.at_once(Op::Write, 0).is_some());
+    assert_eq!((outstanding(&r), did("B").len()), ([1, 0], 0));
+    // A lane that goes leaves nothing behind.
+    r.lanes.clear();
+    assert_eq!(outstanding(&r), [0, 0]);
 }
 
 /// No member is written to before the log has the region; who tried at once has told the control, and is not the one
