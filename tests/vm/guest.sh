@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Runs inside the virtual machine: every test of OUT/cases, one after the other, each under its time limit.
+# Runs inside the virtual machine: the tests of OUT/cases that no other guest has taken, one after the other, each under
+# its time limit. Whoever makes the folder TAKEN/test has taken it.
 #
-#   guest.sh OUT        TARGET=nacre|nvmet  NACRE=/path/to/nacre  PINGPONG=/path/to/pingpong  PROBE=/path/to/probe
+#   guest.sh OUT        TARGET=nacre|nvmet  TAKEN=/path/of/folders  NACRE=/path/to/nacre  PINGPONG=/path/to/pingpong  PROBE=/path/to/probe
 #                       CONFORMANCE=/path/to/conformance
 #
 # Events go to OUT/results (see xtask/src/vm/suite.rs), each test's words to OUT/logs. After a test the guest is
@@ -88,6 +89,7 @@ run_case() {
 
 prepare_guest || { echo "the guest lacks a module" >>"$OUT/results.error"; exit 1; }
 while read -r name; do
+    mkdir "$TAKEN/$name" 2>/dev/null || continue
     run_case "$name"
 done <"$OUT/cases"
 event done

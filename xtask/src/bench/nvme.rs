@@ -60,7 +60,7 @@ pub fn run(root: &Path, options: &Options) -> Result<ExitCode> {
         );
     }
     let end = vm
-        .start(root, &line, &out, Hardware::EmptyDrives)?
+        .start(root, &line, &out, &out, Hardware::EmptyDrives)?
         .wait(limit);
     vm::clean_drives(&out);
     let results = std::fs::read_to_string(out.join("results")).unwrap_or_default();

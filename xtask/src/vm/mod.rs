@@ -2,18 +2,19 @@
 //! own (copy-on-write), so that binaries built outside run inside.
 //!
 //! ```text
-//! host    vng --run vmlinuz … --rwdir OUT --exec 'tests/vm/guest.sh OUT'
+//! host    vng --run vmlinuz … --rwdir DIR --exec 'tests/vm/guest.sh OUT'
 //!            │                        │  watches OUT, kills the group when it goes quiet
 //! guest      └─ guest.sh ── cases/*.sh ── OUT/results, OUT/logs/*
 //! ```
 //!
-//! OUT is the only folder that the guest writes through to the host. One boot runs many tests. Without hardware
-//! virtualisation the machine is emulated: slower, and as correct; then two run side by side, with a share of the tests
-//! each, if there is the room.
+//! DIR is the only folder that guests write through to the host; OUT is one in it, for each boot. One boot runs many
+//! tests. Without hardware virtualisation the machine is emulated: slower, and as correct; then some run side by side,
+//! each taking the next test that waits, if there is the room.
 
 mod drives;
 mod events;
 mod kernel;
+mod queue;
 mod suite;
 
 use std::path::{Path, PathBuf};
@@ -53,7 +54,7 @@ pub enum What {
         /// The `nacre` to use instead of building one.
         #[arg(long)]
         nacre: Option<PathBuf>,
-        /// How many guests run side by side [default: two where they are emulated and this machine has the room].
+        /// How many guests run side by side [default: three, where they are emulated, this machine has two CPUs and the room].
         #[arg(long)]
         guests: Option<usize>,
     },
@@ -174,7 +175,7 @@ impl Vm {
     }
 
     /// `vng` with everything but the command to run.
-    fn command(&self, root: &Path, out: &Path) -> Command {
+    fn command(&self, root: &Path, writable: &Path) -> Command {
         let mut search = std::ffi::OsString::from(&self.virtme);
         search.push(":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
         let mut command = Command::new(self.virtme.join("vng"));
@@ -194,21 +195,28 @@ impl Vm {
             "--user",
             "root",
         ]);
-        command.arg(format!("--rwdir={}", out.display()));
+        command.arg(format!("--rwdir={}", writable.display()));
         command
     }
 
     /// Boots, runs `line` in a shell, and waits for the end. What the machine says goes to `OUT/console`.
     pub fn boot(&self, root: &Path, line: &str, out: &Path, limit: Duration) -> Result<End> {
-        let mut group = self.start(root, line, out, Hardware::Plain)?;
+        let mut group = self.start(root, line, out, out, Hardware::Plain)?;
         group.wait(limit)
     }
 
-    /// Boots and returns at once.
-    pub fn start(&self, root: &Path, line: &str, out: &Path, hardware: Hardware) -> Result<Group> {
+    /// Boots and returns at once. The guest may write to `writable`, of which `out` is a part.
+    pub fn start(
+        &self,
+        root: &Path,
+        line: &str,
+        out: &Path,
+        writable: &Path,
+        hardware: Hardware,
+    ) -> Result<Group> {
         let console = process::log_file(&out.join("console"))?;
         let errors = console.try_clone().context("sharing the console's log")?;
-        let mut command = self.command(root, out);
+        let mut command = self.command(root, writable);
         // A panic's last words go to a serial port of their own. The kernel has only one ordinary serial console,
         // which is taken: hence an early one that is kept. The kernel's check that its timer ticks in time panics where
         // an emulated processor has to wait for a real one.

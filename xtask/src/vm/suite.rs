@@ -2,8 +2,13 @@
 //!
 //! The guest enforces each test's limit itself. When it cannot (a process stuck in the kernel, a crash), the host
 //! notices the silence, kills the machine, blames the test that had begun, and boots again for those that are left.
+//!
+//! ```text
+//!   Suite ── a thread per guest ─┬─ boot ── guest.sh ── results ─┐
+//!     │                          └──────────── again ────────────┤ while tests wait
+//!     └─ Work: Queue, tally  <───────────────────────────────────┘
+//! ```
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
@@ -13,6 +18,7 @@ use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 
 use super::events::{Event, Events, Verdict, Watch};
+use super::queue::Queue;
 use super::{Hardware, Vm, drives, quoted, scratch, seconds};
 use crate::setup;
 use crate::tally::Tally;
@@ -56,9 +62,8 @@ const BOOTS_IN_VAIN: u32 = 2;
 /// Tests that are begun again, in the whole suite, because the emulator killed the guest's kernel.
 const STUMBLES: u32 = 2;
 
-/// Tests of one boot, where several guests share the work: few enough that no guest is left alone with many at the end,
-/// enough that booting costs little.
-const SHARE: usize = 9;
+/// More than these wait for this machine's disk, and for each other.
+const MOST_GUESTS: usize = 3;
 
 /// What a guest takes of this machine's memory: its own, and what QEMU keeps of translated code.
 const GUEST_MIB: u64 = 6 << 10;
@@ -110,18 +115,24 @@ pub fn run(root: &Path, selection: &Selection) -> Result<Tally> {
     let vm = Vm::prepare()?;
     println!("virtual machine: {}; {} tests", vm.describe(), cases.len());
 
+    let dir = scratch(root, "test")?;
+    let taken = dir.join("taken");
+    setup::create_dir(&taken)?;
+    let mut wanted = Vec::with_capacity(cases.len());
+    for case in cases {
+        let hardware = hardware(root, &case)?;
+        wanted.push((case, hardware));
+    }
     let guests = selection.guests.unwrap_or_else(|| guests(&vm)).max(1);
+    let lanes = guests.min(wanted.len());
     let suite = Suite {
         root,
+        dir,
         vm: &vm,
         target: selection.target,
         programs,
-        work: Mutex::new(Work {
-            shares: shares(root, &cases, guests)?,
-            ..Work::default()
-        }),
+        work: Mutex::new(Work::new(Queue::new(taken, wanted))),
     };
-    let lanes = guests.min(suite.work().shares.len());
     println!("virtual machine: {lanes} at a time");
     std::thread::scope(|scope| {
         let lanes: Vec<_> = (0..lanes).map(|_| scope.spawn(|| suite.run())).collect();
@@ -130,8 +141,12 @@ pub fn run(root: &Path, selection: &Selection) -> Result<Tally> {
             Err(panic) => std::panic::resume_unwind(panic),
         })
     })?;
-    let work = suite.work.into_inner();
-    Ok(work.expect("no lane panicked").tally)
+    let work = suite.work.into_inner().expect("no lane panicked");
+    let mut tally = work.tally;
+    for name in work.queue.rest() {
+        tally.fail(format!("vm {name}: no guest ran it to its end"));
+    }
+    Ok(tally)
 }
 
 /// Whether a filter leaves anything to run, so that no machine is built for nothing.
@@ -146,7 +161,7 @@ fn emulator_stumbled(last_words: &[u8]) -> bool {
     String::from_utf8_lossy(last_words).contains("Oops: int3")
 }
 
-/// How many guests this machine is good for. An emulated one keeps little more than one CPU busy, whatever it has itself;
+/// How many guests this machine is good for. An emulated one keeps less than one CPU busy, whatever it has itself;
 /// with hardware virtualisation one is fast enough.
 fn guests(vm: &Vm) -> usize {
     if !vm.is_emulated() {
@@ -154,7 +169,7 @@ fn guests(vm: &Vm) -> usize {
     }
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    cpus.min(2).min(roomy_for(&memory))
+    (cpus * 3 / 2).min(MOST_GUESTS).min(roomy_for(&memory))
 }
 
 /// How many guests the memory of this `/proc/meminfo` is enough for.
@@ -166,46 +181,83 @@ fn roomy_for(meminfo: &str) -> usize {
     available.map_or(1, |kib| (kib / 1024 / GUEST_MIB) as usize)
 }
 
-/// Tests that want the same machine, for one boot if all goes well.
-struct Share {
-    hardware: Hardware,
-    cases: VecDeque<String>,
-}
-
-/// The cases in shares; those that need special hardware first, as they take longest.
-fn shares(root: &Path, cases: &[String], guests: usize) -> Result<VecDeque<Share>> {
-    let mut shares = VecDeque::new();
-    for wanted in [Hardware::Drives, Hardware::Plain] {
-        let mut those = Vec::new();
-        for case in cases {
-            if hardware(root, case)? == wanted {
-                those.push(case.clone());
-            }
-        }
-        let size = match guests {
-            1 => those.len(),
-            _ => SHARE,
-        };
-        shares.extend(those.chunks(size.max(1)).map(|cases| Share {
-            hardware: wanted,
-            cases: cases.to_vec().into(),
-        }));
-    }
-    Ok(shares)
-}
-
 /// What is left to do, and what has come of the rest.
-#[derive(Default)]
 struct Work {
-    shares: VecDeque<Share>,
+    queue: Queue,
     tally: Tally,
     boots: u32,
+    /// One guest at a time has drives: there are few tests for them.
+    drives: bool,
+    /// Guests without, which take what waits for them sooner than another one is up.
+    plain: usize,
     stumbles: u32,
+    /// Boots that ran nothing, one after the other.
+    in_vain: u32,
+}
+
+impl Work {
+    fn new(queue: Queue) -> Work {
+        Work {
+            queue,
+            tally: Tally::default(),
+            boots: 0,
+            drives: false,
+            plain: 0,
+            stumbles: 0,
+            in_vain: 0,
+        }
+    }
+
+    /// A guest that `next` gave is no more.
+    fn over(&mut self, hardware: Hardware) {
+        match hardware {
+            Hardware::Drives | Hardware::EmptyDrives => self.drives = false,
+            Hardware::Plain => self.plain -= 1,
+        }
+    }
+
+    /// What to boot next. Tests that need drives first, as they take longest.
+    fn next(&mut self) -> Option<Boot> {
+        let wanted = |hardware| self.queue.waiting(hardware).len();
+        let hardware = if !self.drives && wanted(Hardware::Drives) > 0 {
+            self.drives = true;
+            Hardware::Drives
+        } else if wanted(Hardware::Plain) > self.plain {
+            self.plain += 1;
+            Hardware::Plain
+        } else {
+            return None;
+        };
+        self.boots += 1;
+        let waiting = self.queue.waiting(hardware).into_iter();
+        Some(Boot {
+            number: self.boots,
+            hardware,
+            cases: waiting.map(str::to_owned).collect(),
+        })
+    }
+}
+
+/// A guest, and the tests that it may take.
+struct Boot {
+    number: u32,
+    hardware: Hardware,
+    cases: Vec<String>,
+}
+
+/// What became of a guest.
+#[derive(Default)]
+struct Outcome {
+    ran: usize,
+    /// The test in which it hung or died.
+    died_in: Option<String>,
 }
 
 /// The whole run. Each lane has one guest at a time.
 struct Suite<'a> {
     root: &'a Path,
+    /// Of all guests, which may write there.
+    dir: PathBuf,
     vm: &'a Vm,
     target: Target,
     programs: Programs,
@@ -217,89 +269,83 @@ impl Suite<'_> {
         self.work.lock().expect("no lane panicked")
     }
 
-    /// A lane: takes shares until there are none.
+    /// A lane: boots until nothing waits.
     fn run(&self) -> Result<()> {
         loop {
-            let Some(share) = self.work().shares.pop_front() else {
+            let Some(boot) = self.work().next() else {
                 return Ok(());
             };
-            if let Err(error) = self.run_share(share) {
-                // The others end what they have begun, and no more.
-                self.work().shares.clear();
-                return Err(error);
+            let ended = self.boot(&boot).and_then(|(out, outcome)| {
+                let mut work = self.work();
+                work.over(boot.hardware);
+                self.judge(&mut work, &boot, &out, outcome)
+            });
+            if ended.is_err() {
+                self.work().queue.close();
+                return ended;
             }
         }
     }
 
-    fn run_share(&self, mut share: Share) -> Result<()> {
-        let mut in_vain = 0;
-        while !share.cases.is_empty() {
-            let before = share.cases.len();
-            let boot = {
-                let mut work = self.work();
-                work.boots += 1;
-                work.boots
-            };
-            let out = scratch(self.root, &format!("test-{boot}"))?;
-            let died_in = self.boot(&out, &mut share)?;
-            let mut work = self.work();
-            if let Some(name) = died_in {
-                let last_words = std::fs::read(out.join("kernel")).unwrap_or_default();
-                if work.stumbles < STUMBLES
-                    && self.vm.is_emulated()
-                    && emulator_stumbled(&last_words)
-                {
-                    work.stumbles += 1;
-                    println!(
-                        "vm {name} ... once more: the emulator ran code that the kernel was replacing"
-                    );
-                    continue;
-                }
-                work.tally
-                    .fail(format!("vm {name}: the guest hung or died"));
-                share.cases.retain(|case| *case != name);
+    fn judge(&self, work: &mut Work, boot: &Boot, out: &Path, outcome: Outcome) -> Result<()> {
+        // Where nothing waits any more others were faster.
+        let idle = outcome.ran == 0 && outcome.died_in.is_none();
+        let left = !work.queue.waiting(boot.hardware).is_empty();
+        work.in_vain = match idle {
+            true => work.in_vain + u32::from(left),
+            false => 0,
+        };
+        if let Some(name) = outcome.died_in {
+            let last_words = std::fs::read(out.join("kernel")).unwrap_or_default();
+            if work.stumbles < STUMBLES && self.vm.is_emulated() && emulator_stumbled(&last_words) {
+                work.stumbles += 1;
+                println!(
+                    "vm {name} ... once more: the emulator ran code that the kernel was replacing"
+                );
+                return work.queue.put_back(&name);
             }
-            if share.cases.len() != before {
-                continue;
-            }
-            in_vain += 1;
-            if in_vain == BOOTS_IN_VAIN {
-                // A machine that boots and runs nothing does so again: the rest has failed.
-                for name in share.cases.drain(..) {
-                    work.tally.fail(format!(
-                        "vm {name}: the guest ran nothing, see {}",
-                        out.display()
-                    ));
-                }
-            }
+            work.queue.ended(&name);
+            work.tally
+                .fail(format!("vm {name}: the guest hung or died"));
+        }
+        if work.in_vain >= BOOTS_IN_VAIN {
+            // A machine that boots and runs nothing does so again: the rest has failed.
+            println!(
+                "virtual machine: the guest ran nothing, see {}",
+                out.display()
+            );
+            work.queue.close();
         }
         Ok(())
     }
 
-    /// One boot with what is left of a share: takes off it what has ended, whatever way. Answers with the test in which the
-    /// guest hung or died.
-    fn boot(&self, out: &Path, share: &mut Share) -> Result<Option<String>> {
-        let names: Vec<&str> = share.cases.iter().map(String::as_str).collect();
-        std::fs::write(out.join("cases"), names.join("\n") + "\n")
+    /// One boot, which runs what it takes of the tests that wait. Answers with the folder of what it left.
+    fn boot(&self, boot: &Boot) -> Result<(PathBuf, Outcome)> {
+        let out = self.dir.join(boot.number.to_string());
+        setup::create_dir(&out)?;
+        std::fs::write(out.join("cases"), boot.cases.join("\n") + "\n")
             .context("writing the list of tests")?;
         let line = format!(
-            "TARGET={} NACRE={} PINGPONG={} PROBE={} CONFORMANCE={} bash {} {}",
+            "TARGET={} TAKEN={} NACRE={} PINGPONG={} PROBE={} CONFORMANCE={} bash {} {}",
             self.target,
+            quoted(&self.work().queue.dir),
             quoted(&self.programs.nacre),
             quoted(&self.programs.pingpong),
             quoted(&self.programs.probe),
             quoted(&self.programs.conformance),
             quoted(&self.root.join("tests/vm/guest.sh")),
-            quoted(out),
+            quoted(&out),
         );
         let start = Instant::now();
-        let mut group = self.vm.start(self.root, &line, out, share.hardware)?;
+        let mut group = self
+            .vm
+            .start(self.root, &line, &out, &self.dir, boot.hardware)?;
         let mut events = Events::new(out.join("results"));
         let mut watch = Watch {
             begun: None,
             deadline: start + BOOT_LIMIT,
         };
-        let mut booted = false;
+        let (mut booted, mut ran) = (false, 0);
         loop {
             // The order matters: what a guest wrote before it stopped is read after it was seen to stop.
             let stopped = group.try_wait()?.is_some();
@@ -315,8 +361,10 @@ impl Suite<'_> {
                 } = event
                 {
                     // Under the lock, so that what is said of two tests does not mix.
-                    report(out, &name, verdict, took, &mut self.work().tally);
-                    share.cases.retain(|case| *case != name);
+                    let mut work = self.work();
+                    report(&out, &name, verdict, took, &mut work.tally);
+                    work.queue.ended(&name);
+                    ran += 1;
                 }
             }
             if stopped {
@@ -328,7 +376,7 @@ impl Suite<'_> {
             }
             std::thread::sleep(Duration::from_millis(250));
         }
-        drives::clean(out);
+        drives::clean(&out);
         let _one_at_a_time = self.work();
         if let Some(name) = &watch.begun {
             println!("vm {name} ... the guest hung or died");
@@ -341,7 +389,8 @@ impl Suite<'_> {
             show_tail("kernel", &out.join("kernel"));
             show_tail("console", &out.join("console"));
         }
-        Ok(watch.begun)
+        let died_in = watch.begun;
+        Ok((out, Outcome { ran, died_in }))
     }
 }
 
@@ -488,25 +537,37 @@ mod tests {
         assert_eq!(roomy_for("MemTotal: 1 kB"), 1);
     }
 
+    /// One guest at a time has drives; a lane goes on while anything waits.
     #[test]
-    fn the_cases_are_shared_out_whole_and_by_hardware() {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-        let cases = cases(root, &[]).unwrap();
-        for guests in [1, 2] {
-            let shares = shares(root, &cases, guests).unwrap();
-            let mut all: Vec<String> = Vec::new();
-            for share in &shares {
-                assert!(guests == 1 || share.cases.len() <= SHARE);
-                for case in &share.cases {
-                    assert_eq!(hardware(root, case).unwrap(), share.hardware, "{case}");
-                }
-                all.extend(share.cases.iter().cloned());
-            }
-            all.sort();
-            assert_eq!(all, cases);
-            assert_eq!(shares[0].hardware, Hardware::Drives);
-            assert!(guests == 2 || shares.len() == 2, "one boot for each");
-        }
+    fn what_is_booted_next() {
+        let dir = std::env::temp_dir().join(format!("nacre-xtask-next-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let cases = [
+            ("010", Hardware::Plain),
+            ("020", Hardware::Plain),
+            ("600", Hardware::Drives),
+            ("610", Hardware::Drives),
+        ];
+        let cases = cases.map(|(name, hardware)| (name.to_owned(), hardware));
+        let mut work = Work::new(Queue::new(dir.clone(), cases.to_vec()));
+        let next = |work: &mut Work| work.next().map(|b| (b.number, b.hardware, b.cases));
+        let drives = |number| {
+            let cases = vec!["600".to_owned(), "610".to_owned()];
+            Some((number, Hardware::Drives, cases))
+        };
+        assert_eq!(next(&mut work), drives(1));
+        let plain = |number, cases: &[&str]| {
+            let cases = cases.iter().map(|case| (*case).to_owned());
+            Some((number, Hardware::Plain, cases.collect()))
+        };
+        assert_eq!(next(&mut work), plain(2, &["010", "020"]));
+        std::fs::create_dir(dir.join("010")).unwrap();
+        assert_eq!(next(&mut work), None, "two guests take what is left");
+        work.over(Hardware::Plain);
+        assert_eq!(next(&mut work), plain(3, &["020"]), "unless one died");
+        work.over(Hardware::Drives);
+        assert_eq!(next(&mut work), drives(4));
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]

@@ -1,0 +1,92 @@
+//! What is left to run, shared by all guests: each takes the next test by making a folder of its name, which only one of
+//! them can. So no guest is left alone with many at the end, and none boots again while it is well.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use super::Hardware;
+
+pub(super) struct Queue {
+    /// The folder of the folders.
+    pub(super) dir: PathBuf,
+    cases: Vec<(String, Hardware)>,
+    /// Those of which nobody knows yet how they ended.
+    open: BTreeSet<String>,
+}
+
+impl Queue {
+    pub(super) fn new(dir: PathBuf, cases: Vec<(String, Hardware)>) -> Queue {
+        let open = cases.iter().map(|(name, _)| name.clone()).collect();
+        Queue { dir, cases, open }
+    }
+
+    /// Tests that no guest has taken, in order.
+    pub(super) fn waiting(&self, hardware: Hardware) -> Vec<&str> {
+        let wanted = self.cases.iter().filter(|(_, wants)| *wants == hardware);
+        let names = wanted.map(|(name, _)| name.as_str());
+        names
+            .filter(|name| self.open.contains(*name) && !self.taken(name).exists())
+            .collect()
+    }
+
+    /// How a test ended is known.
+    pub(super) fn ended(&mut self, name: &str) {
+        self.open.remove(name);
+    }
+
+    /// A test that was taken is to be run by another guest.
+    pub(super) fn put_back(&self, name: &str) -> Result<()> {
+        let taken = self.taken(name);
+        std::fs::remove_dir(&taken).with_context(|| format!("removing {}", taken.display()))
+    }
+
+    /// Guests end what they have begun, and no more.
+    pub(super) fn close(&self) {
+        for (name, _) in &self.cases {
+            // Some are taken. What else can go wrong costs time only.
+            let _ = std::fs::create_dir(self.taken(name));
+        }
+    }
+
+    /// What nobody knows the end of, when no guest is left.
+    pub(super) fn rest(self) -> BTreeSet<String> {
+        self.open
+    }
+
+    fn taken(&self, name: &str) -> PathBuf {
+        Path::new(&self.dir).join(name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_is_taken_once_and_none_is_forgotten() {
+        let dir = std::env::temp_dir().join(format!("nacre-xtask-queue-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let cases = ["010", "020", "600"].map(|name| match name {
+            "600" => (name.to_owned(), Hardware::Drives),
+            _ => (name.to_owned(), Hardware::Plain),
+        });
+        let mut queue = Queue::new(dir.clone(), cases.to_vec());
+        assert_eq!(queue.waiting(Hardware::Plain), ["010", "020"]);
+        assert_eq!(queue.waiting(Hardware::Drives), ["600"]);
+        // As a guest does.
+        std::fs::create_dir(dir.join("010")).unwrap();
+        assert_eq!(queue.waiting(Hardware::Plain), ["020"]);
+        queue.put_back("010").unwrap();
+        assert_eq!(queue.waiting(Hardware::Plain), ["010", "020"]);
+        assert!(queue.put_back("010").is_err(), "it was not taken");
+        queue.ended("010");
+        assert_eq!(queue.waiting(Hardware::Plain), ["020"]);
+        queue.close();
+        assert!(std::fs::create_dir(dir.join("600")).is_err());
+        assert!(queue.waiting(Hardware::Plain).is_empty());
+        assert_eq!(Vec::from_iter(queue.rest()), ["020", "600"]);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}
