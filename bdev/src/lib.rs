@@ -34,5 +34,5 @@ pub use device::{Bdev, Geometry, Limits, OpenError, Support};
 pub use io::{Completion, Extents, Flags, Io, Op, Status, Token};
 pub use layer::{Layer, LayerQueue, ModuleQueue};
 pub use pending::Pending;
-pub use queue::{Busy, Done, Ended, Queue};
+pub use queue::{Busy, Done, Queue};
 pub use registry::{Claim, DeleteTicket, Event, Holder, Registry, RegistryError, Removal, Usage};

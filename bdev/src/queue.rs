@@ -12,14 +12,6 @@ use crate::reservation::Reserve;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Busy;
 
-/// How an I/O ended that was over when it was asked for: [`Queue::at_once`].
-#[derive(Debug)]
-pub struct Ended {
-    pub status: Status,
-    /// As [`Completion::lent`].
-    pub lent: Option<Lent>,
-}
-
 /// One core's way to a device. Never blocks, never allocates in steady state.
 ///
 /// Dropping a queue gives up what is in flight: the buffers return to their pool, once the device
@@ -38,10 +30,11 @@ pub trait Queue {
 
     /// Carries the I/O out here and now, with nothing left for [`Queue::poll`] to collect; its buffers stay in `io`. Some
     /// books are kept once per turn: a poll is to follow, as after what was submitted.
-    /// `None`: it was not begun, and is to be submitted. To be tried on devices that are done with an I/O when it was
+    /// `None`: it was not begun, and is to be submitted. `lent` is set to what [`Completion::lent`] would be, and counts only
+    /// with a status: it is handed through so that no layer moves it. To be tried on devices that are done with an I/O when it was
     /// submitted ([`crate::Limits::at_once`]): it costs them and their callers half as much.
-    fn at_once(&mut self, io: &mut Io) -> Option<Ended> {
-        let _ = io;
+    fn at_once(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
+        let _ = (io, lent);
         None
     }
 

@@ -91,9 +91,10 @@ fn measure(queue: &mut LayerQueue, op: Op, lends: bool, random: bool, pool: &Poo
                 io = io.with(bufs.pop().expect("as many as the depth"));
             }
             // As the target does.
-            match queue.at_once(&mut io) {
-                Some(ended) => {
-                    assert!(ended.status.is_ok());
+            let mut lent = None;
+            match queue.at_once(&mut io, &mut lent) {
+                Some(status) => {
+                    assert!(status.is_ok());
                     bufs.extend(io.data);
                 }
                 None => {

@@ -53,6 +53,8 @@ const BOUNCE: usize = 64 * 1024;
 pub struct Layer {
     bdev: Arc<dyn Bdev>,
     shape: Shape,
+    /// As it was at first: only the size changes.
+    geometry: Geometry,
     /// The size by which ranges are checked; see [`Layer::refresh`].
     blocks: AtomicU64,
     gone: AtomicBool,
@@ -78,8 +80,9 @@ impl Layer {
         let limits = Chain::new(&qos, below.iter().map(|layer| layer.limits.clone()));
         let shape = Shape::of(&*bdev);
         let swaps = shape.support(Op::CompareAndWrite) == Support::Emulated && !shape.read_only;
+        let geometry = bdev.geometry();
         Arc::new(Layer {
-            blocks: AtomicU64::new(bdev.geometry().blocks),
+            blocks: AtomicU64::new(geometry.blocks),
             gone: AtomicBool::new(false),
             zeroes_refused: AtomicBool::new(false),
             stats: Arc::default(),
@@ -88,6 +91,7 @@ impl Layer {
             qos,
             limits,
             shape,
+            geometry,
             bdev,
         })
     }
@@ -213,7 +217,7 @@ impl Bdev for Layer {
     fn geometry(&self) -> Geometry {
         Geometry {
             blocks: self.blocks.load(Ordering::Relaxed),
-            ..self.bdev.geometry()
+            ..self.geometry
         }
     }
 

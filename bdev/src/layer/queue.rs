@@ -5,7 +5,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use nacre_hugepages::Pool;
+use nacre_hugepages::{Lent, Pool};
 use nacre_reactor::{Idle, Nanos};
 use slab::Slab;
 
@@ -18,7 +18,7 @@ use super::throttle::Throttle;
 use crate::device::Bdev;
 use crate::io::{Completion, Io, Op, Status, Token};
 use crate::pending::Pending;
-use crate::queue::{Busy, Done, Ended, Queue};
+use crate::queue::{Busy, Done, Queue};
 use crate::reservation::Reserve;
 use crate::stats::StatWriter;
 
@@ -460,7 +460,7 @@ impl Queue for LayerQueue {
     }
 
     /// What the module does as it is, and nothing holds back. It takes none of the time that can be told here.
-    fn at_once(&mut self, io: &mut Io) -> Option<Ended> {
+    fn at_once(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
         if self.is_full() || self.throttle.is_active() || self.layer.is_gone() {
             return None;
         }
@@ -478,15 +478,15 @@ impl Queue for LayerQueue {
                 return None;
             }
         }
-        let ended = self.inner.at_once(io);
+        let status = self.inner.at_once(io, lent);
         self.uncount(counted);
-        let ended = ended?;
+        let status = status?;
         let bytes = self.layer.shape.bytes(io.blocks) as u64;
-        match ended.status.is_ok() {
+        match status.is_ok() {
             true => self.stats.went_at_once(io.op, bytes),
-            false => self.stats.completed(io.op, bytes, ended.status, 0),
+            false => self.stats.completed(io.op, bytes, status, 0),
         }
-        Some(ended)
+        Some(status)
     }
 
     fn poll(&mut self, now: Nanos, done: &mut Done) -> usize {

@@ -7,7 +7,7 @@ use super::{Malloc, QUEUE_DEPTH};
 use crate::device::Geometry;
 use crate::immediate::Immediate;
 use crate::io::{Completion, Io, Op, Status, Token};
-use crate::queue::{Busy, Done, Ended, Queue};
+use crate::queue::{Busy, Done, Queue};
 
 pub(super) struct Channel {
     memory: Lender,
@@ -80,13 +80,12 @@ impl Channel {
     }
 
     #[inline]
-    fn end(&self, io: &mut Io) -> Ended {
-        let lent = self.lend(io);
-        let status = match &lent {
+    fn end(&self, io: &mut Io, lent: &mut Option<Lent>) -> Status {
+        *lent = self.lend(io);
+        match lent {
             Some(_) => Status::Ok,
             None => self.perform(io),
-        };
-        Ended { status, lent }
+        }
     }
 
     /// What answers a read without extents.
@@ -109,7 +108,8 @@ impl Queue for Channel {
         if self.done.is_full() {
             return Err((Busy, io));
         }
-        let Ended { status, lent } = self.end(&mut io);
+        let mut lent = None;
+        let status = self.end(&mut io, &mut lent);
         self.done.push(Completion {
             lent,
             ..io.complete(status)
@@ -118,8 +118,8 @@ impl Queue for Channel {
     }
 
     #[inline]
-    fn at_once(&mut self, io: &mut Io) -> Option<Ended> {
-        Some(self.end(io))
+    fn at_once(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
+        Some(self.end(io, lent))
     }
 
     fn poll(&mut self, _now: Nanos, done: &mut Done) -> usize {

@@ -67,25 +67,27 @@ fn at_once() {
     let layer = Layer::new(create(config(4096)).expect("a good configuration"));
     let mut queue = layer.open_queue(&pool).expect("opens");
     let mut ask = |mut io: Io| {
-        let ended = queue.at_once(&mut io);
+        let mut lent = None;
+        let status = queue.at_once(&mut io, &mut lent);
         assert_eq!(queue.inflight(), 0);
         assert_eq!(queue.poll(Nanos(1), &mut Done::with_capacity(1)), 0);
-        (ended, io)
+        (status, lent, io)
     };
 
-    let (ended, io) = ask(Io::new(1, Op::Write, 3, 1).with(filled(7)));
-    assert_eq!(ended.map(|ended| ended.status), Some(Status::Ok));
+    let (status, _, io) = ask(Io::new(1, Op::Write, 3, 1).with(filled(7)));
+    assert_eq!(status, Some(Status::Ok));
     assert_eq!(io.data.len(), 1, "the buffer stays with its owner");
-    let (ended, io) = ask(Io::new(2, Op::Read, 3, 1).with(filled(0)));
-    assert_eq!(ended.map(|ended| ended.status), Some(Status::Ok));
+    let (status, lent, io) = ask(Io::new(2, Op::Read, 3, 1).with(filled(0)));
+    assert_eq!((status, lent.is_none()), (Some(Status::Ok), true));
     assert_eq!(io.data[0][..], [7; 4096]);
-    let (ended, _) = ask(Io::new(3, Op::Read, 3, 1));
-    let lent = ended.and_then(|ended| ended.lent).expect("a loan");
+    let (status, lent, _) = ask(Io::new(3, Op::Read, 3, 1));
+    assert_eq!(status, Some(Status::Ok));
+    let lent = lent.expect("a loan");
     let mut read = [0; 4096];
     lent.read(0, &mut read);
     assert_eq!(read, [7; 4096]);
-    let (ended, _) = ask(Io::new(4, Op::Compare, 3, 1).with(filled(8)));
-    assert_eq!(ended.map(|ended| ended.status), Some(Status::Miscompare));
+    let (status, ..) = ask(Io::new(4, Op::Compare, 3, 1).with(filled(8)));
+    assert_eq!(status, Some(Status::Miscompare));
     assert!(ask(Io::new(5, Op::Read, 2048, 1)).0.is_none(), "the end");
 
     let stats = layer.stats().snapshot();
@@ -109,11 +111,14 @@ fn at_once() {
     assert!(ask(Io::new(7, Op::Read, 3, 1)).0.is_some());
 
     let swap = Io::new(8, Op::CompareAndWrite, 3, 1);
-    let (ended, swap) = ask(swap.with(filled(7)).with(filled(9)));
-    assert!(ended.is_none() && swap.data.len() == 2);
+    let (status, _, swap) = ask(swap.with(filled(7)).with(filled(9)));
+    assert!(status.is_none() && swap.data.len() == 2);
     queue.submit(swap).expect("room");
     let mut write = Io::new(9, Op::Write, 3, 1).with(filled(1));
-    assert!(queue.at_once(&mut write).is_none(), "it is to be ordered");
+    assert!(
+        queue.at_once(&mut write, &mut None).is_none(),
+        "it is to be ordered"
+    );
     assert_eq!(write.data.len(), 1);
     let mut done = Done::with_capacity(4);
     for turn in 1.. {
@@ -126,5 +131,9 @@ fn at_once() {
     assert_eq!(done.drain().map(|c| c.status).next(), Some(Status::Ok));
 
     layer.set_gone();
-    assert!(queue.at_once(&mut Io::new(10, Op::Read, 3, 1)).is_none());
+    assert!(
+        queue
+            .at_once(&mut Io::new(10, Op::Read, 3, 1), &mut None)
+            .is_none()
+    );
 }

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use nacre_hugepages::Lent;
 use nacre_reactor::{Idle, Nanos};
 
 use super::{Null, QUEUE_DEPTH, Reads};
 use crate::immediate::Immediate;
 use crate::io::{Io, Op, Status, Token};
-use crate::queue::{Busy, Done, Ended, Queue};
+use crate::queue::{Busy, Done, Queue};
 
 pub(super) struct Channel {
     blocks: Arc<AtomicU64>,
@@ -60,9 +61,8 @@ impl Queue for Channel {
         Ok(())
     }
 
-    fn at_once(&mut self, io: &mut Io) -> Option<Ended> {
-        let status = self.perform(io);
-        Some(Ended { status, lent: None })
+    fn at_once(&mut self, io: &mut Io, _lent: &mut Option<Lent>) -> Option<Status> {
+        Some(self.perform(io))
     }
 
     fn poll(&mut self, _now: Nanos, done: &mut Done) -> usize {

@@ -63,7 +63,7 @@ impl Group {
         else {
             return Err(data);
         };
-        let lent = qp.takes_lent && blocks <= namespace.lend_blocks;
+        let borrows = qp.takes_lent && blocks <= namespace.lend_blocks;
         let allowed = qp
             .rights
             .may(&namespace.reservation, qp.association.as_deref(), op);
@@ -71,7 +71,7 @@ impl Group {
             return Err(data);
         }
         let mut io = Io::new(0, op, lba, blocks).flags(flags);
-        if op == Op::Read && !lent {
+        if op == Op::Read && !borrows {
             let Some(into) = self.pools.io.acquire(bytes as usize) else {
                 return Err(None);
             };
@@ -79,7 +79,8 @@ impl Group {
         } else {
             io.data.extend(data);
         }
-        let Some(ended) = self.devices.at_once(slot, &mut io) else {
+        let mut lent = None;
+        let Some(status) = self.devices.at_once(slot, &mut io, &mut lent) else {
             // The buffer of a read is to be had again where it is next needed.
             return Err(io.data.pop().filter(|_| op == Op::Write));
         };
@@ -88,7 +89,7 @@ impl Group {
             association.touch();
             retry_delays = association.retry_delays();
         }
-        let status = io::status_code(ended.status, retry_delays);
+        let status = io::status_code(status, retry_delays);
         let done = Done {
             kind: match op {
                 Op::Read => Kind::Read,
@@ -110,7 +111,7 @@ impl Group {
                 cqe,
                 data,
                 sgl: sqe.sgl_descriptor(),
-                lent: ended.lent.filter(|_| to_host),
+                lent: lent.filter(|_| to_host),
             };
             self.ports[qp.transport].io.respond(qp.conn, response);
         }

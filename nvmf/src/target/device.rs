@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use nacre_bdev::{Busy, Done, Ended, Io, Queue, Token};
-use nacre_hugepages::Pool;
+use nacre_bdev::{Busy, Done, Io, Queue, Status, Token};
+use nacre_hugepages::{Lent, Pool};
 use nacre_reactor::{EventSet, Idle, Nanos};
 
 use super::group::ReqRef;
@@ -117,15 +117,15 @@ impl Devices {
     }
 
     /// See [`Queue::at_once`].
-    pub fn at_once(&mut self, slot: usize, io: &mut Io) -> Option<Ended> {
+    pub fn at_once(&mut self, slot: usize, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
         let device = self.slots[slot].as_mut().expect("open device");
-        let ended = device.queue.at_once(io)?;
+        let status = device.queue.at_once(io, lent)?;
         if !device.used {
             device.used = true;
             self.tidying = true;
             self.list(slot);
         }
-        Some(ended)
+        Some(status)
     }
 
     /// Lets a request wait for room in a device; `again`: it comes from the head of the list.

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use nacre_bdev::{
-    Bdev, Busy, Done, Ended, Extents, Geometry, Io, Limits, Op, OpenError, Pending, Queue, Status,
+    Bdev, Busy, Done, Extents, Geometry, Io, Limits, Op, OpenError, Pending, Queue, Status,
     Support, Token,
 };
-use nacre_hugepages::Pool;
+use nacre_hugepages::{Lent, Pool};
 use nacre_reactor::{Idle, Nanos};
 use uuid::Uuid;
 
@@ -183,15 +183,12 @@ impl Queue for SimQueue {
         Ok(())
     }
 
-    fn at_once(&mut self, io: &mut Io) -> Option<Ended> {
+    fn at_once(&mut self, io: &mut Io, _lent: &mut Option<Lent>) -> Option<Status> {
         let mut inner = self.disk.lock();
         let order = self.order(&mut inner, io);
         let answer = inner.at_once(order)?;
         fill(&inner, io.lba, &mut io.data, &answer.contents);
-        Some(Ended {
-            status: answer.status,
-            lent: None,
-        })
+        Some(answer.status)
     }
 
     fn poll(&mut self, _now: Nanos, done: &mut Done) -> usize {

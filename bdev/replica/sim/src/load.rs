@@ -162,14 +162,14 @@ impl Lane {
             io = io.with(buf);
         }
         let tries = self.queue.layer().limits().at_once;
-        let ended = if tries {
-            self.queue.at_once(&mut io)
+        let status = if tries {
+            self.queue.at_once(&mut io, &mut None)
         } else {
             None
         };
-        match ended {
+        match status {
             // Told with the next answers.
-            Some(ended) => self.done.push(io.complete(ended.status)),
+            Some(status) => self.done.push(io.complete(status)),
             None if self.queue.submit(io).is_err() => return false,
             None => {}
         }

@@ -7,28 +7,29 @@
 //! A member's slot is entered by the first I/O and left with the next turn, not by each: to enter costs as much as all
 //! the rest of a read here. The control, which waits for slots to be left, waits a turn longer.
 
-use nacre_bdev::{Ended, Io};
+use nacre_bdev::{Io, Status};
+use nacre_hugepages::Lent;
 
 use super::Lane;
 use super::request::{Slots, bit, slots};
 
 impl Lane {
     #[inline]
-    pub(super) fn read_at_once(&mut self, io: &mut Io) -> Option<Ended> {
+    pub(super) fn read_at_once(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
         let slot = self.swift_slot(io.lba)?;
         self.use_slots(bit(slot));
-        let ended = match &mut self.queues[slot] {
-            Some(queue) if self.shared.version() == self.view.version => queue.at_once(io),
+        let status = match &mut self.queues[slot] {
+            Some(queue) if self.shared.version() == self.view.version => queue.at_once(io, lent),
             _ => None,
         };
-        let ended = ended.filter(|ended| ended.status.is_ok() && !self.has_lost(slot))?;
+        let status = status.filter(|status| status.is_ok() && !self.has_lost(slot))?;
         self.turn.reads[slot] += 1;
         self.turn.any = true;
-        Some(ended)
+        Some(status)
     }
 
     #[inline]
-    pub(super) fn write_at_once(&mut self, io: &mut Io) -> Option<Ended> {
+    pub(super) fn write_at_once(&mut self, io: &mut Io) -> Option<Status> {
         // What waits came earlier, and what a member that is copied to gets depends on the copying.
         let members = self.swift;
         let plain = self.sync.enough && self.sync.syncing == 0 && self.parked.is_empty();
@@ -36,12 +37,12 @@ impl Lane {
             return None;
         }
         self.use_slots(members);
-        let mut ended = None;
+        let mut status = None;
         if self.shared.version() == self.view.version {
-            ended = self.write_to_all(io, members);
+            status = self.write_to_all(io, members);
         }
         self.leave(io.lba, u64::from(io.blocks));
-        ended
+        status
     }
 
     /// Enters those of the slots that were not yet since the last turn. The version is to be looked at after this.
@@ -63,13 +64,14 @@ impl Lane {
 
     /// `None`: not every member has it.
     #[inline]
-    fn write_to_all(&mut self, io: &mut Io, members: Slots) -> Option<Ended> {
+    fn write_to_all(&mut self, io: &mut Io, members: Slots) -> Option<Status> {
         let (mut begun, mut last) = (false, None);
         for slot in slots(members) {
             let queue = self.queues[slot].as_mut();
-            let ended = queue.and_then(|queue| queue.at_once(io));
-            begun |= ended.is_some();
-            last = ended.filter(|ended| ended.status.is_ok() && !self.has_lost(slot));
+            // No write is answered with a loan.
+            let status = queue.and_then(|queue| queue.at_once(io, &mut None));
+            begun |= status.is_some();
+            last = status.filter(|status| status.is_ok() && !self.has_lost(slot));
             if last.is_none() {
                 if begun {
                     self.leave_unequal_at(io.lba, u64::from(io.blocks));

@@ -6,7 +6,8 @@ use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use nacre_bdev::{Bdev, Busy, Ended, Flags, Io, LayerQueue, Op, Queue, Support, Token};
+use nacre_bdev::{Bdev, Busy, Flags, Io, LayerQueue, Op, Queue, Status, Support, Token};
+use nacre_hugepages::Lent;
 use nacre_reactor::Nanos;
 
 use super::Lane;
@@ -381,14 +382,14 @@ impl MemberQueue {
 
     /// See [`Queue::at_once`].
     #[inline]
-    pub fn at_once(&mut self, io: &mut Io) -> Option<Ended> {
+    pub fn at_once(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
         if !self.waiting.is_empty() {
             return None;
         }
         io.lba += self.first;
-        let ended = self.queue.at_once(io);
+        let status = self.queue.at_once(io, lent);
         io.lba -= self.first;
-        ended
+        status
     }
 
     /// `false`: there is no room. `sole`: no other member gets it, so it needs no handle of its own.

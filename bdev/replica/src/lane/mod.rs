@@ -35,8 +35,8 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use nacre_bdev::{Busy, Completion, Done, Ended, Io, Op, Queue, Status, Token};
-use nacre_hugepages::Pool;
+use nacre_bdev::{Busy, Completion, Done, Io, Op, Queue, Status, Token};
+use nacre_hugepages::{Lent, Pool};
 use nacre_reactor::{EventSet, Idle, Interest, Nanos};
 use slab::Slab;
 
@@ -382,12 +382,12 @@ impl Queue for Lane {
     }
 
     #[inline]
-    fn at_once(&mut self, io: &mut Io) -> Option<Ended> {
+    fn at_once(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
         if self.swift == 0 || self.check(io).is_some() {
             return None;
         }
         match io.op {
-            Op::Read => self.read_at_once(io),
+            Op::Read => self.read_at_once(io, lent),
             Op::Write => self.write_at_once(io),
             _ => None,
         }

@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex};
 
 use nacre_bdev::{
-    Bdev, Busy, Done, Ended, Geometry, Io, Limits, Op, OpenError, Queue, Status, Support, Token,
+    Bdev, Busy, Done, Geometry, Io, Limits, Op, OpenError, Queue, Status, Support, Token,
 };
-use nacre_hugepages::Pool;
+use nacre_hugepages::{Lent, Pool};
 use nacre_reactor::Nanos;
 use uuid::Uuid;
 
@@ -123,15 +123,14 @@ impl Queue for Channel {
         Ok(())
     }
 
-    fn at_once(&mut self, io: &mut Io) -> Option<Ended> {
+    fn at_once(&mut self, io: &mut Io, _lent: &mut Option<Lent>) -> Option<Status> {
         let mut state = self.told.state.lock().unwrap();
         state.at_once += u32::from(state.prompt);
         if io.op == Op::Read && state.prompt {
             let into = io.data.iter_mut().filter_map(|buf| buf.bytes_mut());
             into.for_each(|bytes| bytes.fill(0x5a));
         }
-        let status = state.status;
-        state.prompt.then_some(Ended { status, lent: None })
+        state.prompt.then_some(state.status)
     }
 
     fn poll(&mut self, _now: Nanos, done: &mut Done) -> usize {

@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use nacre_bdev::{
-    Bdev, Busy, Completion, Done, Ended, Flags, Geometry, Io, Layer, Limits, Op, OpenError, Queue,
-    Status, Support, Token,
+    Bdev, Busy, Completion, Done, Flags, Geometry, Io, Layer, Limits, Op, OpenError, Queue, Status,
+    Support, Token,
 };
-use nacre_hugepages::{Buf, ClassSpec, Pool};
+use nacre_hugepages::{Buf, ClassSpec, Lent, Pool};
 use nacre_reactor::Nanos;
 use uuid::Uuid;
 
@@ -164,11 +164,11 @@ impl Queue for ScriptQueue {
         })
     }
 
-    fn at_once(&mut self, io: &mut Io) -> Option<Ended> {
+    fn at_once(&mut self, io: &mut Io, _lent: &mut Option<Lent>) -> Option<Status> {
         tray(&self.device.name, |tray| {
             let status = tray.prompt?;
             tray.did.push((io.op, io.lba - FIRST));
-            Some(Ended { status, lent: None })
+            Some(status)
         })
     }
 
