@@ -62,7 +62,9 @@ pub async fn begin(on: &Rc<Engine>) -> anyhow::Result<()> {
     if !records.is_empty() {
         info!(volumes = records.len(), "opening");
     }
-    volumes.untried.set(records.len());
+    volumes
+        .untried
+        .replace(records.iter().map(|r| r.id).collect());
     let entries = records.into_iter().map(|r| (r.id, Entry::new(r)));
     *volumes.entries.borrow_mut() = entries.collect();
     volumes.store.replace(Some(store));
@@ -118,7 +120,7 @@ async fn keep_opening(on: Rc<Engine>, id: Uuid) {
         };
         if early.is_none() && std::mem::take(&mut first) {
             frozen::show(&on, id).await;
-            tried(&on).await;
+            tried(&on, id).await;
         }
         let outcome = match early {
             Some(outcome) => outcome,
@@ -130,7 +132,7 @@ async fn keep_opening(on: Rc<Engine>, id: Uuid) {
             None => {}
         }
         if std::mem::take(&mut first) {
-            tried(&on).await;
+            tried(&on, id).await;
         }
         if !matches!(outcome, Some(Err(_))) {
             return;
@@ -141,10 +143,10 @@ async fn keep_opening(on: Rc<Engine>, id: Uuid) {
     }
 }
 
-/// Each volume once.
-async fn tried(on: &Rc<Engine>) {
+/// A volume was tried. Told twice of one it is still one.
+async fn tried(on: &Rc<Engine>, id: Uuid) {
     let volumes = &on.volumes;
-    volumes.untried.set(volumes.untried.get().saturating_sub(1));
+    volumes.untried.borrow_mut().remove(&id);
     if !volumes.are_opening() {
         // What does not stand on any of them has failed by now.
         replay_what_waits(on).await;

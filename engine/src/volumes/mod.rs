@@ -18,7 +18,7 @@ mod life;
 mod members;
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -50,7 +50,7 @@ pub struct Volumes {
     /// Told when a device came, so that what waits for one tries again.
     again: Notify,
     /// Volumes that nobody has tried to open yet.
-    untried: Cell<usize>,
+    untried: RefCell<BTreeSet<Uuid>>,
     tried: Notify,
     closing: Cell<bool>,
     /// Bytes per second that volumes made by `bdev_raid_create` may copy; 0: no limit.
@@ -145,7 +145,7 @@ impl Listed {
 impl Volumes {
     /// Whether there are some that nobody has tried to open since the start.
     pub fn are_opening(&self) -> bool {
-        self.untried.get() > 0
+        !self.untried.borrow().is_empty()
     }
 
     /// All volumes of the store, by name.
