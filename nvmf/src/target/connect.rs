@@ -19,7 +19,7 @@ use super::qpair::Stage;
 use super::request::{ReqIndex, Requests, Step};
 use super::stats::QueueStats;
 use super::subsystem::{Refusal, Subsystem};
-use crate::transport::{CloseWhy, QueueParams, TransportType};
+use crate::transport::{CloseWhy, ListenerId, QueueParams, TransportType};
 
 /// How long a Connect waits for an earlier controller of its host to be gone.
 const ADMIT_PATIENCE: Duration = Duration::from_secs(3);
@@ -143,7 +143,8 @@ impl Group {
         let association = if connect.is_admin() {
             self.connect_admin(q, &subsystem, data, &hostnqn)?
         } else {
-            self.connect_io(&connect, &subsystem, data, &hostnqn)?
+            let listener = self.queue_ref(q).listener;
+            self.connect_io(&connect, &subsystem, listener, data, &hostnqn)?
         };
         self.adopt(q, &connect, association, now)
     }
@@ -208,6 +209,7 @@ impl Group {
         &mut self,
         connect: &Connect,
         subsystem: &Arc<Subsystem>,
+        listener: ListenerId,
         data: &ConnectData,
         hostnqn: &nacre_nvmf_wire::Nqn,
     ) -> Result<Arc<Association>, Refused> {
@@ -218,6 +220,18 @@ impl Group {
                 format!("{} has no controller {cntlid}", subsystem.nqn()),
             )
         })?;
+        // An I/O queue is connected by the port, transport and address of its admin queue (Base 2.2, 3.1). What the
+        // controller announced is that listener's: in-capsule data, the entries of a queue, the ANA states.
+        if association.listener != listener {
+            return Err(Refused::Parameter(
+                InvalidParameter::CNTLID,
+                format!(
+                    "controller {cntlid} was connected through another listener, over {}; \
+                     its I/O queues have to come through that one too",
+                    association.transport
+                ),
+            ));
+        }
         if association.hostnqn != *hostnqn || association.hostid != data.hostid {
             let parameter = if association.hostnqn != *hostnqn {
                 InvalidParameter::HOSTNQN

@@ -9,7 +9,7 @@ use zerocopy::IntoBytes;
 
 use super::rig::*;
 use crate::target::{Refusal, TargetConfig};
-use crate::transport::CloseWhy;
+use crate::transport::{Address, CloseWhy, ListenerId, TransportType};
 
 fn refused_for(cqe: &Cqe, parameter: InvalidParameter) {
     assert_eq!(cqe.status().code(), StatusCode::CONNECT_INVALID_PARAMETERS);
@@ -122,6 +122,28 @@ fn io_queues_belong_to_their_host_and_controller() {
         StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr(),
         "a taken queue id"
     );
+}
+
+/// Goal: an I/O queue comes through the listener of its admin queue, whose limits the controller announced. One that
+/// does not is refused, for good, and costs the controller nothing.
+#[test]
+fn io_queues_come_through_the_listener_of_their_controller() {
+    let mut rig = Rig::with_malloc();
+    let second = Address::Loopback("second".into());
+    rig.target
+        .add_listener(&nqn(SUBNQN), TransportType::Loopback, &second)
+        .unwrap();
+    let (_, cntlid) = rig.admin();
+    rig.listener = ListenerId(2);
+    let (_, cqe) = rig.connect_as(HOSTNQN, SUBNQN, 1, cntlid, 16);
+    refused_for(&cqe, InvalidParameter::CNTLID);
+    // There it is good for a controller of its own.
+    let (_, there) = rig.admin();
+    rig.io_queue(there, 1);
+    rig.listener = ListenerId(1);
+    let (_, cqe) = rig.connect_as(HOSTNQN, SUBNQN, 2, there, 16);
+    refused_for(&cqe, InvalidParameter::CNTLID);
+    rig.io_queue(cntlid, 1);
 }
 
 #[test]
@@ -273,8 +295,8 @@ fn deleting_a_subsystem_disconnects_its_hosts() {
     let late = gone.admit(
         &nqn(HOSTNQN),
         [1; 16],
-        crate::transport::ListenerId(1),
-        crate::transport::TransportType::Loopback,
+        ListenerId(1),
+        TransportType::Loopback,
     );
     assert_eq!(late.err(), Some(Refusal::Busy));
     rig.assert_clean();
