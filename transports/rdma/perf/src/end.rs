@@ -5,7 +5,9 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nacre_hugepages::{Arena, ArenaOptions, ClassSpec, Pool, register_all};
+use nacre_hugepages::{
+    Arena, ArenaOptions, ClassSpec, GRAIN, Piece, Pool, REGION_MAX, register_all_in,
+};
 use nacre_rdma_verbs::{
     Access, Batch, CmId, ConnectionManager, Device, Lane, LaneConfig, QpCaps, Queues, RecvConfig,
 };
@@ -166,9 +168,23 @@ impl End {
                 limit: memory,
             });
         }
+        let longest = longest_buffer(&*device);
+        let larger = classes.iter().find(|class| class.size as u64 > longest);
+        if let Some(class) = larger {
+            return Err(PerfError::Device {
+                what: "bytes in one buffer",
+                needed: class.size as u64,
+                limit: longest,
+                device: device.attributes().name.clone(),
+                remedy: "smaller messages, or with --verify less --depth",
+            });
+        }
         let arena = allocate(needed, device.attributes().numa_node)?;
         let domain = device.protection_domain(access)?;
-        let key_slot = register_all(std::slice::from_ref(&arena), &domain.hook())?;
+        // A device that takes less than the shortest piece says so itself.
+        let piece = Piece::at_most(device.attributes().max_mr_size).unwrap_or(Piece::LONGEST);
+        let arenas = std::slice::from_ref(&arena);
+        let key_slot = register_all_in(arenas, &domain.hook(), piece)?;
         let entries = cq_entries(lanes, count);
         Ok(End {
             queues: Queues::new(&domain, entries, None)?,
@@ -219,6 +235,12 @@ impl End {
             .map_err(|source| PerfError::Post { peer, source })?;
         Ok(lane)
     }
+}
+
+/// What lies in one memory region of the device wherever in the memory it is, and so has one key.
+pub fn longest_buffer(device: &dyn Device) -> u64 {
+    let whole = device.attributes().max_mr_size >= REGION_MAX as u64;
+    (if whole { REGION_MAX } else { GRAIN }) as u64 / 2
 }
 
 fn cq_entries(lanes: LaneSizes, count: u32) -> u32 {

@@ -4,13 +4,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nacre_hugepages::{Buf, ClassSpec, REGION_MAX};
+use nacre_hugepages::{Buf, ClassSpec};
 use nacre_rdma_verbs::{
     Access, CmEventKind, CmId, Completion, ConnParams, ConnectionManager, Device, Lane, MrKey,
 };
 
 use crate::completion::{Causes, Rank, failed};
-use crate::end::{End, HEAD, LaneSizes, Turns, Waiter};
+use crate::end::{End, HEAD, LaneSizes, Turns, Waiter, longest_buffer};
 use crate::error::PerfError;
 use crate::params::{Measure, Op};
 use crate::pattern::Pattern;
@@ -21,8 +21,6 @@ use crate::wire::{Accept, Ending, MESSAGE_BYTES, Message, Refusal, Reject, Terms
 /// For the client to close after the last words, and for a last word to leave.
 const CLOSING: Duration = Duration::from_secs(2);
 const FAREWELL: Duration = Duration::from_millis(200);
-/// Memory of one queue pair is one buffer, which finds a place in a region when it is half of one at most.
-const LARGEST_SHARE: u64 = REGION_MAX as u64 / 2;
 /// How often silence is looked for while there is work.
 const TICK: Duration = Duration::from_millis(5);
 
@@ -89,8 +87,10 @@ impl Session {
         let count = u32::from(terms.queue_pairs);
         let (bytes, _) = exposed(&terms);
         let mut classes = Vec::new();
-        if bytes > LARGEST_SHARE {
-            return Err((Reject::limit(Refusal::Memory, bytes, LARGEST_SHARE), None));
+        // Memory of one queue pair is one buffer, of which the client has one key.
+        let largest = longest_buffer(&*device);
+        if bytes > largest {
+            return Err((Reject::limit(Refusal::Memory, bytes, largest), None));
         }
         if bytes > 0 {
             classes.push(ClassSpec {

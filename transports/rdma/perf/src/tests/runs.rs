@@ -121,6 +121,58 @@ fn reads_stay_within_the_negotiated_depth() {
     rig.stop().unwrap();
 }
 
+/// Goal: where a device registers little at once memory is registered in pieces, and every byte arrives; what would not
+/// fit into one is refused in words, at either end. Method: devices that take 20 MiB, tests that need several times that.
+#[test]
+fn memory_in_pieces() {
+    let small = |name| {
+        let mut small = attributes(name);
+        small.max_mr_size = 20 << 20;
+        small
+    };
+    let test = |op| Test {
+        op,
+        sizes: vec![1, 64 << 10],
+        depth: 64,
+        queue_pairs: 6,
+        verify: true,
+        length: Length::Messages(600),
+        ..Test::default()
+    };
+    let rig = Rig::on(small("sim_server"), small("sim_client"), |_| ());
+    for op in Op::ALL {
+        let report = rig.run(test(op)).unwrap();
+        assert!(
+            report.results.iter().all(|result| result.messages == 600),
+            "{op}"
+        );
+    }
+    let large = Test {
+        sizes: vec![9 << 20],
+        depth: 1,
+        queue_pairs: 1,
+        ..test(Op::Send)
+    };
+    let error = rig.run(large.clone()).unwrap_err().to_string();
+    let why = "bytes in one buffer, the RDMA device sim_client has 8388608; use smaller messages";
+    assert!(error.contains(why), "{error}");
+    rig.stop().unwrap();
+
+    let rig = Rig::on(small("sim_server"), attributes("sim_client"), |_| ());
+    let exposed = Test {
+        op: Op::Write,
+        ..large
+    };
+    let PerfError::Refused { reject, .. } = rig.run(exposed).unwrap_err() else {
+        panic!("the server refuses")
+    };
+    assert_eq!(
+        (reject.refusal, reject.limit),
+        (wire::Refusal::Memory, 8 << 20)
+    );
+    rig.stop().unwrap();
+}
+
 /// Goal: one server serves clients one after another, and a client that comes while it is busy waits for its turn.
 #[test]
 fn one_client_after_another() {
