@@ -159,6 +159,10 @@ fn wrong_values_name_key_and_line() {
             "nacre.toml:2: replication.retry_delay_ms: 0 is not in 10..=600000",
         ),
         (
+            "[replication]\ncm_timeout_ms = 99",
+            "nacre.toml:2: replication.cm_timeout_ms: 99 is not in 100..=600000",
+        ),
+        (
             "[replication]\nconnection_retries = 0",
             "nacre.toml:2: replication.connection_retries: 0 tries RDMA for ever",
         ),

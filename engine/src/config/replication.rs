@@ -18,6 +18,8 @@ pub struct Replication {
     /// Attempts by RDMA before the fallback; 0: for ever.
     pub connection_retries: u32,
     pub retry_delay_ms: u64,
+    /// For each attempt by RDMA: address, route and connection together.
+    pub cm_timeout_ms: u64,
     /// From the fallback to the first probe of RDMA; 0: there are none.
     pub rdma_reprobe_s: u64,
     /// 0: none.
@@ -50,6 +52,7 @@ impl Default for Replication {
             iface: Vec::new(),
             connection_retries: 3,
             retry_delay_ms: 1000,
+            cm_timeout_ms: 5000,
             rdma_reprobe_s: 60,
             keep_alive_ms: 5000,
             fast_fail_ms: 5000,
@@ -58,6 +61,10 @@ impl Default for Replication {
 }
 
 impl Replication {
+    pub fn cm_timeout(&self) -> Duration {
+        Duration::from_millis(self.cm_timeout_ms)
+    }
+
     pub fn fast_fail(&self) -> Option<Duration> {
         (self.fast_fail_ms > 0).then(|| Duration::from_millis(self.fast_fail_ms))
     }
@@ -78,6 +85,7 @@ impl Replication {
                 1000,
             ),
             ("retry_delay_ms", self.retry_delay_ms, 10, 600_000),
+            ("cm_timeout_ms", self.cm_timeout_ms, 100, 600_000),
             ("rdma_reprobe_s", self.rdma_reprobe_s, 0, 86_400),
             ("fast_fail_ms", self.fast_fail_ms, 0, 3_600_000),
         ] {

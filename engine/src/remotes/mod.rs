@@ -119,10 +119,15 @@ impl Remotes {
     }
 
     /// RDMA for all of them, with the memory of the data path.
-    pub fn rdma(&self, provider: Arc<dyn nacre_rdma_verbs::Provider>, plane: &Plane) -> Arc<Rdma> {
+    pub fn rdma(
+        &self,
+        provider: Arc<dyn nacre_rdma_verbs::Provider>,
+        plane: &Plane,
+        cm_timeout: Duration,
+    ) -> Arc<Rdma> {
         let tuning = RdmaTuning {
             entries: plan::ENTRIES,
-            cm_timeout: plan::CM_TIMEOUT,
+            cm_timeout,
             tos: 0,
         };
         let absence = || VerbsError::Unavailable {

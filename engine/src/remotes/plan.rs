@@ -20,8 +20,6 @@ use crate::rpc::RpcError;
 
 /// Entries of a queue pair, at least.
 pub const ENTRIES: u16 = 32;
-/// For each attempt by RDMA: address, route and connection together.
-pub const CM_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// By which transport, as `trtype` says it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -194,7 +192,7 @@ impl Plan {
         let rdma = match machine.verbs {
             None => None,
             Some(Ok(provider)) => {
-                let rdma = on.remotes.rdma(provider, &plane);
+                let rdma = on.remotes.rdma(provider, &plane, replication.cm_timeout());
                 let theirs = Arc::clone(&rdma);
                 let prepared = tokio::task::spawn_blocking(move || theirs.prepare());
                 let _ = tokio::time::timeout(patience, prepared).await;
@@ -266,7 +264,7 @@ impl Plan {
             select: wanted.select,
             max_devices: wanted.max_devices,
             transport: TransportType::Tcp,
-            options: options(&wanted, identity, paths),
+            options: options(&wanted, identity, paths, replication),
         };
         Ok(Plan {
             config,
@@ -277,7 +275,12 @@ impl Plan {
     }
 }
 
-fn options(wanted: &Wanted, identity: Identity, paths: Option<PathOptions>) -> HostOptions {
+fn options(
+    wanted: &Wanted,
+    identity: Identity,
+    paths: Option<PathOptions>,
+    replication: &Replication,
+) -> HostOptions {
     let mut options = HostOptions::new(identity.nqn, identity.id, wanted.subnqn.clone());
     options.queue_entries = wanted.queue_entries;
     options.io_queues = wanted.io_queues;
@@ -287,7 +290,7 @@ fn options(wanted: &Wanted, identity: Identity, paths: Option<PathOptions>) -> H
         // What is connected is still to be enabled and asked.
         Some(_) => wanted
             .connect_timeout
-            .max(CM_TIMEOUT + Duration::from_secs(5)),
+            .max(replication.cm_timeout() + Duration::from_secs(5)),
         None => wanted.connect_timeout,
     };
     options.io_timeout = wanted.io_timeout;

@@ -119,7 +119,7 @@ fn others() -> [(&'static str, Value, &'static str); 19] {
         (
             "rdma_cm_event_timeout_ms",
             json!(5000),
-            "an attempt by RDMA takes 5 s at most",
+            "how long an attempt by RDMA may take is [replication] cm_timeout_ms",
         ),
         ("rdma_umr_per_io", json!(false), "memory is registered once"),
         (

@@ -447,6 +447,32 @@ fn by_which_transport() {
     bench.call("bdev_nvme_detach_controller", json!({ "name": "there" }));
 }
 
+/// An attempt by RDMA takes as long as the configuration says, and its end names that and the stage.
+#[test]
+fn an_attempt_by_rdma_has_its_time() {
+    use nacre_rdma_verbs::sim::{ConnectFault, attributes};
+    let mut settings = Settings::default();
+    settings.nvmf.discovery_port = 0;
+    settings.replication.cm_timeout_ms = 321;
+    settings.replication.connection_retries = 2;
+    settings.replication.retry_delay_ms = 10;
+    let bench = Bench::with(settings, None);
+    let (here, there) = ("192.0.2.10".parse().unwrap(), "192.0.2.99");
+    bench
+        .fabric
+        .add_device(attributes("sim_host"), &[here])
+        .unwrap();
+    let silent = Some(ConnectFault::Silent);
+    bench.fabric.fault_connects(there.parse().unwrap(), silent);
+    let mut far = params((there.parse::<std::net::IpAddr>().unwrap(), 4420).into());
+    far["trtype"] = json!("RDMA");
+    far["hostaddr"] = json!("192.0.2.10");
+    let refused = bench.refused("bdev_nvme_attach_controller", far);
+    let cause = refused.data.unwrap().cause;
+    let timed_out = "RDMA connection timeout after 321ms (ADDR_RESOLVE)";
+    assert!(cause.contains(timed_out), "{cause}");
+}
+
 /// Where connections begin is chosen as listeners are; what selects nothing is refused.
 #[test]
 fn from_where() {
