@@ -76,7 +76,7 @@ use Category as C;
 use Severity as S;
 
 /// Every type of event there is.
-pub const TYPES: [(&str, Category, Severity); 51] = [
+pub const TYPES: [(&str, Category, Severity); 54] = [
     ("bdev_register", C::Device, S::Info),
     ("bdev_unregister", C::Device, S::Info),
     ("bdev_resize", C::Device, S::Info),
@@ -100,6 +100,9 @@ pub const TYPES: [(&str, Category, Severity); 51] = [
     ("remote_refused", C::Transport, S::Warning),
     ("transport_downgraded", C::Transport, S::Warning),
     ("transport_restored", C::Transport, S::Info),
+    ("rdma_queue_failed", C::Transport, S::Warning),
+    ("rdma_refused", C::Transport, S::Warning),
+    ("rdma_device_lost", C::Transport, S::Error),
     ("state_restore_failed", C::State, S::Warning),
     ("state_restored", C::State, S::Info),
     ("volume_create", C::Volume, S::Info),

@@ -1,6 +1,7 @@
 //! RDMA as the daemon uses it: the machine's verbs, found when they are first needed, and the one plug.
 
 pub mod describe;
+mod incidents;
 pub mod soft;
 
 use std::cell::{Cell, RefCell};
@@ -46,6 +47,7 @@ pub struct Rdma {
     pub verbs: Verbs,
     plug: RefCell<Option<Arc<RdmaPlug>>>,
     changed: Arc<Notify>,
+    incidents: Arc<Notify>,
     looked_after: Cell<bool>,
 }
 
@@ -64,11 +66,20 @@ impl Rdma {
     }
 
     /// Follows a transport that was made.
-    pub fn made(&self, plug: Arc<RdmaPlug>) {
-        let changed = Arc::clone(&self.changed);
+    pub fn made(on: &Rc<Engine>, plug: Arc<RdmaPlug>) {
+        let of = &on.rdma;
+        let (changed, incidents) = (Arc::clone(&of.changed), Arc::clone(&of.incidents));
         // One that is not waited for now is remembered.
         plug.on_change(move || changed.notify_one());
-        self.plug.replace(Some(plug));
+        plug.on_incident(move || incidents.notify_one());
+        of.plug.replace(Some(plug));
+        incidents::follow(on);
+        Rdma::look_after(on);
+    }
+
+    /// Notified when something went wrong that nobody has been told of.
+    fn incidents(&self) -> Arc<Notify> {
+        Arc::clone(&self.incidents)
     }
 
     /// Resolves when devices, ports or addresses have changed since it last did.
@@ -117,5 +128,6 @@ impl Rdma {
     /// Lets go of the transport, which ends with the data plane.
     pub fn close(&self) {
         self.plug.replace(None);
+        self.incidents.notify_one();
     }
 }

@@ -124,6 +124,7 @@ pub(crate) fn offer(
         retry_count: 7,
         ..ConnParams::default()
     };
+    let invalidate = domain.may_invalidate.load(Ordering::Relaxed);
     let info = QueuePairInfo {
         number: endpoint.number(),
         device: attributes.name.clone(),
@@ -134,7 +135,7 @@ pub(crate) fn offer(
         state: QueuePairState::Connecting,
         depth: depth as u16,
         read_depth,
-        invalidate: attributes.send_with_invalidate,
+        invalidate,
     };
     let accept = AcceptData::new(depth as u16);
     params
@@ -153,7 +154,8 @@ pub(crate) fn offer(
         peer: asked.peer,
         depth: depth as u16,
         read_depth,
-        invalidate: attributes.send_with_invalidate,
+        invalidate,
+        may_invalidate: Arc::clone(&domain.may_invalidate),
     })));
     Ok(Offered {
         core,

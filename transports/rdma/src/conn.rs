@@ -58,6 +58,8 @@ pub(crate) struct Conn {
     depth: usize,
     read_depth: usize,
     invalidate: bool,
+    /// A response has ended a registration of the host's.
+    pub invalidated: bool,
     /// If its listener has options of its own.
     pub caps: Option<Box<TransportCaps>>,
     /// Data that its commands may carry, in bytes, and descriptors in it.
@@ -115,6 +117,7 @@ impl Conn {
             depth,
             read_depth: limits.read_depth.into(),
             invalidate: limits.invalidate,
+            invalidated: false,
             caps: limits.caps,
             in_capsule: limits.in_capsule,
             max_descriptors: limits.max_descriptors,
@@ -263,6 +266,7 @@ impl Conn {
             }) if self.invalidate => Some(key),
             _ => None,
         };
+        self.invalidated |= invalidate.is_some();
         self.lane.send(cqe.as_bytes(), invalidate);
         add(&stats.send_ops, 1);
         add(&stats.send_bytes, Cqe::SIZE as u64);

@@ -24,6 +24,7 @@ use nacre_reactor::{EventSet, Events};
 use zerocopy::IntoBytes;
 
 use crate::accept::{self, Asked, Offered, Refused};
+use crate::incident::Incident;
 use crate::shared::{Ended, QueuePairInfo, QueuePairState, Shared, ToControl, ToCore};
 use crate::stats::{ControlCounts, event_name};
 
@@ -224,11 +225,18 @@ impl Control {
                         self.conns.insert(id, offered);
                     }
                     Err(Refused(status, why)) => {
-                        tracing::warn!(%peer, %local, code = status as u16, "RDMA connection refused, {status}: {why}");
                         if let Some(listener) = self.listeners.get_mut(&listener) {
                             listener.counts.refused += 1;
                         }
                         self.reject(id, status, &why);
+                        let incident = Incident::Refused {
+                            local,
+                            peer,
+                            status,
+                            why,
+                        };
+                        tracing::warn!("{incident}");
+                        shared.incidents.add(incident);
                     }
                 }
             }
@@ -244,16 +252,16 @@ impl Control {
             CmEventKind::Disconnected => end(Ended::Peer),
             CmEventKind::DeviceRemoval => {
                 end(Ended::DeviceRemoved);
-                self.lose(id, "its device was removed");
+                self.lose(shared, id, "its device was removed");
                 shared.tell_changed();
                 let device = self.conns.get(&id).map(|conn| conn.device);
                 if let Some(device) = device {
-                    self.device_gone(shared, device);
+                    self.device_gone(shared, device, "its device was removed");
                 }
             }
             CmEventKind::AddressChange => {
                 end(Ended::AddressChanged);
-                self.lose(id, "its address moved to another device");
+                self.lose(shared, id, "its address moved to another device");
                 shared.tell_changed();
             }
             // The other side did not go through with it.
@@ -282,26 +290,33 @@ impl Control {
     }
 
     /// A listener's device or address is gone.
-    fn lose(&mut self, id: CmId, why: &str) {
+    fn lose(&mut self, shared: &Shared, id: CmId, why: &'static str) {
         let mut listeners = self.listeners.values_mut();
         if let Some(lost) = listeners.find(|listener| listener.id == Some(id)) {
             tracing::warn!(address = %lost.address, "an RDMA listener is down, {why}; it comes back with it");
             lost.id = None;
             let device = lost.device.take();
             self.cm.destroy(id);
-            if let Some(device) = device
-                && !self.gone.contains(&device)
-            {
-                self.gone.push(device);
+            if let Some(device) = device {
+                self.note_gone(shared, device, why);
             }
         }
     }
 
-    fn device_gone(&mut self, shared: &Shared, device: DeviceId) {
-        if !self.gone.contains(&device) {
-            self.gone.push(device);
-        }
+    fn device_gone(&mut self, shared: &Shared, device: DeviceId, why: &'static str) {
+        self.note_gone(shared, device, why);
         self.forget_gone(shared);
+    }
+
+    fn note_gone(&mut self, shared: &Shared, id: DeviceId, why: &'static str) {
+        if self.gone.contains(&id) {
+            return;
+        }
+        self.gone.push(id);
+        if let Some(device) = self.devices.get(&id) {
+            let device = device.attributes().name.clone();
+            shared.incidents.add(Incident::DeviceLost { device, why });
+        }
     }
 
     /// Devices that are gone are let go of when their last connection is.
@@ -380,9 +395,9 @@ impl Control {
         let here = listeners.filter(|listener| listener.device == Some(device));
         let here: Vec<CmId> = here.filter_map(|listener| listener.id).collect();
         for id in here {
-            self.lose(id, "its device failed");
+            self.lose(shared, id, "its device failed");
         }
-        self.device_gone(shared, device);
+        self.device_gone(shared, device, "its device failed");
     }
 
     fn relisten(&mut self, shared: &Shared) {

@@ -24,6 +24,7 @@ mod config;
 mod conn;
 mod control;
 mod host;
+mod incident;
 mod plug;
 mod sgl;
 mod shared;
@@ -35,8 +36,9 @@ mod tests;
 
 pub use config::{ConfigError, RdmaConfig};
 pub use host::{HostOptions, RdmaDialer, RdmaHost, RdmaHosts};
+pub use incident::Incident;
 pub use plug::RdmaPlug;
-pub use shared::{DomainInfo, QueuePairInfo, QueuePairState, RegionInfo};
+pub use shared::{CompletionQueueInfo, DomainInfo, QueuePairInfo, QueuePairState, RegionInfo};
 pub use stats::{
     BATCH_CLASSES, ControlCounts, Latency, LatencySnapshot, Stats, StatsSnapshot, Timed,
 };

@@ -14,7 +14,10 @@ use nacre_rdma_verbs::{Access, ProtectionDomain, Provider, VerbsError};
 
 use crate::config::{RdmaConfig, in_capsule_fits};
 use crate::control::{self, Control, Listener};
-use crate::shared::{CoreSlot, DomainInfo, Mailbox, Memory, QueuePairInfo, Shared};
+use crate::incident::{Incident, Incidents};
+use crate::shared::{
+    CompletionQueueInfo, CoreSlot, DomainInfo, Mailbox, Memory, QueuePairInfo, Shared,
+};
 use crate::stats::{ControlCounts, StatsSnapshot};
 use crate::transport::{CoreMemory, RdmaTransport};
 
@@ -60,6 +63,7 @@ impl RdmaPlug {
             cores: Mutex::default(),
             prepared: Mutex::default(),
             changed: OnceLock::new(),
+            incidents: Incidents::new(),
             stopping: AtomicBool::new(false),
         });
         let control = Control::new(&shared).map_err(std::io::Error::other)?;
@@ -84,6 +88,17 @@ impl RdmaPlug {
     /// changed. The first one counts.
     pub fn on_change(&self, changed: impl Fn() + Send + Sync + 'static) {
         let _ = self.shared.changed.set(Box::new(changed));
+    }
+
+    /// `told` is called when there is something for [`RdmaPlug::incidents`], on the thread that saw it. The first one
+    /// counts.
+    pub fn on_incident(&self, told: impl Fn() + Send + Sync + 'static) {
+        self.shared.incidents.on(told);
+    }
+
+    /// What went wrong since the last call, each once.
+    pub fn incidents(&self) -> Vec<Incident> {
+        self.shared.incidents.take()
     }
 
     /// Handles what has happened since the last call.
@@ -148,6 +163,23 @@ impl RdmaPlug {
     /// The connections there are, in the order of their queue pairs' numbers.
     pub fn queue_pairs(&self) -> Vec<QueuePairInfo> {
         self.control().queue_pairs()
+    }
+
+    /// The completion queues there are, in the order of their cores and devices.
+    pub fn completion_queues(&self) -> Vec<CompletionQueueInfo> {
+        let mut all = Vec::new();
+        for core in self.shared.cores().iter() {
+            for (queues, reserved) in core.queues().values() {
+                all.push(CompletionQueueInfo {
+                    core: core.core,
+                    device: queues.domain().attributes().name.clone(),
+                    entries: queues.cq().capacity(),
+                    reserved: *reserved,
+                });
+            }
+        }
+        all.sort_by(|a, b| (a.core, &a.device).cmp(&(b.core, &b.device)));
+        all
     }
 
     /// The memory that data comes from or goes to, all of which every device in use knows.

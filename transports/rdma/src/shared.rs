@@ -15,6 +15,7 @@ use nacre_rdma_verbs::{
 };
 use rustix::event::{EventfdFlags, eventfd};
 
+use crate::incident::Incidents;
 use crate::stats::{Stats, StatsSnapshot};
 
 /// A protection domain, and the slot in which buffers have its keys.
@@ -24,6 +25,9 @@ pub(crate) struct Domain {
     pub key_slot: usize,
     /// What one memory region of it covers.
     pub piece: Piece,
+    /// Responses may end the host's registrations (SEND_WITH_INVALIDATE). Taken back when the device, which said that it
+    /// could, fails one.
+    pub may_invalidate: Arc<AtomicBool>,
 }
 
 /// A memory region of a device: what `rdma_get_mrs` tells of it.
@@ -114,6 +118,7 @@ impl Memory {
         }
         let device = provider.device(id)?;
         let piece = self.piece(device.attributes())?;
+        let may_invalidate = Arc::new(AtomicBool::new(device.attributes().send_with_invalidate));
         let domain = device.protection_domain(self.access)?;
         let key_slot =
             register_all_in(&inner.arenas, &domain.hook(), piece).map_err(registration)?;
@@ -121,6 +126,7 @@ impl Memory {
             domain,
             key_slot,
             piece,
+            may_invalidate,
         };
         inner.domains.insert(id, domain.clone());
         Ok(domain)
@@ -204,6 +210,18 @@ pub(crate) struct Incoming {
     pub depth: u16,
     pub read_depth: u8,
     pub invalidate: bool,
+    /// The device's: see [`Domain`].
+    pub may_invalidate: Arc<AtomicBool>,
+}
+
+/// The completion queue of a device on a core.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CompletionQueueInfo {
+    pub core: usize,
+    pub device: String,
+    pub entries: u32,
+    /// Completions that there can be at once, of receives and of the queue pairs there are: never more than `entries`.
+    pub reserved: u32,
 }
 
 /// What `rdma_get_qpairs` tells of a connection.
@@ -353,6 +371,7 @@ pub(crate) struct Shared {
     pub prepared: Mutex<Vec<Arena>>,
     /// Called when devices, ports or addresses have changed.
     pub changed: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    pub incidents: Incidents,
     pub stopping: AtomicBool,
 }
 

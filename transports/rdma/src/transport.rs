@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nacre_hugepages::{Arena, ArenaOptions, Buf, ClassSpec, Pool};
 use nacre_nvmf::transport::{
@@ -59,6 +59,8 @@ struct Device {
     conns: usize,
     /// Its completion queue gave an error; what is on it was given up.
     dead: bool,
+    /// See [`crate::shared::Domain`].
+    may_invalidate: Arc<AtomicBool>,
 }
 
 #[derive(Default)]
@@ -212,11 +214,13 @@ impl RdmaTransport {
         else {
             return;
         };
+        if !wc.status.is_success() {
+            let what = conn.lane.operation(&done);
+            conn.lane.sent(&done);
+            return self.failed(index, &wc, what);
+        }
         let timing = conn.lane.timing(&done);
         let read = conn.lane.sent(&done);
-        if !wc.status.is_success() {
-            return self.failed(index, &wc);
-        }
         if let Some(timing) = timing {
             let took = self.now.0.saturating_sub(timing.posted);
             let (what, speaks_for_writes) = match wc.opcode {
@@ -270,7 +274,7 @@ impl RdmaTransport {
             return;
         };
         if !wc.status.is_success() {
-            return self.failed(index, &wc);
+            return self.failed(index, &wc, WcOpcode::Recv);
         }
         if let Some(message) = message {
             capsule = message;

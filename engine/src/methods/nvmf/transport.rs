@@ -433,8 +433,7 @@ async fn create(
         .set_queue_limits(kind, transport.queue_limits());
     plane.target.add_plug(made.plug())?;
     if let Made::Rdma(plug) = &made {
-        on.rdma.made(Arc::clone(plug));
-        Rdma::look_after(on);
+        Rdma::made(on, Arc::clone(plug));
     }
     // The reactors take it up in their own time; a host that came before would be turned away.
     let cores = plane.target.cores();

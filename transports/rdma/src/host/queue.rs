@@ -315,7 +315,10 @@ impl RdmaHost {
 }
 
 fn broken(status: WcStatus) -> Closed {
-    Closed::Broken(format!("{status}: {}", status.meaning()))
+    let (meaning, remedy) = (status.meaning(), status.remedy());
+    Closed::Broken(format!(
+        "Work completion error: {status}: {meaning}; {remedy}"
+    ))
 }
 
 /// The memory of a command's data, for the controller; `None`: it is not registered.

@@ -10,9 +10,10 @@ use nacre_nvmf::transport::{Closed, ConnId, Event, Events, Pools, ReqTag, Respon
 use nacre_nvmf_wire::opcode::io;
 use nacre_nvmf_wire::rdma::Request;
 use nacre_nvmf_wire::{Cqe, Sgl, SglDescriptor, Sqe, StatusCode};
+use nacre_rdma_verbs::sim::Target;
 use nacre_rdma_verbs::{
     Access, Batch, CmEventKind, CmOptions, ConnParams, ConnectionManager, Lane, LaneConfig, MrKey,
-    QpCaps, Queues, RecvConfig,
+    QpCaps, Queues, RecvConfig, WcStatus,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -29,34 +30,13 @@ struct RawHost {
     batch: Batch,
     memory: Pool,
     rkey: u32,
-    _cm: Box<dyn ConnectionManager>,
+    cm: Box<dyn ConnectionManager>,
     _arena: Arena,
 }
 
-pub struct World {
-    host: RawHost,
-    pub rig: TestRig,
-    pools: Pools,
-    events: Events,
-    pub conn: Option<ConnId>,
-    pub closed: Vec<Closed>,
-    pub written: Vec<u8>,
-    /// The data pointer of the command under way.
-    pointer: SglDescriptor,
-}
-
-impl World {
-    fn new() -> World {
-        World::with(Options::default(), 1)
-    }
-
-    /// Connected to queue `qid`.
-    pub fn with(options: Options, qid: u16) -> World {
-        let mut rig = TestRig::new(options);
-        let pools = Pools {
-            io: rig.pool(&CLASSES),
-            admin: rig.pool(&CLASSES),
-        };
+impl RawHost {
+    /// Connects to queue `qid`.
+    fn connect(rig: &TestRig, qid: u16) -> RawHost {
         let provider = rig.fabric.provider();
         let arena = Arena::allocate(ArenaOptions::new(Pool::bytes_for(&CLASSES) as u64)).unwrap();
         let device = provider.device(rig.host_device).unwrap();
@@ -106,15 +86,44 @@ impl World {
             .extend(request.as_bytes().iter().copied());
         cm.connect(id, &params).unwrap();
         let rkey = MrKey::from_bits(memory.acquire(1).unwrap().key(key_slot).unwrap()).rkey;
+        RawHost {
+            lane,
+            batch: Batch::new(16),
+            memory,
+            rkey,
+            cm,
+            _arena: arena,
+        }
+    }
+}
+
+pub struct World {
+    host: RawHost,
+    pub rig: TestRig,
+    pools: Pools,
+    events: Events,
+    pub conn: Option<ConnId>,
+    pub closed: Vec<Closed>,
+    pub written: Vec<u8>,
+    /// The data pointer of the command under way.
+    pointer: SglDescriptor,
+}
+
+impl World {
+    fn new() -> World {
+        World::with(Options::default(), 1)
+    }
+
+    /// Connected to queue `qid`.
+    pub fn with(options: Options, qid: u16) -> World {
+        let mut rig = TestRig::new(options);
+        let pools = Pools {
+            io: rig.pool(&CLASSES),
+            admin: rig.pool(&CLASSES),
+        };
+        let host = RawHost::connect(&rig, qid);
         let mut world = World {
-            host: RawHost {
-                lane,
-                batch: Batch::new(16),
-                memory,
-                rkey,
-                _cm: cm,
-                _arena: arena,
-            },
+            host,
             rig,
             pools,
             events: Events::with_capacity(16),
@@ -123,13 +132,24 @@ impl World {
             written: Vec::new(),
             pointer: Sqe::zeroed().sgl_descriptor(),
         };
-        (0..6).for_each(|_| world.turn());
-        let event = world.host._cm.next_event().unwrap().map(|event| event.kind);
+        world.until_connected();
+        world
+    }
+
+    fn until_connected(&mut self) {
+        (0..6).for_each(|_| self.turn());
+        let event = self.host.cm.next_event().unwrap().map(|event| event.kind);
         assert!(
             matches!(event, Some(CmEventKind::Established { .. })),
             "{event:?}"
         );
-        world
+    }
+
+    /// The same host with another connection.
+    fn connect_again(&mut self, qid: u16) {
+        (0..10).for_each(|_| self.turn());
+        self.host = RawHost::connect(&self.rig, qid);
+        self.until_connected();
     }
 
     fn turn(&mut self) {
@@ -363,4 +383,65 @@ fn keys() {
     for class in world.pools.io.stats() {
         assert_eq!(class.free, class.count);
     }
+}
+
+/// A device that says it has SEND_WITH_INVALIDATE and fails it loses one connection; from the next on it is not asked to,
+/// and the host has its answer.
+#[test]
+fn a_device_that_cannot_invalidate() {
+    let mut world = World::new();
+    let buf = world.host.memory.acquire(8192).unwrap();
+    let sqe = |buf: &Buf, key| {
+        let sgl = Sgl::Keyed {
+            address: buf.as_ptr().addr() as u64,
+            length: 8192,
+            key,
+            invalidate: true,
+        };
+        Sqe::for_namespace(io::READ, 9, 1).with_sgl(sgl)
+    };
+    let pairs = world.rig.plug.queue_pairs();
+    assert!(pairs[0].invalidate);
+    let status = WcStatus::LocalQpOperation;
+    world
+        .rig
+        .fabric
+        .inject_status(pairs[0].number, Target::Send, 0, status);
+    world
+        .host
+        .lane
+        .send(sqe(&buf, world.host.rkey).as_bytes(), None);
+    world.host.lane.post().unwrap();
+    (0..10).for_each(|_| world.turn());
+    assert!(
+        matches!(&world.closed[..], [Closed::Broken(why)] if why.contains("IBV_WC_LOC_QP_OP_ERR")),
+        "{:?}",
+        world.closed
+    );
+    drop(buf);
+    world.connect_again(1);
+    assert!(!world.rig.plug.queue_pairs().last().unwrap().invalidate);
+    let buf = world.host.memory.acquire(8192).unwrap();
+    let answer = world.call(sqe(&buf, world.host.rkey), &[]);
+    assert_eq!(answer, (StatusCode::SUCCESS, None));
+    // The same error of a queue pair that had asked for none says nothing of the device.
+    let mut world = World::new();
+    let number = world.rig.plug.queue_pairs()[0].number;
+    world
+        .rig
+        .fabric
+        .inject_status(number, Target::Send, 0, status);
+    let buf = world.host.memory.acquire(8192).unwrap();
+    let plain = Sqe::for_namespace(io::READ, 9, 1).with_sgl(Sgl::Keyed {
+        address: buf.as_ptr().addr() as u64,
+        length: 8192,
+        key: world.host.rkey,
+        invalidate: false,
+    });
+    world.host.lane.send(plain.as_bytes(), None);
+    world.host.lane.post().unwrap();
+    (0..10).for_each(|_| world.turn());
+    assert_eq!(world.closed.len(), 1);
+    world.connect_again(1);
+    assert!(world.rig.plug.queue_pairs().last().unwrap().invalidate);
 }

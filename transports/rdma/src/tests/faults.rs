@@ -33,9 +33,9 @@ const CLASSES: [ClassSpec; 2] = [
 ];
 
 /// A target that answers everything, and one host after the other.
-struct World {
+pub struct World {
     host: Option<RdmaHost>,
-    rig: TestRig,
+    pub rig: TestRig,
     pools: Pools,
     memory: Pool,
     events: Events,
@@ -49,7 +49,7 @@ struct World {
 }
 
 impl World {
-    fn new(options: Options) -> World {
+    pub fn new(options: Options) -> World {
         let mut rig = TestRig::new(options);
         let pools = Pools {
             io: rig.pool(&CLASSES),
@@ -96,7 +96,7 @@ impl World {
         }
     }
 
-    fn turns(&mut self, count: usize) {
+    pub fn turns(&mut self, count: usize) {
         (0..count).for_each(|_| self.turn());
     }
 
@@ -163,7 +163,7 @@ impl World {
         self.rig.transport.respond(conn, response);
     }
 
-    fn dial(&mut self, options: HostOptions) {
+    pub fn dial(&mut self, options: HostOptions) {
         assert!(self.host.is_none());
         (self.ready, self.host_closed, self.answer) = (false, None, true);
         self.completed.clear();
@@ -172,14 +172,14 @@ impl World {
         self.host = Some(host);
     }
 
-    fn connect(&mut self) {
+    pub fn connect(&mut self) {
         self.dial(TestRig::host_options());
         self.turns(10);
         assert!(self.ready && self.conn.is_some(), "{:?}", self.host_closed);
     }
 
     /// One command of each kind: data in the capsule, fetched, and to the host.
-    fn submit(&mut self) {
+    pub fn submit(&mut self) {
         let host = self.host.as_mut().expect("a host");
         for (cid, opcode, len) in [
             (0, io::WRITE, 4096),
@@ -201,7 +201,7 @@ impl World {
     }
 
     /// The host leaves. Whatever there was is over, and everything is where it was at the start.
-    fn settle(&mut self, what: &str) {
+    pub fn settle(&mut self, what: &str) {
         if let Some(mut host) = self.host.take() {
             host.close();
             while host.reclaim().is_some() {}
@@ -229,7 +229,7 @@ impl World {
     }
 
     /// The queue pairs of target and host.
-    fn qps(&self) -> (u32, u32) {
+    pub fn qps(&self) -> (u32, u32) {
         let host = self
             .host
             .as_ref()

@@ -4,6 +4,7 @@ mod capsules;
 mod descriptors;
 mod dialling;
 mod faults;
+mod incidents;
 mod paths;
 mod pieces;
 mod rig;

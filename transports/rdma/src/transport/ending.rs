@@ -5,12 +5,15 @@
 //!                        └─ takes too long ───▶ it is destroyed here ┘
 //! ```
 
+use std::sync::atomic::Ordering;
+
 use nacre_nvmf::transport::{Address, Closed, ConnId, Event, Events};
-use nacre_rdma_verbs::WcStatus;
+use nacre_rdma_verbs::{WcOpcode, WcStatus};
 use nacre_reactor::Nanos;
 
 use super::RdmaTransport;
 use crate::conn::Conn;
+use crate::incident::Incident;
 use crate::shared::ToControl;
 use crate::stats::add;
 
@@ -34,7 +37,12 @@ impl RdmaTransport {
     }
 
     /// A request failed: that is the end of its queue pair, and of nothing else.
-    pub(super) fn failed(&mut self, index: u32, wc: &nacre_rdma_verbs::WorkCompletion) {
+    pub(super) fn failed(
+        &mut self,
+        index: u32,
+        wc: &nacre_rdma_verbs::WorkCompletion,
+        opcode: WcOpcode,
+    ) {
         let flushed = wc.status == WcStatus::WorkRequestFlushed;
         let Some(conn) = self.slots[index as usize].conn.as_deref() else {
             return;
@@ -42,13 +50,34 @@ impl RdmaTransport {
         if !flushed {
             add(&self.stats[conn.device].errors[wc.status as usize], 1);
         }
+        // A host that could not connect for this connects again, and then can.
+        if wc.status == WcStatus::LocalQpOperation
+            && conn.invalidated
+            && let Some(device) = &self.devices[conn.device]
+            && device.may_invalidate.swap(false, Ordering::Relaxed)
+        {
+            tracing::warn!(
+                device = device.queues.domain().attributes().name,
+                "the device says that it has SEND_WITH_INVALIDATE, and a queue pair that used it failed: \
+                 it is not used on this device any more"
+            );
+        }
         if conn.closing.is_none() {
-            let peer = conn.peer;
             if !flushed {
-                tracing::warn!(
-                    status = wc.status.name(), vendor_error = wc.vendor_error, qp = wc.qp, %peer,
-                    opcode = ?wc.opcode, "RDMA request failed: {}; {}", wc.status.meaning(), wc.status.remedy()
-                );
+                let device = self.devices[conn.device].as_ref();
+                let incident = Incident::QueuePairFailed {
+                    device: device.map_or_else(String::new, |device| {
+                        device.queues.domain().attributes().name.clone()
+                    }),
+                    number: wc.qp,
+                    local: conn.local,
+                    peer: conn.peer,
+                    status: wc.status,
+                    vendor_error: wc.vendor_error,
+                    opcode,
+                };
+                tracing::warn!("{incident}");
+                self.shared.incidents.add(incident);
             }
             self.end(
                 index,

@@ -158,6 +158,7 @@ impl RdmaTransport {
             receiver,
             conns: 0,
             dead: false,
+            may_invalidate: Arc::clone(&incoming.may_invalidate),
         };
         if let Some(receiver) = &mut device.receiver {
             let posted = receiver

@@ -384,6 +384,15 @@ impl Lane {
         }
     }
 
+    /// What the request of this completion is, whatever became of it: a completion that failed does not say it
+    /// ([`WorkCompletion::opcode`]). To be asked before [`Lane::sent`], at which it is forgotten.
+    pub fn operation(&self, done: &Completion) -> WcOpcode {
+        match done.is_recv() {
+            true => WcOpcode::Recv,
+            false => self.send.operation(done.0.wr_id as u32),
+        }
+    }
+
     /// Posts free receive slots, of a lane that has a ring of its own. Answers how many.
     pub fn post_recv(&mut self, data: Option<&Pool>) -> Result<usize, PostError> {
         let qp = &**self.endpoint.qp();

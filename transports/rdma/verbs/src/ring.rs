@@ -28,7 +28,14 @@ fn sge(buf: &Buf, lkey: u32) -> Sge {
 struct Kept {
     sequence: u32,
     buf: Buf,
-    read: bool,
+    what: What,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum What {
+    Write,
+    Read,
+    Message,
 }
 
 /// A signaled request that was posted, and when.
@@ -168,12 +175,16 @@ impl SendRing {
     pub fn with_buf(&mut self, op: SendOp, buf: Buf, signaled: bool) -> Result<(), NotRegistered> {
         let key = lkey(&buf, self.key_slot)?;
         self.sges.push(sge(&buf, key));
-        let (sequence, read) = (self.next, matches!(op, SendOp::Read { .. }));
+        let sequence = self.next;
+        let what = match op {
+            SendOp::Read { .. } => What::Read,
+            _ => What::Write,
+        };
         self.push(op, 1, signaled, false);
         self.kept.push_back(Kept {
             sequence,
             buf,
-            read,
+            what,
         });
         Ok(())
     }
@@ -216,7 +227,7 @@ impl SendRing {
             self.kept.push_back(Kept {
                 sequence,
                 buf,
-                read: false,
+                what: What::Message,
             });
         }
         Ok(())
@@ -298,6 +309,17 @@ impl SendRing {
         None
     }
 
+    /// What a request that is not done is: a completion that failed does not say it.
+    pub fn operation(&self, sequence: u32) -> WcOpcode {
+        let kept = self.kept.iter().find(|kept| kept.sequence == sequence);
+        match kept.map(|kept| kept.what) {
+            Some(What::Write) => WcOpcode::Write,
+            Some(What::Read) => WcOpcode::Read,
+            // A message without data has nothing to keep.
+            Some(What::Message) | None => WcOpcode::Send,
+        }
+    }
+
     #[inline]
     pub fn complete(&mut self, sequence: u32) -> Option<Buf> {
         let through = sequence.wrapping_sub(self.done);
@@ -310,7 +332,7 @@ impl SendRing {
                 break;
             }
             let kept = self.kept.pop_front().expect("there is a front");
-            if kept.read && kept.sequence == sequence {
+            if kept.what == What::Read && kept.sequence == sequence {
                 read = Some(kept.buf);
             }
         }

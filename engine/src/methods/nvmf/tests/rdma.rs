@@ -3,9 +3,12 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use nacre_nvmf::transport::HostTransport;
+use nacre_nvmf::transport::{HostCommand, HostEvent, HostTransport};
+use nacre_nvmf_wire::Sqe;
+use nacre_nvmf_wire::opcode::io;
 use nacre_rdma::{HostOptions, RdmaHosts};
-use nacre_rdma_verbs::sim::attributes;
+use nacre_rdma_verbs::WcStatus;
+use nacre_rdma_verbs::sim::{Target, attributes};
 use nacre_reactor::Nanos;
 use serde_json::{Value, json};
 
@@ -244,7 +247,8 @@ fn a_connection_is_seen_in_answers_and_metrics() {
         pairs[0]["state"] == "established"
     };
     let begun = Instant::now();
-    while !established() {
+    let is_ready = |events: &[HostEvent]| events.iter().any(|e| matches!(e, HostEvent::Ready));
+    while !established() || !is_ready(&events) {
         assert!(begun.elapsed().as_secs() < 20, "{events:?}");
         host.poll(Nanos::ZERO + begun.elapsed(), &mut events, 16);
         std::thread::sleep(Duration::from_millis(5));
@@ -302,5 +306,57 @@ fn a_connection_is_seen_in_answers_and_metrics() {
     ] {
         assert!(metrics.contains(line), "{line} in {metrics}");
     }
-    drop(host);
+    // It fails: that is an event, with what is known, and another host that cannot be served is one.
+    let number = pairs[0]["qp_num"].as_u64().unwrap() as u32;
+    let status = WcStatus::RemoteOperation;
+    bench.fabric.inject_status(number, Target::Recv, 0, status);
+    host.submit(HostCommand {
+        sqe: Sqe::for_namespace(io::FLUSH, 1, 1),
+        write: None,
+        read: None,
+    });
+    let odd = HostOptions {
+        source: Some(from),
+        connection_retries: 0,
+        ..HostOptions::new(u16::MAX, 32)
+    };
+    let another = hosts.dialer(1, 32).unwrap();
+    let mut other = another.connect((PORT0, 4420).into(), odd).unwrap();
+    let told = |kind: &str| {
+        let told = bench.call("events_get", json!({ "categories": ["transport"] }));
+        let all = told["events"].as_array().unwrap().clone();
+        all.into_iter().find(|event| event["type"] == kind)
+    };
+    let begun = Instant::now();
+    while told("rdma_queue_failed").is_none() || told("rdma_refused").is_none() {
+        assert!(begun.elapsed().as_secs() < 60, "{events:?}");
+        host.poll(Nanos::ZERO + begun.elapsed(), &mut events, 16);
+        other.poll(Nanos::ZERO + begun.elapsed(), &mut events, 16);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let failed = told("rdma_queue_failed").unwrap();
+    let facts = &failed["facts"];
+    for (field, value) in [
+        ("device", json!("sim0")),
+        ("qp_num", json!(number)),
+        ("status", json!("IBV_WC_REM_OP_ERR")),
+        ("operation", json!("RECV")),
+        ("vendor_error", json!(0)),
+    ] {
+        assert_eq!(facts[field], value, "{field} in {failed}");
+    }
+    let counted = &facts["counters"]["completion_errors"];
+    assert_eq!(counted["IBV_WC_REM_OP_ERR"], 1);
+    assert_eq!(
+        (&failed["ctx"], &failed["severity"]),
+        (&json!("192.0.2.20"), &json!("warning"))
+    );
+    let text = failed["text"].as_str().unwrap();
+    assert!(
+        text.starts_with("Work completion error: IBV_WC_REM_OP_ERR of a RECV"),
+        "{text}"
+    );
+    let refused = told("rdma_refused").unwrap();
+    assert_eq!(refused["facts"]["code"], 3, "{refused}");
+    drop((host, other));
 }

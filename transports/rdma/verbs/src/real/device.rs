@@ -392,10 +392,19 @@ fn attributes(api: &Api, context: *mut ibv_context) -> Result<DeviceAttributes, 
         max_srq: count(attr.max_srq),
         max_srq_wr: count(attr.max_srq_wr),
         max_srq_sge: count(attr.max_srq_sge),
-        send_with_invalidate: attr.device_cap_flags & IBV_DEVICE_MEM_MGT_EXTENSIONS != 0,
+        send_with_invalidate: attr.device_cap_flags & IBV_DEVICE_MEM_MGT_EXTENSIONS != 0
+            && !claims_to_invalidate(&sys),
         software: is_software(&read("node_desc")),
         name,
     })
+}
+
+/// Whether the device is one that says it has SEND_WITH_INVALIDATE and fails the first one that is posted, with
+/// `IBV_WC_LOC_QP_OP_ERR`, so that no Linux host could connect: Broadcom's, seen on a BCM57508 with firmware 237.1.148.0
+/// (<https://github.com/spdk/spdk/issues/3926>). Hosts do without.
+fn claims_to_invalidate(sys: &Path) -> bool {
+    let driver = std::fs::read_link(sys.join("device/driver"));
+    driver.is_ok_and(|driver| driver.ends_with("bnxt_en") || driver.ends_with("bnxt_re"))
 }
 
 /// The drivers that have no hardware describe themselves so.
@@ -427,5 +436,27 @@ pub fn made<T>(call: &'static str, raw: *mut T) -> Result<*mut T, VerbsError> {
         Err(failed(call))
     } else {
         Ok(raw)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: by the driver, whatever the device is called; one without a driver of a bus (software) is believed.
+    #[test]
+    fn who_claims_to_invalidate() {
+        let dir = tempfile::tempdir().unwrap();
+        let sys = dir.path().join("infiniband/rocep1s0");
+        assert!(!claims_to_invalidate(&sys));
+        std::fs::create_dir_all(sys.join("device")).unwrap();
+        assert!(!claims_to_invalidate(&sys));
+        for (driver, claims) in [("mlx5_core", false), ("bnxt_en", true)] {
+            let link = sys.join("device/driver");
+            std::os::unix::fs::symlink(Path::new("../../bus/pci/drivers").join(driver), &link)
+                .unwrap();
+            assert_eq!(claims_to_invalidate(&sys), claims, "{driver}");
+            std::fs::remove_file(&link).unwrap();
+        }
     }
 }

@@ -289,6 +289,8 @@ impl State {
             wr_id: wr.wr_id,
             status,
             opcode: match wr.op {
+                // Hardware leaves there what was there before.
+                _ if !status.is_success() => WcOpcode::Other(u32::MAX),
                 SendOp::Send | SendOp::SendWithInvalidate { .. } => WcOpcode::Send,
                 SendOp::Write { .. } => WcOpcode::Write,
                 SendOp::Read { .. } => WcOpcode::Read,
@@ -342,19 +344,19 @@ impl State {
         qp.outstanding = 0;
         let (send_cq, recv_cq, device) = (qp.send_cq, qp.recv_cq, qp.device);
         let with_srq = qp.srq.is_some();
-        let flushed = |wr_id, opcode| WorkCompletion {
+        let flushed = |wr_id| WorkCompletion {
             wr_id,
             status: WcStatus::WorkRequestFlushed,
-            opcode,
+            opcode: WcOpcode::Other(u32::MAX),
             qp: number,
             vendor_error: 0xf1,
             ..WorkCompletion::EMPTY
         };
         for send in sends {
-            self.complete(send_cq, flushed(send.wr.wr_id, WcOpcode::Send));
+            self.complete(send_cq, flushed(send.wr.wr_id));
         }
         for recv in recvs {
-            self.complete(recv_cq, flushed(recv.wr_id, WcOpcode::Recv));
+            self.complete(recv_cq, flushed(recv.wr_id));
         }
         if first && with_srq {
             self.device_event(device, AsyncEvent::LastWqeReached { qp: number });

@@ -90,12 +90,16 @@ impl End {
         self.queues.poll(&mut self.batch, 32).unwrap();
         let mut seen = Vec::new();
         while let Some(done) = self.batch.next() {
+            let (operation, said) = (lane.operation(&done), done.wc().opcode);
+            // What failed says nothing of what it was.
+            let failed = !done.wc().status.is_success();
+            assert!(said == operation || failed && matches!(said, WcOpcode::Other(_)));
             if done.is_recv() {
                 self.receiver.received(&done).unwrap();
             } else {
                 lane.sent(&done);
             }
-            seen.push((done.wc().opcode, done.wc().status));
+            seen.push((operation, done.wc().status));
         }
         seen
     }

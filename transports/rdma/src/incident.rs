@@ -1,0 +1,140 @@
+//! What went wrong, for whoever tells people of it. There is room for [`KEPT`]: what comes while nobody takes them is only
+//! in the log.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::OnceLock;
+
+use crossbeam_queue::ArrayQueue;
+use nacre_nvmf_wire::rdma::RejectStatus;
+use nacre_rdma_verbs::{WcOpcode, WcStatus};
+
+const KEPT: usize = 64;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Incident {
+    /// A request failed, which ended its queue pair.
+    QueuePairFailed {
+        device: String,
+        /// Of the queue pair.
+        number: u32,
+        local: SocketAddr,
+        peer: SocketAddr,
+        status: WcStatus,
+        vendor_error: u32,
+        opcode: WcOpcode,
+    },
+    /// A host that wanted to connect was told that it cannot.
+    Refused {
+        local: SocketAddr,
+        peer: SocketAddr,
+        status: RejectStatus,
+        why: String,
+    },
+    /// All that went over the device has ended.
+    DeviceLost { device: String, why: &'static str },
+}
+
+/// As `nacre rdma perf` calls it.
+fn name(opcode: WcOpcode) -> &'static str {
+    match opcode {
+        WcOpcode::Send => "SEND",
+        WcOpcode::Write => "RDMA WRITE",
+        WcOpcode::Read => "RDMA READ",
+        WcOpcode::Recv => "RECV",
+        WcOpcode::Other(_) => "request",
+    }
+}
+
+impl Incident {
+    /// What to do about it, as far as that can be known.
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            Incident::QueuePairFailed { status, .. } => status.remedy(),
+            Incident::Refused { .. } => {
+                "`nacre rdma size` tells what is needed, `nacre rdma devices -v` what the device has"
+            }
+            Incident::DeviceLost { .. } => "listeners are back when the device is",
+        }
+    }
+
+    /// What the request that failed was.
+    pub fn operation(&self) -> Option<&'static str> {
+        match self {
+            Incident::QueuePairFailed { opcode, .. } => Some(name(*opcode)),
+            _ => None,
+        }
+    }
+}
+
+/// The text of an error completion is the one that people look for.
+impl fmt::Display for Incident {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Incident::QueuePairFailed {
+                device,
+                number,
+                peer,
+                status,
+                vendor_error,
+                opcode,
+                ..
+            } => write!(
+                f,
+                "Work completion error: {status} of a {} on queue pair {number} of {device} with {peer} (vendor error \
+                 {vendor_error:#x}): {}; {}",
+                name(*opcode),
+                status.meaning(),
+                status.remedy()
+            ),
+            Incident::Refused {
+                local,
+                peer,
+                status,
+                why,
+            } => write!(
+                f,
+                "RDMA connection of {peer} to {local} refused, {status} (code {:02x}h): {why}",
+                *status as u16
+            ),
+            Incident::DeviceLost { device, why } => {
+                write!(
+                    f,
+                    "RDMA device {device} is lost, {why}: its connections end"
+                )
+            }
+        }
+    }
+}
+
+/// From the threads that see it to the one that tells.
+pub(crate) struct Incidents {
+    all: ArrayQueue<Incident>,
+    told: OnceLock<Box<dyn Fn() + Send + Sync>>,
+}
+
+impl Incidents {
+    pub fn new() -> Incidents {
+        Incidents {
+            all: ArrayQueue::new(KEPT),
+            told: OnceLock::new(),
+        }
+    }
+
+    /// `told` is called with each one that is there to be taken. The first one counts.
+    pub fn on(&self, told: impl Fn() + Send + Sync + 'static) {
+        let _ = self.told.set(Box::new(told));
+    }
+
+    pub fn add(&self, incident: Incident) {
+        if self.all.push(incident).is_ok()
+            && let Some(told) = self.told.get()
+        {
+            told();
+        }
+    }
+
+    pub fn take(&self) -> Vec<Incident> {
+        std::iter::from_fn(|| self.all.pop()).take(KEPT).collect()
+    }
+}

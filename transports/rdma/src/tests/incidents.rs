@@ -1,0 +1,83 @@
+//! What goes wrong is told, for people.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use nacre_rdma_verbs::WcStatus;
+use nacre_rdma_verbs::sim::Target;
+
+use super::faults::World;
+use super::rig::{Options, TARGET, TestRig};
+use crate::{HostOptions, Incident};
+
+/// What fails is told once, with everything that is known of it: the operation too, which the completion does not say.
+#[test]
+fn incidents() {
+    let mut world = World::new(Options::default());
+    let told = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&told);
+    world.rig.plug.on_incident(move || {
+        count.fetch_add(1, Ordering::Relaxed);
+    });
+    for (target, operation, vendor) in [
+        (Target::Send, "SEND", "0x5e"),
+        (Target::Write, "RDMA WRITE", "0x5e"),
+        (Target::Read, "RDMA READ", "0x5e"),
+        (Target::Recv, "RECV", "0x0"),
+    ] {
+        world.connect();
+        let (ours, _) = world.qps();
+        let status = WcStatus::RemoteOperation;
+        world.rig.fabric.inject_status(ours, target, 0, status);
+        world.submit();
+        world.turns(20);
+        let [failed] = &world.rig.plug.incidents()[..] else {
+            panic!("one for each");
+        };
+        assert_eq!(failed.operation(), Some(operation));
+        let Incident::QueuePairFailed { peer, .. } = failed else {
+            panic!("{failed}");
+        };
+        let text = format!(
+            "Work completion error: IBV_WC_REM_OP_ERR of a {operation} on queue pair {ours} of sim_target with {peer} \
+             (vendor error {vendor}): the peer's device could not complete the request; look at the peer's log"
+        );
+        assert_eq!(failed.to_string(), text);
+        world.settle(operation);
+    }
+    assert_eq!(told.load(Ordering::Relaxed), 4);
+    world.dial(HostOptions {
+        qid: u16::MAX,
+        ..TestRig::host_options()
+    });
+    world.turns(8);
+    let refused = world.rig.plug.incidents();
+    assert!(
+        matches!(&refused[..], [Incident::Refused { why, .. }] if why == "queue 65535"),
+        "{refused:?}"
+    );
+    world.settle("refused");
+    // A connection and a listener are lost with the device, which is one.
+    world.connect();
+    world.rig.fabric.remove_device(world.rig.device);
+    world.turns(10);
+    let lost = world.rig.plug.incidents();
+    let why = "its device was removed";
+    let device = "sim_target".to_owned();
+    assert_eq!(lost, [Incident::DeviceLost { device, why }]);
+    world.settle("lost");
+    // What is not taken is bounded.
+    let attributes = nacre_rdma_verbs::sim::attributes("sim_target");
+    world.rig.fabric.add_device(attributes, &[TARGET]).unwrap();
+    world.turns(2);
+    for _ in 0..70 {
+        world.dial(HostOptions {
+            qid: u16::MAX,
+            ..TestRig::host_options()
+        });
+        world.turns(8);
+        world.settle("refused again");
+    }
+    assert_eq!(world.rig.plug.incidents().len(), 64);
+    assert_eq!(told.load(Ordering::Relaxed), 4 + 1 + 1 + 64);
+}
