@@ -148,6 +148,12 @@ pub trait Bdev: Send + Sync + 'static {
         0
     }
 
+    /// Data that was copied from or to buffers of an I/O that were no good for the device as they were, in bytes. What a
+    /// device in memory moves is none: that is its I/O.
+    fn copied_bytes(&self) -> u64 {
+        0
+    }
+
     /// Whether those who can reach the device keep each other from it by reservations, as of now: its queues
     /// take [`Queue::reserve`].
     fn reserves(&self) -> bool {

@@ -14,13 +14,14 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use nacre_bdev::registry::{Holder, Registry, Usage};
 use nacre_hugepages::{
     Arena, ArenaError, ArenaOptions, CarveError, ClassSpec, ClassStats, HugepagePolicy, Pool,
 };
-use nacre_nvmf::target::{Backing, Group, GroupConfig, Target, TargetConfig};
+use nacre_nvmf::target::{Backing, Group, GroupConfig, GroupHandle, Target, TargetConfig};
 use nacre_nvmf::transport::Pools;
 use nacre_reactor::{
     CoreSet, Mode, ReactorConfig, ReactorHandle, SpawnError, Watchdog, numa_node, spawn,
@@ -83,6 +84,13 @@ pub struct PoolUse {
     pub reactor: String,
     pub io: Vec<ClassStats>,
     pub admin: Vec<ClassStats>,
+}
+
+/// Bytes, by whom they were copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Copied {
+    pub by_target: u64,
+    pub by_devices: u64,
 }
 
 pub struct Plane {
@@ -239,6 +247,21 @@ impl Plane {
                 .map(|queue| Box::new(queue) as Box<dyn nacre_bdev::Queue>)
         };
         Ok(Backing::new(layer, Arc::new(open)))
+    }
+
+    /// Data that was copied on its way between hosts and devices since the start, over whatever transport.
+    pub fn copied_bytes(&self) -> Copied {
+        let groups = self.target.groups();
+        let of = |group: &GroupHandle| group.counts().copied_bytes.load(Ordering::Relaxed);
+        Copied {
+            by_target: groups.iter().map(of).sum(),
+            by_devices: self
+                .bdevs
+                .list()
+                .iter()
+                .map(|listed| listed.layer.module().copied_bytes())
+                .sum(),
+        }
     }
 
     /// Buffers in use, by reactor.

@@ -164,7 +164,8 @@ impl Channel {
                     let (memory, offset) = (direct.memory, direct.offset);
                     let write = op == Op::Write;
                     match self.ring.stage(key, length as usize, memory, offset, write) {
-                        Staged::InPlace | Staged::Bounced => {}
+                        Staged::InPlace => {}
+                        Staged::Copied(bytes) => self.device.count_copied(bytes),
                         Staged::NoBuffer => return self.waiting.push_back(key),
                         Staged::Impossible => {
                             return self.finished.push_back((key, Status::DeviceError));
@@ -244,7 +245,8 @@ impl Channel {
                 }
                 if task.op == Op::Read {
                     let length = task.length as usize;
-                    self.ring.unstage(key, length);
+                    let copied = self.ring.unstage(key, length);
+                    self.device.count_copied(copied);
                 }
                 Next::Done(Status::Ok)
             }

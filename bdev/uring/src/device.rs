@@ -41,6 +41,8 @@ pub struct UringBdev {
     pub(crate) punch: AtomicBool,
     /// The page cache lost data: FLUSH and FUA fail until somebody looks at it.
     lost: AtomicBool,
+    /// Through buffers that are aligned for direct I/O, by all queues.
+    pub(crate) copied: AtomicU64,
     /// What the queue opened last was granted.
     ring: Mutex<Option<Facts>>,
 }
@@ -76,6 +78,7 @@ impl UringBdev {
             zero_range: AtomicBool::new(true),
             punch: AtomicBool::new(opened.punch),
             lost: AtomicBool::new(false),
+            copied: AtomicU64::new(0),
             ring: Mutex::new(None),
             config,
         })
@@ -173,6 +176,12 @@ impl UringBdev {
     fn in_blocks(&self, bytes: u64) -> u32 {
         u32::try_from(bytes >> self.block_shift).unwrap_or(u32::MAX)
     }
+
+    pub(crate) fn count_copied(&self, bytes: usize) {
+        if bytes > 0 {
+            self.copied.fetch_add(bytes as u64, Ordering::Relaxed);
+        }
+    }
 }
 
 impl Bdev for UringBdev {
@@ -241,6 +250,10 @@ impl Bdev for UringBdev {
 
     fn native_fua(&self) -> bool {
         true
+    }
+
+    fn copied_bytes(&self) -> u64 {
+        self.copied.load(Ordering::Relaxed)
     }
 
     fn open(self: Arc<Self>, pool: &Pool) -> Result<Box<dyn Queue>, OpenError> {

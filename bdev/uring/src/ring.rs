@@ -76,8 +76,8 @@ pub(crate) struct Facts {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Staged {
     InPlace,
-    /// Through an aligned buffer of the pool.
-    Bounced,
+    /// Through an aligned buffer of the pool, into which so many bytes were copied now.
+    Copied(usize),
     /// The pool has no buffer to spare now.
     NoBuffer,
     /// The pool has no class that is large enough.
@@ -243,7 +243,7 @@ impl<T> Ring<T> {
             b.as_ptr().addr() & (memory as usize - 1) == 0 && b.len() & (offset as usize - 1) == 0
         };
         if slot.bounce.is_some() {
-            return Staged::Bounced;
+            return Staged::Copied(0);
         }
         if slot.data.iter().all(fit) {
             return Staged::InPlace;
@@ -275,15 +275,16 @@ impl<T> Ring<T> {
             }
         }
         slot.bounce = Some(bounce);
-        Staged::Bounced
+        Staged::Copied(if write { len } else { 0 })
     }
 
-    /// Hands what was read into the bounce buffer, if there is one, to the I/O's own buffers.
-    pub fn unstage(&mut self, key: Key, len: usize) {
+    /// Hands what was read into the bounce buffer, if there is one, to the I/O's own buffers. Answers how many bytes
+    /// that were.
+    pub fn unstage(&mut self, key: Key, len: usize) -> usize {
         let slot = &mut self.slots[key.0 as usize];
         assert!(!slot.in_kernel, "unstaged after its completion");
         let Some(bounce) = slot.bounce.take() else {
-            return;
+            return 0;
         };
         let mut at = 0;
         for buf in &slot.data {
@@ -291,6 +292,7 @@ impl<T> Ring<T> {
             copy_bytes(&bounce[at..at + n], buf.as_ptr().cast_mut());
             at += n;
         }
+        at
     }
 
     /// Queues `command` for the slot; [`Ring::enter`] hands it to the kernel.

@@ -94,7 +94,7 @@ struct Stats {
     completion_errors: BTreeMap<&'static str, u64>,
     /// From post to completion: `send`, `read` and `write`.
     latency: BTreeMap<&'static str, LatencyReply>,
-    /// Data that was copied between the wire and a buffer.
+    /// Data that was copied on its way between hosts and devices, over whatever transport: 0 where all is aligned.
     copied_bytes: u64,
     /// Events of the connection manager, by name, and of devices.
     cm_events: BTreeMap<&'static str, u64>,
@@ -145,6 +145,7 @@ impl Method<Engine> for GetStats {
         let plug = on.rdma.plug();
         let plane = on.plane()?;
         let total = plug.as_ref().map(|plug| plug.total()).unwrap_or_default();
+        let copied = plane.copied_bytes();
         let control = plug
             .as_ref()
             .map(|plug| plug.control_counts())
@@ -177,7 +178,7 @@ impl Method<Engine> for GetStats {
                 .into_iter()
                 .map(|op| (op.name(), LatencyReply::new(total.latency(op))))
                 .collect(),
-            copied_bytes: total.copied_bytes,
+            copied_bytes: copied.by_target + copied.by_devices,
             cm_events: control.events,
             async_events: control.async_events,
             rejects: control.rejects,

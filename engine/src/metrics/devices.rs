@@ -49,6 +49,13 @@ family!(
     ["bdev"]
 );
 family!(
+    COPIED,
+    "nacre_copy_bytes",
+    Counter,
+    "Data copied on its way between a host and a device, by whom: `device` (buffers that were not aligned as it needs them), `target` (data in a capsule that the device keeps for longer than the receive buffer can be spared). 0 where the path is aligned, over RDMA by all means; what a RAM disk moves is its I/O.",
+    ["by"]
+);
+family!(
     SIZE,
     "nacre_bdev_size_bytes",
     Gauge,
@@ -92,13 +99,14 @@ pub struct Devices;
 
 impl MetricsSource for Devices {
     fn describe(&self) -> &'static [&'static Desc] {
-        static ALL: [&Desc; 8] = [
+        static ALL: [&Desc; 9] = [
             &OPERATIONS,
             &BYTES,
             &ERRORS,
             &INFLIGHT,
             &BUSY,
             &THROTTLED,
+            &COPIED,
             &SIZE,
             &LATENCY,
         ];
@@ -107,6 +115,9 @@ impl MetricsSource for Devices {
 
     fn collect(&self, of: &Moment, into: &mut Scrape) {
         let Some(plane) = &of.plane else { return };
+        let copied = plane.copied_bytes();
+        into.value(&COPIED, &["device"], copied.by_devices);
+        into.value(&COPIED, &["target"], copied.by_target);
         for listed in plane.bdevs.list() {
             let name = listed.layer.name();
             let snapshot = listed.layer.stats().snapshot();

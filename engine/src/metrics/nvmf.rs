@@ -65,6 +65,20 @@ family!(
     ["subsystem", "host", "transport", "op"]
 );
 family!(
+    INFLIGHT,
+    "nacre_qpair_inflight",
+    Gauge,
+    "Commands under way on a host's queue pairs, as of a tenth of a second ago at most.",
+    ["subsystem", "host", "transport"]
+);
+family!(
+    ENTRIES,
+    "nacre_qpair_entries",
+    Gauge,
+    "Commands that a host's queue pairs have room for.",
+    ["subsystem", "host", "transport"]
+);
+family!(
     CONFLICTS,
     "nacre_nvmf_reservation_conflicts",
     Counter,
@@ -127,13 +141,23 @@ struct Sum {
     latency: [u64; LATENCY_BUCKETS],
 }
 
+/// How many queue pairs one host has, and how full they are.
+#[derive(Default)]
+struct Filled {
+    queues: u64,
+    entries: u64,
+    inflight: u64,
+}
+
 impl MetricsSource for Nvmf {
     fn describe(&self) -> &'static [&'static Desc] {
-        static ALL: [&Desc; 15] = [
+        static ALL: [&Desc; 17] = [
             &NAMESPACES,
             &LISTENERS,
             &CONTROLLERS,
             &QUEUES,
+            &INFLIGHT,
+            &ENTRIES,
             &OPERATIONS,
             &BYTES,
             &ERRORS,
@@ -188,13 +212,16 @@ impl MetricsSource for Nvmf {
                 ];
                 into.value(&LISTENERS, &labels, 1.0);
             }
-            let mut queues: BTreeMap<(String, String), usize> = BTreeMap::new();
+            let mut queues: BTreeMap<(String, String), Filled> = BTreeMap::new();
             let mut sums: BTreeMap<(String, String, &'static str), Sum> = BTreeMap::new();
             for controller in &controllers {
                 let host = controller.hostnqn.to_string();
                 for queue in controller.queues() {
                     let transport = queue.transport.to_string();
-                    *queues.entry((host.clone(), transport.clone())).or_default() += 1;
+                    let filled = queues.entry((host.clone(), transport.clone())).or_default();
+                    filled.queues += 1;
+                    filled.entries += u64::from(queue.entries);
+                    filled.inflight += queue.stats.inflight.load(Relaxed);
                     for (kind, name) in [
                         (Command::Read, "read"),
                         (Command::Write, "write"),
@@ -214,8 +241,11 @@ impl MetricsSource for Nvmf {
                     }
                 }
             }
-            for ((host, transport), count) in queues {
-                into.value(&QUEUES, &[&nqn, &host, &transport], count);
+            for ((host, transport), filled) in queues {
+                let labels = [nqn.as_str(), &host, &transport];
+                into.value(&QUEUES, &labels, filled.queues);
+                into.value(&INFLIGHT, &labels, filled.inflight);
+                into.value(&ENTRIES, &labels, filled.entries);
             }
             for ((host, transport, op), sum) in sums {
                 let labels = [nqn.as_str(), &host, &transport, op];

@@ -86,11 +86,18 @@ family!(
     ["device"]
 );
 family!(
-    COPIED,
-    "nacre_copy_bytes",
-    Counter,
-    "Data copied between the wire and a buffer: 0 where the path is aligned.",
-    ["transport"]
+    CQ_ENTRIES,
+    "nacre_cq_entries",
+    Gauge,
+    "Completions that the completion queue of a device on a reactor has room for.",
+    ["reactor", "device"]
+);
+family!(
+    CQ_RESERVED,
+    "nacre_cq_entries_reserved",
+    Gauge,
+    "Completions of it that receives and queue pairs can make at once; a queue pair for which there is no room is refused.",
+    ["reactor", "device"]
 );
 family!(
     BATCH,
@@ -126,7 +133,7 @@ pub struct Rdma;
 
 impl MetricsSource for Rdma {
     fn describe(&self) -> &'static [&'static Desc] {
-        static ALL: [&Desc; 15] = [
+        static ALL: [&Desc; 16] = [
             &CONNECTIONS,
             &OPERATIONS,
             &BYTES,
@@ -138,7 +145,8 @@ impl MetricsSource for Rdma {
             &ASYNC_EVENTS,
             &REGISTRATIONS,
             &REGISTERED,
-            &COPIED,
+            &CQ_ENTRIES,
+            &CQ_RESERVED,
             &BATCH,
             &LATENCY,
             &PORT,
@@ -192,12 +200,18 @@ impl MetricsSource for Rdma {
                 into.add(&LATENCY, &[op.name(), &device], sample);
             }
         }
+        for queue in plug.completion_queues() {
+            let reactors = of.plane.as_ref().map(|plane| &plane.reactors);
+            let reactor = reactors.and_then(|all| all.get(queue.core));
+            let labels = [reactor.map_or("", |reactor| reactor.name()), &queue.device];
+            into.value(&CQ_ENTRIES, &labels, u64::from(queue.entries));
+            into.value(&CQ_RESERVED, &labels, u64::from(queue.reserved));
+        }
         let total = plug.total();
         for (status, count) in total.completion_errors().filter(|e| e.1 > 0) {
             into.value(&ERRORS, &[status], count);
         }
         into.value(&RETRY, &[], total.retry_exceeded());
-        into.value(&COPIED, &["RDMA"], total.copied_bytes);
         let control = plug.control_counts();
         for (code, count) in control.rejects {
             into.value(&REJECTS, &[code], count);

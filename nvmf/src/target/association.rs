@@ -81,6 +81,9 @@ pub struct GroupCounts {
     pub io_queues: AtomicU64,
     /// Commands that were completed on queues that are gone.
     pub retired_commands: AtomicU64,
+    /// Data of commands that was copied into other buffers, in bytes: it came in a part of a receive buffer, and its
+    /// device keeps it for longer than that can be spared.
+    pub copied_bytes: AtomicU64,
     /// What queues did that are gone, by the listener that they came through.
     by_listener: Mutex<BTreeMap<ListenerId, Totals>>,
 }

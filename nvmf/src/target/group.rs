@@ -15,6 +15,7 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use nacre_bdev::{Completion, Done};
 use nacre_hugepages::{Buf, Pool};
@@ -357,6 +358,10 @@ impl Group {
                 let Some(copy) = copy_of(data, &self.pools.io) else {
                     return false;
                 };
+                let counts = self.handle.counts();
+                counts
+                    .copied_bytes
+                    .fetch_add(copy.len() as u64, Ordering::Relaxed);
                 qp.requests[index].data = Some(copy);
             }
             self.execute(q, index, now);

@@ -232,6 +232,8 @@ impl Group {
                 self.view_changed(q);
             }
             let qp = self.queue(q);
+            let inflight = qp.requests.outstanding() as u64;
+            qp.stats.inflight.store(inflight, Ordering::Relaxed);
             if qp.is_admin() && qp.stage == Stage::Live {
                 self.controller_upkeep(q, now);
             }

@@ -131,7 +131,7 @@ impl Requests {
         None
     }
 
-    #[cfg(test)]
+    /// Commands in the table.
     pub fn outstanding(&self) -> usize {
         self.table.len() - self.free.len()
     }

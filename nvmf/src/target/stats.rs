@@ -37,6 +37,8 @@ pub struct KindStats {
 #[derive(Default)]
 pub struct QueueStats {
     kinds: [KindStats; 3],
+    /// Commands under way, at the last upkeep of their core.
+    pub inflight: AtomicU64,
 }
 
 /// What queues have done in all: successful bytes, and operations however they ended.

@@ -166,8 +166,6 @@ counters! {
     doorbells,
     /// Receive buffers posted.
     receives_posted,
-    /// Data that was copied on its way between the wire and a buffer: none, ever.
-    copied_bytes,
     /// READs that waited for the negotiated depth, and responses that waited for room.
     reads_waited,
     responses_waited,

@@ -84,6 +84,7 @@ fn any_buffer_will_do() {
             ..temp.config()
         });
         let bs = rig.block_size();
+        let mut copied = 0;
         // (skew of the buffers, bytes in the first of the two)
         for (skew, first) in [(0, bs), (1, bs), (8, 2 * bs), (0, 100), (3, 4 * bs - 1)] {
             let mut whole = rig.buf(4 * bs + skew, 0);
@@ -108,6 +109,14 @@ fn any_buffer_will_do() {
                 got == whole[skew..],
                 "skew {skew}, first {first}, direct {direct:?}"
             );
+            // What is copied is counted: both ways, and where nothing has to be, nothing.
+            let as_it_is = rig.device.direct.as_ref().map_or(true, |direct| {
+                let (memory, offset) = (direct.memory as usize, direct.offset as usize);
+                skew % memory == 0 && (skew + first) % memory == 0 && first % offset == 0
+            });
+            copied += if as_it_is { 0 } else { 2 * 4 * bs as u64 };
+            let counted = rig.device.copied_bytes();
+            assert_eq!(counted, copied, "skew {skew}, first {first}");
         }
         let free: usize = rig.pool.stats().iter().map(|s| s.count - s.free).sum();
         assert_eq!(free, 0, "every buffer came back");

@@ -1,5 +1,8 @@
 //! Devices that have something of their own to do while no command is under way.
 
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
 use nacre_nvmf_wire::StatusCode;
 use nacre_nvmf_wire::commands::io::ReadWrite;
 use nacre_nvmf_wire::opcode::io as opcode;
@@ -79,4 +82,29 @@ fn a_connection_in_the_place_of_one_with_io_left() {
     rig.hang_up(after);
     rig.hang_up(admin);
     rig.assert_clean();
+}
+
+/// What is under way on a queue is told, as of the last upkeep, for those who watch.
+#[test]
+fn commands_under_way_are_told() {
+    let (mut rig, told) = rig_told();
+    let (_, cntlid) = rig.admin();
+    let io = rig.io_queue(cntlid, 1);
+    let upkeep = Duration::from_millis(200);
+    let under_way = |rig: &Rig| {
+        let subsystem = rig.target.subsystem(&nqn(SUBNQN)).unwrap();
+        let queues = subsystem.controller(cntlid).unwrap().queues();
+        let queue = queues.iter().find(|queue| queue.qid == 1).unwrap();
+        queue.stats.inflight.load(Ordering::Relaxed)
+    };
+    told.tell(|state| state.held = true);
+    for cid in 1..=2 {
+        rig.send(io, read(cid), None);
+    }
+    rig.pass(upkeep);
+    assert_eq!(under_way(&rig), 2);
+    told.tell(|state| state.held = false);
+    rig.pass(upkeep);
+    rig.pass(upkeep);
+    assert_eq!(under_way(&rig), 0);
 }

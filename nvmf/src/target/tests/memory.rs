@@ -1,6 +1,7 @@
 //! Which memory the data of commands goes through, and how much of it at a time.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use nacre_bdev::null;
 use nacre_hugepages::{Buf, ClassSpec, Pool};
@@ -182,6 +183,13 @@ fn in_place_while_every_device_is_immediate() {
         rig.wire.borrow().responses.is_empty(),
         "the device keeps it"
     );
+    let copied = rig
+        .group
+        .handle
+        .counts()
+        .copied_bytes
+        .load(Ordering::Relaxed);
+    assert_eq!(copied, 4096, "what was copied is counted");
     drop(data());
     told.tell(|state| state.held = false);
     rig.turn();

@@ -273,7 +273,6 @@ fn every_status_at_every_stage() {
         "every receive is posted again"
     );
     let stats = world.rig.plug.total();
-    assert_eq!(stats.copied_bytes, 0);
     for (name, count) in stats.completion_errors() {
         assert_eq!(count > 0, name != "IBV_WC_WR_FLUSH_ERR", "{name}: {count}");
     }

@@ -335,7 +335,6 @@ fn host_and_target() {
     assert_eq!(before, after, "nothing is registered under load");
     let stats = stack.plug.total();
     assert!(stats.read_ops >= 3 && stats.write_ops >= 5, "{stats:?}");
-    assert_eq!(stats.copied_bytes, 0);
 }
 
 /// Requests are timed from their post to their completion, and a WRITE until the response after it is done.

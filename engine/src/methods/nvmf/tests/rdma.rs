@@ -297,12 +297,15 @@ fn a_connection_is_seen_in_answers_and_metrics() {
     for line in [
         "nacre_rdma_connections{listener=\"192.0.2.10:4420\",device=\"sim0\"} 1",
         "nacre_rdma_operations_total{type=\"recv\",device=\"sim0\"} 0",
-        "nacre_copy_bytes_total{transport=\"RDMA\"} 0",
+        "nacre_copy_bytes_total{by=\"device\"} 0",
         "nacre_rdma_cm_events_total{event=\"RDMA_CM_EVENT_CONNECT_REQUEST\"} 1",
         "nacre_rdma_connect_failures_total{stage=\"establish\",reason=\"timeout\"} 0",
         "nacre_rdma_latency_seconds_bucket{le=\"0.000001\",op=\"read\",device=\"sim0\"} 0",
         "nacre_rdma_latency_seconds_count{op=\"write\",device=\"sim0\"} 0",
         "nacre_cq_poll_batch_bucket{le=\"1.0\",device=\"sim0\"} 0",
+        &format!("nacre_cq_entries{{reactor=\"{reactor}\",device=\"sim0\"}} 4096"),
+        // Of 64 shared receives, and of a queue pair: two requests per command, 16 READs, in a power of two.
+        &format!("nacre_cq_entries_reserved{{reactor=\"{reactor}\",device=\"sim0\"}} 192"),
     ] {
         assert!(metrics.contains(line), "{line} in {metrics}");
     }
