@@ -73,7 +73,7 @@ fn storage_netdevs(system: &System, scope: &Scope) -> Vec<String> {
 }
 
 /// Since the interface came up; a few are no harm, one in ten thousand is.
-fn drops(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
+pub fn drops(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     const ID: &str = "net.drops";
     const ONE_IN: u64 = 10_000;
     const COUNTERS: [&str; 7] = [

@@ -184,5 +184,32 @@ pub fn examine(system: &System, scope: &Scope) -> Report {
     Report::of(findings)
 }
 
+/// What speaks against RDMA at these addresses, or costs it its speed: files only, no device is opened. RDMA works well
+/// enough on a network that is no good for it, until there is load.
+pub fn concerns(system: &System, addresses: &[IpAddr]) -> Vec<Finding> {
+    let scope = Scope {
+        listeners: addresses.iter().map(|ip| format!("ip:{ip}")).collect(),
+        ..Scope::default()
+    };
+    let mut findings = Vec::new();
+    rdma::of_each_device(system, &mut findings);
+    net::of_rdma(system, &scope, &mut findings);
+    hardware::drops(system, &scope, &mut findings);
+    // Devices, ports (`mlx5_0/1`) and interfaces behind these addresses.
+    let mut here: Vec<String> = Vec::new();
+    for selected in net::select_all(system, &scope) {
+        for (device, port) in system.fabric.ports_of(&selected.netdev) {
+            here.push(format!("{}/{}", device.name, port.num));
+            here.push(device.name.clone());
+        }
+        here.push(selected.netdev);
+    }
+    findings.retain(|finding| {
+        let about = finding.subject.as_ref().is_some_and(|s| here.contains(s));
+        about && matches!(finding.status, Status::Warn | Status::Fail)
+    });
+    findings
+}
+
 #[cfg(test)]
 pub(crate) mod tests;

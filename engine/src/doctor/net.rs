@@ -19,6 +19,13 @@ pub fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     peer(system, scope, findings);
 }
 
+/// What depends on the interfaces that RDMA goes by.
+pub fn of_rdma(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
+    mtu(system, findings);
+    shared(system, findings);
+    arp(system, scope, findings);
+}
+
 /// An address that a listener's selector means.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Selected {

@@ -1,7 +1,7 @@
 //! Checks of RDMA: modules, devices, links, GIDs, drivers.
 
 use nacre_rdma_link::{
-    Access, Device, GidKind, LinkLayer, ModuleState, NodeType, Port, Want, capability,
+    Access, Device, Firmware, GidKind, LinkLayer, ModuleState, NodeType, Port, Want, capability,
 };
 
 use super::net::{self, Selected};
@@ -220,18 +220,38 @@ fn software(device: &Device) -> Finding {
     }
 }
 
-/// There is no list here of firmware that is bad: the version is shown for the vendor's own.
 fn firmware(device: &Device) -> Finding {
     const ID: &str = "rdma.fw";
-    match &device.fw {
-        Some(version) => Finding::skip(
+    let Some(version) = &device.fw else {
+        return Finding::skip(ID, "it has no firmware version");
+    };
+    match nacre_rdma_link::firmware(device.driver.as_deref().unwrap_or_default(), version) {
+        Firmware::Bad(all) => {
+            let what = all
+                .iter()
+                .map(|bad| format!("{} ({})", bad.what, bad.source));
+            let what: Vec<String> = what.collect();
+            // Of a family all are mended by the latest of them, which stand in order.
+            let update_to = all.last().map_or("", |bad| bad.update_to);
+            Finding::warn(
+                ID,
+                format!("firmware {version}: {}", what.join("; ")),
+                format!("update it to {update_to} or later"),
+            )
+        }
+        Firmware::NotListed => Finding::pass(
             ID,
             format!(
-                "firmware {version}: no list of known-bad versions is kept here; compare it with the vendor's \
+                "firmware {version}: none of the versions of its kind that are known to be bad"
+            ),
+        ),
+        Firmware::Unknown => Finding::skip(
+            ID,
+            format!(
+                "firmware {version}: no bad versions of its kind are known here; compare it with the vendor's \
                  release notes"
             ),
         ),
-        None => Finding::skip(ID, "it has no firmware version"),
     }
 }
 

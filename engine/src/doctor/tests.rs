@@ -273,7 +273,7 @@ fn links_that_do_not_do() {
         "port_down: port 2 of RDMA device mlx5_0",
     );
     expect(&report, "rdma.gid.ip", Status::Skip, "port_down");
-    expect(&report, "rdma.fw", Status::Skip, "firmware 16.35.2000");
+    expect(&report, "rdma.fw", Status::Pass, "firmware 16.35.2000");
     expect(&report, "rdma.driver", Status::Pass, "ConnectX");
 
     let report = examine(&machine, &rdma_scope(&["ip:10.0.1.4", "name:eth9"]));
@@ -354,6 +354,71 @@ fn drivers() {
         "net.firewall",
         Status::Skip,
         "TCP 4420 (NVMe/RDMA over iWARP)",
+    );
+}
+
+/// What speaks against RDMA at an address is about what is behind that address, and only what speaks against it.
+#[test]
+fn concerns_at_an_address() {
+    let ids = |tree: &Tree, addresses: &[(&str, &str)], at: &str| {
+        let machine = system(tree, addresses, Told::default());
+        let all = concerns(&machine, &[ip(at)]);
+        let ids = all.into_iter().map(|finding| finding.id);
+        ids.collect::<Vec<_>>()
+    };
+    let tree = testing::rxe_on_eth();
+    let addresses = [("eth0", "10.0.0.4"), ("eth1", "10.0.1.4")];
+    tree.file(
+        "proc/net/route",
+        "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\n\
+         eth0\t00000000\t0100000A\t0003\t0\t0\t0\t00000000\t0\t0\t0",
+    );
+    let found = ids(&tree, &addresses, "10.0.0.4");
+    assert!(
+        found.contains(&"rdma.software") && found.contains(&"net.shared"),
+        "{found:?}"
+    );
+    assert_eq!(ids(&tree, &addresses, "10.0.1.4"), [] as [&str; 0]);
+    let tree = testing::mlx5_dual_port();
+    let addresses = [("ens1f0", "10.0.1.4")];
+    assert_eq!(ids(&tree, &addresses, "10.0.1.4"), [] as [&str; 0]);
+    tree.file("sys/class/infiniband/mlx5_0/fw_ver", "16.34.1002");
+    assert_eq!(ids(&tree, &addresses, "10.0.1.4"), ["rdma.fw"]);
+}
+
+/// Firmware that something bad is known of is told with what, by whom, and the version that mends it.
+#[test]
+fn firmware_that_is_bad() {
+    let tree = testing::mlx5_dual_port();
+    let fw = |version| {
+        tree.file("sys/class/infiniband/mlx5_0/fw_ver", version);
+        examine(&system(&tree, &[], Told::default()), &Scope::default())
+    };
+    let report = fw("32.39.2048");
+    expect(
+        &report,
+        "rdma.fw",
+        Status::Warn,
+        "congestion control may malfunction",
+    );
+    let found = the(&report, "rdma.fw");
+    assert!(
+        found.evidence.contains("(https://docs.nvidia.com/"),
+        "{found:?}"
+    );
+    let remedy = found.remedy.as_deref();
+    assert_eq!(remedy, Some("update it to 32.41.1000 or later"));
+    expect(
+        &fw("32.41.1000"),
+        "rdma.fw",
+        Status::Pass,
+        "none of the versions",
+    );
+    expect(
+        &fw("99.1.1"),
+        "rdma.fw",
+        Status::Skip,
+        "compare it with the vendor's",
     );
 }
 

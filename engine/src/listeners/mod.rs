@@ -33,6 +33,7 @@ use self::system::System;
 use self::watch::Watch;
 use crate::config::listener::{Listener, RdmaWish, Transport};
 use crate::config::{ConfigError, Problem, Settings};
+use crate::doctor;
 use crate::engine::Engine;
 use crate::methods::volume::Published;
 use crate::rdma::Verbs;
@@ -93,6 +94,8 @@ pub struct Listeners {
     refused: RefCell<BTreeMap<Place, RpcError>>,
     standings: RefCell<Vec<Standing>>,
     unmatched: RefCell<Vec<Unmatched>>,
+    /// What was said against RDMA where it is listened on: each is said once.
+    concerns: Rc<RefCell<BTreeSet<String>>>,
     /// Times that the machine was looked at.
     looks: Cell<u64>,
     /// One at a time makes it so.
@@ -282,6 +285,18 @@ impl Listeners {
         let new: Vec<Standing> = plan.paths.into_iter().map(stand).collect();
         let old = self.standings.replace(new.clone());
         changes(on, &old, &new);
+        let by_rdma = |all: &[Standing]| -> Vec<IpAddr> {
+            let rdma = |s: &&Standing| {
+                s.path.transport == Transport::Rdma && s.actual == Actual::Listening
+            };
+            all.iter().filter(rdma).map(|s| s.path.ip).collect()
+        };
+        let before = by_rdma(&old);
+        let mut fresh = by_rdma(&new);
+        fresh.retain(|ip| !before.contains(ip));
+        if !fresh.is_empty() {
+            tokio::task::spawn_local(concern(Rc::clone(&self.concerns), fresh));
+        }
         let before = self.unmatched.replace(plan.unmatched.clone());
         for unmatched in plan.unmatched.iter().filter(|u| !before.contains(u)) {
             warn!("{unmatched}; it is listened on when it is there");
@@ -388,6 +403,22 @@ fn refusal(error: &RpcError) -> Lack {
         reason: "refused",
         evidence,
         remedy: remedy.unwrap_or_else(again),
+    }
+}
+
+/// RDMA is wanted where it may be no good: said when it begins to be used, not when it breaks down.
+async fn concern(said: Rc<RefCell<BTreeSet<String>>>, addresses: Vec<IpAddr>) {
+    let found =
+        tokio::task::spawn_blocking(move || doctor::concerns(&doctor::System::real(), &addresses));
+    for finding in found.await.unwrap_or_default() {
+        let (id, subject) = (finding.id, finding.subject.unwrap_or_default());
+        if said.borrow_mut().insert(format!("{id} {subject}")) {
+            let remedy = finding.remedy.unwrap_or_default();
+            warn!(
+                "RDMA is used on {subject}: {id}: {}; {remedy}",
+                finding.evidence
+            );
+        }
     }
 }
 

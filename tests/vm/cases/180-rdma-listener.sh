@@ -26,6 +26,8 @@ for ip in "$ADDR" fd00:9:8::1; do
     wait_until 30 stands "$ip" RDMA "listening "
 done
 rpc nvmf_get_transports '{"trtype":"RDMA"}'
+warned() { grep -q "rdma.software: rxe: functional, not fast" "$DAEMON_LOG"; }
+wait_until 30 warned
 
 step "the discovery log has both"
 nvme discover -t rdma -a "$ADDR" -s "$PORT" --hostnqn="$HOST_A" --hostid="$HOST_A_ID" -o json | tee "$WORK/log.json"
