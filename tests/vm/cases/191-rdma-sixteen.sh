@@ -1,7 +1,9 @@
 # limit: 600
-# Sixteen queue pairs at once, each with its own data; then none, and all that they held is back.
+# Sixteen queue pairs at once, each with its own data, out of memory in many small regions; then none, and all that they
+# held is back.
 nacre_only "it is asked for its queue pairs"
 rdma_up
+export NACRE_RDMA_MAX_MR_SIZE=$((16 << 20))
 target_start
 for i in $(seq 8); do
     nacre_subsystem_create "$NQN-$i" any
@@ -12,6 +14,8 @@ established() { rpc rdma_get_qpairs | jq '[.[] | select(.state == "established")
 are_established() { [ "$(established)" = "$1" ]; }
 wait_until 90 are_established 16
 expect "registrations of each device" "$(rpc rdma_get_mrs | jq -c '[.[] | .registrations_total == .regions]')" "[true]"
+expect "the longest region" "$(rpc rdma_get_mrs | jq '[.[].mrs[].bytes] | max')" $((16 << 20))
+rpc rdma_get_mrs | jq -e 'all(.[]; .bytes > 3 * .max_mr_size and .regions > (.arenas | length))'
 registered=$(rpc rdma_get_mrs | jq '.[0].registrations_total')
 
 pids=()

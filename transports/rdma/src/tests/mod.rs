@@ -8,6 +8,7 @@ mod incidents;
 mod paths;
 mod pieces;
 mod rig;
+mod sleeping;
 mod stack;
 
 use nacre_nvmf::transport::conformance;

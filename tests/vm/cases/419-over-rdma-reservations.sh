@@ -1,0 +1,3 @@
+# limit: 600
+# Over RDMA: two hosts agree by reservations.
+over_rdma 175-reservations
