@@ -10,6 +10,8 @@ use serde::Serialize;
 pub const MAX_MESSAGE: u32 = 1 << 28;
 pub const MAX_QUEUE_PAIRS: u16 = 256;
 pub const MAX_DEPTH: u16 = 4096;
+/// Memory of the server that one queue pair writes to: it has one key, and so lies in one memory region wherever that is.
+pub const MAX_EXPOSED: u64 = nacre_hugepages::REGION_MAX as u64 / 2;
 
 /// What moves the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
@@ -123,6 +125,11 @@ pub enum Invalid {
     QueuePairs { asked: u16 },
     #[error("a depth of {asked}: 1 to {MAX_DEPTH} can be")]
     Depth { asked: u16 },
+    #[error(
+        "{needed} bytes of the server's memory for one queue pair, to compare what is written there: {MAX_EXPOSED} can be, \
+         whatever --memory says; use smaller messages or less --depth, or leave --verify out"
+    )]
+    Exposed { needed: u64 },
     #[error("0 messages, or no time, measure nothing")]
     Length,
 }
@@ -146,6 +153,13 @@ impl Test {
         }
         if !(1..=MAX_DEPTH).contains(&self.depth) {
             return Err(Invalid::Depth { asked: self.depth });
+        }
+        // Of READs fewer may be under way than asked for: that is known with the connection.
+        if self.op == Op::Write && self.verify {
+            let needed = u64::from(self.under_way()) * u64::from(self.largest());
+            if needed > MAX_EXPOSED {
+                return Err(Invalid::Exposed { needed });
+            }
         }
         match self.length {
             Length::Messages(0) => Err(Invalid::Length),

@@ -136,6 +136,16 @@ fn tests_that_make_no_sense() {
         ),
         (
             Test {
+                op: Op::Write,
+                verify: true,
+                sizes: vec![1, 128 << 20],
+                depth: 5,
+                ..Test::default()
+            },
+            Invalid::Exposed { needed: 640 << 20 },
+        ),
+        (
+            Test {
                 length: Length::Messages(0),
                 ..Test::default()
             },
