@@ -57,6 +57,11 @@ timeout 60 rdma link delete "$RDMA_DEV"
 [ ! -e "/sys/class/infiniband/$RDMA_DEV" ] || die "$RDMA_DEV is still there"
 wait_until 20 stands "$ADDR" RDMA "absent no_rdma_dev"
 expect "TCP on $ADDR" "$(standing "$ADDR" TCP)" "listening "
+lost() {
+    rpc events_get '{"categories":["transport"]}' |
+        jq -e --arg device "$RDMA_DEV" 'any(.events[]; .type == "rdma_device_lost" and .facts.device == $device)'
+}
+wait_until 30 lost
 wait_until 60 gone "$NQN"
 TRTYPE=tcp connect_and_find "$NQN"
 fio_verify "$DEV" tcp --rw=randwrite --bs=4k --size=2m --iodepth=8
