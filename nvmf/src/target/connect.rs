@@ -243,11 +243,9 @@ impl Group {
                 format!("controller {cntlid} belongs to {}", association.hostnqn),
             ));
         }
-        let max = self
-            .target
-            .config
-            .max_io_queues
-            .min(association.io_queues());
+        // Of the transport that the controller came over: it has announced that many.
+        let limits = self.target.queue_limits(association.transport);
+        let max = limits.max_io_queues.min(association.io_queues());
         let discovery = subsystem.kind == super::subsystem::SubsystemKind::Discovery;
         if connect.qid > max || discovery {
             return Err(Refused::Parameter(

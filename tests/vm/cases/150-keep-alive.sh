@@ -1,4 +1,4 @@
-# An idle connection stays up past its keep-alive time, and one whose host fell silent is taken down.
+# An idle connection stays up past its keep-alive time.
 serve 32
 connect_and_find "$NQN" --keep-alive-tmo=2
 sleep 7

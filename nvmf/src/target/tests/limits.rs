@@ -12,8 +12,8 @@ use zerocopy::IntoBytes;
 
 use super::host::INVALID;
 use super::rig::*;
-use crate::target::TargetConfig;
-use crate::transport::ConnId;
+use crate::target::{QueueLimits, TargetConfig};
+use crate::transport::{ConnId, TransportType};
 
 /// A rig with small and odd limits, its admin queue and an I/O queue.
 fn rig() -> (Rig, ConnId, ConnId) {
@@ -200,6 +200,39 @@ fn number_of_queues() {
         rig.io_queue(cntlid, granted);
         let (_, cqe) = rig.connect_as(HOSTNQN, SUBNQN, granted + 1, cntlid, 16);
         assert_eq!(cqe.status().code(), StatusCode::CONNECT_INVALID_PARAMETERS);
+    }
+}
+
+/// Goal: a transport with more I/O queues than the target's own number, or with fewer, has as many as its controllers
+/// announce: a host that was granted a number and is refused one of them gives the whole connection up.
+#[test]
+fn number_of_queues_of_a_transport() {
+    for announced in [2u16, 6] {
+        let mut rig = Rig::new(TargetConfig {
+            max_io_queues: 4,
+            ..TargetConfig::default()
+        });
+        rig.add_namespace(ram());
+        let kind = TransportType::Loopback;
+        let limits = QueueLimits {
+            max_io_queues: announced,
+            ..rig.target.queue_limits(kind)
+        };
+        rig.target.set_queue_limits(kind, limits);
+        let (admin, cntlid) = rig.admin();
+        let refused = |rig: &mut Rig| {
+            let (_, cqe) = rig.connect_as(HOSTNQN, SUBNQN, announced + 1, cntlid, 16);
+            cqe.status().code()
+        };
+        // A host that asks for no number has all of them.
+        assert_eq!(refused(&mut rig), StatusCode::CONNECT_INVALID_PARAMETERS);
+        let most = u32::from(announced - 1) << 16 | u32::from(announced - 1);
+        let granted = rig.set_feature(admin, fid::NUMBER_OF_QUEUES, 99 << 16 | 99);
+        assert_eq!(granted, Ok(most));
+        for qid in 1..=announced {
+            rig.io_queue(cntlid, qid);
+        }
+        assert_eq!(refused(&mut rig), StatusCode::CONNECT_INVALID_PARAMETERS);
     }
 }
 
