@@ -25,33 +25,31 @@ use tracing_subscriber::{Registry, reload};
 
 use crate::config::settings::{Log, LogFormat, LogLevel};
 
-/// A flag's name and the targets that it turns on.
-pub const FLAGS: [(&str, &[&str]); 12] = [
+/// A flag's name and the targets that it turns on, by how their names begin. Each crate is one's.
+pub const FLAGS: [(&str, &[&str]); 16] = [
     ("all", &["nacre"]),
     ("app", &["nacre_engine"]),
     ("bdev", &["nacre_bdev"]),
+    ("bdev_nvme", &["nacre_bdev_nvme", "nacre_engine::drives"]),
+    (
+        "bdev_remote",
+        &["nacre_bdev_remote", "nacre_engine::remotes"],
+    ),
     ("bdev_uring", &["nacre_bdev_uring"]),
     ("config", &["nacre_engine::config"]),
     ("hugepages", &["nacre_hugepages"]),
     ("nvmf", &["nacre_nvmf"]),
     ("nvmf_loopback", &["nacre_transport_loopback"]),
     ("nvmf_tcp", &["nacre_transport_tcp"]),
+    ("rdma", &["nacre_rdma"]),
     ("reactor", &["nacre_reactor"]),
     ("rpc", &["nacre_engine::rpc"]),
     ("store", &["nacre_engine::store", "nacre_engine::journal"]),
+    ("volume", &["nacre_bdev_replica", "nacre_engine::volumes"]),
 ];
 
-/// Every crate of the program, for "all".
-const CRATES: [&str; 8] = [
-    "nacre_engine",
-    "nacre_bdev",
-    "nacre_bdev_uring",
-    "nacre_hugepages",
-    "nacre_nvmf",
-    "nacre_reactor",
-    "nacre_transport_loopback",
-    "nacre_transport_tcp",
-];
+/// How the name of every crate of the program begins.
+const OURS: &str = "nacre";
 
 /// What is logged now, and the means to change it.
 #[derive(Clone)]
@@ -199,10 +197,8 @@ impl Logs {
             LogLevel::Notice | LogLevel::Info => LevelFilter::INFO,
             LogLevel::Debug => LevelFilter::DEBUG,
         };
-        let mut filter = Targets::new().with_default(level.min(LevelFilter::WARN));
-        for name in CRATES {
-            filter = filter.with_target(name, level);
-        }
+        let others = level.min(LevelFilter::WARN);
+        let mut filter = Targets::new().with_default(others).with_target(OURS, level);
         for (name, targets) in FLAGS {
             if state.flags[name] && name != "all" {
                 filter = targets
@@ -287,5 +283,33 @@ mod tests {
         logs.set_flag("all", true).unwrap();
         assert!(logs.flags().values().all(|on| *on));
         assert_eq!(logs.set_flag("nvm", true), Err(UnknownFlag("nvm".into())));
+    }
+
+    /// Every crate that the program is made of, as its manifest has them.
+    fn crates() -> Vec<String> {
+        let lines = include_str!("../Cargo.toml").lines();
+        let ours = lines.filter(|line| line.starts_with("nacre-"));
+        ours.filter_map(|line| line.split_once([' ', '.', '=']))
+            .map(|(name, _)| name.replace('-', "_"))
+            .collect()
+    }
+
+    /// Goal: no crate is left out: neither by the level, nor by `all`, which SPDK's command lines have as `-L all`.
+    #[test]
+    fn levels_and_all_reach_every_crate() {
+        let crates = crates();
+        assert!(crates.iter().any(|name| name == "nacre_rdma"), "{crates:?}");
+        let silent = |logs: &Logs, level: Level| {
+            let mut names = crates.iter();
+            names.find(|name| !passes(logs, name, level)).cloned()
+        };
+        let logs = Logs::detached(&Log::default()).unwrap();
+        assert_eq!(silent(&logs, Level::INFO), None);
+        logs.set_flag("all", true).unwrap();
+        assert_eq!(silent(&logs, Level::DEBUG), None);
+        logs.set_flag("all", false).unwrap();
+        assert!(!passes(&logs, "nacre_rdma::control", Level::DEBUG));
+        logs.set_level(LogLevel::Debug);
+        assert_eq!(silent(&logs, Level::DEBUG), None);
     }
 }
