@@ -53,8 +53,8 @@ pub struct ServeArgs {
     /// Where state is kept; "none": nowhere
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
-    /// DMA memory in MiB, for all reactors together
-    #[arg(short = 's', long, value_name = "MB")]
+    /// DMA memory for all reactors together, in MiB or with a unit (2G)
+    #[arg(short = 's', long, value_name = "MB", value_parser = mebibytes)]
     mem_size: Option<u64>,
     /// Use ordinary pages
     #[arg(long)]
@@ -254,6 +254,14 @@ impl ServeArgs {
     }
 }
 
+/// MiB, as SPDK reads them: a number alone, or bytes with a unit.
+fn mebibytes(text: &str) -> Result<u64, String> {
+    match text.parse() {
+        Ok(mebibytes) => Ok(mebibytes),
+        Err(_) => super::size::parse_bytes(text).map(|bytes| bytes >> 20),
+    }
+}
+
 /// The file as JSON if that is what it is: a JSON object starts with a brace, TOML never does.
 fn read_json(path: &Path) -> Result<Option<Value>, Failure> {
     use anyhow::Context;
@@ -294,6 +302,19 @@ mod tests {
         parse(
             "nvmf_tgt -m [0,2] --json /dev/null --rpcs-allowed a,b --json-ignore-init-errors --num-trace-entries 0 -A 0000:00:1f.0 --silence-noticelog",
         );
+    }
+
+    /// SPDK takes `-s 2G` as well as `-s 2048`.
+    #[test]
+    fn memory_with_and_without_a_unit() {
+        for (text, mebibytes) in [("2048", 2048), ("2G", 2048), ("64MiB", 64), ("0", 0)] {
+            let args = parse(&format!("nvmf_tgt -s {text}"));
+            assert_eq!(args.mem_size, Some(mebibytes), "{text}");
+        }
+        for text in ["", "-1", "2X", "1e3"] {
+            let line = ["nvmf_tgt", "-s", text];
+            assert!(NvmfTgt::try_parse_from(line).is_err(), "{text}");
+        }
     }
 
     #[test]
