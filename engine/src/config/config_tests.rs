@@ -97,6 +97,18 @@ fn wrong_values_name_key_and_line() {
             "[nvmf]\nmax_queue_depth = 1",
             "nacre.toml:2: nvmf.max_queue_depth: 1 is not in 2..=4096",
         ),
+        (
+            "[nvmf]\nmax_io_size = 1000000",
+            "nacre.toml:2: nvmf.max_io_size: 1000000 is not a power of two",
+        ),
+        (
+            "[nvmf]\nin_capsule_data_size = 100",
+            "nacre.toml:2: nvmf.in_capsule_data_size: 100 is not a multiple of 16",
+        ),
+        (
+            "[nvmf]\nin_capsule_data_size = 8192\nmax_io_size = 4096",
+            "nacre.toml:2: nvmf.in_capsule_data_size: 8192 is more than max_io_size (4096)",
+        ),
         ("[metrics\n", "nacre.toml:1: not TOML"),
         (
             "[[bdev]]\nname = \"a\"\ntype = \"malloc\"",

@@ -262,6 +262,9 @@ fn validate(settings: &Settings, origins: &BTreeMap<String, String>) -> Vec<Prob
             refuse(key, format!("{value} is not in {least}..={most}"), "");
         }
     }
+    for (key, cause) in settings.nvmf.sizes_that_cannot_be() {
+        refuse(&format!("nvmf.{key}"), cause, "");
+    }
     for (key, cause) in settings.rdma.problems() {
         refuse(&format!("rdma.{key}"), cause, "");
     }

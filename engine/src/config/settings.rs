@@ -242,6 +242,24 @@ impl Default for Nvmf {
 }
 
 impl Nvmf {
+    /// What no transport would take: better told before the start than by every listener.
+    pub fn sizes_that_cannot_be(&self) -> Vec<(&'static str, String)> {
+        let (largest, in_capsule) = (self.max_io_size, self.in_capsule_data_size);
+        let mut problems = Vec::new();
+        if !largest.is_power_of_two() {
+            problems.push(("max_io_size", format!("{largest} is not a power of two")));
+        }
+        if !in_capsule.is_multiple_of(16) {
+            let cause = format!("{in_capsule} is not a multiple of 16");
+            problems.push(("in_capsule_data_size", cause));
+        }
+        if in_capsule > largest {
+            let cause = format!("{in_capsule} is more than max_io_size ({largest})");
+            problems.push(("in_capsule_data_size", cause));
+        }
+        problems
+    }
+
     /// The listeners declared, and those of `listen`, with what `rdma` says about all.
     pub fn listeners(&self) -> Vec<Listener> {
         let short = self.listen.iter().enumerate();
