@@ -16,6 +16,13 @@ family!(
     ["subsystem"]
 );
 family!(
+    NAMESPACE,
+    "nacre_nvmf_namespace",
+    Gauge,
+    "Always 1: a namespace and its block device, whose `nacre_bdev_…` tell what hosts do with it.",
+    ["subsystem", "nsid", "bdev"]
+);
+family!(
     LISTENERS,
     "nacre_nvmf_listener",
     Gauge,
@@ -151,8 +158,9 @@ struct Filled {
 
 impl MetricsSource for Nvmf {
     fn describe(&self) -> &'static [&'static Desc] {
-        static ALL: [&Desc; 17] = [
+        static ALL: [&Desc; 18] = [
             &NAMESPACES,
+            &NAMESPACE,
             &LISTENERS,
             &CONTROLLERS,
             &QUEUES,
@@ -199,6 +207,7 @@ impl MetricsSource for Nvmf {
             into.value(&NAMESPACES, &[&nqn], namespaces.len());
             for entry in &namespaces {
                 let labels = [nqn.as_str(), &entry.namespace.nsid.to_string()];
+                into.value(&NAMESPACE, &[labels[0], labels[1], &entry.bdev_name], 1.0);
                 let reservation = &entry.namespace.reservation;
                 into.value(&CONFLICTS, &labels, reservation.conflicts());
                 into.value(&REGISTRANTS, &labels, reservation.state().registrants.len());

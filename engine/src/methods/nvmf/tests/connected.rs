@@ -226,10 +226,22 @@ fn hosts_are_told_of_changes() {
     let port = listen(&bench, NQN);
     let mut session = connect(port, NQN).unwrap();
     assert_eq!(active_namespaces(&mut session), [] as [u32; 0]);
+    let line = format!("nacre_nvmf_namespace{{subsystem=\"{NQN}\",nsid=\"1\",bdev=\"m0\"}} 1");
+    let counted = || {
+        let metrics = bench.call("metrics_get", json!({ "format": "text" }));
+        metrics
+            .as_str()
+            .unwrap()
+            .lines()
+            .any(|l| l.starts_with(&line))
+    };
+    assert!(!counted());
     namespace(&bench, NQN, "m0");
     assert_eq!(active_namespaces(&mut session), [1]);
+    assert!(counted(), "its device's figures can be found: {line}");
     bench.call("bdev_malloc_delete", json!({ "name": "m0" }));
     assert_eq!(active_namespaces(&mut session), [] as [u32; 0]);
+    assert!(!counted());
     assert_eq!(get(&bench, NQN)["namespaces"], json!([]));
     session.disconnect();
 }
