@@ -79,12 +79,13 @@ async fn run(options: &ServeOptions, logs: Logs) -> anyhow::Result<()> {
         true => Some(Socket::bind(&socket_path)?),
         false => None,
     };
+    let store = open_store(&settings, options.personality)?;
+    // Not before: where another daemon has the state, the file is that one's.
     let _pid_file = options
         .pid_file
         .as_deref()
         .map(PidFile::write)
         .transpose()?;
-    let store = open_store(&settings, options.personality)?;
     let listener = match settings.metrics.listen {
         Some(address) => Some(http::bind(address).await?),
         None => None,

@@ -41,6 +41,10 @@ impl Place {
     }
 
     fn serve(&self, args: &[&str]) -> Daemon {
+        self.serve_with(args, &[])
+    }
+
+    fn serve_with(&self, args: &[&str], environment: &[(&str, &str)]) -> Daemon {
         let log = std::fs::File::create(self.path("log")).unwrap();
         let mut command = self.nacre();
         command
@@ -51,7 +55,8 @@ impl Place {
             .arg(self.path("data"));
         command
             .args(["--cores", "auto:1", "--mem-size", "16"])
-            .args(args);
+            .args(args)
+            .envs(environment.iter().copied());
         command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -187,8 +192,16 @@ fn it_starts_answers_refuses_a_second_and_stops_cleanly() {
         .arg(place.path("other.sock"))
         .arg("--data-dir")
         .arg(place.path("data"))
+        .arg("--pid-file")
+        .arg(&pid_file)
         .output()
         .unwrap();
+    let pid = std::fs::read_to_string(&pid_file).unwrap();
+    assert_eq!(
+        pid.trim(),
+        daemon.child.id().to_string(),
+        "it is the first's"
+    );
     assert!(
         text(&other.stderr).contains("another daemon (pid"),
         "{}",
@@ -206,6 +219,54 @@ fn it_starts_answers_refuses_a_second_and_stops_cleanly() {
             .unwrap(),
         true
     );
+    assert_eq!(daemon.ended(), 0);
+}
+
+/// Goal: systemd is told when the daemon serves, that it is alive, and that it stops.
+/// Method: its socket, and the time that it gives for a sign of life.
+#[test]
+fn systemd_is_told() {
+    let place = Place::new();
+    let path = place.path("notify");
+    let systemd = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
+    systemd
+        .set_read_timeout(Some(Duration::from_secs(60)))
+        .unwrap();
+    let wait_for = |wanted: &str| {
+        let until = Instant::now() + Duration::from_secs(60);
+        let mut seen = Vec::new();
+        loop {
+            assert!(Instant::now() < until, "no {wanted}, but {seen:?}");
+            let mut message = [0; 512];
+            let length = systemd.recv(&mut message).unwrap_or_else(|error| {
+                panic!("{error} while waiting for {wanted}; so far: {seen:?}")
+            });
+            let message = text(&message[..length]);
+            if message.lines().any(|line| line == wanted) {
+                return;
+            }
+            seen.push(message);
+        }
+    };
+    let environment = [
+        ("NOTIFY_SOCKET", path.to_str().unwrap()),
+        ("WATCHDOG_USEC", "200000"),
+    ];
+    let (daemon, mut client) = {
+        let mut daemon = place.serve_with(&["--wait-for-rpc"], &environment);
+        let client = daemon.connect();
+        (daemon, client)
+    };
+    systemd.set_nonblocking(true).unwrap();
+    let early = systemd.recv(&mut [0; 512]);
+    assert!(early.is_err(), "it does not serve before it is started");
+    systemd.set_nonblocking(false).unwrap();
+    client.call("framework_start_init", Value::Null).unwrap();
+    wait_for("READY=1");
+    wait_for("WATCHDOG=1");
+    wait_for("WATCHDOG=1");
+    daemon.signal("TERM");
+    wait_for("STOPPING=1");
     assert_eq!(daemon.ended(), 0);
 }
 
