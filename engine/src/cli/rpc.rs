@@ -4,10 +4,11 @@ use clap::Args;
 use serde_json::{Map, Value};
 
 use super::{Connection, Failure, output};
+use crate::methods::reference::is_text;
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Parameters: one JSON object, or key=value pairs. A value is read as JSON if it is JSON\nand as text otherwise; dots make objects: listen_address.trtype=TCP.\n\nExample: nacre rpc bdev_malloc_create name=ram0 num_blocks=131072 block_size=512"
+    after_help = "Parameters: one JSON object, or key=value pairs. A value is read as JSON if it is JSON\nand as text otherwise, and as text where the method wants text; dots make objects:\nlisten_address.trsvcid=4420.\n\nExample: nacre rpc bdev_malloc_create name=ram0 num_blocks=131072 block_size=512"
 )]
 pub struct RpcArgs {
     #[command(flatten)]
@@ -27,12 +28,12 @@ pub fn run(args: RpcArgs) -> Result<(), Failure> {
         return output::line(crate::methods::reference::markdown().trim_end());
     }
     let method = args.method.as_deref().unwrap_or_default();
-    let params = parse_params(&args.params)?;
+    let params = parse_params(method, &args.params)?;
     output::json(&args.connection.call(method, params)?)
 }
 
 /// Reads the parameters of a call.
-pub fn parse_params(words: &[String]) -> Result<Value, Failure> {
+fn parse_params(method: &str, words: &[String]) -> Result<Value, Failure> {
     if let [only] = words
         && only.trim_start().starts_with(['{', '['])
     {
@@ -44,7 +45,12 @@ pub fn parse_params(words: &[String]) -> Result<Value, Failure> {
         let (key, text) = word
             .split_once('=')
             .ok_or_else(|| Failure::Usage(format!("\"{word}\" is neither JSON nor key=value")))?;
-        insert(&mut params, key, value(text))
+        let value = match value(text) {
+            // A port, or a name of digits only.
+            Value::Number(_) | Value::Bool(_) if is_text(method, key) => text.into(),
+            value => value,
+        };
+        insert(&mut params, key, value)
             .map_err(|()| Failure::Usage(format!("\"{key}\" is given twice")))?;
     }
     Ok(if params.is_empty() {
@@ -80,7 +86,42 @@ mod tests {
     use serde_json::json;
 
     fn parse(words: &[&str]) -> Result<Value, Failure> {
-        parse_params(&words.iter().map(|w| (*w).to_owned()).collect::<Vec<_>>())
+        parse_for("unheard_of", words)
+    }
+
+    fn parse_for(method: &str, words: &[&str]) -> Result<Value, Failure> {
+        let words: Vec<String> = words.iter().map(|w| (*w).to_owned()).collect();
+        parse_params(method, &words)
+    }
+
+    /// A port is text in SPDK's dialect, and a name may be a number: nobody has to quote them twice.
+    #[test]
+    fn text_stays_text_where_the_method_wants_it() {
+        assert_eq!(
+            parse_for(
+                "nvmf_subsystem_add_listener",
+                &[
+                    "nqn=n",
+                    "listen_address.trsvcid=4420",
+                    "secure_channel=false",
+                    "options.tos=8"
+                ]
+            )
+            .unwrap(),
+            json!({ "nqn": "n", "listen_address": { "trsvcid": "4420" }, "secure_channel": false, "options": { "tos": 8 } })
+        );
+        assert_eq!(
+            parse_for(
+                "bdev_malloc_create",
+                &["name=7", "num_blocks=7", "uuid=null"]
+            )
+            .unwrap(),
+            json!({ "name": "7", "num_blocks": 7, "uuid": null })
+        );
+        assert_eq!(
+            parse_for("bdev_null_delete", &["name=\"7\""]).unwrap(),
+            json!({ "name": "7" })
+        );
     }
 
     #[test]

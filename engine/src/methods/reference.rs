@@ -59,6 +59,17 @@ fn method<C: 'static>(out: &mut String, entry: &MethodEntry<C>) -> std::fmt::Res
     writeln!(out, "\nAnswer: {}", kind(&reply, &reply))
 }
 
+/// Whether a parameter of a method, by its path, is text.
+pub fn is_text(method: &str, path: &str) -> bool {
+    let registry = super::all();
+    let Some(entry) = registry.find(method) else {
+        return false;
+    };
+    let schema = Value::from((entry.params_schema)());
+    let fields = fields(&schema, &schema, "");
+    fields.iter().any(|f| f.name == path && f.kind == "string")
+}
+
 struct Field {
     name: String,
     kind: String,
