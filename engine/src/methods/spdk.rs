@@ -56,7 +56,7 @@ pub const NOT_OFFERED: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "No PCI device is driven, and no DPDK is there: `nacre hugepages show` tells about memory.",
+        "There is no DPDK: `nacre nvme list` tells about drives, `nacre hugepages show` about memory.",
         &["env_dpdk_get_mem_stats", "framework_get_pci_devices"],
     ),
     (

@@ -57,6 +57,7 @@ struct CreateParams {
     dif_insert_or_strip: Option<bool>,
     /// Must be 0.
     sock_priority: Option<u32>,
+    /// Accepted: an Abort is answered at once, whatever becomes of the command.
     abort_timeout_sec: Option<u32>,
     /// TCP: milliseconds until a peer that acknowledges nothing is given up; 0: 30 seconds. RDMA: the local ACK
     /// timeout as an exponent (4.096 us * 2^n), at most 31; 0: the connection manager's.
