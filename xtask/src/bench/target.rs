@@ -19,9 +19,16 @@ pub const TARGET_CORE: &str = "0";
 const TARGET_CORE_MASK: &str = "0x1";
 pub const HOST_CORE: &str = "1";
 
+/// Seconds that a load runs before it is measured, as those of the limit program do: the congestion window opens, the
+/// sockets' buffers grow.
+pub const WARM_UP: &str = "0.3";
+
 /// 16 MiB: within the processor's caches, as the buffers of the limit program are. Random writes all over a
 /// larger RAM disk measure the memory behind it (at 256 MiB they are slower by two fifths), not the way there.
 const DISK_BLOCKS: u64 = 4096;
+const DISK_BYTES: u64 = DISK_BLOCKS * 4096;
+/// Of one of the requests that a disk is filled by.
+const FILL: u64 = 128 << 10;
 const RPC_LIMIT: Duration = Duration::from_secs(30);
 
 /// A daemon of one reactor with a malloc bdev, in a folder that goes with it.
@@ -126,6 +133,18 @@ impl<'a> Target<'a> {
             .args(load);
         let out = process::capture(&mut command, limit)?;
         serde_json::from_str(&out).with_context(|| format!("no JSON: {out:?}"))
+    }
+
+    /// Writes every block of a namespace as large as the malloc bdev. Memory that was never written is one page of zeroes
+    /// for the kernel, whatever is read: as fast as a disk with data never is.
+    pub fn fill(&self, nsid: &str) -> Result<()> {
+        let size = FILL.to_string();
+        let ios = (DISK_BYTES / FILL).to_string();
+        let load = [
+            "--nsid", nsid, "--rw", "write", "--size", &size, "--depth", "16", "--queues", "1",
+            "--ios", &ios,
+        ];
+        self.load(&load, RPC_LIMIT).map(|_| ())
     }
 
     pub fn stop(mut self) -> Result<()> {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
-use super::target::{ADDRESS, HOST_CORE, NQN, PORT, TARGET_CORE, Target, number};
+use super::target::{ADDRESS, HOST_CORE, NQN, PORT, TARGET_CORE, Target, WARM_UP, number};
 use super::{Line, TcpOptions, idle, instructions, print_table};
 use crate::process;
 use crate::setup;
@@ -69,6 +69,7 @@ pub fn run(root: &Path, options: &TcpOptions) -> Result<ExitCode> {
     };
 
     let target = Target::start(&nacre)?;
+    target.fill("1")?;
     let mut lines: Vec<(&Case, Line)> = CASES
         .iter()
         .filter(|case| wanted(case.name))
@@ -205,6 +206,8 @@ fn measure(target: &Target, case: &Case, seconds: f64) -> Result<f64> {
             &case.depth.to_string(),
             "--queues",
             &case.connections.to_string(),
+            "--warmup",
+            WARM_UP,
             "--seconds",
             &seconds.to_string(),
         ],

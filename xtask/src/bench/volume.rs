@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
-use super::target::{NQN, Target, number};
+use super::target::{NQN, Target, WARM_UP, number};
 use super::tcp::build;
 use super::{Line, TcpOptions, print_table};
 
@@ -80,9 +80,9 @@ pub fn run(root: &Path, options: &TcpOptions) -> Result<ExitCode> {
             (case, line)
         })
         .collect();
-    // Every region is written to once, so that what follows finds it in the log.
-    for volume in ["one", "two"] {
-        load(&target, volume, "randwrite", options.seconds)?;
+    // So every region of the volumes has been written to, too, and what follows finds it in the log.
+    for bdev in ["m", "one", "two"] {
+        target.fill(&nsid(&target, bdev)?.to_string())?;
     }
     let before = log_waits(&target)?;
     for round in 1..=options.rounds {
@@ -160,6 +160,8 @@ fn load(target: &Target, bdev: &str, rw: &str, seconds: f64) -> Result<f64> {
         "128",
         "--queues",
         "1",
+        "--warmup",
+        WARM_UP,
         "--seconds",
         &seconds_text,
     ];
