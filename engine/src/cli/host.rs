@@ -33,13 +33,13 @@ enum HostCommand {
         /// Only show it this namespace, made with --not-visible
         #[arg(long, conflicts_with_all = ["dhchap_key", "dhchap_ctrlr_key", "psk"])]
         nsid: Option<u32>,
-        /// Name of the key that the host must prove to have
+        /// Name of the key that the host must prove to have (SPDK's daemon; this one has no authentication yet)
         #[arg(long, value_name = "KEY")]
         dhchap_key: Option<String>,
-        /// Name of the key that the host has us prove to have
+        /// Name of the key that the host has the target prove to have (likewise)
         #[arg(long, value_name = "KEY", requires = "dhchap_key")]
         dhchap_ctrlr_key: Option<String>,
-        /// Name of the TLS pre-shared key
+        /// Name of the TLS pre-shared key (likewise)
         #[arg(long, value_name = "KEY")]
         psk: Option<String>,
     },
