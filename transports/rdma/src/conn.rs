@@ -60,6 +60,8 @@ pub(crate) struct Conn {
     invalidate: bool,
     /// A response has ended a registration of the host's.
     pub invalidated: bool,
+    /// What failed has been told.
+    pub told: bool,
     /// If its listener has options of its own.
     pub caps: Option<Box<TransportCaps>>,
     /// Data that its commands may carry, in bytes, and descriptors in it.
@@ -118,6 +120,7 @@ impl Conn {
             read_depth: limits.read_depth.into(),
             invalidate: limits.invalidate,
             invalidated: false,
+            told: false,
             caps: limits.caps,
             in_capsule: limits.in_capsule,
             max_descriptors: limits.max_descriptors,

@@ -200,6 +200,15 @@ impl World {
         }
     }
 
+    /// The host sends what it was given, and leaves; the target's core has not looked since.
+    pub fn host_leaves(&mut self) {
+        let now = self.rig.now();
+        let host = self.host.as_mut().expect("a host");
+        host.poll(now, &mut Vec::new(), 64);
+        host.close();
+        (0..4).for_each(|_| self.rig.manage());
+    }
+
     /// The host leaves. Whatever there was is over, and everything is where it was at the start.
     pub fn settle(&mut self, what: &str) {
         if let Some(mut host) = self.host.take() {

@@ -81,3 +81,24 @@ fn incidents() {
     assert_eq!(world.rig.plug.incidents().len(), 64);
     assert_eq!(told.load(Ordering::Relaxed), 4 + 1 + 1 + 64);
 }
+
+/// What failed is told although the peer, which saw the same, ended the connection first; but not that a peer which ended it
+/// does not answer any more.
+#[test]
+fn the_peer_is_faster() {
+    let mut world = World::new(Options::default());
+    for (status, told) in [(WcStatus::RemoteOperation, 1), (WcStatus::RetryExceeded, 0)] {
+        world.connect();
+        let (ours, _) = world.qps();
+        world
+            .rig
+            .fabric
+            .inject_status(ours, Target::Recv, 0, status);
+        world.submit();
+        world.host_leaves();
+        world.turns(20);
+        let incidents = world.rig.plug.incidents();
+        assert_eq!(incidents.len(), told, "{incidents:?}");
+        world.settle(status.name());
+    }
+}

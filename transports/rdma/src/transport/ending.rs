@@ -44,7 +44,7 @@ impl RdmaTransport {
         opcode: WcOpcode,
     ) {
         let flushed = wc.status == WcStatus::WorkRequestFlushed;
-        let Some(conn) = self.slots[index as usize].conn.as_deref() else {
+        let Some(conn) = self.slots[index as usize].conn.as_deref_mut() else {
             return;
         };
         if !flushed {
@@ -62,23 +62,31 @@ impl RdmaTransport {
                  it is not used on this device any more"
             );
         }
-        if conn.closing.is_none() {
-            if !flushed {
-                let device = self.devices[conn.device].as_ref();
-                let incident = Incident::QueuePairFailed {
-                    device: device.map_or_else(String::new, |device| {
-                        device.queues.domain().attributes().name.clone()
-                    }),
-                    number: wc.qp,
-                    local: conn.local,
-                    peer: conn.peer,
-                    status: wc.status,
-                    vendor_error: wc.vendor_error,
-                    opcode,
-                };
-                tracing::warn!("{incident}");
-                self.shared.incidents.add(incident);
-            }
+        let open = conn.closing.is_none();
+        // The peer, which saw the same, may have ended the connection first. That it does not answer any more is no news
+        // then.
+        let silent = matches!(
+            wc.status,
+            WcStatus::RetryExceeded | WcStatus::RnrRetryExceeded
+        );
+        if !flushed && !conn.told && (open || !silent) {
+            conn.told = true;
+            let device = self.devices[conn.device].as_ref();
+            let incident = Incident::QueuePairFailed {
+                device: device.map_or_else(String::new, |device| {
+                    device.queues.domain().attributes().name.clone()
+                }),
+                number: wc.qp,
+                local: conn.local,
+                peer: conn.peer,
+                status: wc.status,
+                vendor_error: wc.vendor_error,
+                opcode,
+            };
+            tracing::warn!("{incident}");
+            self.shared.incidents.add(incident);
+        }
+        if open {
             self.end(
                 index,
                 Closed::Broken(format!("{}: {}", wc.status, wc.status.meaning())),
