@@ -354,6 +354,8 @@ pub struct PlugCounts {
     pub refused: Vec<(&'static str, u64)>,
     pub bytes_received: u64,
     pub bytes_sent: u64,
+    /// What it does that costs, by name.
+    pub work: Vec<(&'static str, u64)>,
 }
 
 /// Who came to one listener since it was opened.

@@ -134,6 +134,13 @@ family!(
     "Bytes moved on all connections, headers included.",
     ["transport", "direction"]
 );
+family!(
+    WORK,
+    "nacre_transport_work",
+    Counter,
+    "What TCP does that costs: `receive` and `send` are system calls (`receive_empty` found nothing, `send_partial` was not taken in full), `epoll` those that ask which sockets have something, `pdu_received` and `pdu_sent` what they moved; `buffer_wait` are turns in which a connection was not read for want of a buffer.",
+    ["transport", "what"]
+);
 
 #[derive(Debug)]
 pub struct Nvmf;
@@ -158,7 +165,7 @@ struct Filled {
 
 impl MetricsSource for Nvmf {
     fn describe(&self) -> &'static [&'static Desc] {
-        static ALL: [&Desc; 18] = [
+        static ALL: [&Desc; 19] = [
             &NAMESPACES,
             &NAMESPACE,
             &LISTENERS,
@@ -177,6 +184,7 @@ impl MetricsSource for Nvmf {
             &CLOSED,
             &REFUSED,
             &TRANSPORT_BYTES,
+            &WORK,
         ];
         &ALL
     }
@@ -199,6 +207,9 @@ impl MetricsSource for Nvmf {
                 counts.bytes_received,
             );
             into.value(&TRANSPORT_BYTES, &[&kind, "sent"], counts.bytes_sent);
+            for (what, count) in counts.work {
+                into.value(&WORK, &[&kind, what], count);
+            }
         }
         for subsystem in plane.target.subsystems() {
             let nqn = subsystem.nqn().to_string();

@@ -327,6 +327,8 @@ impl Plug for RdmaPlug {
             refused: rejects.into_iter().collect(),
             bytes_received: all.recv_bytes + all.read_bytes,
             bytes_sent: all.send_bytes + all.write_bytes,
+            // Its own metrics tell, by device.
+            work: Vec::new(),
         }
     }
 

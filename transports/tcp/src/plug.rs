@@ -203,6 +203,16 @@ impl Plug for TcpPlug {
             ],
             bytes_received: all.bytes_received,
             bytes_sent: all.bytes_sent,
+            work: vec![
+                ("receive", all.receives),
+                ("receive_empty", all.receives_empty),
+                ("send", all.sends),
+                ("send_partial", all.sends_partial),
+                ("epoll", all.looks),
+                ("pdu_received", all.pdus_received),
+                ("pdu_sent", all.pdus_sent),
+                ("buffer_wait", all.waits),
+            ],
         }
     }
 

@@ -22,13 +22,6 @@ macro_rules! counters {
             }
         }
 
-        impl StatsSnapshot {
-            /// Names and values, for metrics.
-            pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
-                [$((stringify!($name), self.$name),)*].into_iter()
-            }
-        }
-
         impl std::ops::Add for StatsSnapshot {
             type Output = StatsSnapshot;
 

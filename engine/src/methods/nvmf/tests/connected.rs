@@ -218,6 +218,27 @@ fn a_subsystem_is_deleted_under_its_hosts() {
     assert_eq!(bench.call("bdev_passthru_create", passthru), "p0");
 }
 
+/// What a session costs the transport can be seen: system calls, and PDUs by direction.
+#[test]
+fn the_work_of_tcp_is_counted() {
+    let bench = bench();
+    subsystem(&bench, NQN);
+    let port = listen(&bench, NQN);
+    let mut session = connect(port, NQN).unwrap();
+    assert_eq!(active_namespaces(&mut session), [] as [u32; 0]);
+    let metrics = bench.call("metrics_get", json!({ "format": "text" }));
+    let count = |what: &str| -> f64 {
+        let name = format!("nacre_transport_work_total{{transport=\"TCP\",what=\"{what}\"}} ");
+        let mut lines = metrics.as_str().unwrap().lines();
+        let value = lines.find_map(|line| line.strip_prefix(&name));
+        value.expect(&name).parse().unwrap()
+    };
+    for what in ["receive", "send", "epoll", "pdu_received", "pdu_sent"] {
+        assert!(count(what) >= 1.0, "{what}");
+    }
+    assert_eq!((count("send_partial"), count("buffer_wait")), (0.0, 0.0));
+}
+
 #[test]
 fn hosts_are_told_of_changes() {
     let bench = bench();
