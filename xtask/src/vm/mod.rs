@@ -16,6 +16,7 @@ mod events;
 mod kernel;
 mod queue;
 mod suite;
+mod work;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};

@@ -19,6 +19,7 @@ use clap::ValueEnum;
 
 use super::events::{Event, Events, Verdict, Watch};
 use super::queue::Queue;
+use super::work::{Boot, Work};
 use super::{Hardware, Vm, drives, quoted, scratch, seconds};
 use crate::setup;
 use crate::tally::Tally;
@@ -179,84 +180,6 @@ fn roomy_for(meminfo: &str) -> usize {
         .find_map(|line| line.strip_prefix("MemAvailable:"))
         .and_then(|rest| rest.trim().strip_suffix(" kB")?.parse::<u64>().ok());
     available.map_or(1, |kib| (kib / 1024 / GUEST_MIB) as usize)
-}
-
-/// What is left to do, and what has come of the rest.
-struct Work {
-    queue: Queue,
-    tally: Tally,
-    boots: u32,
-    /// One guest at a time has drives: there are few tests for them.
-    drives: bool,
-    /// Guests without, which take what waits for them sooner than another one is up.
-    plain: usize,
-    /// A test was put back: the guests that there are may be past it.
-    again: bool,
-    stumbles: u32,
-    /// Boots that ran nothing, one after the other.
-    in_vain: u32,
-}
-
-impl Work {
-    fn new(queue: Queue) -> Work {
-        Work {
-            queue,
-            tally: Tally::default(),
-            boots: 0,
-            drives: false,
-            plain: 0,
-            again: false,
-            stumbles: 0,
-            in_vain: 0,
-        }
-    }
-
-    /// A guest that `next` gave is no more.
-    fn over(&mut self, hardware: Hardware) {
-        match hardware {
-            Hardware::Drives | Hardware::EmptyDrives => self.drives = false,
-            Hardware::Plain => self.plain -= 1,
-        }
-    }
-
-    /// A test that was taken is to be run by a guest that has not been there yet.
-    fn put_back(&mut self, name: &str) -> Result<()> {
-        self.again = true;
-        self.queue.put_back(name)
-    }
-
-    /// What to boot next. Tests that need drives first, as they take longest.
-    fn next(&mut self) -> Option<Boot> {
-        let wanted = |hardware| self.queue.waiting(hardware).len();
-        let taken_by_others = match self.again {
-            true => 0,
-            false => self.plain,
-        };
-        let hardware = if !self.drives && wanted(Hardware::Drives) > 0 {
-            self.drives = true;
-            Hardware::Drives
-        } else if wanted(Hardware::Plain) > taken_by_others {
-            self.plain += 1;
-            self.again = false;
-            Hardware::Plain
-        } else {
-            return None;
-        };
-        self.boots += 1;
-        let waiting = self.queue.waiting(hardware).into_iter();
-        Some(Boot {
-            number: self.boots,
-            hardware,
-            cases: waiting.map(str::to_owned).collect(),
-        })
-    }
-}
-
-/// A guest, and the tests that it may take.
-struct Boot {
-    number: u32,
-    hardware: Hardware,
-    cases: Vec<String>,
 }
 
 /// What became of a guest.
@@ -549,45 +472,6 @@ mod tests {
         assert_eq!(of(12 << 20), 2);
         assert_eq!(of(5 << 20), 0);
         assert_eq!(roomy_for("MemTotal: 1 kB"), 1);
-    }
-
-    /// One guest at a time has drives; a lane goes on while anything waits.
-    #[test]
-    fn what_is_booted_next() {
-        let dir = std::env::temp_dir().join(format!("nacre-xtask-next-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
-        let cases = [
-            ("010", Hardware::Plain),
-            ("020", Hardware::Plain),
-            ("600", Hardware::Drives),
-            ("610", Hardware::Drives),
-        ];
-        let cases = cases.map(|(name, hardware)| (name.to_owned(), hardware));
-        let mut work = Work::new(Queue::new(dir.clone(), cases.to_vec()));
-        let next = |work: &mut Work| work.next().map(|b| (b.number, b.hardware, b.cases));
-        let drives = |number| {
-            let cases = vec!["600".to_owned(), "610".to_owned()];
-            Some((number, Hardware::Drives, cases))
-        };
-        assert_eq!(next(&mut work), drives(1));
-        let plain = |number, cases: &[&str]| {
-            let cases = cases.iter().map(|case| (*case).to_owned());
-            Some((number, Hardware::Plain, cases.collect()))
-        };
-        assert_eq!(next(&mut work), plain(2, &["010", "020"]));
-        std::fs::create_dir(dir.join("010")).unwrap();
-        assert_eq!(next(&mut work), None, "two guests take what is left");
-        work.over(Hardware::Plain);
-        assert_eq!(next(&mut work), plain(3, &["020"]), "unless one died");
-        // Who has 020 to come may be past 010 when that is put back.
-        work.put_back("010").unwrap();
-        std::fs::create_dir(dir.join("020")).unwrap();
-        assert_eq!(next(&mut work), plain(4, &["010"]));
-        std::fs::create_dir(dir.join("010")).unwrap();
-        assert_eq!(next(&mut work), None);
-        work.over(Hardware::Drives);
-        assert_eq!(next(&mut work), drives(5));
-        std::fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]
