@@ -10,7 +10,7 @@ use nacre_nvmf_wire::{Sgl, Sqe, StatusCode};
 use super::rig::*;
 use super::told::Told;
 use crate::target::TargetConfig;
-use crate::transport::ConnId;
+use crate::transport::{ConnId, Response};
 
 const BYTES: u32 = 4096;
 
@@ -85,6 +85,11 @@ fn read(cid: u16) -> Sqe {
         .with_sgl(Sgl::Transport { length: BYTES })
 }
 
+fn answer(rig: &Rig) -> Response {
+    let answered = rig.wire.borrow_mut().responses.pop_front();
+    answered.expect("answered").1
+}
+
 /// A read over a transport that takes nothing lent has a buffer of the pool, and no place in the table. One that fails
 /// gives the buffer back at once; where there is none it waits for one as all do, behind those that came before.
 #[test]
@@ -94,12 +99,7 @@ fn reads_into_a_buffer() {
     let all = free(&rig);
     rig.send(io, read(2), None);
     rig.turn();
-    let (_, response) = rig
-        .wire
-        .borrow_mut()
-        .responses
-        .pop_front()
-        .expect("answered");
+    let response = answer(&rig);
     assert_eq!(response.cqe.status(), StatusCode::SUCCESS);
     assert!(response.data.as_slice()[0][..] == [0x5a; BYTES as usize]);
     assert_eq!(response.data.as_slice().len(), 1);
@@ -112,12 +112,7 @@ fn reads_into_a_buffer() {
     told.tell(|state| state.status = Status::ReadError);
     rig.send(io, read(3), None);
     rig.turn();
-    let (_, response) = rig
-        .wire
-        .borrow_mut()
-        .responses
-        .pop_front()
-        .expect("answered");
+    let response = answer(&rig);
     assert_eq!(response.cqe.status(), StatusCode::UNRECOVERED_READ_ERROR);
     assert_eq!((response.data.as_slice().len(), free(&rig)), (0, all));
 
