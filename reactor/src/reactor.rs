@@ -178,18 +178,21 @@ fn set_up(shared: &Arc<Shared>) -> Result<Core, (&'static str, std::io::Error)> 
 impl Core {
     fn run(&mut self) {
         let shared = Arc::clone(&self.inner.shared);
-        let mut last_work = self.now();
+        // From the beginning of the first turn that found nothing: the one before it may have worked for longer
+        // than all the patience there is.
+        let mut idle_since = None;
         while !shared.stop.load(Ordering::Relaxed) {
             if self.turn() {
-                last_work = self.now();
+                idle_since = None;
                 continue;
             }
+            let since = *idle_since.get_or_insert(self.now());
             let patience = match Mode::decode(shared.tuning.mode.load(Ordering::Relaxed)) {
                 Mode::Poll => continue,
                 Mode::Adaptive => self.busy_poll(),
                 Mode::Interrupt => Duration::ZERO,
             };
-            if self.now().since(last_work) < patience {
+            if self.now().since(since) < patience {
                 continue;
             }
             match self.prepare_to_sleep() {
@@ -202,7 +205,7 @@ impl Core {
                     self.sleep(until).expect("reactor cannot sleep");
                 }
             }
-            last_work = self.now();
+            idle_since = None;
         }
     }
 

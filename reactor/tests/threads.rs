@@ -94,6 +94,23 @@ fn modes_switch_live() {
     end(&reactor);
 }
 
+/// Goal: an adaptive reactor has its patience after a turn that worked for longer than that, too: under load in
+/// large batches it would go to sleep after each of them.
+/// Method: a message that takes twice the patience, and the turns from its end to the sleep: of polling there are
+/// very many, and two where it goes to sleep at once.
+#[test]
+fn long_work_does_not_use_up_patience() {
+    let reactor = start("long", Mode::Adaptive, 200_000);
+    reactor
+        .call(|_| std::thread::sleep(Duration::from_millis(400)))
+        .unwrap();
+    let before = reactor.stats().turns;
+    eventually("sleep", || reactor.stats().sleeping);
+    let turns = reactor.stats().turns - before;
+    assert!(turns > 10, "asleep after {turns} turns");
+    end(&reactor);
+}
+
 /// Goal: no message is lost or left waiting, however often the reactor is just falling asleep.
 /// Method: senders that wait for every answer (each finds the reactor in another phase of going
 /// to sleep), with no busy polling and with a tiny one, each answer with a bound on its time.
