@@ -11,6 +11,9 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, SocketType, sockopt,
 };
 
+/// Congestion control that never waits for a timer, and that every kernel has and lets everybody choose.
+const UNPACED: &str = "reno";
+
 /// Options of a data socket, either side.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Tuning {
@@ -98,6 +101,11 @@ pub(crate) fn tune(
     if let Some(bytes) = tuning.receive_buffer {
         let _ = sockopt::set_socket_recv_buffer_size(socket, bytes);
     }
+    // Whatever rules the system chose for the networks that it is on (BBR, say) may pace what is sent, by a
+    // timer per packet. Between two programs of one machine nothing can be congested.
+    if address.ip().to_canonical().is_loopback() {
+        let _ = sockopt::set_tcp_congestion(socket, UNPACED);
+    }
     if tuning.tos != 0 {
         // The kernel derives the packets' queueing priority from it as well.
         let _ = match address {
@@ -134,4 +142,38 @@ pub(crate) fn send(socket: BorrowedFd<'_>, slices: &[IoSlice<'_>]) -> rustix::io
 /// An error as people know it.
 pub(crate) fn describe(errno: Errno) -> String {
     std::io::Error::from(errno).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Congestion control of a socket that is tuned for this peer.
+    fn congestion_towards(peer: &str) -> String {
+        let peer = peer.parse().expect("an address");
+        let socket = stream_socket(&peer).expect("a socket");
+        let tuning = Tuning {
+            tos: 0,
+            send_buffer: None,
+            receive_buffer: None,
+            ack_timeout: Duration::from_secs(1),
+        };
+        tune(&socket, &peer, &tuning).expect("tuned");
+        sockopt::tcp_congestion(&socket).expect("known")
+    }
+
+    /// Only where nothing can be congested is the system's choice not followed.
+    #[test]
+    fn loopback_is_not_paced() {
+        let elsewhere = "192.0.2.1:4420".parse().expect("an address");
+        let untouched = stream_socket(&elsewhere).expect("a socket");
+        let systems = sockopt::tcp_congestion(&untouched).expect("known");
+        assert_eq!(congestion_towards("192.0.2.1:4420"), systems);
+        assert_eq!(congestion_towards("127.0.0.1:4420"), UNPACED);
+        assert_eq!(congestion_towards("127.9.9.9:4420"), UNPACED);
+        if rustix::net::socket(AddressFamily::INET6, SocketType::STREAM, None).is_ok() {
+            assert_eq!(congestion_towards("[2001:db8::1]:4420"), systems);
+            assert_eq!(congestion_towards("[::1]:4420"), UNPACED);
+        }
+    }
 }
