@@ -390,13 +390,13 @@ impl Shared {
         }
     }
 
-    /// The core with the fewest connections.
+    /// The core with the fewest connections, of several the first.
     pub fn least_loaded(&self) -> Option<Arc<CoreSlot>> {
         let cores = self.cores();
         let open = cores
             .iter()
             .filter(|core| !core.closed.load(Ordering::Acquire));
-        open.min_by_key(|core| core.load.load(Ordering::Relaxed))
+        open.min_by_key(|core| (core.load.load(Ordering::Relaxed), core.core))
             .cloned()
     }
 }

@@ -217,7 +217,8 @@ fn accept_some(
     }
 }
 
-/// To the core with the fewest connections; closed when there is none or the limit is reached.
+/// To the core with the fewest connections, of several the first: where the queues of a host lie does not depend on which
+/// core was there first. Closed when there is none or the limit is reached.
 fn hand_over(shared: &Shared, mut incoming: Incoming, counts: &ListenerCounters) {
     if shared.connections.fetch_add(1, Ordering::AcqRel) >= shared.config.max_connections {
         shared.connections.fetch_sub(1, Ordering::AcqRel);
@@ -237,7 +238,7 @@ fn hand_over(shared: &Shared, mut incoming: Incoming, counts: &ListenerCounters)
     }
     for _ in 0..INBOX_RETRIES {
         let mut cores = shared.cores().clone();
-        cores.sort_by_key(|core| core.load.load(Ordering::Relaxed));
+        cores.sort_by_key(|core| (core.load.load(Ordering::Relaxed), core.core));
         shared.pending.fetch_add(1, Ordering::Relaxed);
         for core in &cores {
             core.load.fetch_add(1, Ordering::Relaxed);
