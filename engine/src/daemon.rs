@@ -259,7 +259,7 @@ pub async fn init(engine: &Rc<Engine>) -> anyhow::Result<()> {
 /// What the settings and the startup options ask of the data plane.
 fn plane_config(engine: &Engine) -> anyhow::Result<PlaneConfig> {
     let (settings, options) = (&engine.settings, engine.options.borrow());
-    let cores = choose_cores(&settings.reactor.cores)?;
+    let cores = choose_cores(cores_text(settings, engine.personality))?;
     let reactors = cores.len().max(1) as u64;
     let mut target = TargetConfig {
         max_subsystems: options
@@ -456,6 +456,14 @@ pub fn socket_path(settings: &Settings, personality: Personality) -> PathBuf {
         ("auto", Personality::Nacre) => default_socket(),
         ("auto", Personality::NvmfTgt) => PathBuf::from("/var/tmp/spdk.sock"),
         (path, _) => PathBuf::from(path),
+    }
+}
+
+/// SPDK's program runs on one core unless it is told otherwise.
+fn cores_text(settings: &Settings, personality: Personality) -> &str {
+    match (settings.reactor.cores.as_str(), personality) {
+        ("auto", Personality::NvmfTgt) => "auto:1",
+        (text, _) => text,
     }
 }
 

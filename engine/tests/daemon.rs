@@ -333,17 +333,7 @@ fn started_as_nvmf_tgt_it_is_that_program() {
             .arg("-r")
             .arg(place.socket());
         command
-            .args([
-                "-m",
-                "0x1",
-                "-s",
-                "16",
-                "--no-huge",
-                "-i",
-                "0",
-                "-e",
-                "0xFFFF",
-            ])
+            .args(["-s", "16", "--no-huge", "-i", "0", "-e", "0xFFFF"])
             .args(extra);
         let child = command
             .stdin(Stdio::null())
@@ -377,6 +367,16 @@ fn started_as_nvmf_tgt_it_is_that_program() {
         client.call("framework_start_init", Value::Null).unwrap(),
         true
     );
+    let lcores = |client: &mut Client| -> Vec<Value> {
+        let all = client.call("framework_get_reactors", Value::Null).unwrap();
+        let reactors = all["reactors"].as_array().unwrap();
+        reactors.iter().map(|one| one["lcore"].clone()).collect()
+    };
+    assert_eq!(
+        lcores(&mut client).len(),
+        1,
+        "one core unless told otherwise"
+    );
     client
         .call(
             "bdev_malloc_create",
@@ -389,7 +389,8 @@ fn started_as_nvmf_tgt_it_is_that_program() {
 
     let config = place.path("saved.json");
     std::fs::write(&config, saved.to_string()).unwrap();
-    let (_daemon, mut client) = start(&["-c", config.to_str().unwrap()]).ready();
+    let (_daemon, mut client) = start(&["--lcores", "3@0", "-c", config.to_str().unwrap()]).ready();
+    assert_eq!(lcores(&mut client), [0]);
     let mut names = client
         .call("bdev_get_bdevs", json!({ "name": "M", "timeout": 5000 }))
         .unwrap();

@@ -15,6 +15,7 @@ mod hugepages;
 mod identify;
 mod info;
 mod initiator;
+mod lcores;
 mod listener;
 mod metrics;
 mod nvme;

@@ -10,7 +10,7 @@ use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser};
 use nacre_reactor::CoreSet;
 use serde_json::{Value, json};
 
-use super::Failure;
+use super::{Failure, lcores};
 use crate::config::{self, Flag, Loaded, Problem};
 use crate::daemon::ServeOptions;
 use crate::engine::Personality;
@@ -32,6 +32,9 @@ pub struct ServeArgs {
     /// Cores as SPDK writes them: a mask (0x3) or a list ([0,2-5])
     #[arg(short = 'm', long, value_name = "MASK", conflicts_with = "cores")]
     cpumask: Option<String>,
+    /// Cores as DPDK writes them: threads and where they run (0-2, or 0@4,1@6)
+    #[arg(long, value_name = "LIST", conflicts_with_all = ["cores", "cpumask"])]
+    lcores: Option<String>,
     /// Sleep instead of polling whenever there is nothing to do
     #[arg(long)]
     interrupt_mode: bool,
@@ -116,8 +119,6 @@ struct IgnoredArgs {
     huge_unlink: bool,
     #[arg(long, value_name = "DIR")]
     huge_dir: Option<String>,
-    #[arg(long, value_name = "LIST")]
-    lcores: Option<String>,
     #[arg(long, value_name = "MODE")]
     iova_mode: Option<String>,
     #[arg(long, value_name = "ADDRESS")]
@@ -199,14 +200,18 @@ impl ServeArgs {
         }
         if let Some(mask) = &self.cpumask {
             let cores = CoreSet::parse_mask(mask).map_err(|cause| {
-                let problem = Problem::new("--cpumask", "reactor.cores", cause.to_string());
-                Failure::Usage(
-                    problem
-                        .remedy("write a mask such as 0x3 or a list such as [0,2-5]")
-                        .to_string(),
-                )
+                let remedy = "write a mask such as 0x3 or a list such as [0,2-5]";
+                bad_cores("--cpumask", cause.to_string(), remedy)
             })?;
             set("--cpumask", "reactor.cores", json!(format!("[{cores}]")));
+        }
+        if let Some(list) = &self.lcores {
+            let cores = lcores::processors(list).map_err(|cause| {
+                let remedy =
+                    "write cores such as 0-2, or threads and where they run such as 0@4,1@6";
+                bad_cores("--lcores", cause, remedy)
+            })?;
+            set("--lcores", "reactor.cores", json!(format!("[{cores}]")));
         }
         if self.interrupt_mode {
             set("--interrupt-mode", "reactor.mode", json!("interrupt"));
@@ -252,6 +257,11 @@ impl ServeArgs {
         }
         Ok(flags)
     }
+}
+
+fn bad_cores(flag: &str, cause: String, remedy: &str) -> Failure {
+    let problem = Problem::new(flag, "reactor.cores", cause);
+    Failure::Usage(problem.remedy(remedy).to_string())
 }
 
 /// MiB, as SPDK reads them: a number alone, or bytes with a unit.
@@ -324,5 +334,25 @@ mod tests {
             error.starts_with("--cpumask: ") && error.contains("[0,2-5]"),
             "{error}"
         );
+        let error = parse("nvmf_tgt --lcores 0@").flags().unwrap_err();
+        let error = error.to_string();
+        assert!(
+            error.starts_with("--lcores: ") && error.contains("0@4,1@6"),
+            "{error}"
+        );
+    }
+
+    /// The reactors run where DPDK's threads would.
+    #[test]
+    fn lcores_are_cores() {
+        let flags = parse("nvmf_tgt --lcores 0@4,1@6").flags().unwrap();
+        let [Flag { key, value, .. }] = &flags[..] else {
+            panic!("{} flags", flags.len());
+        };
+        assert_eq!((*key, value), ("reactor.cores", &json!("[4,6]")));
+        for twice in ["-m 0x1 --lcores 0", "--cores 0 --lcores 0"] {
+            let line = format!("nvmf_tgt {twice}");
+            assert!(NvmfTgt::try_parse_from(line.split(' ')).is_err(), "{line}");
+        }
     }
 }
