@@ -28,6 +28,11 @@ pub enum Mode {
     Interrupt,
 }
 
+/// An adaptive reactor that has polled in vain for so long lets others run that want its core: what it waits for may be
+/// waiting for them (a kernel's worker that carries its packets, above all that of soft-RoCE). Where nobody wants it, that
+/// costs a look at the run queue.
+const POLITE_AFTER: Duration = Duration::from_micros(20);
+
 #[derive(Debug, Clone)]
 pub struct ReactorConfig {
     /// Also the thread's name (of which the kernel shows 15 bytes).
@@ -192,7 +197,11 @@ impl Core {
                 Mode::Adaptive => self.busy_poll(),
                 Mode::Interrupt => Duration::ZERO,
             };
-            if self.now().since(since) < patience {
+            let idle = self.now().since(since);
+            if idle < patience {
+                if idle >= POLITE_AFTER {
+                    rustix::thread::sched_yield();
+                }
                 continue;
             }
             match self.prepare_to_sleep() {
