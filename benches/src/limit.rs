@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::event::epoll;
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags};
+use rustix::net::{RecvFlags, SendFlags, sockopt};
 use serde::Serialize;
 
 /// A command capsule: the common header and a submission queue entry (NVMe/TCP 3.6.2.6).
@@ -32,6 +32,8 @@ const ANSWER: usize = 24;
 const BATCH: usize = 512 * 1024;
 /// Not measured: the congestion window opens and the socket buffers grow.
 const WARM_UP: Duration = Duration::from_millis(300);
+/// Congestion control without timers, which every kernel lets everybody choose.
+const UNPACED: &str = "reno";
 /// Ready sockets taken from the kernel in one call.
 const READY: usize = 64;
 
@@ -63,6 +65,8 @@ pub struct Workload {
     pub seconds: f64,
     pub server_core: usize,
     pub client_core: usize,
+    /// By a congestion control that never waits for a timer, instead of the system's.
+    pub unpaced: bool,
 }
 
 #[derive(Debug, Clone, Serialize)]
@@ -86,7 +90,7 @@ pub fn measure(workload: &Workload, wait: Wait) -> Result<Rate> {
         workload.server_core != workload.client_core,
         "the two sides need a core each"
     );
-    let (clients, servers) = connect(workload.connections)?;
+    let (clients, servers) = connect(workload.connections, workload.unpaced)?;
     let (host, target) = match workload.rw {
         Direction::Read => (
             Shape::new(ANSWER + workload.size, COMMAND),
@@ -130,7 +134,7 @@ pub fn measure(workload: &Workload, wait: Wait) -> Result<Rate> {
 }
 
 /// Connected pairs over loopback, unnagled: (client ends, server ends).
-fn connect(connections: usize) -> Result<(Vec<TcpStream>, Vec<TcpStream>)> {
+fn connect(connections: usize, unpaced: bool) -> Result<(Vec<TcpStream>, Vec<TcpStream>)> {
     let listener = TcpListener::bind("127.0.0.1:0").context("listening on loopback")?;
     let address = listener.local_addr()?;
     let mut clients = Vec::with_capacity(connections);
@@ -140,6 +144,12 @@ fn connect(connections: usize) -> Result<(Vec<TcpStream>, Vec<TcpStream>)> {
         let (server, _) = listener.accept().context("accepting over loopback")?;
         client.set_nodelay(true)?;
         server.set_nodelay(true)?;
+        for end in [&client, &server] {
+            if unpaced {
+                sockopt::set_tcp_congestion(end, UNPACED)
+                    .context("choosing a congestion control")?;
+            }
+        }
         clients.push(client);
         servers.push(server);
     }
@@ -393,6 +403,7 @@ mod tests {
                             seconds,
                             server_core,
                             client_core,
+                            unpaced: connections > 1,
                         };
                         let rate = measure(&workload, wait).expect("a run over loopback");
                         rate.requests_per_second > 0.0

@@ -88,7 +88,7 @@ fn median(values: &[f64]) -> f64 {
 /// One line of a comparison: pairs of (ours, the limit's) figures, one pair per round.
 struct Line {
     name: String,
-    /// What the ratio must reach.
+    /// What the ratio must reach; 0 where it is only of interest.
     goal: f64,
     rounds: Vec<(f64, f64)>,
 }
@@ -140,13 +140,17 @@ fn print_table(limit_name: &str, lines: &[Line]) {
             .iter()
             .map(|(ours, limit)| format!("{:.2}", ours / limit))
             .collect();
+        let goal = match line.goal {
+            0.0 => String::new(),
+            goal => format!("{goal:.2}"),
+        };
         println!(
-            "{:<28} {:>12.0} {:>12.0} {:>7.2} {:>6.2} {} {}",
+            "{:<28} {:>12.0} {:>12.0} {:>7.2} {:>6} {} {}",
             line.name,
             line.ours(),
             line.limit(),
             line.ratio(),
-            line.goal,
+            goal,
             if line.reached() { " " } else { "-" },
             rounds.join(" "),
         );

@@ -27,6 +27,9 @@ struct Options {
     server_core: usize,
     #[arg(long, default_value_t = 1)]
     client_core: usize,
+    /// Not paced by a timer, whatever congestion control the system uses.
+    #[arg(long)]
+    unpaced: bool,
     /// Only this way of waiting; by default both are measured and the faster one is the limit.
     #[arg(long, value_enum)]
     wait: Option<Wait>,
@@ -44,6 +47,7 @@ fn main() -> Result<()> {
         seconds: options.seconds,
         server_core: options.server_core,
         client_core: options.client_core,
+        unpaced: options.unpaced,
     };
     let waits = options
         .wait

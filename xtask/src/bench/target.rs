@@ -23,8 +23,8 @@ pub const HOST_CORE: &str = "1";
 /// sockets' buffers grow.
 pub const WARM_UP: &str = "0.3";
 
-/// 16 MiB: within the processor's caches, as the buffers of the limit program are. Random writes all over a
-/// larger RAM disk measure the memory behind it (at 256 MiB they are slower by two fifths), not the way there.
+/// 16 MiB: a processor's shared cache may hold it. Random writes all over a larger RAM disk measure the memory behind
+/// it (at 256 MiB they are slower by two fifths), not the way there.
 const DISK_BLOCKS: u64 = 4096;
 const DISK_BYTES: u64 = DISK_BLOCKS * 4096;
 /// Of one of the requests that a disk is filled by.

@@ -21,8 +21,16 @@ struct Case {
     size: u32,
     depth: u32,
     connections: u32,
+    /// How much of the disk is read or written all over.
+    range: &'static str,
     goal: f64,
 }
+
+/// What the limit program's buffers are. Its data comes from the processor's own cache, and so does ours then: the
+/// ratio is about the way there, not about the memory behind it.
+const CACHED: &str = "512k";
+/// All of the disk: what the processors of one package share may hold it, or not, depending on who else is on them.
+const WHOLE: &str = "16m";
 
 const fn case(name: &'static str, rw: &'static str, size: u32, depth: u32, goal: f64) -> Case {
     Case {
@@ -31,6 +39,7 @@ const fn case(name: &'static str, rw: &'static str, size: u32, depth: u32, goal:
         size,
         depth,
         connections: 1,
+        range: CACHED,
         goal,
     }
 }
@@ -41,6 +50,18 @@ const CASES: &[Case] = &[
     case("4 KiB write, depth 128", "randwrite", 4096, 128, 0.80),
     case("128 KiB read, depth 16", "randread", 131072, 16, 0.95),
     case("128 KiB write, depth 16", "randwrite", 131072, 16, 0.95),
+];
+
+/// From memory as it comes: without goals, as the limit program has no memory.
+const MEMORY: &[Case] = &[
+    Case {
+        range: WHOLE,
+        ..case("4 KiB read, 128, all over", "randread", 4096, 128, 0.0)
+    },
+    Case {
+        range: WHOLE,
+        ..case("4 KiB write, 128, all over", "randwrite", 4096, 128, 0.0)
+    },
 ];
 
 /// The spread: many connections beside one with as many requests in all. Not a limit but ourselves.
@@ -70,42 +91,43 @@ pub fn run(root: &Path, options: &TcpOptions) -> Result<ExitCode> {
 
     let target = Target::start(&nacre)?;
     target.fill("1")?;
-    let mut lines: Vec<(&Case, Line)> = CASES
-        .iter()
-        .filter(|case| wanted(case.name))
-        .map(|case| {
-            (
-                case,
-                Line {
-                    name: case.name.into(),
-                    goal: case.goal,
-                    rounds: Vec::new(),
-                },
-            )
-        })
-        .collect();
     let line = |name: &str, goal| Line {
         name: name.into(),
         goal,
         rounds: Vec::new(),
     };
+    let cases: Vec<&Case> = CASES
+        .iter()
+        .chain(MEMORY)
+        .filter(|case| wanted(case.name))
+        .collect();
+    let mut lines: Vec<Line> = (cases.iter())
+        .map(|case| line(case.name, case.goal))
+        .collect();
+    // Beside sockets that are not paced, where the system's are: Nacre's are not, over loopback.
+    let mut unpaced: Vec<Line> = cases.iter().map(|case| line(case.name, 0.0)).collect();
+    let paces = system_paces();
     let mut spread = line(MANY.name, MANY.goal);
     // What the sockets themselves make of it: without a goal, to judge that of the spread by.
     let mut bare_spread = line("bare sockets, 64 x 4", 0.0);
     let mut many_beside = line(MANY.name, 0.0);
     for round in 1..=options.rounds {
         println!("round {round} of {}", options.rounds);
-        for (case, line) in &mut lines {
-            let bare = measure_limit(&limit, case, options.seconds)?;
+        for (at, case) in cases.iter().enumerate() {
+            let bare = measure_limit(&limit, case, &[], options.seconds)?;
             let ours = measure(&target, case, options.seconds)?;
-            line.rounds.push((ours, bare));
+            lines[at].rounds.push((ours, bare));
+            if paces {
+                let bare = measure_limit(&limit, case, &["--unpaced"], options.seconds)?;
+                unpaced[at].rounds.push((ours, bare));
+            }
         }
         if wanted(MANY.name) {
             let one = measure(&target, &ONE, options.seconds)?;
             let many = measure(&target, &MANY, options.seconds)?;
             spread.rounds.push((many, one));
-            let bare_one = measure_limit(&limit, &ONE, options.seconds)?;
-            let bare_many = measure_limit(&limit, &MANY, options.seconds)?;
+            let bare_one = measure_limit(&limit, &ONE, &[], options.seconds)?;
+            let bare_many = measure_limit(&limit, &MANY, &[], options.seconds)?;
             bare_spread.rounds.push((bare_many, bare_one));
             many_beside.rounds.push((many, bare_many));
         }
@@ -122,9 +144,12 @@ pub fn run(root: &Path, options: &TcpOptions) -> Result<ExitCode> {
         instructions::measure(&nacre)?;
     }
 
-    let lines: Vec<Line> = lines.into_iter().map(|(_, line)| line).collect();
     print_table("bare sockets", &lines);
+    if paces {
+        print_table("not paced", &unpaced);
+    }
     let mut all = lines;
+    all.retain(|line| line.goal > 0.0);
     if !spread.rounds.is_empty() {
         print_table("1 x 256", std::slice::from_ref(&spread));
         println!(
@@ -165,7 +190,13 @@ pub fn build(root: &Path, package: &str, binary: &str) -> Result<PathBuf> {
     Ok(crate::target_dir(root).join("dist").join(binary))
 }
 
-fn measure_limit(limit: &Path, case: &Case, seconds: f64) -> Result<f64> {
+/// Whether the system's congestion control sends by a timer.
+fn system_paces() -> bool {
+    std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control")
+        .is_ok_and(|name| name.starts_with("bbr"))
+}
+
+fn measure_limit(limit: &Path, case: &Case, more: &[&str], seconds: f64) -> Result<f64> {
     let rw = case.rw.strip_prefix("rand").unwrap_or(case.rw);
     let mut command = Command::new(limit);
     command
@@ -189,7 +220,8 @@ fn measure_limit(limit: &Path, case: &Case, seconds: f64) -> Result<f64> {
             "--client-core",
             HOST_CORE,
             "--json",
-        ]);
+        ])
+        .args(more);
     let out = process::capture(&mut command, Duration::from_secs_f64(seconds * 4.0 + 30.0))?;
     let answer = serde_json::from_str(&out).with_context(|| format!("no JSON: {out:?}"))?;
     number(&answer, &["requests_per_second"])
@@ -206,6 +238,8 @@ fn measure(target: &Target, case: &Case, seconds: f64) -> Result<f64> {
             &case.depth.to_string(),
             "--queues",
             &case.connections.to_string(),
+            "--range",
+            case.range,
             "--warmup",
             WARM_UP,
             "--seconds",
