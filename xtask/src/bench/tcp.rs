@@ -26,10 +26,10 @@ struct Case {
     goal: f64,
 }
 
-/// What the limit program's buffers are. Its data comes from the processor's own cache, and so does ours then: the
+/// As much as the limit program has buffers. Its data comes from the processor's own cache, and so does ours then: the
 /// ratio is about the way there, not about the memory behind it.
 const CACHED: &str = "512k";
-/// All of the disk: what the processors of one package share may hold it, or not, depending on who else is on them.
+/// All of the disk. The cache that several processors share may hold it, or not, depending on who else is on them.
 const WHOLE: &str = "16m";
 
 const fn case(name: &'static str, rw: &'static str, size: u32, depth: u32, goal: f64) -> Case {
