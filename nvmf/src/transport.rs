@@ -17,6 +17,7 @@
 //! The host side has the same shape, one object per queue pair: [`HostTransport`].
 
 pub mod conformance;
+mod load;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -29,6 +30,8 @@ use nacre_nvmf_wire::cqe::Cqe;
 use nacre_nvmf_wire::sqe::{SglDescriptor, Sqe};
 use nacre_nvmf_wire::status::StatusCode;
 use nacre_reactor::{Idle, Nanos};
+
+pub use load::{CoreLoad, QueueKind};
 
 /// A connection (one NVMe queue pair) of one transport on one core. A stale id names nothing: the
 /// generation differs.

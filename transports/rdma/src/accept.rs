@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use nacre_nvmf::transport::ListenerId;
+use nacre_nvmf::transport::{ListenerId, QueueKind};
 use nacre_nvmf_wire::rdma::{AcceptData, RejectStatus, Request};
 use nacre_rdma_verbs::{
     CmId, ConnParams, ConnectionManager, DeviceAttributes, DeviceId, QpCaps, Queues, VerbsError,
@@ -29,6 +29,7 @@ pub(crate) struct Asked<'a> {
 /// A connection that a core has been offered.
 pub(crate) struct Offered {
     pub core: Arc<CoreSlot>,
+    pub kind: QueueKind,
     pub device: DeviceId,
     pub info: QueuePairInfo,
     /// What to accept it with, once the core is ready.
@@ -141,7 +142,8 @@ pub(crate) fn offer(
     params
         .private_data
         .extend(accept.as_bytes().iter().copied());
-    core.load.fetch_add(1, Ordering::Relaxed);
+    let kind = QueueKind::of(request.qid);
+    core.load.add(kind);
     core.send(ToCore::Incoming(Box::new(Incoming {
         id: asked.id,
         endpoint,
@@ -149,7 +151,7 @@ pub(crate) fn offer(
         key_slot: domain.key_slot,
         listener: asked.listener,
         in_capsule: asked.in_capsule,
-        is_admin: request.qid == 0,
+        kind,
         local: asked.local,
         peer: asked.peer,
         depth: depth as u16,
@@ -159,6 +161,7 @@ pub(crate) fn offer(
     })));
     Ok(Offered {
         core,
+        kind,
         device: asked.device,
         info,
         params,

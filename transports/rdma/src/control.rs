@@ -164,7 +164,7 @@ impl Control {
                 let Some(offered) = self.conns.remove(&id) else {
                     return;
                 };
-                offered.core.load.fetch_sub(1, Ordering::Relaxed);
+                offered.core.load.remove(offered.kind);
                 if let Some((_, used)) = offered.core.queues().get_mut(&offered.device) {
                     *used -= offered.completions;
                 }

@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crossbeam_queue::SegQueue;
 use nacre_hugepages::{Arena, GRAIN, Piece, register_all_in};
-use nacre_nvmf::transport::ListenerId;
+use nacre_nvmf::transport::{CoreLoad, ListenerId, QueueKind};
 use nacre_rdma_verbs::{
     Access, CmId, DeviceAttributes, DeviceId, Endpoint, MrKey, ProtectionDomain, Provider, Queues,
     VerbsError,
@@ -202,8 +202,8 @@ pub(crate) struct Incoming {
     pub listener: ListenerId,
     /// Data that an I/O command may carry, in bytes.
     pub in_capsule: u32,
-    /// It said so in its request: IOCCSZ says nothing about its commands.
-    pub is_admin: bool,
+    /// It said so in its request: IOCCSZ says nothing about the commands of admin queues.
+    pub kind: QueueKind,
     pub local: SocketAddr,
     pub peer: SocketAddr,
     /// Commands that the host may have outstanding.
@@ -281,8 +281,7 @@ pub(crate) enum ToControl {
 pub(crate) struct CoreSlot {
     pub core: usize,
     pub inbox: SegQueue<ToCore>,
-    /// Connections there or on their way.
-    pub load: AtomicUsize,
+    pub load: CoreLoad,
     pub wake: Arc<dyn Fn() + Send + Sync>,
     /// By the device's name: what was counted stays when it goes, and goes on when it is back.
     stats: Mutex<BTreeMap<String, Arc<Stats>>>,
@@ -296,7 +295,7 @@ impl CoreSlot {
         CoreSlot {
             core,
             inbox: SegQueue::new(),
-            load: AtomicUsize::new(0),
+            load: CoreLoad::default(),
             wake,
             stats: Mutex::default(),
             queues: Mutex::default(),
@@ -390,13 +389,13 @@ impl Shared {
         }
     }
 
-    /// The core with the fewest connections, of several the first.
+    /// The core that carries least, of several the first.
     pub fn least_loaded(&self) -> Option<Arc<CoreSlot>> {
         let cores = self.cores();
         let open = cores
             .iter()
             .filter(|core| !core.closed.load(Ordering::Acquire));
-        open.min_by_key(|core| (core.load.load(Ordering::Relaxed), core.core))
+        open.min_by_key(|core| (core.load.rank(), core.core))
             .cloned()
     }
 }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crossbeam_queue::ArrayQueue;
-use nacre_nvmf::transport::{ListenerId, ListenerOptions};
+use nacre_nvmf::transport::{CoreLoad, ListenerId, ListenerOptions, QueueKind};
 use nacre_reactor::{EventSet, Events, Interest};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
@@ -43,8 +43,7 @@ pub(crate) struct Incoming {
 pub(crate) struct CoreSlot {
     pub core: usize,
     pub inbox: ArrayQueue<Incoming>,
-    /// Connections there or on their way.
-    pub load: AtomicUsize,
+    pub load: CoreLoad,
     pub wake: Arc<dyn Fn() + Send + Sync>,
     pub stats: Stats,
 }
@@ -54,7 +53,7 @@ impl CoreSlot {
         CoreSlot {
             core,
             inbox: ArrayQueue::new(INBOX),
-            load: AtomicUsize::new(0),
+            load: CoreLoad::default(),
             wake,
             stats: Stats::default(),
         }
@@ -217,8 +216,8 @@ fn accept_some(
     }
 }
 
-/// To the core with the fewest connections, of several the first: where the queues of a host lie does not depend on which
-/// core was there first. Closed when there is none or the limit is reached.
+/// To the core that carries least, of several the first: where the queues of a host lie does not depend on which core was
+/// there first. What the connection is for its Connect will say. Closed when there is none or the limit is reached.
 fn hand_over(shared: &Shared, mut incoming: Incoming, counts: &ListenerCounters) {
     if shared.connections.fetch_add(1, Ordering::AcqRel) >= shared.config.max_connections {
         shared.connections.fetch_sub(1, Ordering::AcqRel);
@@ -238,16 +237,16 @@ fn hand_over(shared: &Shared, mut incoming: Incoming, counts: &ListenerCounters)
     }
     for _ in 0..INBOX_RETRIES {
         let mut cores = shared.cores().clone();
-        cores.sort_by_key(|core| (core.load.load(Ordering::Relaxed), core.core));
+        cores.sort_by_key(|core| (core.load.rank(), core.core));
         shared.pending.fetch_add(1, Ordering::Relaxed);
         for core in &cores {
-            core.load.fetch_add(1, Ordering::Relaxed);
+            core.load.add(QueueKind::Io);
             // Before the core knows of it: whoever sees the connection sees it counted.
             counts.accepted.fetch_add(1, Ordering::Relaxed);
             match core.inbox.push(incoming) {
                 Ok(()) => return (core.wake)(),
                 Err(back) => {
-                    core.load.fetch_sub(1, Ordering::Relaxed);
+                    core.load.remove(QueueKind::Io);
                     counts.accepted.fetch_sub(1, Ordering::Relaxed);
                     incoming = back;
                 }

@@ -19,8 +19,8 @@ use nacre_nvmf::tcp::{
     Polled, RecvSlices, RxBuffers, Slices, TargetConfig, TargetConn, TargetEvent,
 };
 use nacre_nvmf::transport::{
-    Address, CloseWhy, Closed, ConnId, Event, Events, ListenerId, Pools, QueueParams, ReqTag,
-    Response, Transport, TransportCaps,
+    Address, CloseWhy, Closed, ConnId, Event, Events, ListenerId, Pools, QueueKind, QueueParams,
+    ReqTag, Response, Transport, TransportCaps,
 };
 use nacre_nvmf_wire::Sqe;
 use nacre_reactor::{EventSet, Events as Ready, Idle, Interest, Nanos};
@@ -57,8 +57,8 @@ struct Conn {
     peer: SocketAddr,
     /// [`Event::Opened`] was given.
     opened: bool,
-    /// Its Connect was accepted: no longer pending.
-    established: bool,
+    /// Once its Connect was accepted, and it is no longer pending.
+    established: Option<QueueKind>,
     /// On the list of connections with something to send.
     dirty: bool,
     /// On the list of connections to look at next turn whatever epoll says.
@@ -157,7 +157,7 @@ impl TcpTransport {
         {
             tracing::warn!(%error, peer = %incoming.peer, "a connection cannot be watched and is closed");
             self.free.push(index);
-            self.forget_one(false);
+            self.forget_one(None);
             return;
         }
         add(&self.core.stats.accepted, 1);
@@ -188,7 +188,7 @@ impl TcpTransport {
             local,
             peer,
             opened: false,
-            established: false,
+            established: None,
             dirty: false,
             pending: true,
             blocked: false,
@@ -199,11 +199,11 @@ impl TcpTransport {
         self.pending.push(index);
     }
 
-    fn forget_one(&self, established: bool) {
-        if !established {
+    fn forget_one(&self, established: Option<QueueKind>) {
+        if established.is_none() {
             self.shared.pending.fetch_sub(1, Ordering::Relaxed);
         }
-        self.core.load.fetch_sub(1, Ordering::Relaxed);
+        self.core.load.remove(established.unwrap_or(QueueKind::Io));
         self.shared.connections.fetch_sub(1, Ordering::AcqRel);
     }
 
@@ -544,7 +544,10 @@ impl Transport for TcpTransport {
     fn established(&mut self, conn: ConnId, params: QueueParams) {
         let Some(open) = self.conn(conn) else { return };
         open.machine.established(params);
-        if !std::mem::replace(&mut open.established, true) {
+        let kind = QueueKind::of(params.qid);
+        if open.established.replace(kind).is_none() {
+            self.core.load.remove(QueueKind::Io);
+            self.core.load.add(kind);
             self.shared.pending.fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -646,7 +649,7 @@ impl Drop for TcpTransport {
             .cores()
             .retain(|core| !Arc::ptr_eq(core, &self.core));
         while self.core.inbox.pop().is_some() {
-            self.forget_one(false);
+            self.forget_one(None);
         }
         for conn in self.slots.iter().filter_map(|slot| slot.conn.as_deref()) {
             self.forget_one(conn.established);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use nacre_nvmf::transport::Closed;
+use nacre_nvmf::transport::{Closed, QueueKind};
 use nacre_nvmf_wire::{Cqe, Sqe};
 use nacre_rdma_verbs::{Lane, LaneConfig, Receiver, RecvConfig};
 
@@ -98,9 +98,9 @@ impl RdmaTransport {
         let caps = own.then(|| Box::new(config.caps(incoming.in_capsule)));
         let told = caps.as_deref().unwrap_or(&self.caps);
         let limits = Limits {
-            in_capsule: match incoming.is_admin {
-                true => told.admin_in_capsule_bytes,
-                false => told.in_capsule_bytes,
+            in_capsule: match incoming.kind {
+                QueueKind::Admin => told.admin_in_capsule_bytes,
+                QueueKind::Io => told.in_capsule_bytes,
             },
             max_descriptors: told.max_sgl_descriptors,
             caps,

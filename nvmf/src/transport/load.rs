@@ -1,0 +1,96 @@
+//! What a core carries, so that the next connection goes to the one that carries least.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// An I/O queue, counted in admin queues: of these a core hears a keep-alive every few seconds.
+const IO_QUEUE: usize = 16;
+
+/// What a connection is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QueueKind {
+    Admin,
+    Io,
+}
+
+impl QueueKind {
+    /// Queue 0 is the admin queue (Fabrics 1.5.1).
+    #[inline]
+    pub fn of(qid: u16) -> QueueKind {
+        match qid {
+            0 => QueueKind::Admin,
+            _ => QueueKind::Io,
+        }
+    }
+
+    fn weight(self) -> usize {
+        match self {
+            QueueKind::Admin => 1,
+            QueueKind::Io => IO_QUEUE,
+        }
+    }
+}
+
+/// The connections of one core, there or on their way.
+#[derive(Debug, Default)]
+pub struct CoreLoad(AtomicUsize);
+
+impl CoreLoad {
+    /// Where it is not known yet what a connection is for, it is an I/O queue until it is.
+    pub fn add(&self, kind: QueueKind) {
+        self.0.fetch_add(kind.weight(), Ordering::Relaxed);
+    }
+
+    pub fn remove(&self, kind: QueueKind) {
+        self.0.fetch_sub(kind.weight(), Ordering::Relaxed);
+    }
+
+    /// By this cores are compared: I/O queues, each sixteen admin queues being one more. So the queues of hosts spread
+    /// evenly, wherever their admin queues are, and a crowd of admin queues spreads too.
+    pub fn rank(&self) -> usize {
+        self.0.load(Ordering::Relaxed) / IO_QUEUE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The core that the next connection goes to.
+    fn least(cores: &[CoreLoad]) -> usize {
+        let ranked = cores.iter().map(CoreLoad::rank).enumerate();
+        ranked
+            .min_by_key(|&(at, rank)| (rank, at))
+            .expect("a core")
+            .0
+    }
+
+    /// As a host connects: its admin queue, then its I/O queues.
+    #[test]
+    fn every_core_gets_an_io_queue_before_one_gets_two() {
+        let cores: [CoreLoad; 2] = Default::default();
+        for _ in 0..5 {
+            cores[least(&cores)].add(QueueKind::Admin);
+            let placed = [(); 2].map(|()| {
+                let at = least(&cores);
+                cores[at].add(QueueKind::Io);
+                at
+            });
+            assert_eq!(placed, [0, 1]);
+        }
+    }
+
+    #[test]
+    fn many_admin_queues_spread() {
+        let cores: [CoreLoad; 2] = Default::default();
+        let mut counts = [0_usize; 2];
+        for _ in 0..100 {
+            let at = least(&cores);
+            cores[at].add(QueueKind::Admin);
+            counts[at] += 1;
+        }
+        assert!(counts[0].abs_diff(counts[1]) <= IO_QUEUE, "{counts:?}");
+        cores[0].remove(QueueKind::Admin);
+        assert_eq!(QueueKind::of(0), QueueKind::Admin);
+        assert_eq!(QueueKind::of(1), QueueKind::Io);
+    }
+}
