@@ -2,4 +2,5 @@
 
 mod batches;
 mod conformance;
+mod placement;
 mod sockets;

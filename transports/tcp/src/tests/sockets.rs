@@ -2,8 +2,6 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use nacre_bdev::Extents;
@@ -385,109 +383,6 @@ fn pending_connections_wait_their_turn() {
     drop(first);
     server.until("the third", |server| server.opened == 3);
     assert_eq!(server.rig.plug.rejected(), (0, 0));
-}
-
-/// Connections, each taken for an I/O queue so far, go to the core that has the fewest, of several to the first, whichever was there first; and each core is
-/// woken for them.
-#[test]
-fn spread_over_cores() {
-    let plug = TcpPlug::new(TcpConfig::default()).unwrap();
-    let any = Address::Ip("127.0.0.1:0".parse().unwrap());
-    let Address::Ip(address) = plug.listen(ListenerId(1), &any).unwrap() else {
-        unreachable!()
-    };
-    // Nobody there yet: closed and counted.
-    let mut early = TcpStream::connect(address).unwrap();
-    assert!(matches!(early.read(&mut [0; 1]), Ok(0) | Err(_)));
-    assert_eq!(plug.rejected(), (0, 1));
-    let woken: Vec<Arc<AtomicUsize>> = (0..3).map(|_| Arc::default()).collect();
-    let mut cores: Vec<_> = woken
-        .iter()
-        .enumerate()
-        .rev()
-        .map(|(core, woken)| {
-            let woken = Arc::clone(woken);
-            plug.open(
-                core,
-                Arc::new(move || _ = woken.fetch_add(1, Ordering::Relaxed)),
-            )
-            .unwrap()
-        })
-        .collect();
-    let _streams: Vec<_> = (0..10)
-        .map(|_| TcpStream::connect(address).unwrap())
-        .collect();
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while plug.connections() < 10 {
-        assert!(Instant::now() < deadline);
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    let pool = Pool::heap(&[ClassSpec {
-        size: 8192,
-        count: 1,
-    }]);
-    let pools = Pools {
-        io: pool.clone(),
-        admin: pool,
-    };
-    let mut events = Events::with_capacity(64);
-    for (core, connections) in cores.iter_mut().zip([3, 3, 4]) {
-        core.poll(Clock::real().now(), &pools, &mut events);
-        assert_eq!(core.connections(), connections);
-    }
-    let woken = woken.iter().map(|woken| woken.load(Ordering::Relaxed));
-    assert_eq!(woken.collect::<Vec<_>>(), [4, 3, 3]);
-    // A core that closes takes its connections with it.
-    cores.pop();
-    assert_eq!(plug.connections(), 6);
-    assert_eq!(plug.stats().len(), 2);
-}
-
-/// An admin queue, once known as such, makes no difference: a host's first I/O queue goes to the first core too.
-#[test]
-fn admin_queues_do_not_count() {
-    let plug = TcpPlug::new(TcpConfig::default()).unwrap();
-    let any = Address::Ip("127.0.0.1:0".parse().unwrap());
-    let Address::Ip(address) = plug.listen(ListenerId(1), &any).unwrap() else {
-        unreachable!()
-    };
-    let mut cores = [0, 1].map(|core| plug.open(core, Arc::new(|| ())).unwrap());
-    let pool = Pool::heap(&[ClassSpec {
-        size: 8192,
-        count: 1,
-    }]);
-    let pools = Pools {
-        io: pool.clone(),
-        admin: pool,
-    };
-    let mut streams = Vec::new();
-    let mut placed = Vec::new();
-    for qid in [0, 1, 2, 3] {
-        streams.push(TcpStream::connect(address).unwrap());
-        let deadline = Instant::now() + Duration::from_secs(10);
-        let mut events = Events::with_capacity(8);
-        let (at, conn) = loop {
-            assert!(Instant::now() < deadline);
-            let opened = cores.iter_mut().enumerate().find_map(|(at, core)| {
-                core.poll(Clock::real().now(), &pools, &mut events);
-                events.drain().find_map(|event| match event {
-                    Event::Opened { conn, .. } => Some((at, conn)),
-                    _ => None,
-                })
-            });
-            if let Some(opened) = opened {
-                break opened;
-            }
-        };
-        let params = QueueParams {
-            qid,
-            entries: 32,
-            flow_control_off: true,
-        };
-        cores[at].established(conn, params);
-        placed.push(at);
-    }
-    assert_eq!(placed, [0, 0, 1, 0]);
 }
 
 /// Each refusal to listen says what to do about it.
