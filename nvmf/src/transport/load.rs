@@ -13,7 +13,7 @@ pub enum QueueKind {
 }
 
 impl QueueKind {
-    /// Queue 0 is the admin queue (Fabrics 1.5.1).
+    /// Queue 0 is the admin queue (Base 6.3).
     #[inline]
     pub fn of(qid: u16) -> QueueKind {
         match qid {
