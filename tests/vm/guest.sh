@@ -10,13 +10,16 @@
 set -uo pipefail
 
 OUT=$1
-HERE=$(cd "$(dirname "$0")" && pwd)
+KEPT=/run/kept
+HERE=$KEPT$(cd "$(dirname "$0")" && pwd)
+NACRE=$KEPT$NACRE PINGPONG=$KEPT$PINGPONG PROBE=$KEPT$PROBE CONFORMANCE=$KEPT$CONFORMANCE
 export OUT HERE TARGET NACRE PINGPONG PROBE CONFORMANCE
 
 event() { echo "$*" >>"$OUT/results"; }
 
 prepare_guest() {
     mkdir -p "$OUT/logs"
+    keep_root || return 1
     modprobe -a nvme-fabrics nvme-tcp configfs || return 1
     mount -t configfs none /sys/kernel/config || return 1
     [ "$TARGET" != nvmet ] || modprobe -a nvmet nvmet-tcp || return 1
@@ -30,22 +33,25 @@ prepare_guest() {
     echo 60 >/proc/sys/kernel/watchdog_thresh 2>/dev/null
     echo 120 >/sys/module/workqueue/parameters/watchdog_thresh 2>/dev/null
     ulimit -n 65536
-    hold_programs
 }
 
-# The guest's root is 9p, which forgets a file with its last reader: a program that nobody else runs is fetched page by
-# page at every start, which takes seconds in an emulated machine. So somebody keeps these, and their libraries, open.
-hold_programs() {
-    local programs file files
-    mapfile -t programs < <(type -P nvme fio jq awk python3)
-    mapfile -t files < <(
-        printf '%s\n' "$NACRE" "${programs[@]}"
-        ldd "$NACRE" "${programs[@]}" 2>/dev/null | grep -o '/[^ :]*\.so[^ :]*' | sort -u
-    )
-    (
-        for file in "${files[@]}"; do exec {held}<"$file"; done 2>/dev/null
-        exec sleep infinity
-    ) &
+# The guest's root is 9p, which forgets a file with its last reader, and a path with every walk: programs are fetched
+# page by page at every start, which takes tenths of a second in an emulated machine. So programs and what they need come
+# from a second mount, which may keep what it has read: nobody changes these files while guests run.
+keep_root() {
+    local dir modules
+    mkdir -p "$KEPT" /run/over
+    mount -t 9p -o trans=virtio,version=9p2000.L,msize=512000,cache=loose,ro keep "$KEPT" || return 1
+    # The guest's kernel is not this machine's: virtme put a link to its modules where they are expected.
+    modules=$(readlink "/lib/modules/$(uname -r)") || return 1
+    mount -t tmpfs over /run/over || return 1
+    for dir in usr etc; do
+        mkdir -p /run/over/$dir/upper /run/over/$dir/work
+        mount -t overlay -o "lowerdir=$KEPT/$dir,upperdir=/run/over/$dir/upper,workdir=/run/over/$dir/work" \
+            "$dir" "/$dir" || return 1
+    done
+    mkdir -p /usr/lib/modules
+    ln -sfn "$KEPT$modules" "/usr/lib/modules/$(uname -r)"
 }
 
 # The limit that a case asks for with a line `# limit: SECONDS`.
