@@ -11,6 +11,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use crate::handle::{ReactorHandle, Shared};
+use crate::patience::Patience;
 use crate::stats::{LabelId, PollerCounters, PollerId};
 use crate::tasks::{LocalTask, Place, Tasks};
 use crate::timers::Timers;
@@ -23,6 +24,7 @@ pub struct Core {
     pub(crate) handle: CoreHandle,
     pub(crate) slots: Vec<Slot>,
     pub(crate) last_turn_worked: bool,
+    pub(crate) patience: Patience,
     /// Up to here the time is accounted for.
     pub(crate) accounted: Nanos,
 }
@@ -241,6 +243,7 @@ impl Core {
             handle,
             slots: Vec::new(),
             last_turn_worked: false,
+            patience: Patience::new(),
             accounted: now,
         })
     }

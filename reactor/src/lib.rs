@@ -13,8 +13,8 @@
 //! ```
 //!
 //! A turn that found nothing is idle. What follows depends on [`Mode`]: `Poll` turns again,
-//! `Interrupt` sleeps, `Adaptive` sleeps after `busy_poll_us` of idle turns. Sleeping is a
-//! handshake in which no wake-up can be lost, see [`doorbell`].
+//! `Interrupt` sleeps, `Adaptive` sleeps after `busy_poll_us` of idle turns, or more of them while
+//! work keeps coming soon after. Sleeping is a handshake in which no wake-up can be lost, see [`doorbell`].
 //!
 //! In steady state a turn allocates nothing and takes no lock. Messages ([`ReactorHandle::send`])
 //! and futures ([`CoreHandle::spawn_local`]) are boxed and meant for control work.
@@ -41,6 +41,7 @@ mod event_set;
 mod handle;
 mod mailbox;
 mod oneshot;
+mod patience;
 mod reactor;
 mod stats;
 mod tasks;

@@ -111,6 +111,28 @@ fn long_work_does_not_use_up_patience() {
     end(&reactor);
 }
 
+/// Goal: an adaptive reactor learns to wait for work that comes in a steady rhythm slower than `busy_poll_us`.
+/// Method: a message every 20 ms to one whose patience is 10 ms at first. Once it has learnt that it does not sleep
+/// between them, which it would after each for ever; a machine that stands still may make it forget, so there is time.
+#[test]
+fn patience_grows_with_a_steady_rhythm() {
+    let reactor = start("rhythm", Mode::Adaptive, 10_000);
+    let mut awake = 0;
+    for _ in 0..1000 {
+        let sleeps = reactor.stats().sleeps;
+        reactor.call(|_| ()).unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+        let slept = reactor.stats().sleeping || reactor.stats().sleeps > sleeps;
+        awake = if slept { 0 } else { awake + 1 };
+        if awake == 5 {
+            break;
+        }
+    }
+    assert_eq!(awake, 5, "slept between messages for ever");
+    eventually("sleep", || reactor.stats().sleeping);
+    end(&reactor);
+}
+
 /// Goal: no message is lost or left waiting, however often the reactor is just falling asleep.
 /// Method: senders that wait for every answer (each finds the reactor in another phase of going
 /// to sleep), with no busy polling and with a tiny one, each answer with a bound on its time.

@@ -60,7 +60,8 @@ pub struct Reactor {
     /// `auto`, a count, a mask (`0x3`) or a list (`0,2-5`, `[0,2-5]`).
     pub cores: String,
     pub mode: Mode,
-    /// How long an adaptive reactor polls in vain before it sleeps.
+    /// How long an adaptive reactor polls in vain before it sleeps, in microseconds; up to eight times that while work
+    /// keeps coming within it.
     pub busy_poll_us: u64,
 }
 

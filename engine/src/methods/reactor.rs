@@ -314,7 +314,8 @@ enum ModeName {
 #[serde(deny_unknown_fields)]
 struct SetModeParams {
     mode: ModeName,
-    /// How long an adaptive reactor polls in vain before it sleeps.
+    /// How long an adaptive reactor polls in vain before it sleeps, in microseconds; up to eight times that while work
+    /// keeps coming within it.
     busy_poll_us: Option<u64>,
     /// Only the reactor on this core; all unless given.
     lcore: Option<usize>,
