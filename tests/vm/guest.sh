@@ -93,7 +93,7 @@ run_case() {
     fi
 }
 
-prepare_guest || { echo "the guest lacks a module" >>"$OUT/results.error"; exit 1; }
+prepare_guest || { echo "the guest lacks a module or a mount" >>"$OUT/results.error"; exit 1; }
 while read -r name; do
     mkdir "$TAKEN/$name" 2>/dev/null || continue
     run_case "$name"
