@@ -46,6 +46,7 @@ mod pool;
 mod register;
 mod shared;
 mod system;
+mod taken;
 
 pub use arena::{Arena, ArenaReport, ArenaSlice, CarveError, register_all, register_all_in};
 pub use error::{ArenaError, ReserveError};

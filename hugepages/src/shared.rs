@@ -19,6 +19,7 @@ use crate::mapping::Mapping;
 use crate::pages::{HugepagePolicy, PageKind, base_page_size};
 use crate::plan::{ArenaOptions, Purpose};
 use crate::register::{Piece, RegionInfo, RegisterError, RegisterHook};
+use crate::taken::Taken;
 
 /// Memory for RAM disks, used by several cores at once.
 ///
@@ -29,6 +30,8 @@ pub struct Shared {
     report: ArenaReport,
     /// The unit in which the system takes memory back; `None` when it does not.
     release_unit: Option<usize>,
+    /// What has been written, where it is taken in huge pages as it is; `None` where there is nothing to take.
+    taken: Option<Taken>,
     /// Whether a device ever knew this memory. Held for writing while that changes.
     registered: RwLock<bool>,
 }
@@ -62,6 +65,9 @@ impl Shared {
             PageKind::OneGiB | PageKind::TwoMiB => None,
             PageKind::Transparent | PageKind::Plain => Some(base_page_size()),
         };
+        let is_lazy = !options.populate && !options.require_lock;
+        let taken = (is_lazy && report.pages == PageKind::Transparent)
+            .then(|| Taken::nothing_of(mapping.len()));
         // Not more than asked, whatever it was rounded up to.
         let len = options.bytes as usize;
         Ok(Shared {
@@ -69,6 +75,7 @@ impl Shared {
             len,
             report,
             release_unit,
+            taken,
             registered: RwLock::new(false),
         })
     }
@@ -101,7 +108,7 @@ impl Shared {
     /// to be written), and leaves them to the buffers that are in use all the time.
     #[inline]
     pub fn write(&self, offset: usize, from: &[u8]) {
-        let to = self.at(offset, from.len());
+        let to = self.at_to_write(offset, from.len());
         #[cfg(target_arch = "x86_64")]
         if from.len() >= STREAM_MIN && stream::is_possible(to, from.len()) {
             // SAFETY: `to` has `from.len()` mapped, writable bytes (`at` checks), to which no reference
@@ -135,7 +142,7 @@ impl Shared {
 
     #[inline]
     fn dword(&self, offset: usize) -> &AtomicU32 {
-        let at = self.at(offset, size_of::<u32>()).cast::<u32>();
+        let at = self.at_to_write(offset, size_of::<u32>()).cast::<u32>();
         assert!(at.is_aligned(), "a dword at {offset} is not aligned");
         // SAFETY: mapped, writable and aligned (just checked), for as long as `self` is. Others use the bytes
         // only through atomics, routines the compiler does not look into, the kernel or a device.
@@ -155,10 +162,21 @@ impl Shared {
         Some((key, part.as_ptr().addr() - region.as_ptr().addr()))
     }
 
+    /// Makes a range zero. What was never written is so, and takes no memory by it.
     pub fn zero(&self, offset: usize, len: usize) {
-        let to = self.at(offset, len);
-        // SAFETY: mapped, writable bytes (`at` checks), to which no reference exists.
-        unsafe { opaque::zero(to, len) }
+        let clear = |offset, len| {
+            let to = self.at(offset, len);
+            // SAFETY: mapped, writable bytes (`at` checks), to which no reference exists.
+            unsafe { opaque::zero(to, len) }
+        };
+        // Panics here rather than half way.
+        self.at(offset, len);
+        match &self.taken {
+            None => clear(offset, len),
+            Some(taken) => taken
+                .written(offset..offset + len)
+                .for_each(|part| clear(part.start, part.len())),
+        }
     }
 
     /// Whether the bytes from `offset` on are these.
@@ -170,7 +188,7 @@ impl Shared {
 
     /// Copies `len` bytes at `from` to `to`; the ranges may overlap.
     pub fn copy_within(&self, from: usize, to: usize, len: usize) {
-        let (from, to) = (self.at(from, len), self.at(to, len));
+        let (from, to) = (self.at(from, len), self.at_to_write(to, len));
         // SAFETY: both are mapped and writable for `len` bytes (`at` checks).
         unsafe { opaque::copy(from, to, len) }
     }
@@ -208,6 +226,10 @@ impl Shared {
     /// Makes the whole memory known to a device, see [`crate::Arena::register`]. It is all taken
     /// then, and not given back by [`Shared::discard`] any more.
     pub fn register(&self, slot: usize, hook: Arc<dyn RegisterHook>) -> Result<(), RegisterError> {
+        // A device writes where it likes.
+        if let Some(taken) = &self.taken {
+            taken.before_write(0..self.len, |unit| self.take(unit));
+        }
         // It stays so when the device forgets: that may take its time.
         *self
             .registered
@@ -235,6 +257,27 @@ impl Shared {
         } else {
             start..end
         }
+    }
+
+    /// As [`Shared::at`], for those who write there: their pages are taken.
+    #[inline]
+    fn at_to_write(&self, offset: usize, len: usize) -> *mut u8 {
+        let to = self.at(offset, len);
+        if let Some(taken) = &self.taken {
+            taken.before_write(offset..offset + len, |unit| self.take(unit));
+        }
+        to
+    }
+
+    /// Puts a huge page where there is none but that of zeroes. Nobody has ever written to `unit`.
+    fn take(&self, unit: Range<usize>) {
+        if self.mapping.release(unit.clone()).is_err() {
+            return;
+        }
+        // The first access after that is a write, for which the kernel takes a huge page if it has one.
+        let first = self.mapping.base().as_ptr().wrapping_add(unit.start);
+        // SAFETY: mapped, writable and aligned: `unit` is inside the mapping. Others read it at most.
+        unsafe { AtomicU32::from_ptr(first.cast()) }.fetch_or(0, Ordering::Relaxed);
     }
 
     /// The address of `len` bytes at `offset`, all inside the memory.

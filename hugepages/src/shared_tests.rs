@@ -6,6 +6,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::*;
 use crate::register::HookError;
 
+struct Device;
+
+impl RegisterHook for Device {
+    fn register(&self, _: &RegionInfo) -> Result<u64, HookError> {
+        Ok(3)
+    }
+    fn unregister(&self, _: &RegionInfo, _: u64) {}
+}
+
 fn shared(bytes: u64) -> Arc<Shared> {
     Arc::new(Shared::allocate(bytes, HugepagePolicy::Auto).unwrap())
 }
@@ -94,17 +103,100 @@ fn discarded_bytes_are_zero_and_given_back() {
     assert_eq!(disk.mapping.resident(), 0);
 }
 
+/// Goal: memory that was read first is taken in huge pages all the same, where there are any. Method: the faults of
+/// writes to every page, beside those of memory that nobody read.
+#[test]
+fn what_was_read_is_written_without_a_fault_per_page() {
+    const LEN: usize = 16 << 20;
+    let page = base_page_size();
+    // Reads what field of the thread's own statistics proc_pid_stat(5) calls minflt.
+    let faults = || {
+        let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+        let after_name = stat.rsplit(')').next().unwrap();
+        after_name
+            .split_whitespace()
+            .nth(7)
+            .unwrap()
+            .parse::<u64>()
+            .unwrap()
+    };
+    let write_all = |disk: &Shared| {
+        let before = faults();
+        for at in (0..LEN).step_by(page) {
+            disk.write(at, &[7; 16]);
+        }
+        faults() - before
+    };
+    let fresh = write_all(&shared(LEN as u64));
+    let disk = shared(LEN as u64);
+    assert!(bytes(&disk, 0, LEN).iter().all(|&b| b == 0));
+    let read_first = write_all(&disk);
+    assert!(
+        read_first <= fresh + 16,
+        "{read_first} faults after reading, {fresh} without"
+    );
+    for at in (0..LEN).step_by(page) {
+        assert!(disk.compare(at, &[7; 16]) && disk.compare(at + 16, &[0; 16]));
+    }
+}
+
+/// Goal: a page is never put in the place of what another core has just written. Method: threads write to different
+/// parts of the same untouched memory at once, while another reads all over it.
+#[test]
+fn first_writes_of_several_cores_are_all_kept() {
+    const LEN: usize = 32 << 20;
+    const WRITERS: usize = 4;
+    for _ in 0..4 {
+        let disk = shared(LEN as u64);
+        let start = std::sync::Barrier::new(WRITERS + 1);
+        std::thread::scope(|scope| {
+            for writer in 0..WRITERS {
+                let (disk, start) = (&disk, &start);
+                scope.spawn(move || {
+                    start.wait();
+                    for at in (0..LEN).step_by(64 << 10) {
+                        disk.write(at + writer * 4096, &[writer as u8 + 1; 4096]);
+                    }
+                });
+            }
+            start.wait();
+            for at in (0..LEN).step_by(4096) {
+                disk.read(at, &mut [0; 8]);
+            }
+        });
+        for at in (0..LEN).step_by(64 << 10) {
+            for writer in 0..WRITERS {
+                assert!(disk.compare(at + writer * 4096, &[writer as u8 + 1; 4096]));
+            }
+        }
+    }
+}
+
+/// Goal: zeroes take no memory where nothing was ever written, and clear what was.
+#[test]
+fn zeroes_take_no_memory() {
+    let disk = shared(8 << 20);
+    if disk.taken.is_none() {
+        eprintln!("skipped: no transparent huge pages here");
+        return;
+    }
+    disk.zero(0, 8 << 20);
+    assert_eq!(disk.mapping.resident(), 0);
+    disk.write(3 << 20, &[1; 100]);
+    disk.zero(0, 8 << 20);
+    assert!(disk.mapping.resident() <= (2 << 20) / base_page_size());
+    assert!(bytes(&disk, 0, 8 << 20).iter().all(|&b| b == 0));
+
+    // A device may have written anywhere.
+    let disk = shared(8 << 20);
+    disk.register(0, Arc::new(Device)).unwrap();
+    assert_eq!(disk.taken.as_ref().unwrap().written(0..8 << 20).count(), 4);
+}
+
 /// Goal: a device's view and ours stay the same memory. Method: after a registration, discarding
 /// must not replace pages: they stay resident.
 #[test]
 fn registered_memory_is_not_given_back() {
-    struct Device;
-    impl RegisterHook for Device {
-        fn register(&self, _: &RegionInfo) -> Result<u64, HookError> {
-            Ok(3)
-        }
-        fn unregister(&self, _: &RegionInfo, _: u64) {}
-    }
     let disk = Shared::allocate(1 << 20, HugepagePolicy::Off).unwrap();
     let disk = Arc::new(disk);
     disk.write(0, &[1; 1 << 20]);

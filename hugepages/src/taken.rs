@@ -1,0 +1,114 @@
+//! Which parts of lazily taken memory have been written.
+//!
+//! Memory that is read before it is written is the kernel's one huge page of zeroes. A write to that breaks it into
+//! small pages, at a fault for each of them and with none of the use of a huge one ever after; and a disk is read
+//! before it is written, by whoever looks for a file system on it. So the first write to each [`UNIT`] puts a huge page
+//! of its own there. A part that was never written is known to be zero.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use crate::pages::MIB;
+
+/// What is taken as one: a transparent huge page.
+pub(crate) const UNIT: usize = 2 * MIB as usize;
+
+#[derive(Debug)]
+pub(crate) struct Taken {
+    /// Never falls: what a host discards may be written by another core at that moment.
+    units: Box<[AtomicBool]>,
+    /// Held while a unit is taken, so that nobody writes to it meanwhile.
+    taking: Mutex<()>,
+}
+
+impl Taken {
+    /// Nothing of `len` bytes has been written.
+    pub fn nothing_of(len: usize) -> Taken {
+        Taken {
+            units: (0..len.div_ceil(UNIT))
+                .map(|_| AtomicBool::new(false))
+                .collect(),
+            taking: Mutex::new(()),
+        }
+    }
+
+    /// Calls `take` with the bytes of each unit of `range` that has never been written. They are zero, and nobody
+    /// else writes to them before it returns.
+    #[inline]
+    pub fn before_write(&self, range: Range<usize>, take: impl Fn(Range<usize>)) {
+        for unit in units(&range) {
+            if !self.is_taken(unit) {
+                self.take(unit, &take);
+            }
+        }
+    }
+
+    /// The parts of `range` that may not be zero.
+    pub fn written(&self, range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+        units(&range)
+            .filter(|&unit| self.is_taken(unit))
+            .map(move |unit| (unit * UNIT).max(range.start)..((unit + 1) * UNIT).min(range.end))
+    }
+
+    #[inline]
+    fn is_taken(&self, unit: usize) -> bool {
+        self.units[unit].load(Ordering::Acquire)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn take(&self, unit: usize, take: &dyn Fn(Range<usize>)) {
+        let _alone = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.is_taken(unit) {
+            take(unit * UNIT..(unit + 1) * UNIT);
+            self.units[unit].store(true, Ordering::Release);
+        }
+    }
+}
+
+#[inline]
+fn units(range: &Range<usize>) -> Range<usize> {
+    match range.is_empty() {
+        true => 0..0,
+        false => range.start / UNIT..range.end.div_ceil(UNIT),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    /// Goal: each unit is taken once, before the first write that touches it, whatever the range.
+    #[test]
+    fn units_are_taken_once() {
+        let taken = Taken::nothing_of(5 * UNIT);
+        let write = |range: Range<usize>| {
+            let calls = RefCell::new(Vec::new());
+            taken.before_write(range, |unit| calls.borrow_mut().push(unit));
+            calls.into_inner()
+        };
+        assert_eq!(write(10..10), []);
+        assert_eq!(write(UNIT - 1..UNIT), vec![0..UNIT]);
+        assert_eq!(write(0..UNIT), []);
+        assert_eq!(write(UNIT - 1..UNIT + 1), vec![UNIT..2 * UNIT]);
+        assert_eq!(
+            write(3 * UNIT..5 * UNIT),
+            [3 * UNIT..4 * UNIT, 4 * UNIT..5 * UNIT]
+        );
+
+        let written = |range| taken.written(range).collect::<Vec<_>>();
+        assert_eq!(written(2 * UNIT..3 * UNIT), []);
+        assert_eq!(
+            written(UNIT + 7..4 * UNIT + 9),
+            [
+                UNIT + 7..2 * UNIT,
+                3 * UNIT..4 * UNIT,
+                4 * UNIT..4 * UNIT + 9
+            ]
+        );
+        assert_eq!(written(7..7), []);
+    }
+}
