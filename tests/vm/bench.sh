@@ -30,7 +30,13 @@ ram_disk() { # ram_disk NAME NQN: a RAM disk of Nacre's, connected
     rpc bdev_malloc_create "{\"name\":\"$1\",\"block_size\":512,\"num_blocks\":$((SIZE_MIB * 2048))}"
     rpc nvmf_subsystem_add_ns "{\"nqn\":\"$2\",\"namespace\":{\"bdev_name\":\"$1\"}}"
     connect "$2" --nr-io-queues=1
-    wait_until 30 ns_dev "$2" 1
+    written "$2"
+}
+
+written() { # written NQN: its disk is there, and has data. What was never written is read faster than any disk with data.
+    wait_until 30 ns_dev "$1" 1
+    fio --name=fill --filename="$(ns_dev "$1" 1)" --ioengine=io_uring --direct=1 --rw=write --bs=1M --iodepth=4 \
+        --size=${SIZE_MIB}M --output="$WORK/fill" || die "$(cat "$WORK/fill")"
 }
 
 nacre_start
@@ -45,7 +51,7 @@ nvmet_start
 nvmet_subsystem_create "$NVMET_NQN" any
 nvmet_ns_add "$NVMET_NQN" 1 $SIZE_MIB /dev/ram0
 connect "$NVMET_NQN" --nr-io-queues=1
-wait_until 30 ns_dev "$NVMET_NQN" 1
+written "$NVMET_NQN"
 
 measure() { # measure SIDE NQN RW BYTES DEPTH ROUND
     local report figures
