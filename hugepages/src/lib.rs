@@ -37,6 +37,7 @@
 //! ```
 
 mod arena;
+mod copy;
 mod error;
 mod heap;
 mod mapping;

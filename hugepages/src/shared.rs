@@ -14,6 +14,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::arena::{ArenaReport, allocate};
+use crate::copy::opaque;
+#[cfg(target_arch = "x86_64")]
+use crate::copy::stream;
 use crate::error::ArenaError;
 use crate::mapping::Mapping;
 use crate::pages::{HugepagePolicy, PageKind, base_page_size};
@@ -414,111 +417,6 @@ impl Lent {
 impl fmt::Debug for Lent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Lent({}..{})", self.offset, self.offset + self.len)
-    }
-}
-
-/// The C library's routines, called so that the compiler knows nothing of what they do.
-///
-/// Bytes that others change meanwhile may not be touched by Rust's own loads and stores, nor by
-/// intrinsics that it knows: that would be a data race, from which it may conclude what it likes.
-/// These routines are written in assembly, and the compiler cannot tell which they are. For the
-/// machine each is a series of loads and stores, whose result under a race is a mix, no more.
-mod opaque {
-    use std::ffi::{c_int, c_void};
-    use std::hint::black_box;
-
-    type Move = unsafe extern "C" fn(*mut c_void, *const c_void, usize) -> *mut c_void;
-    type Set = unsafe extern "C" fn(*mut c_void, c_int, usize) -> *mut c_void;
-    type Compare = unsafe extern "C" fn(*const c_void, *const c_void, usize) -> c_int;
-
-    /// # Safety
-    /// `from` is readable and `to` writable for `len` bytes. They may overlap.
-    #[inline]
-    pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
-        let routine: Move = black_box(libc::memmove);
-        // SAFETY: upheld by the caller.
-        unsafe { routine(to.cast(), from.cast(), len) };
-    }
-
-    /// # Safety
-    /// `to` is writable for `len` bytes.
-    #[inline]
-    pub unsafe fn zero(to: *mut u8, len: usize) {
-        let routine: Set = black_box(libc::memset);
-        // SAFETY: upheld by the caller.
-        unsafe { routine(to.cast(), 0, len) };
-    }
-
-    /// # Safety
-    /// `a` and `b` are readable for `len` bytes.
-    #[inline]
-    pub unsafe fn equal(a: *const u8, b: *const u8, len: usize) -> bool {
-        let routine: Compare = black_box(libc::memcmp);
-        // SAFETY: upheld by the caller.
-        unsafe { routine(a.cast(), b.cast(), len) == 0 }
-    }
-}
-
-/// Stores that go past the caches. In assembly, for the reason given for [`opaque`].
-#[cfg(target_arch = "x86_64")]
-mod stream {
-    use std::arch::asm;
-
-    /// Bytes copied per round of the loop.
-    const ROUND: usize = 256;
-
-    /// Whether [`copy`] can write `len` bytes to `to`.
-    #[inline]
-    pub fn is_possible(to: *mut u8, len: usize) -> bool {
-        to.addr().is_multiple_of(64)
-            && len.is_multiple_of(ROUND)
-            && std::arch::is_x86_feature_detected!("avx")
-    }
-
-    /// # Safety
-    /// `from` is readable and `to` writable for `len` bytes, and [`is_possible`] said so of `to` and
-    /// `len`, which is not 0.
-    #[inline]
-    pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
-        // SAFETY: upheld by the caller: reads and writes `len` bytes in whole rounds, each store
-        // aligned to its size. The fence makes the stores visible before anything that follows, as
-        // ordinary ones are.
-        unsafe {
-            asm!(
-                "2:",
-                "vmovdqu ymm0, [{from}]",
-                "vmovdqu ymm1, [{from} + 32]",
-                "vmovdqu ymm2, [{from} + 64]",
-                "vmovdqu ymm3, [{from} + 96]",
-                "vmovdqu ymm4, [{from} + 128]",
-                "vmovdqu ymm5, [{from} + 160]",
-                "vmovdqu ymm6, [{from} + 192]",
-                "vmovdqu ymm7, [{from} + 224]",
-                "vmovntdq [{to}], ymm0",
-                "vmovntdq [{to} + 32], ymm1",
-                "vmovntdq [{to} + 64], ymm2",
-                "vmovntdq [{to} + 96], ymm3",
-                "vmovntdq [{to} + 128], ymm4",
-                "vmovntdq [{to} + 160], ymm5",
-                "vmovntdq [{to} + 192], ymm6",
-                "vmovntdq [{to} + 224], ymm7",
-                "add {from}, {round}",
-                "add {to}, {round}",
-                "sub {left}, {round}",
-                "jnz 2b",
-                "sfence",
-                "vzeroupper",
-                from = inout(reg) from => _,
-                to = inout(reg) to => _,
-                left = inout(reg) len => _,
-                round = const ROUND,
-                out("ymm0") _, out("ymm1") _, out("ymm2") _, out("ymm3") _,
-                out("ymm4") _, out("ymm5") _, out("ymm6") _, out("ymm7") _,
-                out("ymm8") _, out("ymm9") _, out("ymm10") _, out("ymm11") _,
-                out("ymm12") _, out("ymm13") _, out("ymm14") _, out("ymm15") _,
-                options(nostack),
-            );
-        }
     }
 }
 
