@@ -56,22 +56,37 @@ fn operations_keep_to_their_range() {
 /// and places around those that go past the caches.
 #[test]
 fn large_writes_keep_to_their_range() {
-    let disk = shared(64 << 10);
     let source: Vec<u8> = (0..20_000u32).map(|i| (i % 251) as u8 + 1).collect();
-    for offset in [0, 64, 100, 512, 4096, 4096 + 32] {
-        for len in [4095, 4096, 4097, 4352, 8192, 12_000, 16 << 10] {
-            for from in [0, 1, 72] {
-                disk.zero(0, 64 << 10);
-                disk.write(offset, &source[from..from + len]);
-                assert!(disk.compare(offset, &source[from..from + len]));
-                let after = bytes(&disk, offset + len, 512);
-                let before = bytes(&disk, 0, offset);
-                assert!(
-                    before.iter().chain(&after).all(|&b| b == 0),
-                    "{len} bytes at {offset}"
-                );
+    for past_caches in [false, true] {
+        let mut disk = Shared::allocate(64 << 10, HugepagePolicy::Auto).unwrap();
+        disk.past_caches = past_caches;
+        for offset in [0, 64, 100, 512, 4096, 4096 + 32] {
+            for len in [4095, 4096, 4097, 4352, 8192, 12_000, 16 << 10] {
+                for from in [0, 1, 72] {
+                    disk.zero(0, 64 << 10);
+                    disk.write(offset, &source[from..from + len]);
+                    assert!(disk.compare(offset, &source[from..from + len]));
+                    let after = bytes(&disk, offset + len, 512);
+                    let before = bytes(&disk, 0, offset);
+                    assert!(
+                        before.iter().chain(&after).all(|&b| b == 0),
+                        "{len} bytes at {offset}, past the caches: {past_caches}"
+                    );
+                }
             }
         }
+    }
+}
+
+/// Goal: memory that the caches can hold is written through them, and what is larger is not. Method: one on
+/// each side of this machine's caches.
+#[test]
+fn what_fits_the_caches_is_written_through_them() {
+    let past_caches = |bytes| shared(bytes).past_caches;
+    match System::real().last_level_cache() {
+        Some(cache) => assert_eq!([cache, cache + 1].map(past_caches), [false, true]),
+        // As on a machine whose caches are smaller than any disk.
+        None => assert!(past_caches(64 << 10)),
     }
 }
 

@@ -92,6 +92,8 @@ pub(crate) struct System {
 pub(crate) const TRANSPARENT_FILE: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 const POOLS: &str = "/sys/kernel/mm/hugepages";
 const NODES: &str = "/sys/devices/system/node";
+/// The caches of one processor; the others' are taken to be alike.
+const CACHES: &str = "/sys/devices/system/cpu/cpu0/cache";
 /// CAP_IPC_LOCK in capability masks (linux/capability.h).
 const CAP_IPC_LOCK: u32 = 14;
 
@@ -199,6 +201,22 @@ impl System {
             memlock: self.memlock(),
             available: self.meminfo("MemAvailable").unwrap_or(0),
         }
+    }
+
+    /// Bytes in the cache that is nearest to memory. `None` where the system does not say, as on some boards.
+    pub fn last_level_cache(&self) -> Option<u64> {
+        let caches = self
+            .entries(CACHES)
+            .filter(|name| name.starts_with("index"));
+        let levels = caches.filter_map(|name| {
+            let level = self.number(&format!("{CACHES}/{name}/level"))?;
+            let size = self.text(&format!("{CACHES}/{name}/size"))?;
+            // Always in KiB (Documentation/ABI/testing/sysfs-devices-system-cpu).
+            let kib: u64 = size.trim().strip_suffix('K')?.parse().ok()?;
+            Some((level, kib.checked_mul(KIB)?))
+        });
+        let (_, bytes) = levels.max()?;
+        Some(bytes).filter(|&bytes| bytes > 0)
     }
 
     /// Pools of a node, or of the whole machine, by size.

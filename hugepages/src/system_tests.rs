@@ -126,6 +126,40 @@ fn facts_of_a_machine_with_two_nodes() {
     assert_eq!(nodes, [(Some(0), 10), (Some(1), 190)]);
 }
 
+/// Goal: the last cache before memory is found, whatever else is there. Method: machines of several levels, of one
+/// that says nothing of its size, and of none.
+#[test]
+fn the_last_level_cache() {
+    let of = |caches: &[(&str, &str, &str)]| {
+        let machine = Machine::new(&[("sys/devices/system/cpu/cpu0/cache/uevent", "")]);
+        for (index, level, size) in caches {
+            let dir = format!("sys/devices/system/cpu/cpu0/cache/{index}");
+            machine.write(&format!("{dir}/level"), level);
+            machine.write(&format!("{dir}/size"), size);
+        }
+        machine.system().last_level_cache()
+    };
+    let levels = [
+        ("index0", "1\n", "32K\n"),
+        ("index3", "3\n", "32768K\n"),
+        ("index2", "2\n", "1024K\n"),
+    ];
+    assert_eq!(of(&levels), Some(32 * MIB));
+    let nameless = [("index0", "1\n", "32K\n"), ("index1", "2\n", "\n")];
+    assert_eq!(of(&nameless), Some(32 * KIB));
+    for size in [
+        "0K\n",
+        "K\n",
+        "-1K\n",
+        "32\n",
+        "99999999999999999999K\n",
+        "18446744073709551615K\n",
+    ] {
+        assert_eq!(of(&[("index0", "1\n", size)]), None, "{size:?}");
+    }
+    assert_eq!(of(&[]), None);
+}
+
 /// Goal: an empty or strange machine gives no facts rather than a panic.
 #[test]
 fn facts_of_a_bare_machine() {
