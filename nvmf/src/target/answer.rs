@@ -1,14 +1,14 @@
 //! The end of every command: counted, noted if it failed, answered.
 
 use nacre_bdev::Extents;
-use nacre_nvmf_wire::{Cqe, Sqe, StatusCode};
+use nacre_nvmf_wire::{Cqe, Fuse, Sqe, StatusCode};
 use nacre_reactor::Nanos;
 
 use super::association::ErrorRecord;
 use super::group::Group;
 use super::io::{Plan, Transfer};
 use super::qpair::{QueuePair, Stage};
-use super::request::ReqIndex;
+use super::request::{ReqIndex, Request};
 use super::stats::Kind;
 use crate::transport::{ReqTag, Response};
 
@@ -54,7 +54,10 @@ impl Group {
             };
             self.ports[qp.transport].io.respond(qp.conn, response);
         }
-        qp.requests.end(index);
+        if sqe.fuse() != Fuse::Normal {
+            self.fused_half_ends(q, index, now);
+        }
+        self.queue(q).requests.end(index);
     }
 
     pub(crate) fn finish(&mut self, q: u32, index: ReqIndex, status: StatusCode, now: Nanos) {
@@ -82,6 +85,22 @@ impl Group {
 }
 
 impl QueuePair {
+    /// Ends a command without data well; the answer is sent by whoever asks for it.
+    pub(super) fn success_of(&mut self, index: ReqIndex, now: Nanos) -> Response {
+        let Request { sqe, started, .. } = self.requests[index];
+        let (tag, cqe) = (self.tag(index), Cqe::success(sqe.cid()));
+        let took = now.since(started);
+        self.stats.finished(Kind::Other, 0, true, took);
+        self.requests.end(index);
+        Response {
+            tag,
+            cqe: self.seal(cqe),
+            data: Extents::new(),
+            sgl: sqe.sgl_descriptor(),
+            lent: None,
+        }
+    }
+
     /// Every command that was taken ends here: it is counted, noted if it failed, and its completion filled in. `None`:
     /// there is nobody to send it to.
     #[inline]

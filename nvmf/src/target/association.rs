@@ -196,6 +196,19 @@ pub struct QueueInfo {
     pub local: Address,
     pub peer: Address,
     pub stats: Arc<QueueStats>,
+    /// It is closed, but for what devices have of it.
+    pub(crate) ending: bool,
+}
+
+/// Why an association takes no queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NoQueue {
+    /// There is one with this id.
+    Taken,
+    /// There is one with this id that is about to go.
+    Ending,
+    /// The association itself is about to go.
+    Closing,
 }
 
 pub struct Association {
@@ -427,11 +440,15 @@ impl Association {
         (log.records.iter().copied().collect(), log.count)
     }
 
-    /// Adds a queue; `false` when the id is taken or the association is closing.
-    pub(crate) fn add_queue(&self, info: QueueInfo) -> bool {
+    pub(crate) fn add_queue(&self, info: QueueInfo) -> Result<(), NoQueue> {
         let mut queues = self.queues.lock().expect("poisoned");
-        if self.phase() == Phase::Closing || queues.contains_key(&info.qid) {
-            return false;
+        if self.phase() == Phase::Closing {
+            return Err(NoQueue::Closing);
+        }
+        match queues.get(&info.qid) {
+            Some(before) if before.ending => return Err(NoQueue::Ending),
+            Some(_) => return Err(NoQueue::Taken),
+            None => {}
         }
         let counts = info.group.counts();
         let ever = match info.qid {
@@ -440,7 +457,14 @@ impl Association {
         };
         ever.fetch_add(1, Ordering::Relaxed);
         queues.insert(info.qid, info);
-        true
+        Ok(())
+    }
+
+    /// A queue is about to go.
+    pub(crate) fn end_queue(&self, qid: u16) {
+        if let Some(queue) = self.queues.lock().expect("poisoned").get_mut(&qid) {
+            queue.ending = true;
+        }
     }
 
     /// Removes a queue and says how many are left.

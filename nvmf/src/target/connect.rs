@@ -11,7 +11,7 @@ use nacre_nvmf_wire::{Cqe, Nqn, NqnError, StatusCode};
 use nacre_reactor::Nanos;
 use zerocopy::FromBytes;
 
-use super::association::{Association, Phase, QueueInfo};
+use super::association::{Association, NoQueue, Phase, QueueInfo};
 use super::controller::{Controller, Outcome};
 use super::group::Group;
 use super::io::{self, Plan};
@@ -46,12 +46,16 @@ fn withheld(nqn: &Nqn, host: &Nqn, kind: TransportType) -> String {
 impl Group {
     /// The first command of a connection has to be a Connect.
     pub(crate) fn first_command(&mut self, q: u32, index: ReqIndex, now: Nanos) {
-        let sqe = self.queue(q).requests[index].sqe;
-        if !sqe.is_fabrics() || sqe.fctype() != fctype::CONNECT {
+        let requests = &self.queue(q).requests;
+        let sqe = requests[index].sqe;
+        // Nothing may follow a Connect until that is answered (Base 6.3): the queue is not there yet.
+        let alone = requests.outstanding() == 1;
+        if !alone || !sqe.is_fabrics() || sqe.fctype() != fctype::CONNECT {
             self.finish(q, index, StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr(), now);
             return self.close_queue(q, CloseWhy::Drained, now);
         }
-        if let Err(status) = io::check_sgl(&sqe, CONNECT_DATA_BYTES, true) {
+        let limits = &self.queue_ref(q).limits;
+        if let Err(status) = io::check_sgl(&sqe, CONNECT_DATA_BYTES, true, limits) {
             self.finish(q, index, status, now);
             return self.close_queue(q, CloseWhy::Drained, now);
         }
@@ -292,23 +296,29 @@ impl Group {
             local: qp.local.clone(),
             peer: qp.peer.clone(),
             stats: Arc::clone(&stats),
+            ending: false,
         };
-        if !association.add_queue(info) {
-            let cntlid = association.cntlid;
-            if association.phase() != Phase::Closing {
-                return Err(Refused::Status(
+        if let Err(refusal) = association.add_queue(info) {
+            let (qid, cntlid) = (connect.qid, association.cntlid);
+            return Err(match refusal {
+                NoQueue::Taken => Refused::Status(
                     StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr(),
-                    format!("queue {} of controller {cntlid} exists", connect.qid),
-                ));
-            }
-            if connect.is_admin() {
-                // Torn down between admission and here: no queue is left to do this later.
-                self.target.forget(&association);
-            }
-            return Err(Refused::Status(
-                StatusCode::CONNECT_CONTROLLER_BUSY,
-                format!("controller {cntlid} is being torn down"),
-            ));
+                    format!("queue {qid} of controller {cntlid} exists"),
+                ),
+                NoQueue::Ending => Refused::Busy(format!(
+                    "commands of the queue {qid} of controller {cntlid} that was before are still in a device"
+                )),
+                NoQueue::Closing => {
+                    if connect.is_admin() {
+                        // Torn down between admission and here: no queue is left to do this later.
+                        self.target.forget(&association);
+                    }
+                    Refused::Status(
+                        StatusCode::CONNECT_CONTROLLER_BUSY,
+                        format!("controller {cntlid} is being torn down"),
+                    )
+                }
+            });
         }
         if connect.is_admin() {
             let controller = Controller::new(
@@ -361,6 +371,7 @@ impl Group {
             qp.unfetched.reserve(usize::from(qp.entries));
         }
         qp.connecting = false;
+        debug_assert_eq!(qp.requests.outstanding(), 0, "the Connect was alone");
         qp.requests = Requests::new(qp.entries);
         self.view_changed(q);
     }
@@ -376,10 +387,17 @@ impl Group {
         }
     }
 
-    /// Disconnect (Base 6.4): deletes this I/O queue, its outstanding commands are aborted.
+    /// Disconnect (Base 6.4): deletes this I/O queue, its outstanding commands are aborted. The answer promises that
+    /// nothing of it will reach the media any more: it goes when the devices have let go of it.
     fn disconnect(&mut self, q: u32, index: ReqIndex, now: Nanos) {
-        self.finish(q, index, StatusCode::SUCCESS, now);
-        self.close_queue(q, CloseWhy::Drained, now);
+        if self.queue(q).inflight == 0 {
+            self.finish(q, index, StatusCode::SUCCESS, now);
+            return self.close_queue(q, CloseWhy::Drained, now);
+        }
+        let qp = self.queue(q);
+        qp.farewell = Some(Box::new(qp.success_of(index, now)));
+        self.end_queue(q);
+        self.reap(q, now);
     }
 
     /// A command on an admin queue.
@@ -400,7 +418,7 @@ impl Group {
             return self.finish(q, index, StatusCode::INVALID_FIELD.with_dnr(), now);
         }
         if bytes > 0
-            && let Err(status) = io::check_sgl(&sqe, bytes, from_host)
+            && let Err(status) = io::check_sgl(&sqe, bytes, from_host, &qp.limits)
         {
             return self.finish(q, index, status, now);
         }

@@ -195,10 +195,14 @@ impl Devices {
         self.busy.len() > before
     }
 
-    pub fn abort(&mut self, slot: usize, token: Token) -> bool {
-        self.slots[slot]
-            .as_mut()
-            .is_some_and(|d| d.queue.abort(token))
+    /// Gives up an I/O of namespace `nsid`, or of any. Asks every device that has it: that namespace may be none of its
+    /// controller's any more, and a device that stays open for the sake of this very I/O.
+    #[cold]
+    pub fn abort(&mut self, nsid: Option<u32>, token: Token) -> bool {
+        let mut may_be = self.slots.iter_mut().flatten();
+        may_be.any(|device| {
+            nsid.is_none_or(|nsid| nsid == device.namespace.nsid) && device.queue.abort(token)
+        })
     }
 
     pub fn poll(&mut self, slot: usize, now: Nanos, done: &mut Done) -> usize {
@@ -224,7 +228,7 @@ impl Devices {
         self.slots.iter().flatten().map(|d| d.waiting.len()).sum()
     }
 
-    /// Closes what `used` does not want and that has nothing in flight.
+    /// Closes what `used` does not want and that has nothing in flight or waiting.
     /// Answers whether all that are not used could be closed.
     pub fn release(&mut self, used: impl Fn(&Arc<Namespace>) -> bool, sleepers: &EventSet) -> bool {
         let mut all = true;
@@ -232,7 +236,8 @@ impl Devices {
             if slot.as_ref().is_none_or(|d| used(&d.namespace)) {
                 continue;
             }
-            let Some(device) = slot.take_if(|d| d.queue.inflight() == 0) else {
+            let Some(device) = slot.take_if(|d| d.queue.inflight() == 0 && d.waiting.is_empty())
+            else {
                 all = false;
                 continue;
             };

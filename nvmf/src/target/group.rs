@@ -327,7 +327,8 @@ impl Group {
     fn gather_or_wait(&mut self, q: u32, index: ReqIndex, fresh: bool, now: Nanos) {
         let must_queue = !self.starved.is_empty() && {
             let qp = self.queue_ref(q);
-            !qp.is_admin() && qp.requests[index].data.is_none()
+            let is_io = !qp.is_admin() && qp.stage != Stage::Fresh;
+            is_io && qp.requests[index].data.is_none()
         };
         if must_queue || !self.try_gather(q, index, fresh, now) {
             let qp = self.queue(q);
@@ -524,8 +525,8 @@ impl Group {
     }
 
     fn device_completed(&mut self, completion: Completion, now: Nanos) {
-        let (q, index, _child) = device::split_token(completion.token);
-        self.child_done(q, index, completion, now);
+        let (q, index, child) = device::split_token(completion.token);
+        self.child_done(q, index, child, completion, now);
     }
 
     /// This core's queue on a namespace's bdev.

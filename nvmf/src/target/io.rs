@@ -18,6 +18,7 @@ use zerocopy::FromBytes;
 use super::config::TargetConfig;
 use super::namespace::{Namespace, View};
 use super::stats::Kind;
+use crate::transport::TransportCaps;
 
 /// How a command is carried out. Blocks are counted from one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,14 +81,16 @@ pub(crate) struct IoLimits {
     pub copy_blocks: u32,
     pub write_zeroes_bytes: u64,
     pub verify_bytes: u64,
+    /// Hosts describe their memory by keyed SGLs, alone or listed in the capsule (SGLS).
+    pub keyed_sgl: bool,
 }
 
 impl IoLimits {
     /// Hosts are told powers of two (MDTS, WZSL, VSL), at least two pages, and counts of at least
     /// one; what is enforced is what they are told.
-    pub fn new(config: &TargetConfig, max_transfer_bytes: u32) -> IoLimits {
+    pub fn new(config: &TargetConfig, caps: &TransportCaps) -> IoLimits {
         let told = |bytes: u64| 4096u64 << IdentifyController::mdts_for(bytes, 4096);
-        let max_transfer_bytes = told(u64::from(max_transfer_bytes)) as u32;
+        let max_transfer_bytes = told(u64::from(caps.max_transfer_bytes)) as u32;
         IoLimits {
             max_transfer_bytes,
             dsm_ranges: u32::from(config.dsm_ranges.max(1)),
@@ -95,6 +98,7 @@ impl IoLimits {
             copy_blocks: u32::from(config.copy_blocks.max(1)),
             write_zeroes_bytes: told(config.write_zeroes_bytes),
             verify_bytes: told(config.verify_bytes),
+            keyed_sgl: caps.keyed_sgl,
         }
     }
 }
@@ -166,14 +170,6 @@ pub(crate) enum Transfer {
 
 /// Reads an I/O command.
 pub(crate) fn decode(sqe: &Sqe, view: &View, limits: &IoLimits) -> Result<Plan, StatusCode> {
-    if sqe.opcode == opcode::FLUSH && sqe.nsid() == u32::MAX {
-        return match view.refusal_of_all() {
-            None => Ok(Plan::Flush { all: true }),
-            Some(status) => Err(status),
-        };
-    }
-    let namespace = view.for_command(sqe.nsid())?;
-    let geometry = namespace.geometry();
     let fuse = sqe.fuse();
     let fusable = matches!(
         (fuse, sqe.opcode),
@@ -182,6 +178,14 @@ pub(crate) fn decode(sqe: &Sqe, view: &View, limits: &IoLimits) -> Result<Plan, 
     if !fusable {
         return Err(StatusCode::INVALID_FIELD.with_dnr());
     }
+    if sqe.opcode == opcode::FLUSH && sqe.nsid() == u32::MAX {
+        return match view.refusal_of_all() {
+            None => Ok(Plan::Flush { all: true }),
+            Some(status) => Err(status),
+        };
+    }
+    let namespace = view.for_command(sqe.nsid())?;
+    let geometry = namespace.geometry();
     match sqe.opcode {
         opcode::READ | opcode::WRITE | opcode::COMPARE => {
             let op = match sqe.opcode {
@@ -220,7 +224,7 @@ pub(super) fn single(
         return Err(StatusCode::INVALID_FIELD.with_dnr());
     }
     let bytes = bytes as u32;
-    check_sgl(sqe, bytes, op != Op::Read)?;
+    check_sgl(sqe, bytes, op != Op::Read, limits)?;
     if sqe.fuse() != Fuse::Normal && blocks > COMPARE_AND_WRITE_BLOCKS {
         return Err(StatusCode::ATOMIC_WRITE_UNIT_EXCEEDED.with_dnr());
     }
@@ -267,7 +271,7 @@ fn dataset_management(
     if ranges > limits.dsm_ranges {
         return Err(StatusCode::COMMAND_SIZE_LIMIT_EXCEEDED.with_dnr());
     }
-    check_sgl(sqe, command.data_bytes() as u32, true)?;
+    check_sgl(sqe, command.data_bytes() as u32, true, limits)?;
     // Deallocation is advice (NVM 3.2.3): on a device that cannot, the data simply stays.
     let can = namespace.backing.bdev.supports(Op::Unmap) != Support::No;
     let real = command.deallocate && can;
@@ -304,7 +308,7 @@ fn copy(sqe: &Sqe, namespace: &Namespace, limits: &IoLimits) -> Result<Plan, Sta
     if ranges > limits.copy_ranges {
         return Err(StatusCode::COMMAND_SIZE_LIMIT_EXCEEDED.with_dnr());
     }
-    check_sgl(sqe, command.data_bytes() as u32, true)?;
+    check_sgl(sqe, command.data_bytes() as u32, true, limits)?;
     if command.sdlba >= namespace.geometry().blocks {
         return Err(StatusCode::LBA_OUT_OF_RANGE.with_dnr());
     }
@@ -340,8 +344,8 @@ fn reservation(sqe: &Sqe, limits: &IoLimits) -> Result<Plan, StatusCode> {
         }
     };
     match ask.transfer() {
-        Transfer::ToHost(bytes) => check_sgl(sqe, bytes, false)?,
-        Transfer::FromHost(bytes) => check_sgl(sqe, bytes, true)?,
+        Transfer::ToHost(bytes) => check_sgl(sqe, bytes, false, limits)?,
+        Transfer::FromHost(bytes) => check_sgl(sqe, bytes, true, limits)?,
         Transfer::None => {}
     }
     Ok(Plan::Reservation(ask))
@@ -367,15 +371,23 @@ fn bytes_of(blocks: u32, geometry: &Geometry) -> u64 {
     u64::from(blocks) * u64::from(geometry.block_size)
 }
 
-/// The data pointer describes exactly the command's data, in a way that this direction allows.
+/// The data pointer describes exactly the command's data, in a way that this direction and transport allow.
 #[inline]
-pub(crate) fn check_sgl(sqe: &Sqe, bytes: u32, from_host: bool) -> Result<(), StatusCode> {
+pub(crate) fn check_sgl(
+    sqe: &Sqe,
+    bytes: u32,
+    from_host: bool,
+    limits: &IoLimits,
+) -> Result<(), StatusCode> {
     if !sqe.psdt().is_sgl() {
         return Err(StatusCode::INVALID_FIELD.with_dnr());
     }
     let sgl = sqe.sgl().map_err(|e| e.status().with_dnr())?;
     match sgl {
         Sgl::InCapsule { .. } if !from_host => {
+            return Err(StatusCode::SGL_DESCRIPTOR_TYPE_INVALID.with_dnr());
+        }
+        Sgl::Keyed { .. } | Sgl::InCapsuleDescriptors { .. } if !limits.keyed_sgl => {
             return Err(StatusCode::SGL_DESCRIPTOR_TYPE_INVALID.with_dnr());
         }
         Sgl::DataBlock { .. } => return Err(StatusCode::SGL_DESCRIPTOR_TYPE_INVALID.with_dnr()),

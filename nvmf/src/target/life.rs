@@ -42,10 +42,7 @@ impl Group {
             }
         };
         self.next_generation = self.next_generation.wrapping_add(1);
-        let limits = IoLimits::new(
-            &self.target.config,
-            self.ports[port].io.caps_of(conn).max_transfer_bytes,
-        );
+        let limits = IoLimits::new(&self.target.config, self.ports[port].io.caps_of(conn));
         let qp = QueuePair::new(port, conn, self.next_generation, ends, limits, now);
         self.queues[slot as usize] = Some(Box::new(qp));
         let table = &mut self.ports[port].queues;
@@ -62,9 +59,25 @@ impl Group {
         if qp.stage == Stage::Ending {
             return;
         }
-        qp.stage = Stage::Ending;
         if !qp.closed {
             self.ports[qp.transport].io.close(qp.conn, why);
+        }
+        self.end_queue(q);
+        let qp = self.queue_ref(q);
+        if let Some(association) = &qp.association
+            && qp.is_admin()
+        {
+            association.tear_down(Teardown::HostLeft);
+        }
+        self.reap(q, now);
+    }
+
+    /// Takes no command any more, drops those that wait, and aborts those in a device.
+    pub(super) fn end_queue(&mut self, q: u32) {
+        let qp = self.queue(q);
+        qp.stage = Stage::Ending;
+        if let Some(association) = &qp.association {
+            association.end_queue(qp.qid);
         }
         let active: Vec<ReqIndex> = qp.requests.active().collect();
         for index in active {
@@ -75,13 +88,6 @@ impl Group {
                 self.abort_children(q, index);
             }
         }
-        let qp = self.queue_ref(q);
-        if let Some(association) = &qp.association
-            && qp.is_admin()
-        {
-            association.tear_down(Teardown::HostLeft);
-        }
-        self.reap(q, now);
     }
 
     pub(super) fn connection_closed(&mut self, q: u32, why: &Closed, now: Nanos) {
@@ -99,9 +105,18 @@ impl Group {
 
     /// Removes an ending queue pair that has nothing left in a device or in the transport.
     pub(crate) fn reap(&mut self, q: u32, _now: Nanos) {
-        let Some(qp) = self.queues[q as usize].as_ref() else {
+        let Some(qp) = self.queues[q as usize].as_mut() else {
             return;
         };
+        if qp.stage == Stage::Ending
+            && qp.inflight == 0
+            && let Some(response) = qp.farewell.take()
+            && !qp.closed
+        {
+            let io = &mut self.ports[qp.transport].io;
+            io.respond(qp.conn, *response);
+            return io.close(qp.conn, CloseWhy::Drained);
+        }
         if qp.stage != Stage::Ending || !qp.closed || qp.inflight > 0 {
             return;
         }
@@ -227,6 +242,9 @@ impl Group {
             if (reset || association.phase() == Phase::Closing) && qp.stage == Stage::Live {
                 self.close_queue(q, CloseWhy::Now, now);
                 continue;
+            }
+            if association.phase() == Phase::Closing && qp.farewell.take().is_some() && !qp.closed {
+                self.ports[qp.transport].io.close(qp.conn, CloseWhy::Now);
             }
             if qp.refresh_view() {
                 self.view_changed(q);

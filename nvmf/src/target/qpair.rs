@@ -15,7 +15,7 @@ use super::namespace::View;
 use super::request::{ReqIndex, Requests};
 use super::reservation::RightsCache;
 use super::stats::QueueStats;
-use crate::transport::{Address, ConnId, ListenerId, ReqTag};
+use crate::transport::{Address, ConnId, ListenerId, ReqTag, Response};
 
 /// Where a queue pair is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,6 +42,8 @@ pub(crate) struct QueuePair {
     pub opened: Nanos,
     /// Its Connect waits until an earlier controller of the host is gone.
     pub waiting_connect: Option<ReqIndex>,
+    /// The answer to its Disconnect, which waits until no device has anything of it.
+    pub farewell: Option<Box<Response>>,
     /// The transport reported the connection closed.
     pub closed: bool,
     pub qid: u16,
@@ -131,6 +133,7 @@ impl QueuePair {
             connecting: true,
             opened: now,
             waiting_connect: None,
+            farewell: None,
             closed: false,
             qid: 0,
             entries: FRESH_ENTRIES,

@@ -42,7 +42,11 @@ pub(crate) struct Request {
     pub inflight: u32,
     /// The first failure of a child.
     pub status: StatusCode,
-    /// The other half of a fused pair.
+    /// The lowest child that failed.
+    pub failed_child: u32,
+    /// Of a Flush of all namespaces: the last that was flushed.
+    pub flushed: u32,
+    /// Of the second half of a fused pair: the first.
     pub partner: Option<ReqIndex>,
     /// The host asked to abort it.
     pub abort: bool,
@@ -131,6 +135,21 @@ impl Requests {
         None
     }
 
+    /// The second half of the fused pair whose first one this is.
+    pub fn second_of(&self, first: ReqIndex) -> Option<ReqIndex> {
+        self.active().find(|i| self[*i].partner == Some(first))
+    }
+
+    /// Takes a fused pair apart; answers with the other half of it.
+    pub fn unpair(&mut self, half: ReqIndex) -> Option<ReqIndex> {
+        if let Some(first) = self[half].partner.take() {
+            return Some(first);
+        }
+        let second = self.second_of(half)?;
+        self[second].partner = None;
+        Some(second)
+    }
+
     /// Commands in the table.
     pub fn outstanding(&self) -> usize {
         self.table.len() - self.free.len()
@@ -173,6 +192,8 @@ impl Request {
             children: 0,
             inflight: 0,
             status: StatusCode::SUCCESS,
+            failed_child: u32::MAX,
+            flushed: 0,
             partner: None,
             abort: false,
             waiting: false,
@@ -190,6 +211,8 @@ impl Request {
         self.children = 0;
         self.inflight = 0;
         self.status = StatusCode::SUCCESS;
+        self.failed_child = u32::MAX;
+        self.flushed = 0;
         self.partner = None;
         self.abort = false;
         self.waiting = false;

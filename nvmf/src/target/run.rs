@@ -13,7 +13,6 @@ use super::association::{AbortReply, Association, GroupMessage};
 use super::device;
 use super::group::{Group, ReqRef};
 use super::io::{self, Plan};
-use super::namespace::Namespace;
 use super::qpair::{FusedFirst, Stage};
 use super::request::{ReqIndex, Step};
 
@@ -78,7 +77,8 @@ impl Group {
         let request = &qp.requests[index];
         let children = match request.plan {
             Plan::Single { .. } | Plan::Flush { all: false } => 1,
-            Plan::Flush { all: true } => qp.view.iter().count() as u32,
+            // As many as there turn out to be: some may come and go meanwhile.
+            Plan::Flush { all: true } => u32::MAX,
             Plan::Deallocate { ranges } | Plan::Copy { ranges, .. } => ranges,
             Plan::Hints { .. } | Plan::None | Plan::Admin { .. } | Plan::Reservation(_) => 0,
         };
@@ -110,15 +110,20 @@ impl Group {
             if request.inflight >= PARALLEL_CHILDREN {
                 return false;
             }
-            let slot = match self.device_of(q, index) {
-                Ok(slot) => slot,
+            let (slot, nsid) = match self.device_of(q, index) {
+                Ok(Some(device)) => device,
+                Ok(None) => {
+                    let request = &mut self.queue(q).requests[index];
+                    request.children = request.next_child;
+                    continue;
+                }
                 Err(status) => {
                     self.queue(q).requests[index].status = status;
                     continue;
                 }
             };
             let full = !again && self.devices.waiting(slot) > 0;
-            if full || !self.submit_child(q, index, slot) {
+            if full || !self.submit_child(q, index, slot, nsid) {
                 let qp = self.queue(q);
                 qp.requests[index].waiting = true;
                 let waiting = ReqRef {
@@ -132,26 +137,34 @@ impl Group {
         }
     }
 
-    /// Where this core's queue on the device of the next child is, opened if need be.
-    fn device_of(&mut self, q: u32, index: ReqIndex) -> Result<usize, StatusCode> {
+    /// Where this core's queue on the device of the next child is, opened if need be, and the namespace that it is of.
+    /// `None`: all namespaces have been flushed.
+    fn device_of(&mut self, q: u32, index: ReqIndex) -> Result<Option<(usize, u32)>, StatusCode> {
         let qp = self.queue_ref(q);
         let request = &qp.requests[index];
         let namespace = match request.plan {
-            Plan::Flush { all: true } => qp.view.iter().nth(request.next_child as usize),
+            // In the order of their ids, not of their places: those move as namespaces come and go.
+            Plan::Flush { all: true } => match qp.view.after(request.flushed) {
+                None => return Ok(None),
+                next => next,
+            },
             _ => qp.view.get(request.sqe.nsid()),
         };
         let namespace = namespace.ok_or(StatusCode::INVALID_NAMESPACE_OR_FORMAT.with_dnr())?;
+        let nsid = namespace.nsid;
         // Without a clone: its count is one that all cores share.
         if let Some(slot) = namespace.slot(self.handle.core) {
-            return Ok(slot);
+            return Ok(Some((slot, nsid)));
         }
         let namespace = Arc::clone(namespace);
-        self.open_device(&namespace)
-            .ok_or(StatusCode::INTERNAL_PATH_ERROR)
+        match self.open_device(&namespace) {
+            Some(slot) => Ok(Some((slot, nsid))),
+            None => Err(StatusCode::INTERNAL_PATH_ERROR),
+        }
     }
 
     /// `false`: the device is full; nothing changed.
-    fn submit_child(&mut self, q: u32, index: ReqIndex, slot: usize) -> bool {
+    fn submit_child(&mut self, q: u32, index: ReqIndex, slot: usize, nsid: u32) -> bool {
         let qp = self.queues[q as usize].as_mut().expect("queue pair");
         let fused = (qp.requests[index].sqe.fuse() == Fuse::Second)
             .then(|| qp.requests[index].partner)
@@ -206,6 +219,7 @@ impl Group {
             Ok(()) => {
                 let request = &mut qp.requests[index];
                 request.next_child += 1;
+                request.flushed = nsid;
                 request.inflight += 1;
                 qp.inflight += 1;
                 true
@@ -227,6 +241,7 @@ impl Group {
         &mut self,
         q: u32,
         index: ReqIndex,
+        child: u32,
         mut completion: Completion,
         now: Nanos,
     ) {
@@ -234,9 +249,12 @@ impl Group {
         qp.inflight -= 1;
         let request = &mut qp.requests[index];
         request.inflight -= 1;
-        if !completion.status.is_ok() && request.status.is_success() {
-            let retry_delays = qp.association.as_ref().is_some_and(|a| a.retry_delays());
-            request.status = io::status_code(completion.status, retry_delays);
+        if !completion.status.is_ok() {
+            request.failed_child = request.failed_child.min(child);
+            if request.status.is_success() {
+                let retry_delays = qp.association.as_ref().is_some_and(|a| a.retry_delays());
+                request.status = io::status_code(completion.status, retry_delays);
+            }
         }
         if matches!(request.plan, Plan::Single { op: Op::Read, .. }) {
             request.data = completion.data.pop();
@@ -271,15 +289,14 @@ impl Group {
             } else {
                 StatusCode::ABORTED_FAILED_FUSED
             };
-            self.finish(q, first, status, now);
-            return self.finish(q, index, second, now);
+            return self.end_pair(q, (first, status), (index, second), now);
         }
         if let Plan::Copy { .. } = request.plan
             && !status.is_success()
         {
             // Dword 0 names the lowest range that was not copied (NVM 3.2.2).
             let cid = request.sqe.cid();
-            let done = request.next_child.saturating_sub(1);
+            let done = request.failed_child.min(request.next_child);
             return self.complete(q, index, Cqe::new(cid, status).with_dword0(done), now);
         }
         self.finish(q, index, status, now);
@@ -371,9 +388,7 @@ impl Group {
         requests[index].step = Step::Fused;
         let second = match requests[index].sqe.fuse() {
             Fuse::Second => Some(index),
-            _ => requests
-                .active()
-                .find(|i| requests[*i].partner == Some(index)),
+            _ => requests.second_of(index),
         };
         let Some(second) = second else { return };
         let Some(first) = requests[second].partner else {
@@ -385,6 +400,31 @@ impl Group {
         requests[first].step = Step::Held;
         requests[second].step = Step::Executing;
         self.run_children(q, second, now);
+    }
+
+    /// Ends both halves of a pair.
+    pub(crate) fn end_pair(
+        &mut self,
+        q: u32,
+        (first, one): (ReqIndex, StatusCode),
+        (second, two): (ReqIndex, StatusCode),
+        now: Nanos,
+    ) {
+        self.queue(q).requests.unpair(second);
+        self.finish(q, first, one, now);
+        self.finish(q, second, two, now);
+    }
+
+    /// A half of a pair ends by itself: its data was damaged, it was refused or aborted. The other one fails with it,
+    /// whether it is here already or still has to come.
+    #[cold]
+    pub(super) fn fused_half_ends(&mut self, q: u32, index: ReqIndex, now: Nanos) {
+        let qp = self.queue(q);
+        if qp.fused == Some(FusedFirst::Waiting(index)) {
+            qp.fused = Some(FusedFirst::Failed);
+        } else if let Some(other) = qp.requests.unpair(index) {
+            self.fail(q, other, StatusCode::ABORTED_FAILED_FUSED, now);
+        }
     }
 
     // Abort.
@@ -467,9 +507,6 @@ impl Group {
         let Some(index) = qp.requests.find(cid) else {
             return false;
         };
-        if qp.requests[index].sqe.fuse() != Fuse::Normal {
-            return false;
-        }
         match qp.requests[index].step {
             Step::Buffer => {
                 self.queue(q).unfetched.retain(|waiting| *waiting != index);
@@ -480,7 +517,7 @@ impl Group {
                 qp.requests[index].abort = true;
                 true
             }
-            Step::Executing if qp.requests[index].inflight == 0 => {
+            Step::Executing | Step::Fused if qp.requests[index].inflight == 0 => {
                 self.finish(q, index, StatusCode::ABORT_REQUESTED, now);
                 true
             }
@@ -491,6 +528,7 @@ impl Group {
                 }
                 aborted
             }
+            // The first half of a pair that is in its device is one of these.
             Step::Free | Step::Fused | Step::Held => false,
         }
     }
@@ -499,24 +537,14 @@ impl Group {
     pub(crate) fn abort_children(&mut self, q: u32, index: ReqIndex) -> bool {
         let qp = self.queue_ref(q);
         let request = &qp.requests[index];
-        let nsids: Vec<Arc<Namespace>> = match request.plan {
-            Plan::Flush { all: true } => qp.view.iter().cloned().collect(),
-            _ => qp
-                .view
-                .get(request.sqe.nsid())
-                .cloned()
-                .into_iter()
-                .collect(),
+        let nsid = match request.plan {
+            Plan::Flush { all: true } => None,
+            _ => Some(request.sqe.nsid()),
         };
         let children = request.next_child;
         let mut aborted = false;
-        for namespace in nsids {
-            let Some(slot) = namespace.slot(self.handle.core) else {
-                continue;
-            };
-            for child in 0..children {
-                aborted |= self.devices.abort(slot, device::token(q, index, child));
-            }
+        for child in 0..children {
+            aborted |= self.devices.abort(nsid, device::token(q, index, child));
         }
         aborted
     }

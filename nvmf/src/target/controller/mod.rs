@@ -108,7 +108,7 @@ impl Controller {
                 timeout: Duration::ZERO,
                 last: now,
             },
-            limits: IoLimits::new(config, caps.max_transfer_bytes),
+            limits: IoLimits::new(config, caps),
             caps: caps.clone(),
             local,
             discovery_log: None,

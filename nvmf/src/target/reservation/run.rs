@@ -392,8 +392,7 @@ impl Group {
             true => (failed, CONFLICT),
             false => (CONFLICT, failed),
         };
-        self.finish(q, first, one, now);
-        self.finish(q, index, two, now);
+        self.end_pair(q, (first, one), (index, two), now);
     }
 }
 

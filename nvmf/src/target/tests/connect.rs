@@ -39,6 +39,42 @@ fn comes_and_goes() {
     rig.assert_clean();
 }
 
+/// Goal: a command that comes before the answer to Connect costs that connection, and nothing else. Method: a second
+/// Connect, with its data, while the first one's is on its way, which then arrives.
+#[test]
+fn nothing_comes_before_the_answer_to_connect() {
+    let mut rig = Rig::with_malloc();
+    let data = ConnectData::new(rig.hostid, 0xffff, &nqn(SUBNQN), &nqn(HOSTNQN));
+    let connect = |cid, sgl| {
+        let connect = fabrics::Connect {
+            qid: 0,
+            sqsize: 31,
+            attributes: fabrics::ConnectAttributes::empty(),
+            priority_class: 0,
+            kato_ms: 15_000,
+        };
+        connect.to_sqe(cid, sgl)
+    };
+    let conn = rig.open();
+    rig.send(conn, connect(1, Sgl::Transport { length: 1024 }), None);
+    rig.turn();
+    let mut buf = rig.pools.admin.acquire(1024).unwrap();
+    buf.bytes_mut().unwrap().copy_from_slice(data.as_bytes());
+    let (offset, length) = (0, 1024);
+    let in_capsule = connect(2, Sgl::InCapsule { offset, length });
+    rig.send(conn, in_capsule, Some(buf));
+    let (_, tag, mut buf) = rig.wire.borrow_mut().fetches.pop_front().unwrap();
+    buf.bytes_mut().unwrap().copy_from_slice(data.as_bytes());
+    rig.fetched(conn, tag, buf);
+    rig.turn();
+    let refused = StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr();
+    assert_eq!(rig.statuses(), [(2, refused)]);
+    rig.turn();
+    assert!(rig.wire.borrow().closes.iter().any(|(c, _)| *c == conn));
+    rig.assert_clean();
+    rig.admin();
+}
+
 #[test]
 fn unknown_subsystem() {
     let mut rig = Rig::with_malloc();

@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use nacre_nvmf_wire::StatusCode;
 use nacre_nvmf_wire::commands::io::ReadWrite;
+use nacre_nvmf_wire::fabrics;
 use nacre_nvmf_wire::opcode::io as opcode;
 use nacre_nvmf_wire::{Sgl, Sqe};
 use nacre_reactor::{Idle, Poller};
 
 use super::rig::*;
 use super::told::{Told, rig_told};
+use crate::transport::CloseWhy;
 
 fn read(cid: u16) -> Sqe {
     let bytes = Sgl::Transport { length: BLOCK };
@@ -81,6 +83,83 @@ fn a_connection_in_the_place_of_one_with_io_left() {
     assert_eq!(rig.status(after, read(2), &[]), StatusCode::SUCCESS);
     rig.hang_up(after);
     rig.hang_up(admin);
+    rig.assert_clean();
+}
+
+/// Goal: a queue id whose I/O is still in a slow device is not given away, nor refused for good: the Connect waits for
+/// it, and is told to come back if it takes long.
+#[test]
+fn a_queue_id_whose_io_is_left() {
+    let (mut rig, told) = rig_told();
+    let (_, cntlid) = rig.admin();
+    let before = rig.io_queue(cntlid, 1);
+    told.tell(|state| state.held = true);
+    rig.send(before, read(1), None);
+    rig.turn();
+    rig.hang_up(before);
+    let after = rig.open();
+    rig.start_connect(after, 1, cntlid);
+    rig.pass(Duration::from_millis(500));
+    assert!(rig.wire.borrow().responses.is_empty(), "it waits");
+    told.tell(|state| state.held = false);
+    rig.pass(Duration::from_millis(200));
+    rig.pass(Duration::from_millis(200));
+    assert_eq!(rig.answer().cqe.status(), StatusCode::SUCCESS);
+    assert_eq!(rig.status(after, read(2), &[]), StatusCode::SUCCESS);
+
+    told.tell(|state| state.held = true);
+    rig.send(after, read(3), None);
+    rig.turn();
+    rig.hang_up(after);
+    let late = rig.open();
+    rig.start_connect(late, 1, cntlid);
+    (0..8).for_each(|_| rig.pass(Duration::from_millis(500)));
+    let busy = StatusCode::CONNECT_CONTROLLER_BUSY;
+    assert_eq!(rig.answer().cqe.status(), busy, "without DNR");
+}
+
+/// Goal: the answer to Disconnect says that nothing of the queue is in a device any more.
+#[test]
+fn disconnect_waits_for_the_devices() {
+    let (mut rig, told) = rig_told();
+    let (admin, cntlid) = rig.admin();
+    for (aborts, closing) in [(false, false), (true, false), (false, true)] {
+        let io = rig.io_queue(cntlid, 1);
+        told.tell(|state| (state.held, state.aborts) = (true, aborts));
+        rig.send(io, read(1), None);
+        rig.turn();
+        rig.send(io, fabrics::disconnect(2), None);
+        rig.send(io, read(3), None);
+        rig.turn();
+        if closing {
+            rig.hang_up(io);
+        } else if !aborts {
+            rig.pass(Duration::from_secs(1));
+        }
+        if !aborts {
+            assert!(rig.wire.borrow().responses.is_empty(), "it waits");
+            told.tell(|state| state.held = false);
+        }
+        (0..3).for_each(|_| rig.turn());
+        let answers = rig.statuses();
+        match closing {
+            true => assert_eq!(answers, []),
+            false => assert_eq!(answers, [(2, StatusCode::SUCCESS)]),
+        }
+        assert_eq!(rig.group.queue_pairs(), 1);
+    }
+    // A controller that goes takes the queue with it.
+    let io = rig.io_queue(cntlid, 1);
+    told.tell(|state| (state.held, state.aborts) = (true, false));
+    rig.send(io, read(1), None);
+    rig.turn();
+    rig.send(io, fabrics::disconnect(2), None);
+    rig.turn();
+    rig.hang_up(admin);
+    rig.pass(Duration::from_millis(200));
+    assert!(rig.wire.borrow().closes.contains(&(io, CloseWhy::Now)));
+    told.tell(|state| state.held = false);
+    (0..3).for_each(|_| rig.turn());
     rig.assert_clean();
 }
 

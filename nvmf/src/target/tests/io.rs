@@ -119,6 +119,24 @@ fn bad_commands_are_refused_by_reason() {
             StatusCode::SGL_DESCRIPTOR_TYPE_INVALID,
         ),
         (
+            "keyed SGL where none are announced",
+            rw(opcode::READ, 5, 0, 1).with_sgl(Sgl::Keyed {
+                address: 4096,
+                length: 512,
+                key: 1,
+                invalidate: false,
+            }),
+            StatusCode::SGL_DESCRIPTOR_TYPE_INVALID,
+        ),
+        (
+            "descriptors in the capsule where none are announced",
+            rw(opcode::READ, 5, 0, 1).with_sgl(Sgl::InCapsuleDescriptors {
+                offset: 0,
+                length: 16,
+            }),
+            StatusCode::SGL_DESCRIPTOR_TYPE_INVALID,
+        ),
+        (
             "no such namespace",
             Sqe::for_namespace(opcode::FLUSH, 6, 2),
             StatusCode::INVALID_NAMESPACE_OR_FORMAT,

@@ -423,8 +423,8 @@ impl Rig {
         self.connect_with(qid, 32, &data)
     }
 
-    fn connect_with(&mut self, qid: u16, entries: u16, data: &ConnectData) -> (ConnId, Cqe) {
-        let conn = self.open();
+    /// A Connect that asks for its data.
+    fn connect_command(&mut self, qid: u16, entries: u16) -> Sqe {
         let cid = self.cid();
         let connect = Connect {
             qid,
@@ -433,7 +433,22 @@ impl Rig {
             priority_class: 0,
             kato_ms: if qid == 0 { 15_000 } else { 0 },
         };
-        let sqe = connect.to_sqe(cid, Sgl::Transport { length: 1024 });
+        connect.to_sqe(cid, Sgl::Transport { length: 1024 })
+    }
+
+    /// Sends the Connect of a queue, and its data, and does not wait for the answer.
+    pub fn start_connect(&mut self, conn: ConnId, qid: u16, cntlid: u16) {
+        let data = ConnectData::new(self.hostid, cntlid, &nqn(SUBNQN), &nqn(HOSTNQN));
+        let sqe = self.connect_command(qid, 16);
+        self.send(conn, sqe, None);
+        self.turn();
+        self.deliver(data.as_bytes());
+        self.turn();
+    }
+
+    fn connect_with(&mut self, qid: u16, entries: u16, data: &ConnectData) -> (ConnId, Cqe) {
+        let conn = self.open();
+        let sqe = self.connect_command(qid, entries);
         let response = self.call(conn, sqe, data.as_bytes());
         (conn, response.cqe)
     }

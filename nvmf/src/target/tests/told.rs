@@ -1,4 +1,4 @@
-//! A bdev that is what a test tells it to be: any geometry and limits, any status for every I/O.
+//! A bdev that is what a test tells it to be: any geometry and limits, any status for every I/O, or for one.
 
 use std::sync::{Arc, Mutex};
 
@@ -23,8 +23,15 @@ pub struct State {
     pub limits: Limits,
     /// How every I/O ends.
     pub status: Status,
-    /// No I/O ends for now.
+    /// The source of the one copy that fails.
+    pub bad: Option<u64>,
+    /// No I/O ends for now, but those that are aborted if they can be.
     pub held: bool,
+    pub aborts: bool,
+    /// No I/O is taken.
+    pub full: bool,
+    /// Flushes that were carried out.
+    pub flushes: u32,
     /// I/Os are carried out at once, and how many were.
     pub prompt: bool,
     pub at_once: u32,
@@ -45,7 +52,11 @@ impl Told {
                 geometry,
                 limits: Limits::unlimited(64),
                 status: Status::Ok,
+                bad: None,
                 held: false,
+                aborts: false,
+                full: false,
+                flushes: 0,
                 prompt: false,
                 at_once: 0,
                 leftovers: 0,
@@ -63,20 +74,26 @@ impl Told {
 /// A rig whose namespace 1 is on such a device, without the layer.
 pub fn rig_told() -> (Rig, Arc<Told>) {
     let rig = Rig::new(TargetConfig::default());
+    let told = add_told(&rig, 1);
+    (rig, told)
+}
+
+/// Another one.
+pub fn add_told(rig: &Rig, nsid: u32) -> Arc<Told> {
     let told = Told::new();
     let opened = Arc::clone(&told);
     let open = move |pool: &Pool| (Arc::clone(&opened) as Arc<dyn Bdev>).open(pool);
     let config = NamespaceConfig {
-        nsid: Some(1),
+        nsid: Some(nsid),
         bdev_name: "told".to_string(),
-        ids: NamespaceIds::from_uuid(told.uuid),
+        ids: NamespaceIds::from_uuid(Uuid::from_u128(0x1234 + u128::from(nsid))),
         backing: Backing::new(Arc::clone(&told) as Arc<dyn Bdev>, Arc::new(open)),
         ana_group: None,
         auto_visible: true,
         reservations: Default::default(),
     };
     rig.target.add_namespace(&nqn(SUBNQN), config).unwrap();
-    (rig, told)
+    told
 }
 
 impl Bdev for Told {
@@ -108,6 +125,7 @@ impl Bdev for Told {
         Ok(Box::new(Channel {
             told: self,
             taken: Vec::new(),
+            aborted: Vec::new(),
         }))
     }
 }
@@ -115,10 +133,14 @@ impl Bdev for Told {
 struct Channel {
     told: Arc<Told>,
     taken: Vec<Io>,
+    aborted: Vec<Io>,
 }
 
 impl Queue for Channel {
     fn submit(&mut self, io: Io) -> Result<(), (Busy, Io)> {
+        if self.told.state.lock().unwrap().full {
+            return Err((Busy, io));
+        }
         self.taken.push(io);
         Ok(())
     }
@@ -138,27 +160,46 @@ impl Queue for Channel {
             state.leftovers = state.leftovers.saturating_sub(1);
             state.polls += 1;
         });
-        let State { status, held, .. } = *self.told.state.lock().unwrap();
-        let mut count = 0;
+        let state = self.told.state.lock().unwrap().clone();
+        let (held, mut count) = (state.held, 0);
+        while done.has_room()
+            && let Some(io) = self.aborted.pop()
+        {
+            done.push(io.complete(Status::Aborted));
+            count += 1;
+        }
         while !held
             && done.has_room()
             && let Some(io) = self.taken.pop()
         {
+            let status = match io.op {
+                Op::Copy if state.bad == Some(io.source_lba) => Status::ReadError,
+                _ => state.status,
+            };
+            let flushes = u32::from(io.op == Op::Flush);
+            self.told.tell(|state| state.flushes += flushes);
             done.push(io.complete(status));
             count += 1;
         }
         count
     }
 
-    fn abort(&mut self, _token: Token) -> bool {
-        false
+    fn abort(&mut self, token: Token) -> bool {
+        let at = self.taken.iter().position(|io| io.token == token);
+        match at {
+            Some(at) if self.told.state.lock().unwrap().aborts => {
+                self.aborted.push(self.taken.remove(at));
+                true
+            }
+            _ => false,
+        }
     }
 
     fn inflight(&self) -> usize {
-        self.taken.len()
+        self.taken.len() + self.aborted.len()
     }
 
     fn is_settled(&self) -> bool {
-        self.taken.is_empty() && self.told.state.lock().unwrap().leftovers == 0
+        self.inflight() == 0 && self.told.state.lock().unwrap().leftovers == 0
     }
 }
