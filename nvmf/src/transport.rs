@@ -93,6 +93,18 @@ pub struct Pools {
     pub admin: Pool,
 }
 
+impl Pools {
+    /// A buffer for an admin or fabrics command: one of their own, or, where those are all taken or too small, of the
+    /// others.
+    pub fn for_admin(&self, bytes: usize) -> Option<Buf> {
+        let own = match bytes <= self.admin.max_len() {
+            true => self.admin.acquire(bytes),
+            false => None,
+        };
+        own.or_else(|| self.io.acquire(bytes))
+    }
+}
+
 /// What a transport can do and promises; data, not methods.
 #[derive(Debug, Clone)]
 pub struct TransportCaps {

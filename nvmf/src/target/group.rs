@@ -80,8 +80,10 @@ pub struct Group {
     pub(crate) devices: Devices,
     /// A view changed or a queue pair went: some device may not be used any more.
     pub(super) devices_stale: bool,
-    /// Requests that wait for a buffer, oldest first.
+    /// I/O commands that wait for a buffer, oldest first.
     pub(super) starved: VecDeque<ReqRef>,
+    /// Admin and fabrics commands that do. They do not stand behind I/O.
+    pub(super) starved_admin: VecDeque<ReqRef>,
     /// Reservation commands that wait for something.
     pub(crate) reserving: Reserving,
     events: Events,
@@ -121,6 +123,7 @@ impl Group {
             devices: Devices::new(core),
             devices_stale: false,
             starved: VecDeque::new(),
+            starved_admin: VecDeque::new(),
             reserving: Reserving::default(),
             events: Events::with_capacity(config.batch),
             done: Done::with_capacity(config.batch),
@@ -142,8 +145,11 @@ impl Group {
         if !self.reserving.is_idle() {
             did += self.reservation_turn(now);
         }
+        if !self.starved_admin.is_empty() {
+            did += self.feed(now, |group| &mut group.starved_admin);
+        }
         if !self.starved.is_empty() {
-            did += self.feed(now);
+            did += self.feed(now, |group| &mut group.starved);
         }
         if now >= self.upkeep_at {
             self.upkeep(now);
@@ -325,11 +331,9 @@ impl Group {
 
     /// `fresh`: it has not waited yet, so others that have come first.
     fn gather_or_wait(&mut self, q: u32, index: ReqIndex, fresh: bool, now: Nanos) {
-        let must_queue = !self.starved.is_empty() && {
-            let qp = self.queue_ref(q);
-            let is_io = !qp.is_admin() && qp.stage != Stage::Fresh;
-            is_io && qp.requests[index].data.is_none()
-        };
+        let qp = self.queue_ref(q);
+        let is_io = !qp.is_admin() && qp.stage != Stage::Fresh;
+        let must_queue = is_io && !self.starved.is_empty() && qp.requests[index].data.is_none();
         if must_queue || !self.try_gather(q, index, fresh, now) {
             let qp = self.queue(q);
             qp.requests[index].step = Step::Buffer;
@@ -338,7 +342,10 @@ impl Group {
                 generation: qp.generation,
                 request: index,
             };
-            self.starved.push_back(waiting);
+            match is_io {
+                true => self.starved.push_back(waiting),
+                false => self.starved_admin.push_back(waiting),
+            }
         }
     }
 
@@ -382,15 +389,11 @@ impl Group {
             qp.unfetched.push_back(index);
             return true;
         }
-        // Admin commands have buffers of their own; the few that are larger compete with I/O.
-        let admin = matches!(request.plan, Plan::Admin { .. })
-            && bytes as usize <= self.pools.admin.max_len();
-        let pool = if admin {
-            &self.pools.admin
-        } else {
-            &self.pools.io
+        let buf = match request.plan {
+            Plan::Admin { .. } => self.pools.for_admin(bytes as usize),
+            _ => self.pools.io.acquire(bytes as usize),
         };
-        let Some(buf) = pool.acquire(bytes as usize) else {
+        let Some(buf) = buf else {
             return false;
         };
         if from_host {
@@ -455,16 +458,16 @@ impl Group {
         self.run_io(q, index, now);
     }
 
-    /// Requests that waited for a buffer, in order, while there are buffers.
-    fn feed(&mut self, now: Nanos) -> u32 {
+    /// Requests of a list that waited for a buffer, in order, while there are buffers.
+    fn feed(&mut self, now: Nanos, list: fn(&mut Group) -> &mut VecDeque<ReqRef>) -> u32 {
         let mut fed = 0;
-        while let Some(&first) = self.starved.front() {
+        while let Some(&first) = list(self).front() {
             let waits = self.is_current(first)
                 && self.queue(first.queue).requests[first.request].step == Step::Buffer;
             if waits && !self.try_gather(first.queue, first.request, false, now) {
                 break;
             }
-            self.starved.pop_front();
+            list(self).pop_front();
             fed += u32::from(waits);
         }
         fed
@@ -567,7 +570,8 @@ impl Poller for Group {
     }
 
     fn arm(&mut self, now: Nanos) -> Idle {
-        if self.handle.has_messages() || !self.starved.is_empty() {
+        let starved = !self.starved.is_empty() || !self.starved_admin.is_empty();
+        if self.handle.has_messages() || starved {
             return Idle::Busy;
         }
         let mut idle = self.devices.arm(now);

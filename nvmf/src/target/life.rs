@@ -265,7 +265,8 @@ impl Group {
     fn tell_counts(&self) {
         let queues = self.queues.iter().flatten();
         let unassociated = queues.filter(|qp| qp.association.is_none()).count();
-        let waiting = self.starved.len() + self.devices.all_waiting();
+        let starved = self.starved.len() + self.starved_admin.len();
+        let waiting = starved + self.devices.all_waiting();
         let counts = self.handle.counts();
         counts
             .unassociated

@@ -51,6 +51,9 @@ pub type RecvSlices<'a> = ArrayVec<IoSliceMut<'a>, { 1 + 2 * MAX_GUESSES }>;
 /// Largest PDU header with its digest and padding: PDO is one byte.
 pub const MAX_HEADER: usize = 256;
 
+/// Of a receive buffer beyond the count: commands and a little data.
+const SMALL: usize = 4 << 10;
+
 /// The receive buffers of one core.
 pub struct RxBuffers {
     /// Given back last, at the end: the fewer are used in turn, the more of them the cache holds.
@@ -105,9 +108,17 @@ impl RxBuffers {
         one_buffer(self.bytes)
     }
 
+    /// A small one beyond the count, for a connection that must be heard though all others are taken.
+    #[cold]
+    fn lease_small(&self) -> Option<Buf> {
+        one_buffer(SMALL.min(self.bytes))
+    }
+
     #[inline]
     fn give_back(&mut self, buffer: Buf) {
-        self.free.push(buffer);
+        if buffer.len() == self.bytes {
+            self.free.push(buffer);
+        }
     }
 }
 
@@ -151,6 +162,7 @@ pub struct Rx {
     /// Guesses that the next receive may use.
     guess_limit: usize,
     may_part: bool,
+    urgent: bool,
     carried: u16,
     carry: [u8; MAX_HEADER],
 }
@@ -170,9 +182,16 @@ impl Rx {
             guessed: 0,
             guess_limit: MAX_GUESSES,
             may_part: false,
+            urgent: false,
             carried: 0,
             carry: [0; MAX_HEADER],
         }
+    }
+
+    /// Whether this connection has a receive buffer even if all others are taken by connections that wait. For as few as
+    /// there are controllers: it is memory that nobody has counted on.
+    pub fn set_urgent(&mut self, urgent: bool) {
+        self.urgent = urgent;
     }
 
     /// Where the next bytes go, in this order, at most `window` of them into the receive buffer.
@@ -233,7 +252,12 @@ impl Rx {
             }
             return true;
         }
-        let Some(mut buffer) = buffers.lease() else {
+        let small = self.urgent && self.buffer.is_none();
+        let leased = buffers.lease().or_else(|| match small {
+            true => buffers.lease_small(),
+            false => None,
+        });
+        let Some(mut buffer) = leased else {
             return false;
         };
         let bytes = buffer.bytes_mut().expect("just leased");

@@ -215,8 +215,11 @@ fn serve(
                 link.end(Closed::Peer, why, false);
                 continue;
             }
-            let pool = if conn.is_io { &pools.io } else { &pools.admin };
-            let Some(mut into) = pool.acquire(length as usize) else {
+            let into = match conn.is_io {
+                true => pools.io.acquire(length as usize),
+                false => pools.for_admin(length as usize),
+            };
+            let Some(mut into) = into else {
                 return Served::Again;
             };
             let command = link.commands[usize::from(cid)].as_mut();

@@ -5,8 +5,9 @@ use std::sync::atomic::Ordering;
 
 use nacre_bdev::null;
 use nacre_hugepages::{Buf, ClassSpec, Pool};
-use nacre_nvmf_wire::commands::admin::Abort;
+use nacre_nvmf_wire::commands::admin::{Abort, Identify};
 use nacre_nvmf_wire::commands::io::ReadWrite;
+use nacre_nvmf_wire::identify::cns;
 use nacre_nvmf_wire::opcode::io as opcode;
 use nacre_nvmf_wire::{Sgl, Sqe, StatusCode};
 
@@ -234,4 +235,41 @@ fn in_place_is_said_once() {
         assert!(rig.answer().cqe.status().is_success());
     }
     assert_eq!(rig.wire.borrow().in_place, [(io, true)]);
+}
+
+/// Goal: whatever waits for a buffer of I/O, admin and fabrics commands have theirs, and get one as soon as there is one;
+/// when their own are all taken, they use the others'.
+#[test]
+fn admin_does_not_stand_behind_io() {
+    let mut rig = Rig::with_malloc();
+    let (admin, cntlid) = rig.admin();
+    let io = rig.io_queue(cntlid, 1);
+    let hoard =
+        |pool: &Pool, bytes| -> Vec<Buf> { std::iter::from_fn(|| pool.acquire(bytes)).collect() };
+    let all_io = [4 * KIB, 128 * KIB].map(|bytes| hoard(&rig.pools.io, bytes as usize));
+    rig.send(io, write(1, BLOCK), None);
+    rig.turn();
+    assert!(fetching(&rig).is_empty(), "the write waits");
+    // With buffers of their own, at once.
+    rig.identify_controller(admin);
+    let other = rig.open();
+    rig.start_connect(other, 2, cntlid);
+    assert_eq!(rig.answer().cqe.status(), StatusCode::SUCCESS);
+    // Without any they wait, and not for what the write waits for.
+    let mut all_admin = hoard(&rig.pools.admin, 8192);
+    let identify = Identify::new(cns::CONTROLLER).to_sqe(2, 0);
+    let bytes = Sgl::Transport { length: 4096 };
+    rig.send(admin, identify.with_sgl(bytes), None);
+    rig.turn();
+    assert!(rig.wire.borrow().responses.is_empty());
+    all_admin.pop();
+    rig.turn();
+    assert_eq!(rig.answer().cqe.cid(), 2);
+    assert!(fetching(&rig).is_empty(), "the write still waits");
+    // Those of I/O will do, too.
+    all_admin.extend(hoard(&rig.pools.admin, 8192));
+    drop(all_io);
+    rig.identify_controller(admin);
+    rig.turn();
+    assert_eq!(fetching(&rig), [1]);
 }

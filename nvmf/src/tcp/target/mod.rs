@@ -203,10 +203,13 @@ impl TargetConn {
             max_data_bytes: config.max_h2c_data_bytes,
             ..Rules::controller()
         };
+        let mut rx = Rx::new();
+        // However many I/O queues wait: this one may be about to carry Keep Alives.
+        rx.set_urgent(true);
         TargetConn {
             config,
             phase: Phase::Handshake,
-            rx: Rx::new(),
+            rx,
             tx: Tx::new(8),
             doing: Doing::Nothing,
             reader: Reader::new(rules),
@@ -415,6 +418,7 @@ impl TargetConn {
             let bytes = self.config.in_capsule_bytes;
             self.reader
                 .change(|rules| rules.max_in_capsule_bytes = bytes);
+            self.rx.set_urgent(false);
         }
         self.queue = Some(params);
         self.tx.reserve(self.entries);

@@ -15,6 +15,8 @@ use crate::transport::{Closed, Pools, ReqTag};
 
 /// Unsent responses, in queues' lengths, at which a host that does not read is not read from either.
 const UNSENT_QUEUES: usize = 2;
+/// The same of an admin queue, in responses: each may hold one of the few buffers that all of them share.
+const UNSENT_ADMIN: usize = 16;
 
 /// Goes on, ends the turn with an answer, or ends the connection.
 type Handled = Result<Option<Polled>, Violation>;
@@ -80,7 +82,12 @@ impl TargetConn {
     /// CapsuleCmd (TCP 3.6.2.4).
     #[inline]
     fn capsule(&mut self, frame: &Frame, sqe: Sqe, pools: &Pools, sink: &mut impl Sink) -> Handled {
-        if self.tx.marks() >= UNSENT_QUEUES * self.entries + 8 {
+        let is_io = self.queue.is_some_and(|queue| queue.qid != 0);
+        let unsent = match is_io {
+            true => UNSENT_QUEUES * self.entries + 8,
+            false => UNSENT_ADMIN,
+        };
+        if self.tx.marks() >= unsent {
             return Ok(Some(Polled::Waiting));
         }
         if self.outstanding >= self.entries {
@@ -99,17 +106,19 @@ impl TargetConn {
             self.doing = Doing::SkippedCapsule { sqe };
             return Ok(None);
         };
-        let is_io = self.queue.is_some_and(|queue| queue.qid != 0);
         let digest = self.reader.rules().digests.data_bytes() as usize;
         let is_here = self.rx.unread().len() >= header + length + digest;
         let in_place = self.in_place && self.rx.may_part();
         if is_here && is_io && in_place && sqe.fuse() == Fuse::Normal {
             return self.capsule_in_place(sqe, (header, length), (offset, meant), sink);
         }
-        let pool = if is_io { &pools.io } else { &pools.admin };
-        let Some(buf) = pool.acquire(length) else {
+        let buf = match is_io {
+            true => pools.io.acquire(length),
+            false => pools.for_admin(length),
+        };
+        let Some(buf) = buf else {
             assert!(
-                length <= pool.max_len(),
+                length <= pools.io.max_len().max(pools.admin.max_len()),
                 "the largest buffer is smaller than the in-capsule data announced"
             );
             return Ok(Some(Polled::Waiting));

@@ -5,5 +5,6 @@ mod fuzz;
 mod host_rules;
 mod in_place;
 mod pair;
+mod starved;
 mod target_rules;
 mod timing;

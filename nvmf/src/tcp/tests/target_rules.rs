@@ -23,16 +23,16 @@ use crate::transport::{Closed, Pools, QueueParams, ReqTag};
 /// A controller's end and the host's bytes.
 pub struct Raw {
     pub conn: TargetConn,
-    app: App,
+    pub app: App,
     pub pools: Pools,
     pub buffers: RxBuffers,
-    out: Vec<u8>,
+    pub out: Vec<u8>,
 }
 
 pub const NOW: Nanos = Nanos(0);
 
 impl Raw {
-    fn new(config: TargetConfig) -> Raw {
+    pub fn new(config: TargetConfig) -> Raw {
         Raw {
             conn: TargetConn::new(Rc::new(config), NOW),
             app: App::new(),
@@ -59,7 +59,7 @@ impl Raw {
         raw
     }
 
-    fn feed(&mut self, mut bytes: &[u8]) {
+    pub fn feed(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() && self.conn.wants_read() {
             let mut slices = RecvSlices::new();
             assert!(self.conn.recv_slices(&mut self.buffers, &mut slices));
@@ -76,7 +76,7 @@ impl Raw {
         }
     }
 
-    fn turn(&mut self) {
+    pub fn turn(&mut self) {
         while let TargetPoll::Event(event) = self.conn.poll(&self.pools, NOW) {
             self.app.handle(event, &mut self.conn, &self.pools);
         }

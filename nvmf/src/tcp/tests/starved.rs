@@ -1,0 +1,97 @@
+//! What connections hold while they wait, and that those which must be heard are.
+
+use nacre_nvmf_wire::opcode::io;
+use nacre_nvmf_wire::sqe::{Sgl, Sqe};
+use nacre_nvmf_wire::tcp::{DataAlignment, Digests, IcReq};
+use zerocopy::IntoBytes;
+
+use super::pair::{io_queue, pattern};
+use super::target_rules::{NOW, Raw, capsule, write_sqe};
+use crate::tcp::target::{TargetConfig, TargetPoll};
+use crate::tcp::{RecvSlices, RxBuffers};
+use crate::transport::QueueParams;
+
+impl Raw {
+    /// So many bytes arrive, for which there is room, and nothing is made of them yet.
+    fn put(&mut self, bytes: &[u8]) {
+        let mut slices = RecvSlices::new();
+        assert!(self.conn.recv_slices(&mut self.buffers, &mut slices));
+        slices[0][..bytes.len()].copy_from_slice(bytes);
+        drop(slices);
+        self.conn.received(bytes.len(), NOW);
+    }
+
+    /// What arrived is handled, and nothing is sent.
+    fn handle(&mut self) {
+        while let TargetPoll::Event(event) = self.conn.poll(&self.pools, NOW) {
+            self.app.handle(event, &mut self.conn, &self.pools);
+        }
+    }
+}
+
+/// Goal: a host that does not read the answers to its admin commands does not hold many of the buffers that all admin
+/// queues share. Method: commands whose answers are not sent.
+#[test]
+fn few_admin_answers_are_kept_for_a_host() {
+    let mut raw = Raw::connected(Digests::NONE);
+    raw.conn.established(QueueParams {
+        qid: 0,
+        entries: 128,
+        ..io_queue(false)
+    });
+    let length = 512;
+    for cid in 0..64 {
+        let read = Sqe::for_namespace(io::READ, cid, 1).with_sgl(Sgl::Transport { length });
+        raw.put(&capsule(read, &[]));
+    }
+    raw.handle();
+    assert_eq!(raw.app.log.len(), 16);
+    assert!(!raw.conn.wants_read());
+    // It goes on as they are sent.
+    for _ in 0..4 {
+        raw.turn();
+    }
+    assert_eq!(raw.app.log.len(), 64);
+    assert!(raw.conn.wants_read());
+}
+
+/// Goal: connections whose commands wait for buffers may take all receive buffers there are; a new connection and an
+/// admin queue are heard all the same, and leave nothing behind.
+#[test]
+fn waiting_queues_do_not_silence_admin_queues() {
+    let waits = |buffers: RxBuffers| {
+        let mut raw = Raw::connected(Digests::NONE);
+        raw.buffers = buffers;
+        let hoard: Vec<_> = std::iter::from_fn(|| raw.pools.io.acquire(512)).collect();
+        let (offset, length) = (0, 512);
+        let write = write_sqe(1, Sgl::InCapsule { offset, length });
+        raw.put(&capsule(write, &pattern(1, 512)));
+        raw.handle();
+        assert!(!raw.conn.wants_read(), "it waits for a buffer");
+        raw.conn.settle(&mut raw.buffers, false, NOW);
+        let buffers = std::mem::replace(&mut raw.buffers, RxBuffers::new(2, 16 << 10));
+        (raw, hoard, buffers)
+    };
+    let (_first, _hoard, buffers) = waits(RxBuffers::new(2, 16 << 10));
+    let (_second, _hoard, buffers) = waits(buffers);
+
+    let mut raw = Raw::new(TargetConfig::default());
+    raw.buffers = buffers;
+    raw.feed(IcReq::new(DataAlignment::DWORD, Digests::NONE, 1).as_bytes());
+    assert_eq!(raw.out.len(), 128, "no ICResp");
+    raw.conn.established(QueueParams {
+        qid: 0,
+        ..io_queue(false)
+    });
+    let (offset, length) = (0, 8192);
+    let write = write_sqe(1, Sgl::InCapsule { offset, length });
+    raw.feed(&capsule(write, &pattern(1, 8192)));
+    assert!(raw.app.written[&1] == pattern(1, 8192));
+
+    raw.conn.established(io_queue(false));
+    let mut slices = RecvSlices::new();
+    assert!(
+        !raw.conn.recv_slices(&mut raw.buffers, &mut slices),
+        "it is one of those that wait now"
+    );
+}
