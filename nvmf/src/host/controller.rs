@@ -113,7 +113,9 @@ pub struct Controller {
     news: VecDeque<AsyncEvent>,
     rescan: bool,
     access_changed: bool,
-    last_sent: Nanos,
+    /// Since when the controller's keep-alive timer has run: it was enabled, or heard a Keep Alive. Not every one
+    /// takes other commands for signs of life.
+    timer_from: Nanos,
     keep_alive_out: bool,
     /// When the latest keep-alive that was answered had been sent: the target was there then.
     answered: Nanos,
@@ -174,7 +176,7 @@ impl Controller {
             news: VecDeque::new(),
             rescan: false,
             access_changed: false,
-            last_sent: now,
+            timer_from: now,
             keep_alive_out: false,
             answered: Nanos::ZERO,
             in_transit: false,
@@ -375,24 +377,28 @@ impl Controller {
             self.enter(next, now);
         }
         self.send_step(now);
-        if !self.is_live() || self.step.is_shutting_down() {
+        let listing = !self.is_live() && self.step.is_listing();
+        if !self.is_live() && !listing || self.step.is_shutting_down() {
             return;
         }
         let Some(queue) = &mut self.queue else { return };
-        if self.has_events && !self.event_out && queue.has_room() {
+        if !listing && self.has_events && !self.event_out && queue.has_room() {
             queue.submit(commands::async_event_request(0), None, None, EVENT, now);
             self.event_out = true;
         }
         // Half the timeout, so that one delay does not end the association.
         let period = self.options.keep_alive / 2;
-        let due = !period.is_zero() && now.since(self.last_sent) >= period;
+        let due = !period.is_zero() && now.since(self.timer_from) >= period;
         let due = due || !period.is_zero() && self.wants_answer();
         let Some(queue) = &mut self.queue else { return };
         if due && !self.keep_alive_out && queue.has_room() {
             queue.submit(commands::keep_alive(0), None, None, KEEP_ALIVE, now);
             self.keep_alive_out = true;
-            self.last_sent = now;
+            self.timer_from = now;
             self.keep_alive_sent = now;
+        }
+        if listing {
+            return;
         }
         // Room is kept for a step of our own and for a keep-alive. What the user asks while the
         // association is about to end is for the next one.
@@ -414,6 +420,10 @@ impl Controller {
         // Asked again: not at once.
         let again = self.step == step && matches!(step, Step::WaitReady | Step::WaitShutDown);
         self.step_at = if again { now + READY_INTERVAL } else { now };
+        if !self.is_live() && step.is_listing() {
+            // The limit is for each of them.
+            self.started = now;
+        }
         self.step = step;
         self.step_sent = false;
     }
@@ -433,8 +443,10 @@ impl Controller {
             return;
         };
         queue.submit(sqe, write, read, OWN, now);
+        if self.step == Step::Enable {
+            self.timer_from = now;
+        }
         self.step_sent = true;
-        self.last_sent = now;
     }
 
     fn finished(&mut self, one: Finished, now: Nanos) -> Result<(), HostError> {
@@ -614,7 +626,6 @@ impl Controller {
         self.state = ControllerState::Live;
         self.attempts = 0;
         self.lost_since = None;
-        self.last_sent = now;
         if let Some(paths) = &mut self.paths {
             paths.connected(now);
         }

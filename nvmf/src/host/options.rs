@@ -52,7 +52,7 @@ pub struct HostOptions {
     pub keep_alive: Duration,
     /// Turn submission queue flow control off, so that reads can end without a response capsule.
     pub disable_sq_flow_control: bool,
-    /// Longest time for a connection to be made and enabled.
+    /// Longest time for a connection to be made and enabled, and then for each namespace to be learnt.
     pub connect_timeout: Duration,
     /// Longest time for an admin command.
     pub admin_timeout: Duration,

@@ -82,6 +82,17 @@ impl Step {
         )
     }
 
+    /// Whether it is one of many that learn the namespaces one by one: together they take as long as there are.
+    pub fn is_listing(self) -> bool {
+        matches!(
+            self,
+            Step::ListNamespaces(_)
+                | Step::IdentifyNamespace(_)
+                | Step::DescribeNamespace(_)
+                | Step::ReadAccess(_)
+        )
+    }
+
     /// Whether there is a command to send.
     pub fn has_command(self) -> bool {
         !matches!(self, Step::Dialling | Step::Idle)

@@ -89,7 +89,7 @@ impl Controller {
         }
         let period = self.options.keep_alive / 2;
         if self.is_live() && !period.is_zero() && !self.keep_alive_out {
-            idle = idle.and(Idle::Until(self.last_sent + period));
+            idle = idle.and(Idle::Until(self.timer_from + period));
         }
         match (&self.better, self.paths.as_ref().and_then(Paths::probe_at)) {
             (Some(_), _) => idle.and(Idle::Until(now + moving::LOOK)),
