@@ -203,6 +203,7 @@ impl Control {
         let gone = gone.await;
         if gone.is_ok() {
             self.state.borrow_mut().leaving[slot] = None;
+            self.repin(member.id);
         }
         self.shared.needs[slot].assign(|_| false);
         self.publish();
@@ -262,6 +263,7 @@ impl Control {
         .await?;
         self.state.borrow_mut().leaving[slot] = None;
         self.shared.needs[slot].assign(|_| false);
+        self.repin(self.member_id(slot));
         if !others {
             self.freeze("the operator took the last replica out");
         }
@@ -321,6 +323,7 @@ impl Control {
                 })
                 .await?;
                 self.state.borrow_mut().leaving[slot] = None;
+                self.repin(self.member_id(slot));
                 self.publish();
             }
             self.state.borrow_mut().retries[slot] = Retry::default();

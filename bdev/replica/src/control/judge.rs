@@ -15,6 +15,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use nacre_bdev::{Bdev, Op, Status};
+use uuid::Uuid;
 
 use super::Control;
 use super::buffers::SHORTAGE_OVER;
@@ -189,7 +190,7 @@ impl Control {
         }
         self.state.borrow_mut().leaving[slot] = None;
         self.shared.needs[slot].assign(|_| false);
-        self.repin(slot);
+        self.repin(self.member_id(slot));
         self.publish();
         self.say(Happened::MemberOut {
             member: self.member_id(slot),
@@ -225,22 +226,38 @@ impl Control {
         self.bells.resync.notify_one();
     }
 
-    /// After `lost` is gone: if it was what the others were reconciled from, the first of them is from now
-    /// on. What they differ in was never acknowledged, so any of them is right; only one may be.
-    fn repin(&self, lost: usize) {
-        let slots: Vec<usize> = self.state.borrow().in_sync().map(|(s, _)| s).collect();
-        let needy = |slot: &usize| !self.shared.needs[*slot].is_empty();
-        let Some(first) = slots.first().copied().filter(|_| slots.iter().all(needy)) else {
-            return;
-        };
-        self.shared.needs[first].assign(|_| false);
-        if let Some(live) = &self.state.borrow().live[first] {
+    /// After `lost` is out or gone, under `membership`: if it was what the others were to be made equal to, the first
+    /// of them is from now on.
+    pub(super) fn repin(&self, lost: Uuid) {
+        if let Some(first) = self.believe_first() {
+            self.say(Happened::SourceChanged {
+                from: lost,
+                to: self.member_id(first),
+            });
+        }
+    }
+
+    /// What every member in sync lacks, the first of them has from now on: what they differ in was never acknowledged,
+    /// so any of them is right; only one may be. `None`: there is nothing of that kind.
+    pub(super) fn believe_first(&self) -> Option<usize> {
+        let state = self.state.borrow();
+        let slots: Vec<usize> = state.in_sync().map(|(slot, _)| slot).collect();
+        let (first, others) = slots.split_first()?;
+        let needs = &self.shared.needs;
+        let (mut region, mut found) = (0, None);
+        while let Some(lacked) = needs[*first].next(region) {
+            if others.iter().all(|slot| needs[*slot].contains(lacked)) {
+                needs[*first].remove(lacked);
+                found = Some(*first);
+            }
+            region = lacked + 1;
+        }
+        if let (Some(first), Some(live)) = (found, &state.live[*first])
+            && needs[first].is_empty()
+        {
             *live.resync.borrow_mut() = None;
         }
-        self.say(Happened::SourceChanged {
-            from: self.member_id(lost),
-            to: self.member_id(first),
-        });
+        found
     }
 
     pub(super) fn freeze(&self, why: &str) {
@@ -255,7 +272,7 @@ impl Control {
         }
     }
 
-    pub(super) fn member_id(&self, slot: usize) -> uuid::Uuid {
+    pub(super) fn member_id(&self, slot: usize) -> Uuid {
         let state = self.state.borrow();
         state.record.member(slot).map(|m| m.id).unwrap_or_default()
     }

@@ -131,11 +131,7 @@ impl Control {
         self.until_settled().await;
         let (source, targets) = self.parties(region);
         let Some((from, source)) = source else {
-            // What differs among in-sync members was acknowledged to nobody: any of them is right.
-            let first = self.state.borrow().in_sync().map(|(slot, _)| slot).next();
-            if let Some(first) = first {
-                self.shared.needs[first].remove(region);
-            }
+            self.without_source(region).await;
             return Copied::NoSource;
         };
         self.note_source(from, &targets);
@@ -167,6 +163,16 @@ impl Control {
         self.shared.ring_all();
         self.refresh_status();
         copied
+    }
+
+    /// Every member in sync lacks it: a lane that did not know yet that one had left had left it to be copied from that
+    /// one. As long as the store does not know that either, that one may be read there.
+    async fn without_source(&self, region: u64) {
+        let _one = self.membership.lock().await;
+        if self.parties(region).0.is_none() && self.believe_first().is_some() {
+            // Where nobody else lacks it nothing is copied that would tell.
+            self.refresh_status();
+        }
     }
 
     /// What an in-sync member got is on its media before it counts: hosts may have flushed it long ago, when

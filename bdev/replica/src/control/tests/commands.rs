@@ -1,5 +1,6 @@
 //! What operators do.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_bdev::Op;
@@ -8,6 +9,7 @@ use nacre_bdev::fault::{Action, Fault};
 use super::rig::{DISK_BLOCKS, REGION, World};
 use crate::handle::{Command, Happened, NewVolume, ResyncKind, VolumeError, VolumeState};
 use crate::model::{MemberState, Settings};
+use crate::store::{Plan, Request};
 
 fn new_volume(name: &str, devices: &[&str], force: bool) -> NewVolume {
     NewVolume {
@@ -133,6 +135,124 @@ fn the_last_copy_is_kept() {
         .unwrap();
     world.until_healthy();
     world.all_equal(&["d0", "d1"]);
+}
+
+/// What the others are made equal to is taken away by force: one of them is that from then on, at once.
+#[test]
+fn the_source_is_taken_away() {
+    let force = || Some("vol".to_owned());
+    let member = || "d0".to_owned();
+    let remove: &dyn Fn() -> Command = &|| Command::Remove {
+        member: member(),
+        force: force(),
+    };
+    let offline: &dyn Fn() -> Command = &|| Command::Offline {
+        member: member(),
+        force: force(),
+    };
+    for (take, disks) in [(remove, 2), (remove, 3), (offline, 2), (offline, 3)] {
+        let mut world = World::empty(disks);
+        let settings = Settings {
+            resync_bytes_per_s: 64 << 10,
+            ..Settings::default()
+        };
+        world.create(disks, settings.clone()).unwrap();
+        world.open().unwrap();
+        for region in 0..8 {
+            world.write(region * REGION, 8, region as u8 + 1);
+        }
+        world.crash();
+        for region in 0..8 {
+            world.scribble("d1", region * REGION + 8, 9);
+        }
+        world.open().unwrap();
+        let lacked = |world: &World, slot: usize| {
+            let shared = &world.handle.as_ref().unwrap().shared;
+            shared.needs[slot].count()
+        };
+        world.pass(Duration::from_secs(1));
+        assert!(lacked(&world, 1) > 1, "{disks} disks");
+        world.run(take()).unwrap();
+        assert_eq!(lacked(&world, 1), 0, "{:?}, {disks} disks", take());
+        let left = disks as u64 - 2;
+        assert!(lacked(&world, 2.min(disks - 1)) >= left);
+        assert!(world.heard(|e| matches!(e, Happened::SourceChanged { .. })));
+        let alone = disks == 2 && world.record().members.len() == 1;
+        assert_eq!(world.state() == VolumeState::Healthy, alone);
+        let status = world.status();
+        let resyncs = status.members.iter().filter(|m| m.resync.is_some());
+        assert_eq!(resyncs.count() as u64, left, "{status:#?}");
+        let settings = Box::new(Settings {
+            resync_bytes_per_s: 0,
+            ..settings
+        });
+        world.run(Command::Set { settings }).unwrap();
+        for region in 0..8 {
+            assert_eq!(world.read(region * REGION), region as u8 + 1);
+        }
+        assert_eq!(world.read(7 * REGION + 8), 9, "what d1 has");
+        if world.record().members.iter().any(|m| m.offline) {
+            let member = member();
+            world.run(Command::Online { member }).unwrap();
+        }
+        world.until_healthy();
+        assert_eq!(world.read(7 * REGION + 8), 9);
+        let record = world.record();
+        let left: Vec<&str> = record.members.iter().map(|m| &*m.device).collect();
+        world.all_equal(&left);
+    }
+}
+
+/// A replica is replaced, and a lane leaves what it has under way to be copied from it: before the store knows that
+/// it is removed, and when it does, but the lane does not yet. Nothing follows that would tell that all is well.
+#[test]
+fn what_is_left_to_be_copied_from_a_replaced_replica() {
+    for late in [false, true] {
+        let mut world = World::empty(2);
+        world.create(1, Settings::default()).unwrap();
+        world.open().unwrap();
+        world.write(0, 8, 1);
+        world.store.plan(Some(Box::new(|call| Plan {
+            before: Duration::from_secs(match call.request {
+                Request::Swap => 5,
+                _ => 0,
+            }),
+            ..Plan::default()
+        })));
+        let replace = Command::Replace {
+            member: "d0".into(),
+            device: "d1".into(),
+            force: false,
+        };
+        world.run(replace).unwrap();
+        let ended = |world: &World| world.heard(|e| matches!(e, Happened::ResyncEnded { .. }));
+        world.until(ended);
+        let hang = Fault {
+            range: Some((2048 + 64, 8)),
+            ..Fault::new(Action::Hang).on(&[Op::Write])
+        };
+        let hang = world.shelf.fault("d1").inject(hang).unwrap();
+        let _never = world.begin_write(64, 8, 2);
+        world.pass(Duration::from_millis(100));
+        assert_eq!(world.medium("d0")[64], 2, "one of them has it");
+        world.shelf.fault("d1").remove(hang);
+        let lane = world.lane.take();
+        if late {
+            world.until(|world| world.record().members.len() == 1);
+            world.until(|world| world.heard(|e| matches!(e, Happened::MemberRemoved { .. })));
+            assert_eq!(world.state(), VolumeState::Healthy);
+        }
+        drop(lane);
+        world.pass(Duration::from_millis(100));
+        assert_eq!(world.state(), VolumeState::Degraded, "late: {late}");
+        world.until_healthy();
+        assert_eq!(world.status().members.len(), 1);
+        // What it has there is what is read from now on.
+        let volume = Arc::clone(world.handle.as_ref().unwrap().volume());
+        world.lane = Some(volume.open(&world.pool).unwrap());
+        let found = world.medium("d1")[64];
+        assert_eq!((world.read(0), world.read(64)), (1, found));
+    }
 }
 
 /// The last good copy is believed when it returns, whatever was changed of the volume while it was away.
