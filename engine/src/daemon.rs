@@ -62,6 +62,7 @@ pub struct ServeOptions {
 pub fn serve(options: ServeOptions) -> anyhow::Result<()> {
     let settings = &options.loaded.settings;
     let logs = Logs::install(&settings.log)?;
+    crate::descriptors::raise();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;

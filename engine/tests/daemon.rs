@@ -322,6 +322,67 @@ fn what_was_acknowledged_survives_kill_9() {
     );
 }
 
+/// A daemon out of descriptors cannot see its interfaces; they are not gone for that, and what listens on them stays.
+#[test]
+fn listeners_stay_while_the_machine_cannot_be_looked_at() {
+    use rustix::process::{Pid, Resource, Rlimit, prlimit};
+    let place = Place::new();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = port.local_addr().unwrap().port();
+    let file = place.path("nacre.toml");
+    let nqn = "nqn.2026-01.org.example:a";
+    let text = format!(
+        "[[nvmf.listener]]\niface = [\"name:lo\"]\nport = {port}\n[[nvmf.subsystem]]\nnqn = \"{nqn}\"\nallow_any_host = true\n"
+    );
+    std::fs::write(&file, text).unwrap();
+    let (daemon, mut client) = place.serve(&["-c", file.to_str().unwrap()]).ready();
+    let mut listeners = || {
+        let params = json!({ "nqn": nqn });
+        let answer = client.call("nvmf_subsystem_get_listeners", params).unwrap();
+        answer.as_array().unwrap().len()
+    };
+    let before = listeners();
+    assert!(before > 0);
+
+    let pid = Pid::from_child(&daemon.child);
+    let none = Rlimit {
+        current: Some(1),
+        maximum: None,
+    };
+    let usual = prlimit(
+        Some(pid),
+        Resource::Nofile,
+        Rlimit {
+            maximum: hard_limit(),
+            ..none
+        },
+    )
+    .unwrap();
+    assert_eq!(usual.current, usual.maximum, "raised at start");
+    said(&daemon, "cannot be looked at");
+    assert_eq!(listeners(), before);
+    std::net::TcpListener::bind(("127.0.0.1", port)).expect_err("it listens");
+
+    prlimit(Some(pid), Resource::Nofile, usual).unwrap();
+    said(&daemon, "can be looked at again");
+    assert_eq!(listeners(), before);
+    let log = daemon.log();
+    assert_eq!(log.matches("cannot be looked at").count(), 1, "{log}");
+}
+
+fn hard_limit() -> Option<u64> {
+    rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum
+}
+
+/// Waits for a line of the log.
+fn said(daemon: &Daemon, what: &str) {
+    let until = Instant::now() + Duration::from_secs(30);
+    while !daemon.log().contains(what) {
+        assert!(Instant::now() < until, "not said: {what}\n{}", daemon.log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 #[test]
 fn started_as_nvmf_tgt_it_is_that_program() {
     let place = Place::new();

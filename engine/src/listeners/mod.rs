@@ -19,9 +19,10 @@ mod watch;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::net::IpAddr;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nacre_rdma_link::GidKind;
 use serde_json::{Value, json};
@@ -44,6 +45,8 @@ use crate::rpc::RpcError;
 const LOOK: Duration = Duration::from_secs(5);
 /// The same while something could not be done: an IPv6 address takes a second to become usable.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// How often it is said that the machine cannot be looked at.
+const SAY_AGAIN: Duration = Duration::from_secs(60);
 
 /// Where a path stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -98,19 +101,21 @@ pub struct Listeners {
     concerns: Rc<RefCell<BTreeSet<String>>>,
     /// Times that the machine was looked at.
     looks: Cell<u64>,
+    /// When it was said that the machine cannot be looked at, while it cannot.
+    blind: Cell<Option<Instant>>,
     /// One at a time makes it so.
     making: Mutex<()>,
 }
 
 impl Listeners {
     /// Listens on what is there. Fails where waiting would be wrong: a selector that matches nothing,
-    /// and RDMA that is required and cannot be had.
+    /// RDMA that is required and cannot be had, and a machine that cannot be looked at.
     pub async fn start(&self, on: &Rc<Engine>) -> Result<(), ConfigError> {
         *self.declared.borrow_mut() = on.settings.listeners();
         if self.declared.borrow().is_empty() {
             return Ok(());
         }
-        let plan = self.look(on).await;
+        let plan = self.look(on).await.map_err(unseen)?;
         check(&plan)?;
         self.reconcile(on, plan).await;
         tokio::task::spawn_local(follow(Rc::clone(on)));
@@ -130,7 +135,7 @@ impl Listeners {
         self.looks.get()
     }
 
-    async fn look(&self, on: &Rc<Engine>) -> Plan {
+    async fn look(&self, on: &Rc<Engine>) -> io::Result<Plan> {
         self.looks.set(self.looks.get() + 1);
         let verbs = on.rdma.verbs.clone();
         let needed = on.plane().map_or(0, |plane| {
@@ -139,12 +144,33 @@ impl Listeners {
             on.rdma.memory_needed(&plane.arenas, cores, &config)
         });
         let declared = self.declared.borrow().clone();
-        let read =
-            tokio::task::spawn_blocking(move || plan(&declared, &System::read(verbs, needed)));
-        read.await.unwrap_or_else(|error| {
-            warn!(%error, "the machine's interfaces could not be looked at");
-            Plan::default()
-        })
+        let read = tokio::task::spawn_blocking(move || planned(&declared, verbs, needed));
+        read.await
+            .unwrap_or_else(|error| Err(io::Error::other(error)))
+    }
+
+    /// Looks, and makes it so. What is served stays while the machine cannot be looked at: to withdraw it would
+    /// send hosts away from where they are served well.
+    async fn follow_once(&self, on: &Rc<Engine>) {
+        match self.look(on).await {
+            Ok(plan) => {
+                if self.blind.take().is_some() {
+                    info!("the machine's interfaces can be looked at again");
+                }
+                for (path, lack) in plan.required_in_vain() {
+                    // A start with it would be refused; those who are connected are not sent away for it.
+                    debug!("{} {}: required, and {lack}", path.listener, path.ip);
+                }
+                self.reconcile(on, plan).await;
+            }
+            Err(error) => {
+                let said = self.blind.get();
+                if said.is_none_or(|said| said.elapsed() >= SAY_AGAIN) {
+                    self.blind.set(Some(Instant::now()));
+                    warn!(%error, "the machine's interfaces cannot be looked at; listeners stay as they are");
+                }
+            }
+        }
     }
 
     /// Looks at once: what is to be served has changed.
@@ -152,8 +178,7 @@ impl Listeners {
         if self.declared.borrow().is_empty() {
             return;
         }
-        let plan = self.look(on).await;
-        self.reconcile(on, plan).await;
+        self.follow_once(on).await;
     }
 
     /// Makes what is there what is planned.
@@ -337,10 +362,22 @@ fn check(plan: &Plan) -> Result<(), ConfigError> {
 
 /// As `nacre serve` would check on this machine.
 pub fn check_here(settings: &Settings) -> Result<(), ConfigError> {
-    check(&plan(
-        &settings.listeners(),
-        &System::read(Verbs::default(), 0),
-    ))
+    let plan = planned(&settings.listeners(), Verbs::default(), 0).map_err(unseen)?;
+    check(&plan)
+}
+
+/// What the machine as it is now makes of the declaration. Reads files: for a thread that may block.
+fn planned(declared: &[Listener], verbs: Verbs, memory_needed: u64) -> io::Result<Plan> {
+    let system = System::read(verbs, memory_needed)?;
+    let plan = plan(declared, &system);
+    // Libraries are looked for while it is made.
+    system.verify()?;
+    Ok(plan)
+}
+
+fn unseen(error: io::Error) -> ConfigError {
+    let cause = format!("the machine's interfaces cannot be looked at: {error}");
+    Problem::new("listeners", "nvmf.listener", cause).into()
 }
 
 fn place(nqn: &str, path: &Path) -> Place {
@@ -504,12 +541,7 @@ async fn follow(on: Rc<Engine>) {
         if on.phase() >= crate::engine::Phase::Stopping || on.plane().is_err() {
             return;
         }
-        let plan = listeners.look(&on).await;
-        for (path, lack) in plan.required_in_vain() {
-            // A start with it would be refused; those who are connected are not sent away for it.
-            debug!("{} {}: required, and {lack}", path.listener, path.ip);
-        }
-        listeners.reconcile(&on, plan).await;
+        listeners.follow_once(&on).await;
     }
 }
 

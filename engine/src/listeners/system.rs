@@ -1,10 +1,13 @@
 //! The machine as it is now: interfaces from the kernel, RDMA devices from sysfs.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
 use std::net::IpAddr;
 use std::path::Path;
 
 use nacre_rdma_link::{Chosen, Environment, Fabric, Reason, Roots, Want, capability};
+use rustix::io::Errno;
 
 use super::plan::{Interface, Lack, Machine};
 use crate::config::listener::mac;
@@ -21,17 +24,27 @@ pub struct System {
 impl System {
     /// Reads files and asks the kernel: for a thread that may block. `memory_needed`: bytes that a device will have to
     /// register.
-    pub fn read(verbs: Verbs, memory_needed: u64) -> System {
+    ///
+    /// An error is no news of the machine: what could not be read may be there as before.
+    pub fn read(verbs: Verbs, memory_needed: u64) -> io::Result<System> {
         let roots = Roots::real();
-        System {
-            interfaces: interfaces(&roots.sys),
-            fabric: Fabric::read(&roots.sys),
+        let system = System {
+            interfaces: interfaces(&roots.sys)?,
+            fabric: fabric(&roots.sys)?,
             environment: Environment {
                 memory_needed,
                 ..Environment::read(&roots)
             },
             verbs,
-        }
+        };
+        system.verify()?;
+        Ok(system)
+    }
+
+    /// Much of the above takes a file that cannot be opened for an attribute that a device does not have. For want of
+    /// descriptors it would all be missing.
+    pub fn verify(&self) -> io::Result<()> {
+        room(&Roots::real().sys)
     }
 }
 
@@ -78,31 +91,81 @@ fn lack(reason: Reason) -> Lack {
 }
 
 /// Every interface, in the order of their names; those without an address, too.
-fn interfaces(sys: &Path) -> Vec<Interface> {
+fn interfaces(sys: &Path) -> io::Result<Vec<Interface>> {
     let class = sys.join("class/net");
-    let names = std::fs::read_dir(&class).into_iter().flatten().flatten();
-    let mut all: BTreeMap<String, Vec<IpAddr>> = names
-        .filter_map(|entry| Some((entry.file_name().into_string().ok()?, Vec::new())))
+    let mut all: BTreeMap<String, Vec<IpAddr>> = names(&class)?
+        .into_iter()
+        .map(|n| (n, Vec::new()))
         .collect();
-    match if_addrs::get_if_addrs() {
-        Ok(found) => {
-            for address in found {
-                all.entry(address.name.clone())
-                    .or_default()
-                    .push(address.ip());
-            }
-        }
-        Err(error) => tracing::warn!(%error, "the addresses of this machine cannot be read"),
+    for address in if_addrs::get_if_addrs()? {
+        all.entry(address.name.clone())
+            .or_default()
+            .push(address.ip());
     }
     let of = |(name, addresses): (String, Vec<IpAddr>)| {
-        let text = std::fs::read_to_string(class.join(&name).join("address"));
-        Interface {
-            mac: text.ok().and_then(|text| mac(&text)),
+        let text = attribute(&class.join(&name).join("address"))?;
+        Ok(Interface {
+            mac: text.and_then(|text| mac(&text)),
             name,
             addresses,
-        }
+        })
     };
     all.into_iter().map(of).collect()
+}
+
+/// The RDMA devices: all of those that have a name, or an error.
+fn fabric(sys: &Path) -> io::Result<Fabric> {
+    let class = sys.join("class/infiniband");
+    let fabric = Fabric::read(sys);
+    for name in names(&class)? {
+        if fabric.device(&name).is_none()
+            && attribute(&class.join(&name).join("node_guid"))?.is_some()
+        {
+            let cause = format!("the RDMA device {name} appears, or could not be read");
+            return Err(io::Error::other(cause));
+        }
+    }
+    Ok(fabric)
+}
+
+/// The names in a folder; none if the kernel has no such folder.
+fn names(folder: &Path) -> io::Result<Vec<String>> {
+    let entries = match std::fs::read_dir(folder) {
+        Ok(entries) => entries,
+        // What is forbidden stays so, and is as good as not there.
+        Err(error)
+            if [io::ErrorKind::NotFound, io::ErrorKind::PermissionDenied]
+                .contains(&error.kind()) =>
+        {
+            return Ok(Vec::new());
+        }
+        Err(error) => return Err(error),
+    };
+    let name = |entry: io::Result<std::fs::DirEntry>| Ok(entry?.file_name().into_string().ok());
+    entries
+        .filter_map(|entry| name(entry).transpose())
+        .collect()
+}
+
+/// The text of an attribute. Refusals of the kernel (a device that is going, an interface without a link layer) are
+/// attributes that are not there; a lack of means to read it is not.
+fn attribute(path: &Path) -> io::Result<Option<String>> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if is_lack_of_means(&error) => Err(error),
+        Err(_) => Ok(None),
+    }
+}
+
+fn is_lack_of_means(error: &io::Error) -> bool {
+    let means = [Errno::MFILE, Errno::NFILE, Errno::NOMEM];
+    Errno::from_io_error(error).is_some_and(|errno| means.contains(&errno))
+}
+
+/// Whether as many files can be open at a time as a look at sysfs needs.
+fn room(sys: &Path) -> io::Result<()> {
+    let files: io::Result<Vec<File>> = (0..4).map(|_| File::open(sys)).collect();
+    files.map(drop)
 }
 
 #[cfg(test)]
@@ -112,11 +175,31 @@ mod tests {
     /// The loopback interface is on every machine that tests run on.
     #[test]
     fn this_machine_has_a_loopback_interface() {
-        let system = System::read(Verbs::default(), 0);
+        let system = System::read(Verbs::default(), 0).unwrap();
         let lo = system.interfaces().iter().find(|i| i.name == "lo").unwrap();
         assert!(lo.addresses.contains(&IpAddr::from([127, 0, 0, 1])));
         let want = Want::new("lo", IpAddr::from([127, 0, 0, 1]));
         assert_eq!(system.rdma(&want).unwrap_err().reason, "no_rdma_dev");
         assert_eq!(system.interfaces_of("no such device"), None);
+    }
+
+    /// A kernel without a class of devices has none of them; one whose class cannot be read may have many.
+    #[test]
+    fn what_cannot_be_read_is_not_taken_for_absent() {
+        let sys = tempfile::tempdir().unwrap();
+        assert_eq!(fabric(sys.path()).unwrap(), Fabric::default());
+        let names: Vec<String> = interfaces(sys.path())
+            .unwrap()
+            .into_iter()
+            .map(|i| i.name)
+            .collect();
+        assert!(names.contains(&"lo".to_owned()), "{names:?}");
+        let class = sys.path().join("class");
+        std::fs::create_dir(&class).unwrap();
+        std::fs::write(class.join("net"), "no folder").unwrap();
+        std::fs::write(class.join("infiniband"), "no folder").unwrap();
+        interfaces(sys.path()).unwrap_err();
+        fabric(sys.path()).unwrap_err();
+        room(&class.join("nothing")).unwrap_err();
     }
 }
