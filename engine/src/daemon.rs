@@ -14,11 +14,14 @@
 //! `Send`. Slow work (the store) has a helper thread; the data path has its reactors and is only
 //! reached by messages.
 
+use std::any::Any;
+use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::Context;
+use futures_util::FutureExt;
 use nacre_hugepages::{ClassSpec, HugepagePolicy};
 use nacre_nvmf::target::TargetConfig;
 use serde_json::Value;
@@ -212,7 +215,24 @@ fn release(engine: &Rc<Engine>) {
 }
 
 /// Makes the data plane, then everything that is configured. Called once.
+///
+/// A panic is a failure like others: whoever called ends the daemon. Let through, it would leave a daemon that waits
+/// for framework_start_init in [`Phase::Starting`] for ever.
 pub async fn init(engine: &Rc<Engine>) -> anyhow::Result<()> {
+    let starting = AssertUnwindSafe(start(engine)).catch_unwind();
+    starting.await.unwrap_or_else(|panic| {
+        let said = panic_text(&*panic);
+        Err(anyhow::anyhow!("{said}; this is a bug: please report it"))
+    })
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let owned = panic.downcast_ref::<String>().map(String::as_str);
+    let fixed = panic.downcast_ref::<&str>().copied();
+    owned.or(fixed).unwrap_or("it panicked")
+}
+
+async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
     engine.set_phase(Phase::Starting);
     let plane = Plane::start(plane_config(engine)?)?;
     let cores: Vec<String> = plane.reactors.iter().map(|r| r.name().to_owned()).collect();

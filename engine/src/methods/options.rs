@@ -83,17 +83,21 @@ struct IobufSetOptions;
 /// Smallest pools that SPDK accepts.
 const LEAST_SMALL: u64 = 64;
 const LEAST_LARGE: u64 = 8;
+/// Buffers of 4 KiB to 64 GiB in all: more than that is a mistake, and beyond it sums would overflow.
+const MOST_BUFFERS: u64 = 1 << 24;
+/// No transfer is larger; see `nvmf.max_io_size`.
+const MOST_BYTES: u64 = 16 << 20;
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct IobufParams {
-    /// Small buffers in all; divided among the reactors.
+    /// Small buffers in all, 64 to 16777216; divided among the reactors.
     small_pool_count: Option<u64>,
-    /// Large buffers in all; divided among the reactors.
+    /// Large buffers in all, 8 to 16777216; divided among the reactors.
     large_pool_count: Option<u64>,
-    /// Bytes of a small buffer, at least 4096.
+    /// Bytes of a small buffer, 4096 to 16777216.
     small_bufsize: Option<u32>,
-    /// Bytes of a large buffer, at least 8192.
+    /// Bytes of a large buffer, 8192 to 16777216.
     large_bufsize: Option<u32>,
     /// Accepted: buffers are always on their reactor's node here.
     enable_numa: Option<bool>,
@@ -114,19 +118,27 @@ impl Method<Engine> for IobufSetOptions {
         set(&mut options.small_bufsize, params.small_bufsize);
         set(&mut options.large_bufsize, params.large_bufsize);
         set(&mut options.enable_numa, params.enable_numa);
-        for (field, value, least) in [
-            ("small_pool_count", options.small_pool_count, LEAST_SMALL),
-            ("large_pool_count", options.large_pool_count, LEAST_LARGE),
-            ("small_bufsize", options.small_bufsize.into(), 4096),
-            ("large_bufsize", options.large_bufsize.into(), 8192),
+        let (small, large) = (LEAST_SMALL..=MOST_BUFFERS, LEAST_LARGE..=MOST_BUFFERS);
+        for (field, value, bounds) in [
+            ("small_pool_count", options.small_pool_count, small),
+            ("large_pool_count", options.large_pool_count, large),
+            (
+                "small_bufsize",
+                options.small_bufsize.into(),
+                4096..=MOST_BYTES,
+            ),
+            (
+                "large_bufsize",
+                options.large_bufsize.into(),
+                8192..=MOST_BYTES,
+            ),
         ] {
-            if value < least {
-                return Err(RpcError::errno(
-                    Errno::EINVAL,
-                    format!("{value} is less than {least}"),
-                )
-                .field(field));
-            }
+            let cause = match value {
+                _ if bounds.contains(&value) => continue,
+                _ if value < *bounds.start() => format!("{value} is less than {}", bounds.start()),
+                _ => format!("{value} is more than {}", bounds.end()),
+            };
+            return Err(RpcError::errno(Errno::EINVAL, cause).field(field));
         }
         on.options.borrow_mut().iobuf = options;
         Ok(true)
@@ -192,7 +204,56 @@ fn set<T>(option: &mut T, given: Option<T>) {
 #[cfg(test)]
 mod tests {
     use super::super::testing::Bench;
+    use crate::engine::Phase;
     use serde_json::json;
+
+    /// What no memory could hold is refused where it is asked for, by name, and changes nothing.
+    #[test]
+    fn buffers_have_bounds() {
+        let bench = Bench::waiting();
+        for (field, least, most) in [
+            ("small_pool_count", 64_u64, 1_u64 << 24),
+            ("large_pool_count", 8, 1 << 24),
+            ("small_bufsize", 4096, 16 << 20),
+            ("large_bufsize", 8192, 16 << 20),
+        ] {
+            let before = bench.engine.options.borrow().iobuf.clone();
+            for beyond in [0, least - 1, most + 1, 1 << 31] {
+                let error = bench.refused("iobuf_set_options", json!({ field: beyond }));
+                let named = error.data.and_then(|d| d.field);
+                assert_eq!(
+                    (error.code, named.as_deref()),
+                    (-22, Some(field)),
+                    "{beyond}"
+                );
+            }
+            assert_eq!(bench.engine.options.borrow().iobuf, before);
+            for within in [most, least] {
+                let done = bench.call("iobuf_set_options", json!({ field: within }));
+                assert_eq!(done, true, "{field} {within}");
+            }
+        }
+        let error = bench.refused("iobuf_set_options", json!({ "large_pool_count": u64::MAX }));
+        assert_eq!(error.code, -22);
+    }
+
+    /// A start that breaks down for a defect of ours is over like one that is refused: nobody waits for it for ever.
+    #[test]
+    fn a_start_that_breaks_down_is_over() {
+        let bench = Bench::waiting();
+        // Past the bounds of the method.
+        bench.engine.options.borrow_mut().iobuf.large_bufsize = 1 << 31;
+        let error = bench.refused("framework_start_init", json!(null));
+        let said = error.to_string();
+        for part in [
+            "framework_initialization failed: ",
+            "a buffer of 2147483648 bytes",
+        ] {
+            assert!(said.contains(part), "{said}");
+        }
+        bench.run(bench.engine.stopping());
+        assert_ne!(bench.engine.phase(), Phase::Runtime);
+    }
 
     #[test]
     fn options_are_checked_kept_and_saved() {
