@@ -69,7 +69,7 @@ pub fn run(args: ConfigArgs) -> Result<(), Failure> {
         }
         ConfigCommand::Show { config, json } => {
             let file = config.or_else(config::system_file);
-            let loaded = config::load(file.as_deref(), std::env::vars(), &[])
+            let loaded = config::load(file.as_deref(), std::env::vars_os(), &[])
                 .map_err(anyhow::Error::from)?;
             let mut rows = Vec::new();
             let value = serde_json::to_value(&loaded.settings).expect("settings are plain data");

@@ -184,7 +184,8 @@ impl ServeArgs {
             file => file,
         };
         let flags = self.flags()?;
-        Ok(config::load(file.as_deref(), std::env::vars(), &flags).map_err(anyhow::Error::from)?)
+        Ok(config::load(file.as_deref(), std::env::vars_os(), &flags)
+            .map_err(anyhow::Error::from)?)
     }
 
     /// The file named, or the system's if there is one.

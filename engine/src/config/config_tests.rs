@@ -1,15 +1,18 @@
 //! Goal: layers override in their order, every mistake names its place and what was meant, and
 //! the committed sample is complete and equal to the defaults.
 
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+
 use super::*;
 use serde_json::json;
 
 const SAMPLE: &str = include_str!("../../../nacre.sample.toml");
 
-fn env(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
+fn env(pairs: &[(&str, &str)]) -> Vec<(OsString, OsString)> {
     pairs
         .iter()
-        .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
+        .map(|(k, v)| ((*k).into(), (*v).into()))
         .collect()
 }
 
@@ -72,10 +75,36 @@ fn unknown_keys_are_refused_with_a_suggestion() {
         env(&[
             ("NACRE_SERVICE_HOST", "10.0.0.1"),
             ("NACRE_PORT_4420_TCP", "x"),
+            // Of the commands that connect to a target.
+            ("NACRE_HOSTNQN", "nqn.2014-08.org.nvmexpress:uuid:1"),
+            ("NACRE_HOSTID", "1"),
+            ("NACRE_CONFIG", "/etc/nacre.toml"),
         ]),
         &[],
     )
     .unwrap();
+}
+
+/// Variables of others may be any bytes; one of ours that is no text is named.
+#[test]
+fn variables_need_not_be_text_unless_they_are_ours() {
+    let bytes = |bytes: &[u8]| OsString::from_vec(bytes.to_vec());
+    let others = [
+        (bytes(b"LC_\xff"), bytes(b"\xff")),
+        (bytes(b"NACRE_HOSTID"), bytes(b"\xff")),
+    ];
+    load_text(None, others, &[]).unwrap();
+    let ours = [
+        (bytes(b"NACRE_RPC_SOCKET"), bytes(b"/\xff")),
+        (bytes(b"NACRE_RPC_\xff"), bytes(b"x")),
+    ];
+    let error = load_text(None, ours, &[]).unwrap_err();
+    let said: Vec<String> = error.problems.iter().map(ToString::to_string).collect();
+    assert_eq!(said[0], "$NACRE_RPC_SOCKET: NACRE_RPC_SOCKET is not UTF-8");
+    assert!(
+        said[1].starts_with("$NACRE_RPC_\u{fffd}: unknown variable"),
+        "{said:?}"
+    );
 }
 
 #[test]

@@ -12,6 +12,7 @@ pub mod source;
 pub mod suggest;
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use nacre_reactor::CoreSet;
@@ -93,7 +94,7 @@ pub struct Flag {
 /// Reads the layers. `file` must exist when given.
 pub fn load(
     file: Option<&Path>,
-    env: impl IntoIterator<Item = (String, String)>,
+    env: impl IntoIterator<Item = (OsString, OsString)>,
     flags: &[Flag],
 ) -> Result<Loaded, ConfigError> {
     let text = match file {
@@ -120,7 +121,7 @@ pub fn load(
 /// As [`load`], with the file's name and text.
 pub fn load_text(
     file: Option<(&str, &str)>,
-    env: impl IntoIterator<Item = (String, String)>,
+    env: impl IntoIterator<Item = (OsString, OsString)>,
     flags: &[Flag],
 ) -> Result<Loaded, ConfigError> {
     let defaults = serde_json::to_value(Settings::default()).expect("settings are plain data");

@@ -1,6 +1,7 @@
 //! The layers as sources of the `config` crate, each value with its origin.
 
 use std::collections::HashSet;
+use std::ffi::OsString;
 
 use config::{Map, Source, Value, ValueKind};
 use toml_edit::{Document, Item};
@@ -140,12 +141,12 @@ impl Reader<'_> {
 #[derive(Debug)]
 pub struct EnvSource;
 
-/// Variables that other parts of the program read.
-const OTHER_VARIABLES: [&str; 1] = ["NACRE_CONFIG"];
+/// Variables that other parts of the program read: who a host is concerns the commands that connect to a target.
+const OTHER_VARIABLES: [&str; 3] = ["NACRE_CONFIG", "NACRE_HOSTNQN", "NACRE_HOSTID"];
 
 impl EnvSource {
     pub fn collect(
-        env: impl IntoIterator<Item = (String, String)>,
+        env: impl IntoIterator<Item = (OsString, OsString)>,
         known: &serde_json::Value,
     ) -> Result<Layer, ConfigError> {
         let mut leaves = Vec::new();
@@ -154,10 +155,12 @@ impl EnvSource {
         let mut layer = Layer::default();
         let mut problems = Vec::new();
         for (name, text) in env {
-            if !name.starts_with("NACRE_")
-                || OTHER_VARIABLES.contains(&name.as_str())
-                || injected(&name)
-            {
+            // Those of others are not looked at: they may be anything.
+            if !name.as_encoded_bytes().starts_with(b"NACRE_") {
+                continue;
+            }
+            let name = name.to_string_lossy().into_owned();
+            if OTHER_VARIABLES.contains(&name.as_str()) || injected(&name) {
                 continue;
             }
             let origin = format!("${name}");
@@ -170,6 +173,10 @@ impl EnvSource {
                 continue;
             };
             let (path, list) = &leaves[at];
+            let Ok(text) = text.into_string() else {
+                problems.push(Problem::new(&origin, path, format!("{name} is not UTF-8")));
+                continue;
+            };
             let kind = if *list {
                 let parts = text.split(',').map(str::trim).filter(|p| !p.is_empty());
                 ValueKind::Array(
