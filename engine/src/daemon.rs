@@ -3,7 +3,8 @@
 //! ```text
 //!   serve   settings, logs, locks (socket, data directory), the runtime
 //!     ├ socket answers from here on (with --wait-for-rpc: startup methods only)
-//!     ├ init    data plane ▸ replay of the store ▸ what the configuration declares   phase Runtime
+//!     ├ init    data plane ▸ replay of the store ▸ what the configuration declares
+//!     │         ▸ what of the store stands on that ▸ hosts are let in                 phase Runtime
 //!     ├ -c JSON the calls of an SPDK configuration, in its order
 //!     ├ ready   sd_notify READY=1, one line saying where everything is
 //!     ├ …       RPC, metrics, retries of what could not be restored, watchdog pings
@@ -33,13 +34,13 @@ use crate::config::{Loaded, Settings, default_data_dir, default_socket};
 use crate::engine::{Engine, Personality, Phase};
 use crate::journal::Journal;
 use crate::logs::Logs;
-use crate::methods::nvmf::{DiscoveryFilter, RESTORE_RESERVATION, SET_ANA_STATE};
+use crate::methods::nvmf::DiscoveryFilter;
 use crate::methods::options::IobufOptions;
 use crate::metrics::http;
 use crate::plane::{Plane, PlaneConfig, choose_cores};
 use crate::rpc::When;
 use crate::rpc::server::Socket;
-use crate::store::{Record, Store};
+use crate::store::Store;
 
 /// DMA memory of a reactor when nothing else is said.
 const DEFAULT_MEMORY: u64 = 64 << 20;
@@ -254,27 +255,27 @@ async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
     if found > 0 {
         info!(objects = found, "restoring");
     }
-    // What was set about a listener has to wait for it, and it may be one of the file's; so may a
-    // namespace be, which takes what was kept of its reservation along.
-    let of_the_files =
-        |r: &Record| [SET_ANA_STATE, RESTORE_RESERVATION].contains(&r.method.as_str());
-    let (later, now): (Vec<_>, Vec<_>) =
-        engine.journal.waiting().into_iter().partition(of_the_files);
-    crate::methods::bdev::attach_stored(engine, &now).await;
-    for record in now {
-        engine.replay(&record).await;
-    }
-    crate::rdma::soft::make(engine.settings.rdma.rxe.clone()).await;
     engine.declared.plan(&engine.settings);
+    crate::methods::bdev::attach_stored(engine, &engine.journal.waiting()).await;
+    replay_what_waits(engine).await;
+    crate::rdma::soft::make(engine.settings.rdma.rxe.clone()).await;
     engine.declared.make(engine).await;
     engine.listeners.start(engine).await?;
-    for record in later {
-        engine.replay(&record).await;
+    // What RPC added to something of the file's, or set about it, could not be made before. Hosts that come
+    // back find it there.
+    if engine.declared.has_come() {
+        replay_what_waits(engine).await;
     }
     crate::volumes::open_all(engine);
     release(engine);
     engine.set_phase(Phase::Runtime);
     Ok(())
+}
+
+async fn replay_what_waits(engine: &Rc<Engine>) {
+    for record in engine.journal.waiting() {
+        engine.replay(&record).await;
+    }
 }
 
 /// What the settings and the startup options ask of the data plane.
@@ -395,10 +396,10 @@ async fn retry(engine: &Rc<Engine>) {
             () = engine.remotes.came_back() => {}
             () = engine.drives.came_back() => {}
         }
-        for record in engine.journal.waiting() {
-            engine.replay(&record).await;
+        replay_what_waits(engine).await;
+        if engine.declared.make(engine).await {
+            replay_what_waits(engine).await;
         }
-        engine.declared.make(engine).await;
     }
 }
 

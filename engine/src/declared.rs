@@ -4,7 +4,7 @@
 //! What the store already has under the same name is left as it is: it was changed by RPC since.
 //! What cannot be made now is told, does not stop the rest, and is tried again.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
@@ -43,12 +43,16 @@ struct Planned {
 #[derive(Debug, Default)]
 pub struct Declared {
     calls: RefCell<Vec<Planned>>,
+    /// From the plan until all of it was tried.
+    coming: Cell<bool>,
 }
 
 impl Declared {
     /// Decides the calls.
     pub fn plan(&self, settings: &Settings) {
         let calls = calls(settings);
+        let anything = !calls.is_empty() || !settings.listeners().is_empty();
+        self.coming.set(anything);
         let planned = calls.into_iter().map(|call| Planned {
             call,
             made: false,
@@ -57,8 +61,19 @@ impl Declared {
         *self.calls.borrow_mut() = planned.collect();
     }
 
-    /// Makes what is not made yet, in order.
-    pub async fn make(&self, on: &Rc<Engine>) {
+    /// Whether what fails now may stand on something that is declared and was not tried yet.
+    pub fn is_coming(&self) -> bool {
+        self.coming.get()
+    }
+
+    /// Everything was tried, listeners and all. Answers whether there was anything.
+    pub fn has_come(&self) -> bool {
+        self.coming.replace(false)
+    }
+
+    /// Makes what is not made yet, in order. Answers whether something was made.
+    pub async fn make(&self, on: &Rc<Engine>) -> bool {
+        let mut any = false;
         let waiting: Vec<(usize, Call)> = {
             let calls = self.calls.borrow();
             calls
@@ -84,6 +99,7 @@ impl Declared {
                         info!("{}: made at last", call.what);
                     }
                     planned.made = true;
+                    any = true;
                 }
                 Err(error) => {
                     if planned.refused.is_none() {
@@ -93,6 +109,7 @@ impl Declared {
                 }
             }
         }
+        any
     }
 
     /// What could not be made, and why.

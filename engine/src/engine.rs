@@ -302,10 +302,11 @@ impl Engine {
             Ok(params) => self.own_call(&record.method, Some(&params)).await.map(drop),
             Err(error) => Err(RpcError::internal(error.to_string())),
         };
-        // It may stand on a volume that is about to be open; whoever opens the last of them tries again.
+        // It may stand on a volume that is about to be open, or on what the file declares, which comes after the
+        // store; who makes the last of them tries again.
         if let Err(error) = &outcome
             && !again
-            && self.volumes.are_opening()
+            && (self.volumes.are_opening() || self.declared.is_coming())
         {
             debug!(object = record.key, %error, "not restored yet");
             return;

@@ -4,6 +4,7 @@
 //! of `framework_get_config` (all of it), and what could not be restored (kept, shown, tried again).
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::time::SystemTime;
 
 use tracing::{info, warn};
@@ -74,7 +75,7 @@ impl Journal {
         let Some(store) = &self.store else {
             return Ok(0);
         };
-        let records = store.load().await?;
+        let records = parts_after_the_whole(store.load().await?);
         let mut entries = self.entries.borrow_mut();
         *entries = records
             .into_iter()
@@ -121,11 +122,16 @@ impl Journal {
                                 durable: entry.durable,
                             }
                         }
-                        None => entries.push(Entry {
-                            record,
-                            standing: Standing::Live,
-                            durable,
-                        }),
+                        None => {
+                            let below = format!("{}/", record.key);
+                            entries.push(Entry {
+                                record,
+                                standing: Standing::Live,
+                                durable,
+                            });
+                            // Of what the file declares, its parts in the store were read before it was made.
+                            entries.sort_by_key(|e| e.record.key.starts_with(&below));
+                        }
                     }
                 }
                 Edit::Remove(key) => entries.retain(|e| e.record.key != key),
@@ -205,6 +211,28 @@ impl Journal {
     }
 }
 
+/// The records in their order, but each after those that its key is below: a part may be older than what it is a part
+/// of now, where that was the file's before it was made by RPC.
+fn parts_after_the_whole(records: Vec<Record>) -> Vec<Record> {
+    let at: HashMap<String, usize> = records
+        .iter()
+        .enumerate()
+        .map(|(at, record)| (record.key.clone(), at))
+        .collect();
+    let place = |(own, record): &(usize, Record)| {
+        let key = &record.key;
+        let above = key.match_indices('/').map(|(end, _)| &key[..end]);
+        let last = above.filter_map(|key| at.get(key)).max();
+        (
+            last.copied().unwrap_or(0).max(*own),
+            key.matches('/').count(),
+        )
+    };
+    let mut placed: Vec<(usize, Record)> = records.into_iter().enumerate().collect();
+    placed.sort_by_cached_key(place);
+    placed.into_iter().map(|(_, record)| record).collect()
+}
+
 #[cfg(test)]
 mod tests {
     //! Goal: what is durable, what is shown and what is tried again follow from the same list.
@@ -282,6 +310,40 @@ mod tests {
         let refused = run(journal.commit(put("a"))).unwrap_err();
         assert_eq!(refused.code, crate::rpc::error::INTERNAL_ERROR);
         assert!(journal.entries().is_empty());
+    }
+
+    /// What RPC added to an object of the file's is read from the store before the file is carried out; saved and
+    /// made again it has to come after.
+    #[test]
+    fn parts_come_after_the_whole() {
+        let fake = Fake::default();
+        fake.0.lock().unwrap().0 = vec![put("a/part"), put("b"), put("a/part/of")];
+        let journal = Journal::new(Some(Store::on(fake, Path::new("x"))));
+        run(journal.load()).unwrap();
+        run(declaring(journal.commit(put("a")))).unwrap();
+        let waiting: Vec<String> = journal.waiting().into_iter().map(|r| r.key).collect();
+        assert_eq!(waiting, ["b", "a/part", "a/part/of"]);
+        let all: Vec<String> = journal
+            .entries()
+            .into_iter()
+            .map(|e| e.record.key)
+            .collect();
+        assert_eq!(all, ["b", "a", "a/part", "a/part/of"]);
+    }
+
+    #[test]
+    fn stored_parts_are_made_after_the_whole() {
+        let order = ["a/b/c", "x", "a/b", "y", "a", "z", "a/d"];
+        let records = order.map(|key| Record {
+            key: key.into(),
+            method: "m".into(),
+            params: json!({}),
+        });
+        let keys: Vec<String> = parts_after_the_whole(records.into())
+            .into_iter()
+            .map(|r| r.key)
+            .collect();
+        assert_eq!(keys, ["x", "y", "a", "a/b", "a/b/c", "z", "a/d"]);
     }
 
     #[test]

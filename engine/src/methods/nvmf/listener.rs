@@ -25,7 +25,7 @@ use crate::store::{Change, Edit};
 pub const ADD_LISTENER: &str = "nvmf_subsystem_add_listener";
 
 /// The method that is replayed after every listener is there.
-pub const SET_ANA_STATE: &str = "nvmf_subsystem_listener_set_ana_state";
+const SET_ANA_STATE: &str = "nvmf_subsystem_listener_set_ana_state";
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry

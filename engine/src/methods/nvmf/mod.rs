@@ -44,9 +44,9 @@ use crate::plane::Plane;
 use crate::rpc::error::Errno;
 use crate::rpc::{Registry, RpcError};
 
-pub use listener::{ADD_LISTENER, SET_ANA_STATE};
+pub use listener::ADD_LISTENER;
 pub use namespace::{bdev_gone, forget_namespaces_of};
-pub use reservation::{Keeping, RESTORE as RESTORE_RESERVATION, keep as keep_reservations};
+pub use reservation::{Keeping, keep as keep_reservations};
 pub use subsystem::derived_serial_number;
 pub use target::{DiscoveryFilter, config};
 

@@ -146,7 +146,7 @@ fn declared(text: &str) -> crate::config::Settings {
 }
 
 /// A port that is free now; the file has to name one.
-fn free_port() -> u16 {
+pub(super) fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0")
         .unwrap()
         .local_addr()

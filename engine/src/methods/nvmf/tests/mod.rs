@@ -2,6 +2,7 @@
 
 mod ana;
 mod connected;
+mod declared;
 mod rdma;
 mod refusals;
 mod reservations;
