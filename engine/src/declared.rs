@@ -1,7 +1,8 @@
 //! What the configuration file declares ([[bdev]], [[nvmf.subsystem]]; its listeners are the business
 //! of [`crate::listeners`]), made by the same calls that anybody would make. Its home is the file: nothing of it is stored.
 //!
-//! What the store already has under the same name is left as it is: it was changed by RPC since.
+//! What the store already has under the same name is left as it is: it was changed by RPC since. What RPC sets about a
+//! subsystem or a namespace of the file's is a record of its own, which is made after it.
 //! What cannot be made now is told, does not stop the rest, and is tried again.
 
 use std::cell::{Cell, RefCell};

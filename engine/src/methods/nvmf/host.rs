@@ -154,14 +154,24 @@ impl Method<Engine> for AllowAny {
         let plane = on.plane()?;
         let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
         let nqn = subsystem.nqn();
-        let own = key::subsystem(nqn);
-        // It is a part of the subsystem's record.
+        let (own, apart) = (key::subsystem(nqn), key::allow_any_host(nqn));
         if let Some(entry) = on.journal.find(&own) {
             let mut record = entry.record;
-            record.params["allow_any_host"] = params.allow_any_host.into();
-            on.journal
-                .commit(Change::put(own, record.method, record.params))
-                .await?;
+            let change = match entry.durable {
+                // It is a part of the subsystem's record.
+                true => {
+                    record.params["allow_any_host"] = params.allow_any_host.into();
+                    Change::put(own, record.method, record.params).and(Change::remove(apart))
+                }
+                // Which is the file's: stored, it would be taken for a subsystem of RPC's, and nothing else that
+                // the file has in it would be made.
+                false => {
+                    let record =
+                        json!({ "nqn": nqn.as_str(), "allow_any_host": params.allow_any_host });
+                    Change::put(apart, AllowAny::NAME, record)
+                }
+            };
+            on.journal.commit(change).await?;
         }
         plane
             .target

@@ -19,6 +19,9 @@
 //!                                      /listener/TCP/192.0.2.1:4420/ana, /ns/<nsid>, /ns/<nsid>/host/<nqn>,
 //!                                      /ns/<nsid>/reservation
 //! ```
+//!
+//! What is set about an object is in its record. About one that the configuration file declares it is a record of its
+//! own below it, /allow_any_host and /ns/<nsid>/ana_group: the object stays the file's.
 
 mod address;
 mod connected;
@@ -153,6 +156,11 @@ mod key {
         format!("nvmf/subsystem/{}", part(nqn))
     }
 
+    /// What was set about a subsystem of the file's.
+    pub fn allow_any_host(nqn: &Nqn) -> String {
+        format!("{}/allow_any_host", subsystem(nqn))
+    }
+
     pub fn host(nqn: &Nqn, host: &Nqn) -> String {
         format!("{}/host/{}", subsystem(nqn), part(host))
     }
@@ -175,6 +183,11 @@ mod key {
 
     pub fn namespace(nqn: &Nqn, nsid: u32) -> String {
         format!("{}{nsid}", namespaces(nqn))
+    }
+
+    /// What was set about a namespace of the file's.
+    pub fn ana_group(nqn: &Nqn, nsid: u32) -> String {
+        format!("{}/ana_group", namespace(nqn, nsid))
     }
 
     /// What its hosts agreed, if it persists through power loss.

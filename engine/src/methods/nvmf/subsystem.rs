@@ -14,6 +14,7 @@ use super::address::AddressReply;
 use super::namespace::hex;
 use super::{PATIENCE, any_subsystem, check_target, key, nvm_subsystem, refusal, wait_until};
 use crate::engine::{Engine, Personality};
+use crate::journal::is_declaring;
 use crate::rpc::error::Errno;
 use crate::rpc::{Effect, Method, Registry, RpcError};
 use crate::store::{Change, Edit};
@@ -156,10 +157,13 @@ impl Method<Engine> for Create {
         let record = record_of(&config);
         let plane = on.plane()?;
         plane.target.create_subsystem(config)?;
-        let stored = on
-            .journal
-            .commit(Change::put(key::subsystem(&nqn), Create::NAME, record))
-            .await;
+        let mut change = Change::put(key::subsystem(&nqn), Create::NAME, record);
+        // Of a subsystem that the file had under this name; this one is as it was asked for.
+        let of_the_files = key::allow_any_host(&nqn);
+        if !is_declaring() && on.journal.find(&of_the_files).is_some() {
+            change = change.and(Change::remove(of_the_files));
+        }
+        let stored = on.journal.commit(change).await;
         if let Err(refused) = stored {
             plane.target.delete_subsystem(&nqn)?;
             return Err(refused);

@@ -87,3 +87,83 @@ fn what_rpc_added_is_there_when_hosts_are_let_in() {
     let first = config.as_array().unwrap().iter().find(about).unwrap();
     assert_eq!(first["method"], "nvmf_create_subsystem");
 }
+
+/// What RPC sets about the file's subsystem and about a namespace whose id the file leaves open stands, and takes
+/// nothing of the file's away.
+#[test]
+fn what_rpc_set_stands_beside_what_the_file_has() {
+    const ALLOW: &str = "nvmf_subsystem_allow_any_host";
+    let (dir, settings) = (tempfile::tempdir().unwrap(), settings());
+    let allow = |bench: &Bench, any: bool| {
+        let params = json!({ "nqn": NQN, "allow_any_host": any });
+        assert_eq!(bench.call(ALLOW, params), true);
+    };
+    let group = |bench: &Bench, group: u32| {
+        let params = json!({ "nqn": NQN, "nsid": 1, "anagrpid": group });
+        assert_eq!(bench.call("nvmf_subsystem_set_ns_ana_group", params), true);
+    };
+    let expected = |any: bool, group: u32| json!({ "any": any, "hosts": [OWN], "namespaces": [[1, "disk0", group]], "listeners": 1 });
+    {
+        let bench = start(&settings, dir.path());
+        assert_eq!(what_is_there(&bench), expected(false, 1));
+        allow(&bench, true);
+        group(&bench, 3);
+        assert_eq!(what_is_there(&bench), expected(true, 3));
+    }
+    for (any, to) in [(false, 1), (true, 2)] {
+        let bench = start(&settings, dir.path());
+        assert_eq!(
+            what_is_there(&bench),
+            expected(!any, if any { 1 } else { 3 })
+        );
+        let objects = bench.call("state_get", json!(null))["objects"].clone();
+        let of_the_file =
+            |o: &&Value| o["method"] == "nvmf_create_subsystem" && o["kept_in"] == "config";
+        assert!(
+            objects.as_array().unwrap().iter().any(|o| of_the_file(&o)),
+            "{objects}"
+        );
+        allow(&bench, any);
+        group(&bench, to);
+    }
+    // Made by RPC after the file had lost it, it is as RPC says.
+    {
+        let bench = start(&Settings::default(), dir.path());
+        assert_eq!(bench.engine.journal.waiting().len(), 2);
+        bench.call(
+            "nvmf_create_subsystem",
+            json!({ "nqn": NQN, "ana_reporting": true }),
+        );
+        bench.call("state_retry", json!(null));
+        assert_eq!(get(&bench, NQN)["allow_any_host"], false);
+    }
+    let bench = start(&Settings::default(), dir.path());
+    assert_eq!(get(&bench, NQN)["allow_any_host"], false);
+}
+
+/// About a subsystem and a namespace of RPC's there is one record each, as before.
+#[test]
+fn what_is_set_about_rpcs_own_is_a_part_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let bench = super::durable(dir.path());
+    malloc(&bench, "ram", None);
+    bench.call(
+        "nvmf_create_subsystem",
+        json!({ "nqn": NQN, "ana_reporting": true }),
+    );
+    namespace(&bench, NQN, "ram");
+    let before = bench.engine.journal.entries().len();
+    bench.call(
+        "nvmf_subsystem_allow_any_host",
+        json!({ "nqn": NQN, "allow_any_host": true }),
+    );
+    bench.call(
+        "nvmf_subsystem_set_ns_ana_group",
+        json!({ "nqn": NQN, "nsid": 1, "anagrpid": 2 }),
+    );
+    assert_eq!(bench.engine.journal.entries().len(), before);
+    drop(bench);
+    let there = get(&super::durable(dir.path()), NQN);
+    assert_eq!(there["allow_any_host"], true);
+    assert_eq!(there["namespaces"][0]["anagrpid"], 2);
+}
