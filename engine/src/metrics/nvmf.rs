@@ -1,10 +1,12 @@
 //! The NVMe-oF target: subsystems, controllers, and what each host does.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use nacre_nvmf::target::{Kind as Command, LATENCY_BUCKETS};
+use nacre_nvmf::target::{LATENCY_BUCKETS, QueueStats};
 
+use super::hosts::{KINDS, Key};
 use super::reactors::family;
 use super::{Desc, Kind, MetricsSource, Moment, Sample, Scrape};
 
@@ -47,28 +49,28 @@ family!(
     OPERATIONS,
     "nacre_nvmf_operations",
     Counter,
-    "Commands of a host's present connections.",
+    "Commands of a host, from its first connection until the last one of its connections ends.",
     ["subsystem", "host", "transport", "op"]
 );
 family!(
     BYTES,
     "nacre_nvmf_bytes",
     Counter,
-    "Bytes moved on a host's present connections.",
+    "Bytes moved by a host, as long.",
     ["subsystem", "host", "transport", "op"]
 );
 family!(
     ERRORS,
     "nacre_nvmf_errors",
     Counter,
-    "Commands answered with an error on a host's present connections.",
+    "Commands of a host answered with an error, as long.",
     ["subsystem", "host", "transport", "op"]
 );
 family!(
     LATENCY,
     "nacre_nvmf_latency_seconds",
     Histogram,
-    "Time from a command's arrival to its answer, on a host's present connections.",
+    "Time from a command's arrival to its answer, by host, as long.",
     ["subsystem", "host", "transport", "op"]
 );
 family!(
@@ -145,16 +147,6 @@ family!(
 #[derive(Debug)]
 pub struct Nvmf;
 
-/// One host's commands of one kind.
-#[derive(Default)]
-struct Sum {
-    operations: u64,
-    bytes: u64,
-    errors: u64,
-    latency_ns: u64,
-    latency: [u64; LATENCY_BUCKETS],
-}
-
 /// How many queue pairs one host has, and how full they are.
 #[derive(Default)]
 struct Filled {
@@ -211,6 +203,8 @@ impl MetricsSource for Nvmf {
                 into.value(&WORK, &[&kind, what], count);
             }
         }
+        let mut queues: BTreeMap<Key, Filled> = BTreeMap::new();
+        let mut stats: BTreeMap<Key, Vec<Arc<QueueStats>>> = BTreeMap::new();
         for subsystem in plane.target.subsystems() {
             let nqn = subsystem.nqn().to_string();
             let controllers = subsystem.controllers();
@@ -232,42 +226,26 @@ impl MetricsSource for Nvmf {
                 ];
                 into.value(&LISTENERS, &labels, 1.0);
             }
-            let mut queues: BTreeMap<(String, String), Filled> = BTreeMap::new();
-            let mut sums: BTreeMap<(String, String, &'static str), Sum> = BTreeMap::new();
             for controller in &controllers {
                 let host = controller.hostnqn.to_string();
                 for queue in controller.queues() {
-                    let transport = queue.transport.to_string();
-                    let filled = queues.entry((host.clone(), transport.clone())).or_default();
+                    let key = (nqn.clone(), host.clone(), queue.transport.to_string());
+                    let filled = queues.entry(key.clone()).or_default();
                     filled.queues += 1;
                     filled.entries += u64::from(queue.entries);
                     filled.inflight += queue.stats.inflight.load(Relaxed);
-                    for (kind, name) in [
-                        (Command::Read, "read"),
-                        (Command::Write, "write"),
-                        (Command::Other, "other"),
-                    ] {
-                        let stats = queue.stats.kind(kind);
-                        let sum = sums
-                            .entry((host.clone(), transport.clone(), name))
-                            .or_default();
-                        sum.operations += stats.operations.load(Relaxed);
-                        sum.bytes += stats.bytes.load(Relaxed);
-                        sum.errors += stats.errors.load(Relaxed);
-                        sum.latency_ns += stats.latency_ns.load(Relaxed);
-                        for (total, bucket) in sum.latency.iter_mut().zip(&stats.latency) {
-                            *total += bucket.load(Relaxed);
-                        }
-                    }
+                    stats.entry(key).or_default().push(queue.stats);
                 }
             }
-            for ((host, transport), filled) in queues {
-                let labels = [nqn.as_str(), &host, &transport];
-                into.value(&QUEUES, &labels, filled.queues);
-                into.value(&INFLIGHT, &labels, filled.inflight);
-                into.value(&ENTRIES, &labels, filled.entries);
-            }
-            for ((host, transport, op), sum) in sums {
+        }
+        for ((nqn, host, transport), filled) in queues {
+            let labels = [nqn.as_str(), &host, &transport];
+            into.value(&QUEUES, &labels, filled.queues);
+            into.value(&INFLIGHT, &labels, filled.inflight);
+            into.value(&ENTRIES, &labels, filled.entries);
+        }
+        for ((nqn, host, transport), sums) in of.engine.hosts.sums(stats) {
+            for ((_, op), sum) in KINDS.iter().zip(sums) {
                 let labels = [nqn.as_str(), &host, &transport, op];
                 into.value(&OPERATIONS, &labels, sum.operations);
                 into.value(&BYTES, &labels, sum.bytes);

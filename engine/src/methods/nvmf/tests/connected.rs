@@ -218,6 +218,38 @@ fn a_subsystem_is_deleted_under_its_hosts() {
     assert_eq!(bench.call("bdev_passthru_create", passthru), "p0");
 }
 
+/// A host has a controller per port; what the one that left has done is not taken back.
+#[test]
+fn a_hosts_counters_do_not_fall_when_one_of_its_controllers_leaves() {
+    let bench = bench();
+    subsystem(&bench, NQN);
+    let port = listen(&bench, NQN);
+    let counted = || -> Option<f64> {
+        let metrics = bench.call("metrics_get", json!({ "format": "text" }));
+        let name = format!(
+            "nacre_nvmf_operations_total{{subsystem=\"{NQN}\",host=\"{HOST}\",transport=\"TCP\",op=\"other\"}} "
+        );
+        let mut lines = metrics.as_str().unwrap().lines();
+        lines.find_map(|line| line.strip_prefix(&name)?.parse().ok())
+    };
+    let (mut one, other) = (connect(port, NQN).unwrap(), connect(port, NQN).unwrap());
+    for _ in 0..20 {
+        active_namespaces(&mut one);
+    }
+    let before = counted().unwrap();
+    assert!(before > 20.0, "{before}");
+    for (session, left) in [(one, 1), (other, 0)] {
+        session.disconnect();
+        turn_until(&bench, "a controller goes", || {
+            controllers(&bench).len() == left
+        });
+        match counted() {
+            Some(after) => assert!(left == 1 && after >= before, "{after}, {before} before"),
+            None => assert_eq!(left, 0),
+        }
+    }
+}
+
 /// What a session costs the transport can be seen: system calls, and PDUs by direction.
 #[test]
 fn the_work_of_tcp_is_counted() {
