@@ -95,7 +95,7 @@ impl Control {
     pub fn queue_pairs(&self) -> Vec<QueuePairInfo> {
         let mut all: Vec<QueuePairInfo> =
             self.conns.values().map(|conn| conn.info.clone()).collect();
-        all.sort_by_key(|info| info.number);
+        all.sort_by(|a, b| (a.number, &a.device).cmp(&(b.number, &b.device)));
         all
     }
 

@@ -160,7 +160,7 @@ impl RdmaPlug {
         all.fold(StatsSnapshot::default(), |sum, (_, stats)| sum + stats)
     }
 
-    /// The connections there are, in the order of their queue pairs' numbers.
+    /// The connections there are, in the order of their queue pairs' numbers, which are those of their devices.
     pub fn queue_pairs(&self) -> Vec<QueuePairInfo> {
         self.control().queue_pairs()
     }

@@ -31,6 +31,9 @@ const DEVICES: usize = 8;
 /// Free receive slots that are worth a doorbell before the turn ends.
 const REFILL: usize = 32;
 
+/// The connections of a device by their queue pairs' numbers: other devices may have the same numbers.
+type ByNumber = HashMap<u32, u32, BuildHasherDefault<NumberHasher>>;
+
 /// Queue pair numbers are spread well enough by one multiplication.
 #[derive(Default)]
 struct NumberHasher(u64);
@@ -56,6 +59,7 @@ struct Device {
     id: DeviceId,
     queues: Queues,
     receiver: Option<Receiver>,
+    by_number: ByNumber,
     conns: usize,
     /// Its completion queue gave an error; what is on it was given up.
     dead: bool,
@@ -79,7 +83,6 @@ pub struct RdmaTransport {
     free: Vec<u32>,
     count: usize,
     by_id: HashMap<CmId, u32>,
-    by_number: HashMap<u32, u32, BuildHasherDefault<NumberHasher>>,
     devices: Vec<Option<Device>>,
     /// By the place of the device; what was counted stays when a device goes.
     stats: Vec<Arc<Stats>>,
@@ -159,7 +162,6 @@ impl RdmaTransport {
             free: Vec::new(),
             count: 0,
             by_id: HashMap::new(),
-            by_number: HashMap::default(),
             devices: Vec::new(),
             stats: Vec::new(),
             batch: Batch::new(config.poll_batch),
@@ -210,7 +212,7 @@ impl RdmaTransport {
         let Some(conn) = slot
             .conn
             .as_deref_mut()
-            .filter(|conn| conn.lane.number() == wc.qp)
+            .filter(|conn| conn.device == at && conn.lane.number() == wc.qp)
         else {
             return;
         };
@@ -252,7 +254,8 @@ impl RdmaTransport {
 
     fn received(&mut self, at: usize, done: Completion, events: &mut Events) {
         let wc = *done.wc();
-        let index = self.by_number.get(&wc.qp).copied();
+        let device = self.devices[at].as_ref();
+        let index = device.and_then(|device| device.by_number.get(&wc.qp).copied());
         let slot = index.and_then(|index| self.slots.get_mut(index as usize));
         let (generation, mut conn) = match slot {
             Some(slot) => (slot.generation, slot.conn.as_deref_mut()),

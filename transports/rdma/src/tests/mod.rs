@@ -8,6 +8,7 @@ mod incidents;
 mod paths;
 mod pieces;
 mod rig;
+mod several;
 mod sleeping;
 mod stack;
 

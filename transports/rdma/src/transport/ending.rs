@@ -250,7 +250,10 @@ impl RdmaTransport {
             }
         }
         self.by_id.remove(&conn.id);
-        self.by_number.remove(&conn.lane.number());
+        if let Some(device) = &mut self.devices[conn.device] {
+            device.by_number.remove(&conn.lane.number());
+            device.conns -= 1;
+        }
         if conn.dirty {
             self.dirty.retain(|&dirty| dirty != index);
         }
@@ -264,9 +267,6 @@ impl RdmaTransport {
             }
         };
         self.shared.mailbox.send(ToControl::Done(conn.id, endpoint));
-        if let Some(device) = &mut self.devices[conn.device] {
-            device.conns -= 1;
-        }
         self.free.push(index);
         self.count -= 1;
         true

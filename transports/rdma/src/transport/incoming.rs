@@ -6,7 +6,7 @@ use nacre_nvmf::transport::{Closed, QueueKind};
 use nacre_nvmf_wire::{Cqe, Sqe};
 use nacre_rdma_verbs::{Lane, LaneConfig, Receiver, RecvConfig};
 
-use super::{Device, RdmaTransport, Slot};
+use super::{ByNumber, Device, RdmaTransport, Slot};
 use crate::accept::message_bytes;
 use crate::conn::{Conn, Limits};
 use crate::shared::{Ended, Incoming, ToControl, ToCore};
@@ -109,7 +109,10 @@ impl RdmaTransport {
             invalidate: incoming.invalidate,
         };
         self.by_id.insert(incoming.id, index);
-        self.by_number.insert(lane.number(), index);
+        if let Some(device) = &mut self.devices[device] {
+            device.by_number.insert(lane.number(), index);
+            device.conns += 1;
+        }
         let who = (
             incoming.id,
             incoming.listener,
@@ -121,9 +124,6 @@ impl RdmaTransport {
         self.count += 1;
         let timeout = self.shared.config.connect_timeout;
         self.next_deadline = self.next_deadline.min(self.now + timeout);
-        if let Some(device) = &mut self.devices[device] {
-            device.conns += 1;
-        }
         self.shared.mailbox.send(ToControl::Ready(incoming.id));
         Ok(())
     }
@@ -156,6 +156,7 @@ impl RdmaTransport {
             id: incoming.device,
             queues: queues.clone(),
             receiver,
+            by_number: ByNumber::default(),
             conns: 0,
             dead: false,
             may_invalidate: Arc::clone(&incoming.may_invalidate),

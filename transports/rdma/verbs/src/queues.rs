@@ -11,6 +11,7 @@
 //! queue pair is destroyed; never earlier, whatever the caller does. Rings live on one core, as
 //! their buffers do; an [`Endpoint`] has none and may change threads.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nacre_hugepages::{Buf, Pool};
@@ -33,6 +34,9 @@ pub struct Queues {
 }
 
 struct Inner {
+    /// Of no other queues, ever: completions say by it whose they are. The numbers of queue pairs do not, as every device
+    /// has its own.
+    id: u64,
     domain: Arc<dyn ProtectionDomain>,
     cq: Arc<dyn CompletionQueue>,
     srq: Option<Arc<dyn SharedReceiveQueue>>,
@@ -60,8 +64,10 @@ impl Queues {
             Some((entries, sges)) => Some(domain.shared_receive_queue(entries, sges, 0)?),
             None => None,
         };
+        static NEXT: AtomicU64 = AtomicU64::new(0);
         Ok(Queues {
             inner: Arc::new(Inner {
+                id: NEXT.fetch_add(1, Ordering::Relaxed),
                 domain: Arc::clone(domain),
                 cq: domain.completion_queue(cq_entries)?,
                 srq,
@@ -131,6 +137,7 @@ impl Queues {
     pub fn poll(&self, batch: &mut Batch, limit: usize) -> Result<usize, VerbsError> {
         batch.at = 0;
         batch.len = 0;
+        batch.queues = self.inner.id;
         let limit = limit.min(batch.items.len());
         batch.len = self.inner.cq.poll(&mut batch.items[..limit])?;
         Ok(batch.len)
@@ -147,6 +154,7 @@ pub struct Batch {
     items: Box<[WorkCompletion]>,
     len: usize,
     at: usize,
+    queues: u64,
 }
 
 impl Batch {
@@ -155,6 +163,7 @@ impl Batch {
             items: vec![WorkCompletion::EMPTY; entries.max(1)].into_boxed_slice(),
             len: 0,
             at: 0,
+            queues: u64::MAX,
         }
     }
 
@@ -169,26 +178,32 @@ impl Batch {
             return None;
         }
         self.at += 1;
-        Some(Completion(self.items[self.at - 1]))
+        Some(Completion {
+            wc: self.items[self.at - 1],
+            queues: self.queues,
+        })
     }
 }
 
 /// A completion as a device gave it: what frees memory of a ring.
-pub struct Completion(WorkCompletion);
+pub struct Completion {
+    wc: WorkCompletion,
+    queues: u64,
+}
 
 impl Completion {
     #[inline]
     pub fn wc(&self) -> &WorkCompletion {
-        &self.0
+        &self.wc
     }
 
     pub fn is_recv(&self) -> bool {
-        self.0.wr_id & RECV != 0
+        self.wc.wr_id & RECV != 0
     }
 
     /// The lane that posted it, as given to [`Lane::new`]; `None`: the shared receiver.
     pub fn lane(&self) -> Option<u32> {
-        let lane = (self.0.wr_id >> 32) as u32 & SHARED;
+        let lane = (self.wc.wr_id >> 32) as u32 & SHARED;
         (lane != SHARED).then_some(lane)
     }
 }
@@ -379,7 +394,7 @@ impl Lane {
     #[inline]
     pub fn timing(&mut self, done: &Completion) -> Option<Timing> {
         match self.is_mine(done) && !done.is_recv() {
-            true => self.send.timing(done.0.wr_id as u32),
+            true => self.send.timing(done.wc.wr_id as u32),
             false => None,
         }
     }
@@ -389,7 +404,7 @@ impl Lane {
     pub fn operation(&self, done: &Completion) -> WcOpcode {
         match done.is_recv() {
             true => WcOpcode::Recv,
-            false => self.send.operation(done.0.wr_id as u32),
+            false => self.send.operation(done.wc.wr_id as u32),
         }
     }
 
@@ -409,7 +424,7 @@ impl Lane {
     #[inline]
     pub fn sent(&mut self, done: &Completion) -> Option<Buf> {
         match self.is_mine(done) && !done.is_recv() {
-            true => self.send.complete(done.0.wr_id as u32),
+            true => self.send.complete(done.wc.wr_id as u32),
             false => None,
         }
     }
@@ -424,7 +439,7 @@ impl Lane {
     }
 
     fn is_mine(&self, done: &Completion) -> bool {
-        done.0.qp == self.number
+        done.wc.qp == self.number && done.queues == self.endpoint.queues.inner.id
     }
 
     /// Queues a request that moves nothing, so that a completion says when all before it are done.
@@ -496,7 +511,8 @@ impl Receiver {
 
     #[inline]
     pub fn received(&mut self, done: &Completion) -> Option<Received<'_>> {
-        if done.lane().is_some() || !done.is_recv() {
+        let mine = done.queues == self.queues.inner.id;
+        if !mine || done.lane().is_some() || !done.is_recv() {
             return None;
         }
         Received::new(self.ring.as_mut()?, done)
@@ -522,7 +538,7 @@ pub struct Received<'a> {
 
 impl<'a> Received<'a> {
     fn new(ring: &'a mut RecvRing, done: &Completion) -> Option<Received<'a>> {
-        let slot = done.0.wr_id as u32;
+        let slot = done.wc.wr_id as u32;
         ring.complete(slot).then_some(Received { ring, slot })
     }
 

@@ -297,12 +297,18 @@ impl ConnectionManager for SimCm {
         if found.device != Some(domain.inner.device) || found.qp.is_some() {
             return Err(invalid());
         }
-        let number = state.number();
-        state.id(id)?.qp = Some(number);
+        let own = state.number();
+        state.id(id)?.qp = Some(own);
+        let on = domain.inner.device;
+        let mut devices = state.devices.iter_mut();
+        let known = devices.find(|known| known.id == on).ok_or_else(invalid)?;
+        let number = known.next_qp;
+        known.next_qp += 1;
         state.qps.insert(
-            number,
+            own,
             Qp {
-                device: domain.inner.device,
+                device: on,
+                number,
                 domain: domain.inner.number,
                 send_cq,
                 recv_cq,
@@ -325,6 +331,7 @@ impl ConnectionManager for SimCm {
         );
         Ok(Arc::new(SimQp {
             domain: Arc::clone(&domain.inner),
+            own,
             number,
             _keeps: Keeps {
                 _cqs: [Arc::clone(init.send_cq), Arc::clone(init.recv_cq)],

@@ -375,6 +375,8 @@ fn posted_recv(at: usize, wr: &RecvWr, sges: &[Sge]) -> Result<PostedRecv, PostE
 
 pub(super) struct SimQp {
     pub domain: Arc<DomainInner>,
+    /// Its place in the fabric, and the number that its device gave it.
+    pub own: u32,
     pub number: u32,
     /// What it was made of stays while it does.
     pub _keeps: Keeps,
@@ -394,7 +396,7 @@ impl QueuePair for SimQp {
         let state = self.domain.fabric.lock();
         state
             .qps
-            .get(&self.number)
+            .get(&self.own)
             .map(|qp| qp.caps)
             .unwrap_or_default()
     }
@@ -402,7 +404,7 @@ impl QueuePair for SimQp {
     unsafe fn post_send(&self, requests: &[SendWr], sges: &[Sge]) -> Result<(), PostError> {
         let mut state = self.domain.fabric.lock();
         for (at, wr) in requests.iter().enumerate() {
-            let Some(qp) = state.qps.get_mut(&self.number) else {
+            let Some(qp) = state.qps.get_mut(&self.own) else {
                 return Err(full(at));
             };
             let invalid = PostError {
@@ -450,7 +452,7 @@ impl QueuePair for SimQp {
     unsafe fn post_recv(&self, requests: &[RecvWr], sges: &[Sge]) -> Result<(), PostError> {
         let mut state = self.domain.fabric.lock();
         for (at, wr) in requests.iter().enumerate() {
-            let Some(qp) = state.qps.get_mut(&self.number) else {
+            let Some(qp) = state.qps.get_mut(&self.own) else {
                 return Err(full(at));
             };
             if qp.rq.len() >= qp.caps.max_recv_wr as usize {
@@ -460,17 +462,17 @@ impl QueuePair for SimQp {
         }
         if state
             .qps
-            .get(&self.number)
+            .get(&self.own)
             .is_some_and(|qp| qp.state == QpState::Error)
         {
-            state.flush(self.number);
+            state.flush(self.own);
         }
         state.progress_all();
         Ok(())
     }
 
     fn set_error(&self) -> Result<(), VerbsError> {
-        self.domain.fabric.lock().flush(self.number);
+        self.domain.fabric.lock().flush(self.own);
         Ok(())
     }
 
@@ -482,18 +484,14 @@ impl QueuePair for SimQp {
 impl Drop for SimQp {
     fn drop(&mut self) {
         let mut state = self.domain.fabric.lock();
-        if let Some(qp) = state.qps.remove(&self.number) {
+        if let Some(qp) = state.qps.remove(&self.own) {
             for cq in [qp.send_cq, qp.recv_cq] {
                 if let Some(cq) = state.cqs.get_mut(&cq) {
                     cq.entries.retain(|entry| entry.qp != self.number);
                 }
             }
         }
-        for id in state
-            .ids
-            .values_mut()
-            .filter(|id| id.qp == Some(self.number))
-        {
+        for id in state.ids.values_mut().filter(|id| id.qp == Some(self.own)) {
             id.qp = None;
         }
         state.progress_all();

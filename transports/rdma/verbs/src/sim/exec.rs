@@ -180,10 +180,8 @@ impl State {
 
     /// The peer's device refuses access to its memory, and gives its queue pair up as well.
     fn refused_by(&mut self, peer: u32) -> Result<u32, WcStatus> {
-        self.device_event(
-            self.qps[&peer].device,
-            AsyncEvent::QpAccessError { qp: peer },
-        );
+        let qp = &self.qps[&peer];
+        self.device_event(qp.device, AsyncEvent::QpAccessError { qp: qp.number });
         self.flush(peer);
         Err(WcStatus::RemoteAccess)
     }
@@ -219,9 +217,9 @@ impl State {
         length: u32,
         invalidated: Option<u32>,
     ) -> Result<u32, WcStatus> {
-        let (srq, recv_cq, domain) = {
+        let (srq, recv_cq, domain, number) = {
             let qp = &self.qps[&peer];
-            (qp.srq, qp.recv_cq, qp.domain)
+            (qp.srq, qp.recv_cq, qp.domain, qp.number)
         };
         let taken = match srq {
             None => self.qps.get_mut(&peer).and_then(|qp| qp.rq.pop_front()),
@@ -244,7 +242,7 @@ impl State {
             wr_id: recv.wr_id,
             opcode: WcOpcode::Recv,
             byte_len: length,
-            qp: peer,
+            qp: number,
             invalidated,
             ..WorkCompletion::EMPTY
         };
@@ -296,7 +294,7 @@ impl State {
                 SendOp::Read { .. } => WcOpcode::Read,
             },
             byte_len: bytes,
-            qp: number,
+            qp: qp.number,
             vendor_error: if status.is_success() { 0 } else { 0x5e },
             invalidated: None,
         };
@@ -343,12 +341,12 @@ impl State {
         let (sends, recvs) = (std::mem::take(&mut qp.sq), std::mem::take(&mut qp.rq));
         qp.outstanding = 0;
         let (send_cq, recv_cq, device) = (qp.send_cq, qp.recv_cq, qp.device);
-        let with_srq = qp.srq.is_some();
+        let (with_srq, told) = (qp.srq.is_some(), qp.number);
         let flushed = |wr_id| WorkCompletion {
             wr_id,
             status: WcStatus::WorkRequestFlushed,
             opcode: WcOpcode::Other(u32::MAX),
-            qp: number,
+            qp: told,
             vendor_error: 0xf1,
             ..WorkCompletion::EMPTY
         };
@@ -359,7 +357,7 @@ impl State {
             self.complete(recv_cq, flushed(recv.wr_id));
         }
         if first && with_srq {
-            self.device_event(device, AsyncEvent::LastWqeReached { qp: number });
+            self.device_event(device, AsyncEvent::LastWqeReached { qp: told });
         }
     }
 }

@@ -63,6 +63,7 @@ struct State {
     domains: HashMap<u32, DomainState>,
     cqs: HashMap<u32, Cq>,
     srqs: HashMap<u32, Srq>,
+    /// By numbers of the fabric's own: devices number theirs by themselves, and two may use the same.
     qps: HashMap<u32, Qp>,
     ids: HashMap<CmId, Id>,
     channels: HashMap<u32, Channel<CmEvent>>,
@@ -78,6 +79,8 @@ struct DeviceState {
     addresses: Vec<IpAddr>,
     port: PortState,
     events: Arc<Mutex<Channel<AsyncEvent>>>,
+    /// The number of its next queue pair.
+    next_qp: u32,
 }
 
 #[derive(Default)]
@@ -141,6 +144,8 @@ struct Injected {
 
 struct Qp {
     device: DeviceId,
+    /// That its device gave it.
+    number: u32,
     domain: u32,
     send_cq: u32,
     recv_cq: u32,
@@ -248,6 +253,12 @@ impl State {
         self.next
     }
 
+    /// The queue pair of this number; of devices that number theirs alike, the oldest.
+    fn numbered(&self, number: u32) -> Option<u32> {
+        let found = self.qps.iter().filter(|(_, qp)| qp.number == number);
+        found.map(|(own, _)| *own).min()
+    }
+
     fn device(&self, id: DeviceId) -> Result<&DeviceState, VerbsError> {
         let found = self.devices.iter().find(|device| device.id == id);
         found.ok_or(VerbsError::NoSuchDevice(id))
@@ -336,8 +347,19 @@ impl Fabric {
             addresses: addresses.to_vec(),
             port: PortState::Active,
             events: Arc::new(Mutex::new(Channel::new()?)),
+            // Apart from those of other devices, so that a number says which queue pair is meant.
+            next_qp: id.0 << 16,
         });
         Ok(id)
+    }
+
+    /// Numbers the next queue pairs of a device from here on. Those of several devices may then have the same number, as
+    /// they may on any machine; where this names one by its number, the oldest is meant.
+    pub fn number_from(&self, device: DeviceId, first: u32) {
+        let mut state = self.lock();
+        if let Some(known) = state.devices.iter_mut().find(|known| known.id == device) {
+            known.next_qp = first;
+        }
     }
 
     /// Pulls a device out: everything on it fails, and every connection and listener is told.
@@ -403,7 +425,9 @@ impl Fabric {
     /// Ends the request of this kind that comes after `skip` others with `status`.
     pub fn inject_status(&self, qp: u32, target: Target, skip: u32, status: WcStatus) {
         let mut state = self.lock();
-        if let Some(qp) = state.qps.get_mut(&qp) {
+        if let Some(own) = state.numbered(qp)
+            && let Some(qp) = state.qps.get_mut(&own)
+        {
             qp.injected.push(Injected {
                 target,
                 skip,
@@ -415,13 +439,18 @@ impl Fabric {
 
     /// Ends a queue pair, and nobody is told: as a connection manager does with one that was refused, before it says so.
     pub fn flush(&self, qp: u32) {
-        self.lock().flush(qp);
+        let mut state = self.lock();
+        if let Some(own) = state.numbered(qp) {
+            state.flush(own);
+        }
     }
 
     /// Nothing of a queue pair's send queue moves while this is on.
     pub fn pause(&self, qp: u32, paused: bool) {
         let mut state = self.lock();
-        if let Some(qp) = state.qps.get_mut(&qp) {
+        if let Some(own) = state.numbered(qp)
+            && let Some(qp) = state.qps.get_mut(&own)
+        {
             qp.paused = paused;
         }
         state.progress_all();
@@ -438,20 +467,24 @@ impl Fabric {
 
     /// The queue pairs that there are, oldest first.
     pub fn queue_pairs(&self) -> Vec<u32> {
-        let mut numbers: Vec<u32> = self.lock().qps.keys().copied().collect();
-        numbers.sort_unstable();
-        numbers
+        let state = self.lock();
+        let mut all: Vec<(&u32, &Qp)> = state.qps.iter().collect();
+        all.sort_unstable_by_key(|(own, _)| **own);
+        all.into_iter().map(|(_, qp)| qp.number).collect()
     }
 
     /// The other end of a queue pair.
     pub fn peer_of(&self, qp: u32) -> Option<u32> {
-        self.lock().qps.get(&qp)?.peer
+        let state = self.lock();
+        let peer = state.qps.get(&state.numbered(qp)?)?.peer?;
+        Some(state.qps.get(&peer)?.number)
     }
 
     /// The connection that a queue pair was made for.
     pub fn id_of(&self, qp: u32) -> Option<CmId> {
         let state = self.lock();
-        let found = state.ids.iter().find(|(_, id)| id.qp == Some(qp));
+        let own = state.numbered(qp)?;
+        let found = state.ids.iter().find(|(_, id)| id.qp == Some(own));
         found.map(|(id, _)| *id)
     }
 

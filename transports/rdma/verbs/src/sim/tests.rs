@@ -106,8 +106,11 @@ impl End {
 }
 
 fn pair(fabric: &Fabric) -> (End, Lane, CmId, End, Lane, CmId) {
-    let mut a = End::new(fabric, A, Access::Remote);
-    let mut b = End::new(fabric, B, Access::Local);
+    let a = End::new(fabric, A, Access::Remote);
+    connected(a, End::new(fabric, B, Access::Local))
+}
+
+fn connected(mut a: End, mut b: End) -> (End, Lane, CmId, End, Lane, CmId) {
     let at = SocketAddr::new(B, 4420);
     b.cm.listen(at, 8, CmOptions::default()).unwrap();
     let second = Duration::from_secs(1);
@@ -140,6 +143,40 @@ fn pair(fabric: &Fabric) -> (End, Lane, CmId, End, Lane, CmId) {
     assert!(matches!(a.event().kind, CmEventKind::Established { .. }));
     assert!(matches!(b.event().kind, CmEventKind::Established { .. }));
     (a, a_lane, id, b, b_lane, event.id)
+}
+
+/// A completion frees what its own queues posted, even where another device's queue pair has the same number and its
+/// lane the same index.
+#[test]
+fn numbers_are_those_of_a_device() {
+    let fabric = Fabric::new();
+    let a = End::new(&fabric, A, Access::Remote);
+    let b = End::new(&fabric, B, Access::Local);
+    fabric.number_from(a.device.id(), 9);
+    fabric.number_from(b.device.id(), 9);
+    let (mut a, mut lane, _, mut b, mut b_lane, _) = connected(a, b);
+    assert_eq!((lane.number(), b_lane.number()), (9, 9));
+    // What either posts first has the same place in its ring.
+    b.receiver.post(Some(&b.pool)).unwrap();
+    a.receiver.post(Some(&a.pool)).unwrap();
+    for lane in [&mut lane, &mut b_lane] {
+        lane.send(b"hello", None);
+        lane.signal_last();
+        lane.post().unwrap();
+    }
+    a.queues.poll(&mut a.batch, 32).unwrap();
+    let mut taken = 0;
+    while let Some(done) = a.batch.next() {
+        assert!(b_lane.sent(&done).is_none() && b_lane.sends() == 1);
+        assert!(b.receiver.received(&done).is_none());
+        assert!(b_lane.timing(&done).is_none());
+        match done.is_recv() {
+            true => drop(a.receiver.received(&done).expect("its own")),
+            false => drop(lane.sent(&done)),
+        }
+        taken += 1;
+    }
+    assert_eq!((taken, lane.sends()), (2, 0));
 }
 
 /// Messages wait for receivers, and arrive in order with their data behind the header.

@@ -1,0 +1,277 @@
+//! Several devices on one core, and several hosts.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nacre_bdev::Extents;
+use nacre_hugepages::{Arena, ArenaOptions, Buf, ClassSpec, Pool};
+use nacre_nvmf::transport::{
+    Address, Closed, ConnId, Event, Events, HostCommand, HostEvent, HostTransport, ListenerId,
+    Plug, Pools, QueueParams, ReqTag, Response, Transport,
+};
+use nacre_nvmf_wire::opcode::io;
+use nacre_nvmf_wire::{Cqe, Sqe};
+use nacre_rdma_verbs::sim::{Fabric, attributes};
+use nacre_rdma_verbs::{DeviceAttributes, DeviceId};
+use nacre_reactor::{Nanos, VirtualClock};
+
+use super::rig::{ENTRIES, HOST, TestRig};
+use crate::{HostOptions, RdmaConfig, RdmaDialer, RdmaHost, RdmaHosts, RdmaPlug};
+
+const CLASSES: [ClassSpec; 1] = [ClassSpec {
+    size: 4096,
+    count: 64,
+}];
+
+/// A host, and what it was told.
+pub struct Client {
+    host: RdmaHost,
+    pub ready: bool,
+    pub completed: Vec<u16>,
+    pub closed: Option<Closed>,
+}
+
+/// A target's core with these devices, each with a listener of its own, and any number of hosts.
+pub struct Several {
+    pub clients: Vec<Client>,
+    transport: Box<dyn Transport>,
+    dialer: RdmaDialer,
+    pub plug: RdmaPlug,
+    pub hosts: RdmaHosts,
+    pub fabric: Fabric,
+    pub devices: Vec<DeviceId>,
+    addresses: Vec<SocketAddr>,
+    memory: Pool,
+    pools: Pools,
+    events: Events,
+    /// The connections there are, each with the device that it came by.
+    open: HashMap<ConnId, usize>,
+    /// Commands that came: the device, and their identifiers.
+    pub commands: Vec<(usize, u16)>,
+    /// Commands are answered at once; otherwise they, and their data, are kept.
+    pub answering: bool,
+    kept: Vec<(ConnId, Sqe, Option<Buf>)>,
+    clock: VirtualClock,
+    started: Instant,
+}
+
+impl Several {
+    pub fn new(config: RdmaConfig, devices: &[DeviceAttributes]) -> Several {
+        let fabric = Fabric::new();
+        let mut addresses = Vec::new();
+        let add = |(at, device): (usize, &DeviceAttributes)| {
+            let address = IpAddr::V4(Ipv4Addr::new(10, 0, 1, at as u8));
+            addresses.push(SocketAddr::new(address, 4420));
+            fabric.add_device(device.clone(), &[address]).unwrap()
+        };
+        let devices: Vec<DeviceId> = devices.iter().enumerate().map(add).collect();
+        fabric.add_device(attributes("sim_host"), &[HOST]).unwrap();
+        let own = Arena::allocate(ArenaOptions::new(1 << 20)).unwrap();
+        let plug = RdmaPlug::without_thread(config, fabric.provider(), vec![own]).unwrap();
+        for (at, address) in addresses.iter().enumerate() {
+            let id = ListenerId(at as u64);
+            plug.listen(id, &Address::Ip(*address)).unwrap();
+        }
+        let hosts = RdmaHosts::without_thread(fabric.provider(), Vec::new()).unwrap();
+        let pool = || {
+            let bytes = Pool::bytes_for(&CLASSES) as u64;
+            let arena = Arena::allocate(ArenaOptions::new(bytes)).unwrap();
+            hosts.add_arena(&arena).unwrap();
+            Pool::on_arena(&arena, &CLASSES).unwrap()
+        };
+        let pools = Pools {
+            io: pool(),
+            admin: pool(),
+        };
+        Several {
+            clients: Vec::new(),
+            transport: plug.open(0, Arc::new(|| ())).unwrap(),
+            dialer: hosts.dialer(64, ENTRIES).unwrap(),
+            plug,
+            memory: pool(),
+            hosts,
+            fabric,
+            devices,
+            addresses,
+            pools,
+            events: Events::with_capacity(64),
+            open: HashMap::new(),
+            commands: Vec::new(),
+            answering: true,
+            kept: Vec::new(),
+            clock: VirtualClock::new(),
+            started: Instant::now(),
+        }
+    }
+
+    /// A host begins to connect to the address of a device.
+    pub fn dial(&mut self, device: usize, entries: u16) -> usize {
+        let options = HostOptions {
+            entries,
+            ..TestRig::host_options()
+        };
+        let address = self.addresses[device];
+        let mut host = self.dialer.connect(address, options).unwrap();
+        host.set_in_capsule_bytes(4096);
+        self.clients.push(Client {
+            host,
+            ready: false,
+            completed: Vec::new(),
+            closed: None,
+        });
+        self.clients.len() - 1
+    }
+
+    /// One that is connected, or why not.
+    pub fn connect(&mut self, device: usize, entries: u16) -> Result<usize, Closed> {
+        let client = self.dial(device, entries);
+        self.turns(12);
+        match &self.clients[client] {
+            Client {
+                closed: Some(why), ..
+            } => Err(why.clone()),
+            Client { ready, .. } => {
+                assert!(ready, "neither connected nor closed");
+                Ok(client)
+            }
+        }
+    }
+
+    /// A command without data.
+    pub fn submit(&mut self, client: usize, cid: u16) {
+        let sqe = Sqe::for_namespace(io::FLUSH, cid, 1);
+        self.submit_with(client, sqe, None);
+    }
+
+    /// A command with data in its capsule.
+    pub fn write(&mut self, client: usize, cid: u16) {
+        let sqe = Sqe::for_namespace(io::WRITE, cid, 1);
+        let data = self.memory.acquire(4096).expect("memory of the host");
+        self.submit_with(client, sqe, Some(data));
+    }
+
+    fn submit_with(&mut self, client: usize, sqe: Sqe, write: Option<Buf>) {
+        let host = &mut self.clients[client].host;
+        host.submit(HostCommand {
+            sqe,
+            write,
+            read: None,
+        });
+    }
+
+    pub fn leave(&mut self, client: usize) {
+        self.clients[client].host.close();
+        self.turns(12);
+    }
+
+    fn respond(&mut self, conn: ConnId, sqe: &Sqe) {
+        let cid = sqe.cid();
+        let response = Response {
+            tag: ReqTag { cid, index: cid },
+            cqe: Cqe::success(cid),
+            data: Extents::new(),
+            sgl: sqe.sgl_descriptor(),
+            lent: None,
+        };
+        self.transport.respond(conn, response);
+    }
+
+    pub fn turns(&mut self, count: usize) {
+        (0..count).for_each(|_| self.turn());
+    }
+
+    fn turn(&mut self) {
+        self.plug.turn();
+        self.clock.advance(Duration::from_micros(1));
+        let now = self.clock.now();
+        self.hosts.turn(self.started + now.since(Nanos::ZERO));
+        self.transport.poll(now, &self.pools, &mut self.events);
+        let events: Vec<Event> = self.events.drain().collect();
+        for event in events {
+            match event {
+                Event::Opened { conn, listener, .. } => {
+                    self.open.insert(conn, listener.0 as usize);
+                    let params = QueueParams {
+                        qid: 1,
+                        entries: ENTRIES,
+                        flow_control_off: false,
+                    };
+                    self.transport.established(conn, params);
+                }
+                Event::Capsule { conn, sqe, data } => {
+                    self.commands.push((self.open[&conn], sqe.cid()));
+                    match self.answering {
+                        true => self.respond(conn, &sqe),
+                        false => self.kept.push((conn, sqe, data)),
+                    }
+                }
+                Event::Closed { conn, .. } => {
+                    self.open.remove(&conn);
+                    self.kept.retain(|(of, ..)| *of != conn);
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        self.transport.flush(now);
+        for client in &mut self.clients {
+            let mut told = Vec::new();
+            client.host.poll(now, &mut told, 64);
+            for event in told {
+                match event {
+                    HostEvent::Ready => client.ready = true,
+                    HostEvent::Completion { cqe, .. } => client.completed.push(cqe.cid()),
+                    HostEvent::Closed(why) => client.closed = Some(why),
+                }
+            }
+        }
+    }
+}
+
+pub fn config(srq_size: u32) -> RdmaConfig {
+    RdmaConfig {
+        max_connections: 32,
+        max_queue_depth: ENTRIES,
+        srq_size,
+        cq_size: 512,
+        ..RdmaConfig::default()
+    }
+}
+
+pub fn devices(count: usize) -> Vec<DeviceAttributes> {
+    let name = |at| attributes(&format!("sim_{at}"));
+    (0..count).map(name).collect()
+}
+
+/// Goal: commands are those of the host that sent them, and one that leaves takes nobody with it.
+/// Method: two devices that number their queue pairs alike, with shared receives and without.
+#[test]
+fn queue_pairs_of_one_number() {
+    for srq in [256, 0] {
+        let mut all = Several::new(config(srq), &devices(2));
+        for device in all.devices.clone() {
+            all.fabric.number_from(device, 77);
+        }
+        let first = all.connect(0, ENTRIES).unwrap();
+        let second = all.connect(1, ENTRIES).unwrap();
+        let numbers: Vec<u32> = all.plug.queue_pairs().iter().map(|qp| qp.number).collect();
+        assert_eq!(numbers, [77, 77]);
+        for round in 0..3 {
+            all.submit(first, 2 * round);
+            all.write(second, 2 * round + 1);
+            all.turns(4);
+            let mut commands = std::mem::take(&mut all.commands);
+            commands.sort_unstable();
+            assert_eq!(commands, [(0, 2 * round), (1, 2 * round + 1)], "{srq}");
+        }
+        assert_eq!(all.clients[first].completed, [0, 2, 4]);
+        assert_eq!(all.clients[second].completed, [1, 3, 5]);
+        all.leave(first);
+        assert_eq!(all.plug.connections(), 1);
+        all.submit(second, 7);
+        all.turns(4);
+        assert_eq!(all.clients[second].completed, [1, 3, 5, 7], "{srq}");
+        assert_eq!(all.clients[second].closed, None);
+    }
+}
