@@ -185,11 +185,15 @@ pub(crate) fn message_bytes(config: &RdmaConfig) -> usize {
     entries as usize * nacre_nvmf_wire::cqe::Cqe::SIZE
 }
 
+/// Whether the connections of a device on a core share their receives.
+pub(crate) fn shares_receives(config: &RdmaConfig, attributes: &DeviceAttributes) -> bool {
+    config.srq_size > 0 && attributes.max_srq > 0
+}
+
 /// With the completions that are spoken for already: those of the shared receives.
 fn make_queues(config: &RdmaConfig, domain: &Domain) -> Result<(Queues, u32), VerbsError> {
     let attributes = domain.domain.attributes();
-    let shared = config.srq_size > 0 && attributes.max_srq > 0;
-    let srq = shared.then(|| {
+    let srq = shares_receives(config, attributes).then(|| {
         let entries = config.srq_size.min(attributes.max_srq_wr);
         (entries, SGES.min(attributes.max_srq_sge))
     });

@@ -5,6 +5,8 @@ use std::time::Duration;
 use nacre_hugepages::{GRAIN, REGION_MAX};
 use nacre_nvmf::transport::{TransportCaps, TransportType};
 
+use crate::transport::{CoreMemory, Devices};
+
 /// Options of the RDMA transport. What a device cannot do is clamped to what it can.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RdmaConfig {
@@ -144,9 +146,10 @@ impl RdmaConfig {
         )
     }
 
-    /// Memory that one core takes for receives and responses, in bytes.
+    /// Memory that one core takes for receives and responses, in bytes, where there is one device. Others take room for
+    /// their receives each.
     pub fn bytes_per_core(&self) -> u64 {
-        crate::transport::CoreMemory::bytes(self) as u64
+        CoreMemory::of(self, Devices::usual(self)).bytes() as u64
     }
 
     /// Data that a receive buffer has room for, in bytes.

@@ -55,7 +55,7 @@ pub(crate) struct Conn {
     assembled: Option<Buf>,
     /// Descriptors that came in capsules, by command.
     lists: Lists,
-    depth: usize,
+    pub depth: usize,
     read_depth: usize,
     invalidate: bool,
     /// A response has ended a registration of the host's.
@@ -76,6 +76,8 @@ pub(crate) struct Conn {
     pub quiet: u8,
     pub dirty: bool,
     pub attention: bool,
+    /// Not all of its own receives are posted: there were no buffers for them.
+    pub starved: bool,
 }
 
 /// What a connection is made with.
@@ -130,6 +132,7 @@ impl Conn {
             quiet: 0,
             dirty: false,
             attention: false,
+            starved: false,
         }
     }
 

@@ -158,19 +158,32 @@ impl Control {
                     offered.core.send(ToCore::Ended(id, why));
                 }
             }
+            ToControl::Refused(id, why) => {
+                let Some(Offered { info, .. }) = self.withdraw(id) else {
+                    return self.cm.destroy(id);
+                };
+                let refused = Refused(RejectStatus::NoResources, why);
+                self.refuse(shared, id, info.listener, (info.local, info.peer), refused);
+                self.forget_gone(shared);
+            }
             ToControl::Done(id, endpoint) => {
                 drop(endpoint);
                 self.cm.destroy(id);
-                let Some(offered) = self.conns.remove(&id) else {
-                    return;
-                };
-                offered.core.load.remove(offered.kind);
-                if let Some((_, used)) = offered.core.queues().get_mut(&offered.device) {
-                    *used -= offered.completions;
+                if self.withdraw(id).is_some() {
+                    self.forget_gone(shared);
                 }
-                self.forget_gone(shared);
             }
         }
+    }
+
+    /// A connection that its core has let go of: it counts no more.
+    fn withdraw(&mut self, id: CmId) -> Option<Offered> {
+        let offered = self.conns.remove(&id)?;
+        offered.core.load.remove(offered.kind);
+        if let Some((_, used)) = offered.core.queues().get_mut(&offered.device) {
+            *used -= offered.completions;
+        }
+        Some(offered)
     }
 
     fn event(&mut self, shared: &Shared, event: CmEvent) {
@@ -224,20 +237,7 @@ impl Control {
                     Ok(offered) => {
                         self.conns.insert(id, offered);
                     }
-                    Err(Refused(status, why)) => {
-                        if let Some(listener) = self.listeners.get_mut(&listener) {
-                            listener.counts.refused += 1;
-                        }
-                        self.reject(id, status, &why);
-                        let incident = Incident::Refused {
-                            local,
-                            peer,
-                            status,
-                            why,
-                        };
-                        tracing::warn!("{incident}");
-                        shared.incidents.add(incident);
-                    }
+                    Err(refused) => self.refuse(shared, id, listener, (local, peer), refused),
                 }
             }
             CmEventKind::Established { .. } => {
@@ -279,6 +279,29 @@ impl Control {
                 tracing::debug!(event, status, "an event that nothing depends on");
             }
         }
+    }
+
+    /// A host is told that it cannot connect, and so are those who look after this target.
+    fn refuse(
+        &mut self,
+        shared: &Shared,
+        id: CmId,
+        listener: ListenerId,
+        (local, peer): (SocketAddr, SocketAddr),
+        Refused(status, why): Refused,
+    ) {
+        if let Some(listener) = self.listeners.get_mut(&listener) {
+            listener.counts.refused += 1;
+        }
+        self.reject(id, status, &why);
+        let incident = Incident::Refused {
+            local,
+            peer,
+            status,
+            why,
+        };
+        tracing::warn!("{incident}");
+        shared.incidents.add(incident);
     }
 
     fn reject(&mut self, id: CmId, status: RejectStatus, why: &str) {

@@ -19,7 +19,7 @@ use crate::shared::{
     CompletionQueueInfo, CoreSlot, DomainInfo, Mailbox, Memory, QueuePairInfo, Shared,
 };
 use crate::stats::{ControlCounts, StatsSnapshot};
-use crate::transport::{CoreMemory, RdmaTransport};
+use crate::transport::{CoreMemory, Devices, RdmaTransport};
 
 /// The RDMA plug. Dropping it stops its thread, its listeners and its connections' management.
 pub struct RdmaPlug {
@@ -57,6 +57,7 @@ impl RdmaPlug {
             .map_err(|error| std::io::Error::new(std::io::ErrorKind::InvalidInput, error))?;
         let shared = Arc::new(Shared {
             memory: Memory::new(Access::Local, config.max_mr_size, arenas),
+            devices: Devices::of(&config, &*provider),
             config,
             provider,
             mailbox: Mailbox::new()?,

@@ -273,6 +273,8 @@ pub(crate) enum ToCore {
 pub(crate) enum ToControl {
     /// Receives are posted: the connection may be accepted.
     Ready(CmId),
+    /// It cannot be had, for this reason; its queue pair is destroyed.
+    Refused(CmId, String),
     /// Nothing is posted any more; the queue pair comes back unless it is destroyed already.
     Done(CmId, Option<Endpoint>),
 }
@@ -362,6 +364,8 @@ impl<M> Mailbox<M> {
 
 pub(crate) struct Shared {
     pub config: crate::RdmaConfig,
+    /// That the memory of the cores is made for.
+    pub devices: crate::transport::Devices,
     pub provider: Arc<dyn Provider>,
     pub memory: Memory,
     pub mailbox: Mailbox<ToControl>,

@@ -2,14 +2,15 @@
 
 mod ending;
 mod incoming;
+mod memory;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use nacre_hugepages::{Arena, ArenaOptions, Buf, ClassSpec, Pool};
+use nacre_hugepages::{Buf, ClassSpec, Pool};
 use nacre_nvmf::transport::{
     CloseWhy, Closed, ConnId, Event, Events, Pools, QueueParams, ReqTag, Response, Transport,
     TransportCaps,
@@ -19,15 +20,12 @@ use nacre_rdma_verbs::{Batch, CmId, Completion, DeviceId, Queues, Receiver, WcOp
 use nacre_reactor::{EventSet, Idle, Nanos};
 use zerocopy::FromBytes;
 
-use crate::RdmaConfig;
-use crate::accept::message_bytes;
 use crate::conn::Conn;
 use crate::sgl;
 use crate::shared::{CoreSlot, Shared, ToControl, ToCore};
 use crate::stats::{Stats, Timed, add};
+pub(crate) use memory::{CoreMemory, Devices};
 
-/// Devices that one core serves at once; the memory for their shared receives is taken at start.
-const DEVICES: usize = 8;
 /// Free receive slots that are worth a doorbell before the turn ends.
 const REFILL: usize = 32;
 
@@ -97,51 +95,10 @@ pub struct RdmaTransport {
     headers: Pool,
     messages: Pool,
     data: Option<Pool>,
-}
-
-/// The memory of one core: receive buffers for commands and their data, and responses.
-pub(crate) struct CoreMemory {
-    messages: [ClassSpec; 1],
-    headers: [ClassSpec; 1],
-    data: Option<[ClassSpec; 1]>,
-}
-
-impl CoreMemory {
-    fn of(config: &RdmaConfig) -> CoreMemory {
-        let of = |size: usize, count: usize| [ClassSpec { size, count }];
-        let slots = match config.srq_size {
-            0 => usize::from(config.max_queue_depth),
-            shared => shared as usize,
-        };
-        let lanes = if config.srq_size == 0 {
-            config.max_connections
-        } else {
-            DEVICES
-        };
-        let in_capsule = config.receive_data_size() as usize;
-        CoreMemory {
-            messages: of(message_bytes(config), config.max_connections),
-            headers: of(slots * Sqe::SIZE, lanes),
-            // As many again are with commands under way.
-            data: (in_capsule > 0).then(|| of(in_capsule, 2 * slots.max(1024))),
-        }
-    }
-
-    pub fn bytes(config: &RdmaConfig) -> usize {
-        let own = CoreMemory::of(config);
-        let all = [Some(own.messages), Some(own.headers), own.data];
-        let classes = all.iter().flatten();
-        classes.map(|class| Pool::bytes_for(class)).sum()
-    }
-
-    /// Memory that every device in use, and those to come, know.
-    pub fn allocate(shared: &Shared) -> std::io::Result<Arena> {
-        let bytes = CoreMemory::bytes(&shared.config);
-        let arena =
-            Arena::allocate(ArenaOptions::new(bytes as u64)).map_err(std::io::Error::other)?;
-        shared.memory.add(&arena).map_err(std::io::Error::other)?;
-        Ok(arena)
-    }
+    /// Receives that may be posted at once.
+    receives: usize,
+    /// Connections with receives of their own that wait for buffers, which are with commands of others.
+    starved: VecDeque<u32>,
 }
 
 impl RdmaTransport {
@@ -151,7 +108,8 @@ impl RdmaTransport {
             messages,
             headers,
             data,
-        } = CoreMemory::of(config);
+            receives,
+        } = CoreMemory::of(config, shared.devices);
         let prepared = shared.prepared().pop();
         let arena = prepared.map_or_else(|| CoreMemory::allocate(&shared), Ok)?;
         let carve =
@@ -174,6 +132,8 @@ impl RdmaTransport {
             headers: carve(&headers)?,
             messages: carve(&messages)?,
             data: data.as_ref().map(|data| carve(data)).transpose()?,
+            receives,
+            starved: VecDeque::new(),
             shared,
             core,
         })
@@ -462,12 +422,19 @@ impl Transport for RdmaTransport {
             }
             let posted = conn.flush(now, &self.stats[conn.device]);
             let own = conn.lane.post_recv(self.data.as_ref());
+            if conn.lane.idle_receives() > 0 && !conn.starved {
+                conn.starved = true;
+                self.starved.push_back(index);
+            }
             let (refused, draining) = (!conn.refused.is_empty(), conn.draining);
             if let Err(error) = posted.and(own.map(|_| ())) {
                 self.end(index, Closed::Broken(error.to_string()));
             } else if refused || draining {
                 self.notice(index);
             }
+        }
+        if !self.starved.is_empty() {
+            self.feed();
         }
         for (device, stats) in self.devices.iter_mut().zip(&self.stats) {
             if let Some(device) = device

@@ -7,6 +7,7 @@ mod faults;
 mod incidents;
 mod paths;
 mod pieces;
+mod receives;
 mod rig;
 mod several;
 mod sleeping;

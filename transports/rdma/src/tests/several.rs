@@ -42,17 +42,16 @@ pub struct Several {
     pub hosts: RdmaHosts,
     pub fabric: Fabric,
     pub devices: Vec<DeviceId>,
-    addresses: Vec<SocketAddr>,
-    memory: Pool,
+    /// What hosts write.
+    data: Buf,
     pools: Pools,
     events: Events,
     /// The connections there are, each with the device that it came by.
     open: HashMap<ConnId, usize>,
     /// Commands that came: the device, and their identifiers.
     pub commands: Vec<(usize, u16)>,
-    /// Commands are answered at once; otherwise they, and their data, are kept.
-    pub answering: bool,
-    kept: Vec<(ConnId, Sqe, Option<Buf>)>,
+    /// The data of commands, which is kept.
+    pub hoard: Option<Vec<Buf>>,
     clock: VirtualClock,
     started: Instant,
 }
@@ -60,20 +59,18 @@ pub struct Several {
 impl Several {
     pub fn new(config: RdmaConfig, devices: &[DeviceAttributes]) -> Several {
         let fabric = Fabric::new();
-        let mut addresses = Vec::new();
         let add = |(at, device): (usize, &DeviceAttributes)| {
-            let address = IpAddr::V4(Ipv4Addr::new(10, 0, 1, at as u8));
-            addresses.push(SocketAddr::new(address, 4420));
-            fabric.add_device(device.clone(), &[address]).unwrap()
+            let ip = address(at).ip();
+            fabric.add_device(device.clone(), &[ip]).unwrap()
         };
         let devices: Vec<DeviceId> = devices.iter().enumerate().map(add).collect();
-        fabric.add_device(attributes("sim_host"), &[HOST]).unwrap();
         let own = Arena::allocate(ArenaOptions::new(1 << 20)).unwrap();
         let plug = RdmaPlug::without_thread(config, fabric.provider(), vec![own]).unwrap();
-        for (at, address) in addresses.iter().enumerate() {
+        for at in 0..devices.len() {
             let id = ListenerId(at as u64);
-            plug.listen(id, &Address::Ip(*address)).unwrap();
+            plug.listen(id, &Address::Ip(address(at))).unwrap();
         }
+        fabric.add_device(attributes("sim_host"), &[HOST]).unwrap();
         let hosts = RdmaHosts::without_thread(fabric.provider(), Vec::new()).unwrap();
         let pool = || {
             let bytes = Pool::bytes_for(&CLASSES) as u64;
@@ -90,20 +87,28 @@ impl Several {
             transport: plug.open(0, Arc::new(|| ())).unwrap(),
             dialer: hosts.dialer(64, ENTRIES).unwrap(),
             plug,
-            memory: pool(),
+            data: pool().acquire(4096).unwrap(),
             hosts,
             fabric,
             devices,
-            addresses,
             pools,
             events: Events::with_capacity(64),
             open: HashMap::new(),
             commands: Vec::new(),
-            answering: true,
-            kept: Vec::new(),
+            hoard: None,
             clock: VirtualClock::new(),
             started: Instant::now(),
         }
+    }
+
+    /// Another device, after the memory of the core was taken.
+    pub fn plug_in(&mut self, device: &DeviceAttributes) -> usize {
+        let at = self.devices.len();
+        let added = self.fabric.add_device(device.clone(), &[address(at).ip()]);
+        self.devices.push(added.unwrap());
+        let id = ListenerId(at as u64);
+        self.plug.listen(id, &Address::Ip(address(at))).unwrap();
+        at
     }
 
     /// A host begins to connect to the address of a device.
@@ -112,8 +117,7 @@ impl Several {
             entries,
             ..TestRig::host_options()
         };
-        let address = self.addresses[device];
-        let mut host = self.dialer.connect(address, options).unwrap();
+        let mut host = self.dialer.connect(address(device), options).unwrap();
         host.set_in_capsule_bytes(4096);
         self.clients.push(Client {
             host,
@@ -148,8 +152,7 @@ impl Several {
     /// A command with data in its capsule.
     pub fn write(&mut self, client: usize, cid: u16) {
         let sqe = Sqe::for_namespace(io::WRITE, cid, 1);
-        let data = self.memory.acquire(4096).expect("memory of the host");
-        self.submit_with(client, sqe, Some(data));
+        self.submit_with(client, sqe, Some(self.data.clone()));
     }
 
     fn submit_with(&mut self, client: usize, sqe: Sqe, write: Option<Buf>) {
@@ -202,14 +205,13 @@ impl Several {
                 }
                 Event::Capsule { conn, sqe, data } => {
                     self.commands.push((self.open[&conn], sqe.cid()));
-                    match self.answering {
-                        true => self.respond(conn, &sqe),
-                        false => self.kept.push((conn, sqe, data)),
+                    if let Some(hoard) = &mut self.hoard {
+                        hoard.extend(data);
                     }
+                    self.respond(conn, &sqe);
                 }
                 Event::Closed { conn, .. } => {
                     self.open.remove(&conn);
-                    self.kept.retain(|(of, ..)| *of != conn);
                 }
                 other => panic!("{other:?}"),
             }
@@ -227,6 +229,11 @@ impl Several {
             }
         }
     }
+}
+
+/// Of a device.
+fn address(at: usize) -> SocketAddr {
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 0, 1, at as u8)), 4420)
 }
 
 pub fn config(srq_size: u32) -> RdmaConfig {

@@ -257,6 +257,9 @@ impl RdmaTransport {
         if conn.dirty {
             self.dirty.retain(|&dirty| dirty != index);
         }
+        if conn.starved {
+            self.starved.retain(|&starved| starved != index);
+        }
         // A queue pair that has not flushed is destroyed here, at once, with what it holds.
         let endpoint = match conn.lane.retire() {
             Ok(endpoint) => Some(endpoint),

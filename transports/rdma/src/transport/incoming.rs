@@ -19,8 +19,7 @@ impl RdmaTransport {
                 ToCore::Incoming(incoming) => {
                     let id = incoming.id;
                     if let Err(why) = self.adopt(*incoming) {
-                        tracing::warn!(why, "an RDMA connection was given up");
-                        self.shared.mailbox.send(ToControl::Done(id, None));
+                        self.shared.mailbox.send(ToControl::Refused(id, why));
                     }
                 }
                 ToCore::Established(id) => {
@@ -54,11 +53,32 @@ impl RdmaTransport {
         self.forget_devices();
     }
 
+    /// Whether so many receives more can be posted, and those of all others as well.
+    fn room_for(&self, entries: usize) -> Result<(), String> {
+        let devices = self.devices.iter().flatten();
+        let shared: u32 = devices.filter_map(|of| of.queues.srq_entries()).sum();
+        let conns = self.slots.iter().filter_map(|slot| slot.conn.as_deref());
+        let own = conns.filter(|conn| !conn.lane.queues().is_shared());
+        let taken = shared as usize + own.map(|conn| conn.depth).sum::<usize>();
+        let limit = self.receives;
+        if taken + entries <= limit {
+            return Ok(());
+        }
+        Err(format!(
+            "{entries} receives more are needed on core {}, and {taken} of {limit} are taken: use more cores, a smaller \
+             srq_size or max_queue_depth; or start anew, if devices have been added",
+            self.core.core
+        ))
+    }
+
     /// Makes a connection of a queue pair, ready to receive. On failure the queue pair is destroyed.
     pub(super) fn adopt(&mut self, incoming: Incoming) -> Result<(), String> {
         let device = self.device(&incoming)?;
         let config = &self.shared.config;
         let shared = incoming.endpoint.queues().is_shared();
+        if !shared {
+            self.room_for(incoming.depth.into())?;
+        }
         let headers = |entries: usize| self.headers.acquire(entries * Sqe::SIZE);
         let recv = match shared {
             true => None,
@@ -119,7 +139,11 @@ impl RdmaTransport {
             incoming.local,
             incoming.peer,
         );
-        let conn = Conn::new(lane, device, who, limits, self.now);
+        let mut conn = Conn::new(lane, device, who, limits, self.now);
+        if conn.lane.idle_receives() > 0 {
+            conn.starved = true;
+            self.starved.push_back(index);
+        }
         self.slots[index as usize].conn = Some(Box::new(conn));
         self.count += 1;
         let timeout = self.shared.config.connect_timeout;
@@ -140,6 +164,7 @@ impl RdmaTransport {
         let receiver = match entries {
             None => None,
             Some(entries) => {
+                self.room_for(entries as usize)?;
                 let headers = self.headers.acquire(entries as usize * Sqe::SIZE);
                 let recv = RecvConfig {
                     headers: headers.ok_or("no memory for another device's receives is left")?,
@@ -182,6 +207,25 @@ impl RdmaTransport {
         self.stats[at] = stats;
         self.devices[at] = Some(device);
         Ok(at)
+    }
+
+    /// Posts receives of connections that wait for buffers, as far as some have come back.
+    pub(super) fn feed(&mut self) {
+        for _ in 0..self.starved.len() {
+            let Some(index) = self.starved.pop_front() else {
+                return;
+            };
+            let conn = self.slots[index as usize].conn.as_deref_mut();
+            let Some(conn) = conn.filter(|conn| conn.closing.is_none()) else {
+                continue;
+            };
+            match conn.lane.post_recv(self.data.as_ref()) {
+                Ok(_) if conn.lane.idle_receives() == 0 => conn.starved = false,
+                // There are no more: it goes on with this one.
+                Ok(_) => return self.starved.push_front(index),
+                Err(error) => self.end(index, Closed::Broken(error.to_string())),
+            }
+        }
     }
 
     /// Devices that the management thread has let go of.

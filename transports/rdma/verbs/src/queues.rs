@@ -419,6 +419,12 @@ impl Lane {
         }
     }
 
+    /// Free receive slots that wait to be posted, of a lane that has a ring of its own.
+    #[inline]
+    pub fn idle_receives(&self) -> usize {
+        self.recv.as_ref().map_or(0, RecvRing::idle)
+    }
+
     /// A request of the send queue is done, and all before it: their buffers are let go; one that
     /// was read into is answered.
     #[inline]

@@ -1,0 +1,118 @@
+//! The memory of one core: what its commands arrive in, and its responses.
+//!
+//! All of it is taken at start, for the devices that there are then. Who comes when it is spoken for is refused.
+
+use nacre_hugepages::{Arena, ArenaOptions, ClassSpec, Pool};
+use nacre_nvmf_wire::Sqe;
+use nacre_rdma_verbs::{DeviceAttributes, Provider};
+
+use crate::RdmaConfig;
+use crate::accept::{message_bytes, shares_receives};
+use crate::shared::Shared;
+
+/// Devices that one core serves at once: buffers have keys of so many.
+const DEVICES: usize = 8;
+/// Receives of one core for connections that have their own: 64 MiB of in-capsule data of 4 KiB, which 128 queues of 128
+/// commands use up.
+const OWN_RECEIVES: usize = 16_384;
+/// Receives beyond those that are posted: in the place of the ones whose commands are under way.
+const UNDER_WAY: usize = 1024;
+
+/// Commands of the shallowest queues there are many of: Linux asks for so many on admin queues (NVMF_AQ_DEPTH).
+const ADMIN_DEPTH: usize = 32;
+
+/// What connections will come by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Devices {
+    /// Those whose connections share their receives.
+    sharing: usize,
+    /// There is one of whose connections each has its own.
+    own: bool,
+}
+
+impl Devices {
+    /// Those that are there now.
+    pub fn of(config: &RdmaConfig, provider: &dyn Provider) -> Devices {
+        let Ok(there) = provider.devices() else {
+            return Devices::usual(config);
+        };
+        let used = |device: &&DeviceAttributes| {
+            let wanted = config.device.as_ref();
+            wanted.is_none_or(|wanted| *wanted == device.name)
+        };
+        let all = there.iter().map(|device| device.attributes()).filter(used);
+        let (sharing, own): (Vec<_>, Vec<_>) = all.partition(|of| shares_receives(config, of));
+        match (sharing.len(), own.len()) {
+            (0, 0) => Devices::usual(config),
+            (sharing, own) => Devices {
+                sharing: sharing.min(DEVICES),
+                own: own > 0,
+            },
+        }
+    }
+
+    /// One, with all that adapters have.
+    pub fn usual(config: &RdmaConfig) -> Devices {
+        Devices {
+            sharing: usize::from(config.srq_size > 0),
+            own: config.srq_size == 0,
+        }
+    }
+}
+
+pub(crate) struct CoreMemory {
+    pub messages: Vec<ClassSpec>,
+    pub headers: Vec<ClassSpec>,
+    pub data: Option<Vec<ClassSpec>>,
+    /// Receives that may be posted at once; the data has a buffer for each.
+    pub receives: usize,
+}
+
+impl CoreMemory {
+    pub fn of(config: &RdmaConfig, devices: Devices) -> CoreMemory {
+        let of = |size: usize, count: usize| ClassSpec { size, count };
+        let depth = usize::from(config.max_queue_depth);
+        let shared = config.srq_size as usize;
+        let own = match devices.own {
+            true => (config.max_connections * depth).min(OWN_RECEIVES),
+            false => 0,
+        };
+        // One device more may come; until it does its buffers are with commands under way, too.
+        let receives = devices.sharing * shared + own + shared.max(UNDER_WAY);
+        // Also for connections of a device without shared receives that comes later: headers are small.
+        let most = match devices.own {
+            true => config.max_connections,
+            false => config.max_connections.min(receives / ADMIN_DEPTH),
+        };
+        let mut headers = vec![of(depth * Sqe::SIZE, most)];
+        if shared > 0 {
+            headers.push(of(shared * Sqe::SIZE, DEVICES));
+        }
+        let in_capsule = config.receive_data_size() as usize;
+        CoreMemory {
+            messages: vec![of(message_bytes(config), config.max_connections)],
+            headers,
+            data: (in_capsule > 0).then(|| vec![of(in_capsule, receives)]),
+            receives,
+        }
+    }
+
+    pub fn bytes(&self) -> usize {
+        let all = [
+            Some(&self.messages),
+            Some(&self.headers),
+            self.data.as_ref(),
+        ];
+        let classes = all.into_iter().flatten();
+        classes.map(|classes| Pool::bytes_for(classes)).sum()
+    }
+
+    /// Memory that every device in use, and those to come, know.
+    pub fn allocate(shared: &Shared) -> std::io::Result<Arena> {
+        let bytes = CoreMemory::of(&shared.config, shared.devices).bytes();
+        let arena =
+            Arena::allocate(ArenaOptions::new(bytes as u64)).map_err(std::io::Error::other)?;
+        shared.memory.add(&arena).map_err(std::io::Error::other)?;
+        Ok(arena)
+    }
+}
