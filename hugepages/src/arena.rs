@@ -122,6 +122,11 @@ impl Arena {
         self.inner.mapping.regions.registered(slot)
     }
 
+    /// Whether these are clones of one another.
+    pub fn is_same(&self, other: &Arena) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
     /// Makes a device forget the arena. To be called when it has nothing in flight any more.
     pub fn unregister(&self, slot: usize) {
         self.inner.mapping.regions.unregister(slot);

@@ -62,6 +62,13 @@ struct MemoryInner {
     domains: HashMap<DeviceId, Domain>,
 }
 
+impl MemoryInner {
+    fn unregister(&self, arena: &Arena) {
+        let slots = self.domains.values().map(|domain| domain.key_slot);
+        slots.for_each(|slot| arena.unregister(slot));
+    }
+}
+
 fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     // Nothing here is left half done by a panic.
     of.lock().unwrap_or_else(PoisonError::into_inner)
@@ -89,13 +96,23 @@ impl Memory {
     /// Makes an arena known to every device in use, and to those to come.
     pub fn add(&self, arena: &Arena) -> Result<(), VerbsError> {
         let mut inner = lock(&self.inner);
-        for domain in inner.domains.values() {
-            arena
-                .register_in(domain.key_slot, domain.domain.hook(), domain.piece)
-                .map_err(registration)?;
+        let registered = inner.domains.values().try_for_each(|domain| {
+            let (slot, hook) = (domain.key_slot, domain.domain.hook());
+            arena.register_in(slot, hook, domain.piece)
+        });
+        if let Err(error) = registered {
+            inner.unregister(arena);
+            return Err(registration(error));
         }
         inner.arenas.push(arena.clone());
         Ok(())
+    }
+
+    /// Makes every device forget an arena, with which nothing is under way any more.
+    pub fn remove(&self, arena: &Arena) {
+        let mut inner = lock(&self.inner);
+        inner.arenas.retain(|known| !known.is_same(arena));
+        inner.unregister(arena);
     }
 
     /// What one registration with a device may cover.

@@ -95,6 +95,7 @@ impl Connects {
                     );
                 }
                 Ask::Ready(id) => self.connect(id, now),
+                Ask::Forget(arena) => shared.memory.remove(&arena),
                 Ask::Done(id, endpoint) => {
                     drop(endpoint);
                     self.cm.destroy(id);

@@ -15,6 +15,7 @@ mod queue;
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd};
+use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -23,7 +24,7 @@ use std::time::{Duration, Instant};
 use nacre_hugepages::{Arena, ArenaOptions, ClassSpec, Pool};
 use nacre_nvmf::transport::Closed;
 use nacre_nvmf_wire::{Cqe, Sqe};
-use nacre_rdma_verbs::{Access, CmId, Endpoint, Provider, VerbsError};
+use nacre_rdma_verbs::{Access, CmId, Endpoint, ProtectionDomain, Provider, VerbsError};
 use nacre_reactor::EventSet;
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -124,6 +125,8 @@ enum Ask {
     Ready(CmId),
     /// The queue pair comes back, unless it is destroyed already.
     Done(CmId, Option<Endpoint>),
+    /// No queue pair uses this memory any more.
+    Forget(Arena),
 }
 
 struct HostShared {
@@ -201,12 +204,30 @@ impl RdmaHosts {
             .add(&arena)
             .map_err(std::io::Error::other)?;
         let carve = |class| Pool::on_arena(&arena, class).map_err(std::io::Error::other);
+        // Made first: what cannot be carved is forgotten with it.
+        let lent = Lent {
+            shared: Arc::clone(&self.shared),
+            arena: arena.clone(),
+        };
         Ok(RdmaDialer {
             shared: Arc::clone(&self.shared),
-            messages: carve(&messages)?,
-            headers: carve(&headers)?,
+            memory: Rc::new(RingMemory {
+                messages: carve(&messages)?,
+                headers: carve(&headers)?,
+                _lent: lent,
+            }),
             entries,
         })
+    }
+
+    /// The memory that each device in use knows.
+    pub fn arenas(&self) -> Vec<Arena> {
+        self.shared.memory.arenas()
+    }
+
+    /// The protection domains in use, with what is registered in each.
+    pub fn domains(&self) -> Vec<Arc<dyn ProtectionDomain>> {
+        self.shared.memory.domains()
     }
 }
 
@@ -220,11 +241,30 @@ impl Drop for RdmaHosts {
     }
 }
 
+/// What the rings of a dialer's queue pairs are made of, for as long as there is one of them or the dialer.
+struct RingMemory {
+    messages: Pool,
+    headers: Pool,
+    _lent: Lent,
+}
+
+/// An arena that all devices know until this is dropped.
+struct Lent {
+    shared: Arc<HostShared>,
+    arena: Arena,
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        // The management thread has queue pairs that were given back to destroy before, and time to wait for devices.
+        self.shared.mailbox.send(Ask::Forget(self.arena.clone()));
+    }
+}
+
 /// Makes queue pairs on one core.
 pub struct RdmaDialer {
     shared: Arc<HostShared>,
-    messages: Pool,
-    headers: Pool,
+    memory: Rc<RingMemory>,
     entries: u16,
 }
 
@@ -243,12 +283,11 @@ impl RdmaDialer {
         wakes.add_raw(link.wake.as_fd().as_raw_fd(), 0)?;
         let ask = Ask::Connect(address, options.clone(), Arc::clone(&link));
         self.shared.mailbox.send(ask);
-        let pools = (self.messages.clone(), self.headers.clone());
         Ok(RdmaHost::new(
             Arc::clone(&self.shared),
             link,
             wakes,
-            pools,
+            Rc::clone(&self.memory),
             options,
         ))
     }

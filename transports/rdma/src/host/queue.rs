@@ -2,10 +2,11 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use nacre_hugepages::{Buf, Pool};
+use nacre_hugepages::Buf;
 use nacre_nvmf::transport::{Closed, HostCommand, HostEvent, HostTransport};
 use nacre_nvmf_wire::{Cqe, Sgl, Sqe, StatusCode};
 use nacre_rdma_verbs::{
@@ -14,7 +15,7 @@ use nacre_rdma_verbs::{
 use nacre_reactor::{EventSet, Idle, Nanos};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{Ask, HostOptions, HostShared, Link, News};
+use super::{Ask, HostOptions, HostShared, Link, News, RingMemory};
 
 /// Completions taken in one poll.
 const BATCH: usize = 64;
@@ -29,11 +30,10 @@ pub struct RdmaHost {
     shared: Arc<HostShared>,
     link: Arc<Link>,
     wakes: EventSet,
-    messages: Pool,
-    headers: Pool,
     options: HostOptions,
-    // The queue pair goes before the memory that the controller has keys of.
+    // The queue pair goes before the memory that its rings are made of, and that the controller has keys of.
     lane: Option<(Lane, CmId)>,
+    memory: Rc<RingMemory>,
     key_slot: usize,
     batch: Batch,
     /// By command identifier: what was submitted and not answered.
@@ -59,17 +59,16 @@ impl RdmaHost {
         shared: Arc<HostShared>,
         link: Arc<Link>,
         wakes: EventSet,
-        (messages, headers): (Pool, Pool),
+        memory: Rc<RingMemory>,
         options: HostOptions,
     ) -> RdmaHost {
         RdmaHost {
             shared,
             link,
             wakes,
-            messages,
-            headers,
             options,
             lane: None,
+            memory,
             key_slot: 0,
             batch: Batch::new(BATCH),
             commands: Vec::new(),
@@ -126,9 +125,10 @@ impl RdmaHost {
         let text = |error: &dyn std::fmt::Display| error.to_string();
         let entries = u32::from(self.options.entries);
         let messages = self
+            .memory
             .messages
             .acquire(send_entries(self.options.entries) as usize * Sqe::SIZE);
-        let headers = self.headers.acquire(entries as usize * Cqe::SIZE);
+        let headers = self.memory.headers.acquire(entries as usize * Cqe::SIZE);
         let fd = endpoint.queues().cq().fd();
         let none = "no memory for another queue is left: make the dialer for more";
         let config = LaneConfig {

@@ -111,3 +111,42 @@ fn connected_for_a_moment() {
     let why = dialling.why();
     assert!(why.contains("IBV_WC_WR_FLUSH_ERR"), "{why}");
 }
+
+/// Goal: dialers come and go, as controllers do that fail and are made anew, and leave nothing behind. Method: many, whose
+/// queue pairs get as far as they get, and are closed or just let go of, before their dialer or after it.
+#[test]
+fn dialers_come_and_go() {
+    let rig = Dialling::new(0).rig;
+    let known = || {
+        let domains = rig.hosts.domains();
+        let registered = domains.iter().map(|domain| domain.registrations().regions);
+        (rig.hosts.arenas().len(), registered.sum::<u64>())
+    };
+    let turn = || rig.hosts.turn(Instant::now());
+    turn();
+    let before = known();
+    assert_eq!(before, (1, 1), "that of the rig's own dialer");
+    for round in 0..60 {
+        let dialer = rig.hosts.dialer(2, ENTRIES).unwrap();
+        let mut host = dialer
+            .connect(rig.address, TestRig::host_options())
+            .unwrap();
+        let mut dialer = Some(dialer);
+        if round % 3 == 0 {
+            dialer = None;
+        }
+        for _ in 0..round % 7 {
+            turn();
+            host.poll(rig.clock.now(), &mut Vec::new(), 64);
+        }
+        assert_eq!(known(), (2, 2), "round {round}");
+        if round % 2 == 0 {
+            host.close();
+        }
+        drop(host);
+        drop(dialer);
+        turn();
+        assert_eq!(known(), before, "round {round}");
+    }
+    assert_eq!(rig.fabric.queue_pairs(), [] as [u32; 0]);
+}
