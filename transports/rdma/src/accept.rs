@@ -89,7 +89,7 @@ pub(crate) fn offer(
         .read_depth
         .min(attributes.max_initiator_depth)
         .min(asked.params.initiator_depth);
-    let sends = send_entries(depth, read_depth).min(attributes.max_qp_wr);
+    let sends = send_entries(config, depth, read_depth).min(attributes.max_qp_wr);
     let caps = QpCaps {
         max_send_wr: sends,
         max_recv_wr: depth,
@@ -169,9 +169,12 @@ pub(crate) fn offer(
     })
 }
 
-/// A response may need two writes and itself; those beyond what is here wait their turn.
-fn send_entries(depth: u32, read_depth: u8) -> u32 {
-    (2 * depth + u32::from(read_depth)).next_power_of_two()
+/// A response may need two writes and itself; those beyond what is here wait their turn. The one that needs most has room
+/// when there is no other: a write for each of its descriptors and one more where two buffers meet, itself, and a marker.
+fn send_entries(config: &RdmaConfig, depth: u32, read_depth: u8) -> u32 {
+    let one = u32::from(config.max_sgl_descriptors) + 3;
+    let all = 2 * depth + u32::from(read_depth);
+    all.max(one).next_power_of_two()
 }
 
 /// Commands of a queue that the device has room to answer.
@@ -181,7 +184,7 @@ fn depth_limit(config: &RdmaConfig, attributes: &DeviceAttributes) -> u32 {
 
 /// Bytes of the responses that one connection can have under way.
 pub(crate) fn message_bytes(config: &RdmaConfig) -> usize {
-    let entries = send_entries(config.max_queue_depth.into(), config.read_depth);
+    let entries = send_entries(config, config.max_queue_depth.into(), config.read_depth);
     entries as usize * nacre_nvmf_wire::cqe::Cqe::SIZE
 }
 
@@ -224,4 +227,24 @@ fn reserve(
     queues.cq().resize(wanted)?;
     counts.cq_resizes += 1;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What one response may need there is room for on the shallowest queue.
+    #[test]
+    fn room_for_one() {
+        for descriptors in 1..=64 {
+            let config = RdmaConfig {
+                max_sgl_descriptors: descriptors,
+                ..RdmaConfig::default()
+            };
+            let entries = send_entries(&config, 1, 1);
+            // A place is kept for a marker.
+            let (writes, room) = (2 + u32::from(descriptors) - 1, entries - 1);
+            assert!(room > writes, "{descriptors}");
+        }
+    }
 }

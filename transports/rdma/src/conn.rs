@@ -244,14 +244,20 @@ impl Conn {
         if bytes > 0 {
             match Conn::remotes(list, &pointer, bytes, false) {
                 Ok(remotes) => {
+                    // Each write but the last ends with a buffer or with a descriptor.
                     let most = match &remotes {
                         Remotes::One(_) => data.len(),
-                        Remotes::List(list) => data.len() + list.len() / 16,
+                        Remotes::List(list) => data.len() + (list.len() / 16).saturating_sub(1),
                     };
-                    if (self.lane.room() as usize) < most + 1 {
+                    let fits = self.lane.room() as usize > most;
+                    if !fits && self.lane.sends() > 0 {
                         return Some(response);
                     }
-                    if write_all(&mut self.lane, data, &remotes, stats).is_err() {
+                    // The device has no queue that is deep enough for it.
+                    if !fits {
+                        add(&stats.sgl_refused, 1);
+                        cqe = failed(&cqe, StatusCode::INTERNAL_ERROR);
+                    } else if write_all(&mut self.lane, data, &remotes, stats).is_err() {
                         cqe = failed(&cqe, StatusCode::INTERNAL_ERROR);
                     }
                 }
@@ -317,7 +323,8 @@ impl Conn {
         if waits || self.lane.needs_signal() {
             self.lane.signal_last();
         }
-        if self.draining && self.responses.is_empty() {
+        // Nothing may have been queued now that could be signaled, and no completion be due of what was posted before.
+        if waits {
             self.lane.mark();
         }
         if self.lane.post_at(now.0)? > 0 {

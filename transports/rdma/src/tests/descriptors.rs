@@ -217,6 +217,27 @@ impl World {
         self.rig.transport.flush(now);
     }
 
+    /// A read of 8 KiB into so many places.
+    fn read_scattered(&mut self, places: usize, expected: StatusCode) {
+        let mut whole = self.host.memory.acquire(8192).unwrap();
+        fill(&mut whole);
+        let data = whole.to_vec();
+        whole.bytes_mut().unwrap().fill(0);
+        let each = 8192 / places;
+        let place = |at: usize| {
+            let end = if at + 1 == places {
+                8192
+            } else {
+                (at + 1) * each
+            };
+            keyed(&whole.slice(at * each, end - at * each), self.host.rkey).0
+        };
+        let descriptors: Vec<u8> = (0..places).flat_map(place).collect();
+        let sqe = list(io::READ, 0, descriptors.len() as u32);
+        assert_eq!(self.call(sqe, &descriptors).0, expected, "{places} places");
+        assert_eq!(whole[..] == data[..], expected.is_success());
+    }
+
     /// Sends a command with what is in its capsule; its status, and the key that was invalidated.
     pub fn call(&mut self, sqe: Sqe, capsule: &[u8]) -> (StatusCode, Option<u32>) {
         let mut data = self.host.memory.acquire(8192).unwrap();
@@ -307,6 +328,37 @@ fn several_descriptors() {
     let wrong = StatusCode::DATA_SGL_LENGTH_INVALID.with_dnr();
     assert_eq!(world.call(list(io::WRITE, 0, 32), less).0, wrong);
     assert_eq!(world.call(list(io::READ, 0, 32), less).0, wrong);
+    assert!(world.closed.is_empty());
+}
+
+/// Goal: a response that needs most of the send queue is sent, whatever is in it. Method: a shallow queue, and any number of
+/// responses before, which hold nothing and whose completions nobody asked for.
+#[test]
+fn scattered_behind_others() {
+    let options = Options::with(|options| options.device.max_qp_wr = 32);
+    for before in 0..40 {
+        let mut world = World::with(options.clone(), 1);
+        for _ in 0..before {
+            let flush = Sqe::for_namespace(io::FLUSH, 9, 1);
+            assert_eq!(world.call(flush, &[]).0, StatusCode::SUCCESS);
+        }
+        world.read_scattered(16, StatusCode::SUCCESS);
+        world.read_scattered(16, StatusCode::SUCCESS);
+    }
+}
+
+/// Goal: one that needs more than there is fails, and nobody waits for it.
+#[test]
+fn scattered_too_widely() {
+    let mut world = World::with(
+        Options::with(|options| {
+            options.device.max_qp_wr = 32;
+            options.config.max_sgl_descriptors = 32;
+        }),
+        1,
+    );
+    world.read_scattered(32, StatusCode::INTERNAL_ERROR);
+    world.read_scattered(30, StatusCode::SUCCESS);
     assert!(world.closed.is_empty());
 }
 
