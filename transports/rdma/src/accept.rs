@@ -155,6 +155,7 @@ pub(crate) fn offer(
         local: asked.local,
         peer: asked.peer,
         depth: depth as u16,
+        sends,
         read_depth,
         invalidate,
         may_invalidate: Arc::clone(&domain.may_invalidate),

@@ -225,6 +225,8 @@ pub(crate) struct Incoming {
     pub peer: SocketAddr,
     /// Commands that the host may have outstanding.
     pub depth: u16,
+    /// Requests that it may have in its send queue: completions are reserved for so many, whatever the device has granted.
+    pub sends: u32,
     pub read_depth: u8,
     pub invalidate: bool,
     /// The device's: see [`Domain`].

@@ -238,8 +238,7 @@ impl World {
         assert_eq!(whole[..] == data[..], expected.is_success());
     }
 
-    /// Sends a command with what is in its capsule; its status, and the key that was invalidated.
-    pub fn call(&mut self, sqe: Sqe, capsule: &[u8]) -> (StatusCode, Option<u32>) {
+    fn send(&mut self, sqe: Sqe, capsule: &[u8]) {
         let mut data = self.host.memory.acquire(8192).unwrap();
         data.bytes_mut().unwrap()[..capsule.len()].copy_from_slice(capsule);
         data.truncate(capsule.len());
@@ -251,6 +250,11 @@ impl World {
             .unwrap();
         self.host.lane.signal_last();
         self.host.lane.post().unwrap();
+    }
+
+    /// Sends a command with what is in its capsule; its status, and the key that was invalidated.
+    pub fn call(&mut self, sqe: Sqe, capsule: &[u8]) -> (StatusCode, Option<u32>) {
+        self.send(sqe, capsule);
         for _ in 0..10 {
             self.turn();
             let queues = self.host.lane.queues().clone();
@@ -344,6 +348,34 @@ fn scattered_behind_others() {
         }
         world.read_scattered(16, StatusCode::SUCCESS);
         world.read_scattered(16, StatusCode::SUCCESS);
+    }
+}
+
+/// Goal: completions are reserved for all that a queue pair can have posted, also where the device has granted more than
+/// was asked for. Method: its send queue is full when it ends; nothing else does.
+#[test]
+fn granted_more() {
+    let mut world = World::with(
+        Options::with(|options| {
+            (options.config.srq_size, options.config.cq_size) = (0, 1);
+            options.config.read_depth = 1;
+        }),
+        1,
+    );
+    let place = world.host.memory.acquire(512).unwrap();
+    let descriptors = keyed(&place, world.host.rkey).0.repeat(16);
+    let number = world.rig.plug.queue_pairs()[0].number;
+    world.rig.fabric.pause(number, true);
+    for _ in 0..15 {
+        world.send(list(io::READ, 0, 256), &descriptors);
+    }
+    (0..4).for_each(|_| world.turn());
+    assert!(world.rig.plug.total().responses_waited > 0);
+    world.rig.fabric.flush(number);
+    (0..20).for_each(|_| world.turn());
+    match &world.closed[..] {
+        [Closed::Broken(why)] => assert!(why.contains("FLUSH"), "{why}"),
+        other => panic!("{other:?}"),
     }
 }
 

@@ -7,7 +7,6 @@ use nacre_nvmf_wire::{Cqe, Sqe};
 use nacre_rdma_verbs::{Lane, LaneConfig, Receiver, RecvConfig};
 
 use super::{ByNumber, Device, RdmaTransport, Slot};
-use crate::accept::message_bytes;
 use crate::conn::{Conn, Limits};
 use crate::shared::{Ended, Incoming, ToControl, ToCore};
 use crate::stats::add;
@@ -89,7 +88,9 @@ impl RdmaTransport {
                 data_bytes: config.receive_data_size(),
             }),
         };
-        let messages = self.messages.acquire(message_bytes(config));
+        // A device that cannot have a power of two cannot grant more than was asked for, either.
+        let places = incoming.sends.next_power_of_two() as usize;
+        let messages = self.messages.acquire(places * Cqe::SIZE);
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot::default());
             self.slots.len() as u32 - 1

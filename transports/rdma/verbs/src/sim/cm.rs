@@ -315,6 +315,8 @@ impl ConnectionManager for SimCm {
                 srq,
                 caps: QpCaps {
                     max_inline: wanted.max_inline.min(MAX_INLINE),
+                    // Drivers grant what their queues come to, which is seldom what was asked for.
+                    max_send_wr: (wanted.max_send_wr * 2).min(attributes.max_qp_wr),
                     ..wanted
                 },
                 state: QpState::Init,
