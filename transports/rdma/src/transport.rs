@@ -401,9 +401,9 @@ impl Transport for RdmaTransport {
             CloseWhy::Now => self.end(conn.index, Closed::Local),
             CloseWhy::Drained => {
                 open.draining = true;
-                open.established = false;
                 // An end that does not come by itself is made.
-                open.since = deadline;
+                open.deadline = deadline;
+                self.next_deadline = self.next_deadline.min(deadline);
                 self.mark_dirty(conn.index);
                 self.notice(conn.index);
             }

@@ -17,9 +17,10 @@ use nacre_nvmf_wire::opcode::io;
 use nacre_nvmf_wire::{Cqe, Sgl, Sqe};
 use nacre_rdma_verbs::sim::{ConnectFault, Target};
 use nacre_rdma_verbs::{AsyncEvent, CmEventKind, ConnParams, PortState, WcStatus};
+use nacre_reactor::Idle;
 
 use super::rig::{ENTRIES, Options, TARGET, TestRig};
-use crate::{HostOptions, RdmaHost};
+use crate::{HostOptions, RdmaConfig, RdmaHost};
 
 const CLASSES: [ClassSpec; 2] = [
     ClassSpec {
@@ -553,6 +554,29 @@ fn drained_close() {
     assert_eq!(world.closed, [Closed::Local]);
     assert_eq!(world.host_closed, Some(Closed::Peer));
     world.settle("drained");
+}
+
+/// Goal: one whose last response cannot leave ends all the same, in the time that it is given for that. Method: nothing of
+/// its queue pair moves.
+#[test]
+fn drained_close_that_cannot_be() {
+    let mut world = World::new(Options::default());
+    world.connect();
+    let (ours, _) = world.qps();
+    world.rig.fabric.pause(ours, true);
+    world.submit();
+    world.turns(4);
+    let conn = world.conn.unwrap();
+    world.rig.transport.close(conn, CloseWhy::Drained);
+    world.turns(4);
+    let idle = world.rig.transport.arm(world.rig.clock.now());
+    assert!(matches!(idle, Idle::Until(_)), "it is waited for: {idle:?}");
+    world.rig.transport.disarm();
+    assert_eq!(world.closed, []);
+    world.rig.clock.advance(RdmaConfig::default().drain_timeout);
+    world.turns(4);
+    assert_eq!(world.closed, [Closed::TimedOut]);
+    world.settle("drained in vain");
 }
 
 /// Connections that come while the plug is held are taken when it is not.

@@ -168,7 +168,7 @@ impl RdmaTransport {
                 continue;
             };
             let due = match (&conn.closing, conn.established) {
-                (None, false) => conn.since + self.shared.config.connect_timeout,
+                (None, false) if !conn.draining => conn.since + self.shared.config.connect_timeout,
                 _ => conn.deadline,
             };
             if due > self.now {
