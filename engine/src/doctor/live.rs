@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use nacre_rdma::{QueueNeed, RdmaConfig, shared_receives};
 use nacre_rdma_link::{CounterGroup, counters};
 use nacre_rdma_perf::wire::Refusal;
 use nacre_rdma_perf::{
@@ -329,11 +330,19 @@ pub fn completion_queues(system: &System, scope: &Scope, findings: &mut Vec<Find
         Ok(devices) => devices,
         Err(error) => return findings.push(Finding::skip(ID, error.to_string())),
     };
-    let (queues, depth) = (scope.queues(), u64::from(scope.depth()));
+    let config = RdmaConfig::default();
+    // No queue is deeper.
+    let (queues, depth) = (scope.queues(), scope.depth().min(4096));
     for device in devices {
         let attributes = device.attributes();
-        // For each command its receive, its data and its response; the admin queue has 32.
-        let needed = (queues * depth + 32) * 3;
+        let completions = |depth: u32| {
+            let need = QueueNeed::of(&config, attributes, depth, config.read_depth);
+            u64::from(need.completions())
+        };
+        // The admin queue has 32.
+        let needed = u64::from(shared_receives(&config, attributes).unwrap_or(0))
+            + queues * completions(depth)
+            + completions(32);
         let limit = u64::from(attributes.max_cqe);
         let evidence = format!(
             "a host with {queues} queues of depth {depth} needs {needed} completion entries, the device allows {limit} per queue"

@@ -59,7 +59,7 @@ fn needs_are_told() {
     )
     .json();
     assert_eq!(need["queue_pairs"], 5);
-    assert_eq!(need["cqes"], 3 * (4 * 128 + 32));
+    assert_eq!(need["cqes"], 4 * (512 + 128) + 128 + 32);
     assert_eq!(need["exceeded"], serde_json::json!([]));
 }
 

@@ -89,15 +89,16 @@ pub(crate) fn offer(
         .read_depth
         .min(attributes.max_initiator_depth)
         .min(asked.params.initiator_depth);
-    let sends = send_entries(config, depth, read_depth).min(attributes.max_qp_wr);
+    let need = QueueNeed::of(config, attributes, depth, read_depth);
     let caps = QpCaps {
-        max_send_wr: sends,
-        max_recv_wr: depth,
+        max_send_wr: need.sends,
+        max_recv_wr: need.receives,
         max_send_sge: SGES.min(attributes.max_sge),
         max_recv_sge: SGES.min(attributes.max_sge),
         max_inline: config.max_inline_data,
     };
-    let (endpoint, completions) = {
+    let completions = need.completions();
+    let endpoint = {
         let mut queues = core.queues();
         let (queues, used) = match queues.entry(asked.device) {
             std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
@@ -105,15 +106,10 @@ pub(crate) fn offer(
                 entry.insert(make_queues(config, &domain)?)
             }
         };
-        let completions = sends + if queues.is_shared() { 0 } else { depth };
         reserve(queues, *used + completions, attributes, counts)?;
-        let caps = QpCaps {
-            max_recv_wr: if queues.is_shared() { 0 } else { depth },
-            ..caps
-        };
         let endpoint = queues.create_qp(cm, asked.id, caps)?;
         *used += completions;
-        (endpoint, completions)
+        endpoint
     };
     let mut params = ConnParams {
         initiator_depth: read_depth,
@@ -155,7 +151,7 @@ pub(crate) fn offer(
         local: asked.local,
         peer: asked.peer,
         depth: depth as u16,
-        sends,
+        sends: need.sends,
         read_depth,
         invalidate,
         may_invalidate: Arc::clone(&domain.may_invalidate),
@@ -168,6 +164,43 @@ pub(crate) fn offer(
         params,
         completions,
     })
+}
+
+/// What one queue asks of its device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueNeed {
+    pub sends: u32,
+    /// Of its own; none where those of a core share theirs.
+    pub receives: u32,
+}
+
+impl QueueNeed {
+    /// A queue of `depth` commands, whose host answers `read_depth` READs at once.
+    pub fn of(
+        config: &RdmaConfig,
+        attributes: &DeviceAttributes,
+        depth: u32,
+        read_depth: u8,
+    ) -> QueueNeed {
+        let shared = shared_receives(config, attributes).is_some();
+        QueueNeed {
+            sends: send_entries(config, depth, read_depth).min(attributes.max_qp_wr),
+            receives: if shared { 0 } else { depth },
+        }
+    }
+
+    /// Whatever the device can do, and the host.
+    pub fn unlimited(config: &RdmaConfig, depth: u32) -> QueueNeed {
+        QueueNeed {
+            sends: send_entries(config, depth, config.read_depth),
+            receives: if config.srq_size > 0 { 0 } else { depth },
+        }
+    }
+
+    /// There can be so many of it at once.
+    pub fn completions(&self) -> u32 {
+        self.sends + self.receives
+    }
 }
 
 /// A response may need two writes and itself; those beyond what is here wait their turn. The one that needs most has room
@@ -189,18 +222,17 @@ pub(crate) fn message_bytes(config: &RdmaConfig) -> usize {
     entries as usize * nacre_nvmf_wire::cqe::Cqe::SIZE
 }
 
-/// Whether the connections of a device on a core share their receives.
-pub(crate) fn shares_receives(config: &RdmaConfig, attributes: &DeviceAttributes) -> bool {
-    config.srq_size > 0 && attributes.max_srq > 0
+/// Receives that the connections of a device on a core share; `None`: each has its own.
+pub fn shared_receives(config: &RdmaConfig, attributes: &DeviceAttributes) -> Option<u32> {
+    let shared = config.srq_size > 0 && attributes.max_srq > 0;
+    shared.then(|| config.srq_size.min(attributes.max_srq_wr))
 }
 
 /// With the completions that are spoken for already: those of the shared receives.
 fn make_queues(config: &RdmaConfig, domain: &Domain) -> Result<(Queues, u32), VerbsError> {
     let attributes = domain.domain.attributes();
-    let srq = shares_receives(config, attributes).then(|| {
-        let entries = config.srq_size.min(attributes.max_srq_wr);
-        (entries, SGES.min(attributes.max_srq_sge))
-    });
+    let shared = shared_receives(config, attributes);
+    let srq = shared.map(|entries| (entries, SGES.min(attributes.max_srq_sge)));
     let used = srq.map_or(0, |(entries, _)| entries);
     let cq = config.cq_size.max(used).min(attributes.max_cqe);
     Ok((Queues::new(&domain.domain, cq, srq)?, used))

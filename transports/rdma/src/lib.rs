@@ -34,6 +34,7 @@ mod transport;
 #[cfg(test)]
 mod tests;
 
+pub use accept::{QueueNeed, shared_receives};
 pub use config::{ConfigError, RdmaConfig};
 pub use host::{HostOptions, RdmaDialer, RdmaHost, RdmaHosts};
 pub use incident::Incident;

@@ -4,6 +4,7 @@
 use std::num::NonZeroU32;
 
 use clap::Args;
+use nacre_rdma::{QueueNeed, RdmaConfig};
 use nacre_rdma_verbs::DeviceAttributes;
 use serde_json::{Value, json};
 
@@ -19,20 +20,17 @@ pub struct SizeArgs {
     #[arg(long)]
     pub queues: NonZeroU32,
     /// Commands of each I/O queue
-    #[arg(long, default_value = "128")]
-    pub depth: NonZeroU32,
+    #[arg(long, default_value = "128", value_parser = clap::value_parser!(u16).range(2..=4096))]
+    pub depth: u16,
     /// Reactors that share the connections
     #[arg(long, default_value = "1")]
     pub reactors: NonZeroU32,
     /// Data that a command capsule may carry: the most of all listeners, which share their receives
     #[arg(long, value_name = "SIZE", default_value = "4KiB", value_parser = size::parse_bytes)]
     pub in_capsule: u64,
-    /// RDMA READs or WRITEs of one command: 1 unless hosts use scattered lists
-    #[arg(long, default_value = "1")]
-    pub data_wrs: NonZeroU32,
     /// Receives of the shared receive queue of each reactor; without one each queue has its own
-    #[arg(long, value_name = "ENTRIES")]
-    pub srq: Option<NonZeroU32>,
+    #[arg(long, value_name = "ENTRIES", value_parser = clap::value_parser!(u32).range(1..=262_144))]
+    pub srq: Option<u32>,
     /// Compare with the limits of this device
     #[arg(long)]
     pub device: Option<String>,
@@ -51,9 +49,7 @@ pub struct Limits {
 }
 
 /// Of the admin queue: Linux asks for 32 commands on it (NVMF_AQ_DEPTH).
-const ADMIN_DEPTH: u64 = 32;
-/// A command's capsule without data.
-const CAPSULE: u64 = 64;
+const ADMIN_DEPTH: u32 = 32;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Need {
@@ -61,40 +57,44 @@ pub struct Need {
     /// Of one I/O queue pair.
     pub send_wrs: u64,
     pub recv_wrs: u64,
-    /// Of each reactor's completion queue, if every command of every queue completes at once.
+    /// Of each reactor's completion queue: the transport accepts nobody for whom it has none.
     pub cqes: u64,
-    /// Memory for command capsules, over all reactors.
-    pub capsule_bytes: u64,
+    /// Memory for receives and responses, over all reactors.
+    pub memory_bytes: u64,
 }
 
 impl Need {
     pub fn of(args: &SizeArgs) -> Need {
         let number = |n: NonZeroU32| u64::from(n.get());
-        let (hosts, queues, depth) = (number(args.hosts), number(args.queues), number(args.depth));
+        let (hosts, queues) = (number(args.hosts), number(args.queues));
         let reactors = number(args.reactors);
-        // For each command its data and its response.
-        let sends = number(args.data_wrs).saturating_add(1);
         let io_pairs = hosts.saturating_mul(queues);
-        let commands = io_pairs
-            .saturating_mul(depth)
-            .saturating_add(hosts.saturating_mul(ADMIN_DEPTH));
-        let per_reactor = commands.div_ceil(reactors);
-        let receives = match args.srq {
-            Some(entries) => number(entries).saturating_mul(reactors),
-            None => commands,
+        let queue_pairs = io_pairs.saturating_add(hosts);
+        let usual = RdmaConfig::default();
+        let connections = queue_pairs.min(u32::MAX.into()) as usize;
+        let config = RdmaConfig {
+            in_capsule_data_size: args.in_capsule.min(1 << 20) as u32,
+            max_queue_depth: args.depth,
+            srq_size: args.srq.unwrap_or(0),
+            max_connections: usual.max_connections.max(connections),
+            ..usual
         };
-        let receives_completing = match args.srq {
-            Some(entries) => per_reactor.min(number(entries)),
-            None => per_reactor,
+        let needs = |depth| QueueNeed::unlimited(&config, depth);
+        let (io, admin) = (needs(args.depth.into()), needs(ADMIN_DEPTH));
+        // Connections go to the reactor that has least, whole.
+        let on_each = |pairs: u64, need: QueueNeed| {
+            let pairs = pairs.div_ceil(reactors);
+            pairs.saturating_mul(need.completions().into())
         };
         Need {
-            queue_pairs: io_pairs.saturating_add(hosts),
-            send_wrs: depth.saturating_mul(sends),
-            recv_wrs: args.srq.map_or(depth, number),
-            cqes: per_reactor
-                .saturating_mul(sends)
-                .saturating_add(receives_completing),
-            capsule_bytes: receives.saturating_mul(CAPSULE.saturating_add(args.in_capsule)),
+            queue_pairs,
+            // With these a queue is accepted; where a device has more, it gets them.
+            send_wrs: 2 * u64::from(args.depth),
+            recv_wrs: args.srq.unwrap_or(io.receives).into(),
+            cqes: on_each(io_pairs, io)
+                .saturating_add(on_each(hosts, admin))
+                .saturating_add(config.srq_size.into()),
+            memory_bytes: config.bytes_per_core().saturating_mul(reactors),
         }
     }
 
@@ -162,7 +162,7 @@ fn show(args: &SizeArgs, device: Option<(&str, Limits)>) -> Result<(), Failure> 
             "send_wrs": need.send_wrs,
             "recv_wrs": need.recv_wrs,
             "cqes": need.cqes,
-            "capsule_bytes": need.capsule_bytes,
+            "memory_bytes": need.memory_bytes,
             "exceeded": exceeded(&lines),
         }));
     }
@@ -174,8 +174,8 @@ fn show(args: &SizeArgs, device: Option<(&str, Limits)>) -> Result<(), Failure> 
         vec![(*name).to_owned(), need.to_string(), limit, fits.to_owned()]
     });
     let memory = vec![
-        "memory for command capsules".to_owned(),
-        output::bytes(need.capsule_bytes),
+        "memory for receives and responses".to_owned(),
+        output::bytes(need.memory_bytes),
         String::new(),
         String::new(),
     ];

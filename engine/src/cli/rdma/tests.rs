@@ -3,6 +3,7 @@
 use std::num::NonZeroU32;
 
 use clap::Parser;
+use nacre_rdma::RdmaConfig;
 use nacre_rdma_link::Fabric;
 use nacre_rdma_link::testing;
 use nacre_rdma_verbs::{DeviceAttributes, Wire};
@@ -119,21 +120,27 @@ fn needs_are_summed() {
     let need = Need::of(&size("--hosts 32 --queues 8 --depth 128"));
     assert_eq!(need.queue_pairs, 32 * 9);
     assert_eq!((need.send_wrs, need.recv_wrs), (256, 128));
-    let commands = 32 * 8 * 128 + 32 * 32;
-    assert_eq!(need.cqes, 3 * commands);
-    assert_eq!(need.capsule_bytes, commands * (64 + 4096));
+    // A data transfer and a response for each command, READs, and a power of two.
+    assert_eq!(need.cqes, 32 * 8 * (512 + 128) + 32 * (128 + 32));
+    let core = |change: &dyn Fn(&mut RdmaConfig)| {
+        let mut config = RdmaConfig::default();
+        change(&mut config);
+        config.bytes_per_core()
+    };
+    assert_eq!(need.memory_bytes, core(&|config| config.srq_size = 0));
 
     let shared = Need::of(&size(
         "--hosts 32 --queues 8 --depth 128 --srq 4096 --reactors 4 --in-capsule 0",
     ));
     assert_eq!(shared.recv_wrs, 4096);
-    assert_eq!(shared.cqes, 2 * commands / 4 + 4096);
-    assert_eq!(shared.capsule_bytes, 4 * 4096 * 64);
+    assert_eq!(shared.cqes, 64 * 512 + 8 * 128 + 4096);
+    let each = core(&|config| (config.srq_size, config.in_capsule_data_size) = (4096, 0));
+    assert_eq!(shared.memory_bytes, 4 * each);
 
     // Numbers that no machine has are no reason to overflow.
     let max = NonZeroU32::MAX;
     let absurd = Need::of(&size(&format!(
-        "--hosts {max} --queues {max} --depth {max} --data-wrs {max}"
+        "--hosts {max} --queues {max} --depth 4096 --srq 262144"
     )));
     assert_eq!(absurd.cqes, u64::MAX);
 }

@@ -7,7 +7,7 @@ use nacre_nvmf_wire::Sqe;
 use nacre_rdma_verbs::{DeviceAttributes, Provider};
 
 use crate::RdmaConfig;
-use crate::accept::{message_bytes, shares_receives};
+use crate::accept::{message_bytes, shared_receives};
 use crate::shared::Shared;
 
 /// Devices that one core serves at once: buffers have keys of so many.
@@ -41,7 +41,8 @@ impl Devices {
             wanted.is_none_or(|wanted| *wanted == device.name)
         };
         let all = there.iter().map(|device| device.attributes()).filter(used);
-        let (sharing, own): (Vec<_>, Vec<_>) = all.partition(|of| shares_receives(config, of));
+        let (sharing, own): (Vec<_>, Vec<_>) =
+            all.partition(|of| shared_receives(config, of).is_some());
         match (sharing.len(), own.len()) {
             (0, 0) => Devices::usual(config),
             (sharing, own) => Devices {
