@@ -35,6 +35,7 @@ impl World {
             }
         }
         self.checker.calm = true;
+        self.replacements_are_over()?;
         let index = self.serving()?;
         self.holders[index].add_lane();
         let lane = self.holders[index].lanes.len() - 1;
@@ -245,6 +246,20 @@ impl World {
             ));
         }
         Ok(())
+    }
+
+    /// Where all are in sync none is there that another one has come for.
+    fn replacements_are_over(&self) -> Result<(), String> {
+        let members = &self.record.members;
+        let replaced = |id: Uuid| members.iter().any(|m| m.id == id);
+        match members.iter().find(|m| m.replaces.is_some_and(replaced)) {
+            None => Ok(()),
+            Some(new) => Err(format!(
+                "what {} replaces is still there: {}",
+                new.device,
+                self.members()
+            )),
+        }
     }
 
     /// Members that are in sync hold the same.

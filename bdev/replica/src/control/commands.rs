@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::Control;
 use super::create::{Bench, check_name, check_settings};
 use super::disk::Disk;
-use super::state::Retry;
+use super::state::{Live, Retry};
 use crate::format::{BLOCK, Place, REGIONS_PER_PAGE, label_offset};
 use crate::handle::{Asked, Command, Happened, VolumeError};
 use crate::model::{MAX_MEMBERS, MemberRecord, MemberState, RESERVED, Settings, Stamp};
@@ -88,11 +88,16 @@ impl Control {
         })
     }
 
+    /// Whether a member that is in sync lacks nothing, and has lost nothing.
+    fn is_good_copy(&self, slot: usize, live: &Live) -> bool {
+        self.shared.needs[slot].is_empty() && live.is_whole()
+    }
+
     /// Whether the volume would have a good copy without a member, or somebody typed its name.
     fn must_keep_a_copy(&self, slot: usize, force: Option<&str>) -> Result<(), VolumeError> {
-        let others = self.state.borrow().in_sync().any(|(other, live)| {
-            other != slot && self.shared.needs[other].is_empty() && live.is_whole()
-        });
+        let good =
+            |(other, live): (usize, &Rc<Live>)| other != slot && self.is_good_copy(other, live);
+        let others = self.state.borrow().in_sync().any(good);
         let name = self.name();
         if others || !self.state.borrow().is_in_sync(slot) || force == Some(name.as_str()) {
             return Ok(());
@@ -196,6 +201,9 @@ impl Control {
         let live = self.state.borrow_mut().live[slot].take();
         let gone = self.commit(|record| {
             record.members.retain(|m| usize::from(m.slot) != slot);
+            for other in &mut record.members {
+                other.replaces = other.replaces.filter(|replaced| *replaced != member.id);
+            }
             let count = record.members.len() as u8;
             let least = &mut record.settings.min_in_sync;
             *least = (*least).min(count);
@@ -445,27 +453,35 @@ impl Control {
         }
     }
 
-    /// After the member that replaces another was promoted.
-    pub(super) async fn finish_replacement(&self, slot: usize) {
-        let replaced = {
-            let state = self.state.borrow();
-            let own = state.record.member(slot).and_then(|m| m.replaces);
-            let old = own.and_then(|id| state.record.members.iter().find(|m| m.id == id));
-            old.map(|m| usize::from(m.slot))
-        };
-        let Some(old) = replaced else {
+    /// Removes what a member replaces that has everything by now. Looked for in the record, again and again, and not once
+    /// after the promotion: the holder may have died since, or the new one may have lacked something just then.
+    pub(super) async fn finish_replacement(&self) {
+        if self.replaced().is_none() {
             return;
-        };
+        }
         let _one = self.membership.lock().await;
-        if self.must_keep_a_copy(old, None).is_err() {
+        // Whoever came before may have changed that.
+        let Some(old) = self.replaced() else {
             return;
-        }
+        };
         if self.remove_slot(old).await.is_ok() {
-            // Told once; the record forgets it with its next change.
-            if let Some(member) = self.state.borrow_mut().record.member_mut(slot) {
-                member.replaces = None;
-            }
+            // There may be another one, and those that are left may lack nothing any more.
+            self.bells.resync.notify_one();
         }
+    }
+
+    /// A member that is to go now. Without it there is a good copy: the one in its place.
+    pub(super) fn replaced(&self) -> Option<usize> {
+        let state = self.state.borrow();
+        if !state.serving || state.closed || state.fenced.is_some() {
+            return None;
+        }
+        let good = state
+            .in_sync()
+            .filter(|(slot, live)| self.is_good_copy(*slot, live));
+        let mut replaced = good.filter_map(|(slot, _)| state.record.member(slot)?.replaces);
+        let old = replaced.find_map(|id| state.record.members.iter().find(|m| m.id == id))?;
+        Some(usize::from(old.slot))
     }
 
     /// Everything on the media, and labels that say so. The queues on the volume are closed by now, or
@@ -507,7 +523,7 @@ impl Control {
         Ok(())
     }
 
-    async fn clear_log(&self, members: &[(usize, Rc<super::state::Live>)]) {
+    async fn clear_log(&self, members: &[(usize, Rc<Live>)]) {
         let _log = self.log.lock().await;
         let regions = self.state.borrow().record.regions();
         let mut pages = Vec::new();

@@ -277,7 +277,8 @@ impl Control {
         state.record.member(slot).map(|m| m.id).unwrap_or_default()
     }
 
-    /// Looks whether devices have gone, or have lost what they had acknowledged.
+    /// Looks whether devices have gone, or have lost what they had acknowledged; and, as that is where this comes by after
+    /// each decision, whether a member is to go that was replaced.
     pub(super) async fn watch_losses(self: Rc<Control>) {
         loop {
             self.look_at_devices();
@@ -299,6 +300,10 @@ impl Control {
             if let Some(why) = lost(&live) {
                 self.suspect(slot, live.incarnation, why);
             }
+        }
+        // Whatever was in the way is over, whether that was told or not.
+        if self.replaced().is_some() {
+            self.bells.resync.notify_one();
         }
     }
 

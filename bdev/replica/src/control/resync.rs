@@ -1,4 +1,4 @@
-//! Copying what members lack, a region at a time, and promoting those that lack nothing.
+//! Copying what members lack, a region at a time, and promoting those that lack nothing; then what they replace goes.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -39,6 +39,7 @@ impl Control {
             loop {
                 self.promote_all().await;
                 self.copy_urgent().await;
+                self.finish_replacement().await;
                 let Some(region) = self.next_needed(at).or_else(|| self.next_needed(0)) else {
                     break;
                 };
@@ -386,7 +387,6 @@ impl Control {
             kind,
             bytes,
         });
-        self.finish_replacement(slot).await;
     }
 
     /// Keeps how far members have been filled, so that a restart goes on from there.

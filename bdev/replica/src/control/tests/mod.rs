@@ -9,5 +9,6 @@ mod guarded;
 mod members;
 mod prepared;
 mod rebuild;
+mod replaced;
 mod rig;
 mod short;

@@ -1,0 +1,203 @@
+//! A replacement that could not be finished when the new replica was promoted.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use nacre_bdev::Op;
+use nacre_bdev::fault::{Action, Fault};
+
+use super::rig::{DISK_BLOCKS, World};
+use crate::handle::{Command, Happened, NewVolume, VolumeState};
+use crate::model::{MemberState, Settings};
+use crate::store::{Call, Plan, Request};
+
+const SLOW: Duration = Duration::from_secs(5);
+
+/// Each change of the record is made so long after it was asked for, and answered so long after that.
+fn slow_store(world: &World, before: Duration, after: Duration) {
+    let plan = move |call: &Call| match call.request {
+        Request::Swap => Plan {
+            before,
+            after,
+            ..Plan::default()
+        },
+        _ => Plan::default(),
+    };
+    world.store.plan(Some(Box::new(plan)));
+}
+
+/// A volume of so many disks one of which, `d0`, is to be replaced, and a store that takes its time. The log names
+/// nothing: what is reconciled after a crash is promoted once more.
+fn begun(disks: usize, settings: Settings, before: Duration, after: Duration) -> World {
+    let mut world = World::empty(disks);
+    world.create(disks, settings).unwrap();
+    world.open().unwrap();
+    world.add_disk("new", DISK_BLOCKS);
+    for at in 0..16 {
+        world.write(at * 900, 8, at as u8 + 1);
+    }
+    world.until(|world| world.status().dirty_regions == 0);
+    slow_store(&world, before, after);
+    let replace = Command::Replace {
+        member: "d0".into(),
+        device: "new".into(),
+        force: false,
+    };
+    world.run(replace).unwrap();
+    world
+}
+
+fn has(world: &World, device: &str) -> bool {
+    let record = world.record();
+    record.members.iter().any(|m| m.device == device)
+}
+
+fn is_promoted(world: &World) -> bool {
+    has(world, "new") && world.member_state("new") == MemberState::InSync
+}
+
+/// The store was asked to promote the new one, and has not done it yet.
+fn until_promoting(world: &mut World, slot: usize) {
+    let filled = |world: &World| {
+        let shared = &world.handle.as_ref().unwrap().shared;
+        world.status().members[slot].attached && shared.needs[slot].is_empty()
+    };
+    world.until(filled);
+    world.pass(Duration::from_secs(1));
+    assert!(!is_promoted(world));
+}
+
+/// Nothing is left of the replacement: not even the old one's label.
+fn is_finished(world: &mut World) {
+    let record = world.record();
+    assert!(record.members.iter().all(|m| m.replaces.is_none()));
+    world.until(|world| world.heard(|e| matches!(e, Happened::MemberRemoved { .. })));
+    world
+        .create_new(NewVolume {
+            name: "other".into(),
+            id: None,
+            bytes: None,
+            devices: vec!["d0".into()],
+            settings: Settings::default(),
+            force: true,
+        })
+        .unwrap();
+}
+
+/// The holder dies when the store knows that the new one is in sync, and not yet that the old one is gone. The next one
+/// ends that, whoever is there; without the new one it waits for it.
+#[test]
+fn a_crash_between_promotion_and_removal() {
+    for away in [None, Some("d0"), Some("new")] {
+        let mut world = begun(2, Settings::default(), SLOW, Duration::ZERO);
+        world.until(is_promoted);
+        world.crash();
+        world.store.plan(None);
+        assert!(has(&world, "d0"), "it died before");
+        if let Some(away) = away {
+            world.shelf.take(away);
+        }
+        world.open().unwrap();
+        if away == Some("new") {
+            world.pass(Duration::from_secs(30));
+            assert_eq!(world.member_state("d0"), MemberState::InSync);
+            world.write(0, 8, 77);
+            world.shelf.bring("new");
+        }
+        world.until(|world| world.status().members.len() == 2);
+        assert!(!has(&world, "d0"), "away: {away:?}");
+        world.until_healthy();
+        let read = world.read(0);
+        assert_eq!(read, if away == Some("new") { 77 } else { 1 });
+        world.all_equal(&["d1", "new"]);
+        if away != Some("d0") {
+            is_finished(&mut world);
+        }
+    }
+}
+
+/// It dies when the store knows that the old one is gone, too, and it does not: there is nothing left to do.
+#[test]
+fn a_crash_after_removal() {
+    let mut world = begun(2, Settings::default(), Duration::ZERO, SLOW);
+    world.until(|world| !has(world, "d0"));
+    world.crash();
+    world.store.plan(None);
+    let before = world.record();
+    world.open().unwrap();
+    world.until_healthy();
+    world.pass(Duration::from_secs(10));
+    assert!(!world.heard(|e| matches!(e, Happened::MemberRemoved { .. })));
+    let ids = |record: &crate::model::VolumeRecord| -> Vec<_> {
+        record.members.iter().map(|m| m.id).collect()
+    };
+    assert_eq!(ids(&world.record()), ids(&before));
+    assert!(world.record().members.iter().all(|m| m.replaces.is_none()));
+    world.all_equal(&["d1", "new"]);
+}
+
+/// While the new one is promoted a lane leaves something to be copied to it: what is replaced is the only good copy
+/// then. It stays until that is copied, nothing is asked of the store meanwhile, and then it goes.
+#[test]
+fn the_only_good_copy_goes_when_there_is_another() {
+    let settings = Settings {
+        settle_ms: 8_000,
+        ..Settings::default()
+    };
+    let mut world = begun(1, settings, SLOW, Duration::ZERO);
+    until_promoting(&mut world, 1);
+    let hang = Fault {
+        range: Some((2048 + 64, 8)),
+        ..Fault::new(Action::Hang).on(&[Op::Write])
+    };
+    let hang = world.shelf.fault("new").inject(hang).unwrap();
+    let _never = world.begin_write(64, 8, 99);
+    world.pass(Duration::from_millis(100));
+    assert_eq!(world.medium("d0")[64], 99, "one of them has it");
+    world.shelf.fault("new").remove(hang);
+    world.lane = None;
+    let ended = |world: &World| world.heard(|e| matches!(e, Happened::ResyncEnded { .. }));
+    world.until(ended);
+    let swaps = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&swaps);
+    world.store.plan(Some(Box::new(move |call| {
+        if call.request == Request::Swap {
+            counted.fetch_add(1, Ordering::Relaxed);
+        }
+        Plan::default()
+    })));
+    world.pass(Duration::from_secs(2));
+    assert!(has(&world, "d0"), "it is the only one that has everything");
+    assert_eq!(world.state(), VolumeState::Degraded);
+    assert_eq!(swaps.load(Ordering::Relaxed), 0);
+    world.until(|world| !has(world, "d0"));
+    world.until_healthy();
+    assert_eq!(swaps.load(Ordering::Relaxed), 1);
+    let volume = Arc::clone(world.handle.as_ref().unwrap().volume());
+    world.lane = Some(volume.open(&world.pool).unwrap());
+    assert_eq!((world.read(0), world.read(64)), (1, 99));
+    is_finished(&mut world);
+}
+
+/// The new one is lost between its promotion and the removal, for something else was to be done first: what it replaces
+/// stays, although there is a third one.
+#[test]
+fn nothing_goes_for_one_that_is_lost() {
+    let mut world = begun(2, Settings::default(), SLOW, Duration::ZERO);
+    until_promoting(&mut world, 2);
+    let handle = world.handle.clone().unwrap();
+    let settings = Box::new(Settings::default());
+    let set = async move { handle.run(Command::Set { settings }).await };
+    let set = world.core.core().spawn_local(set);
+    world.until(is_promoted);
+    world.pass(Duration::from_secs(1));
+    assert!(!set.is_finished(), "it comes before the removal");
+    world.shelf.remove("new");
+    world.until(|world| matches!(world.member_state("new"), MemberState::Out { .. }));
+    world.store.plan(None);
+    world.pass(Duration::from_secs(30));
+    assert_eq!(world.member_state("d0"), MemberState::InSync);
+    assert_eq!(world.record().members.len(), 3);
+    world.all_equal(&["d0", "d1"]);
+}
