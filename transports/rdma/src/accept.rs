@@ -34,8 +34,9 @@ pub(crate) struct Offered {
     pub info: QueuePairInfo,
     /// What to accept it with, once the core is ready.
     pub params: ConnParams,
-    /// Completions that it can make.
+    /// Completions that it can make, and the queues where they are reserved.
     pub completions: u32,
+    pub queues: u64,
 }
 
 /// Why not, for the host and for the log.
@@ -138,7 +139,7 @@ pub(crate) fn offer(
     params
         .private_data
         .extend(accept.as_bytes().iter().copied());
-    let kind = QueueKind::of(request.qid);
+    let (kind, queues) = (QueueKind::of(request.qid), endpoint.queues().id());
     core.load.add(kind);
     core.send(ToCore::Incoming(Box::new(Incoming {
         id: asked.id,
@@ -163,6 +164,7 @@ pub(crate) fn offer(
         info,
         params,
         completions,
+        queues,
     })
 }
 

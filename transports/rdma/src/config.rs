@@ -7,6 +7,9 @@ use nacre_nvmf::transport::{TransportCaps, TransportType};
 
 use crate::transport::{CoreMemory, Devices};
 
+/// Shared receives of one core and device: more than adapters have, and memory that there is.
+const MAX_SRQ_SIZE: u32 = 262_144;
+
 /// Options of the RDMA transport. What a device cannot do is clamped to what it can.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RdmaConfig {
@@ -129,6 +132,12 @@ impl RdmaConfig {
             "at least 16777216",
         )?;
         check(self.backlog > 0, "backlog", 0, "at least 1")?;
+        check(
+            self.srq_size <= MAX_SRQ_SIZE,
+            "srq_size",
+            self.srq_size.into(),
+            "at most 262144",
+        )?;
         check(self.cq_size > 0, "cq_size", 0, "at least 1")?;
         check(self.read_depth > 0, "read_depth", 0, "at least 1")?;
         check(
@@ -183,4 +192,23 @@ impl RdmaConfig {
 
 pub(crate) fn in_capsule_fits(bytes: u32) -> bool {
     bytes.is_multiple_of(16) && bytes <= 1 << 20
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shared_receives_are_bounded() {
+        let of = |srq_size| RdmaConfig {
+            srq_size,
+            ..RdmaConfig::default()
+        };
+        for srq_size in [0, 1, 2048, MAX_SRQ_SIZE] {
+            of(srq_size).validate().unwrap();
+        }
+        let error = of(MAX_SRQ_SIZE + 1).validate().unwrap_err().to_string();
+        assert!(error.contains("srq_size"), "{error}");
+        assert!(error.contains("262144"), "{error}");
+    }
 }

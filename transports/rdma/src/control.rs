@@ -180,7 +180,10 @@ impl Control {
     fn withdraw(&mut self, id: CmId) -> Option<Offered> {
         let offered = self.conns.remove(&id)?;
         offered.core.load.remove(offered.kind);
-        if let Some((_, used)) = offered.core.queues().get_mut(&offered.device) {
+        // Those that it was reserved in may have failed, and others be in their place.
+        if let Some((queues, used)) = offered.core.queues().get_mut(&offered.device)
+            && queues.id() == offered.queues
+        {
             *used -= offered.completions;
         }
         Some(offered)

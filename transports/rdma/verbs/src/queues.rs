@@ -92,6 +92,11 @@ impl Queues {
         self.inner.srq.is_some()
     }
 
+    /// Of no other queues, ever.
+    pub fn id(&self) -> u64 {
+        self.inner.id
+    }
+
     pub fn is_same(&self, other: &Queues) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
