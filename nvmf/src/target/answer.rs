@@ -86,19 +86,24 @@ impl Group {
 
 impl QueuePair {
     /// Ends a command without data well; the answer is sent by whoever asks for it.
-    pub(super) fn success_of(&mut self, index: ReqIndex, now: Nanos) -> Response {
+    pub(super) fn success_of(&mut self, index: ReqIndex, now: Nanos) -> Option<Response> {
         let Request { sqe, started, .. } = self.requests[index];
-        let (tag, cqe) = (self.tag(index), Cqe::success(sqe.cid()));
-        let took = now.since(started);
-        self.stats.finished(Kind::Other, 0, true, took);
+        let tag = self.tag(index);
+        let done = Done {
+            kind: Kind::Other,
+            bytes: 0,
+            lba: 0,
+            started,
+        };
+        let cqe = self.conclude(&sqe, done, Cqe::success(sqe.cid()), now);
         self.requests.end(index);
-        Response {
+        cqe.map(|cqe| Response {
             tag,
-            cqe: self.seal(cqe),
+            cqe,
             data: Extents::new(),
             sgl: sqe.sgl_descriptor(),
             lent: None,
-        }
+        })
     }
 
     /// Every command that was taken ends here: it is counted, noted if it failed, and its completion filled in. `None`:

@@ -395,7 +395,7 @@ impl Group {
             return self.close_queue(q, CloseWhy::Drained, now);
         }
         let qp = self.queue(q);
-        qp.farewell = Some(Box::new(qp.success_of(index, now)));
+        qp.farewell = qp.success_of(index, now).map(Box::new);
         self.end_queue(q);
         self.reap(q, now);
     }

@@ -111,7 +111,8 @@ impl RxBuffers {
     /// A small one beyond the count, for a connection that must be heard though all others are taken.
     #[cold]
     fn lease_small(&self) -> Option<Buf> {
-        one_buffer(SMALL.min(self.bytes))
+        // Smaller than the others in any case: it must not become one of them.
+        one_buffer(SMALL.min(self.bytes / 2))
     }
 
     #[inline]

@@ -72,26 +72,28 @@ fn waiting_queues_do_not_silence_admin_queues() {
         let buffers = std::mem::replace(&mut raw.buffers, RxBuffers::new(2, 16 << 10));
         (raw, hoard, buffers)
     };
-    let (_first, _hoard, buffers) = waits(RxBuffers::new(2, 16 << 10));
-    let (_second, _hoard, buffers) = waits(buffers);
+    for bytes in [1 << 10, 4 << 10, 16 << 10] {
+        let (_first, _hoard, buffers) = waits(RxBuffers::new(2, bytes));
+        let (_second, _hoard, buffers) = waits(buffers);
 
-    let mut raw = Raw::new(TargetConfig::default());
-    raw.buffers = buffers;
-    raw.feed(IcReq::new(DataAlignment::DWORD, Digests::NONE, 1).as_bytes());
-    assert_eq!(raw.out.len(), 128, "no ICResp");
-    raw.conn.established(QueueParams {
-        qid: 0,
-        ..io_queue(false)
-    });
-    let (offset, length) = (0, 8192);
-    let write = write_sqe(1, Sgl::InCapsule { offset, length });
-    raw.feed(&capsule(write, &pattern(1, 8192)));
-    assert!(raw.app.written[&1] == pattern(1, 8192));
+        let mut raw = Raw::new(TargetConfig::default());
+        raw.buffers = buffers;
+        raw.feed(IcReq::new(DataAlignment::DWORD, Digests::NONE, 1).as_bytes());
+        assert_eq!(raw.out.len(), 128, "no ICResp");
+        raw.conn.established(QueueParams {
+            qid: 0,
+            ..io_queue(false)
+        });
+        let (offset, length) = (0, 8192);
+        let write = write_sqe(1, Sgl::InCapsule { offset, length });
+        raw.feed(&capsule(write, &pattern(1, 8192)));
+        assert!(raw.app.written[&1] == pattern(1, 8192));
 
-    raw.conn.established(io_queue(false));
-    let mut slices = RecvSlices::new();
-    assert!(
-        !raw.conn.recv_slices(&mut raw.buffers, &mut slices),
-        "it is one of those that wait now"
-    );
+        raw.conn.established(io_queue(false));
+        let mut slices = RecvSlices::new();
+        assert!(
+            !raw.conn.recv_slices(&mut raw.buffers, &mut slices),
+            "it is one of those that wait now"
+        );
+    }
 }
