@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use nacre_nvmf_wire::commands::io::{CopyCommand, CopyFormat, CopyRange0};
+use nacre_nvmf_wire::commands::io::CopyRange0;
 use nacre_nvmf_wire::opcode::io as opcode;
 use nacre_nvmf_wire::{Sgl, Sqe, StatusCode};
 use zerocopy::IntoBytes;
@@ -61,16 +61,7 @@ fn copy_names_the_range_that_failed() {
     let (mut rig, told) = rig_told();
     let io = rig.io();
     let ranges = [0u64, 100, 200].map(|from| CopyRange0::new(from, 4));
-    let copy = CopyCommand {
-        sdlba: 1000,
-        ranges: 3,
-        format: CopyFormat::Format0,
-        fua: false,
-        lr: false,
-        read_protection: 0,
-        protection: Default::default(),
-        directive: Default::default(),
-    };
+    let copy = copy_of(1000, 3);
     for (at, bad) in [0, 100, 200].into_iter().enumerate() {
         told.tell(|state| state.bad = Some(bad));
         let sqe = copy.to_sqe(5, 1).with_sgl(Sgl::Transport { length: 96 });

@@ -273,16 +273,7 @@ fn copy_gathers_ranges() {
         CopyRange0::new(20, 1),
         CopyRange0::new(10, 5),
     ];
-    let copy = commands::CopyCommand {
-        sdlba: 1000,
-        ranges: 3,
-        format: commands::CopyFormat::Format0,
-        fua: false,
-        lr: false,
-        read_protection: 0,
-        protection: Default::default(),
-        directive: Default::default(),
-    };
+    let copy = copy_of(1000, 3);
     let sqe = copy.to_sqe(50, 1).with_sgl(Sgl::Transport { length: 96 });
     let status = rig.status(io, sqe, ranges.as_bytes());
     assert!(status.is_success(), "{status}");

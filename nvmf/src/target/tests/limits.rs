@@ -2,7 +2,7 @@
 //! by one.
 
 use nacre_nvmf_wire::commands::io::{
-    CopyCommand, CopyFormat, CopyRange0, DatasetManagement, DsmRange, ReadWrite, WriteZeroes,
+    CopyRange0, DatasetManagement, DsmRange, ReadWrite, WriteZeroes,
 };
 use nacre_nvmf_wire::features::fid;
 use nacre_nvmf_wire::identify::{NvmController, cns};
@@ -124,16 +124,7 @@ fn copy_sizes() {
         (vec![half, half + 1], too_much),
         (vec![1, 1, 1], too_much),
     ] {
-        let copy = CopyCommand {
-            sdlba: 1000,
-            ranges: sources.len() as u16,
-            format: CopyFormat::Format0,
-            fua: false,
-            lr: false,
-            read_protection: 0,
-            protection: Default::default(),
-            directive: Default::default(),
-        };
+        let copy = copy_of(1000, sources.len() as u16);
         let data: Vec<CopyRange0> = sources.iter().map(|n| CopyRange0::new(100, *n)).collect();
         let length = data.as_bytes().len() as u32;
         let cid = rig.cid();

@@ -10,6 +10,7 @@ use std::time::Duration;
 use nacre_bdev::layer::Layer;
 use nacre_bdev::{Bdev, malloc};
 use nacre_hugepages::{Buf, ClassSpec, Pool};
+use nacre_nvmf_wire::commands::io::{CopyCommand, CopyFormat};
 use nacre_nvmf_wire::fabrics::{
     Connect, ConnectAttributes, ConnectData, PropertySet, PropertySize,
 };
@@ -500,6 +501,20 @@ impl Rig {
                 );
             }
         }
+    }
+}
+
+/// A Copy to `sdlba` of as many source ranges, which are its data.
+pub fn copy_of(sdlba: u64, ranges: u16) -> CopyCommand {
+    CopyCommand {
+        sdlba,
+        ranges,
+        format: CopyFormat::Format0,
+        fua: false,
+        lr: false,
+        read_protection: 0,
+        protection: Default::default(),
+        directive: Default::default(),
     }
 }
 

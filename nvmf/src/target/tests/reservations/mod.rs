@@ -9,7 +9,7 @@ use std::sync::Arc;
 use nacre_nvmf_wire::aen::AsyncEvent;
 use nacre_nvmf_wire::commands::admin::{GetFeatures, GetLogPage, SetFeatures, async_event_request};
 use nacre_nvmf_wire::commands::io::{
-    CopyCommand, CopyFormat, CopyRange0, DatasetManagement, DsmRange, ReadWrite, WriteZeroes,
+    CopyRange0, DatasetManagement, DsmRange, ReadWrite, WriteZeroes,
 };
 use nacre_nvmf_wire::commands::reservation::{
     Acquire, AcquireAction, AcquireData, PersistChange, Register, RegisterAction, RegisterData,
@@ -205,16 +205,7 @@ fn every_command(rig: &mut Rig) -> Vec<(&'static str, Sqe, Vec<u8>, bool)> {
         command.to_sqe(cid, 1).with_sgl(sgl)
     };
     let source = CopyRange0::new(60, 1);
-    let copy = CopyCommand {
-        sdlba: 50,
-        ranges: 1,
-        format: CopyFormat::Format0,
-        fua: false,
-        lr: false,
-        read_protection: 0,
-        protection: Default::default(),
-        directive: Default::default(),
-    };
+    let copy = copy_of(50, 1);
     let copy_sgl = Sgl::Transport { length: 32 };
     let zeroes = WriteZeroes {
         slba: 30,
