@@ -56,21 +56,21 @@ family!(
     BYTES,
     "nacre_nvmf_bytes",
     Counter,
-    "Bytes moved by a host, as long.",
+    "Bytes moved by a host, from its first connection until the last one of its connections ends.",
     ["subsystem", "host", "transport", "op"]
 );
 family!(
     ERRORS,
     "nacre_nvmf_errors",
     Counter,
-    "Commands of a host answered with an error, as long.",
+    "Commands of a host answered with an error, from its first connection until the last one of its connections ends.",
     ["subsystem", "host", "transport", "op"]
 );
 family!(
     LATENCY,
     "nacre_nvmf_latency_seconds",
     Histogram,
-    "Time from a command's arrival to its answer, by host, as long.",
+    "Time from a command's arrival to its answer, by host, from its first connection until the last one of its connections ends.",
     ["subsystem", "host", "transport", "op"]
 );
 family!(

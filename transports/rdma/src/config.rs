@@ -8,7 +8,7 @@ use nacre_nvmf::transport::{TransportCaps, TransportType};
 use crate::transport::{CoreMemory, Devices};
 
 /// Shared receives of one core and device: more than adapters have, and memory that there is.
-const MAX_SRQ_SIZE: u32 = 262_144;
+pub const MAX_SRQ_SIZE: u32 = 262_144;
 
 /// Options of the RDMA transport. What a device cannot do is clamped to what it can.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -35,7 +35,7 @@ mod transport;
 mod tests;
 
 pub use accept::{QueueNeed, shared_receives};
-pub use config::{ConfigError, RdmaConfig};
+pub use config::{ConfigError, MAX_SRQ_SIZE, RdmaConfig};
 pub use host::{HostOptions, RdmaDialer, RdmaHost, RdmaHosts};
 pub use incident::Incident;
 pub use plug::RdmaPlug;

@@ -4,7 +4,7 @@
 use std::num::NonZeroU32;
 
 use clap::Args;
-use nacre_rdma::{QueueNeed, RdmaConfig};
+use nacre_rdma::{MAX_SRQ_SIZE, QueueNeed, RdmaConfig};
 use nacre_rdma_verbs::DeviceAttributes;
 use serde_json::{Value, json};
 
@@ -29,7 +29,7 @@ pub struct SizeArgs {
     #[arg(long, value_name = "SIZE", default_value = "4KiB", value_parser = size::parse_bytes)]
     pub in_capsule: u64,
     /// Receives of the shared receive queue of each reactor; without one each queue has its own
-    #[arg(long, value_name = "ENTRIES", value_parser = clap::value_parser!(u32).range(1..=262_144))]
+    #[arg(long, value_name = "ENTRIES", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_SRQ_SIZE)))]
     pub srq: Option<u32>,
     /// Compare with the limits of this device
     #[arg(long)]
