@@ -356,13 +356,17 @@ disconnect() { # disconnect NQN: waits until it is gone
 
 gone() { [ -z "$(ctrl_of "$1")" ]; }
 
+# What every fio has whose data is verified. A load by time begins anew with its blocks while the last of them are still
+# under way; two I/Os for one block at once may leave of it, or find, part of the one and part of the other, on any disk.
+FIO_VERIFIED=(--verify=crc32c --verify_fatal=1 --serialize_overlap=1)
+
 # fio with its data verified: fio_verify DEV NAME OPTIONS…
 fio_verify() {
     local dev=$1 name=$2
     shift 2
     step "fio $name: $*"
     fio --name="$name" --filename="$dev" --ioengine=libaio --direct=1 --randrepeat=0 --group_reporting \
-        --verify=crc32c --verify_fatal=1 --do_verify=1 --output="$WORK/fio-$name.log" "$@" ||
+        "${FIO_VERIFIED[@]}" --do_verify=1 --output="$WORK/fio-$name.log" "$@" ||
         { cat "$WORK/fio-$name.log"; die "fio $name"; }
     if grep -E 'err=[^ ]*[1-9]|verify: bad' "$WORK/fio-$name.log"; then die "fio $name met an error"; fi
 }

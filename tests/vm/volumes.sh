@@ -7,7 +7,7 @@
 LOAD=
 load_start() { # load_start FILE SIZE [FIO OPTIONS…]
     fio --name=load --filename="$1" --size="$2" --rw=randrw --bsrange=4k-32k --iodepth=4 --ioengine=libaio --direct=1 \
-        --verify=crc32c --verify_fatal=1 --verify_backlog=64 --verify_state_save=0 --time_based --runtime=3600 \
+        "${FIO_VERIFIED[@]}" --verify_backlog=64 --verify_state_save=0 --time_based --runtime=3600 \
         "${@:3}" --output="$WORK/fio.log" &
     LOAD=$!
     # Whatever fails from here on, nothing is left behind that writes.

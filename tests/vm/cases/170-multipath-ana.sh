@@ -43,7 +43,7 @@ moved "$PORT" "$SECOND"
 
 step "states that change under I/O move it, and nothing fails"
 fio --name=verify --filename="$DISK" --rw=randwrite --bs=4k --iodepth=8 --ioengine=libaio --direct=1 --size=8m \
-    --verify=crc32c --verify_fatal=1 --time_based --runtime=12 --output="$WORK/fio.log" &
+    "${FIO_VERIFIED[@]}" --time_based --runtime=12 --output="$WORK/fio.log" &
 FIO=$!
 sleep 2
 ana "$PORT" inaccessible

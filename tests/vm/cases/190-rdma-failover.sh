@@ -37,7 +37,7 @@ wait_until 90 ns_dev "$NQN" 1
 DEV=$(ns_dev "$NQN" 1)
 
 fio --name=verify --filename="$DEV" --rw=randwrite --bs=4k --iodepth=8 --ioengine=libaio --direct=1 --size=4m \
-    --verify=crc32c --verify_fatal=1 --verify_backlog=128 --time_based --runtime=90 --output="$WORK/fio.log" &
+    "${FIO_VERIFIED[@]}" --verify_backlog=128 --time_based --runtime=90 --output="$WORK/fio.log" &
 load=$!
 step "RDMA carries the load"
 before=$(ios rdma) tcp=$(ios tcp)
