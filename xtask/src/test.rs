@@ -185,11 +185,19 @@ fn unit_tests(root: &Path, filter: &[String]) -> Result<Tally> {
     let mut command = setup::cargo();
     command
         .current_dir(root)
+        // What random blows find is found here, where nobody waits.
+        .env("NACRE_TEST_AT_LENGTH", "1")
+        .env("RUST_TEST_THREADS", test_threads().to_string())
         .args(["test", "--workspace", "--locked", "--no-fail-fast", "--"])
         .args(filter);
     let mut reader = CargoTest::default();
     let end = process::stream(&mut command, UNIT_LIMIT, |line| reader.line(line))?;
     Ok(finish(reader, "tests", end, filter))
+}
+
+/// The longest tests wait for daemons most of the time, not for a processor.
+fn test_threads() -> usize {
+    2 * std::thread::available_parallelism().map_or(2, usize::from)
 }
 
 /// Exhaustive interleavings of what crosses cores: `tests/loom.rs` of the packages that have one.

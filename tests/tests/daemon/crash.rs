@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use nacre_bdev::Status;
 use nacre_nvmf::host::IoStats;
+use nacre_tests::at_length;
 use nacre_tests::daemon::{Daemon, Place, free_address};
 use nacre_tests::host::{Host, options};
 use nacre_tests::rng::Rng;
@@ -15,9 +16,6 @@ use crate::ledger::BLOCK;
 use crate::load::{BLOCKS, Load};
 
 const NQN: &str = "nqn.2025-01.io.nacre:crash";
-/// Of kills and stops together.
-const ENDS: u32 = 12;
-const FREEZES: u32 = 3;
 
 /// A file to be used by [`Load`], on as many cores as there are queues, if there are.
 fn serve(place: &Place) -> (Daemon, std::net::SocketAddr, u32) {
@@ -45,7 +43,9 @@ fn nothing_acknowledged_is_lost_to_kill_9() {
     let (mut daemon, address, nsid) = serve(&place);
     let mut load = Load::start(address, options(NQN), nsid, &mut rng);
     load.run(1000);
-    for end in 0..ENDS {
+    // Of kills and stops together.
+    let ends: u64 = at_length(4, 12);
+    for end in 0..ends {
         let after = Duration::from_micros(rng.below(150_000));
         daemon = load.run_during(|| {
             std::thread::sleep(after);
@@ -67,7 +67,7 @@ fn nothing_acknowledged_is_lost_to_kill_9() {
     load.check_all("after the last restart");
 
     let stats = load.stats();
-    let all_lost = |s: &IoStats| s.losses > u64::from(ENDS);
+    let all_lost = |s: &IoStats| s.losses > ends;
     assert!(
         stats.iter().all(all_lost),
         "not every end was met: {stats:?}"
@@ -93,7 +93,7 @@ fn a_frozen_daemon_does_not_write_late() {
     patient.connect_timeout = Duration::from_millis(300);
     let mut load = Load::start(address, patient, nsid, &mut rng);
     load.run(500);
-    for _ in 0..FREEZES {
+    for _ in 0..at_length(1, 3) {
         let (before, after) = (load.stats(), Duration::from_micros(rng.below(20_000)));
         load.run_during(|| {
             std::thread::sleep(after);

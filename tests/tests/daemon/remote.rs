@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use nacre_bdev::Status;
+use nacre_tests::at_length;
 use nacre_tests::daemon::{Daemon, Place, free_address};
 use nacre_tests::host::{Host, options};
 use nacre_tests::rng::Rng;
@@ -15,8 +16,6 @@ use crate::load::{BLOCKS, Load};
 const FAR: &str = "nqn.2025-01.io.nacre:far";
 const NEAR: &str = "nqn.2025-01.io.nacre:near";
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Of kills, of the one and of the other daemon.
-const ENDS: u32 = 8;
 
 /// A file, served to the other daemon.
 fn serve_far(place: &Place) -> (Daemon, SocketAddr) {
@@ -69,7 +68,7 @@ fn either_of_two_is_killed() {
     let served = serve_near(&mut near, address, json!({ "fast_io_fail_timeout_sec": 0 }));
     let mut load = Load::start(served, options(NEAR), 1, &mut rng);
     load.run(500);
-    for end in 0..ENDS {
+    for end in 0..at_length(4, 8) {
         let after = Duration::from_micros(rng.below(100_000));
         if end % 4 == 3 {
             near = load.run_during(|| {

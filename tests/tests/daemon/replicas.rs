@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use nacre_tests::daemon::{Daemon, Place};
 use nacre_tests::rng::Rng;
-use nacre_tests::skip;
+use nacre_tests::{at_length, skip};
 use rustix::process::Signal;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde_json::json;
@@ -23,7 +23,6 @@ const MIB: u64 = 1 << 20;
 const SIZE: u64 = 24 * MIB;
 /// How long a replica may take over an answer.
 const DEADLINE: Duration = Duration::from_millis(500);
-const ROUNDS: u32 = 12;
 
 /// A daemon that has one disk for others.
 struct Keeper {
@@ -114,7 +113,7 @@ fn any_of_three_dies() {
     let (mut holder, address) = hold(&place, &keepers);
     let mut load = Load::start(address, patient(), 1, &mut rng);
     load.run(500);
-    for round in 0..ROUNDS {
+    for round in 0..at_length(3, 12) {
         let after = Duration::from_micros(rng.below(100_000));
         let keeper = &mut keepers[rng.below(2) as usize];
         let away = Duration::from_millis(rng.below(1500));
@@ -168,8 +167,9 @@ fn a_keeper_that_returns_gets_what_it_missed() {
     load.run(300);
     keepers[0].kill();
     // Long enough for whatever is tried again with ever longer pauses to have come to the longest.
+    let away = Duration::from_secs(at_length(25, 130));
     let since = Instant::now();
-    while since.elapsed() < Duration::from_secs(130) {
+    while since.elapsed() < away {
         load.run(50);
         load.drain();
         let pause = Instant::now();

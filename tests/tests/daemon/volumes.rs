@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use nacre_bdev::{Completion, Io, Op, Status};
 use nacre_nvmf::host::HostOptions;
+use nacre_tests::at_length;
 use nacre_tests::daemon::{Daemon, Place, free_address};
 use nacre_tests::host::{Host, options, pattern};
 use nacre_tests::rng::Rng;
@@ -25,8 +26,6 @@ const PATIENCE: Duration = Duration::from_secs(180);
 /// How long a volume has hosts wait that cannot answer them, where they are to notice nothing: longer than a machine
 /// or its disk stands still. A decision about replicas is a flush of the disk, which all else here writes to, too.
 pub const HOLD_MS: u64 = 600_000;
-/// Of kills and stops together.
-const ENDS: u32 = 8;
 
 /// A daemon with volume "v" over `members`, which are files or stand on them, and where it is served.
 fn serve(place: &Place, members: &[&str]) -> (Daemon, SocketAddr) {
@@ -187,7 +186,9 @@ fn a_volume_survives_kill_9() {
     let (mut daemon, mut load) = loaded(&place, &MEMBERS, &mut rng);
     let first = volume(&mut daemon)["epoch"].as_u64().unwrap();
     load.run(500);
-    for end in 0..ENDS {
+    // Of kills and stops together.
+    let ends: u64 = at_length(4, 8);
+    for end in 0..ends {
         let after = Duration::from_micros(rng.below(100_000));
         let in_order = end % 4 == 3;
         daemon = load.run_during(|| {
@@ -211,7 +212,7 @@ fn a_volume_survives_kill_9() {
     load.check_all("after the load");
     verify(&mut daemon);
     let epoch = volume(&mut daemon)["epoch"].as_u64().unwrap();
-    assert_eq!(epoch, first + u64::from(ENDS));
+    assert_eq!(epoch, first + ends);
     // Its namespace comes after it, and nobody is alarmed.
     let log = daemon.log();
     assert!(!log.contains("not restored"), "{log}");
