@@ -236,7 +236,9 @@ impl Group {
                 ),
             ));
         }
-        if association.hostnqn != *hostnqn || association.hostid != data.hostid {
+        // An identifier of zero is "ignored" on an I/O queue (Base 6.3); that of the admin queue counts.
+        let other_id = data.hostid != [0; 16] && association.hostid != data.hostid;
+        if association.hostnqn != *hostnqn || other_id {
             let parameter = if association.hostnqn != *hostnqn {
                 InvalidParameter::HOSTNQN
             } else {

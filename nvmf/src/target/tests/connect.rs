@@ -151,6 +151,15 @@ fn io_queues_belong_to_their_host_and_controller() {
     refused_for(&cqe, InvalidParameter::CNTLID);
     let (_, cqe) = rig.connect_as("nqn.2025-01.io.nacre:else", SUBNQN, 1, cntlid, 16);
     refused_for(&cqe, InvalidParameter::HOSTNQN);
+    rig.hostid = [2; 16];
+    let (_, cqe) = rig.connect_as(HOSTNQN, SUBNQN, 1, cntlid, 16);
+    refused_for(&cqe, InvalidParameter::HOSTID);
+    // What says nothing contradicts nothing, but it is no name either.
+    rig.hostid = [0; 16];
+    rig.io_queue(cntlid, 2);
+    let (_, cqe) = rig.connect_as("nqn.2025-01.io.nacre:else", SUBNQN, 3, cntlid, 16);
+    refused_for(&cqe, InvalidParameter::HOSTNQN);
+    rig.hostid = [1; 16];
     rig.io_queue(cntlid, 1);
     let (_, cqe) = rig.connect_as(HOSTNQN, SUBNQN, 1, cntlid, 16);
     assert_eq!(
