@@ -72,7 +72,8 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    pub fn new(limit: u8, kind: SubsystemKind, ana_reporting: bool) -> Events {
+    /// `lasting`: the host has given a keep-alive timeout with its Connect.
+    pub fn new(limit: u8, kind: SubsystemKind, ana_reporting: bool, lasting: bool) -> Events {
         let (optional, default_configuration) = match kind {
             SubsystemKind::Nvm => {
                 let mut optional = AsyncEvents::NAMESPACE_ATTRIBUTE;
@@ -80,7 +81,11 @@ impl Events {
                 // On unless the host says otherwise: missing a namespace is worse than hearing of it.
                 (optional, optional)
             }
-            // A host that reads the log once and leaves wants no events; one that stays asks.
+            // A host that reads the log once and leaves wants no events; one that says that it stays has them without
+            // asking (Base 3.1.3.3.1).
+            SubsystemKind::Discovery if lasting => {
+                (AsyncEvents::DISCOVERY_LOG, AsyncEvents::DISCOVERY_LOG)
+            }
             SubsystemKind::Discovery => (AsyncEvents::DISCOVERY_LOG, AsyncEvents::empty()),
         };
         Events {

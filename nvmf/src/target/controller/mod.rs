@@ -101,7 +101,7 @@ impl Controller {
                 &target.listener_limits(caps.kind, association.listener),
                 &association,
             ),
-            events: Events::new(config.async_event_requests, kind, ana),
+            events: Events::new(config.async_event_requests, kind, ana, kato_ms != 0),
             features: Features::default(),
             keep_alive: KeepAlive {
                 granted: Duration::ZERO,

@@ -271,16 +271,31 @@ fn reset_ends_held_requests() {
     assert_eq!(rig.told(), [(cid, NAMESPACES)]);
 }
 
-/// Goal: a discovery controller tells of changes when the host has asked for that, and every way
-/// to change the log is one.
+/// Goal: a host that says with its Connect that it stays is told of changes of the discovery log without asking, one
+/// that reads it and leaves is not.
+#[test]
+fn discovery_changes_from_the_start() {
+    for (kato_ms, told) in [(15_000, 1), (0, 0)] {
+        let mut rig = Rig::with_malloc();
+        rig.kato_ms = kato_ms;
+        let conn = rig.discovery(HOSTNQN);
+        rig.ask(conn);
+        rig.target.set_allow_any_host(&nqn(SUBNQN), true).unwrap();
+        assert_eq!(rig.told().len(), told, "{kato_ms} ms");
+    }
+}
+
+/// Goal: a discovery controller tells of changes when the host wants that, and every way to change the log is one.
 #[test]
 fn discovery_changes() {
     let mut rig = Rig::with_malloc();
     let conn = rig.discovery(HOSTNQN);
+    rig.set_feature(conn, fid::ASYNC_EVENT_CONFIGURATION, 0)
+        .unwrap();
     rig.ask(conn);
     let target = std::sync::Arc::clone(&rig.target);
     target.set_allow_any_host(&nqn(SUBNQN), true).unwrap();
-    assert_eq!(rig.told(), [], "not configured");
+    assert_eq!(rig.told(), [], "turned off");
     rig.log(conn, lid::DISCOVERY, 1024);
     rig.set_feature(conn, fid::ASYNC_EVENT_CONFIGURATION, 1 << 31)
         .unwrap();

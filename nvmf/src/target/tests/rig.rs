@@ -164,6 +164,8 @@ pub struct Rig {
     pub listener: ListenerId,
     /// Of the host that connects from here on.
     pub hostid: [u8; 16],
+    /// Of admin queues that are connected from here on.
+    pub kato_ms: u32,
     /// The other core, if there is one.
     other: Option<(Group, Rc<RefCell<Wire>>)>,
     next_conn: u32,
@@ -232,6 +234,7 @@ impl Rig {
             now: Nanos(1),
             listener: ListenerId(1),
             hostid: [1; 16],
+            kato_ms: 15_000,
             other,
             next_conn: 0,
             reused: None,
@@ -432,7 +435,7 @@ impl Rig {
             sqsize: entries - 1,
             attributes: ConnectAttributes::empty(),
             priority_class: 0,
-            kato_ms: if qid == 0 { 15_000 } else { 0 },
+            kato_ms: if qid == 0 { self.kato_ms } else { 0 },
         };
         connect.to_sqe(cid, Sgl::Transport { length: 1024 })
     }
