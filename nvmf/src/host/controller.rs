@@ -22,7 +22,7 @@ use std::time::Duration;
 use nacre_hugepages::{Buf, Pool};
 use nacre_nvmf_wire::aen::AsyncEvent;
 use nacre_nvmf_wire::commands::admin as commands;
-use nacre_nvmf_wire::fabrics::{ConnectResponse, InvalidParameter};
+use nacre_nvmf_wire::fabrics::InvalidParameter;
 use nacre_nvmf_wire::features::NumberOfQueues;
 use nacre_nvmf_wire::identify::IdentifyController;
 use nacre_nvmf_wire::identify::controller::cntrltype;
@@ -100,6 +100,8 @@ pub struct Controller {
     lost_since: Option<Nanos>,
     attempts: u32,
     cap: Cap,
+    /// The static controller that was given when any was asked for, to be asked for again (Base 3.1.3.3).
+    had: Option<u16>,
     identify: Option<Box<IdentifyController>>,
     found: BTreeMap<u32, NamespaceInfo>,
     to_identify: VecDeque<u32>,
@@ -166,6 +168,7 @@ impl Controller {
             lost_since: None,
             attempts: 0,
             cap: Cap(0),
+            had: None,
             identify: None,
             found: BTreeMap::new(),
             to_identify: VecDeque::new(),
@@ -433,12 +436,15 @@ impl Controller {
         if self.step_sent || !self.step.has_command() || now < self.step_at {
             return;
         }
+        let asked = self.asked();
         let Some(queue) = &mut self.queue else { return };
         if !queue.has_room() {
             return;
         }
         let offered = self.identify.as_ref().map_or(0, |i| i.oaes.get());
-        let command = self.step.command(&self.options, &self.pool, offered);
+        let command = self
+            .step
+            .command(&self.options, &self.pool, (asked, offered));
         let Some((sqe, write, read)) = command else {
             return;
         };
@@ -499,12 +505,7 @@ impl Controller {
         let data = &read[..read.len().min(one.transferred as usize)];
         let next = match self.step {
             Step::Connect => {
-                let cntlid = ConnectResponse::from_cqe(&one.cqe).cntlid;
-                if cntlid >= 0xfff0 {
-                    let what = format!("Connect answers with controller identifier {cntlid:#x}");
-                    return Err(HostError::Misbehaved { what });
-                }
-                self.link.change(|state| state.cntlid = cntlid);
+                self.take_connect(&one.cqe)?;
                 Step::ReadCap
             }
             Step::ReadCap => {
@@ -572,7 +573,9 @@ impl Controller {
         let next = match step {
             Step::Connect if status.code() == StatusCode::CONNECT_INVALID_PARAMETERS => {
                 let parameter = InvalidParameter::from_dword0(cqe.dword0());
-                let dnr = status.dnr();
+                // The one that it had is no more: another will do.
+                let another = parameter == InvalidParameter::CNTLID && self.had.take().is_some();
+                let dnr = status.dnr() && !another;
                 return Err(HostError::InvalidParameter { parameter, dnr });
             }
             // Optional: a controller without it has the defaults.
@@ -587,6 +590,10 @@ impl Controller {
             Step::DescribeNamespace(_) => self.next_namespace(),
             Step::ReadAccess(_) => self.no_access(),
             step => {
+                if step == Step::Connect && status.code() == StatusCode::CONNECT_CONTROLLER_BUSY {
+                    // Somebody else has it, or what is left of an association that was lost.
+                    self.had = None;
+                }
                 return Err(HostError::Refused {
                     step: step.name(),
                     status,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use nacre_nvmf_wire::fabrics::InvalidParameter;
+use nacre_nvmf_wire::fabrics::{ConnectData, InvalidParameter};
 use nacre_nvmf_wire::{Nqn, StatusCode};
 
 use super::paths::PathOptions;
@@ -38,12 +38,38 @@ impl<F: FnMut(u16) -> std::io::Result<Box<dyn HostTransport>>> Dial for F {
     }
 }
 
+/// Which controller of a subsystem a host asks for (Base 6.3). A subsystem has dynamic controllers or static ones; the
+/// CNTLID of its discovery log entries says which.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum ControllerId {
+    /// One that is made for the association.
+    #[default]
+    Dynamic,
+    /// Any static one that is free, and after a loss the same again, if that still is.
+    AnyStatic,
+    /// This static one.
+    Static(u16),
+}
+
+impl ControllerId {
+    /// CNTLID of the Connect.
+    pub fn asked(self) -> u16 {
+        match self {
+            ControllerId::Dynamic => ConnectData::CNTLID_DYNAMIC,
+            ControllerId::AnyStatic => ConnectData::CNTLID_STATIC_ANY,
+            ControllerId::Static(id) => id,
+        }
+    }
+}
+
 /// How a host connects. The defaults are those of Linux, but for a quicker first reconnect.
 #[derive(Debug, Clone)]
 pub struct HostOptions {
     pub hostnqn: Nqn,
     pub hostid: [u8; 16],
     pub subnqn: Nqn,
+    /// With paths to choose from and [`ControllerId::Static`] a better path is taken after a loss only.
+    pub controller: ControllerId,
     /// Entries of each I/O queue; clamped to what the controller offers.
     pub queue_entries: u16,
     /// I/O queues wanted; the controller may grant fewer.
@@ -80,6 +106,7 @@ impl HostOptions {
             hostnqn,
             hostid,
             subnqn,
+            controller: ControllerId::default(),
             queue_entries: 128,
             io_queues: 1,
             keep_alive: Duration::from_secs(15),

@@ -102,12 +102,13 @@ impl Step {
         matches!(self, Step::ShutDown | Step::WaitShutDown)
     }
 
-    /// The command with its buffers. `None`: there is none, or no buffer for it now.
+    /// The command with its buffers, which depends on the controller that is asked for, and then on the events that it
+    /// has. `None`: there is none, or no buffer for it now.
     pub fn command(
         self,
         options: &HostOptions,
         pool: &Pool,
-        events_offered: u32,
+        (asked, events_offered): (u16, u32),
     ) -> Option<(Sqe, Option<Buf>, Option<Buf>)> {
         let get = |offset, size| Some((PropertyGet { size, offset }.to_sqe(0), None, None));
         let set_cc = |cc: Cc| {
@@ -128,7 +129,7 @@ impl Step {
             |fid, value| Some((SetFeatures::new(fid, value).to_sqe(0, 0), None, None));
         match self {
             Step::Connect => {
-                let (sqe, data) = connect(options, pool, 0, ADMIN_ENTRIES, DYNAMIC)?;
+                let (sqe, data) = connect(options, pool, 0, ADMIN_ENTRIES, asked)?;
                 Some((sqe, Some(data), None))
             }
             Step::ReadCap => get(offset::CAP, PropertySize::Eight),
@@ -171,9 +172,6 @@ impl Step {
         }
     }
 }
-
-/// Any controller, of the target's choice.
-const DYNAMIC: u16 = 0xffff;
 
 /// Connect for queue `qid` with its 1024 bytes of data. `None`: no buffer.
 pub fn connect(

@@ -160,15 +160,13 @@ impl Group {
         data: &ConnectData,
         hostnqn: &nacre_nvmf_wire::Nqn,
     ) -> Result<Arc<Association>, Refused> {
-        if data.cntlid.get() != 0xffff {
-            return Err(Refused::Parameter(
+        let asked = data.cntlid.get();
+        subsystem.config.check_cntlid(asked).map_err(|why| {
+            Refused::Parameter(
                 InvalidParameter::CNTLID,
-                format!(
-                    "controller id {:#x} asked for; controllers are dynamic, ask for FFFFh",
-                    data.cntlid.get()
-                ),
-            ));
-        }
+                format!("{}: {why}", subsystem.nqn()),
+            )
+        })?;
         if self.target.controller_count() >= self.target.config.max_controllers {
             return Err(Refused::Status(
                 StatusCode::CONNECT_CONTROLLER_BUSY,
@@ -182,15 +180,20 @@ impl Group {
         let (listener, port) = (qp.listener, qp.transport);
         let kind = self.port_kind(port);
         subsystem
-            .admit(hostnqn, data.hostid, listener, kind)
+            .admit(asked, hostnqn, data.hostid, listener, kind)
             .map_err(|refusal| match refusal {
                 Refusal::HostNotAllowed => Refused::Status(
                     StatusCode::CONNECT_INVALID_HOST.with_dnr(),
                     format!("host {hostnqn} is not allowed to use {}", subsystem.nqn()),
                 ),
                 Refusal::Busy => Refused::Busy(format!(
-                    "an earlier controller of {hostnqn} is still being torn down"
+                    "an earlier controller of {hostnqn}, or the one that it asks for, is still being torn down"
                 )),
+                // Not for good: it is free again when that host has left, or is given up.
+                Refusal::ControllerTaken => Refused::Status(
+                    StatusCode::CONNECT_CONTROLLER_BUSY,
+                    format!("controller {asked} of {} has a host", subsystem.nqn()),
+                ),
                 Refusal::NoFreeController => Refused::Status(
                     StatusCode::CONNECT_CONTROLLER_BUSY,
                     format!("all controller ids of {} are in use", subsystem.nqn()),

@@ -17,6 +17,7 @@ use nacre_nvmf_wire::log::discovery::{
 };
 
 use super::ana::AnaStates;
+use super::cntlid::ControllerModel;
 use super::subsystem::{RdmaFabric, SubsystemListener};
 use super::target::Referral;
 use crate::transport::{Address, ListenerId, TransportType};
@@ -44,6 +45,7 @@ pub struct Snapshot {
 #[derive(Debug, Clone)]
 pub struct Reachable {
     pub nqn: Nqn,
+    pub model: ControllerModel,
     pub listeners: Vec<SubsystemListener>,
 }
 
@@ -82,6 +84,7 @@ pub fn records(snapshot: &Snapshot, asker: &Asker) -> Vec<Record> {
         let duplicate = !filtered || listener.id == own.id;
         let kind = Kind {
             subtype: subtype::CURRENT_DISCOVERY,
+            model: ControllerModel::Dynamic,
             eflags: eflags::EPCSD | if duplicate { eflags::DUPRETINFO } else { 0 },
         };
         records.extend(entry(
@@ -96,6 +99,7 @@ pub fn records(snapshot: &Snapshot, asker: &Asker) -> Vec<Record> {
         for listener in subsystem.listeners.iter().filter(|l| !l.withheld) {
             let kind = Kind {
                 subtype: subtype::NVM,
+                model: subsystem.model,
                 eflags: 0,
             };
             records.extend(entry(snapshot, asker, listener, &subsystem.nqn, kind));
@@ -111,6 +115,7 @@ pub fn records(snapshot: &Snapshot, asker: &Asker) -> Vec<Record> {
 #[derive(Clone, Copy)]
 struct Kind {
     subtype: u8,
+    model: ControllerModel,
     eflags: u16,
 }
 
@@ -136,6 +141,7 @@ fn entry(
         subtype: kind.subtype,
         treq: treq::SECURE_CHANNEL_NOT_SPECIFIED | treq::SQ_FLOW_CONTROL_DISABLE,
         portid: port_id(listener.id),
+        cntlid: kind.model.discovery_cntlid(),
         eflags: kind.eflags,
         asqsz: snapshot.admin_entries,
         ..described(listener.transport, &address, nqn)

@@ -97,7 +97,13 @@ impl Bench {
         };
         subsystem.add_listener(entry).expect("the first one");
         let association = subsystem
-            .admit(&name(HOSTNQN), [7; 16], listener, TransportType::Loopback)
+            .admit(
+                0xffff,
+                &name(HOSTNQN),
+                [7; 16],
+                listener,
+                TransportType::Loopback,
+            )
             .expect("any host");
         let caps = TransportCaps {
             kind: TransportType::Loopback,

@@ -17,6 +17,7 @@ pub mod ana;
 mod answer;
 pub mod association;
 mod at_once;
+mod cntlid;
 pub mod config;
 mod connect;
 mod controller;
@@ -42,13 +43,14 @@ pub use ana::AnaStates;
 pub use association::{
     Association, ErrorRecord, GroupCounts, GroupHandle, Phase, QueueInfo, Teardown, pending,
 };
+pub use cntlid::{ControllerModel, MAX_CNTLID, NoSuchController};
 pub use config::{QueueLimits, TargetConfig};
 pub use group::{Group, GroupConfig};
 pub use io::COMPARE_AND_WRITE_BLOCKS;
 pub use namespace::{Backing, Namespace, NamespaceIds, View};
 pub use stats::{Kind, LATENCY_BUCKETS, QueueStats, Totals, latency_bucket};
 pub use subsystem::{
-    MAX_CNTLID, NamespaceConfig, NamespaceEntry, RdmaFabric, Refusal, Subsystem, SubsystemConfig,
+    NamespaceConfig, NamespaceEntry, RdmaFabric, Refusal, Subsystem, SubsystemConfig,
     SubsystemError, SubsystemKind, SubsystemListener,
 };
 pub use target::{ListenOptions, ListenerStats, Referral, Target, TargetError};

@@ -10,6 +10,7 @@ use uuid::Uuid;
 
 use super::ana::AnaStates;
 use super::association::{Admitted, Association, Phase, Teardown};
+use super::cntlid::{ControllerModel, Home, MAX_CNTLID};
 use super::namespace::{Backing, Namespace, NamespaceIds, View};
 use super::reservation::{HostId, Notice, Reservation, Reservations};
 use crate::transport::{Address, ListenerId, ListenerOptions, TransportType};
@@ -32,6 +33,7 @@ pub struct SubsystemConfig {
     pub max_namespaces: u32,
     pub allow_any_host: bool,
     pub ana_reporting: bool,
+    pub controller_model: ControllerModel,
     /// Range of controller ids handed out here, within 1..=FFEFh.
     pub min_cntlid: u16,
     pub max_cntlid: u16,
@@ -48,14 +50,12 @@ impl SubsystemConfig {
             max_namespaces: SubsystemConfig::DEFAULT_MAX_NAMESPACES,
             allow_any_host: false,
             ana_reporting: false,
+            controller_model: ControllerModel::default(),
             min_cntlid: 1,
             max_cntlid: MAX_CNTLID,
         }
     }
 }
-
-/// Largest controller id (NVMe-oF: FFF0h and above are reserved).
-pub const MAX_CNTLID: u16 = 0xffef;
 
 /// A namespace to be added.
 pub struct NamespaceConfig {
@@ -108,9 +108,12 @@ pub enum SubsystemError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
     HostNotAllowed,
-    /// Controllers of this host are still being torn down, or the subsystem is going: try again.
+    /// Controllers of this host, or the one that it asks for, are still being torn down, or the subsystem is going: try
+    /// again.
     Busy,
     NoFreeController,
+    /// The static controller that it asks for has an association.
+    ControllerTaken,
     NotOnThisListener,
     /// It listens here only to say so: hosts are to use the other transport.
     Withheld,
@@ -506,9 +509,11 @@ impl Subsystem {
 
     // Controllers.
 
-    /// Makes a controller for a host that connects an admin queue.
+    /// Makes a controller for a host that connects an admin queue, and asks for the controller `asked`, of which there
+    /// can be one ([`SubsystemConfig::check_cntlid`]).
     pub(crate) fn admit(
         self: &Arc<Self>,
+        asked: u16,
         hostnqn: &Nqn,
         hostid: [u8; 16],
         listener: ListenerId,
@@ -536,7 +541,7 @@ impl Subsystem {
         if !discovery && state.controllers.values().any(|a| leaving(&a)) {
             return Err(Refusal::Busy);
         }
-        let cntlid = free_cntlid(&state, &self.config).ok_or(Refusal::NoFreeController)?;
+        let cntlid = self.cntlid_for(&state, asked, &Home { hostnqn, hostid })?;
         state.last_cntlid = cntlid;
         let view = Arc::new(view_for(&state, hostnqn, listener));
         let admitted = Admitted {
@@ -551,6 +556,25 @@ impl Subsystem {
         let association = Arc::new(association);
         state.controllers.insert(cntlid, Arc::clone(&association));
         Ok(association)
+    }
+
+    fn cntlid_for(&self, state: &State, asked: u16, host: &Home) -> Result<u16, Refusal> {
+        let controllers = &state.controllers;
+        let is_free = |id: u16| !controllers.contains_key(&id);
+        let chosen = self
+            .config
+            .choose_cntlid(asked, state.last_cntlid, host, is_free);
+        chosen.ok_or_else(|| {
+            let closing = |a: &Arc<Association>| a.phase() == Phase::Closing;
+            match (self.config.controller_model, controllers.get(&asked)) {
+                (_, Some(one)) if closing(one) => Refusal::Busy,
+                (_, Some(_)) => Refusal::ControllerTaken,
+                (ControllerModel::Static, None) if controllers.values().any(closing) => {
+                    Refusal::Busy
+                }
+                (_, None) => Refusal::NoFreeController,
+            }
+        })
     }
 
     pub fn controller(&self, cntlid: u16) -> Option<Arc<Association>> {
@@ -608,18 +632,4 @@ pub(super) fn view_for(state: &State, host: &Nqn, listener: ListenerId) -> View 
 
 pub(super) fn visible_to(entry: &NamespaceEntry, host: &Nqn) -> bool {
     entry.auto_visible || entry.hosts.contains(host)
-}
-
-/// The next id after the last one handed out, so that an id is not reused while a host may still
-/// remember it.
-fn free_cntlid(state: &State, config: &SubsystemConfig) -> Option<u16> {
-    let (min, max) = (config.min_cntlid, config.max_cntlid);
-    let start = if state.last_cntlid >= min && state.last_cntlid < max {
-        state.last_cntlid + 1
-    } else {
-        min
-    };
-    (start..=max)
-        .chain(min..start)
-        .find(|id| !state.controllers.contains_key(id))
 }

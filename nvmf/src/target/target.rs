@@ -11,12 +11,13 @@ use nacre_nvmf_wire::log::ana::AnaState;
 
 use super::ana::AnaStates;
 use super::association::{Association, GroupHandle, Teardown, pending};
+use super::cntlid::MAX_CNTLID;
 use super::config::{QueueLimits, TargetConfig};
 use super::discovery::{Reachable, Snapshot};
 use super::stats::Totals;
 use super::subsystem::{
-    MAX_CNTLID, NamespaceConfig, RdmaFabric, Subsystem, SubsystemConfig, SubsystemError,
-    SubsystemKind, SubsystemListener,
+    NamespaceConfig, RdmaFabric, Subsystem, SubsystemConfig, SubsystemError, SubsystemKind,
+    SubsystemListener,
 };
 use crate::transport::{Address, ListenError, ListenerId, ListenerOptions, Plug, TransportType};
 
@@ -596,6 +597,7 @@ impl Target {
             subsystems: allowed
                 .map(|s| Reachable {
                     nqn: s.nqn().clone(),
+                    model: s.config.controller_model,
                     listeners: s.listeners(),
                 })
                 .collect(),

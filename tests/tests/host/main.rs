@@ -6,6 +6,7 @@ mod garbage;
 mod io;
 mod loss;
 mod namespaces;
+mod static_ids;
 mod tap;
 mod waiting;
 mod world;

@@ -1,8 +1,10 @@
 //! What a host learns of its controller and of the namespaces, step by step.
 
 use crate::host::namespace::NamespaceInfo;
-use crate::host::options::HostError;
+use crate::host::options::{ControllerId, HostError};
 use crate::host::step::Step;
+use nacre_nvmf_wire::Cqe;
+use nacre_nvmf_wire::fabrics::ConnectResponse;
 use nacre_nvmf_wire::identify::controller::{FUSES_COMPARE_AND_WRITE, vwc};
 use nacre_nvmf_wire::identify::{IdentifyController, NamespaceList, NvmController, nsid};
 use zerocopy::FromBytes;
@@ -10,6 +12,33 @@ use zerocopy::FromBytes;
 use super::{Controller, MAX_NAMESPACES, short};
 
 impl Controller {
+    /// CNTLID of the admin queue's Connect.
+    pub(super) fn asked(&self) -> u16 {
+        self.had.unwrap_or_else(|| self.options.controller.asked())
+    }
+
+    pub(super) fn take_connect(&mut self, cqe: &Cqe) -> Result<(), HostError> {
+        let cntlid = ConnectResponse::from_cqe(cqe).cntlid;
+        if cntlid >= 0xfff0 {
+            let what = format!("Connect answers with controller identifier {cntlid:#x}");
+            return Err(HostError::Misbehaved { what });
+        }
+        let asked = self.asked();
+        if asked < 0xfff0 && cntlid != asked {
+            let what = format!("controller {asked} was asked for, and {cntlid} given");
+            return Err(HostError::Misbehaved { what });
+        }
+        self.given(cntlid);
+        Ok(())
+    }
+
+    pub(super) fn given(&mut self, cntlid: u16) {
+        self.link.change(|state| state.cntlid = cntlid);
+        if self.options.controller == ControllerId::AnyStatic {
+            self.had = Some(cntlid);
+        }
+    }
+
     pub(super) fn start_listing(&mut self) -> Step {
         self.found.clear();
         self.to_identify.clear();

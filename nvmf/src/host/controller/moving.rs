@@ -15,7 +15,7 @@ use nacre_nvmf_wire::fabrics::ConnectResponse;
 use nacre_reactor::Nanos;
 
 use super::{Controller, ControllerState, EVENT, OWN};
-use crate::host::options::HostError;
+use crate::host::options::{ControllerId, HostError};
 use crate::host::paths::Paths;
 use crate::host::queue::CommandQueue;
 use crate::host::step::Step;
@@ -49,6 +49,10 @@ impl Controller {
     /// Probes the preferred transport when that is due, and moves to it when it is there.
     pub(super) fn seek_better(&mut self, now: Nanos, did: &mut usize) {
         if !self.is_live() || self.step.is_shutting_down() {
+            return;
+        }
+        // A controller has one association at a time: of one in particular there is no second beside it.
+        if matches!(self.options.controller, ControllerId::Static(_)) {
             return;
         }
         if self.better.is_none() {
@@ -97,7 +101,8 @@ impl Controller {
         let limit = self.options.connect_timeout;
         match (better.stage, answer) {
             (Stage::Dialling, _) if better.queue.is_ready() => {
-                let command = Step::Connect.command(&self.options, &self.pool, 0);
+                let asked = self.options.controller.asked();
+                let command = Step::Connect.command(&self.options, &self.pool, (asked, 0));
                 if let Some((sqe, write, read)) = command {
                     better.queue.submit(sqe, write, read, OWN, now);
                     better.stage = Stage::Connecting;
@@ -176,9 +181,9 @@ impl Controller {
         self.drop_connection(&HostError::Reset);
         self.in_transit = unbroken;
         self.paths.as_mut().map(Paths::returning);
-        self.link.change(|state| {
-            (state.cntlid, state.transport) = (cntlid, Some(better.kind));
-        });
+        self.given(cntlid);
+        self.link
+            .change(|state| state.transport = Some(better.kind));
         self.queue = Some(better.queue);
         self.state = ControllerState::Connecting;
         self.started = now;

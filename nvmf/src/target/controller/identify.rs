@@ -8,7 +8,8 @@ use std::sync::Arc;
 use nacre_bdev::{Op, Support};
 use nacre_nvmf_wire::commands::admin::Identify;
 use nacre_nvmf_wire::identify::controller::{
-    Anacap, Cmic, Ctratt, FUSES_COMPARE_AND_WRITE, Lpa, OFCS_DISCONNECT, Oncs, Sgls, cntrltype, vwc,
+    Anacap, Cmic, Ctratt, FCATT_STATIC, FUSES_COMPARE_AND_WRITE, Lpa, OFCS_DISCONNECT, Oncs, Sgls,
+    cntrltype, vwc,
 };
 use nacre_nvmf_wire::identify::namespace::{
     NMIC_SHARED, NSATTR_WRITE_PROTECTED, NSTAT_READY, Nsfeat, Rescap, dlfeat,
@@ -24,6 +25,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{Immutable, IntoBytes};
 
 use super::{Controller, events, registers};
+use crate::target::cntlid::ControllerModel;
 use crate::target::io::{COMPARE_AND_WRITE_BLOCKS, IoLimits};
 use crate::target::namespace::Namespace;
 
@@ -103,16 +105,26 @@ impl Controller {
                 let list = ControllerList::from_id(command.cntid, attached.map(|c| c.cntlid));
                 put(&list, data);
             }
-            cns::CONTROLLERS => {
-                let controllers = self.association.subsystem.controllers();
-                let list =
-                    ControllerList::from_id(command.cntid, controllers.iter().map(|c| c.cntlid));
-                put(&list, data);
-            }
+            cns::CONTROLLERS => put(&self.controllers(command.cntid), data),
             cns::IO_COMMAND_SETS => put(&IoCommandSets::nvm_only(), data),
             _ => return Err(INVALID),
         }
         Ok(())
+    }
+
+    /// Static controllers are there without an association, too.
+    fn controllers(&self, from: u16) -> ControllerList {
+        let subsystem = &self.association.subsystem;
+        let config = &subsystem.config;
+        match config.controller_model {
+            ControllerModel::Static => {
+                ControllerList::from_id(from, config.min_cntlid..=config.max_cntlid)
+            }
+            ControllerModel::Dynamic => {
+                let controllers = subsystem.controllers();
+                ControllerList::from_id(from, controllers.iter().map(|c| c.cntlid))
+            }
+        }
     }
 
     fn nvm_namespace(&self, namespace: &Namespace) -> IdentifyNamespace {
@@ -202,6 +214,9 @@ impl Controller {
         id.wctemp = U16::new(WARNING_TEMPERATURE_KELVIN);
         id.cctemp = U16::new(CRITICAL_TEMPERATURE_KELVIN);
         id.ofcs = U16::new(OFCS_DISCONNECT);
+        if subsystem.config.controller_model == ControllerModel::Static {
+            id.fcatt = FCATT_STATIC;
+        }
         id.sqes = 0x66;
         id.cqes = 0x44;
         let namespaces = subsystem.config.max_namespaces;

@@ -6,7 +6,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 
 use super::state::State;
 
-/// Controllers are dynamic: a registrant is a host, whichever controllers it has.
+/// A registrant is a host, whichever controllers it has.
 const NO_CONTROLLER: U16 = U16::new(0xffff);
 
 /// The data structure as a whole, of which a host gets what it has room for. `extended`: with

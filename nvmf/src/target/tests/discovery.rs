@@ -14,7 +14,7 @@ use proptest::prelude::*;
 use super::host::INVALID;
 use super::rig::*;
 use crate::target::discovery::{Asker, Reachable, Record, Snapshot, records, write_page};
-use crate::target::{RdmaFabric, Referral, SubsystemConfig, SubsystemListener};
+use crate::target::{ControllerModel, RdmaFabric, Referral, SubsystemConfig, SubsystemListener};
 use crate::transport::{Address, ConnId, ListenerId, TransportType};
 
 fn ip(text: &str) -> Address {
@@ -39,6 +39,7 @@ fn snapshot(listeners: Vec<SubsystemListener>) -> Snapshot {
         generation: 5,
         subsystems: vec![Reachable {
             nqn: nqn(SUBNQN),
+            model: ControllerModel::Dynamic,
             listeners,
         }],
         discovery: Vec::new(),

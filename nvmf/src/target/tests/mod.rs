@@ -6,6 +6,7 @@ mod ana;
 mod any_command;
 mod at_once;
 mod children;
+mod cntlid;
 mod connect;
 mod devices;
 mod discovery;

@@ -138,7 +138,7 @@ wire! {
         1796 iorcsz: U32,
         /// Where in-capsule data begins after the entry, in units of 16 bytes.
         1800 icdoff: U16,
-        /// Bit 0: static controller model.
+        /// See [`FCATT_STATIC`].
         1802 fcatt: u8,
         /// SGL data block descriptors per command; 0 for no limit.
         1803 msdbd: u8,
@@ -331,6 +331,8 @@ bitflags::bitflags! {
 
 /// FUSES: compare and write.
 pub const FUSES_COMPARE_AND_WRITE: u16 = 1;
+/// FCATT: the subsystem has static controllers.
+pub const FCATT_STATIC: u8 = 1;
 /// OFCS: the Disconnect command.
 pub const OFCS_DISCONNECT: u16 = 1;
 

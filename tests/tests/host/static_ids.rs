@@ -1,0 +1,134 @@
+//! Hosts of static controllers: which one they ask for, at first and after a loss.
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use nacre_nvmf::host::{Controller, ControllerId, ControllerState, HostOptions};
+use nacre_nvmf::target::{ControllerModel, SubsystemConfig};
+use nacre_nvmf::transport::{Address, TransportType};
+use nacre_tests::target::{SUBNQN, nqn};
+
+use super::world::{World, options};
+
+const STATIC: &str = "nqn.2025-01.io.nacre:static";
+
+impl World {
+    fn with_static(ids: RangeInclusive<u16>) -> World {
+        let world = World::new();
+        world.add_static(ids);
+        world
+    }
+
+    fn add_static(&self, ids: RangeInclusive<u16>) {
+        let mut config = SubsystemConfig::new(nqn(STATIC));
+        config.allow_any_host = true;
+        config.controller_model = ControllerModel::Static;
+        (config.min_cntlid, config.max_cntlid) = ids.into_inner();
+        self.target().create_subsystem(config).unwrap();
+        let address = Address::Loopback("here".into());
+        self.target()
+            .add_listener(&nqn(STATIC), TransportType::Loopback, &address)
+            .unwrap();
+    }
+
+    /// The target goes, and comes back with these controllers.
+    fn restarted(&mut self, ids: RangeInclusive<u16>) {
+        self.kill_target();
+        self.until("noticed", |w| !w.controller().is_live());
+        self.start_target();
+        self.add_static(ids);
+    }
+
+    fn comes_up(&mut self) -> u16 {
+        self.until("live", |w| w.controller().is_live());
+        self.controller().link().state().cntlid
+    }
+
+    fn refused(&mut self, controller: ControllerId, subnqn: &str) -> String {
+        self.connect(HostOptions {
+            subnqn: nqn(subnqn),
+            ..asking(controller)
+        });
+        self.until("refused", |w| {
+            matches!(w.controller().state(), ControllerState::Failed(_))
+        });
+        self.failure()
+    }
+}
+
+fn asking(controller: ControllerId) -> HostOptions {
+    HostOptions {
+        subnqn: nqn(STATIC),
+        controller,
+        ..options(1)
+    }
+}
+
+/// Goal: a host that took any has the same one after a loss, another when that is no more or somebody else's, and never
+/// gives up for it.
+#[test]
+fn any_is_remembered() {
+    let mut world = World::with_static(10..=14);
+    world.connect(asking(ControllerId::AnyStatic));
+    let had = world.comes_up();
+    assert!((10..=14).contains(&had));
+    // Where its place in the range would be another one.
+    for most in 14..=20 {
+        world.restarted(had..=most);
+        assert_eq!(world.comes_up(), had);
+    }
+
+    world.restarted(100..=101);
+    let another = world.comes_up();
+    assert!((100..=101).contains(&another), "{another}");
+
+    world.restarted(another..=another + 1);
+    let thief = asking(ControllerId::Static(another));
+    let (dial, memory) = (world.dial(), world.memory.clone());
+    let mut thief = Controller::new(thief, dial, memory, world.now);
+    world.until("stolen", |w| {
+        thief.poll(w.now);
+        thief.is_live()
+    });
+    assert!(!world.controller().is_live(), "it comes after that");
+    assert_eq!(world.comes_up(), another + 1);
+}
+
+/// Goal: a host that asks for one gets that, again and again; as long as somebody else has it, it goes on trying.
+#[test]
+fn one_in_particular() {
+    let mut world = World::with_static(3..=6);
+    world.connect(asking(ControllerId::Static(5)));
+    assert_eq!(world.comes_up(), 5);
+    let first = world.controller.take().unwrap();
+    world.connect(asking(ControllerId::Static(5)));
+    world.until("told", |w| {
+        matches!(w.controller().state(), ControllerState::Waiting { .. })
+    });
+    assert!(
+        world.failure().contains("Controller Busy"),
+        "{}",
+        world.failure()
+    );
+    drop(first);
+    assert_eq!(world.comes_up(), 5);
+    world.restarted(1..=9);
+    assert_eq!(world.comes_up(), 5);
+    world.pass(Duration::from_secs(60));
+    assert!(world.controller().is_live());
+}
+
+/// Goal: what there is not is refused for good, with the field.
+#[test]
+fn the_other_model() {
+    let mut world = World::with_static(3..=6);
+    for (controller, subnqn) in [
+        (ControllerId::Dynamic, STATIC),
+        (ControllerId::Static(7), STATIC),
+        (ControllerId::Static(3), SUBNQN),
+        (ControllerId::AnyStatic, SUBNQN),
+    ] {
+        let why = world.refused(controller, subnqn);
+        assert!(why.contains("cntlid"), "{controller:?}: {why}");
+    }
+}
