@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use nacre_nvmf::host::{HostOptions, PathOptions};
+use nacre_nvmf::host::{ControllerId, HostOptions, PathOptions};
+use nacre_nvmf::target::MAX_CNTLID;
 use nacre_nvmf::transport::TransportType;
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::tcp::Digests;
@@ -54,6 +55,9 @@ pub struct RemoteArgs {
     /// Namespace, where there are several
     #[arg(long, value_name = "ID")]
     nsid: Option<String>,
+    /// Controller, where they are static: its id, or "any" [default: a dynamic one]
+    #[arg(long, value_name = "ID", value_parser = parse_cntlid)]
+    cntlid: Option<ControllerId>,
     /// Name of this host [default: that of nvme-cli, else one made from the machine's identity]
     #[arg(short = 'q', long, value_name = "NQN", env = "NACRE_HOSTNQN")]
     hostnqn: Option<String>,
@@ -146,6 +150,7 @@ impl RemoteArgs {
         let identity =
             Identity::find(self.hostnqn.as_deref(), self.hostid.as_deref()).map_err(usage)?;
         let mut options = HostOptions::new(identity.nqn, identity.id, nqn);
+        options.controller = self.cntlid.unwrap_or_default();
         options.queue_entries = needs.entries;
         options.connect_timeout = self.connect_timeout;
         options.keep_alive = self.keep_alive;
@@ -230,6 +235,15 @@ impl Target {
     }
 }
 
+/// A static controller.
+pub fn parse_cntlid(text: &str) -> Result<ControllerId, String> {
+    match text.parse::<u16>() {
+        Ok(id) if id <= MAX_CNTLID => Ok(ControllerId::Static(id)),
+        Err(_) if text.eq_ignore_ascii_case("any") => Ok(ControllerId::AnyStatic),
+        _ => Err(format!("write \"any\", or an id of at most {MAX_CNTLID}")),
+    }
+}
+
 pub fn cannot_connect(error: impl Into<anyhow::Error>) -> Failure {
     Failure::Exit {
         code: CANNOT_CONNECT,
@@ -286,6 +300,27 @@ mod tests {
             assert_eq!(target.options.paths, None);
             assert_eq!(target.options.connect_timeout, Duration::from_secs(5));
             assert_eq!(target.remote.kind, Choice::Tcp);
+        }
+    }
+
+    #[test]
+    fn controllers() {
+        for (line, controller) in [
+            (&["tcp://127.0.0.1"][..], ControllerId::Dynamic),
+            (
+                &["tcp://127.0.0.1", "--cntlid", "any"],
+                ControllerId::AnyStatic,
+            ),
+            (
+                &["tcp://127.0.0.1", "--cntlid", "7"],
+                ControllerId::Static(7),
+            ),
+        ] {
+            assert_eq!(target(line).unwrap().options.controller, controller);
+        }
+        for text in ["65520", "65535", "-1", "x"] {
+            let (code, said) = refused(&["tcp://127.0.0.1", &format!("--cntlid={text}")]);
+            assert!(code == 2 && said.contains("65519"), "{text}: {said}");
         }
     }
 

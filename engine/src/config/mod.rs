@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use nacre_nvmf::target::MAX_CNTLID;
 use nacre_reactor::CoreSet;
 
 pub use settings::Settings;
@@ -318,6 +319,11 @@ fn validate(settings: &Settings, origins: &BTreeMap<String, String>) -> Vec<Prob
     let mut nqns = std::collections::BTreeSet::new();
     for (at, subsystem) in settings.nvmf.subsystem.iter().enumerate() {
         let key = format!("nvmf.subsystem[{at}]");
+        let (min, max) = (subsystem.min_cntlid, subsystem.max_cntlid);
+        if min == 0 || min > max || max > MAX_CNTLID {
+            let cause = format!("controller ids {min} to {max} are not within 1..={MAX_CNTLID}");
+            refuse(&key, cause, "");
+        }
         if subsystem.nqn.is_empty() {
             refuse(
                 &key,

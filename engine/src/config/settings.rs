@@ -4,7 +4,10 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use clap::ValueEnum;
+use nacre_nvmf::target::MAX_CNTLID;
 use nacre_rdma::RdmaConfig;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -288,6 +291,10 @@ pub struct Subsystem {
     pub allow_any_host: bool,
     /// Whether hosts are told which paths are good (ANA).
     pub ana_reporting: bool,
+    pub controller_model: ControllerModel,
+    /// The range of controller ids.
+    pub min_cntlid: u16,
+    pub max_cntlid: u16,
     pub hosts: Vec<String>,
     /// Names of `[[nvmf.listener]]` entries; empty: all.
     pub listeners: Vec<String>,
@@ -302,11 +309,25 @@ impl Default for Subsystem {
             model_number: None,
             allow_any_host: false,
             ana_reporting: true,
+            controller_model: ControllerModel::default(),
+            min_cntlid: 1,
+            max_cntlid: MAX_CNTLID,
             hosts: Vec::new(),
             listeners: Vec::new(),
             namespace: Vec::new(),
         }
     }
+}
+
+/// Whether hosts get a controller made for them, or one of those that there are.
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ValueEnum,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum ControllerModel {
+    #[default]
+    Dynamic,
+    Static,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

@@ -69,6 +69,10 @@ fn remedy(error: &HostError) -> &'static str {
         HostError::InvalidParameter { parameter, .. } if *parameter == Invalid::SUBNQN => {
             "; no such subsystem there: `nacre discover` lists what there is"
         }
+        HostError::InvalidParameter { parameter, .. } if *parameter == Invalid::CNTLID => {
+            "; is it a subsystem with static controllers (cntlid 65534 in `nacre discover --json`)? --cntlid any asks for \
+             one of those, without --cntlid it is a dynamic one"
+        }
         HostError::Lost(nacre_nvmf::transport::Closed::Protocol(_)) => {
             "; is this an NVMe/TCP port, and does it take the digests asked for?"
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_bdev_remote::{Config, Connector, PathConnector, Select, Source, TcpConnector};
-use nacre_nvmf::host::{HostOptions, PathOptions};
+use nacre_nvmf::host::{ControllerId, HostOptions, PathOptions};
 use nacre_nvmf::transport::TransportType;
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::tcp::Digests;
@@ -42,6 +42,7 @@ pub struct Wanted {
     /// What that is.
     pub address: SocketAddr,
     pub subnqn: Nqn,
+    pub controller: ControllerId,
     pub hostnqn: Option<Nqn>,
     pub hostaddr: Option<IpAddr>,
     pub digests: Digests,
@@ -282,6 +283,7 @@ fn options(
     replication: &Replication,
 ) -> HostOptions {
     let mut options = HostOptions::new(identity.nqn, identity.id, wanted.subnqn.clone());
+    options.controller = wanted.controller;
     options.queue_entries = wanted.queue_entries;
     options.io_queues = wanted.io_queues;
     options.keep_alive = wanted.keep_alive;

@@ -2,10 +2,12 @@
 
 use clap::Args;
 use nacre_bdev_remote::RemoteUri;
+use nacre_nvmf::host::ControllerId;
 use serde_json::{Value, json};
 
 use crate::drives::{DriveUri, DriveUriError};
 
+use super::super::remote::parse_cntlid;
 use super::super::{Connection, Failure, output};
 
 #[derive(Debug, Args)]
@@ -32,6 +34,9 @@ pub struct AttachArgs {
     /// Connect from this address of this machine [default: as configured, or as the route says]
     #[arg(long, value_name = "ADDRESS")]
     host_traddr: Option<String>,
+    /// Controller to ask for, where they are static: its id, or "any" [default: a dynamic one]
+    #[arg(long, value_name = "ID", value_parser = parse_cntlid)]
+    cntlid: Option<ControllerId>,
 }
 
 pub fn run(connection: &Connection, args: &AttachArgs) -> Result<(), Failure> {
@@ -62,7 +67,7 @@ fn drive(connection: &Connection, args: &AttachArgs) -> Result<Value, Failure> {
         ));
     }
     let remote = args.fast_fail.is_some() || args.loss_timeout.is_some();
-    if remote || args.host_traddr.is_some() {
+    if remote || args.host_traddr.is_some() || args.cntlid.is_some() {
         return Err(usage(
             "there is no connection to a drive of this machine: leave its options out".into(),
         ));
@@ -93,6 +98,8 @@ fn params(args: &AttachArgs) -> Result<Value, String> {
         }
     };
     set("hostaddr", args.host_traddr.clone().map(Value::from));
+    let cntlid = args.cntlid.map(|controller| controller.asked());
+    set("cntlid", cntlid.map(Value::from));
     set("fast_io_fail_timeout_sec", args.fast_fail.map(Value::from));
     set("ctrlr_loss_timeout_sec", args.loss_timeout.map(Value::from));
     Ok(params)
@@ -136,13 +143,15 @@ mod tests {
             "-1",
             "--host-traddr",
             "fd00::2",
+            "--cntlid",
+            "any",
         ];
         assert_eq!(
             of(&line).unwrap(),
             json!({
                 "name": "r", "trtype": "RDMA", "fallback": "tcp", "traddr": "fd00::1", "trsvcid": "1",
                 "subnqn": "nqn.2025-01.io.example:v", "nsid": 7, "hostnqn": "nqn.2025-01.io.example:h",
-                "hostaddr": "fd00::2", "fast_io_fail_timeout_sec": 3, "ctrlr_loss_timeout_sec": -1,
+                "hostaddr": "fd00::2", "cntlid": 65534, "fast_io_fail_timeout_sec": 3, "ctrlr_loss_timeout_sec": -1,
             })
         );
         let only = of(&["nvmf+rdma://h/nqn.2025-01.io.example:v"]).unwrap();

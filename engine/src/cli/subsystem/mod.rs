@@ -3,11 +3,13 @@
 mod connections;
 
 use clap::{Args, Subcommand};
+use nacre_nvmf::target::MAX_CNTLID;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::address::{self, ListenAddress};
 use super::{Connection, Failure, listener, output, record};
+use crate::config::settings::ControllerModel;
 use crate::rpc::client::Client;
 
 #[derive(Debug, Args)]
@@ -64,6 +66,12 @@ struct CreateArgs {
     /// Tell hosts which paths are good (ANA): see `nacre listener set-ana`
     #[arg(long)]
     ana: bool,
+    /// static: hosts ask for a controller by its id, or for any, and keep it; Linux hosts can only use dynamic ones
+    #[arg(long, value_enum, default_value_t)]
+    controller_model: ControllerModel,
+    /// The ids that controllers can have, within 1-65519
+    #[arg(long, value_name = "MIN-MAX", value_parser = parse_cntlids)]
+    cntlids: Option<(u16, u16)>,
     /// Let this host in (may be repeated)
     #[arg(long, value_name = "HOSTNQN")]
     host: Vec<String>,
@@ -183,6 +191,9 @@ fn create(connection: &Connection, args: CreateArgs) -> Result<(), Failure> {
         "max_namespaces": args.max_namespaces,
         "allow_any_host": args.allow_any_host,
         "ana_reporting": args.ana.then_some(true),
+        "controller_model": (args.controller_model != ControllerModel::default()).then_some(args.controller_model),
+        "min_cntlid": args.cntlids.map(|(min, _)| min),
+        "max_cntlid": args.cntlids.map(|(_, max)| max),
     });
     drop_nulls(&mut params);
     client.call("nvmf_create_subsystem", params)?;
@@ -199,9 +210,22 @@ fn create(connection: &Connection, args: CreateArgs) -> Result<(), Failure> {
         );
     }
     output::line(&nqn)?;
+    // For Linux hosts, which a subsystem with static controllers refuses.
+    let connects = args.controller_model == ControllerModel::Dynamic;
     args.listen
         .iter()
+        .filter(|_| connects)
         .try_for_each(|address| output::line(&address.connect_line(&nqn)))
+}
+
+/// `3-16`, or one.
+fn parse_cntlids(text: &str) -> Result<(u16, u16), String> {
+    let (min, max) = text.split_once('-').unwrap_or((text, text));
+    let number = |text: &str| text.trim().parse::<u16>().ok();
+    match (number(min), number(max)) {
+        (Some(min), Some(max)) if 0 < min && min <= max && max <= MAX_CNTLID => Ok((min, max)),
+        _ => Err(format!("write MIN-MAX, within 1-{MAX_CNTLID}")),
+    }
 }
 
 fn furnish(
@@ -291,5 +315,16 @@ mod tests {
         assert_eq!(serial, serial_of("nqn.2026-01.com.example:disk"));
         assert_ne!(serial, serial_of("nqn.2026-01.com.example:disc"));
         assert!(serial.len() == 20 && serial.is_ascii(), "{serial}");
+    }
+
+    #[test]
+    fn ranges_of_controllers() {
+        assert_eq!(parse_cntlids("3-16"), Ok((3, 16)));
+        assert_eq!(parse_cntlids("1 - 65519"), Ok((1, 65_519)));
+        assert_eq!(parse_cntlids("7"), Ok((7, 7)));
+        for text in ["", "-", "0-3", "5-4", "1-65520", "1-", "a"] {
+            let refused = parse_cntlids(text).unwrap_err();
+            assert!(refused.contains("1-65519"), "{text}: {refused}");
+        }
     }
 }

@@ -3,7 +3,9 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use nacre_nvmf::target::{MAX_CNTLID, NamespaceEntry, Subsystem, SubsystemConfig, SubsystemKind};
+use nacre_nvmf::target::{
+    self, MAX_CNTLID, NamespaceEntry, Subsystem, SubsystemConfig, SubsystemKind,
+};
 use nacre_nvmf_wire::Nqn;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -13,6 +15,7 @@ use uuid::Uuid;
 use super::address::AddressReply;
 use super::namespace::hex;
 use super::{PATIENCE, any_subsystem, check_target, key, nvm_subsystem, refusal, wait_until};
+use crate::config::settings::ControllerModel;
 use crate::engine::{Engine, Personality};
 use crate::journal::is_declaring;
 use crate::rpc::error::Errno;
@@ -47,6 +50,11 @@ struct CreateParams {
     /// The controller ids handed out here; to be told apart on several targets of one subsystem.
     min_cntlid: Option<u16>,
     max_cntlid: Option<u16>,
+    /// Our own: `dynamic` (unless given), or `static`: there is one controller for each id of the range, and hosts ask for
+    /// any of them (FFFEh) or for one in particular, which they keep. Linux hosts ask for dynamic ones only, and are
+    /// refused.
+    #[serde(default)]
+    controller_model: ControllerModel,
     /// 0, or SPDK's default, which it saves: deallocation is bound by the size of the device only.
     #[serde(default)]
     dmrsl: u32,
@@ -151,6 +159,10 @@ impl Method<Engine> for Create {
             },
             allow_any_host: params.allow_any_host,
             ana_reporting: params.ana_reporting,
+            controller_model: match params.controller_model {
+                ControllerModel::Dynamic => target::ControllerModel::Dynamic,
+                ControllerModel::Static => target::ControllerModel::Static,
+            },
             min_cntlid,
             max_cntlid,
         };
@@ -174,7 +186,7 @@ impl Method<Engine> for Create {
 }
 
 fn record_of(config: &SubsystemConfig) -> serde_json::Value {
-    json!({
+    let mut record = json!({
         "nqn": config.nqn.as_str(),
         "allow_any_host": config.allow_any_host,
         "serial_number": config.serial_number,
@@ -183,7 +195,18 @@ fn record_of(config: &SubsystemConfig) -> serde_json::Value {
         "min_cntlid": config.min_cntlid,
         "max_cntlid": config.max_cntlid,
         "ana_reporting": config.ana_reporting,
-    })
+    });
+    // SPDK, which may be given what is saved, does not know it.
+    if let Some(model) = other_model(config) {
+        record["controller_model"] = json!(model);
+    }
+    record
+}
+
+/// `None`: dynamic, as everywhere else.
+fn other_model(config: &SubsystemConfig) -> Option<ControllerModel> {
+    let is_static = config.controller_model == target::ControllerModel::Static;
+    is_static.then_some(ControllerModel::Static)
 }
 
 struct Delete;
@@ -292,6 +315,9 @@ struct NvmReply {
     passthrough: bool,
     min_cntlid: u16,
     max_cntlid: u16,
+    /// Only where it is `static`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    controller_model: Option<ControllerModel>,
     dmrsl: u32,
     wzsl: u8,
     namespaces: Vec<NamespaceReply>,
@@ -350,6 +376,7 @@ fn describe(subsystem: &Subsystem) -> SubsystemReply {
         passthrough: false,
         min_cntlid: config.min_cntlid,
         max_cntlid: config.max_cntlid,
+        controller_model: other_model(config),
         dmrsl: 0,
         wzsl: 0,
         namespaces: subsystem.namespaces().into_iter().map(namespace).collect(),

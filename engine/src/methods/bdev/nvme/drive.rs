@@ -41,6 +41,7 @@ impl AttachParams {
             (self.nsid.is_some(), "nsid"),
             (self.uuid.is_some(), "uuid"),
             (self.fallback.is_some(), "fallback"),
+            (self.cntlid.is_some(), "cntlid"),
         ];
         if let Some((_, field)) = only_fabrics.iter().find(|(given, _)| *given) {
             let cause = "it says nothing about a drive of this machine";

@@ -5,7 +5,10 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use nacre_bdev_remote::Select;
+use nacre_nvmf::host::ControllerId;
+use nacre_nvmf::target::MAX_CNTLID;
 use nacre_nvmf_wire::Nqn;
+use nacre_nvmf_wire::fabrics::ConnectData;
 use nacre_nvmf_wire::tcp::Digests;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -106,6 +109,10 @@ pub struct AttachParams {
     /// Our own: as `keep_alive_timeout_ms` of `bdev_nvme_set_options`, for this controller; 0: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep_alive_timeout_ms: Option<u32>,
+    /// Our own: the controller to ask for, where a subsystem has static ones: an id, or 65534, any of them. A dynamic one
+    /// (65535) unless given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cntlid: Option<u16>,
 }
 
 impl AttachParams {
@@ -204,6 +211,16 @@ impl AttachParams {
                 ));
             }
         };
+        let controller = match self.cntlid {
+            None | Some(ConnectData::CNTLID_DYNAMIC) => ControllerId::Dynamic,
+            Some(ConnectData::CNTLID_STATIC_ANY) => ControllerId::AnyStatic,
+            Some(id) if id <= MAX_CNTLID => ControllerId::Static(id),
+            Some(id) => {
+                let cause =
+                    format!("{id} is not a controller id: 0 to {MAX_CNTLID}, 65534 or 65535");
+                return Err(wrong("cntlid", cause));
+            }
+        };
         let io_queues = self.num_io_queues.filter(|n| *n > 0).unwrap_or(IO_QUEUES);
         let max_devices = self.max_bdevs.filter(|n| *n > 0).unwrap_or(MAX_DEVICES);
         let options = Options::of(on);
@@ -225,6 +242,7 @@ impl AttachParams {
             fallback: self.fallback,
             address,
             subnqn: nqn("subnqn", subnqn)?,
+            controller,
             hostnqn: match self.hostnqn.as_deref().filter(|text| !text.is_empty()) {
                 Some(text) => Some(nqn("hostnqn", text)?),
                 None => None,

@@ -17,12 +17,20 @@ use super::{DISCOVERY, HOST, NQN, events, get, listen, malloc, namespace, subsys
 use crate::initiator::{Connector, Session, SessionError, TcpConnector};
 
 fn connect(port: u16, subnqn: &str) -> Result<Session, SessionError> {
+    let subnqn = Nqn::new(subnqn).unwrap();
+    connect_as(
+        port,
+        HostOptions::new(Nqn::new(HOST).unwrap(), [7; 16], subnqn),
+    )
+}
+
+pub fn connect_as(port: u16, options: HostOptions) -> Result<Session, SessionError> {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let connector: Arc<dyn Connector> = Arc::new(TcpConnector::new(address, Digests::NONE, 32));
     let options = HostOptions {
         queue_entries: 32,
         loss_timeout: Some(Duration::ZERO),
-        ..HostOptions::new(Nqn::new(HOST).unwrap(), [7; 16], Nqn::new(subnqn).unwrap())
+        ..options
     };
     Session::connect("the target", options, &connector)
 }
