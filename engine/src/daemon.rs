@@ -34,7 +34,7 @@ use crate::config::{Loaded, Settings, default_data_dir, default_socket};
 use crate::engine::{Engine, Personality, Phase};
 use crate::journal::Journal;
 use crate::logs::Logs;
-use crate::methods::nvmf::DiscoveryFilter;
+use crate::methods::nvmf::{DiscoveryFilter, configured_nqn};
 use crate::methods::options::IobufOptions;
 use crate::metrics::http;
 use crate::plane::{Plane, PlaneConfig, choose_cores};
@@ -295,6 +295,7 @@ fn plane_config(engine: &Engine) -> anyhow::Result<PlaneConfig> {
         discovery_port: (engine.personality == Personality::Nacre
             && settings.nvmf.discovery_port != 0)
             .then_some(settings.nvmf.discovery_port),
+        discovery_nqn: configured_nqn(engine),
         ..TargetConfig::default()
     };
     for filter in &options.nvmf.discovery_filters {

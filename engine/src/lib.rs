@@ -34,6 +34,7 @@ pub mod drives;
 pub mod engine;
 pub mod initiator;
 pub mod journal;
+mod kept;
 pub mod listeners;
 pub mod logs;
 pub mod methods;

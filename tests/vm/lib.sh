@@ -111,6 +111,9 @@ ns_add() { "${TARGET}_ns_add" "$@"; }                       # NQN NSID MIB
 ns_remove() { "${TARGET}_ns_remove" "$@"; }                 # NQN NSID
 ns_resize() { "${TARGET}_ns_resize" "$@"; }                 # NQN NSID MIB
 
+# What the discovery service calls itself, and what the kernel knows its controllers by.
+discovery_nqn() { "${TARGET}_discovery_nqn"; }
+
 # The usual beginning: one subsystem with one namespace that any host may use.
 serve() { # serve [MIB]
     target_start
@@ -180,6 +183,10 @@ nacre_subsystem_create() {
         "{\"nqn\":\"$1\",\"listen_address\":{\"trtype\":\"$TRTYPE\",\"adrfam\":\"ipv4\",\"traddr\":\"$ADDR\",\"trsvcid\":\"$PORT\"}}"
 }
 
+nacre_discovery_nqn() {
+    rpc nvmf_get_subsystems "{\"nqn\":\"$DISCOVERY_NQN\"}" | jq -r '.[0] | .unique_nqn // .nqn'
+}
+
 nacre_subsystem_delete() { rpc nvmf_delete_subsystem "{\"nqn\":\"$1\"}"; }
 
 nacre_host_allow() { rpc nvmf_subsystem_add_host "{\"nqn\":\"$1\",\"host\":\"$2\"}"; }
@@ -215,6 +222,8 @@ nvmet_start() {
 }
 
 nvmet_stop() { nvmet_clean; }
+
+nvmet_discovery_nqn() { cat "$NVMET/discovery_nqn" 2>/dev/null || echo $DISCOVERY_NQN; }
 
 nvmet_subsystem_create() {
     mkdir "$NVMET/subsystems/$1"
@@ -348,6 +357,7 @@ size_mib() { echo $(($(blockdev --getsize64 "$1") / 1048576)); }
 is_mib() { [ "$(size_mib "$1")" = "$2" ]; }
 
 is_live() { holds "/sys/class/nvme/$1/state" live; }
+not_live() { ! is_live "$1"; }
 
 disconnect() { # disconnect NQN: waits until it is gone
     nvme disconnect -n "$1"

@@ -267,6 +267,14 @@ fn validate(settings: &Settings, origins: &BTreeMap<String, String>) -> Vec<Prob
     for (key, cause) in settings.nvmf.sizes_that_cannot_be() {
         refuse(&format!("nvmf.{key}"), cause, "");
     }
+    if let Err(error) = settings.nvmf.discovery_name() {
+        let cause = format!("\"{}\": {error}", settings.nvmf.discovery_nqn);
+        refuse(
+            "nvmf.discovery_nqn",
+            cause,
+            "write auto, well-known, or an NQN",
+        );
+    }
     for (key, cause) in settings.rdma.problems() {
         refuse(&format!("rdma.{key}"), cause, "");
     }
@@ -317,6 +325,7 @@ fn validate(settings: &Settings, origins: &BTreeMap<String, String>) -> Vec<Prob
         .map(|l| l.name)
         .collect();
     let mut nqns = std::collections::BTreeSet::new();
+    nqns.insert(settings.nvmf.discovery_nqn.as_str());
     for (at, subsystem) in settings.nvmf.subsystem.iter().enumerate() {
         let key = format!("nvmf.subsystem[{at}]");
         let (min, max) = (subsystem.min_cntlid, subsystem.max_cntlid);

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 use nacre_nvmf::target::MAX_CNTLID;
+use nacre_nvmf_wire::{Nqn, NqnError};
 use nacre_rdma::RdmaConfig;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -218,6 +219,8 @@ pub struct Nvmf {
     pub max_io_size: u32,
     /// The discovery service's own port, opened beside every listener; 0: none.
     pub discovery_port: u16,
+    /// See [`Nvmf::discovery_name`].
+    pub discovery_nqn: String,
     /// None: as each listener says.
     pub rdma: Option<RdmaWish>,
     /// Listeners in short: `tcp://ADDRESS:PORT`, `rdma://ADDRESS:PORT`.
@@ -237,6 +240,7 @@ impl Default for Nvmf {
             in_capsule_data_size: 8192,
             max_io_size: 1024 * 1024,
             discovery_port: 8009,
+            discovery_nqn: "auto".into(),
             rdma: None,
             listen: Vec::new(),
             listener: Vec::new(),
@@ -245,7 +249,28 @@ impl Default for Nvmf {
     }
 }
 
+/// What the discovery service is called beside its well-known name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DiscoveryName {
+    /// A name made once and kept in the data directory; without one nothing.
+    Auto,
+    /// Nothing.
+    WellKnown,
+    Unique(Nqn),
+}
+
 impl Nvmf {
+    pub fn discovery_name(&self) -> Result<DiscoveryName, NqnError> {
+        Ok(match self.discovery_nqn.as_str() {
+            "auto" => DiscoveryName::Auto,
+            "well-known" => DiscoveryName::WellKnown,
+            text => match Nqn::new(text)? {
+                nqn if nqn.is_discovery() => DiscoveryName::WellKnown,
+                nqn => DiscoveryName::Unique(nqn),
+            },
+        })
+    }
+
     /// What no transport would take: better told before the start than by every listener.
     pub fn sizes_that_cannot_be(&self) -> Vec<(&'static str, String)> {
         let (largest, in_capsule) = (self.max_io_size, self.in_capsule_data_size);

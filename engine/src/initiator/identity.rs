@@ -7,11 +7,12 @@
 //! The two belong together: targets refuse one identifier under two names (Linux does, too), so
 //! what is missing of a pair is derived from the other.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use nacre_nvmf_wire::{Nqn, NqnError};
 use uuid::Uuid;
+
+use crate::kept;
 
 /// Of identifiers derived from something that must not be shown to others (machine-id(5)).
 const NAMESPACE: Uuid = Uuid::from_u128(0x4e61_6372_6500_5e1f_8000_6e76_6d65_6f66);
@@ -152,41 +153,15 @@ fn parse_id(place: &str, text: &str) -> Result<Uuid, IdentityError> {
 
 /// `None`: not there, not readable, or empty (as nvme-cli leaves them when it cannot make one).
 fn first_line(path: &Path) -> Option<String> {
-    let text = std::fs::read_to_string(path).ok()?;
-    let line = text.lines().next()?.trim();
-    (!line.is_empty() && line != "uninitialized").then(|| line.to_owned())
+    kept::first_line(path).filter(|line| line != "uninitialized")
 }
 
-/// The identifier kept in `dir`; `made` becomes it if there is none. Two processes that start at
-/// once end up with the same.
+/// The identifier kept in `dir`; `made` becomes it if there is none.
 fn keep(dir: &Path, made: Uuid) -> std::io::Result<Uuid> {
-    let path = dir.join("hostid");
-    let kept = || first_line(&path).and_then(|line| line.parse::<Uuid>().ok());
-    if let Some(id) = kept() {
-        return Ok(id);
-    }
-    std::fs::create_dir_all(dir)?;
-    let mut file = tempfile_in(dir)?;
-    writeln!(file.1, "{made}")?;
-    file.1.sync_all()?;
-    let linked = std::fs::hard_link(&file.0, &path);
-    std::fs::remove_file(&file.0)?;
-    match linked {
-        Ok(()) => Ok(made),
-        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
-            kept().ok_or_else(|| std::io::Error::other(format!("{} holds no UUID", path.display())))
-        }
-        Err(error) => Err(error),
-    }
-}
-
-fn tempfile_in(dir: &Path) -> std::io::Result<(PathBuf, std::fs::File)> {
-    let path = dir.join(format!(".hostid.{}.{}", std::process::id(), Uuid::new_v4()));
-    let file = std::fs::OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .open(&path)?;
-    Ok((path, file))
+    let line = kept::keep(dir, "hostid", &made.to_string())?;
+    line.parse().map_err(|_| {
+        std::io::Error::other(format!("{} holds no UUID", dir.join("hostid").display()))
+    })
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! What an operator can set about a target, and what follows from it for hosts.
 
+use nacre_nvmf_wire::Nqn;
+
 /// Bounds and identity of a target. Every limit that is announced is the limit that is enforced.
 #[derive(Debug, Clone)]
 pub struct TargetConfig {
@@ -38,6 +40,9 @@ pub struct TargetConfig {
     /// PCI vendor identifiers shown in Identify Controller.
     pub vendor_id: u16,
     pub firmware_revision: String,
+    /// The discovery subsystem's unique name, beside the well-known one; `None`: it has that one only. See
+    /// [`super::Target::set_discovery_nqn`].
+    pub discovery_nqn: Option<Nqn>,
     /// The discovery service's own port, opened on every address that a subsystem is served on.
     pub discovery_port: Option<u16>,
     /// Discovery log entries name only listeners of the asking connection's transport type.
@@ -97,6 +102,7 @@ impl Default for TargetConfig {
             verify_bytes: 1 << 28,
             vendor_id: 0,
             firmware_revision: env!("CARGO_PKG_VERSION").to_string(),
+            discovery_nqn: None,
             discovery_port: None,
             discovery_same_transport: false,
             discovery_same_address: false,

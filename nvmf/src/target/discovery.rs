@@ -155,7 +155,7 @@ fn entry(
 
 fn referral(referral: &Referral) -> Option<Record> {
     let record = DiscoveryRecord {
-        subtype: match referral.subnqn.is_discovery() {
+        subtype: match referral.discovery || referral.subnqn.is_discovery() {
             true => subtype::REFERRAL,
             false => subtype::NVM,
         },

@@ -6,14 +6,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
 use nacre_nvmf_wire::Nqn;
-use nacre_nvmf_wire::fabrics::DISCOVERY_NQN;
 use nacre_nvmf_wire::log::ana::AnaState;
 
 use super::ana::AnaStates;
-use super::association::{Association, GroupHandle, Teardown, pending};
+use super::association::{Association, GroupHandle, Teardown};
 use super::cntlid::MAX_CNTLID;
 use super::config::{QueueLimits, TargetConfig};
-use super::discovery::{Reachable, Snapshot};
 use super::stats::Totals;
 use super::subsystem::{
     NamespaceConfig, RdmaFabric, Subsystem, SubsystemConfig, SubsystemError, SubsystemKind,
@@ -43,19 +41,12 @@ pub enum TargetError {
     ReferralExists { address: String },
     #[error("no referral {address}")]
     NoReferral { address: String },
+    #[error("{nqn} is the name of the discovery subsystem")]
+    DiscoveryName { nqn: String },
     #[error(transparent)]
     Subsystem(#[from] SubsystemError),
     #[error(transparent)]
     Listen(#[from] ListenError),
-}
-
-/// Another discovery or NVM subsystem that the discovery log points to.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Referral {
-    pub transport: TransportType,
-    pub address: Address,
-    pub subnqn: Nqn,
-    pub secure_channel: bool,
 }
 
 struct Listener {
@@ -79,6 +70,8 @@ pub struct Target {
     cores: usize,
     subsystems: RwLock<BTreeMap<Nqn, Arc<Subsystem>>>,
     discovery: Arc<Subsystem>,
+    /// Its unique name. Locked after `subsystems`.
+    discovery_nqn: Mutex<Option<Nqn>>,
     plugs: RwLock<Vec<Arc<dyn Plug>>>,
     queue_limits: Mutex<BTreeMap<TransportType, QueueLimits>>,
     groups: RwLock<Vec<GroupHandle>>,
@@ -93,8 +86,10 @@ pub struct Target {
     withheld: AtomicU64,
 }
 
+mod discovery;
 mod listeners;
 
+pub use discovery::Referral;
 pub use listeners::ListenerStats;
 
 /// How a subsystem is to be served on an address.
@@ -112,12 +107,13 @@ pub struct ListenOptions {
 impl Target {
     /// A target for `cores` groups.
     pub fn new(config: TargetConfig, cores: usize) -> Arc<Target> {
-        let nqn = Nqn::new(DISCOVERY_NQN).expect("well-known name");
-        let mut discovery = SubsystemConfig::new(nqn);
+        let mut discovery = SubsystemConfig::new(Nqn::discovery());
         discovery.allow_any_host = true;
         discovery.model_number = "Nacre discovery controller".to_string();
         let error_entries = usize::from(config.error_log_entries);
+        let discovery_nqn = Mutex::new(config.discovery_nqn.clone().filter(|n| !n.is_discovery()));
         Arc::new(Target {
+            discovery_nqn,
             config,
             cores,
             subsystems: RwLock::new(BTreeMap::new()),
@@ -233,9 +229,15 @@ impl Target {
     pub fn create_subsystem(&self, config: SubsystemConfig) -> Result<Arc<Subsystem>, TargetError> {
         check_config(&config)?;
         let mut subsystems = self.subsystems.write().expect("poisoned");
-        if subsystems.contains_key(&config.nqn) || config.nqn.as_str() == DISCOVERY_NQN {
+        let name = &config.nqn;
+        if subsystems.contains_key(name) || name.is_discovery() {
             return Err(TargetError::SubsystemExists {
-                nqn: config.nqn.to_string(),
+                nqn: name.to_string(),
+            });
+        }
+        if self.unique_discovery_nqn().as_ref() == Some(name) {
+            return Err(TargetError::DiscoveryName {
+                nqn: name.to_string(),
             });
         }
         if subsystems.len() >= self.config.max_subsystems {
@@ -271,18 +273,21 @@ impl Target {
         Ok(subsystem)
     }
 
-    /// By name; the discovery subsystem by its well-known name.
+    /// By name; the discovery subsystem by its well-known name, and by its unique one if it has one (Base 3.1.3.3).
     pub fn subsystem(&self, nqn: &Nqn) -> Result<Arc<Subsystem>, TargetError> {
-        if nqn.as_str() == DISCOVERY_NQN {
+        if nqn.is_discovery() {
             return Ok(Arc::clone(&self.discovery));
         }
         let subsystems = self.subsystems.read().expect("poisoned");
-        subsystems
-            .get(nqn)
-            .cloned()
-            .ok_or_else(|| TargetError::NoSubsystem {
-                nqn: nqn.to_string(),
-            })
+        if let Some(found) = subsystems.get(nqn) {
+            return Ok(Arc::clone(found));
+        }
+        if self.unique_discovery_nqn().as_ref() == Some(nqn) {
+            return Ok(Arc::clone(&self.discovery));
+        }
+        Err(TargetError::NoSubsystem {
+            nqn: nqn.to_string(),
+        })
     }
 
     /// The NVM subsystems in the order of their names.
@@ -548,83 +553,6 @@ impl Target {
         }
     }
 
-    // Discovery.
-
-    pub fn add_referral(&self, referral: Referral) -> Result<(), TargetError> {
-        let mut referrals = self.referrals.lock().expect("poisoned");
-        if referrals.iter().any(|r| same_referral(r, &referral)) {
-            return Err(TargetError::ReferralExists {
-                address: referral.address.to_string(),
-            });
-        }
-        referrals.push(referral);
-        drop(referrals);
-        self.discovery_changed();
-        Ok(())
-    }
-
-    pub fn remove_referral(&self, referral: &Referral) -> Result<(), TargetError> {
-        let mut referrals = self.referrals.lock().expect("poisoned");
-        let before = referrals.len();
-        referrals.retain(|r| !same_referral(r, referral));
-        if referrals.len() == before {
-            return Err(TargetError::NoReferral {
-                address: referral.address.to_string(),
-            });
-        }
-        drop(referrals);
-        self.discovery_changed();
-        Ok(())
-    }
-
-    pub fn referrals(&self) -> Vec<Referral> {
-        self.referrals.lock().expect("poisoned").clone()
-    }
-
-    /// GENCTR of the discovery log.
-    pub fn discovery_generation(&self) -> u64 {
-        self.generation.load(Ordering::Acquire)
-    }
-
-    /// What the discovery log of a host is made of.
-    pub fn discovery_snapshot(&self, host: &Nqn) -> Snapshot {
-        // First of all: what changes from here on shows in a later generation.
-        let generation = self.discovery_generation();
-        let subsystems = self.subsystems();
-        let allowed = subsystems.iter().filter(|s| s.allows(host));
-        Snapshot {
-            generation,
-            subsystems: allowed
-                .map(|s| Reachable {
-                    nqn: s.nqn().clone(),
-                    model: s.config.controller_model,
-                    listeners: s.listeners(),
-                })
-                .collect(),
-            discovery: self.discovery.listeners(),
-            discovery_nqn: self.discovery.nqn().clone(),
-            referrals: self.referrals(),
-            // ASQSZ is told for each entry; the least of all transports is right for every one.
-            admin_entries: self.least_admin_entries(),
-            same_transport: self.config.discovery_same_transport,
-            same_address: self.config.discovery_same_address,
-            same_service: self.config.discovery_same_service,
-        }
-    }
-
-    fn least_admin_entries(&self) -> u16 {
-        let kinds = self.plugs().iter().map(|p| p.kind()).collect::<Vec<_>>();
-        let entries = kinds
-            .into_iter()
-            .map(|kind| self.queue_limits(kind).max_admin_entries);
-        entries.min().unwrap_or(self.config.max_admin_entries)
-    }
-
-    fn discovery_changed(&self) {
-        self.generation.fetch_add(1, Ordering::AcqRel);
-        self.discovery.notify(pending::DISCOVERY);
-    }
-
     /// The last queue of an association is gone.
     pub(crate) fn forget(&self, association: &Association) {
         association.subsystem.forget(association);
@@ -642,10 +570,6 @@ fn find_listener(
         .iter()
         .find(|(_, l)| matches(l))
         .map(|(id, _)| *id)
-}
-
-fn same_referral(a: &Referral, b: &Referral) -> bool {
-    (a.transport, &a.address, &a.subnqn) == (b.transport, &b.address, &b.subnqn)
 }
 
 fn check_config(config: &SubsystemConfig) -> Result<(), TargetError> {

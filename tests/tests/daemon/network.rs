@@ -8,6 +8,7 @@ use nacre_nvmf::host::{ControllerState, HostError};
 use nacre_nvmf_wire::StatusCode;
 use nacre_nvmf_wire::aen::AsyncEvent;
 use nacre_nvmf_wire::fabrics::{DISCOVERY_NQN, InvalidParameter};
+use nacre_nvmf_wire::log::discovery::subtype;
 use nacre_tests::daemon::{Place, free_address};
 use nacre_tests::host::{HOSTNQN, Host, options, pattern};
 use nacre_tests::skip;
@@ -73,7 +74,14 @@ fn discovery_on_its_port_and_on_the_listener() {
         );
         host.disconnect();
     }
-    let mut host = Host::connected(well_known, options(DISCOVERY_NQN), &[]);
+    // By the name that is its own, which it tells by either.
+    let shown = daemon.call("nvmf_get_subsystems", json!({ "nqn": DISCOVERY_NQN }));
+    let own = shown[0]["unique_nqn"].as_str().expect("its own name");
+    let mut host = Host::connected(well_known, options(own), &[]);
+    assert!(host.controller.is_discovery());
+    let names = host.discovery_log().into_iter();
+    let of_itself = names.filter(|r| r.subtype == subtype::CURRENT_DISCOVERY);
+    assert!(of_itself.map(|r| r.subnqn).all(|nqn| nqn.as_str() == own));
     assert_eq!(nvm_subsystems(&mut host).len(), 1);
     let allow = json!({ "nqn": hidden, "host": HOSTNQN });
     daemon.call("nvmf_subsystem_add_host", allow);
@@ -100,7 +108,7 @@ fn discovery_on_its_port_and_on_the_listener() {
 
 fn nvm_subsystems(host: &mut Host) -> Vec<(String, String)> {
     let records = host.discovery_log().into_iter();
-    let nvm = records.filter(|r| r.subnqn.as_str() != DISCOVERY_NQN);
+    let nvm = records.filter(|r| r.subtype == subtype::NVM);
     nvm.map(|r| (r.subnqn.to_string(), r.trsvcid)).collect()
 }
 

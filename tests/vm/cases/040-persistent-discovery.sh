@@ -5,7 +5,7 @@ echo 0 >$trace/tracing_on && echo >$trace/trace
 echo 1 >$trace/events/nvme/nvme_async_event/enable
 echo 1 >$trace/tracing_on
 nvme discover --persistent --keep-alive-tmo=5 -t "$TRTYPE" -a "$ADDR" -s "$PORT" --hostnqn="$HOST_A" --hostid="$HOST_A_ID"
-ctrl=$(ctrl_of $DISCOVERY_NQN)
+ctrl=$(ctrl_of "$(discovery_nqn)")
 [ -n "$ctrl" ] || die "no discovery controller stayed"
 wait_until 10 is_live "$ctrl"
 

@@ -1,4 +1,5 @@
-//! Referrals to other discovery controllers and subsystems, and mDNS, which is refused.
+//! The discovery subsystem's unique name, referrals to other discovery controllers and subsystems, and mDNS, which is
+//! refused.
 
 use std::rc::Rc;
 
@@ -8,21 +9,97 @@ use nacre_nvmf_wire::Nqn;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use tracing::warn;
+use uuid::Uuid;
 
 use super::address::{AddressReply, TransportAddress};
 use super::{check_target, key};
+use crate::config::settings::DiscoveryName;
 use crate::engine::Engine;
+use crate::kept;
 use crate::rpc::error::Errno;
 use crate::rpc::{Effect, Method, Registry, RpcError};
 use crate::store::Change;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry
+        .add::<SetNqn>()
         .add::<Add>()
         .add::<Remove>()
         .add::<Get>()
         .add::<PublishMdns>()
         .add::<StopMdns>();
+}
+
+/// The file of the data directory that keeps the name made at the first start.
+const KEPT: &str = "discoverynqn";
+
+/// The discovery subsystem's unique name as it is configured. A name that the next start would not have is worse than
+/// none: hosts that stay connected to the discovery service (persistent discovery) come back by it, and are refused for
+/// good. So without a place to keep it there is none, as with SPDK.
+pub fn configured_nqn(on: &Engine) -> Option<Nqn> {
+    // Checked when it was read.
+    match on.settings.nvmf.discovery_name().ok()? {
+        DiscoveryName::WellKnown => None,
+        DiscoveryName::Unique(nqn) => Some(nqn),
+        DiscoveryName::Auto => {
+            let dir = on.journal.store_path()?;
+            let made = Nqn::from_uuid(Uuid::new_v4());
+            let kept = kept::keep(dir, KEPT, made.as_str());
+            let nqn = kept.and_then(|line| Nqn::new(&line).map_err(std::io::Error::other));
+            let nqn = nqn.inspect_err(|error| {
+                let file = dir.join(KEPT);
+                warn!(%error, "no unique name for discovery: {}", file.display());
+            });
+            nqn.ok().filter(|nqn| !nqn.is_discovery())
+        }
+    }
+}
+
+struct SetNqn;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct SetNqnParams {
+    /// An NQN; the well-known one: no other. As nvmf.discovery_nqn says unless given.
+    nqn: Option<String>,
+    tgt_name: Option<String>,
+}
+
+impl Method<Engine> for SetNqn {
+    const NAME: &'static str = "nvmf_discovery_set_nqn";
+    const ABOUT: &'static str = "Names the discovery subsystem, beside its well-known name. Hosts that stayed connected by \
+                                 another name cannot come back by that one.";
+    const EFFECT: Effect = Effect::Changes;
+    type Params = SetNqnParams;
+    type Reply = bool;
+
+    async fn apply(params: SetNqnParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        check_target(params.tgt_name.as_deref())?;
+        let target = &on.plane()?.target;
+        let (nqn, change) = match params.nqn.as_deref() {
+            None | Some("") => (configured_nqn(&on), Change::remove(key::DISCOVERY_NQN)),
+            Some(text) => {
+                let nqn = Nqn::new(text).map_err(|error| {
+                    RpcError::invalid_params(format!("\"{text}\": {error}")).field("nqn")
+                })?;
+                let record = json!({ "nqn": nqn.as_str() });
+                let change = Change::put(key::DISCOVERY_NQN, SetNqn::NAME, record);
+                (Some(nqn), change)
+            }
+        };
+        let before = target.unique_discovery_nqn();
+        target.set_discovery_nqn(nqn).map_err(|error| {
+            RpcError::invalid_params(error.to_string())
+                .field("nqn")
+                .remedy("choose a name that no subsystem has")
+        })?;
+        if let Err(refused) = on.journal.commit(change).await {
+            target.set_discovery_nqn(before)?;
+            return Err(refused);
+        }
+        Ok(true)
+    }
 }
 
 struct Add;
@@ -37,11 +114,15 @@ struct AddParams {
     secure_channel: bool,
     /// Unless given, a discovery subsystem.
     subnqn: Option<String>,
+    /// Our own: subnqn is the unique name of a discovery subsystem.
+    #[serde(default)]
+    discovery: bool,
 }
 
 fn referral(
     address: &TransportAddress,
     subnqn: Option<&str>,
+    discovery: bool,
     secure_channel: bool,
 ) -> Result<Referral, RpcError> {
     let (transport, ip) = address.parse("address")?;
@@ -56,6 +137,7 @@ fn referral(
     Ok(Referral {
         transport,
         address: Address::Ip(ip),
+        discovery: discovery || subnqn.is_discovery(),
         subnqn,
         secure_channel,
     })
@@ -78,6 +160,7 @@ impl Method<Engine> for Add {
         let referral = referral(
             &params.address,
             params.subnqn.as_deref(),
+            params.discovery,
             params.secure_channel,
         )?;
         plane.target.add_referral(referral.clone())?;
@@ -117,7 +200,7 @@ impl Method<Engine> for Remove {
     async fn apply(params: RemoveParams, on: Rc<Engine>) -> Result<bool, RpcError> {
         check_target(params.tgt_name.as_deref())?;
         let plane = on.plane()?;
-        let wanted = referral(&params.address, params.subnqn.as_deref(), false)?;
+        let wanted = referral(&params.address, params.subnqn.as_deref(), false, false)?;
         let same = |r: &Referral| key_of(r) == key_of(&wanted);
         if !plane.target.referrals().iter().any(same) {
             return Err(TargetError::NoReferral {
@@ -144,6 +227,9 @@ struct ReferralReply {
     address: AddressReply,
     secure_channel: bool,
     subnqn: String,
+    /// Only of a discovery subsystem with a unique name.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    discovery: bool,
 }
 
 fn describe(referral: &Referral) -> ReferralReply {
@@ -151,6 +237,7 @@ fn describe(referral: &Referral) -> ReferralReply {
         address: AddressReply::new(referral.transport, &referral.address),
         secure_channel: referral.secure_channel,
         subnqn: referral.subnqn.to_string(),
+        discovery: referral.discovery && !referral.subnqn.is_discovery(),
     }
 }
 

@@ -5,7 +5,7 @@
 //!   transport   nvmf_create_transport, nvmf_get_transports
 //!   subsystem   subsystems          host       who may use them
 //!   listener(s) where they are      namespace  what is in them, and what becomes of it
-//!   discovery   referrals           connected  controllers, queue pairs, statistics
+//!   discovery   its name, referrals connected  controllers, queue pairs, statistics
 //!   reservation where those are kept that persist through power loss
 //! ```
 //!
@@ -15,6 +15,7 @@
 //!
 //! ```text
 //!   nvmf/transport/TCP                 nvmf/referral/TCP/192.0.2.1:8009/<nqn>
+//!   nvmf/discovery_nqn
 //!   nvmf/subsystem/<nqn>               and below it /host/<nqn>, /listener/TCP/192.0.2.1:4420,
 //!                                      /listener/TCP/192.0.2.1:4420/ana, /ns/<nsid>, /ns/<nsid>/host/<nqn>,
 //!                                      /ns/<nsid>/reservation
@@ -47,6 +48,7 @@ use crate::plane::Plane;
 use crate::rpc::error::Errno;
 use crate::rpc::{Registry, RpcError};
 
+pub use discovery::configured_nqn;
 pub use listener::ADD_LISTENER;
 pub use namespace::{bdev_gone, forget_namespaces_of};
 pub use reservation::{Keeping, keep as keep_reservations};
@@ -143,6 +145,8 @@ mod key {
     fn part(nqn: &Nqn) -> String {
         nqn.as_str().replace('%', "%25").replace('/', "%2F")
     }
+
+    pub const DISCOVERY_NQN: &str = "nvmf/discovery_nqn";
 
     pub fn transport(kind: TransportType) -> String {
         format!("nvmf/transport/{kind}")

@@ -43,6 +43,13 @@ impl From<TargetError> for RpcError {
                 failed(format!("Transport type '{kind}' already exists"), cause).field("trtype")
             }
             TargetError::ReferralExists { .. } => failed("Internal error", cause).field("address"),
+            TargetError::DiscoveryName { nqn } => {
+                failed(format!("Unable to create subsystem {nqn}"), cause)
+                    .field("nqn")
+                    .remedy(
+                        "choose another name, or another one for discovery: nvmf_discovery_set_nqn",
+                    )
+            }
             TargetError::NoReferral { .. } => failed("Unable to remove a referral.", cause)
                 .field("address")
                 .remedy("nvmf_discovery_get_referrals lists them"),

@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use nacre_nvmf::target::{
-    self, MAX_CNTLID, NamespaceEntry, Subsystem, SubsystemConfig, SubsystemKind,
+    self, MAX_CNTLID, NamespaceEntry, Subsystem, SubsystemConfig, SubsystemKind, Target,
 };
 use nacre_nvmf_wire::Nqn;
 use schemars::JsonSchema;
@@ -292,6 +292,9 @@ struct GetParams {
 #[derive(Debug, Serialize, JsonSchema)]
 struct SubsystemReply {
     nqn: String,
+    /// Of the discovery subsystem: the name that no other has, if it has one. It is reached by both.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unique_nqn: Option<String>,
     /// `NVMe` or `Discovery`.
     subtype: &'static str,
     listen_addresses: Vec<AddressReply>,
@@ -347,15 +350,17 @@ impl Method<Engine> for Get {
         let plane = on.plane()?;
         check_target(params.tgt_name.as_deref())?;
         if let Some(nqn) = &params.nqn {
-            return Ok(vec![describe(&*any_subsystem(&plane, None, nqn)?)]);
+            let one = any_subsystem(&plane, None, nqn)?;
+            return Ok(vec![describe(&one, &plane.target)]);
         }
-        let mut all = vec![describe(plane.target.discovery())];
-        all.extend(plane.target.subsystems().iter().map(|s| describe(s)));
+        let target = &plane.target;
+        let mut all = vec![describe(target.discovery(), target)];
+        all.extend(target.subsystems().iter().map(|s| describe(s, target)));
         Ok(all)
     }
 }
 
-fn describe(subsystem: &Subsystem) -> SubsystemReply {
+fn describe(subsystem: &Subsystem, target: &Target) -> SubsystemReply {
     let config = &subsystem.config;
     let namespace = |entry: NamespaceEntry| {
         let ids = entry.namespace.ids;
@@ -382,8 +387,10 @@ fn describe(subsystem: &Subsystem) -> SubsystemReply {
         namespaces: subsystem.namespaces().into_iter().map(namespace).collect(),
     };
     let is_nvm = subsystem.kind == SubsystemKind::Nvm;
+    let unique = target.unique_discovery_nqn().filter(|_| !is_nvm);
     SubsystemReply {
         nqn: subsystem.nqn().to_string(),
+        unique_nqn: unique.map(|nqn| nqn.to_string()),
         subtype: if is_nvm { "NVMe" } else { "Discovery" },
         listen_addresses: subsystem
             .listeners()

@@ -186,7 +186,11 @@ impl Controller {
             .listener_limits(self.caps.kind, self.association.listener);
         id.kas = U16::new(limits.keep_alive_granularity.max(1));
         id.maxcmd = U16::new(limits.max_io_entries);
-        id.subnqn = subsystem.nqn().to_field();
+        id.subnqn = match self.is_discovery() {
+            // However the host has called it: this is how hosts learn the unique name.
+            true => self.target.discovery_nqn().to_field(),
+            false => subsystem.nqn().to_field(),
+        };
         id.sgls = U32::new(self.sgls().bits());
         id.set_in_capsule_bytes(self.caps.in_capsule_bytes);
         id.msdbd = self.caps.max_sgl_descriptors;

@@ -4,17 +4,22 @@ use std::time::Duration;
 
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::commands::admin::GetLogPage;
-use nacre_nvmf_wire::fabrics::DISCOVERY_NQN;
+use nacre_nvmf_wire::fabrics::{DISCOVERY_NQN, InvalidParameter};
+use nacre_nvmf_wire::identify::controller::cntrltype;
 use nacre_nvmf_wire::log::discovery::{
     DiscoveryEntry, adrfam, eflags, parse_page, subtype, treq, trtype,
 };
 use nacre_nvmf_wire::log::lid;
 use proptest::prelude::*;
 
+use super::connect::refused_for;
 use super::host::INVALID;
 use super::rig::*;
 use crate::target::discovery::{Asker, Reachable, Record, Snapshot, records, write_page};
-use crate::target::{ControllerModel, RdmaFabric, Referral, SubsystemConfig, SubsystemListener};
+use crate::target::{
+    ControllerModel, RdmaFabric, Referral, SubsystemConfig, SubsystemListener, TargetConfig,
+    TargetError,
+};
 use crate::transport::{Address, ConnId, ListenerId, TransportType};
 
 fn ip(text: &str) -> Address {
@@ -74,6 +79,8 @@ fn places(records: &[Record]) -> Vec<(u8, &str, &str)> {
         })
         .collect()
 }
+
+const UNIQUE: &str = "nqn.2014-08.org.nvmexpress:uuid:0b6a4f0e-93f4-4a3c-8d5e-2a1e0f3c7b58";
 
 const CURRENT: u8 = subtype::CURRENT_DISCOVERY;
 
@@ -225,6 +232,7 @@ fn filters() {
         transport: TransportType::Rdma,
         address: ip("192.0.2.44:8009"),
         subnqn: nqn(DISCOVERY_NQN),
+        discovery: false,
         secure_channel: false,
     }];
     let count = |log: &Snapshot| asked(log, 1, "192.0.2.1:4420").len();
@@ -245,17 +253,25 @@ fn filters() {
 #[test]
 fn referrals() {
     let mut log = snapshot(vec![]);
-    let referral = |subnqn: &str, secure_channel| Referral {
+    let referral = |subnqn: &str, discovery, secure_channel| Referral {
         transport: TransportType::Tcp,
         address: ip("[2001:db8::7]:8009"),
         subnqn: nqn(subnqn),
+        discovery,
         secure_channel,
     };
-    log.referrals = vec![referral(DISCOVERY_NQN, false), referral(SUBNQN, true)];
+    log.referrals = vec![
+        referral(DISCOVERY_NQN, false, false),
+        referral(SUBNQN, false, true),
+        referral(UNIQUE, true, false),
+    ];
     let records = asked(&log, 1, "192.0.2.1:8009");
-    let [_, discovery, nvm] = records.as_slice() else {
-        panic!("three entries: {records:?}");
+    let [_, discovery, nvm, unique] = records.as_slice() else {
+        panic!("four entries: {records:?}");
     };
+    // A host would take another discovery subsystem for one with namespaces, and connect to it as such.
+    assert_eq!(unique.record.subtype, subtype::REFERRAL);
+    assert_eq!(unique.record.subnqn, nqn(UNIQUE));
     assert_eq!(
         (discovery.record.subtype, discovery.record.adrfam),
         (subtype::REFERRAL, adrfam::IPV6)
@@ -263,7 +279,7 @@ fn referrals() {
     assert_eq!(discovery.record.traddr, "2001:db8::7");
     assert_eq!(nvm.record.subtype, subtype::NVM);
     assert_eq!(nvm.record.treq, treq::SECURE_CHANNEL_REQUIRED);
-    let mut page = vec![0; 4096];
+    let mut page = vec![0; 5 * 1024];
     write_page(1, &records, 0, &mut page).unwrap();
     let (_, entries) = parse_page(&page).unwrap();
     assert_eq!((entries[1].tcp_sectype(), entries[2].tcp_sectype()), (0, 2));
@@ -361,6 +377,73 @@ fn hosts_see_what_they_may_use() {
     assert!(second > first);
     let (third, _) = log(&mut rig, stranger);
     assert_eq!(third, second, "stable while nothing changes");
+}
+
+/// Goal: a discovery subsystem with a unique name is reached by that and by the well-known one, and tells the unique one
+/// either way: in Identify Controller, and in its own entries of the log (Base 3.1.3.3, 5.1.12.3.1). It stays one that
+/// has no I/O queues.
+#[test]
+fn a_unique_name() {
+    let mut rig = Rig::new(TargetConfig {
+        discovery_nqn: Some(nqn(UNIQUE)),
+        ..TargetConfig::default()
+    });
+    for name in [DISCOVERY_NQN, UNIQUE] {
+        let (conn, cqe) = rig.connect_as(HOSTNQN, name, 0, 0xffff, 32);
+        assert!(cqe.status().is_success(), "{name}: {}", cqe.status());
+        rig.enable(conn);
+        let id = rig.identify_controller(conn);
+        assert_eq!(Nqn::from_field(&id.subnqn), Ok(nqn(UNIQUE)));
+        assert_eq!(id.cntrltype, cntrltype::DISCOVERY);
+        let (_, entries) = log(&mut rig, conn);
+        let own = entries[0].parse().unwrap();
+        assert_eq!((own.subtype, own.subnqn), (CURRENT, nqn(UNIQUE)));
+        assert_eq!(names(&entries), [nqn(SUBNQN)]);
+        let (_, cqe) = rig.connect_as(HOSTNQN, name, 1, id.cntlid.get(), 16);
+        refused_for(&cqe, InvalidParameter::QID);
+    }
+    // One subsystem, whatever it is called.
+    assert_eq!(rig.target.discovery().controllers().len(), 2);
+}
+
+/// Goal: the unique name can be set, changed and taken away; who is connected stays and is told, and the name that was
+/// is nobody's. It is never the name of two subsystems.
+#[test]
+fn the_unique_name_changes() {
+    let mut rig = Rig::with_malloc();
+    let conn = rig.discovery(HOSTNQN);
+    let told = |rig: &mut Rig| {
+        let id = rig.identify_controller(conn);
+        let (genctr, entries) = log(rig, conn);
+        assert_eq!(entries[0].subnqn, id.subnqn);
+        (genctr, Nqn::from_field(&id.subnqn).unwrap())
+    };
+    let (mut before, name) = told(&mut rig);
+    assert!(name.is_discovery());
+    let other = nqn("nqn.2025-01.io.nacre:discovery");
+    for (set, told_as) in [
+        (Some(nqn(UNIQUE)), nqn(UNIQUE)),
+        (Some(other.clone()), other.clone()),
+        (Some(Nqn::discovery()), Nqn::discovery()),
+        (Some(other.clone()), other.clone()),
+        (None, Nqn::discovery()),
+    ] {
+        rig.target.set_discovery_nqn(set.clone()).unwrap();
+        let (genctr, name) = told(&mut rig);
+        assert_eq!(name, told_as);
+        assert!(genctr > before, "a change of the log");
+        rig.target.set_discovery_nqn(set).unwrap();
+        assert_eq!(told(&mut rig), (genctr, name), "no change");
+        before = genctr;
+    }
+    let (_, cqe) = rig.connect_as(HOSTNQN, UNIQUE, 0, 0xffff, 32);
+    refused_for(&cqe, InvalidParameter::SUBNQN);
+
+    let taken = rig.target.set_discovery_nqn(Some(nqn(SUBNQN)));
+    assert!(matches!(taken, Err(TargetError::SubsystemExists { .. })));
+    rig.target.set_discovery_nqn(Some(other.clone())).unwrap();
+    let taken = rig.target.create_subsystem(SubsystemConfig::new(other));
+    assert!(matches!(taken, Err(TargetError::DiscoveryName { .. })));
 }
 
 /// Goal: a host that reads header, entries and header again sees that something changed between.

@@ -307,6 +307,7 @@ fn discovery_changes() {
         transport: TransportType::Loopback,
         address: Address::Loopback("elsewhere".into()),
         subnqn: nqn(nacre_nvmf_wire::fabrics::DISCOVERY_NQN),
+        discovery: true,
         secure_channel: false,
     };
     let host = nqn(HOSTNQN);

@@ -1,0 +1,63 @@
+//! Identities that are made once and then kept in the data directory: a line in a file of its own.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use uuid::Uuid;
+
+/// The line that `dir` keeps under `name`; `made` becomes it if there is none. Two processes that start at once end up
+/// with the same.
+pub fn keep(dir: &Path, name: &str, made: &str) -> std::io::Result<String> {
+    let path = dir.join(name);
+    if let Some(line) = first_line(&path) {
+        return Ok(line);
+    }
+    std::fs::create_dir_all(dir)?;
+    let mut file = tempfile_in(dir, name)?;
+    writeln!(file.1, "{made}")?;
+    file.1.sync_all()?;
+    let linked = std::fs::hard_link(&file.0, &path);
+    std::fs::remove_file(&file.0)?;
+    match linked {
+        // Nobody is told of it before it is there for good.
+        Ok(()) => std::fs::File::open(dir)?.sync_all()?,
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(error),
+    }
+    first_line(&path).ok_or_else(|| std::io::Error::other(format!("{} is empty", path.display())))
+}
+
+/// `None`: not there, not readable, or empty.
+pub fn first_line(path: &Path) -> Option<String> {
+    let text = std::fs::read_to_string(path).ok()?;
+    let line = text.lines().next()?.trim();
+    (!line.is_empty()).then(|| line.to_owned())
+}
+
+fn tempfile_in(dir: &Path, name: &str) -> std::io::Result<(PathBuf, std::fs::File)> {
+    let path = dir.join(format!(".{name}.{}.{}", std::process::id(), Uuid::new_v4()));
+    let file = std::fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .open(&path)?;
+    Ok((path, file))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_made_first_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = dir.path().join("not/there/yet");
+        assert_eq!(keep(&state, "name", "first").unwrap(), "first");
+        assert_eq!(keep(&state, "name", "second").unwrap(), "first");
+        assert_eq!(keep(&state, "other", "second").unwrap(), "second");
+        let files = std::fs::read_dir(&state).unwrap().count();
+        assert_eq!(files, 2, "nothing but the two");
+        std::fs::write(state.join("empty"), "\n").unwrap();
+        let refused = keep(&state, "empty", "third").unwrap_err();
+        assert!(refused.to_string().contains("is empty"), "{refused}");
+    }
+}

@@ -1,0 +1,227 @@
+//! Goal: what a target is known by and gives out by number: the unique name of the discovery subsystem, and static
+//! controllers, made by RPC and by the configuration file, and the same after a restart.
+
+use std::path::Path;
+
+use nacre_nvmf::host::{ControllerId, HostOptions};
+use nacre_nvmf_wire::Nqn;
+use serde_json::{Value, json};
+
+use super::super::super::testing::{Bench, bench};
+use super::connected::connect_as;
+use super::{DISCOVERY, HOST, NQN, durable, get, listen, subsystem};
+use crate::config::{Settings, load_text};
+use crate::store::Store;
+
+const NAMED: &str = "nqn.2026-01.org.example:discovery";
+const UUID_NAME: &str = "nqn.2014-08.org.nvmexpress:uuid:";
+
+fn settings(text: &str) -> Settings {
+    load_text(Some(("nacre.toml", text)), [], &[])
+        .unwrap_or_else(|e| panic!("{e}"))
+        .settings
+}
+
+fn configured(dir: &Path, name: &str) -> Bench {
+    let text = format!("[nvmf]\ndiscovery_nqn = \"{name}\"\n");
+    Bench::with(settings(&text), Some(Store::open(dir).unwrap()))
+}
+
+fn unique(bench: &Bench) -> Value {
+    let discovery = get(bench, DISCOVERY);
+    assert_eq!(discovery["nqn"], DISCOVERY, "what it is always called");
+    discovery["unique_nqn"].clone()
+}
+
+fn set(bench: &Bench, params: Value) {
+    assert_eq!(bench.call("nvmf_discovery_set_nqn", params), true);
+}
+
+#[test]
+fn discovery_has_a_name_of_its_own_where_that_can_be_kept() {
+    assert_eq!(unique(&bench()), Value::Null);
+    assert_eq!(unique(&Bench::nvmf_tgt()), Value::Null, "as SPDK");
+
+    let (one, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let kept = unique(&durable(one.path()));
+    assert!(kept.as_str().unwrap().starts_with(UUID_NAME), "{kept}");
+    assert_eq!(unique(&durable(one.path())), kept, "after a restart");
+    assert_ne!(unique(&durable(other.path())), kept);
+
+    assert_eq!(unique(&configured(one.path(), "well-known")), Value::Null);
+    assert_eq!(unique(&configured(one.path(), DISCOVERY)), Value::Null);
+    assert_eq!(unique(&configured(one.path(), NAMED)), NAMED);
+    assert_eq!(unique(&configured(one.path(), "auto")), kept);
+
+    std::fs::write(one.path().join("discoverynqn"), "nonsense\n").unwrap();
+    let bench = durable(one.path());
+    assert_eq!(unique(&bench), Value::Null, "told, and no reason to stop");
+}
+
+#[test]
+fn the_name_of_discovery_is_set() {
+    let dir = tempfile::tempdir().unwrap();
+    let kept = {
+        let bench = durable(dir.path());
+        let kept = unique(&bench);
+        subsystem(&bench, NQN);
+        let nvmf = json!({ "name": "nvmf" });
+        let config = bench.call("framework_get_config", nvmf.clone());
+        set(&bench, json!({ "nqn": NAMED }));
+        assert_eq!(unique(&bench), NAMED);
+        assert_eq!(get(&bench, NAMED), get(&bench, DISCOVERY));
+        let saved = bench.call("framework_get_config", nvmf.clone());
+        let call = json!({ "method": "nvmf_discovery_set_nqn", "params": { "nqn": NAMED } });
+        assert!(saved.as_array().unwrap().contains(&call), "{saved}");
+
+        let create = json!({ "nqn": NAMED });
+        let refused = bench.refused("nvmf_create_subsystem", create);
+        assert_eq!(
+            refused.message,
+            format!("Unable to create subsystem {NAMED}")
+        );
+        for (nqn, why) in [(NQN, "exists"), ("nqn", "nqn")] {
+            let refused = bench.refused("nvmf_discovery_set_nqn", json!({ "nqn": nqn }));
+            let data = refused.data.unwrap();
+            assert_eq!((refused.code, data.field.as_deref()), (-32602, Some("nqn")));
+            assert!(data.cause.contains(why), "{}", data.cause);
+        }
+        assert_eq!(unique(&bench), NAMED);
+        set(&bench, json!(null));
+        assert_eq!(
+            bench.call("framework_get_config", nvmf),
+            config,
+            "as it was"
+        );
+        assert_eq!(unique(&bench), kept);
+        set(&bench, json!({ "nqn": NAMED }));
+        kept
+    };
+    // What was said by RPC stands above the file.
+    let bench = configured(dir.path(), "well-known");
+    assert_eq!(unique(&bench), NAMED);
+    set(&bench, json!({ "nqn": DISCOVERY }));
+    assert_eq!(unique(&bench), Value::Null);
+    drop(bench);
+    let bench = durable(dir.path());
+    assert_eq!(unique(&bench), Value::Null);
+    set(&bench, json!(null));
+    assert_eq!(unique(&bench), kept);
+}
+
+#[test]
+fn files_with_names_that_cannot_be() {
+    for (text, said) in [
+        (
+            "[nvmf]\ndiscovery_nqn = \"unique\"\n".to_owned(),
+            "write auto, well-known, or an NQN",
+        ),
+        (
+            format!("[nvmf]\ndiscovery_nqn = \"{NQN}\"\n[[nvmf.subsystem]]\nnqn = \"{NQN}\"\n"),
+            "a second subsystem",
+        ),
+        (
+            format!("[[nvmf.subsystem]]\nnqn = \"{NQN}\"\nmin_cntlid = 9\nmax_cntlid = 8\n"),
+            "controller ids 9 to 8",
+        ),
+    ] {
+        let refused = load_text(Some(("nacre.toml", &text)), [], &[]).unwrap_err();
+        assert!(refused.to_string().contains(said), "{text}: {refused}");
+    }
+}
+
+/// A referral to a discovery subsystem by its unique name is told as one to a discovery subsystem.
+#[test]
+fn referrals_by_unique_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let address = json!({ "trtype": "tcp", "traddr": "192.0.2.9", "trsvcid": "8009" });
+    let listed = {
+        let bench = durable(dir.path());
+        let add = |nqn: &str, discovery: bool| {
+            let params = json!({ "address": address, "subnqn": nqn, "discovery": discovery });
+            bench.call("nvmf_discovery_add_referral", params);
+        };
+        add(NAMED, true);
+        add(NQN, false);
+        add(DISCOVERY, true);
+        bench.call("nvmf_discovery_get_referrals", json!(null))
+    };
+    let flags: Vec<Value> = (0..3).map(|n| listed[n]["discovery"].clone()).collect();
+    assert_eq!(flags, [json!(true), Value::Null, Value::Null]);
+    let bench = durable(dir.path());
+    let after = bench.call("nvmf_discovery_get_referrals", json!(null));
+    assert_eq!(after, listed);
+}
+
+fn asking(controller: ControllerId) -> HostOptions {
+    HostOptions {
+        controller,
+        ..HostOptions::new(Nqn::new(HOST).unwrap(), [7; 16], Nqn::new(NQN).unwrap())
+    }
+}
+
+/// A host gets the controller that it asks for, and no other, before and after a restart.
+#[test]
+fn static_controllers() {
+    let dir = tempfile::tempdir().unwrap();
+    let check = |bench: &Bench, port: u16| {
+        let shown = get(bench, NQN);
+        let ids = (&shown["min_cntlid"], &shown["max_cntlid"]);
+        assert_eq!(ids, (&json!(3), &json!(5)));
+        assert_eq!(shown["controller_model"], "static");
+        let session = connect_as(port, asking(ControllerId::Static(4))).unwrap();
+        assert_eq!(session.controller().link().state().cntlid, 4);
+        let listed = bench.call("nvmf_subsystem_get_controllers", json!({ "nqn": NQN }));
+        assert_eq!(listed[0]["cntlid"], 4);
+        for controller in [ControllerId::Dynamic, ControllerId::Static(6)] {
+            let refused = connect_as(port, asking(controller)).err().unwrap();
+            let said = refused.to_string();
+            assert!(
+                said.contains("invalid cntlid") && said.contains("--cntlid any"),
+                "{said}"
+            );
+        }
+        session.disconnect();
+    };
+    let port = {
+        let bench = durable(dir.path());
+        let create = json!({
+            "nqn": NQN, "allow_any_host": true, "controller_model": "static", "min_cntlid": 3, "max_cntlid": 5,
+        });
+        bench.call("nvmf_create_subsystem", create);
+        let port = listen(&bench, NQN);
+        check(&bench, port);
+        port
+    };
+    check(&durable(dir.path()), port);
+
+    let refused = bench().refused(
+        "nvmf_create_subsystem",
+        json!({ "nqn": NQN, "controller_model": "fixed" }),
+    );
+    assert_eq!(refused.code, -32602);
+}
+
+/// What a subsystem says of itself where nothing was said is what SPDK says.
+#[test]
+fn dynamic_controllers_are_not_mentioned() {
+    let bench = bench();
+    subsystem(&bench, NQN);
+    assert_eq!(get(&bench, NQN).get("controller_model"), None);
+    let saved = bench.call("framework_get_config", json!({ "name": "nvmf" }));
+    assert!(!saved.to_string().contains("controller_model"), "{saved}");
+}
+
+#[test]
+fn static_controllers_of_the_file() {
+    let text = format!(
+        "[[nvmf.subsystem]]\nnqn = \"{NQN}\"\ncontroller_model = \"static\"\nmin_cntlid = 7\nmax_cntlid = 9\n"
+    );
+    let bench = Bench::with(settings(&text), None);
+    let shown = get(&bench, NQN);
+    assert_eq!(shown["controller_model"], "static");
+    assert_eq!(
+        (&shown["min_cntlid"], &shown["max_cntlid"]),
+        (&json!(7), &json!(9))
+    );
+}
