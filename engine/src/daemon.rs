@@ -19,7 +19,7 @@ use std::any::Any;
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use futures_util::FutureExt;
@@ -278,6 +278,14 @@ async fn replay_what_waits(engine: &Rc<Engine>) {
     }
 }
 
+/// Of the discovery log: beyond all that a daemon before this one came to, unless it changed more than so many times a
+/// second, or the clock was set back.
+fn first_generation(now: SystemTime) -> u64 {
+    const CHANGES_PER_SECOND: u64 = 1 << 16;
+    let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+    since.as_secs().saturating_mul(CHANGES_PER_SECOND).max(1)
+}
+
 /// What the settings and the startup options ask of the data plane.
 fn plane_config(engine: &Engine) -> anyhow::Result<PlaneConfig> {
     let (settings, options) = (&engine.settings, engine.options.borrow());
@@ -296,6 +304,7 @@ fn plane_config(engine: &Engine) -> anyhow::Result<PlaneConfig> {
             && settings.nvmf.discovery_port != 0)
             .then_some(settings.nvmf.discovery_port),
         discovery_nqn: configured_nqn(engine),
+        discovery_generation: first_generation(SystemTime::now()),
         ..TargetConfig::default()
     };
     for filter in &options.nvmf.discovery_filters {
@@ -552,5 +561,21 @@ impl PidFile {
 impl Drop for PidFile {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Even where the one before started a second ago and was asked for a change every 20 us.
+    #[test]
+    fn a_daemon_begins_beyond_the_discovery_logs_of_the_one_before() {
+        let started = UNIX_EPOCH + Duration::from_secs(1_800_000_000);
+        let reached = first_generation(started) + 50_000;
+        assert!(first_generation(started + Duration::from_secs(1)) > reached);
+        // Shown by programs that count in floating point.
+        assert!(first_generation(started) < 1 << 53);
+        assert_eq!(first_generation(UNIX_EPOCH - Duration::from_secs(1)), 1);
     }
 }

@@ -43,6 +43,9 @@ pub struct TargetConfig {
     /// The discovery subsystem's unique name, beside the well-known one; `None`: it has that one only. See
     /// [`super::Target::set_discovery_nqn`].
     pub discovery_nqn: Option<Nqn>,
+    /// The discovery log's first GENCTR. A target that had others before begins beyond what they can have come to, or a
+    /// host that kept a log would take a different one for the same.
+    pub discovery_generation: u64,
     /// The discovery service's own port, opened on every address that a subsystem is served on.
     pub discovery_port: Option<u16>,
     /// Discovery log entries name only listeners of the asking connection's transport type.
@@ -103,6 +106,7 @@ impl Default for TargetConfig {
             vendor_id: 0,
             firmware_revision: env!("CARGO_PKG_VERSION").to_string(),
             discovery_nqn: None,
+            discovery_generation: 1,
             discovery_port: None,
             discovery_same_transport: false,
             discovery_same_address: false,

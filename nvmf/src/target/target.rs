@@ -112,6 +112,7 @@ impl Target {
         discovery.model_number = "Nacre discovery controller".to_string();
         let error_entries = usize::from(config.error_log_entries);
         let discovery_nqn = Mutex::new(config.discovery_nqn.clone().filter(|n| !n.is_discovery()));
+        let generation = AtomicU64::new(config.discovery_generation);
         Arc::new(Target {
             discovery_nqn,
             config,
@@ -132,7 +133,7 @@ impl Target {
             }),
             referrals: Mutex::new(Vec::new()),
             automatic: Mutex::new(Vec::new()),
-            generation: AtomicU64::new(1),
+            generation,
             held: AtomicBool::new(false),
             withheld: AtomicU64::new(0),
         })
