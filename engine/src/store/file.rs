@@ -1,9 +1,18 @@
 //! [`StateStore`] in one redb file: every commit is one durable transaction.
+//!
+//! What the file is to hold is in memory, too. After a write that failed redb takes no other until it is opened again,
+//! and what it finds then may be with or without the change that was refused meanwhile. So the file is opened again at
+//! once, and with every commit until one succeeds, and made what it is to be in that transaction.
 
+use std::collections::BTreeMap;
 use std::fs::File;
+use std::ops::Bound;
 use std::path::{Path, PathBuf};
 
-use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
+use redb::{
+    Database, DatabaseError, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction,
+};
+use tracing::warn;
 
 use super::{Change, Edit, Record, SCHEMA_VERSION, StateStore, StoreError};
 
@@ -18,10 +27,24 @@ const NEXT: &str = "next";
 
 #[derive(Debug)]
 pub struct RedbStore {
-    database: Database,
+    /// `None`: it could not be opened again after something failed.
+    database: Option<Database>,
+    opener: Opener,
     path: PathBuf,
+    /// What the file holds, or is to hold.
+    rows: Rows,
+    /// The file may hold something else.
+    doubtful: bool,
     /// Held for as long as the store is open.
     _lock: Option<File>,
+}
+
+struct Opener(Box<dyn Fn() -> Result<Database, DatabaseError> + Send>);
+
+impl std::fmt::Debug for Opener {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Opener")
+    }
 }
 
 impl RedbStore {
@@ -40,13 +63,9 @@ impl RedbStore {
             crate::rpc::server::LockError::Io(source) => io("lock", &lock_path)(source),
         })?;
         let path = dir.join("state.redb");
-        let database = Database::create(&path).map_err(|e| damage(&path, e))?;
-        let store = RedbStore {
-            database,
-            path,
-            _lock: Some(lock),
-        };
-        store.prepare()?;
+        let file = path.clone();
+        let opener = Opener(Box::new(move || Database::create(&file)));
+        let store = RedbStore::on(opener, path, Some(lock))?;
         // The file's name must be as durable as what will be written in it.
         File::open(dir)
             .and_then(|d| d.sync_all())
@@ -54,127 +73,276 @@ impl RedbStore {
         Ok(store)
     }
 
-    /// On any storage: the power-cut test brings its own.
+    /// On any storage, which is asked for whenever it is opened: tests of failures bring their own.
     #[cfg(test)]
-    pub fn on_backend(backend: impl redb::StorageBackend) -> Result<RedbStore, StoreError> {
-        let path = PathBuf::from("(memory)");
-        let database = Database::builder()
-            .create_with_backend(backend)
-            .map_err(|e| damage(&path, e))?;
-        let store = RedbStore {
-            database,
-            path,
-            _lock: None,
-        };
-        store.prepare()?;
-        Ok(store)
+    pub fn on_backend<B: redb::StorageBackend>(
+        storage: impl Fn() -> B + Send + 'static,
+    ) -> Result<RedbStore, StoreError> {
+        let open = move || Database::builder().create_with_backend(storage());
+        RedbStore::on(Opener(Box::new(open)), PathBuf::from("(memory)"), None)
     }
 
-    /// Makes the tables, and checks the version.
-    fn prepare(&self) -> Result<(), StoreError> {
-        let found = self.transact(|txn| {
-            txn.open_table(RECORDS)?;
-            txn.open_table(POSITIONS)?;
-            let mut meta = txn.open_table(META)?;
-            let found = meta.get(SCHEMA)?.map(|v| v.value());
-            if found.is_none() {
-                meta.insert(SCHEMA, SCHEMA_VERSION)?;
-            }
-            Ok(found.unwrap_or(SCHEMA_VERSION))
-        })?;
-        if found > SCHEMA_VERSION {
-            return Err(StoreError::Newer {
-                path: self.path.clone(),
-                found,
-            });
-        }
-        Ok(())
+    fn on(opener: Opener, path: PathBuf, lock: Option<File>) -> Result<RedbStore, StoreError> {
+        let database = opened(&opener, &path)?;
+        let rows = Rows::read(&database).map_err(|source| damage(&path, source))?;
+        Ok(RedbStore {
+            database: Some(database),
+            opener,
+            path,
+            rows,
+            doubtful: false,
+            _lock: lock,
+        })
     }
 
     /// One transaction, on stable media when this returns.
-    pub(super) fn transact<T>(
-        &self,
-        work: impl FnOnce(&redb::WriteTransaction) -> Result<T, redb::Error>,
-    ) -> Result<T, StoreError> {
-        let run = || {
-            let mut txn = self.database.begin_write()?;
-            txn.set_durability(redb::Durability::Immediate)?;
-            let out = work(&txn)?;
-            txn.commit()?;
-            Ok(out)
+    pub(super) fn transact(
+        &mut self,
+        work: impl FnOnce(&WriteTransaction) -> Result<(), redb::Error>,
+    ) -> Result<(), StoreError> {
+        let database = match self.database.take() {
+            Some(database) => database,
+            None => opened(&self.opener, &self.path)?,
         };
-        run().map_err(|source: redb::Error| damage(&self.path, source))
-    }
-
-    fn read(&self) -> Result<Vec<(u64, Vec<u8>)>, redb::Error> {
-        let table = self.database.begin_read()?.open_table(RECORDS)?;
-        let mut out = Vec::new();
-        for entry in table.iter()? {
-            let (position, bytes) = entry?;
-            out.push((position.value(), bytes.value().to_vec()));
+        let (doubtful, rows) = (self.doubtful, &self.rows);
+        let outcome = transaction(&database, |txn| {
+            if doubtful {
+                rows.write(txn)?;
+            }
+            work(txn)
+        });
+        self.doubtful = outcome.is_err();
+        if outcome.is_ok() {
+            self.database = Some(database);
         }
-        Ok(out)
+        outcome.map_err(|source| damage(&self.path, source))
     }
+}
+
+/// With its tables, and of a version that is known here.
+fn opened(opener: &Opener, path: &Path) -> Result<Database, StoreError> {
+    let database = (opener.0)().map_err(|e| damage(path, e))?;
+    let mut found = SCHEMA_VERSION;
+    let prepared = transaction(&database, |txn| {
+        txn.open_table(RECORDS)?;
+        txn.open_table(POSITIONS)?;
+        let mut meta = txn.open_table(META)?;
+        let stored = meta.get(SCHEMA)?.map(|v| v.value());
+        match stored {
+            Some(version) => found = version,
+            None => drop(meta.insert(SCHEMA, SCHEMA_VERSION)?),
+        }
+        Ok(())
+    });
+    prepared.map_err(|e| damage(path, e))?;
+    if found > SCHEMA_VERSION {
+        return Err(StoreError::Newer {
+            path: path.to_owned(),
+            found,
+        });
+    }
+    Ok(database)
+}
+
+fn transaction(
+    database: &Database,
+    work: impl FnOnce(&WriteTransaction) -> Result<(), redb::Error>,
+) -> Result<(), redb::Error> {
+    let mut txn = database.begin_write()?;
+    txn.set_durability(redb::Durability::Immediate)?;
+    work(&txn)?;
+    txn.commit()?;
+    Ok(())
 }
 
 impl StateStore for RedbStore {
     fn load(&mut self) -> Result<Vec<Record>, StoreError> {
-        let rows = self.read().map_err(|source| damage(&self.path, source))?;
-        let decode = |(position, bytes): (u64, Vec<u8>)| {
-            serde_json::from_slice(&bytes).map_err(|source| StoreError::Damaged {
+        let decode = |(position, bytes): (&u64, &Vec<u8>)| {
+            serde_json::from_slice(bytes).map_err(|source| StoreError::Damaged {
                 path: self.path.clone(),
                 key: format!("#{position}"),
                 source,
             })
         };
-        rows.into_iter().map(decode).collect()
+        self.rows.records.iter().map(decode).collect()
     }
 
     fn commit(&mut self, change: &Change) -> Result<(), StoreError> {
-        self.transact(|txn| {
+        let steps = self.rows.plan(change);
+        let outcome = self.transact(|txn| {
             let mut records = txn.open_table(RECORDS)?;
             let mut positions = txn.open_table(POSITIONS)?;
-            let mut meta = txn.open_table(META)?;
-            for edit in &change.0 {
-                match edit {
-                    Edit::Put(record) => {
-                        let known = positions.get(record.key.as_str())?.map(|v| v.value());
-                        let position = match known {
-                            Some(position) => position,
-                            None => {
-                                let next = meta.get(NEXT)?.map_or(0, |v| v.value());
-                                meta.insert(NEXT, next + 1)?;
-                                positions.insert(record.key.as_str(), next)?;
-                                next
-                            }
-                        };
-                        let bytes = serde_json::to_vec(record).expect("a record is plain data");
+            let mut next = None;
+            for step in &steps {
+                match step {
+                    Step::Put {
+                        key,
+                        position,
+                        bytes,
+                        is_new,
+                    } => {
                         records.insert(position, bytes.as_slice())?;
-                    }
-                    Edit::Remove(key) => {
-                        let position = positions.remove(key.as_str())?.map(|v| v.value());
-                        if let Some(position) = position {
-                            records.remove(position)?;
+                        if *is_new {
+                            positions.insert(key.as_str(), position)?;
+                            next = Some(position + 1);
                         }
                     }
-                    Edit::RemoveAll(prefix) => {
-                        let mut gone = Vec::new();
-                        for entry in positions.range(prefix.as_str()..)? {
-                            let (key, position) = entry?;
-                            if !key.value().starts_with(prefix.as_str()) {
-                                break;
-                            }
-                            gone.push((key.value().to_owned(), position.value()));
-                        }
-                        for (key, position) in gone {
-                            positions.remove(key.as_str())?;
-                            records.remove(position)?;
-                        }
+                    Step::Remove { key, position } => {
+                        positions.remove(key.as_str())?;
+                        records.remove(position)?;
                     }
                 }
             }
+            if let Some(next) = next {
+                txn.open_table(META)?.insert(NEXT, next)?;
+            }
             Ok(())
-        })
+        });
+        match outcome {
+            Ok(()) => self.rows.take(steps),
+            // What was refused must not be there after a crash. While nothing can be written, nothing can be done.
+            Err(_) => {
+                if let Err(error) = self.transact(|_| Ok(())) {
+                    warn!(%error, "the state cannot be written");
+                }
+            }
+        }
+        outcome
+    }
+}
+
+/// The tables, in memory.
+#[derive(Debug, Default)]
+struct Rows {
+    records: BTreeMap<u64, Vec<u8>>,
+    positions: BTreeMap<String, u64>,
+    next: u64,
+}
+
+/// What a change does to them.
+enum Step {
+    Put {
+        key: String,
+        position: u64,
+        bytes: Vec<u8>,
+        is_new: bool,
+    },
+    Remove {
+        key: String,
+        position: u64,
+    },
+}
+
+impl Rows {
+    fn read(database: &Database) -> Result<Rows, redb::Error> {
+        let txn = database.begin_read()?;
+        let mut rows = Rows::default();
+        for entry in txn.open_table(RECORDS)?.iter()? {
+            let (position, bytes) = entry?;
+            rows.records
+                .insert(position.value(), bytes.value().to_vec());
+        }
+        for entry in txn.open_table(POSITIONS)?.iter()? {
+            let (key, position) = entry?;
+            rows.positions
+                .insert(key.value().to_owned(), position.value());
+        }
+        let next = txn.open_table(META)?.get(NEXT)?;
+        rows.next = next.map_or(0, |v| v.value());
+        Ok(rows)
+    }
+
+    /// Makes the file's tables like these.
+    fn write(&self, txn: &WriteTransaction) -> Result<(), redb::Error> {
+        txn.delete_table(RECORDS)?;
+        txn.delete_table(POSITIONS)?;
+        let mut records = txn.open_table(RECORDS)?;
+        for (position, bytes) in &self.records {
+            records.insert(position, bytes.as_slice())?;
+        }
+        let mut positions = txn.open_table(POSITIONS)?;
+        for (key, position) in &self.positions {
+            positions.insert(key.as_str(), position)?;
+        }
+        txn.open_table(META)?.insert(NEXT, self.next)?;
+        Ok(())
+    }
+
+    fn plan(&self, change: &Change) -> Vec<Step> {
+        let mut steps = Vec::new();
+        // Of keys that the change has touched already.
+        let mut now: BTreeMap<&str, Option<u64>> = BTreeMap::new();
+        let mut next = self.next;
+        for edit in &change.0 {
+            match edit {
+                Edit::Put(record) => {
+                    let key = record.key.as_str();
+                    let known = match now.get(key) {
+                        Some(position) => *position,
+                        None => self.positions.get(key).copied(),
+                    };
+                    let position = known.unwrap_or(next);
+                    next += u64::from(known.is_none());
+                    now.insert(key, Some(position));
+                    steps.push(Step::Put {
+                        key: key.to_owned(),
+                        position,
+                        bytes: serde_json::to_vec(record).expect("a record is plain data"),
+                        is_new: known.is_none(),
+                    });
+                }
+                Edit::Remove(key) => {
+                    let known = match now.get(key.as_str()) {
+                        Some(position) => *position,
+                        None => self.positions.get(key).copied(),
+                    };
+                    now.insert(key, None);
+                    let key = key.clone();
+                    steps.extend(known.map(|position| Step::Remove { key, position }));
+                }
+                Edit::RemoveAll(prefix) => {
+                    let from = (Bound::Included(prefix.as_str()), Bound::Unbounded);
+                    let stored = self.positions.range::<str, _>(from);
+                    let stored = stored.take_while(|(key, _)| key.starts_with(prefix.as_str()));
+                    let mut going: BTreeMap<&str, Option<u64>> = stored
+                        .map(|(key, position)| (key.as_str(), Some(*position)))
+                        .collect();
+                    let touched = now
+                        .iter()
+                        .filter(|(key, _)| key.starts_with(prefix.as_str()));
+                    going.extend(touched.map(|(key, position)| (*key, *position)));
+                    for (key, position) in going {
+                        now.insert(key, None);
+                        let key = key.to_owned();
+                        steps.extend(position.map(|position| Step::Remove { key, position }));
+                    }
+                }
+            }
+        }
+        steps
+    }
+
+    fn take(&mut self, steps: Vec<Step>) {
+        for step in steps {
+            match step {
+                Step::Put {
+                    key,
+                    position,
+                    bytes,
+                    is_new,
+                } => {
+                    self.records.insert(position, bytes);
+                    if is_new {
+                        self.positions.insert(key, position);
+                        self.next = position + 1;
+                    }
+                }
+                Step::Remove { key, position } => {
+                    self.positions.remove(&key);
+                    self.records.remove(&position);
+                }
+            }
+        }
     }
 }
 

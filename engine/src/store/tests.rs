@@ -55,7 +55,7 @@ fn records_keep_their_order_and_are_replaced_in_place() {
 #[test]
 fn a_second_daemon_and_a_later_schema_are_refused() {
     let dir = tempfile::tempdir().unwrap();
-    let store = RedbStore::open(dir.path()).unwrap();
+    let mut store = RedbStore::open(dir.path()).unwrap();
     let refused = RedbStore::open(dir.path()).unwrap_err();
     assert!(
         matches!(refused, StoreError::InUse { pid: Some(p), .. } if p == std::process::id()),
@@ -128,7 +128,8 @@ impl redb::StorageBackend for Recorder {
 #[test]
 fn a_power_cut_after_any_write_leaves_old_or_new() {
     let live = Recorder::default();
-    let mut store = RedbStore::on_backend(live.clone()).unwrap();
+    let storage = live.clone();
+    let mut store = RedbStore::on_backend(move || storage.clone()).unwrap();
     // What the store must hold after each commit, and how many operations it took to get there.
     let mut states = vec![(live.0.lock().unwrap().1.len(), Vec::new())];
     for n in 0..12u64 {
@@ -157,7 +158,7 @@ fn a_power_cut_after_any_write_leaves_old_or_new() {
         };
         let cut = Recorder::default();
         cut.0.lock().unwrap().0 = image.clone();
-        let found = keys(&mut RedbStore::on_backend(cut).unwrap());
+        let found = keys(&mut RedbStore::on_backend(move || cut.clone()).unwrap());
         let old = &states[acknowledged].1;
         let new = &states[(acknowledged + 1).min(states.len() - 1)].1;
         assert!(
@@ -167,6 +168,102 @@ fn a_power_cut_after_any_write_leaves_old_or_new() {
         cuts += 1;
     }
     assert!(cuts > 24, "only {cuts} cuts were tried");
+}
+
+/// A disk on which the operation fails that is counted down to, and as many as are to fail after it.
+#[derive(Debug, Clone, Default)]
+struct Failing {
+    disk: Recorder,
+    left: Arc<Mutex<Option<(u64, u64)>>>,
+}
+
+impl Failing {
+    fn step(&self) -> Result<(), std::io::Error> {
+        let mut left = self.left.lock().unwrap();
+        match &mut *left {
+            Some((0, 0)) => *left = None,
+            Some((0, more)) => {
+                *more -= 1;
+                return Err(std::io::ErrorKind::StorageFull.into());
+            }
+            Some((before, _)) => *before -= 1,
+            None => {}
+        }
+        Ok(())
+    }
+}
+
+impl redb::StorageBackend for Failing {
+    fn len(&self) -> Result<u64, std::io::Error> {
+        self.disk.len()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), std::io::Error> {
+        self.step().and_then(|()| self.disk.read(offset, out))
+    }
+
+    fn set_len(&self, len: u64) -> Result<(), std::io::Error> {
+        self.step().and_then(|()| self.disk.set_len(len))
+    }
+
+    fn sync_data(&self) -> Result<(), std::io::Error> {
+        // Of what was written before it may have reached the disk or not: here it has.
+        self.step().and_then(|()| self.disk.sync_data())
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> Result<(), std::io::Error> {
+        self.step().and_then(|()| self.disk.write(offset, data))
+    }
+}
+
+/// Goal: after a disk that was full, or failed for a moment, changes are taken again without a new start, and what was
+/// refused meanwhile is not there, neither now nor after a crash. Method: every operation of a commit fails in turn,
+/// alone or with many after it; the disk is looked at as it is then.
+#[test]
+fn a_failed_write_is_refused_and_forgotten() {
+    for more in [1, 2, 5, 200] {
+        let mut refusals = 0;
+        for at in 0.. {
+            let storage = Failing::default();
+            let (shared, disk) = (storage.clone(), storage.disk.clone());
+            let mut store = RedbStore::on_backend(move || shared.clone()).unwrap();
+            store.commit(&put("a", 1)).unwrap();
+            store.commit(&put("b", 2)).unwrap();
+            *storage.left.lock().unwrap() = Some((at, more));
+            let refused = put("x", 3).and(Change::remove("a")).and(put("b", 4));
+            if store.commit(&refused).is_ok() {
+                break;
+            }
+            refusals += 1;
+            assert_eq!(keys(&mut store), ["a", "b"], "operation {at}");
+            let is_over = storage.left.lock().unwrap().is_none();
+            if is_over {
+                // A crash now.
+                let crashed = Recorder::default();
+                crashed.0.lock().unwrap().0 = disk.0.lock().unwrap().0.clone();
+                let mut found = RedbStore::on_backend(move || crashed.clone()).unwrap();
+                assert_eq!(keys(&mut found), ["a", "b"], "operation {at}");
+                assert_eq!(found.load().unwrap()[1].params["n"], 2, "operation {at}");
+            }
+            while storage.left.lock().unwrap().is_some() {
+                // For as long as the disk is full it goes on being refused, with the reason.
+                match store.commit(&put("c", 5)) {
+                    Ok(()) => break,
+                    Err(error) => assert!(error.to_string().contains("memory"), "{error}"),
+                }
+                assert_eq!(keys(&mut store), ["a", "b"], "operation {at}");
+            }
+            store.commit(&put("c", 5)).unwrap();
+            let all = ["a", "b", "c"];
+            assert_eq!(keys(&mut store), all, "operation {at}");
+            drop(store);
+            let mut store = RedbStore::on_backend(move || disk.clone()).unwrap();
+            assert_eq!(keys(&mut store), all, "operation {at}");
+            store.commit(&put("d", 6)).unwrap();
+            assert_eq!(keys(&mut store), ["a", "b", "c", "d"]);
+        }
+        assert!(refusals > 3, "only {refusals} operations could fail");
+    }
 }
 
 const CHILD: &str = "NACRE_TEST_STORE_CHILD";
