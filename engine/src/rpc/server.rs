@@ -6,7 +6,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
@@ -153,24 +153,39 @@ fn take(file: &File) -> bool {
 
 /// Takes the lock file and writes our pid into it.
 pub fn lock(path: &Path) -> Result<File, LockError> {
-    let mut file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .open(path)
-        .map_err(LockError::Io)?;
-    if !take(&file) {
-        let mut text = String::new();
-        let _ = file.read_to_string(&mut text);
-        return Err(LockError::Held(text.trim().parse().ok()));
-    }
+    let mut file = loop {
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(path)
+            .map_err(LockError::Io)?;
+        if !take(&file) {
+            let mut text = String::new();
+            let _ = file.read_to_string(&mut text);
+            return Err(LockError::Held(text.trim().parse().ok()));
+        }
+        // Who had it before may have taken the file away when it ended: then the next one to come makes another.
+        if is_still_at(&file, path).map_err(LockError::Io)? {
+            break file;
+        }
+    };
     file.set_len(0)
         .and_then(|()| file.rewind())
         .and_then(|()| writeln!(file, "{}", std::process::id()))
         .map_err(LockError::Io)?;
     Ok(file)
+}
+
+fn is_still_at(file: &File, path: &Path) -> std::io::Result<bool> {
+    let ours = file.metadata()?;
+    match std::fs::metadata(path) {
+        Ok(there) => Ok((there.dev(), there.ino()) == (ours.dev(), ours.ino())),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// Only the daemon's own user and root may command it, whatever the socket's mode became.
@@ -196,7 +211,7 @@ fn admit(stream: &UnixStream) -> bool {
 async fn client<D: Dispatch>(stream: UnixStream, dispatch: Rc<D>) {
     let (mut read, write) = stream.into_split();
     let (answers, queue) = mpsc::channel::<Vec<u8>>(MAX_INFLIGHT);
-    let writer = tokio::task::spawn_local(send(write, queue));
+    let mut writer = tokio::task::spawn_local(send(write, queue));
     let inflight = Rc::new(Semaphore::new(MAX_INFLIGHT));
     let mut decoder = Decoder::default();
     let mut chunk = vec![0; 64 * 1024];
@@ -222,9 +237,13 @@ async fn client<D: Dispatch>(stream: UnixStream, dispatch: Rc<D>) {
                 }
             });
         }
-        match receive(&mut read, &mut chunk).await {
-            0 => break,
-            n => decoder.push(&chunk[..n]),
+        tokio::select! {
+            received = receive(&mut read, &mut chunk) => match received {
+                0 => break,
+                n => decoder.push(&chunk[..n]),
+            },
+            // It is lost or was dropped: nobody takes its answers.
+            _ = &mut writer => return,
         }
     }
     drop(answers);

@@ -188,3 +188,46 @@ fn the_socket_is_private_locked_and_cleaned_up() {
     std::fs::write(with_suffix(&path, ".lock"), "99999").unwrap();
     Socket::bind(&path).unwrap();
 }
+
+/// Goal: two daemons never have one lock, whatever another one does as it ends. Method: one waits for it while its holder
+/// takes the file away, as a daemon that ends does; then a third comes.
+#[test]
+fn a_lock_whose_file_was_taken_away_is_nobodys() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("lock");
+    let first = lock(&path).unwrap();
+    let waiting = std::thread::spawn({
+        let path = path.clone();
+        move || lock(&path)
+    });
+    std::thread::sleep(Duration::from_millis(60));
+    std::fs::remove_file(&path).unwrap();
+    drop(first);
+    let second = waiting.join().unwrap().unwrap();
+    assert!(matches!(lock(&path), Err(LockError::Held(Some(_)))));
+    drop(second);
+    lock(&path).unwrap();
+}
+
+/// Clients that take no answers any more make room, whether they close or not.
+#[test]
+fn clients_that_take_no_answers_make_room() {
+    run(async |path| {
+        let mut gone = Vec::new();
+        for _ in 0..2 {
+            let stream = std::os::unix::net::UnixStream::connect(path).unwrap();
+            stream.shutdown(std::net::Shutdown::Read).unwrap();
+            (&stream).write_all(br#"{"method":"echo","id":1}"#).unwrap();
+            gone.push(stream);
+        }
+        let mut other = UnixStream::connect(path).await.unwrap();
+        other
+            .write_all(br#"{"method":"echo","id":3}"#)
+            .await
+            .unwrap();
+        let mut byte = [0];
+        let served = other.read_exact(&mut byte);
+        let served = tokio::time::timeout(Duration::from_secs(10), served).await;
+        served.expect("it is served").unwrap();
+    });
+}
