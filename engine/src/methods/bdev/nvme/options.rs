@@ -245,6 +245,9 @@ pub struct Timeouts {
     pub fast_fail: Option<Duration>,
 }
 
+/// A year.
+const LONGEST_S: u64 = 86_400 * 365;
+
 /// From SPDK's three numbers, by its rules for them.
 pub fn timeouts(
     loss: Option<i64>,
@@ -256,7 +259,7 @@ pub fn timeouts(
     let loss = match loss {
         None | Some(-1) => None,
         Some(seconds) => match u64::try_from(seconds) {
-            Ok(seconds) if seconds <= 86_400 * 365 => Some(seconds),
+            Ok(seconds) if seconds <= LONGEST_S => Some(seconds),
             _ => {
                 let why = format!("{seconds} is neither -1 (for ever) nor a number of seconds");
                 return Err(refuse("ctrlr_loss_timeout_sec", why));
@@ -267,6 +270,14 @@ pub fn timeouts(
         (Some(value), Some(limit)) => value > limit,
         _ => false,
     };
+    for (field, seconds) in [
+        ("reconnect_delay_sec", delay),
+        ("fast_io_fail_timeout_sec", fast_fail),
+    ] {
+        if seconds.is_some_and(|seconds| seconds > LONGEST_S) {
+            return Err(refuse(field, format!("it is more than {LONGEST_S}")));
+        }
+    }
     let (delay, limit) = (delay.filter(|s| *s > 0), loss.filter(|s| *s > 0));
     if over(delay, limit) {
         let why = "the first attempt would come after ctrlr_loss_timeout_sec".to_owned();

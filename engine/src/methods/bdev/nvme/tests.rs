@@ -276,6 +276,13 @@ fn what_cannot_be_had_is_refused() {
             "TCP has nothing to fall back to",
         ),
         ("ctrlr_loss_timeout_sec", json!(-2), -22, "neither -1"),
+        ("reconnect_delay_sec", json!(u64::MAX), -22, "is more than"),
+        (
+            "fast_io_fail_timeout_sec",
+            json!(u64::MAX),
+            -22,
+            "is more than",
+        ),
     ] {
         let mut params = base.clone();
         params[field] = value;
