@@ -17,7 +17,6 @@ use crate::listeners::Listeners;
 use crate::logs::Logs;
 use crate::methods::nvmf::Keeping;
 use crate::methods::options::StartupOptions;
-use crate::metrics::hosts::Hosts;
 use crate::notify::Notifications;
 use crate::plane::Plane;
 use crate::rdma::Rdma;
@@ -64,8 +63,6 @@ pub struct Engine {
     pub rdma: Rdma,
     pub remotes: Remotes,
     pub drives: Drives,
-    /// What hosts have done, for metrics.
-    pub hosts: Hosts,
     /// Reservations on their way to the store.
     pub keeping: Keeping,
     pub volumes: Volumes,
@@ -105,7 +102,6 @@ impl Engine {
             rdma: Rdma::default(),
             remotes: Remotes::default(),
             drives: Drives::default(),
-            hosts: Hosts::default(),
             keeping: Keeping::default(),
             volumes: Volumes::default(),
             plane: RefCell::default(),

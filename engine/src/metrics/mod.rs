@@ -4,13 +4,11 @@
 //!   MetricsSource (reactors, pools, devices, …) ── collect ──▶ Scrape ──▶ Prometheus text | JSON
 //! ```
 //!
-//! Nothing is counted here ([`hosts`] keeps what was counted elsewhere). Each source declares its families
-//! ([`Desc`]) once; the reference in docs/METRICS.md is written from them, and a sample of an undeclared family does not
-//! compile.
+//! Nothing is counted here. Each source declares its families ([`Desc`]) once; the reference in docs/METRICS.md is written
+//! from them, and a sample of an undeclared family does not compile.
 
 pub mod devices;
 pub mod drives;
-pub mod hosts;
 pub mod http;
 pub mod listeners;
 pub mod nvmf;

@@ -1,12 +1,10 @@
 //! The NVMe-oF target: subsystems, controllers, and what each host does.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use nacre_nvmf::target::{LATENCY_BUCKETS, QueueStats};
+use nacre_nvmf::target::LATENCY_BUCKETS;
 
-use super::hosts::{KINDS, Key};
 use super::reactors::family;
 use super::{Desc, Kind, MetricsSource, Moment, Sample, Scrape};
 
@@ -203,8 +201,7 @@ impl MetricsSource for Nvmf {
                 into.value(&WORK, &[&kind, what], count);
             }
         }
-        let mut queues: BTreeMap<Key, Filled> = BTreeMap::new();
-        let mut stats: BTreeMap<Key, Vec<Arc<QueueStats>>> = BTreeMap::new();
+        let mut queues: BTreeMap<(String, String, String), Filled> = BTreeMap::new();
         for subsystem in plane.target.subsystems() {
             let nqn = subsystem.nqn().to_string();
             let controllers = subsystem.controllers();
@@ -230,11 +227,20 @@ impl MetricsSource for Nvmf {
                 let host = controller.hostnqn.to_string();
                 for queue in controller.queues() {
                     let key = (nqn.clone(), host.clone(), queue.transport.to_string());
-                    let filled = queues.entry(key.clone()).or_default();
+                    let filled = queues.entry(key).or_default();
                     filled.queues += 1;
                     filled.entries += u64::from(queue.entries);
                     filled.inflight += queue.stats.inflight.load(Relaxed);
-                    stats.entry(key).or_default().push(queue.stats);
+                }
+            }
+            for of_host in subsystem.host_sums() {
+                let (host, transport) = (of_host.host.as_str(), of_host.transport.to_string());
+                for (op, sum) in ["read", "write", "other"].iter().zip(of_host.sums) {
+                    let labels = [nqn.as_str(), host, &transport, op];
+                    into.value(&OPERATIONS, &labels, sum.operations);
+                    into.value(&BYTES, &labels, sum.bytes);
+                    into.value(&ERRORS, &labels, sum.errors);
+                    into.add(&LATENCY, &labels, latency(sum.latency_ns, &sum.latency));
                 }
             }
         }
@@ -243,15 +249,6 @@ impl MetricsSource for Nvmf {
             into.value(&QUEUES, &labels, filled.queues);
             into.value(&INFLIGHT, &labels, filled.inflight);
             into.value(&ENTRIES, &labels, filled.entries);
-        }
-        for ((nqn, host, transport), sums) in of.engine.hosts.sums(stats) {
-            for ((_, op), sum) in KINDS.iter().zip(sums) {
-                let labels = [nqn.as_str(), &host, &transport, op];
-                into.value(&OPERATIONS, &labels, sum.operations);
-                into.value(&BYTES, &labels, sum.bytes);
-                into.value(&ERRORS, &labels, sum.errors);
-                into.add(&LATENCY, &labels, latency(sum.latency_ns, &sum.latency));
-            }
         }
     }
 }

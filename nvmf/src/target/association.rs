@@ -456,6 +456,8 @@ impl Association {
             _ => &counts.io_queues,
         };
         ever.fetch_add(1, Ordering::Relaxed);
+        let hosts = &self.subsystem.host_counts;
+        hosts.came(&self.hostnqn, info.transport, &info.stats);
         queues.insert(info.qid, info);
         Ok(())
     }
@@ -473,6 +475,8 @@ impl Association {
         if let Some(queue) = queues.remove(&qid) {
             let totals = queue.stats.totals();
             queue.group.counts().retire(queue.listener, totals);
+            let hosts = &self.subsystem.host_counts;
+            hosts.went(&self.hostnqn, queue.transport, &queue.stats);
             *self.retired.lock().expect("poisoned") += totals;
         }
         queues.len()

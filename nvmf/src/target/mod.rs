@@ -25,6 +25,7 @@ mod device;
 pub mod discovery;
 pub mod fuzzing;
 pub mod group;
+mod hosts;
 mod io;
 mod life;
 pub mod namespace;
@@ -46,6 +47,7 @@ pub use association::{
 pub use cntlid::{ControllerModel, MAX_CNTLID, NoSuchController};
 pub use config::{QueueLimits, TargetConfig};
 pub use group::{Group, GroupConfig};
+pub use hosts::{HostSums, KindSum};
 pub use io::COMPARE_AND_WRITE_BLOCKS;
 pub use namespace::{Backing, Namespace, NamespaceIds, View};
 pub use stats::{Kind, LATENCY_BUCKETS, QueueStats, Totals, latency_bucket};

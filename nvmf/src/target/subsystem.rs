@@ -11,6 +11,7 @@ use uuid::Uuid;
 use super::ana::AnaStates;
 use super::association::{Admitted, Association, Phase, Teardown};
 use super::cntlid::{ControllerModel, Home, MAX_CNTLID};
+use super::hosts::{HostSums, Hosts};
 use super::namespace::{Backing, Namespace, NamespaceIds, View};
 use super::reservation::{HostId, Notice, Reservation, Reservations};
 use crate::transport::{Address, ListenerId, ListenerOptions, TransportType};
@@ -178,6 +179,7 @@ pub struct Subsystem {
     /// Entries of each controller's error log.
     error_entries: usize,
     state: Mutex<State>,
+    pub(super) host_counts: Hosts,
     /// Changes since start, of anything that a discovery log or an ANA log shows.
     pub(super) changes: AtomicU64,
 }
@@ -199,12 +201,18 @@ impl Subsystem {
             cores,
             error_entries,
             state: Mutex::new(state),
+            host_counts: Hosts::default(),
             changes: AtomicU64::new(0),
         }
     }
 
     pub fn nqn(&self) -> &Nqn {
         &self.config.nqn
+    }
+
+    /// What each host has done that is connected.
+    pub fn host_sums(&self) -> Vec<HostSums> {
+        self.host_counts.sums()
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
