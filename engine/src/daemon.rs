@@ -183,7 +183,7 @@ async fn live(engine: &Rc<Engine>, options: &ServeOptions, socket: &Path) -> any
         pid = std::process::id(),
         socket = %socket.display(),
         state = %engine.journal.store_path().map_or("not kept".into(), |p| p.display().to_string()),
-        objects = engine.journal.entries().len(),
+        objects = engine.journal.len(),
         "ready"
     );
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);

@@ -16,6 +16,7 @@ use uuid::Uuid;
 use crate::config::Settings;
 use crate::config::settings::{Bdev, BdevKind, Subsystem, Transport};
 use crate::engine::Engine;
+use crate::journal::Entry;
 use crate::rpc::RpcError;
 
 /// Identities of declared devices are made from their names under this one, so that they are the
@@ -125,35 +126,28 @@ impl Declared {
 
 /// Whether the store has the object that the call would make.
 fn stored_already(on: &Engine, call: &Call) -> bool {
-    let entries = on.journal.entries();
-    let durable = entries.iter().filter(|e| e.durable);
     let same = |field: &str, params: &Value| {
         params.get(field).is_some() && params.get(field) == call.params.get(field)
     };
-    match call.method {
-        "nvmf_create_transport" => entries
-            .iter()
-            .any(|e| e.record.method == call.method && same("trtype", &e.record.params)),
-        "nvmf_create_subsystem" => durable
-            .clone()
-            .any(|e| e.record.method == call.method && same("nqn", &e.record.params)),
-        method if method.starts_with("bdev_") => durable
-            .clone()
-            .any(|e| e.record.key.starts_with("bdev/") && same("name", &e.record.params)),
+    on.journal.any(|e| match call.method {
+        "nvmf_create_transport" => {
+            e.record.method == call.method && same("trtype", &e.record.params)
+        }
+        _ if !e.durable => false,
+        method if method.starts_with("bdev_") => {
+            e.record.key.starts_with("bdev/") && same("name", &e.record.params)
+        }
         // Parts of a subsystem that was configured by RPC are the business of RPC.
-        _ => durable
-            .clone()
-            .any(|e| e.record.method == "nvmf_create_subsystem" && same("nqn", &e.record.params)),
-    }
+        _ => e.record.method == "nvmf_create_subsystem" && same("nqn", &e.record.params),
+    })
 }
 
 /// The subsystems that were configured by RPC: their parts are the business of RPC.
 pub fn subsystems_of_rpc(on: &Engine) -> BTreeSet<String> {
-    let entries = on.journal.entries();
-    let made = entries
-        .iter()
-        .filter(|e| e.durable && e.record.method == "nvmf_create_subsystem");
-    made.filter_map(|e| Some(e.record.params.get("nqn")?.as_str()?.to_owned()))
+    let of_rpc = |e: &Entry| e.durable && e.record.method == "nvmf_create_subsystem";
+    let made = on.journal.select(of_rpc);
+    made.iter()
+        .filter_map(|e| Some(e.record.params.get("nqn")?.as_str()?.to_owned()))
         .collect()
 }
 

@@ -4,7 +4,8 @@
 //! of `framework_get_config` (all of it), and what could not be restored (kept, shown, tried again).
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Bound;
 use std::time::SystemTime;
 
 use tracing::{info, warn};
@@ -36,6 +37,7 @@ pub struct Entry {
 
 tokio::task_local! {
     static DECLARING: ();
+    static REPLAYED: Record;
 }
 
 /// Runs `work` as coming from the configuration file: what it makes is not stored.
@@ -48,10 +50,72 @@ pub fn is_declaring() -> bool {
     DECLARING.try_with(|()| ()).is_ok()
 }
 
+/// Whether what runs makes a record again: what else the journal has is not to be changed by that.
+pub fn is_replaying() -> bool {
+    REPLAYED.try_with(|_| ()).is_ok()
+}
+
+/// Runs `work`, which makes `record` again.
+pub async fn replaying<T>(record: Record, work: impl Future<Output = T>) -> T {
+    REPLAYED.scope(record, work).await
+}
+
+/// How keys begin of which one below another is a part of it. Elsewhere a slash is one of a name.
+const TREE: &str = "nvmf/";
+
 #[derive(Debug, Default)]
 pub struct Journal {
     store: Option<Store>,
-    entries: RefCell<Vec<Entry>>,
+    entries: RefCell<Entries>,
+}
+
+/// What was made, in order and by key.
+#[derive(Debug, Default)]
+struct Entries {
+    in_order: BTreeMap<u64, Entry>,
+    places: BTreeMap<String, u64>,
+    next: u64,
+}
+
+impl Entries {
+    fn push(&mut self, entry: Entry) {
+        self.places.insert(entry.record.key.clone(), self.next);
+        self.in_order.insert(self.next, entry);
+        self.next += 1;
+    }
+
+    fn get(&self, key: &str) -> Option<&Entry> {
+        self.in_order.get(self.places.get(key)?)
+    }
+
+    fn get_mut(&mut self, key: &str) -> Option<&mut Entry> {
+        self.in_order.get_mut(self.places.get(key)?)
+    }
+
+    fn remove(&mut self, key: &str) -> Option<Entry> {
+        self.in_order.remove(&self.places.remove(key)?)
+    }
+
+    /// Places of what `prefix` begins the keys of, in order.
+    fn below(&self, prefix: &str) -> Vec<u64> {
+        let from = (Bound::Included(prefix), Bound::Unbounded);
+        let all = self.places.range::<str, _>(from);
+        let ours = all.take_while(|(key, _)| key.starts_with(prefix));
+        let mut places: Vec<u64> = ours.map(|(_, place)| *place).collect();
+        places.sort_unstable();
+        places
+    }
+
+    fn remove_all(&mut self, prefix: &str) -> Vec<Entry> {
+        let places = self.below(prefix).into_iter();
+        let gone: Vec<Entry> = places
+            .filter_map(|place| self.in_order.remove(&place))
+            .collect();
+        for entry in &gone {
+            self.places.remove(&entry.record.key);
+        }
+        gone
+    }
 }
 
 impl Journal {
@@ -76,16 +140,17 @@ impl Journal {
             return Ok(0);
         };
         let records = parts_after_the_whole(store.load().await?);
-        let mut entries = self.entries.borrow_mut();
-        *entries = records
-            .into_iter()
-            .map(|record| Entry {
+        let mut entries = Entries::default();
+        for record in records {
+            entries.push(Entry {
                 record,
                 standing: Standing::Waiting,
                 durable: true,
-            })
-            .collect();
-        Ok(entries.len())
+            });
+        }
+        let found = entries.in_order.len();
+        self.entries.replace(entries);
+        Ok(found)
     }
 
     /// Makes `change` durable, then part of the journal. What it puts is live.
@@ -113,29 +178,30 @@ impl Journal {
         let mut entries = self.entries.borrow_mut();
         for edit in change.0 {
             match edit {
-                Edit::Put(record) => {
-                    match entries.iter_mut().find(|e| e.record.key == record.key) {
-                        Some(entry) => {
-                            *entry = Entry {
-                                record,
-                                standing: Standing::Live,
-                                durable: entry.durable,
-                            }
-                        }
-                        None => {
-                            let below = format!("{}/", record.key);
-                            entries.push(Entry {
-                                record,
-                                standing: Standing::Live,
-                                durable,
-                            });
-                            // Of what the file declares, its parts in the store were read before it was made.
-                            entries.sort_by_key(|e| e.record.key.starts_with(&below));
+                Edit::Put(record) => match entries.get_mut(&record.key) {
+                    Some(entry) => {
+                        *entry = Entry {
+                            record,
+                            standing: Standing::Live,
+                            durable: entry.durable,
                         }
                     }
-                }
-                Edit::Remove(key) => entries.retain(|e| e.record.key != key),
-                Edit::RemoveAll(prefix) => entries.retain(|e| !e.record.key.starts_with(&prefix)),
+                    None => {
+                        // Of what the file declares, its parts in the store were read before it was made.
+                        let parts = match record.key.starts_with(TREE) {
+                            true => entries.remove_all(&format!("{}/", record.key)),
+                            false => Vec::new(),
+                        };
+                        entries.push(Entry {
+                            record,
+                            standing: Standing::Live,
+                            durable,
+                        });
+                        parts.into_iter().for_each(|part| entries.push(part));
+                    }
+                },
+                Edit::Remove(key) => drop(entries.remove(&key)),
+                Edit::RemoveAll(prefix) => drop(entries.remove_all(&prefix)),
             }
         }
         Ok(())
@@ -146,8 +212,8 @@ impl Journal {
         let Edit::Put(record) = edit else { return true };
         let mut entries = self.entries.borrow_mut();
         let same = entries
-            .iter_mut()
-            .find(|e| e.record == *record && (e.durable || !durable));
+            .get_mut(&record.key)
+            .filter(|e| e.record == *record && (e.durable || !durable));
         if let Some(entry) = same {
             entry.standing = Standing::Live;
             return false;
@@ -156,32 +222,73 @@ impl Journal {
     }
 
     pub fn entries(&self) -> Vec<Entry> {
-        self.entries.borrow().clone()
+        self.select(|_| true)
+    }
+
+    /// Those that `wanted` wants, in order.
+    pub fn select(&self, wanted: impl Fn(&Entry) -> bool) -> Vec<Entry> {
+        let entries = self.entries.borrow();
+        let all = entries.in_order.values();
+        all.filter(|entry| wanted(entry)).cloned().collect()
+    }
+
+    pub fn any(&self, is: impl Fn(&Entry) -> bool) -> bool {
+        self.entries.borrow().in_order.values().any(is)
+    }
+
+    /// Those whose keys begin with `prefix`, in order.
+    pub fn below(&self, prefix: &str) -> Vec<Entry> {
+        let entries = self.entries.borrow();
+        let places = entries.below(prefix);
+        let ours = places.iter().map(|place| entries.in_order[place].clone());
+        ours.collect()
+    }
+
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.entries.borrow().in_order.len()
+    }
+
+    /// How many are live, how many wait, and how many failed.
+    pub fn standings(&self) -> [usize; 3] {
+        let mut counts = [0; 3];
+        for entry in self.entries.borrow().in_order.values() {
+            counts[match entry.standing {
+                Standing::Live => 0,
+                Standing::Waiting => 1,
+                Standing::Failed { .. } => 2,
+            }] += 1;
+        }
+        counts
     }
 
     pub fn find(&self, key: &str) -> Option<Entry> {
-        self.entries
-            .borrow()
-            .iter()
-            .find(|e| e.record.key == key)
-            .cloned()
+        self.entries.borrow().get(key).cloned()
     }
 
     /// Records to make, in order: those not tried yet, or those that failed.
     pub fn waiting(&self) -> Vec<Record> {
+        let entries = self.entries.borrow();
         let waits = |e: &&Entry| e.standing != Standing::Live;
-        self.entries
-            .borrow()
-            .iter()
-            .filter(waits)
-            .map(|e| e.record.clone())
-            .collect()
+        let waiting = entries.in_order.values().filter(waits);
+        waiting.map(|e| e.record.clone()).collect()
+    }
+
+    /// Whether what runs makes a record again that is to be made no more: it was deleted, changed, or made by somebody
+    /// else since.
+    pub fn is_overtaken(&self) -> bool {
+        let waits = |record: &Record| {
+            let entries = self.entries.borrow();
+            let entry = entries.get(&record.key);
+            entry.is_some_and(|e| e.record == *record && e.standing != Standing::Live)
+        };
+        REPLAYED.try_with(|record| !waits(record)).unwrap_or(false)
     }
 
     /// Notes how making `key` again went.
     pub fn restored(&self, key: &str, outcome: Result<(), RpcError>) {
         let mut entries = self.entries.borrow_mut();
-        let Some(entry) = entries.iter_mut().find(|e| e.record.key == key) else {
+        let Some(entry) = entries.get_mut(key) else {
             return;
         };
         match outcome {
@@ -220,7 +327,10 @@ fn parts_after_the_whole(records: Vec<Record>) -> Vec<Record> {
         .map(|(at, record)| (record.key.clone(), at))
         .collect();
     let place = |(own, record): &(usize, Record)| {
-        let key = &record.key;
+        let key = match record.key.starts_with(TREE) {
+            true => record.key.as_str(),
+            false => "",
+        };
         let above = key.match_indices('/').map(|(end, _)| &key[..end]);
         let last = above.filter_map(|key| at.get(key)).max();
         (
@@ -317,33 +427,59 @@ mod tests {
     #[test]
     fn parts_come_after_the_whole() {
         let fake = Fake::default();
-        fake.0.lock().unwrap().0 = vec![put("a/part"), put("b"), put("a/part/of")];
+        fake.0.lock().unwrap().0 = vec![
+            put("nvmf/a/part"),
+            put("nvmf/b"),
+            put("nvmf/a/part/of"),
+            put("bdev/a/other"),
+        ];
         let journal = Journal::new(Some(Store::on(fake, Path::new("x"))));
         run(journal.load()).unwrap();
-        run(declaring(journal.commit(put("a")))).unwrap();
+        run(declaring(journal.commit(put("nvmf/a")))).unwrap();
+        run(declaring(journal.commit(put("bdev/a")))).unwrap();
         let waiting: Vec<String> = journal.waiting().into_iter().map(|r| r.key).collect();
-        assert_eq!(waiting, ["b", "a/part", "a/part/of"]);
+        let parts = ["nvmf/a/part", "nvmf/a/part/of"];
+        assert_eq!(waiting, ["nvmf/b", "bdev/a/other", parts[0], parts[1]]);
         let all: Vec<String> = journal
             .entries()
             .into_iter()
             .map(|e| e.record.key)
             .collect();
-        assert_eq!(all, ["b", "a", "a/part", "a/part/of"]);
+        assert_eq!(
+            all,
+            [
+                "nvmf/b",
+                "bdev/a/other",
+                "nvmf/a",
+                parts[0],
+                parts[1],
+                "bdev/a"
+            ]
+        );
     }
 
     #[test]
     fn stored_parts_are_made_after_the_whole() {
         let order = ["a/b/c", "x", "a/b", "y", "a", "z", "a/d"];
         let records = order.map(|key| Record {
-            key: key.into(),
+            key: format!("nvmf/{key}"),
             method: "m".into(),
             params: json!({}),
         });
-        let keys: Vec<String> = parts_after_the_whole(records.into())
-            .into_iter()
-            .map(|r| r.key)
-            .collect();
-        assert_eq!(keys, ["x", "y", "a", "a/b", "a/b/c", "z", "a/d"]);
+        let ordered = |records: &[Record]| -> Vec<String> {
+            let ordered = parts_after_the_whole(records.to_vec()).into_iter();
+            ordered
+                .map(|r| r.key.split_once('/').unwrap().1.to_owned())
+                .collect()
+        };
+        let parts = ["x", "y", "a", "a/b", "a/b/c", "z", "a/d"];
+        assert_eq!(ordered(&records), parts);
+        // A device may be called as if it were a part of another.
+        let names = records.map(|record| Record {
+            key: record.key.replace("nvmf/", "bdev/"),
+            ..record
+        });
+        assert_eq!(ordered(&names), order);
     }
 
     #[test]

@@ -249,10 +249,7 @@ impl Method<Engine> for GetConfig {
 pub fn config_of(engine: &Engine, subsystem: &str) -> Option<Vec<Value>> {
     let call = |method: &str, params: Value| json!({ "method": method, "params": params });
     let made = |prefix: &str| {
-        let entries = engine.journal.entries();
-        let ours = entries
-            .into_iter()
-            .filter(|e| e.record.key.starts_with(prefix));
+        let ours = engine.journal.below(prefix).into_iter();
         ours.map(|e| call(&e.record.method, e.record.params))
             .collect::<Vec<_>>()
     };

@@ -1,7 +1,6 @@
 //! The process itself and its management plane.
 
 use super::{Desc, Kind, MetricsSource, Moment, Scrape};
-use crate::journal::Standing;
 
 static INFO: Desc = Desc {
     name: "nacre_build",
@@ -62,30 +61,8 @@ impl MetricsSource for Process {
         let (calls, refused) = engine.call_counts();
         into.value(&CALLS, &[], calls);
         into.value(&REFUSED, &[], refused);
-        let entries = engine.journal.entries();
-        for (state, count) in [
-            (
-                "live",
-                entries
-                    .iter()
-                    .filter(|e| e.standing == Standing::Live)
-                    .count(),
-            ),
-            (
-                "waiting",
-                entries
-                    .iter()
-                    .filter(|e| e.standing == Standing::Waiting)
-                    .count(),
-            ),
-            (
-                "failed",
-                entries
-                    .iter()
-                    .filter(|e| matches!(e.standing, Standing::Failed { .. }))
-                    .count(),
-            ),
-        ] {
+        let standings = engine.journal.standings();
+        for (state, count) in ["live", "waiting", "failed"].into_iter().zip(standings) {
             into.value(&OBJECTS, &[state], count);
         }
         if let Ok(fds) = std::fs::read_dir("/proc/self/fd") {

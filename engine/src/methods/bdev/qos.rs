@@ -164,7 +164,7 @@ fn former(on: &Engine, name: &str, now: &str) -> Vec<Edit> {
         let device = device.and_then(|device| plane.bdevs.lookup(device));
         key.starts_with("qos/") && key != now && device.is_some_and(|d| d.name() == name)
     };
-    let entries = on.journal.entries().into_iter().filter(own);
+    let entries = on.journal.select(own).into_iter();
     entries
         .map(|entry| Edit::Remove(entry.record.key))
         .collect()

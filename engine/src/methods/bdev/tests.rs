@@ -554,6 +554,27 @@ fn what_was_made_survives_and_what_cannot_come_back_is_kept() {
     );
 }
 
+/// A name may have slashes; a device that stands on another is made after it, whatever they are called.
+#[test]
+fn names_with_slashes_are_made_again_in_their_order() {
+    let dir = tempfile::tempdir().unwrap();
+    let start = || Bench::with(Settings::default(), Some(Store::open(dir.path()).unwrap()));
+    {
+        let bench = start();
+        bench.call(
+            "bdev_null_create",
+            json!({ "name": "a/b", "num_blocks": 2048, "block_size": 512 }),
+        );
+        bench.call(
+            "bdev_passthru_create",
+            json!({ "name": "a", "base_bdev_name": "a/b" }),
+        );
+    }
+    let bench = start();
+    assert_eq!(bench.engine.journal.waiting(), []);
+    assert_eq!(names(&bench), ["a/b", "a"]);
+}
+
 #[test]
 fn a_device_can_be_waited_for() {
     let bench = bench();

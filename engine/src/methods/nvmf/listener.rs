@@ -318,7 +318,7 @@ fn find(
 fn kept_states(on: &Engine, own: &str, ana_state: AnaWord) -> AnaStates {
     let mut states = AnaStates::new(ana_state.into());
     let below = key::ana(own, None);
-    for entry in on.journal.entries() {
+    for entry in on.journal.below(&below) {
         if entry.record.key != below && !entry.record.key.starts_with(&key::below(&below)) {
             continue;
         }

@@ -323,8 +323,9 @@ pub fn forget_namespaces_of(on: &Engine, devices: &[String]) -> Vec<Edit> {
             .and_then(Value::as_str);
         entry.record.method == Add::NAME && devices.iter().any(|name| Some(name.as_str()) == device)
     };
-    let entries = on.journal.entries().into_iter().filter(on_one_of_them);
+    let entries = on.journal.select(on_one_of_them);
     entries
+        .iter()
         .flat_map(|entry| forget(&entry.record.key).0)
         .collect()
 }
@@ -348,13 +349,9 @@ pub fn bdev_gone(on: &Engine, plane: &Plane, bdev: &str) {
             on.notes.send("nvmf_namespace_change", note(nqn, nsid));
             let own = key::namespace(nqn, nsid);
             let away = || RpcError::errno(Errno::ENODEV, format!("device \"{bdev}\" went away"));
-            let hosts = on
-                .journal
-                .entries()
-                .into_iter()
-                .map(|e| e.record.key)
-                .filter(|k| k.starts_with(&key::below(&own)));
-            hosts.for_each(|host| on.journal.restored(&host, Err(away())));
+            for part in on.journal.below(&key::below(&own)) {
+                on.journal.restored(&part.record.key, Err(away()));
+            }
             on.journal.restored(&own, Err(away()));
         }
     }

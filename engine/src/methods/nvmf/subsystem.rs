@@ -257,8 +257,7 @@ impl Method<Engine> for Delete {
         let deleted = plane.target.delete_subsystem(&nqn)?;
         // What a host's command has stored since the records went.
         let below = key::below(&key::subsystem(&nqn));
-        let left = |e: &crate::journal::Entry| e.record.key.starts_with(&below);
-        if on.journal.entries().iter().any(left) {
+        if !on.journal.below(&below).is_empty() {
             let change = Change(vec![Edit::RemoveAll(below)]);
             on.journal.commit(change).await?;
         }

@@ -56,9 +56,8 @@ pub fn config(engine: &Engine) -> Vec<Value> {
     ];
     let entries = engine
         .journal
-        .entries()
+        .below("nvmf/")
         .into_iter()
-        .filter(|e| e.record.key.starts_with("nvmf/"))
         // What hosts agreed is no configuration, and SPDK has no such call.
         .filter(|e| e.record.method != RESTORE);
     let made = entries.map(|e| call(&e.record.method, e.record.params));

@@ -228,7 +228,7 @@ fn by_id(on: &Engine, name: &str, bdev: &str, id: Uuid) -> Change {
         value == Some(name) || value == Some(bdev)
     };
     let mut edits = Vec::new();
-    for entry in on.journal.entries().into_iter().filter(|e| e.durable) {
+    for entry in on.journal.select(|e| e.durable) {
         let Record {
             key,
             method,

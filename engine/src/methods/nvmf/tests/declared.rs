@@ -152,7 +152,7 @@ fn what_is_set_about_rpcs_own_is_a_part_of_it() {
         json!({ "nqn": NQN, "ana_reporting": true }),
     );
     namespace(&bench, NQN, "ram");
-    let before = bench.engine.journal.entries().len();
+    let before = bench.engine.journal.len();
     bench.call(
         "nvmf_subsystem_allow_any_host",
         json!({ "nqn": NQN, "allow_any_host": true }),
@@ -161,7 +161,7 @@ fn what_is_set_about_rpcs_own_is_a_part_of_it() {
         "nvmf_subsystem_set_ns_ana_group",
         json!({ "nqn": NQN, "nsid": 1, "anagrpid": 2 }),
     );
-    assert_eq!(bench.engine.journal.entries().len(), before);
+    assert_eq!(bench.engine.journal.len(), before);
     drop(bench);
     let there = get(&super::durable(dir.path()), NQN);
     assert_eq!(there["allow_any_host"], true);
