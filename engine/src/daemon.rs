@@ -136,7 +136,10 @@ async fn run(options: &ServeOptions, logs: Logs) -> anyhow::Result<()> {
         () = signals.first() => warn!("a second signal: not waiting for the drain"),
     }
     info!("stopped");
-    Ok(())
+    match engine.failure() {
+        Some(why) => Err(anyhow::anyhow!(why)),
+        None => Ok(()),
+    }
 }
 
 async fn drain(engine: &Rc<Engine>) {
@@ -172,7 +175,8 @@ async fn live(engine: &Rc<Engine>, options: &ServeOptions, socket: &Path) -> any
     carry_out(engine, before, options).await?;
     if options.wait_for_rpc {
         info!(socket = %socket.display(), "waiting for framework_start_init");
-    } else {
+    } else if engine.phase() == Phase::Startup {
+        // Unless a client was faster.
         init(engine).await?;
     }
     engine.reached(Phase::Runtime).await;

@@ -12,7 +12,7 @@ use crate::config::Settings;
 use crate::declared::Declared;
 use crate::devices::Devices;
 use crate::drives::Drives;
-use crate::journal::Journal;
+use crate::journal::{Entry, Journal};
 use crate::listeners::Listeners;
 use crate::logs::Logs;
 use crate::methods::nvmf::Keeping;
@@ -22,7 +22,7 @@ use crate::plane::Plane;
 use crate::rdma::Rdma;
 use crate::remotes::Remotes;
 use crate::rpc::error::Errno;
-use crate::rpc::method::CallFuture;
+use crate::rpc::method::{CallFuture, MethodEntry};
 use crate::rpc::server::Dispatch;
 use crate::rpc::{Effect, Registry, RpcError};
 use crate::store::Record;
@@ -70,6 +70,8 @@ pub struct Engine {
     plane: RefCell<Option<Rc<Plane>>>,
     phase: watch::Sender<Phase>,
     stop: watch::Sender<bool>,
+    /// Why it stops, if that is a failure.
+    failure: RefCell<Option<String>>,
     /// Changes take it exclusively, reads wait for the changes before them (it is fair).
     gate: RwLock<()>,
     /// Objects are made again one at a time: nobody makes one that somebody else has just made.
@@ -107,6 +109,7 @@ impl Engine {
             plane: RefCell::default(),
             phase: watch::channel(Phase::Startup).0,
             stop: watch::channel(false).0,
+            failure: RefCell::default(),
             gate: RwLock::new(()),
             replaying: Mutex::new(()),
             holds: Cell::new(0),
@@ -158,6 +161,16 @@ impl Engine {
         self.stop.send_replace(true);
     }
 
+    /// Has the daemon stop, and end as one that failed.
+    pub fn fail(&self, why: String) {
+        self.failure.replace(Some(why));
+        self.stop();
+    }
+
+    pub fn failure(&self) -> Option<String> {
+        self.failure.borrow().clone()
+    }
+
     pub async fn stopping(&self) {
         let _ = self.stop.subscribe().wait_for(|stop| *stop).await;
     }
@@ -189,7 +202,8 @@ impl Engine {
         params: Option<&RawValue>,
         caller: Caller,
     ) -> Result<Box<RawValue>, RpcError> {
-        let allowed = |name: &str| caller != Caller::Client || self.allowed(name);
+        let client = caller == Caller::Client;
+        let allowed = |name: &str| !client || self.allowed(name);
         let entry = self
             .registry
             .find(method)
@@ -205,31 +219,15 @@ impl Engine {
                     None => unknown.remedy("rpc_get_methods lists them all"),
                 }
             })?;
-        match self.phase() {
-            _ if caller != Caller::Client => {}
-            Phase::Startup if !entry.callable(false) => {
-                return Err(RpcError::invalid_state(
-                    "Method may only be called after framework is initialized using framework_start_init RPC.",
-                ));
-            }
-            Phase::Starting if !entry.callable(false) || !entry.callable(true) => {
-                return Err(RpcError::invalid_state("Method may only be called after framework is initialized using framework_start_init RPC.")
-                    .cause("the daemon is starting")
-                    .remedy("wait with framework_wait_init"));
-            }
-            Phase::Runtime | Phase::Stopping if !entry.callable(true) => {
-                return Err(RpcError::invalid_state(
-                    "Method may only be called before framework is initialized. Use --wait-for-rpc command line parameter and then issue this RPC before the framework_start_init RPC.",
-                ));
-            }
-            _ => {}
+        if caller == Caller::Client {
+            self.check_phase(entry)?;
         }
-        let effect = entry.effect;
+        let (effect, name) = (entry.effect, entry.name);
         let work = entry.call(params, Rc::clone(self))?;
         let engine = Rc::clone(self);
         // A task of its own: a change that outlives its deadline is still carried through, so that
         // nothing is left half done.
-        let running = tokio::task::spawn_local(async move {
+        let mut running = tokio::task::spawn_local(async move {
             let _changing;
             let _reading;
             match effect {
@@ -239,23 +237,72 @@ impl Engine {
             }
             match caller {
                 Caller::Config => crate::journal::declaring(work).await,
-                Caller::Client | Caller::Daemon => work.await,
+                Caller::Daemon => work.await,
+                Caller::Client => {
+                    // Others were before it: by now the daemon may have started.
+                    if let Some(entry) = engine.registry.find(name) {
+                        engine.check_phase(entry)?;
+                    }
+                    work.await
+                }
+                Caller::Replay(entry) => {
+                    let work = async {
+                        engine.refuse_overtaken()?;
+                        work.await
+                    };
+                    let work = crate::journal::replaying(entry.record, work);
+                    match entry.durable {
+                        true => work.await,
+                        // Its device went and is back: it is the file's as before.
+                        false => crate::journal::declaring(work).await,
+                    }
+                }
             }
         });
-        match tokio::time::timeout(self.deadline(), running).await {
+        match tokio::time::timeout(self.deadline(), &mut running).await {
             Ok(Ok(outcome)) => outcome,
             Ok(Err(panic)) => {
                 warn!(method, %panic, "a method failed");
                 Err(RpcError::internal(format!("the method failed: {panic}"))
                     .remedy("this is a bug: please report it"))
             }
-            Err(_) => Err(RpcError::errno(
-                Errno::ETIMEDOUT,
-                format!(
-                    "{method} has not ended within {} s; what it changes is carried through",
-                    self.deadline().as_secs()
-                ),
-            )),
+            Err(_) => {
+                let seconds = self.deadline().as_secs();
+                let late = format!("{method} has not ended within {seconds} s");
+                let cause = match effect {
+                    // Nobody waits for it any more, and changes wait until it has ended.
+                    Effect::Reads => {
+                        running.abort();
+                        late
+                    }
+                    Effect::Changes | Effect::Waits => {
+                        format!("{late}; what it changes is carried through")
+                    }
+                };
+                Err(RpcError::errno(Errno::ETIMEDOUT, cause))
+            }
+        }
+    }
+
+    /// Whether a client may call the method now.
+    fn check_phase(&self, entry: &MethodEntry<Engine>) -> Result<(), RpcError> {
+        match self.phase() {
+            Phase::Startup if !entry.callable(false) => {
+                Err(RpcError::invalid_state(
+                    "Method may only be called after framework is initialized using framework_start_init RPC.",
+                ))
+            }
+            Phase::Starting if !entry.callable(false) || !entry.callable(true) => {
+                Err(RpcError::invalid_state("Method may only be called after framework is initialized using framework_start_init RPC.")
+                    .cause("the daemon is starting")
+                    .remedy("wait with framework_wait_init"))
+            }
+            Phase::Runtime | Phase::Stopping if !entry.callable(true) => {
+                Err(RpcError::invalid_state(
+                    "Method may only be called before framework is initialized. Use --wait-for-rpc command line parameter and then issue this RPC before the framework_start_init RPC.",
+                ))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -279,6 +326,17 @@ impl Engine {
         self.try_call(method, Some(&params), Caller::Config).await
     }
 
+    /// For a method that takes the gate itself: ends it if it makes again what is to be made no more.
+    pub fn refuse_overtaken(&self) -> Result<(), RpcError> {
+        match self.journal.is_overtaken() {
+            true => {
+                let cause = "what was to be made again was deleted, changed or made meanwhile";
+                Err(RpcError::errno(Errno::EAGAIN, cause))
+            }
+            false => Ok(()),
+        }
+    }
+
     pub fn deadline(&self) -> Duration {
         Duration::from_secs(self.settings.rpc.deadline_s)
     }
@@ -288,20 +346,34 @@ impl Engine {
         allowed.is_empty() || allowed.iter().any(|name| name == method)
     }
 
-    /// Makes one stored object again. Runs outside the gate of its caller.
+    /// Makes one stored object again, unless it is there by now or is not to be there any more. Runs outside the gate
+    /// of its caller.
     pub async fn replay(self: &Rc<Self>, record: &Record) {
         use crate::journal::Standing;
         let _one = self.replaying.lock().await;
-        // Looked at before the call, which makes a record live when it succeeds.
-        let again = match self.journal.find(&record.key).map(|e| e.standing) {
-            Some(Standing::Live) => return,
-            None | Some(Standing::Waiting) => false,
-            Some(Standing::Failed { .. }) => true,
+        // Looked at before the call, which makes a record live when it succeeds. It may have changed since it was
+        // decided to make it again.
+        let Some(entry) = self.journal.find(&record.key) else {
+            return;
+        };
+        let record = entry.record.clone();
+        let again = match entry.standing {
+            Standing::Live => return,
+            Standing::Waiting => false,
+            Standing::Failed { .. } => true,
         };
         let outcome = match serde_json::value::to_raw_value(&record.params) {
-            Ok(params) => self.own_call(&record.method, Some(&params)).await.map(drop),
+            Ok(params) => {
+                let called = self.try_call(&record.method, Some(&params), Caller::Replay(entry));
+                called.await.map(drop)
+            }
             Err(error) => Err(RpcError::internal(error.to_string())),
         };
+        let now = self.journal.find(&record.key);
+        let waits = now.is_some_and(|e| e.record == record && e.standing != Standing::Live);
+        if outcome.is_err() && !waits {
+            return;
+        }
         // It may stand on a volume that is about to be open, or on what the file declares, which comes after the
         // store; who makes the last of them tries again.
         if let Err(error) = &outcome
@@ -325,10 +397,12 @@ impl Engine {
 }
 
 /// On whose behalf a method is called.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 enum Caller {
     Client,
     Daemon,
+    /// What makes this again.
+    Replay(Entry),
     /// What the configuration file declares; it is not stored.
     Config,
 }

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::sock::{SET_SOCK_OPTIONS, SockOptions};
 use crate::engine::{Engine, Phase};
+use crate::rpc::error::Errno;
 use crate::rpc::{Effect, Method, NoParams, Registry, RpcError, When};
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -158,9 +159,9 @@ impl Method<Engine> for StartInit {
 
     async fn apply(_: NoParams, on: Rc<Engine>) -> Result<bool, RpcError> {
         crate::daemon::init(&on).await.map_err(|error| {
-            let refused = RpcError::internal(format!("framework_initialization failed: {error:#}"));
-            on.stop();
-            refused
+            let why = format!("framework_initialization failed: {error:#}");
+            on.fail(why.clone());
+            RpcError::internal(why)
         })?;
         Ok(true)
     }
@@ -177,8 +178,15 @@ impl Method<Engine> for WaitInit {
     type Reply = bool;
 
     async fn apply(_: NoParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        on.reached(Phase::Runtime).await;
-        Ok(true)
+        // Who called is answered by then.
+        let _ = tokio::time::timeout(on.deadline(), on.reached(Phase::Runtime)).await;
+        match on.phase() >= Phase::Runtime {
+            true => Ok(true),
+            false => Err(
+                RpcError::errno(Errno::ETIMEDOUT, "the daemon is not initialized yet")
+                    .remedy("call framework_start_init, if nobody has"),
+            ),
+        }
     }
 }
 
@@ -343,6 +351,27 @@ mod tests {
         assert!(late.message.starts_with(
             "Method may only be called before framework is initialized. Use --wait-for-rpc"
         ));
+        assert_eq!(bench.call("framework_wait_init", json!(null)), true);
+    }
+
+    /// Whoever asks at once with another one comes too late; so does what had to be set before.
+    #[test]
+    fn it_is_started_once() {
+        let bench = Bench::waiting();
+        let params = serde_json::value::to_raw_value(&json!({ "small_pool_count": 128 })).unwrap();
+        let engine = &bench.engine;
+        let (first, second, late) = bench.run(async {
+            tokio::join!(
+                engine.call("framework_start_init", None),
+                engine.call("framework_start_init", None),
+                engine.call("iobuf_set_options", Some(&params)),
+            )
+        });
+        assert_eq!(first.unwrap().get(), "true");
+        for late in [second, late] {
+            assert_eq!(late.unwrap_err().code, -1);
+        }
+        assert_ne!(engine.options.borrow().iobuf.small_pool_count, 128);
         assert_eq!(bench.call("framework_wait_init", json!(null)), true);
     }
 

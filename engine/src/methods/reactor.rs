@@ -397,6 +397,26 @@ mod tests {
         );
     }
 
+    /// A reactor that is stuck holds up who asks it for something, and no changes besides.
+    #[test]
+    fn who_asks_a_reactor_that_is_stuck_holds_nobody_up() {
+        let mut settings = crate::config::Settings::default();
+        settings.rpc.deadline_s = 1;
+        let bench = super::super::testing::Bench::with(settings, None);
+        let (go, stuck) = std::sync::mpsc::channel::<()>();
+        let reactor = bench.engine.plane().unwrap().reactors[0].clone();
+        let mut blocked = std::pin::pin!(reactor.run(move |_| stuck.recv().is_ok()));
+        bench.run(async {
+            let soon = std::time::Duration::from_millis(50);
+            let _ = tokio::time::timeout(soon, &mut blocked).await;
+        });
+        assert_eq!(bench.refused("iobuf_get_stats", json!(null)).code, -110);
+        let disk = json!({ "name": "n", "num_blocks": 8, "block_size": 512 });
+        assert_eq!(bench.call("bdev_null_create", disk), "n");
+        drop(go);
+        bench.run(blocked).unwrap();
+    }
+
     #[test]
     fn core_times_are_read_from_proc_stat() {
         let stat = "cpu  9 9 9 9 9 9 9\ncpu1 10 0 20 300 5 7 1 0 0 0\ncpu10 1 2 3 4 5 6 7\n";

@@ -187,3 +187,71 @@ impl Method<Engine> for Export {
         Ok(super::framework::whole_config(&on))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    //! Goal: making again what could not be restored and what clients do at the same moment do not get in each other's
+    //! way. Method: both at once, in either order.
+
+    use super::super::testing::Bench;
+    use super::*;
+    use crate::config::Settings;
+    use crate::store::Store;
+    use serde_json::json;
+    use std::path::Path;
+
+    /// A daemon that waits for a disk, which is there by now.
+    fn waiting(dir: &Path) -> Bench {
+        let (path, state) = (dir.join("disk"), dir.join("state"));
+        std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+        let start = || Bench::with(Settings::default(), Some(Store::open(&state).unwrap()));
+        start().call("bdev_aio_create", disk(dir));
+        std::fs::remove_file(&path).unwrap();
+        let bench = start();
+        assert_eq!(bench.engine.journal.waiting().len(), 1);
+        std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+        bench
+    }
+
+    fn disk(dir: &Path) -> Value {
+        json!({ "name": "u", "filename": dir.join("disk"), "block_size": 512 })
+    }
+
+    fn raw(params: &Value) -> Box<serde_json::value::RawValue> {
+        serde_json::value::to_raw_value(params).unwrap()
+    }
+
+    #[test]
+    fn what_is_deleted_meanwhile_is_not_made_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let name = raw(&json!({ "name": "u" }));
+        for at_once in [true, false] {
+            let bench = waiting(dir.path());
+            let (engine, record) = (&bench.engine, bench.engine.journal.waiting().remove(0));
+            let delete = engine.call("bdev_aio_delete", Some(&name));
+            let (deleted, ()) = bench.run(async {
+                match at_once {
+                    true => tokio::join!(delete, engine.replay(&record)),
+                    false => (delete.await, engine.replay(&record).await),
+                }
+            });
+            deleted.unwrap();
+            assert_eq!(bench.call("bdev_get_bdevs", json!(null)), json!([]));
+            assert_eq!(bench.engine.journal.len(), 0);
+            drop(bench);
+            std::fs::remove_dir_all(dir.path().join("state")).unwrap();
+        }
+    }
+
+    #[test]
+    fn what_a_client_makes_meanwhile_is_live() {
+        let dir = tempfile::tempdir().unwrap();
+        let bench = waiting(dir.path());
+        let (engine, record) = (&bench.engine, bench.engine.journal.waiting().remove(0));
+        let params = raw(&disk(dir.path()));
+        let made = engine.call("bdev_aio_create", Some(&params));
+        let (made, ()) = bench.run(async { tokio::join!(made, engine.replay(&record)) });
+        made.unwrap();
+        assert_eq!(bench.engine.journal.waiting(), []);
+    }
+}

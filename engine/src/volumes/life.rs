@@ -294,11 +294,21 @@ fn least_loaded(on: &Engine, plane: &Plane) -> Option<ReactorHandle> {
     plane.reactors.iter().min_by_key(load).cloned()
 }
 
-/// Namespaces, limits and devices on a volume that has just come, in their order.
+/// Namespaces, limits and devices on a volume that has just come, in their order. Of many that come at once a walk
+/// through what waits serves all that came before it began.
 pub(super) async fn replay_what_waits(on: &Rc<Engine>) {
+    let volumes = &on.volumes;
+    let wish = volumes.wishes.get() + 1;
+    volumes.wishes.set(wish);
+    let mut fulfilled = volumes.fulfilled.lock().await;
+    if *fulfilled >= wish {
+        return;
+    }
+    let upto = volumes.wishes.get();
     for record in on.journal.waiting() {
         on.replay(&record).await;
     }
+    *fulfilled = upto;
 }
 
 /// Makes a volume and opens it.

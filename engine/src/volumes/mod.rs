@@ -26,7 +26,7 @@ use nacre_bdev_replica::handle::{Command, VolumeError, VolumeHandle, VolumeStatu
 use nacre_bdev_replica::model::VolumeRecord;
 use nacre_bdev_replica::prepared::Prepared;
 use nacre_bdev_replica::store::VolumeStore;
-use tokio::sync::{Mutex, Notify};
+use tokio::sync::{Mutex, MutexGuard, Notify};
 use uuid::Uuid;
 
 use crate::rpc::RpcError;
@@ -47,6 +47,12 @@ pub struct Volumes {
     observer: RefCell<Option<Arc<events::Teller>>>,
     /// Creations and deletions, one at a time.
     changing: Mutex<()>,
+    /// Publications and their ends, one at a time.
+    publishing: Mutex<()>,
+    /// How often somebody wanted the journal's waiting records to be made again, and up to which of these wishes they
+    /// were tried.
+    wishes: Cell<u64>,
+    fulfilled: Mutex<u64>,
     /// Told when a device came, so that what waits for one tries again.
     again: Notify,
     /// Volumes that nobody has tried to open yet.
@@ -198,12 +204,20 @@ impl Volumes {
     /// What the journal is to call a device by. One of a volume that was renamed since it was opened is called
     /// otherwise after the next start; its UUID stays.
     pub fn lasting_name(&self, device: &str) -> String {
-        let all = self.list();
-        let renamed = |v: &&Listed| v.bdev() == Some(device) && v.name() != device;
-        match all.iter().find(renamed) {
+        let entries = self.entries.borrow();
+        let ours = entries
+            .values()
+            .find(|e| e.bdev() == Some(device))
+            .map(Entry::listed);
+        match ours.filter(|volume| volume.name() != device) {
             Some(volume) => volume.id().to_string(),
             None => device.to_owned(),
         }
+    }
+
+    /// For whoever publishes a volume, or ends that.
+    pub async fn publishing(&self) -> MutexGuard<'_, ()> {
+        self.publishing.lock().await
     }
 
     /// Carries a command out.
@@ -263,6 +277,15 @@ impl Entry {
             going: false,
             refused: None,
             attempts: 0,
+        }
+    }
+
+    /// Its bdev, if it is open or frozen.
+    fn bdev(&self) -> Option<&str> {
+        match (&self.open, &self.shown, &self.prepared) {
+            (Some(opened), ..) => Some(&opened.bdev),
+            (None, Some(bdev), Some(_)) => Some(bdev),
+            _ => None,
         }
     }
 

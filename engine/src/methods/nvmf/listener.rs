@@ -377,6 +377,8 @@ impl Method<Engine> for SetAnaState {
         let all = key::ana(&own, None);
         let change = match group {
             Some(group) => Change::put(key::ana(&own, Some(group)), Self::NAME, record),
+            // What single groups were set to since is made again after this.
+            None if crate::journal::is_replaying() => Change::put(all, Self::NAME, record),
             // What single groups were set to is no more.
             None => Change(vec![Edit::RemoveAll(key::below(&all))]).and(Change::put(
                 all,

@@ -134,6 +134,12 @@ impl Method<Engine> for Add {
             subsystem.remove_namespace(nsid)?;
             return Err(refused);
         }
+        if find(&subsystem, nsid).is_err() {
+            // The device went while that was being stored, when there was no record to say so of.
+            let cause = format!("device \"{}\" went away", wish.bdev_name);
+            let away = RpcError::errno(Errno::ENODEV, cause);
+            on.journal.restored(&key::namespace(&nqn, nsid), Err(away));
+        }
         on.notes.send("nvmf_namespace_change", note(&nqn, nsid));
         Ok(nsid)
     }

@@ -77,11 +77,8 @@ pub fn published(on: &Engine) -> Vec<Published> {
             policy: settings.unwrap_or(listed.record.settings).transport_policy,
         })
     };
-    let entries = on.journal.entries().into_iter();
-    entries
-        .filter(|e| e.record.method == Publish::NAME)
-        .filter_map(read)
-        .collect()
+    let entries = on.journal.select(|e| e.record.method == Publish::NAME);
+    entries.into_iter().filter_map(read).collect()
 }
 
 /// Whether hosts may come over `trtype`.
@@ -152,6 +149,9 @@ impl Method<Engine> for Publish {
 
     async fn apply(params: PublishParams, on: Rc<Engine>) -> Result<PublishReply, RpcError> {
         on.settled().await;
+        // One at a time: of two at once each would find the volume not published.
+        let _one = on.volumes.publishing().await;
+        on.refuse_overtaken()?;
         let listed = on.volumes.find(&params.name)?;
         let (id, name) = (listed.id(), listed.name());
         let nqn = params.nqn.unwrap_or_else(|| format!("{NQN_PREFIX}{name}"));
@@ -248,11 +248,10 @@ fn must_have(on: &Engine, nqn: &Nqn, bdev: &str) -> Result<(), RpcError> {
 /// says is named: who loads this may have another file, or none.
 pub(super) fn config(on: &Engine) -> Vec<Value> {
     let served = |nqn: &str| -> Vec<Value> {
-        let entries = on.journal.entries().into_iter();
         let of = |e: &crate::journal::Entry| {
             e.record.method == ADD_LISTENER && e.record.params["nqn"] == nqn
         };
-        let addresses = entries.filter(of);
+        let addresses = on.journal.select(of).into_iter();
         addresses
             .map(|mut e| e.record.params["listen_address"].take())
             .collect()
@@ -377,6 +376,7 @@ impl Method<Engine> for Unpublish {
 
     async fn apply(params: NameParams, on: Rc<Engine>) -> Result<bool, RpcError> {
         on.settled().await;
+        let _one = on.volumes.publishing().await;
         let listed = on.volumes.find(&params.name)?;
         let (key, name) = (published_key(listed.id()), listed.name());
         let Some(entry) = on.journal.find(&key) else {

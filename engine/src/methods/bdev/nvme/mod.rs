@@ -71,6 +71,7 @@ impl Method<Engine> for Attach {
 
     async fn apply(params: AttachParams, on: Rc<Engine>) -> Result<Vec<String>, RpcError> {
         let mut gate = on.changing().await;
+        on.refuse_overtaken()?;
         let name = params.name.clone();
         let record = serde_json::to_value(&params).expect("parameters are plain data");
         // A record that is not live is made again: what is not there now is waited for, not given up.

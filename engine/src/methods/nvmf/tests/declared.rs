@@ -167,3 +167,33 @@ fn what_is_set_about_rpcs_own_is_a_part_of_it() {
     assert_eq!(there["allow_any_host"], true);
     assert_eq!(there["namespaces"][0]["anagrpid"], 2);
 }
+
+/// A namespace of the file's whose device goes and comes back is the file's as before: nothing of it is stored, or the
+/// file would find its place taken by RPC at the next start.
+#[test]
+fn a_namespace_of_the_files_stays_the_files_when_its_device_comes_back() {
+    let (dir, settings) = (tempfile::tempdir().unwrap(), settings());
+    let before = {
+        let bench = start(&settings, dir.path());
+        let before = what_is_there(&bench);
+        let uuid = bench.call("bdev_get_bdevs", json!({ "name": "disk0" }))[0]["uuid"].clone();
+        // As if it had been pulled out.
+        let bdevs = bench.engine.plane().unwrap().bdevs.clone();
+        let ticket = bdevs.remove("disk0", nacre_bdev::Removal::Hot).unwrap();
+        bench.run(ticket);
+        bench.run(async { tokio::time::sleep(std::time::Duration::from_millis(20)).await });
+        assert_eq!(what_is_there(&bench)["namespaces"], json!([]));
+        bench.call(
+            "bdev_malloc_create",
+            json!({ "name": "disk0", "num_blocks": 2048, "block_size": 512, "uuid": uuid }),
+        );
+        bench.call("state_retry", json!(null));
+        assert_eq!(what_is_there(&bench), before);
+        bench.call("bdev_malloc_delete", json!({ "name": "disk0" }));
+        before
+    };
+    let bench = start(&settings, dir.path());
+    assert_eq!(what_is_there(&bench), before);
+    let stored = bench.engine.journal.select(|entry| entry.durable);
+    assert_eq!(stored, [], "everything is the file's");
+}
