@@ -13,6 +13,7 @@ use super::malloc::NameParams;
 use super::{module_of, no_device_of_kind};
 use crate::devices::Module;
 use crate::engine::Engine;
+use crate::rpc::error::Errno;
 use crate::rpc::{Effect, Method, Registry, RpcError};
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -67,11 +68,26 @@ fn is_zero(n: &u32) -> bool {
 }
 
 /// Opens the file off the management thread: it may wait for a lock or a disk that spins up.
-async fn open(config: Config) -> Result<Module, RpcError> {
-    let opened = tokio::task::spawn_blocking(move || nacre_bdev_uring::create(config)).await;
-    Ok(Module::File(
-        opened.map_err(|e| RpcError::internal(e.to_string()))??,
-    ))
+async fn open(on: &Engine, config: Config) -> Result<Module, RpcError> {
+    let opened = off_the_thread(on, move || nacre_bdev_uring::create(config)).await?;
+    Ok(Module::File(opened?))
+}
+
+/// Some disks and network file systems never answer. All other changes wait for this one.
+async fn off_the_thread<T: Send + 'static>(
+    on: &Engine,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, RpcError> {
+    let patience = super::patience(on);
+    let done = tokio::time::timeout(patience, tokio::task::spawn_blocking(work)).await;
+    let late = |_| {
+        let cause = format!("it does not answer within {patience:?}");
+        RpcError::errno(Errno::ETIMEDOUT, cause)
+            .field("filename")
+            .remedy("see whether its disk or file server is well")
+    };
+    done.map_err(late)?
+        .map_err(|e| RpcError::internal(e.to_string()))
 }
 
 fn uuid_of(module: &Module) -> Option<Uuid> {
@@ -96,7 +112,7 @@ impl Method<Engine> for AioCreate {
         config.size = params.size;
         config.uuid = params.uuid;
         config.product = Product::Aio;
-        let module = open(config).await?;
+        let module = open(&on, config).await?;
         params.uuid = uuid_of(&module);
         let record = serde_json::to_value(&params).expect("parameters are plain data");
         super::create(&on, module, AioCreate::NAME, record).await
@@ -137,7 +153,7 @@ impl Method<Engine> for UringCreate {
         config.readonly = params.readonly;
         config.size = params.size;
         config.uuid = params.uuid;
-        let module = open(config).await?;
+        let module = open(&on, config).await?;
         params.uuid = uuid_of(&module);
         let record = serde_json::to_value(&params).expect("parameters are plain data");
         super::create(&on, module, UringCreate::NAME, record).await
@@ -188,8 +204,7 @@ async fn rescan(on: &Engine, name: &str, product: Product) -> Result<bool, RpcEr
         };
         return Err(no_device_of_kind(on, name, kind, maker));
     };
-    let looked = tokio::task::spawn_blocking(move || bdev.rescan()).await;
-    looked.map_err(|e| RpcError::internal(e.to_string()))??;
+    off_the_thread(on, move || bdev.rescan()).await??;
     plane.bdevs.notify_resize(name)?;
     Ok(true)
 }
@@ -221,5 +236,28 @@ impl Method<Engine> for UringRescan {
 
     async fn apply(params: NameParams, on: Rc<Engine>) -> Result<bool, RpcError> {
         rescan(&on, &params.name, Product::Uring).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::testing::Bench;
+    use super::off_the_thread;
+    use crate::config::Settings;
+
+    /// A file system that never answers holds up the call that opens a file of it, and lets the others go on.
+    #[test]
+    fn what_does_not_answer_is_not_waited_for() {
+        let mut settings = Settings::default();
+        settings.rpc.deadline_s = 1;
+        let bench = Bench::with(settings, None);
+        let (go, stuck) = std::sync::mpsc::channel::<()>();
+        let opened = bench.run(off_the_thread(&bench.engine, move || stuck.recv()));
+        let refused = opened.unwrap_err();
+        assert_eq!(refused.code, -110);
+        assert_eq!(refused.data.unwrap().field.as_deref(), Some("filename"));
+        drop(go);
+        let opened = bench.run(off_the_thread(&bench.engine, || 7));
+        assert_eq!(opened.unwrap(), 7);
     }
 }

@@ -19,18 +19,21 @@ mod stacked;
 
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use nacre_bdev::{Bdev, Event, Holder, RegistryError, Removal};
 use nacre_bdev_replica::handle::MemberStatus;
 use nacre_bdev_replica::model::MemberState;
 use serde_json::Value;
+use tracing::warn;
 
 use crate::devices::{BdevEvents, Module};
 use crate::engine::Engine;
+use crate::journal::Standing;
 use crate::plane::Plane;
 use crate::rpc::error::Errno;
 use crate::rpc::{Registry, RpcError};
-use crate::store::{Change, Edit};
+use crate::store::{Change, Edit, Record};
 
 pub use iostat::TICK_RATE;
 pub use nvme::attach_stored;
@@ -80,6 +83,9 @@ pub async fn follow(engine: Rc<Engine>, mut events: BdevEvents) {
     }
 }
 
+/// How long I/O may take to end, and a file to be opened.
+const PATIENCE: Duration = Duration::from_secs(20);
+
 fn key(name: &str) -> String {
     format!("bdev/{name}")
 }
@@ -106,7 +112,9 @@ async fn create(
     let record = Change::put(key(&name), method, lasting(on, params));
     let stored = on.journal.commit(record).await;
     if let Err(refused) = stored {
-        remove(on, &name).await?;
+        if let Err(error) = remove(on, &name).await {
+            warn!(name, %error, "not made, and not taken away yet");
+        }
         return Err(refused);
     }
     Ok(name)
@@ -141,11 +149,10 @@ async fn delete(on: &Engine, name: &str, is: fn(&Module) -> bool) -> Result<bool
     let Ok(listed) = plane.bdevs.get(name) else {
         // One that could not be restored can be given up by deleting it.
         return match on.journal.find(&key(name)) {
-            Some(_) => on
-                .journal
-                .commit(Change(vec![Edit::Remove(key(name)), qos::forget(name)]))
-                .await
-                .map(|()| true),
+            Some(_) => {
+                let edits = forget(on, &with_stored_dependents(on, name));
+                on.journal.commit(Change(edits)).await.map(|()| true)
+            }
             None => Err(no_device(name)),
         };
     };
@@ -158,11 +165,8 @@ async fn delete(on: &Engine, name: &str, is: fn(&Module) -> bool) -> Result<bool
     }
     let going = with_dependents(&plane, &name);
     refuse_last_copies(on, &going)?;
-    let mut edits: Vec<Edit> = going.iter().map(|name| Edit::Remove(key(name))).collect();
-    edits.extend(going.iter().map(|name| qos::forget(name)));
-    edits.extend(super::nvmf::forget_namespaces_of(on, &going));
     // The record first: a device that is gone must not come back because a crash came between.
-    on.journal.commit(Change(edits)).await?;
+    on.journal.commit(Change(forget(on, &going))).await?;
     for name in &going {
         on.devices.modules.borrow_mut().remove(name);
     }
@@ -192,6 +196,13 @@ fn refuse_last_copies(on: &Engine, going: &[String]) -> Result<(), RpcError> {
     }
 }
 
+/// Edits that take devices out of the journal, with their limits and what stands on them.
+fn forget(on: &Engine, names: &[String]) -> Vec<Edit> {
+    let mut edits: Vec<Edit> = names.iter().map(|name| Edit::Remove(key(name))).collect();
+    edits.extend(forget_uses_of(on, names));
+    edits
+}
+
 /// Edits that take the namespaces and limits of devices out of the journal.
 pub fn forget_uses_of(on: &Engine, names: &[String]) -> Vec<Edit> {
     let mut edits: Vec<Edit> = names.iter().map(|name| qos::forget(name)).collect();
@@ -199,11 +210,24 @@ pub fn forget_uses_of(on: &Engine, names: &[String]) -> Vec<Edit> {
     edits
 }
 
+/// Takes a device away, and waits until it is gone; but not for I/O that does not end, as others wait meanwhile.
 async fn remove(on: &Engine, name: &str) -> Result<(), RpcError> {
     on.devices.modules.borrow_mut().remove(name);
     let ticket = on.plane()?.bdevs.remove(name, Removal::Hot)?;
-    ticket.await;
-    Ok(())
+    match tokio::time::timeout(patience(on), ticket).await {
+        Ok(()) => Ok(()),
+        Err(_) => Err(RpcError::errno(
+            Errno::ETIMEDOUT,
+            format!("\"{name}\" is deleted, but I/O that is under way on it has not ended"),
+        )
+        .field("name")
+        .remedy("its name is free when it has")),
+    }
+}
+
+/// How long a change waits for what it does not control: others wait for it.
+fn patience(on: &Engine) -> Duration {
+    PATIENCE.min(on.deadline() / 2)
 }
 
 /// The device and every one stacked on it, directly or not.
@@ -224,6 +248,33 @@ fn with_dependents(plane: &Plane, name: &str) -> Vec<String> {
                     .filter(|upper| !all.contains(upper))
                     .collect::<Vec<_>>(),
             );
+        }
+        at += 1;
+    }
+    all
+}
+
+/// The same of a device that is not there, as the journal has it.
+fn with_stored_dependents(on: &Engine, name: &str) -> Vec<String> {
+    let stored: Vec<(String, String)> = on
+        .journal
+        .below(&key(""))
+        .into_iter()
+        .filter(|entry| entry.standing != Standing::Live)
+        .filter_map(|entry| {
+            let Record { key, params, .. } = entry.record;
+            let base = params.get("base_bdev_name").or(params.get("base_name"))?;
+            let upper = key.strip_prefix("bdev/")?.to_owned();
+            Some((base.as_str()?.to_owned(), upper))
+        })
+        .collect();
+    let mut all = vec![name.to_owned()];
+    let mut at = 0;
+    while at < all.len() {
+        for (base, upper) in &stored {
+            if *base == all[at] && !all.contains(upper) {
+                all.push(upper.clone());
+            }
         }
         at += 1;
     }

@@ -156,9 +156,7 @@ pub async fn undo(on: &Rc<Engine>, name: &str) {
         return;
     };
     if let Ok(plane) = on.plane() {
-        for ticket in drive.remove_devices(&plane) {
-            ticket.await;
-        }
+        super::gone(on, name, drive.remove_devices(&plane)).await;
     }
     drive.shut_down().await;
 }

@@ -15,10 +15,12 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use nacre_bdev::Bdev;
+use nacre_bdev::registry::DeleteTicket;
 use nacre_bdev_remote::State;
 use nacre_nvmf::host::HostError;
 use schemars::JsonSchema;
 use serde::Deserialize;
+use tracing::warn;
 
 use self::params::AttachParams;
 use crate::engine::Engine;
@@ -233,14 +235,24 @@ fn devices(
     }
 }
 
+/// Waits until a controller's devices are gone; but not for I/O that does not end, as others wait meanwhile.
+async fn gone(on: &Engine, name: &str, tickets: Vec<DeleteTicket>) {
+    let patience = super::patience(on);
+    if tokio::time::timeout(patience, join_all(tickets))
+        .await
+        .is_err()
+    {
+        warn!(name, "I/O is still under way on its devices");
+    }
+}
+
 async fn undo(on: &Rc<Engine>, name: &str) {
     let Some(remote) = on.remotes.take(name) else {
         return;
     };
     if let Ok(plane) = on.plane() {
-        for ticket in remote.attachment.remove_devices(&plane.bdevs) {
-            ticket.await;
-        }
+        let tickets = remote.attachment.remove_devices(&plane.bdevs);
+        gone(on, name, tickets).await;
     }
     remote.attachment.close();
     remotes::closed(&remote.attachment, remotes::close_deadline()).await;
@@ -343,9 +355,7 @@ impl Method<Engine> for Detach {
         }
         super::refuse_last_copies(&on, &going)?;
         let mut edits = vec![Edit::Remove(key(name))];
-        edits.extend(going.iter().map(|name| Edit::Remove(super::key(name))));
-        edits.extend(going.iter().map(|name| super::qos::forget(name)));
-        edits.extend(super::super::nvmf::forget_namespaces_of(&on, &going));
+        edits.extend(super::forget(&on, &going));
         // The record first: what is gone must not come back because a crash came between.
         on.journal.commit(Change(edits)).await?;
         for name in &going {
