@@ -6,8 +6,7 @@ use serde_json::{Value, json};
 use super::address::{self, ListenAddress};
 use super::subsystem::{done, items, some};
 use super::{Connection, Failure, output};
-use crate::rpc::client::{Client, ClientError};
-use crate::rpc::error::Errno;
+use crate::rpc::client::Client;
 
 #[derive(Debug, Args)]
 #[command(mut_args = |arg| arg.global(true))]
@@ -231,10 +230,12 @@ pub fn add(
     };
     if !items(&there).iter().any(is_ours) {
         let made = client.call("nvmf_create_transport", json!({ "trtype": address.trtype }));
-        match made {
-            // Somebody was faster.
-            Err(ClientError::Refused { error, .. }) if error.code == -(Errno::EEXIST as i32) => {}
-            made => drop(made?),
+        if let Err(refused) = made {
+            // Unless somebody was faster.
+            let there = client.call("nvmf_get_transports", Value::Null)?;
+            if !items(&there).iter().any(is_ours) {
+                return Err(refused.into());
+            }
         }
     }
     let mut params = more;
