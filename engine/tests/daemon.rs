@@ -463,6 +463,105 @@ fn started_as_nvmf_tgt_it_is_that_program() {
     );
 }
 
+/// Goal: a daemon that keeps its state starts with SPDK's configuration as often as it likes: what was made at the first
+/// start stands, with what was changed since. Method: the same command line three times, killed in between.
+#[test]
+fn a_json_configuration_is_carried_out_once() {
+    let place = Place::new();
+    let (config, port) = (place.path("spdk.json"), {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        free.local_addr().unwrap().port().to_string()
+    });
+    let nqn = "nqn.2026-01.org.example:a";
+    let calls = |subsystem: &str, calls: Value| json!({ "subsystem": subsystem, "config": calls });
+    let address =
+        json!({ "trtype": "tcp", "adrfam": "ipv4", "traddr": "127.0.0.1", "trsvcid": port });
+    let referral =
+        json!({ "trtype": "TCP", "adrfam": "IPv4", "traddr": "192.0.2.1", "trsvcid": "8009" });
+    let saved = json!({ "subsystems": [
+        calls("bdev", json!([
+            { "method": "bdev_set_options", "params": { "bdev_io_cache_size": 64 } },
+            { "method": "bdev_null_create", "params": { "name": "n", "num_blocks": 2048, "block_size": 512 } },
+            { "method": "bdev_error_create", "params": { "base_name": "n" } },
+            { "method": "bdev_set_qos_limit", "params": { "name": "n", "rw_ios_per_sec": 20000 } },
+            { "method": "bdev_wait_for_examine" },
+        ])),
+        calls("nvmf", json!([
+            { "method": "nvmf_set_config", "params": { "discovery_filters": [] } },
+            { "method": "nvmf_create_transport", "params": { "trtype": "tcp", "max_queue_depth": 64 } },
+            { "method": "nvmf_create_subsystem", "params": { "nqn": nqn, "serial_number": "1", "ana_reporting": true } },
+            { "method": "nvmf_subsystem_add_host", "params": { "nqn": nqn, "host": "nqn.2026-01.org.example:host" } },
+            { "method": "nvmf_subsystem_add_ns", "params": { "nqn": nqn, "namespace": { "bdev_name": "EE_n", "hide_metadata": false } } },
+            { "method": "nvmf_subsystem_add_listener", "params": { "nqn": nqn, "listen_address": address, "secure_channel": false } },
+            { "method": "nvmf_discovery_add_referral", "params": { "address": referral, "subnqn": "nqn.2014-08.org.nvmexpress.discovery" } },
+        ])),
+    ] });
+    std::fs::write(&config, saved.to_string()).unwrap();
+    let mut before = Value::Null;
+    for round in 0..3 {
+        let (mut daemon, mut client) = place.serve(&["-c", config.to_str().unwrap()]).ready();
+        let referral = json!({ "trtype": "TCP", "traddr": "192.0.2.2", "trsvcid": "1" });
+        // The last of the calls, and what has come since.
+        let until = Instant::now() + Duration::from_secs(30);
+        let referrals = |client: &mut Client| {
+            let all = client.call("nvmf_discovery_get_referrals", Value::Null);
+            all.unwrap().as_array().unwrap().len()
+        };
+        while referrals(&mut client) < 1 + round.min(1) {
+            assert!(Instant::now() < until, "{}", daemon.log());
+            assert!(
+                daemon.child.try_wait().unwrap().is_none(),
+                "{}",
+                daemon.log()
+            );
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let now = client.call("config_export", Value::Null).unwrap();
+        match round {
+            0 => {
+                let resize = json!({ "name": "n", "new_size": 2 });
+                client.call("bdev_null_resize", resize).unwrap();
+                let params = json!({ "address": referral });
+                client.call("nvmf_discovery_add_referral", params).unwrap();
+                before = client.call("config_export", Value::Null).unwrap();
+            }
+            _ => assert_eq!(now, before, "round {round}"),
+        }
+        if round == 2 {
+            daemon.signal("TERM");
+            assert_eq!(daemon.ended(), 0);
+        }
+    }
+}
+
+/// A start by RPC that fails ends the daemon as one that failed, for whoever looks after it.
+#[test]
+fn a_start_that_fails_ends_the_daemon_as_failed() {
+    let place = Place::new();
+    let mut daemon = place.serve(&["--wait-for-rpc", "--metrics-listen", "127.0.0.1:0"]);
+    let mut client = daemon.connect();
+    // More than any machine has.
+    client
+        .call(
+            "iobuf_set_options",
+            json!({ "large_pool_count": 1 << 24, "large_bufsize": 16 << 20 }),
+        )
+        .unwrap();
+    let refused = client.call("framework_start_init", Value::Null);
+    let refused = refused.unwrap_err().to_string();
+    assert!(
+        refused.contains("framework_initialization failed"),
+        "{refused}"
+    );
+    let log = daemon.log.clone();
+    assert_eq!(daemon.ended(), 1);
+    let log = std::fs::read_to_string(log).unwrap();
+    assert!(
+        log.contains("error: framework_initialization failed"),
+        "{log}"
+    );
+}
+
 #[test]
 fn a_bad_configuration_is_refused_with_its_place() {
     let place = Place::new();
