@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::ops::Bound;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use redb::{
@@ -83,8 +84,11 @@ impl RedbStore {
     }
 
     fn on(opener: Opener, path: PathBuf, lock: Option<File>) -> Result<RedbStore, StoreError> {
-        let database = opened(&opener, &path)?;
-        let rows = Rows::read(&database).map_err(|source| damage(&path, source))?;
+        let (database, rows) = guarded(&path, || {
+            let database = opened(&opener, &path)?;
+            let rows = Rows::read(&database).map_err(|source| damage(&path, source))?;
+            Ok((database, rows))
+        })?;
         Ok(RedbStore {
             database: Some(database),
             opener,
@@ -100,23 +104,35 @@ impl RedbStore {
         &mut self,
         work: impl FnOnce(&WriteTransaction) -> Result<(), redb::Error>,
     ) -> Result<(), StoreError> {
-        let database = match self.database.take() {
-            Some(database) => database,
-            None => opened(&self.opener, &self.path)?,
-        };
-        let (doubtful, rows) = (self.doubtful, &self.rows);
-        let outcome = transaction(&database, |txn| {
-            if doubtful {
-                rows.write(txn)?;
-            }
-            work(txn)
+        let (doubtful, rows, path) = (self.doubtful, &self.rows, &self.path);
+        let (database, opener) = (self.database.take(), &self.opener);
+        let outcome = guarded(path, || {
+            let database = match database {
+                Some(database) => database,
+                None => opened(opener, path)?,
+            };
+            let done = transaction(&database, |txn| {
+                if doubtful {
+                    rows.write(txn)?;
+                }
+                work(txn)
+            });
+            done.map_err(|source| damage(path, source))?;
+            Ok(database)
         });
         self.doubtful = outcome.is_err();
-        if outcome.is_ok() {
-            self.database = Some(database);
-        }
-        outcome.map_err(|source| damage(&self.path, source))
+        self.database = Some(outcome?);
+        Ok(())
     }
+}
+
+/// On a file that was damaged cleverly enough, redb may panic instead of answering.
+fn guarded<T>(path: &Path, work: impl FnOnce() -> Result<T, StoreError>) -> Result<T, StoreError> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
+        Err(StoreError::Broken {
+            path: path.to_owned(),
+        })
+    })
 }
 
 /// With its tables, and of a version that is known here.

@@ -90,6 +90,8 @@ pub enum StoreError {
         key: String,
         source: serde_json::Error,
     },
+    #[error("{} is damaged: keep a copy of it, and put its last backup in its place, or start without it and load what `nacre config export` saved", path.display())]
+    Broken { path: PathBuf },
     #[error("another daemon (pid {}) uses {}", pid.map_or("unknown".into(), |p| p.to_string()), path.display())]
     InUse { path: PathBuf, pid: Option<u32> },
     #[error("the thread that keeps the state is gone")]

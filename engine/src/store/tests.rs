@@ -266,6 +266,42 @@ fn a_failed_write_is_refused_and_forgotten() {
     }
 }
 
+/// Goal: a file that was damaged is refused in words, if it is not as good as before. Method: each page of it in turn is
+/// filled with something else, and the file is cut off there.
+#[test]
+fn a_damaged_file_is_refused_in_words() {
+    const PAGE: usize = 4096;
+    let whole = Recorder::default();
+    let storage = whole.clone();
+    let mut store = RedbStore::on_backend(move || storage.clone()).unwrap();
+    for n in 0..40 {
+        store.commit(&put(&format!("k{n}"), n)).unwrap();
+    }
+    drop(store);
+    let image = whole.0.lock().unwrap().0.clone();
+    let mut refused = 0;
+    let is_used = |at: &usize| image[*at..].iter().take(PAGE).any(|byte| *byte != 0);
+    for at in (0..image.len()).step_by(PAGE).filter(is_used) {
+        let filled = |byte| {
+            let mut image = image.clone();
+            let end = image.len().min(at + PAGE);
+            image[at..end].fill(byte);
+            image
+        };
+        for image in [filled(0), filled(0xff), image[..at].to_vec()] {
+            let damaged = Recorder::default();
+            damaged.0.lock().unwrap().0 = image;
+            let opened = RedbStore::on_backend(move || damaged.clone());
+            let used = opened.and_then(|mut store| {
+                store.load()?;
+                store.commit(&put("more", 1))
+            });
+            refused += usize::from(used.is_err());
+        }
+    }
+    assert!(refused > 0, "nothing was damaged");
+}
+
 const CHILD: &str = "NACRE_TEST_STORE_CHILD";
 
 /// Not a test of its own: what [`a_killed_process_loses_nothing_acknowledged`] runs and kills.
