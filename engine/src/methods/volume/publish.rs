@@ -394,11 +394,11 @@ impl Method<Engine> for Unpublish {
             let plane = on.plane();
             plane.is_ok_and(|plane| plane.target.subsystem(&nqn).is_ok())
         });
-        // First, so that no listener of the file is added to it any more.
-        on.journal.commit(Change::remove(key)).await?;
+        // First: what is not published any more would not be found when this is asked for again after a crash.
         if there {
             call(&on, "nvmf_delete_subsystem", json!({ "nqn": nqn })).await?;
         }
+        on.journal.commit(Change::remove(key)).await?;
         on.listeners.look_again(&on).await;
         let text = format!("volume \"{name}\" is not published any more");
         on.notes
