@@ -150,7 +150,8 @@ struct ForgetParams {
 
 impl Method<Engine> for Forget {
     const NAME: &'static str = "state_forget";
-    const ABOUT: &'static str = "Gives up an object that could not be restored.";
+    const ABOUT: &'static str =
+        "Gives up an object that could not be restored, with what is in it or stands on it.";
     const EFFECT: Effect = Effect::Changes;
     type Params = ForgetParams;
     type Reply = bool;
@@ -165,11 +166,11 @@ impl Method<Engine> for Forget {
                     .field("key")
                     .remedy("delete it instead"))
             }
-            Some(_) => on
-                .journal
-                .commit(Change::remove(params.key))
-                .await
-                .map(|()| true),
+            Some(_) => {
+                let edits = super::bdev::forget_lost(&on, &params.key)
+                    .unwrap_or_else(|| super::nvmf::forget_lost(&params.key));
+                on.journal.commit(Change(edits)).await.map(|()| true)
+            }
         }
     }
 }
@@ -241,6 +242,35 @@ mod tests {
             drop(bench);
             std::fs::remove_dir_all(dir.path().join("state")).unwrap();
         }
+    }
+
+    /// What is given up is given up with what is in it: made anew, it is as whoever makes it says.
+    #[test]
+    fn what_is_forgotten_is_forgotten_with_its_parts() {
+        const NQN: &str = "nqn.2026-01.org.example:a";
+        let dir = tempfile::tempdir().unwrap();
+        let start = || Bench::with(Settings::default(), Some(Store::open(dir.path()).unwrap()));
+        {
+            let bench = start();
+            bench.call("nvmf_create_subsystem", json!({ "nqn": NQN }));
+            let host = json!({ "nqn": NQN, "host": "nqn.2026-01.org.example:host" });
+            bench.call("nvmf_subsystem_add_host", host);
+        }
+        let bench = start();
+        let journal = &bench.engine.journal;
+        let parts: Vec<String> = journal
+            .entries()
+            .into_iter()
+            .map(|e| e.record.key)
+            .collect();
+        // As if it could not have been made.
+        for key in &parts {
+            journal.restored(key, Err(RpcError::internal("it could not be made")));
+        }
+        bench.call("state_forget", json!({ "key": parts[0] }));
+        assert_eq!(journal.len(), 0);
+        drop(bench);
+        assert_eq!(start().engine.journal.len(), 0);
     }
 
     #[test]

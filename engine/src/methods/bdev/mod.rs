@@ -254,6 +254,12 @@ fn with_dependents(plane: &Plane, name: &str) -> Vec<String> {
     all
 }
 
+/// Edits that give up a device that is not there, with what stands on it; `None` if `key` is not a device's.
+pub fn forget_lost(on: &Engine, key: &str) -> Option<Vec<Edit>> {
+    let name = key.strip_prefix("bdev/")?;
+    Some(forget(on, &with_stored_dependents(on, name)))
+}
+
 /// The same of a device that is not there, as the journal has it.
 fn with_stored_dependents(on: &Engine, name: &str) -> Vec<String> {
     let stored: Vec<(String, String)> = on

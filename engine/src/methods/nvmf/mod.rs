@@ -47,6 +47,7 @@ use crate::engine::Engine;
 use crate::plane::Plane;
 use crate::rpc::error::Errno;
 use crate::rpc::{Registry, RpcError};
+use crate::store::Edit;
 
 pub use discovery::configured_nqn;
 pub use listener::ADD_LISTENER;
@@ -133,6 +134,15 @@ fn host_nqn(text: &str) -> Result<Nqn, RpcError> {
             .field("host")
             .remedy("give the host's NQN, as in its /etc/nvme/hostnqn")
     })
+}
+
+/// Edits that give up what could not be made again, and all that is in it: made anew by somebody, it is not to get that.
+pub fn forget_lost(key: &str) -> Vec<Edit> {
+    let own = Edit::Remove(key.to_owned());
+    match key.starts_with("nvmf/") {
+        true => vec![Edit::RemoveAll(key::below(key)), own],
+        false => vec![own],
+    }
 }
 
 /// Keys of journal records.
