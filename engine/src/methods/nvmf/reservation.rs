@@ -180,31 +180,36 @@ impl Keeper for ToManagement {
 pub async fn keep(on: Rc<Engine>) {
     let queue = on.keeping.queue.take();
     let Some(mut queue) = queue else { return };
-    while let Some(Job {
+    while let Some(job) = queue.recv().await {
+        // A file that cannot be written for a while holds up its own namespace, which has one of these at a time.
+        tokio::task::spawn_local(store(Rc::clone(&on), job));
+    }
+}
+
+async fn store(on: Rc<Engine>, job: Job) {
+    let Job {
         place,
         state,
         ticket,
-    }) = queue.recv().await
-    {
-        let stored = match &place {
-            Place::Journal { nqn, nsid, uuid } => {
-                let kept = state.as_ref().map(|state| Kept::of(state, *uuid));
-                in_journal(&on, nqn, *nsid, *uuid, kept).await
-            }
-            Place::File { path, uuid } => {
-                let kept = state.as_ref().map(|state| Kept {
-                    generation: None,
-                    ..Kept::of(state, *uuid)
-                });
-                in_file(path.clone(), kept).await
-            }
-        };
-        match stored {
-            Ok(()) => ticket.kept(),
-            Err(error) => {
-                warn!(?place, %error, "a reservation could not be stored; the host's command is refused");
-                ticket.failed();
-            }
+    } = job;
+    let stored = match &place {
+        Place::Journal { nqn, nsid, uuid } => {
+            let kept = state.as_ref().map(|state| Kept::of(state, *uuid));
+            in_journal(&on, nqn, *nsid, *uuid, kept).await
+        }
+        Place::File { path, uuid } => {
+            let kept = state.as_ref().map(|state| Kept {
+                generation: None,
+                ..Kept::of(state, *uuid)
+            });
+            in_file(path.clone(), kept).await
+        }
+    };
+    match stored {
+        Ok(()) => ticket.kept(),
+        Err(error) => {
+            warn!(?place, %error, "a reservation could not be stored; the host's command is refused");
+            ticket.failed();
         }
     }
 }
@@ -220,13 +225,21 @@ async fn in_journal(
     // A command of a namespace that was removed in the meantime must not leave a record behind.
     find(on, nqn, nsid, uuid)?;
     let change = match kept {
-        None => Change::remove(own),
+        None => Change::remove(own.clone()),
         Some(kept) => {
             let record = json!({ "nqn": nqn.as_str(), "nsid": nsid, "reservation": kept });
-            Change::put(own, RESTORE, record)
+            Change::put(own.clone(), RESTORE, record)
         }
     };
-    on.journal.commit(change).await
+    on.journal.commit(change).await?;
+    // Nor one that was removed while that was stored.
+    match find(on, nqn, nsid, uuid) {
+        Err(gone) if on.plane().is_ok() => {
+            on.journal.commit(Change::remove(own)).await?;
+            Err(gone)
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Replaces the file as a whole: it is the old one or the new one, whenever the power goes.
@@ -455,6 +468,7 @@ fn name_of(kind: ReservationType) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::methods::testing::Bench;
 
     fn state(held: Option<Held>) -> State {
         State {
@@ -471,6 +485,43 @@ mod tests {
             held,
             generation: 9,
             ptpl: true,
+        }
+    }
+
+    /// A reservation that a host makes while its namespace is removed goes with it, whichever of the two is stored first:
+    /// the next namespace of this number is not to have it.
+    #[test]
+    fn nothing_is_left_of_a_namespace_that_goes_meanwhile() {
+        const NQN: &str = "nqn.2026-01.org.example:a";
+        let nqn = Nqn::new(NQN).unwrap();
+        for later in 0..3 {
+            let dir = tempfile::tempdir().unwrap();
+            let store = crate::store::Store::open(dir.path()).unwrap();
+            let bench = Bench::with(crate::config::Settings::default(), Some(store));
+            let uuid = Uuid::from_u128(7);
+            bench.call(
+                "bdev_null_create",
+                json!({ "name": "n", "num_blocks": 2048, "block_size": 512, "uuid": uuid }),
+            );
+            bench.call("nvmf_create_subsystem", json!({ "nqn": NQN }));
+            let namespace = json!({ "nqn": NQN, "namespace": { "bdev_name": "n" } });
+            bench.call("nvmf_subsystem_add_ns", namespace);
+            let engine = &bench.engine;
+            let own = serde_json::value::to_raw_value(&json!({ "nqn": NQN, "nsid": 1 })).unwrap();
+            let kept = Kept::of(&state(None), uuid);
+            let (removed, _) = bench.run(async {
+                let removing = engine.call("nvmf_subsystem_remove_ns", Some(&own));
+                let keeping = async {
+                    for _ in 0..later {
+                        tokio::task::yield_now().await;
+                    }
+                    in_journal(engine, &nqn, 1, uuid, Some(kept)).await
+                };
+                tokio::join!(removing, keeping)
+            });
+            removed.unwrap();
+            let left = engine.journal.find(&key::reservation(&nqn, 1));
+            assert_eq!(left, None, "kept {later} turns later");
         }
     }
 
