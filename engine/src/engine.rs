@@ -285,7 +285,7 @@ impl Engine {
     }
 
     /// Whether a client may call the method now.
-    fn check_phase(&self, entry: &MethodEntry<Engine>) -> Result<(), RpcError> {
+    pub fn check_phase(&self, entry: &MethodEntry<Engine>) -> Result<(), RpcError> {
         match self.phase() {
             Phase::Startup if !entry.callable(false) => {
                 Err(RpcError::invalid_state(

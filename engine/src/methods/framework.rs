@@ -49,10 +49,9 @@ impl Method<Engine> for GetMethods {
         params: GetMethodsParams,
         on: Rc<Engine>,
     ) -> Result<Vec<&'static str>, RpcError> {
-        let runtime = on.phase() >= Phase::Runtime;
         let mut names = Vec::new();
         for entry in on.registry.iter() {
-            if !on.allowed(entry.name) || (params.current && !entry.callable(runtime)) {
+            if !on.allowed(entry.name) || (params.current && on.check_phase(entry).is_err()) {
                 continue;
             }
             names.push(entry.name);

@@ -75,7 +75,8 @@ impl Socket {
             LockError::Io(source) => io("lock", &lock_path)(source),
         })?;
         // Bound under another name first, so that nobody can connect before the mode is set.
-        let hidden = with_suffix(path, &format!(".{}", std::process::id()));
+        // The name is a short one, as paths of sockets have hardly room for more.
+        let hidden = path.with_file_name(format!(".{}", std::process::id()));
         let _ = std::fs::remove_file(&hidden);
         let listener = UnixListener::bind(&hidden).map_err(io("listen on", path))?;
         std::fs::set_permissions(&hidden, std::fs::Permissions::from_mode(0o600))

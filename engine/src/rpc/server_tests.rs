@@ -231,3 +231,18 @@ fn clients_that_take_no_answers_make_room() {
         served.expect("it is served").unwrap();
     });
 }
+
+/// The longest path that a socket can have is taken.
+#[test]
+fn a_long_path_is_listened_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let name = "s".repeat(107 - dir.path().as_os_str().len() - 1);
+    let path = dir.path().join(name);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let _in = runtime.enter();
+    let _socket = Socket::bind(&path).unwrap();
+    std::os::unix::net::UnixStream::connect(&path).unwrap();
+}
