@@ -45,5 +45,6 @@ pub mod plane;
 pub mod rdma;
 pub mod remotes;
 pub mod rpc;
+pub mod spdk_file;
 pub mod store;
 pub mod volumes;

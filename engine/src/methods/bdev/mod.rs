@@ -370,4 +370,6 @@ fn no_metadata(asked: &[(&'static str, u32)]) -> Result<(), RpcError> {
 }
 
 #[cfg(test)]
+mod gone_tests;
+#[cfg(test)]
 mod tests;

@@ -1,0 +1,81 @@
+//! Goal: a device that is gone, or does not go, gets in nobody's way.
+
+use serde_json::json;
+
+use super::super::testing::Bench;
+use crate::config::Settings;
+use crate::store::Store;
+
+/// Goal: of a device that is not there and is deleted nothing is left that another device of its name would get, such
+/// as a namespace with the identity that hosts know the data of the first by.
+#[test]
+fn what_stood_on_a_lost_device_is_not_put_on_another() {
+    const NQN: &str = "nqn.2026-01.org.example:a";
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk");
+    std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+    let state = dir.path().join("state");
+    let start = || Bench::with(Settings::default(), Some(Store::open(&state).unwrap()));
+    {
+        let bench = start();
+        let file = json!({ "name": "u", "filename": path, "block_size": 512 });
+        bench.call("bdev_uring_create", file);
+        let passthru = json!({ "name": "p", "base_bdev_name": "u" });
+        bench.call("bdev_passthru_create", passthru);
+        bench.call("nvmf_create_subsystem", json!({ "nqn": NQN }));
+        let namespace = json!({ "nqn": NQN, "namespace": { "bdev_name": "p" } });
+        bench.call("nvmf_subsystem_add_ns", namespace);
+        let limit = json!({ "name": "p", "rw_ios_per_sec": 10000 });
+        bench.call("bdev_set_qos_limit", limit);
+    }
+    std::fs::remove_file(&path).unwrap();
+    let bench = start();
+    assert_eq!(bench.engine.journal.waiting().len(), 4);
+    bench.call("bdev_uring_delete", json!({ "name": "u" }));
+    assert_eq!(bench.engine.journal.waiting(), []);
+    bench.call(
+        "bdev_null_create",
+        json!({ "name": "p", "num_blocks": 2048, "block_size": 512 }),
+    );
+    bench.call("state_retry", json!(null));
+    let subsystem = &bench.call("nvmf_get_subsystems", json!({ "nqn": NQN }))[0];
+    assert_eq!(subsystem["namespaces"], json!([]));
+}
+
+/// Goal: I/O that never ends holds up the call that deletes its device, but nobody else. Method: a reactor keeps a queue
+/// on the device open.
+#[test]
+fn a_device_that_is_held_does_not_hold_up_the_others() {
+    thread_local! {
+        static HELD: std::cell::RefCell<Option<Box<dyn nacre_bdev::Queue>>> = const { std::cell::RefCell::new(None) };
+    }
+    let mut settings = Settings::default();
+    settings.rpc.deadline_s = 2;
+    let bench = Bench::with(settings, None);
+    let disk = |name: &str| json!({ "name": name, "num_blocks": 2048, "block_size": 512 });
+    bench.call("bdev_null_create", disk("n"));
+    let plane = bench.engine.plane().unwrap();
+    let backing = plane.backing("n", "test".into()).unwrap();
+    let reactor = plane.reactors[0].clone();
+    let opened = bench.run(reactor.run(move |_| {
+        let queue = backing.open(&crate::plane::pool_here().unwrap());
+        HELD.set(Some(queue.unwrap()));
+    }));
+    opened.unwrap();
+    let refused = bench.refused("bdev_null_delete", json!({ "name": "n" }));
+    assert_eq!(refused.code, -110);
+    let cause = refused.data.unwrap().cause;
+    assert!(cause.contains("\"n\" is deleted, but I/O"), "{cause}");
+    // Others go on, and the name is free when it is gone.
+    bench.call("bdev_null_create", disk("m"));
+    assert_eq!(bench.refused("bdev_null_create", disk("n")).code, -16);
+    bench.run(reactor.run(|_| HELD.set(None))).unwrap();
+    let name = json!({ "name": "n" });
+    for _ in 0..2000 {
+        if bench.try_call("bdev_null_create", disk("n")).is_ok() {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    bench.call("bdev_get_bdevs", name);
+}
