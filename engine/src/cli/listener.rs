@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 use super::address::{self, ListenAddress};
 use super::subsystem::{done, items, some};
 use super::{Connection, Failure, output};
-use crate::rpc::client::Client;
+use crate::rpc::client::{Client, ClientError};
+use crate::rpc::error::Errno;
 
 #[derive(Debug, Args)]
 #[command(mut_args = |arg| arg.global(true))]
@@ -230,12 +231,17 @@ pub fn add(
     };
     if !items(&there).iter().any(is_ours) {
         let made = client.call("nvmf_create_transport", json!({ "trtype": address.trtype }));
-        if let Err(refused) = made {
-            // Unless somebody was faster.
-            let there = client.call("nvmf_get_transports", Value::Null)?;
-            if !items(&there).iter().any(is_ours) {
-                return Err(refused.into());
+        match made {
+            // Somebody was faster.
+            Err(ClientError::Refused { error, .. }) if error.code == -(Errno::EEXIST as i32) => {}
+            // SPDK and this daemon say so in words only.
+            Err(refused @ ClientError::Refused { .. }) => {
+                let there = client.call("nvmf_get_transports", Value::Null)?;
+                if !items(&there).iter().any(is_ours) {
+                    return Err(refused.into());
+                }
             }
+            made => drop(made?),
         }
     }
     let mut params = more;

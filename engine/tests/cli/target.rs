@@ -290,6 +290,24 @@ fn listeners_come_and_go() {
     assert_eq!(daemon.asked(), []);
 }
 
+/// The same where the refusal says so in words only, as this daemon's does.
+#[test]
+fn a_transport_that_somebody_else_makes_meanwhile_serves() {
+    let asked = std::sync::atomic::AtomicUsize::new(0);
+    let daemon = Fake::play(move |method, _| match method {
+        "nvmf_get_transports" => match asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed) {
+            0 => Ok(json!([])),
+            _ => Ok(json!([{ "trtype": "TCP" }])),
+        },
+        "nvmf_create_transport" => {
+            Err(json!({ "code": -32603, "message": "Transport type 'TCP' already exists" }))
+        }
+        _ => Ok(json!(true)),
+    });
+    let line = format!("listener add {NQN} 127.0.0.1");
+    daemon.nacre(&line).printed();
+}
+
 /// A daemon without transports, as SPDK's starts: the one needed is made on the way, and it is no
 /// failure if somebody else made it at the same moment.
 #[test]
