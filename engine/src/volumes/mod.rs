@@ -26,7 +26,7 @@ use nacre_bdev_replica::handle::{Command, VolumeError, VolumeHandle, VolumeStatu
 use nacre_bdev_replica::model::VolumeRecord;
 use nacre_bdev_replica::prepared::Prepared;
 use nacre_bdev_replica::store::VolumeStore;
-use tokio::sync::{Mutex, MutexGuard, Notify};
+use tokio::sync::{Mutex, Notify};
 use uuid::Uuid;
 
 use crate::rpc::RpcError;
@@ -47,8 +47,6 @@ pub struct Volumes {
     observer: RefCell<Option<Arc<events::Teller>>>,
     /// Creations and deletions, one at a time.
     changing: Mutex<()>,
-    /// Publications and their ends, one at a time.
-    publishing: Mutex<()>,
     /// How often somebody wanted the journal's waiting records to be made again, and up to which of these wishes they
     /// were tried.
     wishes: Cell<u64>,
@@ -70,6 +68,8 @@ struct Entry {
     record: VolumeRecord,
     /// One opening, deletion or closing at a time.
     lock: Rc<Mutex<()>>,
+    /// One change of its settings, its name or its publication at a time.
+    altering: Rc<Mutex<()>>,
     open: Option<Rc<Opened>>,
     /// Until it is open: what becomes of it, for those who use it before.
     prepared: Option<Prepared>,
@@ -215,9 +215,11 @@ impl Volumes {
         }
     }
 
-    /// For whoever publishes a volume, or ends that.
-    pub async fn publishing(&self) -> MutexGuard<'_, ()> {
-        self.publishing.lock().await
+    /// For whoever looks how a volume is set, called or published, and changes that.
+    pub fn altering(&self, id: Uuid) -> Rc<Mutex<()>> {
+        let entries = self.entries.borrow();
+        let entry = entries.get(&id);
+        entry.map(|e| Rc::clone(&e.altering)).unwrap_or_default()
     }
 
     /// Carries a command out.
@@ -270,6 +272,7 @@ impl Entry {
         Entry {
             record,
             lock: Rc::default(),
+            altering: Rc::default(),
             open: None,
             prepared: None,
             shown: None,

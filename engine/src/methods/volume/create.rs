@@ -179,7 +179,10 @@ impl Method<Engine> for Rename {
 
     async fn apply(params: RenameParams, on: Rc<Engine>) -> Result<bool, RpcError> {
         on.settled().await;
-        let opened = on.volumes.opened(&params.name)?;
+        let id = on.volumes.find(&params.name)?.id();
+        let altering = on.volumes.altering(id);
+        let _one = altering.lock().await;
+        let opened = on.volumes.opened(&id.to_string())?;
         let (plane, before) = (on.plane()?, opened.handle.status());
         let (bdev, new) = (opened.bdev.as_str(), params.new_name.as_str());
         if before.name == new {

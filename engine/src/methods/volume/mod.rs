@@ -22,6 +22,8 @@ mod members;
 mod operate;
 mod publish;
 #[cfg(test)]
+mod racing_tests;
+#[cfg(test)]
 mod renamed_tests;
 #[cfg(test)]
 mod tests;

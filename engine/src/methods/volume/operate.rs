@@ -140,14 +140,19 @@ impl Method<Engine> for Set {
 
     async fn apply(params: SetParams, on: Rc<Engine>) -> Result<VolumeReply, RpcError> {
         on.settled().await;
-        let status = on.volumes.opened(&params.name)?.handle.status();
+        let id = on.volumes.find(&params.name)?.id();
+        // One at a time: what is not named stays as somebody else has just set it.
+        let altering = on.volumes.altering(id);
+        let _one = altering.lock().await;
+        let name = id.to_string();
+        let status = on.volumes.opened(&name)?.handle.status();
         let mut settings = status.settings.clone();
         params.settings.patch().apply(&mut settings);
         let policy_changed = settings.transport_policy != status.settings.transport_policy;
         let command = Command::Set {
             settings: Box::new(settings),
         };
-        let reply = run(&on, &params.name, command).await?;
+        let reply = run(&on, &name, command).await?;
         if policy_changed {
             publish::policy_changed(&on, status.id).await?;
         }

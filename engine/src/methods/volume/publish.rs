@@ -149,11 +149,12 @@ impl Method<Engine> for Publish {
 
     async fn apply(params: PublishParams, on: Rc<Engine>) -> Result<PublishReply, RpcError> {
         on.settled().await;
+        let id = on.volumes.find(&params.name)?.id();
         // One at a time: of two at once each would find the volume not published.
-        let _one = on.volumes.publishing().await;
+        let altering = on.volumes.altering(id);
+        let _one = altering.lock().await;
         on.refuse_overtaken()?;
-        let listed = on.volumes.find(&params.name)?;
-        let (id, name) = (listed.id(), listed.name());
+        let name = on.volumes.find(&id.to_string())?.name();
         let nqn = params.nqn.unwrap_or_else(|| format!("{NQN_PREFIX}{name}"));
         let nqn = Nqn::new(&nqn).map_err(|error| {
             RpcError::invalid_params(error.to_string())
@@ -178,7 +179,7 @@ impl Method<Engine> for Publish {
             .field("name")
             .remedy("unpublish it first"));
         }
-        let (bdev, status) = on.volumes.device(&params.name)?;
+        let (bdev, status) = on.volumes.device(&id.to_string())?;
         let policy = status.settings.transport_policy;
         if !params.adopt {
             check(&params.listeners, policy)?;
@@ -376,9 +377,11 @@ impl Method<Engine> for Unpublish {
 
     async fn apply(params: NameParams, on: Rc<Engine>) -> Result<bool, RpcError> {
         on.settled().await;
-        let _one = on.volumes.publishing().await;
-        let listed = on.volumes.find(&params.name)?;
-        let (key, name) = (published_key(listed.id()), listed.name());
+        let id = on.volumes.find(&params.name)?.id();
+        let altering = on.volumes.altering(id);
+        let _one = altering.lock().await;
+        let listed = on.volumes.find(&id.to_string())?;
+        let (key, name) = (published_key(id), listed.name());
         let Some(entry) = on.journal.find(&key) else {
             return Err(RpcError::errno(
                 Errno::ENOENT,

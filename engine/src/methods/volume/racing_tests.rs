@@ -1,0 +1,75 @@
+//! Goal: of two clients that change one volume at the same moment neither takes away what the other did. Method: both calls
+//! at once.
+
+use serde_json::{Value, json};
+
+use super::super::testing::{Bench, bench};
+use super::tests::ram;
+
+/// A daemon with a volume "v".
+fn with_volume() -> Bench {
+    let bench = bench();
+    ram(&bench, "a", 8);
+    bench.call("volume_create", json!({ "name": "v", "devices": ["a"] }));
+    bench
+}
+
+/// How many of these calls, made at once, are not refused.
+fn done(bench: &Bench, method: &str, all: [Value; 2]) -> usize {
+    let raw = all.map(|params| serde_json::value::to_raw_value(&params).unwrap());
+    let engine = &bench.engine;
+    let (one, other) = bench.run(async {
+        tokio::join!(
+            engine.call(method, Some(&raw[0])),
+            engine.call(method, Some(&raw[1]))
+        )
+    });
+    [one, other]
+        .iter()
+        .filter(|outcome| outcome.is_ok())
+        .count()
+}
+
+#[test]
+fn each_setting_stays() {
+    let bench = with_volume();
+    let set = |settings: Value| json!({ "name": "v", "settings": settings });
+    let all = [
+        set(json!({ "verify_hours": 7 })),
+        set(json!({ "read_errors": 9 })),
+    ];
+    assert_eq!(done(&bench, "volume_set", all), 2);
+    let settings = bench.call("volume_get", json!({ "name": "v" }))["settings"].clone();
+    assert_eq!(
+        (&settings["verify_hours"], &settings["read_errors"]),
+        (&json!(7), &json!(9))
+    );
+}
+
+#[test]
+fn it_is_published_once() {
+    let bench = with_volume();
+    let nqn = |of: &str| format!("nqn.2026-01.org.example:{of}");
+    let publish = |of: &str| json!({ "name": "v", "nqn": nqn(of), "allow_any_host": true });
+    let all = [publish("one"), publish("other")];
+    assert_eq!(done(&bench, "volume_publish", all), 1);
+    let subsystems = bench.call("nvmf_get_subsystems", json!(null));
+    assert_eq!(subsystems.as_array().unwrap().len(), 2, "and discovery");
+    bench.call("volume_unpublish", json!({ "name": "v" }));
+    let subsystems = bench.call("nvmf_get_subsystems", json!(null));
+    assert_eq!(subsystems.as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn it_has_one_name_in_the_end() {
+    let bench = with_volume();
+    let rename = |to: &str| json!({ "name": "v", "new_name": to });
+    done(&bench, "volume_rename", [rename("w"), rename("x")]);
+    let device = &bench.call("bdev_get_bdevs", json!({ "name": "v" }))[0];
+    let name = bench.call("volume_list", json!(null))[0]["name"].clone();
+    let aliases = device["aliases"].as_array().unwrap();
+    assert!(aliases.contains(&name), "{device}");
+    let others = ["w", "x"].map(|n| json!(n));
+    let aliased = others.iter().filter(|other| aliases.contains(other));
+    assert_eq!(aliased.count(), 1, "{device}");
+}
