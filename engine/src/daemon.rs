@@ -173,6 +173,7 @@ async fn live(engine: &Rc<Engine>, options: &ServeOptions, socket: &Path) -> any
     };
     let (before, after): (Vec<_>, Vec<_>) =
         calls.into_iter().partition(|(method, _)| startup(method));
+    engine.more_to_come.set(!after.is_empty());
     spdk_file::carry_out(engine, before, options, &[]).await?;
     if options.wait_for_rpc {
         info!(socket = %socket.display(), "waiting for framework_start_init");
@@ -273,7 +274,9 @@ async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
         replay_what_waits(engine).await;
     }
     crate::volumes::open_all(engine);
-    release(engine);
+    if !engine.more_to_come.get() {
+        release(engine);
+    }
     engine.set_phase(Phase::Runtime);
     Ok(())
 }

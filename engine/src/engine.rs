@@ -78,6 +78,8 @@ pub struct Engine {
     replaying: Mutex<()>,
     /// How often hosts were made to wait.
     pub holds: Cell<u64>,
+    /// Calls of a file come after the start, which hosts wait for, too.
+    pub more_to_come: Cell<bool>,
     calls: Cell<u64>,
     refused: Cell<u64>,
 }
@@ -113,6 +115,7 @@ impl Engine {
             gate: RwLock::new(()),
             replaying: Mutex::new(()),
             holds: Cell::new(0),
+            more_to_come: Cell::new(false),
             calls: Cell::new(0),
             refused: Cell::new(0),
         }
