@@ -1,5 +1,6 @@
 //! `volume_list`, `volume_get`: what volumes are and what they are doing.
 
+use std::collections::HashMap;
 use std::rc::Rc;
 
 use nacre_bdev::{Bdev, Op};
@@ -183,12 +184,22 @@ pub fn kind_word(kind: ResyncKind) -> &'static str {
 
 pub fn describe(on: &Engine, listed: &Listed) -> Result<VolumeReply, RpcError> {
     let plane = on.plane()?;
-    Ok(match &listed.standing {
+    let served = listed.bdev().map(|bdev| (bdev, subsystems(&plane, bdev)));
+    let served = served.into_iter().collect();
+    Ok(describe_among(&plane, listed, &served))
+}
+
+/// The subsystems with a namespace on a device, by device.
+type Served<'a> = HashMap<&'a str, Vec<String>>;
+
+fn describe_among(plane: &Plane, listed: &Listed, served: &Served<'_>) -> VolumeReply {
+    let subsystems = |bdev: &str| served.get(bdev).cloned().unwrap_or_default();
+    match &listed.standing {
         Standing::Open(opened) => {
             let status = opened.handle.status();
-            let mut reply = of_status(&plane, &status);
+            let mut reply = of_status(plane, &status);
             reply.reactor = Some(opened.reactor.clone());
-            reply.subsystems = subsystems(&plane, &opened.bdev);
+            reply.subsystems = subsystems(&opened.bdev);
             reply.bdev = Some(opened.bdev.clone());
             reply
         }
@@ -197,13 +208,13 @@ pub fn describe(on: &Engine, listed: &Listed) -> Result<VolumeReply, RpcError> {
             prepared,
             why,
         } => {
-            let mut reply = of_status(&plane, &prepared.status(&listed.record, why.as_ref()));
-            reply.subsystems = subsystems(&plane, bdev);
+            let mut reply = of_status(plane, &prepared.status(&listed.record, why.as_ref()));
+            reply.subsystems = subsystems(bdev);
             reply.bdev = Some(bdev.clone());
             reply
         }
         Standing::Opening { why, .. } => of_record(&listed.record, why.as_ref()),
-    })
+    }
 }
 
 /// The subsystems with a namespace on a device.
@@ -384,7 +395,28 @@ impl Method<Engine> for List {
     type Reply = Vec<VolumeReply>;
 
     async fn apply(_: NoParams, on: Rc<Engine>) -> Result<Vec<VolumeReply>, RpcError> {
-        on.volumes.list().iter().map(|v| describe(&on, v)).collect()
+        let (plane, all) = (on.plane()?, on.volumes.list());
+        let mut served: Served<'_> = all
+            .iter()
+            .filter_map(|v| Some((v.bdev()?, Vec::new())))
+            .collect();
+        // Once for all of them, however many there are.
+        for subsystem in plane.target.subsystems() {
+            let mut of_this: Vec<String> = subsystem
+                .namespaces()
+                .into_iter()
+                .map(|n| n.bdev_name)
+                .collect();
+            of_this.sort_unstable();
+            of_this.dedup();
+            for bdev in of_this {
+                if let Some(nqns) = served.get_mut(bdev.as_str()) {
+                    nqns.push(subsystem.nqn().to_string());
+                }
+            }
+        }
+        let describe = |listed: &Listed| describe_among(&plane, listed, &served);
+        Ok(all.iter().map(describe).collect())
     }
 }
 
