@@ -35,7 +35,7 @@ pub struct MemberView {
     /// Differs from that of every earlier life of the member: its queues are opened anew.
     pub incarnation: u64,
     pub role: Role,
-    /// Flushes go to it: it is in sync, or about to be.
+    /// Flushes go to it, and every write: it is in sync, or about to be.
     pub flushed: bool,
     /// In this machine.
     pub local: bool,

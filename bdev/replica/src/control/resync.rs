@@ -327,8 +327,8 @@ impl Control {
             return;
         };
         if kind != ResyncKind::Reconcile {
-            // What lanes flush from here on they flush on it, too; what they flushed before is on its media
-            // with this flush. Otherwise a flush could be acknowledged between this one and the promotion,
+            // What lanes write from here on they write there, whatever it is found to lack; and what they flush they
+            // flush on it, too. What they flushed before is on its media with this flush. Otherwise a flush could be acknowledged between this one and the promotion,
             // of which the member has nothing, although it counts.
             if !live.flushed.replace(true) {
                 self.publish();

@@ -71,7 +71,7 @@ pub(super) struct Live {
     pub looked: Cell<Nanos>,
     /// Lanes write to it.
     pub joined: Cell<bool>,
-    /// So they do with flushes, though it is not in sync yet.
+    /// So they do with flushes and with what it lacks, though it is not in sync yet.
     pub flushed: Cell<bool>,
     /// Times of read errors within the last hour.
     pub read_errors: RefCell<VecDeque<Nanos>>,

@@ -44,8 +44,10 @@ impl Lane {
                 self.enter_slot(slot);
             }
             let short = self.is_short(asked);
+            let later = if writes { self.copied_later(index) } else { 0 };
+            // Looked at after everything that depends on the view.
             if !short && self.shared.version() == self.view.version {
-                return self.fan_out(index, asked);
+                return self.fan_out(index, asked, later);
             }
             for slot in slots(asked) {
                 self.leave_slot(slot);
@@ -59,14 +61,10 @@ impl Lane {
     }
 
     #[inline]
-    fn fan_out(&mut self, index: usize, asked: Slots) {
-        let writes = self.requests[index].writes();
-        let mut targets = asked;
-        for slot in slots(asked & self.sync.syncing) {
-            if writes && self.is_copied_later(index, slot) {
-                self.leave_slot(slot);
-                targets &= !bit(slot);
-            }
+    fn fan_out(&mut self, index: usize, asked: Slots, later: Slots) {
+        let targets = asked & !later;
+        for slot in slots(later) {
+            self.leave_slot(slot);
         }
         let request = &mut self.requests[index];
         request.stage = Stage::Flying;
@@ -78,7 +76,16 @@ impl Lane {
         }
     }
 
-    /// The copying of what the member lacks will come by there, after this write: it has its stripes.
+    /// Members that lack what is written, so that the copying will come by there, after this write: it has its stripes.
+    /// But for those that are about to be in sync: they may be that in the store by now, without what is found to be
+    /// lacked meanwhile, and nothing that is acknowledged may be among that.
+    #[inline]
+    fn copied_later(&self, index: usize) -> Slots {
+        let later = |slot: &usize| self.is_copied_later(index, *slot);
+        let syncing = slots(self.sync.syncing & !self.sync.flushed);
+        syncing.filter(later).fold(0, |set, slot| set | bit(slot))
+    }
+
     fn is_copied_later(&self, index: usize, slot: usize) -> bool {
         let request = &self.requests[index];
         let regions = self

@@ -1,5 +1,6 @@
 //! Members come, fail, go and come back.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_bdev::fault::{Action, Fault};
@@ -315,6 +316,41 @@ fn a_flush_counts_for_who_is_being_promoted() {
     world.until_healthy();
 }
 
+/// What is found to be lacked between the last look at a member and its promotion is what was acknowledged to nobody: it
+/// may be all that is left soon. Here a host goes with a write under way, and another one writes to the same blocks.
+#[test]
+fn a_write_counts_for_who_is_being_promoted() {
+    let mut world = World::with(2);
+    world.write(0, 8, 1);
+    world.shelf.take("d1");
+    world.write(0, 8, 2);
+    world.store.plan(Some(Box::new(|call: &Call| Plan {
+        before: match call.request {
+            Request::Swap => Duration::from_millis(300),
+            _ => Duration::ZERO,
+        },
+        ..Plan::default()
+    })));
+    world.shelf.bring("d1");
+    world.until(|world| world.heard(|e| matches!(e, Happened::ResyncStarted { .. })));
+    world.pass(Duration::from_millis(100));
+    assert!(matches!(world.member_state("d1"), MemberState::Out { .. }));
+    let hang = Fault::new(Action::Hang).on(&[Op::Write]).times(1);
+    world.shelf.fault("d1").inject(hang).unwrap();
+    let _never = world.begin_write(64, 8, 3);
+    world.pass(Duration::from_millis(1));
+    let volume = Arc::clone(world.handle.as_ref().unwrap().volume());
+    world.lane = Some(volume.open(&world.pool).unwrap());
+    world.ended.clear();
+    world.write(0, 8, 4);
+    assert!(matches!(world.member_state("d1"), MemberState::Out { .. }));
+    world.until(|world| world.member_state("d1") == MemberState::InSync);
+    world.store.plan(None);
+    world.shelf.take("d0");
+    world.until(|world| world.member_state("d0") != MemberState::InSync);
+    assert_eq!(world.read(0), 4);
+}
+
 /// A device is removed while a lane still has I/O under way there, and is added again: until that is over it
 /// is not copied to, whatever slot it has now, and others are not kept waiting for its old one.
 #[test]
@@ -322,7 +358,7 @@ fn a_former_life_is_waited_for() {
     let mut world = World::with(3);
     world.add_disk("d3", super::rig::DISK_BLOCKS);
     world.write(0, 64, 1);
-    let shared = std::sync::Arc::clone(&world.handle.as_ref().unwrap().shared);
+    let shared = Arc::clone(&world.handle.as_ref().unwrap().shared);
     let lane = shared.add_lane().unwrap();
     lane.outstanding[1].store(1, std::sync::atomic::Ordering::SeqCst);
     let (member, force) = ("d1".into(), None);
