@@ -416,7 +416,8 @@ impl Control {
             }
             let _one = self.membership.lock().await;
             let same = self.state.borrow().live[slot].clone();
-            if !same.is_some_and(|now| Rc::ptr_eq(&now, &live)) {
+            // What a cache has lost before the flush is not on the medium after it.
+            if !same.is_some_and(|now| Rc::ptr_eq(&now, &live)) || !live.is_whole() {
                 continue;
             }
             let last_label = live.stamp.get();

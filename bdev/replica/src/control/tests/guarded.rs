@@ -26,6 +26,8 @@ pub struct Reservations {
     pub stubborn: bool,
     /// There is no memory for a queue to it.
     pub short: bool,
+    /// How often it has lost what was in its cache.
+    pub losses: u64,
 }
 
 pub struct Fails {
@@ -151,6 +153,10 @@ impl Bdev for Guarded {
 
     fn reserves(&self) -> bool {
         true
+    }
+
+    fn losses(&self) -> u64 {
+        self.reservations.lock().unwrap().losses
     }
 }
 

@@ -14,7 +14,10 @@ const REGIONS: u64 = 8;
 
 /// A volume of so many disks of which the last one is being filled, a region each second, and has some of them.
 fn filling(disks: usize) -> World {
-    let mut world = World::empty(disks);
+    filling_on(World::empty(disks), disks)
+}
+
+fn filling_on(mut world: World, disks: usize) -> World {
     let settings = Settings {
         resync_bytes_per_s: MIB,
         ..Settings::default()
@@ -66,6 +69,25 @@ fn it_goes_on_where_it_was_after_a_crash() {
     assert!(copied.len() == 1 && copied[0] <= most, "{copied:?}, {done}");
     world.all_equal(&["d0", "d1"]);
     assert_eq!(world.read(8), 0xaa);
+}
+
+/// Goal: what a replica had only in its cache when that was lost is copied again, although a flush succeeds after it and
+/// nobody has noticed yet. Method: a block that was just copied is as before, and the device says that it lost something.
+#[test]
+fn what_a_cache_has_lost_is_not_below_the_watermark() {
+    let mut world = filling_on(World::guarded(2, 1), 2);
+    let region = watermark(&world);
+    assert!((1..REGIONS).contains(&region), "{region}");
+    let (lba, copied) = (region * REGION, region as u8 + 1);
+    world.scribble("d1", lba, 0xee);
+    while world.medium("d1")[lba as usize] != copied {
+        assert_eq!(watermark(&world), region);
+        world.pass(Duration::from_millis(50));
+    }
+    world.scribble("d1", lba, 0xee);
+    world.shelf.reservations("d1").lock().unwrap().losses += 1;
+    world.until_healthy();
+    world.all_equal(&["d0", "d1"]);
 }
 
 /// Goal: a rebuild whose source fails goes on from another replica, where it was. Method: the source is taken away in
