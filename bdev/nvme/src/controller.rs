@@ -90,12 +90,13 @@ pub(crate) enum NoPair {
 }
 
 impl NoPair {
-    pub fn kind(&self) -> std::io::ErrorKind {
+    /// What the system said, or would have said.
+    pub fn cause(self) -> std::io::Error {
         match self {
-            NoPair::AllTaken { .. } => std::io::ErrorKind::ResourceBusy,
-            NoPair::Detached { .. } => std::io::ErrorKind::NotConnected,
-            NoPair::Memory(_) => std::io::ErrorKind::OutOfMemory,
-            NoPair::Bell(error) => error.kind(),
+            NoPair::AllTaken { .. } => std::io::ErrorKind::ResourceBusy.into(),
+            NoPair::Detached { .. } => std::io::ErrorKind::NotConnected.into(),
+            NoPair::Memory(_) => std::io::ErrorKind::OutOfMemory.into(),
+            NoPair::Bell(error) => error,
         }
     }
 }

@@ -269,24 +269,25 @@ impl Bdev for NvmeBdev {
 
     fn open(self: Arc<Self>, pool: &Pool) -> Result<Box<dyn Queue>, OpenError> {
         let name = self.name.clone();
-        let failed = |what: String, kind: std::io::ErrorKind| OpenError {
+        let failed = |what: String, source: std::io::Error| OpenError {
             bdev: name.clone(),
             what,
-            source: kind.into(),
+            source,
         };
         if self.is_gone() {
             let what = "open a queue of a namespace that is gone".to_owned();
-            return Err(failed(what, std::io::ErrorKind::NotFound));
+            return Err(failed(what, std::io::ErrorKind::NotFound.into()));
         }
         let key = self.controller.memory_slot();
         let probe = pool.acquire((1 << self.block_shift).min(pool.max_len()));
         if probe.is_some_and(|buf| buf.key(key).is_none()) {
             let what = "use the core's buffers, which the drive was not told of (it must be attached before \
                         the core opens it, and the memory registered with it)";
-            return Err(failed(what.to_owned(), std::io::ErrorKind::Unsupported));
+            let source = std::io::ErrorKind::Unsupported.into();
+            return Err(failed(what.to_owned(), source));
         }
         let pair = table::pair(&self.controller)
-            .map_err(|error| failed(error.to_string(), error.kind()))?;
+            .map_err(|error| failed(error.to_string(), error.cause()))?;
         let channel = Channel::open(pair, self, pool).map_err(|source| OpenError {
             bdev: name.clone(),
             what: "make an epoll for the queue's interrupts".to_owned(),

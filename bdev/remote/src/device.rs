@@ -264,7 +264,13 @@ impl Bdev for RemoteBdev {
 
     fn open(self: Arc<Self>, pool: &Pool) -> Result<Box<dyn Queue>, OpenError> {
         let granted = self.shared.status().io_queues;
-        let none = || self.fail(std::io::Error::other(NoQueue { granted }));
+        let none = || {
+            let kind = match granted {
+                0 => std::io::ErrorKind::NotConnected,
+                _ => std::io::ErrorKind::ResourceBusy,
+            };
+            self.fail(std::io::Error::new(kind, NoQueue { granted }))
+        };
         let qid = self.shared.qids.take(granted).ok_or_else(none)?;
         let ids = (qid.value, self.namespace.nsid);
         let (options, link) = (

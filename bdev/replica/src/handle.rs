@@ -175,9 +175,10 @@ pub enum VolumeError {
     },
     #[error("none of the in-sync replicas of \"{name}\" can be reached: {why}")]
     NothingInSync { name: String, why: String },
-    /// There is no memory here for what the device needs: it says nothing of the device, and passes.
+    /// There is no memory, no descriptor or no queue left here for what the device needs: it says nothing of the device,
+    /// and passes.
     #[error(
-        "no memory is free to use device \"{device}\" with: {what}; try again when hosts need less"
+        "nothing is free here to use device \"{device}\" with: {what}; try again when hosts need less"
     )]
     Short { device: String, what: String },
     /// The device is there, and holds something older than what the volume served.

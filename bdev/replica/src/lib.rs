@@ -20,6 +20,7 @@ pub mod needs;
 pub mod prepared;
 pub mod regions;
 pub mod shared;
+mod shortage;
 pub mod store;
 pub mod stripes;
 pub mod view;

@@ -14,6 +14,7 @@ use crate::format::{Label, LabelError, Place};
 use crate::handle::{Happened, MemberDevice, NoDevice, ResyncKind, VolumeError};
 use crate::model::{MAX_MEMBERS, MemberRecord, MemberState, RESERVED, Stamp, VolumeRecord};
 use crate::shared::Failure;
+use crate::shortage::is_shortage;
 
 impl Control {
     /// Looks for absent members, each after a delay that grows while it is not there.
@@ -305,9 +306,9 @@ pub(super) enum Credit {
 /// A device of which no queue could be opened.
 pub(super) fn unopened(name: &str, error: &OpenError) -> VolumeError {
     let (device, what) = (name.to_owned(), error.to_string());
-    match error.source.kind() {
-        std::io::ErrorKind::OutOfMemory => VolumeError::Short { device, what },
-        _ => VolumeError::Device(NoDevice {
+    match is_shortage(&error.source) {
+        true => VolumeError::Short { device, what },
+        false => VolumeError::Device(NoDevice {
             name: device,
             why: what,
         }),

@@ -15,6 +15,7 @@ use super::request::{Request, Slots, Stage, bit, child_token, slots};
 use crate::model::{MAX_MEMBERS, RESERVED};
 use crate::mutation::Mutation;
 use crate::shared::Failure;
+use crate::shortage::is_shortage;
 use crate::view::{MemberView, Role, View};
 
 /// Until a member that was short of something is asked again.
@@ -193,20 +194,30 @@ impl Lane {
             return Err(Failure::Open);
         };
         let device = &member.device;
-        let failed = |error: &dyn std::fmt::Display| {
-            tracing::warn!(device = device.name(), %error, "cannot open a queue to a member");
-            Failure::Open
+        let told = &mut self.told_short;
+        let short = |told: &mut Slots, error: &dyn std::fmt::Display| {
+            // Asked for again and again, and told once.
+            if *told & bit(slot) == 0 {
+                *told |= bit(slot);
+                tracing::warn!(device = device.name(), %error, "nothing is free here for a queue to a member: I/O waits");
+            }
+            Failure::Shortage
         };
         let queue = device.open_queue(&self.pool);
-        let queue = queue.map_err(|error| match error.source.kind() {
-            // Says nothing of the member.
-            std::io::ErrorKind::OutOfMemory => Failure::Shortage,
-            _ => failed(&error),
+        let queue = queue.map_err(|error| match is_shortage(&error.source) {
+            true => short(told, &error),
+            false => {
+                tracing::warn!(device = device.name(), %error, "cannot open a queue to a member");
+                Failure::Open
+            }
         })?;
         let watched = queue.wake_fd();
         if let Some(fd) = watched {
-            self.sleepers.add_raw(fd, 1).map_err(|e| failed(&e))?;
+            // Of the system's, and of this process's: the device has no part in it.
+            let added = self.sleepers.add_raw(fd, 1);
+            added.map_err(|error| short(told, &error))?;
         }
+        *told &= !bit(slot);
         let limits = device.limits();
         let unmaps = device.supports(Op::Unmap) == Support::Native
             && limits.unmap_zeroes

@@ -99,6 +99,8 @@ pub struct Lane {
     adopted: bool,
     /// A write waits for memory for a queue: what was judged is looked at again with the next upkeep.
     short: bool,
+    /// Members for whose queues nothing was free, and of which that was told.
+    told_short: Slots,
     /// A write ended: others may not overlap anything any more.
     freed: bool,
     /// The view is new to what is parked.
@@ -168,6 +170,7 @@ impl Lane {
             attend_at: Nanos::ZERO,
             adopted: false,
             short: false,
+            told_short: 0,
             freed: false,
             viewed: false,
             later: 0,

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use nacre_bdev::{
@@ -62,6 +62,8 @@ pub struct Script {
     pub shut: AtomicBool,
     /// There is no memory for a queue.
     pub short: AtomicBool,
+    /// The system's reason why there is no queue; 0: there is none.
+    pub errno: AtomicI32,
     queues: AtomicU64,
 }
 
@@ -78,6 +80,7 @@ impl Script {
             losses: AtomicU64::new(0),
             shut: AtomicBool::new(false),
             short: AtomicBool::new(false),
+            errno: AtomicI32::new(0),
             queues: AtomicU64::new(0),
         }
     }
@@ -124,18 +127,19 @@ impl Bdev for Script {
     }
 
     fn open(self: Arc<Self>, _pool: &Pool) -> Result<Box<dyn Queue>, OpenError> {
-        let refused = [
-            (&self.shut, std::io::ErrorKind::NotConnected),
-            (&self.short, std::io::ErrorKind::OutOfMemory),
-        ];
-        for (refuses, kind) in refused {
-            if refuses.load(Ordering::SeqCst) {
-                return Err(OpenError {
-                    bdev: self.name.clone(),
-                    what: "open".into(),
-                    source: kind.into(),
-                });
-            }
+        let is = |refuses: &AtomicBool| refuses.load(Ordering::SeqCst);
+        let source = match self.errno.load(Ordering::SeqCst) {
+            0 if is(&self.shut) => Some(std::io::ErrorKind::NotConnected.into()),
+            0 if is(&self.short) => Some(std::io::ErrorKind::OutOfMemory.into()),
+            0 => None,
+            errno => Some(std::io::Error::from_raw_os_error(errno)),
+        };
+        if let Some(source) = source {
+            return Err(OpenError {
+                bdev: self.name.clone(),
+                what: "open".into(),
+                source,
+            });
         }
         tray(&self.name, |tray| tray.open += 1);
         Ok(Box::new(ScriptQueue {

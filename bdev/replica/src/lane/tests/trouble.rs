@@ -269,6 +269,35 @@ fn a_queue_that_there_is_no_memory_for_is_none() {
     r.clean();
 }
 
+/// Nor for want of a descriptor, or because other cores have all queues that the device grants.
+#[test]
+fn a_queue_that_nothing_else_is_free_for_is_none() {
+    use rustix::io::Errno;
+    for errno in [Errno::MFILE, Errno::NFILE, Errno::BUSY] {
+        let mut scripts = [Script::new("A"), Script::new("B")];
+        for script in &mut scripts {
+            script.errno.store(errno.raw_os_error(), Ordering::SeqCst);
+        }
+        let mut r = Rig::of(scripts.into_iter()).all_dirty();
+        let (wrote, was_read) = (r.write(0), r.read(64));
+        r.pass(HOLD / 2);
+        r.none();
+        assert!(r.news().reports.is_empty(), "{errno}");
+        assert!(r.shared.stripes.all_free(), "nobody is kept out meanwhile");
+        for script in &r.scripts {
+            script.errno.store(0, Ordering::SeqCst);
+        }
+        r.pass(Duration::from_millis(50));
+        r.answer_all("A", Status::Ok);
+        r.answer_all("B", Status::Ok);
+        assert_eq!(
+            r.take_sorted(),
+            [(wrote, Status::Ok), (was_read, Status::Ok)]
+        );
+        r.clean();
+    }
+}
+
 /// Nor when the queue could not be opened for another reason, the member stays, and then there is no memory.
 #[test]
 fn no_memory_when_a_member_is_tried_again() {

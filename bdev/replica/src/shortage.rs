@@ -1,0 +1,33 @@
+//! What is short here, and says nothing of a device.
+
+use std::io::{Error, ErrorKind};
+
+use rustix::io::Errno;
+
+/// Whether a queue to a device could not be opened because this process has no memory or no descriptor left for it, or
+/// because all queues that the device grants are open, on other cores.
+pub(crate) fn is_shortage(error: &Error) -> bool {
+    let kind = matches!(
+        error.kind(),
+        ErrorKind::OutOfMemory | ErrorKind::ResourceBusy
+    );
+    let errno = Errno::from_io_error(error);
+    kind || matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whose_fault_it_is() {
+        for errno in [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS] {
+            assert!(is_shortage(&errno.into()), "{errno}");
+        }
+        assert!(is_shortage(&ErrorKind::ResourceBusy.into()));
+        for errno in [Errno::NODEV, Errno::IO, Errno::ACCESS, Errno::NOTCONN] {
+            assert!(!is_shortage(&errno.into()), "{errno}");
+        }
+        assert!(!is_shortage(&Error::other("something else")));
+    }
+}
