@@ -200,9 +200,10 @@ impl Control {
                 false
             }
         };
+        let own = |label: &Label| label.member == member.id;
         let (sequence, place) = match &read {
-            Ok((label, place)) => (label.sequence, *place),
-            Err(_) => (0, Place::B),
+            Ok((label, place)) if own(label) => (label.sequence, *place),
+            _ => (0, Place::B),
         };
         let live = Rc::new(Live {
             device,
@@ -220,6 +221,11 @@ impl Control {
             resync: RefCell::default(),
         });
         let record = self.state.borrow().record.clone();
+        if read.as_ref().is_ok_and(|(label, _)| !own(label)) {
+            // Beside this one it would make the device one of two replicas, that is of none.
+            self.keep_others_out(&live, &record).await.map_err(failed)?;
+            self.erase_labels(disk).await.map_err(failed)?;
+        }
         self.write_label(slot, &live, &record, false)
             .await
             .map_err(failed)?;
@@ -367,7 +373,14 @@ pub(super) fn credit(
         });
     }
     if label.member != member.id {
-        return Ok(Credit::None);
+        // Disks have changed places, say: what is good on this one is to be found again, and not to be overwritten.
+        return match record.members.iter().find(|m| m.id == label.member) {
+            Some(other) => Err(in_use(format!(
+                "is another replica of the volume, that which is to be on \"{}\"",
+                other.device
+            ))),
+            None => Ok(Credit::None),
+        };
     }
     let believed = match member.state {
         // Every in-sync member is labelled before its epoch serves, and never behind its revision alone: an

@@ -11,7 +11,7 @@ use super::Control;
 use super::create::{Bench, check_name, check_settings};
 use super::disk::Disk;
 use super::state::{Live, Retry};
-use crate::format::{BLOCK, Place, REGIONS_PER_PAGE, label_offset};
+use crate::format::REGIONS_PER_PAGE;
 use crate::handle::{Asked, Command, Happened, VolumeError};
 use crate::model::{MAX_MEMBERS, MemberRecord, MemberState, RESERVED, Settings, Stamp};
 
@@ -232,14 +232,9 @@ impl Control {
 
     /// What is left of them would only say that the device belonged here once.
     async fn wipe_labels(&self, disk: &Disk) {
-        for place in [Place::A, Place::B] {
-            let at = label_offset(place);
-            let wiped = self.write_block(disk, at, Flags::FUA, &[0; BLOCK]);
-            if let Err(why) = wiped.await {
-                let (device, why) = (&disk.name, super::judge::describe(why));
-                tracing::warn!(device, why, "the label of a removed replica stays");
-                break;
-            }
+        if let Err(why) = self.erase_labels(disk).await {
+            let (device, why) = (&disk.name, super::judge::describe(why));
+            tracing::warn!(device, why, "the label of a removed replica stays");
         }
     }
 

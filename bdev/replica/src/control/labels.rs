@@ -104,6 +104,15 @@ impl Control {
         Ok(newest(&a, &b))
     }
 
+    /// Both, so that nothing of what the device was is believed any more.
+    pub(super) async fn erase_labels(&self, disk: &Disk) -> Result<(), Failure> {
+        for place in [Place::A, Place::B] {
+            let at = label_offset(place);
+            self.write_block(disk, at, Flags::FUA, &[0; BLOCK]).await?;
+        }
+        Ok(())
+    }
+
     /// Writes the label of the member in `slot` as `record` says, over the older one of its two.
     pub(super) async fn write_label(
         &self,

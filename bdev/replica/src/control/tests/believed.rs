@@ -394,3 +394,72 @@ fn a_backup_of_the_last_epoch() {
     );
     assert_eq!(world.read(0), 1);
 }
+
+/// Two disks have changed places, or their names. Each of them is good, and is not overwritten for the other one: when
+/// they are where they belong again they get what they have missed, and nothing else.
+#[test]
+fn disks_that_changed_places() {
+    let mut world = World::with(3);
+    world.write(0, 8, 1);
+    world.crash();
+    let (one, two) = (world.reserved("d1"), world.reserved("d2"));
+    world.put_back("d1", &two);
+    world.put_back("d2", &one);
+    world.open().unwrap();
+    world.write(REGION, 8, 2);
+    world.pass(Duration::from_secs(30));
+    for (at, other) in [(1, "d2"), (2, "d1")] {
+        assert!(why(&world, at).contains(other), "{}", why(&world, at));
+        let state = world.record().members[at].state;
+        assert!(matches!(state, MemberState::Out { .. }), "{state:?}");
+    }
+    let same = |world: &World| {
+        let pairs = [("d1", &two), ("d2", &one)];
+        pairs.iter().all(|(name, before)| {
+            let now = world.reserved(name);
+            now.iter().zip(*before).all(|(a, b)| a[..] == b[..])
+        })
+    };
+    assert!(same(&world), "they were written to");
+    world.put_back("d1", &one);
+    world.put_back("d2", &two);
+    world.until_healthy();
+    world.all_equal(&["d0", "d1", "d2"]);
+    let full = |e: &Happened| matches!(e, Happened::ResyncStarted { kind, .. } if *kind == ResyncKind::Full);
+    assert!(!world.heard(full));
+}
+
+/// A disk comes back with the label that it had as a replica before this one. It is filled from the start, and its old
+/// label does not stand beside the new one.
+#[test]
+fn a_label_of_a_former_replica_on_the_same_disk() {
+    let mut world = World::with(2);
+    let backup = world.reserved("d1");
+    let member = "d1".to_owned();
+    world
+        .run(Command::Remove {
+            member,
+            force: None,
+        })
+        .unwrap();
+    let device = "d1".to_owned();
+    world
+        .run(Command::Add {
+            device,
+            force: true,
+        })
+        .unwrap();
+    world.until_healthy();
+    world.write(0, 8, 1);
+    world.crash();
+    world.put_back("d1", &backup);
+    world.open().unwrap();
+    world.until_healthy();
+    world.all_equal(&["d0", "d1"]);
+    // Nor at the next time.
+    world.write(REGION, 8, 2);
+    world.crash();
+    world.open().unwrap();
+    world.until_healthy();
+    world.all_equal(&["d0", "d1"]);
+}
