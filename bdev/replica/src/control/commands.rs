@@ -209,12 +209,11 @@ impl Control {
             *least = (*least).min(count);
         });
         let gone = gone.await;
-        if gone.is_ok() {
-            self.state.borrow_mut().leaving[slot] = None;
-            self.repin(member.id);
+        match gone.is_ok() {
+            true => self.has_left(slot, member.id),
+            // Another holder has the volume: nothing is answered any more.
+            false => self.publish(),
         }
-        self.shared.needs[slot].assign(|_| false);
-        self.publish();
         if let Some(live) = live {
             if gone.is_ok() {
                 self.wipe_labels(&live.disk).await;
@@ -264,13 +263,10 @@ impl Control {
             }
         })
         .await?;
-        self.state.borrow_mut().leaving[slot] = None;
-        self.shared.needs[slot].assign(|_| false);
-        self.repin(self.member_id(slot));
         if !others {
             self.freeze("the operator took the last replica out");
         }
-        self.publish();
+        self.has_left(slot, self.member_id(slot));
         self.say(Happened::MemberOut {
             member: self.member_id(slot),
             device: member.to_owned(),
@@ -325,9 +321,7 @@ impl Control {
                     }
                 })
                 .await?;
-                self.state.borrow_mut().leaving[slot] = None;
-                self.repin(self.member_id(slot));
-                self.publish();
+                self.has_left(slot, self.member_id(slot));
             }
             self.state.borrow_mut().retries[slot] = Retry::default();
         }

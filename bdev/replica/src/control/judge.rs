@@ -188,10 +188,7 @@ impl Control {
                 return true;
             }
         }
-        self.state.borrow_mut().leaving[slot] = None;
-        self.shared.needs[slot].assign(|_| false);
-        self.repin(self.member_id(slot));
-        self.publish();
+        self.has_left(slot, self.member_id(slot));
         self.say(Happened::MemberOut {
             member: self.member_id(slot),
             device: live.disk.name.clone(),
@@ -212,6 +209,17 @@ impl Control {
         if self.state.borrow().is_in_sync(slot) {
             self.state.borrow_mut().leaving[slot] = known;
         }
+    }
+
+    /// A member that was in sync is out, or gone, in the store. Lanes are told before anything else: with the old view and
+    /// what comes after it they would find it, or whoever takes its place, where they lack something, and two answers to
+    /// one question would differ.
+    pub(super) fn has_left(&self, slot: usize, member: Uuid) {
+        self.state.borrow_mut().leaving[slot] = None;
+        self.publish();
+        self.repin(member);
+        self.shared.needs[slot].assign(|_| false);
+        self.refresh_status();
     }
 
     /// The member's device is not used any more, until it is taken back.

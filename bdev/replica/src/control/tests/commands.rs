@@ -172,6 +172,12 @@ fn the_source_is_taken_away() {
         };
         world.pass(Duration::from_secs(1));
         assert!(lacked(&world, 1) > 1, "{disks} disks");
+        let shared = Arc::clone(&world.handle.as_ref().unwrap().shared);
+        let is_read = move || shared.view().members[0].is_some();
+        world.heard.on(move |event| {
+            let changed = matches!(event, Happened::SourceChanged { .. });
+            assert!(!changed || !is_read(), "both are read, and they differ");
+        });
         world.run(take()).unwrap();
         assert_eq!(lacked(&world, 1), 0, "{:?}, {disks} disks", take());
         let left = disks as u64 - 2;

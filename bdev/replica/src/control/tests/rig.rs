@@ -165,17 +165,27 @@ impl Shelf {
     }
 }
 
+type Told = Box<dyn Fn(&Happened) + Send>;
+
 #[derive(Default)]
-pub struct Heard(Mutex<Vec<Happened>>);
+pub struct Heard(Mutex<Vec<Happened>>, Mutex<Option<Told>>);
 
 impl Heard {
     pub fn all(&self) -> Vec<Happened> {
         self.0.lock().unwrap().clone()
     }
+
+    /// Called with each event, at the moment at which it is told.
+    pub fn on(&self, told: impl Fn(&Happened) + Send + 'static) {
+        *self.1.lock().unwrap() = Some(Box::new(told));
+    }
 }
 
 impl Observer for Heard {
     fn event(&self, event: VolumeEvent) {
+        if let Some(told) = &*self.1.lock().unwrap() {
+            told(&event.what);
+        }
         self.0.lock().unwrap().push(event.what);
     }
 }
