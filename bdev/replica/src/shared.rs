@@ -119,6 +119,17 @@ pub struct Report {
     pub why: Failure,
 }
 
+impl Report {
+    /// Of two the heavier decides: another holder, a failure of the member, a block that it cannot read.
+    pub(crate) fn weight(&self) -> u8 {
+        match self.why {
+            why if why.is_fenced() => 2,
+            why if self.op == Op::Read && !why.is_path() => 0,
+            _ => 1,
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failure {
     Status(Status),
@@ -419,7 +430,10 @@ impl Shared {
         let ticket = self.reported[report.slot].fetch_add(1, Ordering::SeqCst) + 1;
         self.totals.errors[report.slot].fetch_add(1, Ordering::Relaxed);
         // One of each slot there must be, or nothing could be decided about it.
-        let known = |r: &Report| (r.slot, r.incarnation) == (report.slot, report.incarnation);
+        let known = |r: &Report| {
+            (r.slot, r.incarnation) == (report.slot, report.incarnation)
+                && r.weight() >= report.weight()
+        };
         if news.reports.len() < REPORTS || !news.reports.iter().any(known) {
             news.reports.push(report);
         }

@@ -14,7 +14,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use nacre_bdev::{Bdev, Op, Status};
+use nacre_bdev::{Bdev, Status};
 use uuid::Uuid;
 
 use super::Control;
@@ -60,14 +60,11 @@ impl Control {
         let of_now = |r: &&Report| r.slot == slot && r.incarnation == live.incarnation;
         let mut fatal = None;
         for report in reports.iter().filter(of_now) {
-            if report.why.is_fenced() {
-                return Some(*report);
+            match report.weight() {
+                2.. => return Some(*report),
+                0 if !self.too_many_read_errors(live) => {}
+                _ => fatal = Some(*report),
             }
-            let read = matches!(report.op, Op::Read) && !report.why.is_path();
-            if read && !self.too_many_read_errors(live) {
-                continue;
-            }
-            fatal = Some(*report);
         }
         fatal
     }

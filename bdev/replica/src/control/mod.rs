@@ -185,7 +185,7 @@ impl Control {
             }
             if counts != state.heard {
                 state.heard = counts;
-                state.reports.extend(news.reports);
+                state.hear(news.reports);
                 self.bells.judge.notify_one();
             }
             if self.shared.unequal() != state.unequal {

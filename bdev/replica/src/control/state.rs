@@ -99,6 +99,8 @@ pub(super) struct Retry {
     pub delay: Duration,
 }
 
+/// Reports that are kept whatever they say.
+const REPORTS: usize = 256;
 const FIRST_RETRY: Duration = Duration::from_millis(500);
 const LAST_RETRY: Duration = Duration::from_secs(10);
 
@@ -133,6 +135,20 @@ impl State {
             frozen: false,
             verify: None,
             stop_verify: false,
+        }
+    }
+
+    /// What lanes report. A decision may have to wait for the store, and meanwhile each I/O that comes to a member that
+    /// fails is one more report: then of many that say the same a few are enough.
+    pub fn hear(&mut self, reports: Vec<Report>) {
+        for report in reports {
+            let said = |r: &Report| {
+                (r.slot, r.incarnation) == (report.slot, report.incarnation)
+                    && r.weight() >= report.weight()
+            };
+            if self.reports.len() < REPORTS || !self.reports.iter().any(said) {
+                self.reports.push(report);
+            }
         }
     }
 
@@ -328,5 +344,48 @@ impl Resync {
             0 => 0,
             nanos => ((last.1 - first.1) as u128 * 1_000_000_000 / u128::from(nanos)) as u64,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nacre_bdev::{Op, Status};
+
+    use super::*;
+    use crate::shared::Failure;
+
+    /// Goal: a member that fails for as long as the store is away costs no more memory than one that failed some times,
+    /// and nothing that decides is lost.
+    #[test]
+    fn many_reports() {
+        let mut state = State::new(crate::lane::tests::rig::record(2048, 2));
+        let report = |op, why| Report {
+            slot: 1,
+            incarnation: 7,
+            op,
+            lba: 0,
+            why,
+        };
+        let unread = report(Op::Read, Failure::Status(Status::ReadError));
+        let gone = report(Op::Write, Failure::Status(Status::Gone));
+        let fenced = report(Op::Write, Failure::Fenced);
+        for _ in 0..10_000 {
+            state.hear(vec![unread]);
+        }
+        assert_eq!(state.reports.len(), REPORTS);
+        for worse in [gone, fenced] {
+            for _ in 0..1000 {
+                state.hear(vec![unread, worse, unread]);
+            }
+            assert_eq!(state.reports.last(), Some(&worse));
+        }
+        assert_eq!(state.reports.len(), REPORTS + 2);
+        // One of another life of it decides by itself.
+        let again = Report {
+            incarnation: 8,
+            ..unread
+        };
+        state.hear(vec![again, again]);
+        assert_eq!(state.reports[REPORTS + 2..], [again]);
     }
 }
