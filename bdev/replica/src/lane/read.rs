@@ -16,6 +16,8 @@ use crate::shared::{Failure, Repair};
 
 /// log2 of the bytes of a stripe whose reads go to one member: streams of several reads at a time get several.
 pub(super) const READ_STRIPE: u32 = 18;
+/// How often a read is given to a member that is short of something before another one is asked: once a millisecond.
+const SHORTS: u8 = 50;
 /// Reads that a member may have more than the one with the fewest, and a quarter of those, before it is relieved.
 const SLACK: u32 = 4;
 
@@ -253,12 +255,33 @@ impl Lane {
         match completion.status {
             Status::Ok if !self.has_lost(slot) => self.read_held(index),
             Status::Ok if !late => self.fail(index, slot, Failure::Loss),
-            Status::Retry if !late => self.queue_again(index, slot),
+            Status::Retry if !late => self.read_short(index, slot),
             Status::Aborted if request.aborted => self.finish(index, Status::Aborted),
             status if !late => self.fail(index, slot, Failure::Status(status)),
             _ => self.try_next(index, slot),
         }
         false
+    }
+
+    /// The member is short of something, which another one need not be: the read does not wait for this one alone.
+    #[cold]
+    fn read_short(&mut self, index: usize, slot: usize) {
+        let request = &mut self.requests[index];
+        request.shorts = request.shorts.saturating_add(1);
+        if request.shorts < SHORTS {
+            return self.queue_again(index, slot);
+        }
+        request.tried |= bit(slot);
+        if self.may_read(index) != 0 {
+            self.requests[index].shorts = 0;
+            self.turn.reads_moved += 1;
+            self.turn.any = true;
+            self.leave_late(index);
+            return self.start_read(index);
+        }
+        // Nobody is left. Those that failed are not asked again: that would be one more failure.
+        self.requests[index].tried &= !bit(slot);
+        self.queue_again(index, slot);
     }
 
     /// It was read while nothing may be said to be right: it is read again when it may.

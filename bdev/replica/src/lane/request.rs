@@ -91,6 +91,8 @@ pub(super) struct Request {
     /// The child was passed through its member's layer, which does not know what it is.
     pub passed: Slots,
 
+    /// How often the member that it is read from was short of something.
+    pub shorts: u8,
     /// By how many upkeeps each child is old.
     pub ages: [u8; MAX_MEMBERS],
     /// Its host has asked to end it.
@@ -135,6 +137,7 @@ impl Request {
             unread: 0,
             orphans: 0,
             passed: 0,
+            shorts: 0,
             ages: [0; MAX_MEMBERS],
             aborted: false,
             given_up: false,
@@ -194,6 +197,7 @@ impl Request {
         self.unread = 0;
         self.orphans = 0;
         self.passed = 0;
+        self.shorts = 0;
         self.ages = [0; MAX_MEMBERS];
         self.aborted = false;
         self.given_up = false;

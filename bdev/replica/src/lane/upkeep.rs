@@ -86,8 +86,11 @@ impl Lane {
         let now = self.now;
         let request = &mut self.requests[index];
         let waits = match request.stage {
-            Stage::Parked(Why::View | Why::Later(_) | Why::Equal(_)) => true,
-            Stage::Flying => request.held && request.awaited() == 0,
+            // Also for others: those may wait for the members.
+            Stage::Parked(_) => true,
+            // No device has anything of it: what is awaited is asked for again and again, and never taken.
+            Stage::Flying if request.awaited() != 0 => request.with & !request.failed == 0,
+            Stage::Flying => request.held,
             _ => false,
         };
         if request.pending.is_none() || !waits {
@@ -108,6 +111,7 @@ impl Lane {
                 self.judge(index);
             }
             _ if request.is_read() => {
+                self.drop_waiting(index);
                 self.leave_late(index);
                 self.finish(index, Status::Gone);
             }

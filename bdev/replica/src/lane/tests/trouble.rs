@@ -154,6 +154,38 @@ fn retry_is_not_a_failure() {
     r.clean();
 }
 
+/// For ever: it is not given up, and nobody waits for ever. Reads go to another member, writes end with a path error, and
+/// are done as soon as it takes them.
+#[test]
+fn retry_without_end() {
+    let mut r = rig(2).all_dirty();
+    let (write, read, flush) = (r.write(0), r.read(64), r.flush());
+    let mut ended = Vec::new();
+    for _ in 0..HOLD.as_millis() / 10 + 50 {
+        r.answer_all("A", Status::Retry);
+        r.answer_all("B", Status::Ok);
+        r.pass(Duration::from_millis(10));
+        ended.extend(r.take());
+    }
+    assert_eq!(ended.remove(0), (read, Status::Ok));
+    ended.sort_unstable_by_key(|(token, _)| *token);
+    assert_eq!(ended, [(write, Status::Gone), (flush, Status::Gone)]);
+    assert!(r.news().reports.is_empty());
+    // Alone it keeps reads, too, for so long.
+    r.retire(1);
+    let read = r.read(64);
+    for _ in 0..HOLD.as_millis() / 10 + 50 {
+        r.answer_all("A", Status::Retry);
+        r.pass(Duration::from_millis(10));
+    }
+    assert_eq!(r.take(), [(read, Status::Gone)]);
+    assert!(r.news().reports.is_empty());
+    r.answer_all("A", Status::Ok);
+    r.pass(Duration::from_millis(10));
+    r.answer_all("A", Status::Ok);
+    r.clean();
+}
+
 #[test]
 fn a_late_member_is_aborted_and_reported() {
     let mut r = rig(2).all_dirty();

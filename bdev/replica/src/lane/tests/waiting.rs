@@ -78,6 +78,40 @@ fn suspended_says_nothing_is_done() {
     r.clean();
 }
 
+/// A write that waits for a judgement is answered in the end, as the store may be away for long; and so is what waits for
+/// that write, on this core and on others.
+#[test]
+fn nobody_waits_for_ever_for_another() {
+    let mut r = rig(2).all_dirty();
+    r.add_lane();
+    let write = r.write(0);
+    r.answer("A", Status::Ok);
+    r.answer("B", Status::Gone);
+    let (same, other) = (r.write(4), r.write_on(1, 0));
+    r.pass(HOLD - Duration::from_millis(100));
+    r.none();
+    r.pass(Duration::from_millis(600));
+    assert_eq!(
+        r.take_sorted(),
+        [write, same, other].map(|token| (token, Status::Gone))
+    );
+    let again = r.write(0);
+    r.pass(HOLD + Duration::from_millis(500));
+    assert_eq!(r.take(), [(again, Status::Gone)]);
+    assert_eq!(r.count("A"), 0, "it never began");
+    r.retire(1);
+    r.clean();
+}
+
+#[test]
+fn nobody_waits_for_ever_for_the_log() {
+    let mut r = rig(2);
+    let write = r.write(0);
+    r.pass(HOLD + Duration::from_millis(500));
+    assert_eq!(r.take(), [(write, Status::Gone)]);
+    r.clean();
+}
+
 #[test]
 fn given_up_by_the_operator() {
     let mut r = rig(2).all_dirty();
