@@ -139,7 +139,7 @@ impl Control {
                 what: "an I/O of the device's former life",
             });
         }
-        let bench = Bench::new(&self.core, self.pool.clone())?;
+        let bench = Bench::new(&self.core, self.pool.clone(), self.deadline())?;
         let disk = bench.open(name, &device)?;
         if !force {
             let bytes = device.layer.geometry().bytes();

@@ -32,13 +32,16 @@ const HEAD: u64 = 2 << 20;
 const TAIL: u64 = 1 << 20;
 const BETWEEN: u64 = 64;
 const MAX_NAME: usize = 255;
-/// How long a device may take over what is asked about its reservations, and how long a buffer is waited for.
+/// How long a device may take over a block and over what is asked about its reservations, and how long a buffer is waited
+/// for.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A device for a while, without an open volume.
 pub(super) struct Bench {
     core: CoreHandle,
     pool: Pool,
+    /// How long a device may take over one block.
+    patience: Duration,
     disks: Rc<Disks>,
     poller: nacre_reactor::PollerId,
 }
@@ -58,7 +61,7 @@ impl Drop for Bench {
 }
 
 impl Bench {
-    pub fn new(core: &CoreHandle, pool: Pool) -> Result<Bench, VolumeError> {
+    pub fn new(core: &CoreHandle, pool: Pool, patience: Duration) -> Result<Bench, VolumeError> {
         let os = |what: String| VolumeError::Io {
             device: "the volume's control".into(),
             what,
@@ -70,6 +73,7 @@ impl Bench {
         Ok(Bench {
             core: core.clone(),
             pool,
+            patience,
             disks,
             poller,
         })
@@ -99,6 +103,23 @@ impl Bench {
         }
     }
 
+    /// One block. A device that does not answer is not waited for.
+    async fn block(
+        &self,
+        disk: &Disk,
+        what: &str,
+        io: Io,
+    ) -> Result<Option<nacre_hugepages::Buf>, VolumeError> {
+        let limit = self.patience;
+        let ended = self.core.timeout(limit, self.run(disk, what, io)).await;
+        ended.unwrap_or_else(|_| {
+            Err(VolumeError::Io {
+                device: disk.name.clone(),
+                what: format!("{what}: not answered within {limit:?}"),
+            })
+        })
+    }
+
     async fn buffer(&self, disk: &Disk) -> Result<nacre_hugepages::Buf, VolumeError> {
         let patience = self.core.now() + PATIENCE;
         loop {
@@ -123,7 +144,7 @@ impl Bench {
         let block = u64::from(disk.block_size);
         let buf = self.buffer(disk).await?;
         let io = Io::new(0, Op::Read, offset / block, (BLOCK as u64 / block) as u32).with(buf);
-        let read = self.run(disk, "read", io).await?;
+        let read = self.block(disk, "read", io).await?;
         read.ok_or_else(|| VolumeError::Io {
             device: disk.name.clone(),
             what: "a read without data".into(),
@@ -143,7 +164,7 @@ impl Bench {
         }
         let io = Io::new(0, Op::Write, offset / block, (BLOCK as u64 / block) as u32);
         let io = io.with(buf).flags(Flags::FUA);
-        self.run(disk, "write", io).await.map(drop)
+        self.block(disk, "write", io).await.map(drop)
     }
 
     /// The label that counts.
@@ -352,7 +373,7 @@ pub async fn create(
     {
         return Err(StoreError::Exists { name: new.name }.into());
     }
-    let bench = Bench::new(core, pool)?;
+    let bench = Bench::new(core, pool, PATIENCE)?;
     let mut members = Vec::new();
     for name in &new.devices {
         let device = devices.claim(name, &new.name)?;
@@ -440,7 +461,7 @@ pub async fn delete(
     id: Uuid,
 ) -> Result<(), VolumeError> {
     let record = store.load(id).await?;
-    let bench = Bench::new(core, pool)?;
+    let bench = Bench::new(core, pool, PATIENCE)?;
     store.delete(id, record.version()).await?;
     let left = RefCell::new(Vec::new());
     for member in &record.members {
@@ -510,7 +531,7 @@ pub async fn force_in_sync(
     if matches!(chosen.state, MemberState::Filling { .. }) {
         return Err(invalid("it never was in sync: it holds parts only"));
     }
-    let bench = Bench::new(core, pool)?;
+    let bench = Bench::new(core, pool, PATIENCE)?;
     let found = bench.member(&devices, &record, &chosen.device).await?;
     let label = found.label.clone();
     let label = label.map_err(|error| invalid(&error.to_string()))?;

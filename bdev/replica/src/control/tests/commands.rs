@@ -137,6 +137,36 @@ fn the_last_copy_is_kept() {
     world.all_equal(&["d0", "d1"]);
 }
 
+/// A device that is to be a new replica does not answer: what is decided about the others does not wait for it.
+#[test]
+fn a_new_device_that_hangs() {
+    let mut world = World::with(2);
+    world.add_disk("d2", DISK_BLOCKS);
+    let hang = Fault::new(Action::Hang).on(&[Op::Write]);
+    world.shelf.fault("d2").inject(hang).unwrap();
+    let add = || Command::Add {
+        device: "d2".into(),
+        force: true,
+    };
+    let handle = world.handle.clone().unwrap();
+    let adding = world.core.core();
+    let adding = adding.spawn_local(async move { handle.run(add()).await });
+    world.pass(Duration::from_millis(100));
+    assert!(!adding.is_finished());
+    world.shelf.take("d1");
+    world.write(0, 8, 1);
+    world.until(|_| adding.is_finished());
+    let refused = world.core.block_on(adding).unwrap().unwrap_err();
+    assert!(matches!(refused, VolumeError::Io { .. }), "{refused}");
+    assert_eq!(world.record().members.len(), 2);
+    world.shelf.bring("d1");
+    world.until_healthy();
+    world.shelf.fault("d2").clear();
+    world.run(add()).unwrap();
+    world.until_healthy();
+    world.all_equal(&["d0", "d1", "d2"]);
+}
+
 /// What the others are made equal to is taken away by force: one of them is that from then on, at once.
 #[test]
 fn the_source_is_taken_away() {
