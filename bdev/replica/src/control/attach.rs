@@ -59,6 +59,8 @@ impl Control {
         let now = self.core.now();
         let mut state = self.state.borrow_mut();
         match outcome {
+            // One that is only copied to may fail again at the same block: see `promote`.
+            Ok(()) if !state.is_in_sync(slot) => {}
             Ok(()) => state.retries[slot] = Retry::default(),
             Err(error) => {
                 tracing::debug!(slot, %error, "a replica is not there yet");

@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use nacre_reactor::Nanos;
 
 use super::Control;
-use super::state::Live;
+use super::state::{Live, Retry};
 use crate::handle::{Happened, LastResync, ResyncKind};
 use crate::model::MemberState;
 use crate::shared::{Failure, NO_REGION};
@@ -373,6 +373,7 @@ impl Control {
             }
         }
         *live.resync.borrow_mut() = None;
+        self.state.borrow_mut().retries[slot] = Retry::default();
         let seconds = self.core.now().since(began).as_secs_f64();
         self.state.borrow_mut().last_resync[slot] = Some(LastResync {
             kind,

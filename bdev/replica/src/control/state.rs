@@ -93,6 +93,8 @@ pub(super) struct Resync {
     pub kept_at: Nanos,
 }
 
+/// When a member is looked for. The delay grows until it is in sync, not only until it is there: a disk that fails while
+/// it is copied to would be copied to without end.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Retry {
     pub at: Nanos,

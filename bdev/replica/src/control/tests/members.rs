@@ -250,6 +250,37 @@ fn shortage_retires_nobody() {
     world.all_equal(&["d0", "d1"]);
 }
 
+/// A disk that fails wherever it is copied to is not copied to without end.
+#[test]
+fn a_replica_that_cannot_be_filled_is_left_alone_for_a_while() {
+    let mut world = World::with(2);
+    world.shelf.take("d1");
+    world.write(5 * REGION, 8, 1);
+    world.until(|world| world.state() == VolumeState::Degraded);
+    world.shelf.bring("d1");
+    let bad = Fault {
+        range: Some((2048 + 5 * REGION, 1)),
+        ..Fault::new(Action::FailMedium).on(&[Op::Write])
+    };
+    world.shelf.fault("d1").inject(bad).unwrap();
+    world.pass(Duration::from_secs(60));
+    let all = world.heard.all();
+    let stopped = |e: &&Happened| matches!(e, Happened::ResyncStopped { .. });
+    let stops = all.iter().filter(stopped).count();
+    assert!((3..14).contains(&stops), "{stops}");
+    world.shelf.fault("d1").clear();
+    world.until_healthy();
+    world.all_equal(&["d0", "d1"]);
+    // It was in sync since.
+    world.shelf.take("d1");
+    world.write(5 * REGION, 8, 2);
+    world.shelf.bring("d1");
+    let began = world.clock.now();
+    world.until_healthy();
+    let took = world.clock.now().since(began);
+    assert!(took < Duration::from_secs(3), "{took:?}");
+}
+
 /// With `min_in_sync`, writes wait for a member to return.
 #[test]
 fn writes_wait_for_enough_members() {
