@@ -10,7 +10,7 @@ use super::Control;
 use super::buffers::SHORTAGE_OVER;
 use super::state::Live;
 use crate::handle::{Happened, VerifyStatus, VolumeError};
-use crate::shared::Failure;
+use crate::shared::{Failure, Repair};
 
 /// The first blocks that differed are remembered.
 const EXAMPLES: usize = 16;
@@ -115,7 +115,19 @@ impl Control {
             match outcome {
                 Ok(buf) => data.push((at, buf)),
                 Err(Failure::Shortage) => return None,
-                Err(why) => self.suspect_read(members[at].0, members[at].1.incarnation, why),
+                Err(why) => {
+                    let (slot, incarnation) = (members[at].0, members[at].1.incarnation);
+                    if why.is_unreadable() {
+                        // As when a host reads it: the others may be able to.
+                        self.shared.want_repair(Repair {
+                            slot,
+                            incarnation,
+                            lba,
+                            blocks: blocks as u32,
+                        });
+                    }
+                    self.suspect_read(slot, incarnation, why);
+                }
             }
         }
         let block = self.state.borrow().record.block_size as usize;

@@ -237,6 +237,34 @@ fn read_errors_are_repaired() {
     assert_eq!(world.state(), VolumeState::Degraded);
 }
 
+/// A block that nobody asks for is found by a verification, and put right like one that a host reads: also where it is only
+/// to compare.
+#[test]
+fn a_verification_repairs_what_cannot_be_read() {
+    let mut world = World::with(3);
+    world.write(0, 8, 1);
+    let bad = Fault {
+        range: Some((2048 + 3, 1)),
+        ..Fault::new(Action::FailMedium).on(&[Op::Read]).times(1)
+    };
+    world.shelf.fault("d1").inject(bad).unwrap();
+    world.run(Command::Verify { repair: false }).unwrap();
+    world.until(|world| world.status().verify.is_some_and(|v| !v.running));
+    let member = world.status().members[1].id;
+    world.until(|world| {
+        world.heard(|e| match e {
+            Happened::ReadRepaired {
+                member: of,
+                lba,
+                blocks,
+            } => *of == member && (*lba..*lba + u64::from(*blocks)).contains(&3),
+            _ => false,
+        })
+    });
+    assert_eq!(world.state(), VolumeState::Healthy);
+    world.all_equal(&["d0", "d1", "d2"]);
+}
+
 /// Shortage is nobody's fault.
 #[test]
 fn shortage_retires_nobody() {
