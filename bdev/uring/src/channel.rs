@@ -420,7 +420,9 @@ fn failed(device: &UringBdev, task: &mut Task, errno: i32) -> Next {
     }
     let synced = task.step == Step::Sync || task.flags.contains(Flags::FUA);
     let status = status_of(errno, task.op);
-    let lost = matches!(status, Status::WriteError | Status::NoSpace | Status::Gone);
+    let lost = matches!(status, Status::WriteError | Status::NoSpace | Status::Gone)
+        // Says nothing of what was written before: it is where it was.
+        && errno != libc::ENOLINK;
     if synced && lost && task.op != Op::Read {
         device.note_lost();
     }
@@ -470,10 +472,12 @@ fn status_of(errno: i32, op: Op) -> Status {
         libc::EFBIG => Status::OutOfRange,
         libc::EROFS | libc::EPERM | libc::EBADF if op.is_write() => Status::WriteProtected,
         libc::ENODEV | libc::ENXIO | libc::ESTALE | libc::ESHUTDOWN => Status::Gone,
+        // The kernel's transport to the device has failed, and the kernel has given up trying.
+        libc::ENOLINK => Status::Gone,
         libc::EOPNOTSUPP | libc::ENOSYS => Status::Unsupported,
         libc::ECANCELED => Status::Retry,
         libc::EAGAIN | libc::EINTR | libc::ENOMEM | libc::ENOBUFS => Status::Retry,
-        libc::EBUSY | libc::ETIMEDOUT | libc::ENOLINK => Status::Retry,
+        libc::EBUSY | libc::ETIMEDOUT => Status::Retry,
         _ => Status::DeviceError,
     }
 }
@@ -495,6 +499,7 @@ mod tests {
             (libc::EROFS, Op::Write, Status::WriteProtected),
             (libc::EBADF, Op::Read, Status::DeviceError),
             (libc::ENODEV, Op::Write, Status::Gone),
+            (libc::ENOLINK, Op::Write, Status::Gone),
             (libc::EOPNOTSUPP, Op::Unmap, Status::Unsupported),
             (libc::ENOMEM, Op::Read, Status::Retry),
             (libc::ETIMEDOUT, Op::Read, Status::Retry),
