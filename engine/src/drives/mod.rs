@@ -16,7 +16,7 @@ mod uri;
 mod watch;
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -52,6 +52,8 @@ pub struct Drive {
     /// By namespace.
     devices: RefCell<BTreeMap<u32, Arc<NvmeBdev>>>,
     refused: RefCell<BTreeMap<u32, String>>,
+    /// Namespaces whose former devices still have users, and their names with them.
+    leaving: Rc<RefCell<BTreeSet<u32>>>,
 }
 
 pub struct Drives {
@@ -225,6 +227,7 @@ impl Drives {
             inbox,
             devices: RefCell::default(),
             refused: RefCell::default(),
+            leaving: Rc::default(),
         });
         self.all.borrow_mut().insert(name, Rc::clone(&drive));
         Ok(drive)
@@ -310,20 +313,28 @@ impl Drive {
         let found = self.controller.namespaces();
         let gone: Vec<u32> = {
             let known = self.devices.borrow();
-            let is_there = |nsid: &u32| found.iter().any(|device| device.nsid() == *nsid);
-            known
-                .keys()
-                .filter(|nsid| !is_there(nsid))
-                .copied()
-                .collect()
+            // One that was formatted anew is another one, under the same number.
+            let is_there = |known: &Arc<NvmeBdev>| found.iter().any(|d| Arc::ptr_eq(d, known));
+            let gone = known.iter().filter(|(_, device)| !is_there(device));
+            gone.map(|(nsid, _)| *nsid).collect()
         };
         for nsid in gone {
             let Some(device) = self.devices.borrow_mut().remove(&nsid) else {
                 continue;
             };
             warn!(device = device.name(), "a namespace is gone from its drive");
-            // Nobody waits for it: its users are told, and it ends when they let go.
-            let _ = plane.bdevs.remove(device.name(), Removal::Hot);
+            // Nobody waits for it here: its users are told, and it ends when they let go. One that takes its place has
+            // its name then.
+            if let Ok(ticket) = plane.bdevs.remove(device.name(), Removal::Hot) {
+                self.leaving.borrow_mut().insert(nsid);
+                let leaving = Rc::clone(&self.leaving);
+                let changed = Arc::clone(&self.inbox.changed);
+                tokio::task::spawn_local(async move {
+                    ticket.await;
+                    leaving.borrow_mut().remove(&nsid);
+                    changed.notify_one();
+                });
+            }
         }
         let mut came = false;
         for device in found {
@@ -335,6 +346,9 @@ impl Drive {
                         blocks, "a namespace has another size"
                     );
                 }
+                continue;
+            }
+            if self.leaving.borrow().contains(&nsid) {
                 continue;
             }
             let registered = match self.devices.borrow().len() < self.max_devices {

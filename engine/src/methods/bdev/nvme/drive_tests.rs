@@ -339,6 +339,29 @@ fn pulled_and_put_back() {
     bench.call("bdev_nvme_detach_controller", json!({ "name": "Nvme0" }));
 }
 
+/// A namespace that is another one than before, as it was formatted anew, is another device of the same name. What was
+/// known of the old one says nothing of it.
+#[test]
+fn another_namespace_under_the_same_number() {
+    let chassis = Arc::new(Chassis::default());
+    let (mine, _running) = drive(PLACE, "S1");
+    chassis.put(PLACE, &mine);
+    let bench = daemon(&chassis, None);
+    bench.call("bdev_nvme_attach_controller", attach());
+    let found = || {
+        let all = bench.call("bdev_get_bdevs", json!({}));
+        let all = all.as_array().unwrap().iter();
+        let first = all.filter(|bdev| bdev["name"] == "Nvme0n1");
+        first.map(|bdev| bdev["uuid"].clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(found().len(), 1);
+    let uuid = Uuid::from_u128(7);
+    mine.change_namespace(1, |namespace| namespace.uuid = Some(uuid));
+    until(&bench, "the other device", || found() == [json!(uuid)]);
+    bench.call("bdev_nvme_detach_controller", json!({ "name": "Nvme0" }));
+    assert!(found().is_empty());
+}
+
 /// Also when it is there only later.
 #[test]
 fn there_again_after_a_restart() {
