@@ -472,7 +472,12 @@ pub async fn delete(on: &Rc<Engine>, name: &str, force: Option<String>) -> Resul
     if let Standing::Open(opened) = &listed.standing {
         let ticket = plane.bdevs.remove(&opened.bdev, Removal::IfUnused);
         let ticket = ticket.map_err(|error| RpcError::from(error).remedy(UNUSED))?;
-        shut(opened, Some(ticket)).await?;
+        if let Err(refused) = shut(opened, Some(ticket)).await {
+            // Its control goes on closing it, and nobody sees it meanwhile.
+            let again = open_when_closed(Rc::clone(on), id, Rc::clone(opened));
+            tokio::task::spawn_local(again);
+            return Err(refused);
+        }
         if let Some(entry) = volumes.entries.borrow_mut().get_mut(&id) {
             entry.open = None;
         }
@@ -520,6 +525,22 @@ async fn shut(opened: &Opened, ticket: Option<DeleteTicket>) -> Result<(), RpcEr
         Ok(Err(error)) => Err(error.into()),
         Err(_) => Err(late("its control does not close it")),
     }
+}
+
+/// A volume that was to be deleted and is not: as soon as its control has closed it, it is opened anew.
+async fn open_when_closed(on: Rc<Engine>, id: Uuid, opened: Rc<Opened>) {
+    // The answer comes behind that to the one before, however long that takes.
+    while let Err(error) = opened.handle.run(Command::Close).await {
+        if matches!(error, VolumeError::Closed { .. }) {
+            break;
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+    if let Some(entry) = on.volumes.entries.borrow_mut().get_mut(&id) {
+        entry.open.take_if(|open| Rc::ptr_eq(open, &opened));
+    }
+    drop(opened);
+    keep_opening(on, id).await;
 }
 
 /// Closes all volumes, when the hosts have left: their labels say that nothing is to be made equal.

@@ -2,8 +2,10 @@
 //! wrong, and what there is comes back after a restart.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nacre_bdev_replica::store::{Call, MemoryStore, Outcome, Plan, Request};
 use serde_json::{Value, json};
 
 use super::super::testing::{Bench, bench};
@@ -77,6 +79,27 @@ fn states(volume: &Value) -> Vec<&str> {
 pub(super) fn facts(refused: &crate::rpc::RpcError) -> (i32, Option<&str>) {
     let field = refused.data.as_ref().and_then(|d| d.field.as_deref());
     (refused.code, field)
+}
+
+/// The store does not answer when a volume is to be deleted. It is not, and as soon as the store does it serves again; and
+/// can be deleted.
+#[test]
+fn a_volume_that_is_not_closed_in_time_comes_back() {
+    let memory = MemoryStore::alone();
+    let bench = Bench::with_volumes(None, Arc::new(memory.clone()));
+    mirror(&bench);
+    memory.plan(Some(Box::new(|call: &Call| match call.request {
+        Request::Swap => Plan::outcome(Outcome::Refuse),
+        _ => Plan::default(),
+    })));
+    let refused = bench.refused("volume_delete", json!({ "name": "v" }));
+    assert_eq!(facts(&refused), (-110, None), "{refused}");
+    memory.plan(None);
+    until(&bench, "open again", |v| v["state"] == "healthy");
+    let found = bench.call("bdev_get_bdevs", json!({ "name": "v" }));
+    assert_eq!(found[0]["uuid"], ID);
+    bench.call("volume_delete", json!({ "name": "v" }));
+    assert_eq!(bench.call("volume_get_volumes", json!(null)), json!([]));
 }
 
 #[test]
