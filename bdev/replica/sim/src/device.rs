@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use nacre_bdev::{
@@ -22,14 +22,22 @@ pub struct Device {
     disk: Arc<SimDisk>,
     holder: u64,
     queues: Arc<AtomicU64>,
+    lacks: Arc<AtomicBool>,
 }
 
 impl Device {
-    pub fn new(disk: Arc<SimDisk>, holder: u64, queues: Arc<AtomicU64>) -> Device {
+    /// `lacks`: the holder has no descriptor for one more queue.
+    pub fn new(
+        disk: Arc<SimDisk>,
+        holder: u64,
+        queues: Arc<AtomicU64>,
+        lacks: Arc<AtomicBool>,
+    ) -> Device {
         Device {
             disk,
             holder,
             queues,
+            lacks,
         }
     }
 }
@@ -84,12 +92,17 @@ impl Bdev for Device {
     }
 
     fn open(self: Arc<Self>, _pool: &Pool) -> Result<Box<dyn Queue>, OpenError> {
+        let refused = |source: std::io::Error| OpenError {
+            bdev: self.disk.name.clone(),
+            what: "connect".to_owned(),
+            source,
+        };
         if !self.disk.lock().reaches(self.holder) {
-            return Err(OpenError {
-                bdev: self.disk.name.clone(),
-                what: "connect".to_owned(),
-                source: std::io::ErrorKind::NotConnected.into(),
-            });
+            return Err(refused(std::io::ErrorKind::NotConnected.into()));
+        }
+        if self.lacks.load(Ordering::Relaxed) {
+            // EMFILE.
+            return Err(refused(std::io::Error::from_raw_os_error(24)));
         }
         Ok(Box::new(SimQueue {
             id: self.queues.fetch_add(1, Ordering::Relaxed),

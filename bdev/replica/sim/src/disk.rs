@@ -194,7 +194,11 @@ impl SimDisk {
         inner.silent_until = until;
         let held = std::mem::take(&mut inner.commands);
         for ((due, number), command) in held {
-            let due = due.max(until + Duration::from_nanos(number % 1000));
+            // What its queue was closed over is not kept any longer.
+            let due = match command.orphan {
+                true => due,
+                false => due.max(until + Duration::from_nanos(number % 1000)),
+            };
             inner.commands.insert((due, number), command);
         }
     }

@@ -75,9 +75,13 @@ impl World {
     fn heal(&mut self) {
         self.lively = false;
         self.tell(|| "all is healed".to_owned());
-        self.agenda
-            .retain(|_, event| matches!(event, Event::Start(_) | Event::TryAgain(_)));
-        self.hoard.clear();
+        self.agenda.retain(|_, event| {
+            matches!(
+                event,
+                Event::Start(_) | Event::TryAgain(_) | Event::Over(..)
+            )
+        });
+        self.plenty();
         self.disks.iter().for_each(|disk| disk.heal());
         self.mood.lock().expect("not poisoned").heal();
         // Of several holders the last is the one that may serve.

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 
 use nacre_bdev::{Bdev, Layer};
@@ -49,6 +49,8 @@ pub struct Holder {
     pub commands: Vec<(String, Place<()>)>,
     pub events: Arc<Events>,
     pub pool: Pool,
+    /// It has no descriptor for one more queue to a disk.
+    pub lacks: Arc<AtomicBool>,
     format: Format,
     devices: Arc<Reach>,
     store: MemoryStore,
@@ -76,6 +78,7 @@ struct Reach {
     holder: u64,
     disks: Vec<Arc<SimDisk>>,
     queues: Arc<AtomicU64>,
+    lacks: Arc<AtomicBool>,
     layers: Mutex<BTreeMap<String, Arc<Layer>>>,
 }
 
@@ -92,7 +95,8 @@ impl Devices for Reach {
         }
         let mut layers = self.layers.lock().expect("not poisoned");
         let layer = layers.entry(name.to_owned()).or_insert_with(|| {
-            let device = Device::new(Arc::clone(disk), self.holder, Arc::clone(&self.queues));
+            let (queues, lacks) = (Arc::clone(&self.queues), Arc::clone(&self.lacks));
+            let device = Device::new(Arc::clone(disk), self.holder, queues, lacks);
             Layer::new(Arc::new(device))
         });
         Ok(MemberDevice {
@@ -112,6 +116,7 @@ impl Holder {
         disks: &[Arc<SimDisk>],
         queues: &Arc<AtomicU64>,
     ) -> Holder {
+        let lacks: Arc<AtomicBool> = Arc::default();
         Holder {
             number,
             node,
@@ -128,8 +133,10 @@ impl Holder {
                 holder: number,
                 disks: disks.to_vec(),
                 queues: Arc::clone(queues),
+                lacks: Arc::clone(&lacks),
                 layers: Mutex::default(),
             }),
+            lacks,
             store: store.client(number as u32),
             core: TestCore::with_clock(ReactorConfig::default(), clock.clone()),
         }

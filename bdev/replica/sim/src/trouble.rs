@@ -1,5 +1,6 @@
 //! What goes wrong: drawn from the seed, some of it in each run.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use nacre_bdev_replica::handle::{Command, VolumeState};
@@ -99,8 +100,10 @@ pub enum Event {
     Start(Uuid),
     /// The operator lets I/O go on.
     Thaw(u64),
-    /// There are buffers again.
+    /// There are buffers again, and descriptors.
     Plenty,
+    /// Nothing of a write, by its number and its blocks, is under way any more: its queue was closed.
+    Over(u64, u64, u64),
 }
 
 /// How the store treats its callers.
@@ -252,12 +255,23 @@ impl World {
             }
             Kind::Shortage => {
                 self.hoard();
+                if !self.descriptors {
+                    let lacks = self.holders.iter().map(|holder| &holder.lacks);
+                    lacks.for_each(|lacks| lacks.store(true, Ordering::Relaxed));
+                }
                 let most = *self.random.pick(&[10, 200, 2000]);
                 let after = Duration::from_millis(self.random.within(1, most));
                 self.schedule(after, Event::Plenty);
             }
             Kind::CutOff | Kind::TakeOver => {}
         }
+    }
+
+    /// Nothing is short any more.
+    pub(crate) fn plenty(&mut self) {
+        self.hoard.clear();
+        let lacks = self.holders.iter().map(|holder| &holder.lacks);
+        lacks.for_each(|lacks| lacks.store(false, Ordering::Relaxed));
     }
 
     fn change_temper(&mut self, disk: usize) {
@@ -418,7 +432,12 @@ impl World {
                 }
             }
             Event::Start(node) => self.start_holder(node),
-            Event::Plenty => self.hoard.clear(),
+            Event::Plenty => self.plenty(),
+            Event::Over(write, lba, blocks) => {
+                let now = self.numbers.now();
+                self.checker
+                    .write_ended(write, (lba, blocks), false, false, now);
+            }
             Event::Thaw(number) => {
                 if let Some(holder) = self.holders.iter_mut().find(|h| h.number == number) {
                     holder.command(Command::Thaw {

@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use nacre_bdev::{Queue, Status};
 use nacre_bdev_replica::handle::{VolumeError, VolumeState};
-use nacre_bdev_replica::model::{MemberState, VolumeRecord};
+use nacre_bdev_replica::model::{MAX_MEMBERS, MemberState, VolumeRecord};
 use nacre_bdev_replica::store::MemoryStore;
 use nacre_hugepages::Buf;
 use nacre_reactor::{Idle, Nanos, Slept, VirtualClock};
 use uuid::Uuid;
 
 use crate::checker::Checker;
+use crate::device::LINGER;
 use crate::disk::SimDisk;
 use crate::holder::Holder;
 use crate::load::{Hot, Numbers};
@@ -45,6 +46,12 @@ pub struct World {
     pub(crate) hot: Hot,
     /// Whether hosts give I/O up, and which.
     pub(crate) aborts: Option<Random>,
+    /// Whether hosts go with I/O under way, and when.
+    pub(crate) leaves: Option<Random>,
+    /// How many times as long as in most runs the load rests.
+    pub(crate) pace: u64,
+    /// A shortage is of buffers alone.
+    pub(crate) descriptors: bool,
     pub profile: Profile,
     /// What is going to happen, by time.
     pub agenda: BTreeMap<(Nanos, u64), Event>,
@@ -243,6 +250,7 @@ impl World {
         }
         let before = self.in_sync();
         let (served, blocks) = (self.record.serving, self.record.blocks);
+        self.report.watermarks += u64::from(is_further(&self.record, &now));
         self.record = now;
         let after = self.in_sync();
         for disk in 0..self.disks.len() {
@@ -313,7 +321,7 @@ impl World {
                 0 => self.random.within(1_000, 600_000),
                 _ => self.random.within(20, 4000),
             };
-            self.next_io = now + Duration::from_micros(pause);
+            self.next_io = now + Duration::from_micros(pause * self.pace);
             return true;
         }
         self.burst -= 1;
@@ -348,7 +356,31 @@ impl World {
             );
         }
         self.give_up(index, lane);
+        self.leave(index);
         true
+    }
+
+    /// Now and then a host goes with all that it has under way: its queue is closed, and another one opened.
+    fn leave(&mut self, holder: usize) {
+        let Some(random) = self.leaves.as_mut().filter(|_| self.hoard.is_empty()) else {
+            return;
+        };
+        if !random.one_in(30) {
+            return;
+        }
+        let lanes = &mut self.holders[holder].lanes;
+        let lane = lanes.swap_remove(random.index(lanes.len()));
+        self.report.left += 1;
+        for (number, ongoing) in &lane.ongoing {
+            if ongoing.op.is_write() {
+                let over = Event::Over(*number, ongoing.lba, ongoing.blocks);
+                self.schedule(LINGER * 2, over);
+            }
+        }
+        drop(lane);
+        self.holders[holder].add_lane();
+        let number = self.holders[holder].number;
+        self.tell(|| format!("a host of holder {number} goes, and another one comes"));
     }
 
     /// Now and then a host wants something of what it has under way no more.
@@ -515,4 +547,16 @@ impl World {
         let members: Vec<String> = self.record.members.iter().map(member).collect();
         members.join("; ")
     }
+}
+
+/// Whether a member is known to have been filled further than before.
+fn is_further(before: &VolumeRecord, now: &VolumeRecord) -> bool {
+    let filled = |record: &VolumeRecord, slot: usize| match record.member(slot).map(|m| m.state) {
+        Some(MemberState::Filling { watermark, .. }) => Some(watermark),
+        _ => None,
+    };
+    (0..MAX_MEMBERS).any(|slot| match (filled(before, slot), filled(now, slot)) {
+        (Some(before), Some(now)) => now > before,
+        _ => false,
+    })
 }

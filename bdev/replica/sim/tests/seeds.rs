@@ -54,6 +54,8 @@ fn many_short_runs() {
         ("members out", sum.retired, runs / 4),
         ("members copied", sum.resynced, runs),
         ("fenced holders", sum.fenced, runs / 20),
+        ("hosts that went", sum.left, runs / 2),
+        ("watermarks", sum.watermarks, runs / 20),
     ];
     for (what, found, least) in enough {
         assert!(found >= least, "only {found} {what} in {runs} runs");
