@@ -295,7 +295,9 @@ impl Group {
                 return self.finish(q, index, status, now);
             }
         };
-        qp.requests[index].plan = plan;
+        let namespace = qp.view.get(sqe.nsid()).map_or(0, |n| n.serial);
+        let request = &mut qp.requests[index];
+        (request.plan, request.namespace) = (plan, namespace);
         let unfused = sqe.fuse() == Fuse::Normal && qp.fused.is_none();
         if unfused && self.starved.is_empty() && qp.has_all(index) {
             return self.run_io(q, index, now);

@@ -1,7 +1,7 @@
 //! A namespace: the identity that hosts see, and the bdev behind it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use nacre_bdev::{Bdev, Geometry, Limits, OpenError, Queue};
 use nacre_hugepages::Pool;
@@ -53,9 +53,14 @@ impl NamespaceIds {
     }
 }
 
+/// The last serial given out.
+static SERIALS: AtomicU64 = AtomicU64::new(0);
+
 /// A namespace of one subsystem, shared by all cores.
 pub struct Namespace {
     pub nsid: u32,
+    /// Tells it from every other, also from one that has its id, or its device, after it. Never zero.
+    pub(crate) serial: u64,
     pub ids: NamespaceIds,
     ana_group: AtomicU32,
     pub backing: Backing,
@@ -84,6 +89,7 @@ impl Namespace {
         let limits = backing.bdev.limits();
         Namespace {
             nsid,
+            serial: SERIALS.fetch_add(1, Ordering::Relaxed) + 1,
             ids,
             ana_group: AtomicU32::new(ana_group),
             lend_blocks: limits.lend_blocks,

@@ -11,7 +11,7 @@ use nacre_reactor::Nanos;
 use super::association::Association;
 use super::controller::Controller;
 use super::io::{IoLimits, Plan, Transfer};
-use super::namespace::View;
+use super::namespace::{Namespace, View};
 use super::request::{ReqIndex, Requests};
 use super::reservation::RightsCache;
 use super::stats::QueueStats;
@@ -176,6 +176,14 @@ impl QueuePair {
         changed
     }
 
+    /// The namespace that a request was decoded for, if it is still there: never another one that has its id by now.
+    #[inline]
+    pub fn namespace_of(&self, index: ReqIndex) -> Option<&Arc<Namespace>> {
+        let request = &self.requests[index];
+        let namespace = self.view.get(request.sqe.nsid())?;
+        (namespace.serial == request.namespace).then_some(namespace)
+    }
+
     /// Whether a request is a read that the device answers with its own memory.
     #[inline]
     pub fn lends(&self, index: ReqIndex) -> bool {
@@ -190,8 +198,7 @@ impl QueuePair {
         };
         self.takes_lent
             && self
-                .view
-                .get(request.sqe.nsid())
+                .namespace_of(index)
                 .is_some_and(|namespace| blocks <= namespace.lend_blocks)
     }
 

@@ -31,6 +31,9 @@ pub(crate) struct Request {
     pub sqe: Sqe,
     pub step: Step,
     pub plan: Plan,
+    /// The namespace that the plan was made for ([`super::Namespace::serial`]). By the time that the command runs its id
+    /// may be another one's, which has nothing to do with the command.
+    pub namespace: u64,
     pub started: Nanos,
     /// The command's data, while this side holds it.
     pub data: Option<Buf>,
@@ -185,6 +188,7 @@ impl Request {
             sqe: Sqe::zeroed(),
             step: Step::Free,
             plan: Plan::None,
+            namespace: 0,
             started: Nanos::ZERO,
             data: None,
             lent: None,
@@ -205,6 +209,7 @@ impl Request {
     fn reset(&mut self) {
         self.step = Step::Free;
         self.plan = Plan::None;
+        self.namespace = 0;
         self.data = None;
         self.lent = None;
         self.next_child = 0;

@@ -45,8 +45,9 @@ impl Group {
         else {
             return false;
         };
-        let Some(namespace) = qp.view.get(request.sqe.nsid()) else {
-            return false;
+        let namespace = match qp.view.get(request.sqe.nsid()) {
+            Some(namespace) if namespace.serial == request.namespace => namespace,
+            _ => return false,
         };
         let association = qp.association.as_deref();
         if !qp.rights.may(&namespace.reservation, association, op) {
@@ -84,7 +85,7 @@ impl Group {
         };
         if let Plan::Deallocate { .. } | Plan::Copy { .. } = request.plan
             && let Some(data) = &request.data
-            && let Some(namespace) = qp.view.get(request.sqe.nsid())
+            && let Some(namespace) = qp.namespace_of(index)
             && let Err(status) =
                 io::check_ranges(&request.plan, data, &namespace.geometry(), &qp.limits)
         {
@@ -148,7 +149,7 @@ impl Group {
                 None => return Ok(None),
                 next => next,
             },
-            _ => qp.view.get(request.sqe.nsid()),
+            _ => qp.namespace_of(index),
         };
         let namespace = namespace.ok_or(StatusCode::INVALID_NAMESPACE_OR_FORMAT.with_dnr())?;
         let nsid = namespace.nsid;
@@ -334,7 +335,9 @@ impl Group {
             (Some(FusedFirst::Waiting(first)), Fuse::Second) if valid => {
                 let requests = &mut self.queue(q).requests;
                 let (a, b) = (&requests[first], &requests[index]);
-                let same = a.sqe.nsid == b.sqe.nsid && span(&a.plan) == span(&b.plan);
+                let same = a.sqe.nsid == b.sqe.nsid
+                    && a.namespace == b.namespace
+                    && span(&a.plan) == span(&b.plan);
                 if !same {
                     self.fail(q, first, StatusCode::INVALID_FIELD.with_dnr(), now);
                     self.finish(q, index, StatusCode::INVALID_FIELD.with_dnr(), now);

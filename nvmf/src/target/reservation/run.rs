@@ -78,7 +78,7 @@ impl Group {
         let qp = self.queue(q);
         let association = Arc::clone(qp.association.as_ref().expect("live queue"));
         let nsid = qp.requests[index].sqe.nsid();
-        let Some(namespace) = qp.view.get(nsid) else {
+        let Some(namespace) = qp.namespace_of(index) else {
             let status = StatusCode::INVALID_NAMESPACE_OR_FORMAT.with_dnr();
             return self.finish(q, index, status, now);
         };
@@ -362,7 +362,7 @@ impl Group {
                 .iter()
                 .any(|namespace| !qp.may(&namespace.reservation, need));
         }
-        let Some(namespace) = qp.view.get(request.sqe.nsid()) else {
+        let Some(namespace) = qp.namespace_of(index) else {
             return false;
         };
         if namespace.reservation.gate() == 0 {
@@ -377,8 +377,8 @@ impl Group {
     pub(crate) fn refuse_conflict(&mut self, q: u32, index: ReqIndex, now: Nanos) {
         const CONFLICT: StatusCode = StatusCode::RESERVATION_CONFLICT.with_dnr();
         let qp = self.queue(q);
-        let (partner, nsid) = (qp.requests[index].partner, qp.requests[index].sqe.nsid());
-        let reservation = qp.view.get(nsid).map(|n| Arc::clone(&n.reservation));
+        let partner = qp.requests[index].partner;
+        let reservation = qp.namespace_of(index).map(|n| Arc::clone(&n.reservation));
         if let Some(reservation) = &reservation {
             reservation.count_conflict();
         }

@@ -17,6 +17,7 @@ mod io;
 mod limits;
 mod logs;
 mod memory;
+mod replaced;
 mod reservations;
 mod rig;
 mod told;

@@ -30,6 +30,8 @@ pub struct State {
     pub aborts: bool,
     /// No I/O is taken.
     pub full: bool,
+    /// I/Os that were taken.
+    pub submitted: u32,
     /// Flushes that were carried out.
     pub flushes: u32,
     /// I/Os are carried out at once, and how many were.
@@ -56,6 +58,7 @@ impl Told {
                 held: false,
                 aborts: false,
                 full: false,
+                submitted: 0,
                 flushes: 0,
                 prompt: false,
                 at_once: 0,
@@ -138,9 +141,11 @@ struct Channel {
 
 impl Queue for Channel {
     fn submit(&mut self, io: Io) -> Result<(), (Busy, Io)> {
-        if self.told.state.lock().unwrap().full {
+        let mut state = self.told.state.lock().unwrap();
+        if state.full {
             return Err((Busy, io));
         }
+        state.submitted += 1;
         self.taken.push(io);
         Ok(())
     }
