@@ -16,6 +16,7 @@ use super::namespace::View;
 use super::reservation::{Fence, Notice, NoticeLog};
 use super::stats::{QueueStats, Totals};
 use super::subsystem::Subsystem;
+use super::waiting::ReqRef;
 use crate::transport::{Address, ListenerId, TransportType};
 
 /// Where an association is in its life. It only moves down this list, but for `Connected` and
@@ -124,9 +125,7 @@ pub enum GroupMessage {
 #[derive(Clone)]
 pub struct AbortReply {
     pub group: GroupHandle,
-    pub(crate) queue: u32,
-    pub(crate) generation: u32,
-    pub(crate) request: u16,
+    pub(crate) request: ReqRef,
 }
 
 impl GroupHandle {

@@ -8,9 +8,9 @@ use nacre_bdev::{Busy, Done, Io, Queue, Status, Token};
 use nacre_hugepages::{Lent, Pool};
 use nacre_reactor::{EventSet, Idle, Nanos};
 
-use super::group::ReqRef;
 use super::namespace::Namespace;
 use super::request::ReqIndex;
+use super::waiting::{ReqRef, make_room};
 
 /// A device I/O's token: queue pair, request, child.
 pub(crate) fn token(queue: u32, request: ReqIndex, child: u32) -> Token {
@@ -128,11 +128,19 @@ impl Devices {
         Some(status)
     }
 
-    /// Lets a request wait for room in a device; `again`: it comes from the head of the list.
-    pub fn wait(&mut self, slot: usize, request: ReqRef, again: bool) {
+    /// Lets a request wait for room in a device; `first`: before those that wait for it already, which `waits` tells from
+    /// those that were given up.
+    pub fn wait(
+        &mut self,
+        slot: usize,
+        request: ReqRef,
+        first: bool,
+        waits: impl Fn(&ReqRef) -> bool,
+    ) {
         self.list(slot);
         let waiting = &mut self.device(slot).waiting;
-        if again {
+        make_room(waiting, waits);
+        if first {
             waiting.push_front(request)
         } else {
             waiting.push_back(request)

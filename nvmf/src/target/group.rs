@@ -30,15 +30,8 @@ use super::qpair::{QueuePair, Stage};
 use super::request::{NoRoom, ReqIndex, Step};
 use super::reservation::Reserving;
 use super::target::Target;
+use super::waiting::{ReqRef, current, make_room, waits_for_buffer};
 use crate::transport::{CloseWhy, ConnId, Event, Events, Pools, Transport, TransportType};
-
-/// Names a request of this core. The generation tells a queue pair from its predecessor in the slot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct ReqRef {
-    pub queue: u32,
-    pub generation: u32,
-    pub request: ReqIndex,
-}
 
 /// A transport's I/O half on this core.
 pub(super) struct Port {
@@ -337,17 +330,15 @@ impl Group {
         let is_io = !qp.is_admin() && qp.stage != Stage::Fresh;
         let must_queue = is_io && !self.starved.is_empty() && qp.requests[index].data.is_none();
         if must_queue || !self.try_gather(q, index, fresh, now) {
-            let qp = self.queue(q);
-            qp.requests[index].step = Step::Buffer;
-            let waiting = ReqRef {
-                queue: q,
-                generation: qp.generation,
-                request: index,
+            self.queue(q).requests[index].step = Step::Buffer;
+            let waiting = self.name_of(q, index);
+            let queues = &self.queues;
+            let list = match is_io {
+                true => &mut self.starved,
+                false => &mut self.starved_admin,
             };
-            match is_io {
-                true => self.starved.push_back(waiting),
-                false => self.starved_admin.push_back(waiting),
-            }
+            make_room(list, |known| waits_for_buffer(queues, known));
+            list.push_back(waiting);
         }
     }
 
@@ -464,8 +455,7 @@ impl Group {
     fn feed(&mut self, now: Nanos, list: fn(&mut Group) -> &mut VecDeque<ReqRef>) -> u32 {
         let mut fed = 0;
         while let Some(&first) = list(self).front() {
-            let waits = self.is_current(first)
-                && self.queue(first.queue).requests[first.request].step == Step::Buffer;
+            let waits = waits_for_buffer(&self.queues, &first);
             if waits && !self.try_gather(first.queue, first.request, false, now) {
                 break;
             }
@@ -523,10 +513,17 @@ impl Group {
     }
 
     pub(crate) fn is_current(&self, what: ReqRef) -> bool {
-        self.queues
-            .get(what.queue as usize)
-            .and_then(Option::as_ref)
-            .is_some_and(|qp| qp.generation == what.generation && qp.stage != Stage::Ending)
+        current(&self.queues, &what).is_some()
+    }
+
+    pub(crate) fn name_of(&self, q: u32, index: ReqIndex) -> ReqRef {
+        let qp = self.queue_ref(q);
+        ReqRef {
+            queue: q,
+            generation: qp.generation,
+            request: index,
+            begun: qp.requests[index].begun(),
+        }
     }
 
     fn device_completed(&mut self, completion: Completion, now: Nanos) {

@@ -39,6 +39,7 @@ pub mod subsystem;
 pub mod target;
 #[cfg(test)]
 mod tests;
+mod waiting;
 
 pub use ana::AnaStates;
 pub use association::{

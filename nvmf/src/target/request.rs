@@ -57,6 +57,8 @@ pub(crate) struct Request {
     pub waiting: bool,
     /// A Preempt and Abort waits until it is gone.
     pub fenced: bool,
+    /// Tells the command from others that had its place in the table before.
+    begun: u32,
     /// Next request whose command identifier hashes alike.
     chain: u16,
 }
@@ -96,6 +98,7 @@ impl Requests {
         let bucket = self.bucket(sqe.cid());
         let request = &mut self.table[index as usize];
         request.sqe = sqe;
+        request.begun = request.begun.wrapping_add(1);
         request.started = now;
         request.step = Step::Executing;
         request.chain = self.heads[bucket];
@@ -202,8 +205,14 @@ impl Request {
             abort: false,
             waiting: false,
             fenced: false,
+            begun: 0,
             chain: NONE,
         }
+    }
+
+    /// Which command of its place in the table it is.
+    pub fn begun(&self) -> u32 {
+        self.begun
     }
 
     fn reset(&mut self) {

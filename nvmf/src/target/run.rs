@@ -11,10 +11,11 @@ use nacre_reactor::Nanos;
 
 use super::association::{AbortReply, Association, GroupMessage};
 use super::device;
-use super::group::{Group, ReqRef};
+use super::group::Group;
 use super::io::{self, Plan};
 use super::qpair::{FusedFirst, Stage};
 use super::request::{ReqIndex, Step};
+use super::waiting::{ReqRef, current};
 
 /// Children of one command that are under way at once: bounds what a single Dataset Management or
 /// Copy command can pile onto a device.
@@ -92,13 +93,13 @@ impl Group {
             return self.finish(q, index, status, now);
         }
         qp.requests[index].children = children;
-        self.advance(q, index, false, now);
+        self.advance(q, index, None, now);
     }
 
     /// Submits children until all are, or enough are under way, or the device is full; ends the
-    /// command when nothing is left to do. `again`: it comes from the head of a device's list.
-    /// Answers whether it had to wait.
-    fn advance(&mut self, q: u32, index: ReqIndex, again: bool, now: Nanos) -> bool {
+    /// command when nothing is left to do. `from`: it comes from the head of that device's list.
+    /// Answers whether it is there again.
+    fn advance(&mut self, q: u32, index: ReqIndex, from: Option<usize>, now: Nanos) -> bool {
         loop {
             let request = &self.queue(q).requests[index];
             let stop = request.abort || !request.status.is_success();
@@ -123,17 +124,15 @@ impl Group {
                     continue;
                 }
             };
-            let full = !again && self.devices.waiting(slot) > 0;
-            if full || !self.submit_child(q, index, slot, nsid) {
-                let qp = self.queue(q);
-                qp.requests[index].waiting = true;
-                let waiting = ReqRef {
-                    queue: q,
-                    generation: qp.generation,
-                    request: index,
-                };
-                self.devices.wait(slot, waiting, again);
-                return true;
+            let first = from == Some(slot);
+            let behind = !first && self.devices.waiting(slot) > 0;
+            if behind || !self.submit_child(q, index, slot, nsid) {
+                self.queue(q).requests[index].waiting = true;
+                let waiting = self.name_of(q, index);
+                let queues = &self.queues;
+                let waits = |known: &ReqRef| current(queues, known).is_some_and(|r| r.waiting);
+                self.devices.wait(slot, waiting, first, waits);
+                return first;
             }
         }
     }
@@ -272,7 +271,7 @@ impl Group {
             return self.end_io(q, index, now);
         }
         if !request.waiting {
-            self.advance(q, index, false, now);
+            self.advance(q, index, None, now);
         }
     }
 
@@ -310,13 +309,11 @@ impl Group {
             let Some(waiting) = self.devices.device(slot).waiting.pop_front() else {
                 break;
             };
-            if !self.is_current(waiting)
-                || !self.queue(waiting.queue).requests[waiting.request].waiting
-            {
+            if !current(&self.queues, &waiting).is_some_and(|request| request.waiting) {
                 continue;
             }
             self.queue(waiting.queue).requests[waiting.request].waiting = false;
-            if self.advance(waiting.queue, waiting.request, true, now) {
+            if self.advance(waiting.queue, waiting.request, Some(slot), now) {
                 break;
             }
             did += 1;
@@ -435,13 +432,10 @@ impl Group {
     /// The Abort command `index` of admin queue `q` names a command of queue `sqid`.
     pub(crate) fn start_abort(&mut self, q: u32, index: ReqIndex, sqid: u16, cid: u16, now: Nanos) {
         let qp = self.queue(q);
-        let generation = qp.generation;
         let association = Arc::clone(qp.association.as_ref().expect("admin queue"));
         let reply = AbortReply {
             group: self.handle.clone(),
-            queue: q,
-            generation,
-            request: index,
+            request: self.name_of(q, index),
         };
         let Some(info) = association.queue(sqid) else {
             return self.abort_answered(&reply, false, now);
@@ -462,11 +456,7 @@ impl Group {
     }
 
     pub(crate) fn abort_answered(&mut self, reply: &AbortReply, aborted: bool, now: Nanos) {
-        let admin = ReqRef {
-            queue: reply.queue,
-            generation: reply.generation,
-            request: reply.request,
-        };
+        let admin = reply.request;
         if self.is_current(admin)
             && self.queue(admin.queue).requests[admin.request].step == Step::Held
         {

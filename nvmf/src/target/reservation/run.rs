@@ -22,11 +22,12 @@ use zerocopy::little_endian::U64;
 use super::report::report;
 use super::state::{Command, HostId, Outcome, Rights};
 use super::{Answer, Decision, FAILED, Fence, KEPT, OPEN, Reservation, Several, Ticket};
-use crate::target::group::{Group, ReqRef};
+use crate::target::group::Group;
 use crate::target::io::{Ask, Plan};
 use crate::target::qpair::{QueuePair, Stage};
 use crate::target::request::{ReqIndex, Step};
 use crate::target::subsystem::Subsystem;
+use crate::target::waiting::ReqRef;
 
 const PREEMPTED: StatusCode = StatusCode::ABORTED_PREEMPT_AND_ABORT;
 
@@ -121,15 +122,9 @@ impl Group {
 
     /// Runs an errand; the request is answered when all is done.
     pub(crate) fn reserve(&mut self, q: u32, index: ReqIndex, errand: Errand, now: Nanos) {
-        let qp = self.queue(q);
-        qp.requests[index].step = Step::Held;
-        let request = ReqRef {
-            queue: q,
-            generation: qp.generation,
-            request: index,
-        };
+        self.queue(q).requests[index].step = Step::Held;
         let op = Op {
-            request,
+            request: self.name_of(q, index),
             errand,
             waits: Waits::Turn,
         };
@@ -276,15 +271,10 @@ impl Group {
             else {
                 continue;
             };
-            let generation = qp.generation;
             let active: Vec<ReqIndex> = qp.requests.active().collect();
             for index in active {
                 if self.preempt_command(q, index, fence.nsid, now) {
-                    requests.push(ReqRef {
-                        queue: q,
-                        generation,
-                        request: index,
-                    });
+                    requests.push(self.name_of(q, index));
                 }
             }
         }

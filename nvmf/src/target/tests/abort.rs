@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::rig::*;
 use crate::target::association::{AbortReply, GroupHandle, GroupMessage};
+use crate::target::waiting::ReqRef;
 
 /// Goal: an answer that finds the other core's list full is kept and arrives later, once.
 #[test]
@@ -16,9 +17,12 @@ fn an_answer_waits_for_room() {
     let other = GroupHandle::new(1, Arc::new(|| {}));
     let reply = |request| AbortReply {
         group: other.clone(),
-        queue: 0,
-        generation: 0,
-        request,
+        request: ReqRef {
+            queue: 0,
+            generation: 0,
+            request,
+            begun: 0,
+        },
     };
     let mut fill = 0;
     while other
@@ -51,7 +55,7 @@ fn an_answer_waits_for_room() {
             panic!("an answer to something else");
         };
         assert!(!aborted, "no such command");
-        answered.push(reply.request);
+        answered.push(reply.request.request);
     }
     answered.sort_unstable();
     assert_eq!(answered, [0, 1, 2]);

@@ -21,3 +21,4 @@ mod replaced;
 mod reservations;
 mod rig;
 mod told;
+mod waiting;
