@@ -196,6 +196,7 @@ impl Group {
             }
             Event::CapsuleDamaged { conn, sqe } => {
                 if let Some(q) = self.live_queue_of(port, conn) {
+                    self.fused_half_refused(q, &sqe, now);
                     self.refuse(q, sqe, StatusCode::TRANSIENT_TRANSPORT_ERROR);
                 }
             }
@@ -233,6 +234,7 @@ impl Group {
         let index = match taken {
             Ok(index) => index,
             Err(NoRoom::DuplicateId) => {
+                self.fused_half_refused(q, &sqe, now);
                 return self.refuse(q, sqe, StatusCode::COMMAND_ID_CONFLICT);
             }
             Err(NoRoom::QueueOverrun) => {

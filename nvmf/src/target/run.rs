@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use nacre_bdev::{Completion, Io, Op};
-use nacre_nvmf_wire::{Cqe, Fuse, StatusCode};
+use nacre_nvmf_wire::{Cqe, Fuse, Sqe, StatusCode};
 use nacre_reactor::Nanos;
 
 use super::association::{AbortReply, Association, GroupMessage};
@@ -424,6 +424,27 @@ impl Group {
             qp.fused = Some(FusedFirst::Failed);
         } else if let Some(other) = qp.requests.unpair(index) {
             self.fail(q, other, StatusCode::ABORTED_FAILED_FUSED, now);
+        }
+    }
+
+    /// A command is refused that never got into the table. What was to be paired with it, or stood before it without a
+    /// second half, waits for nothing any more.
+    #[cold]
+    pub(super) fn fused_half_refused(&mut self, q: u32, sqe: &Sqe, now: Nanos) {
+        let qp = self.queue(q);
+        if qp.is_admin() || qp.stage != Stage::Live {
+            return;
+        }
+        let first = qp.fused.take();
+        if sqe.fuse() == Fuse::First {
+            qp.fused = Some(FusedFirst::Failed);
+        }
+        if let Some(FusedFirst::Waiting(first)) = first {
+            let status = match sqe.fuse() {
+                Fuse::Second => StatusCode::ABORTED_FAILED_FUSED,
+                _ => StatusCode::ABORTED_MISSING_FUSED,
+            };
+            self.fail(q, first, status, now);
         }
     }
 

@@ -179,3 +179,48 @@ fn a_half_can_be_aborted() {
     assert_eq!(statuses(&mut rig), expected);
     assert_works(&mut rig, io);
 }
+
+/// Goal: a half that is refused before it has a place in the table, as its capsule was damaged or its identifier is taken,
+/// is not waited for by the other one, whichever it is; nor is a second half that something damaged stands in the place
+/// of.
+#[test]
+fn a_half_that_never_got_in_ends_both() {
+    let mut rig = Rig::with_malloc();
+    let io = rig.io();
+    let damaged = |conn, sqe| Event::CapsuleDamaged { conn, sqe };
+    let transient = StatusCode::TRANSIENT_TRANSPORT_ERROR;
+    let ended = |rig: &mut Rig| {
+        rig.turn();
+        rig.deliver(&[0; BLOCK as usize]);
+        (0..2).for_each(|_| rig.turn());
+        statuses(rig)
+    };
+
+    rig.send(io, first(COMPARE, 0), None);
+    rig.event(damaged(io, second(WRITE, 0)));
+    let failed = (COMPARE, StatusCode::ABORTED_FAILED_FUSED);
+    assert_eq!(ended(&mut rig), [failed, (WRITE, transient)]);
+
+    rig.event(damaged(io, first(COMPARE, 0)));
+    rig.send(io, second(WRITE, 0), None);
+    let failed = (WRITE, StatusCode::ABORTED_FAILED_FUSED);
+    assert_eq!(ended(&mut rig), [(COMPARE, transient), failed]);
+
+    rig.send(io, first(COMPARE, 0), None);
+    rig.event(damaged(io, rw(opcode::WRITE, 3, 0)));
+    let alone = (COMPARE, StatusCode::ABORTED_MISSING_FUSED);
+    assert_eq!(ended(&mut rig), [alone, (3, transient)]);
+
+    rig.send(io, rw(opcode::WRITE, WRITE, 9), None);
+    rig.send(io, first(COMPARE, 0), None);
+    rig.send(io, second(WRITE, 0), None);
+    let mut answers = ended(&mut rig);
+    answers.sort_by_key(|(_, status)| status.field());
+    let expected = [
+        (WRITE, StatusCode::SUCCESS),
+        (WRITE, StatusCode::COMMAND_ID_CONFLICT),
+        (COMPARE, StatusCode::ABORTED_FAILED_FUSED),
+    ];
+    assert_eq!(answers, expected);
+    assert_works(&mut rig, io);
+}
