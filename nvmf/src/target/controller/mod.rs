@@ -45,7 +45,7 @@ const DISCOVERY_ACTIVITY_TIMEOUT: Duration = Duration::from_secs(120);
 #[derive(Debug)]
 pub(crate) enum Outcome {
     Done(Cqe),
-    /// Answered later: an event request.
+    /// Answered later, as an event request is, or not at all.
     Held,
     /// The group finds and aborts the command, then answers.
     Abort {
@@ -133,8 +133,12 @@ impl Controller {
         if sqe.is_fabrics() {
             return Ok(0);
         }
-        if self.association.phase() != Phase::Ready && sqe.opcode != admin::KEEP_ALIVE {
-            return Err(StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr());
+        match self.association.phase() {
+            Phase::Ready => {}
+            // It is not carried out; see `execute`.
+            Phase::Closing => return Ok(0),
+            Phase::Connected if sqe.opcode == admin::KEEP_ALIVE => {}
+            Phase::Connected => return Err(StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr()),
         }
         match sqe.opcode {
             admin::ABORT | admin::ASYNC_EVENT_REQUEST | admin::KEEP_ALIVE => Ok(0),
@@ -159,6 +163,11 @@ impl Controller {
         let cid = sqe.cid();
         if sqe.is_fabrics() {
             return Outcome::Done(self.fabrics(sqe));
+        }
+        // The connection is about to be closed: the host will send it again on the next one. An error here it would take
+        // for one of the namespace that it asks about.
+        if self.association.phase() == Phase::Closing {
+            return Outcome::Held;
         }
         let result = match sqe.opcode {
             admin::ABORT => return self.abort(sqe),

@@ -19,7 +19,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::host::INVALID;
 use super::rig::*;
 use super::told::rig_told;
-use crate::target::{NamespaceConfig, NamespaceIds, SubsystemConfig};
+use crate::target::{NamespaceConfig, NamespaceIds, SubsystemConfig, Teardown};
 use crate::transport::ConnId;
 
 const INVALID_NAMESPACE: StatusCode = StatusCode::INVALID_NAMESPACE_OR_FORMAT.with_dnr();
@@ -592,5 +592,31 @@ fn ana_groups_have_a_range() {
         };
         let added = rig.target.add_namespace(&nqn(SUBNQN), config);
         assert_eq!(added.is_ok(), fits, "group {group}");
+    }
+}
+
+/// Goal: a command that comes while its controller is being torn down, before its core knows of that, is not answered with
+/// an error: hosts take one for what has become of a namespace, and remove it. It is sent again on the next connection.
+#[test]
+fn nothing_is_refused_for_the_sake_of_a_teardown() {
+    let (mut rig, _) = rig_told();
+    let commands = [
+        Identify::new(cns::CONTROLLER).to_sqe(900, 0),
+        Identify::new(cns::NAMESPACE_DESCRIPTORS).to_sqe(900, 1),
+        GetFeatures::new(fid::ARBITRATION).to_sqe(900, 0),
+        nacre_nvmf_wire::commands::admin::keep_alive(900),
+        nacre_nvmf_wire::commands::admin::async_event_request(900),
+    ];
+    for sqe in commands {
+        let (conn, cntlid) = rig.admin();
+        let subsystem = rig.target.subsystem(&nqn(SUBNQN)).unwrap();
+        let association = subsystem.controller(cntlid).unwrap();
+        let leaves = move || association.tear_down(Teardown::TargetStopping);
+        rig.wire.borrow_mut().meanwhile = Some(Box::new(leaves));
+        rig.send(conn, sqe.with_sgl(Sgl::Transport { length: 4096 }), None);
+        (0..3).for_each(|_| rig.turn());
+        assert_eq!(rig.statuses(), [], "{sqe:?}");
+        assert!(rig.wire.borrow().closes.iter().any(|(c, _)| *c == conn));
+        rig.assert_clean();
     }
 }

@@ -47,6 +47,8 @@ pub struct Wire {
     pub in_place: Vec<(ConnId, bool)>,
     /// Bytes to be fetched at a time; `None`: any.
     pub window: Option<usize>,
+    /// What another thread does after the core has looked at its messages, and before it takes what arrived.
+    pub meanwhile: Option<Box<dyn FnOnce()>>,
 }
 
 struct FakeTransport {
@@ -61,6 +63,9 @@ impl Transport for FakeTransport {
 
     fn poll(&mut self, _now: Nanos, _pools: &Pools, events: &mut Events) -> usize {
         let mut wire = self.wire.borrow_mut();
+        if let Some(meanwhile) = wire.meanwhile.take() {
+            meanwhile();
+        }
         let mut taken = 0;
         while events.has_room() {
             let Some(event) = wire.events.pop_front() else {
