@@ -132,7 +132,11 @@ impl QueuePair {
             cid: sqe.cid(),
             status,
             lba,
-            nsid: sqe.nsid(),
+            // Of a fabrics command these bytes are its type.
+            nsid: match sqe.is_fabrics() {
+                true => 0,
+                false => sqe.nsid(),
+            },
             opcode: sqe.opcode,
         });
     }

@@ -276,3 +276,16 @@ fn ana_log() {
     let page = rig.log_page(conn, only).unwrap();
     assert!(ana::groups(&page).all(|group| group.unwrap().1.is_empty()));
 }
+
+/// A fabrics command that failed is noted without a namespace: what is in the place of one is its type.
+#[test]
+fn fabrics_errors_name_no_namespace() {
+    let mut rig = Rig::with_malloc();
+    let (conn, _) = rig.admin();
+    let beyond = rig.property(conn, 0x2000, nacre_nvmf_wire::fabrics::PropertySize::Four);
+    assert_eq!(beyond.unwrap_err(), INVALID);
+    let page = rig.log(conn, lid::ERROR_INFORMATION, 64);
+    let entries = <[ErrorInformation]>::ref_from_bytes(&page).unwrap();
+    assert_eq!(entries[0].opcode, nacre_nvmf_wire::opcode::FABRICS);
+    assert_eq!(entries[0].nsid.get(), 0);
+}
