@@ -109,8 +109,8 @@ pub enum SubsystemError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
     HostNotAllowed,
-    /// Controllers of this host, or the one that it asks for, are still being torn down, or the subsystem is going: try
-    /// again.
+    /// Controllers of this host, or the one that it asks for, are still being torn down, or the subsystem is going, or is
+    /// only just being served here: try again.
     Busy,
     NoFreeController,
     /// The static controller that it asks for has an association.
@@ -170,6 +170,8 @@ pub(super) struct State {
     pub(super) ana_members: BTreeMap<u32, u64>,
     last_cntlid: u16,
     deleted: bool,
+    /// Addresses that are being opened for it: a host that is quick is there before the listener.
+    opening: u32,
 }
 
 pub struct Subsystem {
@@ -483,6 +485,12 @@ impl Subsystem {
 
     // Listeners.
 
+    /// An address is being opened for this subsystem, until the answer is dropped.
+    pub(super) fn opening(&self) -> Opening<'_> {
+        self.state().opening += 1;
+        Opening(self)
+    }
+
     pub(crate) fn add_listener(&self, listener: SubsystemListener) -> Result<(), SubsystemError> {
         let mut state = self.state();
         if state.listeners.iter().any(|l| l.id == listener.id) {
@@ -535,6 +543,7 @@ impl Subsystem {
         if !discovery {
             let here = state.listeners.iter().find(|l| l.id == listener);
             match here {
+                None if state.opening > 0 => return Err(Refusal::Busy),
                 None => return Err(Refusal::NotOnThisListener),
                 Some(here) if here.withheld => return Err(Refusal::Withheld),
                 Some(_) => {}
@@ -622,6 +631,15 @@ impl Subsystem {
         for association in self.state().controllers.values() {
             association.notify(events);
         }
+    }
+}
+
+/// See [`Subsystem::opening`].
+pub(super) struct Opening<'a>(&'a Subsystem);
+
+impl Drop for Opening<'_> {
+    fn drop(&mut self) {
+        self.0.state().opening -= 1;
     }
 }
 

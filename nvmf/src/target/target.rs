@@ -75,6 +75,9 @@ pub struct Target {
     plugs: RwLock<Vec<Arc<dyn Plug>>>,
     queue_limits: Mutex<BTreeMap<TransportType, QueueLimits>>,
     groups: RwLock<Vec<GroupHandle>>,
+    /// Held by whoever opens or closes addresses, and by nobody who serves hosts: a transport may take long over it.
+    /// Locked before `listeners`.
+    opening: Mutex<()>,
     listeners: Mutex<Listeners>,
     referrals: Mutex<Vec<Referral>>,
     /// Discovery listeners that were opened beside those of subsystems.
@@ -127,6 +130,7 @@ impl Target {
             plugs: RwLock::new(Vec::new()),
             queue_limits: Mutex::new(BTreeMap::new()),
             groups: RwLock::new(Vec::new()),
+            opening: Mutex::new(()),
             listeners: Mutex::new(Listeners {
                 open: BTreeMap::new(),
                 next: 1,
@@ -195,17 +199,6 @@ impl Target {
         own.get(&kind)
             .copied()
             .unwrap_or_else(|| self.config.queue_limits())
-    }
-
-    /// The bounds of the queue pairs that come through one listener.
-    pub fn listener_limits(&self, kind: TransportType, listener: ListenerId) -> QueueLimits {
-        let mut limits = self.queue_limits(kind);
-        let listeners = self.listeners.lock().expect("poisoned");
-        let options = listeners.open.get(&listener).map(|l| l.options);
-        if let Some(entries) = options.and_then(|o| o.max_queue_depth) {
-            limits.max_io_entries = entries.max(2);
-        }
-        limits
     }
 
     /// The groups that have registered, in the order of their coming.
@@ -390,14 +383,16 @@ impl Target {
         let subsystem = self.subsystem(nqn)?;
         subsystem.check_ana_states(&options.ana)?;
         let plug = self.plug(kind)?;
-        let mut listeners = self.listeners.lock().expect("poisoned");
-        let found = find_listener(&listeners, kind, address);
+        let one_at_a_time = self.opening.lock().expect("poisoned");
+        let opening = subsystem.opening();
+        let found = find_listener(&self.listeners(), kind, address);
         let (id, bound) = match found {
-            Some(id) => (id, listeners.open[&id].bound.clone()),
+            Some(id) => (id, self.listeners().open[&id].bound.clone()),
             None => {
-                let id = ListenerId(listeners.next);
+                let id = ListenerId(self.listeners().next);
+                // Not under the lock that cores take for each Connect: over RDMA this may be the time to make all memory
+                // known to a device.
                 let bound = plug.listen_with(id, address, &options.listener)?;
-                listeners.next += 1;
                 let listener = Listener {
                     kind,
                     bound: bound.clone(),
@@ -405,6 +400,8 @@ impl Target {
                     users: 0,
                     told: Totals::default(),
                 };
+                let mut listeners = self.listeners();
+                listeners.next += 1;
                 listeners.open.insert(id, listener);
                 (id, bound)
             }
@@ -422,12 +419,12 @@ impl Target {
             // It had this one, so the address stays in use.
             return Err(error.into());
         }
-        listeners
+        self.listeners()
             .open
             .get_mut(&id)
             .expect("just found or made")
             .users += 1;
-        drop(listeners);
+        drop((opening, one_at_a_time));
         self.discovery_changed();
         if subsystem.kind == SubsystemKind::Nvm {
             self.open_discovery_port(kind, &bound);
@@ -485,6 +482,10 @@ impl Target {
         }
     }
 
+    fn listeners(&self) -> MutexGuard<'_, Listeners> {
+        self.listeners.lock().expect("poisoned")
+    }
+
     fn automatic(&self) -> MutexGuard<'_, Vec<(TransportType, Address)>> {
         self.automatic.lock().expect("poisoned")
     }
@@ -500,7 +501,7 @@ impl Target {
             nqn: nqn.to_string(),
             address: address.to_string(),
         };
-        let found = find_listener(&self.listeners.lock().expect("poisoned"), kind, address);
+        let found = find_listener(&self.listeners(), kind, address);
         let id = found.ok_or_else(missing)?;
         if !subsystem.remove_listener(id) {
             return Err(missing().into());

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Target;
+use crate::target::config::QueueLimits;
 use crate::target::stats::Totals;
 use crate::transport::{Address, ListenerCounts, ListenerId, TransportType};
 
@@ -18,9 +19,21 @@ pub struct ListenerStats {
 }
 
 impl Target {
+    /// The bounds of the queue pairs that come through one listener.
+    pub fn listener_limits(&self, kind: TransportType, listener: ListenerId) -> QueueLimits {
+        let mut limits = self.queue_limits(kind);
+        let listeners = self.listeners();
+        let options = listeners.open.get(&listener).map(|l| l.options);
+        if let Some(entries) = options.and_then(|o| o.max_queue_depth) {
+            limits.max_io_entries = entries.max(2);
+        }
+        limits
+    }
+
     /// One subsystem less uses it; the last one closes it.
     pub(super) fn release_listener(&self, id: ListenerId) {
-        let mut listeners = self.listeners.lock().expect("poisoned");
+        let _opening = self.opening.lock().expect("poisoned");
+        let mut listeners = self.listeners();
         let Some(listener) = listeners.open.get_mut(&id) else {
             return;
         };
@@ -44,7 +57,7 @@ impl Target {
     /// what queues count anyway, so that commands cost nothing more.
     pub fn listener_stats(&self) -> Vec<ListenerStats> {
         let open: BTreeSet<ListenerId> = {
-            let listeners = self.listeners.lock().expect("poisoned");
+            let listeners = self.listeners();
             listeners.open.keys().copied().collect()
         };
         let mut sums: BTreeMap<ListenerId, Totals> = BTreeMap::new();
@@ -62,7 +75,7 @@ impl Target {
         }
         let mut stats = Vec::with_capacity(open.len());
         {
-            let mut listeners = self.listeners.lock().expect("poisoned");
+            let mut listeners = self.listeners();
             for (id, listener) in &mut listeners.open {
                 let now = sums.get(id).copied().unwrap_or_default();
                 listener.told = listener.told.max(&now);

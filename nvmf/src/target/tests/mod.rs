@@ -15,6 +15,7 @@ mod fused;
 mod host;
 mod io;
 mod limits;
+mod listening;
 mod logs;
 mod memory;
 mod replaced;
