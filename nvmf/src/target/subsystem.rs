@@ -347,6 +347,14 @@ impl Subsystem {
         gone
     }
 
+    /// The namespace with this UUID.
+    pub fn namespace_with(&self, uuid: Uuid) -> Option<u32> {
+        let state = self.state();
+        let mut all = state.namespaces.values();
+        let found = all.find(|entry| entry.namespace.ids.uuid == uuid);
+        found.map(|entry| entry.namespace.nsid)
+    }
+
     pub fn namespaces(&self) -> Vec<NamespaceEntry> {
         self.state().namespaces.values().cloned().collect()
     }
@@ -596,6 +604,10 @@ impl Subsystem {
 
     pub fn controller(&self, cntlid: u16) -> Option<Arc<Association>> {
         self.state().controllers.get(&cntlid).cloned()
+    }
+
+    pub fn controller_count(&self) -> usize {
+        self.state().controllers.len()
     }
 
     pub fn controllers(&self) -> Vec<Arc<Association>> {

@@ -304,7 +304,7 @@ impl Target {
         subsystems
             .iter()
             .chain([&self.discovery])
-            .map(|s| s.controllers().len())
+            .map(|s| s.controller_count())
             .sum()
     }
 
@@ -312,14 +312,12 @@ impl Target {
     pub fn add_namespace(&self, nqn: &Nqn, config: NamespaceConfig) -> Result<u32, TargetError> {
         let subsystem = self.subsystem(nqn)?;
         for other in self.subsystems() {
-            for entry in other.namespaces() {
-                if entry.namespace.ids.uuid == config.ids.uuid {
-                    return Err(TargetError::Subsystem(SubsystemError::UuidTaken {
-                        uuid: config.ids.uuid,
-                        nqn: other.nqn().to_string(),
-                        nsid: entry.namespace.nsid,
-                    }));
-                }
+            if let Some(nsid) = other.namespace_with(config.ids.uuid) {
+                return Err(TargetError::Subsystem(SubsystemError::UuidTaken {
+                    uuid: config.ids.uuid,
+                    nqn: other.nqn().to_string(),
+                    nsid,
+                }));
             }
         }
         Ok(subsystem.add_namespace(config)?)
