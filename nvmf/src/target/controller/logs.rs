@@ -58,10 +58,14 @@ impl Controller {
         if (sqe.nsid() != 0 && sqe.nsid() != nsid::BROADCAST) || command.index_offset {
             return Err(INVALID);
         }
+        let offset = command.offset;
+        // Before anything is taken out of a page that is gone once it was read.
+        if read_once(command.lid).is_some_and(|bytes| offset > bytes as u64) {
+            return Err(INVALID);
+        }
         if !command.retain_event {
             self.clear_events(command.lid);
         }
-        let offset = command.offset;
         match command.lid {
             lid::SUPPORTED_LOG_PAGES => {
                 let page = SupportedLogPages::supporting(&self.log_pages());
@@ -314,6 +318,15 @@ impl Controller {
             });
         }
         self.discovery_log.as_ref().expect("just made")
+    }
+}
+
+/// The length of a page that reading empties.
+fn read_once(lid: u8) -> Option<usize> {
+    match lid {
+        lid::CHANGED_NAMESPACE_LIST => Some(changed_namespaces::SIZE),
+        lid::RESERVATION_NOTIFICATION => Some(ReservationNotification::SIZE),
+        _ => None,
     }
 }
 

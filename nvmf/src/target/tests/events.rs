@@ -8,6 +8,7 @@ use nacre_nvmf_wire::log::{changed_namespaces, lid};
 use nacre_nvmf_wire::registers::{Cc, offset};
 use nacre_nvmf_wire::{Cqe, StatusCode};
 
+use super::host::INVALID;
 use super::rig::*;
 use crate::target::{Referral, SubsystemConfig};
 use crate::transport::{Address, ConnId, TransportType};
@@ -240,6 +241,22 @@ fn too_many_changes_to_list() {
         }
     }
     assert_eq!(rig.changed(conn, false), [] as [u32; 0]);
+}
+
+/// Goal: who asks for what is beyond the end of the list has not read it: neither the list nor the event is gone.
+#[test]
+fn a_wrong_offset_reads_nothing() {
+    let mut rig = Rig::with_malloc();
+    let (conn, _) = rig.admin();
+    let first = rig.ask(conn);
+    rig.ask(conn);
+    rig.add_namespace(ram());
+    assert_eq!(rig.told(), [(first, NAMESPACES)]);
+    let beyond = GetLogPage::new(lid::CHANGED_NAMESPACE_LIST, 4096, 4100);
+    assert_eq!(rig.log_page(conn, beyond).unwrap_err(), INVALID);
+    rig.add_namespace(ram());
+    assert_eq!(rig.told(), [], "the host has not looked");
+    assert_eq!(rig.changed(conn, false), [2, 3]);
 }
 
 /// Goal: a controller level reset answers what is held and forgets what was masked.
