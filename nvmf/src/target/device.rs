@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use nacre_bdev::{Busy, Done, Io, Queue, Status, Token};
 use nacre_hugepages::{Lent, Pool};
@@ -37,8 +38,23 @@ pub(crate) struct Device {
     used: bool,
 }
 
+/// A device that could not be opened is not tried again for so long: it costs system calls, and commands for it may come as
+/// fast as a host can send them.
+const OPEN_AGAIN: Duration = Duration::from_millis(100);
+/// And what is wrong with it is not told again for so long.
+const TELL_AGAIN: Duration = Duration::from_secs(10);
+
+/// A namespace whose device could not be opened.
+struct Refused {
+    serial: u64,
+    at: Nanos,
+    told: Nanos,
+}
+
 pub(crate) struct Devices {
     core: usize,
+    /// Of the last [`TELL_AGAIN`].
+    refused: Vec<Refused>,
     slots: Vec<Option<Device>>,
     open: usize,
     /// Slots that have something in flight or waiting: only these are polled, so that a turn does
@@ -52,6 +68,7 @@ impl Devices {
     pub fn new(core: usize) -> Devices {
         Devices {
             core,
+            refused: Vec::new(),
             slots: Vec::new(),
             open: 0,
             busy: Vec::new(),
@@ -63,21 +80,27 @@ impl Devices {
         self.open
     }
 
-    /// This core's queue on a namespace's bdev, opened if need be. `None`: it cannot be opened; the
-    /// reason is logged.
+    /// This core's queue on a namespace's bdev, opened if need be. `None`: it cannot be opened, or could not be a moment
+    /// ago; the reason is logged.
     pub fn slot_of(
         &mut self,
         namespace: &Arc<Namespace>,
         pool: &Pool,
         sleepers: &EventSet,
+        now: Nanos,
     ) -> Option<usize> {
         if let Some(slot) = namespace.slot(self.core) {
             return Some(slot);
         }
+        let is_it = |refused: &&Refused| refused.serial == namespace.serial;
+        let before = self.refused.iter().find(is_it);
+        if before.is_some_and(|refused| now.since(refused.at) < OPEN_AGAIN) {
+            return None;
+        }
         let queue = match namespace.backing.open(pool) {
             Ok(queue) => queue,
             Err(error) => {
-                tracing::error!(nsid = namespace.nsid, core = self.core, %error, "cannot open the namespace's bdev");
+                self.refuse(namespace, now, &error, "cannot open the namespace's bdev");
                 return None;
             }
         };
@@ -85,9 +108,15 @@ impl Devices {
         if let Some(fd) = watched
             && let Err(error) = sleepers.add_raw(fd, 0)
         {
-            tracing::error!(nsid = namespace.nsid, core = self.core, %error, "cannot watch the bdev's completions");
+            self.refuse(
+                namespace,
+                now,
+                &error,
+                "cannot watch the bdev's completions",
+            );
             return None;
         }
+        self.refused.retain(|r| r.serial != namespace.serial);
         let device = Device {
             namespace: Arc::clone(namespace),
             queue,
@@ -107,6 +136,27 @@ impl Devices {
         self.open += 1;
         namespace.set_slot(self.core, Some(slot));
         Some(slot)
+    }
+
+    #[cold]
+    fn refuse(
+        &mut self,
+        namespace: &Namespace,
+        now: Nanos,
+        error: &dyn std::error::Error,
+        what: &str,
+    ) {
+        let (serial, nsid, core) = (namespace.serial, namespace.nsid, self.core);
+        self.refused
+            .retain(|refused| now.since(refused.told) < TELL_AGAIN);
+        match self.refused.iter_mut().find(|r| r.serial == serial) {
+            Some(refused) => refused.at = now,
+            None => {
+                tracing::error!(nsid, core, %error, "{what}");
+                let (at, told) = (now, now);
+                self.refused.push(Refused { serial, at, told });
+            }
+        }
     }
 
     // The error carries the I/O back by value: boxing it would allocate on the data path.

@@ -534,9 +534,9 @@ impl Group {
     }
 
     /// This core's queue on a namespace's bdev.
-    pub(crate) fn open_device(&mut self, namespace: &Arc<Namespace>) -> Option<usize> {
+    pub(crate) fn open_device(&mut self, namespace: &Arc<Namespace>, now: Nanos) -> Option<usize> {
         self.devices
-            .slot_of(namespace, &self.pools.io, &self.sleepers)
+            .slot_of(namespace, &self.pools.io, &self.sleepers, now)
     }
 
     /// Bdev queues that this core holds open.

@@ -112,7 +112,7 @@ impl Group {
             if request.inflight >= PARALLEL_CHILDREN {
                 return false;
             }
-            let (slot, nsid) = match self.device_of(q, index) {
+            let (slot, nsid) = match self.device_of(q, index, now) {
                 Ok(Some(device)) => device,
                 Ok(None) => {
                     let request = &mut self.queue(q).requests[index];
@@ -139,7 +139,12 @@ impl Group {
 
     /// Where this core's queue on the device of the next child is, opened if need be, and the namespace that it is of.
     /// `None`: all namespaces have been flushed.
-    fn device_of(&mut self, q: u32, index: ReqIndex) -> Result<Option<(usize, u32)>, StatusCode> {
+    fn device_of(
+        &mut self,
+        q: u32,
+        index: ReqIndex,
+        now: Nanos,
+    ) -> Result<Option<(usize, u32)>, StatusCode> {
         let qp = self.queue_ref(q);
         let request = &qp.requests[index];
         let namespace = match request.plan {
@@ -157,7 +162,7 @@ impl Group {
             return Ok(Some((slot, nsid)));
         }
         let namespace = Arc::clone(namespace);
-        match self.open_device(&namespace) {
+        match self.open_device(&namespace, now) {
             Some(slot) => Ok(Some((slot, nsid))),
             None => Err(StatusCode::INTERNAL_PATH_ERROR),
         }

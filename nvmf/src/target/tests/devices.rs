@@ -1,8 +1,11 @@
 //! Devices that have something of their own to do while no command is under way.
 
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use nacre_bdev::{Bdev, OpenError};
+use nacre_hugepages::Pool;
 use nacre_nvmf_wire::StatusCode;
 use nacre_nvmf_wire::commands::io::ReadWrite;
 use nacre_nvmf_wire::fabrics;
@@ -12,6 +15,7 @@ use nacre_reactor::{Idle, Poller};
 
 use super::rig::*;
 use super::told::{Told, rig_told};
+use crate::target::{Backing, NamespaceConfig, NamespaceIds, TargetConfig};
 use crate::transport::CloseWhy;
 
 fn read(cid: u16) -> Sqe {
@@ -186,4 +190,45 @@ fn commands_under_way_are_told() {
     rig.pass(upkeep);
     rig.pass(upkeep);
     assert_eq!(under_way(&rig), 0);
+}
+
+/// Goal: a device that cannot be opened is not tried with every command that comes for it, which a host may send as fast
+/// as it can; it is served soon after it can be.
+#[test]
+fn a_device_that_cannot_be_opened() {
+    let mut rig = Rig::new(TargetConfig::default());
+    let told = Told::new();
+    let tries = Arc::new(AtomicU32::new(0));
+    let (opened, tried) = (Arc::clone(&told), Arc::clone(&tries));
+    let open = move |pool: &Pool| {
+        if tried.fetch_add(1, Ordering::Relaxed) < 3 {
+            return Err(OpenError {
+                bdev: "told".to_string(),
+                what: "open".to_string(),
+                source: std::io::ErrorKind::NotFound.into(),
+            });
+        }
+        (Arc::clone(&opened) as Arc<dyn Bdev>).open(pool)
+    };
+    let config = NamespaceConfig {
+        nsid: None,
+        bdev_name: "told".to_string(),
+        ids: NamespaceIds::from_uuid(told.uuid()),
+        backing: Backing::new(Arc::clone(&told) as Arc<dyn Bdev>, Arc::new(open)),
+        ana_group: None,
+        auto_visible: true,
+        reservations: Default::default(),
+    };
+    rig.target.add_namespace(&nqn(SUBNQN), config).unwrap();
+    let io = rig.io();
+    let path_error = StatusCode::INTERNAL_PATH_ERROR;
+    for round in 1..=3 {
+        for cid in 0..100 {
+            assert_eq!(rig.status(io, read(cid), &[]), path_error);
+        }
+        assert_eq!(tries.load(Ordering::Relaxed), round);
+        rig.pass(Duration::from_millis(100));
+    }
+    assert_eq!(rig.status(io, read(1), &[]), StatusCode::SUCCESS);
+    assert_eq!(tries.load(Ordering::Relaxed), 4);
 }
