@@ -36,6 +36,8 @@ pub(crate) struct Device {
     listed: bool,
     /// Did something at once since it was last polled: that counts as use of it.
     used: bool,
+    /// A queue pair that saw its namespace when [`Devices::release`] last looked.
+    user: u32,
 }
 
 /// A device that could not be opened is not tried again for so long: it costs system calls, and commands for it may come as
@@ -124,6 +126,7 @@ impl Devices {
             watched,
             listed: false,
             used: false,
+            user: 0,
         };
         let slot = match self.slots.iter().position(Option::is_none) {
             Some(slot) => slot,
@@ -286,12 +289,28 @@ impl Devices {
         self.slots.iter().flatten().map(|d| d.waiting.len()).sum()
     }
 
-    /// Closes what `used` does not want and that has nothing in flight or waiting.
-    /// Answers whether all that are not used could be closed.
-    pub fn release(&mut self, used: impl Fn(&Arc<Namespace>) -> bool, sleepers: &EventSet) -> bool {
+    /// Closes what none of so many queue pairs sees and that has nothing in flight or waiting. All of them are looked
+    /// through only for what its last user does not see any more: this is done whenever one of them goes, and thousands
+    /// may go at once. Answers whether all that are not used could be closed.
+    pub fn release(
+        &mut self,
+        queues: u32,
+        mut sees: impl FnMut(u32, &Namespace) -> bool,
+        sleepers: &EventSet,
+    ) -> bool {
         let mut all = true;
         for slot in &mut self.slots {
-            if slot.as_ref().is_none_or(|d| used(&d.namespace)) {
+            let Some(Device {
+                namespace, user, ..
+            }) = slot
+            else {
+                continue;
+            };
+            if sees(*user, namespace) {
+                continue;
+            }
+            if let Some(found) = (0..queues).find(|q| sees(*q, namespace)) {
+                *user = found;
                 continue;
             }
             let Some(device) = slot.take_if(|d| d.queue.inflight() == 0 && d.waiting.is_empty())

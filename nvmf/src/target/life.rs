@@ -280,14 +280,13 @@ impl Group {
             return;
         }
         let queues = &self.queues;
-        let used = |namespace: &Arc<Namespace>| {
-            queues.iter().flatten().any(|qp| {
-                qp.view
-                    .get(namespace.nsid)
-                    .is_some_and(|n| Arc::ptr_eq(n, namespace))
-            })
+        let sees = |q: u32, namespace: &Namespace| {
+            let qp = queues.get(q as usize).and_then(Option::as_ref);
+            let seen = qp.and_then(|qp| qp.view.get(namespace.nsid));
+            seen.is_some_and(|seen| seen.serial == namespace.serial)
         };
-        self.devices_stale = !self.devices.release(used, &self.sleepers);
+        let all = queues.len() as u32;
+        self.devices_stale = !self.devices.release(all, sees, &self.sleepers);
     }
 
     fn controller_upkeep(&mut self, q: u32, now: Nanos) {

@@ -11,11 +11,13 @@ use nacre_nvmf_wire::commands::io::ReadWrite;
 use nacre_nvmf_wire::fabrics;
 use nacre_nvmf_wire::opcode::io as opcode;
 use nacre_nvmf_wire::{Sgl, Sqe};
-use nacre_reactor::{Idle, Poller};
+use nacre_reactor::{EventSet, Idle, Nanos, Poller};
 
 use super::rig::*;
 use super::told::{Told, rig_told};
-use crate::target::{Backing, NamespaceConfig, NamespaceIds, TargetConfig};
+use crate::target::device::Devices;
+use crate::target::reservation::Reservation;
+use crate::target::{Backing, Namespace, NamespaceConfig, NamespaceIds, TargetConfig};
 use crate::transport::CloseWhy;
 
 fn read(cid: u16) -> Sqe {
@@ -231,4 +233,47 @@ fn a_device_that_cannot_be_opened() {
     }
     assert_eq!(rig.status(io, read(1), &[]), StatusCode::SUCCESS);
     assert_eq!(tries.load(Ordering::Relaxed), 4);
+}
+
+/// Goal: what it costs to find out which devices are used does not grow with devices times queue pairs, as often as that is
+/// asked: a network that breaks takes thousands of connections along, and each that goes is a reason to ask.
+#[test]
+fn devices_are_used_by_whom_they_were() {
+    const DEVICES: u32 = 50;
+    const QUEUES: u32 = 1000;
+    let pool = Pool::heap(&[]);
+    let sleepers = EventSet::new().unwrap();
+    let mut devices = Devices::new(0);
+    for nsid in 1..=DEVICES {
+        let told = Told::new();
+        let ids = NamespaceIds::from_uuid(told.uuid());
+        let bdev = Arc::clone(&told) as Arc<dyn Bdev>;
+        let opened = Arc::clone(&bdev);
+        let open = move |pool: &Pool| Arc::clone(&opened).open(pool);
+        let backing = Backing::new(bdev, Arc::new(open));
+        let reservation = Arc::new(Reservation::new(Default::default()));
+        let namespace = Arc::new(Namespace::new(nsid, ids, 1, backing, reservation, 1));
+        let slot = devices.slot_of(&namespace, &pool, &sleepers, Nanos(1));
+        assert!(slot.is_some());
+    }
+    // Each is seen by two queue pairs, of which the first may go.
+    let looks = |devices: &mut Devices, gone: u32| {
+        let mut looks = 0;
+        let sees = |q: u32, namespace: &Namespace| {
+            looks += 1;
+            q % (QUEUES / 2) == QUEUES / 2 - namespace.nsid && q >= gone
+        };
+        assert!(devices.release(QUEUES, sees, &sleepers));
+        looks
+    };
+    looks(&mut devices, 0);
+    assert_eq!(looks(&mut devices, 0), DEVICES, "one look for each");
+    // As they go one by one, those of one device are looked for at a time.
+    for gone in 1..QUEUES / 2 {
+        assert!(looks(&mut devices, gone) <= DEVICES + QUEUES);
+        assert_eq!(looks(&mut devices, gone), DEVICES);
+    }
+    assert_eq!(devices.open(), DEVICES as usize);
+    looks(&mut devices, QUEUES);
+    assert_eq!(devices.open(), 0);
 }
