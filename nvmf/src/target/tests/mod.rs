@@ -4,6 +4,7 @@ mod abort;
 mod admin;
 mod ana;
 mod any_command;
+mod any_io;
 mod at_once;
 mod children;
 mod cntlid;
