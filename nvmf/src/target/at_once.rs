@@ -64,9 +64,7 @@ impl Group {
             return Err(data);
         };
         let borrows = qp.takes_lent && blocks <= namespace.lend_blocks;
-        let allowed = qp
-            .rights
-            .may(&namespace.reservation, qp.association.as_deref(), op);
+        let allowed = qp.rights.may(namespace, qp.association.as_deref(), op);
         if !allowed {
             return Err(data);
         }

@@ -51,7 +51,7 @@ impl Group {
             _ => return false,
         };
         let association = qp.association.as_deref();
-        if !qp.rights.may(&namespace.reservation, association, op) {
+        if !qp.rights.may(namespace, association, op) {
             return false;
         }
         let Some(slot) = namespace.slot(self.handle.core) else {

@@ -20,6 +20,7 @@ mod state;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -27,6 +28,7 @@ use nacre_bdev::Op;
 use nacre_nvmf_wire::StatusCode;
 
 use super::association::{Association, GroupHandle};
+use super::namespace::Namespace;
 use super::subsystem::Subsystem;
 
 pub use notices::{MAX_NOTICES, NoticeLog};
@@ -237,10 +239,14 @@ fn gate_for(state: &State) -> u64 {
     }
 }
 
-/// What a queue pair knows of its host's rights, by gate.
+/// What a queue pair knows of its host's rights: for each namespace that was reserved when it was last used, by what gate
+/// they are. So only the first I/O after a change asks, however many namespaces are reserved.
 #[derive(Default)]
 pub(crate) struct RightsCache {
-    known: [(u64, Option<Rights>); 4],
+    /// What was asked last.
+    last: Option<(u64, Rights)>,
+    /// By namespace id.
+    known: BTreeMap<u32, (u64, Rights)>,
 }
 
 impl RightsCache {
@@ -248,11 +254,11 @@ impl RightsCache {
     #[inline]
     pub fn may(
         &mut self,
-        reservation: &Reservation,
+        namespace: &Namespace,
         association: Option<&Association>,
         op: Op,
     ) -> bool {
-        let gate = reservation.gate();
+        let gate = namespace.reservation.gate();
         if gate == 0 {
             return true;
         }
@@ -261,7 +267,7 @@ impl RightsCache {
             _ => Rights::ReadWrite,
         };
         let host = || association.map_or([0; 16], |a| a.hostid);
-        self.allows(gate, reservation, host, need)
+        self.allows(gate, namespace.nsid, &namespace.reservation, host, need)
     }
 
     /// Whether the host may do what needs `need`. `gate` is the one that was just read, not zero.
@@ -269,22 +275,26 @@ impl RightsCache {
     pub fn allows(
         &mut self,
         gate: u64,
+        nsid: u32,
         of: &Reservation,
         host: impl FnOnce() -> HostId,
         need: Rights,
     ) -> bool {
-        let slot = &mut self.known[gate as usize % 4];
-        let rights = match *slot {
-            (known, Some(rights)) if known == gate => rights,
-            _ => {
-                let (gate, rights) = of.rights(&host());
-                if gate == 0 {
-                    return true;
+        let (known, rights) = match self.last {
+            Some((known, rights)) if known == gate => (known, rights),
+            _ => match self.known.get(&nsid) {
+                Some(&(known, rights)) if known == gate => (known, rights),
+                _ => {
+                    let (gate, rights) = of.rights(&host());
+                    if gate == 0 {
+                        return true;
+                    }
+                    self.known.insert(nsid, (gate, rights));
+                    (gate, rights)
                 }
-                self.known[gate as usize % 4] = (gate, Some(rights));
-                rights
-            }
+            },
         };
+        self.last = Some((known, rights));
         rights >= need
     }
 }

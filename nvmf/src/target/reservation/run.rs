@@ -350,7 +350,7 @@ impl Group {
             let view = Arc::clone(&qp.view);
             return view
                 .iter()
-                .any(|namespace| !qp.may(&namespace.reservation, need));
+                .any(|namespace| !qp.may(namespace.nsid, &namespace.reservation, need));
         }
         let Some(namespace) = qp.namespace_of(index) else {
             return false;
@@ -358,8 +358,8 @@ impl Group {
         if namespace.reservation.gate() == 0 {
             return false;
         }
-        let reservation = Arc::clone(&namespace.reservation);
-        !qp.may(&reservation, need)
+        let (nsid, reservation) = (namespace.nsid, Arc::clone(&namespace.reservation));
+        !qp.may(nsid, &reservation, need)
     }
 
     /// Answers a command that a reservation forbids, and the other half of its pair.
@@ -367,7 +367,7 @@ impl Group {
     pub(crate) fn refuse_conflict(&mut self, q: u32, index: ReqIndex, now: Nanos) {
         const CONFLICT: StatusCode = StatusCode::RESERVATION_CONFLICT.with_dnr();
         let qp = self.queue(q);
-        let partner = qp.requests[index].partner;
+        let (partner, nsid) = (qp.requests[index].partner, qp.requests[index].sqe.nsid());
         let reservation = qp.namespace_of(index).map(|n| Arc::clone(&n.reservation));
         if let Some(reservation) = &reservation {
             reservation.count_conflict();
@@ -376,7 +376,7 @@ impl Group {
             return self.finish(q, index, CONFLICT, now);
         };
         // The half that is to blame says why: the Compare, if it may not even read.
-        let reads = reservation.is_none_or(|r| self.queue(q).may(&r, Rights::Read));
+        let reads = reservation.is_none_or(|r| self.queue(q).may(nsid, &r, Rights::Read));
         let failed = StatusCode::ABORTED_FAILED_FUSED;
         let (one, two) = match reads {
             true => (failed, CONFLICT),
@@ -408,11 +408,11 @@ fn needs(plan: &Plan) -> Option<Rights> {
 impl QueuePair {
     /// Whether its host may do what needs `need`.
     #[inline]
-    pub(crate) fn may(&mut self, reservation: &Reservation, need: Rights) -> bool {
+    pub(crate) fn may(&mut self, nsid: u32, reservation: &Reservation, need: Rights) -> bool {
         let gate = reservation.gate();
         let association = &self.association;
         let host = || association.as_ref().map_or(HostId::default(), |a| a.hostid);
-        gate == 0 || self.rights.allows(gate, reservation, host, need)
+        gate == 0 || self.rights.allows(gate, nsid, reservation, host, need)
     }
 }
 

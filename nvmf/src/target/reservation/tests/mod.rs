@@ -21,7 +21,7 @@ use super::state::{
     Command, HostId, MAX_REGISTRANTS, Notice, Outcome, Registrant, Rights, State,
     is_all_registrants,
 };
-use super::{Decision, Held, MAX_NOTICES, NoticeLog, Reservation, Reservations};
+use super::{Decision, Held, MAX_NOTICES, NoticeLog, Reservation, Reservations, RightsCache};
 use crate::target::GroupHandle;
 
 const A: HostId = [0xa; 16];
@@ -588,4 +588,47 @@ fn cores_decide_one_after_the_other() {
     let all = u32::from(CORES) * u32::from(HOSTS);
     assert_eq!(state.generation, all);
     assert_eq!(state.checked().unwrap().registrants.len(), all as usize);
+}
+
+/// Goal: I/O asks for what its host may do once after each change, whatever else is reserved: asking takes a lock that all
+/// cores share. Method: more namespaces than a host has fingers, used in turn.
+#[test]
+fn rights_are_asked_for_once() {
+    let core = GroupHandle::new(0, Arc::new(|| {}));
+    let reserve = |of: &Reservation, command: &Command| match of.decide(&A, command, &core) {
+        Decision::Taken(outcome, None) => of.install(outcome.next),
+        _ => panic!("not taken"),
+    };
+    let all: Vec<Reservation> = (0..40)
+        .map(|_| {
+            let of = Reservation::new(Reservations::default());
+            reserve(&of, &register(7));
+            reserve(&of, &acquire(WriteExclusive, 7));
+            of
+        })
+        .collect();
+    let asked = std::cell::Cell::new(0);
+    let mut cache = RightsCache::default();
+    let mut use_all = |need| {
+        asked.set(0);
+        for (of, nsid) in all.iter().zip(1..) {
+            let host = || {
+                asked.set(asked.get() + 1);
+                B
+            };
+            assert_eq!(
+                cache.allows(of.gate(), nsid, of, host, need),
+                need == Rights::Read
+            );
+        }
+        asked.get()
+    };
+    assert_eq!(use_all(Rights::Read), 40);
+    assert_eq!(use_all(Rights::ReadWrite), 0);
+    reserve(
+        &all[17],
+        &register_as(RegisterAction::Replace, true, PersistChange::Keep, 0, 8),
+    );
+    assert_eq!(use_all(Rights::Read), 1, "of the one that changed");
+    assert_eq!(use_all(Rights::Read), 0);
 }
