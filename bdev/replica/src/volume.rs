@@ -220,13 +220,23 @@ mod tests {
         a.limits.optimal_boundary_blocks = 100;
         a.limits.unmap_granularity_blocks = 8;
         let limits = over(vec![a, b]);
-        assert_eq!((limits.atomic_blocks, limits.volatile_cache), (8, true));
+        // What crosses a boundary is not written in one piece.
+        assert_eq!((limits.atomic_blocks, limits.volatile_cache), (1, true));
         assert!(limits.unmap_zeroes && !limits.immediate && !limits.read_only);
         // What crosses a boundary cannot be lent in one piece; unmaps that a member cannot do are zeroes.
         assert_eq!((limits.lend_blocks, limits.optimal_boundary_blocks), (0, 0));
         assert_eq!(limits.unmap_granularity_blocks, 0);
         assert_eq!(limits.max_blocks, MAX_BYTES / BLOCK);
         assert_eq!(limits.max_unmap_blocks, MAX_UNMAP_BYTES / u64::from(BLOCK));
+        let atomic = |all: &[u32]| {
+            let scripts = all.iter().map(|atomic_blocks| {
+                let mut script = Script::new("A");
+                script.limits.atomic_blocks = *atomic_blocks;
+                script
+            });
+            over(scripts.collect()).atomic_blocks
+        };
+        assert_eq!((atomic(&[8, 16]), atomic(&[16, 1])), (8, 1));
         let at_once = |all: &[bool]| {
             let scripts = all.iter().map(|at_once| {
                 let mut script = Script::new("A");

@@ -228,6 +228,11 @@ impl Bdev for Layer {
             max_blocks: u32::MAX,
             max_unmap_blocks: u64::MAX,
             max_verify_blocks: u32::MAX,
+            // What goes to the module in two is not written in one.
+            atomic_blocks: match self.shape.boundary_blocks {
+                0 => limits.atomic_blocks.min(self.shape.max_blocks),
+                _ => 1,
+            },
             lend_blocks: self.shape.lend_blocks,
             ..limits
         }

@@ -524,6 +524,19 @@ fn announces() {
     assert_eq!((limits.max_blocks, limits.queue_depth), (u32::MAX, 4));
 }
 
+/// What the layer may have to split is not announced as written whole, though the module writes as much whole.
+#[test]
+fn what_is_split_is_not_atomic() {
+    for (max_blocks, boundary, atomic) in [(64, 0, 16), (4, 0, 4), (64, 32, 1), (64, 8, 1)] {
+        let mut poor = Poor::new(0);
+        poor.limits.atomic_blocks = 16;
+        poor.limits.max_blocks = max_blocks;
+        poor.limits.optimal_boundary_blocks = boundary;
+        let limits = Rig::new(poor).layer.limits();
+        assert_eq!(limits.atomic_blocks, atomic, "{max_blocks} {boundary}");
+    }
+}
+
 /// Across a boundary nothing is lent, and what a module does not lend is not asked of it.
 #[test]
 fn lends_no_more_than_the_module() {

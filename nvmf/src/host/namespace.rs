@@ -1,7 +1,7 @@
 //! What a host knows of a namespace.
 
 use nacre_nvmf_wire::identify::descriptors;
-use nacre_nvmf_wire::identify::namespace::dlfeat;
+use nacre_nvmf_wire::identify::namespace::{Nsfeat, dlfeat};
 use nacre_nvmf_wire::identify::{IdentifyNamespace, NsIdDescriptor};
 use uuid::Uuid;
 use zerocopy::FromBytes;
@@ -59,7 +59,7 @@ impl NamespaceInfo {
                 == dlfeat::READ_ZEROES | dlfeat::WRITE_ZEROES_DEALLOCATES,
             read_only: identify.nsattr & 1 == 1,
             optimal_boundary_blocks: u32::from(identify.noiob.get()),
-            atomic_blocks: u32::from(identify.nawupf.get()) + 1,
+            atomic_blocks: atomic_blocks(identify),
             rescap: identify.rescap,
         })
     }
@@ -115,5 +115,39 @@ impl NamespaceInfo {
             (None, _, eui64) if eui64 != [0; 8] => format!("EUI-64 {}", hex(&eui64)),
             _ => "without an identity".to_owned(),
         }
+    }
+}
+
+/// What is written whole even if the power fails there, wherever it begins: nothing that lies across an atomic boundary is.
+fn atomic_blocks(identify: &IdentifyNamespace) -> u32 {
+    let own = Nsfeat::from_bits_retain(identify.nsfeat).contains(Nsfeat::ATOMICITY);
+    match own && identify.nabspf.get() == 0 {
+        true => u32::from(identify.nawupf.get()) + 1,
+        false => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nacre_nvmf_wire::identify::LbaFormat;
+    use zerocopy::IntoBytes;
+
+    use super::*;
+
+    /// The atomic write unit counts if the target says that it does, and if it has no boundaries.
+    #[test]
+    fn atomic_units() {
+        let mut identify = IdentifyNamespace::zeroed();
+        identify.lbaf[0] = LbaFormat::new(512, 0);
+        identify.nawupf = 7.into();
+        let atomic = |identify: &IdentifyNamespace| {
+            let info = NamespaceInfo::parse(1, identify.as_bytes()).expect("one that can be");
+            info.atomic_blocks
+        };
+        assert_eq!(atomic(&identify), 1, "reserved");
+        identify.nsfeat = Nsfeat::ATOMICITY.bits();
+        assert_eq!(atomic(&identify), 8);
+        identify.nabspf = 63.into();
+        assert_eq!(atomic(&identify), 1);
     }
 }
