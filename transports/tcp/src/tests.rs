@@ -4,3 +4,4 @@ mod batches;
 mod conformance;
 mod placement;
 mod sockets;
+mod turns;

@@ -5,7 +5,8 @@
 //! then receiving), and those that epoll names. Epoll is level-triggered and asked in every turn where
 //! there are many sockets, otherwise at least every [`EPOLL_EVERY`] turns and, while not all are
 //! received from, every [`EPOLL_WITHIN`], so nothing is overlooked for long, and its descriptor wakes
-//! a sleeping core.
+//! a sleeping core. Where there was no room for what all of them have, those that did not get to it come
+//! first in the next turn.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -94,6 +95,8 @@ pub struct TcpTransport {
     pending: Vec<u32>,
     looked_at: Vec<u32>,
     hot: Vec<u32>,
+    /// There was no room for more events: some that have something may not have been looked at.
+    overlooked: bool,
     turns_to_epoll: u32,
     epoll_at: Nanos,
     /// No deadline of any connection is earlier.
@@ -117,6 +120,7 @@ impl TcpTransport {
             pending: Vec::new(),
             looked_at: Vec::new(),
             hot: Vec::with_capacity(HOT),
+            overlooked: false,
             turns_to_epoll: 0,
             epoll_at: Nanos::ZERO,
             next_deadline: Nanos::MAX,
@@ -466,26 +470,11 @@ impl Transport for TcpTransport {
         if self.next_deadline <= now {
             self.handle_timeouts();
         }
+        if std::mem::take(&mut self.overlooked) {
+            self.line_up();
+        }
         if !self.pending.is_empty() {
-            std::mem::swap(&mut self.pending, &mut self.looked_at);
-            for at in 0..self.looked_at.len() {
-                let index = self.looked_at[at];
-                if let Some(conn) = self.slots[index as usize].conn.as_deref_mut() {
-                    conn.pending = false;
-                    if !self.serve(index, pools, events) {
-                        for &rest in &self.looked_at[at..] {
-                            if let Some(conn) = self.slots[rest as usize].conn.as_deref_mut()
-                                && !conn.pending
-                            {
-                                conn.pending = true;
-                                self.pending.push(rest);
-                            }
-                        }
-                        break;
-                    }
-                }
-            }
-            self.looked_at.clear();
+            self.serve_pending(pools, events);
         }
         let few = self.count <= HOT;
         let mut at = 0;
@@ -517,6 +506,7 @@ impl Transport for TcpTransport {
                 EPOLL_EVERY
             }
         };
+        self.overlooked = !events.has_room();
         events.len() - before
     }
 
@@ -610,36 +600,92 @@ impl Transport for TcpTransport {
 }
 
 impl TcpTransport {
-    fn ask_epoll(&mut self, pools: &Pools, events: &mut Events) {
-        if self.count == 0 || !events.has_room() {
-            return;
+    /// Looks at the connections that are to be looked at whatever epoll says.
+    fn serve_pending(&mut self, pools: &Pools, events: &mut Events) {
+        std::mem::swap(&mut self.pending, &mut self.looked_at);
+        for at in 0..self.looked_at.len() {
+            let index = self.looked_at[at];
+            if let Some(conn) = self.slots[index as usize].conn.as_deref_mut() {
+                conn.pending = false;
+                if !self.serve(index, pools, events) {
+                    // Those that had their turn and have more stand behind those that had none, which are marked as
+                    // pending already.
+                    let served = self.pending.len();
+                    for &rest in &self.looked_at[at..] {
+                        if let Some(conn) = self.slots[rest as usize].conn.as_deref_mut()
+                            && (rest != index || !conn.pending)
+                        {
+                            conn.pending = true;
+                            self.pending.push(rest);
+                        }
+                    }
+                    self.pending.rotate_left(served);
+                    break;
+                }
+            }
         }
-        add(&self.core.stats.looks, 1);
-        if let Err(error) = self.epoll.wait(&mut self.ready, Duration::ZERO) {
-            tracing::error!(%error, "epoll failed");
+        self.looked_at.clear();
+    }
+
+    fn ask_epoll(&mut self, pools: &Pools, events: &mut Events) {
+        if !events.has_room() || !self.wait() {
             return;
         }
         for at in 0..self.ready.len() {
-            let event = self.ready.at(at);
-            let index = event.token as u32;
-            let Some(conn) = self.slots[index as usize].conn.as_deref_mut() else {
-                continue;
-            };
-            if conn.blocked && (event.writable || event.failed) {
-                conn.blocked = false;
-                let _ = self.epoll.modify(&conn.socket, event.token, Interest::READ);
-                if !conn.dirty {
-                    conn.dirty = true;
-                    self.dirty.push(index);
-                }
-            }
-            if (event.readable || event.peer_closed || event.failed)
+            if let Some(index) = self.ready_at(at)
                 && !self.serve(index, pools, events)
             {
                 // The rest is still ready when there is room again.
                 return;
             }
         }
+    }
+
+    /// Those that epoll names are to be looked at, behind those that are to be already.
+    #[cold]
+    fn line_up(&mut self) {
+        if !self.wait() {
+            return;
+        }
+        for at in 0..self.ready.len() {
+            if let Some(index) = self.ready_at(at)
+                && let Some(conn) = self.slots[index as usize].conn.as_deref_mut()
+                && !conn.pending
+            {
+                conn.pending = true;
+                self.pending.push(index);
+            }
+        }
+    }
+
+    /// Asks epoll who has something.
+    fn wait(&mut self) -> bool {
+        if self.count == 0 {
+            return false;
+        }
+        add(&self.core.stats.looks, 1);
+        let asked = self.epoll.wait(&mut self.ready, Duration::ZERO);
+        if let Err(error) = &asked {
+            tracing::error!(%error, "epoll failed");
+        }
+        asked.is_ok()
+    }
+
+    /// The connection that an event is about, if there is something to receive. What there is to be sent can be.
+    #[inline]
+    fn ready_at(&mut self, at: usize) -> Option<u32> {
+        let event = self.ready.at(at);
+        let index = event.token as u32;
+        let conn = self.slots[index as usize].conn.as_deref_mut()?;
+        if conn.blocked && (event.writable || event.failed) {
+            conn.blocked = false;
+            let _ = self.epoll.modify(&conn.socket, event.token, Interest::READ);
+            if !conn.dirty {
+                conn.dirty = true;
+                self.dirty.push(index);
+            }
+        }
+        (event.readable || event.peer_closed || event.failed).then_some(index)
     }
 }
 

@@ -9,8 +9,8 @@ use nacre_hugepages::{ClassSpec, Pool};
 use nacre_nvmf::tcp::HostConfig;
 use nacre_nvmf::transport::conformance::Rig;
 use nacre_nvmf::transport::{
-    Address, Closed, Event, Events, HostCommand, HostEvent, HostTransport, ListenError, ListenerId,
-    ListenerOptions, Plug, Pools, QueueParams, ReqTag, Response,
+    Address, Closed, ConnId, Event, Events, HostCommand, HostEvent, HostTransport, ListenError,
+    ListenerId, ListenerOptions, Plug, Pools, QueueParams, ReqTag, Response,
 };
 use nacre_nvmf_wire::cqe::Cqe;
 use nacre_nvmf_wire::opcode::io;
@@ -30,7 +30,11 @@ pub struct Server {
     pub opened: usize,
     /// Every connection counts as connected at once; otherwise it stays pending.
     accepts_connect: bool,
-    closed: Vec<Closed>,
+    /// Of every queue.
+    pub entries: u16,
+    /// In the order in which they were opened, ended or not.
+    pub conns: Vec<ConnId>,
+    pub closed: Vec<Closed>,
 }
 
 impl Server {
@@ -54,6 +58,8 @@ impl Server {
             events: Events::with_capacity(256),
             opened: 0,
             accepts_connect: true,
+            entries: 128,
+            conns: Vec::new(),
             closed: Vec::new(),
         }
     }
@@ -68,9 +74,10 @@ impl Server {
             match event {
                 Event::Opened { conn, .. } => {
                     self.opened += 1;
+                    self.conns.push(conn);
                     let params = QueueParams {
                         qid: 1,
-                        entries: 128,
+                        entries: self.entries,
                         flow_control_off: true,
                     };
                     if self.accepts_connect {
@@ -133,7 +140,7 @@ impl Server {
     }
 
     /// A socket of no host in particular.
-    fn raw(&self) -> TcpStream {
+    pub fn raw(&self) -> TcpStream {
         TcpStream::connect(self.rig.address).unwrap()
     }
 
@@ -150,7 +157,7 @@ pub fn ready(host: &mut TcpHost, clock: &Clock) -> bool {
     events.iter().any(|event| matches!(event, HostEvent::Ready))
 }
 
-fn ic_req() -> IcReq {
+pub fn ic_req() -> IcReq {
     IcReq::new(DataAlignment::DWORD, Digests::NONE, 1)
 }
 

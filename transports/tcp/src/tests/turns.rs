@@ -1,0 +1,85 @@
+//! Whose turn it is, and that it is over when it is over.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use nacre_nvmf::transport::{CloseWhy, Closed};
+use nacre_nvmf_wire::opcode::io;
+use nacre_nvmf_wire::sqe::Sqe;
+use nacre_nvmf_wire::tcp::{CapsuleCmd, DataAlignment, Digests};
+use zerocopy::IntoBytes;
+
+use super::sockets::{Server, ic_req};
+use crate::TcpConfig;
+
+/// A host that has its ICResp.
+fn initialized(server: &mut Server) -> TcpStream {
+    let mut raw = server.raw();
+    raw.write_all(ic_req().as_bytes()).unwrap();
+    server.until("ICResp", |_| is_answered(&raw));
+    raw.read_exact(&mut [0; 128]).unwrap();
+    raw
+}
+
+fn is_answered(raw: &TcpStream) -> bool {
+    raw.set_nonblocking(true).unwrap();
+    let there = raw.peek(&mut [0; 1]).is_ok();
+    raw.set_nonblocking(false).unwrap();
+    there
+}
+
+/// Hosts with more commands under way than there is room for in a turn take turns with one that has a single one,
+/// whether sockets are received from directly or epoll is asked.
+#[test]
+fn deep_queues_leave_room_for_others() {
+    const EACH: u16 = 700;
+    for busy in [3, 6] {
+        let mut server = Server::new(TcpConfig::default());
+        server.entries = 4096;
+        let mut hosts: Vec<TcpStream> = (0..=busy).map(|_| initialized(&mut server)).collect();
+        let flush = |cid| {
+            let sqe = Sqe::for_namespace(io::FLUSH, cid, 1);
+            let capsule = CapsuleCmd::new(sqe, 0, Digests::NONE, DataAlignment::DWORD);
+            capsule.as_bytes().to_vec()
+        };
+        let flood: Vec<u8> = (0..EACH).flat_map(flush).collect();
+        for host in &mut hosts[..busy] {
+            host.write_all(&flood).unwrap();
+        }
+        hosts[busy].write_all(&flush(0)).unwrap();
+        let mut turns = 0;
+        while !is_answered(&hosts[busy]) {
+            server.turn();
+            turns += 1;
+            assert!(turns <= busy + 3, "{busy} others come first");
+        }
+        // Nobody else was forgotten for that.
+        for host in &mut hosts[..busy] {
+            let mut answers = vec![0; 24 * usize::from(EACH)];
+            for _ in 0..50 {
+                server.turn();
+            }
+            host.read_exact(&mut answers).unwrap();
+        }
+    }
+}
+
+/// More connections end in one turn than there is room for: the others do in the next ones.
+#[test]
+fn many_ends_at_once() {
+    const HOSTS: usize = 300;
+    let mut server = Server::new(TcpConfig::default());
+    let hosts: Vec<TcpStream> = (0..HOSTS).map(|_| initialized(&mut server)).collect();
+    assert_eq!(server.rig.transport.connections(), HOSTS);
+    for conn in std::mem::take(&mut server.conns) {
+        server.rig.transport.close(conn, CloseWhy::Now);
+    }
+    for _ in 0..10 {
+        server.turn();
+    }
+    assert_eq!(server.closed.len(), HOSTS);
+    assert!(server.closed.iter().all(|why| *why == Closed::Local));
+    assert_eq!(server.rig.transport.connections(), 0);
+    assert_eq!(server.rig.plug.connections(), 0);
+    drop(hosts);
+}
