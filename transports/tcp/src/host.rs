@@ -59,6 +59,9 @@ pub fn connect_host(address: SocketAddr, options: HostOptions) -> std::io::Resul
         ack_timeout: options.ack_timeout,
     };
     socket::tune(&socket, &address, &tuning)?;
+    // Whatever ends it, this process included: what the controller has not taken by then is thrown away, not sent on.
+    // A write that arrives late would undo one that was sent again over another connection and is answered.
+    sockopt::set_socket_linger(&socket, Some(Duration::ZERO))?;
     if let Some(interface) = &options.interface {
         socket2::SockRef::from(&socket).bind_device(Some(interface.as_bytes()))?;
     }
@@ -350,6 +353,14 @@ impl HostTransport for TcpHost {
 
     fn wake_fd(&self) -> Option<RawFd> {
         Some(self.epoll.as_raw_fd())
+    }
+}
+
+/// In order, as far as that goes: the end of the stream first, which is all that a controller sees that has taken
+/// everything, and then, by closing, the reset that ends what it has not taken.
+impl Drop for TcpHost {
+    fn drop(&mut self) {
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
     }
 }
 

@@ -1,16 +1,18 @@
 //! Whose turn it is, and that it is over when it is over.
 
-use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
 
-use nacre_nvmf::transport::{CloseWhy, Closed};
+use nacre_hugepages::{ClassSpec, Pool};
+use nacre_nvmf::transport::{CloseWhy, Closed, HostCommand, HostTransport};
 use nacre_nvmf_wire::opcode::io;
 use nacre_nvmf_wire::sqe::Sqe;
-use nacre_nvmf_wire::tcp::{CapsuleCmd, DataAlignment, Digests};
+use nacre_nvmf_wire::tcp::{CapsuleCmd, DataAlignment, Digests, IcResp};
+use nacre_reactor::Clock;
 use zerocopy::IntoBytes;
 
-use super::sockets::{Server, ic_req};
-use crate::TcpConfig;
+use super::sockets::{Server, ic_req, ready};
+use crate::{HostOptions, TcpConfig, connect_host};
 
 /// A host that has its ICResp.
 fn initialized(server: &mut Server) -> TcpStream {
@@ -82,4 +84,50 @@ fn many_ends_at_once() {
     assert_eq!(server.rig.transport.connections(), 0);
     assert_eq!(server.rig.plug.connections(), 0);
     drop(hosts);
+}
+
+/// What a controller has not taken when the connection ends is not sent on: the write may have been sent again over
+/// another one, and be answered.
+#[test]
+fn nothing_is_sent_after_the_end() {
+    const BYTES: u32 = 128 << 10;
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let options = HostOptions {
+        send_buffer: Some(256 << 10),
+        ..HostOptions::default()
+    };
+    let (address, clock) = (listener.local_addr().unwrap(), Clock::real());
+    let mut host = connect_host(address, options).unwrap();
+    let (mut controller, _) = listener.accept().unwrap();
+    let response = IcResp::new(DataAlignment::DWORD, Digests::NONE, 4096);
+    controller.write_all(response.as_bytes()).unwrap();
+    while !ready(&mut host, &clock) {}
+    host.set_in_capsule_bytes(BYTES);
+    let memory = Pool::heap(&[ClassSpec {
+        size: BYTES as usize,
+        count: 128,
+    }]);
+    for cid in 0..128 {
+        host.submit(HostCommand {
+            sqe: Sqe::for_namespace(io::WRITE, cid, 1),
+            write: memory.acquire(BYTES as usize),
+            read: None,
+        });
+    }
+    let mut events = Vec::new();
+    for _ in 0..10 {
+        host.poll(clock.now(), &mut events, 8);
+    }
+    assert!(events.is_empty());
+    host.close();
+    drop(host);
+    let mut taken = Vec::new();
+    let end = controller.read_to_end(&mut taken).map_err(|e| e.kind());
+    assert_eq!(
+        end,
+        Err(ErrorKind::ConnectionReset),
+        "{} bytes",
+        taken.len()
+    );
+    assert_eq!(memory.stats()[0].free, 128);
 }
