@@ -321,7 +321,7 @@ impl TcpTransport {
             conn.pending = true;
             self.pending.push(index);
         }
-        if conn.machine.wants_write() && !conn.dirty {
+        if (conn.machine.wants_write() || conn.machine.has_shutdown()) && !conn.dirty {
             conn.dirty = true;
             self.dirty.push(index);
         }

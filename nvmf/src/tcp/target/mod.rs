@@ -460,6 +460,12 @@ impl TargetConn {
         }
     }
 
+    /// Whether [`TargetConn::takes_shutdown`] would say so.
+    #[inline]
+    pub fn has_shutdown(&self) -> bool {
+        matches!(self.phase, Phase::Lingering { shutdown: true })
+    }
+
     /// Whether to shut the sending side of the socket down; says so once.
     pub fn takes_shutdown(&mut self) -> bool {
         match &mut self.phase {

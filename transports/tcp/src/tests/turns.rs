@@ -2,12 +2,15 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
 
 use nacre_hugepages::{ClassSpec, Pool};
 use nacre_nvmf::transport::{CloseWhy, Closed, HostCommand, HostTransport};
 use nacre_nvmf_wire::opcode::io;
 use nacre_nvmf_wire::sqe::Sqe;
-use nacre_nvmf_wire::tcp::{CapsuleCmd, DataAlignment, Digests, IcResp};
+use nacre_nvmf_wire::tcp::{
+    CapsuleCmd, DataAlignment, Digests, FatalErrorStatus, IcResp, Side, TermPdu,
+};
 use nacre_reactor::Clock;
 use zerocopy::IntoBytes;
 
@@ -130,4 +133,19 @@ fn nothing_is_sent_after_the_end() {
         taken.len()
     );
     assert_eq!(memory.stats()[0].free, 128);
+}
+
+/// A host that finds us at fault and says so waits for the end of the connection, which comes.
+#[test]
+fn a_termination_request_is_the_end() {
+    let mut server = Server::new(TcpConfig::default());
+    let mut raw = initialized(&mut server);
+    let request = TermPdu::new(Side::Host, FatalErrorStatus::InvalidHeaderField, 2, &[]);
+    raw.write_all(request.bytes()).unwrap();
+    server.until("ended", |server| !server.closed.is_empty());
+    for _ in 0..3 {
+        server.turn();
+    }
+    raw.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+    assert_eq!(raw.read(&mut [0; 1]).map_err(|e| e.kind()), Ok(0));
 }
