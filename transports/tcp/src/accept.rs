@@ -204,13 +204,18 @@ fn accept_some(
                 }
             }
             Err(Errno::AGAIN) => return,
-            Err(Errno::INTR | Errno::CONNABORTED) => {}
-            Err(errno) => {
-                // Out of descriptors or memory: the listener stays readable, so wait a little.
+            // Removed meanwhile.
+            Err(Errno::INVAL | Errno::BADF) => return,
+            Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
+                // The listener stays readable, so wait a little.
                 shared.accept_errors.fetch_add(1, Ordering::Relaxed);
                 tracing::warn!(error = %socket::describe(errno), "cannot accept; raise `ulimit -n` if descriptors ran out");
                 std::thread::sleep(Duration::from_millis(100));
                 return;
+            }
+            // Of the connection, which broke before it was accepted: the kernel tells it here.
+            Err(errno) => {
+                tracing::debug!(error = %socket::describe(errno), "a connection broke before it was accepted");
             }
         }
     }
