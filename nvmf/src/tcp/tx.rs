@@ -58,6 +58,8 @@ pub struct Tx {
     front_sent: usize,
     pending: usize,
     marks: u32,
+    /// Bytes that ever left.
+    left: u64,
 }
 
 impl Tx {
@@ -71,6 +73,7 @@ impl Tx {
             front_sent: 0,
             pending: 0,
             marks: 0,
+            left: 0,
         }
     }
 
@@ -180,6 +183,18 @@ impl Tx {
         self.pending
     }
 
+    /// Names what is queued so far, for [`Tx::has_left`].
+    #[inline]
+    pub fn position(&self) -> u64 {
+        self.left + self.pending as u64
+    }
+
+    /// Whether everything that was queued at a position has left, and its buffers are let go.
+    #[inline]
+    pub fn has_left(&self, position: u64) -> bool {
+        self.left >= position
+    }
+
     /// Parts queued: what bounds the memory held.
     pub fn parts(&self) -> usize {
         self.parts.len()
@@ -221,6 +236,7 @@ impl Tx {
     #[inline]
     pub fn sent(&mut self, mut n: usize) {
         debug_assert!(n <= self.pending, "more sent than queued");
+        self.left += n as u64;
         if n == self.pending {
             // All of it, as nearly always.
             return self.clear();

@@ -100,6 +100,8 @@ struct Command {
     /// Host-to-controller data that is left for R2Ts, and how much of it was asked for.
     write: Option<Buf>,
     asked: u32,
+    /// Where in what is sent its data ends, as far as that is queued.
+    data_end: u64,
     /// The payload in progress has the buffer while it is received.
     read: Option<Buf>,
     received: u32,
@@ -223,10 +225,12 @@ impl HostConn {
         let (digests, align) = (self.reader.rules().digests, self.controller_alignment);
         let carried = if in_capsule { length } else { 0 };
         let header = CapsuleCmd::new(sqe, carried, digests, align);
+        let mut data_end = 0;
         let left = match write {
             Some(data) if in_capsule => {
                 frame::put_before_data(&mut self.tx, &header, digests, align);
                 frame::put_data(&mut self.tx, digests, [data].into_iter().collect());
+                data_end = self.tx.position();
                 None
             }
             left => {
@@ -247,7 +251,7 @@ impl HostConn {
         // Field by field: of the one before there is nothing left to drop.
         (slot.outstanding, slot.serial) = (true, serial);
         (slot.last, slot.damaged) = (false, false);
-        (slot.asked, slot.received) = (0, 0);
+        (slot.asked, slot.received, slot.data_end) = (0, 0, data_end);
         slot.write = left;
         slot.read = read;
     }

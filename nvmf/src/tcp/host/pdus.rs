@@ -161,7 +161,12 @@ impl HostConn {
         cqe: Cqe,
         sink: &mut impl Sink,
     ) -> Result<Polled, Violation> {
-        outstanding(&mut self.commands, cqe.cid())?;
+        let command = outstanding(&mut self.commands, cqe.cid())?;
+        // A completed command's buffers are the caller's, who may have others filled into them at once. A controller that
+        // answers before it was sent all that it asked for has to wait until they are let go.
+        if !self.tx.has_left(command.data_end) {
+            return Ok(Polled::Waiting);
+        }
         self.consume(frame);
         Ok(self.complete(cqe, sink))
     }
@@ -233,6 +238,7 @@ impl HostConn {
         if end as usize == buf.len() {
             command.write = None;
         }
+        command.data_end = self.tx.position();
         self.consume(frame);
         Ok(None)
     }

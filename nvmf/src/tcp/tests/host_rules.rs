@@ -174,6 +174,38 @@ fn r2t(cid: u16, offset: u32, length: u32) -> Vec<u8> {
         .to_vec()
 }
 
+/// A controller that answers a write before it was sent the data that it asked for: the command is not over before its
+/// buffer is let go of, which its owner may have filled at once.
+#[test]
+fn answers_before_the_data_has_left() {
+    for in_capsule in [true, false] {
+        let mut raw = Raw::connected(Digests::NONE);
+        let length = if in_capsule { 8192 } else { 20_000 };
+        raw.conn.submit(HostCommand {
+            sqe: Sqe::for_namespace(io::WRITE, 2, 1),
+            write: Some(filled(&raw.memory, 5, length)),
+            read: None,
+        });
+        let mut early = response(Cqe::new(2, StatusCode::WRITE_FAULT));
+        if !in_capsule {
+            raw.turn();
+            early = [r2t(2, 0, length as u32), early].concat();
+        }
+        let mut slices = RecvSlices::new();
+        assert!(raw.conn.recv_slices(&mut raw.buffers, &mut slices));
+        slices[0][..early.len()].copy_from_slice(&early);
+        drop(slices);
+        raw.conn.received(early.len());
+        assert!(matches!(raw.conn.poll(NOW), HostPoll::Waiting));
+        assert!(!raw.conn.wants_read() && raw.conn.has_news());
+        raw.conn.settle(&mut raw.buffers, true, NOW);
+        assert!(raw.memory.stats().iter().any(|c| c.free < c.count));
+        raw.turn();
+        assert_eq!(raw.done.len(), 1, "once it has left");
+        assert!(raw.memory.stats().iter().all(|c| c.free == c.count));
+    }
+}
+
 #[test]
 fn handshake() {
     use FatalErrorStatus::*;
