@@ -248,7 +248,7 @@ impl App<'_> {
             (io::WRITE, _) if has_data => self.end(tag, StatusCode::SUCCESS, Extents::new(), conn),
             (io::WRITE, Some(into)) => {
                 self.sizes[usize::from(tag.index)] = length;
-                conn.fetch(tag, into);
+                conn.fetch(tag, into, NOW);
             }
             (io::READ, Some(buf)) => {
                 self.end(tag, StatusCode::SUCCESS, [buf].into_iter().collect(), conn)

@@ -26,7 +26,7 @@ pub struct TcpConfig {
     pub icreq_timeout: Duration,
     /// From the connection to an accepted Connect.
     pub connect_timeout: Duration,
-    /// For the rest of a PDU that has begun.
+    /// For the rest of a PDU that has begun, and for data that the host was asked for (R2T).
     pub stall_timeout: Duration,
     /// For an accepted host that sends nothing at all. `None`: Keep Alive sees to it.
     pub idle_timeout: Option<Duration>,

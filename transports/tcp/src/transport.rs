@@ -511,8 +511,9 @@ impl Transport for TcpTransport {
     }
 
     fn fetch(&mut self, conn: ConnId, tag: ReqTag, _sqe: &Sqe, into: Buf) {
+        let now = self.now;
         if let Some(open) = self.conn(conn) {
-            open.machine.fetch(tag, into);
+            open.machine.fetch(tag, into, now);
             self.mark_dirty(conn);
         }
     }

@@ -55,7 +55,8 @@ pub struct TargetConfig {
     pub handshake_timeout: Duration,
     /// From the connection to an accepted Connect.
     pub connect_timeout: Duration,
-    /// For the rest of a PDU that has begun.
+    /// For the rest of a PDU that has begun, and for data that the host was asked for: each PDU of it starts that anew, and
+    /// an R2T that has not been seen to leave is given as much again.
     pub stall_timeout: Duration,
     /// For a host that is connected and sends nothing at all. `None`: Keep Alive sees to it.
     pub idle_timeout: Option<Duration>,
@@ -180,6 +181,11 @@ pub struct TargetConn {
     /// How many there are, and of how many bytes.
     fetching: usize,
     fetching_bytes: usize,
+    /// Since when the host owes data, or has sent none of what it owes.
+    fetch_since: Nanos,
+    /// Where in what is sent the latest R2T ends, and whether it had left by then.
+    r2t_end: u64,
+    r2t_left: bool,
     waiting: bool,
     /// In-capsule data may be handed up where it was received.
     in_place: bool,
@@ -220,6 +226,9 @@ impl TargetConn {
             fetches: Vec::new(),
             fetching: 0,
             fetching_bytes: 0,
+            fetch_since: now,
+            r2t_end: 0,
+            r2t_left: false,
             waiting: false,
             in_place: false,
             why: None,
@@ -329,6 +338,10 @@ impl TargetConn {
     #[inline]
     pub fn settle(&mut self, buffers: &mut RxBuffers, more: bool, now: Nanos) {
         self.rx.settle(buffers, more || self.waiting);
+        if more || self.waiting {
+            // What it owes may be here, and not looked at.
+            self.fetch_since = now;
+        }
         if more || self.waiting || !self.rx.is_mid_pdu() {
             self.partial = None;
         } else if self.partial.is_none() || self.pdus_at_partial != self.pdus_received {
@@ -338,9 +351,12 @@ impl TargetConn {
     }
 
     /// Asks the host for a command's data. A command is answered only when its fetch has ended.
-    pub fn fetch(&mut self, tag: ReqTag, into: Buf) {
+    pub fn fetch(&mut self, tag: ReqTag, into: Buf, now: Nanos) {
         if !self.is_open() {
             return;
+        }
+        if self.fetching == 0 {
+            self.fetch_since = now;
         }
         let index = usize::from(tag.index);
         if index >= self.fetches.len() {
@@ -489,7 +505,8 @@ impl TargetConn {
     #[inline]
     pub fn deadline(&self) -> Option<Nanos> {
         // A host that is connected and in the middle of nothing: asked for in every turn.
-        let quiet = self.partial.is_none() && self.config.idle_timeout.is_none();
+        let idle = self.config.idle_timeout.is_none();
+        let quiet = idle && self.partial.is_none() && self.fetching == 0;
         if quiet && self.phase == Phase::Running && self.queue.is_some() {
             return None;
         }
@@ -504,7 +521,9 @@ impl TargetConn {
                     .queue
                     .is_none()
                     .then(|| self.opened + self.config.connect_timeout);
-                let stall = self.partial.map(|since| since + self.config.stall_timeout);
+                let owing = (self.fetching > 0).then_some(self.fetch_since);
+                let stall = [self.partial, owing].into_iter().flatten().min();
+                let stall = stall.map(|since| since + self.config.stall_timeout);
                 let idle = self.config.idle_timeout.map(|timeout| self.heard + timeout);
                 [connect, stall, idle].into_iter().flatten().min()
             }
@@ -514,7 +533,12 @@ impl TargetConn {
     }
 
     pub fn handle_timeout(&mut self, now: Nanos) {
-        if self.deadline().is_some_and(|deadline| deadline <= now) {
+        let is_over = |conn: &TargetConn| conn.deadline().is_some_and(|deadline| deadline <= now);
+        if is_over(self) && self.fetching > 0 && !self.r2t_left {
+            // A host that is slow in taking what comes before it may have been asked only now.
+            (self.fetch_since, self.r2t_left) = (now, self.tx.has_left(self.r2t_end));
+        }
+        if is_over(self) {
             self.why.get_or_insert(Closed::TimedOut);
             self.finish();
         }
@@ -560,6 +584,7 @@ impl TargetConn {
             &R2t::new(tag.cid, tag.index, offset, length, digests),
             digests,
         );
+        (self.r2t_end, self.r2t_left) = (self.tx.position(), false);
         self.pdus_sent += 1;
     }
 

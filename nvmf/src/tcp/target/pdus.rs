@@ -50,7 +50,7 @@ impl TargetConn {
                     None => Some(Polled::Starved),
                 }
             } else {
-                self.payload(sink)?
+                self.payload(now, sink)?
             };
             if let Some(poll) = handled {
                 return Ok(poll);
@@ -248,7 +248,7 @@ impl TargetConn {
 
     /// Goes on with the payload of the PDU in progress.
     #[inline]
-    fn payload(&mut self, sink: &mut impl Sink) -> Handled {
+    fn payload(&mut self, now: Nanos, sink: &mut impl Sink) -> Handled {
         if !self.rx.advance() {
             return Ok(Some(Polled::Starved));
         }
@@ -286,6 +286,7 @@ impl TargetConn {
             Doing::H2cData { ttag, length } => {
                 let data = self.rx.take_payload().expect("H2CData has a buffer");
                 self.pdus_received += 1;
+                self.fetch_since = now;
                 Ok(self.fetched(ttag, length, data, received, sink))
             }
         }

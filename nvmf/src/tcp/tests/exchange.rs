@@ -321,7 +321,7 @@ fn close_now_lets_everything_go() {
     pair.run();
     let tag = crate::transport::ReqTag { cid: 1, index: 9 };
     pair.target
-        .fetch(tag, pair.pools.io.acquire(100_000).unwrap());
+        .fetch(tag, pair.pools.io.acquire(100_000).unwrap(), pair.now);
     for _ in 0..2 {
         pair.step();
     }

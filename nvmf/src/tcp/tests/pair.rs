@@ -104,6 +104,7 @@ pub struct App {
     pub log: Vec<String>,
     pub closed: Option<Closed>,
     pub answer: bool,
+    pub now: Nanos,
     commands: BTreeMap<u16, Sqe>,
 }
 
@@ -115,6 +116,7 @@ impl App {
             log: Vec::new(),
             closed: None,
             answer: true,
+            now: Nanos::ZERO,
             commands: BTreeMap::new(),
         }
     }
@@ -137,7 +139,7 @@ impl App {
                     (io::WRITE, Some(data)) => self.store(tag, &data, conn),
                     (io::WRITE, None) if matches!(sqe.sgl(), Ok(Sgl::Transport { .. })) => {
                         match pools.io.acquire(length as usize) {
-                            Some(into) if length > 0 => conn.fetch(tag, into),
+                            Some(into) if length > 0 => conn.fetch(tag, into, self.now),
                             _ => self.end(
                                 tag,
                                 StatusCode::DATA_SGL_LENGTH_INVALID,
@@ -340,6 +342,7 @@ impl Pair {
             }
         }
         while let TargetPoll::Event(event) = self.target.poll(&self.pools, self.now) {
+            self.app.now = self.now;
             self.app.handle(event, &mut self.target, &self.pools);
             moved = true;
         }

@@ -617,6 +617,7 @@ fn r2t_by_r2t() {
     raw.conn.fetch(
         ReqTag { cid: 7, index: 3 },
         raw.pools.io.acquire(10_000).unwrap(),
+        NOW,
     );
     raw.out.clear();
     raw.turn();

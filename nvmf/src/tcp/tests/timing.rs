@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::pair::{Pair, io_queue};
 use crate::tcp::{HostConfig, TargetConfig};
-use crate::transport::{CloseWhy, Closed};
+use crate::transport::{CloseWhy, Closed, ReqTag};
 
 fn config() -> TargetConfig {
     TargetConfig {
@@ -61,6 +61,64 @@ fn rest_of_a_pdu() {
     pair.host.close();
     pair.step();
     pair.assert_no_leak();
+}
+
+/// A host that is asked for data owes it: it may take its time over each piece, and not for ever over any.
+#[test]
+fn data_that_was_asked_for() {
+    let config = TargetConfig {
+        max_h2c_data_bytes: 4096,
+        ..config()
+    };
+    let mut pair = Pair::connected(config.clone(), HostConfig::default(), io_queue(false));
+    pair.write(1, 1, 100_000);
+    pair.run();
+    pair.write(2, 2, 100_000);
+    pair.chunk = 4200;
+    for _ in 0..20 {
+        assert_eq!(silent(&mut pair, Duration::from_secs(1)), None);
+    }
+    assert!(!pair.outcomes.contains_key(&2), "it went slowly");
+    pair.chunk = usize::MAX;
+    pair.run();
+    assert!(pair.outcomes.contains_key(&2));
+    assert_eq!(
+        silent(&mut pair, Duration::from_secs(10)),
+        None,
+        "it owes nothing"
+    );
+
+    let mut pair = Pair::connected(config, HostConfig::default(), io_queue(false));
+    pair.app.answer = false;
+    pair.write(1, 1, 100_000);
+    pair.run();
+    pair.host.close();
+    let tag = ReqTag { cid: 1, index: 0 };
+    let into = pair.pools.io.acquire(100_000).expect("memory enough");
+    pair.target.fetch(tag, into, pair.now);
+    // The host takes nothing, so it has not been asked yet.
+    let asked = pair.now;
+    assert_eq!(pair.target.deadline(), Some(asked + Duration::from_secs(3)));
+    for _ in 0..5 {
+        pair.now = pair.now + Duration::from_secs(3);
+        pair.target.handle_timeout(pair.now);
+        assert_eq!(
+            pair.target.deadline(),
+            Some(pair.now + Duration::from_secs(3))
+        );
+    }
+    assert_eq!(silent(&mut pair, MS), None);
+    assert_eq!(
+        silent(&mut pair, Duration::from_secs(3)),
+        None,
+        "since when?"
+    );
+    assert_eq!(silent(&mut pair, Duration::from_secs(2)), None);
+    assert_eq!(
+        silent(&mut pair, Duration::from_secs(1)),
+        Some(Closed::TimedOut)
+    );
+    assert!(pair.pools.io.stats().iter().all(|c| c.free == c.count));
 }
 
 #[test]
