@@ -229,6 +229,21 @@ impl Pool {
         None
     }
 
+    /// As [`Pool::acquire`], but only if one of `beside` bytes is left afterwards.
+    pub fn acquire_beside(&self, len: usize, beside: usize) -> Option<Buf> {
+        let classes = &self.inner.classes;
+        let free = |class: &Class| class.free.borrow().len();
+        let from = classes.iter().position(|c| c.size >= len && free(c) > 0);
+        let mut others = classes.iter().enumerate();
+        if others.any(|(at, c)| c.size >= beside && free(c) > usize::from(Some(at) == from)) {
+            return self.acquire(len);
+        }
+        if let Some(wanted) = classes.iter().find(|class| class.size >= len) {
+            wanted.exhausted.set(wanted.exhausted.get() + 1);
+        }
+        None
+    }
+
     /// The largest buffer that this pool can ever give.
     pub fn max_len(&self) -> usize {
         self.inner.classes.last().map_or(0, |c| c.size)

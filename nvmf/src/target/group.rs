@@ -64,6 +64,8 @@ pub struct Group {
     pub(crate) target: Arc<Target>,
     pub(crate) handle: GroupHandle,
     pub(crate) pools: Pools,
+    /// Largest in-capsule data of a queue that takes it into a buffer of the core, so far.
+    pub(super) in_capsule_bytes: usize,
     pub(super) wake: Arc<dyn Fn() + Send + Sync>,
     pub(super) config: GroupConfig,
     pub(super) ports: Vec<Port>,
@@ -107,6 +109,7 @@ impl Group {
             target,
             handle,
             pools,
+            in_capsule_bytes: 0,
             wake,
             config,
             ports: Vec::new(),
@@ -386,11 +389,13 @@ impl Group {
         }
         let buf = match request.plan {
             Plan::Admin { .. } => self.pools.for_admin(bytes as usize),
+            _ if from_host => self.buffer_to_fetch(bytes as usize),
             _ => self.pools.io.acquire(bytes as usize),
         };
         let Some(buf) = buf else {
             return false;
         };
+        let qp = self.queues[q as usize].as_mut().expect("queue pair");
         if from_host {
             qp.requests[index].step = Step::Fetching;
             qp.fetching += bytes as usize;
@@ -401,6 +406,21 @@ impl Group {
             self.execute(q, index, now);
         }
         true
+    }
+
+    /// What is fetched may stand behind data in capsules, of each connection: those that are fetched for must not have all
+    /// buffers, or nobody would get any further.
+    fn buffer_to_fetch(&self, bytes: usize) -> Option<Buf> {
+        let buf = self.pools.io.acquire_beside(bytes, self.in_capsule_bytes);
+        // All others are with devices, and come back.
+        let alone = || {
+            let mut queues = self.queues.iter().flatten();
+            !queues.any(|qp| qp.fetching > 0 && qp.stage != Stage::Ending)
+        };
+        match buf {
+            None if alone() => self.pools.io.acquire(bytes),
+            buf => buf,
+        }
     }
 
     /// The transport has fetched the data of a command, or has not and will not.

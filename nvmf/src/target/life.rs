@@ -42,7 +42,12 @@ impl Group {
             }
         };
         self.next_generation = self.next_generation.wrapping_add(1);
-        let limits = IoLimits::new(&self.target.config, self.ports[port].io.caps_of(conn));
+        let caps = self.ports[port].io.caps_of(conn);
+        let limits = IoLimits::new(&self.target.config, caps);
+        if !caps.keyed_sgl {
+            let bytes = caps.in_capsule_bytes as usize;
+            self.in_capsule_bytes = self.in_capsule_bytes.max(bytes);
+        }
         let qp = QueuePair::new(port, conn, self.next_generation, ends, limits, now);
         self.queues[slot as usize] = Some(Box::new(qp));
         let table = &mut self.ports[port].queues;

@@ -92,6 +92,45 @@ fn a_window_of_fetches() {
     rig.hang_up(io);
 }
 
+/// Data in a capsule can stand before data that others were asked for, on every connection: a buffer is left for it, or
+/// nobody would get any further.
+#[test]
+fn fetches_leave_a_buffer() {
+    let (mut rig, io) = rig(usize::MAX);
+    // Opens the device, which takes some for itself.
+    rig.send(io, in_capsule(999, 4096), rig.pools.io.acquire(4096));
+    rig.turn();
+    assert_eq!(rig.answer().cqe.status(), StatusCode::SUCCESS);
+    let small = rig.pools.io.stats()[0];
+    let hoard: Vec<Buf> = std::iter::from_fn(|| rig.pools.io.acquire(4096))
+        .take(small.free)
+        .collect();
+    let large = rig.pools.io.stats()[1].free as u16;
+    for cid in 0..large + 2 {
+        rig.send(io, write(cid, 128 * KIB), None);
+    }
+    rig.turn();
+    assert_eq!(fetching(&rig), (0..large - 1).collect::<Vec<_>>());
+    for round in 0..large {
+        // It is used and comes back, and no fetch takes it meanwhile.
+        let data = rig.pools.io.acquire(4096);
+        assert!(data.is_some(), "round {round}");
+        rig.send(io, in_capsule(1000 + round, 4096), data);
+        rig.turn();
+        assert_eq!(rig.answer().cqe.status(), StatusCode::SUCCESS);
+    }
+    let (conn, tag, data) = take_fetch(&rig);
+    rig.fetched(conn, tag, data);
+    rig.turn();
+    assert!(rig.answer().cqe.status().is_success());
+    rig.turn();
+    assert_eq!(fetching(&rig), (1..large).collect::<Vec<_>>());
+    drop(hoard);
+    rig.turn();
+    assert_eq!(fetching(&rig).last(), Some(&large), "there is another left");
+    rig.hang_up(io);
+}
+
 /// A command that waits for its fetch can be aborted, as often as the host likes, and a connection
 /// that ends takes those that wait along.
 #[test]
