@@ -189,7 +189,10 @@ impl Attachment {
         wake: impl Fn() + Send + Sync + 'static,
         now: Nanos,
     ) -> std::io::Result<ControllerPoller> {
-        *lock(&self.shared.waker) = Some(Box::new(wake));
+        let wake = Arc::new(wake);
+        let theirs = Arc::clone(&wake);
+        self.shared.link.set_waker(move || theirs());
+        *lock(&self.shared.waker) = Some(Box::new(move || wake()));
         ControllerPoller::new(&self.shared, pool, core, now)
     }
 

@@ -106,6 +106,8 @@ pub struct IoQueue {
     queue: Option<Box<CommandQueue>>,
     phase: Phase,
     generation: u64,
+    /// The association that is to end because the target still has something of this queue's: not used again.
+    spent: Option<u64>,
     /// Attempts to connect that failed since the last that did not.
     failures: u32,
     depth: usize,
@@ -150,6 +152,7 @@ impl IoQueue {
             queue: None,
             phase: Phase::Down { retry_at: now },
             generation: 0,
+            spent: None,
             failures: 0,
             depth,
             pending: Slab::with_capacity(depth),
@@ -229,7 +232,7 @@ impl IoQueue {
         let limit = self.options.connect_timeout;
         match self.phase {
             Phase::Down { retry_at } if now >= retry_at => {
-                if let Some(generation) = generation {
+                if let Some(generation) = generation.filter(|_| generation != self.spent) {
                     self.start(generation, now);
                 }
             }
@@ -412,7 +415,7 @@ impl IoQueue {
                 pending.returned(buf);
             }
         }
-        let mut stuck = false;
+        let mut stuck = self.reserving.as_ref().is_some_and(|r| r.is_sent());
         for token in queue.tokens().filter(|token| *token < RESERVE) {
             let index = token as usize;
             if self.pending[index].is_sent() {
@@ -436,6 +439,7 @@ impl IoQueue {
         // What the target has taken must not land after what is sent again: only the end of the
         // whole association makes it drop that.
         if stuck && self.link.generation() == Some(self.generation) {
+            self.spent = Some(self.generation);
             self.link.request_reset();
         }
         self.retry_later(now);

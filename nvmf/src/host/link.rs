@@ -1,8 +1,9 @@
 //! What I/O queues, on whatever core, need to know of their controller.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
+use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use nacre_nvmf_wire::log::ana::AnaState;
 
@@ -30,6 +31,17 @@ pub struct Link {
     /// Connections that ended, with what the target may have forgotten; see [`Link::losses`].
     losses: AtomicU64,
     state: Mutex<LinkState>,
+    waker: Mutex<Waker>,
+}
+
+/// Wakes the controller's core, if that sleeps.
+#[derive(Default)]
+struct Waker(Option<Box<dyn Fn() + Send + Sync>>);
+
+impl fmt::Debug for Waker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "Waker" } else { "None" })
+    }
 }
 
 /// In the generation: the association ends as soon as nothing is under way.
@@ -142,6 +154,16 @@ impl Link {
     /// Makes the controller drop its association and connect again.
     pub fn request_reset(&self) {
         self.reset.store(true, Ordering::Release);
+        let waker = self.waker.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(wake) = &waker.0 {
+            wake();
+        }
+    }
+
+    /// How to wake the core that polls the controller: what is asked of a controller that has nothing to do is not to
+    /// wait for its next keep-alive.
+    pub fn set_waker(&self, wake: impl Fn() + Send + Sync + 'static) {
+        *self.waker.lock().unwrap_or_else(PoisonError::into_inner) = Waker(Some(Box::new(wake)));
     }
 
     pub(super) fn take_reset(&self) -> bool {

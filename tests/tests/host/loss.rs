@@ -1,5 +1,7 @@
 //! Connections that are lost under I/O: nothing is lost with them, and nothing happens twice.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use nacre_bdev::{Op, Queue, Status};
@@ -71,6 +73,43 @@ fn io_connections_that_break() {
             assert_ne!(now, generation, "round {round}");
         }
     }
+    world.assert_buffers_back(0);
+}
+
+/// The core of the controller sleeps when an I/O connection breaks: it is woken, and until it has ended the association
+/// nothing that the target may still carry out, or has, is sent again.
+#[test]
+fn nothing_is_sent_again_into_the_same_association() {
+    let mut world = World::connected(1);
+    let woken = Arc::new(AtomicUsize::new(0));
+    let theirs = Arc::clone(&woken);
+    let link = Arc::clone(world.controller().link());
+    link.set_waker(move || {
+        theirs.fetch_add(1, Ordering::Relaxed);
+    });
+    let token = world.submit_write(0, 7, 1, 1);
+    // The target's turns, not the queue's: the answer is on its way when the connection breaks.
+    let queue = world.queues.remove(0);
+    (0..50).for_each(|_| world.turn());
+    world.queues.insert(0, queue);
+    assert_eq!(world.tap.take_log(), [(Op::Write, 7)]);
+    let (controller, generation) = (world.controller.take(), link.generation());
+    world.faults(1).break_now();
+    world.pass(Duration::from_secs(1));
+    assert_eq!(link.generation(), generation, "nobody has ended it yet");
+    assert_eq!(world.tap.take_log(), [], "sent again beside itself");
+    assert_eq!(woken.load(Ordering::Relaxed), 1);
+
+    world.controller = controller;
+    assert_eq!(world.wait(token).status, Status::Ok);
+    assert_ne!(link.generation(), generation);
+    assert_eq!(world.read(0, 7, 1), bytes(1, 1));
+    // What had nothing under way is connected again at once, without that.
+    let controller = world.controller.take();
+    world.faults(1).break_now();
+    world.until("back", |w| w.queues[0].stats().connections == 3);
+    world.controller = controller;
+    assert_eq!(woken.load(Ordering::Relaxed), 1);
     world.assert_buffers_back(0);
 }
 

@@ -33,6 +33,10 @@ pub(super) struct Reserving {
 }
 
 impl Reserving {
+    pub(super) fn is_sent(&self) -> bool {
+        self.sent
+    }
+
     /// It waits for nothing but a turn.
     pub(super) fn may_be_sent(&self, live: bool) -> bool {
         !self.sent && live
