@@ -94,7 +94,7 @@ pub struct Controller {
     step_sent: bool,
     /// Not before: where the step asks again and again.
     step_at: Nanos,
-    /// When the current attempt to connect began.
+    /// When the current attempt to connect began, or to shut down.
     started: Nanos,
     /// When the connection was lost for the first time since it was live.
     lost_since: Option<Nanos>,
@@ -278,6 +278,7 @@ impl Controller {
             if let Some(queue) = &mut self.queue {
                 queue.forget(OWN);
             }
+            self.started = now;
             self.enter(Step::ShutDown, now);
         } else if !self.is_live() && !self.is_over() {
             self.finish(ControllerState::Closed, HostError::Lost(Closed::Local));

@@ -244,6 +244,23 @@ fn namespaces_that_cannot_be() {
     assert_eq!(namespaces.keys().copied().collect::<Vec<_>>(), [4]);
 }
 
+/// One that goes on shutting down for ever is left in the end.
+#[test]
+fn controllers_that_never_shut_down() {
+    let (state, mut controller) = meet(proper);
+    assert_eq!(state, ControllerState::Live);
+    let began = Nanos(10_000_000_000);
+    let mut now = began;
+    controller.disconnect(now);
+    while *controller.state() == ControllerState::Live {
+        now = now + Duration::from_millis(10);
+        let limit = controller.options().admin_timeout + Duration::from_secs(1);
+        assert!(now.since(began) < limit, "it is waited for for ever");
+        controller.poll(now);
+    }
+    assert_eq!(*controller.state(), ControllerState::Closed);
+}
+
 #[test]
 fn controllers_that_fail_or_never_get_ready() {
     let fatal = complaint(|sqe| match sqe.is_fabrics() && sqe.cdw11.get() == 0x1c {

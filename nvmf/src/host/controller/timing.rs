@@ -34,7 +34,8 @@ impl Controller {
             return late("keep alive", limit);
         }
         let limit = self.options.admin_timeout;
-        if over(queue.oldest_of(|token| token == OWN), limit) {
+        let leaving = self.step.is_shutting_down() && now.since(self.started) > limit;
+        if leaving || over(queue.oldest_of(|token| token == OWN), limit) {
             return late(self.step.name(), limit);
         }
         if over(queue.oldest_of(|token| token < EVENT), limit) {
