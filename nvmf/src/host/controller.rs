@@ -44,6 +44,8 @@ use crate::transport::{Closed, TransportType};
 const MAX_TICKETS: usize = 256;
 /// Namespaces that a controller may have; bounds what a target can make us ask for.
 const MAX_NAMESPACES: usize = 65_536;
+/// How often a step's command is sent again that did not fail by itself.
+const MAX_REPEATS: u8 = 3;
 /// Between two questions whether the controller is ready.
 const READY_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -92,6 +94,8 @@ pub struct Controller {
     queue: Option<CommandQueue>,
     step: Step,
     step_sent: bool,
+    /// How often its command was sent again.
+    repeats: u8,
     /// Not before: where the step asks again and again.
     step_at: Nanos,
     /// When the current attempt to connect began, or to shut down.
@@ -163,6 +167,7 @@ impl Controller {
             queue: None,
             step: Step::Dialling,
             step_sent: false,
+            repeats: 0,
             step_at: now,
             started: now,
             lost_since: None,
@@ -430,6 +435,7 @@ impl Controller {
         }
         self.step = step;
         self.step_sent = false;
+        self.repeats = 0;
     }
 
     /// Sends the step's command; tried again in the next turn when a buffer or room is short.
@@ -571,6 +577,19 @@ impl Controller {
 
     fn step_refused(&mut self, cqe: &Cqe, now: Nanos) -> Result<(), HostError> {
         let (status, step) = (cqe.status(), self.step);
+        if is_passing(status) {
+            // It says nothing about what was asked for: a namespace, say, is as it was.
+            if self.repeats < MAX_REPEATS {
+                self.repeats += 1;
+                self.step_sent = false;
+                return Ok(());
+            }
+            return Err(HostError::Refused {
+                step: step.name(),
+                status,
+                fabrics: step.is_fabrics(),
+            });
+        }
         let next = match step {
             Step::Connect if status.code() == StatusCode::CONNECT_INVALID_PARAMETERS => {
                 let parameter = InvalidParameter::from_dword0(cqe.dword0());
@@ -655,6 +674,15 @@ impl Drop for Controller {
             self.link.fail();
         }
     }
+}
+
+/// Damaged on the way, or interrupted: the same command may well succeed.
+fn is_passing(status: StatusCode) -> bool {
+    let passing = [
+        StatusCode::TRANSIENT_TRANSPORT_ERROR,
+        StatusCode::COMMAND_INTERRUPTED,
+    ];
+    passing.contains(&status.code()) && !status.dnr()
 }
 
 fn short(what: &'static str, data: &[u8]) -> HostError {

@@ -1,6 +1,7 @@
 //! Targets that break the rules: nothing they say is taken on trust.
 
-use std::collections::VecDeque;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::RawFd;
 use std::time::Duration;
 
@@ -242,6 +243,65 @@ fn namespaces_that_cannot_be() {
     assert_eq!(state, ControllerState::Live);
     let namespaces = controller.link().state().namespaces;
     assert_eq!(namespaces.keys().copied().collect::<Vec<_>>(), [4]);
+}
+
+thread_local! {
+    /// How many answers to each Identify (by CNS) are still to be damaged on the way.
+    static DAMAGED: RefCell<BTreeMap<u8, u32>> = const { RefCell::new(BTreeMap::new()) };
+}
+
+/// A controller with one namespace, on a network that damages what [`DAMAGED`] says.
+fn on_a_bad_network(sqe: &Sqe) -> Answer {
+    let (cqe, mut data) = proper(sqe)?;
+    if is_identify(sqe, cns::ACTIVE_NAMESPACES) && sqe.nsid.get() == 0 {
+        data[0] = 1;
+    }
+    if is_identify(sqe, cns::NAMESPACE) {
+        (data[0], data[130]) = (100, 9);
+    }
+    if is_identify(sqe, cns::NAMESPACE_DESCRIPTORS) {
+        data[..4].copy_from_slice(&[3, 16, 0, 0]);
+        data[4..20].fill(0x5a);
+    }
+    let damaged = DAMAGED.with_borrow_mut(|damaged| {
+        let of = Some(sqe).filter(|sqe| !sqe.is_fabrics() && sqe.opcode == admin::IDENTIFY);
+        let left = damaged.get_mut(&Identify::parse(of?).cns)?;
+        *left = left.checked_sub(1)?;
+        Some(())
+    });
+    match damaged {
+        Some(()) => Some((Cqe::new(0, StatusCode::TRANSIENT_TRANSPORT_ERROR), data)),
+        None => Some((cqe, data)),
+    }
+}
+
+/// What came damaged is asked for again: no namespace goes for that, nor what it is known by. If nothing
+/// comes whole, it is the connection that is no good.
+#[test]
+fn damaged_answers() {
+    let all = [
+        cns::CONTROLLER,
+        cns::ACTIVE_NAMESPACES,
+        cns::NAMESPACE,
+        cns::NAMESPACE_DESCRIPTORS,
+    ];
+    DAMAGED.set(all.into_iter().map(|cns| (cns, 3)).collect());
+    let (state, controller) = meet(on_a_bad_network);
+    assert_eq!(state, ControllerState::Live);
+    let namespaces = controller.link().state().namespaces;
+    let uuid = namespaces.get(&1).and_then(|namespace| namespace.uuid);
+    assert_eq!(uuid.map(|uuid| uuid.into_bytes()), Some([0x5a; 16]));
+    for (cns, what) in [
+        (cns::NAMESPACE, "identify namespace"),
+        (cns::NAMESPACE_DESCRIPTORS, "namespace descriptors"),
+    ] {
+        DAMAGED.set([(cns, 4)].into());
+        let complaint = complaint(on_a_bad_network);
+        assert!(
+            complaint.contains(&format!("{what} was refused: Transient Transport Error")),
+            "{complaint}"
+        );
+    }
 }
 
 /// One that goes on shutting down for ever is left in the end.
