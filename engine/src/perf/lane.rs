@@ -298,8 +298,10 @@ impl<Q: Load> Lane<Q> {
             return None;
         };
         let lba = self.area.first + place.unit * u64::from(self.unit_blocks);
-        if op == Op::Write && self.ledger.is_some() {
-            self.stamp(&mut buf, lba);
+        match op {
+            Op::Write if self.ledger.is_some() => self.stamp(&mut buf, lba),
+            Op::Read if self.ledger.is_some() || self.scans => blank(&mut buf),
+            _ => {}
         }
         self.slots[usize::from(slot)] = Slot {
             op,
@@ -423,6 +425,11 @@ impl<Q: Load> Lane<Q> {
     }
 }
 
+/// What the buffer had before must not be taken for what was read: it may be this very block.
+fn blank(buf: &mut Buf) {
+    buf.bytes_mut().expect("no I/O has the buffer").fill(0x5a);
+}
+
 enum Next {
     Io(Op, Place),
     /// Nothing now: every place that was tried is in use.
@@ -500,6 +507,38 @@ mod tests {
         lane.poll(Nanos::ZERO, &mut done, &mut tally, true);
         assert_eq!(lane.submit(Phase::Run, Nanos::ZERO, 8), (1, true));
         assert_eq!(lane.queue().flushed, [3, 4, 4]);
+    }
+
+    /// A device that answers a read and brings nothing is found out, although the buffer had what it should have brought.
+    #[test]
+    fn what_was_in_the_buffer_is_not_what_was_read() {
+        let job = Job {
+            depth: 1,
+            verify: Verify::On,
+            ..job()
+        };
+        let area = Area {
+            first: 0,
+            blocks: 1,
+        };
+        let namespace = Namespace {
+            nsid: 1,
+            block_size: 4096,
+            run: 1,
+        };
+        let pool = Pool::heap(&[nacre_hugepages::ClassSpec {
+            size: 4096,
+            count: 1,
+        }]);
+        let mut lane = Lane::new(Keeps::default(), &job, area, namespace, 0, pool);
+        let (mut done, mut tally) = (Done::with_capacity(4), Tally::new());
+        for phase in [Phase::Fill, Phase::ReadBack] {
+            lane.begin();
+            assert_eq!(lane.submit(phase, Nanos::ZERO, 1), (1, true));
+            lane.poll(Nanos::ZERO, &mut done, &mut tally, true);
+        }
+        let verify = &tally.verify;
+        assert_eq!((verify.blocks_checked, verify.blocks_wrong), (1, 1));
     }
 
     /// Writes share buffers only where nobody looks at what they say: a few, at least one, never more
