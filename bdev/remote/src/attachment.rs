@@ -28,6 +28,8 @@ use crate::status::{State, Status};
 /// How long a device stays when a controller that is connected does not have its namespace: a target that comes
 /// back may get its namespaces one by one.
 const GRACE: Duration = Duration::from_secs(5);
+/// When a device whose name is still another's is tried again: one that is being removed may be itself.
+const RETRY: Duration = Duration::from_secs(1);
 
 /// Which namespaces of a controller are wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -129,6 +131,12 @@ pub struct Changes {
     pub refused: Vec<(String, String)>,
     /// Call again then at the latest.
     pub again: Option<Duration>,
+}
+
+impl Changes {
+    fn look_again(&mut self, after: Duration) {
+        self.again = Some(self.again.map_or(after, |again| again.min(after)));
+    }
 }
 
 #[derive(Default)]
@@ -267,7 +275,10 @@ impl Attachment {
                     };
                     devices.there.insert(nsid, there);
                 }
-                Err(why) => {
+                Err((why, passes)) => {
+                    if passes {
+                        changes.look_again(RETRY);
+                    }
                     let before = devices.refused.insert(nsid, why.clone());
                     if before.as_ref() != Some(&why) {
                         changes.refused.push((self.device_name(nsid), why));
@@ -297,7 +308,7 @@ impl Attachment {
                 let left = GRACE.saturating_sub(now.saturating_duration_since(since));
                 match left.is_zero() {
                     true => gone.push(*nsid),
-                    false => changes.again = Some(changes.again.map_or(left, |at| at.min(left))),
+                    false => changes.look_again(left),
                 }
                 continue;
             };
@@ -326,27 +337,34 @@ impl Attachment {
         }
     }
 
+    /// Makes it a device. Why not, and whether that may pass by itself.
     fn add(
         &self,
         devices: &Devices,
         namespace: &NamespaceInfo,
         link: &LinkState,
         registry: &Registry,
-    ) -> Result<Arc<RemoteBdev>, String> {
+    ) -> Result<Arc<RemoteBdev>, (String, bool)> {
         if !namespace.has_identity() {
             let why =
                 "it has no UUID, NGUID or EUI-64: after a reconnect it could not be known again";
-            return Err(why.to_owned());
+            return Err((why.to_owned(), false));
         }
         let most = self.shared.config.max_devices;
         if devices.there.len() >= most {
-            return Err(format!("{most} devices are all that were asked for"));
+            return Err((format!("{most} devices are all that were asked for"), false));
         }
         let name = self.device_name(namespace.nsid);
         let device = RemoteBdev::new(Arc::clone(&self.shared), name, namespace.clone(), link);
         let device = Arc::new(device);
         let registered = registry.register(Arc::clone(&device) as Arc<dyn Bdev>);
-        registered.map_err(|error| error.to_string())?;
+        registered.map_err(|error| {
+            let passes = matches!(
+                error,
+                RegistryError::Exists { .. } | RegistryError::Removing { .. }
+            );
+            (error.to_string(), passes)
+        })?;
         Ok(device)
     }
 

@@ -246,6 +246,33 @@ fn namespaces() {
     assert_eq!(changes.added, ["theren3"], "there is room now");
 }
 
+/// A namespace comes back while its device is being removed: it is a device again as soon as it can be, though nothing
+/// more happens to the controller.
+#[test]
+fn a_namespace_that_is_back_too_soon() {
+    let target = TestTarget::start();
+    target.add_namespace(disk("a", 8, 8192));
+    let attached = Attached::to(config(options()), tcp(target.address));
+    let mut user = attached.user(1);
+    assert_eq!(user.write(0, 1), Status::Ok);
+    let subsystem = target.target.subsystem(&nqn(SUBNQN)).expect("there");
+    subsystem.remove_namespace(1).expect("there");
+    attached.until("missed", |a| a.sync().again.is_some());
+    let later = Instant::now() + Duration::from_secs(6);
+    let changes = attached.attachment.sync(&attached.registry, later);
+    assert_eq!(changes.removed.len(), 1);
+    assert_eq!(target.add_namespace(disk("a", 8, 8192)), 1);
+    attached.until("refused", |a| {
+        let refused = a.sync().refused;
+        refused.iter().any(|(_, why)| why.contains("being removed"))
+    });
+    assert!(attached.sync().again.is_some(), "it is tried again");
+    drop(user);
+    attached.until("added", |a| a.sync().added == ["theren1"]);
+    assert_eq!(attached.sync().again, None);
+    assert_eq!(attached.user(1).write(0, 2), Status::Ok);
+}
+
 /// One namespace of several is wanted.
 #[test]
 fn selected() {
