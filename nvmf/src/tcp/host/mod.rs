@@ -17,6 +17,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use nacre_hugepages::Buf;
+use nacre_nvmf_wire::opcode::io;
 use nacre_nvmf_wire::sqe::{Sgl, Sqe};
 use nacre_nvmf_wire::tcp::{
     ADMIN_IN_CAPSULE_BYTES, CapsuleCmd, DataAlignment, DataPdu, Digests, IcReq, Rules,
@@ -99,6 +100,8 @@ struct Command {
     serial: u32,
     /// Host-to-controller data that is left for R2Ts, and how much of it was asked for.
     write: Option<Buf>,
+    /// It cannot have succeeded while some of that is left.
+    writes: bool,
     asked: u32,
     /// Where in what is sent its data ends, as far as that is queued.
     data_end: u64,
@@ -251,6 +254,7 @@ impl HostConn {
         // Field by field: of the one before there is nothing left to drop.
         (slot.outstanding, slot.serial) = (true, serial);
         (slot.last, slot.damaged) = (false, false);
+        slot.writes = sqe.opcode == io::WRITE;
         (slot.asked, slot.received, slot.data_end) = (0, 0, data_end);
         slot.write = left;
         slot.read = read;

@@ -176,9 +176,18 @@ impl HostConn {
         let command = &mut self.commands[usize::from(cqe.cid())];
         command.outstanding = false;
         self.outstanding -= 1;
-        command.write = None;
-        if command.damaged && cqe.status().is_success() {
-            cqe.set_status(StatusCode::TRANSIENT_TRANSPORT_ERROR);
+        let left = command.write.take().is_some();
+        if cqe.status().is_success() {
+            if command.damaged {
+                cqe.set_status(StatusCode::TRANSIENT_TRANSPORT_ERROR);
+            } else if left && command.writes {
+                let asked = command.asked;
+                tracing::error!(
+                    asked,
+                    "the controller says that it wrote data that it never asked for"
+                );
+                cqe.set_status(StatusCode::DATA_TRANSFER_ERROR);
+            }
         }
         sink(HostEvent::Completion {
             cqe,

@@ -206,6 +206,28 @@ fn answers_before_the_data_has_left() {
     }
 }
 
+/// A write whose data the controller did not ask for, or not for all of it, has not succeeded, whatever it says; what it
+/// says has failed has failed as it says.
+#[test]
+fn writes_without_data() {
+    for (asked, status, expected) in [
+        (0, StatusCode::SUCCESS, StatusCode::DATA_TRANSFER_ERROR),
+        (8192, StatusCode::SUCCESS, StatusCode::DATA_TRANSFER_ERROR),
+        (20_000, StatusCode::SUCCESS, StatusCode::SUCCESS),
+        (0, StatusCode::WRITE_FAULT, StatusCode::WRITE_FAULT),
+    ] {
+        let mut raw = Raw::connected(Digests::NONE);
+        raw.write(2, 20_000);
+        if asked > 0 {
+            raw.feed(&r2t(2, 0, asked));
+        }
+        raw.feed(&response(Cqe::new(2, status)));
+        assert_eq!(raw.done.len(), 1);
+        assert_eq!(raw.done[0].0.status(), expected, "{asked} bytes");
+        assert_eq!(raw.closed, None);
+    }
+}
+
 #[test]
 fn handshake() {
     use FatalErrorStatus::*;
