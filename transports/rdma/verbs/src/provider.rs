@@ -102,6 +102,9 @@ pub trait CompletionQueue: Send + Sync {
 
     fn capacity(&self) -> u32;
 
+    /// As [`AsyncEvent::CqError`] tells it, of no other completion queue of the device.
+    fn number(&self) -> u32;
+
     /// Makes room for at least `entries`; what is in it stays.
     fn resize(&self, entries: u32) -> Result<(), VerbsError>;
 
@@ -119,6 +122,9 @@ pub trait SharedReceiveQueue: Send + Sync {
     unsafe fn post_recv(&self, requests: &[RecvWr], sges: &[Sge]) -> Result<(), PostError>;
 
     fn capacity(&self) -> u32;
+
+    /// As [`AsyncEvent::SrqError`] tells it, of no other such queue of the device.
+    fn number(&self) -> u32;
 
     /// As in [`ProtectionDomain::shared_receive_queue`]; the event is due once.
     fn set_limit(&self, limit: u32) -> Result<(), VerbsError>;

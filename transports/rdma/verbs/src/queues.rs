@@ -132,6 +132,16 @@ impl Queues {
         })
     }
 
+    /// Whether there are queue pairs, on whatever thread: what receives have posted may still be written to.
+    pub fn has_endpoints(&self) -> bool {
+        self.users().endpoints > 0
+    }
+
+    /// What the device calls the shared receive queue by: see [`SharedReceiveQueue::number`].
+    pub fn srq_number(&self) -> Option<u32> {
+        self.inner.srq.as_ref().map(|srq| srq.number())
+    }
+
     /// Entries of the shared receive queue.
     pub fn srq_entries(&self) -> Option<u32> {
         self.inner.srq_entries

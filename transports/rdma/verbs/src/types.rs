@@ -214,24 +214,58 @@ pub enum CmEventKind {
 /// What a device reports outside of completions (`ibv_get_async_event(3)`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AsyncEvent {
-    PortActive { port: u8 },
-    PortError { port: u8 },
-    GidChange { port: u8 },
-    LidChange { port: u8 },
-    PkeyChange { port: u8 },
-    SubnetManagerChange { port: u8 },
-    ClientReregister { port: u8 },
+    PortActive {
+        port: u8,
+    },
+    PortError {
+        port: u8,
+    },
+    GidChange {
+        port: u8,
+    },
+    LidChange {
+        port: u8,
+    },
+    PkeyChange {
+        port: u8,
+    },
+    SubnetManagerChange {
+        port: u8,
+    },
+    ClientReregister {
+        port: u8,
+    },
     DeviceFatal,
-    CqError,
-    QpFatal { qp: u32 },
-    QpRequestError { qp: u32 },
-    QpAccessError { qp: u32 },
-    CommunicationEstablished { qp: u32 },
-    SendQueueDrained { qp: u32 },
-    LastWqeReached { qp: u32 },
-    SrqError,
+    /// Of the completion queue with this [`crate::CompletionQueue::number`].
+    CqError {
+        cq: u32,
+    },
+    QpFatal {
+        qp: u32,
+    },
+    QpRequestError {
+        qp: u32,
+    },
+    QpAccessError {
+        qp: u32,
+    },
+    CommunicationEstablished {
+        qp: u32,
+    },
+    SendQueueDrained {
+        qp: u32,
+    },
+    LastWqeReached {
+        qp: u32,
+    },
+    /// Of the queue with this [`crate::SharedReceiveQueue::number`].
+    SrqError {
+        srq: u32,
+    },
     SrqLimitReached,
-    Other { event: i32 },
+    Other {
+        event: i32,
+    },
 }
 
 /// How large a queue pair is to be; what it is then, see [`crate::QueuePair::caps`].

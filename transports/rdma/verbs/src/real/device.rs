@@ -308,26 +308,29 @@ impl Device for VerbsDevice {
 fn describe(event: &ibv_async_event) -> AsyncEvent {
     // SAFETY: which member is set follows from the type of the event (`ibv_get_async_event(3)`). An object that is
     // named is not destroyed before the event is acknowledged.
-    let (port, qp) = unsafe {
+    let of = unsafe {
         match event.event_type {
             IBV_EVENT_QP_FATAL
             | IBV_EVENT_QP_REQ_ERR
             | IBV_EVENT_QP_ACCESS_ERR
             | IBV_EVENT_COMM_EST
             | IBV_EVENT_SQ_DRAINED
-            | IBV_EVENT_QP_LAST_WQE_REACHED => (0, (*event.element.qp).qp_num),
+            | IBV_EVENT_QP_LAST_WQE_REACHED => (*event.element.qp).qp_num,
+            IBV_EVENT_CQ_ERR => (*event.element.cq).handle,
+            IBV_EVENT_SRQ_ERR => (*event.element.srq).handle,
             IBV_EVENT_PORT_ACTIVE
             | IBV_EVENT_PORT_ERR
             | IBV_EVENT_LID_CHANGE
             | IBV_EVENT_PKEY_CHANGE
             | IBV_EVENT_SM_CHANGE
             | IBV_EVENT_CLIENT_REREGISTER
-            | IBV_EVENT_GID_CHANGE => (event.element.port_num as u8, 0),
-            _ => (0, 0),
+            | IBV_EVENT_GID_CHANGE => event.element.port_num as u32,
+            _ => 0,
         }
     };
+    let (qp, port) = (of, of as u8);
     match event.event_type {
-        IBV_EVENT_CQ_ERR => AsyncEvent::CqError,
+        IBV_EVENT_CQ_ERR => AsyncEvent::CqError { cq: of },
         IBV_EVENT_QP_FATAL => AsyncEvent::QpFatal { qp },
         IBV_EVENT_QP_REQ_ERR => AsyncEvent::QpRequestError { qp },
         IBV_EVENT_QP_ACCESS_ERR => AsyncEvent::QpAccessError { qp },
@@ -342,7 +345,7 @@ fn describe(event: &ibv_async_event) -> AsyncEvent {
         IBV_EVENT_SM_CHANGE => AsyncEvent::SubnetManagerChange { port },
         IBV_EVENT_CLIENT_REREGISTER => AsyncEvent::ClientReregister { port },
         IBV_EVENT_GID_CHANGE => AsyncEvent::GidChange { port },
-        IBV_EVENT_SRQ_ERR => AsyncEvent::SrqError,
+        IBV_EVENT_SRQ_ERR => AsyncEvent::SrqError { srq: of },
         IBV_EVENT_SRQ_LIMIT_REACHED => AsyncEvent::SrqLimitReached,
         event => AsyncEvent::Other { event },
     }

@@ -134,6 +134,11 @@ impl CompletionQueue for Cq {
         self.capacity.load(Ordering::Relaxed)
     }
 
+    fn number(&self) -> u32 {
+        // SAFETY: the queue is alive; the field is written by its making only.
+        unsafe { (*self.raw).handle }
+    }
+
     fn resize(&self, entries: u32) -> Result<(), VerbsError> {
         let limit = self.device.attributes().max_cqe;
         within("completion queue entries", entries, limit, &self.device)?;
@@ -234,6 +239,11 @@ impl SharedReceiveQueue for Srq {
 
     fn capacity(&self) -> u32 {
         self.capacity
+    }
+
+    fn number(&self) -> u32 {
+        // SAFETY: the queue is alive; the field is written by its making only.
+        unsafe { (*self.raw).handle }
     }
 
     fn set_limit(&self, limit: u32) -> Result<(), VerbsError> {

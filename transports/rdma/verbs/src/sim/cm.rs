@@ -123,7 +123,14 @@ impl ConnectionManager for SimCm {
 
     fn next_event(&mut self) -> Result<Option<CmEvent>, VerbsError> {
         let mut state = self.fabric.lock();
-        Ok(state.channels.get_mut(&self.number).and_then(Channel::pop))
+        let event = state.channels.get_mut(&self.number).and_then(Channel::pop);
+        if let Some(CmEvent { id, kind }) = &event
+            && *kind == CmEventKind::DeviceRemoval
+            && let Some(device) = state.ids.get(id).and_then(|id| id.device)
+        {
+            state.unheard.retain(|known| known.id != device);
+        }
+        Ok(event)
     }
 
     fn listen(
@@ -329,6 +336,7 @@ impl ConnectionManager for SimCm {
                 rnr_attempts: 0,
                 paused: false,
                 injected: Vec::new(),
+                begun: None,
             },
         );
         Ok(Arc::new(SimQp {

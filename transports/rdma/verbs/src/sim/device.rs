@@ -17,7 +17,9 @@ use crate::types::*;
 
 pub(super) fn open(fabric: &Fabric, id: DeviceId) -> Result<Arc<dyn Device>, VerbsError> {
     let state = fabric.lock();
-    let device = state.device(id)?;
+    let mut known = state.devices.iter().chain(&state.unheard);
+    let device = known.find(|known| known.id == id);
+    let device = device.ok_or(VerbsError::NoSuchDevice(id))?;
     Ok(Arc::new(SimDevice {
         fabric: fabric.clone(),
         id,
@@ -67,7 +69,11 @@ impl Device for SimDevice {
     }
 
     fn next_async_event(&self) -> Result<Option<AsyncEvent>, VerbsError> {
-        Ok(lock(&self.events).pop())
+        let mut events = lock(&self.events);
+        match events.pop() {
+            None if events.closed => Err(call("ibv_get_async_event", Errno::IO)),
+            event => Ok(event),
+        }
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -166,6 +172,7 @@ impl ProtectionDomain for SimDomain {
             entries: Default::default(),
             armed: false,
             dead: false,
+            silent: false,
             signal: Signal::new().map_err(|e| call("ibv_create_comp_channel", e))?,
         };
         let fd = cq.signal.raw();
@@ -241,6 +248,9 @@ impl CompletionQueue for SimCq {
         let Some(cq) = state.cqs.get_mut(&self.number) else {
             return Ok(0);
         };
+        if cq.dead && cq.silent {
+            return Ok(0);
+        }
         if cq.dead || (gone && cq.entries.is_empty()) {
             return Err(call("ibv_poll_cq", Errno::IO));
         }
@@ -272,6 +282,10 @@ impl CompletionQueue for SimCq {
     fn capacity(&self) -> u32 {
         let state = self.domain.fabric.lock();
         state.cqs.get(&self.number).map_or(0, |cq| cq.capacity)
+    }
+
+    fn number(&self) -> u32 {
+        self.number
     }
 
     fn resize(&self, entries: u32) -> Result<(), VerbsError> {
@@ -336,6 +350,10 @@ impl SharedReceiveQueue for SimSrq {
     fn capacity(&self) -> u32 {
         let state = self.domain.fabric.lock();
         state.srqs.get(&self.number).map_or(0, |srq| srq.capacity)
+    }
+
+    fn number(&self) -> u32 {
+        self.number
     }
 
     fn set_limit(&self, limit: u32) -> Result<(), VerbsError> {

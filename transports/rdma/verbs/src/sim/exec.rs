@@ -314,21 +314,52 @@ impl State {
         let Some(queue) = self.cqs.get_mut(&cq) else {
             return;
         };
+        if queue.dead {
+            return;
+        }
         if queue.entries.len() >= queue.capacity as usize {
             // Lost completions cannot be told apart any more: the queue is dead.
-            if !queue.dead {
-                queue.dead = true;
-                queue.signal.set();
-                let device = queue.device;
-                self.device_event(device, AsyncEvent::CqError);
-            }
-            return;
+            return self.break_cq(cq, false);
         }
         queue.entries.push_back(completion);
         if queue.armed {
             queue.armed = false;
             queue.signal.set();
         }
+    }
+
+    /// The receive of a message that had begun completes, and is the last one of its queue pair, which has ended.
+    pub(super) fn settle(&mut self, number: u32) {
+        let Some(qp) = self.qps.get_mut(&number) else {
+            return;
+        };
+        let (cq, device, told) = (qp.recv_cq, qp.device, qp.number);
+        let Some(recv) = qp.begun.take() else {
+            return;
+        };
+        let completion = WorkCompletion {
+            wr_id: recv.wr_id,
+            status: WcStatus::WorkRequestFlushed,
+            opcode: WcOpcode::Other(u32::MAX),
+            qp: told,
+            ..WorkCompletion::EMPTY
+        };
+        self.complete(cq, completion);
+        self.device_event(device, AsyncEvent::LastWqeReached { qp: told });
+    }
+
+    /// Nothing more is told of a completion queue, and its device reports it.
+    pub(super) fn break_cq(&mut self, number: u32, silent: bool) {
+        let Some(queue) = self.cqs.get_mut(&number).filter(|queue| !queue.dead) else {
+            return;
+        };
+        (queue.dead, queue.silent) = (true, silent);
+        queue.entries.clear();
+        if !silent {
+            queue.signal.set();
+        }
+        let device = queue.device;
+        self.device_event(device, AsyncEvent::CqError { cq: number });
     }
 
     /// Ends a queue pair: everything posted completes as flushed, in order.
@@ -341,7 +372,7 @@ impl State {
         let (sends, recvs) = (std::mem::take(&mut qp.sq), std::mem::take(&mut qp.rq));
         qp.outstanding = 0;
         let (send_cq, recv_cq, device) = (qp.send_cq, qp.recv_cq, qp.device);
-        let (with_srq, told) = (qp.srq.is_some(), qp.number);
+        let (with_srq, told) = (qp.srq.is_some() && qp.begun.is_none(), qp.number);
         let flushed = |wr_id| WorkCompletion {
             wr_id,
             status: WcStatus::WorkRequestFlushed,

@@ -59,6 +59,8 @@ pub enum Target {
 struct State {
     next: u32,
     devices: Vec<DeviceState>,
+    /// Devices that are gone, which whoever has them open has not heard of: until they are told, or ask which there are.
+    unheard: Vec<DeviceState>,
     regions: HashMap<u32, Region>,
     domains: HashMap<u32, DomainState>,
     cqs: HashMap<u32, Cq>,
@@ -102,6 +104,8 @@ struct Cq {
     entries: VecDeque<WorkCompletion>,
     armed: bool,
     dead: bool,
+    /// It is dead, and polling it does not say so.
+    silent: bool,
     signal: Signal,
 }
 
@@ -162,6 +166,8 @@ struct Qp {
     rnr_attempts: u32,
     paused: bool,
     injected: Vec<Injected>,
+    /// Of a message that has begun to arrive, and does not end.
+    begun: Option<PostedRecv>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -216,6 +222,8 @@ impl Signal {
 struct Channel<E> {
     signal: Signal,
     events: VecDeque<E>,
+    /// There is nobody who could send any more: it is readable, and reading it is an error.
+    closed: bool,
 }
 
 impl<E> Channel<E> {
@@ -223,7 +231,13 @@ impl<E> Channel<E> {
         Ok(Channel {
             signal: Signal::new()?,
             events: VecDeque::new(),
+            closed: false,
         })
+    }
+
+    fn close(&mut self) {
+        self.closed = true;
+        self.signal.set();
     }
 
     fn push(&mut self, event: E) {
@@ -233,7 +247,7 @@ impl<E> Channel<E> {
 
     fn pop(&mut self) -> Option<E> {
         let event = self.events.pop_front();
-        if self.events.is_empty() {
+        if self.events.is_empty() && !self.closed {
             self.signal.clear();
         }
         event
@@ -268,6 +282,22 @@ impl State {
         if let Ok(device) = self.device(id) {
             lock(&device.events).push(event);
         }
+    }
+
+    fn take_out(&mut self, device: DeviceId) {
+        let on_it = self.qps.iter().filter(|(_, qp)| qp.device == device);
+        let qps: Vec<u32> = on_it.map(|(own, _)| *own).collect();
+        for qp in qps {
+            self.flush(qp);
+        }
+        let on_it = self.ids.iter().filter(|(_, id)| id.device == Some(device));
+        let mut ids: Vec<CmId> = on_it.map(|(id, _)| *id).collect();
+        ids.sort_unstable();
+        for id in ids {
+            self.cm_event(id, CmEventKind::DeviceRemoval);
+        }
+        let gone = self.devices.extract_if(.., |known| known.id == device);
+        self.unheard.extend(gone);
     }
 
     fn cm_event(&mut self, id: CmId, kind: CmEventKind) {
@@ -365,28 +395,18 @@ impl Fabric {
     /// Pulls a device out: everything on it fails, and every connection and listener is told.
     pub fn remove_device(&self, device: DeviceId) {
         let mut state = self.lock();
-        state.device_event(device, AsyncEvent::DeviceFatal);
-        let on_it = |qp: &Qp| qp.device == device;
-        let qps: Vec<u32> = state
-            .qps
-            .iter()
-            .filter(|(_, qp)| on_it(qp))
-            .map(|(n, _)| *n)
-            .collect();
-        for qp in qps {
-            state.flush(qp);
+        if let Ok(known) = state.device(device) {
+            let mut events = lock(&known.events);
+            events.push(AsyncEvent::DeviceFatal);
+            events.close();
         }
-        let mut ids: Vec<CmId> = state
-            .ids
-            .iter()
-            .filter(|(_, id)| id.device == Some(device))
-            .map(|(id, _)| *id)
-            .collect();
-        ids.sort_unstable();
-        for id in ids {
-            state.cm_event(id, CmEventKind::DeviceRemoval);
-        }
-        state.devices.retain(|known| known.id != device);
+        state.take_out(device);
+    }
+
+    /// As a device in software goes, or one whose driver waits until nobody has it open any more: connections and listeners
+    /// are told, and where there are none nobody is.
+    pub fn remove_device_unheard(&self, device: DeviceId) {
+        self.lock().take_out(device);
     }
 
     /// Takes a port down or up; on a port that is down nothing moves.
@@ -443,6 +463,45 @@ impl Fabric {
         if let Some(own) = state.numbered(qp) {
             state.flush(own);
         }
+    }
+
+    /// Breaks the completion queue of a queue pair: what was in it is lost, polling it is an error, and its device reports
+    /// it. `silently`: polling just finds nothing any more, as with devices that tell of it by their event alone.
+    pub fn break_completion_queue(&self, qp: u32, silently: bool) {
+        let mut state = self.lock();
+        let own = state.numbered(qp);
+        let cq = own.and_then(|own| state.qps.get(&own)).map(|qp| qp.send_cq);
+        if let Some(cq) = cq {
+            state.break_cq(cq, silently);
+        }
+    }
+
+    /// A message begins to arrive at a queue pair and takes a shared receive, which completes when the queue pair has ended and
+    /// [`Fabric::settle`] is called: devices take their time for that.
+    pub fn begin_message(&self, qp: u32) {
+        let mut state = self.lock();
+        let Some(own) = state.numbered(qp) else {
+            return;
+        };
+        let srq = state.qps.get(&own).and_then(|qp| qp.srq);
+        let recv = srq.and_then(|srq| state.srqs.get_mut(&srq)?.posted.pop_front());
+        if let Some(qp) = state.qps.get_mut(&own) {
+            qp.begun = recv;
+        }
+    }
+
+    /// See [`Fabric::begin_message`].
+    pub fn settle(&self, qp: u32) {
+        let mut state = self.lock();
+        if let Some(own) = state.numbered(qp) {
+            state.settle(own);
+        }
+    }
+
+    /// [`crate::SharedReceiveQueue::number`] of the one that a queue pair takes from.
+    pub fn shared_receives_of(&self, qp: u32) -> Option<u32> {
+        let state = self.lock();
+        state.qps.get(&state.numbered(qp)?)?.srq
     }
 
     /// Nothing of a queue pair's send queue moves while this is on.
@@ -512,7 +571,10 @@ impl Provider for Fabric {
     }
 
     fn devices(&self) -> Result<Vec<Arc<dyn Device>>, VerbsError> {
-        let ids: Vec<DeviceId> = self.lock().devices.iter().map(|device| device.id).collect();
+        let mut state = self.lock();
+        state.unheard.clear();
+        let ids: Vec<DeviceId> = state.devices.iter().map(|device| device.id).collect();
+        drop(state);
         ids.into_iter()
             .map(|id| Provider::device(self, id))
             .collect()

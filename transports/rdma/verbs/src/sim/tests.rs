@@ -358,7 +358,9 @@ fn limits() {
     assert!(a.queues.poll(&mut a.batch, 32).is_err());
     assert_eq!(
         a.device.next_async_event().unwrap(),
-        Some(AsyncEvent::CqError)
+        Some(AsyncEvent::CqError {
+            cq: a.queues.cq().number()
+        })
     );
     drop((lane, b_lane, b));
 }
