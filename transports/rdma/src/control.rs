@@ -6,23 +6,25 @@
 //! ```
 //!
 //! The core decides when a connection is over: whatever ends it is told to the core, which drains it
-//! and says `Done`.
+//! and says `Done`. Devices are in [`devices`].
+
+mod devices;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use nacre_nvmf::transport::{ListenerCounts, ListenerId};
 use nacre_nvmf_wire::rdma::{RejectData, RejectStatus};
 use nacre_rdma_verbs::{
-    AsyncEvent, CmEvent, CmEventKind, CmId, CmOptions, ConnectionManager, Device, DeviceId,
-    VerbsError,
+    CmEvent, CmEventKind, CmId, CmOptions, ConnectionManager, DeviceId, VerbsError,
 };
 use nacre_reactor::{EventSet, Events};
 use zerocopy::IntoBytes;
 
+use self::devices::Used;
 use crate::accept::{self, Asked, Offered, Refused};
 use crate::incident::Incident;
 use crate::shared::{Ended, QueuePairInfo, QueuePairState, Shared, ToControl, ToCore};
@@ -54,8 +56,11 @@ pub(crate) struct Control {
     pub cm: Box<dyn ConnectionManager>,
     pub listeners: HashMap<ListenerId, Listener>,
     conns: HashMap<CmId, Offered>,
-    devices: HashMap<DeviceId, Arc<dyn Device>>,
+    devices: HashMap<DeviceId, Used>,
+    /// Devices whose loss was told.
     gone: Vec<DeviceId>,
+    /// When devices were last looked for that went away unheard.
+    looked_at: Option<Instant>,
     /// Connection requests that wait while the plug is held.
     waiting: VecDeque<CmEvent>,
     pub held: bool,
@@ -81,6 +86,7 @@ impl Control {
             conns: HashMap::new(),
             devices: HashMap::new(),
             gone: Vec::new(),
+            looked_at: None,
             waiting: VecDeque::new(),
             held: false,
             counts: ControlCounts::default(),
@@ -107,20 +113,6 @@ impl Control {
         }
     }
 
-    /// A device that is used from now on: its memory is registered and its events are listened to.
-    pub fn use_device(&mut self, shared: &Shared, id: DeviceId) -> Result<(), VerbsError> {
-        if self.devices.contains_key(&id) {
-            return Ok(());
-        }
-        shared.memory.domain(&*shared.provider, id)?;
-        let device = shared.provider.device(id)?;
-        if let Err(error) = self.watched.add_raw(device.async_fd(), 2) {
-            tracing::warn!(%error, device = device.attributes().name, "events of a device are not watched");
-        }
-        self.devices.insert(id, device);
-        Ok(())
-    }
-
     /// Everything that has happened.
     pub fn turn(&mut self, shared: &Shared) {
         shared.mailbox.quiet();
@@ -144,6 +136,7 @@ impl Control {
         }
         self.device_events(shared);
         self.relisten(shared);
+        self.look(shared);
     }
 
     fn message(&mut self, shared: &Shared, message: ToControl) {
@@ -329,103 +322,6 @@ impl Control {
         }
     }
 
-    fn device_gone(&mut self, shared: &Shared, device: DeviceId, why: &'static str) {
-        self.note_gone(shared, device, why);
-        self.forget_gone(shared);
-    }
-
-    fn note_gone(&mut self, shared: &Shared, id: DeviceId, why: &'static str) {
-        if self.gone.contains(&id) {
-            return;
-        }
-        self.gone.push(id);
-        if let Some(device) = self.devices.get(&id) {
-            let device = device.attributes().name.clone();
-            shared.incidents.add(Incident::DeviceLost { device, why });
-        }
-    }
-
-    /// Devices that are gone are let go of when their last connection is.
-    fn forget_gone(&mut self, shared: &Shared) {
-        let there = |id: DeviceId| shared.provider.device(id).is_ok();
-        let conns = &self.conns;
-        let listeners = &self.listeners;
-        let in_use = |id: DeviceId| {
-            conns.values().any(|conn| conn.device == id)
-                || listeners
-                    .values()
-                    .any(|listener| listener.device == Some(id))
-        };
-        let (watched, devices) = (&self.watched, &mut self.devices);
-        self.gone.retain(|&id| {
-            if in_use(id) {
-                return true;
-            }
-            if there(id) {
-                return false;
-            }
-            for core in shared.cores().iter() {
-                core.queues().remove(&id);
-                core.send(ToCore::DeviceGone);
-            }
-            if let Some(device) = devices.remove(&id) {
-                let _ = watched.delete_raw(device.async_fd());
-            }
-            shared.memory.forget(id);
-            false
-        });
-    }
-
-    fn device_events(&mut self, shared: &Shared) {
-        let mut fatal = Vec::new();
-        let mut changed = false;
-        for (id, device) in &self.devices {
-            while let Ok(Some(event)) = device.next_async_event() {
-                self.counts.async_events += 1;
-                let name = &device.attributes().name;
-                match event {
-                    AsyncEvent::LastWqeReached { .. }
-                    | AsyncEvent::CommunicationEstablished { .. }
-                    | AsyncEvent::SendQueueDrained { .. } => continue,
-                    AsyncEvent::PortActive { .. } => {
-                        tracing::info!(device = name, ?event, "RDMA port is up");
-                    }
-                    AsyncEvent::DeviceFatal => {
-                        tracing::error!(
-                            device = name,
-                            "the RDMA device failed: its connections end"
-                        );
-                        fatal.push(*id);
-                    }
-                    _ => tracing::warn!(device = name, ?event, "RDMA device event"),
-                }
-                changed = true;
-            }
-        }
-        for id in fatal {
-            self.device_failed(shared, id);
-        }
-        if changed {
-            shared.tell_changed();
-        }
-    }
-
-    /// Nothing that goes over it comes back: all of it ends, and it is opened anew if it recovers.
-    fn device_failed(&mut self, shared: &Shared, device: DeviceId) {
-        for (id, conn) in &mut self.conns {
-            if conn.device == device {
-                conn.end(*id, Ended::DeviceRemoved);
-            }
-        }
-        let listeners = self.listeners.values();
-        let here = listeners.filter(|listener| listener.device == Some(device));
-        let here: Vec<CmId> = here.filter_map(|listener| listener.id).collect();
-        for id in here {
-            self.lose(shared, id, "its device failed");
-        }
-        self.device_gone(shared, device, "its device failed");
-    }
-
     fn relisten(&mut self, shared: &Shared) {
         let lost = self
             .listeners
@@ -439,7 +335,7 @@ impl Control {
                 continue;
             };
             if let Some(device) = listening.device
-                && let Err(error) = self.use_device(shared, device)
+                && let Err(error) = self.use_listeners_device(shared, address, device)
             {
                 tracing::debug!(%error, %address, "an RDMA listener waits for its device");
                 self.cm.destroy(listening.id);
@@ -456,14 +352,24 @@ impl Control {
     }
 
     fn patience(&self) -> Duration {
-        match self
-            .listeners
-            .values()
-            .any(|listener| listener.id.is_none())
-        {
-            true => RELISTEN,
-            false => Duration::from_secs(3600),
+        let lost = |listener: &Listener| listener.id.is_none();
+        if self.listeners.values().any(lost) {
+            RELISTEN
+        } else if self.idle_devices().next().is_some() {
+            devices::LOOK
+        } else {
+            Duration::from_secs(3600)
         }
+    }
+
+    /// Whether the thread would sleep now.
+    #[cfg(test)]
+    pub fn is_quiet(&self) -> bool {
+        let mut fds = [rustix::event::PollFd::new(
+            &self.watched,
+            rustix::event::PollFlags::IN,
+        )];
+        rustix::event::poll(&mut fds, Some(&rustix::event::Timespec::default())) == Ok(0)
     }
 }
 

@@ -192,6 +192,12 @@ impl RdmaPlug {
         self.control().counts.clone()
     }
 
+    /// Whether nothing would keep the management thread from sleeping now.
+    #[cfg(test)]
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.control().is_quiet()
+    }
+
     fn control(&self) -> MutexGuard<'_, Control> {
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -252,25 +258,12 @@ impl Plug for RdmaPlug {
             let remedy = "check that an RDMA device has this address: `nacre rdma gids`, and that nothing else listens there";
             RdmaPlug::bind_error(address, error, remedy)
         })?;
-        if let Some(device) = listening.device {
-            let used = control.use_device(&self.shared, device).and_then(|()| {
-                let found = self.shared.provider.device(device)?;
-                let name = &found.attributes().name;
-                match &config.device {
-                    Some(wanted) if wanted != name => Err(VerbsError::Unavailable {
-                        what: format!("{address} belongs to {name}, not to {wanted}"),
-                        remedy:
-                            "leave the option `device` out, or choose an address of that device"
-                                .into(),
-                    }),
-                    _ => Ok(()),
-                }
-            });
-            if let Err(error) = used {
-                control.cm.destroy(listening.id);
-                let remedy = "raise the limit on locked memory (`ulimit -l unlimited`) if registering failed; see `nacre doctor --rdma`";
-                return Err(RdmaPlug::bind_error(address, error, remedy));
-            }
+        if let Some(device) = listening.device
+            && let Err(error) = control.use_listeners_device(&self.shared, address, device)
+        {
+            control.cm.destroy(listening.id);
+            let remedy = "raise the limit on locked memory (`ulimit -l unlimited`) if registering failed; see `nacre doctor --rdma`";
+            return Err(RdmaPlug::bind_error(address, error, remedy));
         }
         control.listeners.insert(
             id,
@@ -306,6 +299,9 @@ impl Plug for RdmaPlug {
         {
             control.cm.destroy(id);
         }
+        drop(control);
+        // Its device may be one now that is to be looked after.
+        self.shared.mailbox.ring();
     }
 
     fn hold(&self, held: bool) {

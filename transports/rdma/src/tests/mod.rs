@@ -1,5 +1,6 @@
 //! Target and host over simulated devices, in one thread and in virtual time.
 
+mod broken;
 mod capsules;
 mod descriptors;
 mod dialling;

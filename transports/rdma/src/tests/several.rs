@@ -36,7 +36,7 @@ pub struct Client {
 /// A target's core with these devices, each with a listener of its own, and any number of hosts.
 pub struct Several {
     pub clients: Vec<Client>,
-    transport: Box<dyn Transport>,
+    pub transport: Box<dyn Transport>,
     dialer: RdmaDialer,
     pub plug: RdmaPlug,
     pub hosts: RdmaHosts,
@@ -187,9 +187,19 @@ impl Several {
 
     fn turn(&mut self) {
         self.plug.turn();
+        self.hosts_turn();
+        self.core_turn();
+        self.clients_turn();
+    }
+
+    pub fn hosts_turn(&mut self) {
         self.clock.advance(Duration::from_micros(1));
         let now = self.clock.now();
         self.hosts.turn(self.started + now.since(Nanos::ZERO));
+    }
+
+    pub fn core_turn(&mut self) {
+        let now = self.clock.now();
         self.transport.poll(now, &self.pools, &mut self.events);
         let events: Vec<Event> = self.events.drain().collect();
         for event in events {
@@ -217,6 +227,10 @@ impl Several {
             }
         }
         self.transport.flush(now);
+    }
+
+    pub fn clients_turn(&mut self) {
+        let now = self.clock.now();
         for client in &mut self.clients {
             let mut told = Vec::new();
             client.host.poll(now, &mut told, 64);

@@ -1,0 +1,211 @@
+//! The devices in use: what they tell, how they fail, and letting go of those that are gone.
+//!
+//! The kernel, and with it whoever removes a device, may wait until nobody has it open any more. Where a listener or a
+//! connection is on it, an event tells; where there is none, only looking does.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nacre_rdma_verbs::{AsyncEvent, CmId, Device, DeviceId, VerbsError};
+
+use super::Control;
+use crate::incident::Incident;
+use crate::shared::{Ended, Shared, ToCore};
+
+/// How often devices are looked for that nothing goes over.
+pub(super) const LOOK: Duration = Duration::from_secs(2);
+
+/// A device in use.
+pub(crate) struct Used {
+    device: Arc<dyn Device>,
+    /// It has no events any more: it is gone.
+    silent: bool,
+}
+
+/// What a device told.
+enum News {
+    Event(AsyncEvent),
+    /// That it will tell nothing any more.
+    Over,
+}
+
+impl Control {
+    /// A device that is used from now on: its memory is registered and its events are listened to.
+    pub fn use_device(&mut self, shared: &Shared, id: DeviceId) -> Result<(), VerbsError> {
+        if self.devices.contains_key(&id) {
+            return Ok(());
+        }
+        let device = shared.provider.device(id)?;
+        shared.memory.domain(&*shared.provider, id)?;
+        if let Err(error) = self.watched.add_raw(device.async_fd(), 2) {
+            tracing::warn!(%error, device = device.attributes().name, "events of a device are not watched");
+        }
+        let silent = false;
+        self.devices.insert(id, Used { device, silent });
+        Ok(())
+    }
+
+    /// As [`Control::use_device`], for a listener: not every device may be meant.
+    pub fn use_listeners_device(
+        &mut self,
+        shared: &Shared,
+        address: SocketAddr,
+        id: DeviceId,
+    ) -> Result<(), VerbsError> {
+        if let Some(wanted) = &shared.config.device {
+            let found = shared.provider.device(id)?;
+            let name = &found.attributes().name;
+            if wanted != name {
+                return Err(VerbsError::Unavailable {
+                    what: format!("{address} belongs to {name}, not to {wanted}"),
+                    remedy: "leave the option `device` out, or choose an address of that device"
+                        .into(),
+                });
+            }
+        }
+        self.use_device(shared, id)
+    }
+
+    /// Everything that devices have told.
+    pub(super) fn device_events(&mut self, shared: &Shared) {
+        let mut news = Vec::new();
+        for (id, used) in self.devices.iter_mut().filter(|(_, used)| !used.silent) {
+            loop {
+                match used.device.next_async_event() {
+                    Ok(Some(event)) => news.push((*id, News::Event(event))),
+                    Ok(None) => break,
+                    Err(error) => {
+                        tracing::debug!(%error, device = used.device.attributes().name, "a device has no events any more");
+                        used.silent = true;
+                        // Its descriptor says for ever that there is something.
+                        let _ = self.watched.delete_raw(used.device.async_fd());
+                        news.push((*id, News::Over));
+                        break;
+                    }
+                }
+            }
+        }
+        let mut changed = false;
+        for (id, news) in news {
+            match news {
+                News::Event(event) => changed |= self.device_event(shared, id, event),
+                News::Over => {
+                    self.device_failed(shared, id);
+                    changed = true;
+                }
+            }
+        }
+        if changed {
+            shared.tell_changed();
+        }
+    }
+
+    /// Answers whether other addresses may be there to be listened on.
+    fn device_event(&mut self, shared: &Shared, id: DeviceId, event: AsyncEvent) -> bool {
+        self.counts.async_events += 1;
+        let Some(used) = self.devices.get(&id) else {
+            return false;
+        };
+        let device = Arc::clone(&used.device);
+        let name = &device.attributes().name;
+        match event {
+            AsyncEvent::LastWqeReached { .. }
+            | AsyncEvent::CommunicationEstablished { .. }
+            | AsyncEvent::SendQueueDrained { .. } => return false,
+            AsyncEvent::PortActive { .. } => {
+                tracing::info!(device = name, ?event, "RDMA port is up");
+                return true;
+            }
+            AsyncEvent::DeviceFatal => {
+                tracing::error!(device = name, "the RDMA device failed: its connections end");
+                self.device_failed(shared, id);
+                return true;
+            }
+            _ => tracing::warn!(device = name, ?event, "RDMA device event"),
+        }
+        true
+    }
+
+    /// Nothing that goes over it comes back: all of it ends, and it is opened anew if it recovers.
+    fn device_failed(&mut self, shared: &Shared, device: DeviceId) {
+        for (id, conn) in &mut self.conns {
+            if conn.device == device {
+                conn.end(*id, Ended::DeviceRemoved);
+            }
+        }
+        let listeners = self.listeners.values();
+        let here = listeners.filter(|listener| listener.device == Some(device));
+        let here: Vec<CmId> = here.filter_map(|listener| listener.id).collect();
+        for id in here {
+            self.lose(shared, id, "its device failed");
+        }
+        self.device_gone(shared, device, "its device failed");
+    }
+
+    pub(super) fn device_gone(&mut self, shared: &Shared, device: DeviceId, why: &'static str) {
+        self.note_gone(shared, device, why);
+        self.forget_gone(shared);
+    }
+
+    pub(super) fn note_gone(&mut self, shared: &Shared, id: DeviceId, why: &'static str) {
+        let Some(used) = self.devices.get(&id) else {
+            return;
+        };
+        if !self.gone.contains(&id) {
+            self.gone.push(id);
+            let device = used.device.attributes().name.clone();
+            shared.incidents.add(Incident::DeviceLost { device, why });
+        }
+    }
+
+    /// Devices over which nothing goes.
+    pub(super) fn idle_devices(&self) -> impl Iterator<Item = DeviceId> {
+        let all = self.devices.keys().copied();
+        all.filter(|id| !self.is_used(*id))
+    }
+
+    fn is_used(&self, id: DeviceId) -> bool {
+        let mut listeners = self.listeners.values();
+        listeners.any(|listener| listener.device == Some(id))
+            || self.conns.values().any(|conn| conn.device == id)
+    }
+
+    /// Devices that are gone are let go of when nothing goes over them any more.
+    pub(super) fn forget_gone(&mut self, shared: &Shared) {
+        let idle: Vec<DeviceId> = self.idle_devices().collect();
+        for id in idle {
+            self.gone.retain(|gone| *gone != id);
+            if shared.provider.device(id).is_ok() {
+                continue;
+            }
+            for core in shared.cores().iter() {
+                core.queues().remove(&id);
+                core.send(ToCore::DeviceGone);
+            }
+            if let Some(Used { device, silent }) = self.devices.remove(&id)
+                && !silent
+            {
+                let _ = self.watched.delete_raw(device.async_fd());
+            }
+            shared.memory.forget(id);
+        }
+    }
+
+    /// Has devices let go of that went away unheard, as there was nothing on them that could have been told.
+    pub(super) fn look(&mut self, shared: &Shared) {
+        if self.idle_devices().next().is_none() {
+            return;
+        }
+        let now = Instant::now();
+        if self.looked_at.is_some_and(|at| now < at + LOOK) {
+            return;
+        }
+        self.looked_at = Some(now);
+        // Asking for them is what makes the provider see that one is gone.
+        if let Err(error) = shared.provider.devices() {
+            tracing::debug!(%error, "the RDMA devices cannot be listed");
+        }
+        self.forget_gone(shared);
+    }
+}
