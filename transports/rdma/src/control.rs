@@ -174,10 +174,15 @@ impl Control {
         let offered = self.conns.remove(&id)?;
         offered.core.load.remove(offered.kind);
         // Those that it was reserved in may have failed, and others be in their place.
-        if let Some((queues, used)) = offered.core.queues().get_mut(&offered.device)
-            && queues.id() == offered.queues
-        {
-            *used -= offered.completions;
+        let reserved = match offered.core.queues().get_mut(&offered.device) {
+            Some((queues, used)) if queues.id() == offered.queues => {
+                *used -= offered.completions;
+                true
+            }
+            _ => false,
+        };
+        if !reserved {
+            offered.core.send(ToCore::DeviceGone);
         }
         Some(offered)
     }

@@ -192,6 +192,15 @@ impl RdmaPlug {
         self.control().counts.clone()
     }
 
+    /// Gives every core a message that means nothing to it.
+    #[cfg(test)]
+    pub(crate) fn nudge(&self) {
+        let cores = self.shared.cores();
+        cores
+            .iter()
+            .for_each(|core| core.send(crate::shared::ToCore::DeviceGone));
+    }
+
     /// Whether nothing would keep the management thread from sleeping now.
     #[cfg(test)]
     pub(crate) fn is_quiet(&self) -> bool {

@@ -285,8 +285,10 @@ pub(crate) enum ToCore {
     Incoming(Box<Incoming>),
     Established(CmId),
     Ended(CmId, Ended),
-    /// A device is not used any more: what the core has of it, it lets go of.
+    /// A device, or these queues of it, are not used any more: what the core has of them, it lets go of.
     DeviceGone,
+    /// The queues with this [`Queues::id`] failed.
+    QueuesFailed(u64),
 }
 
 pub(crate) enum ToControl {

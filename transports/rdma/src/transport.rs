@@ -352,7 +352,7 @@ impl Transport for RdmaTransport {
                         self.completed(at, done, events);
                     }
                 }
-                Err(error) => self.device_failed(at, &error),
+                Err(error) => self.device_failed(at, &error.to_string()),
             }
             if let Some(device) = &mut self.devices[at]
                 && let Some(receiver) = &mut device.receiver

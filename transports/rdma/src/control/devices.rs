@@ -7,9 +7,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nacre_rdma_verbs::{AsyncEvent, CmId, Device, DeviceId, VerbsError};
+use nacre_rdma_verbs::{AsyncEvent, CmId, Device, DeviceId, Queues, VerbsError};
 
 use super::Control;
+use crate::accept::Offered;
 use crate::incident::Incident;
 use crate::shared::{Ended, Shared, ToCore};
 
@@ -124,7 +125,42 @@ impl Control {
             }
             _ => tracing::warn!(device = name, ?event, "RDMA device event"),
         }
-        true
+        // What is broken may have no completions any more that would tell.
+        match event {
+            AsyncEvent::CqError { cq } => {
+                queues_failed(shared, id, |queues| queues.cq().number() == cq);
+                false
+            }
+            AsyncEvent::SrqError { srq } => {
+                queues_failed(shared, id, |queues| queues.srq_number() == Some(srq));
+                false
+            }
+            AsyncEvent::QpFatal { qp } => {
+                self.queue_pair_failed(id, qp, "IBV_EVENT_QP_FATAL");
+                false
+            }
+            AsyncEvent::QpRequestError { qp } => {
+                self.queue_pair_failed(id, qp, "IBV_EVENT_QP_REQ_ERR");
+                false
+            }
+            AsyncEvent::QpAccessError { qp } => {
+                self.queue_pair_failed(id, qp, "IBV_EVENT_QP_ACCESS_ERR");
+                false
+            }
+            _ => true,
+        }
+    }
+
+    fn of_queue_pair(&mut self, device: DeviceId, number: u32) -> Option<(CmId, &mut Offered)> {
+        let mut conns = self.conns.iter_mut();
+        let found = conns.find(|(_, c)| c.device == device && c.info.number == number);
+        found.map(|(id, conn)| (*id, conn))
+    }
+
+    fn queue_pair_failed(&mut self, device: DeviceId, number: u32, event: &'static str) {
+        if let Some((id, conn)) = self.of_queue_pair(device, number) {
+            conn.end(id, Ended::Failed(event));
+        }
     }
 
     /// Nothing that goes over it comes back: all of it ends, and it is opened anew if it recovers.
@@ -207,5 +243,18 @@ impl Control {
             tracing::debug!(%error, "the RDMA devices cannot be listed");
         }
         self.forget_gone(shared);
+    }
+}
+
+/// Completions or receives of a device on one core are no more. Connections to come get others.
+fn queues_failed(shared: &Shared, device: DeviceId, is_it: impl Fn(&Queues) -> bool) {
+    for core in shared.cores().iter() {
+        let mut all = core.queues();
+        let queues = all.get(&device).map(|(queues, _)| queues);
+        if let Some(queues) = queues.filter(|queues| is_it(queues)) {
+            let id = queues.id();
+            all.remove(&device);
+            core.send(ToCore::QueuesFailed(id));
+        }
     }
 }

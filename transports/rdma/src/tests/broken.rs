@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use nacre_nvmf::transport::{Address, ListenerId, Plug};
+use nacre_rdma_verbs::AsyncEvent;
 use nacre_rdma_verbs::sim::{Fabric, attributes};
 
 use super::rig::{ENTRIES, TARGET};
@@ -11,11 +12,137 @@ use super::several::{Several, config, devices};
 use crate::RdmaPlug;
 
 impl Several {
+    /// The queue pair at the target's end of a host's connection.
+    fn target_of(&self, client: usize) -> u32 {
+        let host = self.clients[client].qp().expect("connected");
+        self.fabric.peer_of(host).expect("connected")
+    }
+
     fn works(&mut self, client: usize) {
         self.clients[client].completed.clear();
         self.write(client, 1);
         self.turns(6);
         assert_eq!(self.clients[client].completed, [1], "host {client}");
+    }
+
+    fn is_closed(&self, client: usize) {
+        let closed = &self.clients[client].closed;
+        assert!(closed.is_some(), "host {client}");
+    }
+}
+
+/// Goal: a completion queue that breaks takes its connections with it, whether polling it says so or only its device, and
+/// no others; whoever comes after that gets another one, as often as that happens. Method: more often than there is memory
+/// for receives, were it not given back.
+#[test]
+fn completion_queues() {
+    for (srq, silently) in [(256, false), (256, true), (0, false), (0, true)] {
+        let what = format!("{srq} shared receives, silently {silently}");
+        let mut all = Several::new(config(srq), &devices(2));
+        let other = all.connect(1, ENTRIES).unwrap();
+        let mut reserved = None;
+        for round in 0..12 {
+            let first = all.connect(0, ENTRIES).unwrap();
+            let of_one = all.plug.completion_queues()[0].reserved;
+            assert_eq!(*reserved.get_or_insert(of_one), of_one, "{what}, {round}");
+            let second = all.connect(0, ENTRIES).unwrap();
+            all.works(first);
+            all.fabric
+                .break_completion_queue(all.target_of(first), silently);
+            all.turns(8);
+            all.is_closed(first);
+            all.is_closed(second);
+            all.works(other);
+            assert_eq!(all.plug.connections(), 1, "{what}");
+            assert_eq!(all.fabric.posted_receives(), srq as usize, "{what}");
+        }
+        assert_eq!(all.plug.queue_pairs().len(), 1, "{what}");
+    }
+}
+
+/// Goal: completions of connections that end with their queue are not counted off those of the queue that is in its place.
+/// Method: the core hears that its queue broke when another one has been made already.
+#[test]
+fn completions_of_queues_that_were_replaced() {
+    let mut all = Several::new(config(256), &devices(1));
+    let first = all.connect(0, ENTRIES).unwrap();
+    let of_one = all.plug.completion_queues()[0].reserved;
+    all.fabric
+        .break_completion_queue(all.target_of(first), true);
+    all.plug.turn();
+    assert!(all.plug.completion_queues().is_empty());
+    let second = all.dial(0, ENTRIES);
+    for _ in 0..6 {
+        all.plug.turn();
+        all.hosts_turn();
+        all.clients_turn();
+    }
+    assert_eq!(all.plug.completion_queues()[0].reserved, of_one);
+    all.turns(12);
+    assert_eq!(all.plug.completion_queues()[0].reserved, of_one);
+    assert_eq!(all.plug.connections(), 1);
+    all.is_closed(first);
+    all.works(second);
+    all.leave(second);
+    let shared = 256;
+    assert_eq!(all.plug.completion_queues()[0].reserved, shared);
+}
+
+/// Goal: receives of queues that are no more come back, though a queue pair is still on its way to who destroys it. Method:
+/// the core is told something just then, more often than there is memory for receives.
+#[test]
+fn receives_of_queues_that_broke() {
+    let mut all = Several::new(config(256), &devices(1));
+    for _ in 0..12 {
+        let client = all.connect(0, ENTRIES).unwrap();
+        all.fabric
+            .break_completion_queue(all.target_of(client), false);
+        all.core_turn();
+        assert_eq!(all.transport.connections(), 0);
+        all.plug.nudge();
+        all.core_turn();
+        all.turns(8);
+        all.is_closed(client);
+        assert_eq!(all.fabric.completion_queues(), 0);
+    }
+}
+
+/// Goal: shared receives that a device says are broken take the connections of their core with them.
+#[test]
+fn shared_receives() {
+    let mut all = Several::new(config(256), &devices(2));
+    let other = all.connect(1, ENTRIES).unwrap();
+    let client = all.connect(0, ENTRIES).unwrap();
+    let srq = all.fabric.shared_receives_of(all.target_of(client));
+    let event = AsyncEvent::SrqError { srq: srq.unwrap() };
+    all.fabric.inject_async(all.devices[0], event);
+    all.turns(8);
+    all.is_closed(client);
+    all.works(other);
+    let client = all.connect(0, ENTRIES).unwrap();
+    all.works(client);
+}
+
+/// Goal: a queue pair that its device gave up ends, and no other, though nothing is posted that could tell. Method: each event
+/// that says so, of a connection on which nothing is under way.
+#[test]
+fn queue_pairs() {
+    for event in [
+        |qp| AsyncEvent::QpFatal { qp },
+        |qp| AsyncEvent::QpRequestError { qp },
+        |qp| AsyncEvent::QpAccessError { qp },
+    ] {
+        let mut all = Several::new(config(256), &devices(1));
+        let (first, second) = (
+            all.connect(0, ENTRIES).unwrap(),
+            all.connect(0, ENTRIES).unwrap(),
+        );
+        let event = event(all.target_of(first));
+        all.fabric.inject_async(all.devices[0], event);
+        all.turns(8);
+        all.is_closed(first);
+        assert_eq!(all.plug.connections(), 1, "{event:?}");
+        all.works(second);
     }
 }
 

@@ -33,6 +33,13 @@ pub struct Client {
     pub closed: Option<Closed>,
 }
 
+impl Client {
+    /// The number of its queue pair.
+    pub fn qp(&self) -> Option<u32> {
+        self.host.qp()
+    }
+}
+
 /// A target's core with these devices, each with a listener of its own, and any number of hosts.
 pub struct Several {
     pub clients: Vec<Client>,

@@ -8,7 +8,7 @@
 use std::sync::atomic::Ordering;
 
 use nacre_nvmf::transport::{Address, Closed, ConnId, Event, Events};
-use nacre_rdma_verbs::{WcOpcode, WcStatus};
+use nacre_rdma_verbs::{Queues, WcOpcode, WcStatus};
 use nacre_reactor::Nanos;
 
 use super::RdmaTransport;
@@ -182,12 +182,16 @@ impl RdmaTransport {
     }
 
     /// A completion queue that failed takes its connections with it.
-    pub(super) fn device_failed(&mut self, at: usize, error: &nacre_rdma_verbs::VerbsError) {
+    pub(super) fn device_failed(&mut self, at: usize, why: &str) {
         let Some(device) = self.devices[at].as_mut().filter(|device| !device.dead) else {
             return;
         };
         device.dead = true;
-        tracing::error!(%error, "an RDMA completion queue failed; its connections end");
+        tracing::error!(
+            why,
+            device = device.queues.domain().attributes().name,
+            "RDMA queues of a core failed; their connections end"
+        );
         for index in 0..self.slots.len() as u32 {
             let on_it = |conn: &Conn| conn.device == at;
             if self.slots[index as usize]
@@ -195,13 +199,20 @@ impl RdmaTransport {
                 .as_deref()
                 .is_some_and(on_it)
             {
-                self.end(index, Closed::Broken("the completion queue failed".into()));
+                self.end(
+                    index,
+                    Closed::Broken("the queues of its core failed".into()),
+                );
                 self.notice(index);
             }
         }
-        // Connections to come get another.
+        // Connections to come get others, if they have not done so already.
         if let Some(device) = &self.devices[at] {
-            self.core.queues().remove(&device.id);
+            let mut known = self.core.queues();
+            let same = |(queues, _): &(Queues, u32)| queues.is_same(&device.queues);
+            if known.get(&device.id).is_some_and(same) {
+                known.remove(&device.id);
+            }
         }
     }
 

@@ -30,6 +30,14 @@ impl RdmaTransport {
                     }
                 }
                 ToCore::DeviceGone => {}
+                ToCore::QueuesFailed(queues) => {
+                    let is_it = |device: &Option<Device>| {
+                        device.as_ref().is_some_and(|d| d.queues.id() == queues)
+                    };
+                    if let Some(at) = self.devices.iter().position(is_it) {
+                        self.device_failed(at, "its device reported it");
+                    }
+                }
                 ToCore::Ended(id, ended) => {
                     if let Some(&index) = self.by_id.get(&id) {
                         self.end(
@@ -229,7 +237,8 @@ impl RdmaTransport {
         }
     }
 
-    /// Devices that the management thread has let go of.
+    /// Devices, and queues of theirs, that the management thread has let go of. A queue pair on its way there may still be
+    /// writing to what the receiver has posted.
     pub(super) fn forget_devices(&mut self) {
         if self.devices.iter().flatten().all(|device| device.conns > 0) {
             return;
@@ -238,6 +247,7 @@ impl RdmaTransport {
         for place in &mut self.devices {
             if let Some(device) = place
                 && device.conns == 0
+                && !device.queues.has_endpoints()
                 && known
                     .get(&device.id)
                     .is_none_or(|(queues, _)| !queues.is_same(&device.queues))
