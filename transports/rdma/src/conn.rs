@@ -72,6 +72,8 @@ pub(crate) struct Conn {
     pub deadline: Nanos,
     /// It ends when everything queued has left.
     pub draining: bool,
+    /// It has taken its last shared receive.
+    pub last_receive: bool,
     /// Polls since nothing was outstanding any more.
     pub quiet: u8,
     pub dirty: bool,
@@ -129,6 +131,7 @@ impl Conn {
             closing: None,
             deadline: Nanos::MAX,
             draining: false,
+            last_receive: false,
             quiet: 0,
             dirty: false,
             attention: false,

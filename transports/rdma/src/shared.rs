@@ -289,6 +289,8 @@ pub(crate) enum ToCore {
     DeviceGone,
     /// The queues with this [`Queues::id`] failed.
     QueuesFailed(u64),
+    /// A queue pair that ends takes no shared receive any more, and what it took has completed.
+    LastReceive(CmId),
 }
 
 pub(crate) enum ToControl {

@@ -61,6 +61,8 @@ struct Device {
     conns: usize,
     /// Its completion queue gave an error; what is on it was given up.
     dead: bool,
+    /// It tells when a queue pair that ends has taken its last shared receive; not all devices do.
+    tells_last: bool,
     /// See [`crate::shared::Domain`].
     may_invalidate: Arc<AtomicBool>,
 }
@@ -245,7 +247,7 @@ impl RdmaTransport {
         add(&self.stats[at].recv_ops, 1);
         add(&self.stats[at].recv_bytes, wc.byte_len.into());
         if conn.closing.is_some() {
-            return;
+            return self.notice(index);
         }
         let Some(Capsule { sqe, data, list }) = capsule else {
             let why = format!("capsule of {} bytes; a command has 64", wc.byte_len);

@@ -111,9 +111,15 @@ impl Control {
         let device = Arc::clone(&used.device);
         let name = &device.attributes().name;
         match event {
-            AsyncEvent::LastWqeReached { .. }
-            | AsyncEvent::CommunicationEstablished { .. }
-            | AsyncEvent::SendQueueDrained { .. } => return false,
+            AsyncEvent::CommunicationEstablished { .. } | AsyncEvent::SendQueueDrained { .. } => {
+                return false;
+            }
+            AsyncEvent::LastWqeReached { qp } => {
+                if let Some((id, conn)) = self.of_queue_pair(id, qp) {
+                    conn.core.send(ToCore::LastReceive(id));
+                }
+                return false;
+            }
             AsyncEvent::PortActive { .. } => {
                 tracing::info!(device = name, ?event, "RDMA port is up");
                 return true;

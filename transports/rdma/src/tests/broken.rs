@@ -9,7 +9,7 @@ use nacre_rdma_verbs::sim::{Fabric, attributes};
 
 use super::rig::{ENTRIES, TARGET};
 use super::several::{Several, config, devices};
-use crate::RdmaPlug;
+use crate::{RdmaConfig, RdmaPlug};
 
 impl Several {
     /// The queue pair at the target's end of a host's connection.
@@ -143,6 +143,32 @@ fn queue_pairs() {
         all.is_closed(first);
         assert_eq!(all.plug.connections(), 1, "{event:?}");
         all.works(second);
+    }
+}
+
+/// Goal: a shared receive that a queue pair has taken comes back when that ends, as long as it takes, if its device is one that
+/// tells; and no longer than a queue pair is given to end.
+#[test]
+fn the_last_receive() {
+    let mut all = Several::new(config(256), &devices(1));
+    let client = all.connect(0, ENTRIES).unwrap();
+    all.leave(client);
+    for settles in [true, true, false] {
+        let client = all.connect(0, ENTRIES).unwrap();
+        let qp = all.target_of(client);
+        let before = all.fabric.posted_receives();
+        all.fabric.begin_message(qp);
+        all.leave(client);
+        assert_eq!(all.plug.connections(), 1, "it is waited for");
+        if settles {
+            all.fabric.settle(qp);
+        } else {
+            all.wait(RdmaConfig::default().drain_timeout);
+        }
+        all.turns(8);
+        assert_eq!(all.plug.connections(), 0);
+        let lost = usize::from(!settles);
+        assert_eq!(all.fabric.posted_receives(), before - lost);
     }
 }
 

@@ -205,6 +205,10 @@ impl Several {
         self.hosts.turn(self.started + now.since(Nanos::ZERO));
     }
 
+    pub fn wait(&self, time: Duration) {
+        self.clock.advance(time);
+    }
+
     pub fn core_turn(&mut self) {
         let now = self.clock.now();
         self.transport.poll(now, &self.pools, &mut self.events);

@@ -225,17 +225,19 @@ impl RdmaTransport {
         if conn.closing.is_none() {
             return true;
         }
-        let dead = self.devices[conn.device]
-            .as_ref()
-            .is_none_or(|device| device.dead);
+        let device = self.devices[conn.device].as_ref();
+        let dead = device.is_none_or(|device| device.dead);
         let late = self.now >= conn.deadline || dead;
-        if conn.lane.is_idle() {
-            // What it took from a shared queue may still lie in the completion queue.
+        // Of shared receives it may have taken one that has not completed yet.
+        let takes = conn.live && !conn.last_receive && conn.lane.queues().is_shared();
+        let waits = !conn.lane.is_idle() || takes && device.is_some_and(|device| device.tells_last);
+        if !waits {
+            // What it took may still lie in the completion queue.
             conn.quiet += 1;
         }
         if conn.quiet < 2 && !late {
-            // Flushes come by themselves; nothing else has to look at it.
-            return !conn.lane.is_idle();
+            // Flushes and the device's word come by themselves; nothing else has to look at it.
+            return waits;
         }
         if conn.opened && !events.has_room() {
             return false;

@@ -38,6 +38,17 @@ impl RdmaTransport {
                         self.device_failed(at, "its device reported it");
                     }
                 }
+                ToCore::LastReceive(id) => {
+                    if let Some(&index) = self.by_id.get(&id)
+                        && let Some(conn) = self.slots[index as usize].conn.as_deref_mut()
+                    {
+                        conn.last_receive = true;
+                        if let Some(device) = &mut self.devices[conn.device] {
+                            device.tells_last = true;
+                        }
+                        self.notice(index);
+                    }
+                }
                 ToCore::Ended(id, ended) => {
                     if let Some(&index) = self.by_id.get(&id) {
                         self.end(
@@ -193,6 +204,7 @@ impl RdmaTransport {
             by_number: ByNumber::default(),
             conns: 0,
             dead: false,
+            tells_last: false,
             may_invalidate: Arc::clone(&incoming.may_invalidate),
         };
         if let Some(receiver) = &mut device.receiver {
