@@ -100,6 +100,27 @@ family!(
     ["reactor", "device"]
 );
 family!(
+    RECEIVES,
+    "nacre_rdma_receives",
+    Gauge,
+    "Receive buffers that there are for commands of hosts, of a device on a reactor: those that its queue pairs share, or their own.",
+    ["reactor", "device"]
+);
+family!(
+    RECEIVES_FREE,
+    "nacre_rdma_receives_free",
+    Gauge,
+    "Those of them that a command can arrive in; the others wait for buffers that are with commands under way.",
+    ["reactor", "device"]
+);
+family!(
+    RECEIVE_WAITS,
+    "nacre_rdma_receive_waits",
+    Counter,
+    "Turns at whose end receives waited for buffers. Hosts are held up when none is free (RNR).",
+    ["reactor", "device"]
+);
+family!(
     BATCH,
     "nacre_cq_poll_batch",
     Histogram,
@@ -133,7 +154,7 @@ pub struct Rdma;
 
 impl MetricsSource for Rdma {
     fn describe(&self) -> &'static [&'static Desc] {
-        static ALL: [&Desc; 16] = [
+        static ALL: [&Desc; 19] = [
             &CONNECTIONS,
             &OPERATIONS,
             &BYTES,
@@ -147,6 +168,9 @@ impl MetricsSource for Rdma {
             &REGISTERED,
             &CQ_ENTRIES,
             &CQ_RESERVED,
+            &RECEIVES,
+            &RECEIVES_FREE,
+            &RECEIVE_WAITS,
             &BATCH,
             &LATENCY,
             &PORT,
@@ -178,10 +202,22 @@ impl MetricsSource for Rdma {
         for ((listener, device), count) in connections {
             into.value(&CONNECTIONS, &[&listener, &device], count);
         }
+        let reactors = of.plane.as_ref().map(|plane| &plane.reactors);
+        let reactor_of = |core: usize| {
+            let reactor = reactors.and_then(|all| all.get(core));
+            reactor.map_or("", |reactor| reactor.name())
+        };
         let mut devices = BTreeMap::<String, StatsSnapshot>::new();
-        for (device, stats) in plug.stats().into_iter().flat_map(|(_, devices)| devices) {
-            let sum = devices.entry(device).or_default();
-            *sum = *sum + stats;
+        for (core, of_core) in plug.stats() {
+            for (device, stats) in of_core {
+                let labels = [reactor_of(core), &device[..]];
+                let free = stats.receives.saturating_sub(stats.receives_waiting);
+                into.value(&RECEIVES, &labels, stats.receives);
+                into.value(&RECEIVES_FREE, &labels, free);
+                into.value(&RECEIVE_WAITS, &labels, stats.receives_waited);
+                let sum = devices.entry(device).or_default();
+                *sum = *sum + stats;
+            }
         }
         for (device, stats) in devices {
             for (kind, operations, bytes) in [
@@ -201,9 +237,7 @@ impl MetricsSource for Rdma {
             }
         }
         for queue in plug.completion_queues() {
-            let reactors = of.plane.as_ref().map(|plane| &plane.reactors);
-            let reactor = reactors.and_then(|all| all.get(queue.core));
-            let labels = [reactor.map_or("", |reactor| reactor.name()), &queue.device];
+            let labels = [reactor_of(queue.core), &queue.device];
             into.value(&CQ_ENTRIES, &labels, u64::from(queue.entries));
             into.value(&CQ_RESERVED, &labels, u64::from(queue.reserved));
         }

@@ -99,6 +99,9 @@ macro_rules! counters {
             pub batches: [AtomicU64; BATCH_CLASSES.len()],
             /// By what was timed; see [`Timed`].
             pub latency: [Latency; Timed::ALL.len()],
+            /// Receives that there are now, and those of them that wait for buffers to be posted with.
+            pub receives: AtomicU64,
+            pub receives_waiting: AtomicU64,
         }
 
         /// What [`Stats`] said at one moment.
@@ -108,6 +111,8 @@ macro_rules! counters {
             pub errors: [u64; STATUSES],
             pub batches: [u64; BATCH_CLASSES.len()],
             pub latency: [LatencySnapshot; Timed::ALL.len()],
+            pub receives: u64,
+            pub receives_waiting: u64,
         }
 
         impl Stats {
@@ -117,6 +122,8 @@ macro_rules! counters {
                     errors: std::array::from_fn(|at| self.errors[at].load(Ordering::Relaxed)),
                     batches: std::array::from_fn(|at| self.batches[at].load(Ordering::Relaxed)),
                     latency: std::array::from_fn(|at| self.latency[at].snapshot()),
+                    receives: self.receives.load(Ordering::Relaxed),
+                    receives_waiting: self.receives_waiting.load(Ordering::Relaxed),
                 }
             }
         }
@@ -124,7 +131,11 @@ macro_rules! counters {
         impl StatsSnapshot {
             /// Names and values, for metrics.
             pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
-                [$((stringify!($name), self.$name),)*].into_iter()
+                let now = [
+                    ("receives", self.receives),
+                    ("receives_waiting", self.receives_waiting),
+                ];
+                [$((stringify!($name), self.$name),)*].into_iter().chain(now)
             }
         }
 
@@ -137,6 +148,8 @@ macro_rules! counters {
                     errors: std::array::from_fn(|at| self.errors[at] + other.errors[at]),
                     batches: std::array::from_fn(|at| self.batches[at] + other.batches[at]),
                     latency: std::array::from_fn(|at| self.latency[at] + other.latency[at]),
+                    receives: self.receives + other.receives,
+                    receives_waiting: self.receives_waiting + other.receives_waiting,
                 }
             }
         }
@@ -166,6 +179,8 @@ counters! {
     doorbells,
     /// Receive buffers posted.
     receives_posted,
+    /// Turns at whose end receives waited for buffers, which are with commands under way: hosts are held up.
+    receives_waited,
     /// READs that waited for the negotiated depth, and responses that waited for room.
     reads_waited,
     responses_waited,
@@ -201,6 +216,13 @@ pub(crate) fn add(counter: &AtomicU64, n: u64) {
 }
 
 impl Stats {
+    /// Receives came or went.
+    pub(crate) fn receives_are(&self, more: usize, fewer: usize) {
+        let now = self.receives.load(Ordering::Relaxed) + more as u64;
+        self.receives
+            .store(now.saturating_sub(fewer as u64), Ordering::Relaxed);
+    }
+
     #[inline]
     pub(crate) fn batch(&self, completions: usize) {
         let class = BATCH_CLASSES.iter().position(|most| completions <= *most);

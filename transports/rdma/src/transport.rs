@@ -439,12 +439,28 @@ impl Transport for RdmaTransport {
             self.feed();
         }
         for (device, stats) in self.devices.iter_mut().zip(&self.stats) {
-            if let Some(device) = device
-                && let Some(receiver) = &mut device.receiver
+            let Some(device) = device.as_mut().filter(|device| !device.dead) else {
+                continue;
+            };
+            let mut waiting = 0;
+            if let Some(receiver) = &mut device.receiver
                 && receiver.idle() > 0
-                && !device.dead
             {
                 refill(receiver, self.data.as_ref(), stats);
+                waiting = receiver.idle() as u64;
+            }
+            stats.receives_waiting.store(waiting, Ordering::Relaxed);
+        }
+        self.starved
+            .iter()
+            .filter_map(|&index| self.slots[index as usize].conn.as_deref())
+            .for_each(|conn| {
+                let waiting = &self.stats[conn.device].receives_waiting;
+                add(waiting, conn.lane.idle_receives() as u64);
+            });
+        for stats in &self.stats {
+            if stats.receives_waiting.load(Ordering::Relaxed) > 0 {
+                add(&stats.receives_waited, 1);
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use nacre_nvmf::transport::{Address, ListenerId, Plug};
+use nacre_nvmf::transport::{Address, Closed, ListenerId, Plug};
 use nacre_rdma_verbs::AsyncEvent;
 use nacre_rdma_verbs::sim::{Fabric, attributes};
 
@@ -56,6 +56,9 @@ fn completion_queues() {
             assert_eq!(all.plug.connections(), 1, "{what}");
             assert_eq!(all.fabric.posted_receives(), srq as usize, "{what}");
         }
+        let stats = all.plug.total();
+        let own = if srq == 0 { usize::from(ENTRIES) } else { 256 };
+        assert_eq!(stats.receives, own as u64, "{what}");
         assert_eq!(all.plug.queue_pairs().len(), 1, "{what}");
     }
 }
@@ -224,4 +227,40 @@ fn a_device_that_has_no_events_any_more() {
     assert!(all.plug.is_quiet());
     all.turns(8);
     assert_eq!(all.plug.connections(), 0);
+}
+
+/// Goal: receives are counted, and those that wait for buffers. Method: the data of commands is kept until there is none.
+#[test]
+fn receives_are_counted() {
+    for srq in [64, 0] {
+        let mut all = Several::new(config(srq), &devices(1));
+        let client = all.connect(0, ENTRIES).unwrap();
+        let receives = |all: &Several| {
+            let total = all.plug.total();
+            (
+                total.receives,
+                total.receives_waiting,
+                total.receives_waited,
+            )
+        };
+        assert_eq!(receives(&all), (64, 0, 0));
+        all.hoard = Some(Vec::new());
+        let mut cid = 0;
+        while receives(&all).1 < 64 {
+            for _ in 0..ENTRIES {
+                all.write(client, cid);
+                cid += 1;
+            }
+            all.turns(8);
+        }
+        assert!(receives(&all).2 > 0);
+        all.hoard = None;
+        all.turns(8);
+        assert_eq!(receives(&all).1, 0, "{srq}");
+        all.leave(client);
+        let stay = u64::from(srq);
+        assert_eq!((receives(&all).0, receives(&all).1), (stay, 0), "{srq}");
+        let closed = all.clients[client].closed.clone();
+        assert!(matches!(closed, None | Some(Closed::Local)), "{closed:?}");
+    }
 }

@@ -273,6 +273,9 @@ impl RdmaTransport {
         if conn.starved {
             self.starved.retain(|&starved| starved != index);
         }
+        if !conn.lane.queues().is_shared() {
+            self.stats[conn.device].receives_are(0, conn.depth);
+        }
         // A queue pair that has not flushed is destroyed here, at once, with what it holds.
         let endpoint = match conn.lane.retire() {
             Ok(endpoint) => Some(endpoint),

@@ -1,6 +1,7 @@
 //! Connections that a core takes over, and what it is told of them.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use nacre_nvmf::transport::{Closed, QueueKind};
 use nacre_nvmf_wire::{Cqe, Sqe};
@@ -164,6 +165,9 @@ impl RdmaTransport {
             conn.starved = true;
             self.starved.push_back(index);
         }
+        if !shared {
+            self.stats[device].receives_are(conn.depth, 0);
+        }
         self.slots[index as usize].conn = Some(Box::new(conn));
         self.count += 1;
         let timeout = self.shared.config.connect_timeout;
@@ -216,6 +220,7 @@ impl RdmaTransport {
         self.wakes
             .add_raw(queues.cq().fd(), 0)
             .map_err(|error| error.to_string())?;
+        stats.receives_are(entries.unwrap_or(0) as usize, 0);
         let at = self
             .devices
             .iter()
@@ -256,7 +261,7 @@ impl RdmaTransport {
             return;
         }
         let known = self.core.queues();
-        for place in &mut self.devices {
+        for (place, stats) in self.devices.iter_mut().zip(&self.stats) {
             if let Some(device) = place
                 && device.conns == 0
                 && !device.queues.has_endpoints()
@@ -265,6 +270,9 @@ impl RdmaTransport {
                     .is_none_or(|(queues, _)| !queues.is_same(&device.queues))
             {
                 let _ = self.wakes.delete_raw(device.queues.cq().fd());
+                let shared = device.queues.srq_entries().unwrap_or(0);
+                stats.receives_are(0, shared as usize);
+                stats.receives_waiting.store(0, Ordering::Relaxed);
                 *place = None;
             }
         }
