@@ -281,7 +281,13 @@ fn subnet_manager(port: &Port) -> Finding {
 fn gid_types(device: &Device, port: &Port) -> Finding {
     const ID: &str = "rdma.gid.type";
     let kinds: Vec<GidKind> = port.gids.iter().map(|gid| gid.kind).collect();
-    if kinds.contains(&GidKind::RoceV2) {
+    if kinds.contains(&GidKind::RoceV2) && port.roce_mode == Some(GidKind::RoceV1) {
+        Finding::warn(
+            ID,
+            "RoCE v2, but the connection manager takes v1 (default_roce_mode), which is not routed",
+            format!("`cma_roce_mode -d {} -p {} -m 2`", device.name, port.num),
+        )
+    } else if kinds.contains(&GidKind::RoceV2) {
         Finding::pass(ID, "RoCE v2")
     } else if kinds.is_empty() {
         Finding::fail(

@@ -287,6 +287,17 @@ fn links_that_do_not_do() {
     assert!(report.findings.iter().any(|f| f.evidence
         == "no interface matches \"name:eth9\"; have: ens1f0 10.0.1.4, ens1f1 10.0.2.4"));
 
+    // A port whose connection manager takes the other version.
+    let mode = "sys/kernel/config/rdma_cm/mlx5_0/ports/2/default_roce_mode";
+    tree.file(mode, "IB/RoCE v1");
+    let machine = system(&tree, &[("ens1f0", "10.0.1.4")], Told::default());
+    let report = examine(&machine, &rdma_scope(&[]));
+    let types = report.findings.iter().filter(|f| f.id == "rdma.gid.type");
+    let types: Vec<_> = types.map(|f| (f.status, f.remedy.as_deref())).collect();
+    let remedy = "`cma_roce_mode -d mlx5_0 -p 2 -m 2`";
+    assert_eq!(types, [(Status::Pass, None), (Status::Warn, Some(remedy))]);
+    tree.remove(mode);
+
     // An address that the table does not have, and one that only v1 has.
     let machine = system(&tree, &[("ens1f0", "10.0.9.9")], Told::default());
     let report = examine(&machine, &rdma_scope(&["10.0.9.9"]));

@@ -209,6 +209,9 @@ struct QueuePairReply {
     read_depth: u8,
     /// Responses end the host's registrations (SEND_WITH_INVALIDATE).
     send_with_invalidate: bool,
+    /// Place in the port's table of the GID that it goes by (`nacre rdma gids`). Of an address's entries the host's request
+    /// chooses between RoCE v1 and v2. Null: it has none, or it is not accepted yet.
+    gid_index: Option<u16>,
 }
 
 impl Method<Engine> for GetQueuePairs {
@@ -236,6 +239,7 @@ impl Method<Engine> for GetQueuePairs {
             queue_depth: pair.depth,
             read_depth: pair.read_depth,
             send_with_invalidate: pair.invalidate,
+            gid_index: pair.gid_index,
         };
         let pairs = on.rdma.plug().map(|plug| plug.queue_pairs());
         Ok(pairs.into_iter().flatten().map(describe).collect())

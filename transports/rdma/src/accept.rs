@@ -134,6 +134,7 @@ pub(crate) fn offer(
         depth: depth as u16,
         read_depth,
         invalidate,
+        gid_index: None,
     };
     let accept = AcceptData::new(depth as u16);
     params

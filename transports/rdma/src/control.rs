@@ -142,13 +142,15 @@ impl Control {
     fn message(&mut self, shared: &Shared, message: ToControl) {
         match message {
             ToControl::Ready(id) => {
-                let Some(offered) = self.conns.get(&id) else {
+                let Some(offered) = self.conns.get_mut(&id) else {
                     return;
                 };
                 if let Err(error) = self.cm.accept(id, &offered.params) {
                     tracing::warn!(%error, "a connection could not be accepted");
                     let why = Ended::Failed("it could not be accepted");
                     offered.core.send(ToCore::Ended(id, why));
+                } else {
+                    offered.info.gid_index = self.cm.gid_index(id);
                 }
             }
             ToControl::Refused(id, why) => {

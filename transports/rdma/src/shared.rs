@@ -260,6 +260,8 @@ pub struct QueuePairInfo {
     pub read_depth: u8,
     /// Responses end the host's registrations (SEND_WITH_INVALIDATE).
     pub invalidate: bool,
+    /// Its place in the port's table of GIDs, once the connection is accepted: the host's request chose it.
+    pub gid_index: Option<u16>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

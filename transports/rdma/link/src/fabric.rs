@@ -45,6 +45,9 @@ pub struct Port {
     /// The path MTU, in bytes, that the interface's MTU allows. Only RoCE ports have it: those of
     /// InfiniBand say theirs to verbs alone.
     pub mtu: Option<u32>,
+    /// The kind of an address's GIDs that the connection manager takes: for what listens, and for connections made from
+    /// here (`default_roce_mode`). `None`: the port is not one of RoCE, or has no GIDs.
+    pub roce_mode: Option<GidKind>,
     pub lid: u16,
     pub sm_lid: u16,
     /// The network interface of this port.
@@ -204,6 +207,7 @@ impl Port {
             link_layer,
             rate: sysfs::filled(&path.join("rate")),
             mtu,
+            roce_mode: roce_mode(root, &of.name, num, &gids),
             lid: lid("lid"),
             sm_lid: lid("sm_lid"),
             netdev,
@@ -216,10 +220,12 @@ impl Port {
     }
 
     /// Whether a listener on the address of this entry would use it: of several, the connection
-    /// manager is given the first of RoCE v2.
+    /// manager takes the first of its mode.
     pub fn uses(&self, gid: &Gid) -> bool {
         let first = self.gids.iter().find(|other| {
-            other.kind != GidKind::RoceV1 && other.ip == gid.ip && other.ndev == gid.ndev
+            self.roce_mode.is_none_or(|mode| other.kind == mode)
+                && other.ip == gid.ip
+                && other.ndev == gid.ndev
         });
         first.is_some_and(|first| first.index == gid.index)
     }
@@ -227,6 +233,21 @@ impl Port {
     pub fn carries(&self, netdev: &str) -> bool {
         let of = |gid: &Gid| gid.ndev.as_deref() == Some(netdev);
         self.netdev.as_deref() == Some(netdev) || self.gids.iter().any(of)
+    }
+}
+
+/// What `cma_roce_mode` shows and sets, for ports that it has made known below configfs; of all others what the kernel
+/// starts with since 4.13: v2, where the device has it.
+fn roce_mode(root: &Path, device: &str, port: u8, gids: &[Gid]) -> Option<GidKind> {
+    let has = |kind| gids.iter().any(|gid| gid.kind == kind);
+    let (v1, v2) = (has(GidKind::RoceV1), has(GidKind::RoceV2));
+    let known = root.join("kernel/config/rdma_cm").join(device);
+    let known = known.join(format!("ports/{port}/default_roce_mode"));
+    match sysfs::text(&known).as_deref() {
+        Some("IB/RoCE v1") if v1 || v2 => Some(GidKind::RoceV1),
+        Some("RoCE v2") if v1 || v2 => Some(GidKind::RoceV2),
+        _ if v2 => Some(GidKind::RoceV2),
+        _ => v1.then_some(GidKind::RoceV1),
     }
 }
 

@@ -217,6 +217,10 @@ pub trait ConnectionManager: Send {
 
     fn accept(&mut self, id: CmId, params: &ConnParams) -> Result<(), VerbsError>;
 
+    /// The place in its port's table of the GID that a connection goes by, once it is accepted or established; `None`: it
+    /// has none, or it cannot be told.
+    fn gid_index(&self, id: CmId) -> Option<u16>;
+
     /// Refuses a connect request. The id is still to be destroyed.
     fn reject(&mut self, id: CmId, private_data: &[u8]) -> Result<(), VerbsError>;
 

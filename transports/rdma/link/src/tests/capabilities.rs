@@ -80,6 +80,30 @@ fn version_2_is_chosen_and_version_1_taken_when_named() {
     assert_eq!((found.gid_index, found.gid_kind), (0, GidKind::RoceV1));
 }
 
+/// Goal: which of two entries of an address is used is what the connection manager takes. Method: as the kernel starts, and
+/// as `cma_roce_mode` sets it.
+#[test]
+fn what_the_connection_manager_takes() {
+    let tree = tree::mlx5_dual_port();
+    let used = |tree: &Tree| {
+        let fabric = Fabric::read(tree.roots().sys);
+        let port = fabric.device("mlx5_0").unwrap().port(1).unwrap();
+        let used = port.gids.iter().filter(|gid| port.uses(gid));
+        (port.roce_mode, used.map(|gid| gid.index).collect())
+    };
+    assert_eq!(used(&tree), (Some(GidKind::RoceV2), vec![1]));
+    let mode = "sys/kernel/config/rdma_cm/mlx5_0/ports/1/default_roce_mode";
+    tree.file(mode, "IB/RoCE v1");
+    assert_eq!(used(&tree), (Some(GidKind::RoceV1), vec![0]));
+    tree.file(mode, "RoCE v2");
+    assert_eq!(used(&tree), (Some(GidKind::RoceV2), vec![1]));
+    tree.remove(mode);
+    tree.remove("sys/class/infiniband/mlx5_0/ports/1/gids/1");
+    assert_eq!(used(&tree), (Some(GidKind::RoceV1), vec![0]));
+    let fabric = Fabric::read(tree::infiniband().roots().sys);
+    assert!(fabric.ports().all(|(_, port)| port.roce_mode.is_none()));
+}
+
 #[test]
 fn only_version_1() {
     let tree = tree::mlx5_dual_port();

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::io;
-use std::mem::size_of;
+use std::mem::{MaybeUninit, size_of};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
 use std::ptr::{null_mut, without_provenance_mut};
@@ -571,6 +571,17 @@ impl ConnectionManager for Cm {
             self.shorten_rnr_timer(qp.raw);
         }
         Ok(())
+    }
+
+    fn gid_index(&self, id: CmId) -> Option<u16> {
+        let qp = self.find(id).ok()?.qp.upgrade()?;
+        let mut attr = ibv_qp_attr::default();
+        let mut init = MaybeUninit::<ibv_qp_init_attr>::zeroed();
+        // SAFETY: the queue pair is held, the structs are ours to be written to.
+        let result =
+            unsafe { (self.api().ibv_query_qp)(qp.raw, &mut attr, IBV_QP_AV, init.as_mut_ptr()) };
+        let global = result == 0 && attr.ah_attr.is_global != 0;
+        global.then(|| attr.ah_attr.grh.sgid_index.into())
     }
 
     fn reject(&mut self, id: CmId, private_data: &[u8]) -> Result<(), VerbsError> {

@@ -450,6 +450,12 @@ impl ConnectionManager for SimCm {
         Ok(())
     }
 
+    fn gid_index(&self, id: CmId) -> Option<u16> {
+        let state = self.fabric.lock();
+        let connected = state.ids.get(&id)?.state == IdState::Connected;
+        connected.then_some(0)
+    }
+
     fn reject(&mut self, id: CmId, private_data: &[u8]) -> Result<(), VerbsError> {
         let mut state = self.fabric.lock();
         let found = state.id(id)?;

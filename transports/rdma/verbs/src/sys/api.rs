@@ -78,6 +78,7 @@ api! {
         ibv_modify_srq: fn(*mut ibv_srq, *mut ibv_srq_attr, c_int) -> c_int;
         ibv_destroy_srq: fn(*mut ibv_srq) -> c_int;
         ibv_modify_qp: fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int;
+        ibv_query_qp: fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut ibv_qp_init_attr) -> c_int;
         ibv_get_async_event: fn(*mut ibv_context, *mut ibv_async_event) -> c_int;
         ibv_ack_async_event: fn(*mut ibv_async_event);
     }

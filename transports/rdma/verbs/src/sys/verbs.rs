@@ -250,6 +250,7 @@ pub struct ibv_qp_init_attr {
 }
 
 pub const IBV_QP_STATE: c_int = 1;
+pub const IBV_QP_AV: c_int = 1 << 7;
 pub const IBV_QP_MIN_RNR_TIMER: c_int = 1 << 15;
 pub const IBV_QPS_ERR: c_int = 6;
 
