@@ -20,7 +20,7 @@ mod watch;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -297,7 +297,10 @@ impl Listeners {
             let failed = refused.iter().find(|(p, _)| here(p));
             let actual = match (&path.verdict, failed) {
                 (Err(lack), _) => Actual::Not(lack.clone()),
-                (Ok(_), _) if !subsystems.is_empty() => Actual::Listening,
+                (Ok(_), _) if !subsystems.is_empty() => match path.transport {
+                    Transport::Rdma => of_rdma(on, (path.ip, path.port).into()),
+                    Transport::Tcp => Actual::Listening,
+                },
                 (Ok(_), Some((_, error))) => Actual::Not(refusal(error)),
                 (Ok(_), None) => Actual::Idle,
             };
@@ -427,6 +430,19 @@ fn call(nqn: &str, ana_reporting: bool, path: &Path, listener: Option<&Listener>
         }
     }
     params
+}
+
+/// Where a listener over RDMA stands that was added: it is there, and its device may not be.
+pub fn of_rdma(on: &Engine, address: SocketAddr) -> Actual {
+    let plug = on.rdma.plug();
+    match plug.and_then(|plug| plug.is_listening(address)) {
+        Some(false) => Actual::Not(Lack {
+            reason: "no_rdma_dev",
+            evidence: "its RDMA device was removed or failed".into(),
+            remedy: "it is listened on again when the device is back; `nacre rdma link` shows those there are".into(),
+        }),
+        Some(true) | None => Actual::Listening,
+    }
 }
 
 /// Why an address that seemed good was refused.

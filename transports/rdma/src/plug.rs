@@ -141,6 +141,14 @@ impl RdmaPlug {
         (up.count(), control.listeners.len())
     }
 
+    /// Whether the listener of an address is up: one that has lost its device is tried again. `None`: there is none.
+    pub fn is_listening(&self, address: SocketAddr) -> Option<bool> {
+        let control = self.control();
+        let mut listeners = control.listeners.values();
+        let found = listeners.find(|listener| listener.address == address)?;
+        Some(found.id.is_some())
+    }
+
     /// Cores that are open.
     pub fn open_cores(&self) -> usize {
         self.shared.cores().len()

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use nacre_nvmf::transport::Address;
+use nacre_nvmf::transport::{Address, TransportType};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -77,7 +77,7 @@ impl Method<Engine> for Get {
         check_target(params.tgt_name.as_deref())?;
         let plane = on.plane()?;
         let standings = on.listeners.standings();
-        let by_rpc = added_by_rpc(&plane, &standings);
+        let by_rpc = added_by_rpc(&on, &plane, &standings);
         let unmatched = on.listeners.unmatched();
         Ok(GetReply {
             listeners: standings.into_iter().map(describe).chain(by_rpc).collect(),
@@ -94,15 +94,10 @@ fn describe(standing: Standing) -> ListenerReply {
     } = standing;
     let address = Address::Ip((path.ip, path.port).into());
     let kind = match path.transport {
-        Transport::Tcp => nacre_nvmf::transport::TransportType::Tcp,
-        Transport::Rdma => nacre_nvmf::transport::TransportType::Rdma,
+        Transport::Tcp => TransportType::Tcp,
+        Transport::Rdma => TransportType::Rdma,
     };
-    let reason = Some(actual.reason()).filter(|reason| !reason.is_empty());
-    let word = actual.word();
-    let (evidence, remedy) = match actual {
-        Actual::Not(lack) => (Some(lack.evidence), Some(lack.remedy)),
-        Actual::Listening | Actual::Idle => (None, None),
-    };
+    let (word, reason, evidence, remedy) = in_words(actual);
     ListenerReply {
         wanted: listeners::wanted(&path),
         listener: Some(path.listener),
@@ -122,8 +117,26 @@ fn describe(standing: Standing) -> ListenerReply {
     }
 }
 
+type Words = (
+    &'static str,
+    Option<&'static str>,
+    Option<String>,
+    Option<String>,
+);
+
+/// What is, the reason, what was seen and what helps.
+fn in_words(actual: Actual) -> Words {
+    let reason = Some(actual.reason()).filter(|reason| !reason.is_empty());
+    let word = actual.word();
+    let (evidence, remedy) = match actual {
+        Actual::Not(lack) => (Some(lack.evidence), Some(lack.remedy)),
+        Actual::Listening | Actual::Idle => (None, None),
+    };
+    (word, reason, evidence, remedy)
+}
+
 /// The addresses that subsystems listen on and that are not the file's.
-fn added_by_rpc(plane: &Plane, standings: &[Standing]) -> Vec<ListenerReply> {
+fn added_by_rpc(on: &Engine, plane: &Plane, standings: &[Standing]) -> Vec<ListenerReply> {
     let declared = |kind: &str, address: &Address| {
         standings.iter().any(|s| {
             let place = Address::Ip((s.path.ip, s.path.port).into());
@@ -140,18 +153,27 @@ fn added_by_rpc(plane: &Plane, standings: &[Standing]) -> Vec<ListenerReply> {
             let address = AddressReply::new(listener.transport, &listener.address);
             match all.iter_mut().find(|l| l.address == address) {
                 Some(known) => known.subsystems.push(nqn.clone()),
-                None => all.push(ListenerReply {
-                    listener: None,
-                    iface: None,
-                    address,
-                    wanted: "listen",
-                    actual: "listening",
-                    reason: None,
-                    evidence: None,
-                    remedy: None,
-                    rdma: None,
-                    subsystems: vec![nqn.clone()],
-                }),
+                None => {
+                    let actual = match (listener.transport, &listener.address) {
+                        (TransportType::Rdma, Address::Ip(address)) => {
+                            listeners::of_rdma(on, *address)
+                        }
+                        _ => Actual::Listening,
+                    };
+                    let (actual, reason, evidence, remedy) = in_words(actual);
+                    all.push(ListenerReply {
+                        listener: None,
+                        iface: None,
+                        address,
+                        wanted: "listen",
+                        actual,
+                        reason,
+                        evidence,
+                        remedy,
+                        rdma: None,
+                        subsystems: vec![nqn.clone()],
+                    });
+                }
             }
         }
     }

@@ -94,6 +94,38 @@ fn a_listener_makes_its_transport_and_both_are_there_after_a_restart() {
     assert_eq!(bench.engine.rdma.plug().unwrap().listening(), (0, 0));
 }
 
+/// A listener whose device is gone is not one that hosts can connect to, and is again when it is back.
+#[test]
+fn a_listener_without_its_device_is_absent() {
+    let bench = bench();
+    let add = || {
+        let added = bench.fabric.add_device(attributes("sim0"), &[PORT0]);
+        added.unwrap()
+    };
+    let device = add();
+    subsystem(&bench, NQN);
+    bench.call("nvmf_subsystem_add_listener", on("192.0.2.10"));
+    let becomes = |actual: &str| {
+        let begun = Instant::now();
+        loop {
+            let all = bench.call("nvmf_get_listeners", json!(null));
+            let listener = all["listeners"][0].clone();
+            if listener["actual"] == actual {
+                return listener;
+            }
+            assert!(begun.elapsed().as_secs() < 20, "{all}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    assert_eq!(becomes("listening").get("reason"), None);
+    bench.fabric.remove_device(device);
+    let absent = becomes("absent");
+    assert_eq!(absent["reason"], "no_rdma_dev", "{absent}");
+    assert!(absent["remedy"].as_str().unwrap().contains("is back"));
+    add();
+    assert_eq!(becomes("listening").get("reason"), None);
+}
+
 #[test]
 fn an_address_without_a_device_is_refused_with_the_way_to_find_one() {
     let bench = bench();
