@@ -85,6 +85,12 @@ pub struct Standing {
     pub subsystems: Vec<String>,
 }
 
+/// A path that listeners may have: the listener's name, the transport, the address and the port.
+type Way = (String, Transport, IpAddr, u16);
+
+/// Ways whose loss is remembered until they are back: an interface may have other addresses every day.
+const AWAY: usize = 256;
+
 /// A place where a subsystem is to be served.
 type Place = (String, Transport, IpAddr, u16);
 
@@ -97,6 +103,8 @@ pub struct Listeners {
     refused: RefCell<BTreeMap<Place, RpcError>>,
     standings: RefCell<Vec<Standing>>,
     unmatched: RefCell<Vec<Unmatched>>,
+    /// Ways that went with their addresses, which was told.
+    away: RefCell<BTreeSet<Way>>,
     /// What was said against RDMA where it is listened on: each is said once.
     concerns: Rc<RefCell<BTreeSet<String>>>,
     /// Times that the machine was looked at.
@@ -312,7 +320,7 @@ impl Listeners {
         };
         let new: Vec<Standing> = plan.paths.into_iter().map(stand).collect();
         let old = self.standings.replace(new.clone());
-        changes(on, &old, &new);
+        changes(on, &old, &new, &mut self.away.borrow_mut());
         let by_rdma = |all: &[Standing]| -> Vec<IpAddr> {
             let rdma = |s: &&Standing| {
                 s.path.transport == Transport::Rdma && s.actual == Actual::Listening
@@ -476,10 +484,8 @@ async fn concern(said: Rc<RefCell<BTreeSet<String>>>, addresses: Vec<IpAddr>) {
 }
 
 /// Log lines and events on what is different.
-fn changes(on: &Engine, old: &[Standing], new: &[Standing]) {
-    let same = |a: &Path, b: &Path| {
-        (&a.listener, a.ip, a.port, a.transport) == (&b.listener, b.ip, b.port, b.transport)
-    };
+fn changes(on: &Engine, old: &[Standing], new: &[Standing], away: &mut BTreeSet<Way>) {
+    let way = |path: &Path| (path.listener.clone(), path.transport, path.ip, path.port);
     let words = |path: &Path| {
         let transport = path.transport.trtype();
         format!(
@@ -487,16 +493,17 @@ fn changes(on: &Engine, old: &[Standing], new: &[Standing]) {
             path.listener, path.iface, path.ip, path.port
         )
     };
+    let before: BTreeMap<Way, &Actual> = old.iter().map(|s| (way(&s.path), &s.actual)).collect();
     for now in new {
-        let before = old.iter().find(|s| same(&s.path, &now.path));
-        if before.is_some_and(|b| b.actual == now.actual) {
+        let this = way(&now.path);
+        if before.get(&this).is_some_and(|b| **b == now.actual) {
             continue;
         }
         let what = words(&now.path);
         match &now.actual {
             Actual::Listening => {
                 info!(target: "nacre_engine::listeners", "{what}: listening");
-                if before.is_some() {
+                if away.remove(&this) || before.contains_key(&this) {
                     on.notes.send("transport_restored", what);
                 }
             }
@@ -508,19 +515,19 @@ fn changes(on: &Engine, old: &[Standing], new: &[Standing]) {
             }
         }
     }
-    let there: BTreeSet<_> = new
-        .iter()
-        .map(|s| (&s.path.listener, s.path.ip, s.path.port, s.path.transport))
-        .collect();
+    let there: BTreeSet<Way> = new.iter().map(|s| way(&s.path)).collect();
     for gone in old {
         let path = &gone.path;
-        if there.contains(&(&path.listener, path.ip, path.port, path.transport)) {
+        if there.contains(&way(path)) {
             continue;
         }
         let what = words(path);
         warn!("{what}: not listening any more: the address is gone");
         on.notes
             .send("transport_downgraded", format!("{what}: no_address"));
+        if away.len() < AWAY {
+            away.insert(way(path));
+        }
     }
 }
 

@@ -191,15 +191,23 @@ fn listeners_follow_the_interfaces() {
     until(&mut daemon, "the interface is back", |now| {
         listens(now, "10.90.0.3", "TCP")
     });
+    namespace.ip("addr add 10.90.0.2/24 dev data0");
+    until(&mut daemon, "the second address is back", |now| {
+        listens(now, "10.90.0.2", "TCP")
+    });
+    // Who follows the events knows how it stands.
     let told = daemon.call("notify_get_notifications", json!({}));
-    let gone = |e: &Value| {
-        e["type"] == "transport_downgraded"
-            && e["ctx"]
-                .as_str()
-                .unwrap()
-                .contains("10.90.0.2 port 4420, TCP: no_address")
-    };
-    assert!(told.as_array().unwrap().iter().any(gone), "{told}");
+    let of_it = told.as_array().unwrap().iter().filter_map(|event| {
+        let (_, after) = event["ctx"]
+            .as_str()?
+            .split_once("10.90.0.2 port 4420, TCP")?;
+        Some(format!("{}{after}", event["type"].as_str()?))
+    });
+    assert_eq!(
+        of_it.collect::<Vec<_>>(),
+        ["transport_downgraded: no_address", "transport_restored"],
+        "{told}"
+    );
     daemon.stop();
 }
 
