@@ -27,8 +27,23 @@ use crate::stats::event_name;
 /// The status of an event that says that nobody answered.
 const TIMED_OUT: i32 = -rustix::io::Errno::TIMEDOUT.raw_os_error();
 
+/// The words that operators search for.
+const TIMEOUT: &str = "RDMA connection timeout";
+
 fn timed_out(limit: Duration) -> String {
-    format!("RDMA connection timeout after {}ms", limit.as_millis())
+    format!("{TIMEOUT} after {}ms", limit.as_millis())
+}
+
+/// What to do about a connection that could not be made.
+fn remedy(why: &str, address: SocketAddr) -> String {
+    match why.starts_with(TIMEOUT) {
+        true => format!(
+            "; is it there (`ping {}`), does the packet filter admit UDP 4791, has this machine a GID for the address it \
+             comes from (`nacre rdma gids`)?",
+            address.ip()
+        ),
+        false => String::new(),
+    }
 }
 
 /// How often devices are looked for that are gone: whoever removes one may wait for this process.
@@ -187,7 +202,8 @@ impl Connects {
         if attempt.retries == 0 {
             tracing::warn!(%address, stage, why, "RDMA connection failed");
             let ended = Closed::Broken(format!(
-                "cannot connect to {address} by RDMA: {why} ({stage})"
+                "cannot connect to {address} by RDMA: {why} ({stage}){}",
+                remedy(why, address)
             ));
             return attempt.link.send(News::Ended(ended));
         }

@@ -475,7 +475,10 @@ fn connecting() {
         let expected = match fault {
             ConnectFault::AddressError => "RDMA_CM_EVENT_ADDR_ERROR",
             ConnectFault::RouteError => "(ROUTE_RESOLVE)",
-            ConnectFault::Silent => "RDMA connection timeout after 5000ms (ADDR_RESOLVE)",
+            ConnectFault::Silent => {
+                "RDMA connection timeout after 5000ms (ADDR_RESOLVE); is it there (`ping 10.0.0.1`), does the packet filter \
+                 admit UDP 4791"
+            }
             _ => "(CONNECT)",
         };
         assert!(why.contains(expected), "{why}");
