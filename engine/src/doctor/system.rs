@@ -12,6 +12,8 @@ use nacre_hugepages::NodePages;
 use nacre_rdma_link::{Environment, Fabric, Modules, Roots};
 use nacre_rdma_verbs::{Provider, VerbsError, VerbsProvider};
 
+use crate::listeners::plan::interface_of_label;
+
 /// A network interface with one of its addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Interface {
@@ -109,7 +111,7 @@ impl From<if_addrs::Interface> for Interface {
             if_addrs::IfAddr::V6(v6) => (IpAddr::V6(v6.ip), v6.prefixlen),
         };
         Interface {
-            name: interface.name,
+            name: interface_of_label(&interface.name).to_owned(),
             ip,
             prefix,
         }

@@ -29,6 +29,14 @@ pub struct Interface {
     pub addresses: Vec<IpAddr>,
 }
 
+/// The interface of an address that the C library tells of: it names labels of IPv4 addresses (`eth0:1`) in place of their
+/// interfaces, whose names never have a colon.
+pub fn interface_of_label(label: &str) -> &str {
+    label
+        .split_once(':')
+        .map_or(label, |(interface, _)| interface)
+}
+
 /// Why a path cannot be had.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Lack {

@@ -9,7 +9,7 @@ use std::path::Path;
 use nacre_rdma_link::{Chosen, Environment, Fabric, Reason, Roots, Want, capability};
 use rustix::io::Errno;
 
-use super::plan::{Interface, Lack, Machine};
+use super::plan::{Interface, Lack, Machine, interface_of_label};
 use crate::config::listener::mac;
 use crate::rdma::Verbs;
 
@@ -98,7 +98,7 @@ fn interfaces(sys: &Path) -> io::Result<Vec<Interface>> {
         .map(|n| (n, Vec::new()))
         .collect();
     for address in if_addrs::get_if_addrs()? {
-        all.entry(address.name.clone())
+        all.entry(interface_of_label(&address.name).to_owned())
             .or_default()
             .push(address.ip());
     }

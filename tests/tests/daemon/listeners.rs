@@ -163,7 +163,8 @@ fn listeners_follow_the_interfaces() {
     );
     assert!(accepts(&namespace, "10.90.0.1"));
 
-    namespace.ip("addr add 10.90.0.2/24 dev data0");
+    // With a label, as administrators give them.
+    namespace.ip("addr add 10.90.0.2/24 dev data0 label data0:1");
     until(&mut daemon, "a second address", |now| {
         listens(now, "10.90.0.1", "TCP") && listens(now, "10.90.0.2", "TCP")
     });
