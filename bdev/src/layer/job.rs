@@ -17,6 +17,7 @@ use arrayvec::ArrayVec;
 use nacre_hugepages::{Buf, Pool};
 
 use super::gate::Ticket;
+use super::memory::Memory;
 use super::plan::{Recipe, Shape};
 use crate::io::{Completion, Extents, Flags, Io, Op, Status};
 
@@ -110,62 +111,6 @@ enum Part {
     WriteBounce,
     /// Has shared handles that nobody needs back.
     Shared,
-}
-
-/// Memory for emulation: a bounce buffer that is always there, so that a job can always end whatever
-/// the pool's other users hold, and more from the pool while it has some.
-#[derive(Debug)]
-pub(super) struct Memory {
-    reserve: Option<Buf>,
-    zeroes: Option<Buf>,
-    len: usize,
-}
-
-impl Memory {
-    /// Nothing that is always there; what is needed all the same has `len` bytes.
-    pub fn none(len: usize) -> Memory {
-        Memory {
-            reserve: None,
-            zeroes: None,
-            len,
-        }
-    }
-
-    /// Two buffers of `len` bytes. `None`: the pool has none.
-    pub fn reserve(pool: &Pool, len: usize) -> Option<Memory> {
-        let reserve = pool.acquire(len)?;
-        let mut zeroes = pool.acquire(len)?;
-        zeroes.bytes_mut()?.fill(0);
-        Some(Memory {
-            reserve: Some(reserve),
-            zeroes: Some(zeroes),
-            len,
-        })
-    }
-
-    fn take(&mut self, pool: &Pool) -> Option<Buf> {
-        // A device below may still look at what it was given last (a mirror that does not wait for a
-        // member that left): that buffer is not to be read into before it is done.
-        self.reserve
-            .take_if(|buf| buf.is_unshared())
-            .or_else(|| pool.acquire(self.len))
-    }
-
-    /// What zeroes are written from. `None`: the pool has nothing for it now.
-    fn zeroes(&mut self, pool: &Pool) -> Option<&Buf> {
-        if self.zeroes.is_none() {
-            let mut zeroes = pool.acquire(self.len)?;
-            zeroes.bytes_mut()?.fill(0);
-            self.zeroes = Some(zeroes);
-        }
-        self.zeroes.as_ref()
-    }
-
-    fn give(&mut self, buf: Buf) {
-        if self.reserve.is_none() && buf.len() == self.len {
-            self.reserve = Some(buf);
-        }
-    }
 }
 
 impl Job {
@@ -472,7 +417,7 @@ impl Job {
     }
 
     fn next_zeroes(&mut self, shape: &Shape, memory: &mut Memory, pool: &Pool) -> Step {
-        if memory.len == 0 {
+        if memory.len() == 0 {
             return Step::Finished(Status::Unsupported);
         }
         if self.children.is_full() {

@@ -17,6 +17,7 @@
 
 mod gate;
 mod job;
+mod memory;
 mod opens;
 mod plan;
 #[cfg(test)]
@@ -36,7 +37,7 @@ pub use self::opens::ModuleQueue;
 pub use self::queue::LayerQueue;
 
 use self::gate::Gate;
-use self::job::Memory;
+use self::memory::Memory;
 use self::opens::Opens;
 use self::plan::{Recipe, Shape};
 use crate::device::{Bdev, Geometry, Limits, OpenError, Support};
@@ -45,8 +46,7 @@ use crate::qos::{Chain, Qos};
 use crate::queue::Queue;
 use crate::stats::DeviceStats;
 
-/// Bytes of a bounce buffer: large enough that an emulated copy is bound by the device, small enough
-/// that two per queue and device do not matter.
+/// Bytes of a bounce buffer: large enough that an emulated copy is bound by the device.
 const BOUNCE: usize = 64 * 1024;
 
 /// A module's device with the layer on top: one per device, itself a device.

@@ -11,7 +11,8 @@ use slab::Slab;
 
 use super::Layer;
 use super::gate::{Gate, GateQueue};
-use super::job::{Job, Memory, Stage, Step};
+use super::job::{Job, Stage, Step};
+use super::memory::Memory;
 use super::opens::{ModuleQueue, Open};
 use super::plan::{Plan, Recipe};
 use super::throttle::Throttle;

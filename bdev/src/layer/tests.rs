@@ -508,6 +508,44 @@ fn no_memory_to_emulate() {
     assert!(ended.iter().all(|(_, status)| status.is_ok()));
 }
 
+/// However many devices a core uses, they set no more memory aside than one does, and all can use it.
+#[test]
+fn memory_to_emulate_is_shared_by_the_devices_of_a_core() {
+    let pool = Pool::heap(&[ClassSpec {
+        size: 64 << 10,
+        count: 4,
+    }]);
+    let layers: Vec<_> = (0..100)
+        .map(|seed| Layer::new(Arc::new(Poor::new(seed))))
+        .collect();
+    let open = |layer: &Arc<Layer>| layer.open_queue(&pool).expect("opens");
+    let mut queues: Vec<LayerQueue> = layers.iter().map(open).collect();
+    assert_eq!(pool.stats()[0].free, 2);
+    let taken: Vec<Buf> = std::iter::from_fn(|| pool.acquire(BLOCK)).collect();
+    for queue in &mut queues {
+        let copy = Io::new(1, Op::Copy, 0, 50).source(500);
+        queue.submit(copy).expect("room");
+        queue
+            .submit(Io::new(2, Op::WriteZeroes, 100, 50))
+            .expect("room");
+    }
+    let mut done = Done::with_capacity(200);
+    for _ in 0..10_000 {
+        for queue in &mut queues {
+            queue.poll(Nanos(1), &mut done);
+        }
+    }
+    assert_eq!(done.len(), 200);
+    assert!(done.drain().all(|c| c.status.is_ok()));
+    // The last one to close gives it back.
+    let last = queues.pop();
+    drop((queues, taken));
+    assert_eq!(pool.stats()[0].free, 2);
+    drop(last);
+    assert_eq!(pool.stats()[0].free, 4);
+    assert!(layers[0].open_queue(&pool).is_ok());
+}
+
 /// What the layer says it supports is what it does.
 #[test]
 fn announces() {
