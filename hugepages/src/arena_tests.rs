@@ -23,6 +23,7 @@ fn facts(memlock: Option<u64>, huge_free: u64) -> Facts {
         nodes: vec![0],
         default_size: Some(2 * MIB),
         cgroup: Vec::new(),
+        cgroup_memory: None,
         transparent: true,
         memlock: Memlock {
             limit: memlock,

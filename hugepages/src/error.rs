@@ -65,6 +65,20 @@ pub enum ArenaError {
     #[error("not enough memory: {} asked, {} available; remedy: ask for less or free some", human(*asked), human(*available))]
     NotEnoughMemory { asked: u64, available: u64 },
 
+    /// The control group that this process is in may not have so much memory: taking it would be the end of the process.
+    #[error(
+        "cgroup memory limit: {} asked, {} left of {} ({}); \
+         remedy: `echo {} | sudo tee {}` (of a container: give it more memory), or ask for less",
+        human(*asked), human(limit.saturating_sub(*used)), human(*limit), file.display(), used + asked, file.display()
+    )]
+    CgroupMemory {
+        asked: u64,
+        /// But for what the kernel drops when it is short.
+        used: u64,
+        limit: u64,
+        file: PathBuf,
+    },
+
     /// The system refused for a reason that none of the above explains.
     #[error("{step} of {} on {pages} failed", human(*asked))]
     System {

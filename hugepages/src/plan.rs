@@ -76,7 +76,7 @@ pub(crate) fn plan(
         shortages: Vec::new(),
     };
     for kind in candidates(options, purpose) {
-        match check(kind, options, facts) {
+        match check(kind, options, purpose, facts) {
             Ok(()) => plan.tries.push(kind),
             Err(shortage) => plan.shortages.push((kind, shortage)),
         }
@@ -117,11 +117,20 @@ fn worthwhile(kind: PageKind, bytes: u64) -> bool {
 }
 
 /// Whether the machine can give `options` on such pages, as far as can be known beforehand.
-fn check(kind: PageKind, options: &ArenaOptions, facts: &Facts) -> Result<(), ArenaError> {
+fn check(
+    kind: PageKind,
+    options: &ArenaOptions,
+    purpose: Purpose,
+    facts: &Facts,
+) -> Result<(), ArenaError> {
     let asked = kind.round_up(options.bytes).ok_or(ArenaError::TooLarge {
         asked: options.bytes,
     })?;
+    // What is taken at once beyond what there is ends this process, or another, without a word. (A lock takes it too.)
+    let taken = options.populate || options.require_lock || purpose == Purpose::Dma;
+    let short = facts.memory_short(asked).filter(|_| taken);
     match kind {
+        PageKind::Plain | PageKind::Transparent if short.is_some() => short.map_or(Ok(()), Err),
         PageKind::Plain => Ok(()),
         PageKind::Transparent if facts.transparent => Ok(()),
         PageKind::Transparent => Err(ArenaError::TransparentOff {
@@ -250,6 +259,24 @@ impl Facts {
         }
     }
 
+    /// Whether so much ordinary memory is more than there is.
+    fn memory_short(&self, asked: u64) -> Option<ArenaError> {
+        if let Some(group) = &self.cgroup_memory
+            && asked > group.limit.saturating_sub(group.used)
+        {
+            return Some(ArenaError::CgroupMemory {
+                asked,
+                used: group.used,
+                limit: group.limit,
+                file: group.file.clone(),
+            });
+        }
+        let available = self.available;
+        // 0: the kernel does not say.
+        let short = available > 0 && asked > available;
+        short.then_some(ArenaError::NotEnoughMemory { asked, available })
+    }
+
     fn cgroup_short(&self, size: u64, asked: u64) -> Option<ArenaError> {
         let short = self
             .cgroup
@@ -269,7 +296,7 @@ impl Facts {
 mod tests {
     use super::*;
     use crate::pages::GIB;
-    use crate::system::{CgroupLimit, Memlock, NodePages};
+    use crate::system::{CgroupLimit, Memlock, MemoryLimit, NodePages};
     use PageKind::*;
 
     fn plan(options: &ArenaOptions, facts: &Facts) -> Result<Plan, ArenaError> {
@@ -301,6 +328,7 @@ mod tests {
             nodes: vec![0, 1],
             default_size: Some(2 * MIB),
             cgroup: Vec::new(),
+            cgroup_memory: None,
             transparent: true,
             memlock: Memlock {
                 limit: None,
@@ -524,6 +552,53 @@ mod tests {
         );
         assert!(check_lock(TwoMiB, GIB, &facts).is_ok());
         assert!(check_lock(Plain, u64::MAX, &rich()).is_ok());
+    }
+
+    /// Goal: memory that is taken at once and is not there is refused with the numbers, rather than the end of the
+    /// process; what is taken when it is needed, or is in the pool already, is not. Method: a tight group, a tight machine.
+    #[test]
+    fn memory_that_is_not_there_is_not_taken() {
+        let group = Facts {
+            cgroup_memory: Some(MemoryLimit {
+                used: 30 * MIB,
+                limit: 100 * MIB,
+                file: "/cg/memory.max".into(),
+            }),
+            ..poor()
+        };
+        let options = |bytes| ArenaOptions::new(bytes);
+        assert_eq!(tries(options(70 * MIB), &group), [Transparent, Plain]);
+        let error = plan(&options(71 * MIB), &group).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "cgroup memory limit: 71 MiB asked, 70 MiB left of 100 MiB (/cg/memory.max); remedy: `echo 105906176 | \
+             sudo tee /cg/memory.max` (of a container: give it more memory), or ask for less"
+        );
+        let pool = Facts {
+            cgroup_memory: group.cgroup_memory.clone(),
+            ..rich()
+        };
+        assert_eq!(tries(options(72 * MIB), &pool), [TwoMiB]);
+        let lazy = ArenaOptions {
+            populate: false,
+            ..options(GIB)
+        };
+        assert!(super::plan(&lazy, Purpose::RamDisk, &group).is_ok());
+        let full = Facts {
+            available: GIB,
+            ..poor()
+        };
+        assert!(plan(&options(GIB), &full).is_ok());
+        let error = plan(&options(2 * GIB), &full).unwrap_err();
+        assert!(
+            matches!(error, ArenaError::NotEnoughMemory { available: GIB, .. }),
+            "{error}"
+        );
+        let silent = Facts {
+            available: 0,
+            ..poor()
+        };
+        assert!(plan(&options(2 * GIB), &silent).is_ok());
     }
 
     /// Goal: an errno becomes the error that names the cause. Method: a table of step and errno.

@@ -57,6 +57,15 @@ pub(crate) struct CgroupLimit {
     pub file: PathBuf,
 }
 
+/// The control group limit on memory that leaves the least room.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct MemoryLimit {
+    /// But for what the kernel drops when it is short.
+    pub used: u64,
+    pub limit: u64,
+    pub file: PathBuf,
+}
+
 /// How much memory this process may lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Memlock {
@@ -78,6 +87,7 @@ pub(crate) struct Facts {
     /// The size behind `vm.nr_hugepages`.
     pub default_size: Option<u64>,
     pub cgroup: Vec<CgroupLimit>,
+    pub cgroup_memory: Option<MemoryLimit>,
     /// Transparent huge pages on request are allowed.
     pub transparent: bool,
     pub memlock: Memlock,
@@ -194,6 +204,7 @@ impl System {
                 .iter()
                 .filter_map(|p| self.cgroup_limit(p.size))
                 .collect(),
+            cgroup_memory: self.cgroup_memory(),
             pools,
             transparent: self
                 .text(TRANSPARENT_FILE)
@@ -255,10 +266,17 @@ impl System {
         nodes
     }
 
-    /// The tightest hugetlb limit of this process's control group and its ancestors.
-    fn cgroup_limit(&self, size: u64) -> Option<CgroupLimit> {
-        let membership = self.text("/proc/self/cgroup")?;
-        let mut found: Vec<CgroupLimit> = Vec::new();
+    /// The folders of the control groups that limit `controller` for this process: its own and its ancestors'. Whether
+    /// they are of version 2.
+    fn cgroups(&self, controller: &str) -> Vec<(String, bool)> {
+        let membership = self.text("/proc/self/cgroup").unwrap_or_default();
+        let mut found = Vec::new();
+        let mut walk = |mount: &str, path: &str, second| {
+            for group in Path::new(path).ancestors() {
+                let group = group.to_string_lossy();
+                found.push((format!("{mount}{}", group.trim_end_matches('/')), second));
+            }
+        };
         for line in membership.lines() {
             let mut parts = line.splitn(3, ':').skip(1);
             let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else {
@@ -266,36 +284,23 @@ impl System {
             };
             // Version 2 is the line without controllers (cgroups(7)).
             if controllers.is_empty() {
-                for mount in ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"] {
-                    self.cgroup_walk(size, mount, path, ["max", "current"], &mut found);
-                }
-            } else if controllers.split(',').any(|c| c == "hugetlb") {
-                let mount = "/sys/fs/cgroup/hugetlb";
-                self.cgroup_walk(
-                    size,
-                    mount,
-                    path,
-                    ["limit_in_bytes", "usage_in_bytes"],
-                    &mut found,
-                );
+                walk("/sys/fs/cgroup", path, true);
+                walk("/sys/fs/cgroup/unified", path, true);
+            } else if controllers.split(',').any(|c| c == controller) {
+                walk(&format!("/sys/fs/cgroup/{controller}"), path, false);
             }
         }
         found
-            .into_iter()
-            .min_by_key(|l| l.limit.saturating_sub(l.used))
     }
 
-    fn cgroup_walk(
-        &self,
-        size: u64,
-        mount: &str,
-        path: &str,
-        names: [&str; 2],
-        found: &mut Vec<CgroupLimit>,
-    ) {
-        for group in Path::new(path).ancestors() {
-            let group = group.to_string_lossy();
-            let dir = format!("{mount}{}", group.trim_end_matches('/'));
+    /// The tightest hugetlb limit of this process's control group and its ancestors.
+    fn cgroup_limit(&self, size: u64) -> Option<CgroupLimit> {
+        let mut found: Vec<CgroupLimit> = Vec::new();
+        for (dir, second) in self.cgroups("hugetlb") {
+            let names = match second {
+                true => ["max", "current"],
+                false => ["limit_in_bytes", "usage_in_bytes"],
+            };
             // Pages in use and pages promised are limited apart; either can refuse us.
             for kind in ["", "rsvd."] {
                 let stem = format!("{dir}/hugetlb.{}.{kind}", cgroup_size(size));
@@ -313,6 +318,38 @@ impl System {
                 });
             }
         }
+        found
+            .into_iter()
+            .min_by_key(|l| l.limit.saturating_sub(l.used))
+    }
+
+    /// The tightest limit on memory of this process's control group and its ancestors.
+    fn cgroup_memory(&self) -> Option<MemoryLimit> {
+        let limit = |(dir, second): (String, bool)| {
+            let [most, now, total] = match second {
+                true => ["memory.max", "memory.current", ""],
+                false => ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_"],
+            };
+            let file = format!("{dir}/{most}");
+            // "max" does not parse: no limit. Version 1 says a number that no machine has.
+            let limit = self.number(&file)?;
+            let used = self.number(&format!("{dir}/{now}")).unwrap_or(0);
+            // Files that were read or written count as used, and are dropped first.
+            let stat = self.text(&format!("{dir}/memory.stat")).unwrap_or_default();
+            let field = |name: &str| {
+                let name = format!("{total}{name} ");
+                let value = stat.lines().find_map(|l| l.strip_prefix(name.as_str()));
+                value.and_then(|v| v.trim().parse().ok()).unwrap_or(0u64)
+            };
+            let files = field("inactive_file").saturating_add(field("active_file"));
+            Some(MemoryLimit {
+                used: used.saturating_sub(files),
+                limit,
+                file: file.into(),
+            })
+        };
+        let limits = self.cgroups("memory").into_iter().filter_map(limit);
+        limits.min_by_key(|l| l.limit.saturating_sub(l.used))
     }
 
     fn memlock(&self) -> Memlock {

@@ -358,3 +358,39 @@ fn commands_are_exact() {
         ("1G".to_owned(), "2M".to_owned())
     );
 }
+
+/// Goal: of the limits on memory above this process the one that leaves the least counts, and what the kernel can drop
+/// is not in the way. Method: both versions of control groups.
+#[test]
+fn the_tightest_memory_limit_wins() {
+    let machine = Machine::new(TWO_NODES);
+    assert_eq!(machine.system().facts().cgroup_memory, None);
+    let slice = "sys/fs/cgroup/system.slice";
+    let write = |path: String, text: &str| machine.write(&path, text);
+    write(format!("{slice}/nacre.service/memory.max"), "max\n");
+    write(format!("{slice}/memory.max"), "104857600\n");
+    write(format!("{slice}/memory.current"), "62914560\n");
+    let stat = "anon 1\ninactive_file 10485760\nactive_file 1048576\nfile_dirty 7\n";
+    write(format!("{slice}/memory.stat"), stat);
+    write("sys/fs/cgroup/memory.max".into(), "1099511627776\n");
+    let limit = machine.system().facts().cgroup_memory;
+    let file = "/sys/fs/cgroup/system.slice/memory.max".into();
+    let used = 49 * MIB;
+    assert_eq!(
+        limit,
+        Some(MemoryLimit {
+            used,
+            limit: 100 * MIB,
+            file
+        })
+    );
+
+    machine.write("proc/self/cgroup", "4:memory:/a\n0::/\n");
+    let group = "sys/fs/cgroup/memory/a";
+    write(format!("{group}/memory.limit_in_bytes"), "2097152\n");
+    write(format!("{group}/memory.usage_in_bytes"), "1048576\n");
+    let stat = "inactive_file 1\ntotal_inactive_file 4096\n";
+    write(format!("{group}/memory.stat"), stat);
+    let limit = machine.system().facts().cgroup_memory.expect("one");
+    assert_eq!((limit.limit, limit.used), (2 * MIB, MIB - 4096));
+}
