@@ -152,8 +152,12 @@ impl Channel {
         }
     }
 
-    /// Hands the task's step to the ring, or parks it until there is a buffer for it.
+    /// Hands the task's step to the ring, or parks it until there is a buffer for it, behind those that wait.
     fn start(&mut self, key: Key) {
+        self.start_in_turn(key, self.waiting.is_empty());
+    }
+
+    fn start_in_turn(&mut self, key: Key, first: bool) {
         let task = self.ring.task(key);
         let (op, length) = (task.op, task.length);
         let (offset, done) = (task.offset, task.done);
@@ -163,7 +167,8 @@ impl Channel {
                 if let Ok(direct) = &self.device.direct {
                     let (memory, offset) = (direct.memory, direct.offset);
                     let write = op == Op::Write;
-                    match self.ring.stage(key, length as usize, memory, offset, write) {
+                    let length = length as usize;
+                    match self.ring.stage(key, length, (memory, offset), write, first) {
                         Staged::InPlace => {}
                         Staged::Copied(bytes) => self.device.count_copied(bytes),
                         Staged::NoBuffer => return self.waiting.push_back(key),
@@ -221,7 +226,7 @@ impl Channel {
             let Some(key) = self.waiting.pop_front() else {
                 return;
             };
-            self.start(key);
+            self.start_in_turn(key, true);
             if self.waiting.back() == Some(&key) {
                 // Still none: back to the front, and the rest keep their places.
                 self.waiting.rotate_right(1);
@@ -418,7 +423,9 @@ fn failed(device: &UringBdev, task: &mut Task, errno: i32) -> Next {
         }
         _ => {}
     }
-    let synced = task.step == Step::Sync || task.flags.contains(Flags::FUA);
+    // A write with FUA forces as it writes, and does not say which of the two failed; a range is forced apart.
+    let forced = task.step == Step::Transfer && task.flags.contains(Flags::FUA);
+    let synced = task.step == Step::Sync || forced;
     let status = status_of(errno, task.op);
     let lost = matches!(status, Status::WriteError | Status::NoSpace | Status::Gone)
         // Says nothing of what was written before: it is where it was.
@@ -507,6 +514,42 @@ mod tests {
         ];
         for (errno, op, status) in table {
             assert_eq!(status_of(errno, op), status, "errno {errno} of {op:?}");
+        }
+    }
+
+    /// Goal: only what failed to reach the media was lost: not what was refused on the way into the page cache. (A
+    /// write with FUA does not say which of the two it was.) Method: a full file system's answer to each step.
+    #[test]
+    fn what_was_refused_is_not_lost() {
+        let table = [
+            (Step::Range(Range::Zero), Op::WriteZeroes, Flags::FUA, false),
+            (Step::Transfer, Op::Write, Flags::empty(), false),
+            (Step::Transfer, Op::Write, Flags::FUA, true),
+            (Step::Sync, Op::WriteZeroes, Flags::FUA, true),
+            (Step::Sync, Op::Flush, Flags::empty(), true),
+        ];
+        for (step, op, flags, lost) in table {
+            let dir = tempfile::tempdir().expect("a directory");
+            let device = crate::create(crate::Config {
+                size: Some(1 << 20),
+                direct: Some(false),
+                ..crate::Config::new("full", dir.path().join("disk"))
+            });
+            let device = device.expect("a file");
+            let mut task = Task {
+                token: 0,
+                op,
+                flags,
+                offset: 0,
+                length: 512,
+                done: 0,
+                step,
+                tries: 0,
+                aborting: false,
+            };
+            let next = failed(&device, &mut task, libc::ENOSPC);
+            assert!(matches!(next, Next::Done(Status::NoSpace)));
+            assert_eq!(device.has_lost(), lost, "{op:?} at {step:?}");
         }
     }
 }

@@ -235,8 +235,16 @@ impl<T> Ring<T> {
     }
 
     /// Makes sure that the slot's buffers may be used for direct I/O: addresses multiples of
-    /// `memory`, lengths of `offset` (both powers of two). Bytes to be written are copied now.
-    pub fn stage(&mut self, key: Key, len: usize, memory: u32, offset: u32, write: bool) -> Staged {
+    /// `memory`, lengths of `offset` (both powers of two). Bytes to be written are copied now. A buffer for that is
+    /// taken only if it `may` be.
+    pub fn stage(
+        &mut self,
+        key: Key,
+        len: usize,
+        (memory, offset): (u32, u32),
+        write: bool,
+        may: bool,
+    ) -> Staged {
         let slot = &mut self.slots[key.0 as usize];
         assert!(!slot.in_kernel, "staged before it is started");
         let fit = |b: &Buf| {
@@ -253,7 +261,8 @@ impl<T> Ring<T> {
         if len + slack > self.pool.max_len() {
             return Staged::Impossible;
         }
-        let Some(whole) = self.pool.acquire(len + slack) else {
+        let whole = may.then(|| self.pool.acquire(len + slack)).flatten();
+        let Some(whole) = whole else {
             return Staged::NoBuffer;
         };
         let skew = whole.as_ptr().addr().next_multiple_of(memory as usize) - whole.as_ptr().addr();

@@ -161,6 +161,40 @@ fn unaligned_waits_for_a_buffer() {
     assert_eq!((rig.fill_of(0, 1), rig.fill_of(1, 1)), (0x42, 0));
 }
 
+/// Goal: one that waits for a buffer is not passed by others that come later, or under steady load it would wait for
+/// ever. Method: whenever a buffer becomes free, the next one is there before the queue is polled.
+#[test]
+fn nobody_passes_one_that_waits_for_a_buffer() {
+    let temp = Temp::new(MIB);
+    let mut rig = Rig::open(temp.config());
+    if rig.device.direct.is_err() {
+        eprintln!("SKIPPED: no O_DIRECT in {}", temp.path.display());
+        return;
+    }
+    let bs = rig.block_size();
+    let mut odd: Vec<Buf> = (0..8)
+        .map(|fill| rig.buf(bs + 1, fill).slice(1, bs))
+        .collect();
+    let mut hoard: Vec<Buf> = std::iter::from_fn(|| rig.pool.acquire(1)).collect();
+    drop(hoard.pop());
+    let mut write = |rig: &mut Rig, token| {
+        let data = odd.pop().expect("enough");
+        rig.submit(Io::new(token, Op::Write, token, 1).with(data));
+    };
+    write(&mut rig, 0);
+    write(&mut rig, 1);
+    // With what they carry: only the buffer that is copied through becomes free.
+    let mut ended = Vec::new();
+    for token in 2..8 {
+        ended.extend(rig.collect(1));
+        write(&mut rig, token);
+    }
+    ended.extend(rig.collect(2));
+    let order: Vec<u64> = ended.iter().map(|c| c.token).collect();
+    assert_eq!(order, [0, 1, 2, 3, 4, 5, 6, 7]);
+    drop(hoard);
+}
+
 /// Goal: random overlapping-free reads and writes at full depth against an image in memory.
 #[test]
 fn deep_and_mixed_matches_a_model() {
