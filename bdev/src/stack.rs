@@ -24,9 +24,9 @@ impl Base {
         self.claim.layer().name()
     }
 
-    /// The base's own size, also when its layer was not yet told of a change.
+    /// As the base is announced: that may be more than its module has by now.
     pub fn geometry(&self) -> Geometry {
-        self.module().geometry()
+        self.claim.layer().geometry()
     }
 
     pub fn limits(&self) -> Limits {

@@ -237,9 +237,13 @@ impl Plane {
         bdev: &str,
         holder: String,
     ) -> Result<Backing, nacre_bdev::registry::RegistryError> {
+        let (target, name) = (Arc::downgrade(&self.target), bdev.to_owned());
+        // While no host is connected, nobody relies on anything.
+        let watch = Arc::new(move || target.upgrade()?.host_of_bdev(&name));
+        let holder = Holder::User(holder);
         let claim = self
             .bdevs
-            .claim(bdev, Holder::User(holder), Usage::Shared)?;
+            .claim_watched(bdev, holder, Usage::Shared, watch)?;
         let layer = Arc::clone(claim.layer());
         let open = move |pool: &Pool| {
             claim

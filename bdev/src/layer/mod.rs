@@ -55,7 +55,8 @@ pub struct Layer {
     shape: Shape,
     /// As it was at first: only the size changes.
     geometry: Geometry,
-    /// The size by which ranges are checked; see [`Layer::refresh`].
+    /// The size by which ranges are checked, and that hosts are told; see [`Layer::refresh`]. The module may have
+    /// fewer blocks, and refuses what is beyond.
     blocks: AtomicU64,
     gone: AtomicBool,
     /// The module has refused to write zeroes, although it says that it can: it is not asked again.
@@ -110,7 +111,13 @@ impl Layer {
         &self.qos
     }
 
-    /// Takes over the module's size. Answers it if it was another before.
+    /// Says that it has so many blocks, should the module have fewer: who was told so before finds it as it was.
+    pub(crate) fn announce(&self, blocks: u64) {
+        self.blocks.fetch_max(blocks, Ordering::Relaxed);
+    }
+
+    /// Takes over the module's size, whoever relies on another: [`crate::Registry::take_size`] is to be asked.
+    /// Answers it if it was another before.
     pub fn refresh(&self) -> Option<u64> {
         let now = self.bdev.geometry().blocks;
         (self.blocks.swap(now, Ordering::Relaxed) != now).then_some(now)

@@ -43,10 +43,16 @@ pub enum Usage {
     Shared,
 }
 
+/// Who relies on the size of a device that is held, as of now: somebody who was told it and was not told another.
+/// Asked before a device is said to be smaller, outside of the registry's lock.
+pub type Watch = dyn Fn() -> Option<String> + Send + Sync;
+
 pub(super) struct ClaimRecord {
     pub id: u64,
     pub holder: Holder,
     pub usage: Usage,
+    /// `None`: the holder itself relies on the size.
+    pub watch: Option<Arc<Watch>>,
 }
 
 /// The right to use a device. Ends when dropped.

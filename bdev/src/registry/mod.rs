@@ -12,6 +12,7 @@
 
 mod claim;
 mod events;
+mod resize;
 #[cfg(test)]
 mod tests;
 mod ticket;
@@ -22,8 +23,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use nacre_hugepages::Pool;
 use uuid::Uuid;
 
-pub use claim::{Claim, Holder, Usage};
+pub use claim::{Claim, Holder, Usage, Watch};
 pub use events::{Event, Events, Subscription};
+pub use resize::Shrink;
 pub use ticket::DeleteTicket;
 
 use self::claim::ClaimRecord;
@@ -51,6 +53,17 @@ pub enum RegistryError {
     Claimed { name: String, holder: Holder },
     #[error("bdev \"{name}\" has {queues} open queues: it cannot be had exclusively")]
     Open { name: String, queues: usize },
+    #[error(
+        "bdev \"{name}\" has {now} bytes now, and {user} was told that it has {announced}: it keeps that size, \
+         and I/O behind what there is fails"
+    )]
+    Shrinks {
+        name: String,
+        /// In bytes.
+        announced: u64,
+        now: u64,
+        user: String,
+    },
     #[error("\"{alias}\" is no alias of bdev \"{name}\"")]
     NoSuchAlias { name: String, alias: String },
     #[error(transparent)]
@@ -112,9 +125,20 @@ impl Registry {
 
     /// Makes a device known under its name and UUID.
     pub fn register(&self, bdev: Arc<dyn Bdev>) -> Result<Arc<Layer>, RegistryError> {
+        self.register_announced(bdev, 0)
+    }
+
+    /// As [`Registry::register`], of a device that hosts were told has so many blocks, as before a restart: if it
+    /// has fewer by now it keeps that size all the same.
+    pub fn register_announced(
+        &self,
+        bdev: Arc<dyn Bdev>,
+        announced: u64,
+    ) -> Result<Arc<Layer>, RegistryError> {
         let below = bdev.bases();
         let below: Vec<Arc<Layer>> = below.iter().filter_map(|b| self.lookup(b)).collect();
         let layer = Layer::stacked(bdev, &below);
+        layer.announce(announced);
         let name = layer.name().to_owned();
         check_name(&name)?;
         {
@@ -190,8 +214,29 @@ impl Registry {
         Ok(layer.open_queue(pool)?)
     }
 
-    /// Says that `holder` uses a device, until the claim is dropped.
+    /// Says that `holder` uses a device, until the claim is dropped. It relies on the device's size all the time.
     pub fn claim(&self, name: &str, holder: Holder, usage: Usage) -> Result<Claim, RegistryError> {
+        self.claim_with(name, holder, usage, None)
+    }
+
+    /// As [`Registry::claim`], for a holder that knows whether somebody relies on the size.
+    pub fn claim_watched(
+        &self,
+        name: &str,
+        holder: Holder,
+        usage: Usage,
+        watch: Arc<Watch>,
+    ) -> Result<Claim, RegistryError> {
+        self.claim_with(name, holder, usage, Some(watch))
+    }
+
+    fn claim_with(
+        &self,
+        name: &str,
+        holder: Holder,
+        usage: Usage,
+        watch: Option<Arc<Watch>>,
+    ) -> Result<Claim, RegistryError> {
         let mut state = self.lock();
         let id = state.next;
         state.next += 1;
@@ -210,7 +255,12 @@ impl Registry {
                 queues,
             });
         }
-        record.claims.push(ClaimRecord { id, holder, usage });
+        record.claims.push(ClaimRecord {
+            id,
+            holder,
+            usage,
+            watch,
+        });
         let layer = Arc::clone(&record.layer);
         drop(state);
         Ok(Claim::new(id, layer, Arc::downgrade(&self.inner)))
@@ -298,35 +348,6 @@ impl Registry {
             }
         }));
         Ok(ticket)
-    }
-
-    /// The device may have changed its size: takes it over, also for the devices stacked on it, and
-    /// tells subscribers. Answers the new size if it changed.
-    pub fn notify_resize(&self, name: &str) -> Result<Option<u64>, RegistryError> {
-        let (layer, stacked) = {
-            let state = self.lock();
-            let record = state.find(name)?;
-            let stacked: Vec<String> = record
-                .claims
-                .iter()
-                .filter_map(|claim| claim.holder.bdev())
-                .collect();
-            (Arc::clone(&record.layer), stacked)
-        };
-        let changed = layer.refresh();
-        if let Some(blocks) = changed {
-            self.inner.bus.send(&Event::Resized {
-                name: layer.name().to_owned(),
-                blocks,
-            });
-        }
-        for upper in stacked {
-            match self.notify_resize(&upper) {
-                Ok(_) | Err(RegistryError::NotFound { .. } | RegistryError::Removing { .. }) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(changed)
     }
 
     /// A list of the events from now on, of which at most `capacity` wait to be taken.

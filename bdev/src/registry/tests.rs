@@ -198,6 +198,121 @@ fn resize() {
     assert_eq!(events.take(), None);
 }
 
+/// A device that becomes smaller keeps the size that it was said to have while somebody relies on it, itself or through
+/// what stands on it: what is there is served, the rest fails, and a grow is one from the size announced.
+#[test]
+fn nothing_shrinks_under_its_users() {
+    let registry = Registry::new();
+    let device = null("a");
+    registry
+        .register(Arc::clone(&device) as Arc<dyn Bdev>)
+        .expect("free");
+    let config = serde_json::json!({"name": "above", "base_bdev_name": "a"});
+    let config = serde_json::from_value(config).expect("a complete configuration");
+    let above = crate::passthru::create(config, &registry).expect("unused");
+    registry.register(above).expect("free");
+    let host = Arc::new(Mutex::new(Some("host nqn.h".to_owned())));
+    let connected = Arc::clone(&host);
+    let watch = Arc::new(move || connected.lock().expect("whole").clone());
+    let claim = registry
+        .claim_watched("above", user(), Usage::Shared, watch)
+        .expect("unused");
+    let mut queue = claim.open(&pool()).expect("opens");
+    let mut status_at = |lba: u64| {
+        let mut done = Done::with_capacity(1);
+        queue.submit(Io::new(1, Op::Unmap, lba, 1)).expect("room");
+        queue.poll(Nanos(1), &mut done);
+        done.drain().next().map(|c| c.status)
+    };
+    let events = registry.subscribe(8);
+    let sizes = || {
+        let blocks = |name| registry.lookup(name).expect("there").geometry().blocks;
+        (blocks("a"), blocks("above"))
+    };
+
+    device.resize(400).expect("a good size");
+    for name in ["a", "above"] {
+        match registry.notify_resize(name) {
+            Err(RegistryError::Shrinks {
+                announced,
+                now,
+                user,
+                ..
+            }) if name == "a" => {
+                assert_eq!((announced, now), (1000 * 512, 400 * 512));
+                assert_eq!(user, "host nqn.h");
+            }
+            // It is what stands on the other, which did not change.
+            Ok(None) if name == "above" => {}
+            other => panic!("{name}: {other:?}"),
+        }
+    }
+    assert_eq!(sizes(), (1000, 1000));
+    assert_eq!(status_at(399), Some(Status::Ok));
+    assert_eq!(status_at(400), Some(Status::OutOfRange));
+    assert_eq!(status_at(1000), Some(Status::OutOfRange));
+
+    device.resize(700).expect("a good size");
+    assert!(registry.notify_resize("a").is_err(), "still too few");
+    device.resize(1000).expect("a good size");
+    assert_eq!(registry.notify_resize("a").expect("as it was"), None);
+    assert_eq!(events.take(), None, "nobody was told anything");
+    assert_eq!(status_at(999), Some(Status::Ok));
+    device.resize(1200).expect("a good size");
+    assert_eq!(registry.notify_resize("a").expect("larger"), Some(1200));
+    assert_eq!(sizes(), (1200, 1200));
+
+    device.resize(600).expect("a good size");
+    assert!(registry.notify_resize("a").is_err());
+    assert_eq!(
+        registry.take_size("a", Shrink::Forced).expect("forced"),
+        Some(600)
+    );
+    assert_eq!(sizes(), (600, 600));
+    *host.lock().expect("whole") = None;
+    device.resize(500).expect("a good size");
+    assert_eq!(registry.notify_resize("a").expect("no host"), Some(500));
+    assert_eq!(sizes(), (500, 500));
+    drop((queue, claim));
+    let volume = registry
+        .claim("above", user(), Usage::Exclusive)
+        .expect("unused");
+    device.resize(100).expect("a good size");
+    let refused = registry
+        .notify_resize("a")
+        .expect_err("a holder without a watch relies on it");
+    assert!(
+        refused.to_string().contains("namespace 1 of nqn.x"),
+        "{refused}"
+    );
+    drop(volume);
+    let queue = registry.open("above", &pool()).expect("free for all");
+    let refused = registry
+        .notify_resize("a")
+        .expect_err("so does who has it open");
+    assert!(refused.to_string().contains("1 open queues"), "{refused}");
+    drop(queue);
+    assert_eq!(registry.notify_resize("a").expect("unused"), Some(100));
+}
+
+/// What hosts were told before a restart is what a smaller device is announced as after it, and what stands on it.
+#[test]
+fn a_size_survives_a_restart() {
+    let registry = Registry::new();
+    let layer = registry.register_announced(null("a"), 5000).expect("free");
+    assert_eq!(layer.geometry().blocks, 5000);
+    let config = serde_json::json!({"name": "above", "base_bdev_name": "a"});
+    let config = serde_json::from_value(config).expect("a complete configuration");
+    let above = crate::passthru::create(config, &registry).expect("unused");
+    let above = registry.register(above).expect("free");
+    assert_eq!(above.geometry().blocks, 5000);
+    // Nobody has come: a look at it is enough.
+    assert_eq!(registry.notify_resize("a").expect("unused"), Some(1000));
+    assert_eq!(above.geometry().blocks, 1000);
+    let larger = registry.register_announced(null("b"), 10).expect("free");
+    assert_eq!(larger.geometry().blocks, 1000);
+}
+
 /// A queue that another core closes last ends the removal, but takes the device apart elsewhere.
 #[test]
 fn closed_on_another_core() {

@@ -93,16 +93,22 @@ impl UringBdev {
         &self.path
     }
 
-    /// Takes over the size that the file or device has now, rounded down to whole blocks, and
-    /// trusts the page cache again if it had lost data.
-    pub fn rescan(&self) -> Result<Rescan, CreateError> {
+    /// Takes over the size that the file or device has now, of which at most so many bytes, rounded down to whole
+    /// blocks, and trusts the page cache again if it had lost data.
+    pub fn rescan(&self, most: Option<u64>) -> Result<Rescan, CreateError> {
         let size = probe::size_of(&self.file).map_err(|source| CreateError::Io {
             path: self.path.clone(),
             what: "lseek(SEEK_END)".to_owned(),
             source,
         })?;
         self.lost.store(false, Ordering::Relaxed);
-        Ok(self.take_size(size))
+        Ok(self.take_size(size.min(most.unwrap_or(size))))
+    }
+
+    /// Notices that it became smaller before an I/O meets that: a write behind the end of a file does not, but makes it
+    /// longer again, with a hole of zeroes where there was data.
+    pub fn look(&self) {
+        self.still_has(0);
     }
 
     pub(crate) fn blocks(&self) -> u64 {
@@ -162,12 +168,20 @@ impl UringBdev {
     fn take_size(&self, size: u64) -> Rescan {
         let after = size >> self.block_shift;
         let before = self.blocks.swap(after, Ordering::Relaxed);
-        if before != after {
+        if after < before {
+            tracing::warn!(
+                bdev = self.config.name,
+                path = %self.path.display(),
+                before,
+                after,
+                "became smaller (blocks): I/O behind what there is fails"
+            );
+        } else if after > before {
             tracing::info!(
                 bdev = self.config.name,
                 before,
                 after,
-                "size changed (blocks)"
+                "became larger (blocks)"
             );
         }
         Rescan { before, after }

@@ -21,7 +21,8 @@
 //! - **One user at a time**: files are locked (`flock`), block devices opened `O_EXCL`.
 //!
 //! What it is not: it does not emulate (compare, copy and the like are the layer's), and it does
-//! not watch the file: a size change is noticed by [`UringBdev::rescan`] or when an I/O meets it.
+//! not watch the file: a size change is noticed by [`UringBdev::rescan`], a smaller one also by [`UringBdev::look`] or
+//! when an I/O meets it.
 
 #![deny(unsafe_code)]
 

@@ -340,11 +340,13 @@ impl Drive {
         for device in found {
             let nsid = device.nsid();
             if self.devices.borrow().contains_key(&nsid) {
-                if let Ok(Some(blocks)) = plane.bdevs.notify_resize(device.name()) {
-                    info!(
+                match plane.bdevs.notify_resize(device.name()) {
+                    Ok(Some(blocks)) => info!(
                         device = device.name(),
                         blocks, "a namespace has another size"
-                    );
+                    ),
+                    Ok(None) => {}
+                    Err(error) => warn!(%error, "a namespace has another size"),
                 }
                 continue;
             }

@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::bdev::ANNOUNCED;
 use super::sock::{SET_SOCK_OPTIONS, SockOptions};
 use crate::engine::{Engine, Phase};
 use crate::rpc::error::Errno;
@@ -257,8 +258,14 @@ pub fn config_of(engine: &Engine, subsystem: &str) -> Option<Vec<Value>> {
     let call = |method: &str, params: Value| json!({ "method": method, "params": params });
     let made = |prefix: &str| {
         let ours = engine.journal.below(prefix).into_iter();
-        ours.map(|e| call(&e.record.method, e.record.params))
-            .collect::<Vec<_>>()
+        ours.map(|mut e| {
+            // What hosts here were told is no part of how the device is made.
+            if let Value::Object(params) = &mut e.record.params {
+                params.remove(ANNOUNCED);
+            }
+            call(&e.record.method, e.record.params)
+        })
+        .collect::<Vec<_>>()
     };
     let options = engine.options.borrow();
     match subsystem {

@@ -229,8 +229,21 @@ fn devices_are_resized() {
         "{error}"
     );
     assert_eq!(std::fs::metadata(&path).unwrap().len(), 2 << 20);
+    daemon.asked();
     daemon.nacre("bdev resize file0 512KiB --shrink").printed();
     assert_eq!(std::fs::metadata(&path).unwrap().len(), 512 << 10);
+    assert_eq!(
+        daemon.asked()[1..3],
+        [
+            (
+                "bdev_uring_rescan".into(),
+                json!({ "name": "file0", "size": 512 << 10, "force": false })
+            ),
+            ("bdev_uring_rescan".into(), json!({ "name": "file0" })),
+        ],
+        "asked before it is cut"
+    );
+    daemon.nacre("bdev rescan file0 --force").printed();
 
     daemon.asked();
     daemon.nacre("bdev resize null0 4MiB").printed();

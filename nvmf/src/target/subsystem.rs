@@ -325,6 +325,23 @@ impl Subsystem {
         }
     }
 
+    /// A host that is connected and sees a namespace on the bdev, in words.
+    pub fn host_of_bdev(&self, bdev_name: &str) -> Option<String> {
+        let state = self.state();
+        let on_it = state.namespaces.values();
+        let on_it: Vec<u32> = on_it
+            .filter(|n| n.bdev_name == bdev_name)
+            .map(|n| n.namespace.nsid)
+            .collect();
+        state.controllers.values().find_map(|association| {
+            let view = association.view();
+            let nsid = on_it.iter().find(|nsid| view.get(**nsid).is_some())?;
+            let here = association.phase() != Phase::Closing;
+            let (host, nqn) = (&association.hostnqn, self.nqn());
+            here.then(|| format!("host {host} (namespace {nsid} of {nqn})"))
+        })
+    }
+
     /// Removes the namespaces on a bdev that is going away; says which.
     pub fn bdev_removed(&self, bdev_name: &str) -> Vec<u32> {
         let mut state = self.state();

@@ -323,6 +323,12 @@ impl Target {
         Ok(subsystem.add_namespace(config)?)
     }
 
+    /// A host that is connected and sees the bdev, in words: it relies on the size that it was told.
+    pub fn host_of_bdev(&self, bdev_name: &str) -> Option<String> {
+        let subsystems = self.subsystems();
+        subsystems.iter().find_map(|s| s.host_of_bdev(bdev_name))
+    }
+
     /// A bdev changed its size: hosts are told.
     pub fn bdev_resized(&self, bdev_name: &str) {
         for subsystem in self.subsystems() {

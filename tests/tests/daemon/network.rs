@@ -217,3 +217,95 @@ fn namespaces_change_under_a_connected_host() {
     assert!(host.controller.is_live());
     daemon.stop();
 }
+
+/// Goal: a device does not become smaller for a host that is connected, whatever happened to its file; what is left
+/// of it is served, and what is gone fails; a restart changes nothing about that. Method: the file is cut, and
+/// rescanned with the host connected, after a restart, by force, and with nobody there.
+#[test]
+fn nothing_shrinks_under_a_connected_host() {
+    let place = Place::new();
+    let mut daemon = place.start();
+    daemon.create_file("disk", 4096, 8 << 20);
+    daemon.create_subsystem(NQN);
+    let nsid = daemon.add_namespace(NQN, "disk");
+    let address = daemon.listen(NQN, &free_address("127.0.0.1").to_string());
+    let mut host = Host::connected(address, options(NQN), &[nsid]);
+    assert_eq!(host.write(0, 2047, 1, &pattern(4096, 1)), Status::Ok);
+    let cut = |bytes: u64| {
+        let file = std::fs::File::options()
+            .write(true)
+            .open(place.path("disk.img"));
+        file.unwrap().set_len(bytes).unwrap();
+    };
+    let rescan = |force: bool| json!({ "name": "disk", "force": force });
+    let blocks = |daemon: &mut nacre_tests::daemon::Daemon| {
+        let listed = daemon.call("bdev_get_bdevs", json!({ "name": "disk" }));
+        listed[0]["num_blocks"].as_u64()
+    };
+    let seen = |host: &Host| host.controller.link().namespace(nsid).map(|n| n.blocks);
+
+    // What the command line asks before it cuts a file.
+    let resized = place.client(&["bdev", "resize", "disk", "4MiB", "--shrink"]);
+    let said = String::from_utf8_lossy(&resized.stderr);
+    assert!(
+        !resized.status.success() && said.contains(HOSTNQN),
+        "{said}"
+    );
+    assert_eq!(host.write(0, 2047, 1, &pattern(4096, 2)), Status::Ok);
+
+    cut(4 << 20);
+    let refused = daemon
+        .try_call("bdev_uring_rescan", rescan(false))
+        .expect_err("a host is connected");
+    let refused = refused.to_string();
+    for fact in ["4194304", "8388608", HOSTNQN, NQN, "-16"] {
+        assert!(refused.contains(fact), "{fact} is not in {refused}");
+    }
+    assert_eq!(host.write(0, 1023, 1, &pattern(4096, 3)), Status::Ok);
+    assert_eq!(
+        host.write(0, 1024, 1, &pattern(4096, 3)),
+        Status::OutOfRange
+    );
+    host.pass(Duration::from_millis(50));
+    assert_eq!((seen(&host), blocks(&mut daemon)), (Some(2048), Some(2048)));
+
+    daemon.kill();
+    let mut daemon = place.start();
+    assert_eq!(blocks(&mut daemon), Some(2048), "hosts were told so");
+    let mut host = Host::connected(address, options(NQN), &[nsid]);
+    assert_eq!(seen(&host), Some(2048));
+    assert_eq!(
+        host.write(0, 1024, 1, &pattern(4096, 4)),
+        Status::OutOfRange
+    );
+    let file = std::fs::metadata(place.path("disk.img")).unwrap();
+    assert_eq!(file.len(), 4 << 20, "a write does not make it longer");
+
+    // Larger than it was, it is taken over at once; smaller by force.
+    cut(16 << 20);
+    daemon.call("bdev_uring_rescan", rescan(false));
+    host.until("the larger size", |h| seen(h) == Some(4096));
+    cut(6 << 20);
+    daemon.call("bdev_uring_rescan", rescan(true));
+    host.until("the smaller size", |h| seen(h) == Some(1536));
+
+    host.disconnect();
+    while daemon.controllers(NQN) > 0 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let resized = place.client(&["bdev", "resize", "disk", "4MiB", "--shrink"]);
+    let said = String::from_utf8_lossy(&resized.stderr);
+    assert!(resized.status.success(), "{said}");
+    assert_eq!(blocks(&mut daemon), Some(1024));
+    let file = std::fs::metadata(place.path("disk.img")).unwrap();
+    assert_eq!(file.len(), 4 << 20);
+
+    // A file that is not there at the next start is not made anew, empty, under the same identity.
+    daemon.kill();
+    std::fs::remove_file(place.path("disk.img")).unwrap();
+    let mut daemon = place.start();
+    assert!(!place.path("disk.img").exists());
+    let missing = daemon.try_call("bdev_get_bdevs", json!({ "name": "disk" }));
+    assert!(missing.is_err(), "{missing:?}");
+    daemon.stop();
+}

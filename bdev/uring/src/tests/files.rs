@@ -271,7 +271,7 @@ fn size_changes_are_seen() {
             Status::OutOfRange,
             "not before the rescan"
         );
-        let seen = rig.device.rescan().expect("rescanned");
+        let seen = rig.device.rescan(None).expect("rescanned");
         assert_eq!((seen.before, seen.after), (MIB / bs, 2 * MIB / bs));
         assert_eq!(rig.write(MIB / bs, 1, 1), Status::Ok);
 
@@ -286,8 +286,18 @@ fn size_changes_are_seen() {
         );
         assert_eq!(rig.device.geometry().blocks, MIB / 2 / bs);
         assert_eq!(rig.fill_of(MIB / 2 / bs - 1, 1), 0);
-        let same = rig.device.rescan().expect("rescanned");
+        let same = rig.device.rescan(None).expect("rescanned");
         assert_eq!(same.before, same.after);
+
+        // No more than asked for is taken over; and a look sees less, before a write makes the file longer again.
+        let less = rig.device.rescan(Some(MIB / 4)).expect("rescanned");
+        assert_eq!(less.after, MIB / 4 / bs);
+        rig.device.look();
+        assert_eq!(rig.device.geometry().blocks, MIB / 4 / bs);
+        file.set_len(MIB / 8).expect("shrunk");
+        rig.device.look();
+        assert_eq!(rig.write(MIB / 8 / bs, 1, 1), Status::OutOfRange);
+        assert_eq!(fs::metadata(&temp.path).expect("stat").len(), MIB / 8);
     }
 }
 
@@ -362,7 +372,7 @@ fn lost_data_stays_reported() {
     let fua = Io::new(1, Op::WriteZeroes, 0, 1).flags(Flags::FUA);
     assert_eq!(rig.run(fua).status, Status::WriteError);
     assert_eq!(rig.write(0, 1, 1), Status::Ok);
-    rig.device.rescan().expect("rescanned");
+    rig.device.rescan(None).expect("rescanned");
     assert_eq!(rig.status(Op::Flush, 0, 0), Status::Ok);
     drop(rig);
     let mut rig = Rig::open(temp.config());

@@ -4,7 +4,7 @@ mod attach;
 mod create;
 mod iostat;
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
@@ -51,7 +51,12 @@ enum BdevCommand {
     /// Change the size of a null or file device; hosts see it at once
     Resize(ResizeArgs),
     /// Take over the size that a file or block device has now
-    Rescan { name: String },
+    Rescan {
+        name: String,
+        /// A smaller one even under hosts that are connected: they lose what was beyond
+        #[arg(long)]
+        force: bool,
+    },
     /// Show what devices did, once or as rates
     Iostat(iostat::IostatArgs),
     /// Inject errors into a device made with `create error`
@@ -68,9 +73,12 @@ struct ResizeArgs {
     /// Such as 10GiB
     #[arg(value_parser = size::parse_bytes)]
     size: u64,
-    /// Cut off what is beyond the new size: hosts lose it
+    /// Cut off what is beyond the new size; refused while hosts are connected
     #[arg(long)]
     shrink: bool,
+    /// Even then: they lose it
+    #[arg(long, requires = "shrink")]
+    force: bool,
 }
 
 #[derive(Debug, Args)]
@@ -194,7 +202,7 @@ pub fn run(args: BdevArgs) -> Result<(), Failure> {
             done(connection, json!({ "deleted": name }))
         }
         BdevCommand::Resize(args) => resize(connection, &args),
-        BdevCommand::Rescan { name } => {
+        BdevCommand::Rescan { name, force } => {
             let mut client = connection.open()?;
             let device = device(&mut client, &name)?;
             let method = module(&device)?.rescan.ok_or_else(|| {
@@ -204,7 +212,11 @@ pub fn run(args: BdevArgs) -> Result<(), Failure> {
                     "only files and block devices are rescanned",
                 )
             })?;
-            client.call(method, json!({ "name": device["name"] }))?;
+            let mut params = json!({ "name": device["name"] });
+            if force {
+                params["force"] = true.into();
+            }
+            client.call(method, params)?;
             print_size(connection, &mut client, &name)
         }
         BdevCommand::Iostat(args) => iostat::run(connection, &args),
@@ -394,17 +406,25 @@ fn resize(connection: &Connection, args: &ResizeArgs) -> Result<(), Failure> {
             .pointer(filename)
             .and_then(Value::as_str)
             .unwrap_or_default();
-        resize_file(Path::new(path), args.size).map_err(|cause| {
-            match cause.downcast_ref::<NotAFile>() {
-                Some(_) => refuse(
-                    &device,
-                    &format!("{path} is a block device"),
-                    "resize that, then `nacre bdev rescan`",
-                ),
-                None => Failure::Failed(cause.context(format!("{path} is not resized"))),
-            }
-        })?;
-        client.call(rescan, json!({ "name": device["name"] }))?;
+        let kept = |cause: anyhow::Error| match cause.downcast_ref::<NotAFile>() {
+            Some(_) => refuse(
+                &device,
+                &format!("{path} is a block device"),
+                "resize that, then `nacre bdev rescan`",
+            ),
+            None => Failure::Failed(cause.context(format!("{path} is not resized"))),
+        };
+        let file = open_file(Path::new(path)).map_err(kept)?;
+        let name = &device["name"];
+        if args.size < now {
+            // First whoever uses it: nothing is cut off under a host.
+            let less = json!({ "name": name, "size": args.size, "force": args.force });
+            client.call(rescan, less)?;
+        }
+        let cut = file.set_len(args.size);
+        // Also if it failed: the daemon goes by what there is.
+        client.call(rescan, json!({ "name": name }))?;
+        cut.map_err(|error| kept(error.into()))?;
     } else if module.product == "Null disk" {
         const MIB: u64 = 1 << 20;
         if !args.size.is_multiple_of(MIB) {
@@ -431,12 +451,12 @@ fn resize(connection: &Connection, args: &ResizeArgs) -> Result<(), Failure> {
 struct NotAFile;
 
 /// On this machine: the daemon is reached by a local socket, so it is the daemon's file.
-fn resize_file(path: &Path, bytes: u64) -> anyhow::Result<()> {
+fn open_file(path: &Path) -> anyhow::Result<File> {
     let file = OpenOptions::new().write(true).open(path)?;
     if file.metadata()?.file_type().is_block_device() {
         return Err(NotAFile.into());
     }
-    Ok(file.set_len(bytes)?)
+    Ok(file)
 }
 
 fn inject(connection: &Connection, args: &InjectArgs) -> Result<(), Failure> {

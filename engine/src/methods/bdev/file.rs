@@ -2,15 +2,19 @@
 
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use nacre_bdev::Bdev;
-use nacre_bdev_uring::{Config, CreateError, Product};
+use nacre_bdev::registry::Shrink;
+use nacre_bdev_uring::{Config, CreateError, Product, UringBdev};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use tracing::warn;
 use uuid::Uuid;
 
 use super::malloc::NameParams;
-use super::{module_of, no_device_of_kind};
+use super::{ANNOUNCED, module_of, no_device_of_kind};
 use crate::devices::Module;
 use crate::engine::Engine;
 use crate::rpc::error::Errno;
@@ -61,6 +65,10 @@ struct AioCreateParams {
     /// Our own: makes the file with so many bytes if it is not there.
     #[serde(skip_serializing_if = "Option::is_none")]
     size: Option<u64>,
+    /// Our own, kept by the daemon: hosts were told that it has so many bytes. If it has fewer by now it keeps that size,
+    /// and I/O behind what there is fails.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    announced_size: Option<u64>,
 }
 
 fn is_zero(n: &u32) -> bool {
@@ -114,6 +122,9 @@ impl Method<Engine> for AioCreate {
         config.product = Product::Aio;
         let module = open(&on, config).await?;
         params.uuid = uuid_of(&module);
+        // It is there now. One that is missing at the next start (not mounted, say) is not to be replaced by an empty
+        // file of the same identity.
+        params.size = None;
         let record = serde_json::to_value(&params).expect("parameters are plain data");
         super::create(&on, module, AioCreate::NAME, record).await
     }
@@ -138,6 +149,10 @@ struct UringCreateParams {
     /// Our own: makes the file with so many bytes if it is not there.
     #[serde(skip_serializing_if = "Option::is_none")]
     size: Option<u64>,
+    /// Our own, kept by the daemon: hosts were told that it has so many bytes. If it has fewer by now it keeps that size,
+    /// and I/O behind what there is fails.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    announced_size: Option<u64>,
 }
 
 impl Method<Engine> for UringCreate {
@@ -155,6 +170,9 @@ impl Method<Engine> for UringCreate {
         config.uuid = params.uuid;
         let module = open(&on, config).await?;
         params.uuid = uuid_of(&module);
+        // It is there now. One that is missing at the next start (not mounted, say) is not to be replaced by an empty
+        // file of the same identity.
+        params.size = None;
         let record = serde_json::to_value(&params).expect("parameters are plain data");
         super::create(&on, module, UringCreate::NAME, record).await
     }
@@ -194,8 +212,21 @@ impl Method<Engine> for UringDelete {
     }
 }
 
-async fn rescan(on: &Engine, name: &str, product: Product) -> Result<bool, RpcError> {
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct RescanParams {
+    name: String,
+    /// Our own: takes no more bytes than these over, to be asked before a file is cut.
+    #[serde(default)]
+    size: Option<u64>,
+    /// Our own: takes a smaller size over even under hosts that are connected; they lose what was beyond.
+    #[serde(default)]
+    force: bool,
+}
+
+async fn rescan(on: &Engine, params: RescanParams, product: Product) -> Result<bool, RpcError> {
     let plane = on.plane()?;
+    let name = params.name.as_str();
     let module = module_of(on, name).filter(|m| shown_as(m, product));
     let Some(Module::File(bdev)) = module else {
         let (kind, maker) = match product {
@@ -204,23 +235,90 @@ async fn rescan(on: &Engine, name: &str, product: Product) -> Result<bool, RpcEr
         };
         return Err(no_device_of_kind(on, name, kind, maker));
     };
-    off_the_thread(on, move || bdev.rescan()).await??;
-    plane.bdevs.notify_resize(name)?;
+    look(on, &bdev, params.size).await?;
+    let how = match params.force {
+        true => Shrink::Forced,
+        false => Shrink::IfUnused,
+    };
+    let taken = plane.bdevs.take_size(name, how);
+    if taken.is_err() && params.size.is_some() {
+        // Nothing is cut then.
+        look(on, &bdev, None).await?;
+    }
+    taken?;
+    if let Err(error) = remember_size(on, bdev.name()).await {
+        warn!(bdev = name, %error, "after a restart it is announced as it was before");
+    }
     Ok(true)
+}
+
+/// Off the management thread, as a disk may have to be asked.
+async fn look(on: &Engine, bdev: &Arc<UringBdev>, most: Option<u64>) -> Result<(), RpcError> {
+    let bdev = Arc::clone(bdev);
+    off_the_thread(on, move || bdev.rescan(most)).await??;
+    Ok(())
+}
+
+/// How often files are looked at, for whether somebody has cut them.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Looks at all files and block devices now and then, for as long as the data plane lives.
+pub async fn watch(on: Rc<Engine>) {
+    loop {
+        tokio::time::sleep(LOOK_EVERY).await;
+        if on.plane().is_err() {
+            return;
+        }
+        let files = files(&on);
+        if files.is_empty() {
+            continue;
+        }
+        // A file on a server that does not answer holds up the others here, and nothing else.
+        let look = move || {
+            files
+                .iter()
+                .filter_map(Weak::upgrade)
+                .for_each(|f| f.look())
+        };
+        let _ = tokio::task::spawn_blocking(look).await;
+    }
+}
+
+fn files(on: &Engine) -> Vec<Weak<UringBdev>> {
+    let modules = on.devices.modules.borrow();
+    let files = modules.values().filter_map(|module| match module {
+        Module::File(bdev) => Some(Arc::downgrade(bdev)),
+        _ => None,
+    });
+    files.collect()
+}
+
+/// What hosts were told lasts over a restart, unless the configuration file is the device's home.
+async fn remember_size(on: &Engine, name: &str) -> Result<(), RpcError> {
+    let stored = on
+        .journal
+        .find(&super::key(name))
+        .filter(|entry| entry.durable);
+    let (Some(entry), Some(layer)) = (stored, on.plane()?.bdevs.lookup(name)) else {
+        return Ok(());
+    };
+    let mut params = entry.record.params;
+    params[ANNOUNCED] = layer.geometry().bytes().into();
+    super::update(on, name, params).await
 }
 
 struct AioRescan;
 
 impl Method<Engine> for AioRescan {
     const NAME: &'static str = "bdev_aio_rescan";
-    const ABOUT: &'static str =
-        "Takes over the present size of a file or block device; hosts are told.";
+    const ABOUT: &'static str = "Takes over the present size of a file or block device; hosts are told. A smaller one is refused while a host is \
+         connected that was told the larger one, or a volume has it.";
     const EFFECT: Effect = Effect::Changes;
-    type Params = NameParams;
+    type Params = RescanParams;
     type Reply = bool;
 
-    async fn apply(params: NameParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        rescan(&on, &params.name, Product::Aio).await
+    async fn apply(params: RescanParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        rescan(&on, params, Product::Aio).await
     }
 }
 
@@ -228,14 +326,14 @@ struct UringRescan;
 
 impl Method<Engine> for UringRescan {
     const NAME: &'static str = "bdev_uring_rescan";
-    const ABOUT: &'static str =
-        "Takes over the present size of a file or block device; hosts are told.";
+    const ABOUT: &'static str = "Takes over the present size of a file or block device; hosts are told. A smaller one is refused while a host is \
+         connected that was told the larger one, or a volume has it.";
     const EFFECT: Effect = Effect::Changes;
-    type Params = NameParams;
+    type Params = RescanParams;
     type Reply = bool;
 
-    async fn apply(params: NameParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        rescan(&on, &params.name, Product::Uring).await
+    async fn apply(params: RescanParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        rescan(&on, params, Product::Uring).await
     }
 }
 

@@ -35,6 +35,7 @@ use crate::rpc::error::Errno;
 use crate::rpc::{Registry, RpcError};
 use crate::store::{Change, Edit, Record};
 
+pub use file::watch as watch_files;
 pub use iostat::TICK_RATE;
 pub use nvme::attach_stored;
 
@@ -86,6 +87,9 @@ pub async fn follow(engine: Rc<Engine>, mut events: BdevEvents) {
 /// How long I/O may take to end, and a file to be opened.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// In the record of a file or block device: the size that hosts were told, in bytes.
+pub const ANNOUNCED: &str = "announced_size";
+
 fn key(name: &str) -> String {
     format!("bdev/{name}")
 }
@@ -95,7 +99,7 @@ async fn create(
     on: &Engine,
     module: Module,
     method: &str,
-    params: Value,
+    mut params: Value,
 ) -> Result<String, RpcError> {
     let plane = on.plane()?;
     let bdev: Arc<dyn Bdev> = match &module {
@@ -107,7 +111,23 @@ async fn create(
         Module::Passthru(bdev) => bdev.clone(),
     };
     let name = bdev.name().to_owned();
-    plane.bdevs.register(bdev)?;
+    let has = bdev.geometry();
+    let told = params.get(ANNOUNCED).and_then(Value::as_u64).unwrap_or(0);
+    let announced = told / u64::from(has.block_size);
+    let layer = plane.bdevs.register_announced(bdev, announced)?;
+    if matches!(module, Module::File(_)) {
+        let announced = layer.geometry().bytes();
+        params[ANNOUNCED] = announced.into();
+        if has.bytes() < announced {
+            warn!(
+                bdev = name,
+                announced,
+                now = has.bytes(),
+                "the device is smaller, in bytes, than hosts were told: it keeps that size, and I/O behind what there is \
+                 fails; enlarge it again, or have it rescanned while no host is connected"
+            );
+        }
+    }
     on.devices.modules.borrow_mut().insert(name.clone(), module);
     let record = Change::put(key(&name), method, lasting(on, params));
     let stored = on.journal.commit(record).await;
@@ -325,6 +345,9 @@ impl From<RegistryError> for RpcError {
                 RpcError::errno(Errno::EBUSY, cause)
             }
             RegistryError::Claimed { .. } => RpcError::errno(Errno::EPERM, cause),
+            RegistryError::Shrinks { .. } => RpcError::errno(Errno::EBUSY, cause).remedy(
+                "make it as large again, or disconnect who uses it and rescan it, or give up what is beyond (`force`)",
+            ),
             RegistryError::NoSuchAlias { .. } => RpcError::errno(Errno::ENOENT, cause),
             RegistryError::Queue(open) => RpcError::os(
                 open.source.raw_os_error().unwrap_or(Errno::EIO as i32),
