@@ -91,7 +91,9 @@ fn published_volumes_are_published_again() {
         std::fs::remove_dir_all(place.path("data")).expect("its own");
         std::fs::write(&toml, text).expect("its own");
         for name in ["a", "b", "c"] {
-            std::fs::remove_file(place.path(&format!("{name}.img"))).expect("its own");
+            // A configuration does not make files: a disk that is only not there yet would be taken for a new one.
+            let disk = std::fs::File::create(place.path(&format!("{name}.img"))).expect("its own");
+            disk.set_len(SIZE).expect("its own");
         }
     };
     forget(&text);
