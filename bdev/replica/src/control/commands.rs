@@ -387,7 +387,9 @@ impl Control {
             .in_sync()
             .map(|(slot, _)| slot)
             .collect::<Vec<_>>();
-        slots.remove(0);
+        // The others get it from one that has the region in which the volume ended; one always has.
+        let has = |slot: &usize| !self.shared.needs[*slot].contains(first);
+        slots.remove(slots.iter().position(has).unwrap_or(0));
         for (slot, live) in &present {
             let in_sync = slots.contains(slot);
             if in_sync || live.resync.borrow().is_some() {

@@ -599,9 +599,8 @@ fn copying_and_verifying_take_turns() {
     assert_eq!(world.read(0), 3);
 }
 
-/// A volume that ends within a region grows while that region is being copied: the rest of it is made equal, too.
-#[test]
-fn growing_while_the_last_region_is_copied() {
+/// A volume of two that ends within its second region, at the block that is told, not open yet, and with room to grow.
+fn within_a_region() -> (World, u64) {
     let mut world = World::empty(0);
     for disk in ["d0", "d1"] {
         world.add_disk(disk, DISK_BLOCKS + 2 * REGION);
@@ -616,6 +615,13 @@ fn growing_while_the_last_region_is_copied() {
         force: false,
     };
     world.create_new(new).unwrap();
+    (world, end)
+}
+
+/// A volume that ends within a region grows while that region is being copied: the rest of it is made equal, too.
+#[test]
+fn growing_while_the_last_region_is_copied() {
+    let (mut world, end) = within_a_region();
     world.scribble("d0", end + 10, 1);
     world.scribble("d1", end + 10, 2);
     world.open().unwrap();
@@ -640,4 +646,21 @@ fn growing_while_the_last_region_is_copied() {
     world.until_healthy();
     world.all_equal(&["d0", "d1"]);
     assert_eq!(world.read(end + 10), 1);
+}
+
+/// The region in which a volume ended is taken from a member that has it when the volume grows, whichever that is.
+#[test]
+fn growing_while_the_first_member_lacks_the_last_region() {
+    let (mut world, end) = within_a_region();
+    world.scribble("d0", end - 8, 1);
+    world.scribble("d1", end - 8, 2);
+    world.open().unwrap();
+    let shared = &world.handle.as_ref().unwrap().shared;
+    let last = shared.region_of(end - 1);
+    shared.add_needs(0, last..last + 1);
+    let blocks = 2 * REGION;
+    world.run(Command::Grow { blocks }).unwrap();
+    world.until_healthy();
+    world.all_equal(&["d0", "d1"]);
+    assert_eq!(world.read(end - 8), 2);
 }
