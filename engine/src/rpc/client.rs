@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::error::RpcError;
+use super::folder;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
@@ -39,10 +40,13 @@ pub struct Client {
 
 impl Client {
     pub fn connect(path: &Path, timeout: Duration) -> Result<Client, ClientError> {
-        let stream = UnixStream::connect(path).map_err(|source| ClientError::Unreachable {
-            path: path.to_owned(),
-            source,
-        })?;
+        let stream =
+            (folder::trust(path).and_then(|()| UnixStream::connect(path))).map_err(|source| {
+                ClientError::Unreachable {
+                    path: path.to_owned(),
+                    source,
+                }
+            })?;
         Ok(Client {
             stream,
             received: Vec::new(),

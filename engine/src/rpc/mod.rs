@@ -6,10 +6,12 @@
 //!   method  what a method is; the registry                 decide
 //!   server  sockets, peers, deadlines, answers             perform
 //!   client  the other end, for `nacre` itself              perform
+//!   folder  whose the folder of a socket is                perform
 //! ```
 
 pub mod client;
 pub mod error;
+pub mod folder;
 pub mod frame;
 pub mod method;
 pub mod scan;

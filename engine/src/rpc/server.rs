@@ -22,6 +22,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tracing::{debug, warn};
 
 use super::error::RpcError;
+use super::folder;
 use super::frame::{Call, Decoder, Element, Frame};
 use super::method::{Answer, CallFuture};
 
@@ -63,9 +64,8 @@ impl Socket {
             let path = path.to_owned();
             move |source| ListenError::Io { what, path, source }
         };
-        if let Some(parent) = path.parent().filter(|p| !p.as_os_str().is_empty()) {
-            std::fs::create_dir_all(parent).map_err(io("create the directory", parent))?;
-        }
+        folder::make(path).map_err(io("create the directory of", path))?;
+        folder::trust(path).map_err(io("listen on", path))?;
         let lock_path = with_suffix(path, ".lock");
         let lock = lock(&lock_path).map_err(|e| match e {
             LockError::Held(pid) => ListenError::Running {

@@ -1,0 +1,103 @@
+//! Whose the folder of a socket is. Where everybody may make folders, as in /tmp, somebody else may have made that one
+//! first, and could put a socket of their own in the place of the daemon's.
+
+use std::io::{Error, ErrorKind, Result};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::Path;
+
+/// Makes the folder of a socket, for this user alone, if it is not there.
+pub fn make(socket: &Path) -> Result<()> {
+    match folder(socket) {
+        Some(folder) => std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(folder),
+        None => Ok(()),
+    }
+}
+
+/// Refuses a folder that another user has, where every user could have made it.
+pub fn trust(socket: &Path) -> Result<()> {
+    let Some(folder) = folder(socket) else {
+        return Ok(());
+    };
+    let Some(above) = folder.parent() else {
+        return Ok(());
+    };
+    let above = match above.as_os_str().is_empty() {
+        true => Path::new("."),
+        false => above,
+    };
+    let open = std::fs::metadata(above)?.mode() & 0o002 != 0;
+    let us = rustix::process::geteuid().as_raw();
+    let link = std::fs::symlink_metadata(folder)?;
+    let of = std::fs::metadata(folder)?;
+    // Who made a link chose where it leads; nobody can write to one.
+    let made = judge(open, (link.uid(), 0), us);
+    let judged = made.and_then(|()| judge(open, (of.uid(), of.mode()), us));
+    judged.map_err(|why| {
+        let path = folder.display();
+        let remedy = "set XDG_RUNTIME_DIR, or choose a socket with -r";
+        Error::new(
+            ErrorKind::PermissionDenied,
+            format!("{path} {why}: {remedy}"),
+        )
+    })
+}
+
+fn folder(socket: &Path) -> Option<&Path> {
+    socket.parent().filter(|p| !p.as_os_str().is_empty())
+}
+
+/// `open`: everybody may make folders beside this one, which has an owner and a mode.
+fn judge(open: bool, (owner, mode): (u32, u32), us: u32) -> std::result::Result<(), String> {
+    if !open {
+        return Ok(());
+    }
+    if owner != us && owner != 0 {
+        return Err(format!("belongs to user {owner}"));
+    }
+    match mode & 0o022 {
+        0 => Ok(()),
+        _ => Err("may be written to by other users".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whose_folders_are_used() {
+        // Where only its owner makes folders, whatever is there is meant.
+        assert_eq!(judge(false, (1001, 0o777), 1000), Ok(()));
+        assert_eq!(judge(true, (1000, 0o700), 1000), Ok(()));
+        assert_eq!(judge(true, (0, 0o755), 1000), Ok(()));
+        for (owner, mode) in [(1001, 0o700), (1001, 0o777), (1000, 0o770), (0, 0o1777)] {
+            assert!(
+                judge(true, (owner, mode), 1000).is_err(),
+                "{owner} {mode:o}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_folder_is_made_for_this_user() {
+        let dir = tempfile::tempdir().unwrap();
+        let all = std::os::unix::fs::PermissionsExt::from_mode(0o1777);
+        std::fs::set_permissions(dir.path(), all).unwrap();
+        let socket = dir.path().join("nacre/nacre.sock");
+        assert_eq!(trust(&socket).unwrap_err().kind(), ErrorKind::NotFound);
+        make(&socket).unwrap();
+        trust(&socket).unwrap();
+        let all = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+        std::fs::set_permissions(socket.parent().unwrap(), all).unwrap();
+        let refused = trust(&socket).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::PermissionDenied);
+        assert!(refused.to_string().contains("other users"), "{refused}");
+        // Where a link leads counts as well.
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink("nacre", &link).unwrap();
+        assert!(trust(&link.join("nacre.sock")).is_err());
+    }
+}
