@@ -101,6 +101,24 @@ impl Registry {
         Ok(first)
     }
 
+    /// Whether the device could be made as small as `bytes`, before anything is done to it: a module that is told a
+    /// smaller size fails what is beyond from then on.
+    pub fn may_shrink(&self, name: &str, bytes: u64) -> Result<(), RegistryError> {
+        let Stack { layers, users } = self.stack(name)?;
+        let announced = layers[0].geometry().bytes();
+        let name = layers[0].name().to_owned();
+        let relies = || users.into_iter().find_map(User::relies);
+        match (bytes < announced).then(relies).flatten() {
+            None => Ok(()),
+            Some(user) => Err(RegistryError::Shrinks {
+                name,
+                announced,
+                now: bytes,
+                user,
+            }),
+        }
+    }
+
     fn stack(&self, name: &str) -> Result<Stack, RegistryError> {
         let state = self.lock();
         let mut stack = Stack::default();

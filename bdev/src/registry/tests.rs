@@ -230,6 +230,15 @@ fn nothing_shrinks_under_its_users() {
         (blocks("a"), blocks("above"))
     };
 
+    // Asked first, nobody notices anything.
+    let refused = registry.may_shrink("a", 400 * 512);
+    assert!(matches!(
+        refused,
+        Err(RegistryError::Shrinks { now: 204_800, .. })
+    ));
+    registry.may_shrink("a", 1000 * 512).expect("no smaller");
+    assert_eq!(status_at(999), Some(Status::Ok));
+
     device.resize(400).expect("a good size");
     for name in ["a", "above"] {
         match registry.notify_resize(name) {
@@ -270,6 +279,7 @@ fn nothing_shrinks_under_its_users() {
     );
     assert_eq!(sizes(), (600, 600));
     *host.lock().expect("whole") = None;
+    registry.may_shrink("a", 500 * 512).expect("no host");
     device.resize(500).expect("a good size");
     assert_eq!(registry.notify_resize("a").expect("no host"), Some(500));
     assert_eq!(sizes(), (500, 500));

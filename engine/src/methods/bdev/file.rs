@@ -235,6 +235,9 @@ async fn rescan(on: &Engine, params: RescanParams, product: Product) -> Result<b
         };
         return Err(no_device_of_kind(on, name, kind, maker));
     };
+    if let Some(size) = params.size.filter(|_| !params.force) {
+        plane.bdevs.may_shrink(name, size)?;
+    }
     look(on, &bdev, params.size).await?;
     let how = match params.force {
         true => Shrink::Forced,
@@ -242,7 +245,7 @@ async fn rescan(on: &Engine, params: RescanParams, product: Product) -> Result<b
     };
     let taken = plane.bdevs.take_size(name, how);
     if taken.is_err() && params.size.is_some() {
-        // Nothing is cut then.
+        // Somebody came to rely on it meanwhile: nothing is cut then.
         look(on, &bdev, None).await?;
     }
     taken?;
