@@ -7,6 +7,7 @@ use nacre_nvmf_wire::fabrics::{
     Connect, ConnectAttributes, ConnectData, ConnectResponse, InvalidParameter,
 };
 use nacre_nvmf_wire::opcode::fabrics as fctype;
+use nacre_nvmf_wire::tcp::ADMIN_IN_CAPSULE_BYTES;
 use nacre_nvmf_wire::{Cqe, Nqn, NqnError, StatusCode};
 use nacre_reactor::Nanos;
 use zerocopy::FromBytes;
@@ -26,6 +27,10 @@ const ADMIT_PATIENCE: Duration = Duration::from_secs(3);
 
 /// Bytes of the data of a Connect command.
 const CONNECT_DATA_BYTES: u32 = 1024;
+
+/// Bytes that a host may send with a Connect or an admin command, which need less: as many as fit a
+/// buffer of admin commands.
+const STRUCTURE_MOST: u32 = ADMIN_IN_CAPSULE_BYTES;
 
 /// Why a Connect is refused: what the host is told, and what the log says.
 enum Refused {
@@ -55,7 +60,8 @@ impl Group {
             return self.close_queue(q, CloseWhy::Drained, now);
         }
         let limits = &self.queue_ref(q).limits;
-        if let Err(status) = io::check_sgl(&sqe, CONNECT_DATA_BYTES, true, limits) {
+        if let Err(status) = io::check_sgl(&sqe, (CONNECT_DATA_BYTES, STRUCTURE_MOST), true, limits)
+        {
             self.finish(q, index, status, now);
             return self.close_queue(q, CloseWhy::Drained, now);
         }
@@ -422,8 +428,9 @@ impl Group {
         if bytes > qp.limits.max_transfer_bytes {
             return self.finish(q, index, StatusCode::INVALID_FIELD.with_dnr(), now);
         }
+        let most = if from_host { STRUCTURE_MOST } else { u32::MAX };
         if bytes > 0
-            && let Err(status) = io::check_sgl(&sqe, bytes, from_host, &qp.limits)
+            && let Err(status) = io::check_sgl(&sqe, (bytes, most), from_host, &qp.limits)
         {
             return self.finish(q, index, status, now);
         }

@@ -109,7 +109,7 @@ impl Plan {
         match *self {
             Plan::Admin { bytes: 0 } => Transfer::None,
             Plan::Admin { bytes } => match sqe.data_transfer() {
-                DataTransfer::HostToController => Transfer::FromHost(bytes),
+                DataTransfer::HostToController => Transfer::FromHost(sent(sqe, bytes)),
                 _ => Transfer::ToHost(bytes),
             },
             Plan::Single {
@@ -123,10 +123,15 @@ impl Plan {
                 ..
             } => Transfer::FromHost(bytes),
             Plan::Deallocate { ranges } | Plan::Hints { ranges } => {
-                Transfer::FromHost(ranges * DsmRange::SIZE as u32)
+                Transfer::FromHost(sent(sqe, ranges * DsmRange::SIZE as u32))
             }
-            Plan::Copy { ranges, .. } => Transfer::FromHost(ranges * CopyRange0::SIZE as u32),
-            Plan::Reservation(ask) => ask.transfer(),
+            Plan::Copy { ranges, .. } => {
+                Transfer::FromHost(sent(sqe, ranges * CopyRange0::SIZE as u32))
+            }
+            Plan::Reservation(ask) => match ask.transfer() {
+                Transfer::FromHost(bytes) => Transfer::FromHost(sent(sqe, bytes)),
+                other => other,
+            },
             _ => Transfer::None,
         }
     }
@@ -151,6 +156,7 @@ impl Plan {
 }
 
 impl Ask {
+    /// The data that the command needs.
     fn transfer(&self) -> Transfer {
         match *self {
             Ask::Register(_) => Transfer::FromHost(RegisterData::SIZE as u32),
@@ -224,7 +230,7 @@ pub(super) fn single(
         return Err(StatusCode::INVALID_FIELD.with_dnr());
     }
     let bytes = bytes as u32;
-    check_sgl(sqe, bytes, op != Op::Read, limits)?;
+    check_sgl(sqe, (bytes, bytes), op != Op::Read, limits)?;
     if sqe.fuse() != Fuse::Normal && blocks > COMPARE_AND_WRITE_BLOCKS {
         return Err(StatusCode::ATOMIC_WRITE_UNIT_EXCEEDED.with_dnr());
     }
@@ -271,7 +277,7 @@ fn dataset_management(
     if ranges > limits.dsm_ranges {
         return Err(StatusCode::COMMAND_SIZE_LIMIT_EXCEEDED.with_dnr());
     }
-    check_sgl(sqe, command.data_bytes() as u32, true, limits)?;
+    check_list(sqe, command.data_bytes() as u32, limits)?;
     // Deallocation is advice (NVM 3.2.3): on a device that cannot, the data simply stays.
     let can = namespace.backing.bdev.supports(Op::Unmap) != Support::No;
     let real = command.deallocate && can;
@@ -308,7 +314,7 @@ fn copy(sqe: &Sqe, namespace: &Namespace, limits: &IoLimits) -> Result<Plan, Sta
     if ranges > limits.copy_ranges {
         return Err(StatusCode::COMMAND_SIZE_LIMIT_EXCEEDED.with_dnr());
     }
-    check_sgl(sqe, command.data_bytes() as u32, true, limits)?;
+    check_list(sqe, command.data_bytes() as u32, limits)?;
     if command.sdlba >= namespace.geometry().blocks {
         return Err(StatusCode::LBA_OUT_OF_RANGE.with_dnr());
     }
@@ -344,8 +350,8 @@ fn reservation(sqe: &Sqe, limits: &IoLimits) -> Result<Plan, StatusCode> {
         }
     };
     match ask.transfer() {
-        Transfer::ToHost(bytes) => check_sgl(sqe, bytes, false, limits)?,
-        Transfer::FromHost(bytes) => check_sgl(sqe, bytes, true, limits)?,
+        Transfer::ToHost(bytes) => check_sgl(sqe, (bytes, u32::MAX), false, limits)?,
+        Transfer::FromHost(bytes) => check_list(sqe, bytes, limits)?,
         Transfer::None => {}
     }
     Ok(Plan::Reservation(ask))
@@ -371,11 +377,30 @@ fn bytes_of(blocks: u32, geometry: &Geometry) -> u64 {
     u64::from(blocks) * u64::from(geometry.block_size)
 }
 
-/// The data pointer describes exactly the command's data, in a way that this direction and transport allow.
+/// Bytes that the host sends for a structure or a list of `bytes`: all that the data pointer names.
+///
+/// A host may round the length up; the rest is ignored. It is fetched all the same: Linux's TCP
+/// host touches a request after its last R2T if that asked for less than the whole payload.
+fn sent(sqe: &Sqe, bytes: u32) -> u32 {
+    match sqe.sgl() {
+        // The transport takes as much as it needs of the memory that several descriptors name.
+        Ok(Sgl::InCapsuleDescriptors { .. }) | Err(_) => bytes,
+        Ok(sgl) => sgl.length().max(bytes),
+    }
+}
+
+/// The data pointer of an I/O command describes a list or a structure of `bytes`, or more: Linux
+/// sends room for 256 ranges with each Dataset Management, and 16 bytes with a Reservation Release.
+fn check_list(sqe: &Sqe, bytes: u32, limits: &IoLimits) -> Result<(), StatusCode> {
+    check_sgl(sqe, (bytes, limits.max_transfer_bytes), true, limits)
+}
+
+/// The data pointer describes between `least` and `most` bytes, in a way that this direction and
+/// transport allow.
 #[inline]
 pub(crate) fn check_sgl(
     sqe: &Sqe,
-    bytes: u32,
+    (least, most): (u32, u32),
     from_host: bool,
     limits: &IoLimits,
 ) -> Result<(), StatusCode> {
@@ -395,10 +420,10 @@ pub(crate) fn check_sgl(
         Sgl::InCapsuleDescriptors { .. } => return Ok(()),
         _ => {}
     }
-    if sgl.length() != bytes {
-        Err(StatusCode::DATA_SGL_LENGTH_INVALID.with_dnr())
-    } else {
+    if (least..=most).contains(&sgl.length()) {
         Ok(())
+    } else {
+        Err(StatusCode::DATA_SGL_LENGTH_INVALID.with_dnr())
     }
 }
 
@@ -408,16 +433,18 @@ pub(crate) fn dsm_range(data: &[u8], index: usize) -> (u64, u32) {
     (range.slba.get(), range.nlb.get())
 }
 
-/// The source ranges of a Copy command: start and number of blocks.
-pub(crate) fn copy_ranges(data: &[u8]) -> impl Iterator<Item = (u64, u32)> + '_ {
+/// The first `ranges` source ranges of a Copy command: start and number of blocks.
+pub(crate) fn copy_ranges(data: &[u8], ranges: u32) -> impl Iterator<Item = (u64, u32)> + '_ {
     // Both formats that exist begin alike; `decode` lets only format 0h through.
-    data.chunks_exact(CopyRange0::SIZE).map(|bytes| {
+    let descriptors = data.chunks_exact(CopyRange0::SIZE).take(ranges as usize);
+    descriptors.map(|bytes| {
         let (range, _) = CopyRange0::ref_from_prefix(bytes).expect("a chunk is a descriptor long");
         (range.slba.get(), u32::from(range.nlb.get()) + 1)
     })
 }
 
-/// Checks the ranges of a Dataset Management or Copy command once their data is here.
+/// Checks the ranges of a Dataset Management or Copy command once their data is here. The host may
+/// have sent more of them than the command counts.
 pub(crate) fn check_ranges(
     plan: &Plan,
     data: &[u8],
@@ -426,9 +453,10 @@ pub(crate) fn check_ranges(
 ) -> Result<(), StatusCode> {
     let inside = |start: u64, blocks: u32| geometry.holds(start, u64::from(blocks));
     match *plan {
-        Plan::Deallocate { .. } => {
+        Plan::Deallocate { ranges } => {
             let bad = DsmRange::list(data)
                 .iter()
+                .take(ranges as usize)
                 .any(|r| !inside(r.slba.get(), r.nlb.get()));
             if bad {
                 Err(StatusCode::LBA_OUT_OF_RANGE.with_dnr())
@@ -436,9 +464,13 @@ pub(crate) fn check_ranges(
                 Ok(())
             }
         }
-        Plan::Copy { destination, .. } => {
+        Plan::Copy {
+            destination,
+            ranges,
+            ..
+        } => {
             let mut total = 0u64;
-            for (start, blocks) in copy_ranges(data) {
+            for (start, blocks) in copy_ranges(data, ranges) {
                 total += u64::from(blocks);
                 if blocks > limits.copy_blocks || total > u64::from(limits.copy_blocks) {
                     return Err(StatusCode::COMMAND_SIZE_LIMIT_EXCEEDED.with_dnr());
@@ -453,7 +485,7 @@ pub(crate) fn check_ranges(
             let overlaps = |(start, blocks): (u64, u32)| {
                 start < destination + total && destination < start + u64::from(blocks)
             };
-            if copy_ranges(data).any(overlaps) {
+            if copy_ranges(data, ranges).any(overlaps) {
                 return Err(StatusCode::OVERLAPPING_IO_RANGE.with_dnr());
             }
             Ok(())

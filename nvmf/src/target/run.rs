@@ -192,10 +192,12 @@ impl Group {
                 Io::new(token, Op::Unmap, start, blocks)
             }
             Plan::Copy {
-                destination, flags, ..
+                destination,
+                flags,
+                ranges,
             } => {
                 let data = request.data.as_ref().expect("ranges");
-                let mut ranges = io::copy_ranges(data);
+                let mut ranges = io::copy_ranges(data, ranges);
                 let before: u64 = ranges
                     .by_ref()
                     .take(child as usize)

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 
 use nacre_hugepages::Buf;
 use nacre_nvmf::transport::{Closed, ListenerId, ReqTag, Response, TransportCaps};
+use nacre_nvmf_wire::opcode::io as opcode;
 use nacre_nvmf_wire::{Cqe, Sgl, Sqe, StatusCode};
 use nacre_rdma_verbs::{CmId, Lane, PostError};
 use nacre_reactor::Nanos;
@@ -168,12 +169,15 @@ impl Conn {
         let pointer = sqe.sgl_descriptor();
         let several = matches!(pointer.parse(), Ok(Sgl::InCapsuleDescriptors { .. }));
         let list = several.then(|| list_of(&self.lists, tag.cid)).flatten();
-        let remotes = Conn::remotes(list, &pointer, into.len(), true)?;
+        // A host may round up the memory of a list or a structure, never that of blocks.
+        let exact = matches!(sqe.opcode, opcode::WRITE | opcode::COMPARE);
+        let remotes = Conn::remotes(list, &pointer, into.len(), exact)?;
         if into.as_mut_ptr().is_none() {
             return Err(StatusCode::INTERNAL_ERROR);
         }
         let mut parts = VecDeque::new();
-        for remote in remotes.iter().filter(|remote| remote.length > 0) {
+        for mut remote in remotes.iter().filter(|remote| remote.length > 0) {
+            remote.length = remote.length.min(into.len() as u32);
             let rest = into.split_off(remote.length as usize);
             let part = std::mem::replace(&mut into, rest);
             let last = into.is_empty();
@@ -193,6 +197,9 @@ impl Conn {
                 into: part,
                 last,
             });
+            if last {
+                break;
+            }
         }
         self.reads.append(&mut parts);
         Ok(())

@@ -19,6 +19,7 @@ mod limits;
 mod listening;
 mod logs;
 mod memory;
+mod payload;
 mod replaced;
 mod reservations;
 mod rig;

@@ -170,7 +170,7 @@ impl World {
                     let status = StatusCode::SGL_OFFSET_INVALID.with_dnr();
                     (conn, Ok(sqe), None, status)
                 }
-                Event::Capsule { conn, sqe, data } if sqe.opcode == io::WRITE && data.is_none() => {
+                Event::Capsule { conn, sqe, data } if fetches(sqe.opcode) && data.is_none() => {
                     let tag = ReqTag {
                         cid: sqe.cid(),
                         index: 0,
@@ -285,6 +285,11 @@ fn fill(buf: &mut Buf) {
         .for_each(|(at, byte)| *byte = (at / 100) as u8);
 }
 
+/// Commands whose data the world fetches: 8 KiB.
+fn fetches(opcode: u8) -> bool {
+    matches!(opcode, io::WRITE | io::COMPARE | io::DATASET_MANAGEMENT)
+}
+
 fn keyed(buf: &Buf, key: u32) -> SglDescriptor {
     SglDescriptor::from(Sgl::Keyed {
         address: buf.as_ptr().addr() as u64,
@@ -332,6 +337,39 @@ fn several_descriptors() {
     let wrong = StatusCode::DATA_SGL_LENGTH_INVALID.with_dnr();
     assert_eq!(world.call(list(io::WRITE, 0, 32), less).0, wrong);
     assert_eq!(world.call(list(io::READ, 0, 32), less).0, wrong);
+    assert!(world.closed.is_empty());
+}
+
+/// Goal: descriptors that name more memory than a list needs are taken; block data has to fill them.
+/// Method: the target fetches 8 KiB, and the end is inside a descriptor, or before one.
+#[test]
+fn a_list_may_be_shorter_than_its_descriptors() {
+    let mut world = World::new();
+    let mut whole = world.host.memory.acquire(8192).unwrap();
+    fill(&mut whole);
+    let more = world.host.memory.acquire(5000).unwrap();
+    let key = world.host.rkey;
+    let across = (
+        [keyed(&more, key).0, keyed(&whole, key).0],
+        [&more[..], &whole[..3192]],
+    );
+    let before = (
+        [keyed(&whole, key).0, keyed(&more, key).0],
+        [&whole[..], &[]],
+    );
+    for (descriptors, sent) in [across, before] {
+        let (descriptors, sent) = (descriptors.concat(), sent.concat());
+        for opcode in [io::DATASET_MANAGEMENT, io::WRITE, io::COMPARE] {
+            let expected = match opcode {
+                io::DATASET_MANAGEMENT => StatusCode::SUCCESS,
+                _ => StatusCode::DATA_SGL_LENGTH_INVALID.with_dnr(),
+            };
+            world.written.clear();
+            let answer = world.call(list(opcode, 0, 32), &descriptors);
+            assert_eq!(answer.0, expected, "{opcode:#x}");
+            assert_eq!(world.written == sent, expected.is_success(), "{opcode:#x}");
+        }
+    }
     assert!(world.closed.is_empty());
 }
 
