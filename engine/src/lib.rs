@@ -47,4 +47,5 @@ pub mod remotes;
 pub mod rpc;
 pub mod spdk_file;
 pub mod store;
+pub mod values;
 pub mod volumes;

@@ -2,13 +2,14 @@
 //! the `nvme connect` line of a Linux host.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::str::FromStr;
 
+use nacre_nvmf_wire::Nqn;
 use serde_json::{Value, json};
 
-/// The port of NVMe/TCP and NVMe/RDMA controllers (registered with IANA).
-const DEFAULT_PORT: u16 = 4420;
+use crate::initiator::{Choice, Remote, RemoteError};
+use crate::values::address::{AddressError, NVME_PORT, Written};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListenAddress {
@@ -18,81 +19,58 @@ pub struct ListenAddress {
     pub port: u16,
 }
 
-#[derive(Debug, thiserror::Error)]
-pub enum AddressError {
-    #[error(
-        "\"{text}\" is not an address: write tcp://ADDRESS[:PORT], with an IPv6 address in brackets"
-    )]
-    Form { text: String },
-    #[error("\"{found}\" is no transport of this command: tcp and rdma are")]
-    Transport { found: String },
-    #[error("port 0 is none: 4420 is usual")]
-    Port,
-    #[error("no address of \"{host}\" is known: {source}")]
-    Resolve {
-        host: String,
-        source: std::io::Error,
-    },
-}
-
 impl FromStr for ListenAddress {
     type Err = AddressError;
 
-    /// A URL, or only ADDRESS[:PORT]: TCP and port 4420 unless told otherwise.
+    /// A URL, or only ADDRESS[:PORT]: TCP and port 4420 unless given.
     fn from_str(text: &str) -> Result<ListenAddress, AddressError> {
-        let (scheme, authority) = text.split_once("://").unwrap_or(("tcp", text));
-        let trtype = scheme.to_ascii_uppercase();
+        const FORM: &str =
+            "tcp://ADDRESS[:PORT] or rdma://ADDRESS[:PORT], with an IPv6 address in brackets";
+        let written = Written::bare(text, FORM)?;
+        let trtype = written.scheme.unwrap_or("tcp").to_ascii_uppercase();
         if !["TCP", "RDMA"].contains(&trtype.as_str()) {
             return Err(AddressError::Transport {
-                found: scheme.to_owned(),
+                found: written.scheme.unwrap_or_default().to_owned(),
+                allowed: "tcp or rdma",
             });
         }
-        let address = socket_address(authority, text)?;
-        match address.port() {
-            0 => Err(AddressError::Port),
-            port => Ok(ListenAddress {
-                trtype,
-                ip: address.ip(),
-                port,
-            }),
-        }
+        let address = written.resolve(NVME_PORT)?;
+        Ok(ListenAddress {
+            trtype,
+            ip: address.ip(),
+            port: address.port(),
+        })
     }
 }
 
-/// `192.0.2.1:4420`, `192.0.2.1`, `[::1]:4420`, `[::1]`, `::1`, or a name in place of the address.
-fn socket_address(authority: &str, text: &str) -> Result<SocketAddr, AddressError> {
-    let form = || AddressError::Form {
-        text: text.to_owned(),
-    };
-    if let Ok(address) = authority.parse() {
-        return Ok(address);
+/// The target of a command for which the transport need not be named.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TargetAddress {
+    pub scheme: Option<Choice>,
+    pub ip: IpAddr,
+    pub port: u16,
+    pub nqn: Option<Nqn>,
+}
+
+impl FromStr for TargetAddress {
+    type Err = RemoteError;
+
+    fn from_str(text: &str) -> Result<TargetAddress, RemoteError> {
+        let remote: Remote = text.parse()?;
+        let address = remote.resolve(NVME_PORT)?;
+        Ok(TargetAddress {
+            scheme: remote.kind,
+            ip: address.ip(),
+            port: address.port(),
+            nqn: remote.subnqn,
+        })
     }
-    let bare = authority
-        .strip_prefix('[')
-        .and_then(|rest| rest.strip_suffix(']'))
-        .unwrap_or(authority);
-    if let Ok(ip) = bare.parse::<IpAddr>() {
-        return Ok(SocketAddr::new(ip, DEFAULT_PORT));
+}
+
+impl fmt::Display for TargetAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        SocketAddr::new(self.ip, self.port).fmt(f)
     }
-    let (host, port) = match authority.split_once(':') {
-        Some((host, port)) => (host, port.parse().map_err(|_| form())?),
-        None => (authority, DEFAULT_PORT),
-    };
-    if host.is_empty()
-        || !host
-            .chars()
-            .all(|c| c.is_ascii_alphanumeric() || ".-_".contains(c))
-    {
-        return Err(form());
-    }
-    let resolve = |source| AddressError::Resolve {
-        host: host.to_owned(),
-        source,
-    };
-    let mut found = (host, port).to_socket_addrs().map_err(resolve)?;
-    found
-        .next()
-        .ok_or_else(|| resolve(std::io::ErrorKind::NotFound.into()))
 }
 
 impl ListenAddress {

@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 
-use super::address::ListenAddress;
+use super::address::TargetAddress;
 use super::{Failure, doctor};
 use crate::doctor::{System, Target, examine_initiator};
 
@@ -19,8 +19,9 @@ enum InitiatorCommand {
         after_help = "Exit codes: 0 nothing failed (warnings do not count), 1 a check failed, 2 wrong usage."
     )]
     Check {
-        /// Whom to reach, such as 192.0.2.1 or [2001:db8::1]:4420
-        target: Option<ListenAddress>,
+        /// The target to reach: ADDRESS[:PORT], or tcp://ADDRESS[:PORT][/NQN], or rdma://…, or auto://…
+        #[arg(value_name = "URI")]
+        target: Option<TargetAddress>,
         /// Print JSON for programs instead of a table for people
         #[arg(long)]
         json: bool,

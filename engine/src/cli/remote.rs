@@ -19,18 +19,20 @@ use crate::initiator::{
     Choice, Connector, Identity, PathConnector, Rdma, RdmaTuning, Remote, Session, TcpConnector,
     way_by_rdma,
 };
+use crate::values::address;
 
 /// Exit code: there is no connection to be had.
 pub const CANNOT_CONNECT: u8 = 3;
 
 #[derive(Debug, Clone, Args)]
 pub struct RemoteArgs {
-    /// The controller: tcp://ADDRESS[:PORT][/NQN][?nsid=N], or rdma://…, or auto://…
-    #[arg(value_name = "URI", required_unless_present = "traddr", conflicts_with_all = ["transport", "traddr", "trsvcid"])]
+    /// The controller: ADDRESS[:PORT], or tcp://ADDRESS[:PORT][/NQN][?nsid=N], or rdma://…, or auto://…
+    #[arg(value_name = "URI", required_unless_present = "traddr", conflicts_with_all = ["traddr", "trsvcid"])]
     uri: Option<String>,
-    /// Transport: tcp, rdma, or auto: RDMA where the way to the target has it, else TCP
-    #[arg(short = 't', long, value_name = "TYPE", default_value = "tcp")]
-    transport: String,
+    /// Transport where the URI names none: tcp, rdma, or auto: RDMA if the route to the target has it, else TCP
+    /// [default: tcp]
+    #[arg(short = 't', long, value_name = "TYPE")]
+    transport: Option<String>,
     /// What to use when RDMA fails [default: tcp with auto, else none]
     #[arg(long, value_enum)]
     fallback: Option<Fallback>,
@@ -113,12 +115,12 @@ impl RemoteArgs {
         }))
     }
 
-    /// Where that is, without a default for what is missing.
+    /// Where that is. The transport is set; nothing else has a default yet.
     pub fn remote(&self) -> Result<Remote, Failure> {
-        let mut remote = match (&self.uri, &self.traddr) {
+        let mut remote: Remote = match (&self.uri, &self.traddr) {
             (Some(uri), _) => uri.parse().map_err(usage)?,
             (None, Some(host)) => Remote {
-                kind: Remote::parse_transport(&self.transport).map_err(usage)?,
+                kind: None,
                 host: host.trim_matches(['[', ']']).to_owned(),
                 port: None,
                 subnqn: None,
@@ -126,8 +128,20 @@ impl RemoteArgs {
             },
             (None, None) => return Err(Failure::Usage("say where: a URI, or --traddr".into())),
         };
+        let asked = self.transport.as_deref().map(Remote::parse_transport);
+        let asked = asked.transpose().map_err(usage)?;
+        remote.kind = match (remote.kind, asked) {
+            (Some(scheme), Some(asked)) if scheme != asked => {
+                return Err(usage(format!(
+                    "the URI says {} and --transport says {}: leave one of them out",
+                    scheme.word(),
+                    asked.word()
+                )));
+            }
+            (scheme, asked) => Some(scheme.or(asked).unwrap_or(Choice::Tcp)),
+        };
         if let Some(port) = &self.trsvcid {
-            remote.port = Some(Remote::parse_port(port).map_err(usage)?);
+            remote.port = Some(address::port_of(port).map_err(usage)?);
         }
         if let Some(nqn) = &self.nqn {
             remote.subnqn = Some(Remote::parse_nqn(nqn).map_err(usage)?);
@@ -155,7 +169,8 @@ impl RemoteArgs {
         options.connect_timeout = self.connect_timeout;
         options.keep_alive = self.keep_alive;
         let address = remote.resolve(needs.port).map_err(cannot_connect)?;
-        let (connector, paths) = self.ways(remote.kind, address, &needs)?;
+        let kind = remote.kind.unwrap_or(Choice::Tcp);
+        let (connector, paths) = self.ways(kind, address, &needs)?;
         if let Some(paths) = &paths {
             // What is connected is still to be enabled and asked.
             let least = self.cm_timeout + Duration::from_secs(5);
@@ -294,12 +309,15 @@ mod tests {
         for line in [
             &["-a", "127.0.0.1"][..],
             &["tcp://127.0.0.1"],
+            &["127.0.0.1:4420"],
+            &["::1", "-t", "tcp"],
+            &["tcp://127.0.0.1", "-t", "tcp"],
             &["-t", "TCP", "-a", "::1"],
         ] {
             let target = target(line).unwrap();
             assert_eq!(target.options.paths, None);
             assert_eq!(target.options.connect_timeout, Duration::from_secs(5));
-            assert_eq!(target.remote.kind, Choice::Tcp);
+            assert_eq!(target.remote.kind, Some(Choice::Tcp));
         }
     }
 
@@ -328,7 +346,12 @@ mod tests {
     fn refusals() {
         let (code, text) = refused(&["-t", "fc", "-a", "127.0.0.1"]);
         assert_eq!(code, 2);
-        assert!(text.contains("tcp, rdma and auto"), "{text}");
+        assert!(text.contains("tcp, rdma or auto"), "{text}");
+        let (code, text) = refused(&["tcp://127.0.0.1", "-t", "rdma"]);
+        assert!(
+            code == 2 && text.contains("leave one of them out"),
+            "{text}"
+        );
         let (code, text) = refused(&["rdma://127.0.0.1", "--hdr-digest"]);
         assert_eq!(code, 2);
         assert!(text.contains("digests are of TCP"), "{text}");

@@ -177,7 +177,7 @@ fn wrong_values_name_key_and_line() {
         ),
         (
             "[nvmf]\nlisten = [\"eth0:4420\"]",
-            "nacre.toml:2: nvmf.listen: \"eth0:4420\" is no address to listen on; write tcp://",
+            "nacre.toml:2: nvmf.listen: \"eth0:4420\" is not an address: write tcp://",
         ),
         (
             "[rdma]\nallow_software = false\nrxe = [\"eth0\"]",

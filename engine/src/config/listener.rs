@@ -1,10 +1,12 @@
 //! `[[nvmf.listener]]`: where hosts connect, chosen by interface.
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+
+use crate::values::address::{AddressError, NVME_PORT, Written};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -58,22 +60,26 @@ impl Default for Listener {
 
 impl Listener {
     /// From `tcp://ADDRESS[:PORT]` or `rdma://ADDRESS[:PORT]`, the `at`-th of them.
-    pub fn short(at: usize, text: &str) -> Result<Listener, String> {
+    pub fn short(at: usize, text: &str) -> Result<Listener, AddressError> {
         const FORM: &str =
-            "write tcp://ADDRESS:PORT or rdma://ADDRESS:PORT, with an IPv6 address in brackets";
-        let wrong = || format!("\"{text}\" is no address to listen on; {FORM}");
-        let (scheme, authority) = text.split_once("://").ok_or_else(wrong)?;
-        let (transport, rdma) = match scheme {
-            "tcp" => (Transport::Tcp, RdmaWish::Off),
-            "rdma" => (Transport::Rdma, RdmaWish::Require),
-            _ => return Err(wrong()),
+            "tcp://ADDRESS:PORT or rdma://ADDRESS:PORT, with an IPv6 address in brackets";
+        let written = Written::bare(text, FORM)?;
+        let (transport, rdma) = match written.scheme {
+            Some("tcp") => (Transport::Tcp, RdmaWish::Off),
+            Some("rdma") => (Transport::Rdma, RdmaWish::Require),
+            None => {
+                let text = text.to_owned();
+                return Err(AddressError::Form { text, form: FORM });
+            }
+            Some(other) => {
+                return Err(AddressError::Transport {
+                    found: other.to_owned(),
+                    allowed: "tcp or rdma",
+                });
+            }
         };
-        let bare = authority.trim_start_matches('[').trim_end_matches(']');
-        let (address, port) = match (authority.parse::<SocketAddr>(), bare.parse::<IpAddr>()) {
-            (Ok(address), _) => (address.ip(), address.port()),
-            (_, Ok(ip)) => (ip, 4420),
-            _ => return Err(wrong()),
-        };
+        let address = written.ip()?;
+        let port = written.port.unwrap_or(NVME_PORT);
         Ok(Listener {
             name: format!("listen-{at}"),
             address,
@@ -304,6 +310,8 @@ pub fn mac(text: &str) -> Option<[u8; 6]> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
     use super::*;
 
     #[test]
@@ -383,15 +391,16 @@ mod tests {
             );
             assert_eq!(listener.problems(), []);
         }
-        for text in [
-            "10.0.0.4",
-            "fc://10.0.0.4",
-            "tcp://",
-            "tcp://eth0:4420",
-            "tcp://1.2.3.4:x",
+        for (text, said) in [
+            ("10.0.0.4", "write tcp://ADDRESS:PORT"),
+            ("tcp://", "write tcp://ADDRESS:PORT"),
+            ("fc://10.0.0.4", "write tcp or rdma"),
+            ("tcp://eth0:4420", "\"eth0\" is not an IP address"),
+            ("tcp://1.2.3.4:x", "\"x\" is not a port"),
+            ("tcp://1.2.3.4:0", "\"0\" is not a port"),
         ] {
-            let error = Listener::short(1, text).unwrap_err();
-            assert!(error.contains("write tcp://"), "{error}");
+            let error = Listener::short(1, text).unwrap_err().to_string();
+            assert!(error.contains(said), "{text}: {error}");
         }
     }
 

@@ -315,7 +315,7 @@ fn validate(settings: &Settings, origins: &BTreeMap<String, String>) -> Vec<Prob
     }
     for (at, text) in settings.nvmf.listen.iter().enumerate() {
         if let Err(cause) = listener::Listener::short(at + 1, text) {
-            refuse("nvmf.listen", cause, "");
+            refuse("nvmf.listen", cause.to_string(), "");
         }
     }
     let names: Vec<String> = settings

@@ -3,23 +3,25 @@
 //! `rdma://…` is the same over RDMA, `auto://…` over RDMA where the way there has it, else over TCP.
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::str::FromStr;
 
-use nacre_bdev_remote::uri::split_authority;
 use nacre_nvmf_wire::Nqn;
 
+use crate::values::address::{self, AddressError, Written};
+
 /// The port of NVMe/TCP I/O controllers, and of discovery controllers.
-pub const DEFAULT_PORT: u16 = 4420;
+pub const DEFAULT_PORT: u16 = address::NVME_PORT;
 pub const DISCOVERY_PORT: u16 = 8009;
 
 /// By which transport to go there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Choice {
-    Tcp,
-    Rdma,
-    /// RDMA where the way to the target has it, else TCP.
+    /// RDMA if the route to the target has it, else TCP
+    #[default]
     Auto,
+    Rdma,
+    Tcp,
 }
 
 impl Choice {
@@ -35,7 +37,8 @@ impl Choice {
 /// A controller's address as people write it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Remote {
-    pub kind: Choice,
+    /// `None`: as the command has it.
+    pub kind: Option<Choice>,
     /// An IP address, without brackets, or a host name.
     pub host: String,
     /// `None`: the default of what is asked for.
@@ -47,14 +50,8 @@ pub struct Remote {
 /// Why a text is not such an address.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteError {
-    #[error(
-        "\"{text}\" is not an address: write tcp://ADDRESS[:PORT]/NQN[?nsid=N], with an IPv6 address in brackets"
-    )]
-    Form { text: String },
-    #[error("\"{found}\" is not a transport: tcp, rdma and auto are")]
-    Transport { found: String },
-    #[error("\"{found}\" is not a port: a number from 1 to 65535")]
-    Port { found: String },
+    #[error(transparent)]
+    Address(#[from] AddressError),
     #[error("\"{found}\" is not a subsystem's name: {source}")]
     Nqn {
         found: String,
@@ -64,30 +61,17 @@ pub enum RemoteError {
     Nsid { found: String },
     #[error("\"{key}\" is not known here: nsid is what can follow the question mark")]
     Parameter { key: String },
-    #[error("no address of \"{host}\" is known: {source}")]
-    Resolve {
-        host: String,
-        source: std::io::Error,
-    },
 }
 
 impl Remote {
-    pub fn parse_transport(text: &str) -> Result<Choice, RemoteError> {
+    pub fn parse_transport(text: &str) -> Result<Choice, AddressError> {
         let word = text.to_ascii_lowercase();
         let mut all = [Choice::Tcp, Choice::Rdma, Choice::Auto].into_iter();
         all.find(|choice| choice.word() == word)
-            .ok_or_else(|| RemoteError::Transport {
+            .ok_or_else(|| AddressError::Transport {
                 found: text.to_owned(),
+                allowed: "tcp, rdma or auto",
             })
-    }
-
-    pub fn parse_port(text: &str) -> Result<u16, RemoteError> {
-        match text.parse() {
-            Ok(port) if port > 0 => Ok(port),
-            _ => Err(RemoteError::Port {
-                found: text.to_owned(),
-            }),
-        }
     }
 
     pub fn parse_nqn(text: &str) -> Result<Nqn, RemoteError> {
@@ -109,19 +93,8 @@ impl Remote {
 
     /// The socket address, `default_port` where none was given. A name may stand for several
     /// addresses: the first one counts.
-    pub fn resolve(&self, default_port: u16) -> Result<SocketAddr, RemoteError> {
-        let port = self.port.unwrap_or(default_port);
-        if let Ok(ip) = self.host.parse::<IpAddr>() {
-            return Ok(SocketAddr::new(ip, port));
-        }
-        let fail = |source| RemoteError::Resolve {
-            host: self.host.clone(),
-            source,
-        };
-        let mut found = (self.host.as_str(), port).to_socket_addrs().map_err(fail)?;
-        found
-            .next()
-            .ok_or_else(|| fail(std::io::ErrorKind::NotFound.into()))
+    pub fn resolve(&self, default_port: u16) -> Result<SocketAddr, AddressError> {
+        address::resolve(&self.host, self.port.unwrap_or(default_port))
     }
 }
 
@@ -129,34 +102,20 @@ impl FromStr for Remote {
     type Err = RemoteError;
 
     fn from_str(text: &str) -> Result<Remote, RemoteError> {
-        let form = || RemoteError::Form {
-            text: text.to_owned(),
-        };
-        let (scheme, rest) = text.split_once("://").ok_or_else(form)?;
-        let kind = Remote::parse_transport(scheme)?;
-        let (rest, query) = match rest.split_once('?') {
-            Some((rest, query)) => (rest, Some(query)),
-            None => (rest, None),
-        };
-        let (authority, path) = match rest.split_once('/') {
-            Some((authority, path)) => (authority, path),
-            None => (rest, ""),
-        };
-        let (host, port) = split_authority(authority).ok_or_else(form)?;
-        if host.is_empty() {
-            return Err(form());
-        }
+        const FORM: &str = "ADDRESS[:PORT] or tcp://ADDRESS[:PORT][/NQN][?nsid=N], with an IPv6 address \
+                            in brackets";
+        let written = Written::parse(text, FORM)?;
         let mut remote = Remote {
-            kind,
-            host: host.to_owned(),
-            port: port.map(Remote::parse_port).transpose()?,
-            subnqn: match path {
+            kind: written.scheme.map(Remote::parse_transport).transpose()?,
+            host: written.host.to_owned(),
+            port: written.port,
+            subnqn: match written.path {
                 "" => None,
                 path => Some(Remote::parse_nqn(path)?),
             },
             nsid: None,
         };
-        for pair in query.into_iter().flat_map(|q| q.split('&')) {
+        for pair in written.query.into_iter().flat_map(|q| q.split('&')) {
             match pair.split_once('=') {
                 Some(("nsid", value)) => remote.nsid = Some(Remote::parse_nsid(value)?),
                 _ => {
@@ -171,7 +130,9 @@ impl FromStr for Remote {
 
 impl fmt::Display for Remote {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}://", self.kind.word())?;
+        if let Some(kind) = self.kind {
+            write!(f, "{}://", kind.word())?;
+        }
         if self.host.contains(':') {
             write!(f, "[{}]", self.host)?;
         } else {
@@ -202,6 +163,8 @@ mod tests {
             "tcp://127.0.0.1/nqn.2025-01.io.nacre:v",
             "tcp://[::1]:8009",
             "tcp://[fe80::1]",
+            "127.0.0.1",
+            "[::1]:4420/nqn.2025-01.io.nacre:v?nsid=7",
             "tcp://storage.example.com:1/nqn.2025-01.io.nacre:v",
             "rdma://192.0.2.1:4420/nqn.2025-01.io.nacre:v",
             "auto://[fd00::1]/nqn.2025-01.io.nacre:v?nsid=2",
@@ -215,15 +178,22 @@ mod tests {
 
     #[test]
     fn refusals() {
+        use AddressError as A;
         use RemoteError as E;
         let refused = |text: &str| text.parse::<Remote>().unwrap_err();
-        assert!(matches!(refused("127.0.0.1"), E::Form { .. }));
-        assert!(matches!(refused("tcp://"), E::Form { .. }));
-        assert!(matches!(refused("tcp://[::1"), E::Form { .. }));
-        assert!(matches!(refused("tcp://[::1]4420"), E::Form { .. }));
-        assert!(matches!(refused("fc://x"), E::Transport { .. }));
-        assert!(matches!(refused("tcp://x:0"), E::Port { .. }));
-        assert!(matches!(refused("tcp://x:65536"), E::Port { .. }));
+        for text in ["", "tcp://", "tcp://[::1", "tcp://[::1]4420"] {
+            assert!(
+                matches!(refused(text), E::Address(A::Form { .. })),
+                "{text}"
+            );
+        }
+        assert!(matches!(refused("fc://x"), E::Address(A::Transport { .. })));
+        for text in ["tcp://x:0", "x:65536"] {
+            assert!(
+                matches!(refused(text), E::Address(A::Port { .. })),
+                "{text}"
+            );
+        }
         assert!(matches!(refused("tcp://x/volume"), E::Nqn { .. }));
         assert!(matches!(refused("tcp://x?nsid=0"), E::Nsid { .. }));
         assert!(matches!(refused("tcp://x?nsid=4294967295"), E::Nsid { .. }));

@@ -277,7 +277,7 @@ impl From<PlanError> for RpcError {
     fn from(error: PlanError) -> RpcError {
         let cause = error.to_string();
         let (errno, field) = match &error {
-            PlanError::Resolve { .. } => (Errno::ENOENT, "traddr"),
+            PlanError::Resolve(_) => (Errno::ENOENT, "traddr"),
             PlanError::NoSource { .. } => (Errno::ENODEV, "hostaddr"),
             PlanError::Rdma(_) => (Errno::ENODEV, "trtype"),
             PlanError::Digests => (Errno::EINVAL, "hdgst"),

@@ -1,6 +1,6 @@
 //! From what was asked for, and what this machine has, to a controller that can be connected.
 
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,6 +17,7 @@ use crate::engine::Engine;
 use crate::initiator::{Identity, IdentityError, way_by_rdma};
 use crate::rdma::{Rdma, Verbs};
 use crate::rpc::RpcError;
+use crate::values::address::{self, AddressError};
 
 /// Entries of a queue pair, at least.
 pub const ENTRIES: u16 = 32;
@@ -75,8 +76,8 @@ pub struct Plan {
 /// Why that cannot be had on this machine.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
-    #[error("no address of \"{host}\" is known: {why}")]
-    Resolve { host: String, why: String },
+    #[error(transparent)]
+    Resolve(#[from] AddressError),
     #[error(
         "connections are to begin at {selectors}, and no interface that this selects has an {family} address"
     )]
@@ -103,17 +104,7 @@ struct Machine {
 
 /// The addresses of `host`; asks the network when it is a name.
 pub fn resolve(host: &str, port: u16) -> Result<SocketAddr, PlanError> {
-    if let Ok(ip) = host.parse::<IpAddr>() {
-        return Ok(SocketAddr::new(ip, port));
-    }
-    let fail = |why: String| PlanError::Resolve {
-        host: host.to_owned(),
-        why,
-    };
-    let mut found = (host, port)
-        .to_socket_addrs()
-        .map_err(|error| fail(error.to_string()))?;
-    found.next().ok_or_else(|| fail("it has none".to_owned()))
+    Ok(address::resolve(host, port)?)
 }
 
 /// The address of a selected interface from which `target` can be reached by its kind of address.

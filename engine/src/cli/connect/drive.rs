@@ -184,7 +184,7 @@ pub fn command(args: &ConnectArgs, transport: Transport) -> Vec<String> {
         }
     };
     option("-s", Some(args.address.port.to_string()));
-    option("-n", Some(args.nqn.clone()));
+    option("-n", args.nqn.clone());
     option("--hostnqn", args.hostnqn.clone());
     option("--hostid", args.hostid.clone());
     option("--nr-io-queues", args.nr_io_queues.map(|n| n.to_string()));

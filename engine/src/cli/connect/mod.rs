@@ -16,23 +16,24 @@ use serde_json::json;
 
 use self::drive::{Outcome, drive};
 use self::host::Shell;
-use super::address::ListenAddress;
+use super::address::TargetAddress;
 use super::{Failure, output};
 use crate::doctor::System;
-use crate::initiator::way_by_rdma;
+use crate::initiator::{Choice, way_by_rdma};
 
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "Exit codes: 0 connected, 1 failed, 2 wrong usage.\n\n\
                   Example: nacre connect 192.0.2.1 -n nqn.2025-01.io.example:v --transport auto")]
 pub struct ConnectArgs {
-    /// The target, such as 192.0.2.1 or [2001:db8::1]:4420
-    pub address: ListenAddress,
-    /// Name of the subsystem
+    /// The target: ADDRESS[:PORT], or tcp://ADDRESS[:PORT][/NQN], or rdma://…, or auto://…
+    #[arg(value_name = "URI")]
+    pub address: TargetAddress,
+    /// Name of the subsystem, unless the URI has it
     #[arg(short = 'n', long)]
-    pub nqn: String,
-    /// auto: RDMA if the way to the target has it, then TCP
-    #[arg(short, long, value_enum, default_value_t)]
-    pub transport: Choice,
+    pub nqn: Option<String>,
+    /// Transport where the URI names none; auto: RDMA if the route to the target has it, then TCP [default: auto]
+    #[arg(short, long, value_enum)]
+    pub transport: Option<Choice>,
     /// What to do when RDMA fails [default: tcp with --transport auto, else none]
     #[arg(long, value_enum)]
     pub fallback: Option<Fallback>,
@@ -74,14 +75,6 @@ pub struct ConnectArgs {
     /// Print JSON for programs at the end; what is done meanwhile goes to standard error
     #[arg(long)]
     pub json: bool,
-}
-
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum Choice {
-    #[default]
-    Auto,
-    Rdma,
-    Tcp,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -151,10 +144,39 @@ impl Plan {
     }
 }
 
+impl ConnectArgs {
+    /// The subsystem that --nqn or the URI names.
+    pub fn subsystem(&self) -> Result<String, Failure> {
+        match (&self.nqn, &self.address.nqn) {
+            (Some(nqn), Some(other)) if nqn != other.as_str() => Err(Failure::Usage(format!(
+                "the URI names {other} and --nqn names {nqn}: leave one of them out"
+            ))),
+            (Some(nqn), _) => Ok(nqn.clone()),
+            (None, Some(nqn)) => Ok(nqn.to_string()),
+            (None, None) => Err(Failure::Usage(
+                "name the subsystem: --nqn, or /NQN behind the address; `nacre discover` lists them"
+                    .into(),
+            )),
+        }
+    }
+
+    /// The transport that --transport or the URI names.
+    pub fn choice(&self) -> Result<Choice, Failure> {
+        match (self.address.scheme, self.transport) {
+            (Some(scheme), Some(asked)) if scheme != asked => Err(Failure::Usage(
+                "the URI and --transport name two transports: leave one of them out".into(),
+            )),
+            (scheme, asked) => Ok(scheme.or(asked).unwrap_or_default()),
+        }
+    }
+}
+
 pub fn run(args: ConnectArgs) -> Result<(), Failure> {
+    let mut args = args;
+    args.nqn = Some(args.subsystem()?);
     let system = System::real();
     let plan = Plan::of(
-        args.transport,
+        args.choice()?,
         args.fallback,
         way_by_rdma(&system, args.address.ip),
     );

@@ -66,7 +66,64 @@ fn refused() -> Cause {
 }
 
 fn plan(args: &ConnectArgs, rdma: Result<(), String>) -> Plan {
-    Plan::of(args.transport, args.fallback, rdma)
+    Plan::of(args.choice().unwrap(), args.fallback, rdma)
+}
+
+/// An address is written as for every other command that connects: alone, or in a URI.
+#[test]
+fn the_target_in_every_form() {
+    let read = |line: &str| {
+        let words = ["connect"].into_iter().chain(line.split_whitespace());
+        let args = Line::try_parse_from(words).map_err(|error| error.to_string())?;
+        let args = args.connect;
+        let said = |failure: crate::cli::Failure| failure.to_string();
+        let choice = args.choice().map_err(said)?;
+        let subsystem = args.subsystem().map_err(said)?;
+        Ok::<_, String>((args.address.to_string(), choice, subsystem))
+    };
+    let nqn = "nqn.2025-01.io.nacre:v";
+    for (line, address, choice) in [
+        (
+            format!("192.0.2.1 -n {nqn}"),
+            "192.0.2.1:4420",
+            Choice::Auto,
+        ),
+        (format!("[::1]:1 -n {nqn} -t tcp"), "[::1]:1", Choice::Tcp),
+        (
+            format!("tcp://192.0.2.1 -n {nqn}"),
+            "192.0.2.1:4420",
+            Choice::Tcp,
+        ),
+        (
+            format!("rdma://192.0.2.1:7/{nqn}"),
+            "192.0.2.1:7",
+            Choice::Rdma,
+        ),
+        (
+            format!("auto://[::1]/{nqn} -n {nqn}"),
+            "[::1]:4420",
+            Choice::Auto,
+        ),
+        (format!("192.0.2.1/{nqn}"), "192.0.2.1:4420", Choice::Auto),
+    ] {
+        assert_eq!(
+            read(&line),
+            Ok((address.into(), choice, nqn.into())),
+            "{line}"
+        );
+    }
+    for (line, said) in [
+        ("192.0.2.1".to_owned(), "name the subsystem"),
+        (
+            format!("tcp://192.0.2.1/{nqn} -t rdma"),
+            "name two transports",
+        ),
+        (format!("192.0.2.1/{nqn} -n {nqn}x"), "the URI names nqn"),
+        (format!("fc://192.0.2.1/{nqn}"), "write tcp, rdma or auto"),
+    ] {
+        let error = read(&line).unwrap_err();
+        assert!(error.contains(said), "{line}: {error}");
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! `nacre rdma perf server` and `client`: bandwidth and latency of SEND, WRITE and READ between two machines.
 
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,6 +16,7 @@ use nacre_rdma_verbs::{Provider, VerbsError, VerbsProvider};
 use super::perf_show;
 use crate::cli::{Failure, size};
 use crate::doctor::{self, System};
+use crate::values::address::{AddressError, Written};
 
 #[derive(Debug, Subcommand)]
 pub enum PerfCommand {
@@ -379,26 +380,16 @@ fn parse_port(text: &str) -> Result<u16, Failure> {
 }
 
 /// `192.0.2.1:18515`, `192.0.2.1`, `[::1]:18515`, `[::1]`, `::1`, or a name in place of the address.
-pub(super) fn parse_server(text: &str) -> Result<SocketAddr, String> {
-    if let Ok(address) = text.parse() {
-        return Ok(address);
+pub(super) fn parse_server(text: &str) -> Result<SocketAddr, AddressError> {
+    const FORM: &str = "ADDRESS[:PORT] or rdma://ADDRESS[:PORT]";
+    let written = Written::bare(text, FORM)?;
+    match written.scheme {
+        None | Some("rdma") => written.resolve(DEFAULT_PORT),
+        Some(other) => Err(AddressError::Transport {
+            found: other.to_owned(),
+            allowed: "rdma",
+        }),
     }
-    if let Ok(ip) = text.trim_matches(['[', ']']).parse::<IpAddr>() {
-        return Ok(SocketAddr::new(ip, DEFAULT_PORT));
-    }
-    let (host, port) = match text.split_once(':') {
-        Some((host, port)) => {
-            let port = port.parse().map_err(|_| format!("\"{port}\" is no port"))?;
-            (host, port)
-        }
-        None => (text, DEFAULT_PORT),
-    };
-    let mut found = (host, port)
-        .to_socket_addrs()
-        .map_err(|error| format!("no address of \"{host}\" is known: {error}"))?;
-    found
-        .next()
-        .ok_or_else(|| format!("no address of \"{host}\" is known"))
 }
 
 fn parse_message(text: &str) -> Result<u32, String> {

@@ -70,7 +70,7 @@ fn flags() {
         ("client 10.0.0.1 --sweep 4k-1k", "is not a range"),
         ("client 10.0.0.1 -n 0", "0 is not in 1.."),
         ("client 10.0.0.1 -n 5 -D 3", "cannot be used with"),
-        ("client 10.0.0.1:x", "\"x\" is no port"),
+        ("client 10.0.0.1:x", "\"x\" is not a port"),
         ("server --max-depth 0", "--max-depth"),
     ] {
         let error = parse(bad).unwrap_err().to_string();
