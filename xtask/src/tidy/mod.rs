@@ -1,5 +1,7 @@
 //! The repository's own rules. Each finding names its place and what to do instead.
 
+mod words;
+
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -44,12 +46,13 @@ const MACHINE_PATHS: &[&str] = &[
 pub fn run(root: &Path) -> Result<Tally> {
     let files = tracked_files(root)?;
     let mut tally = Tally::default();
-    let checks: [(&str, Vec<String>); 5] = [
+    let checks: [(&str, Vec<String>); 6] = [
         ("placeholders and ignored tests", banned(root, &files)?),
         ("long files", long_files(root, &files)?),
         ("unsafe code", unsafe_code(root, &files)?),
         ("machine paths", machine_paths(root, &files)?),
         ("files that end in a newline", ragged_files(root, &files)?),
+        ("words", words::findings(root, &files)?),
     ];
     for (name, findings) in checks {
         for finding in &findings {
@@ -61,6 +64,12 @@ pub fn run(root: &Path) -> Result<Tally> {
         );
     }
     Ok(tally)
+}
+
+/// Prints the contents of `words.txt` that fit the tree as it is.
+pub fn print_words(root: &Path) -> Result<()> {
+    print!("{}", words::table(root, &tracked_files(root)?)?);
+    Ok(())
 }
 
 /// Packages with model tests, which are in their `tests/loom.rs`.
