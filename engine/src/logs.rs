@@ -26,7 +26,7 @@ use tracing_subscriber::{Registry, reload};
 use crate::config::settings::{Log, LogFormat, LogLevel};
 
 /// A flag's name and the targets that it turns on, by how their names begin. Each crate is one's.
-pub const FLAGS: [(&str, &[&str]); 16] = [
+pub const FLAGS: [(&str, &[&str]); 17] = [
     ("all", &["nacre"]),
     ("app", &["nacre_engine"]),
     ("bdev", &["nacre_bdev"]),
@@ -39,6 +39,8 @@ pub const FLAGS: [(&str, &[&str]); 16] = [
     ("config", &["nacre_engine::config"]),
     ("hugepages", &["nacre_hugepages"]),
     ("nvmf", &["nacre_nvmf"]),
+    // Each command that ends with an error, by its name and status.
+    ("nvmf_failed", &["nacre_nvmf::failed"]),
     ("nvmf_loopback", &["nacre_transport_loopback"]),
     ("nvmf_tcp", &["nacre_transport_tcp"]),
     ("rdma", &["nacre_rdma"]),

@@ -1,7 +1,8 @@
 //! The end of every command: counted, noted if it failed, answered.
 
 use nacre_bdev::Extents;
-use nacre_nvmf_wire::{Cqe, Fuse, Sqe, StatusCode};
+use nacre_nvmf_wire::identify::nsid;
+use nacre_nvmf_wire::{Cqe, Fuse, Sqe, StatusCode, opcode};
 use nacre_reactor::Nanos;
 
 use super::association::ErrorRecord;
@@ -126,6 +127,14 @@ impl QueuePair {
         let Some(association) = &self.association else {
             return;
         };
+        tracing::debug!(
+            target: "nacre_nvmf::failed",
+            subsystem = %association.subsystem.nqn(),
+            host = %association.hostnqn,
+            qid = self.qid,
+            "command failed: {}",
+            failure(self.qid, sqe, status),
+        );
         association.record_error(ErrorRecord {
             number: 0,
             sqid: self.qid,
@@ -139,5 +148,54 @@ impl QueuePair {
             },
             opcode: sqe.opcode,
         });
+    }
+}
+
+/// `Read of namespace 1: LBA Out of Range (…)`.
+fn failure(qid: u16, sqe: &Sqe, status: StatusCode) -> String {
+    if sqe.is_fabrics() {
+        let status = status.of_fabrics();
+        return match opcode::fabrics::name(sqe.fctype()) {
+            Some(name) => format!("{name}: {status}"),
+            None => format!("fabrics command {:#04x}: {status}", sqe.fctype()),
+        };
+    }
+    let name = match qid {
+        0 => opcode::admin::name(sqe.opcode),
+        _ => opcode::io::name(sqe.opcode),
+    };
+    let name = name.map_or_else(|| format!("opcode {:#04x}", sqe.opcode), str::to_owned);
+    match sqe.nsid() {
+        0 => format!("{name}: {status}"),
+        nsid::BROADCAST => format!("{name} of all namespaces: {status}"),
+        nsid => format!("{name} of namespace {nsid}: {status}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_are_named() {
+        let command = |opcode, nsid| Sqe::for_namespace(opcode, 1, nsid);
+        let fabrics = |fctype: u8| command(opcode::FABRICS, fctype.into());
+        let status = StatusCode::INVALID_FIELD.with_dnr();
+        for (qid, sqe, expected) in [
+            (1, command(opcode::io::READ, 7), "Read of namespace 7"),
+            (0, command(opcode::admin::GET_LOG_PAGE, 0), "Get Log Page"),
+            (
+                1,
+                command(opcode::io::FLUSH, nsid::BROADCAST),
+                "Flush of all namespaces",
+            ),
+            (3, command(0x7e, 1), "opcode 0x7e of namespace 1"),
+            (0, fabrics(opcode::fabrics::PROPERTY_GET), "Property Get"),
+            (1, fabrics(0x7e), "fabrics command 0x7e"),
+        ] {
+            let expected =
+                format!("{expected}: Invalid Field in Command (sct 0x0, sc 0x02, do not retry)");
+            assert_eq!(failure(qid, &sqe, status), expected);
+        }
     }
 }

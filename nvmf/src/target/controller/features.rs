@@ -62,6 +62,9 @@ pub(super) fn known(kind: SubsystemKind) -> &'static [(u8, bool)] {
             (fid::ERROR_RECOVERY, true),
             (fid::VOLATILE_WRITE_CACHE, false),
             (fid::NUMBER_OF_QUEUES, true),
+            // Hosts that treat all transports alike read these two; fabrics have no interrupts.
+            (fid::INTERRUPT_COALESCING, false),
+            (fid::INTERRUPT_VECTOR_CONFIGURATION, false),
             (fid::WRITE_ATOMICITY, true),
             (fid::ASYNC_EVENT_CONFIGURATION, true),
             (fid::KEEP_ALIVE_TIMER, true),
@@ -219,6 +222,7 @@ impl Controller {
                 let granted = self.io_queues().min(self.association.io_queues());
                 queues(granted)
             }
+            fid::INTERRUPT_COALESCING | fid::INTERRUPT_VECTOR_CONFIGURATION => 0,
             fid::WRITE_ATOMICITY => features.write_atomicity,
             fid::ASYNC_EVENT_CONFIGURATION => self.events.configuration().bits(),
             fid::KEEP_ALIVE_TIMER => self.keep_alive_ms(),

@@ -69,9 +69,6 @@ impl Controller {
             return Err(StatusCode::INVALID_IO_COMMAND_SET.with_dnr());
         }
         match command.cns {
-            cns::NAMESPACE | cns::ALLOCATED_NAMESPACE if nsid == nsid::BROADCAST => {
-                put(&common_namespace(&self.limits), data);
-            }
             cns::NAMESPACE | cns::ALLOCATED_NAMESPACE => {
                 if let Some(namespace) = self.namespace(nsid)? {
                     put(&self.nvm_namespace(&namespace), data);
@@ -273,22 +270,15 @@ fn io_controller(limits: &IoLimits) -> NvmController {
     id
 }
 
-/// What is the same for every namespace (CNS 00h with NSID FFFFFFFFh).
-fn common_namespace(limits: &IoLimits) -> IdentifyNamespace {
-    let mut id = IdentifyNamespace::zeroed();
-    id.nsfeat = Nsfeat::OPTIMAL_PERFORMANCE.bits();
-    id.nmic = NMIC_SHARED;
-    id.rescap = EVERY_RESERVATION.bits();
-    id.mssrl = U16::new(limits.copy_blocks as u16);
-    id.mcl = U32::new(limits.copy_blocks);
-    id.msrc = limits.copy_ranges as u8 - 1;
-    id
-}
-
 /// Identify Namespace (CNS 00h).
 fn nvm_namespace(namespace: &Namespace, copy: &IoLimits, ana: bool) -> IdentifyNamespace {
     let (geometry, limits) = (namespace.geometry(), namespace.limits());
-    let mut id = common_namespace(copy);
+    let mut id = IdentifyNamespace::zeroed();
+    id.nsfeat = Nsfeat::OPTIMAL_PERFORMANCE.bits();
+    id.nmic = NMIC_SHARED;
+    id.mssrl = U16::new(copy.copy_blocks as u16);
+    id.mcl = U32::new(copy.copy_blocks);
+    id.msrc = copy.copy_ranges as u8 - 1;
     id.nsze = U64::new(geometry.blocks);
     id.ncap = U64::new(geometry.blocks);
     // How much of a bdev is allocated is not known: all of it counts as used.

@@ -335,10 +335,6 @@ fn announced_and_reported() {
         0xfe,
         "not persistent"
     );
-    assert_eq!(
-        rig.identify_namespace(a.admin, nsid::BROADCAST).rescap,
-        0xfe
-    );
     let id: IndependentNamespace = rig
         .identify(a.admin, cns::INDEPENDENT_NAMESPACE, 1)
         .unwrap();
