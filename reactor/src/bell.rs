@@ -24,7 +24,8 @@ impl Bell {
     /// A fence and a relaxed load while the reactor is awake; one write when it sleeps.
     pub(crate) fn ring(&self) {
         self.doorbell.ring(|| {
-            // The only possible failure is a counter at its maximum, which is as readable as can be.
+            // The write can only fail when the counter is at its maximum. The descriptor is
+            // readable then.
             let _ = rustix::io::write(&self.eventfd, &1u64.to_ne_bytes());
         });
     }
@@ -45,10 +46,10 @@ impl AsFd for Bell {
     }
 }
 
-/// Wakes a reactor from any thread, so that its pollers look again.
+/// Wakes a reactor from any thread, so that its pollers look for work again.
 ///
-/// Write what they shall see first, then wake. Cheap when the reactor is awake; many wakes of a
-/// sleeping reactor make one system call.
+/// Write the data for the pollers first, then wake. Cheap when the reactor is awake; many wakes of
+/// a sleeping reactor make one system call.
 #[derive(Clone)]
 pub struct ReactorWaker(pub(crate) Arc<Bell>);
 

@@ -54,7 +54,8 @@ enum Source {
 }
 
 impl Clock {
-    /// The real clock. Its epoch is one per process: the first time anybody asked.
+    /// The real clock. All real clocks of a process share one epoch: the first call of this
+    /// function.
     pub fn real() -> Clock {
         static EPOCH_NS: OnceLock<u64> = OnceLock::new();
         Clock(Source::Monotonic {
@@ -75,7 +76,7 @@ impl Clock {
     }
 }
 
-/// Time that passes only when told to. Clones are the same clock.
+/// Time that passes only on request. Clones are the same clock.
 #[derive(Debug, Clone, Default)]
 pub struct VirtualClock(Arc<AtomicU64>);
 

@@ -248,8 +248,8 @@ impl Core {
         })
     }
 
-    /// Carries out what was asked for with pollers. Says at which index the list was first
-    /// changed by a removal, so that a loop over it can go on.
+    /// Applies the pending additions and removals of pollers. Returns the index of the first entry
+    /// that a removal changed, so that a loop over the list can continue there.
     pub(crate) fn apply_changes(&mut self, mut at: usize) -> usize {
         let inner = Rc::clone(&self.handle.inner);
         while inner.changed.replace(false) {

@@ -10,7 +10,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct CoreSet(BTreeSet<usize>);
 
-/// What is wrong with a list of cores.
+/// Errors in a list of cores.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CoreSetError {
     #[error("no cores in \"{text}\": write for example 0-3,8 or 0xf")]

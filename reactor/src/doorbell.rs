@@ -45,8 +45,8 @@ impl Doorbell {
         }
     }
 
-    /// Waker: what it pushed before is seen by the sleeper, at once or after `wake`.
-    /// `wake` is called at most once per announcement, however many ring.
+    /// Waker: the sleeper sees everything pushed before this call, at once or after `wake`. `wake`
+    /// is called at most once per announcement, however many wakers ring.
     pub fn ring(&self, wake: impl FnOnce()) {
         fence(Ordering::SeqCst);
         if self.state.load(Ordering::Relaxed) == ASLEEP
@@ -62,7 +62,7 @@ impl Doorbell {
         fence(Ordering::SeqCst);
     }
 
-    /// Sleeper: whether nobody rang since [`Doorbell::announce`].
+    /// Sleeper: true if no waker rang since [`Doorbell::announce`].
     pub fn undisturbed(&self) -> bool {
         self.state.load(Ordering::Acquire) == ASLEEP
     }

@@ -16,12 +16,12 @@ use rustix::event::Timespec;
 use rustix::event::epoll as rx;
 
 bitflags::bitflags! {
-    /// What to be told about a descriptor. Errors and hang-ups are always told.
+    /// The events to report for a descriptor. Errors and hang-ups are always reported.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct Interest: u8 {
         const READ = 1;
         const WRITE = 2;
-        /// Tell of a change once, not as long as it lasts.
+        /// Report a change once, not as long as it lasts.
         const EDGE = 4;
     }
 }
@@ -84,8 +84,8 @@ impl EventSet {
         )
     }
 
-    /// Replaces the contents of `events` by at most its capacity of what is ready now, or becomes
-    /// so within `timeout`; on a reactor that is always zero. Says how many there are.
+    /// Replaces the contents of `events` with the descriptors that are ready, at most its capacity.
+    /// Waits up to `timeout`, which is always zero on a reactor. Returns the number of events.
     pub fn wait(&self, events: &mut Events, timeout: Duration) -> std::io::Result<usize> {
         let timeout = Timespec::try_from(timeout).ok();
         events.list.clear();
@@ -156,7 +156,7 @@ impl Events {
     }
 }
 
-/// What is true of one watched descriptor.
+/// The state of one watched descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Event {
     pub token: u64,

@@ -1,7 +1,7 @@
 //! Pinned cores: pollers, timers, mailboxes, local futures and the clock.
 //!
-//! A reactor is one thread, usually pinned to one core, that owns whatever was given to it and
-//! shares nothing. Each turn, in this order:
+//! A reactor is one thread, usually pinned to one core. It owns the objects that were given to it
+//! and shares nothing. Each turn, in this order:
 //!
 //! ```text
 //!   1 clock    read once; every `now` of the turn is this one
@@ -12,9 +12,10 @@
 //!   6 publish  counters to relaxed atomics, readable from any thread
 //! ```
 //!
-//! A turn that found nothing is idle. What follows depends on [`Mode`]: `Poll` turns again,
-//! `Interrupt` sleeps, `Adaptive` sleeps after `busy_poll_us` of idle turns, or more of them while
-//! work keeps coming soon after. Sleeping is a handshake in which no wake-up can be lost, see [`doorbell`].
+//! A turn that found no work is idle. [`Mode`] decides the next step: `Poll` turns again,
+//! `Interrupt` sleeps, and `Adaptive` sleeps after `busy_poll_us` of idle turns. An adaptive
+//! reactor polls longer while work keeps arriving soon after it slept. Sleeping is a handshake that
+//! cannot lose a wake-up, see [`doorbell`].
 //!
 //! In steady state a turn allocates nothing and takes no lock. Messages ([`ReactorHandle::send`])
 //! and futures ([`CoreHandle::spawn_local`]) are boxed and meant for control work.
@@ -22,8 +23,8 @@
 //! | to | use |
 //! |---|---|
 //! | start a thread | [`spawn`], [`ReactorConfig`] |
-//! | do something on it from elsewhere | [`ReactorHandle::send`], [`ReactorHandle::run`], [`ReactorHandle::call`] |
-//! | do something turn after turn | [`Poller`], [`CoreHandle::add_poller`] |
+//! | run a closure on it | [`ReactorHandle::send`], [`ReactorHandle::run`], [`ReactorHandle::call`] |
+//! | run code in every turn | [`Poller`], [`CoreHandle::add_poller`] |
 //! | wait, locally | [`CoreHandle::spawn_local`], [`CoreHandle::after`] |
 //! | watch many sockets in one poller | [`EventSet`] |
 //! | test all that without a thread or real time | [`TestCore`] |

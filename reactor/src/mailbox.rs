@@ -89,8 +89,8 @@ impl Mailbox {
         self.queue.len()
     }
 
-    /// Takes no more messages and drops those that were not delivered; whoever awaits an answer to
-    /// one of them learns that the reactor stopped.
+    /// Closes the mailbox and drops undelivered messages. A caller that awaits the answer to one of
+    /// them learns that the reactor stopped.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);

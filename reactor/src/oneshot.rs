@@ -1,4 +1,4 @@
-//! One value from a reactor to whoever asked, awaited or blocked for.
+//! One value from a reactor to a caller, which awaits it or blocks for it.
 
 use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

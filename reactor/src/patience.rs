@@ -1,15 +1,16 @@
-//! How long an adaptive reactor polls in vain before it sleeps.
+//! How long an idle adaptive reactor polls before sleeping.
 
 use std::time::Duration;
 
 /// Of the least patience, which is what `busy_poll_us` says.
 const MOST: u32 = 8;
 
-/// From the least to [`MOST`] times that, as what comes makes it worth while.
+/// Between the configured minimum and [`MOST`] times that.
 ///
-/// Going to sleep and being woken costs more than polling a little longer would have. So patience doubles when work
-/// came within what the most of it would have waited for, and is the least again when it did not: a reactor polls through
-/// the round trips of a host with one command outstanding, and one that is left alone soon sleeps.
+/// Sleeping and waking cost more than polling a little longer would have. So patience doubles when
+/// work arrived within the time that the maximum patience would have waited, and drops to the
+/// minimum when it did not. A reactor then polls through the round trips of a host with one
+/// outstanding command, and a reactor without load soon sleeps.
 #[derive(Debug)]
 pub(crate) struct Patience {
     times: u32,
@@ -24,8 +25,8 @@ impl Patience {
         least.saturating_mul(self.times)
     }
 
-    /// After a sleep, `idle` after work was last found. `woken`: by somebody, not by a deadline, for which there is no need
-    /// to stay awake.
+    /// Adjusts the patience after a sleep; `idle` is the time since work was last found. `woken`:
+    /// by a wake source, not by a deadline, which is no reason to stay awake.
     pub(crate) fn slept(&mut self, least: Duration, idle: Duration, woken: bool) {
         if idle > least.saturating_mul(MOST) {
             self.times = 1;
@@ -61,7 +62,7 @@ mod tests {
         assert_eq!(after(LONG, false), 100);
     }
 
-    /// Goal: who says that it must not poll is heard, however soon work comes.
+    /// Goal: a reactor configured not to poll does not poll, however soon work arrives.
     #[test]
     fn none_stays_none() {
         let mut patience = Patience::new();

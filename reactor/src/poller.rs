@@ -13,11 +13,11 @@ pub enum Work {
     Did(u32),
 }
 
-/// What a poller answers when its reactor wants to sleep.
+/// A poller's answer when its reactor wants to sleep.
 ///
-/// Answering anything but `Busy` is a promise: whatever arrives from now on either makes one of
-/// the file descriptors that the poller registered readable, wakes the reactor's mailbox, or is not
-/// needed before `until`.
+/// Any answer but `Busy` is a promise. Whatever arrives from now on either makes one of the
+/// poller's registered file descriptors readable, wakes the reactor's mailbox, or is not needed
+/// before `until`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Idle {
     /// Work is waiting, or cannot announce itself: poll again instead of sleeping.

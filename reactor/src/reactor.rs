@@ -16,7 +16,7 @@ use crate::oneshot::{Sender, oneshot};
 use crate::stats::Doing;
 use crate::turn::Rest;
 
-/// What a reactor does when a turn found nothing.
+/// The behaviour of a reactor after a turn without work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Mode {
     /// Turns again: lowest latency, a whole core.
@@ -28,9 +28,9 @@ pub enum Mode {
     Interrupt,
 }
 
-/// An adaptive reactor that has polled in vain for so long lets others run that want its core: what it waits for may be
-/// waiting for them (a kernel's worker that carries its packets, above all that of soft-RoCE). Where nobody wants it, that
-/// costs a look at the run queue.
+/// After this much idle polling, an adaptive reactor yields its core between turns. The work it
+/// waits for may depend on a kernel worker that needs the same core, such as the packet workers of
+/// soft-RoCE. Without such a competitor, a yield costs one look at the run queue.
 const POLITE_AFTER: Duration = Duration::from_micros(20);
 
 #[derive(Debug, Clone)]
@@ -40,9 +40,10 @@ pub struct ReactorConfig {
     /// The core to pin to; `None` leaves it to the scheduler.
     pub core: Option<usize>,
     pub mode: Mode,
-    /// How long an adaptive reactor polls without work before it sleeps, at least: up to eight times that where work came
-    /// so soon after it slept that this would have spared the sleep. 100 µs is longer than a loopback round trip and most
-    /// flash reads, so a busy reactor never sleeps, and short enough that ten wake-ups a second cost 0.1 % of a core.
+    /// The minimum time that an idle adaptive reactor polls before sleeping. It grows up to eight
+    /// times where work arrives so soon after sleeping that polling on would have been cheaper. 100
+    /// µs is longer than a loopback round trip and most flash reads, so a busy reactor never
+    /// sleeps. It is short enough that ten wake-ups a second cost 0.1 % of a core.
     pub busy_poll_us: u64,
     /// Items that one poller may handle in one turn.
     pub poll_budget: u32,
@@ -183,8 +184,8 @@ fn set_up(shared: &Arc<Shared>) -> Result<Core, (&'static str, std::io::Error)> 
 impl Core {
     fn run(&mut self) {
         let shared = Arc::clone(&self.inner.shared);
-        // From the beginning of the first turn that found nothing: the one before it may have worked for longer
-        // than all the patience there is.
+        // Count from the start of the first idle turn: the turn before it may have worked for
+        // longer than the whole patience.
         let mut idle_since = None;
         while !shared.stop.load(Ordering::Relaxed) {
             if self.turn() {
@@ -222,7 +223,8 @@ impl Core {
         }
     }
 
-    /// Drops what the reactor owns, futures first, since they may use what pollers hold.
+    /// Drops the reactor's objects, futures first, because futures may use objects that pollers
+    /// hold.
     pub(crate) fn end(
         &mut self,
         mut outcome: Result<(), ReactorPanicked>,
@@ -261,7 +263,7 @@ impl Core {
             shared.counters.pulse.now_doing(Doing::Poller(id));
             self.handle.remove_poller(id);
         }
-        // What the drops spawned or sent.
+        // Futures that the drops spawned, and messages that they sent.
         inner.tasks.cancel_all(|_| {});
         outcome
     }

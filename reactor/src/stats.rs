@@ -1,5 +1,5 @@
-//! What a reactor tells about itself: written with relaxed stores by its own thread, once per turn,
-//! read by anybody.
+//! The published statistics of a reactor. Its own thread writes them with relaxed stores, once per
+//! turn; any thread reads them.
 
 use std::panic::Location;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -108,7 +108,7 @@ pub(crate) struct Counters {
     pub(crate) pulse: Pulse,
 }
 
-/// What the reactor is doing, for the watchdog.
+/// The reactor's current activity, for the watchdog.
 #[derive(Default)]
 pub(crate) struct Pulse {
     turn_began: AtomicU64,
@@ -160,8 +160,8 @@ impl Doing {
 }
 
 impl Pulse {
-    // The release stores order a turn's beginning before what it does, so that a reader who sees
-    // the reactor awake also sees when the turn began, and not the one before it slept.
+    // The release stores order the start of a turn before its work. A reader that sees the reactor
+    // awake therefore also sees when this turn began, not the turn before the sleep.
 
     pub(crate) fn turn(&self, now: Nanos) {
         self.turn_began.store(now.0, Ordering::Release);
@@ -268,7 +268,7 @@ impl Directory {
 mod tests {
     use super::*;
 
-    /// Goal: what is published as one word reads back as the same.
+    /// Goal: a value that is published as one word reads back unchanged.
     #[test]
     fn doing_round_trips() {
         let label = LabelId(u32::MAX);

@@ -128,8 +128,8 @@ impl TestCore {
         }
     }
 
-    /// Arms all pollers, announces, polls once more, and says what a real reactor would do then.
-    /// It is awake again afterwards.
+    /// Arms all pollers, announces, polls once more, and returns what a real reactor would do next.
+    /// The core is awake again afterwards.
     pub fn try_sleep(&mut self) -> Slept {
         self.entered(|core| match core.prepare_to_sleep() {
             Rest::No => Slept::Refused,
@@ -157,8 +157,8 @@ impl TestCore {
         })
     }
 
-    /// The next timer, or the earliest moment a poller asks for, or one `step` from now while a
-    /// poller is busy and only polling as time goes by can tell.
+    /// The next timer, or the earliest moment that a poller asks for. While a poller is busy, one
+    /// `step` from now, because only polling shows whether it has work.
     fn next_wake(&mut self, step: Duration) -> Option<Nanos> {
         match self.try_sleep() {
             Slept::Until(until) => until,

@@ -1,5 +1,5 @@
-//! Deadlines of local futures: a binary heap whose entries know where they are, so that a timer
-//! that is not needed any more leaves at once instead of lingering until it is due.
+//! Deadlines of local futures: a binary heap whose entries know their position, so that a cancelled
+//! timer leaves at once instead of lingering until it is due.
 
 use std::task::Waker;
 

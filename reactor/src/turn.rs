@@ -8,7 +8,8 @@ use crate::core::Core;
 use crate::stats::Doing;
 use crate::{Idle, Nanos, Work};
 
-/// Bounds per turn for what is not a poller, so that a flood of one cannot starve the others.
+/// Bounds per turn for messages, futures and timers, so that a flood of one kind cannot starve the
+/// others.
 const MESSAGES_PER_TURN: usize = 64;
 const FUTURES_PER_TURN: usize = 64;
 const TIMERS_PER_TURN: usize = 256;
@@ -207,7 +208,8 @@ impl Core {
         }
     }
 
-    /// `None`: somebody is busy. Otherwise the earliest moment at which a poller must run.
+    /// Arms the pollers. Returns `None` if one is busy, otherwise the earliest moment at which a
+    /// poller must run.
     fn arm(&mut self) -> Option<Option<Nanos>> {
         let inner = Rc::clone(&self.handle.inner);
         let now = inner.now.get();

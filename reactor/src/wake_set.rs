@@ -1,4 +1,5 @@
-//! What can wake a sleeping reactor: one epoll that holds its bell and its pollers' descriptors.
+//! The wake sources of a sleeping reactor: one epoll that holds its bell and its pollers'
+//! descriptors.
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -31,8 +32,9 @@ pub(crate) struct WakeSet {
     epoll: OwnedFd,
     bell: Arc<Bell>,
     events: Vec<rx::Event>,
-    /// Who asked for a descriptor. The kernel forgets a descriptor when it is closed, and its number may
-    /// by then belong to somebody else, so a number alone must never remove a registration.
+    /// The pollers that registered each descriptor. The kernel forgets a descriptor when it is
+    /// closed, and another file may have its number by then, so a number alone must never remove a
+    /// registration.
     owners: HashMap<RawFd, Vec<PollerId>>,
 }
 
@@ -95,7 +97,8 @@ impl WakeSet {
             epoll::ControlOptions::EPOLL_CTL_ADD,
             fd,
         ) {
-            // Newly watched: whoever else claims this number meant a file that is closed.
+            // Newly watched: any other poller that claims this number registered a file that is now
+            // closed.
             Ok(()) => owners.clear(),
             Err(error) if error.raw_os_error() == Some(EEXIST) => {}
             Err(error) => {

@@ -1,8 +1,8 @@
-//! Names what keeps a reactor from turning.
+//! Names the code that keeps a reactor from turning.
 //!
-//! One thread looks at all reactors, at half the limit. It reads what they publish and costs them
-//! nothing. A sleeping reactor is not stalled; one that the kernel does not run looks stalled, and
-//! the report says for how much of the time it was waiting for a core, where the kernel tells.
+//! One thread looks at all reactors, at half the limit. It reads their published statistics, which
+//! costs them nothing. A sleeping reactor is not stalled. A reactor that the kernel does not run
+//! looks stalled; the report then gives the time it waited for a core, if the kernel provides that.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -113,7 +113,7 @@ impl Watched {
         }
     }
 
-    /// False when the reactor has ended and need not be watched any more.
+    /// False when the reactor has ended and needs no more watching.
     fn check(&mut self) -> bool {
         let (doing, began) = self.shared.counters.pulse.read();
         if doing == Doing::Ended {
@@ -121,7 +121,7 @@ impl Watched {
         }
         let now = self.shared.clock.now();
         let lasted = now.since(began);
-        // The second look: what was read belongs together only if the turn is still the same.
+        // The second read: the values belong together only if the turn is still the same.
         let same = self.shared.counters.pulse.read().1 == began;
         if doing == Doing::Asleep || lasted < self.limit / 2 || !same {
             return true;

@@ -14,7 +14,7 @@ use nacre_reactor::{
 mod support;
 use support::{end, start};
 
-/// Goal: a full mailbox refuses, a stopped reactor refuses, and nobody waits for ever.
+/// Goal: a full mailbox refuses, a stopped reactor refuses, and no caller waits forever.
 #[test]
 fn mailbox_is_bounded_and_closes() {
     let config = ReactorConfig {
@@ -74,7 +74,7 @@ fn answers_come_back() {
     let answer = block_on(a.run(|core| core.handle().name().to_owned()));
     assert_eq!(answer.unwrap(), "a");
     let answer = block_on(a.run_future(|core| async move {
-        // Not Send, and across an await: what a local future is for.
+        // Not Send, and held across an await: the purpose of local futures.
         let local = Rc::new(41);
         core.after(Duration::from_millis(2)).await;
         core.yield_now().await;

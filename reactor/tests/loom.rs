@@ -4,10 +4,11 @@
 //! RUSTFLAGS="--cfg loom" cargo test -p nacre-reactor --release --test loom
 //! ```
 //!
-//! Loom reports a sleeper that nobody wakes as a deadlock, and so fails the test. The queue is modelled twice: as a single
-//! atomic with no ordering but release and acquire, which gives the handshake no help at all, and
-//! as a locked list, which carries values. The last two tests take a part away from the handshake
-//! and expect a sleeper that is left alone with work: they show that the model can see what it is here to exclude.
+//! Loom reports a sleeper that is never woken as a deadlock, and so fails the test. The queue is
+//! modelled twice: as a single atomic with no ordering but release and acquire, which gives the
+//! handshake no help at all, and as a locked list, which carries values. The last two tests remove
+//! a part of the handshake and expect a sleeper that misses work. They show that the model can see
+//! the fault that it excludes.
 #![cfg(loom)]
 
 use std::collections::VecDeque;
@@ -205,7 +206,7 @@ fn one_attempt(
     });
 }
 
-/// Goal: the handshake as it is passes what the two below fail.
+/// Goal: the complete handshake passes the model that the two tests below fail.
 #[test]
 fn with_all_its_parts_none_is_lost() {
     one_attempt(

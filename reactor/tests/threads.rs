@@ -34,7 +34,8 @@ fn cpu_time(tid: i32) -> Duration {
     Duration::from_nanos(stat.split_whitespace().next().unwrap().parse().unwrap())
 }
 
-/// Goal: a pinned reactor runs where it was told, and a core that is not ours is refused by name.
+/// Goal: a pinned reactor runs on its core, and a core that the process may not use is refused by
+/// name.
 #[test]
 fn pins_or_says_why_not() {
     let allowed = CoreSet::allowed().unwrap();
@@ -94,10 +95,11 @@ fn modes_switch_live() {
     end(&reactor);
 }
 
-/// Goal: an adaptive reactor has its patience after a turn that worked for longer than that, too: under load in
-/// large batches it would go to sleep after each of them.
-/// Method: a message that takes twice the patience, and the turns from its end to the sleep: of polling there are
-/// very many, and two where it goes to sleep at once.
+/// Goal: an adaptive reactor keeps its patience after a turn that took longer than the patience.
+/// Otherwise it would sleep after each large batch under load.
+///
+/// Method: send a message that takes twice the patience, and count the turns between its end and
+/// the sleep. Polling makes very many turns; sleeping at once makes two.
 #[test]
 fn long_work_does_not_use_up_patience() {
     let reactor = start("long", Mode::Adaptive, 200_000);
@@ -111,9 +113,12 @@ fn long_work_does_not_use_up_patience() {
     end(&reactor);
 }
 
-/// Goal: an adaptive reactor learns to wait for work that comes in a steady rhythm slower than `busy_poll_us`.
-/// Method: a message every 20 ms to one whose patience is 10 ms at first. Once it has learnt that it does not sleep
-/// between them, which it would after each for ever; a machine that stands still may make it forget, so there is time.
+/// Goal: an adaptive reactor learns to wait for work that arrives in a steady rhythm slower than
+/// `busy_poll_us`.
+///
+/// Method: send a message every 20 ms to a reactor with a patience of 10 ms at first. Once it has
+/// learnt, it does not sleep between messages. A machine that stands still may make it forget, so
+/// the test allows time to learn again.
 #[test]
 fn patience_grows_with_a_steady_rhythm() {
     let reactor = start("rhythm", Mode::Adaptive, 10_000);
@@ -364,7 +369,7 @@ fn idle_costs_nothing_and_is_accounted() {
     end(&reactor);
 }
 
-/// Blocks its reactor for as long as it is told to.
+/// Blocks its reactor until released.
 struct Named(&'static str, Arc<AtomicBool>);
 
 fn block_while(blocked: &AtomicBool) {

@@ -1,5 +1,5 @@
 //! The turn itself, step by step and in virtual time: order, budgets, timers, futures, pollers that
-//! come and go, and what a reactor answers when it wants to sleep.
+//! are added and removed, and the reactor's decision to sleep.
 #![cfg(not(loom))]
 
 use std::cell::{Cell, RefCell};
@@ -87,7 +87,7 @@ fn a_turn_has_its_order() {
         here.after(MS).await;
         note(&ours, "timer");
     }));
-    // A message cannot carry what is local, but what it finds is local.
+    // A message cannot carry a local object, but it can use one that it finds here.
     let ours = Rc::clone(&log);
     thread_local!(static LOG: RefCell<Log> = RefCell::default());
     LOG.set(ours);
@@ -99,7 +99,7 @@ fn a_turn_has_its_order() {
     core.run_until_idle();
     log.borrow_mut().clear();
     core.clock().advance(MS);
-    // The timer fires in this turn, what it wakes runs in the next.
+    // The timer fires in this turn; the future it wakes runs in the next.
     assert!(core.turn());
     assert_eq!(*log.borrow(), ["first", "second"]);
     assert!(core.turn());
@@ -161,7 +161,7 @@ fn a_timer_can_be_moved() {
     assert_eq!(ended, MS * 3);
 }
 
-/// Goal: time limits cut off what is late, and only that.
+/// Goal: time limits cut off late work, and only late work.
 #[test]
 fn timeouts_cut_off() {
     let mut core = TestCore::new();
@@ -204,7 +204,7 @@ fn futures_live_and_die() {
     core.run_until_idle();
     assert!(!task.is_finished());
     let waiting = core.core().spawn_local(async move {
-        // Awaiting a task that somebody cancels.
+        // Awaiting a task that is cancelled.
         task.cancel();
     });
     assert_eq!(core.block_on(waiting), Ok(()));
@@ -285,8 +285,8 @@ fn nobody_starves_anybody() {
     assert_eq!(core.try_sleep(), Slept::Refused);
 }
 
-/// Goal: pollers may add and remove pollers, themselves included, in the middle of a turn; nobody
-/// is skipped, called after its removal, or called twice.
+/// Goal: pollers may add and remove pollers, themselves included, in the middle of a turn. Each
+/// poller is called exactly once, and none after its removal.
 #[test]
 fn pollers_come_and_go() {
     let mut core = TestCore::new();
@@ -332,8 +332,8 @@ fn pollers_come_and_go() {
     assert_eq!(names, ["between", "newcomer"]);
 }
 
-/// Goal: what pollers answer to `arm` decides the sleep: one busy refuses, else the earliest
-/// moment of pollers and timers counts; whoever was armed is disarmed.
+/// Goal: the answers of pollers to `arm` decide the sleep. One busy poller refuses it; otherwise
+/// the earliest moment of pollers and timers counts. Every armed poller is disarmed.
 #[test]
 fn arming_decides_the_sleep() {
     let mut core = TestCore::new();
@@ -397,8 +397,8 @@ fn quiet(fds: Vec<RawFd>) -> Box<dyn Poller> {
     })
 }
 
-/// Goal: descriptors are watched while their poller is there, and no longer; shared ones as long
-/// as anybody needs them; a number that was closed and used again is nobody else's loss.
+/// Goal: descriptors are watched as long as one of their pollers exists. A number that was closed
+/// and reused does not disturb its new owner.
 #[test]
 fn wake_descriptors_follow_their_pollers() {
     let mut core = TestCore::new();
@@ -499,7 +499,7 @@ fn wake_descriptors_can_change() {
     assert_eq!(core.try_sleep(), Slept::Until(None));
 }
 
-/// Goal: busy, idle and sleeping time add up, each to what it was spent on.
+/// Goal: busy, idle and sleeping time add up, each charged to the right activity.
 #[test]
 fn time_is_accounted() {
     let clock = VirtualClock::new();

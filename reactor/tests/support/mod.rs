@@ -1,4 +1,4 @@
-//! What the tests on real threads share.
+//! Shared parts of the tests on real threads.
 
 use nacre_reactor::{Mode, ReactorConfig, ReactorHandle, spawn};
 
