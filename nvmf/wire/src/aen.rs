@@ -74,7 +74,7 @@ impl AsyncEvent {
 mod tests {
     use super::*;
 
-    /// The numbers that Linux tells events apart by.
+    /// The event numbers that Linux distinguishes.
     #[test]
     fn dwords() {
         for (event, dword0) in [

@@ -1,7 +1,7 @@
 //! Typed views of a command's dwords, both ways: `parse` for a controller, `to_sqe` for a host.
 //!
-//! A view says what the host asks for. Whether the namespace has those blocks, or the controller
-//! that feature, is for the controller to decide.
+//! A view holds the host's request. The controller decides whether the namespace has those blocks,
+//! or whether it supports that feature.
 
 pub mod admin;
 pub mod io;

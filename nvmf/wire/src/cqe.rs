@@ -13,8 +13,8 @@ use crate::status::StatusCode;
 pub struct Cqe {
     /// Dwords 0 and 1: the command's own result.
     pub result: U64,
-    /// Submission queue head: how far the controller has taken commands. Reserved on a fabrics queue
-    /// without flow control, but see [`Cqe::SQHD_NO_FLOW_CONTROL`].
+    /// Submission queue head: the position up to which the controller has fetched commands.
+    /// Reserved on a fabrics queue without flow control, but see [`Cqe::SQHD_NO_FLOW_CONTROL`].
     pub sqhd: U16,
     /// Submission queue identifier; reserved over fabrics.
     pub sqid: U16,
@@ -27,7 +27,7 @@ const _: () = assert!(size_of::<Cqe>() == Cqe::SIZE);
 
 impl Cqe {
     pub const SIZE: usize = 16;
-    /// SQHD in the answer to a Connect by which the controller agrees to do without submission queue
+    /// SQHD in the response to a Connect by which the controller agrees to disable submission queue
     /// flow control (Base 6.3).
     pub const SQHD_NO_FLOW_CONTROL: u16 = 0xffff;
 

@@ -155,7 +155,7 @@ impl Connect {
     }
 }
 
-/// The data of a Connect (Base figure 391): who asks, and for what.
+/// The data of a Connect (Base figure 391): the host and the subsystem.
 #[derive(Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ConnectData {
@@ -209,7 +209,8 @@ impl fmt::Debug for ConnectData {
 }
 
 bitflags::bitflags! {
-    /// What a controller demands after Connect (bits 31:16 of the response's dword 0).
+    /// The authentication that a controller requires after Connect (bits 31:16 of the response's
+    /// dword 0).
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct AuthRequirements: u16 {
         /// Authentication transaction required on this queue.
@@ -259,7 +260,7 @@ impl InvalidParameter {
     pub const SUBNQN: InvalidParameter = InvalidParameter::Data { offset: 256 };
     pub const HOSTNQN: InvalidParameter = InvalidParameter::Data { offset: 512 };
 
-    /// Dword 0 of the response: the offset, and in bit 16 what it is an offset into.
+    /// Dword 0 of the response: the offset, and in bit 16 the structure that it points into.
     pub const fn dword0(self) -> u32 {
         match self {
             InvalidParameter::Command { offset } => offset as u32,

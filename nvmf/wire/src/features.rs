@@ -137,7 +137,7 @@ impl ErrorRecovery {
 /// Volatile Write Cache (06h): bit 0 enables it.
 pub const VOLATILE_WRITE_CACHE_ENABLE: u32 = 1;
 
-/// Number of Queues (07h): what the host asks for, and what it gets.
+/// Number of Queues (07h): the number that the host requests or the number that it gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct NumberOfQueues {
     /// Counts, 1 to 65535; one less on the wire.
@@ -190,8 +190,8 @@ impl InterruptCoalescing {
 pub const WRITE_ATOMICITY_DISABLE_NORMAL: u32 = 1;
 
 bitflags::bitflags! {
-    /// Asynchronous Event Configuration (0Bh): which events the host wants. OAES of Identify
-    /// Controller has the same bits, from 8 up, for what the controller can send.
+    /// Asynchronous Event Configuration (0Bh): the events that the host wants. OAES of Identify
+    /// Controller has the same bits, from 8 up, for the events that the controller can send.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct AsyncEvents: u32 {
         /// The critical warnings of the SMART log.
@@ -235,7 +235,7 @@ pub const HOST_IDENTIFIER_BYTES: usize = 8;
 pub const HOST_IDENTIFIER_EXTENDED_BYTES: usize = 16;
 
 bitflags::bitflags! {
-    /// Reservation Notification Mask (82h): what *not* to tell.
+    /// Reservation Notification Mask (82h): the notifications to suppress.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct ReservationMask: u32 {
         const REGISTRATION_PREEMPTED = 1 << 1;

@@ -25,7 +25,7 @@ pub const TARGETS: &[(&str, Target)] = &[
 ];
 
 /// A stream of PDUs. Byte 0 chooses the rules (bit 0 host, bit 1 initialized, bits 2 and 3 header
-/// and data digest), byte 1 the alignment; the rest is what the peer sends.
+/// and data digest), byte 1 the alignment; the remaining bytes come from the peer.
 pub fn tcp_pdu(input: &[u8]) {
     let [choice, alignment, stream @ ..] = input else {
         return;
@@ -114,7 +114,7 @@ pub fn command(input: &[u8]) {
     assert_eq!(ranges.len(), data.len() / 16);
 }
 
-/// What is understood of a reservation command builds to what is understood alike.
+/// A parsed reservation command builds an entry that parses to the same command.
 fn reservation_round_trip(sqe: &Sqe) {
     let Ok(command) = IoCommand::parse(sqe) else {
         return;

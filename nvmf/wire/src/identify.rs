@@ -1,4 +1,4 @@
-//! Identify data structures (Base 5.17): what a controller says about itself and its namespaces.
+//! Identify data structures (Base 5.17): a controller's description of itself and its namespaces.
 
 pub mod controller;
 pub mod descriptors;
@@ -154,7 +154,7 @@ pub fn write_ascii(text: &str, field: &mut [u8]) {
     }
 }
 
-/// Reads an ASCII field without its padding; what is not ASCII becomes U+FFFD.
+/// Reads an ASCII field without its padding. Bytes that are not ASCII become U+FFFD.
 pub fn read_ascii(field: &[u8]) -> String {
     let end = field
         .iter()

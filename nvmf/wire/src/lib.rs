@@ -1,19 +1,20 @@
-//! The bytes of NVMe over Fabrics: every structure that crosses a wire or a ring, and its typed parse.
+//! The bytes of NVMe over Fabrics: every structure that crosses a wire or a ring, and its typed
+//! parse.
 //!
 //! A leaf crate: no I/O, no time, no allocation on the data path, no state. A structure is a
 //! `zerocopy` type whose layout is asserted against the specification, so reading one is a cast and
-//! not a copy; whatever a cast cannot express (a PDU's offsets, an SGL's type, an NQN's grammar) has a
-//! parse that answers with a typed value or with a typed refusal, and never panics on any input.
+//! not a copy. Rules that a cast cannot express (a PDU's offsets, an SGL's type, an NQN's grammar)
+//! have a parser that returns a typed value or a typed refusal, and never panics on any input.
 //!
-//! Sections cited are those of NVM Express Base Specification 2.0 ("Base"), NVM Command Set
+//! Cited sections are those of NVM Express Base Specification 2.0 ("Base"), NVM Command Set
 //! Specification 1.0 ("NVM"), and NVMe/TCP Transport Specification 1.0 ("TCP").
 //!
 //! ```text
-//!   sqe  cqe  status  opcode      the 64-byte question and the 16-byte answer
+//!   sqe  cqe  status  opcode      the 64-byte command and the 16-byte completion
 //!   commands  fabrics             typed views of a command's dwords, and its data
-//!   registers  identify  log  features  aen     what a controller says about itself
+//!   registers  identify  log  features  aen     a controller's description of itself
 //!   tcp                           the PDUs that carry all of it over a byte stream
-//!   rdma                          what host and controller tell each other when they connect
+//!   rdma                          the private data of connection requests and replies
 //! ```
 
 #![forbid(unsafe_code)]

@@ -29,7 +29,7 @@ pub mod lid {
 }
 
 wire! {
-    /// Supported Log Pages (00h): for each identifier, what the controller can do with it.
+    /// Supported Log Pages (00h): the supported operations of each log page identifier.
     1024 bytes: pub struct SupportedLogPages {
         0 lids: [U32; 256],
     }

@@ -122,7 +122,7 @@ pub const fn data_transfer(opcode: u8) -> DataTransfer {
 mod tests {
     use super::*;
 
-    /// The opcode's direction bits agree with what is known of well-known commands.
+    /// The opcode's direction bits agree with the known direction of common commands.
     #[test]
     fn direction_is_in_the_low_bits() {
         use DataTransfer::*;

@@ -1,5 +1,5 @@
-//! NVMe/RDMA: the private data of connection manager messages (NVMe/RDMA Transport Specification 1.0,
-//! section 3.4.1).
+//! NVMe/RDMA: the private data of connection manager messages (NVMe/RDMA Transport Specification
+//! 1.0, section 3.4.1).
 //!
 //! ```text
 //!   host                              controller
@@ -19,7 +19,7 @@ use crate::layout::wire;
 pub const RECORD_FORMAT: u16 = 0;
 
 wire! {
-    /// What a host says with its connection request.
+    /// The private data of a host's connection request.
     32 bytes: pub struct RequestData {
         0 recfmt: U16,
         /// 0: the admin queue.
@@ -35,7 +35,7 @@ wire! {
 }
 
 wire! {
-    /// What a controller says with its acceptance.
+    /// The private data of a controller's acceptance.
     32 bytes: pub struct AcceptData {
         0 recfmt: U16,
         /// Entries of the controller's receive queue: commands it takes (1-based).
@@ -45,7 +45,7 @@ wire! {
 }
 
 wire! {
-    /// What a controller says with its refusal.
+    /// The private data of a controller's rejection.
     4 bytes: pub struct RejectData {
         0 recfmt: U16,
         2 sts: U16,
@@ -118,7 +118,7 @@ impl Request {
         }
     }
 
-    /// Private data as it arrived: what is behind the structure is padding.
+    /// Parses private data as it arrived; bytes after the structure are padding.
     pub fn parse(private_data: &[u8]) -> Result<Request, RejectStatus> {
         let Ok((data, _)) = RequestData::ref_from_prefix(private_data) else {
             return Err(RejectStatus::InvalidLength);

@@ -163,7 +163,7 @@ impl Cc {
     pub const CSS_ALL_IO_COMMAND_SETS: u32 = 0b110;
     pub const CSS_ADMIN_ONLY: u32 = 0b111;
 
-    /// What a host writes to start a fabrics controller.
+    /// The value that a host writes to enable a fabrics controller.
     pub const fn enabled() -> Cc {
         Cc(0).with_en(1).with_iosqes(6).with_iocqes(4)
     }
@@ -252,7 +252,7 @@ mod tests {
 
     use super::*;
 
-    /// Registers of a Linux nvmet controller, and what a Linux host writes to it.
+    /// Registers of a Linux nvmet controller, and the values that a Linux host writes to it.
     #[test]
     fn known_values() {
         let cap = Cap(0x0000_0020_0f01_03ff);

@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::opcode;
 use crate::status::StatusCode;
 
-/// One command: 64 bytes, whatever the transport. Dwords 10 to 15 mean what the opcode says;
+/// One command: 64 bytes on every transport. The opcode defines the meaning of dwords 10 to 15;
 /// [`crate::commands`] and [`crate::fabrics`] give them names.
 #[derive(Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -236,8 +236,8 @@ mod subtype {
 pub enum Sgl {
     /// Data Block with an address: memory of a PCIe host. Meaningless over fabrics.
     DataBlock { address: u64, length: u32 },
-    /// Data Block with an offset: the data is in the capsule, `offset` bytes after the SQE (and what
-    /// ICDOFF adds).
+    /// Data Block with an offset: the data is in the capsule, `offset` bytes after the SQE plus
+    /// ICDOFF.
     InCapsule { offset: u64, length: u32 },
     /// Last Segment with an offset: the capsule holds descriptors, 16 bytes each.
     InCapsuleDescriptors { offset: u64, length: u32 },
@@ -435,7 +435,7 @@ mod tests {
         assert_eq!(sqe.as_bytes(), bytes);
     }
 
-    /// Descriptors, each with what it says or why it is refused.
+    /// Descriptors, each with its meaning or the reason for its refusal.
     #[test]
     fn sgl_descriptors() {
         let refused = |descriptor_type, subtype| {

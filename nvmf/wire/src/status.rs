@@ -1,4 +1,4 @@
-//! Status codes (Base 3.3.3.2.1): what a completion says about its command.
+//! Status codes (Base 3.3.3.2.1): the outcome of a command in its completion.
 
 use core::fmt;
 

@@ -1,4 +1,4 @@
-//! NVMe/TCP PDUs (TCP 3.6): what they look like, how to build one, and what makes one acceptable.
+//! NVMe/TCP PDUs (TCP 3.6): their layout, how to build one, and the rules that make one acceptable.
 //!
 //! ```text
 //!   0     1      2     3    4      8            HLEN      HLEN+4    PDO              PLEN-4   PLEN
@@ -6,10 +6,10 @@
 //!   `------ common header ------'
 //! ```
 //!
-//! [`Frame::parse`] judges the common header as soon as its eight bytes are there and says how many
-//! more belong to the header and where the data is; [`Pdu::parse`] judges the rest of the header.
-//! [`parse_header`] is both. Neither looks at digests (computing them is the connection's affair) or
-//! at anything that depends on the commands in flight.
+//! [`Frame::parse`] checks the common header as soon as its eight bytes have arrived. It returns
+//! the number of header bytes still missing and the place of the data. [`Pdu::parse`] checks the
+//! rest of the header, and [`parse_header`] does both. Neither checks digests, which the connection
+//! computes, nor anything that depends on the commands in flight.
 
 mod build;
 mod parse;
@@ -125,7 +125,7 @@ impl PduType {
         }
     }
 
-    /// Who may receive it.
+    /// The side that may receive it.
     pub const fn receiver(self) -> Side {
         match self {
             PduType::IcReq | PduType::H2cTermReq | PduType::CapsuleCmd | PduType::H2cData => {
@@ -279,7 +279,7 @@ impl DataAlignment {
     /// The first aligned offset at or after `offset`.
     pub const fn align(self, offset: u32) -> u32 {
         match self {
-            // Nearly everybody's. The division takes longer than the rest of a header does.
+            // The usual alignment. The division would take longer than the rest of a header.
             DataAlignment(0) => offset.next_multiple_of(4),
             _ => offset.next_multiple_of(self.bytes()),
         }
@@ -425,7 +425,7 @@ header! {
     24 pub struct R2t {
         pub ch: CommonHeader,
         pub cccid: U16,
-        /// What the H2CData that answer must carry.
+        /// The tag that the answering H2CData must carry.
         pub ttag: U16,
         pub r2to: U32,
         pub r2tl: U32,

@@ -9,9 +9,9 @@
 //! ```
 //!
 //! A host is served by the core that it runs on: nothing crosses a thread, and data is copied once,
-//! from the one side's buffer into the other's. Everything else behaves as on a wire: data beyond the
-//! capsule is fetched, buffers come from the core's pools and back-pressure holds when there are none,
-//! connections close drained or at once. [`Faults`] breaks and stalls them.
+//! from one side's buffer into the other's. Everything else behaves as on a wire: data beyond the
+//! capsule is fetched, buffers come from the core's pools, back-pressure holds when the pools are
+//! empty, and connections close drained or at once. [`Faults`] breaks and stalls connections.
 
 #![forbid(unsafe_code)]
 

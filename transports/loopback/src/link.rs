@@ -1,4 +1,4 @@
-//! One connection: what is on its way between the two ends.
+//! One connection: the messages in transit between the two ends.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -18,7 +18,7 @@ pub(crate) struct Command {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum End {
     Open,
-    /// To be told once everything before it was.
+    /// To be reported after every earlier message.
     Due(Closed),
     Told,
 }
@@ -59,8 +59,8 @@ impl Link {
         self.host == End::Open && self.target == End::Open
     }
 
-    /// Both ends learn that it is over. What was on its way to the host still arrives if it was
-    /// `drained`; everything else is let go, but for what the host can reclaim.
+    /// Reports the end of the connection to both sides. Messages in transit to the host still
+    /// arrive if it was `drained`; all others are dropped, except those that the host can reclaim.
     pub fn end(&mut self, host: Closed, target: Closed, drained: bool) {
         if !self.is_open() {
             return;

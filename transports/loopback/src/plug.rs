@@ -22,7 +22,7 @@ thread_local! {
     static CORES: RefCell<Vec<(u64, Weak<RefCell<Core>>)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// What is announced.
+/// The limits of this transport, some of which the controller announces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoopbackConfig {
     /// Largest in-capsule data of an I/O command, in bytes.
@@ -45,7 +45,7 @@ impl Default for LoopbackConfig {
 
 /// The loopback plug.
 pub struct LoopbackPlug {
-    /// Tells this plug's cores from those of another on the same thread.
+    /// Distinguishes this plug's cores from those of another plug on the same thread.
     id: u64,
     config: LoopbackConfig,
     listeners: Arc<Mutex<HashMap<String, ListenerId>>>,

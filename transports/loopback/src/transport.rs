@@ -168,7 +168,7 @@ fn serve(
             peer: address,
         });
     }
-    // What the target itself ends needs no network for that.
+    // The target can end a connection without the network.
     if link.stalled && link.target != End::Due(Closed::Local) {
         return Served::Idle;
     }

@@ -435,7 +435,7 @@ mod tests {
     }
 
     proptest! {
-        /// What is accepted builds to an entry that parses the same; nothing panics.
+        /// Every accepted command builds an entry that parses to the same command; nothing panics.
         #[test]
         fn any_entry(
             bytes in any::<[u8; 64]>(),

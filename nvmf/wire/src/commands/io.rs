@@ -242,7 +242,7 @@ impl WriteUncorrectable {
 pub struct DatasetManagement {
     /// A count, 1 to 256.
     pub ranges: u16,
-    /// AD: the blocks' contents are not needed any more.
+    /// AD: the contents of the blocks are no longer needed.
     pub deallocate: bool,
     /// IDW and IDR: an integral dataset, for write and for read.
     pub integral_write: bool,

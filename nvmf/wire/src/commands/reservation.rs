@@ -153,7 +153,7 @@ pub enum ReleaseAction {
 pub struct Release {
     pub action: ReleaseAction,
     pub ignore_existing_key: bool,
-    /// What is released; a Clear does not look at it, and it may then be none.
+    /// The type of the released reservation. Clear ignores it, and it may be none then.
     pub kind: Option<ReservationType>,
 }
 
@@ -379,7 +379,7 @@ mod tests {
     }
 
     proptest! {
-        /// What is accepted is understood whole: it builds to the same dword.
+        /// Every accepted command is parsed completely: it builds the same dword.
         #[test]
         fn round_trips(cdw10 in any::<u32>(), cdw11 in 0u32..2) {
             let mut sqe = Sqe::for_namespace(io::RESERVATION_REGISTER, 1, 1);

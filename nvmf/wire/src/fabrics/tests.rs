@@ -38,7 +38,7 @@ fn a_connect() {
     assert_eq!(connect.to_sqe(5, sqe.sgl().unwrap()).as_bytes(), bytes);
 }
 
-/// What a fabrics command may not be, and the status that says so.
+/// Invalid fabrics commands, each with its status.
 #[test]
 fn refusals() {
     let connect = |change: fn(&mut Sqe)| {

@@ -277,7 +277,7 @@ bitflags::bitflags! {
         const EXTENDED_DATA = 1 << 2;
         const TELEMETRY = 1 << 3;
         const PERSISTENT_EVENT = 1 << 4;
-        /// The pages 00h, 12h, 13h say what is supported.
+        /// Log pages 00h, 12h and 13h list the supported pages, commands and features.
         const SUPPORTED_PAGES = 1 << 5;
         const TELEMETRY_AREA4 = 1 << 6;
     }

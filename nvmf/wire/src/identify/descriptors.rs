@@ -217,7 +217,7 @@ mod tests {
     }
 
     proptest! {
-        /// Any list comes to an end, and what is read can be written and read again.
+        /// Every list ends, and a parsed descriptor can be written and parsed again.
         #[test]
         fn any_list(list in proptest::collection::vec(any::<u8>(), 0..200)) {
             let names: Vec<_> = iter(&list).take_while(Result::is_ok).map(Result::unwrap).collect();

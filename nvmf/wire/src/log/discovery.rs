@@ -400,7 +400,7 @@ mod tests {
     }
 
     proptest! {
-        /// No entry panics, and what is understood builds and reads the same again.
+        /// No entry panics, and a parsed entry builds and parses again without a change.
         #[test]
         fn any_entry(bytes in proptest::collection::vec(any::<u8>(), 1024), text in "[ -~]{0,32}") {
             let mut entry = DiscoveryEntry::read_from_bytes(&bytes).unwrap();

@@ -115,7 +115,7 @@ impl DataPdu {
         DataPdu::with(ch, cccid, ttag, datao, datal)
     }
 
-    /// A piece of what a command reads. `flags` may have [`PduFlags::LAST_PDU`] and, with it,
+    /// A part of a command's read data. `flags` may have [`PduFlags::LAST_PDU`] and, with it,
     /// [`PduFlags::SUCCESS`]; `datal` must not be 0.
     pub fn c2h(
         cccid: u16,

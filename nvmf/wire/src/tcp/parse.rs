@@ -4,7 +4,7 @@ use zerocopy::FromBytes;
 
 use super::*;
 
-/// What a receiver knows when a PDU comes in.
+/// The receiver's state that decides which PDUs are valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rules {
     pub receiver: Side,
@@ -44,7 +44,7 @@ impl Rules {
     }
 }
 
-/// What a common header says about the rest of its PDU.
+/// A common header's statements about the rest of its PDU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frame {
     pub pdu_type: PduType,
@@ -340,7 +340,7 @@ fn check_ic_resp(pdu: &IcResp) -> Result<&IcResp, PduError> {
     Ok(pdu)
 }
 
-/// The version comes first: what the other fields mean depends on it.
+/// The version comes first: it defines the meaning of the other fields.
 fn check_initialization(pfv: u16, alignment: u8, dgst: u8) -> Result<(), PduError> {
     let unsupported = |field, actual| {
         let reason = Reason::Unsupported { actual };
@@ -463,7 +463,7 @@ impl Field {
     }
 }
 
-/// What is wrong with a field.
+/// The rule that a field breaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Reason {
     #[error("{actual:#04x} is no PDU type")]

@@ -1,4 +1,4 @@
-//! Layout, good PDUs, and properties; what is refused is in `refusals`.
+//! Layout, valid PDUs, and properties; invalid PDUs are in `refusals`.
 
 mod refusals;
 
@@ -63,7 +63,7 @@ fn layout() {
     }
 }
 
-/// Good PDUs, byte for byte, each with what it says.
+/// Valid PDUs, byte for byte, each with its meaning.
 #[test]
 fn initialization() {
     // A Linux host: no digests, MAXR2T 0 (one R2T at a time).
@@ -221,7 +221,8 @@ fn termination() {
     assert_eq!(frame.data_len, 8);
 }
 
-/// A header that comes in pieces: every prefix asks for more, or refuses; none is taken for a whole.
+/// A header that arrives in pieces: every prefix asks for more bytes or is refused; none passes for
+/// a whole header.
 #[test]
 fn prefixes() {
     let data = DataPdu::h2c(7, 9, 0, 8192, true, Digests::NONE, DataAlignment::DWORD);
@@ -307,7 +308,7 @@ proptest! {
         }
     }
 
-    /// What the builders build is what the parser reads, under any agreement.
+    /// The parser reads every PDU that the builders build, under any agreement.
     #[test]
     fn build_then_parse(
         digests in any_digests(),

@@ -5,7 +5,8 @@ use zerocopy::IntoBytes;
 
 use super::*;
 
-/// Each rule has a PDU that breaks it alone; the refusal names the field, its offset and the status.
+/// For each rule, one PDU that breaks only this rule; the refusal names the field, its offset and
+/// the status.
 #[test]
 fn refusals() {
     use FatalErrorStatus::*;
