@@ -47,7 +47,7 @@ impl Arena {
         })
     }
 
-    /// What was got, and what to type to get better.
+    /// The kind of pages that the arena got, and the commands that would give better ones.
     pub fn report(&self) -> &ArenaReport {
         &self.inner.report
     }
@@ -94,20 +94,19 @@ impl Arena {
         })
     }
 
-    /// The stretches that a device is told of.
+    /// The regions that devices register.
     pub fn regions(&self) -> Vec<RegionInfo> {
         self.inner.mapping.regions.all()
     }
 
-    /// Makes the whole arena known to a device under a slot that is still free; all or nothing.
-    /// The device is told to forget it by [`Arena::unregister`], at the latest when the memory is
-    /// unmapped.
+    /// Registers the whole arena with a device under a free slot; all or nothing.
+    /// [`Arena::unregister`] undoes it, at the latest when the memory is unmapped.
     pub fn register(&self, slot: usize, hook: Arc<dyn RegisterHook>) -> Result<(), RegisterError> {
         self.register_in(slot, hook, Piece::LONGEST)
     }
 
-    /// As [`Arena::register`], with a device that takes no more than `piece` at once. The pieces of an
-    /// arena are of one length for a device, and may be of another for the next.
+    /// As [`Arena::register`], for a device that takes at most `piece` at once. All pieces of an
+    /// arena have one length for a device, and may have another for the next.
     pub fn register_in(
         &self,
         slot: usize,
@@ -117,7 +116,7 @@ impl Arena {
         self.inner.mapping.regions.register(slot, hook, piece)
     }
 
-    /// What the device in `slot` was told of, piece by piece, and the keys that it gave.
+    /// The pieces that the device in `slot` registered, and their keys.
     pub fn registered(&self, slot: usize) -> Vec<(RegionInfo, u64)> {
         self.inner.mapping.regions.registered(slot)
     }
@@ -127,7 +126,7 @@ impl Arena {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// Makes a device forget the arena. To be called when it has nothing in flight any more.
+    /// Unregisters the arena from a device. Call it when the device has nothing in flight.
     pub fn unregister(&self, slot: usize) {
         self.inner.mapping.regions.unregister(slot);
     }
@@ -234,7 +233,7 @@ impl fmt::Display for ArenaReport {
             None => write!(f, "any node, ")?,
         }
         f.write_str(if self.locked { "locked" } else { "not locked" })?;
-        // The last step up is the cheapest: nobody needs to hear of 1 GiB pages who lacks 2 MiB.
+        // The last step up is the cheapest: advice on 1 GiB pages is useless without 2 MiB pages.
         let (locks, pages): (Vec<_>, Vec<_>) = self.shortages.iter().partition(|s| {
             matches!(
                 s,
@@ -303,7 +302,7 @@ fn allocate_with(
     unreachable!("a plan has at least one kind to try")
 }
 
-/// What whoever got pages of this kind lacks: better ones, best first.
+/// The better kinds of pages that an arena of this kind lacks, best first.
 fn worth_telling(
     mut shortages: Vec<(PageKind, ArenaError)>,
     got: PageKind,

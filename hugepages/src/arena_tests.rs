@@ -37,8 +37,8 @@ fn allocate_on(options: ArenaOptions, facts: &Facts) -> Result<(Mapping, ArenaRe
     allocate_with(&options, Purpose::Dma, facts, &|| facts.clone())
 }
 
-/// Goal: an arena comes up on any machine, on every page of it can be written, and its one line
-/// has what there is to say. Method: the machine that runs the test.
+/// Goal: an arena comes up on any machine, every page of it is writable, and its report line is
+/// complete. Method: the machine that runs the test.
 #[test]
 fn this_machine_gives_an_arena() {
     let arena = Arena::allocate(ArenaOptions::new(5 * MIB + 1)).unwrap();
@@ -94,8 +94,8 @@ fn a_broken_promise_falls_through() {
     );
 }
 
-/// Goal: who may not lock gets an arena all the same, and reads why and what to type; who insists
-/// gets the named error. Method: a limit of 64 KiB in the facts.
+/// Goal: without the right to lock memory, an arena still comes up and reports the reason and the
+/// remedy; with `require_lock` it is the named error. Method: a limit of 64 KiB in the facts.
 #[test]
 fn without_permission_to_lock() {
     let poor = facts(Some(64 << 10), 0);
@@ -142,7 +142,7 @@ fn populating_does_not_depend_on_locking() {
     }
 }
 
-/// Goal: who got good pages is not told of a lack of worse ones; what is told comes best first.
+/// Goal: an arena of good pages does not report a lack of worse ones; reports come best first.
 #[test]
 fn only_the_lack_of_better_pages_is_told() {
     let told = |got| {
@@ -181,7 +181,8 @@ fn the_line_names_the_node() {
     );
 }
 
-/// Goal: slices never overlap, never exceed, and say what is left. Method: carve from threads.
+/// Goal: slices never overlap or exceed the arena, and the remainder is reported. Method: carve
+/// from threads.
 #[test]
 fn carving_is_exclusive() {
     let arena = test_support::untouched(64 * SLICE_ALIGN);
@@ -229,8 +230,8 @@ impl RegisterHook for Device {
     }
 }
 
-/// Goal: one slot for all arenas, none when one refuses, and a device is told before the memory
-/// goes, which it does with the last slice.
+/// Goal: one slot serves all arenas, or none when one refuses. A device unregisters before the
+/// memory is unmapped, which happens with the last slice.
 #[test]
 fn registration_spans_arenas_and_ends_with_the_memory() {
     let arenas = [test_support::untouched(4096), test_support::untouched(4096)];

@@ -1,11 +1,12 @@
 //! Copies to and from memory that others change meanwhile.
 
-/// The C library's routines, called so that the compiler knows nothing of what they do.
+/// The C library's routines, called so that the compiler knows nothing about their effects.
 ///
-/// Bytes that others change meanwhile may not be touched by Rust's own loads and stores, nor by
-/// intrinsics that it knows: that would be a data race, from which it may conclude what it likes.
-/// These routines are written in assembly, and the compiler cannot tell which they are. For the
-/// machine each is a series of loads and stores, whose result under a race is a mix, no more.
+/// Rust's own loads and stores, and intrinsics that the compiler knows, may not touch bytes that
+/// other cores change meanwhile: that would be a data race, and the compiler may conclude anything
+/// from it. These routines are written in assembly, and the compiler cannot identify them. For the
+/// machine each is a series of loads and stores, whose result under a race is a mix and nothing
+/// worse.
 pub(crate) mod opaque {
     use std::ffi::{c_int, c_void};
     use std::hint::black_box;
@@ -59,8 +60,9 @@ pub(crate) mod stream {
     }
 
     /// # Safety
-    /// `from` is readable and `to` writable for `len` bytes, and [`is_possible`] said so of `to` and
-    /// `len`, which is not 0.
+    ///
+    /// `from` is readable and `to` writable for `len` bytes. [`is_possible`] returned true for `to`
+    /// and `len`, which is not 0.
     #[inline]
     pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
         // SAFETY: upheld by the caller: reads and writes `len` bytes in whole rounds, each store

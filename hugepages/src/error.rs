@@ -1,4 +1,5 @@
-//! Why memory was not to be had: each reason with the number asked, the number there and the remedy.
+//! Why memory is not available: each reason with the requested amount, the available amount and the
+//! remedy.
 
 use std::io;
 use std::path::PathBuf;
@@ -65,7 +66,8 @@ pub enum ArenaError {
     #[error("not enough memory: {} asked, {} available; remedy: ask for less or free some", human(*asked), human(*available))]
     NotEnoughMemory { asked: u64, available: u64 },
 
-    /// The control group that this process is in may not have so much memory: taking it would be the end of the process.
+    /// The process's control group does not allow this much memory: taking it would kill the
+    /// process.
     #[error(
         "cgroup memory limit: {} asked, {} left of {} ({}); \
          remedy: `echo {} | sudo tee {}` (of a container: give it more memory), or ask for less",
@@ -73,7 +75,7 @@ pub enum ArenaError {
     )]
     CgroupMemory {
         asked: u64,
-        /// But for what the kernel drops when it is short.
+        /// Without the memory that the kernel drops when it is short.
         used: u64,
         limit: u64,
         file: PathBuf,

@@ -1,20 +1,21 @@
-//! The one source of DMA memory: arenas of the best pages to be had, and fixed buffer pools on them.
+//! The one source of DMA memory: arenas of the best available pages, and fixed buffer pools on
+//! them.
 //!
 //! ```text
-//!   Arena   one mapping (1 GiB, 2 MiB, transparent or plain locked pages) on one NUMA node
-//!     ├ region    at most 1 GiB of it, known to each device once, whole or in pieces, by a key per device slot
-//!     └ ArenaSlice  carved once, taken to the core that shall own it
-//!         └ Pool    fixed buffer classes on a slice, owned by one core, no atomics
-//!             └ Buf     a counted handle on one buffer (or a part of it); the last one gives it back
-//!   Shared  memory that several cores and the kernel read and write at once (RAM disks)
-//!     └ Lent    a handle on a part of it, to send it from where it is
+//! Arena   one mapping (1 GiB, 2 MiB, transparent or plain locked pages) on one NUMA node
+//! ├ region    at most 1 GiB of it; each device registers it once, whole or in pieces, by slot
+//! └ ArenaSlice  carved once, moved to the core that owns it
+//!    └ Pool    fixed buffer classes on a slice, owned by one core, no atomics
+//!       └ Buf     a counted handle on one buffer (or a part of it); the last one gives it back
+//! Shared  memory that several cores and the kernel read and write at once (RAM disks)
+//! └ Lent    a handle on a part of it, to send it from where it is
 //! ```
 //!
-//! Everything else in Nacre that needs memory a device may touch gets it from here.
+//! All other crates get memory that a device may touch from here.
 //!
-//! Which pages an arena gets is decided by [`ArenaOptions`] and by what the system says (its pools,
-//! limits and nodes), not by trial alone: so that each refusal is an [`ArenaError`] with numbers and
-//! a remedy, and [`Arena::report`] tells in one line what was got and what to type to get better.
+//! [`ArenaOptions`] and the system's facts (its pools, limits and nodes) decide which pages an
+//! arena gets, not trial alone. So each refusal is an [`ArenaError`] with numbers and a remedy, and
+//! one line of [`Arena::report`] names the pages and the command for better ones.
 //!
 //! ```
 //! use nacre_hugepages::{Arena, ArenaOptions, ClassSpec, Pool};

@@ -17,7 +17,7 @@ use crate::register::Regions;
 
 /// Memory of one kind of pages, unmapped when dropped. Zero at first.
 ///
-/// Hands out its address and nothing else: who may touch which bytes is decided above, by
+/// Provides only its address. The layers above decide which code may touch which bytes:
 /// [`crate::ArenaSlice`] (one owner per byte) and [`crate::Shared`] (like device memory).
 pub(crate) struct Mapping {
     base: NonNull<u8>,
@@ -52,7 +52,7 @@ impl Mapping {
         mapping
             .advise(Advice::LinuxDontFork)
             .map_err(|e| ("madvise", e))?;
-        // Gigabytes of somebody's data have no place in a core dump. Old kernels may not know how.
+        // Gigabytes of user data have no place in a core dump. Old kernels may not support this.
         let _ = mapping.advise(Advice::LinuxDontDump);
         if let Some(node) = node {
             mapping.bind(node, kind).map_err(|e| ("mbind", e))?;
@@ -82,8 +82,8 @@ impl Mapping {
         let zero =
             File::open("/dev/zero").map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
         for at in (0..self.len).step_by(page) {
-            // SAFETY: `at` is inside the mapping, which is writable, zero, and not yet anybody
-            // else's: populating comes before the mapping is handed out.
+            // SAFETY: `at` is inside the mapping, which is writable, zero, and not yet shared:
+            // populating comes before the mapping is handed out.
             let byte = unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(at), 1) };
             zero.read_exact_at(byte, 0)
                 .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
@@ -113,8 +113,8 @@ impl Mapping {
             range.start <= range.end && range.end <= self.len,
             "range outside mapping"
         );
-        // SAFETY: inside the mapping (just checked). Contents become zero behind everybody's back:
-        // only `Shared` calls this, whose bytes nobody holds a Rust reference to.
+        // SAFETY: inside the mapping (just checked). The contents become zero without a Rust store:
+        // only `Shared` calls this, and no Rust reference to its bytes exists.
         unsafe { madvise(self.at(range.start), range.len(), Advice::LinuxDontNeed) }
     }
 
@@ -156,7 +156,7 @@ impl Mapping {
         };
         for (at, bytes) in [(start, head), (end, tail)] {
             if bytes > 0 {
-                // SAFETY: a part of what was just mapped, beside what `mapping` keeps.
+                // SAFETY: a part of the new mapping, outside the part that `mapping` keeps.
                 unsafe { munmap(at, bytes) }.map_err(|e| ("munmap", e))?;
             }
         }
@@ -164,7 +164,7 @@ impl Mapping {
     }
 
     fn advise(&self, advice: Advice) -> Result<(), Errno> {
-        // SAFETY: the range is ours, and none of the advices given changes what it contains.
+        // SAFETY: the range is ours, and no advice used here changes its contents.
         unsafe { madvise(self.at(0), self.len, advice) }
     }
 
@@ -180,7 +180,7 @@ impl Mapping {
         } else {
             libc::MPOL_PREFERRED
         };
-        // The kernel looks at one bit less than it is told (mbind(2), bugs).
+        // The kernel reads one bit less than the given number (mbind(2), bugs).
         let bits = mask.len() as u64 * u64::from(bits) + 1;
         // SAFETY: the range is ours; `mask` has as many bits as stated. Neither rustix nor libc
         // wraps this call.
@@ -219,8 +219,8 @@ impl fmt::Debug for Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         self.regions.unregister_all();
-        // SAFETY: made by `mmap`, and whoever uses it keeps it alive by an `Arc`. The call cannot
-        // fail on a whole mapping.
+        // SAFETY: made by `mmap`, and every user keeps it alive by an `Arc`. The call cannot fail
+        // on a whole mapping.
         let _ = unsafe { munmap(self.at(0), self.len) };
     }
 }
@@ -301,8 +301,8 @@ mod tests {
         }
     }
 
-    /// Goal: what a device may be using does not get copied by fork(). Method: the kernel's own
-    /// list of flags for the mapping ("dc", proc_pid_smaps(5)).
+    /// Goal: fork() does not copy memory that a device may use. Method: the kernel's own list of
+    /// flags for the mapping ("dc", proc_pid_smaps(5)).
     #[test]
     fn mappings_are_kept_from_children_and_dumps() {
         let mapping = Mapping::new(PageKind::Plain, base_page_size(), None).unwrap();

@@ -6,7 +6,7 @@ pub(crate) const KIB: u64 = 1 << 10;
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const GIB: u64 = 1 << 30;
 
-/// What the memory of an arena is made of, best first.
+/// The kinds of pages of an arena, best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PageKind {
     /// 1 GiB pages from the kernel's hugetlb pool.

@@ -8,7 +8,7 @@ use crate::error::ArenaError;
 use crate::pages::{HugepagePolicy, MIB, PageKind};
 use crate::system::{Facts, TRANSPARENT_FILE};
 
-/// What somebody wants of an arena.
+/// The requirements for an arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ArenaOptions {
     /// At least so many bytes; rounded up to whole pages.
@@ -37,13 +37,13 @@ impl ArenaOptions {
     }
 }
 
-/// What the memory is for.
+/// The use of the memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// Buffers that devices use all the time: the pool's pages, and a lock if it is allowed.
     Dma,
-    /// RAM disks: large, sparse, and given back in parts. The pool's pages are for who insists on
-    /// them, and so is a lock.
+    /// RAM disks: large, sparse, and given back in parts. They take pages of the pool, and a lock,
+    /// only on explicit request.
     RamDisk,
 }
 
@@ -109,8 +109,8 @@ fn candidates(options: &ArenaOptions, purpose: Purpose) -> Vec<PageKind> {
     }
 }
 
-/// Whether rounding up to such pages wastes little: no more than an eighth of what was asked, or
-/// less than one page of 2 MiB, which nobody misses.
+/// True if rounding up to such pages wastes little: at most an eighth of the request, or less than
+/// one page of 2 MiB.
 fn worthwhile(kind: PageKind, bytes: u64) -> bool {
     kind.round_up(bytes)
         .is_none_or(|rounded| rounded - bytes <= (bytes / 8).max(2 * MIB))
@@ -126,7 +126,8 @@ fn check(
     let asked = kind.round_up(options.bytes).ok_or(ArenaError::TooLarge {
         asked: options.bytes,
     })?;
-    // What is taken at once beyond what there is ends this process, or another, without a word. (A lock takes it too.)
+    // Memory that is taken at once and is not available ends this process, or another, without a
+    // message. (A lock takes it too.)
     let taken = options.populate || options.require_lock || purpose == Purpose::Dma;
     let short = facts.memory_short(asked).filter(|_| taken);
     match kind {
@@ -246,7 +247,8 @@ impl Facts {
         let total = pools
             .find(|p| p.node == node && p.size == size)
             .map_or(0, |p| p.total);
-        // With enough free by now, ask for one arena more: somebody took what was counted.
+        // If enough is free by now, ask for one arena more: another process took the pages that
+        // were counted.
         let missing = if asked > free { asked - free } else { asked };
         let remedy = self.reserve_command(size, node, total + missing);
         ArenaError::NotEnoughPages {
@@ -361,7 +363,7 @@ mod tests {
         );
     }
 
-    /// Goal: RAM disks leave the pool's pages to arenas unless somebody insists.
+    /// Goal: RAM disks leave the pool's pages to arenas unless the caller insists.
     #[test]
     fn ram_disks_leave_the_pool_alone() {
         let tries = |hugepages| {
@@ -535,7 +537,8 @@ mod tests {
         ));
     }
 
-    /// Goal: the lock limit counts what is locked already, and not what needs no lock.
+    /// Goal: the lock limit counts memory that is locked already, and ignores memory that needs no
+    /// lock.
     #[test]
     fn lock_limit() {
         let facts = Facts {
@@ -554,8 +557,9 @@ mod tests {
         assert!(check_lock(Plain, u64::MAX, &rich()).is_ok());
     }
 
-    /// Goal: memory that is taken at once and is not there is refused with the numbers, rather than the end of the
-    /// process; what is taken when it is needed, or is in the pool already, is not. Method: a tight group, a tight machine.
+    /// Goal: memory that is taken at once and is not available is refused with numbers, and does
+    /// not end the process. Memory that is taken on demand, or is in the pool already, is not
+    /// refused. Method: a tight control group, a tight machine.
     #[test]
     fn memory_that_is_not_there_is_not_taken() {
         let group = Facts {

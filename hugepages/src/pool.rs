@@ -5,10 +5,10 @@
 //!   Buf       pool, class, index, offset, len                     24 bytes, finds address and key
 //! ```
 //!
-//! No buffer lies across two regions, and none of up to 8 MiB across two grains: so one registration key
-//! is right for all of it, however short the pieces are that a device registers. Slots of a power of two
-//! lie at multiples of their size, which costs nothing; of other classes the slot at the end of a grain is
-//! left out (of 132 KiB every 125th).
+//! No buffer lies across two regions, and none of up to 8 MiB lies across two grains. So one
+//! registration key is right for all of it, however short the pieces are that a device registers.
+//! Slots of a power of two lie at multiples of their size, which costs nothing. For other classes,
+//! the slot at the end of a grain is left out (of 132 KiB every 125th).
 
 use std::cell::{Cell, RefCell};
 use std::ops::Deref;
@@ -54,7 +54,7 @@ struct Class {
     /// `refs - splits` handles: a clone adds to both sides, a split to neither, and a drop takes
     /// one split along while there is one. So a difference of 1 says that no two handles overlap.
     splits: Box<[Cell<u32>]>,
-    /// Last in, first out: what was used last is still in the cache.
+    /// Last in, first out: the buffer used last is still in the cache.
     free: RefCell<Vec<u32>>,
     low_water: Cell<usize>,
     acquired: Cell<u64>,
@@ -112,8 +112,8 @@ impl Pool {
         let regions = Arc::new(Regions::new(base, len));
         let layout = Layout::new(0, classes);
         debug_assert!(layout.end <= len);
-        // SAFETY: `memory` has room for the layout (`bytes_for`), belongs to nobody else and moves
-        // into the pool.
+        // SAFETY: `memory` has room for the layout (`bytes_for`), has no other owner and moves into
+        // the pool.
         unsafe { Pool::build(base, len, layout, regions, Memory::Heap(memory)) }
     }
 
@@ -148,8 +148,8 @@ impl Pool {
             let size = stride(spec.size);
             let (unit, align) = placing(size);
             let mut slots = spec.count;
-            // At multiples of itself no slot meets an end. Others meet at most one more than there are whole
-            // units in the class; and those that are left out make it longer.
+            // At multiples of its size no slot crosses an end. Other slots cross at most one more
+            // end than the class has whole units, and the omitted slots make the class longer.
             while !size.is_power_of_two() {
                 let more = spec.count + slots * size / unit + 1;
                 if more == slots {
@@ -164,8 +164,9 @@ impl Pool {
     }
 
     /// # Safety
+    ///
     /// `layout` fits in `base..base + len`, which is in the mapping that `regions` describe, is
-    /// valid, initialised, writable, used by nobody else and stays so until `memory` is dropped.
+    /// valid, initialised, writable, has no other user and stays so until `memory` is dropped.
     unsafe fn build(
         base: NonNull<u8>,
         len: usize,
@@ -261,8 +262,8 @@ impl Pool {
         self.inner.classes.iter().map(stat).collect()
     }
 
-    /// The memory of this pool, region by region: what a ring registers as its fixed buffers, in
-    /// the order that [`Pool::region_index`] counts in.
+    /// The memory of this pool, region by region: a ring registers it as its fixed buffers, in the
+    /// order of [`Pool::region_index`].
     pub fn regions(&self) -> Vec<RegionInfo> {
         self.inner.regions.parts(self.inner.base, self.inner.len)
     }
@@ -283,8 +284,8 @@ impl Pool {
 /// A counted handle on a buffer, or on a part of one.
 ///
 /// Cloning shares the bytes, which are then read-only; [`Buf::bytes_mut`] needs the only handle.
-/// The buffer returns to its pool when its last handle is dropped, so whoever gives memory to a
-/// device or to the kernel keeps a handle until that is done with it.
+/// The buffer returns to its pool when its last handle is dropped. Code that gives memory to a
+/// device or to the kernel keeps a handle until the operation ends.
 ///
 /// ```compile_fail,E0277
 /// fn to_another_thread(buf: nacre_hugepages::Buf) {
@@ -397,14 +398,14 @@ impl Buf {
         self.pool.regions.key(self.as_ptr(), self.len(), slot)
     }
 
-    /// The address by which the device in `slot` knows the first byte, of a device that registered whole regions and
-    /// whose keys are the addresses of their first bytes.
+    /// The address by which the device in `slot` knows the first byte. For a device that registered
+    /// whole regions and whose keys are the addresses of their first bytes.
     #[inline]
     pub fn address(&self, slot: usize) -> Option<u64> {
         self.pool.regions.address(self.as_ptr(), self.len(), slot)
     }
 
-    /// The region that this buffer is in: all of it, whoever else has buffers there.
+    /// The whole region of this buffer, including buffers of other owners.
     pub fn region(&self) -> RegionInfo {
         self.pool
             .regions
@@ -438,8 +439,8 @@ impl Deref for Buf {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the range is inside this buffer of the pool, which `self.pool` keeps mapped, and
-        // nobody writes through a handle while it is shared (`bytes_mut` checks).
+        // SAFETY: the range is inside this buffer of the pool, which `self.pool` keeps mapped. No
+        // code writes through a handle while it is shared (`bytes_mut` checks).
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len as usize) }
     }
 }
@@ -545,7 +546,7 @@ impl Layout {
     }
 }
 
-/// What no slot of this size lies across the ends of, and what a class of it begins at a multiple of.
+/// The boundary that no slot of this size crosses, and the alignment of a class of this size.
 fn placing(size: usize) -> (usize, usize) {
     let unit = if size <= GRAIN / 2 { GRAIN } else { REGION_MAX };
     let align = if size.is_power_of_two() { size } else { 1 };

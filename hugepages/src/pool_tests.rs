@@ -1,4 +1,4 @@
-//! Pools and buffers: what may be shared, what may be written, what comes back.
+//! Pools and buffers: sharing, writing and returning.
 
 use std::sync::Arc;
 
@@ -127,9 +127,9 @@ fn a_buffer_outlives_its_pool_and_arena() {
     assert!(buf.iter().all(|&b| b == 9));
 }
 
-/// Goal: `bytes_for` is always enough, no buffer lies across a region and no small one across a grain,
-/// and sizes of powers of two pay nothing for that. Method: layouts that begin at every distance from a region's end, most
-/// of them of sizes that do not divide it.
+/// Goal: `bytes_for` is always enough, no buffer lies across a region and no small one across a
+/// grain, and sizes of powers of two waste nothing. Method: layouts that begin at every distance
+/// from a region's end, most of them of sizes that do not divide it.
 #[test]
 fn layouts_fit_and_never_cross_regions() {
     let classes = [
@@ -191,7 +191,8 @@ fn layouts_fit_and_never_cross_regions() {
     assert!(gaps > 0, "no region end was met: the test tests nothing");
 }
 
-/// Goal: what is kept for the ends of grains is little: less than two buffers of a class, and a hundredth of it.
+/// Goal: the space lost at the ends of grains is small: less than two buffers of a class, and a
+/// hundredth of it.
 #[test]
 fn ends_cost_little() {
     for size in [4096, 16 << 10, 128 << 10, 135_168, 1 << 20, 8 << 20] {
@@ -266,7 +267,7 @@ fn heap_pools_have_a_region() {
     assert!(buf.as_ptr().addr().is_multiple_of(4096));
 }
 
-/// Goal: a slice that is too small is a named error, and says what is missing.
+/// Goal: a slice that is too small is a named error with the missing number of bytes.
 #[test]
 fn a_slice_too_small_is_an_error() {
     let arena = small_arena(1 << 16);
@@ -293,7 +294,7 @@ fn a_slice_too_small_is_an_error() {
     assert_eq!(error.there, (1 << 16) - 4096);
 }
 
-/// What the oracle knows of a handle: which buffer it is on (by a number of its own) and where.
+/// The oracle's view of a handle: its buffer (by a number of its own) and its range.
 #[derive(Debug, Clone)]
 struct Known {
     buffer: u64,
@@ -329,9 +330,9 @@ fn op() -> impl Strategy<Value = Op> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 
-    /// Goal: no two handles that may write share a byte, nobody's bytes change behind their back,
-    /// and what is dropped comes back. Method: random operations against an oracle that knows,
-    /// for each buffer, which handles are on it and what its bytes should be.
+    /// Goal: no two handles that may write share a byte, no handle's bytes change through another,
+    /// and dropped buffers come back. Method: random operations against an oracle that knows the
+    /// handles and the expected bytes of each buffer.
     #[test]
     fn pool_against_oracle(ops in proptest::collection::vec(op(), 1..200)) {
         let specs = [ClassSpec { size: 512, count: 3 }, ClassSpec { size: 4096, count: 2 }];

@@ -1,4 +1,5 @@
-//! Regions: stretches of DMA memory that a device learns once, and whose key a buffer finds in O(1).
+//! Regions: ranges of DMA memory that a device registers once, and whose key a buffer finds in
+//! O(1).
 //!
 //! ```text
 //!   mapping  |<------- 1 GiB ------->|<------- 1 GiB ------->|<-- rest -->|
@@ -7,13 +8,14 @@
 //!   key[slot]      0: lkey/rkey  1: IOVA   …one per device that registered, noted in every grain
 //! ```
 //!
-//! A device that takes less than a region at once, or is to, registers pieces of it ([`Piece`]), each with a
-//! key and a number of its own. Keys are noted per grain, which is a part of one piece however long these are: so an
-//! address finds its key by one shift and one load, for all devices, each with pieces of its own.
+//! A device that takes less than a region at once registers pieces of it ([`Piece`]), each with a
+//! key and a number of its own. Keys are noted per grain, which is a part of one piece however long
+//! the pieces are. So an address finds its key by one shift and one load, for all devices, each
+//! with pieces of its own.
 //!
 //! A device takes one of [`DEVICE_SLOTS`] slots, the same in every arena, and gives each region a
 //! key of its own meaning: lkey and rkey of a protection domain, the IOVA of the region's first
-//! byte, the index of a fixed buffer. This module does not know what a key means.
+//! byte, the index of a fixed buffer. This module does not interpret keys.
 
 use std::error::Error;
 use std::ptr::NonNull;
@@ -28,7 +30,8 @@ pub const DEVICE_SLOTS: usize = 8;
 pub const REGION_MAX: usize = 1 << REGION_SHIFT;
 const REGION_SHIFT: u32 = 30;
 
-/// No piece is shorter, unless memory ends with it. Buffers of up to half of it lie in one ([`crate::Pool`]).
+/// No piece is shorter, unless memory ends with it. Buffers of up to half of it lie in one piece
+/// ([`crate::Pool`]).
 pub const GRAIN: usize = 1 << GRAIN_SHIFT;
 const GRAIN_SHIFT: u32 = 24;
 
@@ -62,7 +65,7 @@ pub struct RegionInfo {
     len: usize,
 }
 
-// SAFETY: an address and a length, which nobody dereferences without an `unsafe` of their own.
+// SAFETY: an address and a length; dereferencing them needs an `unsafe` block elsewhere.
 unsafe impl Send for RegionInfo {}
 // SAFETY: as above; there is nothing to change through a shared reference.
 unsafe impl Sync for RegionInfo {}
@@ -81,7 +84,7 @@ impl RegionInfo {
 
 pub type HookError = Box<dyn Error + Send + Sync>;
 
-/// A device that must be told about memory before it may touch it.
+/// A device that must register memory before it may touch it.
 pub trait RegisterHook: Send + Sync {
     /// Makes the region known to the device; the key is what [`crate::Buf::key`] will say.
     /// `u64::MAX` is not a key.
@@ -124,7 +127,7 @@ pub(crate) struct Regions {
     known: Mutex<[Option<Known>; DEVICE_SLOTS]>,
 }
 
-/// A device that was told of the memory, in such pieces.
+/// A device that registered the memory, in pieces of this length.
 struct Known {
     hook: Arc<dyn RegisterHook>,
     piece: Piece,
@@ -161,7 +164,7 @@ impl Regions {
         at.addr() - self.base.addr().get()
     }
 
-    /// The key of `len` bytes at `at`, in the mapping. `None`: the device does not know them, or not all of
+    /// The key of `len` bytes at `at`, in the mapping. `None` if the device does not know all of
     /// them by one key.
     #[inline]
     pub fn key(&self, at: *const u8, len: usize, slot: usize) -> Option<u64> {
@@ -177,8 +180,8 @@ impl Regions {
         (key != NO_KEY && whole).then_some(key)
     }
 
-    /// The key as [`Regions::key`] has it, of a device that registered whole regions, plus how far into its region `at`
-    /// is.
+    /// The key as [`Regions::key`] returns it, for a device that registered whole regions, plus the
+    /// offset of `at` in its region.
     #[inline]
     pub fn address(&self, at: *const u8, len: usize, slot: usize) -> Option<u64> {
         let key = self.key(at, len, slot)?;
@@ -252,8 +255,8 @@ impl Regions {
         if place.is_some() {
             return Err(RegisterError::SlotTaken { slot });
         }
-        // Keys are published only when all are there, so nobody sees a device half informed, not
-        // even after a hook that panicked.
+        // Keys are published only when all exist, so that no reader sees a partial registration,
+        // not even after a hook that panicked.
         let mut keys = Vec::with_capacity(self.len.div_ceil(piece.bytes()));
         for info in self.pieces(piece) {
             let RegionInfo { id, len, .. } = info;
@@ -289,7 +292,7 @@ impl Regions {
     pub fn unregister(&self, slot: usize) {
         if let Some(Known { hook, piece }) = self.known().get_mut(slot).and_then(Option::take) {
             for info in self.pieces(piece) {
-                // The key goes first: who looks from now on does not find what will be invalid.
+                // The key goes first: later lookups must not find a key that becomes invalid.
                 let mut key = NO_KEY;
                 for grain in self.grains(&info) {
                     key = grain[slot].swap(NO_KEY, Ordering::AcqRel);
@@ -303,7 +306,7 @@ impl Regions {
         (0..DEVICE_SLOTS).for_each(|slot| self.unregister(slot));
     }
 
-    /// What the device in `slot` was told of, with its keys.
+    /// The pieces that the device in `slot` registered, with their keys.
     pub fn registered(&self, slot: usize) -> Vec<(RegionInfo, u64)> {
         let known = self.known();
         let Some(Some(Known { piece, .. })) = known.get(slot) else {
@@ -332,7 +335,7 @@ fn offset(base: NonNull<u8>, bytes: usize) -> NonNull<u8> {
 mod tests {
     use super::*;
 
-    /// A device that numbers what it knows, and refuses after `capacity`.
+    /// A device that numbers its registrations, and refuses after `capacity`.
     #[derive(Default)]
     struct Device {
         known: Mutex<Vec<(RegionId, u64)>>,
@@ -375,7 +378,7 @@ mod tests {
         }
     }
 
-    /// Regions of an address range that nobody touches: only numbers are looked at.
+    /// Regions of an address range that the test never touches: it only uses the numbers.
     fn regions(len: usize) -> (NonNull<u8>, Regions) {
         let base = NonNull::new(std::ptr::without_provenance_mut::<u8>(1 << 40)).unwrap();
         (base, Regions::new(base, len))
@@ -408,8 +411,9 @@ mod tests {
         assert_eq!(regions.key(at(base, 0), 1, DEVICE_SLOTS), None);
     }
 
-    /// Goal: devices with limits of their own know the same memory in pieces of their own, each with its number and its
-    /// key, and nothing has a key that is not right for all of it. Method: both sides of each boundary.
+    /// Goal: devices with limits of their own know the same memory in pieces of their own, each
+    /// with its number and its key, and no range has a key that is not right for all of it. Method:
+    /// both sides of each boundary.
     #[test]
     fn pieces() {
         let (base, regions) = regions(REGION_MAX + 2 * GRAIN + 4096);
@@ -464,7 +468,8 @@ mod tests {
         assert_eq!((small.count(), key(0, 1)), (0, None));
     }
 
-    /// Goal: a piece is a power of two, neither more than the device takes nor less than buffers need.
+    /// Goal: a piece is a power of two, at most what the device takes and at least what buffers
+    /// need.
     #[test]
     fn lengths_of_pieces() {
         let at_most = |bytes| Piece::at_most(bytes).map(Piece::bytes);

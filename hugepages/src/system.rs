@@ -1,6 +1,6 @@
-//! What the system says about memory: huge page pools, limits, NUMA nodes.
+//! The system's facts about memory: huge page pools, limits, NUMA nodes.
 //!
-//! Everything is read from files below one root, so that a test can put any machine in a folder.
+//! All files are read below one root, so that a test can put any machine in a folder.
 
 use std::fs;
 use std::io;
@@ -18,10 +18,10 @@ pub struct NodePages {
     pub size: u64,
     /// Pages in the pool.
     pub total: u64,
-    /// Pages nobody uses, some of which may be promised already.
+    /// Unused pages, some of which may be reserved already.
     pub free: u64,
-    /// Free pages promised to somebody. The kernel counts them for the whole machine, so with
-    /// several nodes this is 0 on each.
+    /// Free pages that are reserved. The kernel counts them for the whole machine, so with several
+    /// nodes this is 0 on each.
     pub reserved: u64,
     /// Pages above the configured number, taken from ordinary memory.
     pub surplus: u64,
@@ -60,7 +60,7 @@ pub(crate) struct CgroupLimit {
 /// The control group limit on memory that leaves the least room.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct MemoryLimit {
-    /// But for what the kernel drops when it is short.
+    /// Without the memory that the kernel drops when it is short.
     pub used: u64,
     pub limit: u64,
     pub file: PathBuf,
@@ -146,7 +146,7 @@ impl System {
                 there: pools.iter().map(|p| p.size).collect(),
             });
         };
-        // Pages of the pool are lost to everybody else: do not even try to take the last memory.
+        // Pages of the pool are unavailable to all other programs: never take the last memory.
         let more = pages.saturating_sub(pool.total).saturating_mul(size);
         let available = self.meminfo("MemAvailable").unwrap_or(u64::MAX);
         if more > available {
@@ -157,12 +157,13 @@ impl System {
         }
         let there = self.set_pool(size, pages, node, pool.total)?;
         granted(size, pages, there).inspect_err(|_| {
-            // Half of what was asked serves nobody. If this fails too, the first error still tells.
+            // Half of the requested pages are useless. If this fails too, the first error still
+            // describes the cause.
             let _ = self.set_pool(size, pool.total, node, there);
         })
     }
 
-    /// Sets the number of pages of a pool, which held `before`. Answers what it then holds.
+    /// Sets the number of pages of a pool, which held `before`. Returns its new number.
     fn set_pool(
         &self,
         size: u64,
@@ -187,7 +188,7 @@ impl System {
             },
         };
         fs::write(&file, pages.to_string()).map_err(failed)?;
-        // The kernel takes what it finds and says nothing: only reading back tells.
+        // The kernel takes as many as it finds and reports nothing: read the number back.
         let text = fs::read_to_string(&file).map_err(failed)?;
         let invalid = || io::Error::new(io::ErrorKind::InvalidData, text.trim().to_owned());
         text.trim().parse().map_err(|_| failed(invalid()))
@@ -214,7 +215,8 @@ impl System {
         }
     }
 
-    /// Bytes in the cache that is nearest to memory. `None` where the system does not say, as on some boards.
+    /// Bytes in the cache that is nearest to memory. `None` if the system does not report it, as on
+    /// some boards.
     pub fn last_level_cache(&self) -> Option<u64> {
         let caches = self
             .entries(CACHES)
@@ -266,8 +268,8 @@ impl System {
         nodes
     }
 
-    /// The folders of the control groups that limit `controller` for this process: its own and its ancestors'. Whether
-    /// they are of version 2.
+    /// The folders of the control groups that limit `controller` for this process: its own and its
+    /// ancestors'. True for version 2.
     fn cgroups(&self, controller: &str) -> Vec<(String, bool)> {
         let membership = self.text("/proc/self/cgroup").unwrap_or_default();
         let mut found = Vec::new();
@@ -420,7 +422,7 @@ impl Facts {
     }
 }
 
-/// What the kernel made of a request for `asked` pages.
+/// The number of pages that the kernel granted of `asked` pages.
 fn granted(size: u64, asked: u64, there: u64) -> Result<u64, ReserveError> {
     if there >= asked {
         return Ok(there);

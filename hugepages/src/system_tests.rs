@@ -1,4 +1,4 @@
-//! A machine is a folder of files: what is read from it, and what is written to it.
+//! A machine is a folder of files: the tests check the values read from it and written to it.
 
 use std::fs;
 use std::path::Path;
@@ -126,8 +126,8 @@ fn facts_of_a_machine_with_two_nodes() {
     assert_eq!(nodes, [(Some(0), 10), (Some(1), 190)]);
 }
 
-/// Goal: the last cache before memory is found, whatever else is there. Method: machines of several levels, of one
-/// that says nothing of its size, and of none.
+/// Goal: the last cache before memory is found among all others. Method: machines with several
+/// levels, one that does not report its size, and one without a cache.
 #[test]
 fn the_last_level_cache() {
     let of = |caches: &[(&str, &str, &str)]| {
@@ -262,7 +262,7 @@ fn show_lists_pools_per_node() {
     assert_eq!(rows, [(None, 2 * MIB, 300), (None, GIB, 2)]);
 }
 
-/// Goal: `reserve` writes the right file and believes only what it reads back.
+/// Goal: `reserve` writes the right file and trusts only the value that it reads back.
 #[test]
 fn reserve_writes_the_pool_of_the_node() {
     let machine = Machine::new(TWO_NODES);
@@ -359,8 +359,8 @@ fn commands_are_exact() {
     );
 }
 
-/// Goal: of the limits on memory above this process the one that leaves the least counts, and what the kernel can drop
-/// is not in the way. Method: both versions of control groups.
+/// Goal: of all limits on this process's memory, the one that leaves the least counts, and memory
+/// that the kernel can drop does not. Method: both versions of control groups.
 #[test]
 fn the_tightest_memory_limit_wins() {
     let machine = Machine::new(TWO_NODES);

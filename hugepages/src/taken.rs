@@ -1,9 +1,9 @@
-//! Which parts of lazily taken memory have been written.
+//! Tracks the written parts of lazily allocated memory.
 //!
-//! Memory that is read before it is written is the kernel's one huge page of zeroes. A write to that breaks it into
-//! small pages, at a fault for each of them and with none of the use of a huge one ever after; and a disk is read
-//! before it is written, by whoever looks for a file system on it. So the first write to each [`UNIT`] puts a huge page
-//! of its own there. A part that was never written is known to be zero.
+//! Reading untouched memory maps the kernel's shared huge zero page. A later write splits it into 4
+//! KiB pages, one fault each, and the range never becomes a huge page again. Disks are read before
+//! they are written, by programs that look for a file system. So the first write to each [`UNIT`]
+//! puts a huge page of its own there. A part that was never written is known to be zero.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,14 +11,14 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::pages::MIB;
 
-/// What is taken as one: a transparent huge page.
+/// The unit of allocation: a transparent huge page.
 pub(crate) const UNIT: usize = 2 * MIB as usize;
 
 #[derive(Debug)]
 pub(crate) struct Taken {
-    /// Never falls: what a host discards may be written by another core at that moment.
+    /// Never cleared: another core may be writing the range that a host discards.
     units: Box<[AtomicBool]>,
-    /// Held while a unit is taken, so that nobody writes to it meanwhile.
+    /// Held while a unit is taken, so that no other core writes to it meanwhile.
     taking: Mutex<()>,
 }
 
@@ -33,8 +33,8 @@ impl Taken {
         }
     }
 
-    /// Calls `take` with the bytes of each unit of `range` that has never been written. They are zero, and nobody
-    /// else writes to them before it returns.
+    /// Calls `take` with the bytes of each unit of `range` that was never written. They are zero,
+    /// and no other core writes to them before it returns.
     #[inline]
     pub fn before_write(&self, range: Range<usize>, take: impl Fn(Range<usize>)) {
         for unit in units(&range) {

@@ -1,5 +1,5 @@
-//! One core's queue: checks an I/O, turns it into commands for the ring, and decides at each
-//! completion what comes next.
+//! One core's queue: checks an I/O, turns it into commands for the ring, and chooses the next
+//! command at each completion.
 //!
 //! ```text
 //!            submit                 start                 result
@@ -10,7 +10,7 @@
 //!         finished       waiting    Range ──FUA──▶ Sync ──▶ done
 //! ```
 //!
-//! Whatever was taken is in a slot of the ring until its completion is pushed: in the kernel,
+//! An accepted I/O occupies a slot of the ring until its completion is pushed: in the kernel,
 //! `waiting` for a buffer, or `finished`.
 
 use std::collections::VecDeque;
@@ -27,7 +27,7 @@ use crate::command::Command;
 use crate::device::UringBdev;
 use crate::ring::{Facts, Key, REAP_BATCH, Ring, Staged};
 
-/// How often in a row the kernel may say "try again" before the host is told to.
+/// How often in a row the kernel may answer "try again" before the host gets an error.
 const MAX_TRIES: u8 = 100;
 
 pub(crate) struct Channel {
@@ -55,7 +55,7 @@ struct Task {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
-    /// Read or write what is left.
+    /// Read or write the remaining bytes.
     Transfer,
     /// Deallocate or zero.
     Range(Range),
@@ -70,7 +70,7 @@ enum Range {
     Zero,
 }
 
-/// What a completed command leads to.
+/// The next step after a completed command.
 enum Next {
     Done(Status),
     /// The task's step (again).
@@ -101,7 +101,7 @@ impl Channel {
         self.ring.facts()
     }
 
-    /// What can be said without the kernel.
+    /// The status of an I/O that needs no kernel call, if it has one already.
     fn admit(&self, task: &Task, lba: u64, blocks: u32, data: &Extents) -> Option<Status> {
         let moves = matches!(task.op, Op::Read | Op::Write);
         if matches!(task.op, Op::Compare | Op::CompareAndWrite | Op::Copy) {
@@ -152,7 +152,8 @@ impl Channel {
         }
     }
 
-    /// Hands the task's step to the ring, or parks it until there is a buffer for it, behind those that wait.
+    /// Hands the task's step to the ring. Without a buffer, parks it behind the tasks that already
+    /// wait for one.
     fn start(&mut self, key: Key) {
         self.start_in_turn(key, self.waiting.is_empty());
     }
@@ -423,12 +424,13 @@ fn failed(device: &UringBdev, task: &mut Task, errno: i32) -> Next {
         }
         _ => {}
     }
-    // A write with FUA forces as it writes, and does not say which of the two failed; a range is forced apart.
+    // A write with FUA writes and syncs at once and does not report which of the two failed; a
+    // range is synced separately.
     let forced = task.step == Step::Transfer && task.flags.contains(Flags::FUA);
     let synced = task.step == Step::Sync || forced;
     let status = status_of(errno, task.op);
     let lost = matches!(status, Status::WriteError | Status::NoSpace | Status::Gone)
-        // Says nothing of what was written before: it is where it was.
+        // This error says nothing about earlier writes: the device still has them.
         && errno != libc::ENOLINK;
     if synced && lost && task.op != Op::Read {
         device.note_lost();
@@ -517,8 +519,9 @@ mod tests {
         }
     }
 
-    /// Goal: only what failed to reach the media was lost: not what was refused on the way into the page cache. (A
-    /// write with FUA does not say which of the two it was.) Method: a full file system's answer to each step.
+    /// Goal: a failure counts as lost data only if the data failed to reach the media, not if the
+    /// page cache refused it. (A write with FUA does not report which of the two failed.) Method:
+    /// the answer of a full file system to each step.
     #[test]
     fn what_was_refused_is_not_lost() {
         let table = [

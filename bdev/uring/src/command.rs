@@ -1,5 +1,5 @@
-//! What the ring is asked to do, as submission queue entries. Only describes: an entry does nothing
-//! until `ring.rs` pushes it, which is where its pointers are answered for.
+//! The operations of the ring, as submission queue entries. Only descriptions: an entry does
+//! nothing until `ring.rs` pushes it, which guarantees the validity of its pointers.
 
 use io_uring::opcode;
 use io_uring::squeue::Entry;

@@ -39,11 +39,11 @@ pub struct UringBdev {
     pub(crate) zero_range: AtomicBool,
     /// The same of punching holes.
     pub(crate) punch: AtomicBool,
-    /// The page cache lost data: FLUSH and FUA fail until somebody looks at it.
+    /// The page cache lost data: FLUSH and FUA fail until an operator rescans the device.
     lost: AtomicBool,
     /// Through buffers that are aligned for direct I/O, by all queues.
     pub(crate) copied: AtomicU64,
-    /// What the queue opened last was granted.
+    /// The facts of the ring that was opened last.
     ring: Mutex<Option<Facts>>,
 }
 
@@ -93,8 +93,8 @@ impl UringBdev {
         &self.path
     }
 
-    /// Takes over the size that the file or device has now, of which at most so many bytes, rounded down to whole
-    /// blocks, and trusts the page cache again if it had lost data.
+    /// Adopts the present size of the file or device, at most `most` bytes, rounded down to whole
+    /// blocks. Also trusts the page cache again if it had lost data.
     pub fn rescan(&self, most: Option<u64>) -> Result<Rescan, CreateError> {
         let size = probe::size_of(&self.file).map_err(|source| CreateError::Io {
             path: self.path.clone(),
@@ -105,8 +105,9 @@ impl UringBdev {
         Ok(self.take_size(size.min(most.unwrap_or(size))))
     }
 
-    /// Notices that it became smaller before an I/O meets that: a write behind the end of a file does not, but makes it
-    /// longer again, with a hole of zeroes where there was data.
+    /// Notices that the file became smaller before an I/O meets that. A write beyond the end of a
+    /// file does not fail: it makes the file longer again, with a hole of zeroes in place of the
+    /// lost data.
     pub fn look(&self) {
         self.still_has(0);
     }
@@ -126,7 +127,7 @@ impl UringBdev {
 
     /// An I/O met the end: looks where it is now. Whether the range is inside.
     pub(crate) fn still_has(&self, end_byte: u64) -> bool {
-        // What cannot be asked is taken as it was.
+        // Keep the known size if the system cannot report it.
         let Ok(size) = probe::size_of(&self.file) else {
             return true;
         };

@@ -1,4 +1,4 @@
-//! Why a file cannot be a bdev: what was found, what was tried, and what helps.
+//! Why a file cannot be a bdev: the facts, the attempt and the remedy.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -110,7 +110,7 @@ impl CreateError {
         }
     }
 
-    /// Sorts out what the system said about `path`.
+    /// Maps the system's error for `path` to a typed one.
     pub(crate) fn from_io(path: &Path, what: &str, readonly: bool, source: io::Error) -> Self {
         let path = path.to_owned();
         match source.raw_os_error() {

@@ -3,26 +3,26 @@
 //! ```text
 //!   device.rs   UringBdev: identity, geometry, limits; rescan          control plane
 //!   probe.rs    opening: O_DIRECT and its alignment, locks, sysfs      control plane
-//!   channel.rs  Channel: one core's queue; decides what comes next     data path
+//!   channel.rs  Channel: one core's queue; chooses the next command   data path
 //!   command.rs  Command: one operation as a submission queue entry     data path
 //!   ring.rs     Ring: io_uring and the buffers the kernel works on     data path, all `unsafe`
 //!   setup.rs    the ring's flags, by kernel                            control plane
 //! ```
 //!
-//! - **Direct where possible.** O_DIRECT is used when the file takes it at the block size asked
-//!   for; otherwise I/O goes through the page cache and `bdev_get_bdevs` says why. The two are
-//!   never mixed on one file: a page written back late would undo a direct write beside it. A
+//! - **Direct where possible.** O_DIRECT is used when the file supports it at the requested block
+//!   size; otherwise I/O goes through the page cache and `bdev_get_bdevs` gives the reason. The two
+//!   are never mixed on one file: a page written back late would undo a direct write beside it. A
 //!   buffer that is not aligned for direct I/O is copied through one that is.
 //! - **FLUSH and FUA reach the media**: `fdatasync` (`fsync` on a block device) and `RWF_DSYNC`.
-//!   When the page cache fails to write back, the kernel forgets the data and reports it once;
-//!   this module keeps failing FLUSH and FUA until [`UringBdev::rescan`].
-//! - **The write cache is reported as it is**: present for files and for buffered I/O, and for a
-//!   block device what `queue/write_cache` says.
+//!   When the page cache fails to write back, the kernel drops the data and reports it once; this
+//!   module keeps failing FLUSH and FUA until [`UringBdev::rescan`].
+//! - **The write cache is reported truthfully**: present for files and for buffered I/O, and for a
+//!   block device as `queue/write_cache` says.
 //! - **One user at a time**: files are locked (`flock`), block devices opened `O_EXCL`.
 //!
-//! What it is not: it does not emulate (compare, copy and the like are the layer's), and it does
-//! not watch the file: a size change is noticed by [`UringBdev::rescan`], a smaller one also by [`UringBdev::look`] or
-//! when an I/O meets it.
+//! This module does not emulate operations (compare, copy and the like belong to the layer). It
+//! does not watch the file either: [`UringBdev::rescan`] notices a size change, and
+//! [`UringBdev::look`] or an I/O beyond the end notices a smaller size.
 
 #![deny(unsafe_code)]
 
@@ -135,8 +135,8 @@ impl Default for RingOptions {
     }
 }
 
-/// Opens the file or block device. Blocks for a moment (at most about a second, when somebody
-/// holds the lock), so call it from the control plane.
+/// Opens the file or block device. Can block for about a second while another process holds the
+/// lock, so call it from the control plane.
 pub fn create(config: Config) -> Result<Arc<UringBdev>, CreateError> {
     UringBdev::create(config).map(Arc::new)
 }

@@ -1,4 +1,4 @@
-//! Opening a file or block device and finding out what it can do. Control plane only.
+//! Opening a file or block device and detecting its abilities. Control plane only.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -23,7 +23,7 @@ pub(crate) struct Direct {
     pub offset: u32,
 }
 
-/// What the block layer says in sysfs.
+/// The block layer's attributes in sysfs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BlockFacts {
     pub write_cache: bool,
@@ -175,7 +175,7 @@ fn create_if_missing(config: &Config) -> Result<(), CreateError> {
         Err(e) => return Err(io("open(O_CREAT|O_EXCL)", e)),
     };
     let made = give_size(config, &file, size).and_then(|()| {
-        // The name is durable before anybody relies on it.
+        // Make the name durable before any caller relies on it.
         let parent = path.parent().filter(|p| !p.as_os_str().is_empty());
         let parent = parent.unwrap_or(Path::new("."));
         File::open(parent)
@@ -304,7 +304,8 @@ fn patiently<T, E>(
     attempt()
 }
 
-/// Who holds a flock on the inode, by /proc/locks (`1: FLOCK  ADVISORY  WRITE 712 fe:00:1234 0 EOF`).
+/// The holder of a flock on the inode, from /proc/locks (`1: FLOCK  ADVISORY  WRITE 712 fe:00:1234
+/// 0 EOF`).
 fn lock_holder(dev: u64, ino: u64) -> Option<String> {
     let device = format!(
         "{:02x}:{:02x}:{ino}",
@@ -329,7 +330,7 @@ fn lock_holder(dev: u64, ino: u64) -> Option<String> {
     Some(format!("process {pid} ({})", name.trim()))
 }
 
-/// Who uses a block device: where it is mounted, or what is stacked on it.
+/// The user of a block device: its mount point, or the device stacked on it.
 fn block_user(rdev: u64) -> String {
     let number = format!("{}:{}", rustix::fs::major(rdev), rustix::fs::minor(rdev));
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
@@ -366,7 +367,7 @@ fn direct_alignment(file: &File, sector: u32, size: u64) -> Result<Direct, Strin
         }
         return Ok(Direct { memory, offset });
     }
-    // Before Linux 6.1, or a file system that does not tell: try.
+    // Before Linux 6.1, or a file system that does not report its alignment: try sizes.
     let guess = [sector, 512, 4096]
         .into_iter()
         .filter(|g| *g >= sector && u64::from(*g) <= size);
@@ -425,7 +426,7 @@ fn block_facts(rdev: u64) -> BlockFacts {
             .unwrap_or(0)
     };
     BlockFacts {
-        // What is not known to be written through is taken for cached.
+        // A device that is not known to be write-through counts as cached.
         write_cache: queue_attribute(rdev, "write_cache").as_deref() != Some("write through"),
         max_discard: number("discard_max_bytes"),
         discard_granularity: number("discard_granularity"),

@@ -1,4 +1,4 @@
-//! One io_uring, and the table of what the kernel works on: the only file of this crate with
+//! One io_uring, and the table of the operations in the kernel: the only file of this crate with
 //! `unsafe`.
 //!
 //! ```text
@@ -7,8 +7,8 @@
 //!        └────(Key, result)── Ring::reap ◀──CQE──┘
 //! ```
 //!
-//! The one promise all `unsafe` here rests on: **whatever an SQE points to is owned by its slot,
-//! and a slot keeps it until the kernel has posted that SQE's CQE.** A slot is emptied only by
+//! All `unsafe` here rests on one promise: **a slot owns everything that its SQE points to, and
+//! keeps it until the kernel has posted that SQE's CQE.** A slot is emptied only by
 //! [`Ring::remove`], which refuses while the kernel has it, and by `Drop`, which waits for the
 //! kernel and, when that takes too long, leaks the slots on purpose.
 //!
@@ -44,7 +44,7 @@ use crate::setup::set_up;
 const DROP_PATIENCE: Duration = Duration::from_secs(5);
 /// Completions taken from the ring per look, on the stack.
 pub(crate) const REAP_BATCH: usize = 32;
-/// Marks the completion of a cancel request; the rest of the word names what it cancels.
+/// Marks the completion of a cancel request; the rest of the word names the cancelled operation.
 const CANCEL: u64 = 1 << 63;
 /// `IORING_ENTER_GETEVENTS`, which also runs deferred task work.
 const ENTER_GETEVENTS: u32 = 1;
@@ -61,7 +61,7 @@ impl Key {
     pub const NONE: Key = Key(u32::MAX);
 }
 
-/// What the kernel granted.
+/// The ring's features that the kernel granted.
 #[derive(Debug, Clone)]
 pub(crate) struct Facts {
     /// The set-up flags that were accepted.
@@ -91,7 +91,7 @@ struct Slot<T> {
     /// Read by the kernel while it imports a vectored request.
     iov: [libc::iovec; 2],
     task: Option<T>,
-    /// Told apart from earlier uses of the slot, so that a late cancel finds nothing.
+    /// Differs between uses of the slot, so that a late cancel finds nothing.
     generation: u32,
     in_kernel: bool,
 }
@@ -218,10 +218,11 @@ impl<T> Ring<T> {
         Some(Key(at as u32))
     }
 
-    /// Empties a slot: its task and buffers go back to who gave them.
+    /// Empties a slot and returns its task and buffers.
     ///
     /// # Panics
-    /// When the kernel still works on it.
+    ///
+    /// If the kernel still works on it.
     pub fn remove(&mut self, key: Key) -> (T, Extents) {
         let slot = &mut self.slots[key.0 as usize];
         assert!(
@@ -234,9 +235,9 @@ impl<T> Ring<T> {
         (task, std::mem::take(&mut slot.data))
     }
 
-    /// Makes sure that the slot's buffers may be used for direct I/O: addresses multiples of
-    /// `memory`, lengths of `offset` (both powers of two). Bytes to be written are copied now. A buffer for that is
-    /// taken only if it `may` be.
+    /// Makes the slot's buffers usable for direct I/O: addresses multiples of `memory`, lengths of
+    /// `offset` (both powers of two). Bytes to be written are copied now. Takes a bounce buffer
+    /// only if it `may`.
     pub fn stage(
         &mut self,
         key: Key,
@@ -287,8 +288,8 @@ impl<T> Ring<T> {
         Staged::Copied(if write { len } else { 0 })
     }
 
-    /// Hands what was read into the bounce buffer, if there is one, to the I/O's own buffers. Answers how many bytes
-    /// that were.
+    /// Copies the bytes that were read from the bounce buffer, if there is one, to the I/O's own
+    /// buffers. Returns the number of copied bytes.
     pub fn unstage(&mut self, key: Key, len: usize) -> usize {
         let slot = &mut self.slots[key.0 as usize];
         assert!(!slot.in_kernel, "unstaged after its completion");
@@ -519,12 +520,12 @@ impl<T> Drop for Ring<T> {
             }
             std::thread::sleep(Duration::from_micros(200));
         }
-        // The kernel takes a ring apart some time after it was closed. The file is let go of now,
-        // so that whoever opens or unmounts it next is not told that it is in use.
+        // The kernel destroys a ring some time after it was closed. Release the file now, so that
+        // the next open or unmount does not find it busy.
         let _ = self.uring.submitter().unregister_files();
         let _ = self.uring.submitter().unregister_buffers();
         // SAFETY: neither field is used again. Closing the ring makes the kernel cancel what it
-        // still can; it does not wait for that, hence the slots below.
+        // can without waiting for that, hence the slots below.
         let slots = unsafe {
             ManuallyDrop::drop(&mut self.uring);
             ManuallyDrop::take(&mut self.slots)

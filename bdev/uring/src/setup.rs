@@ -58,7 +58,7 @@ pub(crate) fn set_up(
     Err((format!("io_uring_setup({entries})"), refused))
 }
 
-/// Whether this process may use io_uring: how the kernel would be used, or what it says and what to do about it.
+/// Whether this process may use io_uring: the mode of use, or the kernel's error and its remedy.
 pub fn probe() -> Result<&'static str, String> {
     match set_up(1, true) {
         Ok((_ring, mode)) => Ok(mode),

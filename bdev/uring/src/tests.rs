@@ -1,5 +1,5 @@
 //! The module against real files: in the temporary directory, in memory (tmpfs), and on a loop
-//! device where the machine lets us have one. What cannot run says so.
+//! device where the machine allows one. A test that cannot run says so.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;

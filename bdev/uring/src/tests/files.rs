@@ -109,7 +109,7 @@ fn any_buffer_will_do() {
                 got == whole[skew..],
                 "skew {skew}, first {first}, direct {direct:?}"
             );
-            // What is copied is counted: both ways, and where nothing has to be, nothing.
+            // Copied bytes are counted in both directions; aligned I/O copies nothing.
             let as_it_is = rig.device.direct.as_ref().map_or(true, |direct| {
                 let (memory, offset) = (direct.memory as usize, direct.offset as usize);
                 skew % memory == 0 && (skew + first) % memory == 0 && first % offset == 0
@@ -161,8 +161,9 @@ fn unaligned_waits_for_a_buffer() {
     assert_eq!((rig.fill_of(0, 1), rig.fill_of(1, 1)), (0x42, 0));
 }
 
-/// Goal: one that waits for a buffer is not passed by others that come later, or under steady load it would wait for
-/// ever. Method: whenever a buffer becomes free, the next one is there before the queue is polled.
+/// Goal: later tasks do not overtake a task that waits for a buffer; under steady load it would
+/// wait forever otherwise. Method: whenever a buffer becomes free, the next task is submitted
+/// before the queue is polled.
 #[test]
 fn nobody_passes_one_that_waits_for_a_buffer() {
     let temp = Temp::new(MIB);
@@ -183,7 +184,7 @@ fn nobody_passes_one_that_waits_for_a_buffer() {
     };
     write(&mut rig, 0);
     write(&mut rig, 1);
-    // With what they carry: only the buffer that is copied through becomes free.
+    // With their data: only the bounce buffer becomes free.
     let mut ended = Vec::new();
     for token in 2..8 {
         ended.extend(rig.collect(1));
@@ -289,7 +290,8 @@ fn size_changes_are_seen() {
         let same = rig.device.rescan(None).expect("rescanned");
         assert_eq!(same.before, same.after);
 
-        // No more than asked for is taken over; and a look sees less, before a write makes the file longer again.
+        // Rescan adopts no more than requested. A look notices a smaller size before a write makes
+        // the file longer again.
         let less = rig.device.rescan(Some(MIB / 4)).expect("rescanned");
         assert_eq!(less.after, MIB / 4 / bs);
         rig.device.look();
@@ -355,8 +357,8 @@ fn no_space_is_said() {
     result.unwrap_or_else(|e| std::panic::resume_unwind(e));
 }
 
-/// Goal: once the page cache has lost data, FLUSH and FUA fail until somebody looked (the kernel
-/// itself would say so once and then succeed); plain writes and direct I/O are not concerned.
+/// Goal: once the page cache has lost data, FLUSH and FUA fail until a rescan (the kernel itself
+/// would report it once and then succeed); plain writes and direct I/O are unaffected.
 #[test]
 fn lost_data_stays_reported() {
     let temp = Temp::new(MIB);

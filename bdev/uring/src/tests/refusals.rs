@@ -1,4 +1,4 @@
-//! What cannot be opened, and what the error says; identity and how a device presents itself.
+//! Files that cannot be opened, with their errors; identity and the attributes of a device.
 
 use super::*;
 

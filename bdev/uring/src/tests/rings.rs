@@ -23,7 +23,7 @@ fn readable(fd: i32, timeout: Duration) -> bool {
     rustix::event::poll(&mut fds, Some(&limit)).expect("poll") > 0
 }
 
-/// Goal: every set of ring options carries the same I/O, and says what it got.
+/// Goal: every set of ring options carries the same I/O and reports the granted ones.
 #[test]
 fn every_ring_works() {
     let temp = Temp::new(MIB);
