@@ -1,14 +1,16 @@
-//! Both ends of RDMA connections in one process, over a real device: does this machine's RDMA work, byte for byte?
+//! Both ends of RDMA connections in one process, over a real device: does this machine's RDMA work,
+//! byte for byte?
 //!
 //! ```text
-//! modprobe rdma_rxe; ip link add dummy0 type dummy; ip addr add 10.9.0.1/24 dev dummy0; ip link set dummy0 up
+//! modprobe rdma_rxe; ip link add dummy0 type dummy
+//! ip addr add 10.9.0.1/24 dev dummy0; ip link set dummy0 up
 //! rdma link add rxe0 type rxe netdev dummy0
 //! pingpong 10.9.0.1                  # connect, SEND, WRITE, READ, errors, reject, disconnect
 //! pingpong 10.9.0.1 --port dummy0    # the port goes down and up: asynchronous events
 //! pingpong 10.9.0.1 --remove rxe0    # the device goes away under a connection
 //! ```
 //!
-//! Every step prints what it saw; the first that is not as it should be ends the program with status 1.
+//! Every step prints its result. The first step that fails ends the program with status 1.
 
 use std::error::Error;
 use std::net::{IpAddr, SocketAddr};
@@ -171,7 +173,8 @@ impl Side<'_> {
             first_sge: 0,
             sges: 1,
         }];
-        // SAFETY: `kept` has the buffer until the queue pair is dropped; nobody touches it before it completed.
+        // SAFETY: `kept` holds the buffer until the queue pair is dropped; no code touches it
+        // before completion.
         unsafe {
             match &self.end.srq {
                 Some(srq) => srq.post_recv(&requests, &sges)?,
@@ -182,7 +185,8 @@ impl Side<'_> {
         Ok(self.kept.len() - 1)
     }
 
-    /// Posts a chain over all of `bufs`, in order, as many as each operation says; the last is signaled.
+    /// Posts a chain over all of `bufs`, in order; each operation takes its number of buffers. The
+    /// last operation is signaled.
     fn post(&mut self, ops: &[(SendOp, u32)], bufs: Vec<Buf>, inline: bool) -> Outcome<()> {
         let sges: Vec<Sge> = bufs.iter().map(|buf| self.end.sge(buf)).collect();
         let mut first_sge = 0;
@@ -289,7 +293,7 @@ impl Managers {
             "private data of the request",
         )?;
         let depths = (params.responder_resources, params.initiator_depth);
-        // As this side is to pass them on: what the host answers is what may be asked of it.
+        // As this side must pass them on: the host's answer is the limit for requests to it.
         check(depths == (0, 4), "the READ depths of the request")?;
         let qp = self.target.create_qp(event.id, init(target))?;
         println!("target: queue pair {} {:?}", qp.number(), qp.caps());
@@ -360,7 +364,7 @@ fn basics(provider: &VerbsProvider, address: IpAddr) -> Outcome<()> {
     managers.host.destroy(h.id);
     drop(h);
 
-    // In order, by the host; what is posted flushes.
+    // The host disconnects in order; posted requests flush.
     let (t, mut h) = managers.connect(&target, &host)?;
     h.receive(5, 64)?;
     managers.host.disconnect(h.id)?;
@@ -431,7 +435,7 @@ fn messages(t: &mut Side<'_>, h: &mut Side<'_>) -> Outcome<()> {
     Ok(())
 }
 
-/// WRITE and SEND in one chain, READ with several entries: what a target does.
+/// WRITE and SEND in one chain, READ with several entries: the operations of a target.
 fn one_sided(t: &mut Side<'_>, h: &mut Side<'_>) -> Outcome<()> {
     const LEN: usize = 1 << 20;
     let memory = h.end.buf(LEN, |_| 0);

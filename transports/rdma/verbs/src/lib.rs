@@ -10,13 +10,13 @@
 //!   CompletionQueue, SharedReceiveQueue, QueuePair: post and poll, one call per batch  (one reactor)
 //! ```
 //!
-//! The traits are in [`provider`], the plain data that goes through them in [`types`]. Posting is
-//! `unsafe` there, because a device works with addresses: who posts keeps the memory. [`Lane`] and
+//! The traits are in [`provider`], the plain data of their calls in [`types`]. Posting is `unsafe`
+//! there, because a device works with addresses: the caller must keep the memory. [`Lane`] and
 //! [`Receiver`] do that, and are safe.
 //!
-//! Of two protection domains of a device, the target's knows memory for local access only: hosts
-//! never get a key of ours. The host side's allows remote reads and writes, because that is how an
-//! NVMe/RDMA controller moves data; it is another domain, so a key of it is of no use on the target's
+//! A device has two protection domains. The target's domain allows local access only: hosts never
+//! get a key of ours. The host side's domain allows remote reads and writes, because an NVMe/RDMA
+//! controller moves data that way. As a separate domain, its keys are of no use on the target's
 //! queue pairs.
 
 pub mod provider;

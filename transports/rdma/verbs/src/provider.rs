@@ -1,10 +1,10 @@
 //! The traits that both providers implement.
 //!
-//! Nothing here blocks for longer than a system call. What is shared by reference may be used by
-//! several threads at once, as verbs objects may; the data path uses each from one thread only.
+//! No call blocks for longer than a system call. Several threads may use a shared object at once,
+//! as verbs allow; the data path uses each object from one thread only.
 //!
-//! An object keeps alive what it was made of: a queue pair its completion queues, shared receive
-//! queue and domain, those the device. So the order in which they are dropped does not matter.
+//! An object keeps its parents alive: a queue pair keeps its completion queues, shared receive
+//! queue and domain, and those keep the device. So the order of dropping does not matter.
 
 use std::any::Any;
 use std::net::{IpAddr, SocketAddr};
@@ -21,9 +21,9 @@ pub trait Provider: Send + Sync {
     /// `verbs` or `simulated`.
     fn name(&self) -> &'static str;
 
-    /// The devices that are there now. A device that appears is in it from the next call on. To be
-    /// called now and then: that also lets go of devices that went away without an event, for which
-    /// whoever removes them may wait.
+    /// The devices that exist now. A new device appears from the next call on. Call it
+    /// periodically: it also releases devices that disappeared without an event. The removal of
+    /// such a device may wait for this.
     fn devices(&self) -> Result<Vec<Arc<dyn Device>>, VerbsError>;
 
     /// The device of an event.
@@ -102,10 +102,11 @@ pub trait CompletionQueue: Send + Sync {
 
     fn capacity(&self) -> u32;
 
-    /// As [`AsyncEvent::CqError`] tells it, of no other completion queue of the device.
+    /// The number that [`AsyncEvent::CqError`] reports; no other completion queue of the device has
+    /// it.
     fn number(&self) -> u32;
 
-    /// Makes room for at least `entries`; what is in it stays.
+    /// Makes room for at least `entries`; queued completions stay.
     fn resize(&self, entries: u32) -> Result<(), VerbsError>;
 
     /// For the provider itself.
@@ -117,13 +118,14 @@ pub trait SharedReceiveQueue: Send + Sync {
     /// Posts a batch, with one doorbell.
     ///
     /// # Safety
-    /// The memory of every entry stays valid and is not touched by anybody else until the request
-    /// has completed, or this queue and every queue pair made with it is dropped.
+    ///
+    /// The memory of every entry stays valid, and no other code touches it, until the request has
+    /// completed, or this queue and every queue pair made with it is dropped.
     unsafe fn post_recv(&self, requests: &[RecvWr], sges: &[Sge]) -> Result<(), PostError>;
 
     fn capacity(&self) -> u32;
 
-    /// As [`AsyncEvent::SrqError`] tells it, of no other such queue of the device.
+    /// The number that [`AsyncEvent::SrqError`] reports; no other such queue of the device has it.
     fn number(&self) -> u32;
 
     /// As in [`ProtectionDomain::shared_receive_queue`]; the event is due once.
@@ -138,15 +140,16 @@ pub trait SharedReceiveQueue: Send + Sync {
 pub trait QueuePair: Send + Sync {
     fn number(&self) -> u32;
 
-    /// What it really has.
+    /// The actual limits, at least as large as requested.
     fn caps(&self) -> QpCaps;
 
-    /// Posts a chain, with one doorbell. In order, also the completions of it.
+    /// Posts a chain, with one doorbell. Its requests and their completions stay in order.
     ///
     /// # Safety
-    /// The memory of every entry (but of inline requests) stays valid until the request has
-    /// completed, or a later one of this queue has, or the queue pair is dropped; until then nobody
-    /// writes to it, and of a READ's nobody reads it either.
+    ///
+    /// The memory of every entry (except of inline requests) stays valid until the request has
+    /// completed, or a later one of this queue has, or the queue pair is dropped. Until then no
+    /// code writes to it, and no code reads the memory of a READ.
     unsafe fn post_send(&self, requests: &[SendWr], sges: &[Sge]) -> Result<(), PostError>;
 
     /// Posts to the receive queue, of a queue pair that has one of its own.
@@ -155,22 +158,22 @@ pub trait QueuePair: Send + Sync {
     /// As [`SharedReceiveQueue::post_recv`].
     unsafe fn post_recv(&self, requests: &[RecvWr], sges: &[Sge]) -> Result<(), PostError>;
 
-    /// Ends it: what is posted, and what is posted from now on, completes as flushed.
+    /// Moves the queue pair to the error state: posted and future requests complete as flushed.
     fn set_error(&self) -> Result<(), VerbsError>;
 
     /// For the provider itself.
     fn as_any(&self) -> &dyn Any;
 }
 
-/// What a queue pair is made of.
+/// The parts of a queue pair.
 #[derive(Clone, Copy)]
 pub struct QpInit<'a> {
     pub domain: &'a Arc<dyn ProtectionDomain>,
     pub send_cq: &'a Arc<dyn CompletionQueue>,
     pub recv_cq: &'a Arc<dyn CompletionQueue>,
     pub srq: Option<&'a Arc<dyn SharedReceiveQueue>>,
-    /// Wanted; the provider refuses what the device cannot do, but for `max_inline`, which it
-    /// lowers to what there is.
+    /// The wanted limits. The provider refuses limits that the device cannot meet, but lowers
+    /// `max_inline` to the possible value.
     pub caps: QpCaps,
 }
 
@@ -217,8 +220,8 @@ pub trait ConnectionManager: Send {
 
     fn accept(&mut self, id: CmId, params: &ConnParams) -> Result<(), VerbsError>;
 
-    /// The place in its port's table of the GID that a connection goes by, once it is accepted or established; `None`: it
-    /// has none, or it cannot be told.
+    /// The index of the connection's GID in its port's table, once the connection is accepted or
+    /// established. `None` if it has no GID or the index is unknown.
     fn gid_index(&self, id: CmId) -> Option<u16>;
 
     /// Refuses a connect request. The id is still to be destroyed.
@@ -228,7 +231,7 @@ pub trait ConnectionManager: Send {
     /// call, or with `destroy`: only then (or after a long time) is there an event on this side.
     fn disconnect(&mut self, id: CmId) -> Result<(), VerbsError>;
 
-    /// Forgets a connection or listener; no event of it follows. A queue pair of it that is still
-    /// there stays valid until it is dropped, but can be used for nothing any more.
+    /// Forgets a connection or listener; no event of it follows. Its queue pair, if it still
+    /// exists, stays valid until dropped but is unusable.
     fn destroy(&mut self, id: CmId);
 }

@@ -1,4 +1,4 @@
-//! Posting without `unsafe`: rings that own the memory of what they post.
+//! Posting without `unsafe`: rings that own the memory of their posted requests.
 //!
 //! ```text
 //!   Queues   completion queue and shared receive queue of one reactor and device   (shared)
@@ -7,9 +7,9 @@
 //!   Receiver                       the ring of the shared receive queue
 //! ```
 //!
-//! A [`Buf`] that is given to a ring comes back when the completion that frees it does, or when the
-//! queue pair is destroyed; never earlier, whatever the caller does. Rings live on one core, as
-//! their buffers do; an [`Endpoint`] has none and may change threads.
+//! A [`Buf`] that is given to a ring comes back when the completion that frees it arrives, or when
+//! the queue pair is destroyed; never earlier, whatever the caller does. Rings live on one core, as
+//! their buffers do; an [`Endpoint`] has no rings and may change threads.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,7 +24,7 @@ use crate::types::*;
 /// Set in the `wr_id` of receives.
 pub(crate) const RECV: u64 = 1 << 63;
 
-/// What a ring of a queue pair is told by: below `1 << 31`, one of them for shared receive queues.
+/// Identifies a ring in completions: below `1 << 31`, with one value for shared receive queues.
 const SHARED: u32 = 0x7fff_ffff;
 
 /// The completion side of one reactor on one device. Clones are the same.
@@ -34,8 +34,8 @@ pub struct Queues {
 }
 
 struct Inner {
-    /// Of no other queues, ever: completions say by it whose they are. The numbers of queue pairs do not, as every device
-    /// has its own.
+    /// Unique among all queues, ever: completions carry it to name their queues. Queue pair numbers
+    /// do not suffice, because every device counts its own.
     id: u64,
     domain: Arc<dyn ProtectionDomain>,
     cq: Arc<dyn CompletionQueue>,
@@ -47,7 +47,7 @@ struct Inner {
 struct Users {
     /// Queue pairs that there are.
     endpoints: usize,
-    /// The receiver is gone with its buffers: no queue pair may be made any more.
+    /// The receiver is gone with its buffers: no more queue pairs may be made.
     closed: bool,
 }
 
@@ -132,12 +132,12 @@ impl Queues {
         })
     }
 
-    /// Whether there are queue pairs, on whatever thread: what receives have posted may still be written to.
+    /// Whether queue pairs exist, on any thread: a device may still write to posted receives.
     pub fn has_endpoints(&self) -> bool {
         self.users().endpoints > 0
     }
 
-    /// What the device calls the shared receive queue by: see [`SharedReceiveQueue::number`].
+    /// The device's number of the shared receive queue, see [`SharedReceiveQueue::number`].
     pub fn srq_number(&self) -> Option<u32> {
         self.inner.srq.as_ref().map(|srq| srq.number())
     }
@@ -261,9 +261,9 @@ pub struct NotRegistered {
     pub len: usize,
 }
 
-/// A queue pair on its core, with what is posted to it.
+/// A queue pair on its core, with its posted requests.
 pub struct Lane {
-    // The queue pair goes first: what is posted is nobody's any more when the rings go.
+    // Drop the queue pair first: the rings may drop their buffers once no device uses them.
     endpoint: Endpoint,
     pub(crate) send: SendRing,
     pub(crate) recv: Option<RecvRing>,
@@ -272,7 +272,7 @@ pub struct Lane {
 
 /// Sizes of a lane's rings.
 pub struct LaneConfig {
-    /// Tells its completions: below `0x7fff_ffff`, and of no other lane of the same [`Queues`].
+    /// Identifies its completions: below `0x7fff_ffff`, unique among the lanes of its [`Queues`].
     pub index: u32,
     /// The slot of [`Buf::key`] that has the keys of the queue pair's domain.
     pub key_slot: usize,
@@ -380,7 +380,7 @@ impl Lane {
         self.send.message(op, message, data)
     }
 
-    /// The last queued request will tell when it, and all before it, are done.
+    /// Asks for a completion of the last queued request, which then covers all earlier ones.
     #[inline]
     pub fn signal_last(&mut self) {
         self.send.signal_last();
@@ -392,20 +392,20 @@ impl Lane {
         self.send.needs_signal()
     }
 
-    /// Posts what was queued, with one doorbell. An error is the end of the queue pair.
+    /// Posts the queued requests, with one doorbell. An error ends the queue pair.
     #[inline]
     pub fn post(&mut self) -> Result<usize, PostError> {
         self.send.post(&**self.endpoint.qp(), None)
     }
 
-    /// As [`Lane::post`], and notes that it was done at `now`, of the caller's clock: see [`Lane::timing`].
+    /// As [`Lane::post`], and records the time `now` of the caller's clock, see [`Lane::timing`].
     #[inline]
     pub fn post_at(&mut self, now: u64) -> Result<usize, PostError> {
         self.send.post(&**self.endpoint.qp(), Some(now))
     }
 
-    /// When the request of this completion was posted by [`Lane::post_at`]. To be asked before
-    /// [`Lane::sent`], at which it is forgotten; nothing is known of requests that were not signaled.
+    /// The time at which [`Lane::post_at`] posted this completion's request. Call it before
+    /// [`Lane::sent`], which forgets the time; requests that were not signaled have none.
     #[inline]
     pub fn timing(&mut self, done: &Completion) -> Option<Timing> {
         match self.is_mine(done) && !done.is_recv() {
@@ -414,8 +414,9 @@ impl Lane {
         }
     }
 
-    /// What the request of this completion is, whatever became of it: a completion that failed does not say it
-    /// ([`WorkCompletion::opcode`]). To be asked before [`Lane::sent`], at which it is forgotten.
+    /// The operation of this completion's request, also for a failed completion, which does not
+    /// carry it ([`WorkCompletion::opcode`]). Call it before [`Lane::sent`], which forgets the
+    /// operation.
     pub fn operation(&self, done: &Completion) -> WcOpcode {
         match done.is_recv() {
             true => WcOpcode::Recv,
@@ -545,7 +546,7 @@ impl Drop for Receiver {
         let mut users = self.queues.users();
         users.closed = true;
         if users.endpoints > 0 {
-            // A device may still write to what is posted: its memory is never given back.
+            // A device may still write to the posted buffers: never free their memory.
             std::mem::forget(self.ring.take());
         }
     }
@@ -569,7 +570,7 @@ impl<'a> Received<'a> {
         self.ring.header(self.slot)
     }
 
-    /// The buffer of what came after the header. Another takes its place.
+    /// The buffer with the data after the header. Another buffer takes its place.
     #[inline]
     pub fn take_data(&mut self) -> Option<Buf> {
         self.ring.take_data(self.slot)

@@ -44,12 +44,12 @@ struct Signal {
     timing: Timing,
 }
 
-/// When a signaled request was posted, as [`crate::Lane::post_at`] was told.
+/// The time given to [`crate::Lane::post_at`] for a signaled request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timing {
     pub posted: u64,
-    /// WRITEs went ahead of it, by the same doorbell and without a completion of their own: this one
-    /// speaks for them.
+    /// WRITEs without a completion of their own went ahead of it, by the same doorbell: this
+    /// request covers them.
     pub wrote: bool,
 }
 
@@ -241,7 +241,7 @@ impl SendRing {
         }
     }
 
-    /// `now`: what the signaled ones will be timed from.
+    /// `now`: the start of the measured time of signaled requests.
     #[inline]
     pub fn post(&mut self, qp: &dyn QueuePair, now: Option<u64>) -> Result<usize, PostError> {
         let count = self.wrs.len();
@@ -252,13 +252,13 @@ impl SendRing {
             self.note(posted);
         }
         // SAFETY: `kept` and `messages` hold the memory of every entry until a completion that
-        // frees it, and are dropped after the queue pair; nobody writes to it, as a buffer that is
-        // shared cannot be written, and one that is read into is not shared.
+        // frees it, and are dropped after the queue pair. No code writes to it: a shared buffer
+        // cannot be written, and a buffer that is read into is not shared.
         let posted = unsafe { qp.post_send(&self.wrs, &self.sges) };
         self.wrs.clear();
         self.sges.clear();
         if let Err(error) = &posted {
-            // What was not taken will not complete.
+            // Requests that were not taken will not complete.
             let lost = (count - error.posted) as u32;
             self.next = self.next.wrapping_sub(lost);
             let (next, done) = (self.next, self.done);
@@ -309,7 +309,7 @@ impl SendRing {
         None
     }
 
-    /// What a request that is not done is: a completion that failed does not say it.
+    /// The operation of a pending request; a failed completion does not carry it.
     pub fn operation(&self, sequence: u32) -> WcOpcode {
         let kept = self.kept.iter().find(|kept| kept.sequence == sequence);
         match kept.map(|kept| kept.what) {
@@ -336,7 +336,7 @@ impl SendRing {
                 read = Some(kept.buf);
             }
         }
-        // Whoever did not ask for a time does not keep it either.
+        // A caller that never asks for the time must not keep it either.
         self.timing(sequence);
         self.done = sequence.wrapping_add(1);
         read

@@ -22,7 +22,7 @@ pub enum Wire {
     Iwarp,
 }
 
-/// What a device is and can do (`ibv_device_attr`).
+/// A device's identity and limits (`ibv_device_attr`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceAttributes {
     /// As the kernel names it, e.g. `mlx5_0`.
@@ -71,7 +71,7 @@ pub enum PortState {
     ActiveDefer,
 }
 
-/// Which protection domain: who may touch the memory registered with it.
+/// The protection domain, which decides which peers may access its registered memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Access {
     /// The device on behalf of this side only (local write). The target's.
@@ -101,7 +101,7 @@ impl MrKey {
     }
 }
 
-/// What is registered with a protection domain now, and how often that was done.
+/// The present registrations of a protection domain, and their number over time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Registrations {
     pub regions: u64,
@@ -110,8 +110,8 @@ pub struct Registrations {
     pub registered_total: u64,
 }
 
-/// Private data of a connection manager message. The wire pads it with zeros, so what arrives may be
-/// longer than what was sent.
+/// Private data of a connection manager message. The wire pads it with zeros, so received data may
+/// be longer than sent data.
 pub type PrivateData = ArrayVec<u8, MAX_PRIVATE_DATA>;
 
 /// No connection manager message carries more (InfiniBand's REP has 196; iWARP's may have more, of
@@ -128,7 +128,7 @@ pub struct ConnParams {
     pub initiator_depth: u8,
     /// 0..=7. Set by the side that connects.
     pub retry_count: u8,
-    /// 0..=7, of which 7 is for ever.
+    /// 0..=7, of which 7 retries forever.
     pub rnr_retry_count: u8,
 }
 
@@ -151,10 +151,11 @@ pub struct Listening {
     pub device: Option<DeviceId>,
 }
 
-/// What the connection manager reports.
+/// Events of the connection manager.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CmEvent {
-    /// The connection or listener that it is about; for [`CmEventKind::ConnectRequest`] the new one.
+    /// The connection or listener of the event; for [`CmEventKind::ConnectRequest`] the new
+    /// connection.
     pub id: CmId,
     pub kind: CmEventKind,
 }
@@ -180,8 +181,9 @@ pub enum CmEventKind {
         port: u8,
         local: SocketAddr,
         peer: SocketAddr,
-        /// As this side is to see it: `initiator_depth` is what the peer answers at once and this
-        /// side may have outstanding, `responder_resources` what the peer wants answered at once.
+        /// From this side's view: `initiator_depth` is the number of READs that the peer answers at
+        /// once and this side may have outstanding, `responder_resources` the number that the peer
+        /// wants answered at once.
         params: ConnParams,
     },
     ConnectError {
@@ -211,7 +213,7 @@ pub enum CmEventKind {
     },
 }
 
-/// What a device reports outside of completions (`ibv_get_async_event(3)`).
+/// Events of a device outside of completions (`ibv_get_async_event(3)`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AsyncEvent {
     PortActive {
@@ -268,7 +270,7 @@ pub enum AsyncEvent {
     },
 }
 
-/// How large a queue pair is to be; what it is then, see [`crate::QueuePair::caps`].
+/// The requested size of a queue pair; [`crate::QueuePair::caps`] has the actual one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct QpCaps {
     pub max_send_wr: u32,
@@ -279,7 +281,7 @@ pub struct QpCaps {
     pub max_inline: u32,
 }
 
-/// A stretch of registered memory. Laid out as `ibv_sge`, so that a list of them is posted as it is.
+/// A range of registered memory. Laid out as `ibv_sge`, so that a list of them is posted unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct Sge {
@@ -288,7 +290,7 @@ pub struct Sge {
     pub lkey: u32,
 }
 
-/// What a send-queue work request does.
+/// The operation of a send-queue work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SendOp {
     Send,
@@ -330,7 +332,7 @@ pub struct RecvWr {
     pub sges: u32,
 }
 
-/// What a completion is of; of a failed one it says nothing.
+/// The kind of a completion; undefined for a failed one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WcOpcode {
     Send,

@@ -1,4 +1,4 @@
-//! Why there is no RDMA here: which library, module, device node or device is missing, and what to type.
+//! Why RDMA is unavailable: the missing library, module, device node or device, and the remedy.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use crate::sys::LoadError;
 use crate::sys::api::{LIBIBVERBS, LIBRDMACM};
 use crate::types::VerbsError;
 
-/// What is missing, the first thing first.
+/// The missing parts, the first cause first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Absence {
     /// A library of rdma-core.
@@ -25,7 +25,7 @@ pub enum Absence {
     UverbsDenied {
         node: PathBuf,
     },
-    /// A network controller of a maker of RDMA hardware, and no driver that made an RDMA device of it.
+    /// A network controller of an RDMA vendor without a driver that makes an RDMA device of it.
     Driver {
         pci: String,
         modules: &'static str,
@@ -192,8 +192,8 @@ impl System {
         }
     }
 
-    /// A network controller of one of the makers. Intel's and Broadcom's may be ones without RDMA: those whose driver
-    /// has no RDMA companion do not count.
+    /// A network controller of an RDMA vendor. Intel's and Broadcom's may lack RDMA: those whose
+    /// driver has no RDMA companion do not count.
     fn unused_controller(&self) -> Option<Absence> {
         let devices = self.sys.join("bus/pci/devices");
         names(&devices).into_iter().find_map(|pci| {
@@ -267,8 +267,8 @@ mod tests {
         }
     }
 
-    /// Goal: each cause has its own text, reason and remedy, and they begin as people search for them. Method: a
-    /// machine that gets one thing more at a time.
+    /// Goal: each cause has its own text, reason and remedy, and begins with the words that people
+    /// search for. Method: a machine that gains one part after the other.
     #[test]
     fn each_cause_is_told_apart() {
         let machine = Machine::new();
@@ -311,7 +311,7 @@ mod tests {
         assert!(remedy.contains("run as root"), "{remedy}");
     }
 
-    /// Goal: the connection manager is told apart from verbs.
+    /// Goal: the connection manager is distinguished from verbs.
     #[test]
     fn the_connection_manager_has_its_own_reason() {
         let machine = Machine::new();

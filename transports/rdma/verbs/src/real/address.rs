@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
 use libc::{AF_INET, AF_INET6, sockaddr_in, sockaddr_in6, sockaddr_storage};
 
-/// `None` for what is neither IPv4 nor IPv6: an id that is not bound, or InfiniBand's own.
+/// `None` if the address is neither IPv4 nor IPv6: an unbound id, or InfiniBand's own family.
 pub fn from_storage(storage: &sockaddr_storage) -> Option<SocketAddr> {
     let at = std::ptr::from_ref(storage);
     match i32::from(storage.ss_family) {

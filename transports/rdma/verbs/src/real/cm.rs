@@ -1,4 +1,5 @@
-//! The connection manager: ids, each with its token in the library's `context`, and events copied out.
+//! The connection manager: ids, each with its token in the library's `context`, and events copied
+//! out.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -23,8 +24,8 @@ use crate::types::{
     CmEvent, CmEventKind, CmId, CmOptions, ConnParams, Listening, PrivateData, QpCaps, VerbsError,
 };
 
-/// How long a peer waits that found no receive posted: 0.64 ms (the fourteenth value of the specification's table). The
-/// library leaves 0 there, which is 655 ms.
+/// How long a peer waits after it found no posted receive: 0.64 ms (value 14 of the specification's
+/// table). The library leaves 0 there, which means 655 ms.
 const MIN_RNR_TIMER: u8 = 14;
 
 /// An event channel and its ids.
@@ -44,12 +45,12 @@ struct Connection {
 struct Channel {
     api: &'static Api,
     raw: *mut rdma_event_channel,
-    /// Held while an event is taken (the library then changes the state of the queue pair of the id), and while an id
-    /// or its queue pair is destroyed, which other threads may do.
+    /// Held while an event is taken, because the library then changes the state of the id's queue
+    /// pair, and while an id or its queue pair is destroyed, which other threads may do.
     turn: Mutex<()>,
 }
 
-// SAFETY: a channel may be used by any thread; who takes events and who destroys their ids take turns.
+// SAFETY: any thread may use a channel; `turn` serialises taking events and destroying ids.
 unsafe impl Send for Channel {}
 // SAFETY: as above.
 unsafe impl Sync for Channel {}
@@ -67,7 +68,8 @@ impl Drop for Channel {
     }
 }
 
-/// A connection or listener of the library. Destroyed when neither the manager nor a queue pair has it any more.
+/// A connection or listener of the library. Destroyed when neither the manager nor a queue pair
+/// holds it.
 pub struct Id {
     channel: Arc<Channel>,
     pub(super) raw: *mut rdma_cm_id,
@@ -123,8 +125,8 @@ impl Id {
 impl Drop for Id {
     fn drop(&mut self) {
         let _turn = self.channel.take_turn();
-        // SAFETY: this is its last owner. It waits for events of the id to be acknowledged, which happens in the turn in
-        // which they are taken.
+        // SAFETY: this is its last owner. The call waits until events of the id are acknowledged,
+        // which happens in the turn that takes them.
         unsafe { (self.channel.api.rdma_destroy_id)(self.raw) };
     }
 }
@@ -210,8 +212,8 @@ impl Cm {
         self.ids.get(&id.0).ok_or(VerbsError::NoSuchId(id))
     }
 
-    /// Takes one event and acknowledges it: what it says, or that it is of no id here. What is no longer needed is
-    /// dropped by the caller, after the turn.
+    /// Takes one event and acknowledges it. Returns its contents, or that it concerns no id of this
+    /// manager. The caller drops `drop_after` after the turn.
     fn take(&mut self, drop_after: &mut Option<Arc<Id>>) -> Result<Taken, VerbsError> {
         let channel = Arc::clone(&self.channel);
         let _turn = channel.take_turn();
@@ -228,27 +230,28 @@ impl Cm {
                 }),
             };
         }
-        // SAFETY: the call wrote an event, which is valid until it is acknowledged, as are its ids: destroying them
-        // takes a turn.
+        // SAFETY: the call wrote an event, which is valid until acknowledged, as are its ids:
+        // destroying them takes a turn.
         let copy = self.copy(unsafe { &*event }, drop_after);
         // SAFETY: got above, acknowledged once.
         unsafe { (channel.api.rdma_ack_cm_event)(event) };
         Ok(copy.map_or(Taken::Skip, Taken::Event))
     }
 
-    /// What an event says. `None` for an id that the manager has forgotten, and for a request of nobody.
+    /// The contents of an event. `None` for a forgotten id, and for a request without a listener.
     fn copy(&mut self, event: &rdma_cm_event, drop_after: &mut Option<Arc<Id>>) -> Option<CmEvent> {
         if event.event == RDMA_CM_EVENT_CONNECT_REQUEST {
             return self.request(event, drop_after);
         }
-        // SAFETY: the id is alive until the event is acknowledged, and its context was set by this manager.
+        // SAFETY: the id is alive until the event is acknowledged, and this manager set its
+        // context.
         let (token, verbs, qp) = unsafe {
             let id = &*event.id;
             (id.context.addr() as u64, id.verbs, id.qp)
         };
         let id = CmId(token);
         if event.event == RDMA_CM_EVENT_DEVICE_REMOVAL {
-            // Also for an id that is forgotten: whoever still has the device is its last user.
+            // Also for a forgotten id: the other holders of the device are its last users.
             self.provider.forget(verbs);
         }
         let connection = self.ids.get(&token)?;
@@ -300,8 +303,8 @@ impl Cm {
         drop_after: &mut Option<Arc<Id>>,
     ) -> Option<CmEvent> {
         let token = self.next_token();
-        // SAFETY: both ids are alive until the event is acknowledged. The new one has the context of its listener, and
-        // nobody else knows it yet.
+        // SAFETY: both ids are alive until the event is acknowledged. The new one has the context
+        // of its listener, and no other code knows it yet.
         let listener = unsafe {
             (*event.id).context = context_of(token);
             (*event.listen_id).context.addr() as u64
@@ -343,7 +346,7 @@ impl Cm {
             min_rnr_timer: MIN_RNR_TIMER,
             ..Default::default()
         };
-        // SAFETY: called in a turn, in which the queue pair is not destroyed, or by who holds it.
+        // SAFETY: called in a turn, in which the queue pair is not destroyed, or by its holder.
         unsafe { (self.api().ibv_modify_qp)(qp, &mut attr, IBV_QP_MIN_RNR_TIMER) };
     }
 }
@@ -419,7 +422,7 @@ impl ConnectionManager for Cm {
         let from = from
             .as_mut()
             .map_or(null_mut(), |from| std::ptr::from_mut(from).cast());
-        // In the table before the call, so that no event finds nobody.
+        // In the table before the call, so that every event finds its id.
         self.keep(token, Arc::clone(&id));
         // SAFETY: the id is alive, the addresses are read during the call.
         let result = check_errno("rdma_resolve_addr", unsafe {
@@ -490,7 +493,7 @@ impl ConnectionManager for Cm {
         ] {
             within(what, asked, limit, &pd.device)?;
         }
-        // No attribute tells how much inline data there may be, so that is tried.
+        // No attribute reports the inline limit, so try sizes.
         let mut inline = caps.max_inline;
         let made = loop {
             let mut attr = ibv_qp_init_attr {
@@ -508,8 +511,8 @@ impl ConnectionManager for Cm {
                 qp_type: IBV_QPT_RC,
                 sq_sig_all: 0,
             };
-            // SAFETY: all parts are alive and of one device (or the library refuses); the struct is read and written
-            // during the call.
+            // SAFETY: all parts are alive and of one device (or the library refuses); the struct is
+            // read and written during the call.
             let result = check_errno("rdma_create_qp", unsafe {
                 (self.api().rdma_create_qp)(cm_id.raw, pd.raw, &mut attr)
             });
@@ -553,7 +556,8 @@ impl ConnectionManager for Cm {
     fn connect(&mut self, id: CmId, params: &ConnParams) -> Result<(), VerbsError> {
         let raw = self.find(id)?.id.raw;
         let mut raw_params = conn_param(params);
-        // SAFETY: the id is alive, the parameters and what they point to are read during the call.
+        // SAFETY: the id is alive; the parameters and the data they point to are read during the
+        // call.
         check_errno("rdma_connect", unsafe {
             (self.api().rdma_connect)(raw, &mut raw_params)
         })
@@ -606,9 +610,8 @@ impl ConnectionManager for Cm {
             return;
         };
         if let Some(qp) = connection.qp.upgrade() {
-            // The id lives as long as the queue pair, so the peer would not learn of the end. Where there is no
-            // connection to end, the queue pair is ended alone.
-            // SAFETY: the id is alive.
+            // The id lives as long as the queue pair, so the peer would not notice the end. Without
+            // a connection, end only the queue pair. SAFETY: the id is alive.
             if unsafe { (self.api().rdma_disconnect)(connection.id.raw) } != 0 {
                 let _ = qp.set_error();
             }
@@ -639,11 +642,12 @@ fn conn_param(params: &ConnParams) -> rdma_conn_param {
     }
 }
 
-/// What the peer gave to its connect or accept. An event has its READ depths the other way round, as the recipient is to
-/// pass them on (`rdma_get_cm_event(3)`).
+/// The parameters that the peer gave to its connect or accept. An event swaps its READ depths, as
+/// the recipient must pass them on (`rdma_get_cm_event(3)`).
 ///
 /// # Safety
-/// `raw` is of an event that is not acknowledged yet.
+///
+/// `raw` belongs to an event that is not acknowledged yet.
 unsafe fn params(raw: &rdma_conn_param) -> ConnParams {
     let mut private_data = PrivateData::new();
     if !raw.private_data.is_null() {
@@ -656,7 +660,7 @@ unsafe fn params(raw: &rdma_conn_param) -> ConnParams {
     }
     ConnParams {
         private_data,
-        // The kernel tells them as they are for this side already (cm_format_req_event).
+        // The kernel reports them from this side's view already (cm_format_req_event).
         responder_resources: raw.responder_resources,
         initiator_depth: raw.initiator_depth,
         retry_count: raw.retry_count,

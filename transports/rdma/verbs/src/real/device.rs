@@ -16,8 +16,8 @@ use crate::sys::Api;
 use crate::sys::verbs::*;
 use crate::types::{Access, AsyncEvent, DeviceAttributes, DeviceId, PortState, VerbsError, Wire};
 
-/// What librdmacm has open now. It opens each device once, and a queue pair of an id has to be on that context:
-/// hence these, and none of our own.
+/// The contexts that librdmacm has open now. It opens each device once, and a queue pair of an id
+/// must be on that context: hence these, and none of our own.
 pub struct Contexts {
     api: &'static Api,
     list: *mut *mut ibv_context,
@@ -75,9 +75,10 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 impl Context {
-    /// A reference of its own on one of those that `contexts` holds. librdmacm counts references by lists, and a
-    /// list with every device would keep all of them open for as long as one is used (a software device cannot even
-    /// be deleted then). So this takes a whole list, and gives all but one reference of it back.
+    /// Takes a reference on one of the contexts in `contexts`. librdmacm counts references by
+    /// lists. A list with every device would keep all of them open while one is used, and a
+    /// software device could not even be deleted then. So this takes a whole list and gives all but
+    /// one reference back.
     fn hold(
         api: &'static Api,
         contexts: &Contexts,
@@ -91,8 +92,9 @@ impl Context {
             });
         };
         debug_assert!(contexts.iter().any(|context| context == raw));
-        // SAFETY: the list has `count` entries and ends with a null pointer. Moving the last one here and shortening
-        // the list by one leaves exactly the reference on `raw`, which `drop` gives back.
+        // SAFETY: the list has `count` entries and ends with a null pointer. Moving the last one
+        // here and shortening the list by one leaves exactly the reference on `raw`, which `drop`
+        // gives back.
         unsafe {
             let last = others.count - 1;
             *others.list.add(at) = *others.list.add(last);
@@ -104,13 +106,13 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // Looking at what is there makes the library notice that this one is gone, where it is: only then does the
-        // last reference close it.
+        // Listing the devices makes the library notice a removed device: only then does the last
+        // reference close it.
         let now = Contexts::list(self.api);
         // SAFETY: the context is open.
         let files = unsafe { [(*self.raw).cmd_fd, (*self.raw).async_fd] };
-        // SAFETY: `rdma_free_devices` puts a reference of each context up to a null pointer, and frees the list with
-        // the `free` of this process's C library, from whose `malloc` it is.
+        // SAFETY: `rdma_free_devices` drops a reference of each context up to a null pointer, and
+        // frees the list with the `free` of this process's C library, whose `malloc` made it.
         unsafe {
             let list = libc::malloc(2 * size_of::<*mut ibv_context>()).cast::<*mut ibv_context>();
             // Out of memory: the device stays open, which is harmless.
@@ -120,23 +122,24 @@ impl Drop for Context {
                 (self.api.rdma_free_devices)(list);
             }
         }
-        // But when no device is left at all, the library looks no further, and keeps the one that is gone open. The
-        // kernel waits for that: without this, whoever deletes the last device waits for the end of this process.
+        // When no device is left, the library does not notice the removal and keeps the removed
+        // device open. The kernel waits for its users: without this, deleting the last device would
+        // hang until this process ends.
         if now.is_ok_and(|now| now.count == 0) {
             release(files);
         }
     }
 }
 
-/// Lets go of a device that is gone, under a library that keeps its context: its files become others, which do nothing
-/// and which the library closes when it finds the time.
+/// Releases a removed device whose context the library keeps. Its files are replaced by others that
+/// do nothing and that the library closes eventually.
 fn release(files: [RawFd; 2]) {
     let Ok(null) = std::fs::File::open("/dev/null") else {
         return;
     };
     for file in files {
-        // SAFETY: both belong to the context that the library still has open, and nobody uses that any more: what was
-        // made on it held it, and is destroyed.
+        // SAFETY: both belong to the context that the library still has open. No code uses the
+        // context any longer: the objects made on it held it, and are destroyed.
         unsafe { libc::dup3(null.as_raw_fd(), file, libc::O_CLOEXEC) };
     }
 }
@@ -207,7 +210,7 @@ impl VerbsDevice {
         let mut gids = Vec::new();
         for index in 0..count {
             let mut entry = ibv_gid_entry::default();
-            // SAFETY: the entry is ours to be written to, and of the size that is told.
+            // SAFETY: the entry is ours to write to, and has the given size.
             let result = unsafe {
                 (self.api._ibv_query_gid_ex)(
                     self.context.raw,
@@ -294,7 +297,8 @@ impl Device for VerbsDevice {
         // SAFETY: the call succeeded and wrote it.
         let mut event = unsafe { event.assume_init() };
         let copy = describe(&event);
-        // SAFETY: it was got and is acknowledged once. Objects that it names wait for that to be destroyed.
+        // SAFETY: the event was received and is acknowledged once. Its objects wait for that before
+        // they are destroyed.
         unsafe { (self.api.ibv_ack_async_event)(&mut event) };
         Ok(Some(copy))
     }
@@ -306,8 +310,8 @@ impl Device for VerbsDevice {
 
 /// What an event says, without a pointer of it.
 fn describe(event: &ibv_async_event) -> AsyncEvent {
-    // SAFETY: which member is set follows from the type of the event (`ibv_get_async_event(3)`). An object that is
-    // named is not destroyed before the event is acknowledged.
+    // SAFETY: the type of the event says which member is set (`ibv_get_async_event(3)`). The object
+    // is not destroyed before the event is acknowledged.
     let of = unsafe {
         match event.event_type {
             IBV_EVENT_QP_FATAL
@@ -402,9 +406,9 @@ fn attributes(api: &Api, context: *mut ibv_context) -> Result<DeviceAttributes, 
     })
 }
 
-/// Whether the device is one that says it has SEND_WITH_INVALIDATE and fails the first one that is posted, with
-/// `IBV_WC_LOC_QP_OP_ERR`, so that no Linux host could connect: Broadcom's, seen on a BCM57508 with firmware 237.1.148.0
-/// (<https://github.com/spdk/spdk/issues/3926>). Hosts do without.
+/// True for devices that claim SEND_WITH_INVALIDATE but fail the first one with
+/// `IBV_WC_LOC_QP_OP_ERR`, so that no Linux host could connect: Broadcom's, seen on a BCM57508 with
+/// firmware 237.1.148.0 (<https://github.com/spdk/spdk/issues/3926>). Hosts work without it.
 fn claims_to_invalidate(sys: &Path) -> bool {
     let driver = std::fs::read_link(sys.join("device/driver"));
     driver.is_ok_and(|driver| driver.ends_with("bnxt_en") || driver.ends_with("bnxt_re"))
@@ -417,8 +421,8 @@ fn is_software(node_desc: &str) -> bool {
 
 fn query_port(api: &Api, context: *mut ibv_context, port: u8) -> Result<ibv_port_attr, VerbsError> {
     let mut attr = MaybeUninit::<ibv_port_attr>::zeroed();
-    // SAFETY: the context is open; the function writes at most this struct (the exported one knows a shorter form of
-    // it, which is why it starts as zeros).
+    // SAFETY: the context is open; the function writes at most this struct (the exported one knows
+    // a shorter form of it, which is why it starts as zeros).
     check("ibv_query_port", unsafe {
         (api.ibv_query_port)(context, port, attr.as_mut_ptr())
     })?;
@@ -446,7 +450,8 @@ pub fn made<T>(call: &'static str, raw: *mut T) -> Result<*mut T, VerbsError> {
 mod tests {
     use super::*;
 
-    /// Goal: by the driver, whatever the device is called; one without a driver of a bus (software) is believed.
+    /// Goal: the driver decides, whatever the device's name; a device without a bus driver
+    /// (software) is believed.
     #[test]
     fn who_claims_to_invalidate() {
         let dir = tempfile::tempdir().unwrap();

@@ -31,7 +31,7 @@ pub struct Pd {
 
 // SAFETY: domains may be used by any thread: verbs are thread-safe.
 unsafe impl Send for Pd {}
-// SAFETY: as above; what is ours is atomic or behind a lock.
+// SAFETY: as above; our own fields are atomic or behind a lock.
 unsafe impl Sync for Pd {}
 
 struct Mr {
@@ -106,7 +106,7 @@ impl ProtectionDomain for Domain {
 
 impl Pd {
     fn regions(&self) -> MutexGuard<'_, HashMap<RegionId, Mr>> {
-        // Who panicked with it left a map of whole entries.
+        // A thread that panicked with the lock left a map of whole entries.
         self.regions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -115,7 +115,8 @@ impl Pd {
             (Access::Remote, _) => {
                 IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE
             }
-            // On iWARP the answer to a READ arrives like a WRITE of the peer's, so its destination has to allow one.
+            // On iWARP the response to a READ arrives like a WRITE of the peer, so its destination
+            // must allow one.
             (Access::Local, Wire::Iwarp) => IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE,
             (Access::Local, _) => IBV_ACCESS_LOCAL_WRITE,
         }
@@ -135,8 +136,9 @@ impl RegisterHook for Pd {
             }
             .into());
         }
-        // SAFETY: the domain is alive. The region is memory of this process that stays mapped until `unregister`
-        // (the arena's promise), and what arrives in it is bytes that buffers of the arena own.
+        // SAFETY: the domain is alive. The region is memory of this process that stays mapped until
+        // `unregister` (the arena's promise), and arriving data is bytes that buffers of the arena
+        // own.
         let raw = unsafe {
             (self.device.api.ibv_reg_mr)(self.raw, region.as_ptr().cast(), len, self.flags())
         };
@@ -160,8 +162,8 @@ impl RegisterHook for Pd {
 
     fn unregister(&self, region: &RegionInfo, _key: u64) {
         if let Some(mr) = self.regions().remove(&region.id) {
-            // SAFETY: registered above, and forgotten with this. A failure (the device is gone, and its registrations
-            // with it) leaves nothing to do.
+            // SAFETY: registered above, and forgotten with this. A failure (the device is gone, and
+            // its registrations with it) leaves nothing to do.
             unsafe { (self.device.api.ibv_dereg_mr)(mr.raw) };
         }
     }
@@ -225,7 +227,7 @@ impl RegisterMemoryError {
     }
 }
 
-/// What is registered by this process, with any device, from `/proc/self/status`.
+/// The bytes that this process has registered with any device, from `/proc/self/status`.
 fn pinned(status: &str) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix("VmPin:"));
     let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
@@ -240,7 +242,8 @@ mod tests {
         io::Error::from_raw_os_error(libc::ENOMEM)
     }
 
-    /// Goal: the text people search for, with every number and remedy. Method: a limit that is too low.
+    /// Goal: the text that people search for, with every number and remedy. Method: a limit that is
+    /// too low.
     #[test]
     fn a_low_limit_is_named() {
         let pinned = pinned("VmLck:\t0 kB\nVmPin:\t      64 kB\n");
@@ -258,7 +261,7 @@ mod tests {
         }
     }
 
-    /// Goal: the limit is not blamed for what it did not do.
+    /// Goal: the limit is not blamed for other failures.
     #[test]
     fn other_causes_stay_what_they_are() {
         let no_limit = RegisterMemoryError::of(4096, nomem(), None, 0).to_string();

@@ -1,4 +1,5 @@
-//! The provider of the machine: libibverbs and librdmacm, and whatever devices they have drivers for.
+//! The provider of the machine: libibverbs and librdmacm, and the devices that they have drivers
+//! for.
 //!
 //! ```text
 //!   VerbsProvider   the devices that are open, each once            mod.rs, absence.rs (why there are none)
@@ -8,8 +9,9 @@
 //!     └ Cm              ids, events                                  cm.rs, address.rs
 //! ```
 //!
-//! Verbs objects may be used by several threads at once, by the word of `ibv_*(3)`; that is what the `Send` and
-//! `Sync` of the types here rest on. Each holds what it was made of, so that nothing is destroyed under another.
+//! Several threads may use verbs objects at once, according to `ibv_*(3)`. The `Send` and `Sync` of
+//! the types here rest on that. Each object holds its parents, so that nothing is destroyed while
+//! in use.
 
 mod absence;
 mod address;
@@ -52,13 +54,13 @@ struct Open {
 }
 
 impl VerbsProvider {
-    /// Loads the libraries, or says which one is missing and how to get it. Without a device it succeeds:
+    /// Loads the libraries, or names the missing one and its package. Succeeds without a device:
     /// one may appear.
     pub fn open() -> Result<VerbsProvider, VerbsError> {
         VerbsProvider::find().map_err(Absence::into_error)
     }
 
-    /// As [`VerbsProvider::open`], with what is missing as a value.
+    /// As [`VerbsProvider::open`], with the missing part as a value.
     pub fn find() -> Result<VerbsProvider, Absence> {
         let api = Api::open()?;
         Ok(VerbsProvider {
@@ -105,7 +107,7 @@ impl Provider for VerbsProvider {
 
 impl Inner {
     fn lock(&self) -> MutexGuard<'_, Open> {
-        // Who panicked with it left a map of whole entries.
+        // A thread that panicked with the lock left a map of whole entries.
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

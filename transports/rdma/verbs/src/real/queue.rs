@@ -1,7 +1,7 @@
-//! Completion queues, shared receive queues and queue pairs: what the data path calls.
+//! Completion queues, shared receive queues and queue pairs: the calls of the data path.
 //!
-//! Posting and polling go through the function pointers of the context, as the inline functions of `verbs.h` do:
-//! from here straight into the device's own library.
+//! Posting and polling go through the function pointers of the context, as the inline functions of
+//! `verbs.h` do: from here straight into the device's own library.
 
 use std::any::Any;
 use std::io;
@@ -113,7 +113,7 @@ impl CompletionQueue for Cq {
     fn disarm(&self) {
         let mut events = 0;
         let (mut cq, mut context) = (null_mut(), null_mut());
-        // SAFETY: the channel is alive and does not block; what is written is ours.
+        // SAFETY: the channel is alive and does not block; the written memory is ours.
         while unsafe {
             (self.device.api.ibv_get_cq_event)(self.channel, &mut cq, &mut context) == 0
         } {
@@ -146,7 +146,7 @@ impl CompletionQueue for Cq {
         check("ibv_resize_cq", unsafe {
             (self.device.api.ibv_resize_cq)(self.raw, entries as i32)
         })?;
-        // At least what was asked for; the library's own field may be written by another resize.
+        // At least the requested number; another resize may write the library's own field.
         self.capacity.store(entries, Ordering::Relaxed);
         Ok(())
     }
@@ -228,8 +228,8 @@ impl Srq {
 impl SharedReceiveQueue for Srq {
     #[inline]
     unsafe fn post_recv(&self, requests: &[RecvWr], sges: &[Sge]) -> Result<(), PostError> {
-        // SAFETY: the verb copies chain and entries and sets `bad` as it should; the queue is alive; the memory is the
-        // caller's promise.
+        // SAFETY: the verb copies chain and entries and sets `bad` as documented; the queue is
+        // alive; the caller keeps the memory.
         unsafe {
             work::post_recv(requests, sges, |first, bad| {
                 (self.post)(self.raw, first, bad)
@@ -269,8 +269,8 @@ impl Drop for Srq {
     }
 }
 
-/// A queue pair. It holds the id by which it was made, and what it was made of; the order of the fields is the order
-/// in which they are let go.
+/// A queue pair. It holds its id and its parts; the order of the fields is the order in which they
+/// are dropped.
 pub struct Qp {
     pub(super) raw: *mut ibv_qp,
     number: u32,
@@ -281,7 +281,7 @@ pub struct Qp {
     parts: Parts,
 }
 
-/// What a queue pair is made of, held so that it outlives it.
+/// The parts of a queue pair, which outlive it.
 pub struct Parts {
     pub pd: Arc<Pd>,
     /// Completion queues and shared receive queue.
@@ -296,7 +296,8 @@ unsafe impl Sync for Qp {}
 impl Qp {
     /// Of an id whose queue pair was just made.
     pub fn new(id: Arc<Id>, caps: QpCaps, parts: Parts) -> Result<Qp, VerbsError> {
-        // SAFETY: the id is alive, and with it its queue pair, whose number and context never change.
+        // SAFETY: the id is alive, and with it its queue pair, whose number and context never
+        // change.
         let (raw, number, ops) = unsafe {
             let raw = (*id.raw).qp;
             (raw, (*raw).qp_num, &(*(*raw).context).ops)
@@ -324,8 +325,8 @@ impl QueuePair for Qp {
 
     #[inline]
     unsafe fn post_send(&self, requests: &[SendWr], sges: &[Sge]) -> Result<(), PostError> {
-        // SAFETY: the verb copies chain and entries and sets `bad` as it should; the queue pair is alive; the memory is
-        // the caller's promise.
+        // SAFETY: the verb copies chain and entries and sets `bad` as documented; the queue pair is
+        // alive; the caller keeps the memory.
         unsafe {
             work::post_send(requests, sges, |first, bad| {
                 (self.post_send)(self.raw, first, bad)
@@ -365,7 +366,7 @@ impl Drop for Qp {
     }
 }
 
-/// Refuses what the device cannot do before it is asked, so that the error has numbers.
+/// Refuses limits beyond the device's before the device is asked, so that the error has numbers.
 pub fn within(
     what: &'static str,
     asked: u32,

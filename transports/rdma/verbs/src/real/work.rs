@@ -21,11 +21,13 @@ const _: () = {
     assert!(offset_of!(Sge, lkey) == offset_of!(ibv_sge, lkey));
 };
 
-/// The requests as chains, each given to `post`, which returns what the verb does and may set the request that was
-/// not taken.
+/// The requests as chains, each given to `post`, which returns the verb's result and may set the
+/// request that was not taken.
 ///
 /// # Safety
-/// `post` reads the chain and its entries during the call only, and sets `bad` to null or to a request of the chain.
+///
+/// `post` reads the chain and its entries during the call only, and sets `bad` to null or to a
+/// request of the chain.
 #[inline]
 pub unsafe fn post_send(
     requests: &[SendWr],
@@ -128,7 +130,8 @@ fn opcode(op: SendOp) -> (i32, u32, ibv_wr_rdma) {
     }
 }
 
-/// How many requests of a chain come before the one that was not taken. A driver that names none took none.
+/// How many requests of a chain precede the one that was not taken. A driver that names none took
+/// none.
 fn taken(first: usize, bad: usize, size: usize) -> usize {
     bad.checked_sub(first)
         .map_or(0, |bytes| bytes / size)
@@ -199,7 +202,8 @@ mod tests {
         seen
     }
 
-    /// Goal: a batch is one chain in its order, with all its fields. Method: one of each kind, walked as drivers do.
+    /// Goal: a batch is one chain in its order, with all its fields. Method: one of each kind,
+    /// walked as drivers do.
     #[test]
     fn a_batch_is_a_chain() {
         let sge = |length| Sge {
@@ -247,8 +251,8 @@ mod tests {
         assert_eq!(chains, [expected]);
     }
 
-    /// Goal: it is known what of a batch was taken. Method: a driver that refuses the fourth of the second chain, one
-    /// that refuses the first, and one that names none.
+    /// Goal: the number of accepted requests of a batch is known. Method: a driver that refuses the
+    /// fourth of the second chain, one that refuses the first, and one that names none.
     #[test]
     fn what_was_taken_is_counted() {
         let sges = [Sge {

@@ -77,7 +77,7 @@ impl State {
         found.map(|device| device.id)
     }
 
-    /// One side of a connection ends: its queue pair flushes, and both are told.
+    /// One side of a connection ends: its queue pair flushes, and both sides get an event.
     fn part(&mut self, id: CmId) {
         let Some(ended) = self.ids.get_mut(&id) else {
             return;
@@ -322,7 +322,7 @@ impl ConnectionManager for SimCm {
                 srq,
                 caps: QpCaps {
                     max_inline: wanted.max_inline.min(MAX_INLINE),
-                    // Drivers grant what their queues come to, which is seldom what was asked for.
+                    // Drivers grant the size of their queues, which seldom equals the request.
                     max_send_wr: (wanted.max_send_wr * 2).min(attributes.max_qp_wr),
                     ..wanted
                 },
@@ -383,7 +383,7 @@ impl ConnectionManager for SimCm {
                 status: -Errno::TIMEDOUT.raw_os_error(),
             },
             (_, Some(_), None) => CmEventKind::Rejected {
-                // Nobody listens: an invalid service id.
+                // No listener: an invalid service id.
                 status: 8,
                 private_data: padded(&[], REJECT_DATA),
             },

@@ -396,7 +396,7 @@ pub(super) struct SimQp {
     /// Its place in the fabric, and the number that its device gave it.
     pub own: u32,
     pub number: u32,
-    /// What it was made of stays while it does.
+    /// Keeps its parents alive.
     pub _keeps: Keeps,
 }
 
@@ -446,7 +446,7 @@ impl QueuePair for SimQp {
                 }
                 for sge in &sges {
                     let from = std::ptr::with_exposed_provenance::<u8>(sge.address as usize);
-                    // SAFETY: who posts guarantees valid memory while it is posted.
+                    // SAFETY: the posting code guarantees valid memory while the request is posted.
                     let bytes = unsafe { std::slice::from_raw_parts(from, sge.length as usize) };
                     inline.extend(bytes.iter().copied());
                 }

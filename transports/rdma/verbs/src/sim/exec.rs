@@ -1,4 +1,4 @@
-//! What a device does with posted requests.
+//! A device's execution of posted requests.
 
 use super::{PostedSend, QpState, State, Target};
 use crate::types::*;
@@ -52,7 +52,7 @@ impl State {
             SendOp::Read { .. } => Target::Read,
         };
         let (peer, rnr) = (qp.peer, qp.rnr_retry);
-        // Only what is ready to go uses up what was injected.
+        // Only requests that are ready to go consume an injected fault.
         let ready = target != Target::Send
             || peer
                 .and_then(|peer| self.qps.get(&peer))
@@ -278,7 +278,7 @@ impl State {
         let Some(qp) = self.qps.get_mut(&number) else {
             return;
         };
-        // What was flushed meanwhile is done already.
+        // Requests that were flushed meanwhile are done already.
         let Some(request) = qp.sq.pop_front() else {
             return;
         };
@@ -287,7 +287,7 @@ impl State {
             wr_id: wr.wr_id,
             status,
             opcode: match wr.op {
-                // Hardware leaves there what was there before.
+                // Hardware leaves the previous value there.
                 _ if !status.is_success() => WcOpcode::Other(u32::MAX),
                 SendOp::Send | SendOp::SendWithInvalidate { .. } => WcOpcode::Send,
                 SendOp::Write { .. } => WcOpcode::Write,
@@ -318,7 +318,7 @@ impl State {
             return;
         }
         if queue.entries.len() >= queue.capacity as usize {
-            // Lost completions cannot be told apart any more: the queue is dead.
+            // Lost completions cannot be identified any longer: the queue is dead.
             return self.break_cq(cq, false);
         }
         queue.entries.push_back(completion);
@@ -328,7 +328,8 @@ impl State {
         }
     }
 
-    /// The receive of a message that had begun completes, and is the last one of its queue pair, which has ended.
+    /// The receive of a started message completes. It is the last one of its queue pair, which has
+    /// ended.
     pub(super) fn settle(&mut self, number: u32) {
         let Some(qp) = self.qps.get_mut(&number) else {
             return;
@@ -348,7 +349,7 @@ impl State {
         self.device_event(device, AsyncEvent::LastWqeReached { qp: told });
     }
 
-    /// Nothing more is told of a completion queue, and its device reports it.
+    /// The completion queue reports nothing any longer, and its device raises an event.
     pub(super) fn break_cq(&mut self, number: u32, silent: bool) {
         let Some(queue) = self.cqs.get_mut(&number).filter(|queue| !queue.dead) else {
             return;
@@ -409,16 +410,16 @@ fn take_from(address: u64, length: u32, into: &mut Vec<u8>) {
     let start = into.len();
     into.resize(start + length as usize, 0);
     let bytes = &mut into[start..];
-    // SAFETY: the range lies in a region that is registered now (the caller checked, and the lock of
-    // the fabric, which unregistering takes, is held): mapped memory, whose bytes nobody writes
-    // while a request on it is posted (the contract of posting).
+    // SAFETY: the range lies in a region that is registered now: the caller checked, and holds the
+    // lock of the fabric, which unregistering takes. It is mapped memory, whose bytes no code
+    // writes while a request on it is posted (the contract of posting).
     unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
 }
 
 /// Writes to memory that was checked to be registered.
 fn copy_to(address: u64, bytes: &[u8]) {
     let to = std::ptr::with_exposed_provenance_mut::<u8>(address as usize);
-    // SAFETY: as in `take_from`; and who posted the request, or gave the peer the key, lets nobody
-    // look at these bytes until they are told that it is done.
+    // SAFETY: as in `take_from`. The code that posted the request, or that gave the peer the key,
+    // keeps all readers away from these bytes until completion.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
 }

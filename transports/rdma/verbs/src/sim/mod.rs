@@ -6,10 +6,10 @@
 //!      └ faults: any status on any request, any event on any connection at any moment
 //! ```
 //!
-//! It behaves as hardware does where that shows: keys and bounds are checked, completions come in
-//! order, an error flushes what is behind it, a receiver without buffers holds the sender up, a
-//! completion queue can overflow, an initiator may not exceed its READ depth. What goes wrong only by
-//! chance on a wire goes wrong here when [`Fabric`] is told so.
+//! It behaves as hardware does where that is visible: keys and bounds are checked, completions come
+//! in order, an error flushes later requests, a receiver without buffers holds the sender up, a
+//! completion queue can overflow, an initiator may not exceed its READ depth. Faults that happen by
+//! chance on a wire happen here on request to [`Fabric`].
 
 mod cm;
 mod device;
@@ -59,13 +59,14 @@ pub enum Target {
 struct State {
     next: u32,
     devices: Vec<DeviceState>,
-    /// Devices that are gone, which whoever has them open has not heard of: until they are told, or ask which there are.
+    /// Removed devices whose users do not know yet: until they get an event, or list the devices.
     unheard: Vec<DeviceState>,
     regions: HashMap<u32, Region>,
     domains: HashMap<u32, DomainState>,
     cqs: HashMap<u32, Cq>,
     srqs: HashMap<u32, Srq>,
-    /// By numbers of the fabric's own: devices number theirs by themselves, and two may use the same.
+    /// By numbers of the fabric's own: devices number theirs independently, and two may use the
+    /// same.
     qps: HashMap<u32, Qp>,
     ids: HashMap<CmId, Id>,
     channels: HashMap<u32, Channel<CmEvent>>,
@@ -158,7 +159,7 @@ struct Qp {
     state: QpState,
     sq: VecDeque<PostedSend>,
     rq: VecDeque<PostedRecv>,
-    /// Signaled or not: what was posted and not completed or passed over.
+    /// Requests that are posted and neither completed nor covered by a completion, signaled or not.
     outstanding: u32,
     peer: Option<u32>,
     read_depth: u8,
@@ -222,7 +223,7 @@ impl Signal {
 struct Channel<E> {
     signal: Signal,
     events: VecDeque<E>,
-    /// There is nobody who could send any more: it is readable, and reading it is an error.
+    /// All senders are gone: the channel is readable, and reading it is an error.
     closed: bool,
 }
 
@@ -383,8 +384,8 @@ impl Fabric {
         Ok(id)
     }
 
-    /// Numbers the next queue pairs of a device from here on. Those of several devices may then have the same number, as
-    /// they may on any machine; where this names one by its number, the oldest is meant.
+    /// Sets the number of a device's next queue pair. Queue pairs of several devices may then have
+    /// the same number, as on any machine; a call that names one by its number means the oldest.
     pub fn number_from(&self, device: DeviceId, first: u32) {
         let mut state = self.lock();
         if let Some(known) = state.devices.iter_mut().find(|known| known.id == device) {
@@ -392,7 +393,7 @@ impl Fabric {
         }
     }
 
-    /// Pulls a device out: everything on it fails, and every connection and listener is told.
+    /// Removes a device: everything on it fails, and every connection and listener gets an event.
     pub fn remove_device(&self, device: DeviceId) {
         let mut state = self.lock();
         if let Ok(known) = state.device(device) {
@@ -403,8 +404,8 @@ impl Fabric {
         state.take_out(device);
     }
 
-    /// As a device in software goes, or one whose driver waits until nobody has it open any more: connections and listeners
-    /// are told, and where there are none nobody is.
+    /// Removes a software device, or one whose driver waits for its last user: connections and
+    /// listeners get an event, and without them no user learns of the removal.
     pub fn remove_device_unheard(&self, device: DeviceId) {
         self.lock().take_out(device);
     }
@@ -457,7 +458,8 @@ impl Fabric {
         state.progress_all();
     }
 
-    /// Ends a queue pair, and nobody is told: as a connection manager does with one that was refused, before it says so.
+    /// Ends a queue pair without an event, as a connection manager does with a refused connection
+    /// before it reports that.
     pub fn flush(&self, qp: u32) {
         let mut state = self.lock();
         if let Some(own) = state.numbered(qp) {
@@ -465,8 +467,9 @@ impl Fabric {
         }
     }
 
-    /// Breaks the completion queue of a queue pair: what was in it is lost, polling it is an error, and its device reports
-    /// it. `silently`: polling just finds nothing any more, as with devices that tell of it by their event alone.
+    /// Breaks the completion queue of a queue pair: its entries are lost, polling it is an error,
+    /// and its device reports it. `silently`: polling just finds nothing, as with devices that
+    /// report it by their event alone.
     pub fn break_completion_queue(&self, qp: u32, silently: bool) {
         let mut state = self.lock();
         let own = state.numbered(qp);
@@ -476,8 +479,9 @@ impl Fabric {
         }
     }
 
-    /// A message begins to arrive at a queue pair and takes a shared receive, which completes when the queue pair has ended and
-    /// [`Fabric::settle`] is called: devices take their time for that.
+    /// A message begins to arrive at a queue pair and takes a shared receive. The receive completes
+    /// when the queue pair has ended and [`Fabric::settle`] is called: devices take their time for
+    /// that.
     pub fn begin_message(&self, qp: u32) {
         let mut state = self.lock();
         let Some(own) = state.numbered(qp) else {

@@ -1,4 +1,4 @@
-//! What the simulation promises, seen through the rings.
+//! The guarantees of the simulation, seen through the rings.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -91,7 +91,7 @@ impl End {
         let mut seen = Vec::new();
         while let Some(done) = self.batch.next() {
             let (operation, said) = (lane.operation(&done), done.wc().opcode);
-            // What failed says nothing of what it was.
+            // A failed completion does not carry its operation.
             let failed = !done.wc().status.is_success();
             assert!(said == operation || failed && matches!(said, WcOpcode::Other(_)));
             if done.is_recv() {
@@ -145,8 +145,8 @@ fn connected(mut a: End, mut b: End) -> (End, Lane, CmId, End, Lane, CmId) {
     (a, a_lane, id, b, b_lane, event.id)
 }
 
-/// A completion frees what its own queues posted, even where another device's queue pair has the same number and its
-/// lane the same index.
+/// A completion frees only requests of its own queues, even where another device's queue pair has
+/// the same number and its lane the same index.
 #[test]
 fn numbers_are_those_of_a_device() {
     let fabric = Fabric::new();
@@ -230,7 +230,7 @@ fn one_sided() {
         [(WcOpcode::Write, WcStatus::Success)]
     );
     assert_eq!(theirs[..], [4; 4096]);
-    // Beyond the region: both ends are in error, what was behind it flushes in order.
+    // Beyond the region: both ends are in error, and later requests flush in order.
     lane.write(u64::MAX - 100, key.rkey, b.pool.acquire(4096).unwrap())
         .unwrap();
     lane.send(&[0; 16], None);
@@ -250,7 +250,7 @@ fn one_sided() {
             qp: a_lane.number()
         })
     );
-    // The target's own keys give nobody access.
+    // The target's own keys give no access to peers.
     drop(a_lane);
     let ours = b.pool.acquire(512).unwrap();
     let key = MrKey::from_bits(ours.key(b.slot).unwrap());
@@ -269,8 +269,8 @@ fn one_sided() {
     assert_ne!(a.statuses(&mut lane)[0].1, WcStatus::Success);
 }
 
-/// Signaled requests know when they were posted, once each; the others, markers and what was posted without a
-/// time do not.
+/// Signaled requests know when they were posted, once each. Other requests, markers and requests
+/// posted without a time do not.
 #[test]
 fn times() {
     let fabric = Fabric::new();
@@ -313,7 +313,8 @@ fn times() {
     lane.post_at(99).unwrap();
     let seen = timings(&mut a, &mut lane);
     assert_eq!(seen, [Some((90, false)), Some((90, true)), None, None]);
-    // What nobody asked about is not mixed up with what comes later, nor is what a device did not take.
+    // Times that are never read do not mix with later ones, nor do times of requests that the
+    // device did not take.
     lane.send(&[7; 16], None);
     lane.signal_last();
     lane.post_at(100).unwrap();
@@ -392,7 +393,7 @@ fn injected() {
     }
 }
 
-/// A receiver that is gone while queue pairs are still there keeps its memory from everybody.
+/// A receiver that is dropped while queue pairs exist never frees its memory.
 #[test]
 fn memory_outlives_its_owner() {
     let fabric = Fabric::new();
@@ -406,7 +407,7 @@ fn memory_outlives_its_owner() {
     drop((lane, b_lane));
 }
 
-/// Ends are told, faults of connecting come as events, an id that is destroyed is silent.
+/// Ends are reported, connection faults come as events, a destroyed id is silent.
 #[test]
 fn connections() {
     let fabric = Fabric::new();

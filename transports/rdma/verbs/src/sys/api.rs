@@ -48,8 +48,8 @@ macro_rules! api {
                 let find = Find { verbs, cm };
                 Ok(Api {
                     $($($name: {
-                        // SAFETY: the type is the function's prototype in the headers of rdma-core 44, of the
-                        // version of the symbol that is the default; the library is never closed.
+                        // SAFETY: the type is the function's prototype in the headers of rdma-core
+                        // 44, of the symbol's default version; the library is never closed.
                         unsafe { find.symbol($library, concat!(stringify!($name), "\0"))? }
                     },)*)*
                 })
@@ -106,8 +106,8 @@ api! {
 }
 
 impl Api {
-    /// Opens both libraries, once for the life of the process: they cannot be closed safely, and what failed is
-    /// tried again, so that installing a package needs no restart.
+    /// Opens both libraries, once for the life of the process: they cannot be closed safely. A
+    /// failed attempt is repeated at the next call, so that installing a package needs no restart.
     pub fn open() -> Result<&'static Api, LoadError> {
         static API: OnceLock<Api> = OnceLock::new();
         if let Some(api) = API.get() {
@@ -122,8 +122,9 @@ impl Api {
 }
 
 fn open(library: &'static str) -> Result<Library, LoadError> {
-    // SAFETY: the initialisers of rdma-core's libraries register drivers and read the environment; they ask
-    // nothing of their caller. What is found under the name is as trusted as this program's other libraries.
+    // SAFETY: the initialisers of rdma-core's libraries register drivers and read the environment;
+    // they require nothing of their caller. A library of this name is as trusted as this program's
+    // other libraries.
     unsafe { Library::new(library) }.map_err(|error| LoadError::Library {
         library,
         detail: error.to_string(),

@@ -1,5 +1,5 @@
-//! The structs and constants of librdmacm, as rdma-core 44 lays them out (`rdma/rdma_cma.h`, `RDMACM_1.0`), under
-//! their C names.
+//! The structs and constants of librdmacm, as rdma-core 44 lays them out (`rdma/rdma_cma.h`,
+//! `RDMACM_1.0`), under their C names.
 
 use std::ffi::{c_int, c_void};
 

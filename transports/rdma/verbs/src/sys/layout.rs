@@ -1,8 +1,8 @@
-//! Whether the structs and constants here are those of rdma-core.
+//! Checks that the structs and constants here are those of rdma-core.
 //!
-//! `layout.txt` is what a C program printed that was compiled with the headers of rdma-core 44 on x86-64; every
-//! size, offset and constant here is compared with it, everywhere. Where there are headers and a compiler, that
-//! program is generated, compiled and run again.
+//! `layout.txt` is the output of a C program compiled with the headers of rdma-core 44 on x86-64.
+//! Every size, offset and constant here is compared with it, on every machine. Where headers and a
+//! compiler exist, that program is generated, compiled and run again.
 
 use std::fmt::Write;
 use std::io::Write as _;
@@ -12,7 +12,7 @@ use std::process::Command;
 use super::cm::*;
 use super::verbs::*;
 
-/// What is compared: name and value here, and the C expression of it.
+/// One comparison: name and value here, and the C expression.
 struct Fact {
     name: String,
     value: i64,
@@ -156,7 +156,7 @@ fn structs_are_those_of_rdma_core_44() {
     compare(include_str!("layout.txt"));
 }
 
-/// Goal: nor from those of the headers that are installed here. Method: a C program that prints them.
+/// Goal: nor from the headers that are installed here. Method: a C program that prints them.
 #[test]
 fn structs_are_those_of_the_installed_headers() {
     let mut source = String::from(

@@ -1,12 +1,12 @@
-//! libibverbs and librdmacm as they are: structs of their ABI, and their functions, found when they are first
-//! asked for. No header and no library is needed to build, none to start.
+//! The ABI of libibverbs and librdmacm: their structs, and their functions, loaded at first use.
+//! Building needs no header and no library, starting needs no library.
 //!
 //! ```text
 //!   abi      verbs.rs, cm.rs: structs and constants under their C names; layout.rs proves them
 //!   calls    api.rs: one table of functions, opened once and never closed
 //! ```
 //!
-//! Nothing here owns or checks anything: that is [`crate::real`]'s.
+//! Nothing here owns or checks anything: [`crate::real`] does.
 
 pub mod api;
 pub mod cm;

@@ -1,8 +1,9 @@
-//! The structs and constants of libibverbs, as rdma-core 44 lays them out (`infiniband/verbs.h`, `IBVERBS_1.1`),
-//! under their C names.
+//! The structs and constants of libibverbs, as rdma-core 44 lays them out (`infiniband/verbs.h`,
+//! `IBVERBS_1.1`), under their C names.
 //!
-//! The ABI is stable since 2006: fields are only appended to structs that the library allocates. Enums are plain
-//! integers here, because a device or a newer library may say what this file does not know.
+//! The ABI is stable since 2006: fields are only appended to structs that the library allocates.
+//! Enums are plain integers here, because a device or a newer library may return values that this
+//! file does not know.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -325,7 +326,8 @@ pub union ibv_wr_union {
     pub atomic: ibv_wr_atomic,
 }
 
-/// The last union of `ibv_send_wr`, for memory windows and segmentation: unused, and part of the size.
+/// The last union of `ibv_send_wr`, for memory windows and segmentation: unused, and part of the
+/// size.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ibv_wr_tail {
@@ -431,7 +433,7 @@ pub type PostRecv =
 pub type PostSrqRecv =
     unsafe extern "C" fn(*mut ibv_srq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
 
-/// Where the device's own library is called directly: the inline functions of `verbs.h` do the same.
+/// The entry points of the device's own library, as the inline functions of `verbs.h` call them.
 #[repr(C)]
 pub struct ibv_context_ops {
     pub compat_query_to_dereg_mr: [Unused; 7],
