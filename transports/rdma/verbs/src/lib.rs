@@ -2,12 +2,12 @@
 //! libibverbs and librdmacm, and one simulated in process.
 //!
 //! ```text
-//!   Provider                    what there is on this machine                         (shared)
+//!   Provider                    the devices of this machine                            (shared)
 //!     ├ Device                  attributes, asynchronous events                        (shared)
 //!     │   └ ProtectionDomain    memory registration, makes completion and receive queues
-//!     └ ConnectionManager       listen, connect, accept; events with an fd             (management thread)
-//!                                  └ create_qp ─▶ QueuePair                            (one reactor)
-//!   CompletionQueue, SharedReceiveQueue, QueuePair: post and poll, one call per batch  (one reactor)
+//!     └ ConnectionManager       listen, connect, accept; events with an fd     (management thread)
+//!                                  └ create_qp ─▶ QueuePair                      (one reactor)
+//!   CompletionQueue, SharedReceiveQueue, QueuePair: post and poll, a call per batch (one reactor)
 //! ```
 //!
 //! The traits are in [`provider`], the plain data of their calls in [`types`]. Posting is `unsafe`

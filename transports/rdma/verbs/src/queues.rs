@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Queues   completion queue and shared receive queue of one reactor and device   (shared)
-//!     └ create_qp ─▶ Endpoint      a queue pair on its way from the management thread to its reactor
+//!     └ create_qp ─▶ Endpoint      a queue pair in transit from the management thread
 //!                       └ Lane     its send ring, and its receive ring unless that is shared
 //!   Receiver                       the ring of the shared receive queue
 //! ```

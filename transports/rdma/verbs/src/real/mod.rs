@@ -2,7 +2,7 @@
 //! for.
 //!
 //! ```text
-//!   VerbsProvider   the devices that are open, each once            mod.rs, absence.rs (why there are none)
+//!   VerbsProvider   the devices that are open, each once            mod.rs, absence.rs
 //!     ├ VerbsDevice     attributes, asynchronous events              device.rs
 //!     │   └ Domain          registrations                            domain.rs
 //!     │       ├ Cq, Srq         and Qp: post and poll                queue.rs, work.rs
