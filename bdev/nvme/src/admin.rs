@@ -1,8 +1,9 @@
-//! The admin queue: commands as futures of the home reactor, and asynchronous event requests that wait there.
+//! The admin queue: commands as futures of the home reactor, and asynchronous event requests that
+//! wait there.
 //!
-//! A slot has a page for data. More than a page goes through an area that one command has at a time. A command that is
-//! given up (its time is over) keeps its slot, and its page or the area, which the controller may still write to, until
-//! the controller was reset.
+//! A slot has a page for data. More data goes through an area that one command has at a time. A
+//! command whose time is over keeps its slot, and its page or the area, until the controller was
+//! reset: the controller may still write to them.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -36,14 +37,14 @@ const SLOTS: u16 = ENTRIES - 1;
 const COMMANDS: u16 = SLOTS - EVENTS_MAX;
 /// Data of one command, at most.
 pub(crate) const DATA_MAX: usize = 128 << 10;
-/// Of the data area, behind the data: where its pages are listed. The first of them is in the command itself.
+/// The page list in the data area, behind the data. The first entry is in the command itself.
 const LIST_AT: usize = DATA_MAX;
 const _: () = assert!((DATA_MAX / PAGE - 1) * 8 <= PAGE);
 
 /// How long a command waits between two looks for a slot.
 const MOMENT: Duration = Duration::from_micros(200);
 
-/// What is still sent on the way out.
+/// Commands that are still sent during shutdown.
 const ENDING: [u8; 2] = [opcode::DELETE_IO_SQ, opcode::DELETE_IO_CQ];
 
 pub(crate) struct Admin {
@@ -54,7 +55,8 @@ pub(crate) struct Admin {
 
 struct Inside {
     queue: Option<Queue>,
-    /// Of a queue that was closed: the controller reads and writes it until it is disabled, or kept from memory.
+    /// The memory of a closed queue: the controller reads and writes it until it is disabled, or
+    /// kept from memory.
     kept: Option<Arc<AdminMemory>>,
     slots: Vec<Slot>,
     /// Whose the area for more than a page is, if that slot is not free.
@@ -122,7 +124,7 @@ impl AdminMemory {
 
 #[derive(Default)]
 struct Slot {
-    /// With what is in the ring now; 0: nothing.
+    /// The command identifier in the ring now; 0 means none.
     cid: u16,
     use_count: u16,
     stage: Stage,
@@ -134,7 +136,7 @@ enum Stage {
     #[default]
     Free,
     Sent,
-    /// Sent, and nobody waits.
+    /// Sent, and no caller waits for it.
     GivenUp,
     Event,
     Answered(Answer),
@@ -165,8 +167,8 @@ impl Admin {
         }
     }
 
-    /// From here on, with rings that the controller was told of and that are empty. It is disabled: those that it was
-    /// told of before mean nothing to it.
+    /// Opens the queue with empty rings of the controller. The controller is disabled, so earlier
+    /// rings mean nothing to it.
     pub fn open(&self, function: Arc<dyn Function>, memory: Arc<AdminMemory>, stride: u32) {
         memory.cq.zero(0, PAGE);
         let mut state = lock(&self.state);
@@ -184,8 +186,8 @@ impl Admin {
         });
     }
 
-    /// The controller is not listened to any more; what waits ends with `why`, as does what is asked later. What it may
-    /// still reach stays, until it is opened again or [`Admin::let_go`] is called.
+    /// Closes the queue: waiting and later commands end with `why`. Memory that the controller may
+    /// still reach stays until the queue is opened again or [`Admin::let_go`] is called.
     pub fn close(&self, why: ControlError) {
         let mut state = lock(&self.state);
         state.end(why.clone());
@@ -195,14 +197,14 @@ impl Admin {
         }
     }
 
-    /// The controller cannot reach memory any more.
+    /// Call when the controller cannot reach memory any longer.
     pub fn let_go(&self) {
         let mut state = lock(&self.state);
         state.kept = None;
     }
 
-    /// Sends a command and waits for its answer, whatever that is. `data` is what the controller reads; the bytes
-    /// that it writes are put in `into`.
+    /// Sends a command and waits for its completion, of any status. The controller reads `data`;
+    /// the bytes that it writes are put in `into`.
     pub async fn execute(
         &self,
         core: &CoreHandle,
@@ -325,13 +327,13 @@ impl Admin {
         lock(&self.state).lies
     }
 
-    /// Whether somebody waits for an answer.
+    /// True if a caller waits for a completion.
     pub fn is_awaited(&self) -> bool {
         let state = lock(&self.state);
         state.slots.iter().any(|slot| slot.stage == Stage::Sent)
     }
 
-    /// Takes what the controller has answered; says how much.
+    /// Processes the controller's completions and returns their number.
     pub fn poll(&self) -> u32 {
         let mut state = lock(&self.state);
         let queue = state.queue.as_ref();
@@ -426,7 +428,7 @@ impl Inside {
     }
 }
 
-/// Frees the slot when its command is over, or remembers that nobody waits for it any more.
+/// Frees the slot when its command is over, or remembers that no caller waits for it.
 struct Waiting<'a> {
     admin: &'a Admin,
     index: u16,

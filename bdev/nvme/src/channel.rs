@@ -16,8 +16,8 @@ use crate::table;
 pub(crate) struct Channel {
     pair: Rc<RefCell<Pair>>,
     lane: usize,
-    /// Turns readable with the vector of the queue pair, whichever descriptor that has at the time, and with the
-    /// control's bell; `None` where the queue pair can only be polled.
+    /// Turns readable with the queue pair's vector, whichever descriptor that has at the time, and
+    /// with the control's bell. `None` if the queue pair can only be polled.
     sleeper: Option<Sleeper>,
 }
 
@@ -52,7 +52,7 @@ impl Channel {
         Ok(channel)
     }
 
-    /// Watches the descriptor that the vector has now. False: there is none, or it cannot be watched.
+    /// Watches the vector's present descriptor. False if there is none, or it cannot be watched.
     fn watch(&mut self) -> bool {
         let Some(sleeper) = &mut self.sleeper else {
             return false;

@@ -24,7 +24,8 @@ pub(crate) struct Ask {
 /// PRCHK, of the guard (NVM 3.2.6).
 const CHECK_GUARD: u32 = 1 << 28;
 
-/// The command for `ask`. A compare-and-write is two: this is the first, [`write_of`] makes the other.
+/// The command for `ask`. A compare-and-write is two commands: this is the first, [`write_of`]
+/// makes the second.
 #[inline]
 pub(crate) fn sqe(ask: &Ask, nsid: u32, cid: u16, pointer: &Pointer) -> Sqe {
     let fua = ask.flags.contains(Flags::FUA);
@@ -118,7 +119,7 @@ fn range(opcode: u8, ask: &Ask, nsid: u32, cid: u16, fua: bool) -> Sqe {
     sqe
 }
 
-/// Protection information, if there is any, stays where it is: the guard is checked, and PRACT does not apply.
+/// Existing protection information stays unchanged: the guard is checked, and PRACT does not apply.
 #[cold]
 fn verify(ask: &Ask, nsid: u32, cid: u16) -> Sqe {
     let plain = Ask {
@@ -132,7 +133,8 @@ fn verify(ask: &Ask, nsid: u32, cid: u16) -> Sqe {
     sqe
 }
 
-/// PRACT; a read has the guard checked. The reference tag is that of all drivers: the low bits of the block's number.
+/// PRACT; a read has the guard checked. The reference tag is the usual one: the low bits of the
+/// block's number.
 #[cold]
 fn protect(sqe: &mut Sqe, ask: &Ask, check: bool) {
     let guard = if check { CHECK_GUARD } else { 0 };
@@ -153,22 +155,22 @@ pub(crate) fn opcode_of(op: Op) -> u8 {
     }
 }
 
-/// Whether doing it twice has the effect of doing it once, also when somebody else's I/O came between: nobody
-/// may rely on an order of I/Os that are under way at the same time.
+/// True if executing the operation twice has the effect of executing it once, even with other I/O
+/// in between: no host may rely on the order of I/Os that are in flight at the same time.
 pub(crate) fn is_repeatable(op: Op) -> bool {
     match op {
         // Of a copy one piece at a time is under way, and none overlaps its source.
         Op::Read | Op::Write | Op::Flush | Op::Unmap | Op::WriteZeroes | Op::Copy | Op::Verify => {
             true
         }
-        // What was answered for the first time may not be so any more.
+        // The first answer may no longer hold.
         Op::Compare | Op::CompareAndWrite => false,
     }
 }
 
-/// The next piece of a copy of which `done` blocks are done: source, destination, blocks. As pieces do not overlap
-/// their sources, and come in the order in which none spoils the source of a later one, the whole is right also
-/// where source and destination overlap.
+/// The next piece of a copy of which `done` blocks are done: source, destination, blocks. Pieces do
+/// not overlap their sources, and their order never overwrites the source of a later piece. So the
+/// whole is right even where source and destination overlap.
 pub(crate) fn copy_piece(source: u64, lba: u64, blocks: u32, done: u32) -> (u64, u64, u32) {
     let distance = source.abs_diff(lba);
     let left = blocks - done;
@@ -266,7 +268,7 @@ mod tests {
         }
     }
 
-    /// Each operation says what a controller then reads.
+    /// For each operation, the fields that a controller reads.
     #[test]
     fn commands() {
         let pointer = Pointer::prp(0x1000, 0x2000);
@@ -309,7 +311,7 @@ mod tests {
         );
     }
 
-    /// The controller is told to keep protection information by itself.
+    /// The controller handles protection information by itself.
     #[test]
     fn protected() {
         for op in [Op::Read, Op::Write, Op::WriteZeroes] {
@@ -330,7 +332,7 @@ mod tests {
         assert_eq!(sqe.cdw12.get() & 0x3c00_0000, CHECK_GUARD);
     }
 
-    /// What is asked again, what ends, and as what.
+    /// Statuses that are repeated, and those that end the I/O, each with its result.
     #[test]
     fn verdicts() {
         let of = |status: StatusCode, op| verdict(status.field(), op);
@@ -365,14 +367,15 @@ mod tests {
         }
     }
 
-    /// What a reset may repeat.
+    /// The operations that a reset may repeat.
     #[test]
     fn repeatable() {
         assert!(is_repeatable(Op::Write) && is_repeatable(Op::Copy));
         assert!(!is_repeatable(Op::Compare) && !is_repeatable(Op::CompareAndWrite));
     }
 
-    /// Goal: pieces one after the other do what the whole would. Method: every overlap of a short copy.
+    /// Goal: the pieces in sequence have the effect of the whole. Method: every overlap of a short
+    /// copy.
     #[test]
     fn copies_in_pieces() {
         for source in 0..12u64 {

@@ -20,7 +20,7 @@ use crate::info::{
 use crate::link::{Counters, Link, Report, lock};
 use crate::options::Options;
 
-/// What owners of queue pairs may want at a time; what is left out they ask for again.
+/// The most pending reports from owners of queue pairs; they repeat a report that does not fit.
 const REPORTS_MAX: usize = 4096;
 
 /// What goes with an admin command that is passed through.
@@ -38,8 +38,8 @@ pub struct AdminReply {
     pub data: Vec<u8>,
 }
 
-/// An attached controller. May be used from any thread: what there is to do is done on the reactor that
-/// attached it, its home. It stays attached until [`Controller::detach`].
+/// An attached controller. Any thread may use it: the work is done on the reactor that attached it,
+/// its home. It stays attached until [`Controller::detach`].
 pub struct Controller {
     this: Weak<Controller>,
     id: u64,
@@ -50,7 +50,7 @@ pub struct Controller {
     /// [`Function::slot`] of that.
     pub(crate) slot: AtomicUsize,
     pub(crate) admin: Admin,
-    /// What the controller said when it was brought up last.
+    /// The controller's answers at the last bring-up.
     pub(crate) facts: Mutex<Arc<Facts>>,
     pub(crate) state: Mutex<State>,
     pub(crate) counters: Counters,
@@ -90,7 +90,7 @@ pub(crate) enum NoPair {
 }
 
 impl NoPair {
-    /// What the system said, or would have said.
+    /// The system's error, or its equivalent.
     pub fn cause(self) -> std::io::Error {
         match self {
             NoPair::AllTaken { .. } => std::io::ErrorKind::ResourceBusy.into(),
@@ -102,7 +102,8 @@ impl NoPair {
 }
 
 impl Controller {
-    /// Brings the controller up, on the reactor that becomes its home. The observer is told of each namespace.
+    /// Brings the controller up, on the reactor that becomes its home. Reports each namespace to
+    /// the observer.
     pub async fn attach(
         core: &CoreHandle,
         function: Arc<dyn Function>,
@@ -176,14 +177,14 @@ impl Controller {
         lock(&self.namespaces).values().cloned().collect()
     }
 
-    /// Resets the controller; what is in flight is sent again afterwards.
+    /// Resets the controller. Commands in flight are sent again afterwards.
     pub async fn reset(&self) -> Result<(), ControlError> {
         self.at_home(|this, core| async move { this.reset_for(&core, ResetReason::Asked).await })
             .await
     }
 
-    /// The SMART log as it was when it was last read, once a [`Options::health_period`] or by [`Controller::health`]:
-    /// the drive is not asked. `None`: it was not read yet.
+    /// The SMART log of the last reading, once a [`Options::health_period`] or by
+    /// [`Controller::health`]; this does not ask the drive. `None` before the first reading.
     pub fn last_health(&self) -> Option<Health> {
         lock(&self.newest_health).clone()
     }
@@ -205,16 +206,16 @@ impl Controller {
             .await
     }
 
-    /// Passes an admin command through, if it is one that only reads: Identify, Get Log Page, Get Features. The
-    /// command identifier and the data pointer are the driver's. Up to 128 KiB of data, or MDTS if that is less; what
-    /// is longer is read in parts (Get Log Page has an offset).
+    /// Passes an admin command through, if it only reads: Identify, Get Log Page, Get Features. The
+    /// driver sets the command identifier and the data pointer. Up to 128 KiB of data, or MDTS if
+    /// that is less; read longer data in parts (Get Log Page has an offset).
     pub async fn admin(&self, sqe: Sqe, data: AdminData) -> Result<AdminReply, ControlError> {
         self.at_home(move |this, core| async move { this.pass_through(&core, sqe, data).await })
             .await
     }
 
-    /// Ends it: its queues are deleted, the controller is shut down and disabled. What is still in flight, and
-    /// what is submitted later, is answered [`nacre_bdev::Status::Gone`].
+    /// Detaches the controller: its queues are deleted, and it is shut down and disabled. I/O in
+    /// flight, and later I/O, completes with [`nacre_bdev::Status::Gone`].
     pub async fn detach(&self) {
         let ended = self.at_home(|this, core| async move {
             this.shut_down(&core).await;

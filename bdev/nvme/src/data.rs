@@ -19,7 +19,7 @@ const DESCRIPTOR: usize = 16;
 const DATA_BLOCK: u64 = 0x00;
 const LAST_SEGMENT: u64 = 0x30;
 
-/// What the controller takes.
+/// The data pointers that the controller supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SglSupport {
     No,
@@ -63,14 +63,16 @@ impl Pointer {
     }
 }
 
-/// Bytes of list that a command of at most `transfer` bytes may need: a power of two, at most a page.
+/// Bytes of list that a command of at most `transfer` bytes may need: a power of two, at most a
+/// page.
 pub(crate) fn list_bytes(transfer: usize) -> usize {
     // Wherever it begins, what follows its first page reaches into so many.
     let entries = transfer.div_ceil(PAGE);
     (entries * ENTRY).max(64).next_power_of_two()
 }
 
-/// Describes what is at most two pages at one address, as nearly all data is. `None`: it is longer, or not aligned.
+/// Describes data of at most two pages at one address, as nearly all data is. `None` if it is
+/// longer, or not aligned.
 #[inline]
 pub(crate) fn describe_short(part: Part) -> Option<Pointer> {
     let room = PAGE as u64 - (part.address & PAGE_MASK);
@@ -80,8 +82,8 @@ pub(crate) fn describe_short(part: Part) -> Option<Pointer> {
     fits.then_some(Pointer::prp(part.address, second))
 }
 
-/// Describes `parts`, none of which is empty. What belongs into the list, which the controller finds at
-/// `list_address`, is written to `list`. `None`: it cannot be said without copying the data.
+/// Describes `parts`, none of which is empty. List entries, which the controller finds at
+/// `list_address`, are written to `list`. `None` if the data must be copied.
 #[inline]
 pub(crate) fn describe(
     parts: &[Part],
@@ -152,7 +154,7 @@ fn prp_list(parts: &[Part], list_address: u64, list: &mut [u8]) -> Option<Pointe
         at += PAGE as u64;
     }
     for part in rest {
-        // Entries but the first are whole pages, and only the last of them is not used up to its end.
+        // Every entry but the first begins a page, and every entry but the last ends one.
         if end & PAGE_MASK != 0 || part.address & PAGE_MASK != 0 {
             return None;
         }
@@ -180,7 +182,7 @@ mod tests {
 
     const LIST: u64 = 0x7000_0000;
 
-    /// What a controller without a driver's help makes of it: the addresses of all bytes, as runs.
+    /// A controller's own interpretation: the addresses of all bytes, as runs.
     fn bytes_of(pointer: &Pointer, list: &[u8], total: usize) -> Vec<u64> {
         let word = |at: usize| u64::from_le_bytes(list[at..at + 8].try_into().unwrap());
         let mut bytes = Vec::new();
@@ -232,8 +234,8 @@ mod tests {
         Some(pointer)
     }
 
-    /// Goal: one extent is said right wherever it begins and however long it is. Method: every dword of a page
-    /// as the beginning and lengths around every limit, against a model of the controller.
+    /// Goal: one extent is described correctly for every start and length. Method: every dword of a
+    /// page as the beginning and lengths around every limit, against a model of the controller.
     #[test]
     fn one_extent_at_every_offset() {
         let transfer = 5 * PAGE;
@@ -276,7 +278,8 @@ mod tests {
     }
 
     proptest! {
-        /// Any two extents are said right or not at all; a list of the size for the transfer is long enough.
+        /// Any two extents are described correctly or not at all; a list of the size for the
+        /// transfer is long enough.
         #[test]
         fn two_extents(
             first in 0u64..16384, one in 1u32..20000, second in 0u64..16384, two in 1u32..20000,

@@ -35,8 +35,8 @@ pub struct NvmeBdev {
 
 const _: () = assert!(Op::COUNT <= u16::BITS as usize);
 
-/// What a controller says of a namespace, but for its size. Identity, block size and protection do not change without
-/// it becoming another one.
+/// A controller's description of a namespace, without its size. A change of identity, block size or
+/// protection makes it another namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Facts {
     pub nsid: u32,
@@ -137,8 +137,8 @@ impl NvmeBdev {
         self.ops.store(ops, Ordering::Relaxed);
     }
 
-    /// Takes over what the controller says now of the same namespace; says what of it is another than before. I/O that
-    /// exceeds new limits ends with [`nacre_bdev::Status::Unsupported`].
+    /// Adopts the controller's present description of the same namespace; returns the names of the
+    /// changed limits. I/O that exceeds new limits ends with [`nacre_bdev::Status::Unsupported`].
     pub(crate) fn update(&self, facts: Facts) -> Vec<String> {
         let before = self.facts();
         if *before == facts {
@@ -169,7 +169,7 @@ impl NvmeBdev {
         self.blocks.swap(blocks, Ordering::Relaxed) != blocks
     }
 
-    /// It is not there any more, even if the controller is.
+    /// The namespace is gone, even if the controller is not.
     pub(crate) fn set_gone(&self) {
         self.gone.store(true, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! Why a controller could not be attached, or does not do what was asked.
+//! Why a controller could not be attached, or did not execute a request.
 
 use std::time::Duration;
 
@@ -67,7 +67,7 @@ pub enum AttachError {
     Control(#[from] ControlError),
 }
 
-/// Why a controller did not do what was asked.
+/// Why a controller did not execute a request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ControlError {
     #[error("{} is not on the list of admin commands that only read", admin_name(*opcode))]

@@ -1,4 +1,4 @@
-//! What a controller tells whoever attached it.
+//! The events of a controller, for the code that attached it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,8 +24,9 @@ pub enum Event {
     /// It answers everything with [`nacre_bdev::Status::Gone`] from now on.
     NamespaceRemoved(Arc<NvmeBdev>),
     NamespaceResized(Arc<NvmeBdev>),
-    /// A namespace says other limits than before, as after an activation of firmware. Who opened it before keeps to the
-    /// old ones: I/O that exceeds the new ends with [`nacre_bdev::Status::Unsupported`].
+    /// A namespace reports other limits than before, as after a firmware activation. Queues opened
+    /// before keep the old limits: I/O that exceeds the new ones ends with
+    /// [`nacre_bdev::Status::Unsupported`].
     NamespaceLimits {
         nsid: u32,
         changes: String,
@@ -65,7 +66,7 @@ impl std::fmt::Debug for Event {
     }
 }
 
-/// A threshold of a drive's health was crossed, or is not exceeded any more.
+/// A value of a drive's health crossed its threshold, or went back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HealthEvent {
     pub alert: HealthAlert,
@@ -111,7 +112,7 @@ impl HealthAlert {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ResetReason {
-    /// Somebody asked for it.
+    /// On request.
     Asked,
     /// A command was not answered, whatever else was tried.
     Timeout,
@@ -135,7 +136,7 @@ impl ResetReason {
     }
 }
 
-/// A command that was not answered in time, and what is done about it.
+/// A command that timed out, and the reaction to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timeout {
     /// 0: the admin queue.

@@ -1,47 +1,49 @@
-//! The seam: what the driver needs of a PCI function that is an NVMe controller.
+//! The seam between the driver and a PCI function that is an NVMe controller.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use nacre_hugepages::RegisterHook;
 
-/// What a register reads as when nobody answers on the bus: the drive was pulled, or its link is down.
+/// The value of a register when no device answers on the bus: the drive was removed, or its link is
+/// down.
 pub const GONE: u32 = u32::MAX;
 
-/// Why the bus, or the kernel's part in it, did not do what it was told.
+/// Why the bus, or the kernel's part of it, did not execute a request.
 #[derive(Debug, thiserror::Error)]
 #[error("NVMe drive {address}: {what}: {source}")]
 pub struct FunctionError {
     pub address: String,
-    /// What was tried, e.g. `VFIO_DEVICE_RESET`.
+    /// The failed operation, e.g. `VFIO_DEVICE_RESET`.
     pub what: String,
     pub source: std::io::Error,
 }
 
 /// One PCI function with an NVMe controller, owned by this process.
 ///
-/// Registers may be used by every core at once: each is written by one owner (an SQ tail doorbell by the core of
-/// its queue pair, all others by the control). Nothing here blocks, but for [`Function::reset`] and
-/// [`Function::interrupts`].
+/// Every core may use registers at once, but each register has one writer: the core of a queue pair
+/// writes its SQ tail doorbell, the control writes all others. No call blocks, except
+/// [`Function::reset`] and [`Function::interrupts`].
 ///
-/// A store to memory before a [`Function::write32`] is seen by the controller before the write is, and a load
-/// after a [`Function::read32`] sees what the controller stored before it answered.
+/// The controller sees a store to memory before a later [`Function::write32`]. A load after a
+/// [`Function::read32`] sees the controller's stores before its answer.
 ///
 /// Dropping it gives the function back: the controller can reach no memory after that.
 pub trait Function: Send + Sync + 'static {
     /// Where it is: `0000:5e:00.0`.
     fn address(&self) -> &str;
 
-    /// The memory node it is attached to, if the system tells.
+    /// The memory node of the function, if the system reports it.
     fn numa_node(&self) -> Option<u32>;
 
     /// Bytes of BAR 0 that can be reached: registers and doorbells.
     fn register_bytes(&self) -> u32;
 
-    /// The dword at `offset` of BAR 0; [`GONE`] when the function is not there any more.
+    /// The dword at `offset` of BAR 0; [`GONE`] when the function has disappeared.
     ///
     /// # Panics
-    /// When `offset` is not aligned to 4, or not inside [`Function::register_bytes`].
+    ///
+    /// If `offset` is not aligned to 4, or not inside [`Function::register_bytes`].
     fn read32(&self, offset: u32) -> u32;
 
     /// # Panics
@@ -59,22 +61,22 @@ pub trait Function: Send + Sync + 'static {
         self.write32(offset + 4, (value >> 32) as u32);
     }
 
-    /// The device slot under which memory notes the addresses that this function knows it by
-    /// ([`nacre_hugepages::Buf::key`]: the address of the first byte of the region). Functions that share a
-    /// view of memory (a VFIO container) share the slot.
+    /// The device slot under which memory stores this function's addresses
+    /// ([`nacre_hugepages::Buf::key`]: the address of the first byte of the region). Functions that
+    /// share a view of memory (a VFIO container) share the slot.
     fn slot(&self) -> usize;
 
     /// Makes memory known under [`Function::slot`].
     fn hook(&self) -> Arc<dyn RegisterHook>;
 
-    /// Lets the controller read and write memory, or stops it: after `set_bus_master(false)` nothing that it
-    /// was told before reaches memory.
+    /// Lets the controller read and write memory, or stops it: after `set_bus_master(false)` no
+    /// earlier command reaches memory.
     fn set_bus_master(&self, on: bool) -> Result<(), FunctionError>;
 
-    /// Resets the function itself (FLR, or what the bus has). Bus mastering is off after it.
+    /// Resets the function itself (FLR, or the bus's own reset). Bus mastering is off afterwards.
     fn reset(&self) -> Result<(), FunctionError>;
 
-    /// Whether the system still lists the function and has not told that it is being removed.
+    /// True if the system still lists the function and has not announced its removal.
     fn is_present(&self) -> bool;
 
     /// Interrupt vectors (MSI-X) that the function has; 0: it can only be polled.
@@ -87,9 +89,9 @@ pub trait Function: Send + Sync + 'static {
     /// [`Function::interrupts`].
     fn vector_fd(&self, vector: u16) -> Option<RawFd>;
 
-    /// Gives the function back for good, although somebody still has this: the system waits for it before a drive
-    /// that was announced to go is let go of. Registers read as [`GONE`] from now on, and what is written to them
-    /// goes nowhere.
+    /// Gives the function back for good, even with other holders of this object: the system waits
+    /// for that before it removes an announced drive. From now on registers read as [`GONE`], and
+    /// writes to them have no effect.
     fn release(&self);
 
     /// Makes the vector's descriptor unreadable again. True: it had fired.

@@ -1,10 +1,10 @@
-//! What a controller says about itself, and how it is doing: facts for people and for metrics.
+//! A controller's description of itself, and its health: facts for people and for metrics.
 
 use nacre_nvmf_wire::log::{CriticalWarning, ErrorInformation, FirmwareSlots, SmartHealth};
 use nacre_nvmf_wire::{StatusCode, identify};
 use serde::Serialize;
 
-/// What does not change while a controller is attached, but for a reset with new firmware.
+/// Facts that do not change while a controller is attached, except by a reset with new firmware.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct ControllerInfo {
     /// Of the function: `0000:5e:00.0`.
@@ -88,9 +88,10 @@ pub struct Status {
     pub protocol_errors: u64,
     /// Asynchronous events.
     pub events: u64,
-    /// How often the drive may have lost what it had not yet flushed: see [`nacre_bdev::Bdev::losses`].
+    /// How often the drive may have lost unflushed data: see [`nacre_bdev::Bdev::losses`].
     pub losses: u64,
-    /// Doorbells rung again because the drive completed nothing for a while: it may have missed a shadow doorbell.
+    /// Doorbells rung again because the drive completed nothing for a while: it may have missed a
+    /// shadow doorbell.
     pub nudges: u64,
     /// Queue pairs in use now.
     pub queues: u16,

@@ -1,4 +1,5 @@
-//! NVMe drives in userspace: the driver, over a seam that a real drive and a simulated one stand behind.
+//! NVMe drives in userspace: the driver, over a seam that hides whether the drive is real or
+//! simulated.
 //!
 //! ```text
 //!   Function    one PCI function: registers, interrupts, addresses of memory      (function.rs)
@@ -11,7 +12,8 @@
 //!         └ Channel     one core's queue to it: a lane of                         (channel.rs)
 //!             └ Pair        the core's queue pair: the data path                  (pair/, ring.rs, data.rs)
 //!
-//!   Link        what a Pair and the control share; Phase: who may touch doorbells (link.rs, phase.rs)
+//!   Link        the state that a Pair and the control share                   (link.rs)
+//!   Phase       the permission to write doorbells                             (phase.rs)
 //! ```
 
 #![forbid(unsafe_code)]

@@ -1,4 +1,4 @@
-//! What the owner of a queue pair (a core) and the control (the home reactor) share about it.
+//! The state of a queue pair that its owner (a core) and the control (the home reactor) share.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use crate::function::Function;
 use crate::phase::{Phase, State};
 use crate::ring::{Doorbell, Rings, Shadows};
 
-/// With what a queue pair works: fixed from one time it was made to the next.
+/// The resources of a queue pair: fixed between two creations of it.
 pub(crate) struct Grant {
     pub function: Arc<dyn Function>,
     pub rings: Arc<Rings>,
@@ -41,7 +41,7 @@ pub(crate) struct Link {
     grant: Mutex<Arc<Grant>>,
     /// Its owner is gone: the queue is to be deleted once nothing is in flight.
     pub deserted: AtomicBool,
-    /// The controller was told to make it.
+    /// The controller was asked to create it.
     pub made: AtomicBool,
 }
 
@@ -60,7 +60,7 @@ impl Link {
         })
     }
 
-    /// Control: says what the owner may do from now on, and wakes it.
+    /// Control: sets the owner's permission, and wakes it.
     pub fn tell(&self, state: State) {
         self.phase.set(state);
         // Full means set.
@@ -68,7 +68,7 @@ impl Link {
         self.rung.store(true, Ordering::Release);
     }
 
-    /// Owner: the bell was heard. What it rang for is seen afterwards.
+    /// Owner: consumes the bell. A later look sees the state it rang for.
     pub fn hear(&self) {
         if self.rung.load(Ordering::Relaxed) && self.rung.swap(false, Ordering::Acquire) {
             let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
@@ -89,7 +89,7 @@ impl Link {
     }
 }
 
-/// What the owner of a queue pair wants of the control.
+/// Requests of a queue pair's owner to the control.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Report {
     pub qid: u16,
@@ -106,7 +106,7 @@ pub(crate) enum Want {
     Delete,
     /// Nothing is in it, and nothing will be before it is made again, with interrupts or without.
     Interrupts { on: bool },
-    /// A command is not answered. `stage` counts what was tried before.
+    /// A command has no completion. `stage` counts the earlier attempts.
     Late {
         cid: u16,
         opcode: u8,
@@ -119,7 +119,7 @@ pub(crate) enum Want {
     Liar { cid: u16 },
 }
 
-/// Counted by everybody, read by [`crate::Controller::status`].
+/// Counted by all owners, read by [`crate::Controller::status`].
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub resets: AtomicU64,

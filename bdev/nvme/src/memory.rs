@@ -1,5 +1,5 @@
-//! Memory that the driver and a controller share: submission and completion queues, PRP and SGL lists, pages for
-//! admin commands.
+//! Memory that the driver and a controller share: submission and completion queues, PRP and SGL
+//! lists, pages for admin commands.
 
 use std::sync::Arc;
 
@@ -26,8 +26,9 @@ pub enum MemoryError {
     },
 }
 
-/// Zeroed, page-aligned memory at consecutive addresses of the controller. Its bytes are copied in and out, as
-/// the other side may change them at any time; single dwords are loaded and stored whole and in order.
+/// Zeroed, page-aligned memory at consecutive addresses of the controller. Its bytes are copied in
+/// and out, because the other side may change them at any time; single dwords are loaded and stored
+/// whole and in order.
 #[derive(Debug)]
 pub struct DmaMemory {
     shared: Shared,
@@ -90,7 +91,7 @@ impl DmaMemory {
         self.shared.zero(offset, len);
     }
 
-    /// The dword at `offset`, in the byte order of the machine. What is read after it is at least as new.
+    /// The dword at `offset`, in the byte order of the machine. Later loads are at least as new.
     #[inline]
     pub fn load(&self, offset: usize) -> u32 {
         self.shared.load(offset)

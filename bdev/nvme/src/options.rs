@@ -1,16 +1,16 @@
-//! How a controller is driven: what a user may choose.
+//! How to drive a controller: the user's choices.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// What is done first about an I/O that is not answered in time.
+/// The first reaction to an I/O without a completion in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ActionOnTimeout {
-    /// It is counted and told, and waited for.
+    /// Count it, report it, and keep waiting.
     None,
-    /// The command is aborted; if that does not help, its queue is made anew; then the controller is reset.
+    /// Abort the command; if that does not help, recreate its queue; then reset the controller.
     #[default]
     Abort,
     /// The controller is reset.
@@ -42,13 +42,15 @@ impl Default for HealthThresholds {
 pub struct Options {
     /// Namespaces are called `{name}n{nsid}`.
     pub name: String,
-    /// Entries of an I/O submission queue, one of which stays empty; no more than the controller takes.
+    /// Entries of an I/O submission queue, one of which stays empty; at most the controller's
+    /// limit.
     pub io_queue_depth: u16,
     /// I/O queue pairs wanted at most: one per core that uses the drive.
     pub io_queues: u16,
     /// For an I/O; zero: it is waited for without end.
     pub timeout: Duration,
-    /// For an admin command. Never zero: shorter than [`Options::ADMIN_TIMEOUT_MIN`] counts as that.
+    /// The timeout of an admin command. Never zero: shorter than [`Options::ADMIN_TIMEOUT_MIN`]
+    /// counts as that.
     pub admin_timeout: Duration,
     pub action_on_timeout: ActionOnTimeout,
     /// How often an I/O that a reset interrupted, or that the drive asks to repeat, is sent again.
@@ -57,7 +59,8 @@ pub struct Options {
     pub sgl: bool,
     /// Use shadow doorbells where the controller offers them.
     pub shadow_doorbells: bool,
-    /// Use interrupts where the function has them: without, a reactor with I/O in flight never sleeps.
+    /// Use interrupts where the function has them. Without them, a reactor with I/O in flight never
+    /// sleeps.
     pub interrupts: bool,
     /// How often the admin queue is looked at while nothing but events can arrive.
     pub poll_admin: Duration,

@@ -1,4 +1,4 @@
-//! How a queue pair's owner and the control agree about who may touch its doorbells.
+//! The agreement of a queue pair's owner and the control on access to its doorbells.
 //!
 //! ```text
 //!   owner (its core)                     control (home)
@@ -8,9 +8,10 @@
 //!   leave: busy = 0                      set: word = Live(generation + 1)
 //! ```
 //!
-//! Both store their own and then load the other's, with a sequentially consistent fence between: of an owner that enters and a
-//! control that quiesces at least one sees the other. So a doorbell that was meant for the old queue is never
-//! written after the new one was made. `tests/loom.rs` shows that, and that it is lost with weaker orderings:
+//! Both store their own word and then load the other's, with a sequentially consistent fence in
+//! between. Of an owner that enters and a control that quiesces, at least one sees the other. So a
+//! doorbell of the old queue is never written after the new one was made. `tests/loom.rs` shows
+//! that, and that weaker orderings break it:
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom" cargo test -p nacre-bdev-nvme --release --test loom
@@ -23,14 +24,14 @@ use loom::sync::atomic::{AtomicU32, Ordering, fence};
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-/// What a queue pair's owner may do.
+/// The owner's permission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
     /// The controller has no such queue yet.
     Waiting,
     /// The controller resets, or makes the queue anew.
     Quiescing,
-    /// The controller cannot reach memory any more: everything ends.
+    /// The controller cannot reach memory any longer: all I/O ends.
     Gone,
     /// The queue is there, for the so many-th time.
     Live(u32),
@@ -58,13 +59,14 @@ impl Phase {
         }
     }
 
-    /// Owner: what it may do now; what the control wrote before it said so is seen.
+    /// Owner: its permission now. The control's earlier writes are visible.
     #[inline]
     pub fn word(&self) -> Word {
         self.word.load(Ordering::Acquire)
     }
 
-    /// Owner: whether the doorbells may be written, until [`Phase::leave`]. If not, it has left already.
+    /// Owner: true if the doorbells may be written until [`Phase::leave`]. False means that it has
+    /// left already.
     #[inline]
     pub fn enter(&self, mine: Word) -> bool {
         self.busy.store(1, Ordering::Relaxed);
@@ -81,13 +83,13 @@ impl Phase {
         self.busy.store(0, Ordering::Release);
     }
 
-    /// Control: says what the owner may do from now on.
+    /// Control: sets the owner's permission.
     pub fn set(&self, state: State) {
         self.word.store(encode(state), Ordering::Release);
         fence(Ordering::SeqCst);
     }
 
-    /// Control: whether the owner is inside, and does not know of the latest [`Phase::set`] perhaps.
+    /// Control: true if the owner is inside and may not know the latest [`Phase::set`].
     pub fn is_busy(&self) -> bool {
         self.busy.load(Ordering::Acquire) != 0
     }

@@ -36,8 +36,8 @@ impl Rings {
     }
 }
 
-/// Doorbells in memory (Base 8.2.1, Doorbell Buffer Config): the controller reads `shadow` when it likes, and says
-/// in `event` from which value on it wants to be told by the register.
+/// Doorbells in memory (Base 8.2.1, Doorbell Buffer Config): the controller reads `shadow` at any
+/// time, and sets in `event` the value from which it wants register writes.
 pub(crate) struct Shadows {
     pub shadow: DmaMemory,
     pub event: DmaMemory,
@@ -81,12 +81,13 @@ impl Doorbell {
         self.register + 4
     }
 
-    /// Tells the controller of `value`, which was `before`.
+    /// Notifies the controller of `value`; the last one was `before`.
     #[inline]
     pub fn ring(self, function: &dyn Function, shadows: Option<&Shadows>, before: u16, value: u16) {
         if let Some(shadows) = shadows {
             shadows.shadow.store(self.shadow, u32::from(value));
-            // The controller stores its event index and then looks at the shadow; here it is the other way round.
+            // The controller stores its event index and then loads the shadow; this side does the
+            // reverse.
             fence(Ordering::SeqCst);
             let event = shadows.event.load(self.shadow) as u16;
             if !wants_register(event, value, before) {
@@ -96,7 +97,7 @@ impl Doorbell {
         function.write32(self.register, u32::from(value));
     }
 
-    /// Tells the controller of `value` by its register, whatever it said that it wants.
+    /// Notifies the controller of `value` by its register, whatever its event index.
     #[cold]
     pub fn insist(self, function: &dyn Function, shadows: Option<&Shadows>, value: u16) {
         if let Some(shadows) = shadows {
@@ -134,7 +135,8 @@ impl Tail {
         }
     }
 
-    /// Writes the next entry. There is always room: fewer commands are under way than there are entries.
+    /// Writes the next entry. There is always room: fewer commands are in flight than there are
+    /// entries.
     #[inline]
     pub fn push(&mut self, memory: &DmaMemory, sqe: &Sqe) {
         memory.write(usize::from(self.tail) * Sqe::SIZE, sqe.as_bytes());
@@ -149,7 +151,7 @@ impl Tail {
         self.tail == self.rung
     }
 
-    /// What was told last, and what is to be told now.
+    /// The value of the last notification, and the value of the next.
     #[inline]
     pub fn ring(&mut self) -> (u16, u16) {
         let before = self.rung;
@@ -173,7 +175,7 @@ pub(crate) struct Head {
     head: u16,
     rung: u16,
     phase: u32,
-    /// Entries taken since the controller was told, and how many of them are pressing.
+    /// Entries taken since the last notification, and the number of urgent ones.
     unrung: u16,
     pressing: u16,
 }
@@ -190,8 +192,8 @@ impl Head {
         }
     }
 
-    /// The next completion, if the controller has written it: the dword with the phase tag is the last that it
-    /// writes.
+    /// The next completion, if the controller has written it: the dword with the phase tag is the
+    /// last that it writes.
     #[inline]
     pub fn peek(&self, memory: &DmaMemory) -> Option<Answer> {
         let last = memory.load(usize::from(self.head) * Cqe::SIZE + 12);
@@ -221,7 +223,8 @@ impl Head {
         }
     }
 
-    /// Whether so much was taken that the controller should be told without waiting for a better moment.
+    /// True if so many entries were taken that the notification should not wait for a better
+    /// moment.
     #[inline]
     pub fn is_pressing(&self) -> bool {
         self.unrung >= self.pressing
@@ -244,8 +247,8 @@ impl Head {
 mod tests {
     use super::*;
 
-    /// Goal: the register is written exactly when the step passes the event index. Method: every step in a
-    /// window around the wrap, against counting.
+    /// Goal: the register is written exactly when the step passes the event index. Method: every
+    /// step in a window around the wrap, against counting.
     #[test]
     fn event_index_rule() {
         for before in (65_530..=65_535).chain(0..6u16) {

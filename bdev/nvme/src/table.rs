@@ -69,12 +69,13 @@ pub(crate) fn left(pair: &Rc<RefCell<Pair>>) {
         entries.borrow_mut().retain(|entry| !is_this(entry));
     });
     if holds {
-        // When the thread ends, so does this; what the controller may still write to is leaked then.
+        // This table ends with its thread; memory that the controller may still write to is leaked
+        // then.
         let _ = LEFT.try_with(|left| left.borrow_mut().push(Rc::clone(pair)));
     }
 }
 
-/// Lets go of those that are not needed for their buffers any more.
+/// Releases the pairs whose buffers are no longer needed.
 pub(crate) fn sweep() {
     let _ = LEFT.try_with(|left| {
         let mut left = left.borrow_mut();

@@ -1,11 +1,12 @@
-//! The agreement about doorbells under every interleaving and every reordering that the memory model allows.
+//! The agreement on doorbells under every interleaving and every reordering that the memory model
+//! allows.
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom" cargo test -p nacre-bdev-nvme --release --test loom
 //! ```
 //!
-//! The doorbell register is an atomic without any ordering. The control writes 0 to it where it makes the queue anew;
-//! an owner's value of before that must never be found there afterwards.
+//! The doorbell register is an atomic without any ordering. The control writes 0 to it when it
+//! recreates the queue. An owner's earlier value must never appear there afterwards.
 #![cfg(loom)]
 
 #[path = "../src/phase.rs"]
@@ -20,7 +21,8 @@ use phase::{Phase, State, encode};
 
 const STALE: u32 = 7;
 
-/// One owner that rings once, one control that resets once. Says what the register holds in the end.
+/// One owner that rings once, one control that resets once. Returns the final value of the
+/// register.
 fn reset_while_ringing(waits: bool) {
     loom::model(move || {
         let phase = Arc::new(Phase::new());
@@ -52,7 +54,7 @@ fn no_stale_doorbell() {
     reset_while_ringing(true);
 }
 
-/// The model sees what it is here to exclude: a control that does not wait for the owner.
+/// The model sees the fault that it excludes: a control that does not wait for the owner.
 #[test]
 #[should_panic(expected = "a stale doorbell")]
 fn waiting_is_needed() {

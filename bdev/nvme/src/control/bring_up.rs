@@ -25,14 +25,14 @@ use crate::ring::{Doorbell, Rings, Shadows};
 
 /// The largest transfer that lists are kept for.
 const TRANSFER_MAX: u64 = 1 << 20;
-/// The most entries of an I/O queue: command identifiers need bits for the times that they are used.
+/// The most entries of an I/O queue: command identifiers need bits to count their uses.
 const DEPTH_MAX: u32 = 4096;
 /// How often a register is looked at while the controller becomes ready.
 const LOOK: Duration = Duration::from_millis(1);
 /// The least time that a controller gets to become ready, whatever CAP.TO says.
 const READY_MIN: Duration = Duration::from_secs(2);
 
-/// What a controller said when it was brought up, and what follows from it.
+/// The controller's answers during bring-up, and the values derived from them.
 #[derive(Default)]
 pub(crate) struct Facts {
     pub info: ControllerInfo,
@@ -90,8 +90,8 @@ impl Facts {
 }
 
 impl Controller {
-    /// Resets the controller, whatever it did before, and makes it ready for I/O queues. Nothing that it was told
-    /// before reaches memory once this has said [`Ok`].
+    /// Resets the controller, whatever its state, and makes it ready for I/O queues. Once this
+    /// returns [`Ok`], no earlier command reaches memory.
     pub(super) async fn bring_up(
         self: &Arc<Self>,
         core: &CoreHandle,
@@ -158,7 +158,8 @@ impl Controller {
         Ok(())
     }
 
-    /// Takes the controller to CSTS.RDY 0. A controller that does not go there is reset through its function.
+    /// Takes the controller to CSTS.RDY 0. A controller that does not reach it is reset through its
+    /// function.
     pub(super) async fn disable(
         &self,
         core: &CoreHandle,
@@ -386,7 +387,7 @@ impl Controller {
         Ok(count)
     }
 
-    /// Which events are told. What the controller refuses it does not send.
+    /// Selects the events to report. The controller does not send events that it refuses here.
     async fn choose_events(&self, core: &CoreHandle, said: &IdentifyController) {
         let offered = AsyncEvents::from_bits_retain(said.oaes.get());
         let smart = AsyncEvents::SMART_SPARE
@@ -402,7 +403,7 @@ impl Controller {
         }
     }
 
-    /// Limits of the NVM command set; none if the controller does not tell.
+    /// Limits of the NVM command set; none if the controller does not report them.
     async fn nvm_limits(&self, core: &CoreHandle, version: Version) -> Box<NvmController> {
         let mut page = Box::new(NvmController::zeroed());
         if version < Version::V2_0 {

@@ -1,5 +1,5 @@
-//! Asynchronous events: each is told, its log page is read (which lets the next of its kind through), and what it
-//! says is acted on.
+//! Asynchronous events: each is reported, its log page is read (which enables the next event of its
+//! kind), and the page's contents are acted on.
 
 use std::sync::Arc;
 

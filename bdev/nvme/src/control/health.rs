@@ -19,14 +19,14 @@ use crate::options::HealthThresholds;
 /// Kelvin, where neither the user nor the drive says anything: most drives are made for 70 °C.
 const TEMPERATURE: u16 = 273 + 70;
 
-/// What is raised now.
+/// The alerts that are raised now.
 #[derive(Debug, Default)]
 pub(crate) struct Alerts {
     temperature: bool,
     used: bool,
     spare: bool,
     critical: u8,
-    /// Media errors when the controller was attached, and the last that were told.
+    /// Media errors when the controller was attached, and the last reported number.
     media: Option<(u128, u128)>,
 }
 
@@ -47,7 +47,7 @@ impl Controller {
         }
     }
 
-    /// Reads the log and tells what of it has become worth telling.
+    /// Reads the log and reports the values that have crossed a threshold.
     pub(super) async fn check_health(self: &Arc<Self>, core: &CoreHandle) {
         let health = match self.read_health(core).await {
             Ok(health) => health,
@@ -97,7 +97,7 @@ fn judge(
     let kelvin = own.unwrap_or(TEMPERATURE);
     let limit = thresholds.temperature_c.map_or(celsius(kelvin), i32::from);
     let warm = health.temperature_c;
-    // Comes down by some degrees before it is called cool again, so that it does not go back and forth.
+    // The temperature must drop by some degrees before the alert ends, so that it does not flap.
     let hot = warm >= limit || alerts.temperature && warm > limit - 3;
     change(
         &mut alerts.temperature,

@@ -1,16 +1,16 @@
 //! The control of one controller: tasks of its home reactor.
 //!
 //! ```text
-//!   AdminPoller ─ completions ─▶ futures of admin commands, events
-//!   reports ─▶ serve_reports   make and delete queues; late commands: abort ▶ queue ▶ controller   (recover.rs)
-//!   events ──▶ serve_events    log pages are read, namespaces looked at again                      (events.rs)
-//!   time ────▶ watch           CSTS: gone, fatal                                                   (recover.rs)
-//!        ────▶ watch_health    SMART against thresholds                                            (health.rs)
-//!   handle ──▶ reset, detach, lose, take_back …                                                    (recover, shut_down)
+//! AdminPoller ─ completions ─▶ futures of admin commands, events
+//! reports ─▶ serve_reports   create and delete queues; late commands: abort ▶ queue ▶ controller
+//! events ──▶ serve_events    read log pages, list the namespaces again          (events.rs)
+//! time ────▶ watch           CSTS: gone, fatal                                  (recover.rs)
+//!      ────▶ watch_health    SMART against thresholds                           (health.rs)
+//! handle ──▶ reset, detach, lose, take_back …                       (recover.rs, shut_down.rs)
 //! ```
 //!
-//! Whatever changes the controller's state does so under `lifecycle`, one at a time. The tasks hold the controller
-//! and end when it is detached.
+//! Every change of the controller's state holds `lifecycle`, one at a time. The tasks hold the
+//! controller and end when it is detached.
 
 mod bring_up;
 mod events;
@@ -42,11 +42,11 @@ use crate::info::State;
 use crate::link::lock;
 use crate::options::Options;
 
-/// How long a reactor that is about to sleep may leave an awaited answer, where no interrupt tells of it.
+/// How long a reactor that is about to sleep may leave an awaited completion without an interrupt.
 const AWAITED: Duration = Duration::from_micros(50);
 /// How often CSTS is read while an answer does not come.
 const LOOK: Duration = Duration::from_millis(100);
-/// How long it may leave events where an interrupt tells of them, which may be lost.
+/// How long it may leave events that an interrupt announces, because interrupts may be lost.
 const INTERRUPTED: Duration = Duration::from_millis(500);
 
 impl Controller {
@@ -143,7 +143,7 @@ impl Controller {
         }
     }
 
-    /// A controller that is not there, or that has failed, answers nothing: nobody waits for it.
+    /// A controller that is absent or has failed answers nothing: no caller waits for it.
     fn look_after_admin(&self) {
         let csts = self.function().read32(offset::CSTS);
         if csts == GONE {

@@ -40,7 +40,7 @@ struct Found {
 }
 
 impl Controller {
-    /// Looks which namespaces there are, and tells of what is new, gone or of another size.
+    /// Lists the namespaces, and reports new ones, removed ones and those of another size.
     pub(super) async fn find_namespaces(
         self: &Arc<Self>,
         core: &CoreHandle,
@@ -130,7 +130,7 @@ impl Controller {
         Ok(nsids)
     }
 
-    /// What a namespace is; or why there is none to be used, `None` if it is just not there.
+    /// The facts of a namespace, or the reason why it is unusable. `None` if it does not exist.
     async fn look_at(
         &self,
         core: &CoreHandle,
@@ -266,7 +266,7 @@ fn describe(
     ops[Op::Copy.index()] = copy.is_some();
     ops[Op::Verify.index()] = has(Oncs::VERIFY);
     if protected {
-        // They would need the tags of what is there.
+        // They would need the tags of the stored blocks.
         for op in [Op::Compare, Op::CompareAndWrite, Op::Copy] {
             ops[op.index()] = false;
         }
@@ -295,8 +295,8 @@ fn describe(
         unmap_granularity_blocks: granularity(said.npdg.get()),
         unmap_alignment_blocks: granularity(said.npda.get()),
         volatile_cache: facts.volatile_cache,
-        // Deallocation is advice, which a controller may take for some blocks and not for others: what DLFEAT says
-        // of those that are deallocated says nothing about those that were to be.
+        // Deallocation is advice, which a controller may follow for some blocks and not for others.
+        // DLFEAT describes deallocated blocks only, not the blocks that the command named.
         unmap_zeroes: false,
         zeroes_deallocate: has(Oncs::WRITE_ZEROES)
             && said.dlfeat & 0b111 == dlfeat::READ_ZEROES
@@ -322,7 +322,7 @@ fn describe(
     })
 }
 
-/// Blocks per source range, if a copy of `max_blocks` is possible with as many ranges as there is room for.
+/// Blocks per source range, if a copy of `max_blocks` is possible with as many ranges as fit.
 fn copy_limits(said: &IdentifyNamespace, max_blocks: u32, list_bytes: usize) -> Option<u32> {
     let range = u32::from(said.mssrl.get());
     let room = (list_bytes / nacre_nvmf_wire::commands::io::CopyRange0::SIZE) as u32;
@@ -340,7 +340,8 @@ fn range_limit(facts: &Facts, shift: u32) -> u64 {
         most = most.min(bytes.unwrap_or(u64::MAX) >> shift);
     }
     if facts.oncs.contains(Oncs::WRITE_ZEROES) && facts.wzsl == 0 && facts.version < Version::V2_0 {
-        // Older controllers cannot say WZSL: MDTS does not bind Write Zeroes, but some were seen to apply it.
+        // Older controllers cannot report WZSL. MDTS does not bind Write Zeroes, but some
+        // controllers apply it.
         most = most.min((u64::from(facts.max_transfer) >> shift).max(1));
     }
     for limit in [u64::from(facts.dmrsl), facts.dmsl] {
@@ -351,7 +352,8 @@ fn range_limit(facts: &Facts, shift: u32) -> u64 {
     most.max(1)
 }
 
-/// Of a verify. Where the controller does not say, no more than of a read: some take a verify for one.
+/// The limit of a verify. Without a reported limit, that of a read: some controllers execute a
+/// verify as one.
 fn verify_limit(facts: &Facts, shift: u32) -> u32 {
     let bytes = match facts.vsl {
         0 => Some(u64::from(facts.max_transfer)),
@@ -360,7 +362,7 @@ fn verify_limit(facts: &Facts, shift: u32) -> u32 {
     (bytes.unwrap_or(u64::MAX) >> shift).clamp(1, NLB_MAX) as u32
 }
 
-/// What is written whole even if the power fails, wherever it begins.
+/// The number of blocks that is written atomically across a power failure, at any start.
 fn atomic_blocks(facts: &Facts, said: &IdentifyNamespace, nsfeat: Nsfeat) -> u32 {
     let own = nsfeat.contains(Nsfeat::ATOMICITY) && said.nawupf.get() > 0;
     let unit = u32::from(if own { said.nawupf.get() } else { facts.awupf }) + 1;
@@ -371,7 +373,7 @@ fn atomic_blocks(facts: &Facts, said: &IdentifyNamespace, nsfeat: Nsfeat) -> u32
     }
 }
 
-/// Boundaries that I/Os should not cross. One that is not a multiple of anything useful is left out.
+/// Boundaries that I/Os should not cross. A boundary that is not a useful multiple is ignored.
 fn boundary(said: &IdentifyNamespace, max_blocks: u32) -> u32 {
     let boundary = u32::from(said.noiob.get());
     match boundary {

@@ -16,7 +16,8 @@ use crate::link::{Link, lock};
 use crate::phase::State as Phase;
 use crate::ring::Rings;
 
-/// How often the owner of a queue pair is asked whether it is still at its doorbells: it is there for a moment.
+/// How often to check whether the owner of a queue pair is still at its doorbells: it stays only
+/// briefly.
 const MOMENT: Duration = Duration::from_micros(20);
 
 /// The queue pairs that there are.
@@ -86,7 +87,7 @@ impl Controller {
                 ),
             });
         }
-        // Memory that one function was told of another does not know.
+        // Memory registered with one function is unknown to another.
         let fits =
             Arc::ptr_eq(&before.function, &function) && before.rings.list_bytes >= facts.list_bytes;
         let rings = match fits {
@@ -122,8 +123,8 @@ impl Controller {
         Ok(())
     }
 
-    /// Has the controller delete a queue pair: afterwards it uses neither the rings nor the buffers of commands that
-    /// were in them.
+    /// Has the controller delete a queue pair: afterwards it uses neither the rings nor the buffers
+    /// of their commands.
     pub(super) async fn delete_queue(
         &self,
         core: &CoreHandle,
@@ -136,7 +137,7 @@ impl Controller {
         for sqe in [delete_sq(0, link.qid), delete_cq(0, link.qid)] {
             match self.ask_within(core, plain(sqe), limit, &[], &mut []).await {
                 Ok(_) => {}
-                // It has no such queue: that is what is wanted.
+                // The controller has no such queue, which is the goal.
                 Err(ControlError::Status { status, .. })
                     if status.code() == StatusCode::INVALID_QUEUE_IDENTIFIER => {}
                 Err(error) => return Err(error),

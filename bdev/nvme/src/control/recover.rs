@@ -1,5 +1,5 @@
-//! What is done when something goes wrong: late commands, lies, fatal errors, drives that are pulled, and that
-//! come back.
+//! Recovery: late commands, wrong completions, fatal errors, and drives that are removed and come
+//! back.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -126,7 +126,7 @@ impl Controller {
         }
     }
 
-    /// Asks the controller to give a command up. Whether it does the command's own completion tells.
+    /// Asks the controller to abort a command. The command's own completion reports the result.
     async fn abort(self: &Arc<Self>, core: &CoreHandle, link: &Link, cid: u16) {
         count(&self.counters.aborts);
         let sqid = link.qid;
@@ -182,7 +182,7 @@ impl Controller {
         drop(guard);
         if let Err(error) = &deleted {
             tracing::error!(controller = self.name(), qid = link.qid, %error, "NVMe queue pair not deleted");
-            // Nobody lets go of its buffers before it is known that the controller has.
+            // Buffers may be released only after the controller has demonstrably let go of them.
             let reset = self.reset_for(core, ResetReason::AdminFailed).await;
             if reset.is_err() && link.phase.state() != Phase::Gone {
                 return;
@@ -192,7 +192,8 @@ impl Controller {
         lock(&self.links).remove(link.qid);
     }
 
-    /// Deletes a queue pair and makes it again: the commands in it end, and their owner sends them again.
+    /// Deletes a queue pair and creates it again: its commands end, and their owner sends them
+    /// again.
     async fn reset_queue(self: &Arc<Self>, core: &CoreHandle, link: &Arc<Link>) {
         let guard = self.lifecycle.lock().await;
         if !self.is_live() {
@@ -213,8 +214,9 @@ impl Controller {
         self.make_queue(core, link).await
     }
 
-    /// Makes a queue pair that is empty again, with interrupts or without: what a completion queue does is fixed when
-    /// it is made (Base 5.2.1, IEN), and nothing else masks them: INTMS is not for MSI-X, whose table is the kernel's.
+    /// Recreates an empty queue pair with or without interrupts. Creation fixes the behaviour of a
+    /// completion queue (Base 5.2.1, IEN), and nothing else masks its interrupts: INTMS is not for
+    /// MSI-X, whose table belongs to the kernel.
     async fn switch_asked(
         self: &Arc<Self>,
         core: &CoreHandle,
@@ -243,7 +245,8 @@ impl Controller {
         }
     }
 
-    /// Resets the controller, and the function if that does not help. Whatever was in flight is sent again.
+    /// Resets the controller, and the function if that does not help. All commands in flight are
+    /// sent again.
     pub(crate) async fn reset_for(
         self: &Arc<Self>,
         core: &CoreHandle,
@@ -260,7 +263,7 @@ impl Controller {
             _ => {}
         }
         if !asked && before != self.counters.resets.load(Ordering::Relaxed) {
-            // Somebody else found the same out, and has done it meanwhile.
+            // Another task noticed the same failure and has reset the controller meanwhile.
             return Ok(());
         }
         count(&self.counters.resets);
@@ -310,7 +313,8 @@ impl Controller {
         let facts = self.bring_up(core).await?;
         *lock(&self.facts) = Arc::new(facts);
         self.add_poller(core)?;
-        // Before anything is sent again: to a namespace that was formatted meanwhile, or is another, it must not be.
+        // Before commands are sent again: they must not reach a namespace that was formatted
+        // meanwhile, or is another.
         self.find_namespaces(core).await?;
         for link in self.all_links() {
             link.made.store(false, Ordering::Relaxed);
@@ -332,7 +336,7 @@ impl Controller {
         self.end_queues();
     }
 
-    /// Returns when the controller cannot reach memory any more.
+    /// Returns when the controller cannot reach memory any longer.
     pub(super) async fn stop_memory_access(&self, core: &CoreHandle) {
         loop {
             let function = self.function();
@@ -371,9 +375,9 @@ impl Controller {
         }
     }
 
-    /// The drive is not there any more.
+    /// The drive is gone.
     pub(crate) async fn lose(self: &Arc<Self>, core: &CoreHandle) {
-        // What waits for an answer of the drive shall not keep this waiting.
+        // Commands that wait for the drive must not delay this.
         self.admin.close(ControlError::Gone);
         let _one = self.lifecycle.lock().await;
         if *lock(&self.state) != State::Detached {
@@ -387,7 +391,7 @@ impl Controller {
         self.quiesce_all(core).await;
         self.stop_memory_access(core).await;
         self.end_queues();
-        // It can be taken out, and another put in its place, only when nobody has it open.
+        // The drive can be removed and replaced only when no process has it open.
         self.function().release();
     }
 
@@ -442,7 +446,7 @@ impl Controller {
                 found: facts.info.serial.clone(),
             });
         }
-        // Before the first I/O is answered: what was not flushed may be lost.
+        // Before the first completion: unflushed data may be lost.
         self.counters.losses.fetch_add(1, Ordering::AcqRel);
         *lock(&self.facts) = Arc::new(facts);
         self.add_poller(core)?;
@@ -472,7 +476,7 @@ fn stopped(function: &dyn Function) -> Result<(), crate::function::FunctionError
     if function.reset().is_ok() {
         return Ok(());
     }
-    // Who is not there reaches nothing.
+    // A removed drive reaches no memory.
     match is_gone(function) {
         true => Ok(()),
         false => Err(error),

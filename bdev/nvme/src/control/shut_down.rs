@@ -1,4 +1,5 @@
-//! The orderly end: queues deleted, the controller told that it loses its power perhaps, and kept from memory.
+//! The orderly end: the queues are deleted, the controller is notified that it may lose power, and
+//! kept from memory.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use crate::function::GONE;
 use crate::info::State;
 use crate::link::lock;
 
-/// What a controller gets for its shutdown, whatever RTD3E says, at least and at most.
+/// The time for a controller's shutdown, whatever RTD3E says, at least and at most.
 const SHUTDOWN_MIN: Duration = Duration::from_secs(5);
 const SHUTDOWN_MAX: Duration = Duration::from_secs(60);
 /// For each queue; a controller that does not delete them is disabled all the same.
@@ -62,7 +63,7 @@ impl Controller {
         self.admin.news.notify_one();
     }
 
-    /// Admin commands of others are answered before the controller is told that it is the end.
+    /// Admin commands of other callers complete before the shutdown starts.
     async fn let_finish(&self, core: &CoreHandle) {
         let deadline = core.now() + DELETE;
         while self.admin.is_awaited() && core.now() < deadline {
@@ -79,7 +80,7 @@ impl Controller {
         }
     }
 
-    /// Tells the controller to write out what it holds, and waits until it has.
+    /// Notifies the controller of the shutdown, and waits until it has written its cache.
     async fn notify_shutdown(&self, core: &CoreHandle) {
         let function = self.function();
         let cc = Cc(function.read32(offset::CC));

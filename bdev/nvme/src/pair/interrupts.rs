@@ -1,12 +1,13 @@
-//! Sleeping: interrupts, which cost somebody a microsecond each, only while the core wants them.
+//! Sleeping: interrupts, which cost a microsecond each, are on only while the core wants them.
 //!
 //! ```text
-//!   polled ── arm, with I/O under way ─▶ drains ── empty ─▶ asked ── the control makes the queue again ─▶ interrupts
-//!   interrupts ── many looks without arm ─▶ drains ─ …                                           ─▶ polled
+//! polled ── arm, with I/O in flight ─▶ drains ── empty ─▶ asked ── recreated ─▶ interrupts
+//! interrupts ── many looks without arm ─▶ drains ─ …                         ─▶ polled
 //! ```
 //!
-//! While it drains, what is submitted waits, and the core does not sleep; once the queue is empty there is nothing to
-//! be interrupted for, and the control's bell wakes. So no command is interrupted by it, nor sent twice.
+//! While the queue pair drains, submitted I/O waits and the core does not sleep. Once the queue is
+//! empty no interrupt is needed, and the control's bell wakes the core. So the switch neither
+//! interrupts a command nor sends one twice.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
@@ -17,8 +18,8 @@ use nacre_reactor::Nanos;
 use super::{LOOK, LOOK_SOON, Pair};
 use crate::link::Want;
 
-/// Looks at what is under way, in a row, after which a core that never wanted to sleep meanwhile is taken for one that
-/// polls.
+/// This many consecutive looks at commands in flight, without a wish to sleep in between, mean that
+/// the core polls.
 const POLLED_LOOKS: u8 = 2 * super::TICKS as u8;
 
 /// From interrupts to none, or back.
@@ -82,7 +83,7 @@ impl Pair {
 
     pub fn arm(&mut self, at: usize, now: Nanos) -> Idle {
         self.switch.polled_looks = 0;
-        // Before the phase is looked at: what is told from here on is heard.
+        // Before the look at the phase: later bells are heard.
         self.link.hear();
         let lane = self.lane(at);
         if !lane.ready.is_empty() {
@@ -115,7 +116,8 @@ impl Pair {
             self.switch(true);
             return Idle::Busy;
         }
-        // Some controllers send no further interrupt before they know that what the last was about was read.
+        // Some controllers send no further interrupt before they know that the completions of the
+        // last one were read.
         if !self.head.is_rung() {
             self.ring_doorbells(true);
         }

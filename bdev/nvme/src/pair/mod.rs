@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   start ─▶ send_simple: SQE into the ring      nearly always
-//!   else submit ─▶ place ─▶ send: the same                waiting ◀─ no slot, no buffer, no queue yet
+//!   else submit ─▶ place ─▶ send: the same      waiting ◀─ no slot, buffer or queue yet
 //!   poll:  ready ─▶ done
 //!          reap: CQE ─▶ succeeded ─▶ done        nearly always
 //!                else verdict ─┬─ done ─▶ finish ─▶ done, or another lane's ready
@@ -11,11 +11,11 @@
 //!          flush: one doorbell for everything
 //! ```
 //!
-//! The queue is made without interrupts, and as long as its core polls that stays so; what happens when the core
-//! wants to sleep is in `interrupts.rs`.
+//! The queue is made without interrupts, and stays so as long as its core polls. `interrupts.rs`
+//! handles a core that wants to sleep.
 //!
-//! A slot holds an I/O and its buffers from `place` to `finish`; nothing else ends it. What happens when the
-//! queue is made anew, or the drive is gone, is in `recover.rs`; where the data is, in `place.rs`.
+//! A slot holds an I/O and its buffers from `place` to `finish`; nothing else ends it. `recover.rs`
+//! handles a queue that is recreated and a drive that is gone; `place.rs` finds the data.
 
 mod interrupts;
 mod place;
@@ -42,11 +42,12 @@ use crate::ring::{Answer, Head, Tail};
 
 /// How long a sleeping core may fail to notice that an interrupt was lost.
 const LOOK: Duration = Duration::from_millis(100);
-/// How long it sleeps where time alone tells that it can go on.
+/// How long the core sleeps where only time can show that it may continue.
 const LOOK_SOON: Duration = Duration::from_micros(500);
-/// How long a controller with shadow doorbells may complete nothing of what it has before its registers are written too.
+/// How long a controller with shadow doorbells may leave all its commands incomplete before its
+/// registers are written too.
 const NUDGE: Duration = Duration::from_millis(10);
-/// A timeout is that many looks at what is under way.
+/// A timeout is this many looks at the commands in flight.
 const TICKS: u32 = 8;
 
 /// How often the thread gives way while it lets the controller finish: some milliseconds at most.
@@ -69,7 +70,8 @@ pub(crate) struct Pair {
     /// To be sent again, when.
     again: Vec<(Nanos, u16)>,
     lanes: Vec<Option<Lane>>,
-    /// Lanes in which something waits, and one more while all have to: nothing goes past what waits.
+    /// Lanes with waiting I/O, plus one while all lanes must wait: new I/O never overtakes waiting
+    /// I/O.
     hungry: u32,
     /// Where a list is put together.
     scratch: Box<[u8; crate::data::PAGE]>,
@@ -163,7 +165,7 @@ impl Pair {
         }
     }
 
-    /// What it has in flight stays in its slots until the controller is done with it.
+    /// Its I/O in flight stays in its slots until the controller is done with it.
     pub fn close_lane(&mut self, at: usize) {
         let Some(lane) = self.lanes[at].take() else {
             return;
@@ -185,8 +187,8 @@ impl Pair {
         self.let_finish();
     }
 
-    /// Gives the controller a moment for what nobody waits for: mostly that is enough, and the buffers are free. A
-    /// controller that takes longer keeps them longer.
+    /// Gives the controller a moment for commands that no lane waits for: usually that is enough,
+    /// and their buffers are free. A slower controller keeps them longer.
     fn let_finish(&mut self) {
         let left = |pair: &Pair| {
             let mut slots = pair.slots.iter();
@@ -219,8 +221,8 @@ impl Pair {
         self.lane(at).inflight as usize
     }
 
-    /// Takes an I/O, which stays with the caller until it is clear where it belongs: a move of it costs as much as all
-    /// that is looked at here.
+    /// Takes an I/O, which stays with the caller until its place is clear: moving it costs as much
+    /// as all the checks here.
     #[inline]
     pub fn start(&mut self, at: usize, io: &Io) -> Start<'_> {
         let lane = lane_mut(&mut self.lanes, at);
@@ -287,7 +289,7 @@ impl Pair {
         done.len() - before
     }
 
-    /// What waits: to be sent again, or to be sent at all.
+    /// Processes waiting I/O: commands to repeat, or I/O that was never sent.
     #[inline(never)]
     fn resume(&mut self, at: usize) {
         if self.is_switching() {
@@ -320,15 +322,15 @@ impl Pair {
         }
     }
 
-    /// As [`Pair::reap`], while nobody polls: each completion waits in its lane.
+    /// As [`Pair::reap`], for lanes that are not polled: each completion waits in its lane.
     fn reap_unseen(&mut self) {
         if let Some(answer) = self.head.peek(&self.grant.rings.cq) {
             self.reap(answer, NO_LANE, &mut Done::with_capacity(0));
         }
     }
 
-    /// An answer as nearly all are: to a command that is all of an I/O of the lane that is polled, which has what it
-    /// wanted. False, and nothing is done: it is another.
+    /// The usual completion: of a command that is a whole I/O of the polled lane and that
+    /// succeeded. Returns false, and does nothing, for any other.
     #[inline]
     fn succeeded(&mut self, answer: Answer, at: u32, done: &mut Done) -> bool {
         let index = self.cids.index(answer.cid);
@@ -403,7 +405,7 @@ impl Pair {
         }
     }
 
-    /// The way out of a slot, but for [`Pair::succeeded`]. `None`: nobody wants to know.
+    /// Frees a slot, as [`Pair::succeeded`] also does. `None` if no lane waits for it.
     fn release(&mut self, index: u16, status: Status) -> Option<(u32, Completion)> {
         let slot = &mut self.slots[usize::from(index)];
         slot.stage = Stage::Free;
@@ -419,7 +421,7 @@ impl Pair {
         Some((owner, io.complete(status)))
     }
 
-    /// Starts what waits in a lane; while others wait too, not more than its share.
+    /// Starts the waiting I/O of a lane; while other lanes wait too, at most its share.
     fn start_waiting(&mut self, at: usize) {
         if !self.live {
             return self.refuse_waiting();
@@ -450,8 +452,8 @@ impl Pair {
         }
     }
 
-    /// Tells the controller of new entries. How far completions were read it is told only when that becomes
-    /// much: it needs to know for room alone, and a register costs more than all else here.
+    /// Notifies the controller of new entries. It learns the completion head only rarely: it needs
+    /// that for room alone, and a register write costs more than everything else here.
     #[inline]
     fn flush(&mut self) {
         if (self.tail.is_rung() && !self.head.is_pressing()) || !self.live {
@@ -484,7 +486,7 @@ impl Pair {
         self.report(Want::Delete);
     }
 
-    /// Nobody polls it any more, but its buffers wait for the controller.
+    /// No core polls the pair any longer, but its buffers wait for the controller.
     pub fn reap_left(&mut self) {
         if self.link.phase.word() != self.word {
             self.follow();
@@ -526,7 +528,7 @@ fn lane_mut(lanes: &mut [Option<Lane>], at: usize) -> &mut Lane {
 }
 
 impl Lane {
-    /// Hands over what has ended, while there is room.
+    /// Hands over finished I/O, while there is room.
     #[inline(never)]
     fn hand_over(&mut self, done: &mut Done) {
         while done.has_room()

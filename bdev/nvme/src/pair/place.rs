@@ -1,4 +1,5 @@
-//! From an I/O to an entry of the submission queue: whether it may be, where its data is, and the entry itself.
+//! From an I/O to an entry of the submission queue: whether it is allowed, where its data is, and
+//! the entry itself.
 
 use arrayvec::ArrayVec;
 use nacre_bdev::{Completion, Flags, Io, Op, Status};
@@ -29,7 +30,7 @@ enum Unpointed {
 }
 
 impl Pair {
-    /// Sends a read or write that is [`simple`], from a slot that is free. Answers where the I/O belongs.
+    /// Sends a read or write that is [`simple`], from a free slot. Returns the place of the I/O.
     #[inline]
     pub(super) fn send_simple(
         &mut self,
@@ -88,7 +89,7 @@ impl Pair {
         }
     }
 
-    /// Sends what is in a slot, again perhaps. The slot stays as it is if there is no buffer.
+    /// Sends a slot's command, possibly again. The slot is unchanged if no buffer is free.
     fn send(&mut self, index: u16) -> Result<(), Unpointed> {
         let at = usize::from(index);
         let slot = &mut self.slots[at];
@@ -244,7 +245,7 @@ pub(super) struct Simple {
     pointer: Pointer,
 }
 
-/// Nearly all I/Os are. `None` says nothing of the others but that [`Pair::place`] has to look at them.
+/// True of nearly all I/Os. `None` only means that [`Pair::place`] must look at the I/O.
 #[inline]
 pub(super) fn simple(device: &NvmeBdev, grant: &Grant, io: &Io) -> Option<Simple> {
     match io.op {
@@ -281,7 +282,7 @@ pub(super) fn simple(device: &NvmeBdev, grant: &Grant, io: &Io) -> Option<Simple
     Some(Simple { ask, nsid, pointer })
 }
 
-/// What can be said without the controller.
+/// The status of an I/O that needs no controller, if it has one already.
 fn admit(device: &NvmeBdev, io: &Io) -> Option<Status> {
     if device.is_gone() {
         return Some(Status::Gone);
@@ -401,8 +402,8 @@ fn bounced(
     pool: &Pool,
 ) -> Result<Parts, Unpointed> {
     if bounce.is_none() {
-        // What the drive reads could not be copied to where others may be looking: the layer above broke its promise,
-        // and the drive need not be asked.
+        // The data that the drive reads cannot be copied to a shared buffer: the layer above broke
+        // its promise, so refuse before asking the drive.
         let shared = !fill && !bufs.iter().all(Buf::is_unshared);
         if shared || bytes > pool.max_len() {
             return Err(Unpointed::Impossible);
@@ -425,7 +426,7 @@ fn bounced(
     parts_of(grant, copy, bytes).ok_or(Unpointed::Impossible)
 }
 
-/// After the controller: what it read into the copy belongs into the I/O's own buffers.
+/// After the controller: copies the bytes that it read into the I/O's own buffers.
 #[cold]
 pub(super) fn unbounce(io: &mut Io, bounce: &Buf, status: Status) -> Status {
     if io.op != Op::Read || !status.is_ok() {

@@ -1,5 +1,5 @@
-//! The queue pair when something is not as usual: a command that is late or is asked for again, a queue that was
-//! made anew, a drive that is gone.
+//! The exceptions of a queue pair: late or repeated commands, a recreated queue, a drive that is
+//! gone.
 
 use std::time::Duration;
 
@@ -36,14 +36,14 @@ impl Pair {
         self.word = word;
     }
 
-    /// Takes what the controller answered while it could.
+    /// Processes the completions that the controller still wrote.
     fn drain(&mut self) {
         if self.sent > 0 {
             self.reap_unseen();
         }
     }
 
-    /// The controller knows a new queue: from here on it is empty, and what was under way is sent again.
+    /// The controller has a new queue, which is empty: sends the commands in flight again.
     fn begin(&mut self) {
         self.grant = self.link.grant();
         let rings = &self.grant.rings;
@@ -115,7 +115,7 @@ impl Pair {
         self.end(index, status);
     }
 
-    /// Answered, but not by what the I/O ends with.
+    /// A completion that does not end its I/O.
     #[cold]
     pub(super) fn unfinished(&mut self, index: u16, verdict: Verdict, at: u32, done: &mut Done) {
         match verdict {
@@ -163,7 +163,7 @@ impl Pair {
         debug_assert_eq!(self.slots[usize::from(other)].stage, Stage::Free);
         let compared = if of_write { before } else { answer };
         self.leave_fused(first);
-        // What is the cause, and not "its other half failed".
+        // The cause, not "its other half failed".
         let follows = StatusCode::ABORTED_FAILED_FUSED;
         let is_cause = |field: u16| StatusCode::from_field(field).code() != follows;
         let field = match (before, answer) {
@@ -174,8 +174,8 @@ impl Pair {
         };
         match command::verdict(field, Op::CompareAndWrite) {
             Verdict::Done(status) => self.finish(first, status, at, done),
-            // Whether the write was carried out nobody knows, wholly or in part: to compare again would be to compare
-            // with what was written.
+            // Whether the write was executed, in whole or in part, is unknown. Comparing again
+            // would compare with the written data.
             Verdict::Aborted => self.end(first, Status::Aborted),
             Verdict::Again { .. } if compared == 0 => self.end(first, Status::Aborted),
             // It was not come to.
@@ -183,7 +183,7 @@ impl Pair {
         }
     }
 
-    /// The controller reaches no memory any more: everything ends.
+    /// The controller reaches no memory any longer: all I/O ends.
     fn end_all(&mut self) {
         self.end_switching();
         self.again.clear();
@@ -204,7 +204,7 @@ impl Pair {
         self.hungry = 0;
     }
 
-    /// Now and then: what is late, and what a controller may not have heard of.
+    /// Periodically: late commands, and doorbells that the controller may have missed.
     #[cold]
     pub(super) fn scan(&mut self) {
         if self.now >= self.next_look {
@@ -221,9 +221,10 @@ impl Pair {
         }
     }
 
-    /// A controller in software says from where on it wants its registers written, and then looks once more whether
-    /// memory went on; with nothing in between that keeps the order, both sides may miss the other, and the commands
-    /// wait for a doorbell that nobody rings. Who has commands and completes none is told by the register.
+    /// A software controller names the doorbell value from which it wants register writes, and then
+    /// looks at memory once more. Without a fence in between, both sides may miss each other, and
+    /// commands wait for a doorbell that never rings. So a pair with commands and no completions
+    /// writes the register.
     fn look_for_unheard(&mut self) {
         let waits = self.live && self.sent > 0 && self.head.peek(&self.grant.rings.cq).is_none();
         let place = waits.then(|| self.head.place());
@@ -241,7 +242,7 @@ impl Pair {
         count(&self.controller.counters().nudges);
     }
 
-    /// What waits where nothing can be sent any more.
+    /// Ends the waiting I/O when nothing can be sent any longer.
     #[cold]
     pub(super) fn refuse_waiting(&mut self) {
         if phase::decode(self.word) == State::Gone {
@@ -318,7 +319,8 @@ fn refuse(lane: &mut super::Lane) {
 }
 
 impl Drop for Pair {
-    /// What the controller may still write to is never given back, unless the control has shown that it cannot.
+    /// Memory that the controller may still write to is never freed, unless the control has shown
+    /// that it cannot.
     fn drop(&mut self) {
         let safe = self.link.phase.state() == State::Gone;
         for slot in &mut self.slots {

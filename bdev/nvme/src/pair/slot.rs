@@ -1,9 +1,9 @@
-//! What a queue pair remembers of a command under way, and how command identifiers name it.
+//! The state of a command in flight, and the encoding of command identifiers.
 
 use nacre_bdev::Io;
 use nacre_hugepages::Buf;
 
-/// In the place of a lane's number: nobody wants to know how it ends.
+/// In place of a lane's number: no lane waits for the result.
 pub(super) const NO_LANE: u32 = u32::MAX;
 /// In the place of a slot's number.
 pub(super) const NO_SLOT: u16 = u16::MAX;
@@ -40,7 +40,7 @@ pub(super) struct Slot {
     pub partner: u16,
     /// Of a fused pair: what its first answer was, until the second is there.
     pub answer: Option<u16>,
-    /// Looks that it has survived, at which something is done about it, and what was done.
+    /// The number of looks that the command has survived, and the reactions so far.
     pub age: u8,
     pub due: u8,
     pub rung: u8,
@@ -54,7 +54,8 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    /// Looks after which a command is late: one more than there are in a timeout, as the first may come at once.
+    /// Looks after which a command is late: one more than in a timeout, because the first may come
+    /// at once.
     pub const LATE: u8 = super::TICKS as u8 + 1;
     /// Looks from one attempt to the next.
     pub const GRACE: u8 = super::TICKS as u8 / 2;
@@ -96,8 +97,8 @@ impl Slot {
     }
 }
 
-/// A command identifier is a slot's number and, above it, how often the slot was used: an answer to an earlier
-/// use is told from one to this.
+/// A command identifier is a slot's number and, above it, the number of uses of the slot. So a
+/// completion of an earlier use is recognised.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Cids {
     mask: u16,
@@ -129,7 +130,7 @@ impl Cids {
 mod tests {
     use super::*;
 
-    /// Goal: a slot's identifiers name it, none of another, and come round only after all were used.
+    /// Goal: a slot's identifiers name only this slot, and repeat only after all were used.
     #[test]
     fn identifiers() {
         for slots in [1, 3, 31, 255, 256, 1023, 4095] {
