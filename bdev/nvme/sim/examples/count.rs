@@ -1,11 +1,13 @@
-//! So many I/Os of 4 KiB through the driver, on a simulated drive, for `cargo xtask bench nvme` to count instructions in:
+//! Runs 4 KiB I/Os through the driver, on a simulated drive, for `cargo xtask bench nvme` to count
+//! instructions in:
 //!
 //! ```text
 //! count read|write DEPTH IOS
 //! ```
 //!
-//! Rounds of: DEPTH submits, the poll that rings the doorbell, the drive's turn, the poll that takes all completions.
-//! With a depth of 0, one I/O, and as many polls while it is under way.
+//! Rounds of: DEPTH submits, the poll that rings the doorbell, the drive's turn, the poll that
+//! takes all completions. With a depth of 0: one I/O at a time, and as many polls while it is in
+//! flight.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -21,7 +23,7 @@ const BLOCK: usize = 4096;
 const BLOCKS: u64 = 1024;
 const MOST: usize = 256;
 
-/// What is asked for.
+/// The requested run.
 struct Plan {
     op: Op,
     /// 0: polls only, with one I/O under way.

@@ -127,7 +127,7 @@ impl State {
         if qid == 0 || !matches!(self.sqs.get(place), Some(Some(_))) {
             return Err(StatusCode::INVALID_QUEUE_IDENTIFIER);
         }
-        // What it did not take yet is aborted as well as what it did not answer.
+        // Commands that it did not fetch are aborted as well as those without a completion.
         if self.config.deletion_completes {
             while let Some(Some(sq)) = self.sqs.get_mut(place) {
                 if sq.is_empty() {
@@ -236,7 +236,7 @@ impl State {
         (StatusCode::SUCCESS, 0)
     }
 
-    /// Takes commands out of what is under way.
+    /// Removes commands in flight.
     fn take(&mut self, which: impl Fn(&Command) -> bool) -> Vec<Command> {
         let mut taken = Vec::new();
         let mut rest = std::mem::take(&mut self.waiting).into_vec();

@@ -1,4 +1,4 @@
-//! What a simulated drive is: its limits, its namespaces, its pace.
+//! The configuration of a simulated drive: its limits, its namespaces, its pace.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,7 +49,8 @@ pub struct Config {
     /// Counts; one less on the wire.
     pub aborts: u8,
     pub async_events: u8,
-    /// 2^n pages, 0 for no limit: verify, write zeroes; DSM: ranges, blocks of one range, blocks in all.
+    /// 2^n pages, 0 for no limit: verify, write zeroes; DSM: ranges, blocks of one range, blocks in
+    /// all.
     pub vsl: u8,
     pub wzsl: u8,
     pub dmrl: u8,
@@ -65,7 +66,8 @@ pub struct Config {
     pub shutdown_after: Duration,
     /// How long a command takes: anything between these, and so out of order unless they are equal.
     pub latency: (Duration, Duration),
-    /// Whether Delete I/O Submission Queue completes what it aborts, or leaves that to be understood.
+    /// True if Delete I/O Submission Queue completes the aborted commands, false if it leaves that
+    /// implicit.
     pub deletion_completes: bool,
     /// Whether every doorbell is judged. Off, it costs the writer next to nothing: for measuring.
     pub strict_doorbells: bool,
@@ -150,7 +152,8 @@ pub struct NamespaceConfig {
     pub uuid: Option<Uuid>,
     /// In blocks, 0 for none.
     pub noiob: u16,
-    /// Of the namespace itself, in blocks: NAWUPF (and NAWUN, NACWU), the boundary NABSPF and its offset NABO.
+    /// The namespace's own limits, in blocks: NAWUPF (and NAWUN, NACWU), the boundary NABSPF and
+    /// its offset NABO.
     pub nawupf: Option<u16>,
     pub nabspf: u16,
     pub nabo: u16,
@@ -163,7 +166,8 @@ pub struct NamespaceConfig {
     pub npdg: u16,
     /// Deallocated blocks read as zeroes (DLFEAT 1), or as anything.
     pub deallocated_zeroes: bool,
-    /// Dataset Management deallocates nothing, whatever it says of what is deallocated: it is advice.
+    /// Dataset Management deallocates nothing, whatever DLFEAT says of deallocated blocks: it is
+    /// advice.
     pub ignores_advice: bool,
     /// Write Zeroes with DEAC deallocates.
     pub deac: bool,

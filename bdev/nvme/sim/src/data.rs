@@ -9,7 +9,7 @@ use crate::memory::Iommu;
 /// Pieces of memory, in order.
 pub(crate) type Pieces = Vec<(u64, usize)>;
 
-/// Why data cannot be reached: what to answer, and what the driver did wrong.
+/// Why data cannot be reached: the status to return, and the driver's mistake.
 pub(crate) type Refusal = (StatusCode, String);
 
 /// Descriptors of one command, at most: more is a loop.

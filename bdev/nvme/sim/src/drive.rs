@@ -1,4 +1,4 @@
-//! The hand on a simulated drive: what a test does to it, and what it asks it.
+//! A test's control of a simulated drive: its actions and its questions.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -103,12 +103,12 @@ impl Drive {
         self.lock().present
     }
 
-    /// The system tells that it will be pulled.
+    /// The system announces the drive's removal.
     pub fn announce_removal(&self) {
         self.lock().leaving = true;
     }
 
-    /// Power fails for a moment: nothing is known any more but what is stored.
+    /// A short power failure: everything is lost but the stored data.
     pub fn power_cycle(&self, keep: Keep) {
         let mut state = self.lock();
         state.lose_power(keep);
@@ -130,7 +130,8 @@ impl Drive {
     }
 
     /// # Panics
-    /// When the driver did what it may not do.
+    ///
+    /// If the driver broke a rule.
     #[track_caller]
     pub fn check(&self) {
         let (violations, outside) = (self.violations(), self.shared.iommu.outside());
@@ -146,7 +147,7 @@ impl Drive {
         );
     }
 
-    /// What the driver did that it may not do. At most some dozens are kept.
+    /// The rules that the driver broke. Bounded to some dozens.
     pub fn violations(&self) -> Vec<String> {
         self.lock().violations.kept.clone()
     }
@@ -217,7 +218,7 @@ impl Drive {
         self.lock().faults.chances = chances;
     }
 
-    /// Does what was held.
+    /// Executes the held commands.
     pub fn release(&self) {
         let mut state = self.lock();
         let (held, stuck) = std::mem::take(&mut state.stuck)
@@ -268,8 +269,8 @@ impl Drive {
         self.lock().faults.aborts_fail = on;
     }
 
-    /// It goes to sleep over its submission queues without telling by the event index: shadow doorbells that are
-    /// written then are lost, until the register is.
+    /// The controller stops looking at its submission queues without setting the event index: later
+    /// writes to shadow doorbells are lost, until the register is written.
     pub fn lose_shadow_doorbells(&self, on: bool) {
         self.lock().faults.careless = on;
     }
@@ -304,7 +305,7 @@ impl Drive {
         state.raise_warnings(before);
     }
 
-    /// Changes what it is. What was told already is not told again.
+    /// Changes the configuration. Facts that were reported already are not reported again.
     pub fn reconfigure(&self, change: impl FnOnce(&mut Config)) {
         change(&mut self.lock().config);
     }
@@ -322,7 +323,7 @@ impl Drive {
         changed(&mut state, nsid);
     }
 
-    /// Attached or not: it keeps what is stored.
+    /// Attaches or detaches the namespace, which keeps its data.
     pub fn attach_namespace(&self, nsid: u32, on: bool) {
         let mut state = self.lock();
         if let Some(namespace) = state.namespaces.get_mut(&nsid) {
@@ -339,7 +340,7 @@ impl Drive {
         changed(&mut state, nsid);
     }
 
-    /// Changes what a namespace is.
+    /// Changes a namespace's configuration.
     pub fn change_namespace(&self, nsid: u32, change: impl FnOnce(&mut NamespaceConfig)) {
         let mut state = self.lock();
         if let Some(namespace) = state.namespaces.get_mut(&nsid) {
@@ -355,7 +356,7 @@ impl Drive {
         }
     }
 
-    /// What a namespace holds, if it does.
+    /// The stored blocks of a namespace, if they are stored.
     pub fn stored(&self, nsid: u32, lba: u64, blocks: u64) -> Option<Vec<u8>> {
         let state = self.lock();
         let namespace = state.namespaces.get(&nsid)?;

@@ -27,7 +27,7 @@ pub enum Action {
     WrongHead(u16),
     /// Answered twice.
     Duplicate,
-    /// The answer has the phase tag of the round before: nobody sees it.
+    /// The completion has the phase tag of the previous round: the driver does not see it.
     WrongPhase,
     /// Answered without an interrupt.
     LoseInterrupt,
@@ -159,7 +159,7 @@ impl Chances {
     }
 }
 
-/// The faults that are set, and what is left of them.
+/// The injected faults, with their remaining counts.
 #[derive(Default)]
 pub(crate) struct Faults {
     pub rules: Vec<Rule>,
@@ -175,7 +175,7 @@ pub(crate) struct Faults {
 }
 
 impl Faults {
-    /// What happens to a command, which is told of once.
+    /// The fault that strikes a command; consumes it.
     pub fn strike(
         &mut self,
         qid: u16,

@@ -1,4 +1,4 @@
-//! Features (Base 5.27): what can be set, and what it is.
+//! Features (Base 5.27): the settable ones, and their values.
 
 use nacre_nvmf_wire::StatusCode;
 use nacre_nvmf_wire::commands::admin::{GetFeatures, Select, SetFeatures};

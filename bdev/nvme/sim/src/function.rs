@@ -1,4 +1,4 @@
-//! What the driver sees: the function that a plugged drive is.
+//! The driver's view: the function of a plugged drive.
 
 use std::io;
 use std::os::fd::RawFd;

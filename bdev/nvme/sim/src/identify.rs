@@ -1,4 +1,4 @@
-//! Identify (Base 5.17): what it says about itself and its namespaces.
+//! Identify (Base 5.17): the drive's description of itself and its namespaces.
 
 use nacre_nvmf_wire::commands::admin::Identify;
 use nacre_nvmf_wire::features::AsyncEvents;

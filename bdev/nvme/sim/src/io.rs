@@ -1,4 +1,4 @@
-//! I/O commands (NVM 3.2) on what is stored.
+//! I/O commands (NVM 3.2) on the stored blocks.
 
 use nacre_nvmf_wire::commands::io::{
     CopyCommand, CopyFormat, DatasetManagement, DsmRange, ReadWrite, WriteZeroes,
@@ -172,7 +172,7 @@ impl State {
         self.settle(sqe, outcome)
     }
 
-    /// Whether what is written stays in the cache.
+    /// True if written data stays in the cache.
     fn volatile(&mut self, fua: bool) -> bool {
         self.stats.fua += u64::from(fua);
         self.config.volatile_cache && self.features.cache && !fua

@@ -1,22 +1,24 @@
-//! A simulated NVMe controller, in process: what the driver's tests and measurements drive instead of a drive.
+//! A simulated NVMe controller, in process: the driver's tests and measurements use it in place of
+//! a drive.
 //!
 //! ```text
-//!   driver ── Function ──► SimFunction     registers, vectors, reset; one per time that the drive is plugged in
-//!                               │
-//!   test ──── Drive ────────────┤          the hand on it: tick, faults, pull, plug, power, what was seen
-//!                               │
-//!        config  identify  admin  io  data  media  queues  post       the controller (State)
-//!                               │
-//!                             Iommu        all memory that it reaches: what its hook was told of, by addresses
-//!                                          that do not equal those of the process
+//! driver ── Function ──► SimFunction     registers, vectors, reset; one per plugging of the drive
+//!                             │
+//! test ──── Drive ────────────┤          its control: tick, faults, pull, plug, power, statistics
+//!                             │
+//! config  identify  admin  io  data  media  queues  post       the controller (State)
+//!                             │
+//!                           Iommu        all memory that it reaches: the registered regions, under
+//!                                        addresses that differ from those of the process
 //! ```
 //!
-//! Nothing happens but in [`Drive::tick`], called by a test with its own time, by a [`Ticker`] on a reactor, or by
-//! a thread ([`Drive::spawn`]). Commands run in order and at once, or by seeded chance late and out of order.
+//! Everything happens in [`Drive::tick`], called by a test with its own time, by a [`Ticker`] on a
+//! reactor, or by a thread ([`Drive::spawn`]). Commands run in order and at once, or by seeded
+//! chance late and out of order.
 //!
-//! It is strict. What a controller need not put up with (a doorbell out of range, a reserved field, an identifier
-//! that is in use, a slot that is taken) is answered as the specification says, and noted as a
-//! violation; so is an address that it was not told of. [`Drive::check`] is how every test ends.
+//! The simulation is strict. A driver's mistake (a doorbell out of range, a reserved field, an
+//! identifier or a slot that is in use) gets the specification's answer, and is recorded as a
+//! violation; so is an unregistered address. Every test ends with [`Drive::check`].
 
 #![deny(unsafe_code)]
 

@@ -16,7 +16,7 @@ use crate::state::State;
 /// Of the telemetry log, which is long.
 const TELEMETRY_BYTES: usize = 300 << 10;
 
-/// What the telemetry log holds: no two pages are alike.
+/// The contents of the telemetry log: no two pages are alike.
 pub fn telemetry() -> Vec<u8> {
     (0..TELEMETRY_BYTES)
         .map(|at| (at / 4096 * 7 + at % 251) as u8)
@@ -101,7 +101,7 @@ impl State {
         status
     }
 
-    /// Something happened: the driver is told, if it wants to know.
+    /// Raises an event: the driver receives it if it enabled its kind.
     pub fn raise(&mut self, event: AsyncEvent) {
         let wanted = match event {
             AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED => AsyncEvents::NAMESPACE_ATTRIBUTE,

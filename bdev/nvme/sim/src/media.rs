@@ -1,11 +1,11 @@
-//! What is stored: the blocks of each namespace, and which of them only a cache holds that forgets.
+//! The stored data: the blocks of each namespace, and those that only a volatile cache holds.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::config::NamespaceConfig;
 use crate::random::Random;
 
-/// What a cache without power keeps of what was not flushed.
+/// The unflushed blocks that a cache keeps when it loses power.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Keep {
     All,
@@ -21,13 +21,13 @@ pub(crate) struct Namespace {
     /// Blocks that cannot be read until they are written.
     pub bad: BTreeSet<u64>,
     bytes: Vec<u8>,
-    /// By block: what is on the medium, where the cache holds something newer.
+    /// By block: the contents of the medium, where the cache holds newer ones.
     durable: BTreeMap<u64, Box<[u8]>>,
     /// Kept for their memory.
     spare: Vec<Box<[u8]>>,
 }
 
-/// What a deallocated block reads as, where that is not defined.
+/// The contents of a deallocated block, where they are undefined.
 const GARBAGE: u8 = 0xdb;
 
 impl Namespace {
@@ -142,7 +142,8 @@ impl Namespace {
 mod tests {
     use super::*;
 
-    /// Goal: what was flushed, or written past the cache, survives; the rest does as chance will.
+    /// Goal: flushed blocks, and blocks written past the cache, survive; chance decides on the
+    /// rest.
     #[test]
     fn power() {
         let mut random = Random::new(3);

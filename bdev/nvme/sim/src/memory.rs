@@ -1,7 +1,8 @@
-//! The memory that the simulated controller reaches: what its hook was told of, under addresses of its own.
+//! The memory that the simulated controller reaches: the registered regions, under addresses of its
+//! own.
 //!
-//! The only file of this crate with unsafe code: a controller copies to and from memory that it knows by address,
-//! which no reference says anything about.
+//! The only file of this crate with unsafe code: a controller copies to and from memory by address,
+//! without references.
 
 use std::collections::BTreeMap;
 use std::hint::black_box;
@@ -23,10 +24,10 @@ pub struct Outside {
     pub len: usize,
 }
 
-/// What translates addresses, for one controller or several that share a view of memory.
+/// Translates addresses, for one controller or several that share a view of memory.
 ///
-/// A region is copied from and to with the table locked for reading, and leaves it locked for writing: when
-/// `unregister` has returned, the controller touches that memory no more.
+/// Copies to and from a region hold the table's lock for reading, and removing a region holds it
+/// for writing. When `unregister` has returned, the controller touches that memory no more.
 pub struct Iommu {
     table: RwLock<Table>,
     outside: AtomicU64,
@@ -67,7 +68,7 @@ impl Iommu {
         self.read_table().regions.len()
     }
 
-    /// Refuses what is registered from now on beyond so many regions.
+    /// Refuses registrations from now on beyond this number of regions.
     pub fn limit_regions(&self, most: u64) {
         self.most.store(most, Ordering::Relaxed);
     }
@@ -76,8 +77,9 @@ impl Iommu {
     pub(crate) fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Outside> {
         let table = self.read_table();
         let from = self.find(&table, address, into.len())?;
-        // SAFETY: the region is registered now, as the table is locked: who registered it keeps it mapped until
-        // `unregister` returns, which needs the table. `into` is a unique reference, so no part of that memory.
+        // SAFETY: the region is registered now, as the table is locked: its owner keeps it mapped
+        // until `unregister` returns, which needs the table. `into` is a unique reference, so no
+        // part of that memory.
         unsafe { copy(from.cast_const(), into.as_mut_ptr(), into.len()) };
         Ok(())
     }
@@ -86,14 +88,14 @@ impl Iommu {
     pub(crate) fn write(&self, address: u64, from: &[u8]) -> Result<(), Outside> {
         let table = self.read_table();
         let to = self.find(&table, address, from.len())?;
-        // SAFETY: as in `read`. Registered memory may be written by the device at any time: its owner looks at
-        // bytes that were given to a command only when that is completed, and at all else through atomics and
-        // routines that the compiler does not look into.
+        // SAFETY: as in `read`. A device may write registered memory at any time: its owner looks
+        // at bytes of a command only after completion, and at all else through atomics and routines
+        // that the compiler does not look into.
         unsafe { copy(from.as_ptr(), to, from.len()) };
         Ok(())
     }
 
-    /// The dword at an aligned address; what is read after it is at least as new.
+    /// The dword at an aligned address; later loads are at least as new.
     pub(crate) fn load(&self, address: u64) -> Result<u32, Outside> {
         let table = self.read_table();
         Ok(self.dword(&table, address)?.load(Ordering::Acquire))
@@ -109,8 +111,9 @@ impl Iommu {
     fn dword<'a>(&self, table: &'a Table, address: u64) -> Result<&'a AtomicU32, Outside> {
         let at = self.find(table, address, 4)?.cast::<u32>();
         assert!(at.is_aligned(), "a dword at {address:#x} is not aligned");
-        // SAFETY: mapped as in `read`, for as long as the table is locked, which `'a` ends before; aligned (just
-        // checked). The other side uses these bytes through atomics or opaque routines only.
+        // SAFETY: mapped as in `read`, for as long as the table is locked, which `'a` ends before;
+        // aligned (just checked). The other side uses these bytes through atomics or opaque
+        // routines only.
         Ok(unsafe { AtomicU32::from_ptr(at) })
     }
 
@@ -149,7 +152,7 @@ impl RegisterHook for Iommu {
             return Err(format!("the simulated IOMMU takes {most} regions").into());
         }
         let address = table.next;
-        // Never the same again: an address that is kept too long finds nothing, not somebody else's memory.
+        // Never the same address again: a stale address finds nothing, not other memory.
         table.next += (region.len() as u64).next_multiple_of(STEP) + STEP;
         let base = region.as_ptr().expose_provenance();
         let len = region.len();
@@ -162,10 +165,11 @@ impl RegisterHook for Iommu {
     }
 }
 
-/// By a routine that the compiler does not look into: the driver may look at the same bytes meanwhile, as it polls
-/// completion entries, and what it sees then is a mix, no more.
+/// Copies by a routine that the compiler does not look into. The driver may read the same bytes
+/// meanwhile, as it polls completion entries; it then sees a mix and nothing worse.
 ///
 /// # Safety
+///
 /// `from` is readable and `to` writable for `len` bytes.
 unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     type Move =
@@ -183,8 +187,8 @@ mod tests {
 
     use super::*;
 
-    /// Goal: bytes move both ways by the address that was handed out, nothing does by any other, and none after
-    /// the memory was taken back.
+    /// Goal: bytes move both ways by the handed out address, by no other, and not after the memory
+    /// was unregistered.
     #[test]
     fn only_what_was_registered() {
         let iommu = Arc::new(Iommu::new());

@@ -4,8 +4,8 @@ use nacre_nvmf_wire::{Cqe, Sqe};
 
 use crate::memory::{Iommu, Outside};
 
-/// A doorbell in memory that the driver writes instead of a register, and the index that tells it when the register
-/// must be written all the same (Doorbell Buffer Config).
+/// A doorbell in memory that the driver writes in place of a register, and the event index that
+/// asks for the register (Doorbell Buffer Config).
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ShadowDoorbell {
     pub value: u64,
@@ -20,14 +20,14 @@ pub(crate) struct Sq {
     /// The next entry to take, and where the driver's last one ends.
     pub head: u16,
     pub tail: u16,
-    /// The head that the newest completion told.
+    /// The head in the newest completion.
     pub told: u16,
     /// Identifiers that are in use.
     pub cids: Box<[u64; 1024]>,
     /// The first half of a fused pair, whose other half must come next.
     pub fused: Option<Sqe>,
     pub shadow: Option<ShadowDoorbell>,
-    /// With a shadow doorbell: the register told that there is something in memory.
+    /// With a shadow doorbell: the register announced entries in memory.
     pub awake: bool,
     /// Turns without anything new, after which it sleeps.
     pub quiet: u8,
@@ -54,7 +54,7 @@ impl Sq {
         }
     }
 
-    /// The driver's new tail; what is wrong about it.
+    /// Sets the driver's new tail; the error names its mistake.
     pub fn set_tail(&mut self, tail: u32) -> Result<(), String> {
         let (id, entries) = (self.id, u32::from(self.entries));
         if tail >= entries {
@@ -77,9 +77,9 @@ impl Sq {
         Ok(())
     }
 
-    /// Looks at the shadow doorbell, if there is one and the driver has not been left to believe that nobody looks.
-    /// One that is `careless` stops looking without a word: as if it had said so and the driver had gone on just then, and
-    /// neither had seen the other.
+    /// Reads the shadow doorbell, if there is one and the driver may expect that. A `careless`
+    /// queue stops reading without notice: as if it had set the event index just when the driver
+    /// went on, and neither had seen the other.
     pub fn look(&mut self, iommu: &Iommu, careless: bool) -> Result<Result<(), String>, Outside> {
         let Some(shadow) = self.shadow.filter(|_| self.awake) else {
             return Ok(Ok(()));
@@ -190,7 +190,7 @@ impl Cq {
         self.awake = true;
     }
 
-    /// Whether there is room for one more. Looks at the shadow doorbell if it seems that there is none.
+    /// True if there is room for one more. Reads the shadow doorbell if there seems to be none.
     pub fn has_room(&mut self, iommu: &Iommu) -> Result<Result<bool, String>, Outside> {
         let room = |queue: &Cq| (queue.tail + 1) % queue.entries != queue.head;
         if room(self) {

@@ -193,7 +193,7 @@ impl State {
         self.csts = self.csts.with_rdy(1);
     }
 
-    /// What a controller level reset leaves: the admin queues' registers, and what is stored.
+    /// The state after a controller level reset: the admin queues' registers, and the stored data.
     pub fn clear(&mut self) {
         self.sqs.iter_mut().for_each(|sq| *sq = None);
         self.cqs.iter_mut().for_each(|cq| *cq = None);
@@ -209,7 +209,7 @@ impl State {
         self.csts = Csts(0);
     }
 
-    /// The controller resets itself: nothing works any more, until it is disabled and enabled again.
+    /// The controller resets itself: it does not work until it is disabled and enabled again.
     pub fn reset_controller(&mut self) {
         self.clear();
         self.cc = self.cc.with_en(0);
@@ -230,7 +230,7 @@ impl State {
         self.vectors.clear();
     }
 
-    /// The drive is pulled out: nobody answers, and the cache has no power.
+    /// Removes the drive: no register answers, and the cache has no power.
     pub fn pull(&mut self, keep: Keep) {
         self.present = false;
         self.reset_registers();
@@ -257,7 +257,7 @@ impl State {
                 .note(format!("there is no doorbell at {at:#x} of them"));
         }
         if !self.csts.is_ready() {
-            // Between a failure and its discovery that is nobody's fault.
+            // Between a failure and its discovery this is not the driver's mistake.
             return;
         }
         if value > 0xffff {
@@ -283,7 +283,7 @@ impl State {
             sq.awake = true;
             sq.quiet = 0;
             if sq.shadow.is_some() {
-                // The register wakes, memory tells: but it must be a tail.
+                // The register only wakes, memory has the tail: but the value must be a tail.
                 match value < u32::from(sq.entries) {
                     true => Ok(()),
                     false => Err(format!("tail {value} of queue {index}")),

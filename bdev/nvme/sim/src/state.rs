@@ -22,7 +22,7 @@ use crate::queues::{Cq, Sq};
 use crate::random::Random;
 use crate::strict;
 
-/// What it saw and did, for tests to compare with.
+/// Counters of events and actions, for tests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stats {
     /// Commands fetched, by opcode.
@@ -287,8 +287,8 @@ impl State {
         worked
     }
 
-    /// The moment at which something happens by itself; `None`: nothing does. What waits for the driver (for room, for
-    /// a reset) does not.
+    /// The next moment at which an action is due, or `None`. Actions that wait for the driver (for
+    /// room, for a reset) do not count.
     pub fn next(&self) -> Option<Nanos> {
         let now = self.now;
         let mode = match self.mode {
@@ -322,7 +322,7 @@ impl State {
             while self.sqs[qid].as_ref().is_some_and(|sq| !sq.is_empty()) {
                 worked = true;
                 self.fetch(qid);
-                // It may have failed, reset itself or been pulled by what it fetched.
+                // The fetched command may have made it fail, reset itself or disappear.
                 if !self.csts.is_ready() || self.csts.is_fatal() || !self.present {
                     return true;
                 }

@@ -47,7 +47,7 @@ fn shape(is_admin: bool, opcode: u8) -> Option<Shape> {
     })
 }
 
-/// What is wrong with an entry, whatever the namespace.
+/// The mistake in an entry, whatever the namespace.
 pub(crate) fn reserved(is_admin: bool, sqe: &Sqe) -> Option<String> {
     if sqe.flags & 0b11_1100 != 0 {
         return Some(format!("reserved flags {:#x}", sqe.flags));
@@ -103,7 +103,7 @@ mod tests {
 
     use super::*;
 
-    /// Goal: what is right passes, one bit too many does not.
+    /// Goal: a valid entry passes, an entry with one bit too many does not.
     #[test]
     fn bits() {
         let read = ReadWrite::new(5, 8).to_sqe(io::READ, 1, 1);

@@ -84,7 +84,7 @@ fn run(drive: &Drive, stop: &AtomicBool) {
             continue;
         }
         drive.shared.asleep.store(true, Ordering::Release);
-        // What came before it said so is seen by this turn, what comes after it wakes.
+        // This turn sees changes before the announcement; later changes wake the thread.
         if !drive.tick(clock.now()) {
             std::thread::park_timeout(NAP);
         }

@@ -1,5 +1,6 @@
-//! The bdev conformance suite over the driver, over simulated drives of every sort: each with a thread of its own, the
-//! driver's home a reactor, the queues on the threads of the suite.
+//! The bdev conformance suite over the driver, over simulated drives of every sort. Each drive has
+//! a thread of its own, the driver's home is a reactor, and the queues are on the threads of the
+//! suite.
 
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
@@ -185,7 +186,7 @@ fn the_shortest_queue_and_no_interrupts() {
     Fleet::new(config, options()).run();
 }
 
-/// What is not offered is emulated by the layer, or refused by the module.
+/// Operations that the drive lacks are emulated by the layer, or refused by the module.
 #[test]
 fn nothing_optional() {
     let mut namespace = namespace(4096);
@@ -203,7 +204,8 @@ fn nothing_optional() {
     Fleet::new(config, options()).run();
 }
 
-/// Zeroes are written by command, and no drive is asked to deallocate with them that does not offer it.
+/// Zeroes are written by command, and only a drive that supports it is asked to deallocate with
+/// them.
 #[test]
 fn zeroes_without_deallocation() {
     let mut namespace = namespace(4096);

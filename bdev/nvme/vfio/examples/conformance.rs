@@ -1,7 +1,7 @@
-//! The bdev conformance suite over a real drive: the driver, VFIO, and whatever is in the slot. For the virtual machine's
-//! tests. What is on the namespaces is lost.
+//! The bdev conformance suite over a real drive: the driver, VFIO, and the drive in the slot. For
+//! the virtual machine's tests. It overwrites the namespaces.
 //!
-//!     conformance BDF NSID…
+//!    conformance BDF NSID…
 
 #![forbid(unsafe_code)]
 
@@ -17,7 +17,7 @@ use nacre_bdev_nvme_vfio::Vfio;
 use nacre_hugepages::{Arena, ArenaOptions, ClassSpec, HugepagePolicy, Pool};
 use nacre_reactor::{CoreHandle, Mode, ReactorConfig, ReactorHandle, spawn};
 
-/// An emulated machine is slow, and a busy one slower. Longer than what the suite waits for an I/O.
+/// An emulated machine is slow, and a busy one slower. Longer than the suite waits for an I/O.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 type Outcome = Result<(), Box<dyn Error>>;

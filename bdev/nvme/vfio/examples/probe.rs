@@ -1,7 +1,8 @@
-//! Brings drives up as far as Identify, by everything that the driver needs of VFIO: registers, memory of both kinds,
-//! interrupts, bus mastering, reset. For the virtual machine's tests.
+//! Brings drives up as far as Identify, through every VFIO function that the driver needs:
+//! registers, memory of both kinds, interrupts, bus mastering, reset. For the virtual machine's
+//! tests.
 //!
-//!     probe [--hold] BDF…
+//!    probe [--hold] BDF…
 //!
 //! `--hold` keeps them until the system wants one back.
 
@@ -102,7 +103,8 @@ fn identify(function: &Arc<VfioFunction>, pool: &Pool) -> Outcome<()> {
     function.write32(CC, 4 << 20 | 6 << 16 | 1);
     ready(function, true)?;
 
-    // Identify, CNS 01h: the controller; once into a buffer of the arena, once into memory of the queues' kind.
+    // Identify, CNS 01h: the controller; once into a buffer of the arena, once into memory of the
+    // queues' kind.
     let mut told = [[0; 64]; 2];
     for (at, address) in [data, queues.address(8192)].into_iter().enumerate() {
         let at = at as u32;

@@ -1,9 +1,10 @@
-//! Registers of a drive, mapped: loads and stores that reach the device, and what happens when it is not there.
+//! Mapped registers of a drive: loads and stores that reach the device, also when it disappears.
 //!
-//! A read of a drive that was pulled gives all ones. A kernel may also take the mapping away (the function's memory was
-//! switched off, it was reset by somebody else): then an access ends in SIGBUS, which would end the daemon with all its other
-//! drives. So a handler puts a page of ones in place of the one that is gone, and the access goes on: a read gives
-//! all ones, a write goes nowhere. From then on every read of that drive says [`GONE`].
+//! A read of a removed drive returns all ones. A kernel may also remove the mapping, because the
+//! function's memory was switched off or another process reset it. An access then ends in SIGBUS,
+//! which would end the daemon with all its other drives. So a handler puts a page of ones in place
+//! of the missing one, and the access continues: a read returns all ones, a write has no effect.
+//! From then on every read of that drive returns [`GONE`].
 
 #![allow(unsafe_code)]
 
@@ -24,8 +25,8 @@ pub struct Bar {
     guard: &'static Guard,
 }
 
-// SAFETY: the mapping is the process's, not a thread's; what is behind it is a device, which every core may reach,
-// and it is only touched by volatile accesses of whole dwords.
+// SAFETY: the mapping belongs to the process, not to a thread. It maps a device, which every core
+// may access, and is only accessed by volatile loads and stores of whole dwords.
 unsafe impl Send for Bar {}
 // SAFETY: as above: there is no state of ours behind a shared reference but atomics.
 unsafe impl Sync for Bar {}
@@ -72,8 +73,8 @@ impl Bar {
     #[inline]
     pub fn read32(&self, offset: u32) -> u32 {
         let at = self.dword(offset);
-        // SAFETY: mapped for as long as `self` is, and aligned. Memory of a device, to which no reference exists.
-        // Should it be gone, the handler has put a page in its place.
+        // SAFETY: mapped for as long as `self` is, and aligned. Memory of a device, to which no
+        // reference exists. If the device is gone, the handler has put a page in its place.
         let value = unsafe { at.as_ptr().read_volatile() };
         order_after_read();
         if self.guard.gone.load(Ordering::Relaxed) {
@@ -96,11 +97,11 @@ impl Bar {
 
     /// Lets go of the device: every read says [`GONE`] from now on, and a write goes nowhere.
     pub fn let_go(&self) {
-        // Before the memory: who reads that already knows.
+        // Before the memory: code that reads the page of ones then knows already.
         self.guard.gone.store(true, Ordering::SeqCst);
-        // SAFETY: replaces our own mapping, which lives as long as `self`, by memory of nobody at the same place.
-        // Nobody has references into it, accesses are volatile, so a change of what is behind an address breaks no
-        // promise.
+        // SAFETY: replaces our own mapping, which lives as long as `self`, by fresh memory at the
+        // same place. No references into it exist and accesses are volatile, so changing the memory
+        // behind an address breaks no promise.
         let replaced = unsafe {
             rustix::mm::mmap_anonymous(
                 self.base.as_ptr().cast(),
@@ -123,26 +124,27 @@ impl Bar {
 impl Drop for Bar {
     fn drop(&mut self) {
         self.guard.release();
-        // SAFETY: our own mapping, which nobody can reach any more. Pages that the handler replaced lie inside it.
+        // SAFETY: our own mapping, which no code can reach any longer. Pages that the handler
+        // replaced lie inside it.
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
         unmapped.expect("a mapping of ours can be undone");
     }
 }
 
-/// What was written to memory before is there when the device sees the register. x86 stores in order; so only the
-/// compiler has to be told there.
+/// Earlier stores to memory are visible when the device sees the register write. x86 stores in
+/// order, so only the compiler needs a fence there.
 #[inline]
 fn order_before_write() {
     std::sync::atomic::fence(Ordering::Release);
     #[cfg(target_arch = "aarch64")]
-    // SAFETY: a barrier: it changes neither registers nor memory. Rust's fences order among processors only, a
-    // device is outside of what they cover.
+    // SAFETY: a barrier: it changes neither registers nor memory. Rust's fences order among
+    // processors only; they do not cover a device.
     unsafe {
         std::arch::asm!("dmb oshst", options(nostack, preserves_flags));
     }
 }
 
-/// What is read from memory after is what the device stored before it answered.
+/// Later loads from memory see the device's stores before its answer.
 #[inline]
 fn order_after_read() {
     #[cfg(target_arch = "aarch64")]
@@ -192,8 +194,8 @@ impl Guard {
         }
     }
 
-    /// Whether the address is inside. Somebody who touches a mapping keeps it, so its guard does not change meanwhile:
-    /// one that does is another's.
+    /// True if the address is inside. Code that touches a mapping holds it, so its guard does not
+    /// change meanwhile; a guard that changes belongs to another mapping.
     fn covers(&self, address: usize) -> bool {
         let before = self.version.load(Ordering::SeqCst);
         let (base, len) = (
@@ -213,7 +215,7 @@ static PAGE: AtomicUsize = AtomicUsize::new(0);
 
 struct Guards {
     change: Mutex<()>,
-    /// Who handled SIGBUS before us.
+    /// The previous handler of SIGBUS.
     previous: libc::sigaction,
     _ones: OwnedFd,
 }
@@ -258,13 +260,15 @@ fn guards() -> io::Result<Guards> {
     // Both are there before the handler is.
     ONES.store(ones.as_fd().as_raw_fd(), Ordering::SeqCst);
     PAGE.store(page, Ordering::SeqCst);
-    // SAFETY: zero is a valid value of this structure of numbers and of a handler that may be absent.
+    // SAFETY: zero is a valid value of this structure of numbers and of a handler that may be
+    // absent.
     let (mut action, mut previous): (libc::sigaction, libc::sigaction) =
         unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
     action.sa_sigaction = on_bus_error as *const () as usize;
-    // On the thread's other stack if it has one, and with what we interrupted to be told what was touched.
+    // On the thread's other stack if it has one, with the address of the access.
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
-    // SAFETY: both pointers are to live structures; the handler does only what is allowed in one (below).
+    // SAFETY: both pointers are to live structures; the handler does only async-signal-safe work
+    // (below).
     let answer = unsafe { libc::sigaction(libc::SIGBUS, &raw const action, &raw mut previous) };
     if answer != 0 {
         return Err(io::Error::last_os_error());
@@ -276,24 +280,26 @@ fn guards() -> io::Result<Guards> {
     })
 }
 
-/// Runs in whatever was interrupted: it takes no lock, allocates nothing, and makes one system call, which POSIX's list
-/// of what a handler may call does not have but Linux's mmap, a plain system call, is.
+/// Runs in interrupted code: it takes no lock, allocates nothing, and makes one system call.
+/// POSIX's list of safe functions lacks mmap, but Linux's mmap, a plain system call, is safe.
 extern "C" fn on_bus_error(
     signal: libc::c_int,
     info: *mut libc::siginfo_t,
     context: *mut libc::c_void,
 ) {
-    // SAFETY: the kernel gives a handler with SA_SIGINFO a valid structure, and for SIGBUS it has an address.
+    // SAFETY: the kernel gives a handler with SA_SIGINFO a valid structure, which has an address
+    // for SIGBUS.
     let address = unsafe { (*info).si_addr() } as usize;
     let page = PAGE.load(Ordering::SeqCst);
     if let Some(guard) = GUARD.iter().find(|guard| guard.covers(address)) {
-        // Before the page: who reads it already knows.
+        // Before the page: code that reads the page of ones then knows already.
         guard.gone.store(true, Ordering::SeqCst);
         // SAFETY: errno belongs to this thread, which is in here.
         let errno = unsafe { *libc::__errno_location() };
-        // SAFETY: replaces one page inside a mapping of registers, which lives: whoever touched it holds its `Bar`.
-        // Nobody has references into it, accesses are volatile, so a change of what is behind an address breaks no
-        // promise. The page is private: writes to it are seen by nobody.
+        // SAFETY: replaces one page inside a live mapping of registers: the code that touched it
+        // holds its `Bar`. No references into it exist and accesses are volatile, so changing the
+        // memory behind an address breaks no promise. The page is private: no device sees writes to
+        // it.
         let mapped = unsafe {
             libc::mmap(
                 (address & !(page - 1)) as *mut libc::c_void,
@@ -314,25 +320,27 @@ extern "C" fn on_bus_error(
     unsafe { pass_on(signal, info, context) }
 }
 
-/// Not ours: whoever was there before decides.
+/// Not ours: the previous handler decides.
 ///
 /// # Safety
+///
 /// The arguments are those of a signal handler.
 unsafe fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let previous = match GUARDS_SET.get() {
         Some(Ok(guards)) => &guards.previous,
-        // Between the installation and its note of it: as if there had been nobody.
+        // Between the installation and its record: as if there had been no handler.
         _ => {
             default(signal);
             return;
         }
     };
     match previous.sa_sigaction {
-        // To ignore an access that failed would repeat it for ever; the kernel does not allow that either.
+        // Ignoring a failed access would repeat it forever; the kernel does not allow that either.
         libc::SIG_DFL | libc::SIG_IGN => default(signal),
         handler if previous.sa_flags & libc::SA_SIGINFO != 0 => {
             type Handler = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
-            // SAFETY: the kernel gave us this as a handler with SA_SIGINFO, so it is a function of this type.
+            // SAFETY: the kernel returned this as a handler with SA_SIGINFO, so it is a function of
+            // this type.
             let handler: Handler = unsafe { std::mem::transmute(handler) };
             handler(signal, info, context);
         }
@@ -355,7 +363,8 @@ mod tests {
     use super::*;
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
-    /// Stands for a device: its pages vanish when it is made shorter, and accesses then end in SIGBUS.
+    /// A stand-in for a device: its pages vanish when it is made shorter, and accesses then end in
+    /// SIGBUS.
     fn device(pages: u64) -> OwnedFd {
         let fd = memfd_create("device", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&fd, pages * 4096).unwrap();
@@ -386,8 +395,8 @@ mod tests {
         }
     }
 
-    /// Goal: a device that vanishes is read as all ones by every thread, and never comes back to life by what is
-    /// written to it; another one is not touched. Method: files that shrink under their mappings.
+    /// Goal: every thread reads a vanished device as all ones, and a write does not revive it;
+    /// another device is unaffected. Method: files that shrink under their mappings.
     #[test]
     fn bus_errors_survive() {
         let (fd, other) = (device(4), device(1));
@@ -415,13 +424,14 @@ mod tests {
         assert_eq!(healthy.read32(0x1c), 5);
         assert!(!healthy.is_gone());
         drop(bar);
-        // The guard is free for the next, who starts well.
+        // The guard is free for the next mapping, which starts clean.
         let next = Bar::map(other.as_fd(), 0, 4096).unwrap();
         assert!(!next.is_gone());
         assert_eq!(next.read32(0x1c), 5);
     }
 
-    /// Goal: who lets go of a device keeps nothing of it, whatever others still do with the registers.
+    /// Goal: releasing a device keeps nothing of it, whatever other holders still do with the
+    /// registers.
     #[test]
     fn a_device_that_was_let_go_of_is_gone() {
         let fd = device(2);
@@ -440,7 +450,8 @@ mod tests {
         assert!(!line.unwrap_or_default().contains("device"), "{line:?}");
     }
 
-    /// Goal: bus errors elsewhere end the process as they did. Method: a child that makes one, having opened a drive.
+    /// Goal: bus errors elsewhere still end the process. Method: a child that makes one, having
+    /// opened a drive.
     #[test]
     fn bus_errors_of_others_are_passed_on() {
         const CHILD: &str = "NACRE_VFIO_BUS_ERROR_CHILD";

@@ -1,4 +1,4 @@
-//! The container: what memory looks like to all drives of this process.
+//! The container: the view of memory of all drives of this process.
 //!
 //! ```text
 //!   Container ── Group ── device …      made with the first drive, gone with the last
@@ -6,7 +6,8 @@
 //!      └─ Hook (weak) ◀── memory: registered once, whatever the number of drives
 //! ```
 //!
-//! A container that goes takes its mappings with it, so memory that is unregistered later has nothing left to undo.
+//! A dropped container takes its mappings with it, so memory that is unregistered later needs no
+//! undo.
 
 use std::fmt;
 use std::fs::OpenOptions;
@@ -24,7 +25,7 @@ use crate::error::VfioError;
 use crate::iova::{Iovas, Range};
 use crate::sys::{self, Argument, Plain, Structured};
 
-/// Why a drive cannot be told of memory.
+/// Why memory cannot be registered with a drive.
 #[derive(Debug, thiserror::Error)]
 pub enum DmaError {
     #[error(
@@ -82,7 +83,7 @@ impl Group {
     }
 }
 
-/// What a group is opened for, to be told in errors.
+/// The drive that a group is opened for, for errors.
 pub struct Place<'a> {
     pub address: &'a str,
     /// `/dev/vfio`.
@@ -168,7 +169,7 @@ impl Container {
 
     fn map(&self, region: &RegionInfo) -> Result<u64, DmaError> {
         let at = region.as_ptr().addr() as u64;
-        // What is behind the end of the memory in its last page is of the same mapping, or nothing's.
+        // The rest of the memory's last page belongs to the same mapping, or to nothing.
         let bytes = (region.len() as u64).next_multiple_of(self.page);
         if !at.is_multiple_of(self.page) {
             let page = self.page;
@@ -206,7 +207,7 @@ impl Container {
         unmap.set_u64(offset_of!(abi::vfio_iommu_type1_dma_unmap, size), bytes);
         match sys::structured(self.fd.as_fd(), Structured::UnmapDma, &mut unmap) {
             Ok(()) => lock(&self.iovas).give(iova, bytes),
-            // The address stays taken: a drive may still reach what was there.
+            // The address stays taken: a drive may still access the memory there.
             Err(error) => tracing::error!(iova, bytes, %error, "memory stays mapped for drives"),
         }
     }
@@ -218,7 +219,7 @@ impl fmt::Debug for Container {
     }
 }
 
-/// Tells a container of memory, for as long as there is one.
+/// Registers memory with a container, as long as the container exists.
 #[derive(Debug)]
 pub struct Hook(pub Weak<Container>);
 
@@ -250,7 +251,7 @@ fn enter(container: &OwnedFd, place: &Place<'_>) -> Result<Group, VfioError> {
     }
     sys::set_container(fd.as_fd(), container.as_fd()).map_err(|source| {
         match source.raw_os_error() {
-            // It cannot have what the others were given.
+            // It cannot use the addresses that the others use.
             Some(libc::EINVAL | libc::EMEDIUMTYPE | libc::EADDRINUSE) => VfioError::Addresses {
                 address: place.address.to_owned(),
             },
@@ -335,7 +336,7 @@ fn locked() -> u64 {
 }
 
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What is behind them is changed by single calls that leave nothing half done.
+    // Single calls change the state behind them and leave nothing half done.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -343,7 +344,8 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
 
-    /// Goal: limits are read as the kernel writes them. Method: an answer put together by linux/vfio.h.
+    /// Goal: limits are parsed as the kernel writes them. Method: an answer put together by
+    /// linux/vfio.h.
     #[test]
     fn the_iommus_limits() {
         let mut info = Argument::new(24 + 16 + 2 * 16);
@@ -390,7 +392,8 @@ mod tests {
         }
     }
 
-    /// Goal: on a machine with 39 bits of address none beyond is given out, and who asks for more is told which there are.
+    /// Goal: a machine with 39 address bits gives out no address beyond, and the error lists the
+    /// usable ones.
     #[test]
     fn few_bits_of_address() {
         let usable = [0..=0xfedf_ffff, 0xfef0_0000..=(1 << 39) - 1];

@@ -18,9 +18,9 @@ use crate::pci::{Address, System};
 use crate::sys::{self, Argument, Plain, Structured};
 use crate::vfio::Memory;
 
-/// Registers end with the doorbells (NVMe 2.0, section 3.1): the first of them, of the admin queue, are at 1000h.
+/// Registers end with the doorbells (NVMe 2.0, section 3.1): those of the admin queue are at 1000h.
 const DOORBELLS: u64 = 0x1000;
-/// The doorbells of 65,536 queue pairs end here; what else a drive may have behind them is not mapped.
+/// The doorbells of 65,536 queue pairs end here; a drive's registers beyond them are not mapped.
 const REGISTERS_MAX: u64 = 1 << 20;
 
 /// The command register in configuration space (PCI 3.0, section 6.2.2).
@@ -50,8 +50,8 @@ pub struct VfioFunction {
     hook: Arc<dyn RegisterHook>,
 }
 
-/// What keeps the drive ours, in the order in which it goes: with its last group a container forgets all memory, which
-/// could not be taken back from it any more.
+/// The objects that keep the drive ours, in the order of dropping. With its last group a container
+/// loses all memory, which could not be unregistered afterwards.
 struct Open {
     device: OwnedFd,
     _memory: Arc<Memory>,
@@ -130,15 +130,15 @@ impl VfioFunction {
         })
     }
 
-    /// Turns readable when the system wants the drive back: somebody took it out, or is about to. The system waits
-    /// until this is dropped.
+    /// Turns readable when the system wants the drive back, because a person removed it or is about
+    /// to. The system waits until this is dropped.
     pub fn removal_fd(&self) -> Option<RawFd> {
         self.request.as_ref().map(AsRawFd::as_raw_fd)
     }
 
     /// Does it to the device, unless that was given back.
     fn with<T>(&self, f: impl FnOnce(&OwnedFd) -> io::Result<T>) -> io::Result<T> {
-        // Whoever panicked with it had not changed it: it is given back as a whole.
+        // A thread that panicked with the lock had not changed it: it is given back as a whole.
         let open = self
             .open
             .read()
@@ -159,7 +159,7 @@ impl VfioFunction {
     }
 
     fn connected(&self) -> RwLockReadGuard<'_, Vec<OwnedFd>> {
-        // Whoever panicked with it had not changed it: it is replaced as a whole.
+        // A thread that panicked with the lock had not changed it: it is replaced as a whole.
         self.vectors
             .read()
             .unwrap_or_else(std::sync::PoisonError::into_inner)
@@ -303,8 +303,8 @@ impl Drop for VfioFunction {
         if self.with(|_| Ok(())).is_err() {
             return;
         }
-        // Closing the device does this too, and resets it; a drive whose removal hangs in the kernel is kept from
-        // memory now.
+        // Closing the device does this too, and resets it. A drive whose removal hangs in the
+        // kernel is kept from memory now.
         if let Err(error) = self.set_bus_master(false) {
             tracing::debug!(%error, "the drive goes as it is");
         }
@@ -441,7 +441,7 @@ fn write_config(device: &OwnedFd, config: u64, value: u16) -> io::Result<()> {
     }
 }
 
-/// Registers answer, and the old kind of interrupt, which nobody waits for, stays off.
+/// Registers answer; legacy interrupts, which no code uses, stay off.
 fn enable_memory(device: &OwnedFd, config: u64) -> io::Result<()> {
     let command = read_config(device, config)?;
     if command == GONE as u16 {
@@ -472,7 +472,8 @@ mod tests {
         assert_eq!(vast.mappable(), Ok(1 << 20));
     }
 
-    /// Goal: a kernel that keeps the page of the interrupt table to itself leaves what is before it.
+    /// Goal: if the kernel keeps the page of the interrupt table, the registers before it are still
+    /// mapped.
     #[test]
     fn registers_that_can_be_mapped_in_parts() {
         let mut info = info(USABLE | abi::VFIO_REGION_INFO_FLAG_CAPS, 16 << 10);

@@ -1,11 +1,11 @@
-//! Addresses for devices: which of those that the IOMMU translates are free.
+//! Addresses for devices: the free ones among those that the IOMMU translates.
 //!
-//! They are handed out, never taken from where memory is in the process: machines with 39 bits of them are common, and
-//! some are reserved (interrupts are written to addresses too).
+//! Addresses are handed out, and do not equal the process's addresses: machines with 39 bits of
+//! them are common, and some are reserved (interrupts are written to addresses too).
 
 use std::ops::RangeInclusive;
 
-/// What a device may know memory by, first and last byte included.
+/// The addresses of a device's memory, first and last byte included.
 pub type Range = RangeInclusive<u64>;
 
 /// Free stretches, in order and apart from each other.
@@ -33,7 +33,7 @@ impl Iovas {
     /// The lowest free stretch of `bytes`, aligned so that large pages can be used.
     pub fn take(&mut self, bytes: u64, page: u64) -> Option<u64> {
         let align = bytes.checked_next_power_of_two()?.clamp(page, ALIGN_MAX);
-        // On a machine with few addresses the alignment is what can be done without.
+        // On a machine with few addresses, give up the alignment first.
         self.take_aligned(bytes, align)
             .or_else(|| self.take_aligned(bytes, page))
     }
@@ -60,12 +60,12 @@ impl Iovas {
     pub fn give(&mut self, start: u64, bytes: u64) {
         self.free.push(start..=start + (bytes - 1));
         let free = std::mem::take(&mut self.free);
-        // What has become unusable meanwhile stays out.
+        // Addresses that became unusable meanwhile stay out.
         self.free = common(&normalised(&free), &self.usable);
     }
 
-    /// Another drive came, for whose part of the machine fewer addresses are usable. What was given out stays so: the
-    /// kernel refuses a drive that cannot have it.
+    /// Adds a drive for which fewer addresses are usable. Addresses in use stay: the kernel refuses
+    /// a drive that cannot have them.
     pub fn restrict(&mut self, usable: &[Range]) {
         self.usable = common(&normalised(usable), &self.usable);
         self.free = common(&self.free, &self.usable);
@@ -76,7 +76,7 @@ impl Iovas {
     }
 }
 
-/// In order, joined where they touch, without what is below [`FIRST`].
+/// In order, joined where they touch, without addresses below [`FIRST`].
 fn normalised(ranges: &[Range]) -> Vec<Range> {
     let mut ranges: Vec<Range> = ranges
         .iter()
@@ -111,7 +111,7 @@ mod tests {
     const PAGE: u64 = 4096;
     const MSI: Range = 0xfee0_0000..=0xfeef_ffff;
 
-    /// What a machine with so many bits says: all but where interrupts are written.
+    /// A machine with this many bits: all addresses but those for interrupts.
     fn machine(bits: u32) -> Iovas {
         Iovas::new(&[0..=MSI.start() - 1, MSI.end() + 1..=(1 << bits) - 1])
     }
@@ -150,7 +150,8 @@ mod tests {
         assert_eq!(iovas, fresh, "what is given back joins what is free");
     }
 
-    /// Goal: when addresses run out that is said, and not before: an alignment that is only nice is given up.
+    /// Goal: running out of addresses is an error, and not before: a merely preferred alignment is
+    /// given up first.
     #[test]
     fn few_addresses_are_used_up() {
         let mut iovas = Iovas::new(&[FIRST + PAGE..=FIRST + 5 * PAGE - 1]);

@@ -1,14 +1,15 @@
-//! NVMe drives through VFIO: finding them, taking them from the kernel and giving them back, and the real
-//! [`Function`](nacre_bdev_nvme::Function) that the driver works on.
+//! NVMe drives through VFIO: finding them, taking them from the kernel and giving them back, and
+//! the real [`Function`](nacre_bdev_nvme::Function) that the driver works on.
 //!
 //! ```text
-//!   pci        what sysfs says of each drive; what uses it; bind and unbind       files only, any machine in a folder
-//!   Vfio       the process's one container: groups, addresses, memory known to all its drives
-//!     └ VfioFunction   one drive: registers (bar), interrupts, reset, bus mastering
-//!   Watch      tells which drives came and went
+//! pci        each drive in sysfs; its users; bind and unbind       files only
+//! Vfio       the process's one container: groups, addresses, memory of all its drives
+//! └ VfioFunction   one drive: registers (bar), interrupts, reset, bus mastering
+//! Watch      reports added and removed drives
 //! ```
 //!
-//! Unsafe code is in two files: `sys` (system calls) and `bar` (mapped registers, and what happens when they vanish).
+//! Unsafe code is in two files: `sys` (system calls) and `bar` (mapped registers, also when they
+//! vanish).
 
 #![deny(unsafe_code)]
 

@@ -1,7 +1,8 @@
 //! VFIO's system calls (linux/vfio.h).
 //!
-//! Safe code cannot make an ioctl. Every request here is one of the list below, whose argument is a number, a
-//! descriptor, a string, or a structure that begins with its own length (`argsz`): the kernel stays inside that.
+//! Safe code cannot make an ioctl. Every request here is one of the list below. Its argument is a
+//! number, a descriptor, a string, or a structure that begins with its own length (`argsz`), which
+//! the kernel respects.
 
 #![allow(unsafe_code)]
 
@@ -32,8 +33,8 @@ pub fn plain(fd: BorrowedFd<'_>, what: Plain) -> io::Result<i32> {
         Plain::SetIommu(kind) => (request(2), kind),
         Plain::DeviceReset => (request(11), 0),
     };
-    // SAFETY: the descriptor is open, being borrowed, and the argument of these requests is a number: the kernel
-    // reads and writes no memory of ours.
+    // SAFETY: the descriptor is borrowed and so open, and the argument of these requests is a
+    // number: the kernel reads and writes no memory of ours.
     let answer = unsafe { libc::ioctl(fd.as_raw_fd(), number, libc::c_ulong::from(argument)) };
     checked(answer)
 }
@@ -41,8 +42,8 @@ pub fn plain(fd: BorrowedFd<'_>, what: Plain) -> io::Result<i32> {
 /// Makes a group part of a container.
 pub fn set_container(group: BorrowedFd<'_>, container: BorrowedFd<'_>) -> io::Result<()> {
     let number: libc::c_int = container.as_raw_fd();
-    // SAFETY: both descriptors are open, being borrowed; the kernel reads one int from the pointer, which is to a
-    // live local.
+    // SAFETY: both descriptors are borrowed and so open; the kernel reads one int from the pointer,
+    // which is to a live local.
     let answer = unsafe { libc::ioctl(group.as_raw_fd(), request(4), &raw const number) };
     checked(answer).map(drop)
 }
@@ -50,15 +51,16 @@ pub fn set_container(group: BorrowedFd<'_>, container: BorrowedFd<'_>) -> io::Re
 /// Opens a function of a group.
 pub fn device(group: BorrowedFd<'_>, address: &str) -> io::Result<OwnedFd> {
     let name = CString::new(address)?;
-    // SAFETY: the descriptor is open, being borrowed; the kernel reads a string that ends with a zero, as a CString
-    // does, and it outlives the call.
+    // SAFETY: the descriptor is borrowed and so open; the kernel reads a string that ends with a
+    // zero, as a CString does, and it outlives the call.
     let answer = unsafe { libc::ioctl(group.as_raw_fd(), request(6), name.as_ptr()) };
     let fd = checked(answer)?;
-    // SAFETY: the kernel just made this descriptor for us, and nobody else knows its number.
+    // SAFETY: the kernel just made this descriptor for us, and no other code knows its number.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Requests whose argument is a structure that begins with `argsz`, which the kernel reads and may fill.
+/// Requests whose argument is a structure that begins with `argsz`, which the kernel reads and may
+/// fill.
 #[derive(Debug, Clone, Copy)]
 pub enum Structured {
     GroupStatus,
@@ -83,10 +85,11 @@ pub fn structured(fd: BorrowedFd<'_>, what: Structured, argument: &mut Argument)
     };
     argument.set_u32(0, argument.len() as u32);
     let at = argument.0.as_mut_ptr();
-    // SAFETY: the descriptor is open, being borrowed. `at` points to `argsz` (just set) bytes that are initialised,
-    // aligned for any of the structures, and borrowed for us alone; the kernel reads and writes no more than `argsz`
-    // of them. MapDma also hands it an address to pin: it takes pages of this process for a device, which is memory
-    // that a hook was given for that (`container`), and frees none.
+    // SAFETY: the descriptor is borrowed and so open. `at` points to `argsz` (just set) bytes that
+    // are initialised, aligned for any of the structures, and borrowed exclusively; the kernel
+    // reads and writes no more than `argsz` of them. MapDma also passes an address to pin: it takes
+    // pages of this process for a device, which is memory that a hook received for that
+    // (`container`), and frees none.
     let answer = unsafe { libc::ioctl(fd.as_raw_fd(), number, at) };
     checked(answer).map(drop)
 }
@@ -134,10 +137,12 @@ impl Argument {
         self.0[at / 8] = value;
     }
 
-    /// The capability with this number, as the offset of its header in here. The chain starts at `first`.
+    /// The capability with this number, as the offset of its header in here. The chain starts at
+    /// `first`.
     pub fn capability(&self, first: u32, id: u32) -> Option<usize> {
         let mut at = first as usize;
-        // Each header takes 8 bytes, so a chain that is longer than the whole goes round in circles.
+        // Each header takes 8 bytes, so a chain that is longer than the whole goes round in
+        // circles.
         for _ in 0..self.0.len() {
             if at == 0 || at + 8 > self.len() || !at.is_multiple_of(4) {
                 return None;
@@ -154,7 +159,7 @@ impl Argument {
 /// No answer of the kernel is longer.
 const ANSWER_MAX: u32 = 64 << 10;
 
-/// Asks for a structure that may have capabilities behind it; `fill` sets what the question needs.
+/// Queries a structure that may have capabilities behind it; `fill` sets the input fields.
 pub fn query(
     fd: BorrowedFd<'_>,
     what: Structured,
@@ -212,7 +217,7 @@ mod tests {
         assert_eq!((argument.u32(24), argument.u64(4096)), (0, 0));
     }
 
-    /// Goal: a chain of capabilities is followed, and one that is broken ends. Method: made up answers.
+    /// Goal: a chain of capabilities is followed, and a broken one ends. Method: made up answers.
     #[test]
     fn chains_of_capabilities() {
         let mut argument = Argument::new(64);

@@ -11,7 +11,8 @@ use crate::error::VfioError;
 use crate::function::VfioFunction;
 use crate::pci::{Address, Driver, Iommu, System};
 
-/// Opens drives. A process has one, so that memory is registered once, whatever the number of drives.
+/// Opens drives. A process has one, so that memory is registered once, whatever the number of
+/// drives.
 pub struct Vfio {
     system: Arc<System>,
     nodes: PathBuf,
@@ -29,7 +30,8 @@ pub(crate) struct Memory {
 }
 
 impl Vfio {
-    /// Drives of this machine, which are to know these arenas: their buffers have keys under the drives' slot.
+    /// Opens drives of this machine that know these arenas: their buffers have keys under the
+    /// drives' slot.
     pub fn new(arenas: &[Arena]) -> Vfio {
         Vfio {
             system: Arc::new(System::real()),
@@ -126,7 +128,7 @@ impl Vfio {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // Nobody drives anything by these keys any more, and the slot is for others.
+        // No drive uses these keys any longer, and the slot is free for others.
         for arena in &self.arenas {
             arena.unregister(self.slot);
         }

@@ -1,7 +1,8 @@
-//! Which drives come and go.
+//! Added and removed drives.
 //!
-//! The kernel announces every change of a device on a socket; a message may be lost when there are many, and inside a
-//! container there are none. So an announcement only says that it is time to look, and looking at sysfs tells.
+//! The kernel announces every change of a device on a socket. Messages may be lost when there are
+//! many, and a container gets none. So an announcement only triggers a look, and sysfs has the
+//! facts.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -50,7 +51,7 @@ impl Watch {
         self.announcements.as_ref().map(AsRawFd::as_raw_fd)
     }
 
-    /// What has changed since the last time. Does not block.
+    /// Changes since the last call. Does not block.
     pub fn changes(&mut self) -> Vec<Change> {
         self.drain();
         let now = look(&self.system);
@@ -74,7 +75,8 @@ impl Watch {
         };
         let mut message = [0; 64];
         for _ in 0..MESSAGES_MAX {
-            // What a message says does not matter, nor that some were lost (ENOBUFS): sysfs has it all.
+            // The content of a message does not matter, nor that some were lost (ENOBUFS): sysfs
+            // has it all.
             match rustix::net::recv(socket, &mut message, RecvFlags::DONTWAIT | RecvFlags::TRUNC) {
                 Ok(_) | Err(rustix::io::Errno::NOBUFS | rustix::io::Errno::INTR) => {}
                 Err(_) => return,

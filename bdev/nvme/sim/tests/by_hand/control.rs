@@ -1,4 +1,4 @@
-//! Registers, admin commands, and that it sees what a driver does wrong.
+//! Registers, admin commands, and the detection of a driver's mistakes.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use nacre_nvmf_wire::sqe::Psdt;
 use nacre_nvmf_wire::zerocopy::{FromBytes, IntoBytes};
 use nacre_nvmf_wire::{Sqe, StatusCode};
 
-/// Goal: what the registers say, and the way to ready and back, each in its time.
+/// Goal: the values of the registers, and the steps to ready and back, each in its time.
 #[test]
 fn registers() {
     let mut hand = Hand::new(Config {
@@ -58,7 +58,7 @@ fn registers() {
     hand.drive.check();
 }
 
-/// Goal: Identify says what was configured.
+/// Goal: Identify reports the configuration.
 #[test]
 fn identify() {
     let mut other = NamespaceConfig::new(5, 4096, 100);
@@ -104,7 +104,8 @@ fn identify() {
     hand.drive.check();
 }
 
-/// Goal: queues are made and deleted in their order only, and each refusal is the one that the specification wants.
+/// Goal: queues are created and deleted in their order only, and each refusal is the
+/// specification's.
 #[test]
 fn queues_have_an_order() {
     let mut hand = Hand::enabled(Config {
@@ -167,7 +168,7 @@ fn queues_have_an_order() {
     hand.drive.check();
 }
 
-/// Goal: features keep what they are told until a reset.
+/// Goal: features keep their set values until a reset.
 #[test]
 fn features() {
     let mut hand = Hand::enabled(config());
@@ -194,7 +195,8 @@ fn features() {
     hand.drive.check();
 }
 
-/// Goal: events wait for a request, and the next of the type for the log page; logs say what happened.
+/// Goal: events wait for a request, and the next of their type for a read of the log page; logs
+/// have the facts.
 #[test]
 fn events_and_logs() {
     let mut hand = Hand::enabled(config());
@@ -258,7 +260,7 @@ fn events_and_logs() {
     hand.drive.check();
 }
 
-/// Goal: what is wrong about doorbells and identifiers is seen.
+/// Goal: wrong doorbells and identifiers are detected.
 #[test]
 fn a_driver_that_errs() {
     type Err = fn(&mut Hand, &mut Pair);
@@ -329,7 +331,8 @@ fn a_driver_that_errs() {
     assert_eq!(hand.drive.forgive(), 3);
 }
 
-/// Goal: a shadow doorbell alone wakes nobody who sleeps; the index that it writes says when to ring.
+/// Goal: a shadow doorbell alone does not wake a sleeping controller; its event index says when to
+/// ring.
 #[test]
 fn shadow_doorbells() {
     let (mut hand, mut pair) = Hand::with_pair(Config {
@@ -398,8 +401,8 @@ fn aborts() {
     }
 }
 
-/// Goal: a controller that does not come, or does not go, or resets itself; a drive that is pulled comes back with
-/// what was flushed, as another function.
+/// Goal: a controller that does not become ready, does not shut down, or resets itself; a removed
+/// drive comes back with its flushed data, as another function.
 #[test]
 fn life() {
     let mut hand = Hand::new(config());

@@ -16,8 +16,8 @@ use nacre_nvmf_wire::sqe::Psdt;
 use nacre_nvmf_wire::zerocopy::IntoBytes;
 use nacre_nvmf_wire::{Fuse, Sgl, SglDescriptor, Sqe, StatusCode};
 
-/// Goal: data goes both ways, by PRPs across two pages and by a list, by SGLs in one piece and in segments; a wrong
-/// pointer is answered and noted.
+/// Goal: data goes both ways, by PRPs across two pages and by a list, by SGLs in one piece and in
+/// segments; a wrong pointer is answered and recorded.
 #[test]
 fn data_pointers() {
     let (mut hand, mut pair) = Hand::with_pair(config());
@@ -145,7 +145,7 @@ fn sgl_support() {
     }
 }
 
-/// Goal: every I/O command does what it says.
+/// Goal: every I/O command has its effect.
 #[test]
 fn commands() {
     let (mut hand, mut pair) = Hand::with_pair(Config {

@@ -1,4 +1,4 @@
-//! A host that writes its queues by hand: what the simulator itself is tested with.
+//! A host that writes its queues by hand, to test the simulator itself.
 
 use std::sync::Arc;
 use std::time::Duration;

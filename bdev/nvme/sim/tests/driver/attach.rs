@@ -1,4 +1,4 @@
-//! Attaching, each failure of it, what is known of a drive then, admin commands, and the end.
+//! Attaching, each failure of it, the facts of an attached drive, admin commands, and the end.
 
 use std::time::Duration;
 
@@ -15,7 +15,8 @@ use nacre_nvmf_wire::{Sqe, StatusCode};
 
 use super::rig::Rig;
 
-/// Goal: a drive is attached, says what it is, does I/O, and is left shut down, disabled and without bus mastering.
+/// Goal: a drive is attached, describes itself, does I/O, and is left shut down, disabled and
+/// without bus mastering.
 #[test]
 fn a_whole_life() {
     let mut rig = Rig::new(Config {
@@ -74,7 +75,7 @@ fn a_whole_life() {
     assert!(refused.is_err(), "a detached controller has no queues");
 }
 
-/// Goal: each reason not to be attached is told for what it is, and nothing is left behind.
+/// Goal: each reason for a failed attach is reported as such, and nothing is left behind.
 #[test]
 fn failures_to_attach() {
     type Spoil = fn(&mut Config);
@@ -219,7 +220,7 @@ fn admin_commands_of_the_bring_up_fail() {
     );
 }
 
-/// Goal: memory that the drive cannot be told of is an error that says so, not a crash.
+/// Goal: memory that cannot be registered with the drive is an error with the reason, not a crash.
 #[test]
 fn memory_is_refused() {
     let mut rig = Rig::new(Config::default());
@@ -252,13 +253,14 @@ fn memory_is_refused() {
     rig.end(&controller, queue);
 }
 
-/// Goal: a controller that somebody left enabled is taken over; one that cannot be disabled is reset by its function.
+/// Goal: a controller that was left enabled is taken over; one that cannot be disabled is reset by
+/// its function.
 #[test]
 fn a_controller_in_some_state() {
     let mut rig = Rig::new(Config::default());
     let (controller, _bdev, queue) = rig.one(Options::new("a"));
     drop(queue);
-    // Its first owner is killed: nothing is told to the controller.
+    // Its first owner is killed: the controller is not notified.
     rig.drive.never_disabled(true);
     rig.drive.never_shut_down(true);
     rig.detach(&controller);
@@ -272,7 +274,7 @@ fn a_controller_in_some_state() {
     rig.end(&controller, queue);
 }
 
-/// Goal: what is granted and what the drive has bounds what the driver uses.
+/// Goal: the granted numbers and the drive's limits bound the driver's use.
 #[test]
 fn fewer_queues_than_asked() {
     let mut rig = Rig::new(Config {
@@ -312,7 +314,8 @@ fn fewer_queues_than_asked() {
     rig.end(&controller, queue);
 }
 
-/// Goal: a queue that the drive does not want to make fails the I/O that waits for it, or is made later; nothing hangs.
+/// Goal: if the drive refuses to create a queue, the I/O that waits for it fails, or the queue is
+/// created later; nothing hangs.
 #[test]
 fn queues_that_are_not_made() {
     for opcode in [admin::CREATE_IO_CQ, admin::CREATE_IO_SQ] {
@@ -383,8 +386,9 @@ fn admin_commands_passed_through() {
     rig.drive.check();
 }
 
-/// Goal: long logs arrive whole, in one command up to 128 KiB or MDTS and in parts beyond, side by side too; what is longer
-/// is refused with both numbers; and a command that hangs takes the room for them no longer than until the reset.
+/// Goal: long logs arrive whole, in one command up to 128 KiB or MDTS and in parts beyond, side by
+/// side too; longer requests are refused with both numbers. A command that hangs occupies its data
+/// area no longer than until the reset.
 #[test]
 fn long_logs_passed_through() {
     let mut rig = Rig::new(Config::default());
@@ -472,7 +476,7 @@ fn long_logs_passed_through() {
     rig.drive.check();
 }
 
-/// Goal: logs are what the drive says.
+/// Goal: log pages pass unchanged.
 #[test]
 fn logs() {
     let mut rig = Rig::new(Config::default());
@@ -517,7 +521,8 @@ fn logs() {
     rig.end(&controller, queue);
 }
 
-/// Goal: what a drive does not offer is not offered above, and limits come from wherever the drive says them.
+/// Goal: operations that a drive lacks are not offered above, and limits come from wherever the
+/// drive reports them.
 #[test]
 fn limits() {
     let mut namespace = NamespaceConfig::new(1, 4096, 1000);

@@ -1,5 +1,5 @@
-//! Seeded runs of every operation, on a drive that fails in every way, and is pulled and put back, with a core that
-//! sleeps whenever it may, against what each block may hold.
+//! Seeded runs of every operation, on a drive that fails in every way, and is removed and put back.
+//! The core sleeps whenever it may. The oracle knows the possible contents of each block.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -29,8 +29,8 @@ struct Asked {
     new: u8,
 }
 
-/// What each block may hold now, and what it may hold if the drive loses power: all that it may have held since it was
-/// last known to be on the medium.
+/// The possible contents of each block now, and those after a power loss: all values since the
+/// block was last known to be on the medium.
 #[derive(Default, Clone)]
 struct Block {
     now: Vec<u8>,
@@ -38,7 +38,7 @@ struct Block {
 }
 
 impl Block {
-    /// It holds one of these, or, unless this was `done`, what it held before.
+    /// It holds one of these, or, unless this was `done`, its earlier contents.
     fn wrote(&mut self, values: &[u8], done: bool, through: bool) {
         if done {
             self.now.clear();
@@ -150,7 +150,7 @@ impl World {
             asked.flags = Flags::FUA;
         }
         match op {
-            // So that it is known what it made durable.
+            // So that its durable blocks are known.
             Op::Flush if !self.asked.is_empty() => return,
             Op::Flush => asked.blocks = 0,
             _ if !self.is_free(lba, blocks) => return,
@@ -180,7 +180,7 @@ impl World {
         }
     }
 
-    /// A turn, and a sleep if the core would sleep; the drive wakes it, or the time that it asked for.
+    /// A turn, and a sleep if the core would sleep; the drive wakes it, or its own deadline.
     fn nap(&mut self) {
         self.rig.turn(&mut *self.queue);
         self.collect();
@@ -278,7 +278,8 @@ impl World {
                     .iter()
                     .map(|block| block.now.clone())
                     .collect();
-                // Of a copy onto part of itself that ended early, a source may be a destination that was written.
+                // After an interrupted copy onto part of itself, a source may be a written
+                // destination.
                 let any: Vec<u8> = values.concat();
                 for (block, values) in self.blocks[range].iter_mut().zip(&values) {
                     match done {
@@ -310,7 +311,7 @@ impl World {
             for value in block.since.clone() {
                 add(&mut block.now, value);
             }
-            // What is there now is all that is there.
+            // The present contents are the only ones.
             block.since.clone_from(&block.now);
         }
         let function: Arc<dyn Function> = self.rig.drive.plug();

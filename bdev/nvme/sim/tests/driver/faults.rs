@@ -1,4 +1,4 @@
-//! What one command can run into, and what comes out above.
+//! The failures of one command, and their results above.
 
 use std::time::Duration;
 
@@ -10,7 +10,8 @@ use nacre_nvmf_wire::opcode::io;
 
 use super::rig::Rig;
 
-/// Goal: each status of the drive is the bdev status that means the same; with Do Not Retry it is not tried again.
+/// Goal: each status of the drive maps to the bdev status of the same meaning; with Do Not Retry it
+/// is not retried.
 #[test]
 fn statuses() {
     let mut rig = Rig::new(Config::default());
@@ -49,7 +50,7 @@ fn statuses() {
     rig.end(&controller, queue);
 }
 
-/// Goal: what the drive asks to repeat is repeated, so often and no more.
+/// Goal: a command that the drive asks to repeat is repeated, up to the limit.
 #[test]
 fn retries() {
     let mut rig = Rig::new(Config::default());
@@ -74,7 +75,8 @@ fn retries() {
     rig.end(&controller, queue);
 }
 
-/// Goal: every operation does on the medium what it says, FUA and flush included, and compare tells differences.
+/// Goal: every operation has its effect on the medium, FUA and flush included, and compare finds
+/// differences.
 #[test]
 fn operations() {
     let mut rig = Rig::new(Config::default());
@@ -180,8 +182,8 @@ fn scattered_data() {
     }
 }
 
-/// Goal: a read that has to go through a copy, into a buffer that others share, is refused before the drive is asked; it
-/// goes on when nobody shares it any more.
+/// Goal: a read that needs a copy, into a shared buffer, is refused before the drive is asked; it
+/// succeeds when the buffer is no longer shared.
 #[test]
 fn a_read_into_shared_memory() {
     let mut rig = Rig::new(Config {
@@ -249,7 +251,8 @@ fn lost_and_spurious_interrupts() {
     rig.drive.inject(lose);
     let read = rig.read(0, 1);
     let token = rig.submit(&mut *queue, read);
-    // As a reactor that sleeps as soon as it may: polled when the queue's descriptor is readable, or when it asked for.
+    // As a reactor that sleeps as soon as it may: polled when the queue's descriptor is readable,
+    // or at its deadline.
     let mut polls = 0;
     let began = rig.core.now();
     while !rig.ended.contains_key(&token) {
@@ -281,8 +284,8 @@ fn lost_and_spurious_interrupts() {
     rig.end(&controller, queue);
 }
 
-/// Goal: a drive that lies (an identifier that is not in flight, twice the same answer, an answer of the wrong phase)
-/// is counted and reset, and every I/O ends exactly once, rightly.
+/// Goal: a drive that lies (an identifier that is not in flight, the same completion twice, a
+/// completion of the wrong phase) is counted and reset, and every I/O ends exactly once, correctly.
 #[test]
 fn a_drive_that_lies() {
     for action in [
@@ -321,7 +324,8 @@ fn a_drive_that_lies() {
     }
 }
 
-/// Goal: what the driver does not need of an answer (the queue's identifier and its head) may be wrong, without any harm.
+/// Goal: fields of a completion that the driver does not need (the queue's identifier and its head)
+/// may be wrong, without any harm.
 #[test]
 fn answers_that_are_a_little_wrong() {
     let mut rig = Rig::new(Config {
@@ -360,8 +364,8 @@ fn answers_that_are_a_little_wrong() {
     rig.end(&controller, queue);
 }
 
-/// Goal: a status is told although the drive did what it was asked; if it asks for a repetition, doing it twice is as
-/// doing it once, and what is not so is not repeated.
+/// Goal: a status is reported although the drive executed the command. If it asks for a repetition,
+/// repeatable operations are repeated and others are not.
 #[test]
 fn done_and_yet_an_error() {
     let mut rig = Rig::new(Config::default());
@@ -384,7 +388,7 @@ fn done_and_yet_an_error() {
     assert_eq!(rig.values(&mut *queue, 10, 4), [0, 8, 8, 0]);
     assert_eq!(controller.status().resubmitted, 3);
 
-    // A second comparison would meet what the first one wrote: nobody is asked to try again.
+    // A second comparison would meet the first one's data: the host is not asked to retry.
     let before = rig.drive.stats().fused;
     rig.drive.inject(Rule::next(write_op, again));
     let (old, new) = (rig.buf(512, 8), rig.buf(512, 9));
@@ -396,8 +400,8 @@ fn done_and_yet_an_error() {
     rig.end(&controller, queue);
 }
 
-/// Goal: an I/O that its owner gives up ends as aborted, or as if nothing was asked; and a queue that is dropped with
-/// I/O in flight keeps its buffers until the drive is done with them.
+/// Goal: an abandoned I/O ends as aborted, or normally. A queue that is dropped with I/O in flight
+/// keeps its buffers until the drive is done with them.
 #[test]
 fn aborted_by_the_owner() {
     let mut rig = Rig::new(Config::default());
@@ -466,8 +470,8 @@ fn back_pressure() {
     rig.end(&controller, queue);
 }
 
-/// Goal: a drive that misses shadow doorbells costs some milliseconds, also while the reactor sleeps; nothing runs into its
-/// timeout, and a drive that misses none is not told twice.
+/// Goal: a drive that misses shadow doorbells costs some milliseconds, also while the reactor
+/// sleeps. No I/O times out, and a drive that misses none is not notified twice.
 #[test]
 fn missed_shadow_doorbells() {
     let mut rig = Rig::new(Config {

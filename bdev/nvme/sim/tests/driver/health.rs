@@ -1,4 +1,4 @@
-//! Health: thresholds, events of the drive, what is told when.
+//! Health: thresholds, events of the drive, and the time of each report.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ fn alerts(rig: &Rig) -> Vec<HealthEvent> {
         .collect()
 }
 
-/// Goal: each threshold raises once when it is passed, and is taken back when it is not any more.
+/// Goal: each threshold raises one alert when crossed, and ends it when crossed back.
 #[test]
 fn thresholds() {
     let mut rig = Rig::new(Config::default());

@@ -1,4 +1,4 @@
-//! When a queue interrupts, and what a core that sleeps is woken by.
+//! When a queue interrupts, and the wake sources of a sleeping core.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn config() -> Config {
     }
 }
 
-/// What a core that sleeps whenever it may was woken by.
+/// The wake sources of a core that sleeps whenever it may.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Slept {
     descriptor: u32,
@@ -28,8 +28,8 @@ struct Slept {
     not: u32,
 }
 
-/// As a reactor in interrupt mode: a turn, arm, a turn more, and then nothing before the descriptor is readable, or the
-/// moment is there that it asked for. The drive has a core of its own.
+/// As a reactor in interrupt mode: a turn, arm, one more turn, and then nothing before the
+/// descriptor is readable, or the deadline. The drive has a core of its own.
 fn sleepily(rig: &mut Rig, queue: &mut dyn Queue, token: Token) -> Slept {
     let mut slept = Slept::default();
     let set = EventSet::new().expect("an epoll");
@@ -42,7 +42,7 @@ fn sleepily(rig: &mut Rig, queue: &mut dyn Queue, token: Token) -> Slept {
         rig.turn(queue);
         let now = rig.core.now();
         let idle = queue.arm(now);
-        // What came in between.
+        // I/O that arrived in between.
         if rig.turn(queue) || idle == Idle::Busy {
             queue.disarm();
             slept.not += 1;
@@ -74,8 +74,9 @@ fn interrupts(rig: &Rig) -> u64 {
     rig.drive.stats().interrupts
 }
 
-/// Goal: a core that polls is never interrupted; the first that wants to sleep gets interrupts, and is woken by each
-/// answer; one that polls again is rid of them. No I/O is sent twice for it, or ended otherwise.
+/// Goal: a core that polls is never interrupted. When it first wants to sleep it gets interrupts,
+/// and each completion wakes it; when it polls again it loses them. No I/O is sent twice or fails
+/// for it.
 #[test]
 fn only_for_who_sleeps() {
     let mut rig = Rig::new(config());
@@ -97,7 +98,7 @@ fn only_for_who_sleeps() {
     );
 
     for round in 0..20u8 {
-        // Whatever is under way, none of it is what a reset repeats, or gives up.
+        // None of the I/O in flight is repeated or abandoned by a reset.
         let (old, new) = (rig.buf(512, round), rig.buf(512, round + 1));
         let (lba, before) = (60, rig.write(60, 1, round));
         rig.submit(&mut *queue, before);
@@ -145,8 +146,8 @@ fn only_for_who_sleeps() {
     rig.end(&controller, queue);
 }
 
-/// Goal: what is submitted while the queue runs empty waits, in order, and a command that does not end meanwhile is
-/// still looked after.
+/// Goal: I/O submitted while the queue drains waits, in order, and a command that does not end
+/// meanwhile still times out.
 #[test]
 fn while_it_runs_empty() {
     let mut rig = Rig::new(config());
@@ -189,7 +190,8 @@ fn while_it_runs_empty() {
     rig.end(&controller, queue);
 }
 
-/// Goal: a core that sleeps over a reset is woken by its end, and does not find out by itself some time.
+/// Goal: a core that sleeps during a reset is woken by its end, and does not find out later by
+/// itself.
 #[test]
 fn woken_by_the_control() {
     let mut rig = Rig::new(config());

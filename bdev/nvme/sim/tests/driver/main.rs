@@ -1,4 +1,4 @@
-//! The driver against a simulated drive, in virtual time: its life, and everything that can go wrong.
+//! The driver against a simulated drive, in virtual time: its life, and all its failures.
 
 mod attach;
 mod everything;

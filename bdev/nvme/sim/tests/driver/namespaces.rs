@@ -25,7 +25,8 @@ fn three() -> Config {
     }
 }
 
-/// Goal: each namespace is a bdev of its own, with its own size, identity and contents, over one queue pair.
+/// Goal: each namespace is a bdev of its own, with its own size, identity and contents, over one
+/// queue pair.
 #[test]
 fn several() {
     let mut rig = Rig::new(three());
@@ -78,7 +79,7 @@ fn queue_block(bdev: &nacre_bdev_nvme::NvmeBdev) -> usize {
     bdev.geometry().block_size as usize
 }
 
-/// Goal: what cannot be used is listed with its reason, and does not stop the rest.
+/// Goal: unusable namespaces are listed with their reason, and do not stop the others.
 #[test]
 fn namespaces_that_cannot_be_used() {
     let mut config = three();
@@ -114,8 +115,8 @@ fn namespaces_that_cannot_be_used() {
     rig.end(&controller, queue);
 }
 
-/// Goal: a namespace that appears is told of and usable; one that goes answers Gone, each I/O once; one that grows or
-/// shrinks says so. Method: events of the drive while I/O is under way.
+/// Goal: a new namespace is reported and usable; a removed one completes each I/O with Gone, once;
+/// one that grows or shrinks reports it. Method: events of the drive while I/O is in flight.
 #[test]
 fn they_come_and_go() {
     let mut rig = Rig::new(three());
@@ -159,7 +160,7 @@ fn they_come_and_go() {
     let read = rig.read(0, 1);
     assert_eq!(rig.status(&mut *third, read), Status::Gone);
     assert!(added.clone().open(&rig.memory.pool).is_err());
-    // Nobody else minds.
+    // The others are unaffected.
     let write = rig.write(1, 1, 1);
     assert_eq!(rig.status(&mut *queue, write), Status::Ok);
     assert_eq!(controller.status().resets, 0);
@@ -168,8 +169,8 @@ fn they_come_and_go() {
     rig.end(&controller, queue);
 }
 
-/// Goal: an identifier that is used again names another namespace: what was open answers Gone, and does not write to
-/// what is there now.
+/// Goal: a reused identifier names another namespace: open queues complete with Gone, and do not
+/// write to the new one.
 #[test]
 fn another_namespace_under_the_same_number() {
     let mut rig = Rig::new(three());
@@ -208,8 +209,9 @@ fn write_protection() {
     rig.end(&controller, queue);
 }
 
-/// Goal: a namespace that was formatted with other blocks while the controller was reset gets nothing that was meant for the
-/// old one: that ends Gone, and the new one is a device of its own. Method: the reset finds out before any event does.
+/// Goal: a namespace that was formatted with other blocks while the controller was reset gets no
+/// I/O of the old one: that ends with Gone, and the new one is a device of its own. Method: the
+/// reset finds out before any event does.
 #[test]
 fn formatted_during_a_reset() {
     let mut rig = Rig::new(Config::default());
@@ -254,8 +256,8 @@ fn formatted_during_a_reset() {
     rig.end(&controller, queue);
 }
 
-/// Goal: limits that changed with a reset are taken over and told; I/O that exceeds them ends as unsupported without the
-/// drive being asked, and all else goes on.
+/// Goal: limits that changed with a reset are adopted and reported. I/O that exceeds them ends as
+/// unsupported without asking the drive, and all other I/O continues.
 #[test]
 fn other_limits_after_a_reset() {
     let mut rig = Rig::new(Config::default());
@@ -290,7 +292,7 @@ fn other_limits_after_a_reset() {
     assert_eq!(rig.drive.stats().io, before);
     let write = rig.write(0, 32, 2);
     assert_eq!(rig.status(&mut *queue, write), Status::Ok);
-    // And back: what it can do again it is asked to.
+    // And back: operations that are possible again are used again.
     rig.drive.reconfigure(|config| config.mdts = 5);
     let asked = controller.clone();
     rig.core

@@ -1,4 +1,5 @@
-//! Seeded runs: random I/O on a drive that is late, silent, lying, fatal, and reset, against what each block may hold.
+//! Seeded runs: random I/O on a drive that is late, silent, lying, fatal, and reset. The oracle
+//! knows the possible contents of each block.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -21,7 +22,7 @@ struct Asked {
     value: u8,
 }
 
-/// What each block may hold, and what is under way: never two I/Os on one block.
+/// The possible contents of each block, and the I/O in flight: never two I/Os on one block.
 struct Model {
     may_hold: Vec<Vec<u8>>,
     asked: HashMap<Token, Asked>,

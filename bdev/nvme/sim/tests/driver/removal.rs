@@ -16,8 +16,8 @@ fn slow() -> Config {
     }
 }
 
-/// Goal: whoever notices first, everything in flight and to come answers Gone, once; and when the drive is back, the
-/// same bdevs go on, which tell that something may have been lost.
+/// Goal: whichever part notices first, all present and later I/O completes with Gone, once. When
+/// the drive is back, the same bdevs continue and report that data may have been lost.
 #[test]
 fn pulled_and_back() {
     for told in [false, true] {
@@ -94,8 +94,8 @@ fn pulled_at_any_command() {
     rig.drive.check();
 }
 
-/// Goal: the same at every admin command there is: of the way up, of a reset, of the way back. Method: the drive goes at the
-/// first, the second, and so on, until there are no more.
+/// Goal: the same at every admin command: of bring-up, of a reset, of the return. Method: the drive
+/// disappears at the first, the second, and so on, until there are no more.
 #[test]
 fn pulled_at_every_admin_command() {
     let pulled = |at| Rule::next(Target::Admin, Action::Pulled).after(at);
@@ -169,7 +169,8 @@ fn pulled_at_every_admin_command() {
     }
 }
 
-/// Goal: at every I/O command: each I/O ends once, none as done that was not, and the drive goes on when it is back.
+/// Goal: at every I/O command: each I/O ends once, none succeeds without its effect, and the drive
+/// works when it is back.
 #[test]
 fn pulled_at_every_io_command() {
     for at in 0.. {
@@ -297,7 +298,7 @@ fn it_was_not_gone() {
     rig.end(&controller, queue);
 }
 
-/// Goal: a drive that is pulled without any I/O is noticed all the same, and told of.
+/// Goal: a drive that is removed without any I/O is noticed all the same, and reported.
 #[test]
 fn noticed_while_idle() {
     let mut rig = Rig::new(Config::default());

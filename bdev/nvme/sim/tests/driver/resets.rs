@@ -1,4 +1,5 @@
-//! Controller resets, asked for or not, under load: no I/O is lost, none ends twice, and what is stored is right.
+//! Controller resets, on request or not, under load: no I/O is lost, none ends twice, and the
+//! stored data is right.
 
 use std::time::Duration;
 
@@ -29,9 +30,9 @@ fn reasons(rig: &Rig) -> Vec<ResetReason> {
         .collect()
 }
 
-/// Goal: a controller that fetches an admin command while it is on its way down reads it from memory that is there.
-/// Method: commands and the reset come in one turn of the reactor, and the drive takes its time to be disabled; and
-/// the same with a drive that the system says is gone, and that is not.
+/// Goal: a controller that fetches an admin command while it is being disabled reads valid memory.
+/// Method: commands and the reset come in one turn of the reactor, and the drive takes its time to
+/// be disabled; and the same with a drive that the system wrongly reports as gone.
 #[test]
 fn commands_that_a_reset_overtakes() {
     let mut rig = Rig::new(slow());
@@ -105,7 +106,8 @@ fn asked_for_under_load() {
     }
 }
 
-/// Goal: a controller that fails or resets itself is noticed without any timeout of an I/O, and goes on.
+/// Goal: a controller that fails or resets itself is noticed without any timeout of an I/O, and
+/// continues.
 #[test]
 fn failures_of_the_controller() {
     for (action, during_io) in [
@@ -148,7 +150,7 @@ fn failures_of_the_controller() {
     }
 }
 
-/// Goal: an I/O that fails with each reset is not repeated for ever.
+/// Goal: an I/O that fails with each reset is not repeated forever.
 #[test]
 fn a_command_that_kills_the_controller() {
     let mut rig = Rig::new(Config::default());
@@ -170,7 +172,8 @@ fn a_command_that_kills_the_controller() {
     rig.end(&controller, queue);
 }
 
-/// Goal: a reset that does not succeed ends in a controller that failed, with every I/O ended; another may succeed.
+/// Goal: a failed reset ends in a failed controller, with every I/O ended; another reset may
+/// succeed.
 #[test]
 fn a_reset_that_fails() {
     let mut rig = Rig::new(Config::default());
@@ -203,7 +206,7 @@ fn a_reset_that_fails() {
     rig.end(&controller, queue);
 }
 
-/// Goal: what a reset may find changed (fewer queues, a namespace gone or grown) is followed.
+/// Goal: changes found by a reset (fewer queues, a namespace gone or grown) are followed.
 #[test]
 fn another_controller_after_the_reset() {
     let mut rig = Rig::new(Config::default());

@@ -1,4 +1,5 @@
-//! A simulated drive, the driver on a reactor without a thread, and virtual time: all in the hand of one test.
+//! A simulated drive, the driver on a reactor without a thread, and virtual time, controlled by one
+//! test.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -12,7 +13,7 @@ use nacre_bdev_nvme_sim::{Config, Drive, Iommu, Ticker};
 use nacre_hugepages::{Arena, ArenaOptions, Buf, ClassSpec, HugepagePolicy, Pool};
 use nacre_reactor::TestCore;
 
-/// What a test waits for comes within this much virtual time.
+/// Every event that a test waits for comes within this much virtual time.
 const PATIENCE: Duration = Duration::from_secs(600);
 /// Time passes in such steps while I/O is waited for.
 const STEP: Duration = Duration::from_millis(5);
@@ -32,7 +33,7 @@ const CLASSES: [ClassSpec; 3] = [
     },
 ];
 
-/// Everything that the driver told.
+/// All events of the driver.
 #[derive(Default)]
 pub struct Recorder(Mutex<Vec<Event>>);
 
@@ -43,7 +44,7 @@ impl Observer for Recorder {
 }
 
 impl Recorder {
-    /// What was told since this was asked last.
+    /// Events since the last call.
     pub fn take(&self) -> Vec<Event> {
         std::mem::take(&mut self.0.lock().unwrap())
     }
@@ -231,7 +232,7 @@ impl Rig {
         ended.map(|(_, completion)| completion.status).collect()
     }
 
-    /// What is there, read through the driver: the first byte of each block.
+    /// The contents, read through the driver: the first byte of each block.
     pub fn values(&mut self, queue: &mut dyn Queue, lba: u64, blocks: u32) -> Vec<u8> {
         let io = self.read(lba, blocks);
         let completion = self.run(queue, io);
@@ -240,7 +241,7 @@ impl Rig {
         bytes.chunks(512).map(|block| block[0]).collect()
     }
 
-    /// Nothing was done wrong, and nothing is held any more.
+    /// No rule was broken, and nothing is held any longer.
     #[track_caller]
     pub fn end(&mut self, controller: &Arc<Controller>, queue: Box<dyn Queue>) {
         drop(queue);

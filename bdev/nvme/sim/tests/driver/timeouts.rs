@@ -1,4 +1,5 @@
-//! I/O that is not answered in time: abort, then the queue, then the controller, then the function, then no more.
+//! I/O without a completion in time: abort, then the queue, then the controller, then the function,
+//! then failure.
 
 use std::time::Duration;
 
@@ -32,7 +33,7 @@ fn actions(rig: &Rig) -> Vec<TimeoutAction> {
         .collect()
 }
 
-/// Goal: a command that hangs is aborted, and sent again; nobody above notices more than a delay.
+/// Goal: a command that hangs is aborted, and sent again; the layers above see only a delay.
 #[test]
 fn an_abort_helps() {
     let mut rig = Rig::new(Config::default());
@@ -102,7 +103,8 @@ fn a_controller_reset_helps() {
     rig.end(&controller, queue);
 }
 
-/// Goal: where no admin command is answered either, the controller is reset; where it does not go down, the function.
+/// Goal: if admin commands time out too, the controller is reset; if it does not go down, the
+/// function.
 #[test]
 fn a_function_reset_helps() {
     let mut rig = Rig::new(Config::default());
@@ -130,8 +132,8 @@ fn a_function_reset_helps() {
     rig.end(&controller, queue);
 }
 
-/// Goal: where nothing helps, the controller has failed: every I/O ends, once, and later ones do at once; an operator's
-/// reset brings it back.
+/// Goal: if nothing helps, the controller has failed: every I/O ends, once, and later I/O ends at
+/// once; an operator's reset revives it.
 #[test]
 fn nothing_helps() {
     let mut rig = Rig::new(Config::default());

@@ -20,8 +20,8 @@ pub struct AddressError(String);
 impl FromStr for Address {
     type Err = AddressError;
 
-    /// As the kernel writes it, without the domain for domain 0, or with dots throughout (`0000.5e.00.0`), as SPDK
-    /// takes it too.
+    /// In the kernel's format, without the domain for domain 0, or with dots throughout
+    /// (`0000.5e.00.0`), which SPDK accepts too.
     fn from_str(text: &str) -> Result<Address, AddressError> {
         let parse = || {
             let (rest, function) = text.rsplit_once('.')?;

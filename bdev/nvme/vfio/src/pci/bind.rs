@@ -5,8 +5,8 @@
 //!   unbind   unbind ─▶ driver_override = (none) ─▶ drivers_probe ─▶ nvme
 //! ```
 //!
-//! The override belongs to the one function, so no other device of its kind ever changes hands, and it goes with a restart.
-//! What fails half way is taken back.
+//! The override belongs to the one function, so no other device of its kind ever changes hands, and
+//! it ends with a restart. A failed step is undone.
 
 use std::io;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use super::{Address, DEVICES, DRIVERS, Drive, Driver, Iommu, Member, PciError, System, VFIO_PCI};
 
-/// What may be done to a drive beyond taking one that nobody uses.
+/// Permissions beyond taking an unused drive.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
     /// Take it although it is in use, if this is its serial number.
@@ -49,7 +49,8 @@ pub struct Unbound {
 const PATIENCE: Duration = Duration::from_secs(30);
 const STEP: Duration = Duration::from_millis(50);
 
-/// CAP_SYS_RAWIO in capability masks (linux/capability.h): what VFIO asks of who opens a group without an IOMMU.
+/// CAP_SYS_RAWIO in capability masks (linux/capability.h): VFIO requires it to open a group without
+/// an IOMMU.
 const CAP_SYS_RAWIO: u32 = 17;
 const NOIOMMU_PARAMETER: &str = "sys/module/vfio/parameters/enable_unsafe_noiommu_mode";
 const NOIOMMU_WARNING: &str =
@@ -78,7 +79,7 @@ impl System {
             .hand_over(&drive, VFIO_PCI, Driver::VfioPci)
             .and_then(|()| self.bound(&drive, false));
         if taken.is_err() {
-            // The first error tells; what is left is for the kernel to have its drive again.
+            // Report the first error; the rest only gives the drive back to the kernel.
             let _ = self.hand_over(&drive, "\n", Driver::Nvme);
         }
         taken
@@ -101,7 +102,7 @@ impl System {
                     driver: drive.driver,
                 });
             }
-            // The kernel waits for ever for a process that drives it, so that is asked before.
+            // The kernel would wait forever for a process that drives it, so check first.
             Driver::VfioPci => self.check_not_driven(&drive)?,
             Driver::None => {}
         }
@@ -109,7 +110,8 @@ impl System {
         self.hand_over(&drive, "\n", Driver::Nvme)?;
         let controller = || self.drive(address).ok()?.controller;
         let up = self.wait(|| controller().is_some_and(|c| c.state.as_deref() == Some("live")));
-        // A controller that does not come up is the drive's trouble; it has been given back all the same.
+        // A controller that does not come up is the drive's fault; it has been given back all the
+        // same.
         let controller = controller().filter(|_| up);
         Ok(Unbound {
             address,

@@ -18,16 +18,16 @@ pub struct Drive {
     /// Other functions in its IOMMU group: they go to userspace together or not at all.
     pub group_members: Vec<Member>,
     pub numa_node: Option<u32>,
-    /// What the kernel's driver tells; nothing while another has the drive.
+    /// The facts of the kernel's driver; none while another driver has the drive.
     pub controller: Option<Controller>,
     pub disks: Vec<Disk>,
 }
 
-/// Who drives a function.
+/// The driver of a function.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Driver {
-    /// Nobody.
+    /// No driver.
     None,
     /// The kernel's own: its namespaces are block devices.
     Nvme,
@@ -62,7 +62,7 @@ impl fmt::Display for Driver {
     }
 }
 
-/// Whether what the drive reads and writes is translated and checked.
+/// Whether the drive's memory accesses are translated and checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Iommu {
@@ -98,7 +98,8 @@ pub struct Member {
 }
 
 impl Member {
-    /// Whether VFIO refuses the group because of it. Bridges pass on what others say, and have nothing of their own.
+    /// True if VFIO refuses the group because of it. Bridges only forward accesses and make none of
+    /// their own.
     pub fn is_in_the_way(&self) -> bool {
         let is_bridge = self.class.starts_with("0x06");
         match &self.driver {
@@ -115,7 +116,7 @@ impl fmt::Display for Member {
     }
 }
 
-/// What the kernel's driver tells of a drive.
+/// The kernel driver's facts of a drive.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Controller {
     /// Such as `nvme0`.
@@ -129,9 +130,10 @@ pub struct Controller {
 /// A namespace as the kernel's block device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Disk {
-    /// Such as `nvme0n1`. The kernel numbers disks as it finds them: the number is not that of the namespace.
+    /// Such as `nvme0n1`. The kernel numbers disks in order of discovery: the number is not the
+    /// namespace's.
     pub name: String,
-    /// Namespace identifier; none where the kernel does not tell it.
+    /// Namespace identifier; none if the kernel does not report it.
     pub nsid: Option<u32>,
     pub bytes: u64,
     pub block_size: u32,
@@ -242,7 +244,8 @@ impl System {
     }
 }
 
-/// `nvme0n1`; or `nvme0c1n1`, the path of controller 1 to the disk `nvme0n1` when the kernel knows of several.
+/// `nvme0n1`; or `nvme0c1n1`, the path of controller 1 to the disk `nvme0n1` when the kernel knows
+/// several.
 fn disk_of_path(name: &str) -> Option<String> {
     let rest = name.strip_prefix("nvme")?;
     let (head, namespace) = rest.split_once('n')?;

@@ -1,7 +1,7 @@
-//! What the system says of NVMe drives, and who drives them.
+//! The system's facts of NVMe drives and their drivers.
 //!
-//! Everything is read from files below one root, and everything that changes the machine goes through [`Kernel`], so
-//! that a test can put any machine in a folder.
+//! All facts are read from files below one root, and every change of the machine goes through
+//! [`Kernel`], so that a test can put any machine in a folder.
 
 mod address;
 mod bind;
@@ -32,7 +32,7 @@ const DEVICES: &str = "sys/bus/pci/devices";
 const DRIVERS: &str = "sys/bus/pci/drivers";
 pub(crate) const VFIO_PCI: &str = "vfio-pci";
 
-/// What changes a machine, or asks more of it than its files tell.
+/// Changes of a machine, and facts that its files do not have.
 pub trait Kernel: Send + Sync {
     fn write(&self, file: &Path, text: &str) -> io::Result<()>;
     /// Loads a module; the error is what modprobe said.
@@ -152,7 +152,7 @@ impl System {
         self.path(&format!("{DEVICES}/{address}")).exists()
     }
 
-    /// The drive whose kernel driver tells this serial number.
+    /// The drive with this serial number in its kernel driver's facts.
     pub fn by_serial(&self, serial: &str) -> Result<Drive, PciError> {
         let mut drives = self.drives();
         let told = |drive: &Drive| drive.serial().is_some_and(|told| told == serial.trim());
@@ -178,7 +178,7 @@ impl System {
         !self.entries("sys/kernel/iommu_groups").is_empty()
     }
 
-    /// Bits of an address that the narrowest of the machine's IOMMUs translates, where they tell (Intel's do): MGAW of
+    /// Address bits of the machine's narrowest IOMMU, where IOMMUs report it (Intel's do): MGAW of
     /// the capability register (VT-d 11.4.2).
     pub fn address_bits(&self) -> Option<u32> {
         let iommus = self.entries("sys/class/iommu").into_iter();
@@ -219,7 +219,7 @@ impl System {
         Some(String::from_utf8_lossy(&text).trim().to_owned())
     }
 
-    /// The last part of what a link points to.
+    /// The last part of a link's target.
     pub(crate) fn link(&self, below: &str) -> Option<String> {
         let target = fs::read_link(self.path(below)).ok()?;
         Some(target.file_name()?.to_string_lossy().into_owned())

@@ -20,7 +20,7 @@ pub struct Machine {
 /// How this machine's kernel behaves.
 #[derive(Default)]
 pub struct Ways {
-    /// Files that open as somebody else's alone.
+    /// Files that another process has open exclusively.
     pub busy: Mutex<Vec<PathBuf>>,
     /// What modprobe does: makes the driver, or says why not.
     pub modprobe: Mutex<HashMap<String, Result<(), String>>>,

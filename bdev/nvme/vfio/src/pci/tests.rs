@@ -25,7 +25,7 @@ fn force(machine: &Machine, address: &str, serial: &str) -> Result<Bound, PciErr
     machine.system().bind(at(address), &options)
 }
 
-/// The refusal of a drive in use, whose text has to have this, and who uses it.
+/// The refusal of a drive in use, whose text must contain `text`. Returns its users.
 fn in_use(machine: &Machine, address: &str, text: &str) -> Vec<Use> {
     let error = bind(machine, address).unwrap_err();
     assert!(error.to_string().contains(text), "{text}: {error}");
@@ -163,8 +163,8 @@ fn swap_raid_lvm_and_others_are_refused() {
     );
 }
 
-/// Goal: a disk that is part of something which is not active is somebody's too. Method: each tool's mark, on a disk of
-/// zeroes.
+/// Goal: a disk that is part of an inactive array is in use too. Method: each tool's mark, on a
+/// disk of zeroes.
 #[test]
 fn marks_of_inactive_volumes_are_refused() {
     const MD: [u8; 4] = [0xfc, 0x4e, 0x2b, 0xa9];
@@ -200,7 +200,7 @@ fn drives_that_somebody_has_open_are_refused() {
     in_use(&machine, FIRST, "nvme0n1 is in exclusive use");
 }
 
-/// Goal: who types the drive's serial number gets it, nobody else.
+/// Goal: the drive's serial number identifies it, and nothing else does.
 #[test]
 fn force_takes_the_right_serial() {
     let machine = Machine::usual();
@@ -233,7 +233,8 @@ fn groups_with_others_are_refused_by_name() {
     assert_eq!(machine.writes_to(""), [""; 0]);
 }
 
-/// Goal: without an IOMMU a drive goes to userspace by explicit wish, with the right to, and with a warning.
+/// Goal: without an IOMMU a drive goes to userspace only on explicit request, with the right to,
+/// and with a warning.
 #[test]
 fn without_an_iommu() {
     let machine = Machine::usual();
@@ -285,7 +286,7 @@ fn modules_are_loaded_or_their_absence_is_told() {
     bind(&machine, FIRST).unwrap();
 }
 
-/// Goal: what fails half way is taken back, and the reason is told.
+/// Goal: a failed step is undone, and the reason reported.
 #[test]
 fn failures_half_way_are_taken_back() {
     let is_back = |machine: &Machine| {
@@ -357,7 +358,7 @@ fn failures_half_way_are_taken_back() {
     }
 }
 
-/// Goal: a drive that a process drives is not pulled from under it: the kernel would wait for ever.
+/// Goal: a drive is not taken from a process that drives it: the kernel would wait forever.
 #[test]
 fn driven_drives_are_not_given_back() {
     let machine = Machine::usual();
@@ -391,13 +392,13 @@ fn drives_of_other_drivers_are_left_alone() {
         let text = error.to_string();
         assert!(text.contains("uio_pci_generic"), "{text}");
     }
-    // One that nobody has is taken, and given to the kernel's.
+    // A drive without a driver is taken, and given to the kernel's.
     machine.function("0000:04:00.0", "0x010802", None, 21);
     assert!(!bind(&machine, "0000:04:00.0").unwrap().already);
     machine.system().unbind(at("0000:04:00.0")).unwrap();
 }
 
-/// Goal: what comes and goes is told once. Method: a machine whose files change.
+/// Goal: added and removed drives are reported once. Method: a machine whose files change.
 #[test]
 fn a_watch_tells_changes() {
     use crate::{Change, Watch};

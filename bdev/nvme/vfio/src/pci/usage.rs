@@ -1,4 +1,4 @@
-//! Who uses a drive, so that nobody's disk is taken from under him.
+//! The users of a drive, so that a disk in use is never taken.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -28,7 +28,7 @@ pub enum Use {
         holder: String,
         kind: &'static str,
     },
-    /// What is written on it says that it is part of something which is not active now.
+    /// The data on it marks it as a part of an inactive array.
     PartOf {
         device: String,
         kind: &'static str,
@@ -71,12 +71,12 @@ impl fmt::Display for Use {
     }
 }
 
-/// Processes that are looked at. A machine with more of them is not searched to the end; whoever has a disk to himself
-/// is found otherwise.
+/// The most processes to search. A machine with more of them is not searched to the end; exclusive
+/// users of a disk are found otherwise.
 const PROCESSES_MAX: usize = 65_536;
 
 impl System {
-    /// Everything that uses the drive's disks; empty when nobody does.
+    /// All users of the drive's disks; empty without any.
     pub fn uses(&self, drive: &Drive) -> Vec<Use> {
         let mut devices = Vec::new();
         for disk in &drive.disks {
@@ -139,7 +139,8 @@ impl System {
                 let Some(mount) = Mount::parse(line) else {
                     continue;
                 };
-                // A file system on several devices has a number of its own, but names one of them as its source.
+                // A file system on several devices has a number of its own, but names one of them
+                // as its source.
                 let at = (0..devices.len()).find(|&at| {
                     numbers[at].as_deref() == Some(mount.number)
                         || mount.source.strip_prefix("/dev/") == Some(&devices[at])
@@ -205,8 +206,8 @@ impl System {
             .collect()
     }
 
-    /// What the marks say that tools leave on a disk. A RAID, a volume group or swap space that is not active has no
-    /// holder, and is somebody's all the same.
+    /// The marks of tools on a disk. An inactive RAID, volume group or swap space has no holder,
+    /// and is in use all the same.
     fn signature(&self, device: &str) -> Option<&'static str> {
         let file = fs::File::open(self.path(&format!("dev/{device}"))).ok()?;
         let has = |offset: u64, mark: &[u8]| {
