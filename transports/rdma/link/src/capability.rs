@@ -9,7 +9,7 @@ use crate::environment::{Access, Environment};
 use crate::fabric::{Device, Fabric, LinkLayer, NodeType, PhysState, Port, PortState};
 use crate::gid::{Gid, GidKind};
 
-/// What is asked: an address of an interface, and what the configuration pins.
+/// The request: an address of an interface, and the configuration's constraints.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Want {
     pub netdev: String,
@@ -47,7 +47,8 @@ pub struct Chosen {
     pub software: bool,
 }
 
-/// Why RDMA cannot be had there. [`Reason::word`] is the same word everywhere: RPC, log, event, metric.
+/// Why RDMA is unavailable there. [`Reason::word`] is the same word everywhere: RPC, log, event,
+/// metric.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "reason", rename_all = "snake_case")]
 pub enum Reason {
@@ -95,7 +96,7 @@ pub enum Reason {
     },
 }
 
-/// What a link lacks.
+/// The missing ability of a link.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unsupported {
@@ -128,10 +129,10 @@ pub enum NoUverbs {
     },
 }
 
-/// Whether `want` can be listened on.
+/// Whether a listener can use `want`.
 ///
-/// The checks go from the wire to the process: link, port, GID, kernel, limits; the first that fails
-/// is the reason. Whether the connection manager binds the address is left to whoever has it.
+/// The checks go from the wire to the process: link, port, GID, kernel, limits; the first that
+/// fails is the reason. Binding the address through the connection manager is left to its owner.
 pub fn capability(
     fabric: &Fabric,
     want: &Want,
@@ -159,8 +160,8 @@ pub fn capability(
     })
 }
 
-/// The port of the interface; of several, one that is up before one that is not, and hardware before
-/// software.
+/// The port of the interface. Of several, an active one comes before an inactive one, and hardware
+/// before software.
 fn find_port<'a>(fabric: &'a Fabric, want: &Want) -> Result<(&'a Device, &'a Port), Reason> {
     let pinned = |device: &Device, port: &Port| {
         want.device.as_ref().is_none_or(|name| *name == device.name)
@@ -308,7 +309,7 @@ impl Reason {
         "memlock",
     ];
 
-    /// What was seen.
+    /// The evidence for the reason.
     pub fn evidence(&self) -> String {
         match self {
             Reason::NoRdmaDev { have, .. } if have.is_empty() => {

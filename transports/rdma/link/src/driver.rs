@@ -1,4 +1,4 @@
-//! What is known of each RDMA driver. Facts of the drivers themselves, no list of bugs.
+//! Facts about each RDMA driver itself, not a list of bugs.
 
 use std::fmt;
 
@@ -36,7 +36,7 @@ impl fmt::Display for DriverKind {
 pub struct Quirk {
     /// The kernel module that makes the RDMA device.
     pub module: &'static str,
-    /// What it is.
+    /// A description for people.
     pub title: &'static str,
     /// Has reliable-connected queue pairs, which NVMe/RDMA is made of.
     pub reliable_connected: bool,

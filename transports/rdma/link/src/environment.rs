@@ -1,4 +1,4 @@
-//! What a process needs beside a device: device nodes, the connection manager, locked memory.
+//! A process's needs beside a device: device nodes, the connection manager, locked memory.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ pub struct Environment {
     pub uverbs: Vec<Uverbs>,
     /// `/dev/infiniband/rdma_cm`.
     pub rdma_cm: Access,
-    /// Why libibverbs or librdmacm could not be loaded. Whoever tried fills it in.
+    /// Why libibverbs or librdmacm could not be loaded. The code that tried fills it in.
     pub library: Option<String>,
     pub memlock: Memlock,
     /// Bytes that are to be registered. 0 asks nothing of the limit.
@@ -44,8 +44,8 @@ pub enum Access {
 /// How much memory this process may lock; RDMA counts registered memory on its own.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Memlock {
-    /// The hard limit in bytes, to which the soft one is raised without privilege. None: no limit, or
-    /// CAP_IPC_LOCK.
+    /// The hard limit in bytes, to which the soft one is raised without privilege. None: no limit,
+    /// or CAP_IPC_LOCK.
     pub limit: Option<u64>,
     /// Registered already, in bytes (VmPin).
     pub pinned: u64,

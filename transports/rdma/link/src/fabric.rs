@@ -45,8 +45,9 @@ pub struct Port {
     /// The path MTU, in bytes, that the interface's MTU allows. Only RoCE ports have it: those of
     /// InfiniBand say theirs to verbs alone.
     pub mtu: Option<u32>,
-    /// The kind of an address's GIDs that the connection manager takes: for what listens, and for connections made from
-    /// here (`default_roce_mode`). `None`: the port is not one of RoCE, or has no GIDs.
+    /// The kind of GIDs that the connection manager takes of an address, for listeners and for
+    /// outgoing connections (`default_roce_mode`). `None` if the port is not a RoCE port, or has no
+    /// GIDs.
     pub roce_mode: Option<GidKind>,
     pub lid: u16,
     pub sm_lid: u16,
@@ -101,8 +102,8 @@ pub enum LinkLayer {
 }
 
 impl Fabric {
-    /// All devices below `sysfs_root` (`/sys`). A machine without RDMA has none. A device that goes
-    /// while it is read is left out, or has what was read of it.
+    /// All devices below `sysfs_root` (`/sys`). A machine without RDMA has none. A device that
+    /// disappears during the reading is omitted or incomplete.
     pub fn read(sysfs_root: impl AsRef<Path>) -> Fabric {
         let root = sysfs_root.as_ref();
         let class = root.join("class/infiniband");
@@ -165,7 +166,7 @@ impl Device {
         self.kind.is_software()
     }
 
-    /// What is known of its driver.
+    /// The known facts of its driver.
     pub fn quirk(&self) -> Option<&'static Quirk> {
         driver::quirk(self.driver.as_deref()?)
     }
@@ -236,8 +237,8 @@ impl Port {
     }
 }
 
-/// What `cma_roce_mode` shows and sets, for ports that it has made known below configfs; of all others what the kernel
-/// starts with since 4.13: v2, where the device has it.
+/// The value that `cma_roce_mode` shows and sets, for ports that it has made known below configfs.
+/// For all others, the kernel's default since 4.13: v2, if the device has it.
 fn roce_mode(root: &Path, device: &str, port: u8, gids: &[Gid]) -> Option<GidKind> {
     let has = |kind| gids.iter().any(|gid| gid.kind == kind);
     let (v1, v2) = (has(GidKind::RoceV1), has(GidKind::RoceV2));
@@ -251,8 +252,8 @@ fn roce_mode(root: &Path, device: &str, port: u8, gids: &[Gid]) -> Option<GidKin
     }
 }
 
-/// The largest path MTU of RDMA over an Ethernet interface whose MTU is `of_interface`: the kernel's
-/// own rule (iboe_get_mtu), which takes all headers that a packet may have from it.
+/// The largest path MTU of RDMA over an Ethernet interface whose MTU is `of_interface`: the
+/// kernel's own rule (iboe_get_mtu), which subtracts all possible headers of a packet.
 pub(crate) fn path_mtu(of_interface: u32) -> Option<u32> {
     /// GRH 40, UDP 8, BTH 12, XRC extension 4, atomic extension 28, ICRC 4.
     const HEADERS: u32 = 96;
@@ -281,8 +282,8 @@ fn kind(path: &Path, node_type: NodeType, bus_driver: Option<&str>) -> DriverKin
     }
 }
 
-/// The interface of a port. Most say it with their GIDs; the others are found by what the interface
-/// and the port share: the bus device, or the hardware address.
+/// The interface of a port. Most ports name it with their GIDs. The others are found by a common
+/// bus device or hardware address.
 fn netdev(root: &Path, device: &Path, num: u8, table: TableKind, gids: &[Gid]) -> Option<String> {
     let named = gids.iter().find_map(|gid| gid.ndev.clone());
     if named.is_some() {
@@ -307,7 +308,8 @@ fn netdev(root: &Path, device: &Path, num: u8, table: TableKind, gids: &[Gid]) -
     by_address.or_else(|| on_same_bus(&device.join("device/net"), num))
 }
 
-/// Of the interfaces of the bus device, the one of this port: ports count from 1 here, from 0 there.
+/// Of the interfaces of the bus device, the one of this port: ports count from 1 here, from 0
+/// there.
 fn on_same_bus(folder: &Path, num: u8) -> Option<String> {
     let names = sysfs::names(folder);
     let of_port = |name: &&String| {

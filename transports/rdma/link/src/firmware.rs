@@ -1,10 +1,10 @@
-//! Firmware of which something bad is known that concerns NVMe/RDMA. Each entry has its source: makers fix much more than
-//! they tell, so what is not here is not known to be good.
+//! Firmware with known defects that concern NVMe/RDMA. Each entry has its source. Vendors fix more
+//! than they publish, so firmware that is not listed is not known to be good.
 
 /// Of the makers' numbering: `16.35.2000`.
 type Version = [u32; 3];
 
-/// A range of versions, and what is wrong with them.
+/// A range of versions, and their defect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BadFirmware {
     /// The first one that is known to have it, and the first one that is not.
@@ -95,7 +95,8 @@ const NVIDIA: &[BadFirmware] = &[
 mod tests {
     use super::*;
 
-    /// Each range ends where it is said to be mended, and says nothing of other families and makers.
+    /// Each range ends at the version that its source names as fixed, and does not concern other
+    /// families and vendors.
     #[test]
     fn versions() {
         let bad = |driver, version| match firmware(driver, version) {

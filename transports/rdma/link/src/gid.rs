@@ -46,8 +46,8 @@ impl fmt::Display for GidKind {
     }
 }
 
-/// What kind of entries a port's table has, apart from what the entries say: the kernel writes
-/// `IB/RoCE v1` for three different things.
+/// The kind of a port's table, apart from the types of its entries: the kernel writes `IB/RoCE v1`
+/// for three different things.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TableKind {
     InfiniBand,

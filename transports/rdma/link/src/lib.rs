@@ -1,12 +1,12 @@
-//! What the kernel says about RDMA devices, without libibverbs.
+//! The kernel's facts about RDMA devices, without libibverbs.
 //!
-//! Devices, ports, GIDs and the network interfaces behind them come from sysfs ([`Fabric::read`]);
-//! soft-RoCE links are added and deleted over RDMA netlink ([`netlink`]). Whether an address can be
-//! listened on over RDMA, and if not why, is [`capability`]'s answer. Nothing here opens a device,
-//! allocates DMA memory or speaks verbs: this works, and explains, where those do not.
+//! Devices, ports, GIDs and the network interfaces behind them come from sysfs ([`Fabric::read`]).
+//! Soft-RoCE links are added and deleted over RDMA netlink ([`netlink`]). [`capability`] answers
+//! whether an address can have an RDMA listener, and if not, why. Nothing here opens a device,
+//! allocates DMA memory or speaks verbs: this crate works, and explains, where those do not.
 //!
-//! Every function that reads the system takes the root of what it reads ([`Roots`]), so that a test
-//! can put any machine in a folder.
+//! Every function that reads the system takes the root of its files ([`Roots`]), so that a test can
+//! put any machine in a folder.
 #![forbid(unsafe_code)]
 
 mod capability;

@@ -30,7 +30,7 @@ pub struct Modules {
     loaded: BTreeSet<String>,
     built_in: BTreeSet<String>,
     loadable: BTreeSet<String>,
-    /// The list of what can be loaded was there to be read.
+    /// The list of loadable modules was readable.
     listed: bool,
 }
 

@@ -1,7 +1,7 @@
 //! Soft-RoCE links over RDMA netlink, as `rdma link add` and `rdma link delete` do it.
 //!
-//! A request is one message: header, then attributes ([`message`]). The kernel answers with an error
-//! code, 0 for done ([`read_answer`]).
+//! A request is one message: header, then attributes ([`message`]). The kernel answers with an
+//! error code, 0 for success ([`read_answer`]).
 
 use std::io;
 use std::time::Duration;
@@ -17,7 +17,8 @@ use crate::fabric::Fabric;
 use crate::modules::{ModuleState, Modules};
 use crate::sysfs::Roots;
 
-/// The longest name of a device and of an interface (IB_DEVICE_NAME_MAX 64, IFNAMSIZ 16), the end included.
+/// The longest name of a device and of an interface (IB_DEVICE_NAME_MAX 64, IFNAMSIZ 16), the
+/// terminator included.
 const DEVICE_NAME_MAX: usize = 64;
 const NETDEV_NAME_MAX: usize = 16;
 /// The kernel answers as soon as it has done it; making a link takes milliseconds.
@@ -157,7 +158,7 @@ fn no_netlink(roots: &Roots, error: io::Error) -> LinkError {
     }
 }
 
-/// What can be told before the kernel is asked, in better words than its own.
+/// Errors that can be found before the kernel is asked, in better words than its own.
 fn check_add(roots: &Roots, name: &str, netdev: &str) -> Result<(), LinkError> {
     let plain = |text: &str| {
         text.chars()

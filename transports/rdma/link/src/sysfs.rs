@@ -72,7 +72,7 @@ pub(crate) fn names(path: &Path) -> Vec<String> {
     names
 }
 
-/// The last part of what a link points to: a driver's name from `device/driver`.
+/// The last part of a link's target: a driver's name from `device/driver`.
 pub(crate) fn link_name(path: &Path) -> Option<String> {
     let target = fs::read_link(path).ok()?;
     target.file_name()?.to_str().map(str::to_owned)

@@ -13,8 +13,8 @@ const GRACE: Duration = Duration::from_millis(300);
 /// Better ones first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rank {
-    /// It was seen here (an error completion, wrong data, a device that went away), or the other end said so: then what
-    /// follows here is the consequence.
+    /// Seen here (an error completion, wrong data, a removed device), or reported by the other end:
+    /// later failures here are the consequence.
     Seen,
     /// The connection ended, by whatever.
     Ended,
@@ -22,7 +22,7 @@ pub enum Rank {
     Flushed,
 }
 
-/// What is known so far.
+/// The causes known so far.
 #[derive(Default)]
 pub struct Causes {
     best: Option<(Rank, PerfError)>,

@@ -42,7 +42,7 @@ pub struct Dial<'a> {
     stage: &'static str,
 }
 
-/// What the way to the peer leads over.
+/// The route to the peer.
 #[derive(Debug, Clone, Copy)]
 pub struct Found {
     pub id: CmId,
@@ -71,7 +71,7 @@ impl<'a> Dial<'a> {
         }
     }
 
-    /// Finds the device, and the way from it. What it answers is the caller's to destroy.
+    /// Finds the device and its route. The caller must destroy the result.
     pub fn find(&mut self) -> Result<Found, PerfError> {
         let Way {
             peer,
@@ -109,7 +109,7 @@ impl<'a> Dial<'a> {
         }
     }
 
-    /// Connects what was found, when it has its queue pair.
+    /// Connects, once the queue pair exists.
     pub fn connect(&mut self, id: CmId, params: &ConnParams) -> Result<ConnParams, PerfError> {
         self.stage = "CONNECT";
         self.cm.connect(id, params)?;
@@ -170,7 +170,7 @@ impl<'a> Dial<'a> {
                 private_data,
             } => match Reject::parse(&private_data) {
                 Ok(reject) => PerfError::Refused { peer, reject },
-                // Padding alone: nobody wrote anything.
+                // Padding alone: the peer wrote nothing.
                 Err(WireError::Magic | WireError::Short { .. })
                     if private_data.iter().all(|byte| *byte == 0) =>
                 {

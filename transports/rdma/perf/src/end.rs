@@ -1,4 +1,5 @@
-//! What both ends have: memory that a device knows, a completion queue, lanes on it, and a way to wait.
+//! Common parts of both ends: memory that a device knows, a completion queue, lanes on it, and a
+//! way to wait.
 
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
@@ -37,8 +38,8 @@ pub struct LaneSizes {
 /// One place of a send queue is kept for the ring's own use.
 const OWN: u32 = 1;
 
-/// What the client has got may be answered by it before its acknowledgement, and with that the completion here, is
-/// seen. So many messages may be that late, beyond those that may be under way.
+/// The client may answer a message before this end sees its acknowledgement, and with that the
+/// completion here. So many messages may be that late, beyond those that may be in flight.
 const LATE: u32 = 16;
 /// The same for echoes, of which each has a buffer.
 const LATE_ECHOES: u32 = 4;
@@ -70,7 +71,7 @@ impl LaneSizes {
         }
     }
 
-    /// Buffers of the client that are in no ring: what it sends, writes and reads into.
+    /// Buffers of the client that are in no ring: the data that it sends, writes and reads.
     pub fn client_buffers(terms: &Terms) -> Vec<ClassSpec> {
         let size = match terms.op {
             Op::Send => tail_of(terms),
@@ -119,7 +120,7 @@ impl LaneSizes {
         self.recvs as usize * MESSAGE_BYTES
     }
 
-    /// What the pool must have for `count` of them.
+    /// The pool's classes for `count` of them.
     pub fn classes(&self, count: u32, into: &mut Vec<ClassSpec>) {
         let count = count as usize;
         let mut add = |size: usize, count: usize| {
@@ -248,7 +249,7 @@ fn cq_entries(lanes: LaneSizes, count: u32) -> u32 {
     (lanes.sends + lanes.recvs) * count + control.sends + control.recvs
 }
 
-/// What the device must be able to do, in words that name the flag that asks for less.
+/// Checks the device's limits; the error names the flag that asks for less.
 fn check(device: &dyn Device, lanes: LaneSizes, count: u32) -> Result<(), PerfError> {
     let attributes = device.attributes();
     let limits = [
@@ -321,7 +322,7 @@ impl Waiter {
         self.set.add_raw(fd, 0).map_err(PerfError::Wait)
     }
 
-    /// Before the descriptor is closed. One that is closed already is not in the set any more.
+    /// Call before closing the descriptor. A closed descriptor is no longer in the set.
     pub fn remove(&self, fd: RawFd) {
         let _ = self.set.delete_raw(fd);
     }
@@ -369,7 +370,7 @@ impl Turns {
         }
         let cq = queues.cq();
         cq.arm().map_err(|source| PerfError::Queue { source })?;
-        // What came before it was armed makes nothing readable.
+        // Completions from before the arming make nothing readable.
         if poll(&mut self.batch)? > 0 {
             self.busy = std::time::Instant::now();
             return Ok(false);

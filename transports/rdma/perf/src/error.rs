@@ -31,7 +31,7 @@ pub enum PerfError {
     Register(RegisterError),
     #[error(transparent)]
     NotRegistered(#[from] NotRegistered),
-    /// The queue pair did not take what was posted.
+    /// The queue pair refused the posted requests.
     #[error("ibv_post failed on a queue pair to {peer}: {source}")]
     Post { peer: SocketAddr, source: PostError },
     #[error("waiting for RDMA events failed: {0}")]
@@ -146,7 +146,7 @@ impl PerfError {
         }
     }
 
-    /// What the other side is told of it.
+    /// The report of it to the other side.
     pub(crate) fn last_words(&self) -> Message {
         let (ending, status) = match self {
             PerfError::Completion(failed) => (Ending::Completion, failed.status as u8),
@@ -179,7 +179,7 @@ pub struct Failed {
     pub peer: SocketAddr,
 }
 
-/// A byte that is not what was sent.
+/// A byte that differs from the sent one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "wrong data of {peer}: message {number} of queue pair {index}, byte {offset} is {found:#04x} and should be \
@@ -203,7 +203,7 @@ impl From<RegisterError> for PerfError {
     }
 }
 
-/// The cause says it best: what the device or the kernel refused.
+/// The cause has the best text: the refusal of the device or the kernel.
 fn innermost(error: &RegisterError) -> String {
     match error {
         RegisterError::Device { source, .. } => source.to_string(),
@@ -222,7 +222,7 @@ fn in_words(status: i32) -> String {
     }
 }
 
-/// What is nearly always the cause of an address that no device is found for.
+/// The usual cause when no device is found for an address.
 fn hint(event: &str, status: i32) -> &'static str {
     const ENODEV: i32 = -19;
     match (event, status) {

@@ -1,4 +1,4 @@
-//! One queue pair of the client: what it posts, what is under way, and what came back.
+//! One queue pair of the client: its requests, those in flight, and their completions.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ pub struct Load {
     pub terms: Terms,
     pub peer: SocketAddr,
     pub pool: Pool,
-    /// What is sent or written when nobody compares it.
+    /// The data that is sent or written without comparison.
     pub source: Option<Buf>,
 }
 
@@ -33,7 +33,7 @@ struct UnderWay {
 enum What {
     Send,
     Write,
-    /// The request to compare what was written before it.
+    /// The request to compare the data written before it.
     Check,
     /// Of this slot of the server's memory.
     Read(u16),
@@ -70,7 +70,7 @@ pub struct Flow {
     moved: Instant,
 }
 
-/// What a completion meant for the measurement.
+/// A completion's meaning for the measurement.
 #[derive(Default)]
 pub struct Outcome {
     /// A message of which this is the time.
@@ -240,7 +240,7 @@ impl Flow {
                     return Ok(false);
                 };
                 if terms.verify {
-                    // What was read earlier is not to be taken for what is read now.
+                    // Data of an earlier READ must not pass for data of this one.
                     buf.bytes_mut().expect("nobody shares it").fill(0);
                 }
                 let slot = (number % u64::from(self.remote.slots)) as u16;
@@ -262,7 +262,7 @@ impl Flow {
         self.under_way.push_back(UnderWay { posted, what });
     }
 
-    /// Posts what was queued.
+    /// Posts the queued requests.
     pub fn post(&mut self, peer: SocketAddr) -> Result<(), PerfError> {
         let posted = self.lane.post();
         posted
@@ -278,7 +278,8 @@ impl Flow {
         now: Instant,
     ) -> Result<Outcome, PerfError> {
         let wc = done.wc();
-        // Of an earlier connection: soft-RoCE leaves what a queue pair flushed in the completion queue when it goes.
+        // Of an earlier connection: soft-RoCE leaves flushed completions in the completion queue
+        // when a queue pair goes.
         if wc.qp != self.lane.number() {
             return Ok(Outcome::default());
         }
@@ -342,7 +343,7 @@ impl Flow {
         })
     }
 
-    /// A message of the server: an echo, a credit, or what it compared.
+    /// A message of the server: an echo, a credit, or the result of a comparison.
     fn received(
         &mut self,
         load: &Load,

@@ -1,22 +1,22 @@
-//! Measures RDMA between two machines: SEND, WRITE and READ, bandwidth and latency, with every byte compared if
-//! that is asked for.
+//! Measures RDMA between two machines: SEND, WRITE and READ, bandwidth and latency, and compares
+//! every byte on request.
 //!
 //! ```text
-//!   client                                              server
-//!     │ ── REQ  control: what is to be measured ───────▶ │  memory, domain, queues of this session
-//!     │ ◀── REP  session number ──────────────────────── │
-//!     │ ── REQ  data: session, index ──────────────────▶ │  one queue pair each
-//!     │ ◀── REP  address, key, receives, READ depth ──── │
-//!     │ ══ SEND, WRITE or READ, as many as the depth ══▶ │
-//!     │ ◀═ credits, echoes or what was compared ════════ │
-//!     │ ── control: alive ─────────────────────────────▶ │  both ends give a silent peer up
-//!     │ ── control: done ──────────────────────────────▶ │
-//!     │ ◀── control: ended ───────────────────────────── │
+//! client                                              server
+//!  │ ── REQ  control: the requested test ───────────▶ │  memory, domain, queues of this session
+//!  │ ◀── REP  session number ──────────────────────── │
+//!  │ ── REQ  data: session, index ──────────────────▶ │  one queue pair each
+//!  │ ◀── REP  address, key, receives, READ depth ──── │
+//!  │ ══ SEND, WRITE or READ, as many as the depth ══▶ │
+//!  │ ◀═ credits, echoes or results of comparisons ═══ │
+//!  │ ── control: alive ─────────────────────────────▶ │  both ends give a silent peer up
+//!  │ ── control: done ──────────────────────────────▶ │
+//!  │ ◀── control: ended ───────────────────────────── │
 //! ```
 //!
-//! [`Server`] serves one client after another; [`measure`] is a client's run. Both work over any provider of
-//! `nacre_rdma_verbs`, and so over the simulated one with its faults. What two ends say to each other is in
-//! [`wire`], what may be asked for in [`Test`], and everything that can go wrong in [`PerfError`].
+//! [`Server`] serves one client after another; [`measure`] is a client's run. Both work over any
+//! provider of `nacre_rdma_verbs`, and so over the simulated one with its faults. [`wire`] has the
+//! messages between the ends, [`Test`] the possible requests, and [`PerfError`] every failure.
 
 #![forbid(unsafe_code)]
 
@@ -45,5 +45,5 @@ pub use probe::{Answer, around, probe};
 pub use report::{Latency, LatencyOf, Report, SCHEMA, SizeReport};
 pub use server::{Happened, Served, Server, ServerOptions};
 
-/// Where a server listens unless told otherwise: the port that perftest's programs use.
+/// The default port of a server, which perftest's programs use too.
 pub const DEFAULT_PORT: u16 = 18515;

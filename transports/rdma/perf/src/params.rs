@@ -1,4 +1,4 @@
-//! What can be measured, and within which bounds.
+//! The possible measurements, and their bounds.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-/// The largest message. RC carries 2 GiB; nothing is learned from more than this that it does not show.
+/// The largest message. RC carries 2 GiB, but larger messages show nothing new.
 pub const MAX_MESSAGE: u32 = 1 << 28;
 pub const MAX_QUEUE_PAIRS: u16 = 256;
 pub const MAX_DEPTH: u16 = 4096;
-/// Memory of the server that one queue pair writes to: it has one key, and so lies in one memory region wherever that is.
+/// The server's memory that one queue pair writes to: it has one key, and so lies in one memory
+/// region everywhere.
 pub const MAX_EXPOSED: u64 = nacre_hugepages::REGION_MAX as u64 / 2;
 
 /// What moves the bytes.

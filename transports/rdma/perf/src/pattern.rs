@@ -1,5 +1,6 @@
-//! What messages are filled with when they are compared: every eight bytes follow from seed, queue pair, number of
-//! the message and place, so that one that is old, of another queue pair or shifted is not taken for the right one.
+//! The contents of compared messages: every eight bytes follow from seed, queue pair, number of the
+//! message and place. So a message that is old, of another queue pair or shifted does not pass for
+//! the right one.
 
 /// Which bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,8 +25,8 @@ impl Pattern {
         }
     }
 
-    /// The first byte of `bytes` that is not what it should be, if `bytes` begin at `from` (a multiple of 8) of the
-    /// message: its place in the message, what it should be, what it is.
+    /// The first wrong byte of `bytes`, which begin at `from` (a multiple of 8) of the message: its
+    /// place in the message, the expected byte, the actual byte.
     pub fn differs(self, bytes: &[u8], from: usize) -> Option<(usize, u8, u8)> {
         debug_assert_eq!(from % 8, 0);
         let first = from as u64 / 8;
@@ -56,8 +57,8 @@ fn mix(mut x: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// Goal: any wrong byte is found at its place. Method: every byte of messages of all small lengths is changed,
-    /// also of ones that are compared in two parts.
+    /// Goal: any wrong byte is found at its place. Method: every byte of messages of all small
+    /// lengths is changed, also in messages that are compared in two parts.
     #[test]
     fn every_byte_counts() {
         for len in 1..100 {
@@ -83,7 +84,7 @@ mod tests {
         }
     }
 
-    /// Goal: messages that are not the right one are told apart from it.
+    /// Goal: wrong messages are distinguished from the right one.
     #[test]
     fn other_messages_differ() {
         let mut bytes = [0; 16];

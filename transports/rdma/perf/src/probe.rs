@@ -1,4 +1,4 @@
-//! For who examines a machine: a connection to whatever listens there, and a test of a device with itself.
+//! For checks of a machine: a connection to any listener there, and a test of a device with itself.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -27,8 +27,8 @@ pub enum Answer {
 /// The reason of a reject that the program gave, not the connection manager for the lack of one.
 const REJECTED_BY_CONSUMER: i32 = 28;
 
-/// Asks for a reliable connection, with a queue pair and without private data, and ends it at once. That nobody
-/// listens is [`PerfError::NobodyListens`]: the way there is good all the same.
+/// Requests a reliable connection, with a queue pair and without private data, and ends it at once.
+/// Without a listener the result is [`PerfError::NobodyListens`]: the route is good all the same.
 pub fn probe(
     provider: &dyn Provider,
     peer: SocketAddr,

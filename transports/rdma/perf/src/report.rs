@@ -1,4 +1,4 @@
-//! What came out of a run, under a fixed schema.
+//! The results of a run, under a fixed schema.
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ pub struct SizeReport {
     pub latency_ns: Latency,
 }
 
-/// What a latency is the time of.
+/// The event that a latency measures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LatencyOf {

@@ -17,7 +17,7 @@ use crate::wire::{Refusal, Reject, Request, Terms, VERSION, WireError};
 
 /// Requests that wait in the kernel while others are looked at.
 const BACKLOG: i32 = 128;
-/// How often interruption is looked for while nobody is served.
+/// How often an idle server checks for interruption.
 const IDLE: Duration = Duration::from_millis(100);
 /// How often devices are listed meanwhile.
 const LISTED: Duration = Duration::from_secs(1);
@@ -50,14 +50,14 @@ impl ServerOptions {
     }
 }
 
-/// What a client did, in its own words.
+/// A client's description of its run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Served {
     pub messages: u64,
     pub bytes: u64,
 }
 
-/// What a server tells of.
+/// Events of a server.
 #[derive(Debug)]
 pub enum Happened {
     Began {
@@ -147,7 +147,8 @@ impl Server {
                 self.waiter.wait(IDLE)?;
                 if listed.elapsed() >= LISTED {
                     listed = Instant::now();
-                    // Lets go of a device that is to be removed and that no listener is told of: who removes it waits.
+                    // Releases a device that is being removed without an event to any listener: the
+                    // removal waits for that.
                     let _ = self.provider.devices();
                 }
                 continue;
@@ -170,7 +171,7 @@ impl Server {
         }
     }
 
-    /// Of the session. Answers its error, if nobody else is told of it.
+    /// Ends the session. Returns its error, if no other party gets it.
     fn end(
         &mut self,
         outcome: Result<Served, PerfError>,

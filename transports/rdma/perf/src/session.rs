@@ -1,4 +1,4 @@
-//! The server's side of one client: its queue pairs, what they receive, what is compared and told.
+//! The server's side of one client: its queue pairs, their receives, comparisons and reports.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -55,7 +55,7 @@ pub struct Beginning {
     pub spin: Duration,
 }
 
-/// Why a session is not begun: what the client is told, and what this end says of it.
+/// Why a session does not begin: the answer to the client, and this end's error.
 pub type Declined = (Reject, Option<PerfError>);
 
 /// Bytes of memory that the client writes to or reads from on one queue pair, in so many slots.
@@ -99,7 +99,7 @@ impl Session {
             });
         }
         let access = match terms.op {
-            // Nobody gets a key to memory that only this end writes to.
+            // No peer gets a key to memory that only this end writes to.
             Op::Send => Access::Local,
             Op::Write | Op::Read => Access::Remote,
         };
@@ -278,8 +278,8 @@ impl Session {
         }
     }
 
-    /// Takes completions; answers what came of the session when it is over. `true`: there was time to look at
-    /// events of connections.
+    /// Processes completions; returns the session's result when it is over. `true`: there was time
+    /// to look at events of connections.
     pub fn turn(&mut self, waiter: &mut Waiter) -> Result<(bool, Option<Served>), PerfError> {
         let queues = self.end.queues.clone();
         let taken = self.turns.take(&queues, waiter);
@@ -287,7 +287,7 @@ impl Session {
         let slept = match taken {
             Ok(slept) => slept,
             Err(error @ PerfError::Queue { .. }) => {
-                // A device that goes away is told by the connection manager.
+                // The connection manager reports a device that disappears.
                 self.causes.add(Rank::Ended, error, now);
                 waiter.wait(TICK)?;
                 true
@@ -446,7 +446,8 @@ impl Session {
         outcome
     }
 
-    /// Tells how many messages arrived, when half of what the client may send is used up or nothing else comes.
+    /// Reports the number of received messages, when half of the client's credit is used or no
+    /// other message is pending.
     fn give_credit(&mut self, idle: bool, now: Instant) {
         if self.terms.op != Op::Send || self.terms.measure != Measure::Bandwidth {
             return;
@@ -472,7 +473,7 @@ impl Session {
         }
     }
 
-    /// Tells the client why this ends, if that can still be told.
+    /// Sends the client the reason for the end, if that is still possible.
     pub fn farewell(&mut self, error: &PerfError, waiter: &mut Waiter) {
         let last = error.last_words();
         if self.say(last).is_err() {

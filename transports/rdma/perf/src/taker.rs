@@ -16,7 +16,7 @@ pub struct Taker {
     pub id: CmId,
     pub lane: Lane,
     pub index: u16,
-    /// What the client writes to or reads from.
+    /// The memory that the client writes to or reads from.
     pub memory: Option<Buf>,
     pub received: u64,
     /// Receives that were posted, and those that the client knows of.
@@ -80,7 +80,7 @@ impl Taker {
             .map_err(|source| PerfError::Post { peer, source })
     }
 
-    /// A question about what was written.
+    /// Compares written data on request.
     pub fn asked(
         &mut self,
         terms: &Terms,

@@ -1,8 +1,9 @@
-//! What the two ends say to each other: private data of connection manager messages, and messages of 64 bytes.
+//! The messages between the two ends: private data of connection manager messages, and messages of
+//! 64 bytes.
 //!
-//! Everything begins with the same eight bytes: magic, version, length. A reader takes what has its own version and
-//! at least the length that it says; the connection manager pads with zeros, so there may be more.
-//! All numbers are little-endian.
+//! Every message begins with the same eight bytes: magic, version, length. A reader accepts its own
+//! version and at least the stated length; the connection manager pads with zeros, so there may be
+//! more. All numbers are little-endian.
 
 use std::fmt;
 
@@ -14,17 +15,17 @@ use crate::params::{MAX_DEPTH, MAX_MESSAGE, MAX_QUEUE_PAIRS, Measure, Op};
 pub const MAGIC: [u8; 4] = *b"NRPF";
 pub const VERSION: u16 = 1;
 
-/// A connect request has room for so much private data where IP addresses are used: the connection manager takes 36
-/// of InfiniBand's 92 bytes for them.
+/// The room for private data in a connect request with IP addresses: the connection manager takes
+/// 36 of InfiniBand's 92 bytes for them.
 pub const REQUEST_ROOM: usize = 56;
 
-/// Nobody waits longer for a word of the other end.
+/// The longest wait for a message of the other end.
 pub const MAX_PEER_TIMEOUT_MS: u32 = 600_000;
 
 /// Every message that is not measured data.
 pub const MESSAGE_BYTES: usize = 64;
 
-/// Why bytes are not what they should be.
+/// Why bytes are not a valid message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
     #[error("{there} bytes, at least {needed} are needed")]
@@ -462,7 +463,7 @@ pub enum Message {
     Alive,
     /// Its answer.
     StillAlive,
-    /// To the server: what was written to this slot is to be compared.
+    /// To the server: compare the data that was written to this slot.
     Check { slot: u16, number: u64, bytes: u64 },
     /// Its answer.
     Checked { slot: u16, wrong: Option<Wrong> },
@@ -472,7 +473,7 @@ pub enum Message {
         allowed: u64,
         wrong: Option<Wrong>,
     },
-    /// The last one, of either. The client counts what it did.
+    /// The last message, of either end. The client counts its messages.
     End {
         ending: Ending,
         status: u8,
@@ -519,7 +520,7 @@ impl Message {
                 allowed,
                 wrong,
             } => {
-                // What is wrong ends the session: the numbers do not matter then.
+                // A wrong comparison ends the session: the numbers do not matter then.
                 data.kind = 5;
                 data.set_wrong(wrong);
                 if wrong.is_none() {

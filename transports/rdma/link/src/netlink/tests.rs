@@ -1,4 +1,4 @@
-//! The bytes of requests and answers, and refusals that are told before the kernel is asked.
+//! The bytes of requests and answers, and refusals before the kernel is asked.
 
 use super::*;
 use crate::testing::{self as tree, Tree};

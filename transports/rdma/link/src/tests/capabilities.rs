@@ -80,8 +80,8 @@ fn version_2_is_chosen_and_version_1_taken_when_named() {
     assert_eq!((found.gid_index, found.gid_kind), (0, GidKind::RoceV1));
 }
 
-/// Goal: which of two entries of an address is used is what the connection manager takes. Method: as the kernel starts, and
-/// as `cma_roce_mode` sets it.
+/// Goal: of two entries of an address, the one that the connection manager takes counts. Method:
+/// the kernel's default, and the value of `cma_roce_mode`.
 #[test]
 fn what_the_connection_manager_takes() {
     let tree = tree::mlx5_dual_port();

@@ -1,4 +1,4 @@
-//! Does what the kernel shows become the devices there are?
+//! Do the kernel's files become the right devices?
 
 use super::tree;
 use crate::*;

@@ -62,7 +62,7 @@ pub struct Progress {
     pub elapsed: Duration,
 }
 
-/// How often progress is told.
+/// How often progress is reported.
 const TELL: Duration = Duration::from_millis(200);
 /// How often a busy server is asked again.
 const AGAIN: Duration = Duration::from_millis(100);
@@ -73,7 +73,7 @@ const FAREWELL: Duration = Duration::from_millis(200);
 /// How often the connection manager and the clock are looked at while there is work.
 const TICK: Duration = Duration::from_millis(5);
 
-/// Runs a test. Setting `stop` ends it early, with what was measured until then.
+/// Runs a test. Setting `stop` ends it early, with the results up to then.
 pub fn measure(
     provider: &dyn Provider,
     options: &ClientOptions,
@@ -274,7 +274,7 @@ impl Client<'_> {
         Ok(())
     }
 
-    /// Tells the server why this ends, if that can still be told.
+    /// Sends the server the reason for the end, if that is still possible.
     fn farewell(&mut self, error: &PerfError) {
         let last = error.last_words();
         if self.control.is_none() || self.say(last).is_err() {

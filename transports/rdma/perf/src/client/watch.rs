@@ -1,4 +1,4 @@
-//! What a client does all the time: completions, events of connections, signs of life.
+//! A client's permanent tasks: completions, events of connections, signs of life.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ impl Client<'_> {
         let slept = match taken {
             Ok(slept) => slept,
             Err(error @ PerfError::Queue { .. }) => {
-                // A device that goes away is told by the connection manager.
+                // The connection manager reports a device that disappears.
                 self.causes.add(Rank::Ended, error, now);
                 self.waiter.wait(TICK)?;
                 true
@@ -189,7 +189,8 @@ impl Client<'_> {
         }
     }
 
-    /// On the control connection; nothing, if its queue is full of what the server does not take.
+    /// Sends on the control connection; drops the message if the queue is full because the server
+    /// does not take messages.
     pub(super) fn say(&mut self, message: Message) -> Result<(), PerfError> {
         let peer = self.peer();
         let Some(control) = &mut self.control else {

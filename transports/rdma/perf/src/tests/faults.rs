@@ -1,5 +1,5 @@
-//! What goes wrong while it measures: each fault ends the session at both ends, in bounded time, with its own words,
-//! and the server goes on with the next client.
+//! Faults during a measurement: each ends the session at both ends, in bounded time, with its own
+//! words, and the server goes on with the next client.
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,8 @@ struct Pairs {
     server: u32,
 }
 
-/// The data queue pairs of a run of one. Made in this order: client's control, server's, client's data, server's.
+/// The data queue pairs of a run with one. Made in this order: client's control, server's, client's
+/// data, server's.
 fn data_pairs(rig: &Rig) -> Pairs {
     let all = rig.fabric.queue_pairs();
     assert_eq!(all.len(), 4, "{all:?}");
@@ -53,8 +54,9 @@ fn is_completion(error: &PerfError, status: WcStatus) -> bool {
     matches!(error, PerfError::Completion(failed) if failed.status == status)
 }
 
-/// Goal: every status that a completion can have ends the run with that status, its meaning and its remedy, at the end
-/// that saw it; the other end is told which it was. Method: each status on WRITE, some on the other operations.
+/// Goal: every completion status ends the run with that status, its meaning and its remedy, at the
+/// end that saw it; the other end learns it. Method: each status on WRITE, some on the other
+/// operations.
 #[test]
 fn every_error_completion_of_the_client() {
     let rig = Rig::new();
@@ -104,7 +106,8 @@ fn every_error_completion_of_the_client() {
     rig.stop().unwrap();
 }
 
-/// Goal: the same of the server's requests: what it echoes, what it answers. The client is told the status.
+/// Goal: the same for the server's requests: its echoes and its answers. The client learns the
+/// status.
 #[test]
 fn every_error_completion_of_the_server() {
     let rig = Rig::new();
@@ -137,7 +140,7 @@ fn every_error_completion_of_the_server() {
     rig.stop().unwrap();
 }
 
-/// Goal: a receive that fails is told at both ends, each by what its own device says.
+/// Goal: a failed receive is reported at both ends, each by its own device's event.
 #[test]
 fn a_receive_fails() {
     let rig = Rig::new();
@@ -178,8 +181,8 @@ fn only_flushed() {
     rig.stop().unwrap();
 }
 
-/// Goal: a device that goes away under a run is named, at the end that has it; the other end is not left waiting; a
-/// server on the other device goes on.
+/// Goal: a device that disappears during a run is named, at its end; the other end is not left
+/// waiting; a server on the other device continues.
 #[test]
 fn the_clients_device_is_removed() {
     let rig = Rig::new();
@@ -217,7 +220,8 @@ fn the_servers_device_is_removed() {
     );
 }
 
-/// Goal: the network between is cut: both ends give up, neither before nor long after the time that was agreed.
+/// Goal: the network between is cut: both ends give up, neither before nor long after the agreed
+/// time.
 #[test]
 fn the_network_is_cut() {
     let rig = Rig::new();
@@ -257,8 +261,8 @@ fn the_network_is_cut() {
     rig.stop().unwrap();
 }
 
-/// Goal: an end whose device lives and whose program does not is given up too. Method: one way of the control
-/// connection is held, so that signs of life do not arrive.
+/// Goal: an end whose device lives and whose program hangs is given up too. Method: one direction
+/// of the control connection is held, so that signs of life do not arrive.
 #[test]
 fn a_stopped_program() {
     let rig = Rig::new();
@@ -282,7 +286,7 @@ fn a_stopped_program() {
     rig.stop().unwrap();
 }
 
-/// Goal: requests that never complete, while the other end lives, are not waited for for ever.
+/// Goal: the wait for requests that never complete, while the other end lives, ends.
 #[test]
 fn requests_that_never_complete() {
     let rig = Rig::new();
@@ -300,8 +304,8 @@ fn requests_that_never_complete() {
     rig.stop().unwrap();
 }
 
-/// Goal: a peer that ends the connection is told as that, at both ends. Method: the events of a connection that
-/// somebody else ended.
+/// Goal: a peer that ends the connection is reported as that, at both ends. Method: the events of a
+/// connection that another party ended.
 #[test]
 fn disconnected() {
     let rig = Rig::new();
@@ -335,7 +339,8 @@ fn disconnected() {
     rig.stop().unwrap();
 }
 
-/// Goal: an address that moves ends the run at the end that is told of it; what means nothing is ignored.
+/// Goal: an address that moves ends the run at the end that gets the event; meaningless events are
+/// ignored.
 #[test]
 fn other_events() {
     let rig = Rig::new();
@@ -364,7 +369,7 @@ fn other_events() {
     rig.stop().unwrap();
 }
 
-/// Goal: a server that is stopped tells its client, which does not wait.
+/// Goal: a server that stops notifies its client, which does not wait.
 #[test]
 fn the_server_is_stopped() {
     let mut rig = Rig::new();
@@ -380,7 +385,7 @@ fn the_server_is_stopped() {
     assert_eq!(rig.fabric.ids(), []);
 }
 
-/// Goal: `once` hands the failure of its client to whoever started it.
+/// Goal: `once` returns the failure of its client to the caller.
 #[test]
 fn once_and_failed() {
     let mut rig = Rig::with(|options| options.once = true);

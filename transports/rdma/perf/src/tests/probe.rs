@@ -8,8 +8,8 @@ use nacre_rdma_verbs::sim::{ConnectFault, attributes};
 use super::rig::{CLIENT, PATIENCE, Rig, SERVER, network};
 use crate::*;
 
-/// Goal: a program that listens, nobody that listens, and a machine that does not answer are told apart, and nothing of
-/// the question is left behind.
+/// Goal: a listening program, a machine without a listener, and a machine that does not answer are
+/// distinguished. The probe leaves nothing behind.
 #[test]
 fn what_answers() {
     let rig = Rig::new();

@@ -1,4 +1,5 @@
-//! What goes wrong before it measures: addresses, routes, devices, limits, other programs, other versions.
+//! Failures before a measurement: addresses, routes, devices, limits, other programs, other
+//! versions.
 
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicBool;
@@ -10,7 +11,8 @@ use super::rig::{CLIENT, PATIENCE, Rig, SERVER, network};
 use crate::wire::Refusal;
 use crate::*;
 
-/// Goal: each way in which connecting fails has its text with stage and peer; a silent network is given up in time.
+/// Goal: each way in which connecting fails has its text with stage and peer; a silent network is
+/// given up in time.
 #[test]
 fn ways_that_lead_nowhere() {
     let rig = Rig::new();
@@ -61,7 +63,7 @@ fn ways_that_lead_nowhere() {
     rig.stop().unwrap();
 }
 
-/// Goal: a machine where no server listens is told apart from one that is not there.
+/// Goal: a machine without a server is distinguished from an absent one.
 #[test]
 fn nobody_listens() {
     let rig = Rig::new();
@@ -167,7 +169,7 @@ fn tests_that_make_no_sense() {
     rig.stop().unwrap();
 }
 
-/// Goal: what a server does not allow is refused with the numbers, and it goes on.
+/// Goal: the server refuses a forbidden request with the numbers, and continues.
 #[test]
 fn limits_of_the_server() {
     let rig = Rig::with(|options| {
@@ -246,8 +248,8 @@ fn memory_of_the_client() {
     rig.stop().unwrap();
 }
 
-/// Goal: limits of a device are named with what to ask less of, at the end that has the device. Method: devices that can
-/// do little.
+/// Goal: a device's limits are named with the flag that asks for less, at the end that has the
+/// device. Method: devices with low limits.
 #[test]
 fn limits_of_devices() {
     type Change = fn(&mut nacre_rdma_verbs::DeviceAttributes);
@@ -287,7 +289,7 @@ fn limits_of_devices() {
     }
 }
 
-/// Goal: a client that is told to stop while it connects does so.
+/// Goal: a client that is stopped while it connects stops.
 #[test]
 fn stopped_while_connecting() {
     let rig = Rig::new();

@@ -1,4 +1,4 @@
-//! A server in a thread of its own, and what it told.
+//! A server in a thread of its own, and its reports.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -150,7 +150,7 @@ impl Rig {
         self.thread.take().expect("once").join().expect("no panic")
     }
 
-    /// The server ends, and nothing of anybody is left on the devices.
+    /// The server ends, and the devices have no objects left.
     pub fn stop(mut self) -> Result<(), PerfError> {
         self.interrupt();
         let outcome = self.outcome();

@@ -1,4 +1,5 @@
-//! What goes well: every operation and measure, sizes, queue pairs, several clients, and the end of a server.
+//! Successful runs: every operation and measure, sizes, queue pairs, several clients, and the end
+//! of a server.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering;
@@ -9,8 +10,9 @@ use nacre_rdma_verbs::sim::attributes;
 use super::rig::{CLIENT, Rig, SERVER, endless};
 use crate::*;
 
-/// Goal: each operation is measured both ways, with and without comparing, and both ends count alike. Method: sizes
-/// around every bound of the implementation (one byte, a head, a head and a byte, more).
+/// Goal: each operation is measured both ways, with and without comparing, and both ends count
+/// alike. Method: sizes around every bound of the implementation (one byte, a head, a head and a
+/// byte, more).
 #[test]
 fn every_operation_and_measure() {
     let rig = Rig::new();
@@ -52,7 +54,7 @@ fn every_operation_and_measure() {
     rig.stop().unwrap();
 }
 
-/// Goal: a latency says of what it is.
+/// Goal: a latency names its event.
 #[test]
 fn latencies_are_named() {
     let rig = Rig::new();
@@ -71,7 +73,7 @@ fn latencies_are_named() {
     rig.stop().unwrap();
 }
 
-/// Goal: a run by time lasts that long and counts what it did.
+/// Goal: a timed run lasts that long and counts its messages.
 #[test]
 fn by_time() {
     let rig = Rig::new();
@@ -89,8 +91,8 @@ fn by_time() {
     rig.stop().unwrap();
 }
 
-/// Goal: READs under way never exceed what the server answers; more is an error on real devices too. Method: a
-/// server's device that answers three, a depth of 32 over two queue pairs.
+/// Goal: READs in flight never exceed the server's depth; more is an error on real devices too.
+/// Method: a server's device that answers three, a depth of 32 over two queue pairs.
 #[test]
 fn reads_stay_within_the_negotiated_depth() {
     let mut server = attributes("sim_server");
@@ -121,8 +123,9 @@ fn reads_stay_within_the_negotiated_depth() {
     rig.stop().unwrap();
 }
 
-/// Goal: where a device registers little at once memory is registered in pieces, and every byte arrives; what would not
-/// fit into one is refused in words, at either end. Method: devices that take 20 MiB, tests that need several times that.
+/// Goal: where a device registers little at once, memory is registered in pieces, and every byte
+/// arrives. A request that does not fit into one piece is refused in words, at either end. Method:
+/// devices that take 20 MiB, tests that need several times that.
 #[test]
 fn memory_in_pieces() {
     let small = |name| {
@@ -173,7 +176,8 @@ fn memory_in_pieces() {
     rig.stop().unwrap();
 }
 
-/// Goal: one server serves clients one after another, and a client that comes while it is busy waits for its turn.
+/// Goal: one server serves clients one after another, and a client that connects while it is busy
+/// waits for its turn.
 #[test]
 fn one_client_after_another() {
     let rig = Rig::new();
@@ -199,7 +203,7 @@ fn a_server_for_one_client() {
     assert_eq!(rig.fabric.ids(), []);
 }
 
-/// Goal: a server without anything to do ends at once when it is told to.
+/// Goal: an idle server ends at once on request.
 #[test]
 fn an_idle_server_stops() {
     let rig = Rig::new();
@@ -208,7 +212,8 @@ fn an_idle_server_stops() {
     assert!(began.elapsed() < Duration::from_secs(10));
 }
 
-/// Goal: a server that listens on every address serves on each device. Method: a wildcard address, two devices.
+/// Goal: a server that listens on every address serves on each device. Method: a wildcard address,
+/// two devices.
 #[test]
 fn every_address() {
     let any: IpAddr = "0.0.0.0".parse().unwrap();
@@ -229,7 +234,7 @@ fn every_address() {
     rig.stop().unwrap();
 }
 
-/// Goal: progress is told, and grows.
+/// Goal: progress is reported, and grows.
 #[test]
 fn progress() {
     let rig = Rig::new();

@@ -54,7 +54,7 @@ impl Raw {
         }
     }
 
-    /// Asks with these private data; what the answer is.
+    /// Sends a request with these private data; returns the answer.
     fn ask(&mut self, to: SocketAddr, private_data: &[u8]) -> (CmId, CmEventKind) {
         let options = CmOptions::default();
         let id = self
@@ -104,8 +104,8 @@ fn request(peer_timeout_ms: u32) -> Vec<u8> {
     Request::Control(terms).to_bytes()
 }
 
-/// Goal: a server answers whatever asks: other programs, other versions, short requests, sessions that are not there;
-/// and goes on.
+/// Goal: a server answers every request: other programs, other versions, short requests, unknown
+/// sessions; and continues.
 #[test]
 fn strange_clients() {
     let rig = Rig::new();
@@ -145,8 +145,8 @@ fn strange_clients() {
     rig.run(Test::default()).unwrap();
 }
 
-/// Goal: queue pairs that a session does not have, or has already, are refused; a client that then says nothing is given
-/// up after the time that it named itself, and the next one is served.
+/// Goal: queue pairs that a session does not have, or has already, are refused. A client that is
+/// silent after that is given up after the time that it named itself, and the next one is served.
 #[test]
 fn a_client_that_falls_silent() {
     let rig = Rig::new();
@@ -207,7 +207,7 @@ fn a_client_that_goes_away_while_connecting() {
     rig.run(Test::default()).unwrap();
 }
 
-/// Runs a client against a server of the test's own, which answers a request as told.
+/// Runs a client against a server of the test's own, which answers a request with `answer`.
 fn against(answer: impl FnOnce(&mut Raw, CmId) + Send + 'static, timeout: Duration) -> PerfError {
     let (fabric, [server, _]) = network(attributes("sim_server"), attributes("sim_client"));
     let mut raw = Raw::new(&fabric, server);
@@ -247,7 +247,8 @@ fn accept(raw: &mut Raw, id: CmId, private_data: &[u8]) {
     raw.cm.accept(id, &params).unwrap();
 }
 
-/// Goal: a server that is another program, or of another version, is told apart from one that fails.
+/// Goal: a server that is another program, or of another version, is distinguished from one that
+/// fails.
 #[test]
 fn strange_servers() {
     let patience = Duration::from_secs(20);
@@ -281,7 +282,7 @@ fn silent_servers() {
         "{error}"
     );
     let good = wire::Accept::default().to_bytes();
-    // The second connection is not answered any more.
+    // The second connection gets no answer.
     let error = against(move |raw, id| accept(raw, id, &good), timeout).to_string();
     assert!(
         error.starts_with("RDMA connection timeout after 3000ms in CONNECT"),

@@ -18,7 +18,7 @@ fn terms() -> Terms {
     }
 }
 
-/// Goal: the bytes are those of version 1 for ever. Method: written out.
+/// Goal: the bytes are those of version 1 forever. Method: written out.
 #[test]
 fn the_bytes_of_a_request() {
     let bytes = Request::Control(terms()).to_bytes();
@@ -40,7 +40,7 @@ fn the_bytes_of_a_request() {
     assert_eq!((bytes[8], bytes[14], bytes[20], bytes.len()), (2, 2, 5, 36));
 }
 
-/// Goal: what was written is read, also when the connection manager padded it.
+/// Goal: written messages parse, also with the connection manager's padding.
 #[test]
 fn there_and_back() {
     for request in [
@@ -121,7 +121,8 @@ fn there_and_back() {
     }
 }
 
-/// Goal: every way in which a request can be bad has its own error. Method: one byte of a good one is changed.
+/// Goal: every way in which a request can be bad has its own error. Method: one byte of a good one
+/// is changed.
 #[test]
 fn bad_requests() {
     let with = |at: usize, value: u8| {
@@ -165,7 +166,7 @@ fn bad_requests() {
     }
 }
 
-/// Goal: bad answers and messages are told, not guessed at.
+/// Goal: bad answers and messages are errors, not guesses.
 #[test]
 fn bad_answers() {
     let accept = Accept::default().to_bytes();
@@ -230,7 +231,7 @@ fn bad_answers() {
 }
 
 proptest! {
-    /// Goal: whatever arrives is read without a panic, and what is taken is within bounds.
+    /// Goal: any input parses without a panic, and accepted values are within bounds.
     #[test]
     fn anything_can_arrive(mut bytes in proptest::collection::vec(any::<u8>(), 0..200), head in any::<bool>()) {
         if head && bytes.len() >= 8 {
