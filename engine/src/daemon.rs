@@ -32,6 +32,7 @@ use tracing::{error, info, warn};
 use crate::config::settings::{Hugepages, Mode};
 use crate::config::{Loaded, Settings, default_data_dir, default_socket};
 use crate::engine::{Engine, Personality, Phase};
+use crate::files::{self, Inode};
 use crate::journal::Journal;
 use crate::logs::Logs;
 use crate::methods::nvmf::{DiscoveryFilter, configured_nqn};
@@ -39,7 +40,7 @@ use crate::methods::options::IobufOptions;
 use crate::metrics::http;
 use crate::plane::{Plane, PlaneConfig, choose_cores};
 use crate::rpc::When;
-use crate::rpc::server::Socket;
+use crate::rpc::socket::Socket;
 use crate::spdk_file;
 use crate::store::Store;
 
@@ -499,19 +500,36 @@ impl Signals {
     }
 }
 
-struct PidFile(PathBuf);
+struct PidFile {
+    path: PathBuf,
+    inode: Inode,
+}
 
 impl PidFile {
     fn write(path: &Path) -> anyhow::Result<PidFile> {
-        std::fs::write(path, format!("{}\n", std::process::id()))
-            .with_context(|| format!("cannot write the pid file {}", path.display()))?;
-        Ok(PidFile(path.to_owned()))
+        let io = || format!("cannot write the pid file {}", path.display());
+        let (file, pid) = files::open_pid_file(path).with_context(io)?;
+        let metadata = file.metadata().with_context(io)?;
+        let theirs = pid.filter(|pid| *pid != std::process::id());
+        let written = metadata.modified().with_context(io)?;
+        if let Some((pid, name)) = theirs.and_then(|pid| Some((pid, files::writer(pid, written)?)))
+        {
+            let file = path.display();
+            anyhow::bail!(
+                "{file} is the pid file of process {pid} ({name}), which runs: name another with --pid-file"
+            );
+        }
+        files::write_pid(&file).with_context(io)?;
+        Ok(PidFile {
+            path: path.to_owned(),
+            inode: Inode::of(&metadata),
+        })
     }
 }
 
 impl Drop for PidFile {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
+        self.inode.remove(&self.path);
     }
 }
 

@@ -32,6 +32,7 @@ pub mod devices;
 pub mod doctor;
 pub mod drives;
 pub mod engine;
+mod files;
 pub mod initiator;
 pub mod journal;
 mod kept;

@@ -4,7 +4,8 @@
 //!   scan    where a JSON value ends, byte by byte          parse
 //!   frame   bytes -> requests and batches                  parse
 //!   method  what a method is; the registry                 decide
-//!   server  sockets, peers, deadlines, answers             perform
+//!   socket  the socket's file and its lock                 perform
+//!   server  peers, deadlines, answers                      perform
 //!   client  the other end, for `nacre` itself              perform
 //!   folder  whose the folder of a socket is                perform
 //! ```
@@ -16,6 +17,7 @@ pub mod frame;
 pub mod method;
 pub mod scan;
 pub mod server;
+pub mod socket;
 
 pub use error::RpcError;
 pub use method::{Effect, Method, MethodEntry, NoParams, Registry, When};

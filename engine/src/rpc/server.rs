@@ -1,30 +1,25 @@
-//! Perform: the unix socket, its clients, and the answers. Generic over who answers.
+//! Perform: the clients of the socket, and the answers. Generic over who answers.
 //!
 //! A client's requests run side by side and are answered as they finish, one line each; at most
 //! [`MAX_INFLIGHT`] at once, then the client is not read. A client that does not take its answers
 //! within [`WRITE_DEADLINE`] is dropped. A client that half-closes still gets its answers.
 
-use std::fs::{File, OpenOptions};
-use std::io::{Read, Seek, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use rustix::fs::FlockOperation;
 use serde_json::value::RawValue;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Semaphore, mpsc};
 use tracing::{debug, warn};
 
 use super::error::RpcError;
-use super::folder;
 use super::frame::{Call, Decoder, Element, Frame};
 use super::method::{Answer, CallFuture};
+use super::socket::Socket;
 
 pub const MAX_INFLIGHT: usize = 64;
 /// Longest answer: as SPDK's send buffer.
@@ -36,65 +31,7 @@ pub trait Dispatch: 'static {
     fn call(self: Rc<Self>, method: String, params: Option<Box<RawValue>>) -> CallFuture;
 }
 
-#[derive(Debug, thiserror::Error)]
-pub enum ListenError {
-    #[error("another daemon (pid {pid}) is serving {socket}: stop it (`kill {pid}`) or choose another socket with -r", pid = pid.map_or("unknown".to_owned(), |p| p.to_string()), socket = socket.display())]
-    Running { socket: PathBuf, pid: Option<u32> },
-    #[error("{what} {path}: {source}", path = path.display())]
-    Io {
-        what: &'static str,
-        path: PathBuf,
-        source: std::io::Error,
-    },
-}
-
-/// A bound socket with its lock. Dropping it removes both files.
-#[derive(Debug)]
-pub struct Socket {
-    listener: UnixListener,
-    path: PathBuf,
-    lock_path: PathBuf,
-    _lock: File,
-}
-
 impl Socket {
-    /// Takes `<path>.lock`, removes a socket that a dead daemon left, and listens, mode 0600.
-    pub fn bind(path: &Path) -> Result<Socket, ListenError> {
-        let io = |what, path: &Path| {
-            let path = path.to_owned();
-            move |source| ListenError::Io { what, path, source }
-        };
-        folder::make(path).map_err(io("create the directory of", path))?;
-        folder::trust(path).map_err(io("listen on", path))?;
-        let lock_path = with_suffix(path, ".lock");
-        let lock = lock(&lock_path).map_err(|e| match e {
-            LockError::Held(pid) => ListenError::Running {
-                socket: path.to_owned(),
-                pid,
-            },
-            LockError::Io(source) => io("lock", &lock_path)(source),
-        })?;
-        // Bound under another name first, so that nobody can connect before the mode is set.
-        // The name is a short one, as paths of sockets have hardly room for more.
-        let hidden = path.with_file_name(format!(".{}", std::process::id()));
-        let _ = std::fs::remove_file(&hidden);
-        let listener = UnixListener::bind(&hidden).map_err(io("listen on", path))?;
-        std::fs::set_permissions(&hidden, std::fs::Permissions::from_mode(0o600))
-            .and_then(|()| std::fs::rename(&hidden, path))
-            .inspect_err(|_| drop(std::fs::remove_file(&hidden)))
-            .map_err(io("listen on", path))?;
-        Ok(Socket {
-            listener,
-            path: path.to_owned(),
-            lock_path,
-            _lock: lock,
-        })
-    }
-
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// Accepts clients for ever, `max_clients` at a time.
     pub async fn serve<D: Dispatch>(&self, dispatch: Rc<D>, max_clients: usize) {
         let places = Rc::new(Semaphore::new(max_clients));
@@ -117,75 +54,6 @@ impl Socket {
                 }
             }
         }
-    }
-}
-
-impl Drop for Socket {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
-        let _ = std::fs::remove_file(&self.lock_path);
-    }
-}
-
-pub fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(suffix);
-    PathBuf::from(name)
-}
-
-#[derive(Debug)]
-pub enum LockError {
-    /// Somebody else holds it: the pid it wrote, if readable.
-    Held(Option<u32>),
-    Io(std::io::Error),
-}
-
-/// A holder that is gone may have left a child that has not come to its exec yet, and a holder that was killed may not
-/// be done dying: both are a matter of milliseconds.
-fn take(file: &File) -> bool {
-    for _ in 0..25 {
-        if rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive).is_ok() {
-            return true;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    false
-}
-
-/// Takes the lock file and writes our pid into it.
-pub fn lock(path: &Path) -> Result<File, LockError> {
-    let mut file = loop {
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(path)
-            .map_err(LockError::Io)?;
-        if !take(&file) {
-            let mut text = String::new();
-            let _ = file.read_to_string(&mut text);
-            return Err(LockError::Held(text.trim().parse().ok()));
-        }
-        // Who had it before may have taken the file away when it ended: then the next one to come makes another.
-        if is_still_at(&file, path).map_err(LockError::Io)? {
-            break file;
-        }
-    };
-    file.set_len(0)
-        .and_then(|()| file.rewind())
-        .and_then(|()| writeln!(file, "{}", std::process::id()))
-        .map_err(LockError::Io)?;
-    Ok(file)
-}
-
-fn is_still_at(file: &File, path: &Path) -> std::io::Result<bool> {
-    let ours = file.metadata()?;
-    match std::fs::metadata(path) {
-        Ok(there) => Ok((there.dev(), there.ino()) == (ours.dev(), ours.ino())),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(error),
     }
 }
 

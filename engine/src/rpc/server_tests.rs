@@ -2,6 +2,8 @@
 //! and the bytes on the wire.
 
 use super::*;
+use std::io::Write;
+use std::path::Path;
 use std::time::Instant;
 
 struct Fake;
@@ -161,54 +163,6 @@ fn more_clients_than_places_wait_their_turn() {
     });
 }
 
-#[test]
-fn the_socket_is_private_locked_and_cleaned_up() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("new/dir/s.sock");
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
-    let _in = runtime.enter();
-    let socket = Socket::bind(&path).unwrap();
-    assert_eq!(
-        std::fs::metadata(&path).unwrap().permissions().mode() & 0o777,
-        0o600
-    );
-    let refused = Socket::bind(&path).unwrap_err();
-    let expected = std::process::id();
-    assert!(
-        matches!(refused, ListenError::Running { pid: Some(pid), .. } if pid == expected),
-        "{refused}"
-    );
-    drop(socket);
-    assert!(!path.exists() && !with_suffix(&path, ".lock").exists());
-    // What a killed daemon leaves behind is no obstacle.
-    std::fs::write(&path, "").unwrap();
-    std::fs::write(with_suffix(&path, ".lock"), "99999").unwrap();
-    Socket::bind(&path).unwrap();
-}
-
-/// Goal: two daemons never have one lock, whatever another one does as it ends. Method: one waits for it while its holder
-/// takes the file away, as a daemon that ends does; then a third comes.
-#[test]
-fn a_lock_whose_file_was_taken_away_is_nobodys() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("lock");
-    let first = lock(&path).unwrap();
-    let waiting = std::thread::spawn({
-        let path = path.clone();
-        move || lock(&path)
-    });
-    std::thread::sleep(Duration::from_millis(60));
-    std::fs::remove_file(&path).unwrap();
-    drop(first);
-    let second = waiting.join().unwrap().unwrap();
-    assert!(matches!(lock(&path), Err(LockError::Held(Some(_)))));
-    drop(second);
-    lock(&path).unwrap();
-}
-
 /// Clients that take no answers any more make room, whether they close or not.
 #[test]
 fn clients_that_take_no_answers_make_room() {
@@ -230,19 +184,4 @@ fn clients_that_take_no_answers_make_room() {
         let served = tokio::time::timeout(Duration::from_secs(10), served).await;
         served.expect("it is served").unwrap();
     });
-}
-
-/// The longest path that a socket can have is taken.
-#[test]
-fn a_long_path_is_listened_on() {
-    let dir = tempfile::tempdir().unwrap();
-    let name = "s".repeat(107 - dir.path().as_os_str().len() - 1);
-    let path = dir.path().join(name);
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
-    let _in = runtime.enter();
-    let _socket = Socket::bind(&path).unwrap();
-    std::os::unix::net::UnixStream::connect(&path).unwrap();
 }

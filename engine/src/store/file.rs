@@ -56,12 +56,12 @@ impl RedbStore {
         };
         std::fs::create_dir_all(dir).map_err(io("create the directory", dir))?;
         let lock_path = dir.join("lock");
-        let lock = crate::rpc::server::lock(&lock_path).map_err(|e| match e {
-            crate::rpc::server::LockError::Held(pid) => StoreError::InUse {
+        let lock = crate::rpc::socket::lock(&lock_path).map_err(|e| match e {
+            crate::rpc::socket::LockError::Held(pid) => StoreError::InUse {
                 path: dir.to_owned(),
                 pid,
             },
-            crate::rpc::server::LockError::Io(source) => io("lock", &lock_path)(source),
+            crate::rpc::socket::LockError::Io(source) => io("lock", &lock_path)(source),
         })?;
         let path = dir.join("state.redb");
         let file = path.clone();

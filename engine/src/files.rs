@@ -1,0 +1,178 @@
+//! Files that the daemon makes and removes. A file that the daemon did not make is neither overwritten nor removed.
+
+use std::fs::{File, Metadata, OpenOptions};
+use std::io::{Error, ErrorKind, Read, Result, Seek, Write};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// A file itself, whatever its name is by now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Inode {
+    device: u64,
+    number: u64,
+}
+
+impl Inode {
+    pub fn of(metadata: &Metadata) -> Inode {
+        Inode {
+            device: metadata.dev(),
+            number: metadata.ino(),
+        }
+    }
+
+    /// The file at `path`; a link is not followed.
+    pub fn at(path: &Path) -> Result<Option<Inode>> {
+        match std::fs::symlink_metadata(path) {
+            Ok(metadata) => Ok(Some(Inode::of(&metadata))),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Removes the file at `path` if it is this one.
+    pub fn remove(self, path: &Path) {
+        if matches!(Inode::at(path), Ok(Some(there)) if there == self) {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// A process id needs no more bytes.
+const PID_BYTES: u64 = 32;
+
+/// Opens a file that holds a process id or nothing, and makes the file if there is none. Answers the process id too.
+pub fn open_pid_file(path: &Path) -> Result<(File, Option<u32>)> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false);
+    // A link may lead to any file.
+    let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
+    options.mode(0o600).custom_flags(flags.bits().cast_signed());
+    let refuse = |kind: &str| {
+        let cause =
+            format!("it is {kind}, and holds no process id: name another file, or remove this one");
+        Error::new(ErrorKind::AlreadyExists, cause)
+    };
+    let mut file = options
+        .open(path)
+        .map_err(|error| match std::fs::symlink_metadata(path) {
+            Ok(there) if !there.is_file() => refuse(kind(&there)),
+            _ => error,
+        })?;
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
+        return Err(refuse(kind(&metadata)));
+    }
+    let mut text = Vec::new();
+    (&mut file).take(PID_BYTES + 1).read_to_end(&mut text)?;
+    let text = String::from_utf8_lossy(&text);
+    let pid = text.trim();
+    if text.len() as u64 > PID_BYTES || !pid.bytes().all(|b| b.is_ascii_digit()) {
+        return Err(refuse("a file of another kind"));
+    }
+    Ok((file, pid.parse().ok()))
+}
+
+/// Replaces the contents by the id of this process.
+pub fn write_pid(mut file: &File) -> Result<()> {
+    file.set_len(0)?;
+    file.rewind()?;
+    writeln!(file, "{}", std::process::id())
+}
+
+/// The name of the process `pid` that wrote a file at `written`: a process that started later only has the same id.
+pub fn writer(pid: u32, written: SystemTime) -> Option<String> {
+    let started = started(pid)?;
+    // Starts are known to the second.
+    if written + Duration::from_secs(1) < started {
+        return None;
+    }
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+    Some(name.trim().to_owned())
+}
+
+fn started(pid: u32) -> Option<SystemTime> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name, in parentheses, may hold anything.
+    let (_, fields) = stat.rsplit_once(')')?;
+    let ticks: u64 = fields.split_whitespace().nth(19)?.parse().ok()?;
+    let boot = std::fs::read_to_string("/proc/stat").ok()?;
+    let boot = boot.lines().find_map(|line| line.strip_prefix("btime "))?;
+    let since_boot = ticks / rustix::param::clock_ticks_per_second().max(1);
+    Some(UNIX_EPOCH + Duration::from_secs(boot.trim().parse::<u64>().ok()? + since_boot))
+}
+
+/// What a path leads to, for messages.
+pub fn kind(metadata: &Metadata) -> &'static str {
+    let kind = metadata.file_type();
+    match () {
+        () if kind.is_symlink() => "a symbolic link",
+        () if kind.is_dir() => "a directory",
+        () if kind.is_file() => "a regular file",
+        () if kind.is_socket() => "a socket",
+        () if kind.is_fifo() => "a pipe",
+        () if kind.is_block_device() => "a block device",
+        () => "a character device",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: only a file that holds a process id is opened as one. Method: what else may be at the path.
+    #[test]
+    fn other_files_are_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        let notes = path("notes");
+        std::fs::write(&notes, "precious").unwrap();
+        std::os::unix::fs::symlink(&notes, path("link")).unwrap();
+        std::os::unix::fs::symlink(path("nothing"), path("dangling")).unwrap();
+        std::fs::create_dir(path("dir")).unwrap();
+        std::fs::write(path("digits"), "1".repeat(40)).unwrap();
+        for name in ["notes", "link", "dangling", "dir", "digits"] {
+            let refused = open_pid_file(&path(name)).unwrap_err();
+            assert_eq!(
+                refused.kind(),
+                ErrorKind::AlreadyExists,
+                "{name}: {refused}"
+            );
+        }
+        assert_eq!(std::fs::read_to_string(&notes).unwrap(), "precious");
+        assert!(!path("nothing").exists());
+        std::fs::write(path("empty"), "").unwrap();
+        assert_eq!(open_pid_file(&path("empty")).unwrap().1, None);
+        let (file, pid) = open_pid_file(&path("pid")).unwrap();
+        assert_eq!(pid, None);
+        write_pid(&file).unwrap();
+        let (_, pid) = open_pid_file(&path("pid")).unwrap();
+        assert_eq!(pid, Some(std::process::id()));
+    }
+
+    #[test]
+    fn a_file_is_its_writers_until_that_ends() {
+        let us = std::process::id();
+        assert!(writer(us, SystemTime::now()).is_some());
+        assert_eq!(writer(us, UNIX_EPOCH), None, "this process came later");
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        assert_eq!(writer(child.id(), SystemTime::now()), None);
+    }
+
+    #[test]
+    fn only_the_same_file_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, "ours").unwrap();
+        let ours = Inode::at(&path).unwrap().unwrap();
+        // Kept under another name, so that its inode is not given to the next file.
+        std::fs::rename(&path, dir.path().join("moved")).unwrap();
+        std::fs::write(&path, "theirs").unwrap();
+        ours.remove(&path);
+        assert!(path.exists());
+        Inode::at(&path).unwrap().unwrap().remove(&path);
+        assert!(!path.exists());
+        assert_eq!(Inode::at(&path).unwrap(), None);
+    }
+}

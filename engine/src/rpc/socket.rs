@@ -1,0 +1,312 @@
+//! Perform: the file of the management socket, and the lock that keeps two daemons from one socket.
+//!
+//! Only a socket that no program listens on is replaced. Everything else at the path is left alone.
+
+use std::fs::File;
+use std::io::{Error, ErrorKind};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{CWD, FlockOperation, RenameFlags, renameat_with};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use tokio::net::UnixListener;
+
+use super::folder;
+use crate::files::{self, Inode};
+
+/// A daemon that was killed may take some milliseconds to end, and so may a child of it before its exec.
+const ATTEMPTS: u32 = 25;
+const PAUSE: Duration = Duration::from_millis(10);
+
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    #[error("another daemon (pid {pid}) is serving {socket}: stop it (`kill {pid}`) or choose another socket with -r", pid = pid.map_or("unknown".to_owned(), |p| p.to_string()), socket = socket.display())]
+    Running { socket: PathBuf, pid: Option<u32> },
+    #[error("{path} is there and is no socket but {kind}: choose another path with -r, or remove it yourself", path = path.display())]
+    NoSocket { path: PathBuf, kind: &'static str },
+    #[error("another program listens on {path}: choose another path with -r", path = path.display())]
+    Foreign { path: PathBuf },
+    #[error("{what} {path}", path = path.display())]
+    Io {
+        what: &'static str,
+        path: PathBuf,
+        source: std::io::Error,
+    },
+}
+
+/// A bound socket with its lock. Dropping it removes both files.
+#[derive(Debug)]
+pub struct Socket {
+    pub(super) listener: UnixListener,
+    path: PathBuf,
+    inode: Inode,
+    lock_path: PathBuf,
+    lock: File,
+}
+
+impl Socket {
+    /// Takes `<path>.lock`, removes a socket that a dead daemon left, and listens, mode 0600.
+    pub fn bind(path: &Path) -> Result<Socket, ListenError> {
+        let io = |what, path: &Path| {
+            let path = path.to_owned();
+            move |source| ListenError::Io { what, path, source }
+        };
+        folder::make(path).map_err(io("cannot create the directory of", path))?;
+        folder::trust(path).map_err(io("cannot listen on", path))?;
+        // Before the lock: where the path is not for a socket, no other file is made either.
+        if let Some(kind) = obstacle(path).map_err(io("cannot listen on", path))? {
+            let path = path.to_owned();
+            return Err(ListenError::NoSocket { path, kind });
+        }
+        let lock_path = with_suffix(path, ".lock");
+        let lock = lock(&lock_path).map_err(|e| match e {
+            LockError::Held(pid) => ListenError::Running {
+                socket: path.to_owned(),
+                pid,
+            },
+            LockError::Io(source) => io("cannot lock", &lock_path)(source),
+        })?;
+        clear(path)?;
+        // Bound under another name first, so that no client connects before the mode is set.
+        // The name is a short one, as paths of sockets have hardly room for more.
+        let hidden = path.with_file_name(format!(".{}", std::process::id()));
+        clear(&hidden)?;
+        let listener = UnixListener::bind(&hidden).map_err(io("cannot listen on", path))?;
+        let inode = std::fs::set_permissions(&hidden, std::fs::Permissions::from_mode(0o600))
+            .and_then(|()| std::fs::symlink_metadata(&hidden))
+            .and_then(|metadata| rename(&hidden, path).map(|()| Inode::of(&metadata)))
+            .inspect_err(|_| drop(std::fs::remove_file(&hidden)))
+            .map_err(io("cannot listen on", path))?;
+        Ok(Socket {
+            listener,
+            path: path.to_owned(),
+            inode,
+            lock_path,
+            lock,
+        })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        self.inode.remove(&self.path);
+        if let Ok(ours) = self.lock.metadata() {
+            Inode::of(&ours).remove(&self.lock_path);
+        }
+    }
+}
+
+pub fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    PathBuf::from(name)
+}
+
+/// What is at `path`, unless that is a socket or nothing.
+fn obstacle(path: &Path) -> std::io::Result<Option<&'static str>> {
+    match std::fs::symlink_metadata(path) {
+        Ok(there) if there.file_type().is_socket() => Ok(None),
+        Ok(there) => Ok(Some(files::kind(&there))),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Removes a socket that no program listens on.
+fn clear(path: &Path) -> Result<(), ListenError> {
+    let (path, io) = (path.to_owned(), |path: &Path, source: Error| {
+        let (what, path) = ("cannot listen on", path.to_owned());
+        ListenError::Io { what, path, source }
+    });
+    match obstacle(&path) {
+        Ok(None) => {}
+        Ok(Some(kind)) => return Err(ListenError::NoSocket { path, kind }),
+        Err(error) => return Err(io(&path, error)),
+    }
+    for _ in 0..ATTEMPTS {
+        match probe(&path) {
+            Err(Errno::CONNREFUSED) => {
+                return std::fs::remove_file(&path).map_err(|error| io(&path, error));
+            }
+            Err(Errno::NOENT) => return Ok(()),
+            Err(error @ (Errno::ACCESS | Errno::PERM)) => return Err(io(&path, error.into())),
+            Ok(()) | Err(_) => std::thread::sleep(PAUSE),
+        }
+    }
+    Err(ListenError::Foreign { path })
+}
+
+/// Connects, without waiting for a place in the queue of whatever listens there.
+fn probe(path: &Path) -> Result<(), Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)
+}
+
+/// Does not replace a file that came since. Some file systems cannot promise that.
+fn rename(from: &Path, to: &Path) -> std::io::Result<()> {
+    match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        Err(Errno::INVAL | Errno::NOSYS) => std::fs::rename(from, to),
+        other => Ok(other?),
+    }
+}
+
+#[derive(Debug)]
+pub enum LockError {
+    /// Another process holds the lock; the process id that it wrote, if readable.
+    Held(Option<u32>),
+    Io(std::io::Error),
+}
+
+fn take(file: &File) -> bool {
+    for _ in 0..ATTEMPTS {
+        if rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            return true;
+        }
+        std::thread::sleep(PAUSE);
+    }
+    false
+}
+
+/// Takes the lock file and writes our pid into it.
+pub fn lock(path: &Path) -> Result<File, LockError> {
+    loop {
+        let (file, pid) = files::open_pid_file(path).map_err(LockError::Io)?;
+        if !take(&file) {
+            return Err(LockError::Held(pid));
+        }
+        // The last holder may have removed the file as it ended: then the next daemon makes another file.
+        let ours = file.metadata().map_err(LockError::Io)?;
+        if Inode::at(path).map_err(LockError::Io)? == Some(Inode::of(&ours)) {
+            files::write_pid(&file).map_err(LockError::Io)?;
+            return Ok(file);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Goal: the daemon takes its own path and no other file. Method: real sockets, locks and obstacles.
+
+    use std::os::unix::net::{UnixDatagram, UnixListener as Listener};
+
+    use super::*;
+
+    fn bind(path: &Path) -> Result<Socket, ListenError> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let _in = runtime.enter();
+        Socket::bind(path)
+    }
+
+    #[test]
+    fn the_socket_is_private_locked_and_cleaned_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("new/dir/s.sock");
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let _in = runtime.enter();
+        let socket = Socket::bind(&path).unwrap();
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        let refused = Socket::bind(&path).unwrap_err();
+        let expected = std::process::id();
+        assert!(
+            matches!(refused, ListenError::Running { pid: Some(pid), .. } if pid == expected),
+            "{refused}"
+        );
+        drop(socket);
+        assert!(!path.exists() && !with_suffix(&path, ".lock").exists());
+        // What a killed daemon leaves behind is no obstacle.
+        drop(Listener::bind(&path).unwrap());
+        std::fs::write(with_suffix(&path, ".lock"), "99999").unwrap();
+        Socket::bind(&path).unwrap();
+    }
+
+    /// A file that is no socket, a socket that another program serves, and a lock file that is no lock file.
+    #[test]
+    fn other_files_are_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        std::fs::write(path("notes"), "precious").unwrap();
+        std::os::unix::fs::symlink(path("notes"), path("link")).unwrap();
+        std::fs::create_dir(path("dir")).unwrap();
+        for name in ["notes", "link", "dir"] {
+            let refused = bind(&path(name)).unwrap_err();
+            assert!(
+                matches!(refused, ListenError::NoSocket { .. }),
+                "{name}: {refused}"
+            );
+            let lock = with_suffix(&path(name), ".lock");
+            assert!(!lock.exists(), "{name}");
+        }
+        let _stream = Listener::bind(path("stream")).unwrap();
+        let _datagram = UnixDatagram::bind(path("datagram")).unwrap();
+        for name in ["stream", "datagram"] {
+            let refused = bind(&path(name)).unwrap_err();
+            assert!(
+                matches!(refused, ListenError::Foreign { .. }),
+                "{name}: {refused}"
+            );
+            assert!(path(name).exists());
+        }
+        std::fs::write(path("Cargo.lock"), "version = 4\n").unwrap();
+        let refused = bind(&path("Cargo")).unwrap_err();
+        assert!(matches!(refused, ListenError::Io { .. }), "{refused}");
+        for (name, text) in [("notes", "precious"), ("Cargo.lock", "version = 4\n")] {
+            assert_eq!(std::fs::read_to_string(path(name)).unwrap(), text);
+        }
+    }
+
+    /// A socket that another program has put at the path is not removed as the daemon ends.
+    #[test]
+    fn a_socket_that_took_our_place_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s.sock");
+        let socket = bind(&path).unwrap();
+        std::fs::rename(&path, dir.path().join("moved")).unwrap();
+        let _theirs = Listener::bind(&path).unwrap();
+        drop(socket);
+        assert!(path.exists());
+    }
+
+    /// Goal: two daemons never have one lock, whatever another one does as it ends. Method: one waits for it while its
+    /// holder takes the file away, as a daemon that ends does; then a third comes.
+    #[test]
+    fn a_lock_whose_file_was_taken_away_is_nobodys() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        let first = lock(&path).unwrap();
+        let waiting = std::thread::spawn({
+            let path = path.clone();
+            move || lock(&path)
+        });
+        std::thread::sleep(Duration::from_millis(60));
+        std::fs::remove_file(&path).unwrap();
+        drop(first);
+        let second = waiting.join().unwrap().unwrap();
+        assert!(matches!(lock(&path), Err(LockError::Held(Some(_)))));
+        drop(second);
+        lock(&path).unwrap();
+    }
+
+    /// The longest path that a socket can have is taken.
+    #[test]
+    fn a_long_path_is_listened_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let name = "s".repeat(107 - dir.path().as_os_str().len() - 1);
+        let path = dir.path().join(name);
+        let _socket = bind(&path).unwrap();
+        std::os::unix::net::UnixStream::connect(&path).unwrap();
+    }
+}
