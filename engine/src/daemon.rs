@@ -30,6 +30,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing::{error, info, warn};
 
 use crate::config::settings::{Hugepages, Mode};
+use crate::config::source::{COMMANDS_SOCKET, variable};
 use crate::config::{Loaded, Settings, default_data_dir, default_socket};
 use crate::engine::{Engine, Personality, Phase};
 use crate::files::{self, Inode};
@@ -86,6 +87,15 @@ async fn run(options: &ServeOptions, logs: Logs) -> anyhow::Result<()> {
         true => Some(Socket::bind(&socket_path)?),
         false => None,
     };
+    let commands = std::env::var_os(COMMANDS_SOCKET).map(PathBuf::from);
+    if let Some(path) = commands.filter(|path| *path != socket_path) {
+        warn!(
+            "{COMMANDS_SOCKET} is {} and the daemon serves {}: that variable is for the commands, {} moves the daemon",
+            path.display(),
+            socket_path.display(),
+            variable("rpc.socket")
+        );
+    }
     let store = open_store(&settings, options.personality)?;
     // Not before: where another daemon has the state, the file is that one's.
     let _pid_file = options

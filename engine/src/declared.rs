@@ -35,6 +35,12 @@ pub struct Call {
     pub params: Value,
 }
 
+impl Call {
+    fn makes_bdev(&self, name: &str) -> bool {
+        self.method.starts_with("bdev_") && self.params["name"] == name
+    }
+}
+
 #[derive(Debug)]
 struct Planned {
     call: Call,
@@ -112,6 +118,20 @@ impl Declared {
             }
         }
         any
+    }
+
+    /// The parameters of a device that is declared and not made.
+    pub fn missing_bdev(&self, name: &str) -> Option<Value> {
+        let calls = self.calls.borrow();
+        let mut missing = calls.iter().filter(|p| !p.made && p.call.makes_bdev(name));
+        missing.next().map(|p| p.call.params.clone())
+    }
+
+    /// Why the declared device `name` could not be made.
+    pub fn refusal_of_bdev(&self, name: &str) -> Option<RpcError> {
+        let calls = self.calls.borrow();
+        let mut all = calls.iter().filter(|p| p.call.makes_bdev(name));
+        all.next()?.refused.clone()
     }
 
     /// What could not be made, and why.

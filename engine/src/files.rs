@@ -1,10 +1,12 @@
-//! Files that the daemon makes and removes. A file that the daemon did not make is neither overwritten nor removed.
+//! Files that the daemon makes and removes. It leaves every other file as it is.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{Error, ErrorKind, Read, Result, Seek, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use uuid::Uuid;
 
 /// A file itself, whatever its name is by now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,10 +40,66 @@ impl Inode {
     }
 }
 
+/// The path from the root on, without links, `.` and `..` among its folders. The last name stays as
+/// it is: names in /dev/disk/by-id are links, and their targets change when the machine restarts.
+pub fn absolute(path: &Path) -> Result<PathBuf> {
+    let refuse = |cause: &str| Error::new(ErrorKind::InvalidInput, cause);
+    if path.as_os_str().is_empty() {
+        return Err(refuse("the path is empty"));
+    }
+    let path = std::path::absolute(path)?;
+    let parts = (path.parent(), path.file_name());
+    let path = match parts {
+        (Some(folder), Some(name)) => match folder.canonicalize() {
+            Ok(folder) => folder.join(name),
+            // Opening the file reports the missing folder.
+            Err(_) => path,
+        },
+        _ => path.canonicalize()?,
+    };
+    match path.to_str() {
+        Some(_) => Ok(path),
+        None => Err(refuse(
+            "the path is not UTF-8, and answers and state are: rename it, or make a link",
+        )),
+    }
+}
+
+/// Replaces a file as a whole: it has the old contents or the new ones, whenever the power goes.
+pub fn replace(path: &Path, contents: &[u8]) -> Result<()> {
+    let (new, mut file) = beside(path)?;
+    let written = file
+        .write_all(contents)
+        .and_then(|()| file.sync_all())
+        .and_then(|()| std::fs::rename(&new, path));
+    if written.is_err() {
+        let _ = std::fs::remove_file(&new);
+    }
+    written.and_then(|()| sync_folder(path))
+}
+
+/// A new file in the folder of `path`.
+pub fn beside(path: &Path) -> Result<(PathBuf, File)> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let name = format!(".{name}.{}.{}", std::process::id(), Uuid::new_v4());
+    let path = path.with_file_name(name);
+    let file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .open(&path)?;
+    Ok((path, file))
+}
+
+/// Makes what happened to names in the folder of `path` durable.
+pub fn sync_folder(path: &Path) -> Result<()> {
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty());
+    File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+}
+
 /// A process id needs no more bytes.
 const PID_BYTES: u64 = 32;
 
-/// Opens a file that holds a process id or nothing, and makes the file if there is none. Answers the process id too.
+/// Opens a file that holds a process id or nothing, or makes it. Returns the process id too.
 pub fn open_pid_file(path: &Path) -> Result<(File, Option<u32>)> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);
@@ -80,7 +138,8 @@ pub fn write_pid(mut file: &File) -> Result<()> {
     writeln!(file, "{}", std::process::id())
 }
 
-/// The name of the process `pid` that wrote a file at `written`: a process that started later only has the same id.
+/// The name of the process `pid` that wrote a file at `written`. A process that started later only
+/// has the same id.
 pub fn writer(pid: u32, written: SystemTime) -> Option<String> {
     let started = started(pid)?;
     // Starts are known to the second.
@@ -102,7 +161,7 @@ fn started(pid: u32) -> Option<SystemTime> {
     Some(UNIX_EPOCH + Duration::from_secs(boot.trim().parse::<u64>().ok()? + since_boot))
 }
 
-/// What a path leads to, for messages.
+/// The kind of a file, for messages.
 pub fn kind(metadata: &Metadata) -> &'static str {
     let kind = metadata.file_type();
     match () {
@@ -120,7 +179,7 @@ pub fn kind(metadata: &Metadata) -> &'static str {
 mod tests {
     use super::*;
 
-    /// Goal: only a file that holds a process id is opened as one. Method: what else may be at the path.
+    /// Goal: only a file that holds a process id is opened as one. Method: other files at the path.
     #[test]
     fn other_files_are_left_alone() {
         let dir = tempfile::tempdir().unwrap();
@@ -148,6 +207,39 @@ mod tests {
         write_pid(&file).unwrap();
         let (_, pid) = open_pid_file(&path("pid")).unwrap();
         assert_eq!(pid, Some(std::process::id()));
+    }
+
+    #[test]
+    fn paths_become_absolute_and_keep_their_last_name() {
+        use std::os::unix::ffi::OsStrExt;
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().canonicalize().unwrap();
+        std::fs::create_dir(root.join("v1")).unwrap();
+        std::os::unix::fs::symlink("v1", root.join("now")).unwrap();
+        std::os::unix::fs::symlink("v1/sda", root.join("by-id")).unwrap();
+        for (given, path) in [
+            ("now/disk", "v1/disk"),
+            ("now/../by-id", "by-id"),
+            ("./v1//disk/", "v1/disk"),
+            ("now/..", ""),
+            ("none/../disk", "none/../disk"),
+        ] {
+            assert_eq!(
+                absolute(&root.join(given)).unwrap(),
+                root.join(path),
+                "{given}"
+            );
+        }
+        let here = std::env::current_dir().unwrap().canonicalize().unwrap();
+        assert_eq!(absolute(Path::new("disk")).unwrap(), here.join("disk"));
+        assert!(absolute(Path::new("")).is_err());
+        let odd = std::ffi::OsStr::from_bytes(b"/tmp/\xff");
+        assert!(
+            absolute(Path::new(odd))
+                .unwrap_err()
+                .to_string()
+                .contains("UTF-8")
+        );
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::ops::Bound;
 use std::time::SystemTime;
 
 use tracing::{info, warn};
+use uuid::Uuid;
 
 use crate::rpc::RpcError;
 use crate::store::{Change, Edit, Record, Store, StoreError};
@@ -63,10 +64,28 @@ pub async fn replaying<T>(record: Record, work: impl Future<Output = T>) -> T {
 /// How keys begin of which one below another is a part of it. Elsewhere a slash is one of a name.
 const TREE: &str = "nvmf/";
 
+/// Prefix of facts about the files of devices, by the UUID of the device. No call makes a fact
+/// again.
+const SEEN: &str = "seen/";
+
+fn is_fact(edit: &Edit) -> bool {
+    match edit {
+        Edit::Put(record) => record.key.starts_with(SEEN),
+        Edit::Remove(key) => key.starts_with(SEEN),
+        Edit::RemoveAll(_) => false,
+    }
+}
+
+/// The key of the fact about the file of the device `uuid`.
+pub fn seen_key(uuid: Uuid) -> String {
+    format!("{SEEN}{uuid}")
+}
+
 #[derive(Debug, Default)]
 pub struct Journal {
     store: Option<Store>,
     entries: RefCell<Entries>,
+    seen: RefCell<BTreeMap<String, Record>>,
 }
 
 /// What was made, in order and by key.
@@ -123,6 +142,22 @@ impl Journal {
         Journal {
             store,
             entries: RefCell::default(),
+            seen: RefCell::default(),
+        }
+    }
+
+    /// The fact about the file of the device `uuid`, from when the device was made.
+    pub fn seen(&self, uuid: Uuid) -> Option<serde_json::Value> {
+        let seen = self.seen.borrow();
+        seen.get(&seen_key(uuid)).map(|fact| fact.params.clone())
+    }
+
+    /// Sets aside or puts back this fact, in memory only: making the device stores a new one.
+    pub fn set_seen(&self, uuid: Uuid, seen: Option<Record>) -> Option<Record> {
+        let mut all = self.seen.borrow_mut();
+        match seen {
+            Some(record) => all.insert(seen_key(uuid), record),
+            None => all.remove(&seen_key(uuid)),
         }
     }
 
@@ -139,7 +174,14 @@ impl Journal {
         let Some(store) = &self.store else {
             return Ok(0);
         };
-        let records = parts_after_the_whole(store.load().await?);
+        let (facts, records): (Vec<Record>, Vec<Record>) = store
+            .load()
+            .await?
+            .into_iter()
+            .partition(|record| record.key.starts_with(SEEN));
+        let facts = facts.into_iter().map(|fact| (fact.key.clone(), fact));
+        self.seen.replace(facts.collect());
+        let records = parts_after_the_whole(records);
         let mut entries = Entries::default();
         for record in records {
             entries.push(Entry {
@@ -162,12 +204,11 @@ impl Journal {
             .filter(|edit| self.matters(edit, durable))
             .collect();
         let change = Change(edits);
-        if let Some(store) = self
-            .store
-            .as_ref()
-            .filter(|_| !change.0.is_empty() && durable)
-        {
-            store.commit(change.clone()).await.map_err(|error| {
+        // Facts are kept for devices of the configuration file, too.
+        let kept = change.0.iter().filter(|edit| durable || is_fact(edit));
+        let kept = Change(kept.cloned().collect());
+        if let Some(store) = self.store.as_ref().filter(|_| !kept.0.is_empty()) {
+            store.commit(kept).await.map_err(|error| {
                 warn!(%error, "a change was undone because it could not be stored");
                 RpcError::internal(format!(
                     "the change could not be stored, and was undone: {error}"
@@ -176,8 +217,13 @@ impl Journal {
             })?;
         }
         let mut entries = self.entries.borrow_mut();
+        let mut seen = self.seen.borrow_mut();
         for edit in change.0 {
             match edit {
+                Edit::Put(fact) if fact.key.starts_with(SEEN) => {
+                    seen.insert(fact.key.clone(), fact);
+                }
+                Edit::Remove(key) if key.starts_with(SEEN) => drop(seen.remove(&key)),
                 Edit::Put(record) => match entries.get_mut(&record.key) {
                     Some(entry) => {
                         *entry = Entry {
@@ -210,6 +256,9 @@ impl Journal {
     /// Whether the edit changes anything; also notes what a replay has just made live again.
     fn matters(&self, edit: &Edit, durable: bool) -> bool {
         let Edit::Put(record) = edit else { return true };
+        if is_fact(edit) {
+            return self.seen.borrow().get(&record.key) != Some(record);
+        }
         let mut entries = self.entries.borrow_mut();
         let same = entries
             .get_mut(&record.key)
@@ -410,6 +459,31 @@ mod tests {
                 .collect::<Vec<_>>(),
             [true, false]
         );
+    }
+
+    /// A fact is stored for devices of RPC and of the file, is no object, and survives a restart.
+    #[test]
+    fn facts_are_kept_beside_the_objects() {
+        let fake = Fake::default();
+        let start = || Journal::new(Some(Store::on(fake.clone(), Path::new("x"))));
+        let uuid = Uuid::from_u128(5);
+        let fact = |inode: u64| Change::put(seen_key(uuid), "seen", json!({ "inode": inode }));
+        let journal = start();
+        run(async {
+            declaring(journal.commit(put("a").and(fact(1))))
+                .await
+                .unwrap();
+            declaring(journal.commit(fact(1))).await.unwrap();
+        });
+        assert_eq!(fake.0.lock().unwrap().0, [fact(1)], "once, and alone");
+        let journal = start();
+        assert_eq!(run(journal.load()).unwrap(), 0);
+        assert_eq!(journal.seen(uuid), Some(json!({ "inode": 1 })));
+        let before = journal.set_seen(uuid, None);
+        assert_eq!(journal.seen(uuid), None);
+        journal.set_seen(uuid, before);
+        run(journal.commit(Change::remove(seen_key(uuid)))).unwrap();
+        assert_eq!(journal.seen(uuid), None);
     }
 
     #[test]

@@ -1,9 +1,7 @@
 //! Identities that are made once and then kept in the data directory: a line in a file of its own.
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
-
-use uuid::Uuid;
+use std::path::Path;
 
 /// The line that `dir` keeps under `name`; `made` becomes it if there is none. Two processes that start at once end up
 /// with the same.
@@ -13,11 +11,10 @@ pub fn keep(dir: &Path, name: &str, made: &str) -> std::io::Result<String> {
         return Ok(line);
     }
     std::fs::create_dir_all(dir)?;
-    let mut file = tempfile_in(dir, name)?;
-    writeln!(file.1, "{made}")?;
-    file.1.sync_all()?;
-    let linked = std::fs::hard_link(&file.0, &path);
-    std::fs::remove_file(&file.0)?;
+    let (new, mut file) = crate::files::beside(&path)?;
+    let written = writeln!(file, "{made}").and_then(|()| file.sync_all());
+    let linked = written.and_then(|()| std::fs::hard_link(&new, &path));
+    std::fs::remove_file(&new)?;
     match linked {
         // Nobody is told of it before it is there for good.
         Ok(()) => std::fs::File::open(dir)?.sync_all()?,
@@ -32,15 +29,6 @@ pub fn first_line(path: &Path) -> Option<String> {
     let text = std::fs::read_to_string(path).ok()?;
     let line = text.lines().next()?.trim();
     (!line.is_empty()).then(|| line.to_owned())
-}
-
-fn tempfile_in(dir: &Path, name: &str) -> std::io::Result<(PathBuf, std::fs::File)> {
-    let path = dir.join(format!(".{name}.{}.{}", std::process::id(), Uuid::new_v4()));
-    let file = std::fs::OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .open(&path)?;
-    Ok((path, file))
 }
 
 #[cfg(test)]

@@ -29,6 +29,8 @@ fn facts(memlock: Option<u64>, huge_free: u64) -> Facts {
             limit: memlock,
             locked: 0,
         },
+        address_space: None,
+        strict_commit: false,
         available: GIB,
     }
 }

@@ -66,6 +66,22 @@ pub enum ArenaError {
     #[error("not enough memory: {} asked, {} available; remedy: ask for less or free some", human(*asked), human(*available))]
     NotEnoughMemory { asked: u64, available: u64 },
 
+    /// RLIMIT_AS bounds the address space of this process.
+    #[error(
+        "RLIMIT_AS too low: {} asked, {} allowed and {} of it in use; \
+         remedy: `ulimit -v unlimited`, or `LimitAS=infinity` in the systemd unit",
+        human(*asked), human(*limit), human(*used)
+    )]
+    AddressSpace { asked: u64, used: u64, limit: u64 },
+
+    /// The kernel promises no more memory than it has, whether or not that is used.
+    #[error(
+        "the kernel commits no more memory (vm.overcommit_memory is 2): {} asked, {} available; \
+         remedy: `sudo sysctl vm.overcommit_memory=0`, or ask for less",
+        human(*asked), human(*available)
+    )]
+    Committed { asked: u64, available: u64 },
+
     /// The process's control group does not allow this much memory: taking it would kill the
     /// process.
     #[error(

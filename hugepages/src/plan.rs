@@ -6,7 +6,7 @@ use rustix::io::Errno;
 
 use crate::error::ArenaError;
 use crate::pages::{HugepagePolicy, MIB, PageKind};
-use crate::system::{Facts, TRANSPARENT_FILE};
+use crate::system::{AddressSpace, Facts, TRANSPARENT_FILE};
 
 /// The requirements for an arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -203,12 +203,7 @@ pub(crate) fn explain(
             return short
                 .unwrap_or_else(|| facts.pages_short(kind.size(), options.numa_node, asked));
         }
-        (true, "mmap" | "populate") => {
-            return ArenaError::NotEnoughMemory {
-                asked,
-                available: facts.available,
-            };
-        }
+        (true, "mmap" | "populate") => return facts.refused(kind, asked),
         _ => {}
     }
     ArenaError::System {
@@ -279,6 +274,21 @@ impl Facts {
         short.then_some(ArenaError::NotEnoughMemory { asked, available })
     }
 
+    /// Why the kernel refuses to map so much.
+    fn refused(&self, kind: PageKind, asked: u64) -> ArenaError {
+        let available = self.available;
+        if let Some(AddressSpace { used, limit }) = self.address_space
+            // A mapping that is to be aligned is made larger first.
+            && used.saturating_add(asked).saturating_add(kind.size()) > limit
+        {
+            return ArenaError::AddressSpace { asked, used, limit };
+        }
+        match self.strict_commit && available >= asked {
+            true => ArenaError::Committed { asked, available },
+            false => ArenaError::NotEnoughMemory { asked, available },
+        }
+    }
+
     fn cgroup_short(&self, size: u64, asked: u64) -> Option<ArenaError> {
         let short = self
             .cgroup
@@ -336,6 +346,8 @@ mod tests {
                 limit: None,
                 locked: 0,
             },
+            address_space: None,
+            strict_commit: false,
             available: 64 * GIB,
         }
     }
@@ -632,6 +644,8 @@ mod tests {
                 ArenaError::CgroupHugetlb { .. } => "cgroup",
                 ArenaError::Memlock { .. } => "memlock",
                 ArenaError::NotEnoughMemory { .. } => "memory",
+                ArenaError::AddressSpace { .. } => "address space",
+                ArenaError::Committed { .. } => "committed",
                 ArenaError::System { .. } => "system",
                 _ => "?",
             };
@@ -640,6 +654,23 @@ mod tests {
         assert_eq!(name("mlock", Errno::NOMEM, Plain, &lock), "memlock");
         assert_eq!(name("mlock", Errno::NOMEM, Plain, &rich()), "system");
         assert_eq!(name("mmap", Errno::NOMEM, Plain, &rich()), "memory");
+        let bounded = |limit| Facts {
+            address_space: Some(AddressSpace { used: MIB, limit }),
+            ..rich()
+        };
+        assert_eq!(
+            name("mmap", Errno::NOMEM, Plain, &bounded(GIB)),
+            "address space"
+        );
+        assert_eq!(
+            name("mmap", Errno::NOMEM, Plain, &bounded(2 * GIB)),
+            "memory"
+        );
+        let strict = Facts {
+            strict_commit: true,
+            ..rich()
+        };
+        assert_eq!(name("mmap", Errno::NOMEM, Plain, &strict), "committed");
         assert_eq!(name("mbind", Errno::INVAL, TwoMiB, &rich()), "system");
     }
 }

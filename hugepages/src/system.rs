@@ -76,6 +76,13 @@ pub(crate) struct Memlock {
     pub locked: u64,
 }
 
+/// The limit on the address space of this process (RLIMIT_AS), and its size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct AddressSpace {
+    pub used: u64,
+    pub limit: u64,
+}
+
 /// Everything that decides which pages an arena gets.
 #[derive(Debug, Clone)]
 pub(crate) struct Facts {
@@ -91,6 +98,10 @@ pub(crate) struct Facts {
     /// Transparent huge pages on request are allowed.
     pub transparent: bool,
     pub memlock: Memlock,
+    /// Where RLIMIT_AS bounds it.
+    pub address_space: Option<AddressSpace>,
+    /// The kernel refuses to promise more memory than it has.
+    pub strict_commit: bool,
     pub available: u64,
 }
 
@@ -211,6 +222,10 @@ impl System {
                 .text(TRANSPARENT_FILE)
                 .is_some_and(|t| !t.contains("[never]")),
             memlock: self.memlock(),
+            address_space: self.address_space(),
+            strict_commit: self
+                .number("/proc/sys/vm/overcommit_memory")
+                .is_some_and(|mode| mode == 2),
             available: self.meminfo("MemAvailable").unwrap_or(0),
         }
     }
@@ -355,30 +370,45 @@ impl System {
     }
 
     fn memlock(&self) -> Memlock {
-        let status = self.text("/proc/self/status").unwrap_or_default();
-        let field = |name: &str| {
-            let line = status
-                .lines()
-                .find_map(|l| l.strip_prefix(name)?.strip_prefix(':'))?;
-            line.split_whitespace().next().map(str::to_owned)
-        };
-        let locked = field("VmLck")
-            .and_then(|v| v.parse::<u64>().ok())
-            .unwrap_or(0)
-            * KIB;
-        let capable = field("CapEff")
+        let capable = self
+            .status("CapEff")
             .and_then(|v| u64::from_str_radix(&v, 16).ok())
             .is_some_and(|mask| mask >> CAP_IPC_LOCK & 1 == 1);
-        // "Max locked memory  <soft>  <hard>  bytes"; "unlimited" does not parse: no limit.
-        let limits = self.text("/proc/self/limits").unwrap_or_default();
-        let hard = limits
-            .lines()
-            .find_map(|l| l.strip_prefix("Max locked memory"))
-            .and_then(|l| l.split_whitespace().nth(1)?.parse().ok());
+        let [_, hard] = self.limits("Max locked memory");
         Memlock {
             limit: hard.filter(|_| !capable),
-            locked,
+            locked: self.status_bytes("VmLck"),
         }
+    }
+
+    fn address_space(&self) -> Option<AddressSpace> {
+        let [soft, _] = self.limits("Max address space");
+        Some(AddressSpace {
+            limit: soft?,
+            used: self.status_bytes("VmSize"),
+        })
+    }
+
+    /// The soft and the hard limit of this process, from "Max locked memory  <soft>  <hard>
+    /// bytes". "unlimited" does not parse: no limit.
+    fn limits(&self, name: &str) -> [Option<u64>; 2] {
+        let limits = self.text("/proc/self/limits").unwrap_or_default();
+        let line = limits.lines().find_map(|l| l.strip_prefix(name));
+        let mut values = line.unwrap_or_default().split_whitespace();
+        [(); 2].map(|()| values.next().and_then(|value| value.parse().ok()))
+    }
+
+    /// The first word of a field of /proc/self/status.
+    fn status(&self, name: &str) -> Option<String> {
+        let status = self.text("/proc/self/status")?;
+        let mut lines = status.lines();
+        let line = lines.find_map(|l| l.strip_prefix(name)?.strip_prefix(':'))?;
+        line.split_whitespace().next().map(str::to_owned)
+    }
+
+    fn status_bytes(&self, name: &str) -> u64 {
+        let kib = self.status(name).and_then(|v| v.parse::<u64>().ok());
+        kib.unwrap_or(0) * KIB
     }
 
     /// A field of /proc/meminfo, in bytes.

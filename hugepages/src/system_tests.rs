@@ -91,11 +91,11 @@ const TWO_NODES: &[(&str, &str)] = &[
     ),
     (
         "proc/self/status",
-        "Name:\tx\nVmLck:\t     12 kB\nCapEff:\t0000000000000000\n",
+        "Name:\tx\nVmSize:\t   2048 kB\nVmLck:\t     12 kB\nCapEff:\t0000000000000000\n",
     ),
     (
         "proc/self/limits",
-        "Limit Soft Hard Units\nMax locked memory         8388608              16777216             bytes     \n",
+        "Limit Soft Hard Units\nMax locked memory         8388608              16777216             bytes     \nMax address space         204800000            unlimited            bytes     \n",
     ),
     ("proc/self/cgroup", "0::/system.slice/nacre.service\n"),
 ];
@@ -115,6 +115,8 @@ fn facts_of_a_machine_with_two_nodes() {
             locked: 12 << 10
         }
     );
+    let (used, limit) = (2 * MIB, 204_800_000);
+    assert_eq!(facts.address_space, Some(AddressSpace { used, limit }));
     assert!(facts.cgroup.is_empty());
     let sizes: Vec<_> = facts
         .pools

@@ -12,6 +12,7 @@ use uuid::Uuid;
 
 use crate::channel::Channel;
 use crate::error::CreateError;
+use crate::identity::Identity;
 use crate::probe::{self, BlockFacts, Direct};
 use crate::ring::Facts;
 use crate::{Config, Product};
@@ -34,6 +35,8 @@ pub struct UringBdev {
     pub(crate) block_shift: u32,
     physical_block_size: u32,
     uuid: Uuid,
+    identity: Identity,
+    inode: Option<(u64, u64)>,
     blocks: AtomicU64,
     /// Whether the file turned out to take FALLOC_FL_ZERO_RANGE; assumed until it refuses.
     pub(crate) zero_range: AtomicBool,
@@ -74,6 +77,8 @@ impl UringBdev {
             block_shift: opened.block_size.trailing_zeros(),
             physical_block_size: opened.physical_block_size,
             uuid: opened.uuid,
+            identity: opened.identity,
+            inode: opened.inode,
             blocks: AtomicU64::new(opened.size / u64::from(opened.block_size)),
             zero_range: AtomicBool::new(true),
             punch: AtomicBool::new(opened.punch),
@@ -91,6 +96,11 @@ impl UringBdev {
     /// The file without links and relative parts.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Which file or disk it is.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
     }
 
     /// Adopts the present size of the file or device, at most `most` bytes, rounded down to whole
@@ -295,6 +305,9 @@ impl Bdev for UringBdev {
             "write_cache": self.has_write_cache(),
             "data_lost": self.has_lost(),
         });
+        if let Some((device, inode)) = self.inode {
+            ours["file"] = json!({ "device": device, "inode": inode });
+        }
         match &self.direct {
             Ok(direct) => {
                 ours["direct_memory_alignment"] = direct.memory.into();

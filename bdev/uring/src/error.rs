@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use nacre_bdev::OpenError;
 
-use crate::RingOptions;
+use crate::{Config, RingOptions};
 
 #[derive(Debug, thiserror::Error)]
 pub enum CreateError {
@@ -15,6 +15,33 @@ pub enum CreateError {
     Depth { given: u32 },
     #[error("{}: no such file (give a `size` to create it)", path.display())]
     NotFound { path: PathBuf },
+    #[error(
+        "{}: no such file, but \"{bdev}\" was on it: bring it back{}",
+        path.display(),
+        if *can_be_made { format!(", or have an empty one made with `nacre bdev accept {bdev}`") } else { String::new() }
+    )]
+    Gone {
+        path: PathBuf,
+        bdev: String,
+        can_be_made: bool,
+    },
+    #[error(
+        "{}: {found}: put back what \"{bdev}\" was on, or take this one with `nacre bdev accept {bdev}` if it \
+         has the same data",
+        path.display()
+    )]
+    Other {
+        path: PathBuf,
+        bdev: String,
+        found: String,
+    },
+    #[error(
+        "{}: there is no directory {}; make the directory, or mount its file system",
+        path.display(), folder.display()
+    )]
+    NoFolder { path: PathBuf, folder: PathBuf },
+    #[error("{}: a link to {}, which is not there", path.display(), to.display())]
+    Dangling { path: PathBuf, to: PathBuf },
     #[error("{}: a directory, not a file or block device", path.display())]
     IsDirectory { path: PathBuf },
     #[error("{}: {kind}, not a file or block device", path.display())]
@@ -38,20 +65,22 @@ pub enum CreateError {
         by: String,
         remedy: &'static str,
     },
-    #[error("{}: empty; give it a size (`truncate -s 1G {}`)", path.display(), path.display())]
-    Empty { path: PathBuf },
     #[error(
-        "{}: {size} bytes are not a multiple of the block size {block_size}; choose another \
-         `block_size` or make it {} bytes (`truncate -s {} {}`)",
+        "{}: empty; {}",
         path.display(),
-        size.next_multiple_of(u64::from(*block_size)),
-        size.next_multiple_of(u64::from(*block_size)),
-        path.display()
+        if *is_block { "put a medium in".to_owned() } else { format!("give it a size (`truncate -s 1G {}`)", path.display()) }
+    )]
+    Empty { path: PathBuf, is_block: bool },
+    #[error(
+        "{}: {size} bytes are not a multiple of the block size {block_size}; {}",
+        path.display(),
+        whole_blocks(path, *size, *block_size, *is_block)
     )]
     PartialBlock {
         path: PathBuf,
         size: u64,
         block_size: u32,
+        is_block: bool,
     },
     #[error(
         "{}: block size {block_size} is smaller than the device's sectors of {sector} bytes",
@@ -89,6 +118,8 @@ impl CreateError {
         use CreateError::*;
         match self {
             BlockSize { .. } | Depth { .. } | PartialBlock { .. } | Empty { .. } => libc::EINVAL,
+            Gone { .. } | NoFolder { .. } | Dangling { .. } => libc::ENOENT,
+            Other { .. } => libc::ESTALE,
             BelowSector { .. } | CreateSize { .. } | NoDirect { .. } => libc::EINVAL,
             NotFound { .. } => libc::ENOENT,
             IsDirectory { .. } => libc::EISDIR,
@@ -107,6 +138,27 @@ impl CreateError {
             bdev: bdev.to_owned(),
             what: self.to_string(),
             source: io::Error::from_raw_os_error(self.errno()),
+        }
+    }
+
+    /// Why there is nothing at the path.
+    pub(crate) fn missing(config: &Config) -> CreateError {
+        let path = config.filename.clone();
+        let folder = path.parent().filter(|p| !p.as_os_str().is_empty());
+        if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
+            let folder = folder.to_owned();
+            return CreateError::NoFolder { path, folder };
+        }
+        if let Ok(to) = std::fs::read_link(&path) {
+            return CreateError::Dangling { path, to };
+        }
+        match config.identity {
+            None => CreateError::NotFound { path },
+            Some(_) => CreateError::Gone {
+                path,
+                bdev: config.name.clone(),
+                can_be_made: config.size.is_some() && !config.readonly,
+            },
         }
     }
 
@@ -133,4 +185,15 @@ impl CreateError {
             },
         }
     }
+}
+
+/// What makes whole blocks of so many bytes. A block device has the size that it has.
+fn whole_blocks(path: &Path, size: u64, block_size: u32, is_block: bool) -> String {
+    if is_block {
+        let fitting = 1u64 << size.trailing_zeros().min(16);
+        return format!("choose `block_size` {fitting}");
+    }
+    let more = size.next_multiple_of(u64::from(block_size));
+    let path = path.display();
+    format!("choose another `block_size` or make it {more} bytes (`truncate -s {more} {path}`)")
 }

@@ -3,6 +3,7 @@
 //! ```text
 //!   device.rs   UringBdev: identity, geometry, limits; rescan          control plane
 //!   probe.rs    opening: O_DIRECT and its alignment, locks, sysfs      control plane
+//!   identity.rs which file or disk it is                               control plane
 //!   channel.rs  Channel: one core's queue; chooses the next command   data path
 //!   command.rs  Command: one operation as a submission queue entry     data path
 //!   ring.rs     Ring: io_uring and the buffers the kernel works on     data path, all `unsafe`
@@ -36,6 +37,7 @@ mod channel;
 mod command;
 mod device;
 mod error;
+mod identity;
 mod probe;
 mod ring;
 mod setup;
@@ -45,6 +47,7 @@ mod tests;
 
 pub use device::{Rescan, UringBdev};
 pub use error::CreateError;
+pub use identity::Identity;
 pub use setup::probe;
 
 /// What to open, and how.
@@ -72,6 +75,10 @@ pub struct Config {
     /// `true` insists on O_DIRECT, `false` does without; by default whatever works.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub direct: Option<bool>,
+    /// The file or disk that the device was on before. Another one is refused, and no file is made
+    /// or given a size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity: Option<Identity>,
     /// By default derived from the file's path and inode, or the device's serial number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uuid: Option<Uuid>,
@@ -92,6 +99,7 @@ impl Config {
             preallocate: false,
             fallocate: None,
             direct: None,
+            identity: None,
             uuid: None,
             product: Product::default(),
             ring: RingOptions::default(),

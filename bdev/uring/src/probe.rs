@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use uuid::Uuid;
 
 use crate::error::CreateError;
+use crate::identity::{self, Identity, sys_dir};
 use crate::{Config, RingOptions};
 
 /// What direct I/O must be aligned to.
@@ -47,6 +48,9 @@ pub(crate) struct Opened {
     /// Holes can be punched (files) or ranges zeroed by the kernel (block devices).
     pub punch: bool,
     pub uuid: Uuid,
+    pub identity: Identity,
+    /// Of regular files: the numbers of device and inode, until the machine restarts.
+    pub inode: Option<(u64, u64)>,
 }
 
 pub(crate) fn open(config: &Config) -> Result<Opened, CreateError> {
@@ -63,7 +67,10 @@ pub(crate) fn open(config: &Config) -> Result<Opened, CreateError> {
     let wanted = &config.filename;
     let io = |what: &str, e: io::Error| CreateError::from_io(wanted, what, config.readonly, e);
     create_if_missing(config)?;
-    let path = fs::canonicalize(wanted).map_err(|e| io("realpath()", e))?;
+    let path = fs::canonicalize(wanted).map_err(|e| match e.kind() {
+        io::ErrorKind::NotFound => CreateError::missing(config),
+        _ => io("realpath()", e),
+    })?;
     let meta = fs::metadata(&path).map_err(|e| io("stat()", e))?;
     let kind = meta.file_type();
     if kind.is_dir() {
@@ -81,14 +88,27 @@ pub(crate) fn open(config: &Config) -> Result<Opened, CreateError> {
     let meta = file.metadata().map_err(|e| io("fstat()", e))?;
     if !is_block {
         lock(config, &file, &path, &meta)?;
-        if let (0, Some(size), false) = (meta.len(), config.size, config.readonly) {
-            give_size(config, &file, size)?;
+    }
+    let identity = Identity::of(&file, &meta);
+    match &config.identity {
+        Some(expected) => {
+            if let Some(found) = expected.difference(&identity) {
+                let bdev = config.name.clone();
+                return Err(CreateError::Other { path, bdev, found });
+            }
+        }
+        None => {
+            if let (false, 0, Some(size), false) =
+                (is_block, meta.len(), config.size, config.readonly)
+            {
+                give_size(config, &file, size)?;
+            }
         }
     }
 
     let size = rustix::fs::seek(&file, SeekFrom::End(0)).map_err(|e| io("lseek()", e.into()))?;
     if size == 0 {
-        return Err(CreateError::Empty { path });
+        return Err(CreateError::Empty { path, is_block });
     }
     let sector = if is_block {
         rustix::fs::ioctl_blksszget(&file).map_err(|e| io("ioctl(BLKSSZGET)", e.into()))?
@@ -113,6 +133,7 @@ pub(crate) fn open(config: &Config) -> Result<Opened, CreateError> {
             path,
             size,
             block_size,
+            is_block,
         });
     }
     let direct = alignment.and_then(|d| suits(&file, d, block_size));
@@ -135,9 +156,7 @@ pub(crate) fn open(config: &Config) -> Result<Opened, CreateError> {
         false => u32::try_from(meta.blksize()).unwrap_or(4096).min(65536),
     };
     let punch = !config.readonly && (is_block || can_punch(&file, size));
-    let uuid = config
-        .uuid
-        .unwrap_or_else(|| identity(&path, &meta, is_block));
+    let uuid = config.uuid.unwrap_or_else(|| identity::uuid(&path, &meta));
     Ok(Opened {
         file,
         path,
@@ -148,6 +167,8 @@ pub(crate) fn open(config: &Config) -> Result<Opened, CreateError> {
         size,
         punch,
         uuid,
+        identity,
+        inode: (!is_block).then_some((meta.dev(), meta.ino())),
     })
 }
 
@@ -157,7 +178,8 @@ pub(crate) fn size_of(file: &File) -> io::Result<u64> {
 }
 
 fn create_if_missing(config: &Config) -> Result<(), CreateError> {
-    let (Some(size), false) = (config.size, config.readonly) else {
+    // A file that the device had is not replaced by an empty one.
+    let (Some(size), false, None) = (config.size, config.readonly, &config.identity) else {
         return Ok(());
     };
     let path = &config.filename;
@@ -172,6 +194,7 @@ fn create_if_missing(config: &Config) -> Result<(), CreateError> {
     {
         Ok(file) => file,
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => return Ok(()),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(CreateError::missing(config)),
         Err(e) => return Err(io("open(O_CREAT|O_EXCL)", e)),
     };
     let made = give_size(config, &file, size).and_then(|()| {
@@ -182,8 +205,9 @@ fn create_if_missing(config: &Config) -> Result<(), CreateError> {
             .and_then(|d| d.sync_all())
             .map_err(|e| io("fsync(directory)", e))
     });
-    if made.is_err() {
-        let _ = fs::remove_file(path);
+    match &made {
+        Ok(()) => tracing::info!(bdev = config.name, path = %path.display(), size, "made the file"),
+        Err(_) => drop(fs::remove_file(path)),
     }
     made
 }
@@ -440,45 +464,6 @@ fn queue_attribute(rdev: u64, name: &str) -> Option<String> {
     let text = fs::read_to_string(dir.join("queue").join(name))
         .or_else(|_| fs::read_to_string(dir.join("../queue").join(name)));
     text.ok().map(|t| t.trim().to_owned())
-}
-
-fn sys_dir(rdev: u64) -> PathBuf {
-    let (major, minor) = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
-    let dir = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
-    fs::canonicalize(&dir).unwrap_or(dir)
-}
-
-/// The same over restarts: of a disk its serial number and partition wherever it is found, of a
-/// file its path and inode (a file made anew under the old name is not the old one).
-fn identity(path: &Path, meta: &fs::Metadata, is_block: bool) -> Uuid {
-    // Version 5 in the URL name space of RFC 9562, appendix A.
-    let name = |text: String| Uuid::new_v5(&Uuid::NAMESPACE_URL, text.as_bytes());
-    if !is_block {
-        return name(format!("nacre:file:{}:{}", path.display(), meta.ino()));
-    }
-    let dir = sys_dir(meta.rdev());
-    let attribute = |file: &str| {
-        let text = fs::read_to_string(dir.join(file)).ok()?;
-        Some(text.trim().to_owned()).filter(|t| !t.is_empty())
-    };
-    let ids = [
-        "wwid",
-        "device/wwid",
-        "serial",
-        "device/serial",
-        "../wwid",
-        "../device/wwid",
-    ];
-    let ids = ids
-        .into_iter()
-        .chain(["../serial", "../device/serial", "loop/backing_file"]);
-    match ids.filter_map(attribute).next() {
-        Some(id) => name(format!(
-            "nacre:disk:{id}:{}",
-            attribute("partition").unwrap_or_default()
-        )),
-        None => name(format!("nacre:disk-path:{}", path.display())),
-    }
 }
 
 fn kind_name(kind: &fs::FileType) -> &'static str {

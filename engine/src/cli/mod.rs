@@ -144,17 +144,30 @@ impl Connection {
     }
 }
 
+/// A path as it goes to the daemon and into its settings.
+fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+    let refuse =
+        |cause: &dyn std::fmt::Display| Failure::Usage(format!("{}: {cause}", path.display()));
+    match std::path::absolute(path) {
+        Ok(absolute) if absolute.to_str().is_none() => {
+            Err(refuse(&"the path is not UTF-8: rename it, or make a link"))
+        }
+        Ok(absolute) => Ok(absolute),
+        Err(error) => Err(refuse(&error)),
+    }
+}
+
 /// How a command can fail, each with its exit code.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    #[error("{0:#}")]
+    #[error("{}", crate::rpc::error::causes(.0))]
     Failed(#[from] anyhow::Error),
     #[error("{0}")]
     Usage(String),
     #[error("{0}")]
     Daemon(#[from] ClientError),
     /// With an exit code that the command's help explains.
-    #[error("{error:#}")]
+    #[error("{}", crate::rpc::error::causes(.error))]
     Exit { code: u8, error: anyhow::Error },
 }
 

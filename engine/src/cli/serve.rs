@@ -10,7 +10,7 @@ use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser};
 use nacre_reactor::CoreSet;
 use serde_json::{Value, json};
 
-use super::{Failure, lcores};
+use super::{Failure, absolute, lcores};
 use crate::config::{self, Flag, Loaded, Problem};
 use crate::daemon::ServeOptions;
 use crate::engine::Personality;
@@ -218,7 +218,7 @@ impl ServeArgs {
             set("--interrupt-mode", "reactor.mode", json!("interrupt"));
         }
         if let Some(socket) = &self.rpc_socket {
-            set("--rpc-socket", "rpc.socket", json!(socket));
+            set("--rpc-socket", "rpc.socket", json!(absolute(socket)?));
         }
         if self.no_rpc_server {
             set("--no-rpc-server", "rpc.enabled", json!(false));
@@ -227,6 +227,10 @@ impl ServeArgs {
             set("--rpcs-allowed", "rpc.allowed", json!(self.rpcs_allowed));
         }
         if let Some(dir) = &self.data_dir {
+            let dir = match dir.to_str() {
+                Some("auto" | "none") => dir.clone(),
+                _ => absolute(dir)?,
+            };
             set("--data-dir", "data.dir", json!(dir));
         }
         if let Some(size) = self.mem_size {

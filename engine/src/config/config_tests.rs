@@ -26,7 +26,7 @@ fn each_layer_overrides_the_one_before() {
     let file = "[reactor]\ncores = \"2\"\nbusy_poll_us = 7\n[rpc]\nsocket = \"/file\"\n";
     let vars = env(&[
         ("NACRE_REACTOR_BUSY_POLL_US", "8"),
-        ("NACRE_RPC_SOCKET", "/env"),
+        ("NACRE_SERVE_RPC_SOCKET", "/env"),
         ("NACRE_RPC_ALLOWED", "a, b"),
         ("HOME", "/"),
     ]);
@@ -75,6 +75,14 @@ fn unknown_keys_are_refused_with_a_suggestion() {
         env(&[
             ("NACRE_SERVICE_HOST", "10.0.0.1"),
             ("NACRE_PORT_4420_TCP", "x"),
+            // Of services called nacre-rdma and nacre-rpc.
+            ("NACRE_RDMA_PORT", "tcp://10.0.0.1:4420"),
+            ("NACRE_RDMA_SERVICE_PORT_NVMF", "4420"),
+            ("NACRE_RPC_PORT_9009_UDP_PROTO", "udp"),
+            ("NACRE_RPC_SERVICE_HOST", "10.0.0.2"),
+            // Of a shell in which this program is worked on.
+            ("NACRE_VM_CACHE", "/srv/vm"),
+            ("NACRE_TEST_SEED", "7"),
             // Of the commands that connect to a target.
             ("NACRE_HOSTNQN", "nqn.2014-08.org.nvmexpress:uuid:1"),
             ("NACRE_HOSTID", "1"),
@@ -83,6 +91,30 @@ fn unknown_keys_are_refused_with_a_suggestion() {
         &[],
     )
     .unwrap();
+}
+
+/// One variable has one meaning: the commands' variable does not move the daemon, and a port from
+/// Kubernetes is no setting.
+#[test]
+fn the_daemons_socket_has_a_variable_of_its_own() {
+    let file = "[rpc]\nsocket = \"/file\"\n";
+    let socket = |vars: &[(&str, &str)]| {
+        let loaded = load_text(Some(("nacre.toml", file)), env(vars), &[]).unwrap();
+        (loaded.settings.rpc.socket, loaded.settings.rdma.port)
+    };
+    assert_eq!(
+        socket(&[("NACRE_RPC_SOCKET", "/commands")]),
+        ("/file".into(), None)
+    );
+    assert_eq!(
+        socket(&[
+            ("NACRE_SERVE_RPC_SOCKET", "/daemon"),
+            ("NACRE_RDMA_PORT", "2")
+        ]),
+        ("/daemon".into(), Some(2))
+    );
+    let url = ("NACRE_RDMA_PORT", "tcp://10.0.0.1:4420");
+    assert_eq!(socket(&[url]), ("/file".into(), None));
 }
 
 /// Variables of others may be any bytes; one of ours that is no text is named.
@@ -95,12 +127,12 @@ fn variables_need_not_be_text_unless_they_are_ours() {
     ];
     load_text(None, others, &[]).unwrap();
     let ours = [
-        (bytes(b"NACRE_RPC_SOCKET"), bytes(b"/\xff")),
+        (bytes(b"NACRE_DATA_DIR"), bytes(b"/\xff")),
         (bytes(b"NACRE_RPC_\xff"), bytes(b"x")),
     ];
     let error = load_text(None, ours, &[]).unwrap_err();
     let said: Vec<String> = error.problems.iter().map(ToString::to_string).collect();
-    assert_eq!(said[0], "$NACRE_RPC_SOCKET: NACRE_RPC_SOCKET is not UTF-8");
+    assert_eq!(said[0], "$NACRE_DATA_DIR: NACRE_DATA_DIR is not UTF-8");
     assert!(
         said[1].starts_with("$NACRE_RPC_\u{fffd}: unknown variable"),
         "{said:?}"

@@ -1,10 +1,11 @@
 //! Configuration in layers: defaults, the TOML file, the environment (`NACRE_…`), flags.
 //!
 //! Each layer is a source of the `config` crate whose values carry where they came from
-//! (`nacre.toml:12`, `$NACRE_RPC_SOCKET`, `--cpumask`), so that `config show` and every error can
+//! (`nacre.toml:12`, `$NACRE_DATA_DIR`, `--cpumask`), so that `config show` and every error can
 //! say so. A key that nobody knows is refused with the nearest one that somebody does.
 
 pub mod listener;
+mod paths;
 pub mod rdma;
 pub mod replication;
 pub mod settings;
@@ -30,7 +31,7 @@ pub struct ConfigError {
 
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Problem {
-    /// `nacre.toml:12`, `$NACRE_RPC_SOCKET`, `--cpumask`.
+    /// `nacre.toml:12`, `$NACRE_DATA_DIR`, `--cpumask`.
     pub origin: String,
     pub key: String,
     pub cause: String,
@@ -137,7 +138,7 @@ pub fn load_text(
         .map_err(|e| Problem::new("configuration", "", e.to_string()))?;
     let mut origins = BTreeMap::new();
     note_origins("", &layered.cache, &mut origins);
-    let settings: Settings = serde_path_to_error::deserialize(layered).map_err(|e| {
+    let mut settings: Settings = serde_path_to_error::deserialize(layered).map_err(|e| {
         let key = e.path().to_string();
         Problem::new(
             origin_of(&origins, &key),
@@ -145,7 +146,8 @@ pub fn load_text(
             format!("{key}: {}", describe(e.inner())),
         )
     })?;
-    let problems = validate(&settings, &origins);
+    let mut problems = paths::make_absolute(&mut settings, &origins, file.map(|(name, _)| name));
+    problems.extend(validate(&settings, &origins));
     if problems.is_empty() {
         Ok(Loaded { settings, origins })
     } else {
@@ -289,6 +291,14 @@ fn validate(settings: &Settings, origins: &BTreeMap<String, String>) -> Vec<Prob
         } else if !names.insert(bdev.name.as_str()) {
             refuse(&key, format!("a second bdev named \"{}\"", bdev.name), "");
         }
+        if bdev.uuid.is_some_and(|uuid| uuid.is_nil()) {
+            let cause = "the nil UUID identifies no device".to_owned();
+            refuse(
+                &format!("{key}.uuid"),
+                cause,
+                "leave it out, or write another",
+            );
+        }
         match bdev.kind {
             settings::BdevKind::File if bdev.path.is_none() => {
                 refuse(
@@ -347,6 +357,13 @@ fn validate(settings: &Settings, origins: &BTreeMap<String, String>) -> Vec<Prob
             );
         }
         for (n, namespace) in subsystem.namespace.iter().enumerate() {
+            if namespace.uuid.is_some_and(|uuid| uuid.is_nil()) {
+                refuse(
+                    &format!("{key}.namespace[{n}].uuid"),
+                    "the nil UUID identifies no namespace".into(),
+                    "leave it out to use the device's, or write another",
+                );
+            }
             if namespace.bdev.is_empty() {
                 refuse(
                     &format!("{key}.namespace[{n}]"),

@@ -1,7 +1,7 @@
 //! The layers as sources of the `config` crate, each value with its origin.
 
 use std::collections::HashSet;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 
 use config::{Map, Source, Value, ValueKind};
 use toml_edit::{Document, Item};
@@ -142,7 +142,16 @@ impl Reader<'_> {
 pub struct EnvSource;
 
 /// Variables that other parts of the program read: who a host is concerns the commands that connect to a target.
-const OTHER_VARIABLES: [&str; 3] = ["NACRE_CONFIG", "NACRE_HOSTNQN", "NACRE_HOSTID"];
+const OTHER_VARIABLES: [&str; 5] = [
+    "NACRE_CONFIG",
+    "NACRE_HOSTNQN",
+    "NACRE_HOSTID",
+    COMMANDS_SOCKET,
+    "NACRE_CONFORMANCE_SEED",
+];
+
+/// Where the commands find the daemon. The daemon's own socket has another variable: [`variable`].
+pub const COMMANDS_SOCKET: &str = "NACRE_RPC_SOCKET";
 
 impl EnvSource {
     pub fn collect(
@@ -160,7 +169,10 @@ impl EnvSource {
                 continue;
             }
             let name = name.to_string_lossy().into_owned();
-            if OTHER_VARIABLES.contains(&name.as_str()) || injected(&name) {
+            if OTHER_VARIABLES.contains(&name.as_str())
+                || injected(&name, &text)
+                || of_the_tests(&name)
+            {
                 continue;
             }
             let origin = format!("${name}");
@@ -197,15 +209,36 @@ impl EnvSource {
     }
 }
 
-/// Kubernetes gives every container variables about every service: of one called `nacre`,
-/// `NACRE_SERVICE_HOST`, `NACRE_PORT_4420_TCP` and the like. They are not meant for us.
-fn injected(name: &str) -> bool {
-    name.starts_with("NACRE_SERVICE_") || name == "NACRE_PORT" || name.starts_with("NACRE_PORT_")
+/// Kubernetes gives every container variables about every service. One called `nacre-rdma` has
+/// `NACRE_RDMA_SERVICE_HOST`, `NACRE_RDMA_PORT=tcp://…`, `NACRE_RDMA_PORT_4420_TCP_ADDR` and more.
+/// They are not settings.
+fn injected(name: &str, text: &OsStr) -> bool {
+    let url = text.to_str().and_then(|text| text.split_once("://"));
+    let is_url = url.is_some_and(|(scheme, _)| ["tcp", "udp", "sctp"].contains(&scheme));
+    let of_a_port = |(_, rest): (&str, &str)| {
+        let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+        let protocol = rest[digits..].split('_').nth(1);
+        digits > 0 && matches!(protocol, Some("TCP" | "UDP" | "SCTP"))
+    };
+    name.ends_with("_SERVICE_HOST")
+        || name.ends_with("_SERVICE_PORT")
+        || name.contains("_SERVICE_PORT_")
+        || (name.ends_with("_PORT") && is_url)
+        || name.split_once("_PORT_").is_some_and(of_a_port)
 }
 
-/// The variable that sets a key.
+/// Variables of `cargo xtask` and of the tests, which may be set in the shell that starts a daemon.
+fn of_the_tests(name: &str) -> bool {
+    name.starts_with("NACRE_TEST_") || name.starts_with("NACRE_VM_")
+}
+
+/// The variable that sets a key. The socket's differs from [`COMMANDS_SOCKET`], so that the
+/// setting of the commands does not move the daemon.
 pub fn variable(path: &str) -> String {
-    format!("NACRE_{}", path.replace('.', "_").to_uppercase())
+    match path {
+        "rpc.socket" => "NACRE_SERVE_RPC_SOCKET".to_owned(),
+        _ => format!("NACRE_{}", path.replace('.', "_").to_uppercase()),
+    }
 }
 
 /// Every scalar or simple list, with whether it is a list. Lists of tables have no variable.

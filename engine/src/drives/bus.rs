@@ -8,7 +8,7 @@ use nacre_bdev_nvme_vfio::{Vfio, VfioError};
 use nacre_hugepages::Arena;
 
 use crate::rpc::RpcError;
-use crate::rpc::error::Errno;
+use crate::rpc::error::{Errno, causes};
 
 /// A bus with NVMe drives that a process may have.
 pub trait Bus: Send + Sync + 'static {
@@ -67,7 +67,7 @@ fn refusal(error: VfioError) -> RpcError {
         }
         _ => Errno::ENODEV,
     };
-    let cause = format!("{:#}", anyhow::Error::new(error));
+    let cause = causes(&anyhow::Error::new(error));
     RpcError::errno(errno, cause)
         .field("traddr")
         .remedy("`nacre nvme list` shows the drives and who has them")

@@ -30,7 +30,7 @@ use tracing::{info, warn};
 use crate::engine::Engine;
 use crate::plane::Plane;
 use crate::rpc::RpcError;
-use crate::rpc::error::Errno;
+use crate::rpc::error::{Errno, causes};
 
 pub use bus::{Bus, Machine};
 pub use uri::{DriveUri, DriveUriError};
@@ -276,7 +276,7 @@ impl Drop for Coming {
 
 /// Why a drive could not be brought up, as calls tell it.
 pub fn refusal(error: nacre_bdev_nvme::AttachError) -> RpcError {
-    let cause = format!("{:#}", anyhow::Error::new(error));
+    let cause = causes(&anyhow::Error::new(error));
     RpcError::errno(Errno::EIO, cause).field("traddr")
 }
 

@@ -1,7 +1,7 @@
 //! Where log lines go: to standard error, by a thread of its own.
 //!
-//! A disk that stands still, a pipe that nobody reads and a terminal that was stopped hold up whoever writes to them. No
-//! core may wait for that: every host that it serves would. Lines that find too many waiting are left out, and counted.
+//! A stalled disk, a full pipe or a stopped terminal blocks a thread that writes to it. No core may
+//! wait for that, as all of its hosts would. Lines that find the queue full are dropped and counted.
 
 use std::io::Write;
 use std::sync::Arc;

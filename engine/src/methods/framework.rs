@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::bdev::ANNOUNCED;
 use super::sock::{SET_SOCK_OPTIONS, SockOptions};
 use crate::engine::{Engine, Phase};
-use crate::rpc::error::Errno;
+use crate::rpc::error::{Errno, causes};
 use crate::rpc::{Effect, Method, NoParams, Registry, RpcError, When};
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -159,7 +159,7 @@ impl Method<Engine> for StartInit {
 
     async fn apply(_: NoParams, on: Rc<Engine>) -> Result<bool, RpcError> {
         crate::daemon::init(&on).await.map_err(|error| {
-            let why = format!("framework_initialization failed: {error:#}");
+            let why = format!("framework_initialization failed: {}", causes(&error));
             on.fail(why.clone());
             RpcError::internal(why)
         })?;

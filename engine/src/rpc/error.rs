@@ -138,11 +138,47 @@ impl RpcError {
     }
 }
 
+/// An error with its causes, each once: many errors have the text of their cause in their own.
+pub fn causes(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     //! Goal: the bytes that scripts match on are SPDK's.
 
     use super::*;
+
+    /// Whether an error has the text of its cause in its own or not.
+    #[test]
+    fn each_cause_is_told_once() {
+        use anyhow::Context;
+        let io = || std::io::Error::from_raw_os_error(Errno::ENOENT as i32);
+        #[derive(Debug, thiserror::Error)]
+        #[error("lock /x: {source}")]
+        struct Full {
+            source: std::io::Error,
+        }
+        #[derive(Debug, thiserror::Error)]
+        #[error("lock /x")]
+        struct Silent {
+            source: std::io::Error,
+        }
+        let expected = "the state: lock /x: No such file or directory (os error 2)";
+        let full = Err::<(), _>(Full { source: io() }).context("the state");
+        let silent = Err::<(), _>(Silent { source: io() }).context("the state");
+        for error in [full, silent] {
+            assert_eq!(causes(&error.unwrap_err()), expected);
+        }
+    }
 
     #[test]
     fn errno_texts_are_the_c_librarys() {

@@ -16,7 +16,7 @@ use tokio::net::UnixListener;
 use super::folder;
 use crate::files::{self, Inode};
 
-/// A daemon that was killed may take some milliseconds to end, and so may a child of it before its exec.
+/// A killed daemon takes some milliseconds to end, and so does a child of it before its exec.
 const ATTEMPTS: u32 = 25;
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -108,7 +108,7 @@ pub fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// What is at `path`, unless that is a socket or nothing.
+/// The kind of the file at `path`, unless that is a socket.
 fn obstacle(path: &Path) -> std::io::Result<Option<&'static str>> {
     match std::fs::symlink_metadata(path) {
         Ok(there) if there.file_type().is_socket() => Ok(None),
@@ -181,7 +181,7 @@ pub fn lock(path: &Path) -> Result<File, LockError> {
         if !take(&file) {
             return Err(LockError::Held(pid));
         }
-        // The last holder may have removed the file as it ended: then the next daemon makes another file.
+        // The last holder may have removed the file as it ended, and another daemon made a new one.
         let ours = file.metadata().map_err(LockError::Io)?;
         if Inode::at(path).map_err(LockError::Io)? == Some(Inode::of(&ours)) {
             files::write_pid(&file).map_err(LockError::Io)?;
@@ -192,7 +192,7 @@ pub fn lock(path: &Path) -> Result<File, LockError> {
 
 #[cfg(test)]
 mod tests {
-    //! Goal: the daemon takes its own path and no other file. Method: real sockets, locks and obstacles.
+    //! Goal: the daemon takes its own path and no other file. Method: real sockets and obstacles.
 
     use std::os::unix::net::{UnixDatagram, UnixListener as Listener};
 
@@ -227,13 +227,13 @@ mod tests {
         );
         drop(socket);
         assert!(!path.exists() && !with_suffix(&path, ".lock").exists());
-        // What a killed daemon leaves behind is no obstacle.
+        // The files of a killed daemon are no obstacle.
         drop(Listener::bind(&path).unwrap());
         std::fs::write(with_suffix(&path, ".lock"), "99999").unwrap();
         Socket::bind(&path).unwrap();
     }
 
-    /// A file that is no socket, a socket that another program serves, and a lock file that is no lock file.
+    /// A file that is no socket, a socket of another program, and a file that is no lock file.
     #[test]
     fn other_files_are_left_alone() {
         let dir = tempfile::tempdir().unwrap();
@@ -280,8 +280,8 @@ mod tests {
         assert!(path.exists());
     }
 
-    /// Goal: two daemons never have one lock, whatever another one does as it ends. Method: one waits for it while its
-    /// holder takes the file away, as a daemon that ends does; then a third comes.
+    /// Goal: two daemons never have one lock. Method: one waits for the lock while its holder
+    /// removes the file, as a daemon that ends does; then a third comes.
     #[test]
     fn a_lock_whose_file_was_taken_away_is_nobodys() {
         let dir = tempfile::tempdir().unwrap();

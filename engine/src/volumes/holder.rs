@@ -1,10 +1,10 @@
 //! Who this daemon is to those who share a volume store: an id made once, kept beside the state.
 
-use std::fs::{File, OpenOptions};
-use std::io::Write;
 use std::path::Path;
 
 use uuid::Uuid;
+
+use crate::kept;
 
 const FILE: &str = "holder";
 
@@ -18,25 +18,12 @@ pub fn id(dir: &Path) -> std::io::Result<Uuid> {
                 path.display()
             ))
         }),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => make(dir, &path),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            let made = kept::keep(dir, FILE, &Uuid::new_v4().to_string())?;
+            Uuid::parse_str(&made).map_err(std::io::Error::other)
+        }
         Err(error) => Err(error),
     }
-}
-
-/// Whole or not at all, whenever the machine stops.
-fn make(dir: &Path, path: &Path) -> std::io::Result<Uuid> {
-    let id = Uuid::new_v4();
-    let new = path.with_extension("new");
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .open(&new)?;
-    writeln!(file, "{id}")?;
-    file.sync_all()?;
-    std::fs::rename(&new, path)?;
-    File::open(dir)?.sync_all()?;
-    Ok(id)
 }
 
 #[cfg(test)]

@@ -6,6 +6,100 @@ fn refusal(config: Config) -> CreateError {
     create(config).expect_err("refused")
 }
 
+/// Goal: the error for a missing file names the missing directory, or the target of the link.
+/// Method: each, with a size and without.
+#[test]
+fn what_is_missing_is_named() {
+    let temp = Temp::new(MIB);
+    let dir = temp.dir.path();
+    std::os::unix::fs::symlink("nothing", dir.join("link")).expect("a link");
+    for size in [None, Some(MIB)] {
+        let at = |name: &str| Config {
+            size,
+            ..Config::new("bad", dir.join(name))
+        };
+        let e = refusal(at("no/such/file"));
+        assert!(
+            matches!(&e, CreateError::NoFolder { folder, .. } if *folder == dir.join("no/such")),
+            "{e}"
+        );
+        assert!(!e.to_string().contains("size"), "{e}");
+        let e = refusal(at("link"));
+        assert!(
+            matches!(&e, CreateError::Dangling { to, .. } if to == Path::new("nothing")),
+            "{e}"
+        );
+        assert!(!dir.join("nothing").exists());
+        assert_eq!(e.errno(), libc::ENOENT);
+    }
+}
+
+/// Goal: another file at the path of a device is refused, and no empty file takes the place of a
+/// missing one. Method: the file is moved, replaced, missing and emptied between two openings.
+#[test]
+fn another_file_is_not_taken_for_the_one_before() {
+    let temp = Temp::new(MIB);
+    let dir = temp.dir.path();
+    let identity = create(temp.config()).expect("opened").identity().clone();
+    let again = |path: &Path| Config {
+        identity: Some(identity.clone()),
+        size: Some(MIB),
+        ..Config::new("u0", path)
+    };
+    let moved = dir.join("moved");
+    fs::rename(&temp.path, &moved).expect("renamed");
+    drop(create(again(&moved)).expect("the same file at another path"));
+
+    let e = refusal(again(&temp.path));
+    assert!(
+        matches!(
+            e,
+            CreateError::Gone {
+                can_be_made: true,
+                ..
+            }
+        ),
+        "{e}"
+    );
+    assert!(e.to_string().contains("nacre bdev accept u0"), "{e}");
+    assert!(!temp.path.exists(), "nothing is made in its place");
+
+    fs::copy(&moved, &temp.path).expect("copied");
+    let e = refusal(again(&temp.path));
+    assert!(matches!(e, CreateError::Other { .. }), "{e}");
+    assert!(e.to_string().contains("another file"), "{e}");
+    let accepted = Config {
+        identity: None,
+        ..again(&temp.path)
+    };
+    let now = create(accepted).expect("taken on purpose");
+    assert_ne!(*now.identity(), identity);
+
+    File::create(&moved).expect("emptied");
+    let e = refusal(again(&moved));
+    assert!(matches!(e, CreateError::Empty { .. }), "{e}");
+    assert_eq!(fs::metadata(&moved).expect("there").len(), 0);
+}
+
+/// A block device cannot be made larger with `truncate`: another block size is what helps.
+#[test]
+fn a_block_device_of_odd_sectors_wants_another_block_size() {
+    let Some(disk) = Loop::attach(2049 * 512, 512) else {
+        return;
+    };
+    let config = |block_size| Config {
+        block_size: Some(block_size),
+        ..Config::new("loop", &disk.path)
+    };
+    let e = refusal(config(4096));
+    let said = e.to_string();
+    assert!(
+        said.contains("`block_size` 512") && !said.contains("truncate"),
+        "{said}"
+    );
+    create(config(512)).expect("as the message says");
+}
+
 /// Goal: each kind of bad file is its own error, with a number and a message that name it.
 #[test]
 fn bad_files_are_named() {

@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
-use super::super::{Connection, Failure, output, size};
+use super::super::{Connection, Failure, absolute, output, size};
 
 #[derive(Debug, Subcommand)]
 pub enum Kind {
@@ -142,7 +142,7 @@ fn call(kind: Kind) -> Result<(&'static str, Map<String, Value>), Failure> {
             identity,
         } => {
             // The daemon has a working directory of its own.
-            let path = std::path::absolute(&path)?;
+            let path = absolute(&path)?;
             let params = json!({
                 "name": name,
                 "filename": path,

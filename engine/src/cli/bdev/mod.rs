@@ -5,7 +5,7 @@ mod create;
 mod iostat;
 
 use std::fs::{File, OpenOptions};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
 use clap::{Args, Subcommand, ValueEnum};
@@ -57,6 +57,11 @@ enum BdevCommand {
         #[arg(long)]
         force: bool,
     },
+    /// Take the file or disk that is at a device's path now, in place of the one that was there
+    #[command(
+        after_help = "A device that the daemon makes again is made only on the file or disk that it was on. A copy with the same data, or an empty file in place of a missing one, is taken with this command."
+    )]
+    Accept { name: String },
     /// Show what devices did, once or as rates
     Iostat(iostat::IostatArgs),
     /// Inject errors into a device made with `create error`
@@ -178,6 +183,10 @@ pub fn run(args: BdevArgs) -> Result<(), Failure> {
                 true => output::json(&device),
                 false => record::print(&device),
             }
+        }
+        BdevCommand::Accept { name } => {
+            connection.call("bdev_accept", json!({ "name": name }))?;
+            done(connection, json!({ "accepted": name }))
         }
         BdevCommand::Create { kind } => create::run(connection, kind),
         BdevCommand::Attach(args) => attach::run(connection, &args),
@@ -415,6 +424,12 @@ fn resize(connection: &Connection, args: &ResizeArgs) -> Result<(), Failure> {
             None => Failure::Failed(cause.context(format!("{path} is not resized"))),
         };
         let file = open_file(Path::new(path)).map_err(kept)?;
+        if !is_of(&device, &file)? {
+            let cause = format!(
+                "another file is at {path} by now, and the device has the one that was there"
+            );
+            return Err(refuse(&device, &cause, "nothing was changed"));
+        }
         let name = &device["name"];
         if args.size < now {
             // First whoever uses it: nothing is cut off under a host.
@@ -449,6 +464,18 @@ fn resize(connection: &Connection, args: &ResizeArgs) -> Result<(), Failure> {
 #[derive(Debug, thiserror::Error)]
 #[error("not a file")]
 struct NotAFile;
+
+/// Whether the daemon has this file open for the device, whatever is at the path.
+fn is_of(device: &Value, file: &File) -> std::io::Result<bool> {
+    let ours = file.metadata()?;
+    let number = |part: &str| {
+        let number = device.pointer(&format!("/driver_specific/nacre/file/{part}"));
+        number.and_then(Value::as_u64)
+    };
+    // An older daemon does not say.
+    let same = |said: Option<u64>, is: u64| said.is_none_or(|said| said == is);
+    Ok(same(number("device"), ours.dev()) && same(number("inode"), ours.ino()))
+}
 
 /// On this machine: the daemon is reached by a local socket, so it is the daemon's file.
 fn open_file(path: &Path) -> anyhow::Result<File> {

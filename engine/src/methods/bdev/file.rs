@@ -1,6 +1,6 @@
 //! `bdev_aio_*` and `bdev_uring_*`: files and block devices. Both are the io_uring module here.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -34,6 +34,7 @@ impl From<CreateError> for RpcError {
     fn from(error: CreateError) -> RpcError {
         let field = match &error {
             CreateError::BlockSize { .. } | CreateError::BelowSector { .. } => "block_size",
+            CreateError::PartialBlock { is_block: true, .. } => "block_size",
             CreateError::CreateSize { .. } | CreateError::NoSpace { .. } => "size",
             _ => "filename",
         };
@@ -75,6 +76,14 @@ fn is_zero(n: &u32) -> bool {
     *n == 0
 }
 
+/// Where the file is, whatever the working directory of the next daemon is.
+fn located(path: &Path) -> Result<PathBuf, RpcError> {
+    crate::files::absolute(path).map_err(|error| {
+        let cause = format!("{}: {error}", path.display());
+        RpcError::errno(Errno::EINVAL, cause).field("filename")
+    })
+}
+
 /// Opens the file off the management thread: it may wait for a lock or a disk that spins up.
 async fn open(on: &Engine, config: Config) -> Result<Module, RpcError> {
     let opened = off_the_thread(on, move || nacre_bdev_uring::create(config)).await?;
@@ -113,12 +122,15 @@ impl Method<Engine> for AioCreate {
     type Reply = String;
 
     async fn apply(mut params: AioCreateParams, on: Rc<Engine>) -> Result<String, RpcError> {
+        super::refuse_nil(params.uuid)?;
+        params.filename = located(&params.filename)?;
         let mut config = Config::new(params.name.clone(), params.filename.clone());
         config.block_size = (params.block_size != 0).then_some(params.block_size);
         config.readonly = params.readonly;
         config.fallocate = params.fallocate;
         config.size = params.size;
         config.uuid = params.uuid;
+        config.identity = super::accept::expected(&on, params.uuid);
         config.product = Product::Aio;
         let module = open(&on, config).await?;
         params.uuid = uuid_of(&module);
@@ -163,11 +175,14 @@ impl Method<Engine> for UringCreate {
     type Reply = String;
 
     async fn apply(mut params: UringCreateParams, on: Rc<Engine>) -> Result<String, RpcError> {
+        super::refuse_nil(params.uuid)?;
+        params.filename = located(&params.filename)?;
         let mut config = Config::new(params.name.clone(), params.filename.clone());
         config.block_size = (params.block_size != 0).then_some(params.block_size);
         config.readonly = params.readonly;
         config.size = params.size;
         config.uuid = params.uuid;
+        config.identity = super::accept::expected(&on, params.uuid);
         let module = open(&on, config).await?;
         params.uuid = uuid_of(&module);
         // It is there now. One that is missing at the next start (not mounted, say) is not to be replaced by an empty

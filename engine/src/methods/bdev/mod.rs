@@ -4,6 +4,7 @@
 //! limits are another, `qos/<name>`.
 //! Deleting one takes what stands on it along, in the same commit, as SPDK's hot removal does.
 
+mod accept;
 mod examine;
 mod file;
 mod histogram;
@@ -26,6 +27,7 @@ use nacre_bdev_replica::handle::MemberStatus;
 use nacre_bdev_replica::model::MemberState;
 use serde_json::Value;
 use tracing::warn;
+use uuid::Uuid;
 
 use crate::devices::{BdevEvents, Module};
 use crate::engine::Engine;
@@ -48,6 +50,7 @@ pub fn register(registry: &mut Registry<Engine>) {
     null::register(registry);
     nvme::register(registry);
     file::register(registry);
+    accept::register(registry);
     qos::register(registry);
     raid::register(registry);
     sampling::register(registry);
@@ -102,6 +105,10 @@ async fn create(
     mut params: Value,
 ) -> Result<String, RpcError> {
     let plane = on.plane()?;
+    let seen = match &module {
+        Module::File(bdev) => Some(accept::seen(bdev)),
+        _ => None,
+    };
     let bdev: Arc<dyn Bdev> = match &module {
         Module::Malloc(bdev) => bdev.clone(),
         Module::Null(bdev) => bdev.clone(),
@@ -110,6 +117,7 @@ async fn create(
         Module::Fault(bdev) => bdev.clone(),
         Module::Passthru(bdev) => bdev.clone(),
     };
+    refuse_nil(Some(bdev.uuid()))?;
     let name = bdev.name().to_owned();
     let has = bdev.geometry();
     let told = params.get(ANNOUNCED).and_then(Value::as_u64).unwrap_or(0);
@@ -129,8 +137,9 @@ async fn create(
         }
     }
     on.devices.modules.borrow_mut().insert(name.clone(), module);
-    let record = Change::put(key(&name), method, lasting(on, params));
-    let stored = on.journal.commit(record).await;
+    let mut change = Change::put(key(&name), method, lasting(on, params));
+    change.0.extend(seen);
+    let stored = on.journal.commit(change).await;
     if let Err(refused) = stored {
         if let Err(error) = remove(on, &name).await {
             warn!(name, %error, "not made, and not taken away yet");
@@ -138,6 +147,18 @@ async fn create(
         return Err(refused);
     }
     Ok(name)
+}
+
+/// Refuses the UUID of which hosts would make no identity.
+pub fn refuse_nil(uuid: Option<Uuid>) -> Result<(), RpcError> {
+    match uuid.is_some_and(|uuid| uuid.is_nil()) {
+        false => Ok(()),
+        true => Err(
+            RpcError::errno(Errno::EINVAL, "the nil UUID identifies nothing")
+                .field("uuid")
+                .remedy("leave it out, or give another"),
+        ),
+    }
 }
 
 /// Writes a device's record anew, after something about it changed.
@@ -219,6 +240,7 @@ fn refuse_last_copies(on: &Engine, going: &[String]) -> Result<(), RpcError> {
 /// Edits that take devices out of the journal, with their limits and what stands on them.
 fn forget(on: &Engine, names: &[String]) -> Vec<Edit> {
     let mut edits: Vec<Edit> = names.iter().map(|name| Edit::Remove(key(name))).collect();
+    edits.extend(names.iter().filter_map(|name| accept::unseen(on, name)));
     edits.extend(forget_uses_of(on, names));
     edits
 }

@@ -90,6 +90,7 @@ impl Method<Engine> for Create {
                 .field("strip_size_kb")
                 .remedy("leave it out"));
         }
+        super::refuse_nil(params.uuid)?;
         let plane = on.plane()?;
         let own = |(at, name): (usize, &String)| match plane.bdevs.lookup(name) {
             Some(layer) => Ok(layer.name().to_owned()),

@@ -96,6 +96,8 @@ impl Method<Engine> for Add {
         let nsid = choose_nsid(&on, &subsystem, &wish, device.name(), &ids)?;
         let ana_group = (wish.anagrpid != 0).then_some(wish.anagrpid);
         let file = wish.ptpl_file.as_deref().filter(|file| !file.is_empty());
+        let file = file.map(reservation::located).transpose()?;
+        let file = file.as_deref();
         let reservations = reservation::beginning(&on, (&nqn, nsid, &ids), file)?;
         let config = NamespaceConfig {
             nsid: Some(nsid),

@@ -82,6 +82,16 @@ fn uuid_or_nothing<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<U
 }
 
 impl Kept {
+    fn belongs_to(&self, uuid: Uuid) -> Result<(), String> {
+        match self.bdev_uuid == uuid {
+            true => Ok(()),
+            false => Err(format!(
+                "it holds the reservation of namespace {}, and this one is {uuid}",
+                self.bdev_uuid
+            )),
+        }
+    }
+
     fn of(state: &State, uuid: Uuid) -> Kept {
         let registrants = state.registrants.iter().map(|r| KeptRegistrant {
             rkey: r.key,
@@ -202,7 +212,7 @@ async fn store(on: Rc<Engine>, job: Job) {
                 generation: None,
                 ..Kept::of(state, *uuid)
             });
-            in_file(path.clone(), kept).await
+            in_file(path.clone(), *uuid, kept).await
         }
     };
     match stored {
@@ -243,35 +253,35 @@ async fn in_journal(
 }
 
 /// Replaces the file as a whole: it is the old one or the new one, whenever the power goes.
-async fn in_file(path: PathBuf, kept: Option<Kept>) -> Result<(), RpcError> {
-    let work = move || write_file(&path, kept.as_ref());
+async fn in_file(path: PathBuf, uuid: Uuid, kept: Option<Kept>) -> Result<(), RpcError> {
+    let work = move || write_file(&path, uuid, kept.as_ref());
     let done = tokio::task::spawn_blocking(work).await;
     done.map_err(|e| RpcError::internal(e.to_string()))?
         .map_err(|e| RpcError::errno(Errno::EIO, e.to_string()))
 }
 
-fn write_file(path: &Path, kept: Option<&Kept>) -> std::io::Result<()> {
-    use std::io::Write;
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
+/// A file that holds anything but the reservation of the namespace `uuid` stays as it is.
+fn write_file(path: &Path, uuid: Uuid, kept: Option<&Kept>) -> std::io::Result<()> {
+    if let Some(found) = read_file(path)? {
+        found.belongs_to(uuid).map_err(std::io::Error::other)?;
+    }
     match kept {
-        Some(kept) => {
-            let mut name = path.as_os_str().to_owned();
-            name.push(".new");
-            let new = PathBuf::from(name);
-            let mut file = std::fs::File::create(&new)?;
-            file.write_all(&serde_json::to_vec_pretty(kept)?)?;
-            file.sync_all()?;
-            std::fs::rename(&new, path)?;
-        }
+        Some(kept) => crate::files::replace(path, &serde_json::to_vec_pretty(kept)?),
         None => match std::fs::remove_file(path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
-            _ => {}
+            Ok(()) => crate::files::sync_folder(path),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error),
         },
     }
-    std::fs::File::open(folder)?.sync_all()
+}
+
+/// Where the file is, whatever the working directory of the next daemon is.
+pub(super) fn located(file: &str) -> Result<String, RpcError> {
+    let refuse = |error: std::io::Error| {
+        RpcError::errno(Errno::EINVAL, format!("{file}: {error}")).field("namespace.ptpl_file")
+    };
+    let path = crate::files::absolute(Path::new(file)).map_err(refuse)?;
+    Ok(path.to_string_lossy().into_owned())
 }
 
 fn read_file(path: &Path) -> std::io::Result<Option<Kept>> {
@@ -301,6 +311,9 @@ pub(super) fn beginning(
                     .remedy("give a file that can be written; remove one that is damaged")
             };
             let kept = read_file(&path).map_err(|e| wrong(e.to_string()))?;
+            if let Some(kept) = &kept {
+                kept.belongs_to(uuid).map_err(wrong)?;
+            }
             (
                 Place::File { path, uuid },
                 kept.map(|kept| (kept, file.to_owned())),
@@ -546,11 +559,22 @@ mod tests {
             let state = state(held);
             let kept = Kept::of(&state, uuid);
             assert_eq!(kept.state(), Ok(state));
-            write_file(&path, Some(&kept)).unwrap();
+            write_file(&path, uuid, Some(&kept)).unwrap();
             assert_eq!(read_file(&path).unwrap(), Some(kept));
         }
-        write_file(&path, None).unwrap();
-        write_file(&path, None).unwrap();
+        // Neither the reservation of another namespace nor another file is overwritten or removed.
+        let other = Uuid::from_u128(6);
+        let theirs = Kept::of(&state(None), other);
+        write_file(&path, other, Some(&theirs)).unwrap_err();
+        write_file(&path, other, None).unwrap_err();
+        write_file(&path, uuid, None).unwrap();
+        write_file(&path, uuid, None).unwrap();
+        let notes = folder.path().join("notes");
+        std::fs::write(&notes, "precious").unwrap();
+        write_file(&notes, other, Some(&theirs)).unwrap_err();
+        write_file(&notes, other, None).unwrap_err();
+        assert_eq!(std::fs::read_to_string(&notes).unwrap(), "precious");
+        std::fs::remove_file(&notes).unwrap();
         assert!(std::fs::read_dir(folder.path()).unwrap().next().is_none());
         std::fs::write(&path, "\n").unwrap();
         assert_eq!(read_file(&path).unwrap(), None, "as SPDK makes it");
@@ -559,6 +583,7 @@ mod tests {
         assert!(
             write_file(
                 &folder.path().join("none/ptpl"),
+                uuid,
                 Some(&Kept::of(&state(None), uuid))
             )
             .is_err()

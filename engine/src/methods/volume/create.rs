@@ -10,6 +10,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
+use super::super::bdev::refuse_nil;
 use super::devices::Devices;
 use super::list::{VolumeReply, describe};
 use super::{SettingsParams, blocks};
@@ -57,6 +58,7 @@ impl Method<Engine> for Create {
 
     async fn apply(params: CreateParams, on: Rc<Engine>) -> Result<VolumeReply, RpcError> {
         on.settled().await;
+        refuse_nil(params.uuid)?;
         // The call of a saved configuration.
         if let Some(id) = params.uuid
             && let Ok(there) = on.volumes.find(&id.to_string())

@@ -15,7 +15,7 @@ use crate::drives::Drive;
 use crate::drives::bus;
 use crate::engine::Engine;
 use crate::rpc::RpcError;
-use crate::rpc::error::Errno;
+use crate::rpc::error::{Errno, causes};
 use crate::store::Change;
 
 /// I/O queues asked for, unless a call says it: one for each core that uses the drive.
@@ -192,5 +192,5 @@ pub async fn reset(drive: &Drive, cntlid: Option<u16>, name: &str) -> Result<boo
 
 /// What the controller, or the way to it, said no to.
 pub fn failed(error: nacre_bdev_nvme::ControlError) -> RpcError {
-    RpcError::errno(Errno::EIO, format!("{:#}", anyhow::Error::new(error)))
+    RpcError::errno(Errno::EIO, causes(&anyhow::Error::new(error)))
 }

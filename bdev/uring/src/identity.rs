@@ -1,0 +1,198 @@
+//! Identifies the file or disk of a device, so that another one at the same path is not served.
+//!
+//! An identity survives restarts, renames and other names of a block device. A copy of a file has
+//! another identity. Contents are not looked at.
+
+use std::fs::{self, File, Metadata};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, StatxFlags};
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+/// The lasting facts of a file or disk. Facts that the system does not give are left out, and not
+/// compared.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Identity {
+    File {
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        inode: Option<u64>,
+        /// The time of birth in seconds and nanoseconds. A file system uses an inode number again
+        /// after a deletion, and other file systems have the same numbers.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        born: Option<(i64, u32)>,
+    },
+    Disk {
+        /// The sysfs attribute that names the disk, and that name with the partition.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        id: Option<(String, String)>,
+    },
+}
+
+impl Identity {
+    pub(crate) fn of(file: &File, metadata: &Metadata) -> Identity {
+        if metadata.file_type().is_block_device() {
+            let id = disk_id(metadata.rdev()).map(|(attribute, id)| (attribute.to_owned(), id));
+            return Identity::Disk { id };
+        }
+        let lasting =
+            rustix::fs::fstatfs(file).is_ok_and(|fs| has_lasting_inodes(fs.f_type as u64));
+        Identity::File {
+            inode: lasting.then_some(metadata.ino()),
+            born: born(file),
+        }
+    }
+
+    /// How `found` differs from this, if it does.
+    pub(crate) fn difference(&self, found: &Identity) -> Option<String> {
+        use Identity::{Disk, File};
+        match (self, found) {
+            (File { .. }, Disk { .. }) => Some("a block device, which was a file".to_owned()),
+            (Disk { .. }, File { .. }) => Some("a file, which was a block device".to_owned()),
+            (File { inode, born }, File { inode: i, born: b }) => match (inode, i) {
+                (Some(was), Some(is)) if was != is => {
+                    Some(format!("another file (inode {is}, which was {was})"))
+                }
+                _ if born.is_some() && b.is_some() && born != b => {
+                    Some("another file (made at another time)".to_owned())
+                }
+                _ => None,
+            },
+            (Disk { id: Some(was) }, Disk { id: Some(is) }) if was.0 == is.0 && was.1 != is.1 => {
+                Some(format!("another disk ({}, which was {})", is.1, was.1))
+            }
+            (Disk { .. }, Disk { .. }) => None,
+        }
+    }
+}
+
+/// Some file systems make new inode numbers at each mount (linux/magic.h).
+fn has_lasting_inodes(kind: u64) -> bool {
+    const FUSE: u64 = 0x6573_5546;
+    const FAT: u64 = 0x4d44;
+    const EXFAT: u64 = 0x2011_bab0;
+    const PLAN9: u64 = 0x0102_1997;
+    const SMB: u64 = 0xfe53_4d42;
+    const CIFS: u64 = 0xff53_4d42;
+    const OVERLAY: u64 = 0x794c_7630;
+    ![FUSE, FAT, EXFAT, PLAN9, SMB, CIFS, OVERLAY].contains(&(kind & 0xffff_ffff))
+}
+
+fn born(file: &File) -> Option<(i64, u32)> {
+    let wanted = StatxFlags::BTIME;
+    let facts = rustix::fs::statx(file.as_fd(), c"", AtFlags::EMPTY_PATH, wanted).ok()?;
+    let known = facts.stx_mask & wanted.bits() != 0;
+    known.then_some((facts.stx_btime.tv_sec, facts.stx_btime.tv_nsec))
+}
+
+/// The UUID of a device without a configured one. It survives restarts: a disk has its serial
+/// number and partition under any name in /dev, a file its path and inode.
+pub(crate) fn uuid(path: &Path, metadata: &Metadata) -> Uuid {
+    // Version 5 in the URL name space of RFC 9562, appendix A.
+    let name = |text: String| Uuid::new_v5(&Uuid::NAMESPACE_URL, text.as_bytes());
+    if !metadata.file_type().is_block_device() {
+        return name(format!("nacre:file:{}:{}", path.display(), metadata.ino()));
+    }
+    match disk_id(metadata.rdev()) {
+        Some((_, id)) => name(format!("nacre:disk:{id}")),
+        None => name(format!("nacre:disk-path:{}", path.display())),
+    }
+}
+
+/// The name of the disk with its partition, and the sysfs attribute that has this name.
+fn disk_id(rdev: u64) -> Option<(&'static str, String)> {
+    /// Those with `..` are of the disk that a partition is on.
+    const ATTRIBUTES: [&str; 11] = [
+        "wwid",
+        "device/wwid",
+        "serial",
+        "device/serial",
+        "../wwid",
+        "../device/wwid",
+        "../serial",
+        "../device/serial",
+        "loop/backing_file",
+        "dm/uuid",
+        "md/uuid",
+    ];
+    let dir = sys_dir(rdev);
+    let read = |file: &str| {
+        let text = fs::read_to_string(dir.join(file)).ok()?;
+        Some(text.trim().to_owned()).filter(|text| !text.is_empty())
+    };
+    let mut found = ATTRIBUTES.iter().filter_map(|a| Some((*a, read(a)?)));
+    let (attribute, id) = found.next()?;
+    let partition = read("partition").unwrap_or_default();
+    Some((attribute, format!("{id}:{partition}")))
+}
+
+/// The device's folder in sysfs.
+pub(crate) fn sys_dir(rdev: u64) -> PathBuf {
+    let (major, minor) = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
+    let dir = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
+    fs::canonicalize(&dir).unwrap_or(dir)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(inode: Option<u64>, born: Option<(i64, u32)>) -> Identity {
+        Identity::File { inode, born }
+    }
+
+    fn disk(attribute: &str, id: &str) -> Identity {
+        let id = Some((attribute.to_owned(), id.to_owned()));
+        Identity::Disk { id }
+    }
+
+    /// Only what both have is compared.
+    #[test]
+    fn what_differs() {
+        let was = file(Some(12), Some((5, 1)));
+        for same in [
+            was.clone(),
+            file(None, None),
+            file(Some(12), None),
+            file(None, Some((5, 1))),
+        ] {
+            assert_eq!(was.difference(&same), None, "{same:?}");
+        }
+        let disks = disk("wwid", "naa.1:");
+        for (was, other) in [
+            (&was, file(Some(13), Some((5, 1)))),
+            (&was, file(Some(12), Some((5, 2)))),
+            (&was, disks.clone()),
+            (&disks, was.clone()),
+            (&disks, disk("wwid", "naa.2:")),
+            (&disks, disk("wwid", "naa.1:1")),
+        ] {
+            assert!(was.difference(&other).is_some(), "{was:?} {other:?}");
+        }
+        // Another kernel may have another attribute first.
+        assert_eq!(disks.difference(&disk("serial", "1:")), None);
+        assert_eq!(disks.difference(&Identity::Disk { id: None }), None);
+    }
+
+    /// The daemon's state has these texts.
+    #[test]
+    fn as_it_is_kept() {
+        for (identity, text) in [
+            (
+                file(Some(12), Some((5, 1))),
+                r#"{"file":{"inode":12,"born":[5,1]}}"#,
+            ),
+            (file(None, None), r#"{"file":{}}"#),
+            (
+                disk("wwid", "naa.1:"),
+                r#"{"disk":{"id":["wwid","naa.1:"]}}"#,
+            ),
+        ] {
+            assert_eq!(serde_json::to_string(&identity).unwrap(), text);
+            assert_eq!(serde_json::from_str::<Identity>(text).unwrap(), identity);
+        }
+    }
+}

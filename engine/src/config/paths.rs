@@ -1,0 +1,127 @@
+//! Makes the paths of the settings absolute. Paths in the file are relative to its folder, paths in
+//! the environment and in flags to the working directory.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use super::{Problem, Settings, origin_of};
+
+/// `file`: the name of the configuration file, if there is one.
+pub fn make_absolute(
+    settings: &mut Settings,
+    origins: &BTreeMap<String, String>,
+    file: Option<&str>,
+) -> Vec<Problem> {
+    let resolver = Resolver { origins, file };
+    let mut problems = Vec::new();
+    let mut note = |outcome: Result<(), Problem>| problems.extend(outcome.err());
+    if settings.rpc.socket != "auto" {
+        note(resolver.text("rpc.socket", &mut settings.rpc.socket));
+    }
+    if !["auto", "none"].contains(&settings.data.dir.as_str()) {
+        note(resolver.text("data.dir", &mut settings.data.dir));
+    }
+    for (at, bdev) in settings.bdev.iter_mut().enumerate() {
+        if let Some(path) = &mut bdev.path {
+            note(resolver.path(&format!("bdev[{at}].path"), path));
+        }
+    }
+    problems
+}
+
+struct Resolver<'a> {
+    origins: &'a BTreeMap<String, String>,
+    file: Option<&'a str>,
+}
+
+impl Resolver<'_> {
+    fn text(&self, key: &str, text: &mut String) -> Result<(), Problem> {
+        let mut path = PathBuf::from(&*text);
+        self.path(key, &mut path)?;
+        path.to_str().unwrap_or_default().clone_into(text);
+        Ok(())
+    }
+
+    fn path(&self, key: &str, path: &mut PathBuf) -> Result<(), Problem> {
+        let origin = origin_of(self.origins, key);
+        let refuse = |cause: &str| {
+            Err(Problem::new(&origin, key, format!("{key}: {cause}"))
+                .remedy("write an absolute path"))
+        };
+        if path.as_os_str().is_empty() {
+            return refuse("the path is empty");
+        }
+        let in_file = |file: &&str| {
+            let place = origin.strip_prefix(*file);
+            place.is_some_and(|rest| rest.starts_with(':'))
+        };
+        let folder = self
+            .file
+            .filter(in_file)
+            .and_then(|f| Path::new(f).parent());
+        match std::path::absolute(folder.unwrap_or(Path::new("")).join(&*path)) {
+            // Answers of the daemon and its state are JSON.
+            Ok(absolute) if absolute.to_str().is_none() => refuse("the path is not UTF-8"),
+            Ok(absolute) => {
+                *path = absolute;
+                Ok(())
+            }
+            Err(error) => refuse(&format!("the working directory is not known ({error})")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Flag, load_text};
+    use serde_json::json;
+
+    const RELATIVE: &str = "[rpc]\nsocket = \"run/n.sock\"\n[data]\ndir = \"../state\"\n[[bdev]]\nname = \"a\"\npath = \"a.img\"\n[[bdev]]\nname = \"b\"\npath = \"/b.img\"\n";
+
+    #[test]
+    fn a_path_in_a_file_is_relative_to_the_files_folder() {
+        let settings = load_text(Some(("/etc/nacre/n.toml", RELATIVE)), [], &[]);
+        let settings = settings.unwrap().settings;
+        assert_eq!(settings.rpc.socket, "/etc/nacre/run/n.sock");
+        assert_eq!(settings.data.dir, "/etc/nacre/../state");
+        let paths: Vec<_> = settings.bdev.iter().map(|b| b.path.clone()).collect();
+        assert_eq!(
+            paths,
+            [Some("/etc/nacre/a.img".into()), Some("/b.img".into())]
+        );
+    }
+
+    #[test]
+    fn elsewhere_it_is_relative_to_the_working_directory() {
+        let here = std::env::current_dir().unwrap();
+        let flag = |key, value: &str| Flag {
+            key,
+            value: json!(value),
+            flag: "--flag",
+        };
+        let env = [("NACRE_DATA_DIR".into(), "state".into())];
+        let flags = [flag("rpc.socket", "n.sock")];
+        let loaded = load_text(Some(("/etc/nacre/n.toml", RELATIVE)), env, &flags);
+        let settings = loaded.unwrap().settings;
+        assert_eq!(settings.rpc.socket, here.join("n.sock").to_str().unwrap());
+        assert_eq!(settings.data.dir, here.join("state").to_str().unwrap());
+        // Words are no paths.
+        let words = load_text(None, [("NACRE_DATA_DIR".into(), "none".into())], &[]);
+        let words = words.unwrap().settings;
+        assert_eq!((&*words.rpc.socket, &*words.data.dir), ("auto", "none"));
+    }
+
+    #[test]
+    fn an_empty_path_is_refused_where_it_stands() {
+        let text = "[rpc]\nsocket = \"\"\n[[bdev]]\nname = \"a\"\npath = \"\"\n";
+        let error = load_text(Some(("n.toml", text)), [], &[]).unwrap_err();
+        let said: Vec<String> = error.problems.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            said,
+            [
+                "n.toml:2: rpc.socket: the path is empty; write an absolute path",
+                "n.toml:5: bdev[0].path: the path is empty; write an absolute path"
+            ]
+        );
+    }
+}

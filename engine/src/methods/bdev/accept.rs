@@ -1,0 +1,245 @@
+//! `bdev_accept`, our own, and the facts about the files of devices that it is about.
+//!
+//! A path may lead to another file at the next start: a copy, another disk, or nothing. Hosts
+//! know the device by its UUID and must not get other data under it. So a device is made again
+//! only on the file that it was on, and no file replaces a missing one, until an administrator
+//! accepts the change.
+
+use std::rc::Rc;
+
+use nacre_bdev::Bdev;
+use nacre_bdev_uring::{Identity, UringBdev};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::{key, no_device};
+use crate::engine::Engine;
+use crate::journal::{self, Standing, seen_key};
+use crate::rpc::error::Errno;
+use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::store::{Edit, Record};
+
+pub(super) fn register(registry: &mut Registry<Engine>) {
+    registry.add::<Accept>();
+}
+
+/// The fact about the file that the device is on.
+pub(super) fn seen(bdev: &UringBdev) -> Edit {
+    Edit::Put(Record {
+        key: seen_key(bdev.uuid()),
+        method: "seen".to_owned(),
+        params: json!({ "path": bdev.path(), "identity": bdev.identity() }),
+    })
+}
+
+/// Forgets the file of a deleted device. A device of the configuration file comes back.
+pub(super) fn unseen(on: &Engine, name: &str) -> Option<Edit> {
+    let entry = on.journal.find(&key(name)).filter(|entry| entry.durable)?;
+    uuid_of(&entry.record.params).map(|uuid| Edit::Remove(seen_key(uuid)))
+}
+
+/// The file that a device must be on, if it is made again.
+pub(super) fn expected(on: &Engine, uuid: Option<Uuid>) -> Option<Identity> {
+    let again = journal::is_replaying() || journal::is_declaring();
+    let seen = on.journal.seen(uuid.filter(|_| again)?)?;
+    serde_json::from_value(seen["identity"].clone()).ok()
+}
+
+fn uuid_of(params: &Value) -> Option<Uuid> {
+    params.get("filename")?;
+    params.get("uuid")?.as_str()?.parse().ok()
+}
+
+struct Accept;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct AcceptParams {
+    /// A file or block device that could not be made again.
+    name: String,
+}
+
+impl Method<Engine> for Accept {
+    const NAME: &'static str = "bdev_accept";
+    const ABOUT: &'static str = "Takes the file or disk that is at the path of a device now in place of the one that was there; where there is none \
+         and `[[bdev]]` has a size, makes an empty one.";
+    const EFFECT: Effect = Effect::Waits;
+    type Params = AcceptParams;
+    type Reply = bool;
+
+    async fn apply(params: AcceptParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        let name = params.name.as_str();
+        let (stored, uuid) = find(&on, name)?;
+        let before = on.journal.set_seen(uuid, None);
+        let made = match &stored {
+            Some(record) => {
+                on.replay(record).await;
+                outcome(&on, name)
+            }
+            None => {
+                on.declared.make(&on).await;
+                on.declared.refusal_of_bdev(name).map_or(Ok(()), Err)
+            }
+        };
+        if let Err(refused) = made {
+            on.journal.set_seen(uuid, before);
+            return Err(refused);
+        }
+        // Devices on top of it need not wait for the next retry.
+        for record in on.journal.waiting() {
+            on.replay(&record).await;
+        }
+        Ok(true)
+    }
+}
+
+/// The UUID of a device that could not be made again, and its record, which a device of the
+/// configuration file does not have.
+fn find(on: &Engine, name: &str) -> Result<(Option<Record>, Uuid), RpcError> {
+    if on.plane()?.bdevs.lookup(name).is_some() {
+        let cause = format!("\"{name}\" is there, on the file that it was on");
+        return Err(RpcError::errno(Errno::EEXIST, cause).field("name"));
+    }
+    let stored = on.journal.find(&key(name)).map(|entry| entry.record);
+    let params = match &stored {
+        Some(record) => Some(record.params.clone()),
+        None => on.declared.missing_bdev(name),
+    };
+    let uuid = params.as_ref().and_then(uuid_of);
+    match (params, uuid) {
+        (None, _) => Err(no_device(name).remedy("state_get lists what could not be made again")),
+        (Some(_), None) => {
+            let cause = format!("\"{name}\" is on no file");
+            Err(RpcError::errno(Errno::EINVAL, cause).field("name"))
+        }
+        (Some(_), Some(uuid)) => Ok((stored, uuid)),
+    }
+}
+
+fn outcome(on: &Engine, name: &str) -> Result<(), RpcError> {
+    match on.journal.find(&key(name)).map(|entry| entry.standing) {
+        Some(Standing::Failed { error, .. }) => Err(error),
+        Some(Standing::Waiting) => Err(RpcError::errno(Errno::EAGAIN, "the daemon is starting")),
+        Some(Standing::Live) | None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Goal: a UUID that hosts know never leads to another file, nor to an empty one in place of a
+    //! missing one. Method: daemons one after another on one state; the file changes between them.
+
+    use std::path::Path;
+
+    use super::super::super::testing::Bench;
+    use super::*;
+    use crate::config::{Settings, load_text};
+    use crate::store::Store;
+
+    fn start(dir: &Path, text: &str) -> Bench {
+        let settings = load_text(Some(("n.toml", text)), [], &[]).unwrap().settings;
+        let store = Store::open(&dir.join("state")).unwrap();
+        Bench::with(settings, Some(store))
+    }
+
+    fn uuid(bench: &Bench) -> Value {
+        bench.call("bdev_get_bdevs", json!({ "name": "d" }))[0]["uuid"].clone()
+    }
+
+    /// Why the device is not there.
+    fn missing(bench: &Bench) -> String {
+        let refused = bench.refused("bdev_get_bdevs", json!({ "name": "d" }));
+        assert_eq!(refused.code, -19);
+        let objects = bench.call("state_get", json!(null))["objects"].clone();
+        let failed = objects.as_array().unwrap().iter();
+        let mut failed = failed.filter(|object| object["state"] == "failed");
+        failed.next().unwrap()["error"].as_str().unwrap().to_owned()
+    }
+
+    #[test]
+    fn a_device_of_rpc_stays_on_its_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, copy) = (dir.path().join("disk"), dir.path().join("copy"));
+        let known = {
+            let bench = start(dir.path(), "");
+            bench.call(
+                "bdev_aio_create",
+                json!({ "name": "d", "filename": file, "size": 1 << 20 }),
+            );
+            uuid(&bench)
+        };
+        std::fs::copy(&file, &copy).unwrap();
+        std::fs::remove_file(&file).unwrap();
+        {
+            let bench = start(dir.path(), "");
+            let said = missing(&bench);
+            assert!(said.contains("no such file"), "{said}");
+            // There is nothing to accept, and the next file is still looked at.
+            let refused = bench.refused("bdev_accept", json!({ "name": "d" }));
+            assert_eq!(refused.code, -2);
+            std::fs::rename(&copy, &file).unwrap();
+            bench.call("state_retry", json!(null));
+            let said = missing(&bench);
+            assert!(said.contains("nacre bdev accept d"), "{said}");
+            bench.call("bdev_accept", json!({ "name": "d" }));
+            assert_eq!(uuid(&bench), known);
+            let refused = bench.refused("bdev_accept", json!({ "name": "d" }));
+            assert_eq!(refused.code, -17);
+        }
+        let bench = start(dir.path(), "");
+        assert_eq!(uuid(&bench), known, "it was accepted for good");
+        bench.call("bdev_aio_delete", json!({ "name": "d" }));
+        let uuid = known.as_str().unwrap().parse().unwrap();
+        assert_eq!(bench.engine.journal.seen(uuid), None);
+        let refused = bench.refused("bdev_accept", json!({ "name": "d" }));
+        assert_eq!(refused.code, -19);
+    }
+
+    #[test]
+    fn a_declared_file_is_made_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("disk");
+        let text =
+            format!("[[bdev]]\nname = \"d\"\npath = {file:?}\nsize = \"1MiB\"\nblock_size = 512\n");
+        let known = uuid(&start(dir.path(), &text));
+        assert_eq!(uuid(&start(dir.path(), &text)), known, "it is there");
+        std::fs::remove_file(&file).unwrap();
+        {
+            let bench = start(dir.path(), &text);
+            let said = missing(&bench);
+            assert!(said.contains("nacre bdev accept d"), "{said}");
+            assert!(!file.exists(), "nothing is made in its place");
+            bench.call("bdev_accept", json!({ "name": "d" }));
+            assert_eq!(uuid(&bench), known);
+        }
+        std::fs::rename(&file, dir.path().join("old")).unwrap();
+        std::fs::write(&file, vec![7; 1 << 20]).unwrap();
+        let bench = start(dir.path(), &text);
+        let said = missing(&bench);
+        assert!(said.contains("another file"), "{said}");
+        drop(bench);
+        // A daemon that keeps no state has no memory.
+        let settings = load_text(Some(("n.toml", &text)), [], &[])
+            .unwrap()
+            .settings;
+        assert_eq!(uuid(&Bench::with(settings, None)), known);
+    }
+
+    /// A device that a client makes is on whatever the client names.
+    #[test]
+    fn what_is_made_anew_is_not_compared() {
+        let dir = tempfile::tempdir().unwrap();
+        let bench = Bench::with(Settings::default(), None);
+        let params = |file: &str| {
+            let uuid = "11111111-2222-4333-8444-555555555555";
+            let filename = dir.path().join(file);
+            json!({ "name": "d", "filename": filename, "size": 1 << 20, "uuid": uuid })
+        };
+        for file in ["a", "b"] {
+            bench.call("bdev_uring_create", params(file));
+            bench.call("bdev_uring_delete", json!({ "name": "d" }));
+        }
+    }
+}
