@@ -7,6 +7,7 @@
 mod idle;
 mod instructions;
 mod nvme;
+mod spdk;
 mod target;
 mod tcp;
 mod vm;
@@ -22,6 +23,8 @@ use clap::{Args, Subcommand};
 pub enum What {
     /// Nacre's target and host over loopback, beside bare sockets that move the same bytes.
     Tcp(TcpOptions),
+    /// Nacre's target beside SPDK's on loopback, under SPDK's initiator and under `nacre perf`.
+    Spdk(spdk::Options),
     /// Replicated volumes beside the disk that they are made of, over TCP; and partial beside full resync.
     Volume(TcpOptions),
     /// Nacre beside the kernel's own target, both under the stock kernel's initiator, in the virtual machine.
@@ -68,6 +71,7 @@ pub struct TcpOptions {
 pub fn run(root: &Path, what: &What) -> Result<ExitCode> {
     match what {
         What::Tcp(options) => tcp::run(root, options),
+        What::Spdk(options) => spdk::run(root, options),
         What::Volume(options) => volume::run(root, options),
         What::Vm(options) => vm::run(root, options, vm::Over::Tcp),
         What::Rdma(options) => vm::run(root, options, vm::Over::Rdma),

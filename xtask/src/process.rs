@@ -130,7 +130,12 @@ impl Group {
 
     /// Asks the leader to stop (SIGTERM) without waiting for it.
     pub fn terminate(&self) {
-        signal("TERM", &self.child.id().to_string());
+        self.signal("TERM");
+    }
+
+    /// Sends the leader the signal of this name.
+    pub fn signal(&self, name: &str) {
+        signal(name, &self.child.id().to_string());
     }
 
     /// Kills the whole group and reaps its leader.

@@ -13,28 +13,44 @@ use crate::setup;
 pub const ADDRESS: &str = "127.0.0.1";
 /// Away from the usual port, so that a target in use is not disturbed.
 pub const PORT: &str = "14420";
+/// Port of the daemon that Nacre is compared with.
+const PEER_PORT: &str = "14421";
 pub const NQN: &str = "nqn.2026-01.io.nacre:bench";
 pub const TARGET_CORE: &str = "0";
 /// As a mask: a bare number is a count of reactors there.
 const TARGET_CORE_MASK: &str = "0x1";
 pub const HOST_CORE: &str = "1";
+pub const HOST_CORE_MASK: &str = "0x2";
 
 /// Seconds that a load runs before it is measured, as those of the limit program do: the congestion window opens, the
 /// sockets' buffers grow.
 pub const WARM_UP: &str = "0.3";
 
-/// 16 MiB: a processor's shared cache may hold it. Random writes all over a larger RAM disk measure the memory behind
-/// it (at 256 MiB they are slower by two fifths), not the way there.
-const DISK_BLOCKS: u64 = 4096;
-const DISK_BYTES: u64 = DISK_BLOCKS * 4096;
+/// The malloc bdev of a target.
+#[derive(Debug, Clone, Copy)]
+pub struct Disk {
+    pub block_bytes: u64,
+    pub blocks: u64,
+}
+
+/// 16 MiB: a processor's shared cache may hold it. Random writes all over a larger RAM disk
+/// measure the memory behind the cache (at 256 MiB they are slower by two fifths).
+const CACHED_DISK: Disk = Disk {
+    block_bytes: 4096,
+    blocks: 4096,
+};
 /// Of one of the requests that a disk is filled by.
 const FILL: u64 = 128 << 10;
+const SOCKET: &str = "rpc.sock";
+const LOG: &str = "log";
 const RPC_LIMIT: Duration = Duration::from_secs(30);
 
 /// A daemon of one reactor with a malloc bdev, in a folder that goes with it.
 pub struct Target<'a> {
     nacre: &'a Path,
     dir: PathBuf,
+    port: &'static str,
+    disk: Disk,
     group: Group,
 }
 
@@ -44,21 +60,67 @@ impl<'a> Target<'a> {
     }
 
     /// Started by `command`, which runs `nacre` itself or through a tool; `more` goes behind the usual arguments.
-    pub fn start_as(nacre: &'a Path, mut command: Command, more: &[&str]) -> Result<Target<'a>> {
-        let dir = std::env::temp_dir().join(format!("nacre-bench-{}", std::process::id()));
-        setup::create_dir(&dir)?;
-        let log = process::log_file(&dir.join("nacre.log"))?;
+    pub fn start_as(nacre: &'a Path, command: Command, more: &[&str]) -> Result<Target<'a>> {
+        Target::start_nacre(nacre, command, more, CACHED_DISK)
+    }
+
+    /// Starts `nacre` with a disk of another size.
+    pub fn start_with(nacre: &'a Path, disk: Disk) -> Result<Target<'a>> {
+        Target::start_nacre(nacre, Command::new(nacre), &[], disk)
+    }
+
+    fn start_nacre(
+        nacre: &'a Path,
+        mut command: Command,
+        more: &[&str],
+        disk: Disk,
+    ) -> Result<Target<'a>> {
+        let dir = folder("nacre")?;
         command
             .args(["serve", "--cores", TARGET_CORE_MASK, "--data-dir"])
             .arg(dir.join("data"))
             .arg("-r")
-            .arg(dir.join("nacre.sock"))
-            .args(more)
+            .arg(dir.join(SOCKET))
+            .args(more);
+        Target::launch(nacre, command, dir, PORT, disk)
+    }
+
+    /// SPDK's target (`nvmf_tgt`), configured by the same calls.
+    pub fn start_spdk(
+        nacre: &'a Path,
+        nvmf_tgt: &Path,
+        memory: &[&str],
+        disk: Disk,
+    ) -> Result<Target<'a>> {
+        let dir = folder("spdk")?;
+        let mut command = Command::new(nvmf_tgt);
+        command
+            .args(["-m", TARGET_CORE_MASK, "-r"])
+            .arg(dir.join(SOCKET))
+            .args(memory);
+        Target::launch(nacre, command, dir, PEER_PORT, disk)
+    }
+
+    fn launch(
+        nacre: &'a Path,
+        mut command: Command,
+        dir: PathBuf,
+        port: &'static str,
+        disk: Disk,
+    ) -> Result<Target<'a>> {
+        let log = process::log_file(&dir.join(LOG))?;
+        command
             .stdin(Stdio::null())
             .stdout(log.try_clone().context("sharing the daemon's log")?)
             .stderr(log);
         let group = Group::spawn(&mut command)?;
-        let target = Target { nacre, dir, group };
+        let target = Target {
+            nacre,
+            dir,
+            port,
+            disk,
+            group,
+        };
         target.configure()?;
         Ok(target)
     }
@@ -68,13 +130,28 @@ impl<'a> Target<'a> {
         self.group.id()
     }
 
+    /// The port that it listens on.
+    pub fn port(&self) -> &'static str {
+        self.port
+    }
+
+    /// Stops the daemon until [`Target::resume`]: one that polls without end takes half the core
+    /// of the daemon that is measured.
+    pub fn pause(&self) {
+        self.group.signal("STOP");
+    }
+
+    pub fn resume(&self) {
+        self.group.signal("CONT");
+    }
+
     fn configure(&self) -> Result<()> {
         let start = Instant::now();
         while self.rpc("framework_wait_init", None).is_err() {
             if start.elapsed() > RPC_LIMIT {
                 bail!(
                     "the daemon does not answer: {}",
-                    std::fs::read_to_string(self.dir.join("nacre.log"))?
+                    std::fs::read_to_string(self.dir.join(LOG))?
                 );
             }
             std::thread::sleep(Duration::from_millis(50));
@@ -88,7 +165,9 @@ impl<'a> Target<'a> {
         }
         self.rpc(
             "bdev_malloc_create",
-            Some(json!({ "name": "m", "block_size": 4096, "num_blocks": DISK_BLOCKS })),
+            Some(json!({
+                "name": "m", "block_size": self.disk.block_bytes, "num_blocks": self.disk.blocks,
+            })),
         )?;
         self.rpc(
             "nvmf_create_subsystem",
@@ -99,7 +178,7 @@ impl<'a> Target<'a> {
             Some(json!({ "nqn": NQN, "namespace": { "bdev_name": "m" } })),
         )?;
         let address =
-            json!({ "trtype": "tcp", "adrfam": "ipv4", "traddr": ADDRESS, "trsvcid": PORT });
+            json!({ "trtype": "tcp", "adrfam": "ipv4", "traddr": ADDRESS, "trsvcid": self.port });
         self.rpc(
             "nvmf_subsystem_add_listener",
             Some(json!({ "nqn": NQN, "listen_address": address })),
@@ -112,7 +191,7 @@ impl<'a> Target<'a> {
         command
             .arg("rpc")
             .arg("--socket")
-            .arg(self.dir.join("nacre.sock"))
+            .arg(self.dir.join(SOCKET))
             .arg(method);
         command.args(params.map(|params| params.to_string()));
         process::capture(&mut command, RPC_LIMIT)
@@ -128,7 +207,7 @@ impl<'a> Target<'a> {
     pub fn load(&self, load: &[&str], limit: Duration) -> Result<Value> {
         let mut command = Command::new(self.nacre);
         command
-            .args(["perf", "--traddr", ADDRESS, "--trsvcid", PORT])
+            .args(["perf", "--traddr", ADDRESS, "--trsvcid", self.port])
             .args(["--nqn", NQN, "--cores", HOST_CORE, "--json"])
             .args(load);
         let out = process::capture(&mut command, limit)?;
@@ -139,7 +218,7 @@ impl<'a> Target<'a> {
     /// for the kernel, whatever is read: as fast as a disk with data never is.
     pub fn fill(&self, nsid: &str) -> Result<()> {
         let size = FILL.to_string();
-        let ios = (DISK_BYTES / FILL).to_string();
+        let ios = (self.disk.blocks * self.disk.block_bytes / FILL).to_string();
         let load = [
             "--nsid", nsid, "--rw", "write", "--size", &size, "--depth", "16", "--queues", "1",
             "--ios", &ios,
@@ -163,6 +242,13 @@ impl Drop for Target<'_> {
             eprintln!("warning: cannot remove {}: {error}", self.dir.display());
         }
     }
+}
+
+/// A new folder of this process for a daemon.
+fn folder(daemon: &str) -> Result<PathBuf> {
+    let dir = std::env::temp_dir().join(format!("{daemon}-bench-{}", std::process::id()));
+    setup::create_dir(&dir)?;
+    Ok(dir)
 }
 
 /// The number at `path` in a JSON document.

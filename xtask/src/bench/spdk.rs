@@ -1,0 +1,317 @@
+//! Nacre's target beside SPDK's, over TCP on loopback: each on the same core, with the same loads
+//! on another core. SPDK's initiator is one load, `nacre perf` the other.
+//!
+//! Both daemons stay up for the whole run and get the same configuration by the same calls. SIGSTOP
+//! holds the daemon that is not measured, because SPDK's reactor polls without end.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+
+use super::target::{ADDRESS, Disk, HOST_CORE_MASK, NQN, Target, WARM_UP, number};
+use super::tcp::build;
+use super::{Line, print_table};
+use crate::process;
+
+#[derive(Args)]
+pub struct Options {
+    /// An SPDK build: the folder that has build/bin/nvmf_tgt and build/bin/spdk_nvme_perf.
+    #[arg(long)]
+    peer: PathBuf,
+    /// Interleaved rounds; the median counts.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Seconds per measurement.
+    #[arg(long, default_value_t = 2)]
+    seconds: u32,
+    /// MiB of the malloc bdev: more than the last-level cache holds, as of most RAM disks.
+    #[arg(long, default_value_t = 256)]
+    disk_mib: u64,
+    /// Only lines whose name contains this.
+    #[arg(long)]
+    filter: Option<String>,
+    /// Only this load.
+    #[arg(long)]
+    load: Option<Load>,
+    /// The `nacre` to measure instead of building one.
+    #[arg(long)]
+    nacre: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Load {
+    Spdk,
+    Nacre,
+}
+
+impl Load {
+    const ALL: [Load; 2] = [Load::Spdk, Load::Nacre];
+
+    fn name(self) -> &'static str {
+        match self {
+            Load::Spdk => "spdk_nvme_perf",
+            Load::Nacre => "nacre perf",
+        }
+    }
+
+    /// The goal for the geometric mean of the lines. From depth 32 on SPDK's initiator bounds its
+    /// lines: its core is full.
+    fn goal(self) -> f64 {
+        match self {
+            Load::Spdk => 1.25,
+            Load::Nacre => 1.7,
+        }
+    }
+}
+
+/// No line may be slower than the peer.
+const LINE_GOAL: f64 = 1.0;
+
+struct Case {
+    name: &'static str,
+    rw: &'static str,
+    size: u32,
+    /// Of each queue.
+    depth: u32,
+    queues: u32,
+}
+
+const fn case(name: &'static str, rw: &'static str, size: u32, depth: u32) -> Case {
+    Case {
+        name,
+        rw,
+        size,
+        depth,
+        queues: 1,
+    }
+}
+
+const CASES: &[Case] = &[
+    case("4 KiB read, depth 1", "randread", 4096, 1),
+    case("4 KiB read, depth 32", "randread", 4096, 32),
+    case("4 KiB read, depth 128", "randread", 4096, 128),
+    case("4 KiB write, depth 1", "randwrite", 4096, 1),
+    case("4 KiB write, depth 128", "randwrite", 4096, 128),
+    case("4 KiB 70/30, depth 64", "randrw", 4096, 64),
+    case("128 KiB read, depth 16", "randread", 131072, 16),
+    case("128 KiB write, depth 16", "randwrite", 131072, 16),
+    Case {
+        queues: 16,
+        ..case("4 KiB read, 16 x 8", "randread", 4096, 8)
+    },
+    case("512 B read, depth 128", "randread", 512, 128),
+];
+
+/// Reads in a hundred of `randrw`.
+const MIX: &str = "70";
+
+pub fn run(root: &Path, options: &Options) -> Result<ExitCode> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    if cores < 2 {
+        bail!("this takes two cores, one for each side; this machine has {cores}");
+    }
+    let spdk = Spdk::find(&options.peer)?;
+    let nacre = match &options.nacre {
+        Some(path) => path.clone(),
+        None => build(root, "nacre-engine", "nacre")?,
+    };
+    let disk = Disk {
+        block_bytes: 512,
+        blocks: options.disk_mib * (1 << 20) / 512,
+    };
+    let targets = [
+        Target::start_with(&nacre, disk)?,
+        Target::start_spdk(&nacre, &spdk.target, spdk.memory, disk)?,
+    ];
+    targets.iter().for_each(Target::pause);
+    for target in &targets {
+        target.resume();
+        target.fill("1")?;
+        target.pause();
+    }
+    let cases: Vec<&Case> = (CASES.iter())
+        .filter(|case| (options.filter.as_deref()).is_none_or(|part| case.name.contains(part)))
+        .collect();
+    let line = |case: &&Case| Line {
+        name: case.name.into(),
+        goal: LINE_GOAL,
+        rounds: Vec::new(),
+    };
+    let mut tables: Vec<(Load, Vec<Line>)> = (Load::ALL.into_iter())
+        .filter(|load| options.load.is_none_or(|only| only == *load))
+        .map(|load| (load, cases.iter().map(line).collect()))
+        .collect();
+    for round in 1..=options.rounds {
+        println!("round {round} of {}", options.rounds);
+        for (at, case) in cases.iter().enumerate() {
+            for (load, lines) in &mut tables {
+                let mut pair = [0.0; 2];
+                // The targets also take turns in being first.
+                let order = if round % 2 == 0 { [1, 0] } else { [0, 1] };
+                for side in order {
+                    let target = &targets[side];
+                    target.resume();
+                    pair[side] = match load {
+                        Load::Spdk => spdk.measure(target, case, options.seconds)?,
+                        Load::Nacre => measure(target, case, options.seconds)?,
+                    };
+                    target.pause();
+                }
+                lines[at].rounds.push((pair[0], pair[1]));
+            }
+        }
+    }
+
+    let mut reached = true;
+    for (load, lines) in &tables {
+        println!("\nload: {}", load.name());
+        print_table("SPDK's", lines);
+        let mean = geometric_mean(lines);
+        println!(
+            "geometric mean {mean:.2}, goal {:.2}{}",
+            load.goal(),
+            if mean < load.goal() { " -" } else { "" }
+        );
+        reached &= lines.iter().all(Line::reached) && mean >= load.goal();
+    }
+    Ok(if reached {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+fn geometric_mean(lines: &[Line]) -> f64 {
+    let logs: f64 = lines.iter().map(|line| line.ratio().ln()).sum();
+    (logs / lines.len() as f64).exp()
+}
+
+/// SPDK's programs.
+struct Spdk {
+    target: PathBuf,
+    perf: PathBuf,
+    /// Options of both of them about the memory that they take.
+    memory: &'static [&'static str],
+}
+
+impl Spdk {
+    fn find(folder: &Path) -> Result<Spdk> {
+        let program = |name: &str| {
+            let path = folder.join("build/bin").join(name);
+            match path.is_file() {
+                true => Ok(path),
+                false => bail!(
+                    "{} is missing: --peer takes the folder of an SPDK build",
+                    path.display()
+                ),
+            }
+        };
+        let free = free_hugepages_mib();
+        let memory: &[&str] = match free >= 2 * HUGE_MIB {
+            true => &["-s", "1024"],
+            false => &["--no-huge", "-s", "1024"],
+        };
+        println!("huge pages: {free} MiB free, so SPDK starts with {memory:?}");
+        Ok(Spdk {
+            target: program("nvmf_tgt")?,
+            perf: program("spdk_nvme_perf")?,
+            memory,
+        })
+    }
+
+    fn measure(&self, target: &Target, case: &Case, seconds: u32) -> Result<f64> {
+        let mut command = Command::new(&self.perf);
+        command
+            .args(["-c", HOST_CORE_MASK, "--disable-sq-flow-control"])
+            .args(self.memory)
+            .arg("-r")
+            .arg(format!(
+                "trtype:TCP adrfam:IPv4 traddr:{ADDRESS} trsvcid:{} subnqn:{NQN}",
+                target.port()
+            ))
+            // It spreads the depth over the queues.
+            .args(["-q", &(case.depth * case.queues).to_string()])
+            .args(["-P", &case.queues.to_string()])
+            .args(["-o", &case.size.to_string()])
+            .args(["-w", case.rw, "-t", &seconds.to_string()]);
+        if case.rw == "randrw" {
+            command.args(["-M", MIX]);
+        }
+        let out = process::capture(&mut command, limit(seconds))?;
+        total(&out).with_context(|| format!("no total in what spdk_nvme_perf printed: {out:?}"))
+    }
+}
+
+/// Memory of each of SPDK's programs.
+const HUGE_MIB: u64 = 1024;
+
+fn free_hugepages_mib() -> u64 {
+    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let field = |name: &str| -> u64 {
+        let line = info.lines().find_map(|line| line.strip_prefix(name));
+        let number = line.and_then(|rest| rest.split_whitespace().next());
+        number.and_then(|text| text.parse().ok()).unwrap_or(0)
+    };
+    field("HugePages_Free:") * field("Hugepagesize:") / 1024
+}
+
+/// I/Os per second: the first number of the line of totals.
+fn total(out: &str) -> Option<f64> {
+    let line = out.lines().find(|line| line.starts_with("Total"))?;
+    let (_, numbers) = line.split_once(':')?;
+    numbers.split_whitespace().next()?.parse().ok()
+}
+
+fn measure(target: &Target, case: &Case, seconds: u32) -> Result<f64> {
+    let answer = target.load(
+        &[
+            "--rw",
+            case.rw,
+            "--mix",
+            MIX,
+            "--size",
+            &case.size.to_string(),
+            "--depth",
+            &case.depth.to_string(),
+            "--queues",
+            &case.queues.to_string(),
+            "--warmup",
+            WARM_UP,
+            "--seconds",
+            &seconds.to_string(),
+        ],
+        limit(seconds),
+    )?;
+    number(&answer, &["iops"])
+}
+
+fn limit(seconds: u32) -> Duration {
+    Duration::from_secs(u64::from(seconds) * 4 + 30)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_total_is_the_first_number_of_its_line() {
+        let out = "Device Information : IOPS MiB/s\nTCP (addr:127.0.0.1) NSID 1 from core 1: 7.0 1.0\n\
+                   Total                     :  114003.50     445.33       8.71       7.12     312.40\n";
+        assert_eq!(total(out), Some(114003.5));
+        assert_eq!(total("Initialization complete."), None);
+    }
+
+    #[test]
+    fn the_geometric_mean_is_of_the_ratios() {
+        let line = |ours, limit| Line {
+            name: "x".into(),
+            goal: 1.0,
+            rounds: vec![(ours, limit)],
+        };
+        let mean = geometric_mean(&[line(1.0, 2.0), line(8.0, 1.0)]);
+        assert!((mean - 2.0).abs() < 1e-9);
+    }
+}
