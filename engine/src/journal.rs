@@ -174,8 +174,7 @@ impl Journal {
         let Some(store) = &self.store else {
             return Ok(0);
         };
-        let (facts, records): (Vec<Record>, Vec<Record>) = store
-            .load()
+        let (facts, records): (Vec<Record>, Vec<Record>) = upgraded(store)
             .await?
             .into_iter()
             .partition(|record| record.key.starts_with(SEEN));
@@ -365,6 +364,31 @@ impl Journal {
             }
         }
     }
+}
+
+/// What the store holds, with what earlier versions stored otherwise changed to what they would store now.
+async fn upgraded(store: &Store) -> Result<Vec<Record>, StoreError> {
+    let mut records = store.load().await?;
+    let changed = crate::methods::volume::with_ana(&records);
+    if changed.is_empty() {
+        return Ok(records);
+    }
+    info!(
+        records = changed.len(),
+        "volumes published by an earlier version report ANA states from now on: hosts use RDMA before TCP"
+    );
+    let edits = changed.iter().cloned().map(Edit::Put).collect();
+    if let Err(error) = store.commit(Change(edits)).await {
+        warn!(%error, "the changed records could not be stored; they are changed again at the next start");
+    }
+    let mut changed: HashMap<String, Record> =
+        changed.into_iter().map(|r| (r.key.clone(), r)).collect();
+    for record in &mut records {
+        if let Some(new) = changed.remove(&record.key) {
+            *record = new;
+        }
+    }
+    Ok(records)
 }
 
 /// The records in their order, but each after those that its key is below: a part may be older than what it is a part

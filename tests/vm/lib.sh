@@ -294,6 +294,22 @@ holds() { # holds FILE TEXT: whether the first line of FILE is TEXT
     { read -r text <"$1"; } 2>/dev/null && [ "$text" = "$2" ]
 }
 
+# The paths of native multipath to one subsystem, each over a transport of its own.
+paths_of() { PATHS_OF=$1; } # paths_of NQN
+# The kernel names paths nvmeXcYn1.
+ctrl_over() { # ctrl_over TRANSPORT: fails while there is none
+    local dir
+    for dir in /sys/class/nvme/nvme*; do
+        holds "$dir/subsysnqn" "$PATHS_OF" && holds "$dir/transport" "$1" && echo "${dir##*/}" && return 0
+    done
+    return 1
+}
+path_over() { local c; c=$(ctrl_over "$1") && echo /sys/class/nvme/"$c"/nvme*c"${c#nvme}"n1; }
+has_state() { holds "$(path_over "$1")/ana_state" "$2"; }
+ios() { awk '{ print $1 + $5 }' "$(path_over "$1")/stat"; }
+none_over() { ! ctrl_over "$1"; }
+grows() { [ "$(ios "$1")" -gt "$2" ]; }
+
 # Two hosts of one kernel, each with its own device: a and b are their controllers. Native multipath would make one
 # device of the two, so a test with them starts with `without_multipath`.
 without_multipath() {

@@ -55,7 +55,7 @@ enum ListenerCommand {
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum AnaState {
+pub enum AnaState {
     Optimized,
     NonOptimized,
     Inaccessible,
@@ -64,10 +64,14 @@ enum AnaState {
 }
 
 impl AnaState {
-    /// As in calls.
-    fn word(self) -> String {
+    pub fn name(self) -> String {
         let value = self.to_possible_value();
-        value.map_or_else(String::new, |state| state.get_name().replace('-', "_"))
+        value.map_or_else(String::new, |state| state.get_name().to_owned())
+    }
+
+    /// As in calls.
+    pub fn word(self) -> String {
+        self.name().replace('-', "_")
     }
 }
 
@@ -148,20 +152,27 @@ fn list(connection: &Connection, nqn: Option<&str>) -> Result<(), Failure> {
             .find(|place| place["address"] == *address)
     };
     for listener in &mut all {
-        let Some(place) = place_of(&listener["address"]) else {
-            continue;
-        };
-        for field in ["listener", "iface", "wanted", "actual", "reason"] {
-            listener[field] = place[field].clone();
+        if let Some(place) = place_of(&listener["address"]) {
+            for field in ["listener", "iface", "wanted", "actual", "reason"] {
+                listener[field] = place[field].clone();
+            }
+        }
+        // Of this subsystem: others may be served there.
+        if listener["withheld"] == true {
+            listener["wanted"] = "withheld".into();
+            listener["actual"] = "withheld".into();
+            listener["reason"] = listener["withheld_reason"].clone();
         }
     }
     // What is wanted and nobody can connect to belongs to no subsystem.
     if nqn.is_none() {
-        let absent = items(&places["listeners"]).iter().filter(|place| {
-            let served = items(&place["subsystems"]);
-            served.is_empty()
-        });
-        all.extend(absent.cloned());
+        let shown: Vec<Value> = all.iter().map(|l| l["address"].clone()).collect();
+        let absent = items(&places["listeners"]).iter();
+        all.extend(
+            absent
+                .filter(|place| !shown.contains(&place["address"]))
+                .cloned(),
+        );
     }
     if connection.json {
         return output::json(&Value::Array(all));

@@ -12,6 +12,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use super::listener::AnaWish;
 pub use super::listener::{Listener, RdmaWish, Transport};
 pub use super::rdma::Rdma;
 pub use super::replication::Replication;
@@ -301,6 +302,11 @@ impl Nvmf {
                     listener.transports.push(Transport::Rdma);
                 }
             }
+        }
+        // Hosts use RDMA first also where RDMA and TCP have a listener each.
+        if all.iter().any(Listener::wants_rdma) {
+            let automatic = all.iter_mut().filter(|l| l.ana.tcp == AnaWish::Auto);
+            automatic.for_each(|l| l.ana.tcp = AnaWish::NonOptimized);
         }
         all
     }

@@ -24,6 +24,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use nacre_nvmf::target::Withheld;
+use nacre_nvmf::transport::{Address, TransportType};
+use nacre_nvmf_wire::Nqn;
 use nacre_rdma_link::GidKind;
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
@@ -36,6 +39,7 @@ use crate::config::listener::{Listener, RdmaWish, Transport};
 use crate::config::{ConfigError, Problem, Settings};
 use crate::doctor;
 use crate::engine::Engine;
+use crate::methods::nvmf::AnaWord;
 use crate::methods::volume::Published;
 use crate::rdma::Verbs;
 use crate::rpc::RpcError;
@@ -130,8 +134,23 @@ impl Listeners {
         Ok(())
     }
 
-    pub fn standings(&self) -> Vec<Standing> {
-        self.standings.borrow().clone()
+    /// Where every path stands now. A subsystem that was made by RPC may listen there since the last look.
+    pub fn standings(&self, on: &Engine) -> Vec<Standing> {
+        let serving = serving(on);
+        let now = |standing: Standing| {
+            let subsystems = serving.get(&standing.path.place()).cloned();
+            let actual = match standing.actual {
+                Actual::Idle if subsystems.is_some() => standing.path.listening(on),
+                Actual::Listening if subsystems.is_none() => Actual::Idle,
+                actual => actual,
+            };
+            Standing {
+                actual,
+                subsystems: subsystems.unwrap_or_default(),
+                ..standing
+            }
+        };
+        self.standings.borrow().iter().cloned().map(now).collect()
     }
 
     /// Selectors that match nothing now.
@@ -213,6 +232,14 @@ impl Listeners {
             if by_rpc.contains(&place.0) {
                 continue;
             }
+            // Only who is admitted has changed: the listener stays open.
+            if let Some(new) = wanted.get(&place)
+                && without_withheld(new) == without_withheld(&params)
+                && withhold(on, &place, new).await
+            {
+                self.served.borrow_mut().insert(place, new.clone());
+                continue;
+            }
             let params =
                 json!({ "nqn": params["nqn"], "listen_address": params["listen_address"] });
             if let Err(error) = on
@@ -271,7 +298,8 @@ impl Listeners {
                     continue;
                 }
                 let listener = declared.iter().find(|l| l.name == path.listener);
-                let params = call(&subsystem.nqn, subsystem.ana_reporting, path, listener);
+                let ana = subsystem.ana_reporting.then(|| path.ana.word().to_owned());
+                let params = call(&subsystem.nqn, ana, path, listener);
                 wanted.insert(place(&subsystem.nqn, path), params);
             }
         }
@@ -286,9 +314,12 @@ impl Listeners {
         for volume in published.iter().filter(|p| p.on_declared) {
             for path in plan.paths.iter().filter(|p| p.verdict.is_ok()) {
                 let listener = declared.iter().find(|l| l.name == path.listener);
-                let mut params = call(&volume.nqn, false, path, listener);
-                if !volume.admits(path.transport.trtype()) {
+                let trtype = path.transport.trtype();
+                let ana = volume.ana_state_of(trtype, path.ana).map(AnaWord::word);
+                let mut params = call(&volume.nqn, ana, path, listener);
+                if volume.withheld(trtype).is_some() {
                     params["withheld"] = true.into();
+                    params["withheld_reason"] = "transport_policy".into();
                 }
                 wanted.insert(place(&volume.nqn, path), params);
             }
@@ -298,17 +329,14 @@ impl Listeners {
 
     /// Notes where every path stands, and tells of what changed.
     fn tell(&self, on: &Engine, plan: Plan) {
-        let (served, refused) = (self.served.borrow(), self.refused.borrow());
+        let (serving, refused) = (serving(on), self.refused.borrow());
         let stand = |path: Path| {
             let here = |p: &&Place| (p.1, p.2, p.3) == (path.transport, path.ip, path.port);
-            let subsystems: Vec<String> = served.keys().filter(here).map(|p| p.0.clone()).collect();
+            let subsystems = serving.get(&path.place()).cloned().unwrap_or_default();
             let failed = refused.iter().find(|(p, _)| here(p));
             let actual = match (&path.verdict, failed) {
                 (Err(lack), _) => Actual::Not(lack.clone()),
-                (Ok(_), _) if !subsystems.is_empty() => match path.transport {
-                    Transport::Rdma => of_rdma(on, (path.ip, path.port).into()),
-                    Transport::Tcp => Actual::Listening,
-                },
+                (Ok(_), _) if !subsystems.is_empty() => path.listening(on),
                 (Ok(_), Some((_, error))) => Actual::Not(refusal(error)),
                 (Ok(_), None) => Actual::Idle,
             };
@@ -395,7 +423,8 @@ fn place(nqn: &str, path: &Path) -> Place {
     (nqn.to_owned(), path.transport, path.ip, path.port)
 }
 
-fn call(nqn: &str, ana_reporting: bool, path: &Path, listener: Option<&Listener>) -> Value {
+/// `ana`: the state that hosts are told, if they are told any.
+fn call(nqn: &str, ana: Option<String>, path: &Path, listener: Option<&Listener>) -> Value {
     let family = if path.ip.is_ipv4() { "IPv4" } else { "IPv6" };
     let mut params = json!({
         "nqn": nqn,
@@ -406,11 +435,12 @@ fn call(nqn: &str, ana_reporting: bool, path: &Path, listener: Option<&Listener>
             "trsvcid": path.port.to_string(),
         },
     });
-    if ana_reporting && path.ana.word() != "optimized" {
-        params["ana_state"] = path.ana.word().into();
+    if let Some(state) = ana.filter(|state| state != "optimized") {
+        params["ana_state"] = state.into();
     }
     if path.withheld {
         params["withheld"] = true.into();
+        params["withheld_reason"] = "tcp_fallback".into();
     }
     if let Ok(Some(chosen)) = &path.verdict {
         params["options"]["fabric"] = match chosen.gid_kind {
@@ -438,6 +468,76 @@ fn call(nqn: &str, ana_reporting: bool, path: &Path, listener: Option<&Listener>
         }
     }
     params
+}
+
+fn without_withheld(params: &Value) -> Value {
+    let mut params = params.clone();
+    if let Some(fields) = params.as_object_mut() {
+        fields.remove("withheld");
+        fields.remove("withheld_reason");
+    }
+    params
+}
+
+/// Whether hosts are admitted by a listener as `params` say, from now on.
+async fn withhold(on: &Engine, place: &Place, params: &Value) -> bool {
+    let (nqn, transport, ip, port) = place;
+    let kind = match transport {
+        Transport::Tcp => TransportType::Tcp,
+        Transport::Rdma => TransportType::Rdma,
+    };
+    let why = match (&params["withheld"], params["withheld_reason"].as_str()) {
+        (Value::Bool(true), Some("transport_policy")) => Some(Withheld::TransportPolicy),
+        (Value::Bool(true), _) => Some(Withheld::TcpFallback),
+        _ => None,
+    };
+    let Ok(nqn) = Nqn::new(nqn) else { return false };
+    let address = Address::Ip(SocketAddr::new(*ip, *port));
+    let work = crate::methods::nvmf::withhold(on, &nqn, kind, &address, why);
+    match crate::journal::declaring(work).await {
+        Ok(()) => true,
+        Err(error) => {
+            debug!(%error, ?place, "a listener that went cannot be withheld");
+            false
+        }
+    }
+}
+
+/// A transport and an address.
+type Socket = (Transport, SocketAddr);
+
+/// The subsystems on every address that is listened on, whoever had them listen there.
+fn serving(on: &Engine) -> BTreeMap<Socket, Vec<String>> {
+    let mut serving = BTreeMap::<Socket, Vec<String>>::new();
+    let subsystems = on.plane().map(|plane| plane.target.subsystems());
+    for subsystem in subsystems.unwrap_or_default() {
+        for listener in subsystem.listeners() {
+            let transport = match listener.transport {
+                TransportType::Tcp => Transport::Tcp,
+                TransportType::Rdma => Transport::Rdma,
+                TransportType::Loopback => continue,
+            };
+            if let Address::Ip(address) = listener.address {
+                let served = serving.entry((transport, address)).or_default();
+                served.push(subsystem.nqn().to_string());
+            }
+        }
+    }
+    serving
+}
+
+impl Path {
+    fn place(&self) -> Socket {
+        (self.transport, SocketAddr::new(self.ip, self.port))
+    }
+
+    /// Where a path stands on which a subsystem listens.
+    fn listening(&self, on: &Engine) -> Actual {
+        match self.place() {
+            (Transport::Rdma, address) => of_rdma(on, address),
+            (Transport::Tcp, _) => Actual::Listening,
+        }
+    }
 }
 
 /// Where a listener over RDMA stands that was added: it is there, and its device may not be.
@@ -503,7 +603,8 @@ fn changes(on: &Engine, old: &[Standing], new: &[Standing], away: &mut BTreeSet<
         match &now.actual {
             Actual::Listening => {
                 info!(target: "nacre_engine::listeners", "{what}: listening");
-                if away.remove(&this) || before.contains_key(&this) {
+                let was_absent = matches!(before.get(&this), Some(Actual::Not(_)));
+                if away.remove(&this) || was_absent {
                     on.notes.send("transport_restored", what);
                 }
             }

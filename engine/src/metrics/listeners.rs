@@ -16,7 +16,7 @@ family!(
     WITHHELD,
     "nacre_listener_withheld_connects",
     Counter,
-    "Connects refused over TCP because tcp_fallback is false.",
+    "Connects refused over a transport that the listener (tcp_fallback = false) or the volume (transport_policy) excludes.",
     []
 );
 family!(
@@ -75,7 +75,7 @@ impl MetricsSource for Listeners {
 
     fn collect(&self, of: &Moment, into: &mut Scrape) {
         let mut counts = BTreeMap::<_, u64>::new();
-        for standing in of.engine.listeners.standings() {
+        for standing in of.engine.listeners.standings(of.engine) {
             let (state, reason) = (standing.actual.word(), standing.actual.reason());
             let path = standing.path;
             let labels = (path.iface, path.transport.trtype(), state, reason);

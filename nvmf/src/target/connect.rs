@@ -20,7 +20,7 @@ use super::qpair::Stage;
 use super::request::{ReqIndex, Requests, Step};
 use super::stats::QueueStats;
 use super::subsystem::{Refusal, Subsystem};
-use crate::transport::{CloseWhy, ListenerId, QueueParams, TransportType};
+use crate::transport::{CloseWhy, ListenerId, QueueParams};
 
 /// How long a Connect waits for an earlier controller of its host to be gone.
 const ADMIT_PATIENCE: Duration = Duration::from_secs(3);
@@ -38,14 +38,6 @@ enum Refused {
     Status(StatusCode, String),
     /// An earlier controller of the host is still being torn down.
     Busy(String),
-}
-
-/// What to do about a host that came over a transport that its subsystem is withheld from.
-fn withheld(nqn: &Nqn, host: &Nqn, kind: TransportType) -> String {
-    format!(
-        "{nqn} is not to be used over {kind} (tcp_fallback = false), and {host} has no other way; \
-         keep the fallback (tcp_fallback = true), or move what uses the volume to a host with RDMA"
-    )
 }
 
 impl Group {
@@ -204,11 +196,11 @@ impl Group {
                     StatusCode::CONNECT_CONTROLLER_BUSY,
                     format!("all controller ids of {} are in use", subsystem.nqn()),
                 ),
-                Refusal::Withheld => {
+                Refusal::Withheld(why) => {
                     self.target.count_withheld();
-                    Refused::Status(
-                        StatusCode::CONNECT_INVALID_HOST.with_dnr(),
-                        withheld(subsystem.nqn(), hostnqn, kind),
+                    Refused::Parameter(
+                        InvalidParameter::SUBNQN,
+                        why.refusal(subsystem.nqn(), hostnqn, kind),
                     )
                 }
                 Refusal::NotOnThisListener => Refused::Parameter(

@@ -73,7 +73,7 @@ pub fn records(snapshot: &Snapshot, asker: &Asker) -> Vec<Record> {
         transport: asker.transport,
         address: asker.local.clone(),
         ana: AnaStates::default(),
-        withheld: false,
+        withheld: None,
         fabric: RdmaFabric::default(),
         options: Default::default(),
     };
@@ -96,7 +96,7 @@ pub fn records(snapshot: &Snapshot, asker: &Asker) -> Vec<Record> {
         ));
     }
     for subsystem in &snapshot.subsystems {
-        for listener in subsystem.listeners.iter().filter(|l| !l.withheld) {
+        for listener in subsystem.listeners.iter().filter(|l| l.withheld.is_none()) {
             let kind = Kind {
                 subtype: subtype::NVM,
                 model: subsystem.model,

@@ -91,7 +91,7 @@ impl Bench {
             transport: TransportType::Loopback,
             address: Address::Loopback("fuzz".to_string()),
             ana: Default::default(),
-            withheld: false,
+            withheld: None,
             fabric: Default::default(),
             options: Default::default(),
         };

@@ -40,6 +40,7 @@ pub mod target;
 #[cfg(test)]
 mod tests;
 mod waiting;
+mod withheld;
 
 pub use ana::AnaStates;
 pub use association::{
@@ -57,3 +58,4 @@ pub use subsystem::{
     SubsystemError, SubsystemKind, SubsystemListener,
 };
 pub use target::{ListenOptions, ListenerStats, Referral, Target, TargetError};
+pub use withheld::Withheld;

@@ -14,6 +14,7 @@ use super::cntlid::{ControllerModel, Home, MAX_CNTLID};
 use super::hosts::{HostSums, Hosts};
 use super::namespace::{Backing, Namespace, NamespaceIds, View};
 use super::reservation::{HostId, Notice, Reservation, Reservations};
+use super::withheld::Withheld;
 use crate::transport::{Address, ListenerId, ListenerOptions, TransportType};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,7 +118,7 @@ pub enum Refusal {
     ControllerTaken,
     NotOnThisListener,
     /// It listens here only to say so: hosts are to use the other transport.
-    Withheld,
+    Withheld(Withheld),
 }
 
 #[derive(Clone)]
@@ -136,8 +137,8 @@ pub struct SubsystemListener {
     pub address: Address,
     pub ana: AnaStates,
     /// Not in the discovery log, and no host is admitted: the subsystem is to be used over another
-    /// transport only, and a host that comes here anyway is told so.
-    pub withheld: bool,
+    /// transport only. A host that comes here anyway is refused as by a listener of other subsystems.
+    pub withheld: Option<Withheld>,
     /// Of listeners over RDMA: what hosts are told of the fabric.
     pub fabric: RdmaFabric,
     /// What was asked for. An address that several subsystems share is as the first of them asked.
@@ -570,8 +571,11 @@ impl Subsystem {
             match here {
                 None if state.opening > 0 => return Err(Refusal::Busy),
                 None => return Err(Refusal::NotOnThisListener),
-                Some(here) if here.withheld => return Err(Refusal::Withheld),
-                Some(_) => {}
+                Some(here) => {
+                    if let Some(why) = here.withheld {
+                        return Err(Refusal::Withheld(why));
+                    }
+                }
             }
         }
         if !discovery && !state.allow_any_host && !state.hosts.contains(hostnqn) {

@@ -17,6 +17,7 @@ use super::subsystem::{
     NamespaceConfig, RdmaFabric, Subsystem, SubsystemConfig, SubsystemError, SubsystemKind,
     SubsystemListener,
 };
+use super::withheld::Withheld;
 use crate::transport::{Address, ListenError, ListenerId, ListenerOptions, Plug, TransportType};
 
 #[derive(Debug, thiserror::Error)]
@@ -101,7 +102,7 @@ pub struct ListenOptions {
     /// From the first controller on.
     pub ana: AnaStates,
     /// See [`SubsystemListener::withheld`].
-    pub withheld: bool,
+    pub withheld: Option<Withheld>,
     pub fabric: RdmaFabric,
     /// Of the address: what the first subsystem on it asks for counts.
     pub listener: ListenerOptions,

@@ -16,20 +16,7 @@ stands() { [ "$(standing "$1")" = "$2" ]; }
 wait_until 60 stands RDMA listening
 expect TCP "$(standing TCP)" listening
 
-# The kernel names paths nvmeXcYn1.
-ctrl_over() { # ctrl_over TRANSPORT: fails while there is none
-    local dir
-    for dir in /sys/class/nvme/nvme*; do
-        holds "$dir/subsysnqn" "$NQN" && holds "$dir/transport" "$1" && echo "${dir##*/}" && return 0
-    done
-    return 1
-}
-path_over() { local c; c=$(ctrl_over "$1") && echo /sys/class/nvme/"$c"/nvme*c"${c#nvme}"n1; }
-has_state() { holds "$(path_over "$1")/ana_state" "$2"; }
-ios() { awk '{ print $1 + $5 }' "$(path_over "$1")/stat"; }
-none_over() { ! ctrl_over "$1"; }
-grows() { [ "$(ios "$1")" -gt "$2" ]; }
-
+paths_of "$NQN"
 for kind in rdma tcp; do TRTYPE=$kind connect "$NQN" --nr-io-queues=1 --reconnect-delay=1 --ctrl-loss-tmo=120; done
 wait_until 90 has_state rdma optimized
 wait_until 90 has_state tcp non-optimized

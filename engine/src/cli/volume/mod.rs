@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 use super::address::{self, ListenAddress};
 use super::bdev::mebibytes;
+use super::listener::AnaState;
 use super::subsystem::{done, drop_nulls, items};
 use super::{Connection, Failure, events, output};
 
@@ -282,6 +283,31 @@ struct PublishArgs {
     /// Listen there (may be repeated); unless given on every listener of the configuration file
     #[arg(long, value_name = "ADDRESS")]
     listen: Vec<ListenAddress>,
+    /// What hosts are told about the paths of a transport, such as tcp=optimized (may be repeated); unless given hosts
+    /// use RDMA first, then TCP
+    #[arg(long, value_name = "TRANSPORT=STATE", value_parser = ana_of_transport)]
+    ana: Vec<(String, AnaState)>,
+    /// Tell hosts nothing about paths: they use the one that they connected first
+    #[arg(long, conflicts_with = "ana")]
+    no_ana: bool,
+}
+
+/// `rdma=optimized`.
+fn ana_of_transport(text: &str) -> Result<(String, AnaState), String> {
+    let form = "write tcp=STATE or rdma=STATE";
+    let (transport, state) = text.split_once('=').ok_or(form)?;
+    let transport = transport.to_ascii_lowercase();
+    if !["tcp", "rdma"].contains(&transport.as_str()) {
+        return Err(format!("\"{transport}\" is not a transport: {form}"));
+    }
+    let state = AnaState::from_str(state, true).map_err(|_| {
+        let all = AnaState::value_variants().iter().map(|s| s.name());
+        format!(
+            "\"{state}\" is not a state: {}",
+            all.collect::<Vec<_>>().join(", ")
+        )
+    })?;
+    Ok((transport, state))
 }
 
 pub fn run(args: VolumeArgs) -> Result<(), Failure> {
@@ -461,7 +487,11 @@ fn publish(connection: &Connection, args: PublishArgs) -> Result<(), Failure> {
     let mut params = json!({
         "name": args.name, "nqn": args.nqn, "hosts": args.host,
         "allow_any_host": args.allow_any_host, "listeners": listeners,
+        "ana_reporting": args.no_ana.then_some(false),
     });
+    for (transport, state) in &args.ana {
+        params["ana"][transport] = state.word().into();
+    }
     drop_nulls(&mut params);
     let answer = connection.call("volume_publish", params)?;
     if connection.json {
@@ -469,13 +499,15 @@ fn publish(connection: &Connection, args: PublishArgs) -> Result<(), Failure> {
     }
     let nqn = answer["nqn"].as_str().unwrap_or_default();
     output::line(nqn)?;
-    for listener in &args.listen {
-        output::line(&listener.connect_line(nqn))?;
-    }
-    if args.listen.is_empty() {
-        for address in items(&answer["listen_addresses"]) {
-            output::line(&address::describe(address))?;
+    let addresses = items(&answer["listen_addresses"]);
+    for address in addresses {
+        match ListenAddress::from_value(address) {
+            Some(address) => output::line(&address.connect_line(nqn))?,
+            None => output::line(&address::describe(address))?,
         }
+    }
+    if addresses.is_empty() {
+        eprintln!("no host can connect yet: `nacre listener add {nqn} tcp://ADDRESS`");
     }
     Ok(())
 }

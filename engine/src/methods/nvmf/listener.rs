@@ -5,18 +5,20 @@ use std::sync::Arc;
 
 use nacre_nvmf::target::{
     AnaStates, ListenOptions, RdmaFabric, Subsystem, SubsystemError, SubsystemListener, Target,
-    TargetError,
+    TargetError, Withheld,
 };
 use nacre_nvmf::transport::{Address, ListenerOptions, TransportType};
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::log::ana::AnaState;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::address::{AddressReply, TransportAddress};
 use super::{any_subsystem, key, transport};
 use crate::engine::{Engine, Personality};
+use crate::journal::{is_declaring, is_replaying};
+use crate::methods::volume;
 use crate::plane::Plane;
 use crate::rpc::error::Errno;
 use crate::rpc::{Effect, Method, Registry, RpcError};
@@ -38,7 +40,7 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
 /// How good a path is, in SPDK's words; the last two are ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-enum AnaWord {
+pub enum AnaWord {
     Optimized,
     NonOptimized,
     Inaccessible,
@@ -46,6 +48,15 @@ enum AnaWord {
     PersistentLoss,
     /// Between two states: hosts wait, ten seconds at most.
     Change,
+}
+
+impl AnaWord {
+    /// As calls have it.
+    pub fn word(self) -> String {
+        let word = serde_json::to_value(self).ok();
+        word.and_then(|w| w.as_str().map(str::to_owned))
+            .unwrap_or_default()
+    }
 }
 
 impl From<AnaWord> for AnaState {
@@ -132,6 +143,35 @@ impl OptionsParams {
     }
 }
 
+/// Why a subsystem is withheld from a listener.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+enum WithheldWord {
+    /// The listener has tcp_fallback = false.
+    TcpFallback,
+    /// The volume admits other transports only.
+    TransportPolicy,
+}
+
+impl WithheldWord {
+    /// None: management gave no reason.
+    fn of(why: Withheld) -> Option<WithheldWord> {
+        match why {
+            Withheld::TcpFallback => Some(WithheldWord::TcpFallback),
+            Withheld::TransportPolicy => Some(WithheldWord::TransportPolicy),
+            Withheld::Asked => None,
+        }
+    }
+
+    fn why(word: Option<WithheldWord>) -> Withheld {
+        match word {
+            Some(WithheldWord::TcpFallback) => Withheld::TcpFallback,
+            Some(WithheldWord::TransportPolicy) => Withheld::TransportPolicy,
+            None => Withheld::Asked,
+        }
+    }
+}
+
 struct Add;
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -143,12 +183,15 @@ struct AddParams {
     /// Must be false: TLS is not there.
     #[serde(default)]
     secure_channel: bool,
-    /// Of all ANA groups; `optimized` unless given. Others need ana_reporting.
+    /// Of all ANA groups; unless given `optimized`, and of a published volume as volume_publish has it. Others need
+    /// ana_reporting.
     ana_state: Option<AnaWord>,
     /// Hosts are not told of this address, and those that connect to it are refused, with the
     /// reason in the log: the subsystem is to be used over another transport only.
     #[serde(default)]
     withheld: bool,
+    /// Why it is withheld.
+    withheld_reason: Option<WithheldWord>,
     /// Of this address, where they differ from the transport's.
     #[serde(default)]
     options: OptionsParams,
@@ -193,10 +236,21 @@ impl Method<Engine> for Add {
             transport::ensure(&on, &plane, kind).await?;
         }
         let (nqn, address) = (subsystem.nqn(), Address::Ip(address));
-        let ana_state = params.ana_state.unwrap_or(AnaWord::Optimized);
+        // The file's listeners and stored ones say all of it.
+        let usual = match is_declaring() || is_replaying() {
+            true => None,
+            false => volume::of_listener(&on, nqn, kind),
+        };
+        let (usual_state, usually_withheld) = usual.unwrap_or_default();
+        let given = params.ana_state.or(usual_state);
+        let ana_state = given.unwrap_or(AnaWord::Optimized);
+        let asked = params
+            .withheld
+            .then(|| WithheldWord::why(params.withheld_reason));
+        let withheld = asked.or(usually_withheld);
         let options = ListenOptions {
             ana: kept_states(&on, &key::listener(nqn, kind, &address), ana_state),
-            withheld: params.withheld,
+            withheld,
             fabric: params.options.fabric.map(Into::into).unwrap_or_default(),
             listener: params.options.parse()?,
         };
@@ -210,9 +264,7 @@ impl Method<Engine> for Add {
         if ana_state != AnaWord::Optimized {
             record["ana_state"] = json!(ana_state);
         }
-        if params.withheld {
-            record["withheld"] = true.into();
-        }
+        note_withheld(&mut record, withheld);
         if params.options != OptionsParams::default() {
             record["options"] = json!(params.options);
         }
@@ -231,6 +283,47 @@ impl Method<Engine> for Add {
         on.notes.send("nvmf_listener_change", nqn.as_str());
         Ok(true)
     }
+}
+
+/// In the call that makes a listener again.
+fn note_withheld(record: &mut Value, why: Option<Withheld>) {
+    let Some(fields) = record.as_object_mut() else {
+        return;
+    };
+    fields.remove("withheld");
+    fields.remove("withheld_reason");
+    if let Some(why) = why {
+        fields.insert("withheld".into(), true.into());
+        if let Some(word) = WithheldWord::of(why) {
+            fields.insert("withheld_reason".into(), json!(word));
+        }
+    }
+}
+
+/// Whether the listener was added by RPC, and is stored.
+pub fn is_stored_listener(on: &Engine, nqn: &Nqn, kind: TransportType, address: &Address) -> bool {
+    let entry = on.journal.find(&key::listener(nqn, kind, address));
+    entry.is_some_and(|entry| entry.durable)
+}
+
+/// Turns hosts away from a listener of a subsystem, or admits them there again, durably.
+pub async fn withhold(
+    on: &Engine,
+    nqn: &Nqn,
+    kind: TransportType,
+    address: &Address,
+    why: Option<Withheld>,
+) -> Result<(), RpcError> {
+    let _changing = on.changing().await;
+    let plane = on.plane()?;
+    if let Some(entry) = on.journal.find(&key::listener(nqn, kind, address)) {
+        let mut record = entry.record;
+        note_withheld(&mut record.params, why);
+        on.journal.commit(Change(vec![Edit::Put(record)])).await?;
+    }
+    plane.target.withhold(nqn, kind, address, why)?;
+    on.notes.send("nvmf_listener_change", nqn.as_str());
+    Ok(())
 }
 
 /// The first RDMA listener of a device registers all memory with it, which may take long.
@@ -283,7 +376,7 @@ impl Method<Engine> for Remove {
         }
         // What the configuration file declares comes and goes with its interface; what was set by RPC
         // about it stays.
-        let change = match crate::journal::is_declaring() {
+        let change = match is_declaring() {
             true => Change::remove(own),
             false => {
                 let below = Change(vec![Edit::RemoveAll(key::below(&own))]);
@@ -378,7 +471,7 @@ impl Method<Engine> for SetAnaState {
         let change = match group {
             Some(group) => Change::put(key::ana(&own, Some(group)), Self::NAME, record),
             // What single groups were set to since is made again after this.
-            None if crate::journal::is_replaying() => Change::put(all, Self::NAME, record),
+            None if is_replaying() => Change::put(all, Self::NAME, record),
             // What single groups were set to is no more.
             None => Change(vec![Edit::RemoveAll(key::below(&all))]).and(Change::put(
                 all,
@@ -438,6 +531,9 @@ struct ListenerReply {
     /// Hosts are refused here; only there if they are.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     withheld: bool,
+    /// Why they are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    withheld_reason: Option<WithheldWord>,
     /// Of listeners that were to have their own: what hosts are told that a command may carry, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     in_capsule_data_size: Option<u32>,
@@ -491,7 +587,8 @@ impl Method<Engine> for Get {
             ListenerReply {
                 address: AddressReply::new(listener.transport, &listener.address),
                 ana_states: config.ana_reporting.then(|| groups(&listener.ana)),
-                withheld: listener.withheld,
+                withheld: listener.withheld.is_some(),
+                withheld_reason: listener.withheld.and_then(WithheldWord::of),
                 in_capsule_data_size: size,
                 in_capsule_reason: reason.flatten(),
             }

@@ -76,7 +76,7 @@ impl Method<Engine> for Get {
     async fn apply(params: GetParams, on: Rc<Engine>) -> Result<GetReply, RpcError> {
         check_target(params.tgt_name.as_deref())?;
         let plane = on.plane()?;
-        let standings = on.listeners.standings();
+        let standings = on.listeners.standings(&on);
         let by_rpc = added_by_rpc(&on, &plane, &standings);
         let unmatched = on.listeners.unmatched();
         Ok(GetReply {

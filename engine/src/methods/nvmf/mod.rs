@@ -50,10 +50,10 @@ use crate::rpc::{Registry, RpcError};
 use crate::store::Edit;
 
 pub use discovery::configured_nqn;
-pub use listener::ADD_LISTENER;
+pub use listener::{ADD_LISTENER, AnaWord, is_stored_listener, withhold};
 pub use namespace::{bdev_gone, forget_namespaces_of};
 pub use reservation::{Keeping, keep as keep_reservations};
-pub use subsystem::derived_serial_number;
+pub use subsystem::{CREATE_SUBSYSTEM, derived_serial_number};
 pub use target::{DiscoveryFilter, config};
 
 /// An address as answers have it.

@@ -22,6 +22,8 @@ use crate::rpc::error::Errno;
 use crate::rpc::{Effect, Method, Registry, RpcError};
 use crate::store::{Change, Edit};
 
+pub const CREATE_SUBSYSTEM: &str = "nvmf_create_subsystem";
+
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry.add::<Create>().add::<Delete>().add::<Get>();
 }
@@ -83,7 +85,7 @@ pub fn derived_serial_number(nqn: &str) -> String {
 }
 
 impl Method<Engine> for Create {
-    const NAME: &'static str = "nvmf_create_subsystem";
+    const NAME: &'static str = CREATE_SUBSYSTEM;
     const ABOUT: &'static str = "Makes a subsystem.";
     const EFFECT: Effect = Effect::Changes;
     type Params = CreateParams;

@@ -3,7 +3,7 @@
 //! ```text
 //!   create      make, delete, rename        members    add, remove, offline, online, replace, move, resync
 //!   list        what they are and do        operate    verify, grow, set, thaw, fail I/O
-//!   publish     to hosts, and who they are
+//!   publish     to hosts, and who they are              paths      their transports, and which is first
 //! ```
 //!
 //! What is durable of a volume is its record in the volume store, which its control changes before it
@@ -20,7 +20,10 @@ mod frozen_tests;
 mod list;
 mod members;
 mod operate;
+mod paths;
 mod publish;
+#[cfg(test)]
+mod published_tests;
 #[cfg(test)]
 mod racing_tests;
 #[cfg(test)]
@@ -42,6 +45,7 @@ use crate::rpc::error::Errno;
 use crate::rpc::{Registry, RpcError};
 
 pub use list::{MEMBER_STATES, STATES, kind_word, member_word, state_word};
+pub use paths::{AnaByTransport, of_listener, with_ana};
 pub use publish::{Published, published, published_key};
 
 pub fn register(registry: &mut Registry<Engine>) {

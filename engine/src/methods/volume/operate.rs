@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::list::{VolumeReply, describe};
-use super::{NameParams, SettingsParams, blocks, publish};
+use super::{NameParams, SettingsParams, blocks, paths};
 use crate::engine::Engine;
 use crate::rpc::error::Errno;
 use crate::rpc::{Effect, Method, Registry, RpcError};
@@ -148,13 +148,17 @@ impl Method<Engine> for Set {
         let status = on.volumes.opened(&name)?.handle.status();
         let mut settings = status.settings.clone();
         params.settings.patch().apply(&mut settings);
-        let policy_changed = settings.transport_policy != status.settings.transport_policy;
+        let policy = settings.transport_policy;
+        let policy_changed = policy != status.settings.transport_policy;
+        if policy_changed {
+            paths::check_policy(&on, status.id, policy)?;
+        }
         let command = Command::Set {
             settings: Box::new(settings),
         };
         let reply = run(&on, &name, command).await?;
         if policy_changed {
-            publish::policy_changed(&on, status.id).await?;
+            paths::policy_changed(&on, status.id).await?;
         }
         Ok(reply)
     }

@@ -18,10 +18,11 @@ use serde_json::{Value, json};
 use tracing::warn;
 use uuid::Uuid;
 
+use super::paths::{AnaByTransport, admits, check_listeners};
 use super::{NameParams, call};
 use crate::engine::Engine;
 use crate::journal::Standing;
-use crate::methods::nvmf::ADD_LISTENER;
+use crate::methods::nvmf::{ADD_LISTENER, CREATE_SUBSYSTEM};
 use crate::rpc::error::Errno;
 use crate::rpc::{Effect, Method, Registry, RpcError};
 use crate::store::Change;
@@ -32,6 +33,8 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
         .add::<Unpublish>()
         .add::<GetConnections>();
 }
+
+pub(super) const PUBLISH: &str = "volume_publish";
 
 /// Before the volume's name in the name of its subsystem.
 const NQN_PREFIX: &str = "nqn.2025-01.io.nacre:";
@@ -48,17 +51,17 @@ pub struct Published {
     /// Served wherever the configuration file says.
     pub on_declared: bool,
     pub policy: TransportPolicy,
-}
-
-impl Published {
-    /// Whether hosts may come over `trtype`.
-    pub fn admits(&self, trtype: &str) -> bool {
-        admits(self.policy, trtype)
-    }
+    /// None: its subsystem reports no ANA states.
+    pub ana: Option<AnaByTransport>,
 }
 
 /// What is published and there.
 pub fn published(on: &Engine) -> Vec<Published> {
+    published_as(on, |_| true)
+}
+
+/// Those that were published with parameters that `wanted` wants.
+pub(super) fn published_as(on: &Engine, wanted: impl Fn(&Value) -> bool) -> Vec<Published> {
     let Ok(plane) = on.plane() else {
         return Vec::new();
     };
@@ -67,7 +70,8 @@ pub fn published(on: &Engine) -> Vec<Published> {
         let volume = Uuid::parse_str(params["name"].as_str()?).ok()?;
         let nqn = Nqn::new(params["nqn"].as_str()?).ok()?;
         // Somebody may have deleted it by its own method.
-        plane.target.subsystem(&nqn).ok()?;
+        let subsystem = plane.target.subsystem(&nqn).ok()?;
+        let ana = || serde_json::from_value(params["ana"].clone()).unwrap_or_default();
         let listed = on.volumes.find(&volume.to_string()).ok()?;
         let settings = listed.status().map(|s| s.settings);
         Some(Published {
@@ -75,19 +79,12 @@ pub fn published(on: &Engine) -> Vec<Published> {
             nqn: nqn.to_string(),
             on_declared: params["listeners"].as_array().is_none_or(Vec::is_empty),
             policy: settings.unwrap_or(listed.record.settings).transport_policy,
+            ana: subsystem.config.ana_reporting.then(ana),
         })
     };
-    let entries = on.journal.select(|e| e.record.method == Publish::NAME);
+    let ours = |e: &crate::journal::Entry| e.record.method == PUBLISH && wanted(&e.record.params);
+    let entries = on.journal.select(ours);
     entries.into_iter().filter_map(read).collect()
-}
-
-/// Whether hosts may come over `trtype`.
-fn admits(policy: TransportPolicy, trtype: &str) -> bool {
-    match policy {
-        TransportPolicy::Inherit | TransportPolicy::Any => true,
-        TransportPolicy::RdmaOnly => trtype.eq_ignore_ascii_case("RDMA"),
-        TransportPolicy::TcpOnly => trtype.eq_ignore_ascii_case("TCP"),
-    }
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
@@ -109,6 +106,10 @@ fn usual_port() -> String {
     "4420".into()
 }
 
+fn reporting() -> bool {
+    true
+}
+
 struct Publish;
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -125,6 +126,12 @@ struct PublishParams {
     /// Where it is served; unless given on every listener of the configuration file.
     #[serde(default)]
     listeners: Vec<ListenAddress>,
+    /// Whether hosts are told which of its paths to use first (ANA); true unless given.
+    #[serde(default = "reporting")]
+    ana_reporting: bool,
+    /// The states of its listeners; unless given as the configuration file's listeners say, else `optimized` over RDMA
+    /// and `non_optimized` over TCP. nvmf_subsystem_listener_set_ana_state changes that of one.
+    ana: Option<AnaByTransport>,
     /// The subsystem is there already, with the volume as a namespace: it is noted as the one that publishes the
     /// volume, and nothing else is changed. Saved configurations say so, behind the calls that make the subsystem.
     #[serde(default)]
@@ -141,7 +148,7 @@ struct PublishReply {
 }
 
 impl Method<Engine> for Publish {
-    const NAME: &'static str = "volume_publish";
+    const NAME: &'static str = PUBLISH;
     const ABOUT: &'static str = "Gives hosts a volume: makes a subsystem with it as its one namespace, always with the same identifiers.";
     const EFFECT: Effect = Effect::Waits;
     type Params = PublishParams;
@@ -182,37 +189,56 @@ impl Method<Engine> for Publish {
         let (bdev, status) = on.volumes.device(&id.to_string())?;
         let policy = status.settings.transport_policy;
         if !params.adopt {
-            check(&params.listeners, policy)?;
+            if params.ana.is_some() && !params.ana_reporting {
+                return Err(RpcError::errno(
+                    Errno::EINVAL,
+                    "states are given, and hosts are not told of them",
+                )
+                .field("ana")
+                .remedy("leave out ana, or ana_reporting"));
+            }
+            let named = params.listeners.iter().map(|l| l.trtype.as_str());
+            check_listeners(&on, named, policy)?;
         }
-        let record = json!({
+        let mut record = json!({
             "name": id.to_string(),
             "nqn": nqn.as_str(),
             "hosts": params.hosts,
             "allow_any_host": params.allow_any_host,
             "listeners": params.listeners,
         });
-        let change = Change::put(key, Publish::NAME, record);
+        if let Some(ana) = &params.ana {
+            record["ana"] = json!(ana);
+        }
         if params.adopt {
-            must_have(&on, &nqn, &bdev)?;
-            on.journal.commit(change).await?;
+            let ana_reporting = must_have(&on, &nqn, &bdev)?;
+            if !ana_reporting {
+                record["ana_reporting"] = false.into();
+            }
+            on.journal.commit(Change::put(key, PUBLISH, record)).await?;
             on.listeners.look_again(&on).await;
             return reply(&on, &nqn, id);
         }
-        let create = json!({ "nqn": nqn.as_str(), "allow_any_host": params.allow_any_host });
-        call(&on, "nvmf_create_subsystem", create).await?;
-        // Half of it is nothing.
-        let furnished = furnish(
-            &on,
-            &nqn,
-            &bdev,
-            id,
-            &params.hosts,
-            &params.listeners,
+        if !params.ana_reporting {
+            record["ana_reporting"] = false.into();
+        }
+        let paths = Published {
+            volume: id,
+            nqn: nqn.to_string(),
+            on_declared: params.listeners.is_empty(),
             policy,
-        );
+            ana: params.ana_reporting.then(|| params.ana.unwrap_or_default()),
+        };
+        let create = json!({
+            "nqn": nqn.as_str(),
+            "allow_any_host": params.allow_any_host,
+            "ana_reporting": params.ana_reporting,
+        });
+        call(&on, CREATE_SUBSYSTEM, create).await?;
+        // Half of it is nothing.
         let furnished = async {
-            furnished.await?;
-            on.journal.commit(change).await
+            furnish(&on, &paths, &bdev, &params.hosts, &params.listeners).await?;
+            on.journal.commit(Change::put(key, PUBLISH, record)).await
         };
         if let Err(refused) = furnished.await {
             let undone = call(&on, "nvmf_delete_subsystem", json!({ "nqn": nqn.as_str() }));
@@ -231,11 +257,12 @@ impl Method<Engine> for Publish {
     }
 }
 
-/// What is adopted serves the volume already.
-fn must_have(on: &Engine, nqn: &Nqn, bdev: &str) -> Result<(), RpcError> {
-    let namespaces = on.plane()?.target.subsystem(nqn)?.namespaces();
+/// What is adopted serves the volume already. Answers whether it reports ANA states.
+fn must_have(on: &Engine, nqn: &Nqn, bdev: &str) -> Result<bool, RpcError> {
+    let subsystem = on.plane()?.target.subsystem(nqn)?;
+    let namespaces = subsystem.namespaces();
     match namespaces.iter().any(|n| n.bdev_name == bdev) {
-        true => Ok(()),
+        true => Ok(subsystem.config.ana_reporting),
         false => Err(RpcError::errno(
             Errno::ENOENT,
             format!("{nqn} has no namespace on \"{bdev}\""),
@@ -269,30 +296,15 @@ pub(super) fn config(on: &Engine) -> Vec<Value> {
     published(on).into_iter().filter_map(call).collect()
 }
 
-/// A volume that nobody could reach is not published.
-fn check(listeners: &[ListenAddress], policy: TransportPolicy) -> Result<(), RpcError> {
-    match listeners.iter().any(|l| admits(policy, &l.trtype)) || listeners.is_empty() {
-        true => Ok(()),
-        false => Err(RpcError::errno(
-            Errno::EINVAL,
-            "the volume's transport_policy admits none of these listeners",
-        )
-        .field("listeners")
-        .remedy("add one of the other transport, or change the policy with volume_set")),
-    }
-}
-
 async fn furnish(
     on: &Rc<Engine>,
-    nqn: &Nqn,
+    paths: &Published,
     bdev: &str,
-    id: Uuid,
     hosts: &[String],
     listeners: &[ListenAddress],
-    policy: TransportPolicy,
 ) -> Result<(), RpcError> {
-    let nqn = nqn.as_str();
-    let namespace = json!({ "nsid": 1, "bdev_name": bdev, "uuid": id });
+    let nqn = &paths.nqn;
+    let namespace = json!({ "nsid": 1, "bdev_name": bdev, "uuid": paths.volume });
     let params = json!({ "nqn": nqn, "namespace": namespace });
     call(on, "nvmf_subsystem_add_ns", params).await?;
     for host in hosts {
@@ -301,25 +313,17 @@ async fn furnish(
     }
     // Hosts come as soon as somebody listens: last.
     for listener in listeners {
-        listen(on, nqn, &json!(listener), policy).await?;
+        let mut params = json!({ "nqn": nqn, "listen_address": listener });
+        if let Some(state) = paths.ana_state(&listener.trtype) {
+            params["ana_state"] = json!(state);
+        }
+        if paths.withheld(&listener.trtype).is_some() {
+            params["withheld"] = true.into();
+            params["withheld_reason"] = "transport_policy".into();
+        }
+        call(on, ADD_LISTENER, params).await?;
     }
     Ok(())
-}
-
-async fn listen(
-    on: &Rc<Engine>,
-    nqn: &str,
-    address: &Value,
-    policy: TransportPolicy,
-) -> Result<(), RpcError> {
-    let trtype = address["trtype"].as_str().unwrap_or_default();
-    let mut params = json!({ "nqn": nqn, "listen_address": address });
-    if !admits(policy, trtype) {
-        params["withheld"] = true.into();
-    }
-    call(on, "nvmf_subsystem_add_listener", params)
-        .await
-        .map(drop)
 }
 
 fn reply(on: &Engine, nqn: &Nqn, id: Uuid) -> Result<PublishReply, RpcError> {
@@ -329,40 +333,13 @@ fn reply(on: &Engine, nqn: &Nqn, id: Uuid) -> Result<PublishReply, RpcError> {
         serde_json::to_value(reply).unwrap_or(Value::Null)
     };
     let listeners = subsystem.listeners();
-    let told = listeners.iter().filter(|l| !l.withheld);
+    let told = listeners.iter().filter(|l| l.withheld.is_none());
     Ok(PublishReply {
         nqn: nqn.to_string(),
         nsid: 1,
         uuid: id.to_string(),
         listen_addresses: told.map(address).collect(),
     })
-}
-
-/// The listeners of a published volume, after its policy has changed.
-pub async fn policy_changed(on: &Rc<Engine>, id: Uuid) -> Result<(), RpcError> {
-    let Some(published) = published(on).into_iter().find(|p| p.volume == id) else {
-        return Ok(());
-    };
-    if published.on_declared {
-        on.listeners.look_again(on).await;
-        return Ok(());
-    }
-    let entry = on.journal.find(&published_key(id));
-    let listeners = entry.map(|e| e.record.params["listeners"].clone());
-    for address in listeners
-        .iter()
-        .flat_map(|l| l.as_array().into_iter().flatten())
-    {
-        let gone = json!({ "nqn": published.nqn, "listen_address": address });
-        // Somebody may have removed it by its own method: then it stays so.
-        if call(on, "nvmf_subsystem_remove_listener", gone)
-            .await
-            .is_ok()
-        {
-            listen(on, &published.nqn, address, published.policy).await?;
-        }
-    }
-    Ok(())
 }
 
 struct Unpublish;

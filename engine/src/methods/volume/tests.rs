@@ -543,7 +543,8 @@ fn a_policy_withholds_listeners() {
         let probe = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         probe.local_addr().unwrap().port()
     };
-    let text = format!("[[nvmf.listener]]\nname = \"lo\"\niface = [\"name:lo\"]\nport = {port}\n");
+    let text =
+        format!("[[nvmf.listener]]\niface = [\"name:lo\"]\nport = {port}\nrdma = \"prefer\"");
     let loaded = crate::config::load_text(Some(("nacre.toml", &text)), [], &[]).unwrap();
     let open = || Some(Store::open(&dir.path().join("state")).unwrap());
     let nqn = "nqn.2025-01.io.nacre:v";
@@ -555,8 +556,7 @@ fn a_policy_withholds_listeners() {
     {
         let bench = Bench::with(loaded.settings.clone(), open());
         file(&bench, dir.path(), "a", 8);
-        let new = json!({ "name": "v", "devices": ["a"] });
-        bench.call("volume_create", new);
+        bench.call("volume_create", json!({ "name": "v", "devices": ["a"] }));
         let published = bench.call("volume_publish", json!({ "name": "v" }));
         assert_eq!(
             published["listen_addresses"][0]["trsvcid"],

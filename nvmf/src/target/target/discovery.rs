@@ -122,7 +122,7 @@ impl Target {
         entries.min().unwrap_or(self.config.max_admin_entries)
     }
 
-    pub(super) fn discovery_changed(&self) {
+    pub(in crate::target) fn discovery_changed(&self) {
         self.generation.fetch_add(1, Ordering::AcqRel);
         self.discovery.notify(pending::DISCOVERY);
     }

@@ -4,6 +4,7 @@
 use nacre_nvmf_wire::aen::AsyncEvent;
 use nacre_nvmf_wire::commands::admin::{GetLogPage, async_event_request};
 use nacre_nvmf_wire::commands::io::ReadWrite;
+use nacre_nvmf_wire::fabrics::InvalidParameter;
 use nacre_nvmf_wire::log::ana::{self, AnaHeader, AnaState};
 use nacre_nvmf_wire::log::lid;
 use nacre_nvmf_wire::opcode::io as opcode;
@@ -13,7 +14,7 @@ use zerocopy::FromBytes;
 use super::rig::*;
 use crate::target::{
     AnaStates, ListenOptions, NamespaceConfig, NamespaceIds, SubsystemConfig, SubsystemError,
-    TargetConfig, TargetError,
+    TargetConfig, TargetError, Withheld,
 };
 use crate::transport::{Address, ConnId, ListenerId, TransportType};
 
@@ -344,13 +345,13 @@ fn refusals() {
     ));
 }
 
-/// A subsystem that is withheld from a listener is not shown there, and who comes anyway is refused
-/// for good, counted and told why.
+/// A subsystem that is withheld from a listener is not shown there. A host that comes anyway is
+/// refused for good and counted. It is not told that it is forbidden: its name is not the cause.
 #[test]
 fn a_withheld_listener_admits_nobody() {
     let mut rig = two_paths(1);
     let options = ListenOptions {
-        withheld: true,
+        withheld: Some(Withheld::TcpFallback),
         ..ListenOptions::default()
     };
     rig.target
@@ -358,7 +359,11 @@ fn a_withheld_listener_admits_nobody() {
         .unwrap();
     rig.listener = ListenerId(3);
     let (_, cqe) = rig.connect_as(HOSTNQN, ANA, 0, 0xffff, 32);
-    assert_eq!(cqe.status(), StatusCode::CONNECT_INVALID_HOST.with_dnr());
+    assert_eq!(
+        cqe.status(),
+        StatusCode::CONNECT_INVALID_PARAMETERS.with_dnr()
+    );
+    assert_eq!(cqe.dword0(), InvalidParameter::SUBNQN.dword0());
     assert_eq!(rig.target.withheld_connects(), 1);
     let log = rig.target.discovery_snapshot(&nqn(HOSTNQN));
     let asker = crate::target::discovery::Asker {
@@ -372,4 +377,38 @@ fn a_withheld_listener_admits_nobody() {
         shown.contains(&"second") && !shown.contains(&"third"),
         "{shown:?}"
     );
+}
+
+/// Withholding disconnects the hosts of that listener alone, and admits them again without the
+/// listener having been away.
+#[test]
+fn a_listener_is_withheld_and_given_back() {
+    let mut rig = two_paths(1);
+    let (first, _) = rig.path(1);
+    let (second, _) = rig.path(2);
+    let withhold = |rig: &Rig, why| {
+        let target = &rig.target;
+        target.withhold(&nqn(ANA), TransportType::Loopback, &at("second"), why)
+    };
+    withhold(&rig, Some(Withheld::TransportPolicy)).unwrap();
+    for _ in 0..4 {
+        rig.turn();
+    }
+    let closed: Vec<ConnId> = rig.wire.borrow().closes.iter().map(|c| c.0).collect();
+    assert!(
+        closed.contains(&second) && !closed.contains(&first),
+        "{closed:?}"
+    );
+    rig.listener = ListenerId(2);
+    let (_, cqe) = rig.connect_as(HOSTNQN, ANA, 0, 0xffff, 32);
+    assert_eq!(cqe.status().code(), StatusCode::CONNECT_INVALID_PARAMETERS);
+    withhold(&rig, None).unwrap();
+    rig.path(2);
+    let missing = rig
+        .target
+        .withhold(&nqn(ANA), TransportType::Loopback, &at("third"), None);
+    assert!(matches!(
+        missing,
+        Err(TargetError::Subsystem(SubsystemError::NoListener { .. }))
+    ));
 }

@@ -32,7 +32,7 @@ fn listener(id: u64, address: &str) -> SubsystemListener {
         transport: TransportType::Tcp,
         address: ip(address),
         ana: Default::default(),
-        withheld: false,
+        withheld: None,
         fabric: Default::default(),
         options: Default::default(),
     }
@@ -293,7 +293,7 @@ fn names_that_do_not_fit() {
         transport: TransportType::Loopback,
         address: Address::Loopback(name.to_owned()),
         ana: Default::default(),
-        withheld: false,
+        withheld: None,
         fabric: Default::default(),
         options: Default::default(),
     };

@@ -1,0 +1,219 @@
+//! The paths of a published volume: over which transports hosts are admitted (the volume's
+//! `transport_policy`), and which path hosts use first (ANA states, RDMA before TCP unless changed).
+//!
+//! Both hold for every listener of the volume's subsystem: those that `volume_publish` names, those of
+//! the configuration file, and those that are added later.
+
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+use nacre_bdev_replica::model::TransportPolicy;
+use nacre_nvmf::target::{SubsystemListener, Withheld};
+use nacre_nvmf::transport::TransportType;
+use nacre_nvmf_wire::Nqn;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::publish::{PUBLISH, Published, published, published_as};
+use crate::config::listener::AnaWish;
+use crate::engine::Engine;
+use crate::methods::nvmf::{self, ADD_LISTENER, AnaWord, CREATE_SUBSYSTEM};
+use crate::rpc::RpcError;
+use crate::rpc::error::Errno;
+use crate::store::Record;
+
+/// The ANA states that listeners of a published volume begin with.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AnaByTransport {
+    /// Over RDMA; `optimized` unless given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rdma: Option<AnaWord>,
+    /// Over TCP; `non_optimized` unless given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tcp: Option<AnaWord>,
+}
+
+impl AnaByTransport {
+    fn given(&self, trtype: &str) -> Option<AnaWord> {
+        match trtype.eq_ignore_ascii_case("RDMA") {
+            true => self.rdma,
+            false => self.tcp,
+        }
+    }
+
+    pub(super) fn of(&self, trtype: &str) -> AnaWord {
+        self.given(trtype)
+            .unwrap_or(match trtype.eq_ignore_ascii_case("RDMA") {
+                true => AnaWord::Optimized,
+                false => AnaWord::NonOptimized,
+            })
+    }
+}
+
+impl Published {
+    /// Why hosts are turned away over `trtype`, if they are.
+    pub fn withheld(&self, trtype: &str) -> Option<Withheld> {
+        (!admits(self.policy, trtype)).then_some(Withheld::TransportPolicy)
+    }
+
+    /// The state of a listener; none if the subsystem does not report states.
+    pub fn ana_state(&self, trtype: &str) -> Option<AnaWord> {
+        Some(self.ana.as_ref()?.of(trtype))
+    }
+
+    /// As [`Published::ana_state`], of a listener of the configuration file, which may have its own.
+    pub fn ana_state_of(&self, trtype: &str, wish: AnaWish) -> Option<AnaWord> {
+        let ana = self.ana.as_ref()?;
+        let wished = match wish {
+            AnaWish::Auto => None,
+            AnaWish::Optimized => Some(AnaWord::Optimized),
+            AnaWish::NonOptimized => Some(AnaWord::NonOptimized),
+            AnaWish::Inaccessible => Some(AnaWord::Inaccessible),
+        };
+        Some(
+            ana.given(trtype)
+                .or(wished)
+                .unwrap_or_else(|| ana.of(trtype)),
+        )
+    }
+}
+
+/// Whether hosts may come over `trtype`.
+pub(super) fn admits(policy: TransportPolicy, trtype: &str) -> bool {
+    match policy {
+        TransportPolicy::Inherit | TransportPolicy::Any => true,
+        TransportPolicy::RdmaOnly => trtype.eq_ignore_ascii_case("RDMA"),
+        TransportPolicy::TcpOnly => trtype.eq_ignore_ascii_case("TCP"),
+    }
+}
+
+/// What a listener has that is added to the subsystem of a published volume: the state unless it is
+/// given, and why it is withheld.
+pub fn of_listener(
+    on: &Engine,
+    nqn: &Nqn,
+    kind: TransportType,
+) -> Option<(Option<AnaWord>, Option<Withheld>)> {
+    let named = published_as(on, |params| params["nqn"] == nqn.as_str());
+    let volume = named.into_iter().next()?;
+    let trtype = kind.to_string();
+    Some((volume.ana_state(&trtype), volume.withheld(&trtype)))
+}
+
+/// Refuses a policy under which no host could reach a published volume.
+pub(super) fn check_policy(on: &Engine, id: Uuid, policy: TransportPolicy) -> Result<(), RpcError> {
+    let Some(volume) = published(on).into_iter().find(|p| p.volume == id) else {
+        return Ok(());
+    };
+    let nqn = Nqn::new(&volume.nqn).map_err(|e| RpcError::internal(e.to_string()))?;
+    let listeners = on.plane()?.target.subsystem(&nqn)?.listeners();
+    let mut used: BTreeSet<String> = listeners.iter().map(|l| l.transport.to_string()).collect();
+    if volume.on_declared {
+        used.extend(of_the_file(on));
+    }
+    check(&used, policy).map_err(|refused| {
+        refused
+            .field("settings.transport_policy")
+            .remedy(format!(
+                "add a listener of the other transport first (`nacre listener add {nqn} …`), or keep the policy"
+            ))
+    })
+}
+
+/// Refuses to publish a volume that no host could reach. Listeners are named, or those of the file count.
+pub(super) fn check_listeners<'a>(
+    on: &Engine,
+    named: impl Iterator<Item = &'a str>,
+    policy: TransportPolicy,
+) -> Result<(), RpcError> {
+    let mut used: BTreeSet<String> = named.map(str::to_uppercase).collect();
+    if used.is_empty() {
+        used = of_the_file(on);
+    }
+    check(&used, policy).map_err(|refused| {
+        refused
+            .field("listeners")
+            .remedy("add one of the other transport, or change the policy with `nacre volume set`")
+    })
+}
+
+/// The transports that the listeners of the configuration file want.
+fn of_the_file(on: &Engine) -> BTreeSet<String> {
+    let standings = on.listeners.standings(on).into_iter();
+    standings
+        .map(|s| s.path.transport.trtype().to_owned())
+        .collect()
+}
+
+/// A volume without any listener may get one later.
+fn check(used: &BTreeSet<String>, policy: TransportPolicy) -> Result<(), RpcError> {
+    if used.is_empty() || used.iter().any(|trtype| admits(policy, trtype)) {
+        return Ok(());
+    }
+    let used: Vec<&str> = used.iter().map(String::as_str).collect();
+    let only = match policy {
+        TransportPolicy::RdmaOnly => "RDMA",
+        _ => "TCP",
+    };
+    Err(RpcError::errno(
+        Errno::EINVAL,
+        format!(
+            "no host could reach the volume: transport_policy admits {only} only, and its listeners use {}",
+            used.join(" and ")
+        ),
+    ))
+}
+
+/// Applies a changed policy to the listeners of a published volume. They stay open meanwhile.
+pub(super) async fn policy_changed(on: &Rc<Engine>, id: Uuid) -> Result<(), RpcError> {
+    let Some(volume) = published(on).into_iter().find(|p| p.volume == id) else {
+        return Ok(());
+    };
+    let nqn = Nqn::new(&volume.nqn).map_err(|e| RpcError::internal(e.to_string()))?;
+    for listener in on.plane()?.target.subsystem(&nqn)?.listeners() {
+        let SubsystemListener {
+            transport, address, ..
+        } = listener;
+        let why = volume.withheld(&transport.to_string());
+        // The file's listeners are withheld for reasons of their own, too.
+        if nvmf::is_stored_listener(on, &nqn, transport, &address) {
+            nvmf::withhold(on, &nqn, transport, &address, why).await?;
+        }
+    }
+    on.listeners.look_again(on).await;
+    Ok(())
+}
+
+/// Volumes published by an earlier version report no ANA states, so that hosts use the path that they
+/// connected first. Answers the records that make them report, with TCP after RDMA.
+pub fn with_ana(records: &[Record]) -> Vec<Record> {
+    let silent = |r: &&Record| r.method == PUBLISH && r.params["ana_reporting"] != false;
+    let nqns: BTreeSet<&str> = records
+        .iter()
+        .filter(silent)
+        .filter_map(|r| r.params["nqn"].as_str())
+        .collect();
+    let of = |r: &Record| r.params["nqn"].as_str().is_some_and(|n| nqns.contains(n));
+    let old: BTreeSet<&str> = records
+        .iter()
+        .filter(|r| r.method == CREATE_SUBSYSTEM && of(r) && r.params["ana_reporting"] != true)
+        .filter_map(|r| r.params["nqn"].as_str())
+        .collect();
+    let changed = |record: &Record| {
+        if !old.contains(record.params["nqn"].as_str()?) {
+            return None;
+        }
+        let mut record = record.clone();
+        match record.method.as_str() {
+            CREATE_SUBSYSTEM => record.params["ana_reporting"] = true.into(),
+            ADD_LISTENER if record.params["listen_address"]["trtype"] == "TCP" => {
+                record.params["ana_state"] = "non_optimized".into();
+            }
+            _ => return None,
+        }
+        Some(record)
+    };
+    records.iter().filter_map(changed).collect()
+}

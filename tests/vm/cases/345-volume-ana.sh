@@ -1,0 +1,70 @@
+# limit: 900
+# A volume made by `nacre volume publish` over RDMA and TCP: the host uses RDMA first, moves to TCP when RDMA is
+# taken out of use or its device goes, and comes back, under verified load, without an I/O error.
+nacre_only "published volumes"
+[ "$(cat /sys/module/nvme_core/parameters/multipath 2>/dev/null)" = Y ] || skip "this kernel has no native multipath"
+rdma_up
+target_start
+VOLUME_NQN=nqn.2025-01.io.nacre:vol
+"$NACRE" bdev create malloc ram --size 32MiB --socket "$SOCK"
+"$NACRE" volume create vol ram --socket "$SOCK"
+
+step "the connect lines are printed, TCP first, and the host connects by them in that order"
+"$NACRE" volume publish vol --allow-any-host --listen "tcp://$ADDR:$PORT" --listen "rdma://$ADDR:$PORT" \
+    --socket "$SOCK" | tee "$WORK/lines"
+expect "the lines" "$(sed 1d "$WORK/lines")" "nvme connect -t tcp -a $ADDR -s $PORT -n $VOLUME_NQN
+nvme connect -t rdma -a $ADDR -s $PORT -n $VOLUME_NQN"
+"$NACRE" listener list --socket "$SOCK"
+sed 1d "$WORK/lines" | while read -r line; do
+    # shellcheck disable=SC2086
+    $line --hostnqn="$HOST_A" --hostid="$HOST_A_ID" --nr-io-queues=1 --reconnect-delay=1 --ctrl-loss-tmo=120
+done
+paths_of "$VOLUME_NQN"
+wait_until 90 has_state rdma optimized
+wait_until 90 has_state tcp non-optimized
+wait_until 90 ns_dev "$VOLUME_NQN" 1
+DEV=$(ns_dev "$VOLUME_NQN" 1)
+
+fio --name=verify --filename="$DEV" --rw=randwrite --bs=4k --iodepth=8 --ioengine=libaio --direct=1 --size=4m \
+    "${FIO_VERIFIED[@]}" --verify_backlog=128 --time_based --runtime=120 --output="$WORK/fio.log" &
+load=$!
+carries() { # carries TRANSPORT OTHER: I/O goes over the one, and none over the other
+    local before=$(($(ios "$1") + 100)) other
+    wait_until 90 grows "$1" "$before"
+    other=$(ios "$2")
+    wait_until 90 grows "$1" $((before + 100))
+    expect "I/O over $2" "$(ios "$2")" "$other"
+}
+step "RDMA carries the load, although TCP was connected first"
+carries rdma tcp
+
+step "set-ana takes RDMA out of use, and puts it back"
+"$NACRE" listener set-ana "$VOLUME_NQN" "rdma://$ADDR:$PORT" inaccessible --socket "$SOCK"
+wait_until 90 has_state rdma inaccessible
+carries tcp rdma
+"$NACRE" listener set-ana "$VOLUME_NQN" "rdma://$ADDR:$PORT" optimized --socket "$SOCK"
+wait_until 90 has_state rdma optimized
+carries rdma tcp
+
+step "the device goes: TCP carries it"
+tcp=$(ios tcp)
+rdma link delete "$RDMA_DEV"
+wait_until 90 none_over rdma
+wait_until 90 grows tcp $((tcp + 100))
+
+step "the device comes back: the host connects again, and RDMA carries it"
+rdma_listens() { rpc nvmf_get_listeners | jq -e '.listeners[] | select(.address.trtype == "RDMA" and .actual == "listening")'; }
+rxe_add
+wait_until 90 rdma_listens
+connect "$VOLUME_NQN" --nr-io-queues=1
+wait_until 90 has_state rdma optimized
+carries rdma tcp
+
+kill -INT "$load"
+wait "$load" || true
+if ! grep -q 'err= 0' "$WORK/fio.log"; then
+    cat "$WORK/fio.log"
+    die "fio met an error"
+fi
+disconnect "$VOLUME_NQN"
+nacre_stop
