@@ -366,7 +366,7 @@ impl Journal {
     }
 }
 
-/// What the store holds, with what earlier versions stored otherwise changed to what they would store now.
+/// The records of the store, with those of earlier versions brought up to date.
 async fn upgraded(store: &Store) -> Result<Vec<Record>, StoreError> {
     let mut records = store.load().await?;
     let changed = crate::methods::volume::with_ana(&records);

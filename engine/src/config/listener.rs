@@ -176,7 +176,7 @@ impl Default for Ana {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AnaWish {
-    /// Non-optimized for TCP where any listener wants RDMA, and for published volumes; else optimized.
+    /// TCP is non-optimized where any listener wants RDMA, and for published volumes.
     Auto,
     Optimized,
     NonOptimized,

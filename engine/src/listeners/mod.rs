@@ -134,7 +134,7 @@ impl Listeners {
         Ok(())
     }
 
-    /// Where every path stands now. A subsystem that was made by RPC may listen there since the last look.
+    /// Where every path stands now. RPC may have added or removed listeners since the last look.
     pub fn standings(&self, on: &Engine) -> Vec<Standing> {
         let serving = serving(on);
         let now = |standing: Standing| {
@@ -423,7 +423,7 @@ fn place(nqn: &str, path: &Path) -> Place {
     (nqn.to_owned(), path.transport, path.ip, path.port)
 }
 
-/// `ana`: the state that hosts are told, if they are told any.
+/// `ana`: the state that the listener reports to hosts, if any.
 fn call(nqn: &str, ana: Option<String>, path: &Path, listener: Option<&Listener>) -> Value {
     let family = if path.ip.is_ipv4() { "IPv4" } else { "IPv6" };
     let mut params = json!({
@@ -506,7 +506,7 @@ async fn withhold(on: &Engine, place: &Place, params: &Value) -> bool {
 /// A transport and an address.
 type Socket = (Transport, SocketAddr);
 
-/// The subsystems on every address that is listened on, whoever had them listen there.
+/// The subsystems on every open address, from the file and from RPC.
 fn serving(on: &Engine) -> BTreeMap<Socket, Vec<String>> {
     let mut serving = BTreeMap::<Socket, Vec<String>>::new();
     let subsystems = on.plane().map(|plane| plane.target.subsystems());

@@ -197,7 +197,13 @@ mod tests {
             assert_eq!(said, expected);
         }
         assert!(Written::bare("h/x", "x").is_err() && Written::bare("h?x", "x").is_err());
-        for text in ["9464", ":9464", "localhost:9464", "127.0.0.1", "tcp://127.0.0.1:1"] {
+        for text in [
+            "9464",
+            ":9464",
+            "localhost:9464",
+            "127.0.0.1",
+            "tcp://127.0.0.1:1",
+        ] {
             let said = endpoint(text).unwrap_err().to_string();
             assert!(said.contains("such as 127.0.0.1:9464"), "{text}: {said}");
         }

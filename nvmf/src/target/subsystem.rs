@@ -137,7 +137,7 @@ pub struct SubsystemListener {
     pub address: Address,
     pub ana: AnaStates,
     /// Not in the discovery log, and no host is admitted: the subsystem is to be used over another
-    /// transport only. A host that comes here anyway is refused as by a listener of other subsystems.
+    /// transport only. A host that comes here is refused as by a listener of other subsystems.
     pub withheld: Option<Withheld>,
     /// Of listeners over RDMA: what hosts are told of the fabric.
     pub fabric: RdmaFabric,

@@ -1,8 +1,8 @@
 //! Listeners that a subsystem is withheld from: it listens there, is not in the discovery log, and
 //! admits no host.
 //!
-//! A host that comes anyway gets the answer of a listener without the subsystem, so that it looks for
-//! another path. The log says which setting is the cause.
+//! A host that comes anyway gets the answer of a listener without the subsystem, so that it looks
+//! for another path. The log says which setting is the cause.
 
 use std::sync::atomic::Ordering;
 

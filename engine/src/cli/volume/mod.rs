@@ -283,11 +283,11 @@ struct PublishArgs {
     /// Listen there (may be repeated); unless given on every listener of the configuration file
     #[arg(long, value_name = "ADDRESS")]
     listen: Vec<ListenAddress>,
-    /// What hosts are told about the paths of a transport, such as tcp=optimized (may be repeated); unless given hosts
-    /// use RDMA first, then TCP
+    /// State of the paths over a transport, such as tcp=optimized (may be repeated) [default: hosts
+    /// use RDMA first, then TCP]
     #[arg(long, value_name = "TRANSPORT=STATE", value_parser = ana_of_transport)]
     ana: Vec<(String, AnaState)>,
-    /// Tell hosts nothing about paths: they use the one that they connected first
+    /// Report no states: hosts use the path that they connected first
     #[arg(long, conflicts_with = "ana")]
     no_ana: bool,
 }

@@ -183,8 +183,8 @@ struct AddParams {
     /// Must be false: TLS is not there.
     #[serde(default)]
     secure_channel: bool,
-    /// Of all ANA groups; unless given `optimized`, and of a published volume as volume_publish has it. Others need
-    /// ana_reporting.
+    /// Of all ANA groups. Unless given: `optimized`; of a published volume as volume_publish has
+    /// it. Other states need ana_reporting.
     ana_state: Option<AnaWord>,
     /// Hosts are not told of this address, and those that connect to it are refused, with the
     /// reason in the log: the subsystem is to be used over another transport only.

@@ -3,7 +3,7 @@
 //! ```text
 //!   create      make, delete, rename        members    add, remove, offline, online, replace, move, resync
 //!   list        what they are and do        operate    verify, grow, set, thaw, fail I/O
-//!   publish     to hosts, and who they are              paths      their transports, and which is first
+//!   publish     to hosts, and who they are  paths      their transports, and the first of them
 //! ```
 //!
 //! What is durable of a volume is its record in the volume store, which its control changes before it

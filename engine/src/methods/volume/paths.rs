@@ -1,8 +1,8 @@
-//! The paths of a published volume: over which transports hosts are admitted (the volume's
-//! `transport_policy`), and which path hosts use first (ANA states, RDMA before TCP unless changed).
+//! The paths of a published volume: the transports that it admits (`transport_policy`), and the
+//! path that hosts use first (ANA states, RDMA before TCP unless changed).
 //!
-//! Both hold for every listener of the volume's subsystem: those that `volume_publish` names, those of
-//! the configuration file, and those that are added later.
+//! Both hold for every listener of the volume's subsystem: those of `volume_publish`, those of the
+//! configuration file, and those added later.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -63,7 +63,7 @@ impl Published {
         Some(self.ana.as_ref()?.of(trtype))
     }
 
-    /// As [`Published::ana_state`], of a listener of the configuration file, which may have its own.
+    /// As [`Published::ana_state`], of a listener of the configuration file with its own wish.
     pub fn ana_state_of(&self, trtype: &str, wish: AnaWish) -> Option<AnaWord> {
         let ana = self.ana.as_ref()?;
         let wished = match wish {
@@ -89,8 +89,7 @@ pub(super) fn admits(policy: TransportPolicy, trtype: &str) -> bool {
     }
 }
 
-/// What a listener has that is added to the subsystem of a published volume: the state unless it is
-/// given, and why it is withheld.
+/// The default ANA state of a listener added to a published volume, and the reason to withhold it.
 pub fn of_listener(
     on: &Engine,
     nqn: &Nqn,
@@ -122,7 +121,8 @@ pub(super) fn check_policy(on: &Engine, id: Uuid, policy: TransportPolicy) -> Re
     })
 }
 
-/// Refuses to publish a volume that no host could reach. Listeners are named, or those of the file count.
+/// Refuses to publish a volume that no host could reach. Without named listeners those of the
+/// configuration file count.
 pub(super) fn check_listeners<'a>(
     on: &Engine,
     named: impl Iterator<Item = &'a str>,
@@ -186,7 +186,7 @@ pub(super) async fn policy_changed(on: &Rc<Engine>, id: Uuid) -> Result<(), RpcE
     Ok(())
 }
 
-/// Volumes published by an earlier version report no ANA states, so that hosts use the path that they
+/// Volumes published by an earlier version report no ANA states, so hosts use the path they
 /// connected first. Answers the records that make them report, with TCP after RDMA.
 pub fn with_ana(records: &[Record]) -> Vec<Record> {
     let silent = |r: &&Record| r.method == PUBLISH && r.params["ana_reporting"] != false;

@@ -126,11 +126,12 @@ struct PublishParams {
     /// Where it is served; unless given on every listener of the configuration file.
     #[serde(default)]
     listeners: Vec<ListenAddress>,
-    /// Whether hosts are told which of its paths to use first (ANA); true unless given.
+    /// Report to hosts which paths to use first (ANA); true unless given.
     #[serde(default = "reporting")]
     ana_reporting: bool,
-    /// The states of its listeners; unless given as the configuration file's listeners say, else `optimized` over RDMA
-    /// and `non_optimized` over TCP. nvmf_subsystem_listener_set_ana_state changes that of one.
+    /// The states of its listeners. Unless given, a listener of the configuration file has its own;
+    /// others are `optimized` over RDMA and `non_optimized` over TCP.
+    /// nvmf_subsystem_listener_set_ana_state changes the state of one.
     ana: Option<AnaByTransport>,
     /// The subsystem is there already, with the volume as a namespace: it is noted as the one that publishes the
     /// volume, and nothing else is changed. Saved configurations say so, behind the calls that make the subsystem.
@@ -192,7 +193,7 @@ impl Method<Engine> for Publish {
             if params.ana.is_some() && !params.ana_reporting {
                 return Err(RpcError::errno(
                     Errno::EINVAL,
-                    "states are given, and hosts are not told of them",
+                    "ana sets states, and ana_reporting = false hides them from hosts",
                 )
                 .field("ana")
                 .remedy("leave out ana, or ana_reporting"));
@@ -257,7 +258,7 @@ impl Method<Engine> for Publish {
     }
 }
 
-/// What is adopted serves the volume already. Answers whether it reports ANA states.
+/// An adopted subsystem serves the volume already. Answers whether it reports ANA states.
 fn must_have(on: &Engine, nqn: &Nqn, bdev: &str) -> Result<bool, RpcError> {
     let subsystem = on.plane()?.target.subsystem(nqn)?;
     let namespaces = subsystem.namespaces();
@@ -333,12 +334,12 @@ fn reply(on: &Engine, nqn: &Nqn, id: Uuid) -> Result<PublishReply, RpcError> {
         serde_json::to_value(reply).unwrap_or(Value::Null)
     };
     let listeners = subsystem.listeners();
-    let told = listeners.iter().filter(|l| l.withheld.is_none());
+    let open = listeners.iter().filter(|l| l.withheld.is_none());
     Ok(PublishReply {
         nqn: nqn.to_string(),
         nsid: 1,
         uuid: id.to_string(),
-        listen_addresses: told.map(address).collect(),
+        listen_addresses: open.map(address).collect(),
     })
 }
 

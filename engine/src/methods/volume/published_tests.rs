@@ -1,4 +1,4 @@
-//! Goal: the paths of a published volume are as its policy and its ANA states say, whichever call made
+//! Goal: the paths of a published volume follow its policy and its ANA states, whichever call made
 //! them, and after a restart. Method: a daemon with one TCP port and one simulated RDMA device.
 
 use std::net::IpAddr;
@@ -65,7 +65,7 @@ fn policy(word: &str) -> Value {
     json!({ "name": "v", "settings": { "transport_policy": word } })
 }
 
-/// Hosts are told of states, RDMA before TCP; a state that is set is kept.
+/// Hosts see states, RDMA before TCP; a state set by the administrator is kept.
 #[test]
 fn a_published_volume_reports_which_path_is_first() {
     let dir = tempfile::tempdir().unwrap();
@@ -148,8 +148,8 @@ fn states_are_those_of_the_files_listeners() {
     }
 }
 
-/// What an earlier version stored reports no states; they come with the restart, and stay what they
-/// are set to from then on. A volume that was published without them stays without.
+/// A volume published by an earlier version reports no states. The restart adds them, and later
+/// changes are kept. A volume published with `ana_reporting` false stays without states.
 #[test]
 fn volumes_of_an_earlier_version_report_states_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
@@ -234,8 +234,8 @@ fn a_policy_holds_for_all_listeners() {
     );
 }
 
-/// A listener of the file on which a volume is served that was published there by its address: it is
-/// one listener, which serves.
+/// A volume is published by address on a listener of the file: the list shows one listener,
+/// serving.
 #[test]
 fn a_listener_is_listed_once_and_as_it_is() {
     let dir = tempfile::tempdir().unwrap();
