@@ -7,7 +7,7 @@
 //!     │         ▸ what of the store stands on that ▸ hosts are let in                 phase Runtime
 //!     ├ -c JSON the calls of an SPDK configuration, in its order
 //!     ├ ready   sd_notify READY=1, one line saying where everything is
-//!     ├ …       RPC, metrics, retries of what could not be restored, watchdog pings
+//!     ├ …       RPC, metrics, retries of what could not be restored, watchdog pings, SIGHUP
 //!     └ stop    SIGTERM, SIGINT or spdk_kill_instance: fini, STOPPING=1, exit 0; a second signal ends at once
 //! ```
 //!
@@ -26,7 +26,6 @@ use futures_util::FutureExt;
 use nacre_hugepages::{ClassSpec, HugepagePolicy};
 use nacre_nvmf::target::TargetConfig;
 use serde_json::Value;
-use tokio::signal::unix::{SignalKind, signal};
 use tracing::{error, info, warn};
 
 use crate::config::settings::{Hugepages, Mode};
@@ -40,8 +39,10 @@ use crate::methods::nvmf::{DiscoveryFilter, configured_nqn};
 use crate::methods::options::IobufOptions;
 use crate::metrics::http;
 use crate::plane::{Plane, PlaneConfig, choose_cores};
+use crate::reload;
 use crate::rpc::When;
 use crate::rpc::socket::Socket;
+use crate::signals::{Hangups, Stops};
 use crate::spdk_file;
 use crate::store::Store;
 
@@ -58,6 +59,8 @@ const DRAIN_DEADLINE: Duration = Duration::from_secs(30);
 pub struct ServeOptions {
     pub personality: Personality,
     pub loaded: Loaded,
+    /// Where `loaded` came from.
+    pub source: reload::Source,
     /// An SPDK configuration to carry out, with its name.
     pub json_config: Option<(PathBuf, Value)>,
     pub ignore_json_errors: bool,
@@ -76,11 +79,17 @@ pub fn serve(options: ServeOptions) -> anyhow::Result<()> {
     let outcome = tokio::task::LocalSet::new().block_on(&runtime, run(&options, logs.clone()));
     // A stuck helper must not keep the process alive.
     runtime.shutdown_timeout(Duration::from_secs(1));
+    if let (Err(error), Some(_)) = (&outcome, &settings.log.file) {
+        // Standard error gets it from the command line.
+        error!("{}", crate::rpc::error::causes(error));
+    }
     logs.flush();
     outcome
 }
 
 async fn run(options: &ServeOptions, logs: Logs) -> anyhow::Result<()> {
+    // First: a signal may arrive at any time.
+    let (stops, hangups) = (Stops::new()?, Hangups::new()?);
     let settings = options.loaded.settings.clone();
     let socket_path = socket_path(&settings, options.personality);
     let socket = match settings.rpc.enabled {
@@ -113,7 +122,8 @@ async fn run(options: &ServeOptions, logs: Logs) -> anyhow::Result<()> {
         logs,
         Journal::new(store),
     ));
-    let signals = Signals::new()?;
+    let following = reload::follow(Rc::clone(&engine), hangups, options.source.clone());
+    tokio::task::spawn_local(following);
     if let Some(listener) = listener {
         info!(address = %listener.local_addr()?, "metrics over HTTP");
         tokio::task::spawn_local(http::serve(listener, Rc::clone(&engine)));
@@ -135,7 +145,7 @@ async fn run(options: &ServeOptions, logs: Logs) -> anyhow::Result<()> {
     tokio::select! {
         () = &mut serving => unreachable!("the socket is served for ever"),
         outcome = living => outcome?,
-        () = signals.first() => {}
+        () = stops.next() => {}
         () = engine.stopping() => {}
     }
     info!("stopping");
@@ -145,7 +155,7 @@ async fn run(options: &ServeOptions, logs: Logs) -> anyhow::Result<()> {
     tokio::select! {
         () = &mut serving => {}
         () = drain(&engine) => {}
-        () = signals.first() => warn!("a second signal: not waiting for the drain"),
+        () = stops.next() => warn!("a second signal: not waiting for the drain"),
     }
     info!("stopped");
     match engine.failure() {
@@ -416,12 +426,16 @@ pub async fn fini(engine: &Rc<Engine>) {
 
 /// Tries again what could not be restored.
 async fn retry(engine: &Rc<Engine>) {
-    let every = match engine.settings.data.retry_s {
-        0 => return std::future::pending().await,
-        seconds => Duration::from_secs(seconds),
-    };
     loop {
+        let every = match engine.tunables().retry_s {
+            0 => {
+                engine.tuned.notified().await;
+                continue;
+            }
+            seconds => Duration::from_secs(seconds),
+        };
         tokio::select! {
+            () = engine.tuned.notified() => continue,
             () = tokio::time::sleep(every) => {}
             // What stood on a remote device that is back need not wait.
             () = engine.remotes.came_back() => {}
@@ -482,32 +496,6 @@ fn open_store(settings: &Settings, personality: Personality) -> anyhow::Result<O
         )
     })?;
     Ok(Some(store))
-}
-
-/// The signals that stop the daemon.
-struct Signals(std::cell::RefCell<[tokio::signal::unix::Signal; 4]>);
-
-impl Signals {
-    fn new() -> std::io::Result<Signals> {
-        let of = |kind: SignalKind| signal(kind);
-        Ok(Signals(std::cell::RefCell::new([
-            of(SignalKind::terminate())?,
-            of(SignalKind::interrupt())?,
-            of(SignalKind::quit())?,
-            of(SignalKind::hangup())?,
-        ])))
-    }
-
-    async fn first(&self) {
-        std::future::poll_fn(|cx| {
-            let mut signals = self.0.borrow_mut();
-            match signals.iter_mut().any(|s| s.poll_recv(cx).is_ready()) {
-                true => std::task::Poll::Ready(()),
-                false => std::task::Poll::Pending,
-            }
-        })
-        .await;
-    }
 }
 
 struct PidFile {

@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use serde_json::{Value, json};
+use tokio::sync::Mutex;
 use tracing::{info, warn};
 use uuid::Uuid;
 
@@ -53,6 +54,17 @@ pub struct Declared {
     calls: RefCell<Vec<Planned>>,
     /// From the plan until all of it was tried.
     coming: Cell<bool>,
+    /// Two tasks never make the same thing.
+    making: Mutex<()>,
+}
+
+/// The outcome of a new configuration.
+#[derive(Debug, Default, PartialEq)]
+pub struct Amended {
+    /// Things that can be made now.
+    pub added: Vec<String>,
+    /// Differences that take effect at the next start.
+    pub later: Vec<String>,
 }
 
 impl Declared {
@@ -81,6 +93,7 @@ impl Declared {
 
     /// Makes what is not made yet, in order. Answers whether something was made.
     pub async fn make(&self, on: &Rc<Engine>) -> bool {
+        let _one = self.making.lock().await;
         let mut any = false;
         let waiting: Vec<(usize, Call)> = {
             let calls = self.calls.borrow();
@@ -118,6 +131,49 @@ impl Declared {
             }
         }
         any
+    }
+
+    /// Plans the additions of a new configuration, and the changes of things that are not made yet.
+    pub async fn amend(&self, settings: &Settings) -> Amended {
+        let _one = self.making.lock().await;
+        let (mut amended, new) = (Amended::default(), calls(settings));
+        let mut planned = self.calls.borrow_mut();
+        let subsystem = |call: &Call| call.params.get("nqn").cloned();
+        let known: Vec<Value> = planned.iter().filter_map(|p| subsystem(&p.call)).collect();
+        planned.retain(|p| {
+            let stays = new.iter().any(|call| call.what == p.call.what);
+            if !stays && p.made {
+                amended.later.push(format!("{}: removed", p.call.what));
+            }
+            stays || p.made
+        });
+        for call in new {
+            let what = call.what.clone();
+            match planned.iter_mut().find(|p| p.call.what == what) {
+                Some(p) if p.call == call => {}
+                Some(p) if p.made => amended.later.push(format!("{what}: changed")),
+                Some(p) => {
+                    (p.call, p.refused) = (call, None);
+                    amended.added.push(what);
+                }
+                // A subsystem needs listeners, which are not followed here.
+                None if call.method == "nvmf_create_subsystem"
+                    || call.method == "nvmf_create_transport" =>
+                {
+                    amended.later.push(what);
+                }
+                None if subsystem(&call).is_some_and(|nqn| !known.contains(&nqn)) => {}
+                None => {
+                    amended.added.push(what);
+                    planned.push(Planned {
+                        call,
+                        made: false,
+                        refused: None,
+                    });
+                }
+            }
+        }
+        amended
     }
 
     /// The parameters of a device that is declared and not made.
@@ -328,6 +384,47 @@ mod tests {
                 .into_iter()
                 .map(|c| json!([c.what, c.method, c.params]))
                 .collect::<Vec<_>>()
+        );
+    }
+
+    #[test]
+    fn a_new_configuration_is_compared() {
+        let declared = Declared::default();
+        declared.plan(&settings(WHOLE));
+        let amend = |text: &str| {
+            let runtime = tokio::runtime::Builder::new_current_thread().build();
+            runtime.unwrap().block_on(declared.amend(&settings(text)))
+        };
+        assert_eq!(amend(WHOLE), Amended::default());
+        // Nothing is made yet: a change takes the place of the old call.
+        let changed = WHOLE.replace("8MiB", "16MiB");
+        assert_eq!(amend(&changed).added, ["[[bdev]] \"ram\""]);
+        for planned in declared.calls.borrow_mut().iter_mut() {
+            planned.made = true;
+        }
+        let more = "\n[[nvmf.subsystem]]\nnqn = \"nqn.2026-01.org.example:b\"\nhosts = [\"nqn.2026-01.org.example:h\"]\n\
+            [[bdev]]\nname = \"new\"\ntype = \"null\"\nsize = \"1MiB\"\n";
+        let text = WHOLE
+            .replace(
+                "org.example:host\"]",
+                "org.example:host\", \"nqn.2026-01.org.example:c\"]",
+            )
+            .replace(", { bdev = \"ram\" }", "");
+        let amended = amend(&format!("{text}{more}"));
+        assert_eq!(
+            amended.added,
+            [
+                "[[bdev]] \"new\"",
+                "[[nvmf.subsystem]] nqn.2026-01.org.example:a, host nqn.2026-01.org.example:c"
+            ]
+        );
+        assert_eq!(
+            amended.later,
+            [
+                "[[nvmf.subsystem]] nqn.2026-01.org.example:a, namespace on \"ram\": removed",
+                "[[bdev]] \"ram\": changed",
+                "[[nvmf.subsystem]] nqn.2026-01.org.example:b"
+            ]
         );
     }
 

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use serde_json::value::RawValue;
-use tokio::sync::{Mutex, RwLock, RwLockWriteGuard, watch};
+use tokio::sync::{Mutex, Notify, RwLock, RwLockWriteGuard, watch};
 use tracing::{debug, warn};
 
 use crate::config::Settings;
@@ -47,13 +47,24 @@ pub enum Phase {
     Stopping,
 }
 
+/// Settings that a new configuration changes while the daemon runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tunables {
+    pub deadline_s: u64,
+    pub allowed: Vec<String>,
+    pub retry_s: u64,
+}
+
 pub struct Engine {
     pub personality: Personality,
+    /// As they were at the start; [`Engine::tunables`] has those that can change.
     pub settings: Settings,
     pub registry: Registry<Engine>,
     pub journal: Journal,
     pub notes: Notifications,
     pub logs: Logs,
+    tunables: RefCell<Tunables>,
+    pub tuned: Notify,
     /// What startup-only methods set before the data plane is made.
     pub options: RefCell<StartupOptions>,
     pub started: Instant,
@@ -98,6 +109,12 @@ impl Engine {
             notes: Notifications::default(),
             logs,
             options: RefCell::default(),
+            tunables: RefCell::new(Tunables {
+                deadline_s: settings.rpc.deadline_s,
+                allowed: settings.rpc.allowed.clone(),
+                retry_s: settings.data.retry_s,
+            }),
+            tuned: Notify::new(),
             settings,
             started: Instant::now(),
             devices: Devices::default(),
@@ -340,12 +357,21 @@ impl Engine {
         }
     }
 
+    pub fn tunables(&self) -> Tunables {
+        self.tunables.borrow().clone()
+    }
+
+    pub fn tune(&self, tunables: Tunables) {
+        self.tunables.replace(tunables);
+        self.tuned.notify_waiters();
+    }
+
     pub fn deadline(&self) -> Duration {
-        Duration::from_secs(self.settings.rpc.deadline_s)
+        Duration::from_secs(self.tunables.borrow().deadline_s)
     }
 
     pub fn allowed(&self, method: &str) -> bool {
-        let allowed = &self.settings.rpc.allowed;
+        let allowed = &self.tunables.borrow().allowed;
         allowed.is_empty() || allowed.iter().any(|name| name == method)
     }
 

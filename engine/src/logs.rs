@@ -9,10 +9,15 @@ mod lines;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use anyhow::Context;
 use lines::Lines;
 use parking::Mutex;
 use tracing::level_filters::LevelFilter;
@@ -60,6 +65,8 @@ pub struct Logs {
     timestamps: Arc<AtomicBool>,
     reload: Option<reload::Handle<Targets, Registry>>,
     lines: Option<Lines>,
+    /// None: standard error.
+    file: Arc<Mutex<Option<PathBuf>>>,
 }
 
 /// How long the end of the process waits for an output that takes no lines.
@@ -77,11 +84,17 @@ struct State {
 pub struct UnknownFlag(pub String);
 
 impl Logs {
-    /// Installs the process's subscriber, writing to standard error.
+    /// Installs the process's subscriber, writing to the log file or to standard error.
     pub fn install(settings: &Log) -> anyhow::Result<Logs> {
         let mut logs = Logs::detached(settings)?;
+        let output: Box<dyn Write + Send> = match &settings.file {
+            Some(path) => {
+                Box::new(open(path).with_context(|| format!("the log file {}", path.display()))?)
+            }
+            None => Box::new(std::io::stderr()),
+        };
         let lines = Lines::to(
-            std::io::stderr(),
+            output,
             match settings.format {
                 LogFormat::Text => |lost| {
                     format!("{lost} lines are missing here: they could not be written in time")
@@ -102,7 +115,11 @@ impl Logs {
         // A second daemon in one process (a test) keeps the first one's subscriber.
         let installed = match settings.format {
             LogFormat::Text => base
-                .with(output.with_target(false).with_ansi(terminal()))
+                .with(
+                    output
+                        .with_target(false)
+                        .with_ansi(settings.file.is_none() && terminal()),
+                )
                 .try_init(),
             LogFormat::Json => base.with(output.json().flatten_event(true)).try_init(),
         };
@@ -132,6 +149,7 @@ impl Logs {
             timestamps: Arc::new(AtomicBool::new(settings.timestamps)),
             reload: None,
             lines: None,
+            file: Arc::new(Mutex::new(settings.file.clone())),
         };
         for flag in &settings.flags {
             logs.set_flag(flag, true)?;
@@ -177,6 +195,50 @@ impl Logs {
         Ok(())
     }
 
+    /// Sets the flags named and clears the others.
+    pub fn set_flags(&self, names: &[String]) -> Result<(), UnknownFlag> {
+        let unknown = |name: &&String| !FLAGS.iter().any(|(known, _)| known == name);
+        if let Some(name) = names.iter().find(unknown) {
+            return Err(UnknownFlag(name.clone()));
+        }
+        self.set_flag("all", false)?;
+        names.iter().try_for_each(|name| self.set_flag(name, true))
+    }
+
+    /// Opens the log file anew, after log rotation has moved the old one.
+    pub async fn reopen(&self) -> std::io::Result<()> {
+        let path = self.file.lock().clone();
+        match path {
+            Some(path) => self.open_file(path).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Logs to another file. False between a file and standard error, which differ in their form.
+    pub async fn move_to(&self, path: Option<&Path>) -> std::io::Result<bool> {
+        let is_file = self.file.lock().is_some();
+        let Some(path) = path.filter(|_| is_file) else {
+            return Ok(false);
+        };
+        self.open_file(path.to_owned()).await?;
+        *self.file.lock() = Some(path.to_owned());
+        Ok(true)
+    }
+
+    /// Off the management thread: the disk may not answer.
+    async fn open_file(&self, path: PathBuf) -> std::io::Result<()> {
+        let Some(lines) = self.lines.clone() else {
+            return Ok(());
+        };
+        let work = move || match lines.replace(Box::new(open(&path)?), PATIENCE) {
+            true => Ok(()),
+            false => Err(std::io::Error::other(
+                "the disk of the log file takes no lines",
+            )),
+        };
+        tokio::task::spawn_blocking(work).await?
+    }
+
     pub fn set_timestamps(&self, on: bool) {
         self.timestamps.store(on, Ordering::Relaxed);
     }
@@ -215,6 +277,22 @@ impl Logs {
 impl fmt::Debug for Logs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.state.lock().fmt(f)
+    }
+}
+
+/// Appends to the file, and makes it if there is none.
+fn open(path: &Path) -> std::io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.append(true).create(true).mode(0o640);
+    // A pipe without a reader would hold up the start.
+    options.custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed());
+    let file = options.open(path)?;
+    match file.metadata()? {
+        found if found.is_file() => Ok(file),
+        found => Err(std::io::Error::other(format!(
+            "it is {}, not a regular file",
+            crate::files::kind(&found)
+        ))),
     }
 }
 

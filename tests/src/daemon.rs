@@ -138,6 +138,17 @@ impl Place {
     pub fn spawn_logging_to(&self, log: impl Into<Stdio>) -> Daemon {
         let mut command = self.serve_command(&self.socket(), &self.path("data"));
         command.stdout(Stdio::null()).stderr(log);
+        self.spawned(command)
+    }
+
+    /// Runs a command of [`Place::serve_command`], and waits until the daemon is initialized.
+    pub fn started(&self, command: Command) -> Daemon {
+        let mut daemon = self.spawned(command);
+        daemon.call("framework_wait_init", Value::Null);
+        daemon
+    }
+
+    fn spawned(&self, mut command: Command) -> Daemon {
         Daemon {
             child: command.spawn().expect("nacre starts"),
             client: None,

@@ -193,8 +193,15 @@ impl From<std::io::Error> for Failure {
 /// The program: reads the process's arguments and does what they say.
 pub fn main() -> ExitCode {
     let args: Vec<OsString> = std::env::args_os().collect();
+    let is_nvmf_tgt = called_as_nvmf_tgt(&args);
+    if is_nvmf_tgt || args.get(1).is_some_and(|command| command == "serve") {
+        // Before the arguments are read.
+        if let Err(error) = crate::signals::shield() {
+            eprintln!("warning: some signals end the daemon: {error}");
+        }
+    }
     // A reader that goes away (`nacre … | head`) ends us quietly.
-    let outcome = match called_as_nvmf_tgt(&args) {
+    let outcome = match is_nvmf_tgt {
         true => serve::run_nvmf_tgt(args),
         false => run(args),
     };

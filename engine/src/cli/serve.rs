@@ -14,6 +14,7 @@ use super::{Failure, absolute, lcores};
 use crate::config::{self, Flag, Loaded, Problem};
 use crate::daemon::ServeOptions;
 use crate::engine::Personality;
+use crate::reload::Source;
 
 #[derive(Debug, Args)]
 pub struct ServeArgs {
@@ -78,6 +79,9 @@ pub struct ServeArgs {
     /// text or json
     #[arg(long, value_name = "FORMAT")]
     log_format: Option<String>,
+    /// Write the log to this file instead of standard error; SIGHUP opens it anew
+    #[arg(long, value_name = "FILE")]
+    log_file: Option<PathBuf>,
     /// Log a part of the program at debug level (may be repeated; "all")
     #[arg(short = 'L', long = "logflag", value_name = "FLAG")]
     log_flags: Vec<String>,
@@ -158,7 +162,8 @@ pub fn run(args: ServeArgs, personality: Personality) -> Result<(), Failure> {
         json_config,
         ignore_json_errors: args.json_ignore_init_errors,
         wait_for_rpc: args.wait_for_rpc,
-        pid_file: args.pid_file,
+        pid_file: args.pid_file.clone(),
+        source: Source::new(move || args.load()),
     };
     crate::daemon::serve(options).map_err(Failure::Failed)
 }
@@ -256,6 +261,9 @@ impl ServeArgs {
         }
         if let Some(format) = &self.log_format {
             set("--log-format", "log.format", json!(format));
+        }
+        if let Some(file) = &self.log_file {
+            set("--log-file", "log.file", json!(absolute(file)?));
         }
         if !self.log_flags.is_empty() {
             set("--logflag", "log.flags", json!(self.log_flags));

@@ -21,6 +21,9 @@ pub fn make_absolute(
     if !["auto", "none"].contains(&settings.data.dir.as_str()) {
         note(resolver.text("data.dir", &mut settings.data.dir));
     }
+    if let Some(path) = &mut settings.log.file {
+        note(resolver.path("log.file", path));
+    }
     for (at, bdev) in settings.bdev.iter_mut().enumerate() {
         if let Some(path) = &mut bdev.path {
             note(resolver.path(&format!("bdev[{at}].path"), path));

@@ -148,6 +148,8 @@ pub struct Log {
     pub level: LogLevel,
     pub format: LogFormat,
     pub timestamps: bool,
+    /// None: standard error.
+    pub file: Option<PathBuf>,
     /// Parts of the program to log at debug level, whatever `level` says.
     pub flags: Vec<String>,
 }
@@ -158,6 +160,7 @@ impl Default for Log {
             level: LogLevel::Notice,
             format: LogFormat::Text,
             timestamps: true,
+            file: None,
             flags: Vec::new(),
         }
     }

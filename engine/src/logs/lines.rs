@@ -27,18 +27,20 @@ enum Message {
         lost: u64,
     },
     Flush(SyncSender<()>),
+    /// Where the lines go from here on.
+    Output(Box<dyn Write + Send>),
 }
 
 impl Lines {
-    /// `told` says, as a line, how many were left out.
+    /// `lost` makes the line that has the number of dropped lines.
     pub fn to(
         output: impl Write + Send + 'static,
-        told: fn(u64) -> String,
+        lost_line: fn(u64) -> String,
     ) -> std::io::Result<Lines> {
         let (sender, messages) = sync_channel(WAITING);
         std::thread::Builder::new()
             .name("log".into())
-            .spawn(move || write(messages, output, told))?;
+            .spawn(move || write(messages, Box::new(output), lost_line))?;
         Ok(Lines {
             sender,
             lost: Arc::default(),
@@ -52,32 +54,52 @@ impl Lines {
         }
     }
 
-    /// Waits until what was logged before is written, but for no longer than `patience`.
-    pub fn flush(&self, patience: Duration) {
-        let end = Instant::now() + patience;
-        let (done, is_done) = sync_channel(1);
-        let mut message = Message::Flush(done);
+    /// Sends the lines that come after this elsewhere. False if the queue stays full for
+    /// `patience`.
+    pub fn replace(&self, output: Box<dyn Write + Send>, patience: Duration) -> bool {
+        self.send(Message::Output(output), Instant::now() + patience)
+    }
+
+    fn send(&self, mut message: Message, end: Instant) -> bool {
         while let Err(TrySendError::Full(back)) = self.sender.try_send(message) {
             if Instant::now() >= end {
-                return;
+                return false;
             }
             message = back;
             std::thread::sleep(Duration::from_millis(5));
+        }
+        true
+    }
+
+    /// Waits until the lines so far are written, but for no longer than `patience`.
+    pub fn flush(&self, patience: Duration) {
+        let end = Instant::now() + patience;
+        let (done, is_done) = sync_channel(1);
+        if !self.send(Message::Flush(done), end) {
+            return;
         }
         // Too late, or its thread is gone: there is nobody to tell.
         let _ = is_done.recv_timeout(end.saturating_duration_since(Instant::now()));
     }
 }
 
-fn write(messages: Receiver<Message>, mut output: impl Write, told: fn(u64) -> String) {
+fn write(
+    messages: Receiver<Message>,
+    mut output: Box<dyn Write + Send>,
+    lost_line: fn(u64) -> String,
+) {
     for message in messages {
         // An output that refuses lines is no reason to end: it may take the next.
         match message {
             Message::Line { text, lost } => {
                 if lost > 0 {
-                    let _ = writeln!(output, "{}", told(lost));
+                    let _ = writeln!(output, "{}", lost_line(lost));
                 }
                 let _ = output.write_all(&text);
+            }
+            Message::Output(new) => {
+                let _ = output.flush();
+                output = new;
             }
             Message::Flush(done) => {
                 let _ = output.flush();
@@ -130,7 +152,7 @@ mod tests {
 
     use super::*;
 
-    /// An output that takes nothing before it is told to.
+    /// An output that takes nothing before its gate opens.
     struct Stuck {
         /// Told when there is something for it.
         came: Sender<()>,
@@ -181,7 +203,7 @@ mod tests {
         let all: Vec<u8> = written.try_iter().flatten().collect();
         let all = String::from_utf8(all).unwrap();
         let all: Vec<&str> = all.lines().collect();
-        let (told, numbers) = (all[all.len() - 2], &all[..all.len() - 2]);
+        let (lost_line, numbers) = (all[all.len() - 2], &all[..all.len() - 2]);
         assert_eq!(all.last(), Some(&"last"));
         assert!(
             numbers
@@ -190,6 +212,6 @@ mod tests {
                 .all(|(n, text)| *text == n.to_string())
         );
         assert_eq!(numbers.len(), WAITING + 1);
-        assert_eq!(told, format!("{EXCESS} lost"));
+        assert_eq!(lost_line, format!("{EXCESS} lost"));
     }
 }

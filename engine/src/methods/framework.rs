@@ -123,8 +123,7 @@ enum Signal {
 
 impl Method<Engine> for KillInstance {
     const NAME: &'static str = "spdk_kill_instance";
-    const ABOUT: &'static str =
-        "Sends the daemon a signal: SIGINT and SIGTERM stop it in good order.";
+    const ABOUT: &'static str = "Sends the daemon a signal: SIGINT, SIGTERM and SIGQUIT stop it in good order; SIGHUP opens the log file anew and reads the configuration again.";
     const EFFECT: Effect = Effect::Waits;
     type Params = KillInstanceParams;
     type Reply = bool;

@@ -3,6 +3,7 @@
 mod change;
 mod crash;
 mod fence;
+mod files;
 mod full;
 mod info;
 mod job;
@@ -16,5 +17,6 @@ mod remote;
 mod replicas;
 mod reservations;
 mod saved;
+mod signals;
 mod spdk;
 mod volumes;

@@ -1,0 +1,197 @@
+//! SIGHUP: the log file is opened anew, and the configuration is read again.
+//!
+//! Some settings are applied while the daemon runs; `[[bdev]]`, hosts and namespaces that are new
+//! in the file are made. The log names every other difference, which takes effect at the next
+//! start.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use tracing::{error, info, warn};
+
+use crate::cli::Failure;
+use crate::config::{Loaded, Settings};
+use crate::engine::{Engine, Phase};
+use crate::signals::Hangups;
+
+/// Reads the configuration as at the start: the same file, environment and flags.
+#[derive(Clone)]
+pub struct Source(Arc<dyn Fn() -> Result<Loaded, Failure> + Send + Sync>);
+
+impl Source {
+    pub fn new(load: impl Fn() -> Result<Loaded, Failure> + Send + Sync + 'static) -> Source {
+        Source(Arc::new(load))
+    }
+
+    /// The file may be on a disk that does not answer.
+    async fn load(&self) -> Result<Loaded, Failure> {
+        let load = Arc::clone(&self.0);
+        let loaded = tokio::task::spawn_blocking(move || load()).await;
+        loaded.unwrap_or_else(|panic| Err(Failure::Failed(panic.into())))
+    }
+}
+
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Source")
+    }
+}
+
+/// Handles every SIGHUP.
+pub async fn follow(engine: Rc<Engine>, mut hangups: Hangups, source: Source) {
+    let mut effective = flat(&engine.settings);
+    loop {
+        hangups.next().await;
+        info!("SIGHUP: opening the log file anew and reading the configuration again");
+        if let Err(error) = engine.logs.reopen().await {
+            warn!(%error, "the log file cannot be opened anew; logging to the one that is open");
+        }
+        engine.reached(Phase::Runtime).await;
+        if engine.phase() == Phase::Stopping {
+            return;
+        }
+        match source.load().await {
+            Ok(loaded) => apply(&engine, &mut effective, &loaded.settings).await,
+            Err(refused) => error!("the configuration stays as it was: {refused}"),
+        }
+    }
+}
+
+/// The settings that are in effect, by key.
+type Effective = BTreeMap<String, Value>;
+
+async fn apply(engine: &Rc<Engine>, effective: &mut Effective, new: &Settings) {
+    let (mut applied, mut later) = (Vec::new(), Vec::new());
+    for (key, value) in flat(new) {
+        if effective.get(&key) == Some(&value) {
+            continue;
+        }
+        match apply_one(engine, &key, new).await {
+            Ok(true) => {
+                applied.push(key.clone());
+                effective.insert(key, value);
+            }
+            Ok(false) => later.push(key),
+            Err(error) => warn!(key, %error, "not applied"),
+        }
+    }
+    let declared = engine.declared.amend(new).await;
+    if !declared.added.is_empty() {
+        engine.declared.make(engine).await;
+        for record in engine.journal.waiting() {
+            engine.replay(&record).await;
+        }
+    }
+    applied.extend(declared.added);
+    later.extend(declared.later);
+    if applied.is_empty() && later.is_empty() {
+        info!("the configuration has not changed");
+    }
+    if !applied.is_empty() {
+        info!("applied: {}", applied.join(", "));
+    }
+    if !later.is_empty() {
+        warn!("takes effect at the next start: {}", later.join(", "));
+    }
+}
+
+/// Applies one setting; false if only a start can.
+async fn apply_one(engine: &Engine, key: &str, new: &Settings) -> anyhow::Result<bool> {
+    let mut tunables = engine.tunables();
+    match key {
+        "log.level" => engine.logs.set_level(new.log.level),
+        "log.timestamps" => engine.logs.set_timestamps(new.log.timestamps),
+        "log.flags" => engine.logs.set_flags(&new.log.flags)?,
+        "log.file" => return Ok(engine.logs.move_to(new.log.file.as_deref()).await?),
+        "rpc.deadline_s" => tunables.deadline_s = new.rpc.deadline_s,
+        "rpc.allowed" => tunables.allowed = new.rpc.allowed.clone(),
+        "data.retry_s" => tunables.retry_s = new.data.retry_s,
+        _ => return Ok(false),
+    }
+    engine.tune(tunables);
+    Ok(true)
+}
+
+/// Every setting by its key. The declared devices and subsystems are left out, but for the
+/// listeners of the latter: [`crate::declared`] compares the others.
+fn flat(settings: &Settings) -> Effective {
+    let value = serde_json::to_value(settings).expect("settings are plain data");
+    let mut flat = Effective::new();
+    flatten("", value, &mut flat);
+    flat.remove("bdev");
+    flat.remove("nvmf.subsystem");
+    let subsystems = settings.nvmf.subsystem.iter();
+    let listeners: BTreeMap<_, _> = subsystems.map(|s| (&s.nqn, &s.listeners)).collect();
+    flat.insert("nvmf.subsystem.listeners".into(), json!(listeners));
+    flat
+}
+
+fn flatten(path: &str, value: Value, into: &mut Effective) {
+    match value {
+        Value::Object(table) => {
+            for (key, value) in table {
+                let path = match path {
+                    "" => key,
+                    path => format!("{path}.{key}"),
+                };
+                flatten(&path, value, into);
+            }
+        }
+        value => drop(into.insert(path.to_owned(), value)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Goal: a changed file is applied where that is possible, and each other difference is known.
+
+    use super::*;
+    use crate::config::load_text;
+    use crate::config::settings::LogLevel;
+    use crate::methods::testing::Bench;
+
+    fn settings(text: &str) -> Settings {
+        load_text(Some(("/etc/n.toml", text)), [], &[])
+            .unwrap()
+            .settings
+    }
+
+    #[test]
+    fn what_can_be_applied_is_applied() {
+        let before =
+            "[data]\nretry_s = 3600\n[[bdev]]\nname = \"a\"\ntype = \"malloc\"\nsize = \"1MiB\"\n";
+        let bench = Bench::with(settings(before), None);
+        let engine = &bench.engine;
+        let mut effective = flat(&engine.settings);
+        let after = "[log]\nlevel = \"debug\"\nflags = [\"nvmf\"]\n[rpc]\ndeadline_s = 7\nmax_clients = 9\n\
+            allowed = [\"bdev_get_bdevs\"]\n[data]\nretry_s = 5\n\
+            [[bdev]]\nname = \"b\"\ntype = \"malloc\"\nsize = \"1MiB\"\n";
+        bench.run(apply(engine, &mut effective, &settings(after)));
+        assert_eq!(engine.logs.level(), LogLevel::Debug);
+        assert!(engine.logs.flags()["nvmf"]);
+        assert_eq!(engine.deadline().as_secs(), 7);
+        assert_eq!(engine.tunables().retry_s, 5);
+        assert!(engine.allowed("bdev_get_bdevs") && !engine.allowed("bdev_null_create"));
+        let devices = bench.call("bdev_get_bdevs", json!(null));
+        let names: Vec<&str> = devices
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|d| d["name"].as_str().unwrap())
+            .collect();
+        assert_eq!(
+            names,
+            ["a", "b"],
+            "the one that is gone from the file stays"
+        );
+        assert_eq!(effective["rpc.deadline_s"], 7);
+        assert_eq!(effective["rpc.max_clients"], 64, "as at the start");
+        // Back again.
+        bench.run(apply(engine, &mut effective, &settings(before)));
+        assert!(engine.allowed("bdev_null_create") && !engine.logs.flags()["nvmf"]);
+        assert_eq!(engine.deadline().as_secs(), 55);
+    }
+}
