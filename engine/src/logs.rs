@@ -374,7 +374,7 @@ mod tests {
             .collect()
     }
 
-    /// Goal: no crate is left out: neither by the level, nor by `all`, which SPDK's command lines have as `-L all`.
+    /// Goal: the level and `all` (`-L all` of SPDK's command lines) reach every crate.
     #[test]
     fn levels_and_all_reach_every_crate() {
         let crates = crates();

@@ -32,7 +32,7 @@ enum Message {
 }
 
 impl Lines {
-    /// `lost` makes the line that has the number of dropped lines.
+    /// `lost_line` makes the line that has the number of dropped lines.
     pub fn to(
         output: impl Write + Send + 'static,
         lost_line: fn(u64) -> String,
