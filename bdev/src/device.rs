@@ -40,6 +40,8 @@ pub struct Limits {
     pub queue_depth: u32,
     /// Blocks written atomically even through a power failure; at least 1.
     pub atomic_blocks: u32,
+    /// Largest compare-and-write, in blocks; at least 1 where the device has that operation.
+    pub compare_and_write_blocks: u32,
     /// I/Os should not cross multiples of this many blocks; 0: no such boundary.
     pub optimal_boundary_blocks: u32,
     /// Preferred granularity and alignment of unmaps, in blocks; 0: none.
@@ -73,6 +75,7 @@ impl Limits {
             max_verify_blocks: u32::MAX,
             queue_depth,
             atomic_blocks: 1,
+            compare_and_write_blocks: u32::MAX,
             optimal_boundary_blocks: 0,
             unmap_granularity_blocks: 0,
             unmap_alignment_blocks: 0,

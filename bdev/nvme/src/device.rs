@@ -83,6 +83,11 @@ impl Facts {
             new.atomic_blocks.into(),
         );
         compare(
+            "compare_and_write_blocks",
+            old.compare_and_write_blocks.into(),
+            new.compare_and_write_blocks.into(),
+        );
+        compare(
             "volatile_cache",
             old.volatile_cache.into(),
             new.volatile_cache.into(),

@@ -59,12 +59,19 @@ impl Promise {
         let oncs = Oncs::from_bits_retain(link.oncs);
         let block = u64::from(namespace.block_size);
         let blocks = |bytes: u64| (bytes / block).clamp(1, COMMAND_BLOCKS);
+        let compare = oncs.contains(Oncs::COMPARE);
+        let fused = compare && link.fused_compare_and_write;
         let limits = Limits {
             max_blocks: blocks(link.max_transfer_bytes.into()) as u32,
             // One number for both; ranges of Dataset Management have 32 bits.
             max_unmap_blocks: blocks(link.write_zeroes_bytes),
             max_verify_blocks: blocks(link.verify_bytes) as u32,
             atomic_blocks: namespace.atomic_blocks.max(1),
+            // What the target does not offer is done here, and bounded by the layer.
+            compare_and_write_blocks: match fused {
+                true => namespace.compare_and_write_blocks,
+                false => u32::MAX,
+            },
             optimal_boundary_blocks: namespace.optimal_boundary_blocks,
             volatile_cache: link.volatile_cache,
             // That a target deallocates is advice to it, whatever it says that deallocated blocks read as.
@@ -73,13 +80,12 @@ impl Promise {
             read_only: namespace.read_only,
             ..Limits::unlimited(queue_depth)
         };
-        let compare = oncs.contains(Oncs::COMPARE);
         Promise {
             limits,
             compare,
             write_zeroes: oncs.contains(Oncs::WRITE_ZEROES),
             unmap: oncs.contains(Oncs::DATASET_MANAGEMENT),
-            fused: compare && link.fused_compare_and_write,
+            fused,
             verify: oncs.contains(Oncs::VERIFY),
         }
     }
@@ -120,6 +126,11 @@ impl Promise {
                 "atomic write",
                 was.atomic_blocks.into(),
                 is.atomic_blocks.into(),
+            ),
+            (
+                "fused compare-and-write",
+                was.compare_and_write_blocks.into(),
+                is.compare_and_write_blocks.into(),
             ),
         ];
         let smaller = smaller.iter().find(|(_, was, is)| is < was)?;

@@ -435,10 +435,9 @@ fn compare_and_write(subject: &Subject) {
         return;
     }
     let mut rig = Rig::new(subject);
-    for blocks in [1, 2, 8]
-        .into_iter()
-        .filter(|blocks| *blocks <= subject.largest())
-    {
+    let most = subject.largest_swap();
+    assert!(most >= 1, "a compare-and-write of no block");
+    for blocks in [1, 2, 8, most].into_iter().filter(|n| *n <= most) {
         let old = fill(&mut rig, 4, blocks, 1);
         let new = pattern(blocks, rig.geometry.block_size, 4, 2);
         let mut swap = |expected: &[u8], new: &[u8], flags: Flags| {

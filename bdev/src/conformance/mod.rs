@@ -148,6 +148,12 @@ impl Subject<'_> {
         };
         limits.max_blocks.min(own).min(boundary).min(200)
     }
+
+    /// As `largest`, of a compare-and-write.
+    fn largest_swap(&self) -> u32 {
+        let most = self.device.limits().compare_and_write_blocks;
+        self.largest().min(most)
+    }
 }
 
 /// Says on a failure which case it was.

@@ -109,7 +109,7 @@ fn make(
 ) -> (Io, Expected) {
     let window = u64::from(WINDOW);
     let most = match op {
-        Op::CompareAndWrite => subject.largest().min(8),
+        Op::CompareAndWrite => subject.largest_swap().min(8),
         Op::Unmap | Op::WriteZeroes => subject.device.limits().max_unmap_blocks.min(window) as u32,
         _ => subject.largest(),
     };

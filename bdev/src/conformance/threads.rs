@@ -55,7 +55,7 @@ fn blocks_cross_boundary(subject: &Subject, lba: u64, blocks: u32) -> bool {
 /// the same blocks: it rewrites the second block, which a swap of both must never undo or tear.
 fn counter(subject: &Subject) {
     const ROUNDS: u64 = 150;
-    if !subject.does(Op::CompareAndWrite) || !subject.keeps_data || subject.largest() < 2 {
+    if !subject.does(Op::CompareAndWrite) || !subject.keeps_data || subject.largest_swap() < 2 {
         return;
     }
     let rounds = ROUNDS / u64::from(subject.haste);

@@ -240,6 +240,7 @@ impl Bdev for Layer {
                 0 => limits.atomic_blocks.min(self.shape.max_blocks),
                 _ => 1,
             },
+            compare_and_write_blocks: self.shape.swap_blocks(),
             lend_blocks: self.shape.lend_blocks,
             ..limits
         }

@@ -12,6 +12,8 @@ pub(super) struct Shape {
     pub max_blocks: u32,
     pub max_unmap_blocks: u64,
     pub max_verify_blocks: u32,
+    /// Of a compare-and-write that the module does by itself.
+    own_swap_blocks: u32,
     /// 0: none.
     pub boundary_blocks: u32,
     pub read_only: bool,
@@ -30,6 +32,9 @@ pub(super) enum Plan {
     Now(Status),
     Job(Recipe),
 }
+
+/// Blocks of the largest emulated compare-and-write: its range is held for a read and a write.
+pub(super) const EMULATED_SWAP_BLOCKS: u32 = 128;
 
 /// How a job does its work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,6 +61,9 @@ impl Shape {
             max_blocks: limits.max_blocks.max(1),
             max_unmap_blocks: limits.max_unmap_blocks.max(1),
             max_verify_blocks: limits.max_verify_blocks.max(1),
+            own_swap_blocks: limits
+                .compare_and_write_blocks
+                .clamp(1, limits.max_blocks.max(1)),
             boundary_blocks: limits.optimal_boundary_blocks,
             read_only: limits.read_only,
             volatile_cache: limits.volatile_cache,
@@ -104,6 +112,15 @@ impl Shape {
         ]
         .iter()
         .any(|op| self.support(*op) == Support::Emulated)
+    }
+
+    /// Blocks of the largest compare-and-write; 0: there is none.
+    pub fn swap_blocks(&self) -> u32 {
+        match self.support(Op::CompareAndWrite) {
+            Support::Native => self.own_swap_blocks,
+            Support::Emulated => EMULATED_SWAP_BLOCKS,
+            Support::No => 0,
+        }
     }
 
     #[inline]
@@ -173,6 +190,9 @@ impl Shape {
         if !self.data_fits(io) {
             return Plan::Now(Status::Unsupported);
         }
+        if io.op == Op::CompareAndWrite && io.blocks > self.swap_blocks() {
+            return Plan::Now(Status::Unsupported);
+        }
         if !self.native(io.op) {
             return self.emulation(io);
         }
@@ -182,10 +202,7 @@ impl Shape {
         if whole && sure && !self.flush_after(io.op, io.flags) {
             return Plan::Direct;
         }
-        match io.op == Op::CompareAndWrite && (!whole || io.blocks > self.max_blocks) {
-            true => Plan::Now(Status::Unsupported),
-            false => Plan::Job(Recipe::Pieces(io.op)),
-        }
+        Plan::Job(Recipe::Pieces(io.op))
     }
 
     /// Whether `io` is a read or a write of which there is little to say: [`Shape::plan`] sends it straight to the module.

@@ -575,6 +575,32 @@ fn what_is_split_is_not_atomic() {
     }
 }
 
+/// A compare-and-write that the module does has its limit and no more than one request; one that the
+/// layer does has the layer's; and what is larger is not begun.
+#[test]
+fn compare_and_write_units() {
+    let natively = [Op::Read, Op::Write, Op::Flush, Op::CompareAndWrite];
+    for (native, own, max_blocks, blocks) in [
+        (&natively[..], 2, 16, 2),
+        (&natively[..], 32, 16, 16),
+        (&natively[..], 0, 16, 1),
+        (&natively[..3], 2, 3, 128),
+        (&natively[..1], 2, 3, 0),
+    ] {
+        let mut poor = Poor::new(0);
+        poor.native = native.to_vec();
+        poor.limits.compare_and_write_blocks = own;
+        poor.limits.max_blocks = max_blocks;
+        let rig = Rig::new(poor);
+        assert_eq!(rig.layer.limits().compare_and_write_blocks, blocks);
+        let data = rig.pool.acquire(BLOCK * (blocks as usize + 1)).unwrap();
+        let io = Io::new(1, Op::CompareAndWrite, 0, blocks + 1);
+        let shape = Shape::of(&**rig.layer.module());
+        let plan = shape.plan(&io.with(data.clone()).with(data), BLOCKS);
+        assert_eq!(plan, Plan::Now(Status::Unsupported), "{own} {max_blocks}");
+    }
+}
+
 /// Across a boundary nothing is lent, and what a module does not lend is not asked of it.
 #[test]
 fn lends_no_more_than_the_module() {

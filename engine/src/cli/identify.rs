@@ -291,6 +291,7 @@ mod tests {
             read_only: false,
             optimal_boundary_blocks: 0,
             atomic_blocks: 1,
+            compare_and_write_blocks: 1,
             rescap: 0,
         };
         let value = info_json(&info);

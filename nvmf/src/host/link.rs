@@ -65,6 +65,8 @@ pub struct LinkState {
     pub oncs: u16,
     /// Compare and Write can be fused.
     pub fused_compare_and_write: bool,
+    /// Blocks of a fused Compare and Write that every namespace takes, less one.
+    pub acwu: u16,
     pub volatile_cache: bool,
     pub namespaces: BTreeMap<u32, NamespaceInfo>,
     /// The state of each ANA group; those of no group are accessible.

@@ -26,13 +26,16 @@ pub struct NamespaceInfo {
     pub optimal_boundary_blocks: u32,
     /// Blocks written atomically even through a power failure.
     pub atomic_blocks: u32,
+    /// Blocks of the largest fused compare-and-write, if the controller has those.
+    pub compare_and_write_blocks: u32,
     /// Reservation capabilities ([`nacre_nvmf_wire::identify::namespace::Rescap`]).
     pub rescap: u8,
 }
 
 impl NamespaceInfo {
-    /// From the data of Identify Namespace (CNS 00h).
-    pub fn parse(nsid: u32, data: &[u8]) -> Result<NamespaceInfo, HostError> {
+    /// From the data of Identify Namespace (CNS 00h), and what counts for all namespaces of the
+    /// controller (ACWU).
+    pub fn parse(nsid: u32, data: &[u8], acwu: u16) -> Result<NamespaceInfo, HostError> {
         let short = || HostError::Misbehaved {
             what: "short Identify Namespace data".into(),
         };
@@ -60,6 +63,7 @@ impl NamespaceInfo {
             read_only: identify.nsattr & 1 == 1,
             optimal_boundary_blocks: u32::from(identify.noiob.get()),
             atomic_blocks: atomic_blocks(identify),
+            compare_and_write_blocks: identify.compare_and_write_blocks(acwu),
             rescap: identify.rescap,
         })
     }
@@ -141,12 +145,15 @@ mod tests {
         identify.lbaf[0] = LbaFormat::new(512, 0);
         identify.nawupf = 7.into();
         let atomic = |identify: &IdentifyNamespace| {
-            let info = NamespaceInfo::parse(1, identify.as_bytes()).expect("one that can be");
+            let info = NamespaceInfo::parse(1, identify.as_bytes(), 0).expect("one that can be");
             info.atomic_blocks
         };
         assert_eq!(atomic(&identify), 1, "reserved");
         identify.nsfeat = Nsfeat::ATOMICITY.bits();
         assert_eq!(atomic(&identify), 8);
+        identify.nacwu = 3.into();
+        let info = NamespaceInfo::parse(1, identify.as_bytes(), 1).expect("one that can be");
+        assert_eq!(info.compare_and_write_blocks, 4);
         identify.nabspf = 63.into();
         assert_eq!(atomic(&identify), 1);
     }

@@ -69,9 +69,6 @@ pub(crate) enum Ask {
 /// Bytes of a Reservation Release: the current key.
 const RELEASE_DATA_BYTES: usize = 8;
 
-/// Blocks of a fused compare-and-write (ACWU + 1).
-pub const COMPARE_AND_WRITE_BLOCKS: u32 = 128;
-
 /// What bounds a command of this queue.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct IoLimits {
@@ -199,7 +196,11 @@ pub(crate) fn decode(sqe: &Sqe, view: &View, limits: &IoLimits) -> Result<Plan, 
                 opcode::WRITE => Op::Write,
                 _ => Op::Compare,
             };
-            single(sqe, op, &geometry, limits)
+            let plan = single(sqe, op, &geometry, limits)?;
+            if fuse != Fuse::Normal {
+                check_unit(&plan, namespace)?;
+            }
+            Ok(plan)
         }
         opcode::FLUSH => Ok(Plan::Flush { all: false }),
         opcode::WRITE_ZEROES => write_zeroes(sqe, &geometry, limits),
@@ -231,9 +232,6 @@ pub(super) fn single(
     }
     let bytes = bytes as u32;
     check_sgl(sqe, (bytes, bytes), op != Op::Read, limits)?;
-    if sqe.fuse() != Fuse::Normal && blocks > COMPARE_AND_WRITE_BLOCKS {
-        return Err(StatusCode::ATOMIC_WRITE_UNIT_EXCEEDED.with_dnr());
-    }
     let flags = if op == Op::Write && command.fua {
         Flags::FUA
     } else {
@@ -246,6 +244,18 @@ pub(super) fn single(
         blocks,
         bytes,
     })
+}
+
+/// A fused compare-and-write has no more blocks than the device carries out as one (NACWU). One that
+/// has no such operation refuses it by itself.
+fn check_unit(plan: &Plan, namespace: &Namespace) -> Result<(), StatusCode> {
+    let most = namespace.limits().compare_and_write_blocks;
+    match *plan {
+        Plan::Single { blocks, .. } if most > 0 && blocks > most => {
+            Err(StatusCode::ATOMIC_WRITE_UNIT_EXCEEDED.with_dnr())
+        }
+        _ => Ok(()),
+    }
 }
 
 fn write_zeroes(sqe: &Sqe, geometry: &Geometry, limits: &IoLimits) -> Result<Plan, StatusCode> {

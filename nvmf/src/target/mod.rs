@@ -50,7 +50,6 @@ pub use cntlid::{ControllerModel, MAX_CNTLID, NoSuchController};
 pub use config::{QueueLimits, TargetConfig};
 pub use group::{Group, GroupConfig};
 pub use hosts::{HostSums, KindSum};
-pub use io::COMPARE_AND_WRITE_BLOCKS;
 pub use namespace::{Backing, Namespace, NamespaceIds, View};
 pub use stats::{Kind, LATENCY_BUCKETS, QueueStats, Totals, latency_bucket};
 pub use subsystem::{

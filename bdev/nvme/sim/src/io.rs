@@ -68,9 +68,11 @@ impl State {
             let status = self.mistake(compare, INVALID_FIELD, "no pair that can be fused");
             return (status, StatusCode::ABORTED_FAILED_FUSED);
         }
-        if first.blocks > u32::from(self.config.acwu) {
+        let own = self.namespaces.get(&compare.nsid());
+        let most = own.and_then(|namespace| namespace.config.nawupf);
+        if first.blocks > u32::from(most.unwrap_or(self.config.acwu)) {
             let status = StatusCode::ATOMIC_WRITE_UNIT_EXCEEDED.with_dnr();
-            let status = self.mistake(compare, status, "more than ACWU");
+            let status = self.mistake(compare, status, "more than ACWU or NACWU");
             return (status, StatusCode::ABORTED_FAILED_FUSED);
         }
         self.stats.fused += 1;

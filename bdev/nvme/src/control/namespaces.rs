@@ -291,6 +291,7 @@ fn describe(
         max_unmap_blocks: range_limit(facts, shift),
         max_verify_blocks: verify_limit(facts, shift),
         atomic_blocks: atomic_blocks(facts, said, nsfeat),
+        compare_and_write_blocks: said.compare_and_write_blocks(facts.acwu),
         optimal_boundary_blocks: boundary(said, max_blocks),
         unmap_granularity_blocks: granularity(said.npdg.get()),
         unmap_alignment_blocks: granularity(said.npda.get()),

@@ -73,19 +73,21 @@ impl Controller {
             return Err(short("Identify Namespace data", data));
         }
         self.found.remove(&nsid);
-        Ok(match NamespaceInfo::parse(nsid, data) {
-            // It went between the list and the question.
-            Ok(info) if info.blocks == 0 => self.next_namespace(),
-            Ok(info) => {
-                self.found.insert(nsid, info);
-                Step::DescribeNamespace(nsid)
-            }
-            Err(_) if data.iter().all(|byte| *byte == 0) => self.next_namespace(),
-            Err(error) => {
-                tracing::warn!(nsid, %error, "a namespace cannot be used");
-                self.next_namespace()
-            }
-        })
+        Ok(
+            match NamespaceInfo::parse(nsid, data, self.link.state().acwu) {
+                // It went between the list and the question.
+                Ok(info) if info.blocks == 0 => self.next_namespace(),
+                Ok(info) => {
+                    self.found.insert(nsid, info);
+                    Step::DescribeNamespace(nsid)
+                }
+                Err(_) if data.iter().all(|byte| *byte == 0) => self.next_namespace(),
+                Err(error) => {
+                    tracing::warn!(nsid, %error, "a namespace cannot be used");
+                    self.next_namespace()
+                }
+            },
+        )
     }
 
     /// Which namespaces to ask for again. The first entry says so when it is all of them.
@@ -132,6 +134,7 @@ impl Controller {
             state.max_transfer_bytes = u32::try_from(max).unwrap_or(u32::MAX);
             state.oncs = identify.oncs.get();
             state.fused_compare_and_write = identify.fuses.get() & FUSES_COMPARE_AND_WRITE != 0;
+            state.acwu = identify.acwu.get();
             state.volatile_cache = identify.vwc & vwc::PRESENT != 0;
             state.max_dsm_ranges = 256;
             state.write_zeroes_bytes = max;

@@ -26,7 +26,7 @@ use zerocopy::{Immutable, IntoBytes};
 
 use super::{Controller, events, registers};
 use crate::target::cntlid::ControllerModel;
-use crate::target::io::{COMPARE_AND_WRITE_BLOCKS, IoLimits};
+use crate::target::io::IoLimits;
 use crate::target::namespace::Namespace;
 
 /// What a device in a rack is said to bear; there is no sensor behind it, but the field must not be
@@ -243,7 +243,9 @@ impl Controller {
             | Oncs::COPY;
         id.oncs = U16::new(oncs.bits());
         id.fuses = U16::new(FUSES_COMPARE_AND_WRITE);
-        id.acwu = U16::new(COMPARE_AND_WRITE_BLOCKS as u16 - 1);
+        // One block, which every device takes that has the operation; NACWU says more. Hosts read
+        // this once, and namespaces come and go.
+        id.acwu = U16::new(0);
         // Hosts read this once, but namespaces come and go: one with a volatile cache may be added
         // after a host has decided whether to send flushes. CNS 08h says which have none.
         id.vwc = vwc::PRESENT | vwc::FLUSH_BROADCAST_YES;
@@ -293,12 +295,12 @@ fn nvm_namespace(namespace: &Namespace, copy: &IoLimits, ana: bool) -> IdentifyN
             id.dlfeat |= dlfeat::WRITE_ZEROES_DEALLOCATES;
         }
     }
-    if limits.atomic_blocks > 1 {
+    if limits.atomic_blocks > 1 || limits.compare_and_write_blocks > 1 {
         let nsfeat = Nsfeat::OPTIMAL_PERFORMANCE | Nsfeat::ATOMICITY;
         id.nsfeat = nsfeat.bits();
         let atomic = less_one(limits.atomic_blocks);
         (id.nawun, id.nawupf) = (atomic, atomic);
-        id.nacwu = less_one(COMPARE_AND_WRITE_BLOCKS);
+        id.nacwu = less_one(limits.compare_and_write_blocks);
     }
 
     let physical = (geometry.physical_block_size / geometry.block_size).max(1);

@@ -103,6 +103,7 @@ fn identify_namespace_follows_the_device() {
         state.limits.unmap_zeroes = true;
         state.limits.read_only = true;
         state.limits.atomic_blocks = 4;
+        state.limits.compare_and_write_blocks = 16;
         state.limits.optimal_boundary_blocks = 64;
         state.limits.unmap_granularity_blocks = 8;
         state.limits.unmap_alignment_blocks = 2;
@@ -119,7 +120,7 @@ fn identify_namespace_follows_the_device() {
     assert_eq!(nsfeat, Nsfeat::ATOMICITY | Nsfeat::OPTIMAL_PERFORMANCE);
     assert_eq!(
         (id.nawun.get(), id.nawupf.get(), id.nacwu.get()),
-        (3, 3, 127)
+        (3, 3, 15)
     );
     assert_eq!((id.npwg.get(), id.npwa.get(), id.nows.get()), (3, 3, 63));
     assert_eq!((id.npdg.get(), id.npda.get(), id.noiob.get()), (7, 1, 64));

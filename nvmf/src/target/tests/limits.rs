@@ -12,6 +12,7 @@ use zerocopy::IntoBytes;
 
 use super::host::INVALID;
 use super::rig::*;
+use super::told::rig_told;
 use crate::target::{QueueLimits, TargetConfig};
 use crate::transport::{ConnId, TransportType};
 
@@ -139,12 +140,27 @@ fn copy_sizes() {
     assert_eq!(ocfs, 1, "format 0h alone");
 }
 
+/// Goal: each namespace says how many blocks a fused pair may have, and takes as many; the controller
+/// says what holds for all of them. Method: the layer's emulation, and devices with limits of their own.
 #[test]
 fn compare_and_write_size() {
     let (mut rig, admin, io) = rig();
+    assert_eq!(rig.identify_namespace(admin, 1).nacwu.get(), 127);
+    compare_and_write(&mut rig, admin, io, 128);
+    for own in [1, 2, 64] {
+        let (mut rig, told) = rig_told();
+        told.tell(|state| state.limits.compare_and_write_blocks = own);
+        let (admin, cntlid) = rig.admin();
+        let io = rig.io_queue(cntlid, 1);
+        compare_and_write(&mut rig, admin, io, own);
+    }
+}
+
+fn compare_and_write(rig: &mut Rig, admin: ConnId, io: ConnId, most: u32) {
     let id = rig.identify_controller(admin);
-    assert_eq!(id.fuses.get(), 1);
-    let most = u32::from(id.acwu.get()) + 1;
+    assert_eq!((id.fuses.get(), id.acwu.get()), (1, 0));
+    let namespace = rig.identify_namespace(admin, 1);
+    assert_eq!(namespace.compare_and_write_blocks(id.acwu.get()), most);
     let too_large = StatusCode::ATOMIC_WRITE_UNIT_EXCEEDED.with_dnr();
     for (blocks, expected) in [(most, StatusCode::SUCCESS), (most + 1, too_large)] {
         let sgl = Sgl::Transport {

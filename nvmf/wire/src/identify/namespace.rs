@@ -105,6 +105,20 @@ impl IdentifyNamespace {
             _ => None,
         }
     }
+
+    /// Blocks of the largest fused compare-and-write, wherever it begins: NACWU, or `acwu`, which
+    /// the controller says of all its namespaces. It is not whole across an atomic boundary.
+    pub fn compare_and_write_blocks(&self, acwu: u16) -> u32 {
+        let atomicity = Nsfeat::from_bits_retain(self.nsfeat).contains(Nsfeat::ATOMICITY);
+        let unit = match self.nacwu.get() {
+            nacwu if atomicity && nacwu > 0 => nacwu,
+            _ => acwu,
+        };
+        match self.nabsn.get() {
+            0 => u32::from(unit) + 1,
+            _ => 1,
+        }
+    }
 }
 
 /// What reading a deallocated block returns (bits 2:0), and whether Write Zeroes deallocates.
@@ -202,6 +216,27 @@ pub const NSTAT_READY: u8 = 1;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// NACWU counts where it is said to, ACWU otherwise, and neither across boundaries.
+    #[test]
+    fn compare_and_write_units() {
+        let atomicity = Nsfeat::ATOMICITY.bits();
+        for (nsfeat, nacwu, acwu, nabsn, blocks) in [
+            (0, 0, 0, 0, 1),
+            (0, 0, 7, 0, 8),
+            (0, 15, 7, 0, 8),
+            (atomicity, 15, 7, 0, 16),
+            (atomicity, 0, 7, 0, 8),
+            (atomicity, 0xffff, 0, 0, 0x1_0000),
+            (atomicity, 15, 7, 63, 1),
+        ] {
+            let mut namespace = IdentifyNamespace::zeroed();
+            namespace.nsfeat = nsfeat;
+            (namespace.nacwu, namespace.nabsn) = (nacwu.into(), nabsn.into());
+            let found = namespace.compare_and_write_blocks(acwu);
+            assert_eq!(found, blocks, "{nsfeat} {nacwu} {acwu} {nabsn}");
+        }
+    }
 
     /// The format in use has its index in two places.
     #[test]

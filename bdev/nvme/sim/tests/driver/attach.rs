@@ -47,6 +47,7 @@ fn a_whole_life() {
     assert_eq!((geometry.block_size, geometry.blocks), (512, 8192));
     let limits = bdev.limits();
     assert_eq!((limits.max_blocks, limits.atomic_blocks), (128, 8));
+    assert_eq!(limits.compare_and_write_blocks, 8);
     assert!(limits.volatile_cache && !limits.read_only);
     // Deallocation is advice; zeroes are zeroes.
     assert!(!limits.unmap_zeroes && limits.zeroes_deallocate);
@@ -543,7 +544,10 @@ fn limits() {
     let limits = bdev.limits();
     assert_eq!(limits.max_blocks, 2);
     assert_eq!(limits.optimal_boundary_blocks, 32);
-    assert_eq!(limits.atomic_blocks, 4);
+    assert_eq!(
+        (limits.atomic_blocks, limits.compare_and_write_blocks),
+        (4, 4)
+    );
     assert!(limits.read_only && !limits.volatile_cache);
     assert!(!limits.unmap_zeroes && !limits.zeroes_deallocate);
     assert_eq!(bdev.supports(Op::Compare), Support::Native);
