@@ -193,8 +193,8 @@ async fn live(engine: &Rc<Engine>, options: &ServeOptions, socket: &Path) -> any
             .is_some_and(|m| m.when == When::Startup)
     };
     let (before, after): (Vec<_>, Vec<_>) =
-        calls.into_iter().partition(|(method, _)| startup(method));
-    engine.more_to_come.set(!after.is_empty());
+        calls.into_iter().partition(|call| startup(&call.method));
+    engine.more_to_come.send_replace(!after.is_empty());
     spdk_file::carry_out(engine, before, options, &[]).await?;
     if options.wait_for_rpc {
         info!(socket = %socket.display(), "waiting for framework_start_init");
@@ -206,6 +206,7 @@ async fn live(engine: &Rc<Engine>, options: &ServeOptions, socket: &Path) -> any
     hold(engine, true);
     let restored = engine.journal.select(|entry| entry.durable);
     spdk_file::carry_out(engine, after, options, &restored).await?;
+    engine.more_to_come.send_replace(false);
     release(engine);
     info!(
         pid = std::process::id(),
@@ -267,7 +268,8 @@ async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
     let cores: Vec<String> = plane.reactors.iter().map(|r| r.name().to_owned()).collect();
     info!(reactors = cores.join(","), mode = ?engine.settings.reactor.mode, "data plane started");
     plane.target.hold(true);
-    let events = engine.devices.follow(&plane.bdevs);
+    let arrivals = engine.deferred.arrivals();
+    let events = engine.devices.follow(&plane.bdevs, arrivals);
     engine.set_plane(Some(Rc::new(plane)));
     tokio::task::spawn_local(crate::methods::bdev::follow(Rc::clone(engine), events));
     tokio::task::spawn_local(crate::methods::bdev::watch_files(Rc::clone(engine)));
@@ -284,6 +286,7 @@ async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
     if found > 0 {
         info!(objects = found, "restoring");
     }
+    crate::deferred::restore(engine);
     engine.declared.plan(&engine.settings);
     crate::methods::bdev::attach_stored(engine, &engine.journal.waiting()).await;
     replay_what_waits(engine).await;
@@ -295,8 +298,9 @@ async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
     if engine.declared.has_come() {
         replay_what_waits(engine).await;
     }
+    crate::deferred::settle(engine).await;
     crate::volumes::open_all(engine);
-    if !engine.more_to_come.get() {
+    if !*engine.more_to_come.borrow() {
         release(engine);
     }
     engine.set_phase(Phase::Runtime);

@@ -3,7 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use nacre_bdev::Registry;
 use nacre_bdev::delay::Delay;
@@ -59,9 +59,17 @@ impl Devices {
 
     /// Follows the events of `registry` from now on. Their number is bounded by the devices there
     /// can be: each event is of a call that this thread makes, or of a removal it started.
-    pub fn follow(&self, registry: &Registry) -> BdevEvents {
+    ///
+    /// The names of new devices are also put into `arrived` at once.
+    pub fn follow(&self, registry: &Registry, arrived: Arc<Mutex<Vec<String>>>) -> BdevEvents {
         let (told, events) = mpsc::unbounded_channel();
-        let subscription = registry.on_event(move |event| drop(told.send(event.clone())));
+        let subscription = registry.on_event(move |event| {
+            if let nacre_bdev::Event::Registered { name } = event {
+                let mut arrived = arrived.lock().unwrap_or_else(PoisonError::into_inner);
+                arrived.push(name.clone());
+            }
+            drop(told.send(event.clone()));
+        });
         self.subscription.set(Some(subscription));
         events
     }

@@ -10,6 +10,7 @@ use tracing::{debug, warn};
 
 use crate::config::Settings;
 use crate::declared::Declared;
+use crate::deferred::{self, Deferred};
 use crate::devices::Devices;
 use crate::drives::Drives;
 use crate::journal::{Entry, Journal};
@@ -70,6 +71,7 @@ pub struct Engine {
     pub started: Instant,
     pub devices: Devices,
     pub declared: Declared,
+    pub deferred: Deferred,
     pub listeners: Listeners,
     pub rdma: Rdma,
     pub remotes: Remotes,
@@ -90,7 +92,7 @@ pub struct Engine {
     /// How often hosts were made to wait.
     pub holds: Cell<u64>,
     /// Calls of a file come after the start, which hosts wait for, too.
-    pub more_to_come: Cell<bool>,
+    pub more_to_come: watch::Sender<bool>,
     calls: Cell<u64>,
     refused: Cell<u64>,
 }
@@ -119,6 +121,7 @@ impl Engine {
             started: Instant::now(),
             devices: Devices::default(),
             declared: Declared::default(),
+            deferred: Deferred::default(),
             listeners: Listeners::default(),
             rdma: Rdma::default(),
             remotes: Remotes::default(),
@@ -132,7 +135,7 @@ impl Engine {
             gate: RwLock::new(()),
             replaying: Mutex::new(()),
             holds: Cell::new(0),
-            more_to_come: Cell::new(false),
+            more_to_come: watch::channel(false).0,
             calls: Cell::new(0),
             refused: Cell::new(0),
         }
@@ -176,6 +179,18 @@ impl Engine {
         let _ = phases.wait_for(|now| *now >= phase).await;
     }
 
+    /// Resolves once the daemon runs and every call of its file was tried.
+    pub async fn configured(&self) {
+        self.reached(Phase::Runtime).await;
+        // The sender lives as long as the engine.
+        let _ = self.more_to_come.subscribe().wait_for(|more| !more).await;
+    }
+
+    /// True when [`Engine::configured`] would not wait.
+    pub fn is_configured(&self) -> bool {
+        self.phase() >= Phase::Runtime && !*self.more_to_come.borrow()
+    }
+
     /// Asks the daemon to stop.
     pub fn stop(&self) {
         self.stop.send_replace(true);
@@ -208,6 +223,8 @@ impl Engine {
         params: Option<&RawValue>,
     ) -> Result<Box<RawValue>, RpcError> {
         let outcome = self.try_call(method, params, Caller::Client).await;
+        // What the next call names is there, if this call made the device that it waited for.
+        deferred::settle(self).await;
         self.calls.set(self.calls.get() + 1);
         if let Err(error) = &outcome {
             self.refused.set(self.refused.get() + 1);
@@ -391,6 +408,12 @@ impl Engine {
             Standing::Waiting => false,
             Standing::Failed { .. } => true,
         };
+        if self
+            .plane()
+            .is_ok_and(|plane| deferred::missing_base(&plane, &record).is_some())
+        {
+            return;
+        }
         let outcome = match serde_json::value::to_raw_value(&record.params) {
             Ok(params) => {
                 let called = self.try_call(&record.method, Some(&params), Caller::Replay(entry));
@@ -398,6 +421,9 @@ impl Engine {
             }
             Err(error) => Err(RpcError::internal(error.to_string())),
         };
+        if outcome.is_ok() {
+            deferred::done(self, &record).await;
+        }
         let now = self.journal.find(&record.key);
         let waits = now.is_some_and(|e| e.record == record && e.standing != Standing::Live);
         if outcome.is_err() && !waits {

@@ -197,7 +197,7 @@ impl Journal {
     /// Makes `change` durable, then part of the journal. What it puts is live.
     pub async fn commit(&self, change: Change) -> Result<(), RpcError> {
         let durable = !is_declaring();
-        let edits: Vec<Edit> = change
+        let edits: Vec<Edit> = give_way(change)
             .0
             .into_iter()
             .filter(|edit| self.matters(edit, durable))
@@ -248,6 +248,16 @@ impl Journal {
                 Edit::Remove(key) => drop(entries.remove(&key)),
                 Edit::RemoveAll(prefix) => drop(entries.remove_all(&prefix)),
             }
+        }
+        Ok(())
+    }
+
+    /// Stores a record that is made later.
+    pub async fn defer(&self, record: Record) -> Result<(), RpcError> {
+        let key = record.key.clone();
+        self.commit(Change(vec![Edit::Put(record)])).await?;
+        if let Some(entry) = self.entries.borrow_mut().get_mut(&key) {
+            entry.standing = Standing::Waiting;
         }
         Ok(())
     }
@@ -389,6 +399,18 @@ async fn upgraded(store: &Store) -> Result<Vec<Record>, StoreError> {
         }
     }
     Ok(records)
+}
+
+/// The record of a deferred call goes with the commit that records the device it makes.
+fn give_way(mut change: Change) -> Change {
+    let replayed = REPLAYED.try_with(|record| record.key.clone());
+    if let Ok(key) = replayed
+        && key.starts_with(crate::deferred::PREFIX)
+        && change.0.iter().any(|edit| matches!(edit, Edit::Put(_)))
+    {
+        change.0.push(Edit::Remove(key));
+    }
+    change
 }
 
 /// The records in their order, but each after those that its key is below: a part may be older than what it is a part

@@ -27,6 +27,7 @@ pub mod cli;
 pub mod config;
 pub mod daemon;
 pub mod declared;
+pub mod deferred;
 mod descriptors;
 pub mod devices;
 pub mod doctor;

@@ -3,6 +3,7 @@
 //! A file is a list of calls in their order. Where state is kept what they made is in it, and is there before the next
 //! start comes to the file: of what would be made again it stands, as it is by then.
 
+use std::path::Path;
 use std::rc::Rc;
 
 use anyhow::Context;
@@ -14,14 +15,83 @@ use crate::engine::Engine;
 use crate::journal::Entry;
 use crate::store::Record;
 
+/// SPDK's subsystems that this daemon has: a method of theirs must be known. Files of SPDK's programs also
+/// configure others (iscsi, nbd, vhost, fsdev, ...), which are skipped.
+const SUBSYSTEMS: [&str; 6] = ["scheduler", "sock", "iobuf", "accel", "bdev", "nvmf"];
+
+/// Options of modules that are not here. SPDK saves them whether or not the module has devices.
+const IDLE_OPTIONS: [&str; 2] = ["bdev_iscsi_set_options", "bdev_virtio_blk_set_hotplug"];
+
+/// One entry of a configuration file.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Call {
+    pub subsystem: String,
+    pub method: String,
+    pub params: Value,
+}
+
+/// The text as a configuration in JSON, with comments as SPDK allows them. `None` if it is of another format: a file
+/// that is called `.json` never is, and TOML begins with no brace and no slash.
+pub fn read(path: &Path, text: &str) -> Option<serde_json::Result<Value>> {
+    let named = path
+        .extension()
+        .is_some_and(|e| e.eq_ignore_ascii_case("json"));
+    let json = named || text.trim_start().starts_with(['{', '/']);
+    json.then(|| serde_json::from_str(&without_comments(text)))
+}
+
+/// The text with blanks in place of comments, so that errors still name the right line and column.
+fn without_comments(text: &str) -> String {
+    #[derive(PartialEq)]
+    enum In {
+        Json,
+        String,
+        Line,
+        Block,
+    }
+    let mut within = In::Json;
+    let mut plain = String::with_capacity(text.len());
+    let mut chars = text.chars().peekable();
+    while let Some(c) = chars.next() {
+        let next = chars.peek().copied();
+        let (is, comment, pair) = match (&within, c, next) {
+            (In::Json, '/', Some('/')) => (In::Line, true, true),
+            (In::Json, '/', Some('*')) => (In::Block, true, true),
+            (In::Json, '"', _) => (In::String, false, false),
+            (In::String, '\\', Some(_)) => (In::String, false, true),
+            (In::String, '"', _) => (In::Json, false, false),
+            (In::Line, '\n', _) => (In::Json, false, false),
+            (In::Block, '*', Some('/')) => (In::Json, true, true),
+            (In::Line | In::Block, ..) => (within, true, false),
+            (In::Json | In::String, ..) => (within, false, false),
+        };
+        within = is;
+        for c in std::iter::once(c).chain(chars.next_if(|_| pair)) {
+            plain.push(if comment && c != '\n' { ' ' } else { c });
+        }
+    }
+    // A block without an end is left for the parser to refuse.
+    if within == In::Block {
+        plain.push('/');
+    }
+    plain
+}
+
 /// The calls of an SPDK configuration file, in order; batches are flattened.
-pub fn calls(config: &Value) -> anyhow::Result<Vec<(String, Value)>> {
-    let subsystems = config
-        .get("subsystems")
-        .and_then(Value::as_array)
-        .context("no \"subsystems\" array")?;
+pub fn calls(config: &Value) -> anyhow::Result<Vec<Call>> {
+    anyhow::ensure!(config.is_object(), "the file is not an object in braces");
+    let subsystems = match config.get("subsystems") {
+        Some(Value::Array(subsystems)) => subsystems.as_slice(),
+        Some(_) => anyhow::bail!("\"subsystems\" is not an array"),
+        None => {
+            warn!("the configuration has no \"subsystems\": nothing is configured");
+            &[]
+        }
+    };
     let mut calls = Vec::new();
     for subsystem in subsystems {
+        let name = subsystem.get("subsystem").and_then(Value::as_str);
+        let name = name.context("an entry of \"subsystems\" without its name (\"subsystem\")")?;
         let elements = subsystem
             .get("config")
             .and_then(Value::as_array)
@@ -34,11 +104,14 @@ pub fn calls(config: &Value) -> anyhow::Result<Vec<(String, Value)>> {
                 let method = call
                     .get("method")
                     .and_then(Value::as_str)
-                    .context("an entry without a \"method\"")?;
-                calls.push((
-                    method.to_owned(),
-                    call.get("params").cloned().unwrap_or(Value::Null),
-                ));
+                    .with_context(|| {
+                        format!("subsystem \"{name}\": an entry without a \"method\"")
+                    })?;
+                calls.push(Call {
+                    subsystem: name.to_owned(),
+                    method: method.to_owned(),
+                    params: call.get("params").cloned().unwrap_or(Value::Null),
+                });
             }
         }
     }
@@ -48,11 +121,25 @@ pub fn calls(config: &Value) -> anyhow::Result<Vec<(String, Value)>> {
 /// `restored`: what the state has; of what would be made again it stands, as it is.
 pub async fn carry_out(
     engine: &Rc<Engine>,
-    calls: Vec<(String, Value)>,
+    calls: Vec<Call>,
     options: &ServeOptions,
     restored: &[Entry],
 ) -> anyhow::Result<()> {
-    for (method, params) in calls {
+    for Call {
+        subsystem,
+        method,
+        params,
+    } in calls
+    {
+        let here = SUBSYSTEMS.contains(&subsystem.as_str());
+        let idle = IDLE_OPTIONS.contains(&method.as_str());
+        if (!here || idle) && engine.registry.find(&method).is_none() {
+            info!(
+                subsystem,
+                method, "entry skipped: there is no such subsystem or module here"
+            );
+            continue;
+        }
         if stands(engine, restored, &method, &params) {
             info!(method, %params, "it was made at an earlier start, and stands as it is now");
             continue;
@@ -95,9 +182,13 @@ fn stands(engine: &Engine, restored: &[Entry], method: &str, params: &Value) -> 
             })
     };
     let any = |at: &[&str]| restored.iter().any(|entry| same(&entry.record, at));
+    let waits = |name: &str| {
+        let key = crate::deferred::key(name);
+        restored.iter().any(|entry| entry.record.key == key)
+    };
     let device = |name: String| {
         let key = format!("bdev/{name}");
-        restored.iter().any(|entry| entry.record.key == key)
+        waits(&name) || restored.iter().any(|entry| entry.record.key == key)
     };
     let address = |at: &'static str| ["trtype", "traddr", "trsvcid"].map(|f| format!("/{at}/{f}"));
     let any_at = |at: &'static str, other: &str| {
@@ -109,7 +200,7 @@ fn stands(engine: &Engine, restored: &[Entry], method: &str, params: &Value) -> 
     match method {
         "bdev_nvme_attach_controller" => any(&["/name"]),
         "bdev_raid_create" | "volume_create" => {
-            text("/name").is_some_and(|name| engine.volumes.find(name).is_ok())
+            text("/name").is_some_and(|name| engine.volumes.find(name).is_ok() || waits(name))
         }
         "bdev_error_create" => text("/base_name").is_some_and(|base| device(format!("EE_{base}"))),
         _ if method.starts_with("bdev_") && method.ends_with("_create") => {
@@ -126,5 +217,71 @@ fn stands(engine: &Engine, restored: &[Entry], method: &str, params: &Value) -> 
         "nvmf_subsystem_add_listener" => any_at("listen_address", "/nqn"),
         "nvmf_discovery_add_referral" => any_at("address", "/subnqn"),
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Goal: what SPDK reads is read. Method: texts with the extras that its parser takes.
+
+    use super::*;
+
+    fn parsed(name: &str, text: &str) -> Option<Value> {
+        read(Path::new(name), text).map(|read| read.unwrap_or_else(|e| panic!("{text}: {e}")))
+    }
+
+    #[test]
+    fn comments_are_blanks() {
+        let plain = serde_json::json!({ "a": "/* no // comment \\\" */", "b": [1, 2] });
+        for text in [
+            r#"{"a":"/* no // comment \\\" */","b":[1,2]}"#,
+            r#"/* first */ {"a":"/* no // comment \\\" */",/**/"b":[1,/* two: * / */2]} // end"#,
+            "// a line\n{\"a\":\"/* no // comment \\\\\\\" */\",\n// another \"\n\"b\":[1,2]}\n// last",
+        ] {
+            assert_eq!(parsed("c", text), Some(plain.clone()), "{text}");
+        }
+        // A division is none, nor is a comment without an end.
+        for text in ["{\"a\": 1 / 2}", "{} /* open", "{} /", "/"] {
+            assert!(read(Path::new("c"), text).unwrap().is_err(), "{text}");
+        }
+        let error = read(Path::new("c"), "// é\n{ /* x */ \"a\": }")
+            .unwrap()
+            .unwrap_err();
+        assert_eq!((error.line(), error.column()), (2, 16));
+    }
+
+    #[test]
+    fn a_name_that_says_json_is_believed() {
+        assert_eq!(read(Path::new("c.toml"), "[log]\n").map(|_| ()), None);
+        assert_eq!(read(Path::new("c"), "# text\n[log]\n").map(|_| ()), None);
+        assert!(read(Path::new("c.json"), "[log]\n").unwrap().is_err());
+        assert!(read(Path::new("C.JSON"), "# text").unwrap().is_err());
+    }
+
+    #[test]
+    fn calls_come_in_their_order_with_their_subsystem() {
+        let config = serde_json::json!({ "subsystems": [
+            { "subsystem": "vmd", "config": null },
+            { "subsystem": "bdev", "config": [{ "method": "a" }, [{ "method": "b", "params": { "x": 1 } }]] },
+        ], "other": 1 });
+        let call = |method: &str, params| Call {
+            subsystem: "bdev".into(),
+            method: method.into(),
+            params,
+        };
+        let expected = vec![
+            call("a", Value::Null),
+            call("b", serde_json::json!({ "x": 1 })),
+        ];
+        assert_eq!(calls(&config).unwrap(), expected);
+        assert_eq!(calls(&serde_json::json!({})).unwrap(), vec![]);
+        for wrong in [
+            serde_json::json!([]),
+            serde_json::json!({ "subsystems": {} }),
+            serde_json::json!({ "subsystems": [{ "config": [] }] }),
+            serde_json::json!({ "subsystems": [{ "subsystem": "bdev", "config": [{}] }] }),
+        ] {
+            assert!(calls(&wrong).is_err(), "{wrong}");
+        }
     }
 }

@@ -185,7 +185,7 @@ fn parse_port(text: &str) -> Result<u16, UriError> {
 }
 
 fn parse_nqn(what: &'static str, text: &str) -> Result<Nqn, UriError> {
-    Nqn::new(text).map_err(|source| UriError::Nqn {
+    Nqn::foreign(text).map_err(|source| UriError::Nqn {
         what,
         found: text.to_owned(),
         source,
@@ -334,14 +334,14 @@ mod tests {
             assert_eq!(of(text), E::NoSubsystem { authority });
         }
         assert!(matches!(
-            of("nvmf://192.0.2.1/volume"),
+            of(&format!("nvmf://192.0.2.1/{}", "v".repeat(224))),
             E::Nqn {
                 what: "the subsystem",
                 ..
             }
         ));
         assert!(matches!(
-            with("?hostnqn=me"),
+            with(&format!("?hostnqn={}", "h".repeat(224))),
             E::Nqn {
                 what: "the host",
                 ..

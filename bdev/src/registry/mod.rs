@@ -486,7 +486,7 @@ impl Record {
 }
 
 /// Names end up in logs, tables, file names and other people's scripts.
-fn check_name(name: &str) -> Result<(), RegistryError> {
+pub fn check_name(name: &str) -> Result<(), RegistryError> {
     let why = if name.is_empty() {
         "it is empty"
     } else if name.len() > MAX_NAME {

@@ -285,17 +285,13 @@ fn mebibytes(text: &str) -> Result<u64, String> {
     }
 }
 
-/// The file as JSON if that is what it is: a JSON object starts with a brace, TOML never does.
+/// The file as JSON if that is what it is.
 fn read_json(path: &Path) -> Result<Option<Value>, Failure> {
     use anyhow::Context;
     let text =
         std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    if !text.trim_start().starts_with('{') {
-        return Ok(None);
-    }
-    let config =
-        serde_json::from_str(&text).with_context(|| format!("{} is not JSON", path.display()))?;
-    Ok(Some(config))
+    let read = crate::spdk_file::read(path, &text).transpose();
+    Ok(read.with_context(|| format!("{} is not JSON", path.display()))?)
 }
 
 #[cfg(test)]

@@ -134,7 +134,7 @@ fn from_uuid(id: Uuid, origin: Origin) -> Identity {
 }
 
 fn parse_nqn(place: &str, text: &str) -> Result<Nqn, IdentityError> {
-    Nqn::new(text).map_err(|source| IdentityError::Nqn {
+    Nqn::foreign(text).map_err(|source| IdentityError::Nqn {
         place: place.to_owned(),
         found: text.to_owned(),
         source,
@@ -249,14 +249,14 @@ mod tests {
     fn refusals() {
         let machine = Machine::new();
         let find = |nqn, id| Identity::find_in(&machine.places(), nqn, id).unwrap_err();
-        assert!(matches!(
-            find(Some("host"), None),
-            IdentityError::Nqn { .. }
-        ));
+        assert!(matches!(find(Some(""), None), IdentityError::Nqn { .. }));
         assert!(matches!(find(None, Some("1")), IdentityError::Id { .. }));
         let nil = "00000000-0000-0000-0000-000000000000";
         assert!(matches!(find(None, Some(nil)), IdentityError::Id { .. }));
-        machine.write("nvme/hostnqn", "nonsense\n");
+        // As nvme-cli has it: a name is a name.
+        machine.write("nvme/hostnqn", "testhost\n");
+        assert_eq!(machine.find().unwrap().nqn.as_str(), "testhost");
+        machine.write("nvme/hostnqn", &"x".repeat(224));
         let error = machine.find().unwrap_err();
         assert!(error.to_string().contains("hostnqn"), "{error}");
     }

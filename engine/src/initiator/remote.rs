@@ -76,7 +76,7 @@ impl Remote {
 
     pub fn parse_nqn(text: &str) -> Result<Nqn, RemoteError> {
         let found = || text.to_owned();
-        Nqn::new(text).map_err(|source| RemoteError::Nqn {
+        Nqn::foreign(text).map_err(|source| RemoteError::Nqn {
             found: found(),
             source,
         })
@@ -194,7 +194,10 @@ mod tests {
                 "{text}"
             );
         }
-        assert!(matches!(refused("tcp://x/volume"), E::Nqn { .. }));
+        assert!(matches!(
+            refused(&format!("tcp://x/{}", "v".repeat(224))),
+            E::Nqn { .. }
+        ));
         assert!(matches!(refused("tcp://x?nsid=0"), E::Nsid { .. }));
         assert!(matches!(refused("tcp://x?nsid=4294967295"), E::Nsid { .. }));
         assert!(matches!(refused("tcp://x?size=1"), E::Parameter { .. }));

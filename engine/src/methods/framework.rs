@@ -170,7 +170,7 @@ struct WaitInit;
 
 impl Method<Engine> for WaitInit {
     const NAME: &'static str = "framework_wait_init";
-    const ABOUT: &'static str = "Answers once the daemon is initialized.";
+    const ABOUT: &'static str = "Answers once the daemon is initialized and has carried out the file that it was started with.";
     const WHEN: When = When::Always;
     const EFFECT: Effect = Effect::Waits;
     type Params = NoParams;
@@ -178,12 +178,17 @@ impl Method<Engine> for WaitInit {
 
     async fn apply(_: NoParams, on: Rc<Engine>) -> Result<bool, RpcError> {
         // Who called is answered by then.
-        let _ = tokio::time::timeout(on.deadline(), on.reached(Phase::Runtime)).await;
+        let _ = tokio::time::timeout(on.deadline(), on.configured()).await;
+        let late = |cause, remedy| Err(RpcError::errno(Errno::ETIMEDOUT, cause).remedy(remedy));
         match on.phase() >= Phase::Runtime {
-            true => Ok(true),
-            false => Err(
-                RpcError::errno(Errno::ETIMEDOUT, "the daemon is not initialized yet")
-                    .remedy("call framework_start_init, if nobody has"),
+            true if on.is_configured() => Ok(true),
+            true => late(
+                "the daemon still carries out the file that it was started with",
+                "ask again",
+            ),
+            false => late(
+                "the daemon is not initialized yet",
+                "call framework_start_init, if no client has",
             ),
         }
     }
@@ -297,6 +302,7 @@ pub fn config_of(engine: &Engine, subsystem: &str) -> Option<Vec<Value>> {
             calls.extend(below);
             calls.extend(super::volume::config(engine));
             calls.extend(above);
+            calls.extend(made(crate::deferred::PREFIX));
             calls.extend(made("qos/"));
             calls.push(json!({ "method": "bdev_wait_for_examine" }));
             Some(calls)

@@ -58,7 +58,14 @@ impl Method<Engine> for Get {
         let describe = |entry: crate::journal::Entry| {
             let (state, error, attempts, failed_for_s) = match entry.standing {
                 Standing::Live => ("live", None, None, None),
-                Standing::Waiting => ("waiting", None, None, None),
+                Standing::Waiting => {
+                    let plane = on.plane().ok();
+                    let base = plane
+                        .as_ref()
+                        .and_then(|plane| crate::deferred::missing_base(plane, &entry.record));
+                    let error = base.map(|base| format!("there is no bdev \"{base}\" yet"));
+                    ("waiting", error, None, None)
+                }
                 Standing::Failed {
                     error,
                     since,

@@ -96,7 +96,9 @@ async fn answer(engine: &Engine, request: &Request<Incoming>) -> Response<Full<B
             "application/openmetrics-text; version=1.0.0; charset=utf-8",
             Scrape::of(engine).await.text(),
         ),
-        "/healthz" if engine.phase() == Phase::Runtime => plain(StatusCode::OK, "ok\n"),
+        "/healthz" if engine.phase() == Phase::Runtime && engine.is_configured() => {
+            plain(StatusCode::OK, "ok\n")
+        }
         "/healthz" => plain(StatusCode::SERVICE_UNAVAILABLE, "not serving\n"),
         _ => plain(StatusCode::NOT_FOUND, "/metrics or /healthz\n"),
     }

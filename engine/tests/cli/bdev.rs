@@ -142,7 +142,12 @@ fn devices_are_made() {
     ] {
         let outcome = daemon.nacre(&format!("bdev create {words}"));
         assert_eq!(outcome.printed().trim_end(), name, "{words}");
-        assert_eq!(daemon.asked(), [(method.to_owned(), params)], "{words}");
+        // A mistyped base is found before: the daemon would wait for it.
+        let base = params.get("base_bdev_name").or(params.get("base_name"));
+        let looked = base.map(|base| ("bdev_get_bdevs".to_owned(), json!({ "name": base })));
+        let made = (method.to_owned(), params.clone());
+        let asked: Vec<_> = looked.into_iter().chain([made]).collect();
+        assert_eq!(daemon.asked(), asked, "{words}");
     }
     let error = daemon
         .nacre("bdev create malloc --size 1GB --block-size 4k")

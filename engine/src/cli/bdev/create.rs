@@ -99,6 +99,11 @@ pub struct Identity {
 
 pub fn run(connection: &Connection, kind: Kind) -> Result<(), Failure> {
     let (method, params) = call(kind)?;
+    // The daemon would wait for a base that is not there, as SPDK does. Here that is a mistyped name.
+    let base = params.get("base_bdev_name").or(params.get("base_name"));
+    if let Some(base) = base {
+        connection.call("bdev_get_bdevs", json!({ "name": base }))?;
+    }
     let answer = connection.call(method, Value::Object(params.clone()))?;
     let name = match &answer {
         Value::String(name) => name.clone(),

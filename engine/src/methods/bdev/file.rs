@@ -114,6 +114,15 @@ fn uuid_of(module: &Module) -> Option<Uuid> {
     }
 }
 
+/// Kept, so that the device has the same layout on a machine whose disks have other sectors. SPDK finds no block size of
+/// a file by itself.
+fn block_size_of(module: &Module) -> u32 {
+    match module {
+        Module::File(bdev) => bdev.geometry().block_size,
+        _ => 0,
+    }
+}
+
 impl Method<Engine> for AioCreate {
     const NAME: &'static str = "bdev_aio_create";
     const ABOUT: &'static str = "Makes a device of a file or block device, and answers its name.";
@@ -134,6 +143,7 @@ impl Method<Engine> for AioCreate {
         config.product = Product::Aio;
         let module = open(&on, config).await?;
         params.uuid = uuid_of(&module);
+        params.block_size = block_size_of(&module);
         // It is there now. One that is missing at the next start (not mounted, say) is not to be replaced by an empty
         // file of the same identity.
         params.size = None;
@@ -185,6 +195,7 @@ impl Method<Engine> for UringCreate {
         config.identity = super::accept::expected(&on, params.uuid);
         let module = open(&on, config).await?;
         params.uuid = uuid_of(&module);
+        params.block_size = block_size_of(&module);
         // It is there now. One that is missing at the next start (not mounted, say) is not to be replaced by an empty
         // file of the same identity.
         params.size = None;

@@ -12,6 +12,7 @@ use serde_json::Value;
 use super::no_device;
 use super::qos::Assigned;
 use crate::engine::Engine;
+use crate::rpc::error::Errno;
 use crate::rpc::{Effect, Method, Registry, RpcError};
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -106,7 +107,13 @@ impl Method<Engine> for GetBdevs {
         let patience = Duration::from_millis(params.timeout).min(on.deadline());
         match tokio::time::timeout(patience, appears).await {
             Ok(listed) => Ok(vec![describe(&listed)]),
-            Err(_) => Err(no_device(&name)),
+            Err(_) if params.timeout == 0 => Err(no_device(&name)),
+            // Scripts tell by the code that it did not come in time.
+            Err(_) => {
+                let waited = patience.as_millis();
+                let cause = format!("no bdev \"{name}\" came within {waited} ms");
+                Err(RpcError::errno(Errno::ETIMEDOUT, cause).field("name"))
+            }
         }
     }
 }

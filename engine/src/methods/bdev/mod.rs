@@ -67,7 +67,11 @@ pub async fn follow(engine: Rc<Engine>, mut events: BdevEvents) {
         | Event::Unregistered { name }) = &event;
         crate::volumes::device_changed(&engine, name);
         match event {
-            Event::Registered { name } => engine.notes.send("bdev_register", name),
+            Event::Registered { name } => {
+                engine.notes.send("bdev_register", name);
+                let engine = Rc::clone(&engine);
+                tokio::task::spawn_local(async move { crate::deferred::settle(&engine).await });
+            }
             Event::Resized { name, .. } => {
                 plane.target.bdev_resized(&name);
                 engine.notes.send("bdev_resize", name);
@@ -189,13 +193,16 @@ async fn delete(on: &Engine, name: &str, is: fn(&Module) -> bool) -> Result<bool
     let plane = on.plane()?;
     let Ok(listed) = plane.bdevs.get(name) else {
         // One that could not be restored can be given up by deleting it.
-        return match on.journal.find(&key(name)) {
-            Some(_) => {
-                let edits = forget(on, &with_stored_dependents(on, name));
-                on.journal.commit(Change(edits)).await.map(|()| true)
-            }
-            None => Err(no_device(name)),
-        };
+        let deferred = crate::deferred::key(name);
+        let stored = [key(name), deferred]
+            .iter()
+            .any(|key| on.journal.find(key).is_some());
+        if !stored {
+            return Err(no_device(name));
+        }
+        let edits = forget(on, &with_stored_dependents(on, name));
+        on.journal.commit(Change(edits)).await?;
+        return Ok(true);
     };
     let name = listed.layer.name().to_owned();
     drop(listed);
@@ -239,7 +246,8 @@ fn refuse_last_copies(on: &Engine, going: &[String]) -> Result<(), RpcError> {
 
 /// Edits that take devices out of the journal, with their limits and what stands on them.
 fn forget(on: &Engine, names: &[String]) -> Vec<Edit> {
-    let mut edits: Vec<Edit> = names.iter().map(|name| Edit::Remove(key(name))).collect();
+    let keys = |name: &String| [key(name), crate::deferred::key(name)];
+    let mut edits: Vec<Edit> = names.iter().flat_map(keys).map(Edit::Remove).collect();
     edits.extend(names.iter().filter_map(|name| accept::unseen(on, name)));
     edits.extend(forget_uses_of(on, names));
     edits
@@ -298,21 +306,26 @@ fn with_dependents(plane: &Plane, name: &str) -> Vec<String> {
 
 /// Edits that give up a device that is not there, with what stands on it; `None` if `key` is not a device's.
 pub fn forget_lost(on: &Engine, key: &str) -> Option<Vec<Edit>> {
-    let name = key.strip_prefix("bdev/")?;
+    let name = device_of(key)?;
     Some(forget(on, &with_stored_dependents(on, name)))
+}
+
+/// The device that a record makes.
+fn device_of(key: &str) -> Option<&str> {
+    key.strip_prefix("bdev/")
+        .or_else(|| key.strip_prefix(crate::deferred::PREFIX))
 }
 
 /// The same of a device that is not there, as the journal has it.
 fn with_stored_dependents(on: &Engine, name: &str) -> Vec<String> {
     let stored: Vec<(String, String)> = on
         .journal
-        .below(&key(""))
+        .select(|entry| entry.standing != Standing::Live)
         .into_iter()
-        .filter(|entry| entry.standing != Standing::Live)
         .filter_map(|entry| {
             let Record { key, params, .. } = entry.record;
             let base = params.get("base_bdev_name").or(params.get("base_name"))?;
-            let upper = key.strip_prefix("bdev/")?.to_owned();
+            let upper = device_of(&key)?.to_owned();
             Some((base.as_str()?.to_owned(), upper))
         })
         .collect();
@@ -414,6 +427,8 @@ fn no_metadata(asked: &[(&'static str, u32)]) -> Result<(), RpcError> {
     }
 }
 
+#[cfg(test)]
+mod deferred_tests;
 #[cfg(test)]
 mod gone_tests;
 #[cfg(test)]

@@ -14,11 +14,12 @@ use serde_json::json;
 use uuid::Uuid;
 
 use super::malloc::NameParams;
+use crate::deferred;
 use crate::engine::Engine;
 use crate::plane::Plane;
 use crate::rpc::error::Errno;
 use crate::rpc::{Effect, Method, Registry, RpcError};
-use crate::store::Change;
+use crate::store::{Change, Record};
 use crate::volumes::{self, Listed, RESERVED, Standing};
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -35,7 +36,7 @@ const OPTIONS_KEY: &str = "volume/raid_options";
 
 struct Create;
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct CreateParams {
     name: String,
@@ -47,6 +48,7 @@ struct CreateParams {
     strip_size_kb: u32,
     /// Random unless given.
     #[schemars(with = "Option<String>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     uuid: Option<Uuid>,
     /// Accepted: each replica has a label, always.
     #[serde(default)]
@@ -98,6 +100,16 @@ impl Method<Engine> for Create {
         };
         let devices: Result<Vec<String>, RpcError> =
             params.base_bdevs.iter().enumerate().map(own).collect();
+        let devices = match devices {
+            Ok(devices) => devices,
+            Err(missing) => {
+                let record = serde_json::to_value(&params).expect("parameters are plain data");
+                let _changing = on.changing().await;
+                let name = &params.name;
+                deferred::wait_for_base(&on, name, Self::NAME, record, missing).await?;
+                return Ok(true);
+            }
+        };
         let settings = Settings {
             resync_bytes_per_s: on.volumes.raid_bytes_per_s.get(),
             ..Settings::default()
@@ -106,7 +118,7 @@ impl Method<Engine> for Create {
             name: params.name,
             id: params.uuid,
             bytes: None,
-            devices: devices?,
+            devices,
             settings,
             force: false,
         };
@@ -135,6 +147,12 @@ impl Method<Engine> for Delete {
     type Reply = bool;
 
     async fn apply(params: DeleteParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        let waits = deferred::key(&params.name);
+        if on.journal.find(&waits).is_some() {
+            let _changing = on.changing().await;
+            on.journal.commit(Change::remove(waits)).await?;
+            return Ok(true);
+        }
         on.settled().await;
         volumes::delete(&on, &params.name, None).await?;
         Ok(true)
@@ -215,10 +233,45 @@ impl Method<Engine> for GetBdevs {
         let plane = on.plane()?;
         let all = on.volumes.list();
         let all = all.iter().map(|volume| describe(&plane, volume));
+        let waiting = on.journal.below(deferred::PREFIX).into_iter();
+        let waiting = waiting.filter(|entry| entry.record.method == Create::NAME);
+        let all = all.chain(waiting.filter_map(|entry| waits(&plane, &entry.record)));
         let wanted =
             |raid: &RaidReply| params.category == Category::All || raid.state == params.category;
         Ok(all.filter(wanted).collect())
     }
+}
+
+/// A mirror that is made when all its devices are there.
+fn waits(plane: &Plane, record: &Record) -> Option<RaidReply> {
+    let params: CreateParams = serde_json::from_value(record.params.clone()).ok()?;
+    let base = |name: &String| {
+        let layer = plane.bdevs.lookup(name);
+        BaseReply {
+            uuid: layer.as_ref().map_or(Uuid::nil(), |l| l.uuid()).to_string(),
+            name: Some(name.clone()),
+            is_configured: false,
+            data_offset: 0,
+            data_size: 0,
+        }
+    };
+    let bases = params.base_bdevs.iter();
+    let discovered = bases
+        .clone()
+        .filter(|name| plane.bdevs.lookup(name).is_some());
+    Some(RaidReply {
+        name: params.name,
+        uuid: params.uuid.unwrap_or_default().to_string(),
+        strip_size_kb: 0,
+        state: Category::Configuring,
+        raid_level: "raid1",
+        superblock: params.superblock,
+        num_base_bdevs: params.base_bdevs.len(),
+        num_base_bdevs_discovered: discovered.count(),
+        num_base_bdevs_operational: 0,
+        process: None,
+        base_bdevs_list: bases.map(base).collect(),
+    })
 }
 
 fn describe(plane: &Plane, volume: &Listed) -> RaidReply {

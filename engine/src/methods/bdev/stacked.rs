@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use nacre_bdev::{delay, fault, passthru};
+use nacre_bdev::{RegistryError, delay, fault, passthru};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -25,6 +25,19 @@ pub fn register(registry: &mut Registry<Engine>) {
         .add::<ErrorResume>()
         .add::<PassthruCreate>()
         .add::<PassthruDelete>();
+}
+
+/// Answers as SPDK does: the device has its name, and comes when its base does.
+async fn defer(
+    on: &Engine,
+    method: &str,
+    name: String,
+    config: &impl Serialize,
+    missing: RegistryError,
+) -> Result<String, RpcError> {
+    let params = serde_json::to_value(config).expect("a configuration is plain data");
+    crate::deferred::wait_for_base(on, &name, method, params, missing.into()).await?;
+    Ok(name)
 }
 
 struct DelayCreate;
@@ -61,7 +74,19 @@ impl Method<Engine> for DelayCreate {
             p99_write_latency: params.p99_write_latency,
             uuid: params.uuid,
         };
-        let bdev = delay::create(config, &on.plane()?.bdevs)?;
+        let bdev = match delay::create(config.clone(), &on.plane()?.bdevs) {
+            Err(missing @ RegistryError::NotFound { .. }) => {
+                return defer(
+                    &on,
+                    DelayCreate::NAME,
+                    config.name.clone(),
+                    &config,
+                    missing,
+                )
+                .await;
+            }
+            made => made?,
+        };
         let record = serde_json::to_value(bdev.config()).expect("a configuration is plain data");
         super::create(&on, Module::Delay(bdev), DelayCreate::NAME, record).await
     }
@@ -154,7 +179,14 @@ impl Method<Engine> for ErrorCreate {
             base_name: params.base_name,
             uuid: params.uuid,
         };
-        let bdev = fault::create(config, &on.plane()?.bdevs)?;
+        let bdev = match fault::create(config.clone(), &on.plane()?.bdevs) {
+            Err(missing @ RegistryError::NotFound { .. }) => {
+                let name = format!("EE_{}", config.base_name);
+                let deferred = defer(&on, ErrorCreate::NAME, name, &config, missing).await;
+                return deferred.map(|_| true);
+            }
+            made => made?,
+        };
         let record = serde_json::to_value(bdev.config()).expect("a configuration is plain data");
         super::create(&on, Module::Fault(bdev), ErrorCreate::NAME, record)
             .await
@@ -343,7 +375,13 @@ impl Method<Engine> for PassthruCreate {
             base_bdev_name: params.base_bdev_name,
             uuid: params.uuid,
         };
-        let bdev = passthru::create(config, &on.plane()?.bdevs)?;
+        let bdev = match passthru::create(config.clone(), &on.plane()?.bdevs) {
+            Err(missing @ RegistryError::NotFound { .. }) => {
+                let name = config.name.clone();
+                return defer(&on, PassthruCreate::NAME, name, &config, missing).await;
+            }
+            made => made?,
+        };
         let record = serde_json::to_value(bdev.config()).expect("a configuration is plain data");
         super::create(&on, Module::Passthru(bdev), PassthruCreate::NAME, record).await
     }

@@ -136,10 +136,10 @@ fn refusals_carry_spdks_codes_and_our_facts() {
             "new_size",
         ),
         (
-            "bdev_passthru_create",
-            json!({ "name": "p", "base_bdev_name": "x" }),
-            -19,
-            "No such device",
+            "bdev_get_bdevs",
+            json!({ "name": "x", "timeout": 1 }),
+            -110,
+            "Connection timed out",
             "name",
         ),
         (
@@ -604,4 +604,24 @@ fn a_device_can_be_waited_for() {
     });
     assert!(made.is_ok());
     assert!(waited.unwrap().get().contains("\"late\""));
+}
+
+/// SPDK finds no block size of a file by itself, and another machine may find another one.
+#[test]
+fn the_block_size_that_was_found_is_exported() {
+    let bench = bench();
+    let dir = tempfile::tempdir().unwrap();
+    for method in ["bdev_aio_create", "bdev_uring_create"] {
+        let path = dir.path().join(method);
+        std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+        bench.call(method, json!({ "name": method, "filename": path }));
+        let bdevs = bench.call("bdev_get_bdevs", json!({ "name": method }));
+        let saved = bench.call("framework_get_config", json!({ "name": "bdev" }));
+        let mut calls = saved.as_array().unwrap().iter();
+        let made = calls.find(|call| call["method"] == method).unwrap();
+        assert_eq!(
+            made["params"]["block_size"], bdevs[0]["block_size"],
+            "{method}"
+        );
+    }
 }

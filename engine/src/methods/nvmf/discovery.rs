@@ -128,7 +128,7 @@ fn referral(
     let (transport, ip) = address.parse("address")?;
     let subnqn = match subnqn {
         None | Some("") => Nqn::discovery(),
-        Some(text) => Nqn::new(text).map_err(|error| {
+        Some(text) => Nqn::foreign(text).map_err(|error| {
             RpcError::invalid_params_text("Invalid subsystem NQN")
                 .cause(error.to_string())
                 .field("subnqn")
@@ -163,6 +163,10 @@ impl Method<Engine> for Add {
             params.discovery,
             params.secure_channel,
         )?;
+        // Configurations are loaded more than once.
+        if plane.target.referrals().contains(&referral) {
+            return Ok(true);
+        }
         plane.target.add_referral(referral.clone())?;
         let stored = on
             .journal

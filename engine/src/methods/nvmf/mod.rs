@@ -42,6 +42,7 @@ use std::time::Duration;
 
 use nacre_nvmf::target::{Subsystem, SubsystemKind};
 use nacre_nvmf_wire::Nqn;
+use tracing::warn;
 
 use crate::engine::Engine;
 use crate::plane::Plane;
@@ -129,11 +130,15 @@ fn nvm_subsystem(
 }
 
 fn host_nqn(text: &str) -> Result<Nqn, RpcError> {
-    Nqn::new(text).map_err(|error| {
+    let host = Nqn::foreign(text).map_err(|error| {
         RpcError::invalid_params(error.to_string())
             .field("host")
             .remedy("give the host's NQN, as in its /etc/nvme/hostnqn")
-    })
+    })?;
+    if !host.is_well_formed() {
+        warn!(%host, "the host's name is not a valid NQN; the host is served under it nevertheless");
+    }
+    Ok(host)
 }
 
 /// Edits that give up what could not be made again, and all that is in it: made anew by somebody, it is not to get that.

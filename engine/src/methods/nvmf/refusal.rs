@@ -4,7 +4,7 @@ use nacre_nvmf::target::{SubsystemError, TargetError};
 use nacre_nvmf::transport::ListenError;
 
 use crate::rpc::RpcError;
-use crate::rpc::error::INTERNAL_ERROR;
+use crate::rpc::error::{Errno, INTERNAL_ERROR};
 
 /// SPDK's own text with its code for "could not be done".
 pub(super) fn failed(message: impl Into<String>, cause: impl Into<String>) -> RpcError {
@@ -42,7 +42,9 @@ impl From<TargetError> for RpcError {
             TargetError::TransportExists { kind } => {
                 failed(format!("Transport type '{kind}' already exists"), cause).field("trtype")
             }
-            TargetError::ReferralExists { .. } => failed("Internal error", cause).field("address"),
+            TargetError::ReferralExists { .. } => RpcError::errno(Errno::EEXIST, cause)
+                .field("secure_channel")
+                .remedy("remove the referral first to make it anew with other properties"),
             TargetError::DiscoveryName { nqn } => {
                 failed(format!("Unable to create subsystem {nqn}"), cause)
                     .field("nqn")

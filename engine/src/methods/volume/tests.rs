@@ -528,7 +528,7 @@ fn a_volume_is_published_and_taken_away() {
     assert_eq!(facts(&refused), (-22, Some("listeners")));
     bench.refused("nvmf_get_subsystems", json!({ "nqn": nqn }));
     // What fails on the way leaves nothing behind.
-    let wish = json!({ "name": "v", "hosts": ["nonsense"] });
+    let wish = json!({ "name": "v", "hosts": ["a\nb"] });
     let refused = bench.refused("volume_publish", wish);
     assert_eq!(facts(&refused), (-32602, Some("host")));
     bench.refused("nvmf_get_subsystems", json!({ "nqn": nqn }));

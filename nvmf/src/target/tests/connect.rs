@@ -97,6 +97,46 @@ fn host_not_allowed_then_allowed_then_removed() {
     rig.assert_clean();
 }
 
+/// Goal: a host is served under the name that it has, well formed or not: where any host is allowed, and where it is
+/// allowed by that name. Method: names seen with older nvme-cli and a CSI driver, and the longest one.
+#[test]
+fn hosts_with_names_that_are_no_nqns() {
+    let mut rig = Rig::with_malloc();
+    let subsystem = nqn(SUBNQN);
+    let longest = "x".repeat(Nqn::MAX_BYTES);
+    let connect = |rig: &mut Rig, host: &Nqn| {
+        let data = ConnectData::new(rig.hostid, 0xffff, &nqn(SUBNQN), host);
+        let (conn, cqe) = rig.connect_with(0, 32, &data);
+        rig.hang_up(conn);
+        rig.turn();
+        cqe.status()
+    };
+    for name in [
+        "nqn.2014-08.org.nvmexpress:uuid:07e4a0a641d54bff96b28a173dcfb6b5",
+        "hostnqn",
+        "/var/lib/kubelet/plugins/csi/pv",
+        &longest,
+    ] {
+        let host = Nqn::foreign(name).unwrap();
+        assert_eq!(connect(&mut rig, &host), StatusCode::SUCCESS, "{name}");
+        rig.target.set_allow_any_host(&subsystem, false).unwrap();
+        assert_eq!(
+            connect(&mut rig, &host),
+            StatusCode::CONNECT_INVALID_HOST.with_dnr(),
+            "{name}"
+        );
+        rig.target.add_host(&subsystem, &host).unwrap();
+        assert_eq!(connect(&mut rig, &host), StatusCode::SUCCESS, "{name}");
+        rig.target.set_allow_any_host(&subsystem, true).unwrap();
+    }
+    rig.assert_clean();
+    // Without an end, it is no name.
+    let mut data = ConnectData::new(rig.hostid, 0xffff, &subsystem, &nqn(HOSTNQN));
+    data.hostnqn = [b'x'; 256];
+    let (_, cqe) = rig.connect_with(0, 32, &data);
+    refused_for(&cqe, InvalidParameter::HOSTNQN);
+}
+
 /// Goal: a host without a name is known by its identifier, on its I/O queues too, and let in or not by the name which
 /// that makes; one without either is refused.
 #[test]

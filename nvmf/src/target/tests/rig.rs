@@ -455,7 +455,7 @@ impl Rig {
         self.turn();
     }
 
-    fn connect_with(&mut self, qid: u16, entries: u16, data: &ConnectData) -> (ConnId, Cqe) {
+    pub fn connect_with(&mut self, qid: u16, entries: u16, data: &ConnectData) -> (ConnId, Cqe) {
         let conn = self.open();
         let sqe = self.connect_command(qid, entries);
         let response = self.call(conn, sqe, data.as_bytes());

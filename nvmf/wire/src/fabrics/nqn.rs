@@ -11,7 +11,8 @@ pub const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
 
 const UUID_PREFIX: &str = "nqn.2014-08.org.nvmexpress:uuid:";
 
-/// A name that obeys the grammar. Cheap to clone; compares and hashes as its text.
+/// A name that obeys the grammar, or that another program chose ([`Nqn::foreign`]). Cheap to clone; compares and hashes
+/// as its text.
 ///
 /// ```text
 ///   nqn.2025-01.io.nacre:volumes.fast        nqn.yyyy-mm.reverse.domain[:anything]
@@ -61,7 +62,19 @@ impl Nqn {
         Ok(Nqn(Arc::from(text)))
     }
 
-    /// From a NUL-terminated field; what follows the NUL is not looked at.
+    /// A name that another program chose: any 1 to 223 bytes of printable text. Hosts and targets in use have names such
+    /// as `testnqn`, or a UUID without hyphens; SPDK and the kernel's target serve them.
+    pub fn foreign(text: &str) -> Result<Nqn, NqnError> {
+        validate_text(text)?;
+        Ok(Nqn(Arc::from(text)))
+    }
+
+    /// True for a name of the grammar.
+    pub fn is_well_formed(&self) -> bool {
+        validate(&self.0).is_ok()
+    }
+
+    /// A [foreign](Nqn::foreign) name from a NUL-terminated field; bytes behind the NUL do not matter.
     pub fn from_field(field: &[u8]) -> Result<Nqn, NqnError> {
         let Some(end) = field.iter().position(|&byte| byte == 0) else {
             return Err(NqnError::NotTerminated {
@@ -69,7 +82,7 @@ impl Nqn {
             });
         };
         match core::str::from_utf8(&field[..end]) {
-            Ok(text) => Nqn::new(text),
+            Ok(text) => Nqn::foreign(text),
             Err(error) => Err(NqnError::NotUtf8 {
                 offset: error.valid_up_to(),
             }),
@@ -107,7 +120,7 @@ impl Nqn {
     }
 }
 
-fn validate(text: &str) -> Result<(), NqnError> {
+fn validate_text(text: &str) -> Result<(), NqnError> {
     if text.is_empty() {
         return Err(NqnError::Empty);
     }
@@ -117,6 +130,11 @@ fn validate(text: &str) -> Result<(), NqnError> {
     if let Some((offset, _)) = text.char_indices().find(|(_, char)| char.is_control()) {
         return Err(NqnError::Control { offset });
     }
+    Ok(())
+}
+
+fn validate(text: &str) -> Result<(), NqnError> {
+    validate_text(text)?;
     let rest = text.strip_prefix("nqn.").ok_or(NqnError::NoPrefix)?;
     if let Some(found) = text.strip_prefix(UUID_PREFIX) {
         return validate_uuid(found);
@@ -280,6 +298,36 @@ mod tests {
             "nqn.2025-12.io.nacre",
         ] {
             assert_eq!(Nqn::new(name).map(String::from), Ok(name.to_owned()));
+        }
+    }
+
+    /// Names that hosts and targets in use have.
+    #[test]
+    fn foreign_names() {
+        let longest = "x".repeat(223);
+        for name in [
+            "testnqn",
+            "a",
+            "/var/lib/kubelet/a b",
+            "nqn.2014-08.org.nvmexpress:uuid:07e4a0a641d54bff96b28a173dcfb6b5",
+            "iqn.1993-08.org.debian:01:é",
+            &longest,
+        ] {
+            let nqn = Nqn::foreign(name).unwrap();
+            assert_eq!((nqn.as_str(), nqn.is_well_formed()), (name, false));
+            assert_eq!(Nqn::from_field(&nqn.to_field()), Ok(nqn));
+        }
+        assert!(
+            Nqn::foreign("nqn.2025-01.io.nacre:x")
+                .unwrap()
+                .is_well_formed()
+        );
+        for (name, error) in [
+            ("", NqnError::Empty),
+            (&*"x".repeat(224), NqnError::TooLong { length: 224 }),
+            ("a\tb", NqnError::Control { offset: 1 }),
+        ] {
+            assert_eq!(Nqn::foreign(name), Err(error));
         }
     }
 

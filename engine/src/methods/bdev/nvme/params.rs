@@ -155,7 +155,7 @@ impl AttachParams {
             );
         };
         let nqn = |field, text: &str| {
-            Nqn::new(text).map_err(|e| wrong(field, format!("\"{text}\": {e}")))
+            Nqn::foreign(text).map_err(|e| wrong(field, format!("\"{text}\": {e}")))
         };
         let host = self.traddr.trim_matches(['[', ']']).to_owned();
         let name = host.clone();

@@ -254,8 +254,8 @@ fn what_cannot_be_had_is_refused() {
         ("name", json!(""), -32602, "a name of 1 to 200 characters"),
         ("trsvcid", json!("0"), -32602, "not a port"),
         ("subnqn", json!(""), -32602, "no subsystem is named"),
-        ("subnqn", json!("volume"), -32602, "volume"),
-        ("hostnqn", json!("me"), -32602, "me"),
+        ("subnqn", json!("a\nb"), -32602, "control character"),
+        ("hostnqn", json!("x".repeat(224)), -32602, "at most 223"),
         ("adrfam", json!("IPv6"), -32602, "is an IPv4 address"),
         (
             "hostaddr",

@@ -1,0 +1,121 @@
+//! Goal: a device may be asked for before its base exists, as SPDK has it, and is made when the base comes. Method: calls
+//! in the order in which SPDK saves them.
+
+use serde_json::{Value, json};
+
+use super::super::testing::{Bench, bench};
+use crate::config::Settings;
+use crate::store::Store;
+
+fn delay(name: &str, base: &str) -> Value {
+    json!({ "name": name, "base_bdev_name": base, "avg_read_latency": 1, "p99_read_latency": 1,
+        "avg_write_latency": 1, "p99_write_latency": 1 })
+}
+
+fn malloc(name: &str) -> Value {
+    json!({ "name": name, "num_blocks": 16384, "block_size": 512 })
+}
+
+fn names(bench: &Bench) -> Vec<String> {
+    let all = bench.call("bdev_get_bdevs", json!(null));
+    let name = |bdev: &Value| bdev["name"].as_str().unwrap().to_owned();
+    all.as_array().unwrap().iter().map(name).collect()
+}
+
+fn keys(bench: &Bench) -> Vec<String> {
+    let all = bench.engine.journal.entries().into_iter();
+    all.map(|entry| entry.record.key).collect()
+}
+
+/// Each device is there when the call is answered that makes the last of its bases.
+#[test]
+fn stacked_devices_come_with_their_bases() {
+    let bench = bench();
+    assert_eq!(bench.call("bdev_delay_create", delay("d1", "d0")), "d1");
+    assert_eq!(bench.call("bdev_delay_create", delay("d0", "m0")), "d0");
+    let passthru = json!({ "name": "p", "base_bdev_name": "r" });
+    assert_eq!(bench.call("bdev_passthru_create", passthru), "p");
+    let mirror = json!({ "name": "r", "raid_level": "raid1", "base_bdevs": ["m1", "m2"] });
+    assert_eq!(bench.call("bdev_raid_create", mirror), true);
+    assert_eq!(
+        bench.call("bdev_error_create", json!({ "base_name": "m0x" })),
+        true
+    );
+    assert!(names(&bench).is_empty());
+    bench.call("bdev_malloc_create", malloc("m0"));
+    assert_eq!(names(&bench), ["m0", "d0", "d1"]);
+    bench.call("bdev_malloc_create", malloc("m1"));
+    let raids = bench.call("bdev_raid_get_bdevs", json!({ "category": "configuring" }));
+    assert_eq!(
+        (&raids[0]["name"], &raids[0]["num_base_bdevs_discovered"]),
+        (&json!("r"), &json!(1))
+    );
+    bench.call("bdev_malloc_create", malloc("m2"));
+    assert_eq!(names(&bench), ["m0", "d0", "d1", "m1", "m2", "r", "p"]);
+    bench.call("bdev_malloc_create", malloc("m0x"));
+    assert!(names(&bench).contains(&"EE_m0x".to_owned()));
+    let waiting = keys(&bench)
+        .into_iter()
+        .filter(|key| key.starts_with("deferred/"));
+    assert_eq!(waiting.count(), 0);
+    // A base by its UUID.
+    let uuid = "33333333-2222-3333-4444-555555555555";
+    bench.call("bdev_delay_create", delay("u", uuid));
+    let mut base = malloc("m3");
+    base["uuid"] = uuid.into();
+    bench.call("bdev_malloc_create", base);
+    assert!(names(&bench).contains(&"u".to_owned()));
+}
+
+/// What waits is stored, exported, deleted by its name, and keeps its name from others of its kind.
+#[test]
+fn what_waits_is_kept_and_can_be_given_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let start = || Bench::with(Settings::default(), Some(Store::open(dir.path()).unwrap()));
+    let mirror = json!({ "name": "r", "raid_level": "raid1", "base_bdevs": ["m", "n"] });
+    {
+        let bench = start();
+        bench.call("bdev_delay_create", delay("d", "m"));
+        bench.call("bdev_delay_create", delay("e", "m2"));
+        bench.call("bdev_raid_create", mirror.clone());
+        for (method, params) in [
+            ("bdev_delay_create", delay("d", "x")),
+            (
+                "bdev_passthru_create",
+                json!({ "name": "d", "base_bdev_name": "x" }),
+            ),
+            ("bdev_raid_create", mirror.clone()),
+        ] {
+            assert_eq!(bench.refused(method, params).code, -17, "{method}");
+        }
+        assert_eq!(bench.refused("bdev_delay_create", delay("", "x")).code, -22);
+        let saved = bench.call("framework_get_config", json!({ "name": "bdev" }));
+        let saved = saved.to_string();
+        assert!(saved.contains("bdev_delay_create") && saved.contains("bdev_raid_create"));
+    }
+    let bench = start();
+    let state = bench.call("state_get", json!(null));
+    assert_eq!(
+        (
+            &state["objects"][0]["key"],
+            &state["objects"][0]["state"],
+            &state["objects"][0]["error"]
+        ),
+        (
+            &json!("deferred/d"),
+            &json!("waiting"),
+            &json!("there is no bdev \"m\" yet")
+        )
+    );
+    bench.call("bdev_raid_delete", json!({ "name": "r" }));
+    bench.call("bdev_delay_delete", json!({ "name": "e" }));
+    bench.call("bdev_malloc_create", malloc("m"));
+    assert_eq!(names(&bench), ["m", "d"]);
+    assert_eq!(keys(&bench), ["bdev/m", "bdev/d"]);
+    drop(bench);
+    assert_eq!(
+        names(&start()),
+        ["m", "d"],
+        "in the order in which they can be made"
+    );
+}
