@@ -1,7 +1,12 @@
 //! Perform: `GET /metrics` and `GET /healthz` over HTTP, a bounded number of clients at a time.
+//!
+//! A client is served in milliseconds, so one that stays is slow or idle. A new client that finds no place takes that
+//! of the oldest, of the address that has most: neither slow nor idle clients keep health checks out.
 
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -10,16 +15,20 @@ use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode, header};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::TcpListener;
+use nacre_reactor::{Clock, Repeats};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
 use tracing::{debug, warn};
 
 use super::Scrape;
 use crate::engine::{Engine, Phase};
 
-/// Clients served at once; more wait to be accepted.
-const MAX_CLIENTS: usize = 16;
+/// Clients served at once.
+pub const MAX_CLIENTS: usize = 64;
 /// A client that has not sent its request or taken its answer by then is dropped.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// The log repeats what it says of clients no sooner.
+const SAID_AGAIN: Duration = Duration::from_secs(600);
 
 #[derive(Debug, thiserror::Error)]
 #[error("cannot serve metrics on {address}: {source}; choose another [metrics] listen")]
@@ -34,42 +43,105 @@ pub async fn bind(address: SocketAddr) -> Result<TcpListener, BindError> {
         .map_err(|source| BindError { address, source })
 }
 
+/// Connected clients by age.
+#[derive(Default)]
+struct Clients {
+    open: RefCell<BTreeMap<u64, (IpAddr, Rc<Notify>)>>,
+    next: Cell<u64>,
+}
+
+/// A client's place; dropping it makes room.
+struct Place {
+    id: u64,
+    leave: Rc<Notify>,
+    clients: Rc<Clients>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.clients.open.borrow_mut().remove(&self.id);
+    }
+}
+
+impl Clients {
+    /// A place, and the address of the client that had to go for it.
+    fn enter(self: &Rc<Clients>, address: IpAddr) -> (Place, Option<IpAddr>) {
+        let mut open = self.open.borrow_mut();
+        let full = open.len() >= MAX_CLIENTS;
+        let gone = full.then(|| {
+            let mut of_address = HashMap::<IpAddr, usize>::new();
+            for (address, _) in open.values() {
+                *of_address.entry(*address).or_default() += 1;
+            }
+            // Keys ascend with time: of several the first is the oldest.
+            let most = open
+                .iter()
+                .min_by_key(|(id, (address, _))| (std::cmp::Reverse(of_address[address]), **id));
+            *most.expect("it is full").0
+        });
+        let gone = gone
+            .and_then(|id| open.remove(&id))
+            .map(|(address, leave)| {
+                leave.notify_one();
+                address
+            });
+        let id = self.next.get();
+        self.next.set(id + 1);
+        let leave = Rc::new(Notify::new());
+        open.insert(id, (address, Rc::clone(&leave)));
+        let clients = Rc::clone(self);
+        (Place { id, leave, clients }, gone)
+    }
+}
+
 /// Serves for ever.
 pub async fn serve(listener: TcpListener, engine: Rc<Engine>) {
-    let places = Rc::new(tokio::sync::Semaphore::new(MAX_CLIENTS));
+    let clients = Rc::new(Clients::default());
+    let mut said = Repeats::new(SAID_AGAIN);
     loop {
-        let Ok(permit) = places.acquire().await else {
-            return;
-        };
-        permit.forget();
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+        let (stream, address) = match listener.accept().await {
+            Ok((stream, peer)) => (stream, peer.ip()),
             Err(error) => {
-                warn!(%error, "cannot accept a metrics client");
-                places.add_permits(1);
+                if let Some(left_out) = said.admit("accept", Clock::real().now()) {
+                    warn!(%error, times = left_out + 1, "cannot accept a metrics client");
+                }
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
         };
-        let (engine, places) = (Rc::clone(&engine), Rc::clone(&places));
-        tokio::task::spawn_local(async move {
-            let service = service_fn(|request| {
-                let engine = Rc::clone(&engine);
-                async move { Ok::<_, Infallible>(answer(&engine, &request).await) }
-            });
-            let connection = hyper::server::conn::http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(PATIENCE)
-                .keep_alive(false)
-                .max_buf_size(16 * 1024)
-                .serve_connection(TokioIo::new(stream), service);
-            match tokio::time::timeout(2 * PATIENCE, connection).await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => debug!(%error, "metrics client lost"),
-                Err(_) => debug!("metrics client dropped: too slow"),
-            }
-            places.add_permits(1);
-        });
+        let (place, gone) = clients.enter(address);
+        if let Some(address) = gone
+            && let Some(left_out) = said.admit("full", Clock::real().now())
+        {
+            warn!(
+                clients = MAX_CLIENTS,
+                %address,
+                times = left_out + 1,
+                "no place for more metrics clients: the oldest was closed for a new one"
+            );
+        }
+        tokio::task::spawn_local(client(stream, Rc::clone(&engine), place));
+    }
+}
+
+async fn client(stream: TcpStream, engine: Rc<Engine>, place: Place) {
+    let service = service_fn(|request| {
+        let engine = Rc::clone(&engine);
+        async move { Ok::<_, Infallible>(answer(&engine, &request).await) }
+    });
+    let connection = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(PATIENCE)
+        .keep_alive(false)
+        .max_buf_size(16 * 1024)
+        .serve_connection(TokioIo::new(stream), service);
+    tokio::select! {
+        served = tokio::time::timeout(2 * PATIENCE, connection) => match served {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => debug!(%error, "metrics client lost"),
+            Err(_) => debug!("metrics client dropped: too slow"),
+        },
+        () = place.leave.notified() => debug!("metrics client dropped: another one needs its place"),
     }
 }
 
@@ -108,6 +180,7 @@ async fn answer(engine: &Engine, request: &Request<Incoming>) -> Response<Full<B
 mod tests {
     use super::*;
     use crate::methods::testing::bench;
+    use std::time::Instant;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     #[test]
@@ -141,5 +214,46 @@ mod tests {
             let refused = bind(address).await.unwrap_err();
             assert!(refused.to_string().contains("[metrics] listen"));
         });
+    }
+    /// Goal: neither idle nor slow clients keep a health check out. Method: more of them than there are places, each
+    /// with half a request, then a check.
+    #[test]
+    fn idle_clients_keep_no_health_check_out() {
+        let bench = bench();
+        bench.run(async {
+            let listener = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+            let address = listener.local_addr().unwrap();
+            tokio::task::spawn_local(serve(listener, Rc::clone(&bench.engine)));
+            let mut idle = Vec::new();
+            for _ in 0..MAX_CLIENTS + 5 {
+                let mut stream = TcpStream::connect(address).await.unwrap();
+                stream.write_all(b"GET /metrics HT").await.unwrap();
+                idle.push(stream);
+            }
+            let at = Instant::now();
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            let request = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n";
+            stream.write_all(request).await.unwrap();
+            let mut text = String::new();
+            stream.read_to_string(&mut text).await.unwrap();
+            assert!(text.starts_with("HTTP/1.1 200"), "{text}");
+            assert!(at.elapsed() < PATIENCE / 2, "{:?}", at.elapsed());
+        });
+    }
+
+    #[test]
+    fn the_address_with_most_clients_makes_room() {
+        let clients = Rc::new(Clients::default());
+        let [lone, many]: [IpAddr; 2] = ["10.0.0.1", "10.0.0.2"].map(|a| a.parse().unwrap());
+        let mut places = vec![clients.enter(lone).0];
+        for _ in 1..MAX_CLIENTS {
+            let (place, gone) = clients.enter(many);
+            assert_eq!(gone, None);
+            places.push(place);
+        }
+        assert_eq!(clients.enter(lone).1, Some(many));
+        assert!(!clients.open.borrow().contains_key(&1), "its oldest");
+        drop(places);
+        assert!(clients.open.borrow().is_empty());
     }
 }

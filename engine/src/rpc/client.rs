@@ -68,10 +68,17 @@ impl Client {
             method: method.to_owned(),
             source,
         };
-        self.stream
-            .write_all(request.to_string().as_bytes())
-            .map_err(broken)?;
         let until = Instant::now() + self.timeout;
+        if let Err(error) = self.stream.write_all(request.to_string().as_bytes()) {
+            // A daemon that closes the connection says why before.
+            return match self.receive(method, until).map(refusal) {
+                Ok(Some(error)) => Err(ClientError::Refused {
+                    method: method.to_owned(),
+                    error,
+                }),
+                _ => Err(broken(error)),
+            };
+        }
         loop {
             let answer = self.receive(method, until)?;
             if answer["id"] != id && !answer["id"].is_null() {
@@ -80,14 +87,15 @@ impl Client {
             if let Some(result) = answer.get("result") {
                 return Ok(result.clone());
             }
-            return match serde_json::from_value(answer["error"].clone()) {
-                Ok(error) => Err(ClientError::Refused {
+            let text = answer.to_string();
+            return match refusal(answer) {
+                Some(error) => Err(ClientError::Refused {
                     method: method.to_owned(),
                     error,
                 }),
-                Err(_) => Err(ClientError::Strange {
+                None => Err(ClientError::Strange {
                     method: method.to_owned(),
-                    text: answer.to_string(),
+                    text,
                 }),
             };
         }
@@ -128,4 +136,8 @@ impl Client {
             }
         }
     }
+}
+
+fn refusal(mut answer: Value) -> Option<RpcError> {
+    serde_json::from_value(answer["error"].take()).ok()
 }

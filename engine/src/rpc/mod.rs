@@ -5,12 +5,14 @@
 //!   frame   bytes -> requests and batches                  parse
 //!   method  what a method is; the registry                 decide
 //!   socket  the socket's file and its lock                 perform
+//!   clients who has a place                                decide
 //!   server  peers, deadlines, answers                      perform
 //!   client  the other end, for `nacre` itself              perform
 //!   folder  whose the folder of a socket is                perform
 //! ```
 
 pub mod client;
+pub mod clients;
 pub mod error;
 pub mod folder;
 pub mod frame;

@@ -2,13 +2,16 @@
 //!
 //! A client's requests run side by side and are answered as they finish, one line each; at most
 //! [`MAX_INFLIGHT`] at once, then the client is not read. A client that does not take its answers
-//! within [`WRITE_DEADLINE`] is dropped. A client that half-closes still gets its answers.
+//! within [`WRITE_DEADLINE`] is dropped. A client that half-closes still gets its answers. Who has a
+//! place, and how much of all answers may be unsent, [`super::clients`] decides.
 
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use nacre_reactor::{Clock, Repeats};
 use serde_json::value::RawValue;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -16,7 +19,8 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{Semaphore, mpsc};
 use tracing::{debug, warn};
 
-use super::error::RpcError;
+use super::clients::{Charge, Client, Clients, Entry, Place};
+use super::error::{Errno, RpcError};
 use super::frame::{Call, Decoder, Element, Frame};
 use super::method::{Answer, CallFuture};
 use super::socket::Socket;
@@ -25,6 +29,11 @@ pub const MAX_INFLIGHT: usize = 64;
 /// Longest answer: as SPDK's send buffer.
 pub const MAX_ANSWER_BYTES: usize = 32 * 1024 * 1024;
 const WRITE_DEADLINE: Duration = Duration::from_secs(60);
+/// How long a client that is closed may take to read why, and how many are told at a time.
+const FAREWELL: Duration = Duration::from_millis(500);
+const REFUSED_AT_ONCE: usize = 64;
+/// The log repeats what it says of full places no sooner.
+const SAID_AGAIN: Duration = Duration::from_secs(600);
 
 /// Who answers calls. Must bound each call's time itself.
 pub trait Dispatch: 'static {
@@ -32,24 +41,45 @@ pub trait Dispatch: 'static {
 }
 
 impl Socket {
-    /// Accepts clients for ever, `max_clients` at a time.
+    /// Accepts clients for ever, `max_clients` at a time; see [`super::clients`].
     pub async fn serve<D: Dispatch>(&self, dispatch: Rc<D>, max_clients: usize) {
-        let places = Rc::new(Semaphore::new(max_clients));
+        self.serve_clients(dispatch, Clients::new(max_clients))
+            .await;
+    }
+
+    async fn serve_clients<D: Dispatch>(&self, dispatch: Rc<D>, clients: Rc<Clients>) {
+        let door = Door {
+            clients,
+            refused: Rc::default(),
+            said: RefCell::new(Repeats::new(SAID_AGAIN)),
+        };
         loop {
-            let place = Rc::clone(&places).acquire_owned_local().await;
             match self.listener.accept().await {
                 Ok((stream, _)) => {
-                    let dispatch = Rc::clone(&dispatch);
-                    tokio::task::spawn_local(async move {
-                        let _place = place;
-                        if admit(&stream) {
-                            client(stream, dispatch).await;
+                    let process = match admit(&stream) {
+                        Ok(process) => process,
+                        Err(refusal) => {
+                            let (uid, why) = (refusal.uid, &refusal.error);
+                            door.say(Said::Stranger(uid), |times| {
+                                warn!(uid, times, "RPC client refused: {why}");
+                            });
+                            door.refuse(stream, refusal.error);
+                            continue;
                         }
-                    });
+                    };
+                    match door.enter(process).await {
+                        Ok(place) => {
+                            let dispatch = Rc::clone(&dispatch);
+                            tokio::task::spawn_local(client(stream, dispatch, place));
+                        }
+                        Err(full) => door.refuse(stream, full),
+                    }
                 }
                 Err(error) => {
                     // Out of descriptors, most likely: others must finish first.
-                    warn!(%error, "cannot accept an RPC client");
+                    door.say(Said::Accept, |times| {
+                        warn!(%error, times, "cannot accept an RPC client");
+                    });
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
             }
@@ -57,52 +87,164 @@ impl Socket {
     }
 }
 
-/// Only the daemon's own user and root may command it, whatever the socket's mode became.
-fn admit(stream: &UnixStream) -> bool {
+/// Where clients come in.
+struct Door {
+    clients: Rc<Clients>,
+    /// Clients that are being told why they are refused.
+    refused: Rc<Cell<usize>>,
+    said: RefCell<Repeats<Said>>,
+}
+
+/// What the log says of the door.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Said {
+    Accept,
+    Stranger(u32),
+    Full,
+    Replaced,
+}
+
+impl Door {
+    /// `tell` gets the number of like lines that were left out since the last.
+    fn say(&self, what: Said, tell: impl FnOnce(u64)) {
+        if let Some(left_out) = self.said.borrow_mut().admit(what, Clock::real().now()) {
+            tell(left_out + 1);
+        }
+    }
+
+    async fn enter(&self, process: Option<i32>) -> Result<Place, RpcError> {
+        let max_clients = self.clients.max();
+        loop {
+            let changed = self.clients.changed();
+            match self.clients.enter(process, Instant::now()) {
+                Entry::Admitted(place) => return Ok(place),
+                Entry::Replaced(place, of) => {
+                    self.say(Said::Replaced, |times| {
+                        warn!(
+                            max_clients,
+                            pid = of.unwrap_or_default(),
+                            times,
+                            "every place of [rpc] max_clients is taken: an idle RPC client was closed for a new one; \
+                             close connections after use, or raise max_clients"
+                        );
+                    });
+                    return Ok(place);
+                }
+                Entry::Wait(until) => {
+                    tokio::select! {
+                        () = changed => {}
+                        () = tokio::time::sleep_until(until.into()) => {}
+                    }
+                }
+                Entry::Full => {
+                    self.say(Said::Full, |times| {
+                        warn!(
+                            max_clients,
+                            times,
+                            "every place of [rpc] max_clients is taken by a busy RPC client: a new one was refused; \
+                             raise max_clients"
+                        );
+                    });
+                    return Err(full(max_clients));
+                }
+            }
+        }
+    }
+
+    /// Tells a client why it is not served, and closes it.
+    fn refuse(&self, stream: UnixStream, error: RpcError) {
+        if self.refused.get() >= REFUSED_AT_ONCE {
+            return;
+        }
+        let refused = Rc::clone(&self.refused);
+        refused.set(refused.get() + 1);
+        tokio::task::spawn_local(async move {
+            let _ = tokio::time::timeout(FAREWELL, farewell(stream, error)).await;
+            refused.set(refused.get() - 1);
+        });
+    }
+}
+
+fn full(max_clients: usize) -> RpcError {
+    let cause = format!("[rpc] max_clients is {max_clients}, and all of these clients are busy");
+    RpcError::errno(Errno::EAGAIN, cause)
+        .remedy("close other clients, or raise [rpc] max_clients in the configuration")
+}
+
+fn replaced(max_clients: usize) -> RpcError {
+    let cause = format!(
+        "[rpc] max_clients is {max_clients}, and this client was idle when another one needed a place"
+    );
+    RpcError::errno(Errno::EAGAIN, cause)
+        .remedy("connect again, or raise [rpc] max_clients in the configuration")
+}
+
+/// The client may be sending still: its end is waited for, or it would not read what it is told.
+async fn farewell(mut stream: UnixStream, error: RpcError) {
+    let told = stream.write_all(&line(&answer(None, Err(error)))).await;
+    if told.is_ok() && stream.shutdown().await.is_ok() {
+        let mut chunk = [0; 4096];
+        while stream.read(&mut chunk).await.is_ok_and(|n| n > 0) {}
+    }
+}
+
+struct Refusal {
+    uid: u32,
+    error: RpcError,
+}
+
+/// Only the daemon's own user and root may command it, whatever the socket's mode became. The client's process, if known.
+fn admit(stream: &UnixStream) -> Result<Option<i32>, Refusal> {
     let ours = rustix::process::geteuid().as_raw();
+    let refusal = |uid, cause| Refusal {
+        uid,
+        error: RpcError::errno(Errno::EPERM, cause)
+            .remedy(format!("call as root or as user {ours}")),
+    };
     match stream.peer_cred() {
-        Ok(peer) if peer.uid() == 0 || peer.uid() == ours => true,
+        Ok(peer) if peer.uid() == 0 || peer.uid() == ours => Ok(peer.pid()),
         Ok(peer) => {
-            warn!(
-                uid = peer.uid(),
-                pid = peer.pid(),
-                "RPC client refused: neither root nor our user"
-            );
-            false
+            let cause = format!("user {} may not command this daemon", peer.uid());
+            Err(refusal(peer.uid(), cause))
         }
         Err(error) => {
-            warn!(%error, "RPC client refused: its credentials are unknown");
-            false
+            let cause = format!("the client's credentials are unknown: {error}");
+            Err(refusal(u32::MAX, cause))
         }
     }
 }
 
-async fn client<D: Dispatch>(stream: UnixStream, dispatch: Rc<D>) {
+async fn client<D: Dispatch>(stream: UnixStream, dispatch: Rc<D>, place: Place) {
+    let me = &place.0;
     let (mut read, write) = stream.into_split();
-    let (answers, queue) = mpsc::channel::<Vec<u8>>(MAX_INFLIGHT);
-    let mut writer = tokio::task::spawn_local(send(write, queue));
+    let (answers, queue) = mpsc::channel::<Text>(MAX_INFLIGHT);
+    let mut writer = tokio::task::spawn_local(send(write, queue, Rc::clone(me)));
     let inflight = Rc::new(Semaphore::new(MAX_INFLIGHT));
     let mut decoder = Decoder::default();
     let mut chunk = vec![0; 64 * 1024];
+    let leave = me.must_leave();
+    tokio::pin!(leave);
     'stream: loop {
         loop {
             let frame = match decoder.next_frame() {
                 Ok(Some(frame)) => frame,
                 Ok(None) => break,
                 Err(error) => {
-                    let _ = answers
-                        .send(line(&answer(None, Err(RpcError::parse(error.to_string())))))
-                        .await;
+                    let text = answer(None, Err(RpcError::parse(error.to_string())));
+                    let _ = answers.send(Text::short(text)).await;
                     break 'stream;
                 }
             };
-            let place = Rc::clone(&inflight).acquire_owned_local().await;
-            let (answers, dispatch) = (answers.clone(), Rc::clone(&dispatch));
+            let turn = Rc::clone(&inflight).acquire_owned_local().await;
+            let running = me.begin(Instant::now());
+            let (answers, dispatch, me) = (answers.clone(), Rc::clone(&dispatch), Rc::clone(me));
             tokio::task::spawn_local(async move {
-                let _place = place;
-                if let Some(text) = perform(frame, dispatch).await {
+                let _turn = turn;
+                let text = perform(frame, dispatch, &me).await;
+                drop(running);
+                if let Some(text) = text {
                     // The writer is gone when the client is.
-                    let _ = answers.send(line(&text)).await;
+                    let _ = answers.send(text).await;
                 }
             });
         }
@@ -113,10 +255,23 @@ async fn client<D: Dispatch>(stream: UnixStream, dispatch: Rc<D>) {
             },
             // It is lost or was dropped: nobody takes its answers.
             _ = &mut writer => return,
+            () = &mut leave => {
+                let why = answer(None, Err(replaced(me.max_clients())));
+                let _ = answers.try_send(Text::short(why));
+                drop(answers);
+                if tokio::time::timeout(FAREWELL, &mut writer).await.is_err() {
+                    writer.abort();
+                }
+                return;
+            }
         }
     }
     drop(answers);
-    let _ = writer.await;
+    tokio::select! {
+        _ = &mut writer => {}
+        // It takes no answers.
+        () = &mut leave => writer.abort(),
+    }
 }
 
 /// Bytes received, 0 at the end of the stream or when it broke.
@@ -127,42 +282,99 @@ async fn receive(read: &mut OwnedReadHalf, chunk: &mut [u8]) -> usize {
     })
 }
 
-async fn send(mut write: OwnedWriteHalf, mut queue: mpsc::Receiver<Vec<u8>>) {
-    while let Some(bytes) = queue.recv().await {
-        match tokio::time::timeout(WRITE_DEADLINE, write.write_all(&bytes)).await {
-            Ok(Ok(())) => {}
+async fn send(mut write: OwnedWriteHalf, mut queue: mpsc::Receiver<Text>, me: Rc<Client>) {
+    while let Some(Text { mut text, charge }) = queue.recv().await {
+        text.push('\n');
+        let taken = take_all(&mut write, text.as_bytes(), &me);
+        match tokio::time::timeout(WRITE_DEADLINE, taken).await {
+            Ok(Ok(())) => drop(charge),
             Ok(Err(error)) => return debug!(%error, "RPC client lost"),
             Err(_) => return warn!("RPC client dropped: it does not read its answers"),
         }
     }
 }
 
-async fn perform<D: Dispatch>(frame: Frame, dispatch: Rc<D>) -> Option<String> {
-    match frame {
-        Frame::One(element) => one(element, dispatch).await,
-        Frame::Batch(elements) => {
-            let mut running: FuturesUnordered<_> = elements
-                .into_iter()
-                .map(|e| one(e, Rc::clone(&dispatch)))
-                .collect();
-            let mut answers = Vec::new();
-            while let Some(answer) = running.next().await {
-                answers.extend(answer);
-            }
-            (!answers.is_empty()).then(|| format!("[{}]", answers.join(",")))
+async fn take_all(write: &mut OwnedWriteHalf, bytes: &[u8], me: &Client) -> std::io::Result<()> {
+    let mut sent = 0;
+    while sent < bytes.len() {
+        match write.write(&bytes[sent..]).await? {
+            0 => return Err(std::io::ErrorKind::WriteZero.into()),
+            n => sent += n,
+        }
+        me.touch(Instant::now());
+    }
+    Ok(())
+}
+
+/// An answer, and its part of what may be unsent.
+struct Text {
+    text: String,
+    charge: Vec<Charge>,
+}
+
+impl Text {
+    /// Too short to count.
+    fn short(text: String) -> Text {
+        Text {
+            text,
+            charge: Vec::new(),
         }
     }
 }
 
-async fn one<D: Dispatch>(element: Element, dispatch: Rc<D>) -> Option<String> {
-    match element {
-        Err(invalid) => Some(answer(None, Err(RpcError::invalid_request(invalid.cause)))),
-        Ok(Call { id, method, params }) => match dispatch.call(method, params).await {
-            // A notification's result is not sent; its error is, as SPDK does.
-            Ok(_) if id.is_none() => None,
-            outcome => Some(answer(id.as_deref(), outcome)),
+async fn perform<D: Dispatch>(frame: Frame, dispatch: Rc<D>, me: &Rc<Client>) -> Option<Text> {
+    match frame {
+        Frame::One(element) => one(element, dispatch, me).await,
+        Frame::Batch(elements) => {
+            let mut running: FuturesUnordered<_> = elements
+                .into_iter()
+                .map(|e| one(e, Rc::clone(&dispatch), me))
+                .collect();
+            let (mut answers, mut charge) = (Vec::new(), Vec::new());
+            while let Some(answer) = running.next().await {
+                if let Some(answer) = answer {
+                    answers.push(answer.text);
+                    charge.extend(answer.charge);
+                }
+            }
+            let text = format!("[{}]", answers.join(","));
+            (!answers.is_empty()).then_some(Text { text, charge })
+        }
+    }
+}
+
+async fn one<D: Dispatch>(element: Element, dispatch: Rc<D>, me: &Rc<Client>) -> Option<Text> {
+    let Call { id, method, params } = match element {
+        Err(invalid) => {
+            let error = RpcError::invalid_request(invalid.cause);
+            return Some(Text::short(answer(None, Err(error))));
+        }
+        Ok(call) => call,
+    };
+    match dispatch.call(method, params).await {
+        // A notification's result is not sent; its error is, as SPDK does.
+        Ok(_) if id.is_none() => None,
+        Err(error) => Some(Text::short(answer(id.as_deref(), Err(error)))),
+        Ok(result) => match me.charge(result.get().len()) {
+            Some(charge) => Some(Text {
+                text: answer(id.as_deref(), Ok(result)),
+                charge: vec![charge],
+            }),
+            None => {
+                let error = too_much_unsent(result.get().len(), me.unsent_limit());
+                Some(Text::short(answer(id.as_deref(), Err(error))))
+            }
         },
     }
+}
+
+fn too_much_unsent(bytes: usize, limit: usize) -> RpcError {
+    let cause = format!(
+        "an answer of {bytes} bytes: with it, answers that clients have not read yet would be more than \
+         {limit} bytes"
+    );
+    RpcError::errno(Errno::EAGAIN, cause)
+        .remedy("read answers before asking for more, or ask for less: name one object")
 }
 
 fn answer(id: Option<&RawValue>, outcome: Answer) -> String {
@@ -193,23 +405,23 @@ fn line(text: &str) -> Vec<u8> {
     bytes
 }
 
-/// A place in a bounded number, held by a local task.
-struct Place(Rc<Semaphore>);
+/// One of a bounded number of calls at once, held by a local task.
+struct Turn(Rc<Semaphore>);
 
-impl Drop for Place {
+impl Drop for Turn {
     fn drop(&mut self) {
         self.0.add_permits(1);
     }
 }
 
 trait AcquireLocal {
-    async fn acquire_owned_local(self) -> Place;
+    async fn acquire_owned_local(self) -> Turn;
 }
 
 impl AcquireLocal for Rc<Semaphore> {
-    async fn acquire_owned_local(self) -> Place {
+    async fn acquire_owned_local(self) -> Turn {
         self.acquire().await.expect("never closed").forget();
-        Place(self)
+        Turn(self)
     }
 }
 

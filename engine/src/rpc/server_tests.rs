@@ -4,7 +4,8 @@
 use super::*;
 use std::io::Write;
 use std::path::Path;
-use std::time::Instant;
+
+use crate::rpc::client::Client as CommandLine;
 
 struct Fake;
 
@@ -18,6 +19,11 @@ impl Dispatch for Fake {
                 "slow" => {
                     tokio::time::sleep(Duration::from_millis(60)).await;
                     Ok(RawValue::from_string("\"slow\"".into()).unwrap())
+                }
+                "wait" => std::future::pending().await,
+                "long" => {
+                    let text = "x".repeat(100_000);
+                    Ok(RawValue::from_string(format!("\"{text}\"")).unwrap())
                 }
                 "refuse" => Err(RpcError::invalid_state("no")),
                 _ => Err(RpcError::method_not_found("x")),
@@ -42,6 +48,10 @@ fn exchange(pieces: &[&str]) -> Vec<String> {
 }
 
 fn run<T>(with: impl AsyncFnOnce(&Path) -> T) -> T {
+    run_with(Clients::new(2), with)
+}
+
+fn run_with<T>(clients: Rc<Clients>, with: impl AsyncFnOnce(&Path) -> T) -> T {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s.sock");
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -51,7 +61,7 @@ fn run<T>(with: impl AsyncFnOnce(&Path) -> T) -> T {
     tokio::task::LocalSet::new().block_on(&runtime, async {
         let socket = Socket::bind(&path).unwrap();
         tokio::select! {
-            () = socket.serve(Rc::new(Fake), 2) => unreachable!("serves for ever"),
+            () = socket.serve_clients(Rc::new(Fake), clients) => unreachable!("serves for ever"),
             out = with(&path) => out,
         }
     })
@@ -139,27 +149,106 @@ fn a_syntax_error_is_answered_and_ends_the_connection() {
     );
 }
 
+async fn ask(stream: &mut UnixStream, request: &str) -> String {
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut line = String::new();
+    let mut byte = [0];
+    while !line.ends_with('\n') {
+        let read = tokio::time::timeout(Duration::from_secs(10), stream.read_exact(&mut byte));
+        read.await
+            .expect("an answer comes")
+            .expect("the server answers");
+        line.push(char::from(byte[0]));
+    }
+    line
+}
+
+/// Goal: clients that are left open keep nobody out, and the one that has to go learns why. Method: as many as there are
+/// places do nothing; another one asks.
 #[test]
-fn more_clients_than_places_wait_their_turn() {
+fn idle_clients_make_room_for_the_next() {
     run(async |path| {
-        let first = UnixStream::connect(path).await.unwrap();
-        let second = UnixStream::connect(path).await.unwrap();
+        let mut first = UnixStream::connect(path).await.unwrap();
+        let mut second = UnixStream::connect(path).await.unwrap();
+        ask(&mut second, r#"{"method":"echo","id":2}"#).await;
         let mut third = UnixStream::connect(path).await.unwrap();
-        third
-            .write_all(br#"{"method":"echo","id":3}"#)
-            .await
-            .unwrap();
-        let mut byte = [0];
-        let early =
-            tokio::time::timeout(Duration::from_millis(50), third.read_exact(&mut byte)).await;
+        let answer = ask(&mut third, r#"{"method":"echo","id":3}"#).await;
+        assert!(answer.contains(r#""id":3,"result""#), "{answer}");
+        let why = ask(&mut first, "").await;
         assert!(
-            early.is_err(),
-            "the third client is not served while two are"
+            why.contains(r#""id":null,"error":{"code":-11"#)
+                && why.contains("[rpc] max_clients is 2"),
+            "{why}"
         );
-        drop((first, second));
-        let since = Instant::now();
-        third.read_exact(&mut byte).await.unwrap();
-        assert!(since.elapsed() < Duration::from_secs(5));
+        assert_eq!(first.read(&mut [0; 16]).await.unwrap(), 0, "it is closed");
+        // The one that was active last has kept its place.
+        ask(&mut second, r#"{"method":"echo","id":4}"#).await;
+    });
+}
+
+/// Goal: when every place is taken by a client that waits for its answer, the next one is told so, by name of the key, and
+/// does not wait for ever. It is served once there is room.
+#[test]
+fn a_client_beyond_busy_ones_is_told_the_reason() {
+    run(async |path| {
+        let mut busy = Vec::new();
+        for _ in 0..2 {
+            let mut stream = UnixStream::connect(path).await.unwrap();
+            stream
+                .write_all(br#"{"method":"wait","id":1}"#)
+                .await
+                .unwrap();
+            busy.push(stream);
+        }
+        let (at, path) = (Instant::now(), path.to_owned());
+        let refused = tokio::task::spawn_blocking({
+            let path = path.clone();
+            move || {
+                let mut client = CommandLine::connect(&path, Duration::from_secs(30)).unwrap();
+                client.call("echo", serde_json::Value::Null)
+            }
+        });
+        let error = refused.await.unwrap().unwrap_err().to_string();
+        assert!(error.contains("[rpc] max_clients is 2"), "{error}");
+        assert!(at.elapsed() < Duration::from_secs(10));
+        drop(busy.pop());
+        let mut next = UnixStream::connect(&path).await.unwrap();
+        ask(&mut next, r#"{"method":"echo","id":3}"#).await;
+    });
+}
+
+/// Goal: what clients leave unread is bounded for all of them together, and the one that asks for more gets an error
+/// instead. Method: one client asks for much more than sockets hold and reads nothing; another one asks for long and for
+/// short answers.
+#[test]
+fn unread_answers_are_bounded_in_sum() {
+    run_with(Clients::with_unsent(8, 1_000_000), async |path| {
+        let mut greedy = UnixStream::connect(path).await.unwrap();
+        let long = r#"{"method":"long","id":1}"#;
+        greedy.write_all(long.repeat(50).as_bytes()).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let mut other = UnixStream::connect(path).await.unwrap();
+        other.write_all(long.repeat(20).as_bytes()).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let mut answers = vec![ask(&mut other, "").await];
+        for _ in 1..20 {
+            answers.push(ask(&mut other, "").await);
+        }
+        let refused = |a: &&String| a.contains(r#""code":-11"#);
+        let (refused, served): (Vec<_>, Vec<_>) = answers.iter().partition(refused);
+        // Sockets hold a few.
+        assert!(served.len() < 10, "{} served", served.len());
+        assert!(
+            refused[0].contains("more than 1000000 bytes"),
+            "{}",
+            refused[0]
+        );
+        let short = ask(&mut other, r#"{"method":"echo","id":2}"#).await;
+        assert!(short.contains("result"), "{short}");
+        drop(greedy);
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let answer = ask(&mut other, long).await;
+        assert!(answer.len() > 100_000);
     });
 }
 

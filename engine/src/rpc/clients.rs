@@ -1,0 +1,320 @@
+//! Decide: which client has a place, which one has to leave, and how many bytes of answers may be unsent.
+//!
+//! ```text
+//!   a new client ─▶ a free place
+//!                └▶ the place of a client that has been idle for GRACE: the longest idle of the process with most
+//!                └▶ a reserved place, if its process has no other client
+//!                └▶ else it waits until all have been busy for PATIENCE, then it is refused
+//! ```
+//!
+//! A client is idle while no call of its runs and none of its answers moves. Commands of the administrator therefore
+//! get through, whatever other programs leave open.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
+
+/// Places beyond `[rpc] max_clients`, one for each process that has no other.
+pub const RESERVED: usize = 4;
+/// A client may be idle so long, whoever waits for its place.
+pub const GRACE: Duration = Duration::from_secs(1);
+/// How long new clients wait when all places are taken by busy ones.
+pub const PATIENCE: Duration = Duration::from_secs(2);
+/// Bytes of answers that all clients together may leave unread.
+pub const UNSENT_BYTES: usize = 256 * 1024 * 1024;
+/// What one client may leave unread whatever the others do: short answers always get through.
+pub const UNSENT_EACH: usize = 64 * 1024;
+
+#[derive(Debug)]
+pub struct Clients {
+    max: usize,
+    unsent_limit: usize,
+    open: RefCell<BTreeMap<u64, Rc<Client>>>,
+    next: Cell<u64>,
+    /// Since when every place has been taken by a busy client.
+    busy_since: Cell<Option<Instant>>,
+    unsent: Cell<usize>,
+    /// A client left, or became idle.
+    changed: Notify,
+}
+
+/// One connected client.
+#[derive(Debug)]
+pub struct Client {
+    id: u64,
+    process: Option<i32>,
+    running: Cell<usize>,
+    /// Last time that it sent a request, had a call finished, or took a part of an answer.
+    active: Cell<Instant>,
+    unsent: Cell<usize>,
+    leave: Notify,
+    clients: Rc<Clients>,
+}
+
+/// A client's place; dropping it makes room.
+#[derive(Debug)]
+pub struct Place(pub Rc<Client>);
+
+/// What becomes of a new client.
+#[derive(Debug)]
+pub enum Entry {
+    Admitted(Place),
+    /// In the place of an idle client of this process.
+    Replaced(Place, Option<i32>),
+    /// Ask again when something changed, or then.
+    Wait(Instant),
+    Full,
+}
+
+impl Clients {
+    pub fn new(max: usize) -> Rc<Clients> {
+        Clients::with_unsent(max, UNSENT_BYTES)
+    }
+
+    pub(super) fn with_unsent(max: usize, unsent_limit: usize) -> Rc<Clients> {
+        Rc::new(Clients {
+            max,
+            unsent_limit,
+            open: RefCell::default(),
+            next: Cell::new(0),
+            busy_since: Cell::new(None),
+            unsent: Cell::new(0),
+            changed: Notify::new(),
+        })
+    }
+
+    pub fn max(&self) -> usize {
+        self.max
+    }
+
+    /// Resolves when [`Clients::enter`] may say something else. Counts from the call.
+    pub fn changed(&self) -> impl Future<Output = ()> + '_ {
+        self.changed.notified()
+    }
+
+    pub fn enter(self: &Rc<Clients>, process: Option<i32>, now: Instant) -> Entry {
+        let open = self.open.borrow().len();
+        if open < self.max {
+            return Entry::Admitted(self.admit(process, now));
+        }
+        if let Some(idle) = self.most_idle(now) {
+            self.open.borrow_mut().remove(&idle.id);
+            idle.leave.notify_one();
+            return Entry::Replaced(self.admit(process, now), idle.process);
+        }
+        let others = self.clients_of(process);
+        if open < self.max + RESERVED && others == 0 {
+            return Entry::Admitted(self.admit(process, now));
+        }
+        let since = self.busy_since.get().unwrap_or(now);
+        self.busy_since.set(Some(since));
+        let end = since + PATIENCE;
+        if now >= end {
+            return Entry::Full;
+        }
+        let idle = |client: &Rc<Client>| client.is_idle().then(|| client.active.get() + GRACE);
+        let first = self.open.borrow().values().filter_map(idle).min();
+        Entry::Wait(first.map_or(end, |first| first.min(end)))
+    }
+
+    fn admit(self: &Rc<Clients>, process: Option<i32>, now: Instant) -> Place {
+        self.busy_since.set(None);
+        let id = self.next.get();
+        self.next.set(id + 1);
+        let client = Rc::new(Client {
+            id,
+            process,
+            running: Cell::new(0),
+            active: Cell::new(now),
+            unsent: Cell::new(0),
+            leave: Notify::new(),
+            clients: Rc::clone(self),
+        });
+        self.open.borrow_mut().insert(id, Rc::clone(&client));
+        Place(client)
+    }
+
+    fn clients_of(&self, process: Option<i32>) -> usize {
+        let open = self.open.borrow();
+        open.values().filter(|c| c.process == process).count()
+    }
+
+    /// Of the process that has most clients, the one that has been idle longest.
+    fn most_idle(&self, now: Instant) -> Option<Rc<Client>> {
+        let open = self.open.borrow();
+        let idle = |c: &&Rc<Client>| c.is_idle() && now.duration_since(c.active.get()) >= GRACE;
+        let mut of_process = BTreeMap::<Option<i32>, usize>::new();
+        for client in open.values() {
+            *of_process.entry(client.process).or_default() += 1;
+        }
+        let rank = |c: &&Rc<Client>| {
+            let most = std::cmp::Reverse(of_process[&c.process]);
+            (most, c.active.get(), c.id)
+        };
+        open.values().filter(idle).min_by_key(rank).cloned()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let clients = &self.0.clients;
+        clients.open.borrow_mut().remove(&self.0.id);
+        clients.busy_since.set(None);
+        clients.changed.notify_waiters();
+    }
+}
+
+impl Client {
+    fn is_idle(&self) -> bool {
+        self.running.get() == 0
+    }
+
+    pub fn max_clients(&self) -> usize {
+        self.clients.max
+    }
+
+    pub fn unsent_limit(&self) -> usize {
+        self.clients.unsent_limit
+    }
+
+    pub fn touch(&self, now: Instant) {
+        self.active.set(now);
+    }
+
+    pub fn begin(self: &Rc<Client>, now: Instant) -> Running {
+        self.touch(now);
+        self.running.set(self.running.get() + 1);
+        Running(Rc::clone(self))
+    }
+
+    /// Resolves when another client got its place.
+    pub async fn must_leave(&self) {
+        self.leave.notified().await;
+    }
+
+    /// Room for an answer of `bytes`, until it is sent. `None`: too much is unsent already.
+    pub fn charge(self: &Rc<Client>, bytes: usize) -> Option<Charge> {
+        let (own, all) = (self.unsent.get() + bytes, self.clients.unsent.get() + bytes);
+        if own > UNSENT_EACH && all > self.clients.unsent_limit {
+            return None;
+        }
+        self.unsent.set(own);
+        self.clients.unsent.set(all);
+        Some(Charge {
+            client: Rc::clone(self),
+            bytes,
+        })
+    }
+}
+
+/// A call that runs.
+#[derive(Debug)]
+pub struct Running(Rc<Client>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let client = &self.0;
+        client.running.set(client.running.get() - 1);
+        client.touch(Instant::now());
+        client.clients.changed.notify_waiters();
+    }
+}
+
+/// Bytes of an answer that is not sent yet.
+#[derive(Debug)]
+pub struct Charge {
+    client: Rc<Client>,
+    bytes: usize,
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        let (client, clients) = (&self.client, &self.client.clients);
+        client.unsent.set(client.unsent.get() - self.bytes);
+        clients.unsent.set(clients.unsent.get() - self.bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Goal: no set of clients keeps another process out for long, and what is unsent is bounded. Method: instants that
+    //! the test makes.
+
+    use super::*;
+
+    const SCRIPT: Option<i32> = Some(100);
+    const ADMINISTRATOR: Option<i32> = Some(200);
+
+    fn admitted(entry: Entry) -> Place {
+        match entry {
+            Entry::Admitted(place) | Entry::Replaced(place, _) => place,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_longest_idle_client_of_the_busiest_process_makes_room() {
+        let (clients, start) = (Clients::new(3), Instant::now());
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        let _quiet = admitted(clients.enter(Some(1), at(0)));
+        let first = admitted(clients.enter(SCRIPT, at(10)));
+        let second = admitted(clients.enter(SCRIPT, at(20)));
+        // All were active within the grace: the reserved places are for other processes only.
+        assert!(matches!(clients.enter(SCRIPT, at(30)), Entry::Wait(then) if then == at(1000)));
+        first.0.touch(at(500));
+        let entry = clients.enter(ADMINISTRATOR, at(1600));
+        assert!(matches!(&entry, Entry::Replaced(_, SCRIPT)), "{entry:?}");
+        assert!(!clients.open.borrow().contains_key(&second.0.id));
+        assert!(clients.open.borrow().contains_key(&first.0.id));
+        drop((first, second, entry));
+        assert_eq!(clients.open.borrow().len(), 1);
+    }
+
+    #[test]
+    fn busy_clients_leave_reserved_places_and_are_waited_for() {
+        let (clients, start) = (Clients::new(2), Instant::now());
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        let script = [0, 1].map(|_| admitted(clients.enter(SCRIPT, at(0))));
+        let calls = script.each_ref().map(|place| place.0.begin(at(0)));
+        let others: Vec<Place> = (0..RESERVED as i32)
+            .map(|n| admitted(clients.enter(Some(300 + n), at(1))))
+            .collect();
+        let running: Vec<Running> = others.iter().map(|place| place.0.begin(at(1))).collect();
+        assert!(matches!(clients.enter(SCRIPT, at(5000)), Entry::Wait(then) if then == at(7000)));
+        assert!(matches!(
+            clients.enter(ADMINISTRATOR, at(6999)),
+            Entry::Wait(_)
+        ));
+        // Whoever comes later is not kept waiting in turn.
+        assert!(matches!(
+            clients.enter(ADMINISTRATOR, at(7000)),
+            Entry::Full
+        ));
+        assert!(matches!(
+            clients.enter(ADMINISTRATOR, at(7001)),
+            Entry::Full
+        ));
+        drop((running, others));
+        admitted(clients.enter(ADMINISTRATOR, at(7002)));
+        drop(calls);
+    }
+
+    #[test]
+    fn unsent_answers_are_bounded_in_sum_and_short_ones_get_through() {
+        let (clients, now) = (Clients::with_unsent(3, 1 << 20), Instant::now());
+        let [one, two, three] = [0, 1, 2].map(|_| admitted(clients.enter(SCRIPT, now)));
+        let first = one.0.charge(600 << 10).unwrap();
+        assert!(two.0.charge(600 << 10).is_none(), "the sum is over 1 MiB");
+        let second = two.0.charge(400 << 10).unwrap();
+        assert!(two.0.charge(100 << 10).is_none());
+        let short = three.0.charge(UNSENT_EACH).unwrap();
+        assert!(three.0.charge(1).is_none());
+        drop(first);
+        three.0.charge(1).unwrap();
+        drop((second, short));
+        assert_eq!((clients.unsent.get(), two.0.unsent.get()), (0, 0));
+    }
+}
