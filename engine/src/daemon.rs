@@ -23,12 +23,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use futures_util::FutureExt;
-use nacre_hugepages::{ClassSpec, HugepagePolicy};
 use nacre_nvmf::target::TargetConfig;
 use serde_json::Value;
 use tracing::{error, info, warn};
 
-use crate::config::settings::{Hugepages, Mode};
 use crate::config::source::{COMMANDS_SOCKET, variable};
 use crate::config::{Loaded, Settings, default_data_dir, default_socket};
 use crate::engine::{Engine, Personality, Phase};
@@ -36,9 +34,8 @@ use crate::files::{self, Inode};
 use crate::journal::Journal;
 use crate::logs::Logs;
 use crate::methods::nvmf::{DiscoveryFilter, configured_nqn};
-use crate::methods::options::IobufOptions;
 use crate::metrics::http;
-use crate::plane::{Plane, PlaneConfig, choose_cores};
+use crate::plane::{Plane, PlaneConfig};
 use crate::reload;
 use crate::rpc::When;
 use crate::rpc::socket::Socket;
@@ -46,8 +43,8 @@ use crate::signals::{Hangups, Stops};
 use crate::spdk_file;
 use crate::store::Store;
 
-/// DMA memory of a reactor when nothing else is said.
-const DEFAULT_MEMORY: u64 = 64 << 20;
+/// How often what was left out of events and the log is counted up.
+const SETTLE_EVERY: Duration = Duration::from_secs(10);
 /// How long hosts may take to be disconnected.
 const HOST_PATIENCE: Duration = Duration::from_secs(5);
 /// How long hosts wait at most for volumes to be opened.
@@ -216,7 +213,7 @@ async fn live(engine: &Rc<Engine>, options: &ServeOptions, socket: &Path) -> any
         "ready"
     );
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
-    tokio::join!(watchdog(), retry(engine));
+    tokio::join!(watchdog(), retry(engine), settle(engine));
     Ok(())
 }
 
@@ -324,14 +321,12 @@ fn first_generation(now: SystemTime) -> u64 {
 /// What the settings and the startup options ask of the data plane.
 fn plane_config(engine: &Engine) -> anyhow::Result<PlaneConfig> {
     let (settings, options) = (&engine.settings, engine.options.borrow());
-    let cores = choose_cores(cores_text(settings, engine.personality))?;
-    let reactors = cores.len().max(1) as u64;
     let mut target = TargetConfig {
         max_subsystems: options
             .nvmf
             .max_subsystems
             .unwrap_or(settings.nvmf.max_subsystems) as usize,
-        max_controllers: settings.nvmf.max_connections as usize,
+        max_connections: settings.nvmf.max_connections as usize,
         max_io_entries: settings.nvmf.max_queue_depth,
         max_io_queues: settings.nvmf.max_io_qpairs_per_ctrlr,
         // nvmf_tgt listens where it is told to and nowhere else.
@@ -352,59 +347,10 @@ fn plane_config(engine: &Engine) -> anyhow::Result<PlaneConfig> {
     if let Some(delays) = options.nvmf.command_retry_delay {
         target.command_retry_delay = delays;
     }
-    let max_io_size = settings.nvmf.max_io_size as usize;
     Ok(PlaneConfig {
-        cores,
-        mode: match settings.reactor.mode {
-            Mode::Poll => nacre_reactor::Mode::Poll,
-            Mode::Adaptive => nacre_reactor::Mode::Adaptive,
-            Mode::Interrupt => nacre_reactor::Mode::Interrupt,
-        },
-        busy_poll_us: settings.reactor.busy_poll_us,
-        hugepages: match settings.memory.hugepages {
-            Hugepages::Auto => HugepagePolicy::Auto,
-            Hugepages::TwoMiB => HugepagePolicy::TwoMiB,
-            Hugepages::OneGiB => HugepagePolicy::OneGiB,
-            Hugepages::Off => HugepagePolicy::Off,
-        },
-        memory_per_reactor: match settings.memory.size_mb {
-            0 => DEFAULT_MEMORY,
-            mb => (mb << 20) / reactors,
-        },
-        max_io_size,
-        classes: iobuf_classes(&options.iobuf, max_io_size, reactors),
         target,
+        ..crate::demand::data_path(settings, &options.iobuf, engine.personality)?
     })
-}
-
-/// The buffers that `iobuf_set_options` asked for, divided among the reactors; none if it did not.
-fn iobuf_classes(
-    iobuf: &IobufOptions,
-    max_io_size: usize,
-    reactors: u64,
-) -> Option<Vec<ClassSpec>> {
-    if *iobuf == IobufOptions::default() {
-        return None;
-    }
-    let share = |count: u64| count.div_ceil(reactors).max(8) as usize;
-    let size = |bytes: u32| (bytes as usize).next_multiple_of(4096);
-    let mut classes = vec![
-        ClassSpec {
-            size: size(iobuf.small_bufsize),
-            count: share(iobuf.small_pool_count),
-        },
-        ClassSpec {
-            size: size(iobuf.large_bufsize),
-            count: share(iobuf.large_pool_count),
-        },
-    ];
-    if max_io_size > size(iobuf.large_bufsize) {
-        classes.push(ClassSpec {
-            size: max_io_size,
-            count: 4,
-        });
-    }
-    Some(classes)
 }
 
 /// Takes down what [`init`] made.
@@ -463,19 +409,20 @@ async fn watchdog() {
     }
 }
 
+/// Tells how many events and log lines were left out, as long as some are.
+async fn settle(engine: &Engine) {
+    loop {
+        tokio::time::sleep(SETTLE_EVERY).await;
+        engine.notes.settle();
+        engine.logs.settle();
+    }
+}
+
 pub fn socket_path(settings: &Settings, personality: Personality) -> PathBuf {
     match (settings.rpc.socket.as_str(), personality) {
         ("auto", Personality::Nacre) => default_socket(),
         ("auto", Personality::NvmfTgt) => PathBuf::from("/var/tmp/spdk.sock"),
         (path, _) => PathBuf::from(path),
-    }
-}
-
-/// SPDK's program runs on one core unless it is told otherwise.
-fn cores_text(settings: &Settings, personality: Personality) -> &str {
-    match (settings.reactor.cores.as_str(), personality) {
-        ("auto", Personality::NvmfTgt) => "auto:1",
-        (text, _) => text,
     }
 }
 

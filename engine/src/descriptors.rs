@@ -6,8 +6,22 @@
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::{info, warn};
 
+use crate::config::Settings;
+use crate::metrics::http;
+use crate::rpc::clients;
+
 /// With less than this it is said at start: some tens of hosts with a queue per processor.
 const LOW: u64 = 4096;
+
+/// Beside clients of management: files that its calls open.
+const FILES: u64 = 32;
+
+/// Descriptors that hosts leave to management: its clients can connect and its calls can open files, however many hosts
+/// there are.
+pub fn reserved(settings: &Settings) -> u64 {
+    let rpc = settings.rpc.max_clients + clients::RESERVED;
+    (rpc + http::MAX_CLIENTS) as u64 + FILES
+}
 
 /// Raises the soft limit to the hard one.
 pub fn raise() {

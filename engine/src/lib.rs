@@ -28,6 +28,7 @@ pub mod config;
 pub mod daemon;
 pub mod declared;
 pub mod deferred;
+pub mod demand;
 mod descriptors;
 pub mod devices;
 pub mod doctor;

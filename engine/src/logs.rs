@@ -5,6 +5,7 @@
 //! debug level whatever the level is. SPDK's second level, for what is printed besides syslog, is
 //! the level of this program's one output; setting the first sets both.
 
+mod flood;
 mod lines;
 
 use std::collections::BTreeMap;
@@ -18,6 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
+use flood::Flood;
 use lines::Lines;
 use parking::Mutex;
 use tracing::level_filters::LevelFilter;
@@ -67,6 +69,7 @@ pub struct Logs {
     lines: Option<Lines>,
     /// None: standard error.
     file: Arc<Mutex<Option<PathBuf>>>,
+    flood: Flood,
 }
 
 /// How long the end of the process waits for an output that takes no lines.
@@ -108,7 +111,9 @@ impl Logs {
         )?;
         let (filter, handle) = reload::Layer::new(logs.filter());
         let time = Timestamps(Arc::clone(&logs.timestamps));
-        let base = tracing_subscriber::registry().with(filter);
+        let base = tracing_subscriber::registry()
+            .with(filter)
+            .with(logs.flood.clone());
         let output = tracing_subscriber::fmt::layer()
             .with_writer(lines.clone())
             .with_timer(time);
@@ -128,6 +133,11 @@ impl Logs {
             logs.lines = Some(lines);
         }
         Ok(logs)
+    }
+
+    /// Says how many lines were left out because they came too fast. To be called now and then.
+    pub fn settle(&self) {
+        self.flood.settle();
     }
 
     /// Before the process ends: what was logged is written by a thread of its own.
@@ -150,6 +160,7 @@ impl Logs {
             reload: None,
             lines: None,
             file: Arc::new(Mutex::new(settings.file.clone())),
+            flood: Flood::default(),
         };
         for flag in &settings.flags {
             logs.set_flag(flag, true)?;

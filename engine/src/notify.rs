@@ -1,8 +1,9 @@
 //! Events worth telling: a ring that `notify_get_notifications` reads, as SPDK's, and `events_get` and
 //! `events_subscribe`, which tell more of each.
 //!
-//! What can happen many times a second (a link that flaps, a device with bad blocks) is told a few
-//! times a second: the next event of its kind says how many were left out.
+//! What can happen many times a second (a link that flaps, a device with bad blocks) is told a few times a second, and
+//! what a peer can cause as often as it likes (a refused connection) once a minute: the next event of its kind, or the
+//! last one when no more come, says how many were left out.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -16,9 +17,22 @@ use tokio::sync::Notify;
 /// Events kept; older ones are forgotten. As SPDK.
 pub const KEPT: usize = 1024;
 
-/// Of one kind about one thing, within [`BURST_TIME`]: more are counted only.
-const BURST: u32 = 8;
-const BURST_TIME: Duration = Duration::from_secs(1);
+/// How many events of one kind about one thing are told within a time; more are counted only.
+#[derive(Debug, Clone, Copy)]
+struct Pace {
+    told: u32,
+    within: Duration,
+}
+
+const BURST: Pace = Pace {
+    told: 8,
+    within: Duration::from_secs(1),
+};
+/// Of what a peer causes.
+const REPEAT: Pace = Pace {
+    told: 1,
+    within: Duration::from_secs(60),
+};
 
 /// What an event is about, to choose by.
 #[derive(
@@ -175,15 +189,27 @@ fn is_zero(n: &u64) -> bool {
 pub struct Notifications {
     ring: RefCell<VecDeque<Told>>,
     next: Cell<u64>,
-    bursts: RefCell<BTreeMap<(&'static str, String), Burst>>,
+    bursts: RefCell<BTreeMap<Key, Burst>>,
     more: Notify,
+}
+
+/// Events with the same key are repeats of each other.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Key {
+    kind: &'static str,
+    ctx: String,
+    /// What else makes them the same.
+    cause: String,
 }
 
 #[derive(Debug)]
 struct Burst {
+    pace: Pace,
     since: Instant,
     told: u32,
     left_out: u64,
+    /// Text and facts of the last one that was left out.
+    last: Option<(String, Value)>,
 }
 
 impl Notifications {
@@ -200,17 +226,72 @@ impl Notifications {
     /// # Panics
     /// As [`Notifications::send`].
     pub fn tell(&self, kind: &'static str, ctx: String, text: String, facts: Value) {
-        let known = TYPES.iter().find(|(name, ..)| *name == kind);
-        let (kind, category, severity) =
-            *known.unwrap_or_else(|| panic!("unknown event type {kind}"));
-        let bursts_come = matches!(category, Category::Transport | Category::Replica);
-        let left_out = match bursts_come {
-            true => match self.admit(kind, &ctx, Instant::now()) {
-                Some(left_out) => left_out,
-                None => return,
-            },
-            false => 0,
+        let cause = String::new();
+        let key = Key { kind, ctx, cause };
+        let category = known(kind).1;
+        let pace = match category {
+            Category::Transport | Category::Replica => Some(BURST),
+            Category::Device if kind.starts_with("nvme_") => Some(BURST),
+            // Calls of management cause the others.
+            _ => None,
         };
+        self.tell_at(key, pace, (text, facts), Instant::now());
+    }
+
+    /// An event that a peer can cause as often as it likes. Those with the same `cause` are repeats.
+    ///
+    /// # Panics
+    /// As [`Notifications::send`].
+    pub fn tell_repeating(
+        &self,
+        kind: &'static str,
+        (ctx, cause): (String, String),
+        text: String,
+        facts: Value,
+    ) {
+        let key = Key { kind, ctx, cause };
+        self.tell_at(key, Some(REPEAT), (text, facts), Instant::now());
+    }
+
+    /// Tells how many events were left out of bursts that are over. To be called now and then.
+    pub fn settle(&self) {
+        self.settle_at(Instant::now());
+    }
+
+    fn settle_at(&self, now: Instant) {
+        let mut over = Vec::new();
+        for (key, burst) in &mut *self.bursts.borrow_mut() {
+            if now.duration_since(burst.since) >= burst.pace.within
+                && let Some(last) = burst.last.take()
+            {
+                let left_out = std::mem::take(&mut burst.left_out) - 1;
+                (burst.since, burst.told) = (now, 1);
+                over.push((key.clone(), last, left_out));
+            }
+        }
+        for (key, last, left_out) in over {
+            self.push(key, last, left_out);
+        }
+    }
+
+    fn tell_at(&self, key: Key, pace: Option<Pace>, said: (String, Value), now: Instant) {
+        let left_out = match pace {
+            Some(pace) => match self.admit(&key, pace, now) {
+                Some(left_out) => left_out,
+                None => {
+                    if let Some(burst) = self.bursts.borrow_mut().get_mut(&key) {
+                        burst.last = Some(said);
+                    }
+                    return;
+                }
+            },
+            None => 0,
+        };
+        self.push(key, said, left_out);
+    }
+
+    fn push(&self, key: Key, (text, facts): (String, Value), left_out: u64) {
+        let (kind, category, severity) = known(key.kind);
         let mut ring = self.ring.borrow_mut();
         if ring.len() == KEPT {
             ring.pop_front();
@@ -223,7 +304,7 @@ impl Notifications {
             category,
             severity,
             kind,
-            ctx,
+            ctx: key.ctx,
             text,
             facts,
             left_out,
@@ -233,29 +314,31 @@ impl Notifications {
     }
 
     /// How many were left out before this one, if this one is told.
-    fn admit(&self, kind: &'static str, ctx: &str, now: Instant) -> Option<u64> {
+    fn admit(&self, key: &Key, pace: Pace, now: Instant) -> Option<u64> {
         let mut bursts = self.bursts.borrow_mut();
-        // What has been quiet is forgotten, so that there are not more than the last second had.
-        bursts
-            .retain(|_, burst| burst.left_out > 0 || now.duration_since(burst.since) < BURST_TIME);
+        // What has been quiet is forgotten, so that there are not more than the last minute had.
+        bursts.retain(|_, burst| {
+            burst.left_out > 0 || now.duration_since(burst.since) < burst.pace.within
+        });
         if bursts.len() >= KEPT {
             bursts.clear();
         }
-        let burst = bursts
-            .entry((kind, ctx.to_owned()))
-            .or_insert_with(|| Burst {
-                since: now,
-                told: 0,
-                left_out: 0,
-            });
-        if now.duration_since(burst.since) >= BURST_TIME {
+        let burst = bursts.entry(key.clone()).or_insert_with(|| Burst {
+            pace,
+            since: now,
+            told: 0,
+            left_out: 0,
+            last: None,
+        });
+        if now.duration_since(burst.since) >= pace.within {
             (burst.since, burst.told) = (now, 0);
         }
-        if burst.told >= BURST {
+        if burst.told >= pace.told {
             burst.left_out += 1;
             return None;
         }
         burst.told += 1;
+        burst.last = None;
         Some(std::mem::take(&mut burst.left_out))
     }
 
@@ -298,6 +381,13 @@ impl Notifications {
     }
 }
 
+/// # Panics
+/// When `kind` is not one of [`TYPES`].
+fn known(kind: &str) -> (&'static str, Category, Severity) {
+    let known = TYPES.iter().find(|(name, ..)| *name == kind);
+    *known.unwrap_or_else(|| panic!("unknown event type {kind}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -322,15 +412,63 @@ mod tests {
         let notes = Notifications::default();
         let start = Instant::now();
         let at = |ms: u64| start + Duration::from_millis(ms);
-        let told = |ctx: &str, ms: u64| notes.admit("replica_read_repair", ctx, at(ms));
+        let told = |ctx: &str, ms: u64| {
+            let key = Key {
+                kind: "replica_read_repair",
+                ctx: ctx.to_owned(),
+                cause: String::new(),
+            };
+            notes.admit(&key, BURST, at(ms))
+        };
         let first: Vec<_> = (0..12).map(|_| told("v", 0)).collect();
-        assert_eq!(first.iter().filter(|t| t.is_some()).count(), BURST as usize);
+        assert_eq!(
+            first.iter().filter(|t| t.is_some()).count(),
+            BURST.told as usize
+        );
         assert_eq!(told("w", 1), Some(0));
         assert_eq!(told("v", 999), None);
         assert_eq!(told("v", 1000), Some(5));
         assert_eq!(told("v", 1001), Some(0));
         told("x", 10_000);
         assert_eq!(notes.bursts.borrow().len(), 1, "the others are over");
+    }
+
+    /// Goal: a host that is refused twice a second does not push all other events out, and how often it was is told, at
+    /// the latest when it has given up. Another cause is told at once.
+    #[test]
+    fn what_a_peer_repeats_is_told_once_a_minute() {
+        let notes = Notifications::default();
+        let start = Instant::now();
+        let refused = |cause: &str, ms: u64| {
+            let key = Key {
+                kind: "rdma_refused",
+                ctx: "10.0.0.2".into(),
+                cause: cause.into(),
+            };
+            let said = (format!("{cause} at {ms}"), Value::Null);
+            notes.tell_at(key, Some(REPEAT), said, start + Duration::from_millis(ms));
+        };
+        for n in 0..48 {
+            refused("no resources", n * 500);
+        }
+        refused("too deep", 24_000);
+        let left_out = || {
+            let told = notes.told(0, KEPT, |_| true);
+            told.iter()
+                .map(|e| (e.text.clone(), e.left_out))
+                .collect::<Vec<_>>()
+        };
+        let said = |text: &str, left_out| (text.to_owned(), left_out);
+        assert_eq!(
+            left_out(),
+            [said("no resources at 0", 0), said("too deep at 24000", 0)]
+        );
+        notes.settle_at(start + Duration::from_secs(59));
+        assert_eq!(left_out().len(), 2);
+        notes.settle_at(start + Duration::from_secs(60));
+        assert_eq!(left_out()[2..], [said("no resources at 23500", 46)]);
+        notes.settle_at(start + Duration::from_secs(600));
+        assert_eq!(left_out().len(), 3, "all is told");
     }
 
     #[test]

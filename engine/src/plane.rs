@@ -23,11 +23,13 @@ use nacre_hugepages::{
 };
 use nacre_nvmf::target::{Backing, Group, GroupConfig, GroupHandle, Target, TargetConfig};
 use nacre_nvmf::transport::Pools;
+use nacre_rdma::RdmaConfig;
 use nacre_reactor::{
     CoreSet, Mode, ReactorConfig, ReactorHandle, SpawnError, Watchdog, numa_node, spawn,
 };
 
 use crate::config::Cores;
+use crate::demand::Demand;
 
 /// A turn longer than this is reported.
 const STALL: Duration = Duration::from_millis(200);
@@ -51,6 +53,8 @@ pub struct PlaneConfig {
     pub max_io_size: usize,
     /// Buffer classes of a reactor; `None`: computed from the two above.
     pub classes: Option<Vec<ClassSpec>>,
+    /// The RDMA transport that will be made: advice on memory counts its part.
+    pub rdma: Option<RdmaConfig>,
     pub target: TargetConfig,
 }
 
@@ -134,23 +138,23 @@ impl Plane {
             memory: Vec::new(),
             _watchdog: None,
         };
+        let planned = self::arenas(&config)?;
+        let mut beside = Demand::of(&config, config.rdma.as_ref())?.bytes();
         let mut arenas: BTreeMap<Option<u32>, Arena> = BTreeMap::new();
         for (index, core) in cores.iter().enumerate() {
             let node = core.and_then(numa_node);
-            let on_node = cores
-                .iter()
-                .filter(|c| c.and_then(numa_node) == node)
-                .count() as u64;
             let name = core.map_or_else(|| "reactor".to_string(), |c| format!("reactor_{c}"));
             let classes = plane_classes(&config, &name)?;
-            let bytes = Pool::bytes_for(&classes) + Pool::bytes_for(&[ADMIN_CLASS]);
             let arena = match arenas.entry(node) {
                 std::collections::btree_map::Entry::Occupied(entry) => entry.into_mut(),
                 std::collections::btree_map::Entry::Vacant(entry) => {
+                    let bytes = planned[&node];
+                    beside = beside.saturating_sub(bytes.next_multiple_of(2 << 20));
                     let options = ArenaOptions {
                         hugepages: config.hugepages,
                         numa_node: node,
-                        ..ArenaOptions::new(bytes as u64 * on_node)
+                        beside,
+                        ..ArenaOptions::new(bytes)
                     };
                     let arena = Arena::allocate(options).map_err(|source| PlaneError::Memory {
                         reactor: name.clone(),
@@ -343,6 +347,22 @@ pub fn choose_cores(text: &str) -> Result<Vec<usize>, PlaneError> {
         )));
     }
     Ok(set.iter().collect())
+}
+
+/// Bytes of the data path's arenas, by NUMA node.
+pub fn arenas(config: &PlaneConfig) -> Result<BTreeMap<Option<u32>, u64>, PlaneError> {
+    let cores: Vec<Option<usize>> = match config.cores.is_empty() {
+        true => vec![None],
+        false => config.cores.iter().copied().map(Some).collect(),
+    };
+    let mut arenas = BTreeMap::new();
+    for core in cores {
+        let name = core.map_or_else(|| "reactor".to_string(), |c| format!("reactor_{c}"));
+        let classes = plane_classes(config, &name)?;
+        let bytes = Pool::bytes_for(&classes) + Pool::bytes_for(&[ADMIN_CLASS]);
+        *arenas.entry(core.and_then(numa_node)).or_default() += bytes as u64;
+    }
+    Ok(arenas)
 }
 
 /// A quarter of the memory for 4 KiB buffers, an eighth for 16 KiB, the rest for large ones: half of

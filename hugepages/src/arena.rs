@@ -334,7 +334,7 @@ fn try_kind(
     }
     let mut unlocked = None;
     if options.require_lock || purpose == Purpose::Dma {
-        let locked = check_lock(kind, bytes, facts)
+        let locked = check_lock(kind, (bytes, options.beside), facts)
             .and_then(|()| mapping.lock().map_err(|e| explain(("mlock", e))));
         match locked {
             // Locking takes every page.

@@ -55,9 +55,16 @@ pub enum ArenaError {
     #[error(
         "RLIMIT_MEMLOCK too low: {} asked, {} allowed and {} of it in use; \
          remedy: `ulimit -l {}` as root, or `LimitMEMLOCK={}` in the systemd unit",
-        human(*asked), human(*limit), human(*locked), memlock_kib(*asked, *locked), memlock_kib(*asked, *locked) * KIB
+        human(*asked), human(*limit), human(*locked), memlock_kib(&[*asked, *locked, *beside]),
+        memlock_kib(&[*asked, *locked, *beside]) * KIB
     )]
-    Memlock { asked: u64, locked: u64, limit: u64 },
+    Memlock {
+        asked: u64,
+        locked: u64,
+        limit: u64,
+        /// What the process is going to lock beside it.
+        beside: u64,
+    },
 
     /// The administrator turned transparent huge pages off.
     #[error("transparent huge pages are off; remedy: `echo madvise | sudo tee {}`", file.display())]
@@ -142,9 +149,12 @@ pub enum ReserveError {
     Io { file: PathBuf, source: io::Error },
 }
 
-/// What `ulimit -l` must say, in its KiB, for `asked` more bytes.
-fn memlock_kib(asked: u64, locked: u64) -> u64 {
-    asked.saturating_add(locked).div_ceil(KIB)
+/// What `ulimit -l` must say, in its KiB, for all of these bytes.
+fn memlock_kib(parts: &[u64]) -> u64 {
+    let sum = parts
+        .iter()
+        .fold(0u64, |sum, part| sum.saturating_add(*part));
+    sum.div_ceil(KIB)
 }
 
 fn on_node(node: Option<u32>) -> String {
@@ -178,13 +188,14 @@ mod tests {
     #[test]
     fn texts_have_numbers_and_remedy() {
         let memlock = ArenaError::Memlock {
-            asked: 64 * MIB,
+            asked: 60 * MIB,
             locked: MIB,
             limit: 8 * MIB,
+            beside: 4 * MIB,
         };
         assert_eq!(
             memlock.to_string(),
-            "RLIMIT_MEMLOCK too low: 64 MiB asked, 8 MiB allowed and 1 MiB of it in use; \
+            "RLIMIT_MEMLOCK too low: 60 MiB asked, 8 MiB allowed and 1 MiB of it in use; \
              remedy: `ulimit -l 66560` as root, or `LimitMEMLOCK=68157440` in the systemd unit"
         );
         let cgroup = ArenaError::CgroupHugetlb {

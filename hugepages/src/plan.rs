@@ -21,6 +21,8 @@ pub struct ArenaOptions {
     pub require_lock: bool,
     /// Take every page now, so that none is missing later.
     pub populate: bool,
+    /// Bytes that this process is going to take beside this arena: what is advised is enough for both.
+    pub beside: u64,
 }
 
 impl ArenaOptions {
@@ -33,6 +35,7 @@ impl ArenaOptions {
             numa_node: None,
             require_lock: false,
             populate: true,
+            beside: 0,
         }
     }
 }
@@ -150,7 +153,7 @@ fn check(
                 .unwrap_or(pool.available())
                 < asked / size
             {
-                return Err(facts.pages_short(size, options.numa_node, asked));
+                return Err(facts.pages_short(size, options, asked));
             }
             match facts.cgroup_short(size, asked) {
                 Some(short) => Err(short),
@@ -161,7 +164,11 @@ fn check(
 }
 
 /// Whether `bytes` more may be locked in memory.
-pub(crate) fn check_lock(kind: PageKind, bytes: u64, facts: &Facts) -> Result<(), ArenaError> {
+pub(crate) fn check_lock(
+    kind: PageKind,
+    (bytes, beside): (u64, u64),
+    facts: &Facts,
+) -> Result<(), ArenaError> {
     let memlock = facts.memlock;
     match memlock.limit {
         Some(limit) if !kind.is_hugetlb() && memlock.locked.saturating_add(bytes) > limit => {
@@ -169,6 +176,7 @@ pub(crate) fn check_lock(kind: PageKind, bytes: u64, facts: &Facts) -> Result<()
                 asked: bytes,
                 locked: memlock.locked,
                 limit,
+                beside,
             })
         }
         _ => Ok(()),
@@ -193,15 +201,14 @@ pub(crate) fn explain(
     );
     match (memory, step) {
         (true, "mlock") => {
-            if let Err(short) = check_lock(kind, asked, facts) {
+            if let Err(short) = check_lock(kind, (asked, options.beside), facts) {
                 return short;
             }
         }
         (true, _) if kind.is_hugetlb() => {
             // Another program may have been faster, so the counts can look sufficient now.
             let short = facts.cgroup_short(kind.size(), asked);
-            return short
-                .unwrap_or_else(|| facts.pages_short(kind.size(), options.numa_node, asked));
+            return short.unwrap_or_else(|| facts.pages_short(kind.size(), options, asked));
         }
         (true, "mmap" | "populate") => return facts.refused(kind, asked),
         _ => {}
@@ -234,8 +241,8 @@ impl Facts {
         Some(there.available().min(whole))
     }
 
-    fn pages_short(&self, size: u64, node: Option<u32>, bytes: u64) -> ArenaError {
-        let node = node.filter(|_| !self.nodes.is_empty());
+    fn pages_short(&self, size: u64, options: &ArenaOptions, bytes: u64) -> ArenaError {
+        let node = options.numa_node.filter(|_| !self.nodes.is_empty());
         let asked = bytes / size;
         let free = self.pages_available(size, node).unwrap_or(0);
         let mut pools = self.pools.iter().chain(&self.node_pools);
@@ -245,7 +252,8 @@ impl Facts {
         // If enough is free by now, ask for one arena more: another process took the pages that
         // were counted.
         let missing = if asked > free { asked - free } else { asked };
-        let remedy = self.reserve_command(size, node, total + missing);
+        let beside = options.beside.div_ceil(size);
+        let remedy = self.reserve_command(size, node, total + missing + beside);
         ArenaError::NotEnoughPages {
             size,
             node,
@@ -560,13 +568,13 @@ mod tests {
             },
             ..rich()
         };
-        assert!(check_lock(Plain, 7 * MIB, &facts).is_ok());
-        let short = check_lock(Plain, 8 * MIB, &facts).unwrap_err();
+        assert!(check_lock(Plain, (7 * MIB, 0), &facts).is_ok());
+        let short = check_lock(Plain, (8 * MIB, 0), &facts).unwrap_err();
         assert!(
             matches!(short, ArenaError::Memlock { asked, locked: MIB, .. } if asked == 8 * MIB)
         );
-        assert!(check_lock(TwoMiB, GIB, &facts).is_ok());
-        assert!(check_lock(Plain, u64::MAX, &rich()).is_ok());
+        assert!(check_lock(TwoMiB, (GIB, 0), &facts).is_ok());
+        assert!(check_lock(Plain, (u64::MAX, 0), &rich()).is_ok());
     }
 
     /// Goal: memory that is taken at once and is not available is refused with numbers, and does

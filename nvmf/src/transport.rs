@@ -175,8 +175,22 @@ pub enum Closed {
     Protocol(String),
     /// Nothing arrived in time.
     TimedOut,
+    /// The peer does not take it, and says why.
+    Refused(String),
     /// This side asked for it.
     Local,
+}
+
+impl fmt::Display for Closed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Closed::Peer => f.write_str("closed by the peer"),
+            Closed::Broken(why) | Closed::Refused(why) => f.write_str(why),
+            Closed::Protocol(what) => write!(f, "protocol error: {what}"),
+            Closed::TimedOut => f.write_str("no answer in time"),
+            Closed::Local => f.write_str("closed by this side"),
+        }
+    }
 }
 
 /// A finished command on its way back.

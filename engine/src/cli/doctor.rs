@@ -1,11 +1,16 @@
 //! `nacre doctor`: the checks of [`crate::doctor`] in a table. Asks no daemon.
 
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 use clap::Args;
 
 use super::{Failure, output, size};
+use crate::config;
+use crate::demand::{self, Demand};
 use crate::doctor::{Report, Scope, Status, System, examine};
+use crate::engine::Personality;
+use crate::methods::options::IobufOptions;
 
 #[derive(Debug, Args)]
 #[command(
@@ -25,9 +30,12 @@ pub struct DoctorArgs {
     /// NVMe's port on that machine
     #[arg(long, value_name = "PORT", default_value_t = 4420)]
     port: u16,
-    /// DMA memory that the daemon shall use
-    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = size::parse_bytes)]
-    memory: u64,
+    /// The daemon's configuration file, instead of the system's
+    #[arg(short = 'c', long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// DMA memory that the daemon shall use, instead of what its configuration takes
+    #[arg(long, value_name = "SIZE", value_parser = size::parse_bytes)]
+    memory: Option<u64>,
     /// Move data through each RDMA device, compare it, and see whether the right port's counters move: to itself, or to
     /// `nacre rdma perf server` on the peer
     #[arg(long, value_name = "SIZE", num_args = 0..=1, default_missing_value = "64MiB", value_parser = size::parse_bytes)]
@@ -38,16 +46,32 @@ pub struct DoctorArgs {
 }
 
 pub fn run(args: DoctorArgs) -> Result<(), Failure> {
+    let memory = match args.memory {
+        Some(memory) => memory,
+        None => memory(&args)?,
+    };
     let scope = Scope {
         rdma: args.rdma,
         listeners: args.listener,
         peer: args.peer,
         port: args.port,
-        memory: args.memory,
+        memory,
         traffic: args.traffic,
         ..Scope::default()
     };
     show(&examine(&System::real(), &scope), args.json)
+}
+
+/// What a daemon with this configuration would take.
+fn memory(args: &DoctorArgs) -> Result<u64, Failure> {
+    let file = args.config.clone().or_else(config::system_file);
+    let loaded = config::load(file.as_deref(), std::env::vars_os(), &[]);
+    let settings = loaded.map_err(anyhow::Error::from)?.settings;
+    let transport = settings.rdma_transport();
+    let rdma = args.rdma || demand::wants_rdma(&settings);
+    let demand = demand::data_path(&settings, &IobufOptions::default(), Personality::Nacre)
+        .and_then(|config| Demand::of(&config, rdma.then_some(&transport)));
+    Ok(demand.map_err(anyhow::Error::from)?.bytes())
 }
 
 /// Prints the report; a failed check fails the command.

@@ -241,9 +241,9 @@ fn parse_range(text: &str) -> Result<Sizes, String> {
 
 fn failure(error: PerfError) -> Failure {
     match error {
-        PerfError::Worker(perf::WorkerError::Connect { .. }) => {
-            super::remote::cannot_connect(error)
-        }
+        PerfError::Worker(
+            perf::WorkerError::Connect { .. } | perf::WorkerError::Refused { .. },
+        ) => super::remote::cannot_connect(error),
         PerfError::Job(_)
         | PerfError::Which { .. }
         | PerfError::NoNamespace { .. }

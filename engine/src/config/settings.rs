@@ -213,9 +213,11 @@ impl Default for Data {
 #[serde(default, deny_unknown_fields)]
 pub struct Nvmf {
     pub max_subsystems: u32,
-    /// Connections over all listeners.
+    /// Queues that hosts have connected, over all listeners and transports. A host beyond it is refused with the
+    /// status of its Connect.
     pub max_connections: u32,
-    /// Connections that have not finished their handshake and Connect yet.
+    /// TCP connections that have not finished their handshake and Connect yet. Beyond it the oldest makes room once it
+    /// has been at it for a second.
     pub max_pending_connections: u32,
     pub max_queue_depth: u16,
     pub max_io_qpairs_per_ctrlr: u16,

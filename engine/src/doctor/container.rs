@@ -2,7 +2,7 @@
 
 use nacre_rdma_link::Access;
 
-use super::{Finding, Scope, System, rdma};
+use super::{Finding, Scope, System, memory, rdma};
 
 pub fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     if !rdma::in_container(system) {
@@ -15,7 +15,7 @@ pub fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
         findings.push(lock(system));
     }
     findings.push(network(system));
-    findings.push(hugepages(system));
+    findings.push(hugepages(system, scope));
 }
 
 fn device_nodes(system: &System) -> Finding {
@@ -72,14 +72,17 @@ fn network(system: &System) -> Finding {
     }
 }
 
-fn hugepages(system: &System) -> Finding {
+fn hugepages(system: &System, scope: &Scope) -> Finding {
     const ID: &str = "container.hugepages";
     let free: u64 = system.hugepages.iter().map(|pool| pool.available()).sum();
     match free {
         0 => Finding::warn(
             ID,
             "the machine has no free huge pages",
-            "reserve them on the host: `nacre hugepages reserve 2MiB 256`; the container needs no mount for them",
+            format!(
+                "reserve them on the host: {}; the container needs no mount for them",
+                memory::reserve(scope)
+            ),
         ),
         pages => Finding::pass(ID, format!("{pages} pages free on the machine")),
     }

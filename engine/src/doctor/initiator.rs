@@ -166,6 +166,7 @@ pub fn rdma_path(
         library: None,
         memlock: Memlock::default(),
         memory_needed: 0,
+        no_device: system.environment.no_device.clone(),
     };
     capability(&system.fabric, &Want::new(netdev, source), &environment)
 }

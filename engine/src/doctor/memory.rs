@@ -70,7 +70,15 @@ fn fork(system: &System) -> Finding {
 fn hugepages(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     const ID: &str = "mem.hugepages";
     if !scope.memory_had.is_empty() {
-        findings.push(Finding::pass(ID, scope.memory_had.join("; ")));
+        let evidence = scope.memory_had.join("; ");
+        findings.push(match scope.memory_is_short {
+            false => Finding::pass(ID, evidence),
+            true => Finding::warn(
+                ID,
+                evidence,
+                format!("{}; then start the daemon anew", reserve(scope)),
+            ),
+        });
         return;
     }
     if system.hugepages.is_empty() {
@@ -97,25 +105,31 @@ fn hugepages(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
             )
         })
         .collect();
-    let evidence = format!("{}; {} wanted", pools.join(", "), bytes(scope.memory));
+    let evidence = format!(
+        "{}; {} wanted",
+        pools.join(", "),
+        bytes(scope.pages() * (2 << 20))
+    );
     let free: u64 = system
         .hugepages
         .iter()
         .map(|pool| pool.available().saturating_mul(pool.size))
         .sum();
-    const TWO_MIB: u64 = 2 << 20;
-    findings.push(match free >= scope.memory.max(1) {
+    findings.push(match free >= scope.pages() * (2 << 20) {
         true => Finding::pass(ID, evidence),
-        false => {
-            let pages = scope.memory.div_ceil(TWO_MIB).max(1);
-            Finding::warn(
-                ID,
-                evidence,
-                format!(
-                    "`nacre hugepages reserve 2MiB {pages}`, or `sysctl vm.nr_hugepages={pages}`; without them \
-                     ordinary pages serve, slower"
-                ),
-            )
-        }
+        false => Finding::warn(
+            ID,
+            evidence,
+            format!(
+                "{}; without them ordinary pages serve, slower",
+                reserve(scope)
+            ),
+        ),
     });
+}
+
+/// How to have the huge pages that a daemon takes.
+pub(super) fn reserve(scope: &Scope) -> String {
+    let pages = scope.pages();
+    format!("`nacre hugepages reserve 2MiB {pages}`, or `sysctl vm.nr_hugepages={pages}`")
 }

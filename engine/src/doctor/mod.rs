@@ -119,8 +119,11 @@ pub struct Scope {
     pub port: u16,
     /// Bytes of DMA memory that are still to be registered.
     pub memory: u64,
-    /// What a daemon that runs already has of it, in words.
+    /// Huge pages of 2 MiB that all of a daemon's memory takes; `None`: those that `memory` takes.
+    pub pages: Option<u64>,
+    /// What a daemon that runs already has of it, in words, and whether that is worse than it could be.
     pub memory_had: Vec<String>,
+    pub memory_is_short: bool,
     /// So many bytes are to be moved through each RDMA device. `None`: nothing is moved.
     pub traffic: Option<u64>,
     /// I/O queues that a host makes; 0: one per CPU, as Linux does, if it has as many as this machine.
@@ -130,6 +133,13 @@ pub struct Scope {
 }
 
 impl Scope {
+    fn pages(&self) -> u64 {
+        const TWO_MIB: u64 = 2 << 20;
+        self.pages
+            .unwrap_or_else(|| self.memory.div_ceil(TWO_MIB))
+            .max(1)
+    }
+
     fn queues(&self) -> u64 {
         match self.queues {
             0 => std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u64),

@@ -1,7 +1,8 @@
 //! Checks of RDMA: modules, devices, links, GIDs, drivers.
 
 use nacre_rdma_link::{
-    Access, Device, Firmware, GidKind, LinkLayer, ModuleState, NodeType, Port, Want, capability,
+    Access, Device, Firmware, GidKind, LinkLayer, ModuleState, NoDevice, NodeType, Port, Want,
+    capability,
 };
 
 use super::net::{self, Selected};
@@ -36,18 +37,19 @@ pub fn modules(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
         Finding::skip(ID, format!("{evidence}; RDMA is not asked for"))
     } else {
         let load: Vec<&str> = lacking.iter().map(|(name, ..)| *name).collect();
+        let purposes: Vec<&str> = lacking.iter().map(|(_, purpose, _)| *purpose).collect();
         let missing = lacking
             .iter()
             .any(|(_, _, state)| *state == ModuleState::Missing)
             && system.modules.is_listed();
-        let purposes: Vec<&str> = lacking.iter().map(|(_, purpose, _)| *purpose).collect();
-        let remedy = match missing {
-            true => {
+        let remedy = match &system.environment.no_device {
+            Some(kernel @ NoDevice::Kernel { .. }) => kernel.remedy(),
+            _ if missing => {
                 "this kernel does not have them: install its package of further modules (such as \
-                     linux-modules-extra)"
+                             linux-modules-extra)"
                     .into()
             }
-            false => format!("`modprobe -a {}`", load.join(" ")),
+            _ => format!("`modprobe -a {}`", load.join(" ")),
         };
         Finding::fail(
             ID,
@@ -78,68 +80,15 @@ pub fn devices(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
         findings.push(Finding::skip(ID, "No RDMA devices found; TCP needs none"));
         return;
     }
-    let cards = cards(system);
-    let lacking: Vec<&Card> = cards
-        .iter()
-        .filter(|card| !system.modules.state(card.module).is_there())
-        .collect();
-    let (why, remedy) = if in_container(system) && !system.roots.dev.join("infiniband").exists() {
-        (
-            "this is a container without /dev/infiniband".to_owned(),
-            "give it the device nodes: `--device=/dev/infiniband --network host`".to_owned(),
-        )
-    } else if let Some(card) = lacking.first() {
-        (
-            format!("{} needs the module {}", card.address, card.module),
-            format!("`modprobe ib_core`, `modprobe {}`", card.module),
-        )
-    } else if let Some(card) = cards.first() {
-        (
-            format!("{} and its module {} are there", card.address, card.module),
-            "look for the driver's errors: `dmesg | grep -i -e rdma -e infiniband`".to_owned(),
-        )
-    } else {
-        let netdev = system
-            .netdevs()
-            .into_iter()
-            .find(|name| name != "lo")
-            .unwrap_or_else(|| "NAME".into());
-        (
-            "no PCI device with a driver known for RDMA (`lspci | grep -i -e mellanox -e infiniband`)".to_owned(),
-            format!(
-                "without a card, soft-RoCE serves: `nacre rdma rxe add rxe0 --netdev {netdev}` \
-                 (`rdma link add rxe0 type rxe netdev {netdev}`)"
-            ),
-        )
+    let Some(missing) = &system.environment.no_device else {
+        findings.push(Finding::skip(ID, "RDMA devices come and go"));
+        return;
     };
     findings.push(Finding::fail(
         ID,
-        format!("No RDMA devices found: {why}"),
-        remedy,
+        format!("No RDMA devices found: {missing}"),
+        missing.remedy(),
     ));
-}
-
-/// A card on the PCI bus whose driver is one that has an RDMA half.
-struct Card {
-    address: String,
-    module: &'static str,
-}
-
-fn cards(system: &System) -> Vec<Card> {
-    let bus = system.roots.sys.join("bus/pci/devices");
-    let entries = std::fs::read_dir(&bus).into_iter().flatten().flatten();
-    let mut cards: Vec<Card> = entries
-        .filter_map(|entry| {
-            let driver = std::fs::read_link(entry.path().join("driver")).ok()?;
-            let quirk = nacre_rdma_link::quirk(driver.file_name()?.to_str()?)?;
-            Some(Card {
-                address: entry.file_name().into_string().ok()?,
-                module: quirk.module,
-            })
-        })
-        .collect();
-    cards.sort_by(|a, b| a.address.cmp(&b.address));
-    cards
 }
 
 fn named(device: &Device) -> String {
@@ -149,14 +98,7 @@ fn named(device: &Device) -> String {
 
 /// Whether this process is in a container, as far as can be told.
 pub fn in_container(system: &System) -> bool {
-    let root = &system.roots;
-    let marked = |path: &str| root.proc.join("..").join(path).exists();
-    marked(".dockerenv") || marked("run/.containerenv") || {
-        let environment = std::fs::read(root.proc.join("1/environ")).unwrap_or_default();
-        environment
-            .split(|byte| *byte == 0)
-            .any(|entry| entry.starts_with(b"container="))
-    }
+    nacre_rdma_link::in_container(&system.roots)
 }
 
 /// What depends on the device alone.

@@ -3,9 +3,11 @@
 use std::net::IpAddr;
 use std::rc::Rc;
 
+use nacre_hugepages::Arena;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use crate::demand::{self, Demand};
 use crate::doctor::{Report, Scope, System, examine};
 use crate::engine::Engine;
 use crate::rdma::Rdma;
@@ -47,31 +49,39 @@ impl Method<Engine> for Run {
 
     async fn apply(params: RunParams, on: Rc<Engine>) -> Result<Report, RpcError> {
         let plane = on.plane()?;
-        // What the RDMA transport takes beside, for receives and responses.
-        let receives = match params.rdma {
-            true => on.settings.rdma_transport().bytes_per_core() * plane.target.cores() as u64,
+        let rdma = params.rdma || demand::wants_rdma(&on.settings);
+        let transport = on.settings.rdma_transport();
+        // As listeners have it: what is registered is not to be registered again.
+        let memory = match rdma {
+            true => on
+                .rdma
+                .memory_needed(&plane.arenas, plane.target.cores(), &transport),
             false => 0,
+        };
+        let pages = {
+            let iobuf = on.options.borrow().iobuf.clone();
+            demand::data_path(&on.settings, &iobuf, on.personality)
+                .and_then(|config| Demand::of(&config, rdma.then_some(&transport)))
+                .map(|demand| demand.pages())
+        };
+        let is_short = |arena: &Arena| {
+            let report = arena.report();
+            !report.pages.is_hugetlb() && !report.shortages.is_empty()
         };
         let scope = Scope {
             rdma: params.rdma,
             listeners: params.listeners,
             peer: params.peer,
             port: params.port,
-            memory: (on.settings.memory.size_mb << 20) + receives,
+            memory,
+            pages: pages.ok(),
             memory_had: plane.memory.clone(),
+            memory_is_short: plane.arenas.iter().any(is_short),
             traffic: params.traffic,
             ..Scope::default()
         };
         // Files, libraries and the network may be slow; the management plane is not to be.
-        let report = tokio::task::spawn_blocking(move || {
-            let system = System::real();
-            let mut scope = scope;
-            // What is registered is not to be registered again.
-            scope.memory = scope
-                .memory
-                .saturating_sub(system.environment.memlock.pinned);
-            examine(&system, &scope)
-        });
+        let report = tokio::task::spawn_blocking(move || examine(&System::real(), &scope));
         let report = report.await;
         Rdma::look_after(&on);
         report.map_err(|error| RpcError::internal(format!("the checks did not end: {error}")))
@@ -82,6 +92,7 @@ impl Method<Engine> for Run {
 mod tests {
     use serde_json::json;
 
+    use crate::demand::{Demand, data_path};
     use crate::methods::testing::bench;
 
     #[test]
@@ -97,8 +108,27 @@ mod tests {
             of.filter_map(|f| f["status"].as_str()).collect()
         };
         assert_eq!(of("net.iface.exists"), ["FAIL", "PASS"]);
-        // The daemon has its memory, and says which pages it got.
-        assert_eq!(of("mem.hugepages"), ["PASS"]);
+        // The daemon has its memory, and says which pages it got. With worse ones than there could be that is no pass, and
+        // what is advised is for all of a daemon's memory, not for what is missing.
+        let pages = findings
+            .iter()
+            .find(|f| f["id"] == "mem.hugepages")
+            .unwrap();
+        let text = pages["evidence"].as_str().unwrap();
+        let settings = &bench.engine.settings;
+        let config = data_path(settings, &Default::default(), bench.engine.personality).unwrap();
+        let whole = Demand::of(&config, None).unwrap().pages();
+        match text.contains("remedy") {
+            true => {
+                assert_eq!(of("mem.hugepages"), ["WARN"]);
+                let remedy = pages["remedy"].as_str().unwrap();
+                assert!(
+                    remedy.contains(&format!("reserve 2MiB {whole}`")),
+                    "{remedy}"
+                );
+            }
+            false => assert_eq!(of("mem.hugepages"), ["PASS"]),
+        }
         assert!(report["failed"].as_u64() >= Some(1));
         bench.refused("doctor_run", json!({ "listener": [] }));
     }

@@ -66,6 +66,16 @@ pub trait Load: Queue {
         true
     }
 
+    /// Why it cannot be connected, and trying again is of no use.
+    fn refusal(&self) -> Option<&str> {
+        None
+    }
+
+    /// Why the last attempt to connect it failed.
+    fn failure(&self) -> Option<&str> {
+        None
+    }
+
     fn troubles(&self) -> Troubles {
         Troubles::default()
     }

@@ -22,6 +22,14 @@ impl Load for IoQueue {
         IoQueue::is_live(self)
     }
 
+    fn refusal(&self) -> Option<&str> {
+        IoQueue::refusal(self)
+    }
+
+    fn failure(&self) -> Option<&str> {
+        IoQueue::failure(self)
+    }
+
     fn flush(&mut self) {
         IoQueue::flush(self);
     }

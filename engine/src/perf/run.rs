@@ -153,8 +153,19 @@ pub(super) fn run_on<S: Stage>(
         Ok::<_, PerfError>(joined.collect::<Vec<_>>())
     })?;
     let mut sum = Tally::new();
+    let mut stopped = None;
     for tally in tallies {
-        sum.add(tally.map_err(|_| PerfError::Panicked)??);
+        match tally
+            .map_err(|_| PerfError::Panicked)?
+            .map_err(PerfError::from)
+        {
+            // By another worker, whose error says more.
+            Err(error @ PerfError::Worker(WorkerError::Stopped { .. })) => stopped = Some(error),
+            tally => sum.add(tally?),
+        }
+    }
+    if let Some(error) = stopped {
+        return Err(error);
     }
     Ok((sum, interrupted))
 }

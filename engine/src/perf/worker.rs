@@ -87,8 +87,23 @@ impl Drop for Member<'_> {
 pub enum WorkerError {
     #[error("cannot run on core {core}: {why}")]
     Pin { core: usize, why: String },
-    #[error("I/O queue {qid} could not be connected within {limit:?}")]
-    Connect { qid: u16, limit: Duration },
+    #[error("I/O queue {qid} could not be connected within {limit:?}{}", after(.why))]
+    Connect {
+        qid: u16,
+        limit: Duration,
+        why: Option<String>,
+    },
+    #[error(
+        "I/O queue {qid} was refused by the target: {why}; ask for fewer with --queues, or raise the target's limit of \
+         connections"
+    )]
+    Refused { qid: u16, why: String },
+    #[error("the run was stopped before I/O queue {qid} was connected")]
+    Stopped { qid: u16 },
+}
+
+fn after(why: &Option<String>) -> String {
+    why.as_ref().map_or(String::new(), |why| format!(": {why}"))
 }
 
 /// Binds the calling thread to `core`.
@@ -165,13 +180,25 @@ impl<Q: Load> Worker<'_, Q> {
             let mut missing = None;
             for lane in &mut self.lanes {
                 lane.poll(now, done, tally, false);
-                if !lane.queue().is_live() {
-                    missing = missing.or(Some(lane.queue().qid()));
+                let queue = lane.queue();
+                let qid = queue.qid();
+                if let Some(why) = queue.refusal() {
+                    let why = why.to_owned();
+                    return Err(WorkerError::Refused { qid, why });
+                }
+                if !queue.is_live() {
+                    missing = missing.or(Some((qid, queue.failure())));
                 }
             }
-            let Some(qid) = missing else { return Ok(()) };
-            if now.since(start) > limit || self.crew.stopped() {
-                return Err(WorkerError::Connect { qid, limit });
+            let Some((qid, why)) = missing else {
+                return Ok(());
+            };
+            if self.crew.stopped() {
+                return Err(WorkerError::Stopped { qid });
+            }
+            if now.since(start) > limit {
+                let why = why.map(str::to_owned);
+                return Err(WorkerError::Connect { qid, limit, why });
             }
             std::thread::sleep(Duration::from_micros(50));
         }

@@ -46,7 +46,9 @@ pub fn follow(on: &Rc<Engine>) {
             }
             for incident in all {
                 let (kind, subject, facts) = described(&incident, &done, &ports);
-                on.notes.tell(kind, subject, incident.to_string(), facts);
+                let same = (subject, incident.cause());
+                on.notes
+                    .tell_repeating(kind, same, incident.to_string(), facts);
             }
         }
     });

@@ -121,7 +121,7 @@ impl Rdma {
         match self.plug() {
             Some(plug) if !plug.domains().is_empty() => 0,
             Some(plug) => sum(&plug.arenas()),
-            None => sum(arenas) + cores as u64 * config.bytes_per_core(),
+            None => sum(arenas) + cores as u64 * config.bytes_per_core().next_multiple_of(2 << 20),
         }
     }
 

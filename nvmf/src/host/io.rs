@@ -110,6 +110,8 @@ pub struct IoQueue {
     spent: Option<u64>,
     /// Attempts to connect that failed since the last that did not.
     failures: u32,
+    /// Why the last of them failed, and whether the target refused it.
+    failure: Option<(String, bool)>,
     depth: usize,
     pending: Slab<Pending>,
     /// Waiting for the connection or for room in it, in order.
@@ -154,6 +156,7 @@ impl IoQueue {
             generation: 0,
             spent: None,
             failures: 0,
+            failure: None,
             depth,
             pending: Slab::with_capacity(depth),
             unsent: VecDeque::with_capacity(depth),
@@ -241,12 +244,12 @@ impl IoQueue {
                     self.send_connect(now);
                 } else if now.since(since) > limit {
                     self.disconnect(now);
-                    self.give_up_transport("it takes too long to connect");
+                    self.not_connected("it takes too long to connect".into(), false);
                 }
             }
             Phase::Connecting { since } if now.since(since) > limit => {
                 self.disconnect(now);
-                self.give_up_transport("the answer to Connect takes too long");
+                self.not_connected("the answer to Connect takes too long".into(), false);
             }
             Phase::Live if self.link.version() != self.version => self.look(now),
             Phase::Live if now >= self.check_at => self.check_time(now),
@@ -333,7 +336,7 @@ impl IoQueue {
             Err(error) => {
                 tracing::warn!(qid = self.qid, %error, "cannot connect an I/O queue");
                 self.retry_later(now);
-                self.give_up_transport(&error.to_string());
+                self.not_connected(error.to_string(), false);
             }
         }
     }
@@ -352,6 +355,26 @@ impl IoQueue {
         self.failures += 1;
         let retry_at = now + delay.min(RECONNECT_DELAY_MAX);
         self.phase = Phase::Down { retry_at };
+    }
+
+    fn not_connected(&mut self, why: String, refused: bool) {
+        self.give_up_transport(&why);
+        self.failure = Some((why, refused));
+    }
+
+    /// Why the last attempt to connect failed, if none came through since.
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.as_ref().map(|(why, _)| why.as_str())
+    }
+
+    /// Why the target refuses this queue, where there is no other transport to try.
+    pub fn refusal(&self) -> Option<&str> {
+        let paths = self.options.paths.as_ref();
+        let falls_back = paths.is_some_and(|paths| {
+            paths.fallback.is_some() && self.link.state().transport == Some(paths.preferred)
+        });
+        let refused = self.failure.as_ref().filter(|(_, refused)| *refused);
+        refused.filter(|_| !falls_back).map(|(why, _)| why.as_str())
     }
 
     /// This queue cannot be had although its controller lives: where there is another transport, that
@@ -387,10 +410,11 @@ impl IoQueue {
             let status = status.of_fabrics();
             tracing::warn!(qid = self.qid, %status, "an I/O queue was refused");
             self.disconnect(now);
-            return self.give_up_transport(&status.to_string());
+            return self.not_connected(status.to_string(), true);
         }
         self.phase = Phase::Live;
         self.failures = 0;
+        self.failure = None;
         self.away_since = None;
         self.no_access_until = None;
         self.stats.connections += 1;
@@ -582,7 +606,7 @@ impl Queue for IoQueue {
             }
             if let Some(why) = closed {
                 if why != Closed::Local {
-                    tracing::warn!(qid = self.qid, ?why, "an I/O queue was lost");
+                    tracing::warn!(qid = self.qid, %why, "an I/O queue was lost");
                 }
                 let connecting = matches!(
                     self.phase,
@@ -590,7 +614,8 @@ impl Queue for IoQueue {
                 );
                 self.disconnect(now);
                 if connecting {
-                    self.give_up_transport(&format!("{why:?}"));
+                    let refused = matches!(why, Closed::Refused(_));
+                    self.not_connected(why.to_string(), refused);
                 }
             }
         }

@@ -164,7 +164,7 @@ fn shown(status: StatusCode, fabrics: bool) -> String {
 
 fn lost(why: &Closed) -> String {
     match why {
-        Closed::Broken(why) => why.clone(),
+        Closed::Broken(why) | Closed::Refused(why) => why.clone(),
         Closed::Protocol(what) => format!("connection lost: {what}"),
         Closed::Peer => "connection lost: closed by the target".into(),
         Closed::TimedOut => "connection lost: no answer in time".into(),

@@ -44,6 +44,19 @@ pub enum Teardown {
     TargetStopping,
 }
 
+impl Teardown {
+    pub fn text(self) -> &'static str {
+        match self {
+            Teardown::HostLeft => "the host left",
+            Teardown::KeepAliveExpired => "the keep-alive timeout expired",
+            Teardown::HostRemoved => "the host is not allowed any more",
+            Teardown::SubsystemDeleted => "the subsystem was deleted",
+            Teardown::ListenerRemoved => "the listener was removed",
+            Teardown::TargetStopping => "the target stops",
+        }
+    }
+}
+
 /// What happened that hosts may have asked to be told.
 pub mod pending {
     /// Namespaces appeared, went or changed (log 04h).

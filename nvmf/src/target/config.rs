@@ -7,8 +7,8 @@ use nacre_nvmf_wire::Nqn;
 pub struct TargetConfig {
     /// Most subsystems, the discovery subsystem not counted.
     pub max_subsystems: usize,
-    /// Most controllers (associations) of all subsystems together.
-    pub max_controllers: usize,
+    /// Most queues that hosts have connected, over all transports.
+    pub max_connections: usize,
     /// Largest I/O queue, in entries: CAP.MQES + 1 and MAXCMD.
     pub max_io_entries: u16,
     /// Largest admin queue, in entries.
@@ -88,7 +88,7 @@ impl Default for TargetConfig {
     fn default() -> TargetConfig {
         TargetConfig {
             max_subsystems: 1024,
-            max_controllers: 10_240,
+            max_connections: 10_240,
             max_io_entries: 128,
             max_admin_entries: 128,
             max_io_queues: 127,

@@ -19,8 +19,8 @@ use super::io::{self, Plan};
 use super::qpair::Stage;
 use super::request::{ReqIndex, Requests, Step};
 use super::stats::QueueStats;
-use super::subsystem::{Refusal, Subsystem};
-use crate::transport::{CloseWhy, ListenerId, QueueParams};
+use super::subsystem::{Refusal, Subsystem, SubsystemKind};
+use crate::transport::{Address, CloseWhy, ListenerId, QueueParams};
 
 /// How long a Connect waits for an earlier controller of its host to be gone.
 const ADMIT_PATIENCE: Duration = Duration::from_secs(3);
@@ -79,7 +79,7 @@ impl Group {
         let cqe = match accepted {
             Ok(cqe) => return self.connected(q, index, cqe, now),
             Err(Refused::Parameter(parameter, why)) => {
-                tracing::warn!(peer = %self.queue(q).peer, %parameter, "connect refused: {why}");
+                self.say_refused(q, &parameter, &why, now);
                 parameter.to_cqe(cid)
             }
             // What stands in the way is usually gone in a moment; a refusal costs the host a whole
@@ -91,17 +91,30 @@ impl Group {
                 return;
             }
             Err(Refused::Busy(why)) => {
-                tracing::warn!(peer = %self.queue(q).peer, "connect refused for now: {why}");
+                self.say_refused(q, &"for now", &why, now);
                 Cqe::new(cid, StatusCode::CONNECT_CONTROLLER_BUSY)
             }
             Err(Refused::Status(status, why)) => {
                 let reason = status.fabrics_name().unwrap_or("refused");
-                tracing::warn!(peer = %self.queue(q).peer, reason, "connect refused: {why}");
+                self.say_refused(q, &reason, &why, now);
                 Cqe::new(cid, status)
             }
         };
         self.complete(q, index, cqe, now);
         self.close_queue(q, CloseWhy::Drained, now);
+    }
+
+    /// A host that is refused tries again, often several times a second: the log has the first and then one a minute.
+    fn say_refused(&mut self, q: u32, reason: &dyn std::fmt::Display, why: &str, now: Nanos) {
+        let peer = self.queue(q).peer.clone();
+        let host = match &peer {
+            Address::Ip(address) => address.ip().to_string(),
+            Address::Loopback(name) => name.clone(),
+        };
+        if let Some(left_out) = self.refusals.admit((host, why.to_owned()), now) {
+            let times = left_out + 1;
+            tracing::warn!(%peer, %reason, times, "connect refused: {why}");
+        }
     }
 
     fn connect(
@@ -142,13 +155,20 @@ impl Group {
                 format!("{entries} entries; 2 to {max} are possible"),
             ));
         }
+        // Taken first: what is refused for want of it must leave nothing behind.
+        let discovery = subsystem.kind == SubsystemKind::Discovery;
+        let place = self.target.places.take(discovery).map_err(|full| {
+            Refused::Status(StatusCode::CONNECT_CONTROLLER_BUSY, full.to_string())
+        })?;
         let association = if connect.is_admin() {
             self.connect_admin(q, &subsystem, data, &hostnqn)?
         } else {
             let listener = self.queue_ref(q).listener;
             self.connect_io(&connect, &subsystem, listener, data, &hostnqn)?
         };
-        self.adopt(q, &connect, association, now)
+        let cqe = self.adopt(q, &connect, association, now)?;
+        self.queue(q).place = Some(place);
+        Ok(cqe)
     }
 
     fn connect_admin(
@@ -165,15 +185,6 @@ impl Group {
                 format!("{}: {why}", subsystem.nqn()),
             )
         })?;
-        if self.target.controller_count() >= self.target.config.max_controllers {
-            return Err(Refused::Status(
-                StatusCode::CONNECT_CONTROLLER_BUSY,
-                format!(
-                    "all {} controllers are in use",
-                    self.target.config.max_controllers
-                ),
-            ));
-        }
         let qp = self.queue(q);
         let (listener, port) = (qp.listener, qp.transport);
         let kind = self.port_kind(port);
@@ -253,7 +264,7 @@ impl Group {
         // Of the transport that the controller came over: it has announced that many.
         let limits = self.target.queue_limits(association.transport);
         let max = limits.max_io_queues.min(association.io_queues());
-        let discovery = subsystem.kind == super::subsystem::SubsystemKind::Discovery;
+        let discovery = subsystem.kind == SubsystemKind::Discovery;
         if connect.qid > max || discovery {
             return Err(Refused::Parameter(
                 InvalidParameter::QID,

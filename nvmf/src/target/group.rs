@@ -16,11 +16,12 @@ use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use nacre_bdev::{Completion, Done};
 use nacre_hugepages::{Buf, Pool};
 use nacre_nvmf_wire::{Fuse, Sgl, Sqe, StatusCode};
-use nacre_reactor::{EventSet, Idle, Nanos, Poller, Work};
+use nacre_reactor::{EventSet, Idle, Nanos, Poller, Repeats, Work};
 
 use super::association::{GroupHandle, Phase};
 use super::device::{self, Devices};
@@ -32,6 +33,9 @@ use super::reservation::Reserving;
 use super::target::Target;
 use super::waiting::{ReqRef, current, make_room, waits_for_buffer};
 use crate::transport::{CloseWhy, ConnId, Event, Events, Pools, Transport, TransportType};
+
+/// The log repeats why a host is refused no sooner.
+const SAID_AGAIN: Duration = Duration::from_secs(60);
 
 /// A transport's I/O half on this core.
 pub(super) struct Port {
@@ -83,6 +87,8 @@ pub struct Group {
     pub(crate) reserving: Reserving,
     events: Events,
     done: Done,
+    /// Refused Connects by host and reason, for the log.
+    pub(super) refusals: Repeats<(String, String)>,
     pub(super) upkeep_at: Nanos,
     pub(super) sleepers: EventSet,
 }
@@ -123,6 +129,7 @@ impl Group {
             reserving: Reserving::default(),
             events: Events::with_capacity(config.batch),
             done: Done::with_capacity(config.batch),
+            refusals: Repeats::new(SAID_AGAIN),
             upkeep_at: Nanos::ZERO,
             sleepers: EventSet::new()?,
         })

@@ -100,9 +100,9 @@ impl Group {
         qp.closed = true;
         match why {
             Closed::Local | Closed::Peer => {
-                tracing::debug!(peer = %qp.peer, qid = qp.qid, "connection closed: {why:?}");
+                tracing::debug!(peer = %qp.peer, qid = qp.qid, "connection closed: {why}");
             }
-            _ => tracing::warn!(peer = %qp.peer, qid = qp.qid, "connection lost: {why:?}"),
+            _ => tracing::warn!(peer = %qp.peer, qid = qp.qid, "connection lost: {why}"),
         }
         self.close_queue(q, CloseWhy::Now, now);
         self.reap(q, now);
@@ -137,8 +137,10 @@ impl Group {
         {
             association.tear_down(Teardown::HostLeft);
             let (host, cntlid) = (&association.hostnqn, association.cntlid);
-            let reason = association.teardown_reason();
-            tracing::info!(subsystem = %association.subsystem.nqn(), %host, cntlid, ?reason, "controller removed");
+            let reason = association
+                .teardown_reason()
+                .map_or("unknown", Teardown::text);
+            tracing::info!(subsystem = %association.subsystem.nqn(), %host, cntlid, reason, "controller removed");
             self.target.forget(association);
         }
     }

@@ -29,6 +29,7 @@ mod hosts;
 mod io;
 mod life;
 pub mod namespace;
+mod places;
 mod qpair;
 mod request;
 pub mod reservation;

@@ -12,6 +12,7 @@ use super::association::Association;
 use super::controller::Controller;
 use super::io::{IoLimits, Plan, Transfer};
 use super::namespace::{Namespace, View};
+use super::places::Place;
 use super::request::{ReqIndex, Requests};
 use super::reservation::RightsCache;
 use super::stats::QueueStats;
@@ -57,6 +58,8 @@ pub(crate) struct QueuePair {
     /// It was told otherwise before: some data may still be in place.
     pub was_in_place: bool,
     pub association: Option<Arc<Association>>,
+    /// From the accepted Connect on.
+    pub place: Option<Place>,
     /// Of admin queues.
     pub controller: Option<Box<Controller>>,
     pub requests: Requests,
@@ -143,6 +146,7 @@ impl QueuePair {
             in_place: false,
             was_in_place: false,
             association: None,
+            place: None,
             controller: None,
             requests: Requests::new(FRESH_ENTRIES),
             limits,

@@ -12,6 +12,7 @@ use super::ana::AnaStates;
 use super::association::{Association, GroupHandle, Teardown};
 use super::cntlid::MAX_CNTLID;
 use super::config::{QueueLimits, TargetConfig};
+use super::places::Places;
 use super::stats::Totals;
 use super::subsystem::{
     NamespaceConfig, RdmaFabric, Subsystem, SubsystemConfig, SubsystemError, SubsystemKind,
@@ -88,6 +89,7 @@ pub struct Target {
     held: AtomicBool,
     /// Connects refused because the subsystem is withheld from their transport.
     withheld: AtomicU64,
+    pub(crate) places: Arc<Places>,
 }
 
 mod discovery;
@@ -117,6 +119,7 @@ impl Target {
         let error_entries = usize::from(config.error_log_entries);
         let discovery_nqn = Mutex::new(config.discovery_nqn.clone().filter(|n| !n.is_discovery()));
         let generation = AtomicU64::new(config.discovery_generation);
+        let max_connections = config.max_connections;
         Arc::new(Target {
             discovery_nqn,
             config,
@@ -141,6 +144,7 @@ impl Target {
             generation,
             held: AtomicBool::new(false),
             withheld: AtomicU64::new(0),
+            places: Places::new(max_connections),
         })
     }
 
@@ -297,6 +301,11 @@ impl Target {
 
     pub fn discovery(&self) -> &Arc<Subsystem> {
         &self.discovery
+    }
+
+    /// Queues that hosts have connected.
+    pub fn connections(&self) -> usize {
+        self.places.open()
     }
 
     /// Controllers of all subsystems, the discovery subsystem's included.

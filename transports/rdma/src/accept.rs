@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use nacre_nvmf::transport::{ListenerId, QueueKind};
 use nacre_nvmf_wire::rdma::{AcceptData, RejectStatus, Request};
@@ -42,6 +43,11 @@ pub(crate) struct Offered {
 /// Why not, for the host and for the log.
 pub(crate) struct Refused(pub RejectStatus, pub String);
 
+/// As long as hosts have been refused within this time, connections that say nothing have less time.
+pub(crate) const CROWDED: Duration = Duration::from_secs(10);
+/// How long a connection may then take to connect its queue.
+pub(crate) const CROWDED_PATIENCE: Duration = Duration::from_secs(1);
+
 /// Scatter entries: a command's entry and its data; a message and its data.
 const SGES: u32 = 2;
 
@@ -79,9 +85,13 @@ pub(crate) fn offer(
     }
     let no_room = |why: String| Refused(RejectStatus::NoResources, why);
     if open >= config.max_connections {
+        // Those that only hold a place do so no longer: the host is told to come again.
+        for core in shared.cores().iter() {
+            core.send(ToCore::Crowded);
+        }
         let limit = config.max_connections;
         return Err(no_room(format!(
-            "{limit} connections are open (max_connections)"
+            "{limit} queue pairs are open, as many as [rdma] max_qpairs allows"
         )));
     }
     let core = shared.least_loaded();

@@ -11,7 +11,7 @@
 mod devices;
 
 use std::collections::{HashMap, VecDeque};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ use nacre_nvmf_wire::rdma::{RejectData, RejectStatus};
 use nacre_rdma_verbs::{
     CmEvent, CmEventKind, CmId, CmOptions, ConnectionManager, DeviceId, VerbsError,
 };
-use nacre_reactor::{EventSet, Events};
+use nacre_reactor::{Clock, EventSet, Events, Repeats};
 use zerocopy::IntoBytes;
 
 use self::devices::Used;
@@ -30,6 +30,8 @@ use crate::incident::Incident;
 use crate::shared::{Ended, QueuePairInfo, QueuePairState, Shared, ToControl, ToCore};
 use crate::stats::{ControlCounts, event_name};
 
+/// The log repeats why a host is refused no sooner.
+const SAID_AGAIN: Duration = Duration::from_secs(60);
 /// How often a listener that lost its device is tried again.
 const RELISTEN: Duration = Duration::from_millis(500);
 
@@ -65,6 +67,8 @@ pub(crate) struct Control {
     waiting: VecDeque<CmEvent>,
     pub held: bool,
     pub counts: ControlCounts,
+    /// Refusals by peer and cause, for the log.
+    said: Repeats<(IpAddr, String)>,
     watched: EventSet,
 }
 
@@ -90,6 +94,7 @@ impl Control {
             waiting: VecDeque::new(),
             held: false,
             counts: ControlCounts::default(),
+            said: Repeats::new(SAID_AGAIN),
             watched,
         })
     }
@@ -240,6 +245,14 @@ impl Control {
                     Ok(offered) => {
                         self.conns.insert(id, offered);
                     }
+                    // No NVMe host: `nacre doctor --peer` looks whether a target answers, or a scanner does.
+                    Err(Refused(status, _)) if params.private_data.iter().all(|b| *b == 0) => {
+                        if let Some(listener) = self.listeners.get_mut(&listener) {
+                            listener.counts.refused += 1;
+                        }
+                        tracing::info!(%peer, %local, "an RDMA connection that says nothing of NVMe was answered: a probe");
+                        self.reject(id, status, "a probe");
+                    }
                     Err(refused) => self.refuse(shared, id, listener, (local, peer), refused),
                 }
             }
@@ -303,7 +316,12 @@ impl Control {
             status,
             why,
         };
-        tracing::warn!("{incident}");
+        // A host that is refused tries again, often several times a second.
+        let told = (peer.ip(), incident.cause());
+        if let Some(left_out) = self.said.admit(told, Clock::real().now()) {
+            let times = left_out + 1;
+            tracing::warn!(times, "{incident}");
+        }
         shared.incidents.add(incident);
     }
 

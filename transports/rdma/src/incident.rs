@@ -51,10 +51,25 @@ impl Incident {
     pub fn remedy(&self) -> &'static str {
         match self {
             Incident::QueuePairFailed { status, .. } => status.remedy(),
-            Incident::Refused { .. } => {
+            Incident::Refused {
+                status: RejectStatus::NoResources,
+                ..
+            } => {
                 "`nacre rdma size` tells what is needed, `nacre rdma devices -v` what the device has"
             }
+            Incident::Refused { .. } => {
+                "the host asks for what this target does not do: look at its driver and at the size of its queues"
+            }
             Incident::DeviceLost { .. } => "listeners are back when the device is",
+        }
+    }
+
+    /// What makes it a repeat of another one with the same peer or device.
+    pub fn cause(&self) -> String {
+        match self {
+            Incident::QueuePairFailed { status, .. } => status.name().to_owned(),
+            Incident::Refused { status, why, .. } => format!("{status}: {why}"),
+            Incident::DeviceLost { why, .. } => (*why).to_owned(),
         }
     }
 

@@ -287,6 +287,8 @@ pub(crate) enum ToCore {
     Incoming(Box<Incoming>),
     Established(CmId),
     Ended(CmId, Ended),
+    /// There is no room for more: those that have not connected their queue have less time for it.
+    Crowded,
     /// A device, or these queues of it, are not used any more: what the core has of them, it lets go of.
     DeviceGone,
     /// The queues with this [`Queues::id`] failed.

@@ -92,6 +92,8 @@ pub struct RdmaTransport {
     attention: Vec<u32>,
     looked_at: Vec<u32>,
     next_deadline: Nanos,
+    /// A host was refused for want of room shortly before.
+    crowded_until: Nanos,
     now: Nanos,
     wakes: EventSet,
     headers: Pool,
@@ -129,6 +131,7 @@ impl RdmaTransport {
             attention: Vec::new(),
             looked_at: Vec::new(),
             next_deadline: Nanos::MAX,
+            crowded_until: Nanos::ZERO,
             now: Nanos::ZERO,
             wakes: EventSet::new()?,
             headers: carve(&headers)?,

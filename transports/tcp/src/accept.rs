@@ -3,17 +3,18 @@
 //! It is no reactor: it blocks, and it is the only place that does.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use crossbeam_queue::ArrayQueue;
 use nacre_nvmf::transport::{CoreLoad, ListenerId, ListenerOptions, QueueKind};
-use nacre_reactor::{EventSet, Events, Interest};
+use nacre_reactor::{Clock, EventSet, Events, Interest, Nanos, Repeats};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
+use rustix::process::{Resource, getrlimit};
 
 use crate::config::TcpConfig;
 use crate::socket::{self, Tuning};
@@ -26,6 +27,10 @@ const INBOX_RETRIES: usize = 1000;
 const ACCEPT_BATCH: usize = 64;
 /// Between two looks at whether fewer connections are pending.
 const PENDING_WAIT: Duration = Duration::from_millis(1);
+/// A connection may take so long to connect its queue, however many wait behind it.
+const PENDING_GRACE: Duration = Duration::from_secs(1);
+/// The log repeats why a connection was refused no sooner.
+const SAID_AGAIN: Duration = Duration::from_secs(60);
 /// The token of the descriptor that ends the thread.
 const STOP: u64 = u64::MAX;
 
@@ -37,12 +42,29 @@ pub(crate) struct Incoming {
     pub options: ListenerOptions,
     pub local: SocketAddr,
     pub peer: SocketAddr,
+    pub pending: Arc<Pending>,
+}
+
+/// A connection whose Connect has not been accepted; gone when it has been.
+pub(crate) struct Pending {
+    pub peer: IpAddr,
+    pub since: Nanos,
+    /// It has to make room.
+    pub evicted: AtomicBool,
+    core: OnceLock<Arc<CoreSlot>>,
+}
+
+/// From the accepting thread to a core.
+pub(crate) enum ToCore {
+    Connection(Incoming),
+    /// Some pending connections were told to make room.
+    Evict,
 }
 
 /// One core, as the accepting thread sees it.
 pub(crate) struct CoreSlot {
     pub core: usize,
-    pub inbox: ArrayQueue<Incoming>,
+    pub inbox: ArrayQueue<ToCore>,
     pub load: CoreLoad,
     pub wake: Arc<dyn Fn() + Send + Sync>,
     pub stats: Stats,
@@ -82,6 +104,8 @@ pub(crate) struct Shared {
     pub connections: AtomicUsize,
     /// Those of them whose Connect has not been accepted yet.
     pub pending: AtomicUsize,
+    /// Pending connections that had to make room for others.
+    pub evicted: AtomicU64,
     /// Connections refused: at the limit, or with no core to take them.
     pub rejected_limit: AtomicU64,
     pub rejected_no_core: AtomicU64,
@@ -105,6 +129,7 @@ impl Shared {
             cores: Mutex::default(),
             connections: AtomicUsize::new(0),
             pending: AtomicUsize::new(0),
+            evicted: AtomicU64::new(0),
             rejected_limit: AtomicU64::new(0),
             rejected_no_core: AtomicU64::new(0),
             accept_errors: AtomicU64::new(0),
@@ -147,6 +172,12 @@ impl Shared {
 /// The thread's life.
 pub(crate) fn run(shared: &Shared) {
     let mut events = Events::with_capacity(64);
+    let mut acceptor = Acceptor {
+        shared,
+        clock: Clock::real(),
+        pending: Vec::new(),
+        said: Repeats::new(SAID_AGAIN),
+    };
     while !shared.stopping.load(Ordering::Acquire) {
         if let Err(error) = shared.watched.wait(&mut events, Duration::from_secs(3600)) {
             tracing::error!(%error, "waiting for connections failed");
@@ -163,109 +194,249 @@ pub(crate) fn run(shared: &Shared) {
                 (Arc::clone(&listener.socket), listener.options, counts)
             });
             if let Some((socket, options, counts)) = listener {
-                accept_some(shared, id, &socket, options, &counts);
+                acceptor.accept_some(id, &socket, options, &counts);
             }
         }
     }
 }
 
-fn accept_some(
-    shared: &Shared,
-    id: ListenerId,
-    listening: &OwnedFd,
-    options: ListenerOptions,
-    counts: &ListenerCounters,
-) {
-    for _ in 0..ACCEPT_BATCH {
-        if shared.pending.load(Ordering::Relaxed) >= shared.config.max_pending_connections {
-            // The kernel's backlog keeps whoever comes until others have connected or timed out:
-            // after a restart a thousand hosts come at once, and none of them is to be refused.
-            std::thread::sleep(PENDING_WAIT);
-            return;
+/// What the accepting thread has for itself.
+struct Acceptor<'a> {
+    shared: &'a Shared,
+    clock: Clock,
+    /// Those that are alive have not been connected yet.
+    pending: Vec<Weak<Pending>>,
+    said: Repeats<Said>,
+}
+
+/// What the log says of connections, of each peer's and each reason once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Said {
+    NoDescriptors,
+    Limit(IpAddr),
+    NoCore,
+    Evicted(IpAddr),
+}
+
+impl Acceptor<'_> {
+    fn say(&mut self, what: Said, tell: impl FnOnce(u64)) {
+        if let Some(left_out) = self.said.admit(what, self.clock.now()) {
+            tell(left_out + 1);
         }
-        match rustix::net::acceptfrom_with(listening, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
-        {
-            Ok((socket, peer)) => {
-                let peer = peer.and_then(|peer| SocketAddr::try_from(peer).ok());
-                let local = rustix::net::getsockname(&socket).and_then(SocketAddr::try_from);
-                // Gone again already when it has no addresses.
-                if let (Some(peer), Ok(local)) = (peer, local) {
-                    hand_over(
-                        shared,
-                        Incoming {
+    }
+
+    fn accept_some(
+        &mut self,
+        id: ListenerId,
+        listening: &OwnedFd,
+        options: ListenerOptions,
+        counts: &ListenerCounters,
+    ) {
+        let shared = self.shared;
+        let limit = getrlimit(Resource::Nofile).current;
+        let reserved = shared.config.reserved_descriptors;
+        for accepted in 0..ACCEPT_BATCH {
+            if shared.pending.load(Ordering::Relaxed) >= shared.config.max_pending_connections {
+                // The kernel's backlog keeps whoever comes until others have connected or have made room:
+                // after a restart a thousand hosts come at once, and none of them is to be refused.
+                // Only at first it is known that one is there.
+                if accepted == 0 {
+                    self.evict();
+                    std::thread::sleep(PENDING_WAIT);
+                }
+                return;
+            }
+            match rustix::net::acceptfrom_with(
+                listening,
+                SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+            ) {
+                Ok((socket, _)) if is_reserved(socket.as_raw_fd(), limit, reserved) => {
+                    drop(socket);
+                    shared.accept_errors.fetch_add(1, Ordering::Relaxed);
+                    counts.refused.fetch_add(1, Ordering::Relaxed);
+                    self.say_no_descriptors("only descriptors reserved for management are left");
+                }
+                Ok((socket, peer)) => {
+                    let peer = peer.and_then(|peer| SocketAddr::try_from(peer).ok());
+                    let local = rustix::net::getsockname(&socket).and_then(SocketAddr::try_from);
+                    // Gone again already when it has no addresses.
+                    if let (Some(peer), Ok(local)) = (peer, local) {
+                        let pending = Arc::new(Pending {
+                            peer: peer.ip(),
+                            since: self.clock.now(),
+                            evicted: AtomicBool::new(false),
+                            core: OnceLock::new(),
+                        });
+                        let incoming = Incoming {
                             socket,
                             listener: id,
                             options,
                             local,
                             peer,
-                        },
-                        counts,
-                    );
+                            pending,
+                        };
+                        self.hand_over(incoming, counts);
+                    }
+                }
+                Err(Errno::AGAIN) => return,
+                // Removed meanwhile.
+                Err(Errno::INVAL | Errno::BADF) => return,
+                Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
+                    // The listener stays readable, so wait a little.
+                    shared.accept_errors.fetch_add(1, Ordering::Relaxed);
+                    self.say_no_descriptors(&socket::describe(errno));
+                    std::thread::sleep(Duration::from_millis(100));
+                    return;
+                }
+                // Of the connection, which broke before it was accepted: the kernel tells it here.
+                Err(errno) => {
+                    tracing::debug!(error = %socket::describe(errno), "a connection broke before it was accepted");
                 }
             }
-            Err(Errno::AGAIN) => return,
-            // Removed meanwhile.
-            Err(Errno::INVAL | Errno::BADF) => return,
-            Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
-                // The listener stays readable, so wait a little.
-                shared.accept_errors.fetch_add(1, Ordering::Relaxed);
-                tracing::warn!(error = %socket::describe(errno), "cannot accept; raise `ulimit -n` if descriptors ran out");
-                std::thread::sleep(Duration::from_millis(100));
-                return;
-            }
-            // Of the connection, which broke before it was accepted: the kernel tells it here.
-            Err(errno) => {
-                tracing::debug!(error = %socket::describe(errno), "a connection broke before it was accepted");
-            }
         }
+    }
+
+    fn say_no_descriptors(&mut self, error: &str) {
+        self.say(Said::NoDescriptors, |times| {
+            tracing::warn!(
+                error,
+                times,
+                "cannot accept hosts; raise the limit of open files (LimitNOFILE= of a unit, ulimit -n)"
+            );
+        });
+    }
+
+    /// The oldest pending connection of the address that has most makes room, once its grace is over: whoever connects
+    /// and says nothing keeps no other host out.
+    fn evict(&mut self) {
+        let now = self.clock.now();
+        let mut pending: Vec<Arc<Pending>> = Vec::with_capacity(self.pending.len());
+        self.pending.retain(|weak| {
+            let alive = weak.upgrade();
+            let is_alive = alive.is_some();
+            pending.extend(alive);
+            is_alive
+        });
+        // One at a time: it makes room in a turn of its core.
+        if pending
+            .iter()
+            .any(|one| one.evicted.load(Ordering::Relaxed))
+        {
+            return;
+        }
+        let mut of_peer = HashMap::<IpAddr, usize>::new();
+        for one in &pending {
+            *of_peer.entry(one.peer).or_default() += 1;
+        }
+        let is_late = |one: &&Arc<Pending>| now.since(one.since) >= PENDING_GRACE;
+        let rank = |one: &&Arc<Pending>| (std::cmp::Reverse(of_peer[&one.peer]), one.since);
+        let Some(victim) = pending.iter().filter(is_late).min_by_key(rank) else {
+            return;
+        };
+        // A core whose inbox is full has no time for it anyway.
+        if let Some(core) = victim.core.get()
+            && core.inbox.push(ToCore::Evict).is_ok()
+        {
+            victim.evicted.store(true, Ordering::Release);
+            (core.wake)();
+            self.shared.evicted.fetch_add(1, Ordering::Relaxed);
+            let (peer, limit) = (victim.peer, self.shared.config.max_pending_connections);
+            self.say(Said::Evicted(peer), |times| {
+                tracing::warn!(
+                    %peer,
+                    limit,
+                    times,
+                    "connection closed: it has not connected a queue, and others wait ([nvmf] max_pending_connections)"
+                );
+            });
+        }
+    }
+
+    /// To the core that carries least, of several the first: where the queues of a host lie does not depend on which core
+    /// was there first. What the connection is for its Connect will say. Closed when there is none or the limit is
+    /// reached.
+    fn hand_over(&mut self, incoming: Incoming, counts: &ListenerCounters) {
+        let shared = self.shared;
+        let peer = incoming.peer;
+        if shared.connections.fetch_add(1, Ordering::AcqRel) >= shared.config.max_connections {
+            shared.connections.fetch_sub(1, Ordering::AcqRel);
+            shared.rejected_limit.fetch_add(1, Ordering::Relaxed);
+            counts.refused.fetch_add(1, Ordering::Relaxed);
+            let limit = shared.config.max_connections;
+            self.say(Said::Limit(peer.ip()), |times| {
+                tracing::warn!(%peer, limit, times, "connection refused: the limit of connections is reached");
+            });
+            return;
+        }
+        let tuned = socket::tune(
+            &incoming.socket,
+            &incoming.peer,
+            &shared.tuning(&incoming.options),
+        );
+        if let Err(error) = tuned {
+            tracing::debug!(%error, %peer, "a connection broke before it was taken over");
+            shared.connections.fetch_sub(1, Ordering::AcqRel);
+            return;
+        }
+        let pending = Arc::clone(&incoming.pending);
+        let mut incoming = ToCore::Connection(incoming);
+        for _ in 0..INBOX_RETRIES {
+            let mut cores = shared.cores().clone();
+            cores.sort_by_key(|core| (core.load.rank(), core.core));
+            shared.pending.fetch_add(1, Ordering::Relaxed);
+            for core in &cores {
+                core.load.add(QueueKind::Io);
+                // Before the core knows of it: whoever sees the connection sees it counted.
+                counts.accepted.fetch_add(1, Ordering::Relaxed);
+                match core.inbox.push(incoming) {
+                    Ok(()) => {
+                        let _ = pending.core.set(Arc::clone(core));
+                        self.pending.push(Arc::downgrade(&pending));
+                        if self.pending.len() >= 2 * shared.config.max_pending_connections {
+                            self.pending.retain(|one| one.strong_count() > 0);
+                        }
+                        return (core.wake)();
+                    }
+                    Err(back) => {
+                        core.load.remove(QueueKind::Io);
+                        counts.accepted.fetch_sub(1, Ordering::Relaxed);
+                        incoming = back;
+                    }
+                }
+            }
+            shared.pending.fetch_sub(1, Ordering::Relaxed);
+            if cores.is_empty() || shared.stopping.load(Ordering::Acquire) {
+                break;
+            }
+            // All full: the kernel's backlog keeps the others meanwhile.
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        shared.connections.fetch_sub(1, Ordering::AcqRel);
+        shared.rejected_no_core.fetch_add(1, Ordering::Relaxed);
+        counts.refused.fetch_add(1, Ordering::Relaxed);
+        self.say(Said::NoCore, |times| {
+            tracing::warn!(%peer, times, "connection refused: no core takes it");
+        });
     }
 }
 
-/// To the core that carries least, of several the first: where the queues of a host lie does not depend on which core was
-/// there first. What the connection is for its Connect will say. Closed when there is none or the limit is reached.
-fn hand_over(shared: &Shared, mut incoming: Incoming, counts: &ListenerCounters) {
-    if shared.connections.fetch_add(1, Ordering::AcqRel) >= shared.config.max_connections {
-        shared.connections.fetch_sub(1, Ordering::AcqRel);
-        shared.rejected_limit.fetch_add(1, Ordering::Relaxed);
-        counts.refused.fetch_add(1, Ordering::Relaxed);
-        tracing::debug!(peer = %incoming.peer, limit = shared.config.max_connections, "connection refused: limit reached");
-        return;
+/// Whether `descriptor` is one of the last, which management needs. The kernel gives out the lowest one that is free: all
+/// below are in use.
+fn is_reserved(descriptor: RawFd, limit: Option<u64>, reserved: u64) -> bool {
+    let first = limit.map(|limit| limit - reserved.min(limit / 4));
+    first.is_some_and(|first| descriptor as u64 >= first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_descriptors_are_reserved_and_no_more_than_a_quarter() {
+        assert!(!is_reserved(895, Some(1024), 128));
+        assert!(is_reserved(896, Some(1024), 128));
+        assert!(!is_reserved(95, Some(128), 128));
+        assert!(is_reserved(96, Some(128), 128));
+        assert!(!is_reserved(1 << 20, None, 128));
     }
-    if let Err(error) = socket::tune(
-        &incoming.socket,
-        &incoming.peer,
-        &shared.tuning(&incoming.options),
-    ) {
-        tracing::debug!(%error, peer = %incoming.peer, "a connection broke before it was taken over");
-        shared.connections.fetch_sub(1, Ordering::AcqRel);
-        return;
-    }
-    for _ in 0..INBOX_RETRIES {
-        let mut cores = shared.cores().clone();
-        cores.sort_by_key(|core| (core.load.rank(), core.core));
-        shared.pending.fetch_add(1, Ordering::Relaxed);
-        for core in &cores {
-            core.load.add(QueueKind::Io);
-            // Before the core knows of it: whoever sees the connection sees it counted.
-            counts.accepted.fetch_add(1, Ordering::Relaxed);
-            match core.inbox.push(incoming) {
-                Ok(()) => return (core.wake)(),
-                Err(back) => {
-                    core.load.remove(QueueKind::Io);
-                    counts.accepted.fetch_sub(1, Ordering::Relaxed);
-                    incoming = back;
-                }
-            }
-        }
-        shared.pending.fetch_sub(1, Ordering::Relaxed);
-        if cores.is_empty() || shared.stopping.load(Ordering::Acquire) {
-            break;
-        }
-        // All full: the kernel's backlog keeps the others meanwhile.
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    shared.connections.fetch_sub(1, Ordering::AcqRel);
-    shared.rejected_no_core.fetch_add(1, Ordering::Relaxed);
-    counts.refused.fetch_add(1, Ordering::Relaxed);
-    tracing::warn!(peer = %incoming.peer, "connection refused: no core takes it");
 }

@@ -17,8 +17,11 @@ pub struct TcpConfig {
     pub max_h2c_data_size: u32,
     /// Most connections of the whole transport.
     pub max_connections: usize,
-    /// Most connections whose Connect has not been accepted yet; others wait in the kernel's backlog.
+    /// Most connections whose Connect has not been accepted yet. Others wait in the kernel's backlog, or take the place
+    /// of one that has been at it for longer than a second.
     pub max_pending_connections: usize,
+    /// Descriptors that connections leave to the rest of the process, at most a quarter of all.
+    pub reserved_descriptors: u64,
     /// Connections that the kernel keeps until we accept them, per listener.
     pub backlog: i32,
     pub max_listeners: usize,
@@ -58,6 +61,7 @@ impl Default for TcpConfig {
             max_h2c_data_size: 128 << 10,
             max_connections: 10_000,
             max_pending_connections: 256,
+            reserved_descriptors: 128,
             backlog: 512,
             max_listeners: 256,
             icreq_timeout: Duration::from_secs(10),

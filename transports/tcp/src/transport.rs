@@ -27,7 +27,7 @@ use nacre_nvmf_wire::Sqe;
 use nacre_reactor::{EventSet, Events as Ready, Idle, Interest, Nanos};
 use rustix::io::Errno;
 
-use crate::accept::{CoreSlot, Shared};
+use crate::accept::{CoreSlot, Pending, Shared};
 use crate::socket;
 use crate::stats::add;
 
@@ -60,6 +60,8 @@ struct Conn {
     opened: bool,
     /// Once its Connect was accepted, and it is no longer pending.
     established: Option<QueueKind>,
+    /// Until then.
+    unconnected: Option<Arc<Pending>>,
     /// On the list of connections with something to send.
     dirty: bool,
     /// On the list of connections to look at next turn whatever epoll says.
@@ -317,7 +319,7 @@ fn translate(conn: ConnId, event: TargetEvent, core: &CoreSlot) -> Event {
         TargetEvent::Closed(why) => {
             let counter = match &why {
                 Closed::Peer => &core.stats.closed_by_peer,
-                Closed::Broken(_) => &core.stats.closed_broken,
+                Closed::Broken(_) | Closed::Refused(_) => &core.stats.closed_broken,
                 Closed::Protocol(_) => &core.stats.closed_protocol,
                 Closed::TimedOut => &core.stats.closed_timeout,
                 Closed::Local => &core.stats.closed_local,
@@ -416,6 +418,7 @@ impl Transport for TcpTransport {
         open.machine.established(params);
         let kind = QueueKind::of(params.qid);
         if open.established.replace(kind).is_none() {
+            open.unconnected = None;
             self.core.load.remove(QueueKind::Io);
             self.core.load.add(kind);
             self.shared.pending.fetch_sub(1, Ordering::Relaxed);

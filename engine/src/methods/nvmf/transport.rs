@@ -329,8 +329,11 @@ impl Transport {
             receive_buffer: buffer(sock.recv_buf_size),
             in_capsule_data_size: self.in_capsule_data_size,
             max_io_size: self.max_io_size,
-            max_connections: on.settings.nvmf.max_connections as usize,
+            // Those that are connected are the target's to count: a host beyond its limit is told so.
+            max_connections: (on.settings.nvmf.max_connections as usize)
+                .saturating_add(on.settings.nvmf.max_pending_connections as usize),
             max_pending_connections: on.settings.nvmf.max_pending_connections as usize,
+            reserved_descriptors: crate::descriptors::reserved(&on.settings),
             ack_timeout: match self.ack_timeout {
                 0 => defaults.ack_timeout,
                 ms => Duration::from_millis(ms.into()),

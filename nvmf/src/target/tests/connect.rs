@@ -332,20 +332,31 @@ fn controller_reset_ends_io_queues() {
     rig.io_queue(cntlid, 1);
 }
 
+/// Goal: the limit holds for queues of every kind and transport, a host beyond it is told so by the status of its Connect,
+/// and each queue that goes makes room.
 #[test]
-fn controllers_are_counted() {
+fn connected_queues_are_bounded() {
     let mut rig = Rig::new(TargetConfig {
-        max_controllers: 2,
+        max_connections: 3,
         ..TargetConfig::default()
     });
-    rig.admin();
-    rig.admin();
-    let (_, cqe) = rig.connect_as(HOSTNQN, SUBNQN, 0, 0xffff, 32);
-    assert_eq!(
-        cqe.status(),
-        StatusCode::CONNECT_CONTROLLER_BUSY,
-        "no DNR: it may work later"
-    );
+    let (_, cntlid) = rig.admin();
+    let first = rig.io_queue(cntlid, 1);
+    rig.io_queue(cntlid, 2);
+    let busy = StatusCode::CONNECT_CONTROLLER_BUSY;
+    for (qid, cntlid) in [(0, 0xffff), (3, cntlid)] {
+        let (_, cqe) = rig.connect_as(HOSTNQN, SUBNQN, qid, cntlid, 32);
+        assert_eq!(cqe.status(), busy, "no DNR: it may work later");
+    }
+    // A Connect that is refused for another reason takes no place.
+    rig.hang_up(first);
+    rig.turn();
+    for _ in 0..5 {
+        let (_, cqe) = rig.connect_as(HOSTNQN, SUBNQN, 2, cntlid, 32);
+        assert_ne!(cqe.status(), busy);
+    }
+    rig.io_queue(cntlid, 3);
+    assert_eq!(rig.target.connections(), 3);
 }
 
 /// Goal: ids are unique, and a freed one is used again last.

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use serde::Serialize;
 
+use crate::absence::NoDevice;
 use crate::environment::{Access, Environment};
 use crate::fabric::{Device, Fabric, LinkLayer, NodeType, PhysState, Port, PortState};
 use crate::gid::{Gid, GidKind};
@@ -59,6 +60,8 @@ pub enum Reason {
         have: Vec<String>,
         /// The device that was asked for by name, if one was.
         pinned: Option<String>,
+        /// Why the machine has none at all.
+        machine: Option<NoDevice>,
     },
     PortDown {
         device: String,
@@ -138,7 +141,7 @@ pub fn capability(
     want: &Want,
     environment: &Environment,
 ) -> Result<Chosen, Reason> {
-    let (device, port) = find_port(fabric, want)?;
+    let (device, port) = find_port(fabric, want, environment)?;
     check_link(device, port, want)?;
     if !port.is_active() {
         return Err(Reason::PortDown {
@@ -162,7 +165,11 @@ pub fn capability(
 
 /// The port of the interface. Of several, an active one comes before an inactive one, and hardware
 /// before software.
-fn find_port<'a>(fabric: &'a Fabric, want: &Want) -> Result<(&'a Device, &'a Port), Reason> {
+fn find_port<'a>(
+    fabric: &'a Fabric,
+    want: &Want,
+    environment: &Environment,
+) -> Result<(&'a Device, &'a Port), Reason> {
     let pinned = |device: &Device, port: &Port| {
         want.device.as_ref().is_none_or(|name| *name == device.name)
             && want.port.is_none_or(|num| num == port.num)
@@ -178,6 +185,10 @@ fn find_port<'a>(fabric: &'a Fabric, want: &Want) -> Result<(&'a Device, &'a Por
             Some(port) => format!("{device}/{port}"),
             None => device.clone(),
         }),
+        machine: environment
+            .no_device
+            .clone()
+            .filter(|_| fabric.devices.is_empty()),
     })
 }
 
@@ -312,6 +323,10 @@ impl Reason {
     /// The evidence for the reason.
     pub fn evidence(&self) -> String {
         match self {
+            Reason::NoRdmaDev {
+                machine: Some(machine),
+                ..
+            } => machine.to_string(),
             Reason::NoRdmaDev { have, .. } if have.is_empty() => {
                 "/sys/class/infiniband has no devices".into()
             }
@@ -353,6 +368,10 @@ impl Reason {
     /// What to type or to change.
     pub fn remedy(&self) -> String {
         match self {
+            Reason::NoRdmaDev {
+                machine: Some(machine),
+                ..
+            } => machine.remedy(),
             Reason::NoRdmaDev {
                 netdev,
                 pinned: None,

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 
+use crate::absence::NoDevice;
 use crate::sysfs::{self, Roots};
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -18,6 +19,8 @@ pub struct Environment {
     pub memlock: Memlock,
     /// Bytes that are to be registered. 0 asks nothing of the limit.
     pub memory_needed: u64,
+    /// Why there is no RDMA device, if there is none.
+    pub no_device: Option<NoDevice>,
 }
 
 /// A verbs device.
@@ -71,6 +74,7 @@ impl Environment {
             library: None,
             memlock: Memlock::read(roots),
             memory_needed: 0,
+            no_device: NoDevice::of(roots),
         }
     }
 

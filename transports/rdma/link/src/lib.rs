@@ -9,6 +9,7 @@
 //! put any machine in a folder.
 #![forbid(unsafe_code)]
 
+mod absence;
 mod capability;
 mod counters;
 mod driver;
@@ -23,6 +24,7 @@ mod sysfs;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
+pub use absence::{NoDevice, in_container};
 pub use capability::{Chosen, Reason, Want, capability};
 pub use counters::{Counter, CounterGroup, counters};
 pub use driver::{DriverKind, Quirk, quirk};

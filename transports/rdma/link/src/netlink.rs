@@ -13,6 +13,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with,
 };
 
+use crate::absence::NoDevice;
 use crate::fabric::Fabric;
 use crate::modules::{ModuleState, Modules};
 use crate::sysfs::Roots;
@@ -36,6 +37,8 @@ pub enum LinkError {
         module: &'static str,
         state: ModuleState,
     },
+    #[error("{kernel}; remedy: {}", .kernel.remedy())]
+    Kernel { kernel: NoDevice },
     #[error(
         "not permitted: adding and deleting RDMA links takes CAP_NET_ADMIN; remedy: run it as root"
     )]
@@ -150,9 +153,12 @@ pub fn rxe_del(roots: &Roots, name: &str) -> Result<(), LinkError> {
 /// Without ib_core there is no such netlink family.
 fn no_netlink(roots: &Roots, error: io::Error) -> LinkError {
     match Errno::from_io_error(&error) {
-        Some(Errno::PROTONOSUPPORT) => LinkError::Module {
-            module: "ib_core",
-            state: Modules::read(roots).state("ib_core"),
+        Some(Errno::PROTONOSUPPORT) => match NoDevice::of(roots) {
+            Some(kernel @ NoDevice::Kernel { .. }) => LinkError::Kernel { kernel },
+            _ => LinkError::Module {
+                module: "ib_core",
+                state: Modules::read(roots).state("ib_core"),
+            },
         },
         _ => LinkError::Socket(error),
     }

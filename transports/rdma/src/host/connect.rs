@@ -58,6 +58,8 @@ struct Attempt {
     stage: &'static str,
     deadline: Instant,
     retries: u32,
+    /// The last attempt was refused by the target, which lives.
+    refused: bool,
     established: bool,
     /// The core has the queue pair and will give it back.
     lent: bool,
@@ -101,6 +103,7 @@ impl Connects {
                             stage: "ADDR_RESOLVE",
                             deadline: now,
                             retries,
+                            refused: false,
                             established: false,
                             lent: false,
                             device: None,
@@ -163,6 +166,7 @@ impl Connects {
         };
         (attempt.stage, attempt.deadline) = ("ADDR_RESOLVE", now + options.cm_timeout);
         attempt.lent = false;
+        attempt.refused = false;
         let timeout = options.cm_timeout;
         match self
             .cm
@@ -201,10 +205,14 @@ impl Connects {
         }
         if attempt.retries == 0 {
             tracing::warn!(%address, stage, why, "RDMA connection failed");
-            let ended = Closed::Broken(format!(
+            let text = format!(
                 "cannot connect to {address} by RDMA: {why} ({stage}){}",
                 remedy(why, address)
-            ));
+            );
+            let ended = match attempt.refused {
+                true => Closed::Refused(text),
+                false => Closed::Broken(text),
+            };
             return attempt.link.send(News::Ended(ended));
         }
         attempt.retries -= 1;
@@ -248,6 +256,11 @@ impl Connects {
                     Some(status) => format!("refused: {status} (code {:02x}h)", status as u16),
                     None => format!("refused: nothing listens there (reason {status})"),
                 };
+                attempt.refused = true;
+                // The controller of an I/O queue has just been connected: its target says what it means.
+                if attempt.options.qid > 0 {
+                    attempt.retries = 0;
+                }
                 self.fail(id, &why, now);
             }
             CmEventKind::Disconnected => attempt.link.send(News::Ended(Closed::Peer)),

@@ -2,6 +2,7 @@
 
 mod broken;
 mod capsules;
+mod crowded;
 mod descriptors;
 mod dialling;
 mod faults;

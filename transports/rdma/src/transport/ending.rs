@@ -6,12 +6,14 @@
 //! ```
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use nacre_nvmf::transport::{Address, Closed, ConnId, Event, Events};
 use nacre_rdma_verbs::{Queues, WcOpcode, WcStatus};
 use nacre_reactor::Nanos;
 
 use super::RdmaTransport;
+use crate::accept::CROWDED_PATIENCE;
 use crate::conn::Conn;
 use crate::incident::Incident;
 use crate::shared::ToControl;
@@ -160,15 +162,25 @@ impl RdmaTransport {
         self.looked_at.clear();
     }
 
+    /// How long a connection may take to connect its queue.
+    pub(super) fn connect_patience(&self) -> Duration {
+        let usual = self.shared.config.connect_timeout;
+        match self.now < self.crowded_until {
+            true => usual.min(CROWDED_PATIENCE),
+            false => usual,
+        }
+    }
+
     /// Ends what is overdue; at most as often as the shortest timeout that was running.
     pub(super) fn handle_timeouts(&mut self) {
         self.next_deadline = Nanos::MAX;
+        let patience = self.connect_patience();
         for index in 0..self.slots.len() as u32 {
             let Some(conn) = self.slots[index as usize].conn.as_deref_mut() else {
                 continue;
             };
             let due = match (&conn.closing, conn.established) {
-                (None, false) if !conn.draining => conn.since + self.shared.config.connect_timeout,
+                (None, false) if !conn.draining => conn.since + patience,
                 _ => conn.deadline,
             };
             if due > self.now {
@@ -251,7 +263,7 @@ impl RdmaTransport {
         if let Some(why) = conn.closing {
             let counter = match &why {
                 Closed::Peer => &stats.closed_by_peer,
-                Closed::Broken(_) => &stats.closed_broken,
+                Closed::Broken(_) | Closed::Refused(_) => &stats.closed_broken,
                 Closed::Protocol(_) => &stats.closed_protocol,
                 Closed::TimedOut => &stats.closed_timeout,
                 Closed::Local => &stats.closed_local,

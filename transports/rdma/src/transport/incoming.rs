@@ -8,6 +8,7 @@ use nacre_nvmf_wire::{Cqe, Sqe};
 use nacre_rdma_verbs::{Lane, LaneConfig, Receiver, RecvConfig};
 
 use super::{ByNumber, Device, RdmaTransport, Slot};
+use crate::accept::CROWDED;
 use crate::conn::{Conn, Limits};
 use crate::shared::{Ended, Incoming, ToControl, ToCore};
 use crate::stats::add;
@@ -29,6 +30,10 @@ impl RdmaTransport {
                         }
                         self.notice(index);
                     }
+                }
+                ToCore::Crowded => {
+                    self.crowded_until = self.now + CROWDED;
+                    self.next_deadline = self.now;
                 }
                 ToCore::DeviceGone => {}
                 ToCore::QueuesFailed(queues) => {
@@ -170,7 +175,7 @@ impl RdmaTransport {
         }
         self.slots[index as usize].conn = Some(Box::new(conn));
         self.count += 1;
-        let timeout = self.shared.config.connect_timeout;
+        let timeout = self.connect_patience();
         self.next_deadline = self.next_deadline.min(self.now + timeout);
         self.shared.mailbox.send(ToControl::Ready(incoming.id));
         Ok(())

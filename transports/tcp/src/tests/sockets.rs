@@ -392,6 +392,34 @@ fn pending_connections_wait_their_turn() {
     assert_eq!(server.rig.plug.rejected(), (0, 0));
 }
 
+/// Goal: hosts that connect and say nothing keep no other host out for long. Method: as many of them as may pend, which
+/// would have ten seconds each, and one more behind them.
+#[test]
+fn idle_pending_connections_make_room() {
+    let mut server = Server::new(TcpConfig {
+        max_pending_connections: 2,
+        ..TcpConfig::default()
+    });
+    server.accepts_connect = false;
+    let _idle = [server.raw(), server.raw()];
+    server.until("two", |server| server.opened == 2);
+    let begin = Instant::now();
+    let _third = server.raw();
+    server.until("the third", |server| server.opened == 3);
+    let waited = begin.elapsed();
+    assert!(waited < Duration::from_secs(5), "{waited:?}");
+    assert!(
+        waited > Duration::from_millis(500),
+        "not before its grace is over: {waited:?}"
+    );
+    server.until("one closed", |server| server.closed.len() == 1);
+    assert!(
+        matches!(server.closed[0], Closed::Local),
+        "{:?}",
+        server.closed
+    );
+}
+
 /// Each refusal to listen says what to do about it.
 #[test]
 fn listening() {

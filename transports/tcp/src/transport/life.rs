@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use nacre_nvmf::tcp::TargetConn;
-use nacre_nvmf::transport::{Events, QueueKind};
+use nacre_nvmf::transport::{CloseWhy, ConnId, Events, QueueKind, Transport};
 use nacre_reactor::{Interest, Nanos};
 
 use super::{Conn, Slot, TcpTransport, count_pdus};
-use crate::accept::Incoming;
+use crate::accept::{Incoming, ToCore};
 use crate::stats::add;
 
 /// New connections taken over in one turn.
@@ -21,10 +21,11 @@ impl TcpTransport {
             if !events.has_room() {
                 return;
             }
-            let Some(incoming) = self.core.inbox.pop() else {
-                return;
-            };
-            self.adopt(incoming);
+            match self.core.inbox.pop() {
+                Some(ToCore::Connection(incoming)) => self.adopt(incoming),
+                Some(ToCore::Evict) => self.evict(),
+                None => return,
+            }
         }
     }
 
@@ -49,6 +50,7 @@ impl TcpTransport {
             options,
             local,
             peer,
+            pending,
         } = incoming;
         let own = options
             .in_capsule_data_size
@@ -71,6 +73,7 @@ impl TcpTransport {
             peer,
             opened: false,
             established: None,
+            unconnected: Some(pending),
             dirty: false,
             pending: true,
             blocked: false,
@@ -79,6 +82,25 @@ impl TcpTransport {
         }));
         self.count += 1;
         self.pending.push(index);
+    }
+
+    /// Closes the connections that were told to make room.
+    fn evict(&mut self) {
+        let is_evicted = |slot: &Slot| {
+            let pending = slot.conn.as_ref()?.unconnected.as_ref()?;
+            pending.evicted.load(Ordering::Acquire).then_some(())
+        };
+        for index in 0..self.slots.len() {
+            let slot = &self.slots[index];
+            if is_evicted(slot).is_some() {
+                let generation = slot.generation;
+                let conn = ConnId {
+                    index: index as u32,
+                    generation,
+                };
+                self.close(conn, CloseWhy::Now);
+            }
+        }
     }
 
     fn forget_one(&self, established: Option<QueueKind>) {
@@ -143,8 +165,10 @@ impl Drop for TcpTransport {
         self.shared
             .cores()
             .retain(|core| !Arc::ptr_eq(core, &self.core));
-        while self.core.inbox.pop().is_some() {
-            self.forget_one(None);
+        while let Some(message) = self.core.inbox.pop() {
+            if matches!(message, ToCore::Connection(_)) {
+                self.forget_one(None);
+            }
         }
         for conn in self.slots.iter().filter_map(|slot| slot.conn.as_deref()) {
             self.forget_one(conn.established);

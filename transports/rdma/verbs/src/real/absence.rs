@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use nacre_rdma_link::{NoDevice, Roots, in_container};
+
 use crate::sys::LoadError;
 use crate::sys::api::{LIBIBVERBS, LIBRDMACM};
 use crate::types::VerbsError;
@@ -25,13 +27,8 @@ pub enum Absence {
     UverbsDenied {
         node: PathBuf,
     },
-    /// A network controller of an RDMA vendor without a driver that makes an RDMA device of it.
-    Driver {
-        pci: String,
-        modules: &'static str,
-    },
-    /// None of the above: nothing here can do RDMA.
-    Hardware,
+    /// No device at all.
+    NoDevice(NoDevice),
     /// The connection manager for programs: module or node.
     RdmaCm {
         node: PathBuf,
@@ -50,7 +47,7 @@ impl Absence {
             | Absence::UverbsModule
             | Absence::UverbsNode { .. }
             | Absence::UverbsDenied { .. } => "no_uverbs",
-            Absence::Driver { .. } | Absence::Hardware => "no_rdma_dev",
+            Absence::NoDevice(_) => "no_rdma_dev",
             Absence::RdmaCm { .. } | Absence::RdmaCmDenied { .. } => "no_rdma_cm",
         }
     }
@@ -65,7 +62,7 @@ impl Absence {
                 "install it: apt install librdmacm1, or dnf install librdmacm".into()
             }
             Absence::UverbsModule => "modprobe ib_core ib_uverbs".into(),
-            Absence::UverbsNode { .. } | Absence::RdmaCm { .. } if in_container() => {
+            Absence::UverbsNode { .. } | Absence::RdmaCm { .. } if in_container(&Roots::real()) => {
                 "give the container its nodes: --device=/dev/infiniband".into()
             }
             Absence::UverbsNode { .. } => "modprobe ib_uverbs, and see that udev runs".into(),
@@ -74,12 +71,7 @@ impl Absence {
                 "run as root or as a member of the group of {} (often `rdma`)",
                 node.display()
             ),
-            Absence::Driver { modules, .. } => {
-                format!("modprobe {modules}; dmesg tells why it failed")
-            }
-            Absence::Hardware => "look with lspci; for soft-RoCE: modprobe rdma_rxe; \
-                 rdma link add rxe0 type rxe netdev <interface>"
-                .into(),
+            Absence::NoDevice(why) => why.remedy(),
         }
     }
 
@@ -91,11 +83,9 @@ impl Absence {
     }
 
     /// Why no device is found by libraries that are there.
-    pub fn of(system: &System) -> Absence {
-        let class = system.sys.join("class/infiniband");
-        let first = names(&class).into_iter().next();
-        if first.is_none() {
-            return system.unused_controller().unwrap_or(Absence::Hardware);
+    pub fn of(system: &Roots) -> Absence {
+        if let Some(why) = NoDevice::of(system) {
+            return Absence::NoDevice(why);
         }
         let uverbs = names(&system.sys.join("class/infiniband_verbs"))
             .into_iter()
@@ -113,7 +103,11 @@ impl Absence {
     }
 
     /// Why the connection manager cannot be opened.
-    pub(super) fn of_cm(system: &System) -> Absence {
+    pub(super) fn of_cm(system: &Roots) -> Absence {
+        // Without a device its node is of no use.
+        if let Some(why) = NoDevice::of(system) {
+            return Absence::NoDevice(why);
+        }
         let node = system.dev.join("infiniband/rdma_cm");
         match node.try_exists() {
             Ok(true) => Absence::RdmaCmDenied { node },
@@ -146,13 +140,7 @@ impl fmt::Display for Absence {
                 "No RDMA devices found: {} may not be opened",
                 node.display()
             ),
-            Absence::Driver { pci, modules } => write!(
-                f,
-                "No RDMA devices found: {pci} has no RDMA driver ({modules})"
-            ),
-            Absence::Hardware => {
-                f.write_str("No RDMA devices found: no network controller here has an RDMA driver")
-            }
+            Absence::NoDevice(why) => write!(f, "No RDMA devices found: {why}"),
             Absence::RdmaCm { node } => write!(
                 f,
                 "the RDMA connection manager is missing: there is no {}",
@@ -167,66 +155,6 @@ impl fmt::Display for Absence {
     }
 }
 
-/// Where the kernel is looked at.
-#[derive(Debug, Clone)]
-pub struct System {
-    pub sys: PathBuf,
-    pub dev: PathBuf,
-}
-
-/// PCI vendors of RDMA hardware, and the modules that make RDMA devices of it.
-const MAKERS: [(&str, &str); 6] = [
-    ("0x15b3", "mlx5_ib"),
-    ("0x14e4", "bnxt_re"),
-    ("0x8086", "irdma"),
-    ("0x1077", "qedr"),
-    ("0x1425", "iw_cxgb4"),
-    ("0x19e5", "hns_roce_hw_v2"),
-];
-
-impl System {
-    pub fn of_this_machine() -> System {
-        System {
-            sys: "/sys".into(),
-            dev: "/dev".into(),
-        }
-    }
-
-    /// A network controller of an RDMA vendor. Intel's and Broadcom's may lack RDMA: those whose
-    /// driver has no RDMA companion do not count.
-    fn unused_controller(&self) -> Option<Absence> {
-        let devices = self.sys.join("bus/pci/devices");
-        names(&devices).into_iter().find_map(|pci| {
-            let dir = devices.join(&pci);
-            let read = |file: &str| std::fs::read_to_string(dir.join(file)).unwrap_or_default();
-            // Network (02) controllers, of which 0x0207 is InfiniBand.
-            if !read("class").starts_with("0x02") {
-                return None;
-            }
-            let vendor = read("vendor");
-            let (_, modules) = MAKERS.iter().find(|(id, _)| *id == vendor.trim())?;
-            let driver = std::fs::read_link(dir.join("driver")).ok();
-            let driver = driver.as_deref().and_then(Path::file_name);
-            let able = match driver.and_then(|name| name.to_str()) {
-                None => true,
-                Some(name) => matches!(
-                    name,
-                    "mlx5_core"
-                        | "mlx4_core"
-                        | "bnxt_en"
-                        | "ice"
-                        | "i40e"
-                        | "idpf"
-                        | "qede"
-                        | "cxgb4"
-                        | "hns3"
-                ),
-            };
-            able.then_some(Absence::Driver { pci, modules })
-        })
-    }
-}
-
 fn names(dir: &Path) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(dir) else {
         return Vec::new();
@@ -238,25 +166,16 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-fn in_container() -> bool {
-    ["/.dockerenv", "/run/.containerenv"]
-        .iter()
-        .any(|file| Path::new(file).exists())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    struct Machine(tempfile::TempDir, System);
+    struct Machine(tempfile::TempDir, Roots);
 
     impl Machine {
         fn new() -> Machine {
             let dir = tempfile::tempdir().unwrap();
-            let system = System {
-                sys: dir.path().join("sys"),
-                dev: dir.path().join("dev"),
-            };
+            let system = Roots::below(dir.path());
             Machine(dir, system)
         }
 
@@ -280,14 +199,14 @@ mod tests {
         };
         let (reason, _, remedy) = says();
         assert_eq!(reason, "no_rdma_dev");
-        assert!(remedy.contains("modprobe rdma_rxe"));
+        assert!(remedy.contains("modprobe -a ib_core"), "{remedy}");
 
         machine.file("sys/bus/pci/devices/0000:01:00.0/class", "0x020000\n");
         machine.file("sys/bus/pci/devices/0000:01:00.0/vendor", "0x15b3\n");
         let (reason, text, remedy) = says();
         assert_eq!(reason, "no_rdma_dev");
         assert!(text.contains("0000:01:00.0"), "{text}");
-        assert!(remedy.starts_with("modprobe mlx5_ib"), "{remedy}");
+        assert!(remedy.contains("modprobe mlx5_ib"), "{remedy}");
 
         machine.file("sys/class/infiniband/mlx5_0/node_desc", "x\n");
         let (reason, text, _) = says();
@@ -315,6 +234,9 @@ mod tests {
     #[test]
     fn the_connection_manager_has_its_own_reason() {
         let machine = Machine::new();
+        // Without a device nothing is said of it: its node would not help.
+        assert_eq!(Absence::of_cm(&machine.1).reason(), "no_rdma_dev");
+        machine.file("sys/class/infiniband/mlx5_0/node_desc", "x\n");
         let absence = Absence::of_cm(&machine.1);
         assert_eq!(absence.reason(), "no_rdma_cm");
         machine.file("dev/infiniband/rdma_cm", "");

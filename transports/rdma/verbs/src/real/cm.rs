@@ -12,7 +12,9 @@ use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use super::absence::{Absence, System};
+use nacre_rdma_link::Roots;
+
+use super::absence::Absence;
 use super::domain::Domain;
 use super::queue::{Cq, Parts, Qp, Srq, within};
 use super::{Inner, address, check_errno, set_nonblocking, would_block};
@@ -146,7 +148,7 @@ impl Cm {
                     | libc::ENOSYS
                     | libc::EACCES
                     | libc::EPERM,
-                ) => Absence::of_cm(&System::of_this_machine()).into_error(),
+                ) => Absence::of_cm(&Roots::real()).into_error(),
                 _ => VerbsError::Call {
                     call: "rdma_create_event_channel",
                     source: error,

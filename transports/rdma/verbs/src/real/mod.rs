@@ -26,12 +26,14 @@ use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use nacre_rdma_link::Roots;
+
 use crate::provider::{ConnectionManager, Device, Provider};
 use crate::sys::Api;
 use crate::sys::verbs::ibv_context;
 use crate::types::{DeviceId, VerbsError};
 
-pub use absence::{Absence, System};
+pub use absence::Absence;
 pub use device::{Gid, GidType, VerbsDevice};
 pub use domain::RegisterMemoryError;
 
@@ -78,7 +80,7 @@ impl VerbsProvider {
 
     /// Why [`Provider::devices`] is empty: the text starts with `No RDMA devices found`.
     pub fn absence(&self) -> Absence {
-        Absence::of(&System::of_this_machine())
+        Absence::of(&Roots::real())
     }
 }
 

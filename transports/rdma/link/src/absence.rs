@@ -1,0 +1,270 @@
+//! Why a machine has no RDMA device: found in one place, so that every command gives the same cause and remedy.
+
+use std::fmt;
+use std::fs;
+
+use serde::Serialize;
+
+use crate::driver::quirk;
+use crate::modules::{ModuleState, Modules};
+use crate::sysfs::{self, Roots};
+
+/// The first thing that is missing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "missing", rename_all = "snake_case")]
+pub enum NoDevice {
+    /// A card that could do it has no RDMA device.
+    Card {
+        pci: String,
+        module: String,
+        state: ModuleState,
+        container: bool,
+    },
+    /// The kernel has no RDMA: neither a device node nor a network of the container would help.
+    Kernel {
+        /// Which modules this kernel has can be seen here.
+        listed: bool,
+    },
+    /// No card; soft-RoCE would do, if there is a module for it.
+    Hardware {
+        soft: ModuleState,
+        /// An interface for soft-RoCE.
+        netdev: String,
+        container: bool,
+    },
+}
+
+/// PCI vendors of RDMA hardware, and the modules that make RDMA devices of it.
+const MAKERS: [(&str, &str); 6] = [
+    ("0x15b3", "mlx5_ib"),
+    ("0x14e4", "bnxt_re"),
+    ("0x8086", "irdma"),
+    ("0x1077", "qedr"),
+    ("0x1425", "iw_cxgb4"),
+    ("0x19e5", "hns_roce_hw_v2"),
+];
+
+impl NoDevice {
+    /// `None`: there is an RDMA device.
+    pub fn of(roots: &Roots) -> Option<NoDevice> {
+        let class = roots.sys.join("class/infiniband");
+        if !sysfs::names(&class).is_empty() {
+            return None;
+        }
+        let modules = Modules::read(roots);
+        let mut cards = cards(roots);
+        // One whose module is not loaded is more likely to be the cause.
+        cards.sort_by_key(|(_, module)| modules.state(module).is_there());
+        if let Some((pci, module)) = cards.into_iter().next() {
+            let state = modules.state(&module);
+            return Some(NoDevice::Card {
+                pci,
+                module,
+                state,
+                container: in_container(roots),
+            });
+        }
+        if !class.exists() && modules.state("ib_core") == ModuleState::Missing {
+            let listed = modules.is_listed();
+            return Some(NoDevice::Kernel { listed });
+        }
+        let mut netdevs = sysfs::names(&roots.sys.join("class/net")).into_iter();
+        Some(NoDevice::Hardware {
+            soft: modules.state("rdma_rxe"),
+            netdev: netdevs
+                .find(|name| name != "lo")
+                .unwrap_or_else(|| "NAME".into()),
+            container: in_container(roots),
+        })
+    }
+
+    /// What to type or to change.
+    pub fn remedy(&self) -> String {
+        const OTHER_KERNEL: &str = "install the kernel's package of further modules (such as linux-modules-extra), or use another kernel";
+        match self {
+            NoDevice::Card {
+                module,
+                state,
+                container,
+                ..
+            } => match state {
+                // RDMA devices may belong to one network namespace.
+                ModuleState::Loaded | ModuleState::BuiltIn if *container => {
+                    "start the container with `--network host --device=/dev/infiniband`".into()
+                }
+                ModuleState::Loaded | ModuleState::BuiltIn => {
+                    "look for the driver's errors: `dmesg | grep -i -e rdma -e infiniband`".into()
+                }
+                ModuleState::Loadable => format!("`modprobe ib_core`, `modprobe {module}`"),
+                ModuleState::Missing => {
+                    format!("`modprobe {module}`; if there is none, {OTHER_KERNEL}")
+                }
+            },
+            NoDevice::Kernel { listed: true } => format!("{OTHER_KERNEL}; TCP needs none"),
+            NoDevice::Kernel { listed: false } => format!(
+                "`modprobe -a ib_core ib_uverbs rdma_ucm` on the machine itself; if it has none of them, \
+                 {OTHER_KERNEL}; TCP needs none"
+            ),
+            NoDevice::Hardware {
+                soft,
+                netdev,
+                container,
+            } => {
+                let first = match soft {
+                    ModuleState::Loadable => "`modprobe rdma_rxe`, then ",
+                    _ => "",
+                };
+                let soft = match soft {
+                    ModuleState::Missing => {
+                        "a card is needed, or a kernel with soft-RoCE (rdma_rxe); TCP needs none"
+                            .into()
+                    }
+                    _ => format!(
+                        "without a card, soft-RoCE serves: {first}`nacre rdma rxe add rxe0 --netdev {netdev}` \
+                         (`rdma link add rxe0 type rxe netdev {netdev}`)"
+                    ),
+                };
+                match container {
+                    true => format!(
+                        "if the machine has a device, start the container with `--network host \
+                         --device=/dev/infiniband`; {soft}"
+                    ),
+                    false => soft,
+                }
+            }
+        }
+    }
+}
+
+impl fmt::Display for NoDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NoDevice::Card {
+                pci, module, state, ..
+            } if state.is_there() => {
+                write!(f, "{pci} and its module {module} are there")
+            }
+            NoDevice::Card { pci, module, .. } => write!(f, "{pci} needs the module {module}"),
+            NoDevice::Kernel { listed: true } => {
+                f.write_str("this kernel has no RDMA: it has no module ib_core")
+            }
+            NoDevice::Kernel { listed: false } => f.write_str(
+                "this kernel has no RDMA: ib_core is not loaded, and which modules it has cannot be seen here",
+            ),
+            NoDevice::Hardware { .. } => f.write_str(
+                "no PCI device with a driver known for RDMA (`lspci | grep -i -e mellanox -e infiniband`)",
+            ),
+        }
+    }
+}
+
+/// Network controllers that can do RDMA, with the module that makes a device of each. Those of a maker whose driver has no
+/// RDMA half do not count.
+fn cards(roots: &Roots) -> Vec<(String, String)> {
+    let devices = roots.sys.join("bus/pci/devices");
+    let card = |pci: String| {
+        let dir = devices.join(&pci);
+        let driver = fs::read_link(dir.join("driver")).ok();
+        let driver = driver
+            .as_deref()
+            .and_then(|path| path.file_name()?.to_str());
+        if let Some(driver) = driver {
+            return Some((pci, quirk(driver)?.module.to_owned()));
+        }
+        // Network (02) controllers, of which 0x0207 is InfiniBand.
+        let read = |file: &str| sysfs::text(&dir.join(file)).unwrap_or_default();
+        if !read("class").starts_with("0x02") {
+            return None;
+        }
+        let vendor = read("vendor");
+        let (_, module) = MAKERS.iter().find(|(id, _)| *id == vendor.trim())?;
+        Some((pci, (*module).to_owned()))
+    };
+    let mut names: Vec<String> = sysfs::names(&devices).into_iter().collect();
+    names.sort();
+    names.into_iter().filter_map(card).collect()
+}
+
+/// Whether this process is in a container, as far as can be told.
+pub fn in_container(roots: &Roots) -> bool {
+    let marked = |path: &str| roots.proc.join("..").join(path).exists();
+    marked(".dockerenv") || marked("run/.containerenv") || {
+        let environment = fs::read(roots.proc.join("1/environ")).unwrap_or_default();
+        environment
+            .split(|byte| *byte == 0)
+            .any(|entry| entry.starts_with(b"container="))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Machine(tempfile::TempDir);
+
+    impl Machine {
+        fn file(&self, path: &str, text: &str) {
+            let path = self.0.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+
+        fn says(&self) -> (String, String) {
+            let found = NoDevice::of(&Roots::below(self.0.path())).unwrap();
+            (found.to_string(), found.remedy())
+        }
+    }
+
+    /// Goal: a kernel without RDMA is named as the cause, in a container too, and nothing is advised that cannot help.
+    /// Method: a machine that gets one thing more at a time.
+    #[test]
+    fn the_first_thing_that_is_missing() {
+        let machine = Machine(tempfile::tempdir().unwrap());
+        machine.file(".dockerenv", "");
+        machine.file("proc/sys/kernel/osrelease", "6.1.0\n");
+        let (why, remedy) = machine.says();
+        assert!(why.contains("this kernel has no RDMA"), "{why}");
+        for useless in ["--device", "rxe"] {
+            assert!(!remedy.contains(useless), "{remedy}");
+        }
+        machine.file("lib/modules/6.1.0/modules.dep", "kernel/net/x.ko:\n");
+        let (why, remedy) = machine.says();
+        assert!(why.contains("no module ib_core"), "{why}");
+        assert!(remedy.contains("linux-modules-extra"), "{remedy}");
+
+        machine.file(
+            "lib/modules/6.1.0/modules.dep",
+            "kernel/drivers/infiniband/core/ib_core.ko:\n",
+        );
+        let (why, remedy) = machine.says();
+        assert!(why.contains("no PCI device"), "{why}");
+        assert!(remedy.contains("--network host --device"), "{remedy}");
+        assert!(
+            !remedy.contains("nacre rdma rxe add"),
+            "no such module: {remedy}"
+        );
+        fs::remove_file(machine.0.path().join(".dockerenv")).unwrap();
+        machine.file(
+            "lib/modules/6.1.0/modules.dep",
+            "kernel/drivers/infiniband/core/ib_core.ko:\nkernel/drivers/infiniband/sw/rxe/rdma_rxe.ko:\n",
+        );
+        machine.file("sys/class/net/eth7/mtu", "1500\n");
+        let (_, remedy) = machine.says();
+        assert!(
+            remedy.contains("`modprobe rdma_rxe`, then `nacre rdma rxe add rxe0 --netdev eth7`"),
+            "{remedy}"
+        );
+
+        machine.file("sys/bus/pci/devices/0000:01:00.0/class", "0x020000\n");
+        machine.file("sys/bus/pci/devices/0000:01:00.0/vendor", "0x15b3\n");
+        let (why, remedy) = machine.says();
+        assert!(
+            why.contains("0000:01:00.0 needs the module mlx5_ib"),
+            "{why}"
+        );
+        assert!(remedy.contains("modprobe mlx5_ib"), "{remedy}");
+
+        machine.file("sys/class/infiniband/mlx5_0/node_desc", "x\n");
+        assert_eq!(NoDevice::of(&Roots::below(machine.0.path())), None);
+    }
+}
