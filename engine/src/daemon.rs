@@ -263,7 +263,11 @@ async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
     engine.set_phase(Phase::Starting);
     let plane = Plane::start(plane_config(engine)?)?;
     let cores: Vec<String> = plane.reactors.iter().map(|r| r.name().to_owned()).collect();
-    info!(reactors = cores.join(","), mode = ?engine.settings.reactor.mode, "data plane started");
+    info!(
+        reactors = cores.join(","),
+        mode = engine.settings.reactor.mode.word(),
+        "data plane started"
+    );
     plane.target.hold(true);
     let arrivals = engine.deferred.arrivals();
     let events = engine.devices.follow(&plane.bdevs, arrivals);

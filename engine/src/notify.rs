@@ -383,6 +383,12 @@ impl Notifications {
 
 /// # Panics
 /// When `kind` is not one of [`TYPES`].
+pub fn severity(kind: &str) -> Severity {
+    known(kind).2
+}
+
+/// # Panics
+/// When `kind` is not one of [`TYPES`].
 fn known(kind: &str) -> (&'static str, Category, Severity) {
     let known = TYPES.iter().find(|(name, ..)| *name == kind);
     *known.unwrap_or_else(|| panic!("unknown event type {kind}"))

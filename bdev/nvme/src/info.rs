@@ -67,6 +67,18 @@ pub enum State {
     Detached,
 }
 
+impl State {
+    pub fn name(&self) -> &'static str {
+        match self {
+            State::Live => "live",
+            State::Resetting => "resetting",
+            State::Failed { .. } => "failed",
+            State::Removed => "removed",
+            State::Detached => "detached",
+        }
+    }
+}
+
 /// How a controller is doing.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct Status {

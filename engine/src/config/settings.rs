@@ -41,6 +41,8 @@ impl Settings {
         let sizes = over_rdma.filter_map(|listener| listener.in_capsule_data_size);
         RdmaConfig {
             listener_in_capsule_data_size: sizes.max().unwrap_or(0),
+            max_queue_depth: self.nvmf.max_queue_depth,
+            max_io_size: self.nvmf.max_io_size,
             ..self.rdma.transport()
         }
     }
@@ -86,6 +88,16 @@ pub enum Mode {
     Poll,
     Adaptive,
     Interrupt,
+}
+
+impl Mode {
+    pub fn word(self) -> &'static str {
+        match self {
+            Mode::Poll => "poll",
+            Mode::Adaptive => "adaptive",
+            Mode::Interrupt => "interrupt",
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -67,13 +67,19 @@ pub struct Finding {
     pub remedy: Option<String>,
 }
 
+/// What other programs say may have several lines.
+fn one_line(text: String) -> String {
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    lines.collect::<Vec<_>>().join("; ")
+}
+
 impl Finding {
     fn new(id: &'static str, status: Status, evidence: impl Into<String>) -> Finding {
         Finding {
             id,
             subject: None,
             status,
-            evidence: evidence.into(),
+            evidence: one_line(evidence.into()),
             remedy: None,
         }
     }

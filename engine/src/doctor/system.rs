@@ -151,7 +151,7 @@ impl Probe for RealProbe {
     }
 
     fn output(&self, program: &str, arguments: &[&str]) -> io::Result<String> {
-        let output = Command::new(program).args(arguments).output()?;
+        let output = run(program, arguments)?;
         match output.status.success() {
             true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
             false => Err(io::Error::other(
@@ -168,7 +168,7 @@ impl Probe for RealProbe {
         let arguments = [
             "-n", "-c", "1", "-W", &seconds, "-M", "do", "-s", &payload, &to,
         ];
-        let output = Command::new("ping").args(arguments).output()?;
+        let output = run("ping", &arguments)?;
         Ok(output.status.success())
     }
 
@@ -178,5 +178,48 @@ impl Probe for RealProbe {
 
     fn io_uring(&self) -> Result<&'static str, String> {
         nacre_bdev_uring::probe()
+    }
+}
+
+/// The packages of the programs that are used here, on Debian; most others have the same names.
+const PACKAGES: [(&str, &str); 3] = [
+    ("nft", "nftables"),
+    ("nvme", "nvme-cli"),
+    ("ping", "iputils-ping"),
+];
+
+/// Runs a program to its end. One that is not there is named, with its package.
+fn run(program: &str, arguments: &[&str]) -> io::Result<std::process::Output> {
+    let outcome = Command::new(program).args(arguments).output();
+    outcome.map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => io::Error::new(io::ErrorKind::NotFound, absent(program)),
+        _ => error,
+    })
+}
+
+fn absent(program: &str) -> String {
+    let package = PACKAGES.iter().find(|(name, _)| *name == program);
+    let package = package.map_or(program, |(_, package)| package);
+    format!("there is no {program} here: install the package {package}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_is_missing_is_named_with_its_package() {
+        let error = run("none-such-program", &[]).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .starts_with("there is no none-such-program here"),
+            "{error}"
+        );
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+        assert_eq!(
+            absent("nft"),
+            "there is no nft here: install the package nftables"
+        );
     }
 }

@@ -499,3 +499,10 @@ fn locked_memory_and_huge_pages() {
         );
     }
 }
+
+/// What other programs complain of in several lines does not break the table.
+#[test]
+fn evidence_is_one_line() {
+    let finding = Finding::skip("x", "cannot be read (first\n  second\n)");
+    assert_eq!(finding.evidence, "cannot be read (first; second; )");
+}

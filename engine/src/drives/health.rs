@@ -3,6 +3,7 @@
 use nacre_bdev_nvme::{Event, HealthAlert, HealthEvent, ResetReason, Timeout, TimeoutAction};
 use nacre_nvmf_wire::opcode;
 use serde_json::json;
+use tracing::{info, warn};
 
 use crate::engine::Engine;
 
@@ -16,6 +17,10 @@ pub fn tell(on: &Engine, name: &str, event: &Event) {
             };
             let facts = json!({ "alert": event.alert.name() });
             let text = format!("{name}: {}", text(event));
+            match event.raised {
+                true => warn!("{text}"),
+                false => info!("{text}"),
+            }
             on.notes.tell(kind, name.to_owned(), text, facts);
         }
         Event::Reset { reason } => {

@@ -415,17 +415,6 @@ impl Drive {
     }
 }
 
-/// For metrics.
-pub fn state_name(state: &State) -> &'static str {
-    match state {
-        State::Live => "live",
-        State::Resetting => "resetting",
-        State::Failed { .. } => "failed",
-        State::Removed => "removed",
-        State::Detached => "detached",
-    }
-}
-
 /// As SPDK calls it.
 pub fn state_word(state: &State) -> &'static str {
     match state {

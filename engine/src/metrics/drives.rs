@@ -146,7 +146,7 @@ impl MetricsSource for Drives {
                 &info.firmware,
             ];
             into.value(&INFO, &labels, 1u64);
-            let state = crate::drives::state_name(&status.state);
+            let state = status.state.name();
             into.value(&STATE, &[name, state], 1u64);
             for (what, count) in [
                 ("controller", status.resets),

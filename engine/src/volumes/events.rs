@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use nacre_bdev_replica::handle::{Command, Happened, Observer, ResyncKind, VolumeEvent};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use crate::engine::Engine;
+use crate::notify::{Severity, severity};
 
 /// Events on their way to the management thread.
 const WAITING: usize = 1024;
@@ -122,8 +123,12 @@ fn tell(on: &Engine, event: &VolumeEvent) {
         facts.remove("name");
         facts.insert("volume_name".into(), json!(volume));
     }
-    on.notes
-        .tell(kind, ctx, format!("volume \"{volume}\": {text}"), facts);
+    let text = format!("volume \"{volume}\": {text}");
+    match severity(kind) {
+        Severity::Info => info!("{text}"),
+        Severity::Warning | Severity::Error => warn!("{text}"),
+    }
+    on.notes.tell(kind, ctx, text, facts);
     // An end of a verification that found something is worth more than an end.
     if let Happened::VerifyEnded {
         different_blocks, ..

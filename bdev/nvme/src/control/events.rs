@@ -42,7 +42,13 @@ impl Controller {
     }
 
     async fn serve_event(self: &Arc<Self>, core: &CoreHandle, event: AsyncEvent) {
-        tracing::info!(controller = self.name(), ?event, "NVMe event");
+        tracing::info!(
+            controller = self.name(),
+            event_type = event.event_type,
+            info = event.info,
+            log_page = event.log_page,
+            "NVMe asynchronous event"
+        );
         match (event.event_type, event.log_page) {
             (event_type::SMART_HEALTH, _) => self.check_health(core).await,
             (event_type::NOTICE, lid::CHANGED_NAMESPACE_LIST) => {

@@ -64,7 +64,7 @@ impl Controller {
             &facts,
         );
         for event in told {
-            tracing::warn!(controller = self.name(), ?event, "NVMe health");
+            tracing::debug!(controller = self.name(), ?event, "NVMe health");
             self.tell(Event::Health(event));
         }
     }

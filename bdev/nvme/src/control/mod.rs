@@ -101,7 +101,9 @@ impl Controller {
                 State::Failed { reason } => {
                     tracing::error!(controller = name, reason, "NVMe controller failed");
                 }
-                state => tracing::info!(controller = name, ?state, "NVMe controller"),
+                state => {
+                    tracing::info!(controller = name, state = state.name(), "NVMe controller");
+                }
             }
             self.tell(Event::State(self.status()));
         }

@@ -111,7 +111,9 @@ pub(super) async fn reserve(
             Next::Ask(what) => what,
             refused => {
                 let device = &disk.name;
-                tracing::warn!(device, ?standing, "somebody else has reserved a replica");
+                let keys = standing.others.iter().map(|key| format!("{key:#x}"));
+                let keys = keys.collect::<Vec<_>>().join(", ");
+                tracing::warn!(device, keys, "another owner has reserved a replica");
                 return Err(match refused {
                     Next::Outranked => Failure::Fenced,
                     _ => Failure::Reserved,

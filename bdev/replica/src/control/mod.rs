@@ -110,7 +110,7 @@ struct Bells {
 impl Control {
     fn say(&self, what: Happened) {
         let name = self.state.borrow().record.name.clone();
-        tracing::info!(volume = name, event = ?what, "volume");
+        tracing::debug!(volume = name, ?what, "volume");
         self.observer.event(VolumeEvent {
             volume: self.id,
             name,

@@ -32,13 +32,21 @@ pub fn run(
             ),
         };
     };
+    let mut quiet = false;
     loop {
         thread::sleep(interval);
         let now = Sample::take(roots, &ports);
         match json {
             // A line per interval, as programs read a stream.
             true => output::line(&now.json(Some(&before)).to_string())?,
+            false if now.rows(Some(&before), all).is_empty() => {
+                // Said once: it would push what changed before off the screen.
+                if !std::mem::replace(&mut quiet, true) {
+                    output::line("no counter changes; what changes is shown")?;
+                }
+            }
             false => {
+                quiet = false;
                 output::table(
                     &[
                         "device",

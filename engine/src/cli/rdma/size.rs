@@ -2,16 +2,25 @@
 //! they come.
 
 use std::num::NonZeroU32;
+use std::path::PathBuf;
 
 use clap::Args;
 use nacre_rdma::{MAX_SRQ_SIZE, QueueNeed, RdmaConfig};
 use nacre_rdma_verbs::DeviceAttributes;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::cli::{Failure, output, size};
+use crate::config::{self, Settings};
+use crate::demand::data_path;
+use crate::engine::Personality;
+use crate::methods::options::IobufOptions;
+use crate::plane::PlaneError;
 
 #[derive(Debug, Clone, Args)]
-#[command(after_help = "Example: nacre rdma size --hosts 32 --queues 8 --depth 128")]
+#[command(
+    after_help = "Exit codes: 0 it fits, or nothing was compared, 1 something does not fit, 2 wrong usage.\n\n\
+                  Example: nacre rdma size --hosts 32 --queues 8 --depth 128 --device mlx5_0"
+)]
 pub struct SizeArgs {
     /// Hosts connected at the same time
     #[arg(long)]
@@ -19,18 +28,22 @@ pub struct SizeArgs {
     /// I/O queues of each host
     #[arg(long)]
     pub queues: NonZeroU32,
-    /// Commands of each I/O queue
-    #[arg(long, default_value = "128", value_parser = clap::value_parser!(u16).range(2..=4096))]
-    pub depth: u16,
-    /// Reactors that share the connections
-    #[arg(long, default_value = "1")]
-    pub reactors: NonZeroU32,
-    /// Data that a command capsule may carry: the most of all listeners, which share their receives
-    #[arg(long, value_name = "SIZE", default_value = "4KiB", value_parser = size::parse_bytes)]
-    pub in_capsule: u64,
-    /// Receives of the shared receive queue of each reactor; without one each queue has its own
-    #[arg(long, value_name = "ENTRIES", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_SRQ_SIZE)))]
+    /// Commands of each I/O queue; unless given, as configured
+    #[arg(long, value_parser = clap::value_parser!(u16).range(2..=4096))]
+    pub depth: Option<u16>,
+    /// Reactors that share the connections; unless given, as configured
+    #[arg(long)]
+    pub reactors: Option<NonZeroU32>,
+    /// Data that a command capsule may carry: the most of all listeners, which share their receives; unless given, as
+    /// configured
+    #[arg(long, value_name = "SIZE", value_parser = size::parse_bytes)]
+    pub in_capsule: Option<u64>,
+    /// Receives of the shared receive queue of each reactor, 0: each queue has its own; unless given, as configured
+    #[arg(long, value_name = "ENTRIES", value_parser = clap::value_parser!(u32).range(0..=i64::from(MAX_SRQ_SIZE)))]
     pub srq: Option<u32>,
+    /// The daemon's configuration file, instead of the system's
+    #[arg(short = 'c', long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
     /// Compare with the limits of this device
     #[arg(long)]
     pub device: Option<String>,
@@ -51,6 +64,35 @@ pub struct Limits {
 /// Of the admin queue: Linux asks for 32 commands on it (NVMF_AQ_DEPTH).
 const ADMIN_DEPTH: u32 = 32;
 
+/// What the daemon runs with.
+#[derive(Debug, Clone)]
+pub struct Configured {
+    pub transport: RdmaConfig,
+    pub reactors: NonZeroU32,
+}
+
+impl Configured {
+    /// The configuration that `nacre serve` would find, with what the arguments say otherwise.
+    pub fn of(args: &SizeArgs, settings: &Settings) -> Result<Configured, PlaneError> {
+        let data_path = data_path(settings, &IobufOptions::default(), Personality::Nacre)?;
+        let reactors = u32::try_from(data_path.cores.len()).unwrap_or(1);
+        let mut transport = settings.rdma_transport();
+        if let Some(bytes) = args.in_capsule {
+            transport.in_capsule_data_size = bytes.min(1 << 20) as u32;
+            transport.listener_in_capsule_data_size = 0;
+        }
+        transport.max_queue_depth = args.depth.unwrap_or(transport.max_queue_depth);
+        transport.srq_size = args.srq.unwrap_or(transport.srq_size);
+        Ok(Configured {
+            transport,
+            reactors: args
+                .reactors
+                .or(NonZeroU32::new(reactors))
+                .unwrap_or(NonZeroU32::MIN),
+        })
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Need {
     pub queue_pairs: u64,
@@ -61,66 +103,109 @@ pub struct Need {
     pub cqes: u64,
     /// Memory for receives and responses, over all reactors.
     pub memory_bytes: u64,
+    /// The receives are those of a shared queue.
+    shared: bool,
+    /// `[rdma] max_qpairs`.
+    max_qpairs: u64,
+}
+
+/// One thing that is needed, what bounds it, and what to do where that is too little.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Line {
+    pub name: &'static str,
+    pub need: u64,
+    pub limit: Option<u64>,
+    pub remedy: &'static str,
+}
+
+impl Line {
+    pub fn fits(&self) -> bool {
+        self.limit.is_none_or(|limit| self.need <= limit)
+    }
 }
 
 impl Need {
-    pub fn of(args: &SizeArgs) -> Need {
+    pub fn of(args: &SizeArgs, configured: &Configured) -> Need {
         let number = |n: NonZeroU32| u64::from(n.get());
         let (hosts, queues) = (number(args.hosts), number(args.queues));
-        let reactors = number(args.reactors);
+        let reactors = number(configured.reactors);
         let io_pairs = hosts.saturating_mul(queues);
         let queue_pairs = io_pairs.saturating_add(hosts);
-        let usual = RdmaConfig::default();
+        let max_qpairs = configured.transport.max_connections;
         let connections = queue_pairs.min(u32::MAX.into()) as usize;
         let config = RdmaConfig {
-            in_capsule_data_size: args.in_capsule.min(1 << 20) as u32,
-            max_queue_depth: args.depth,
-            srq_size: args.srq.unwrap_or(0),
-            max_connections: usual.max_connections.max(connections),
-            ..usual
+            max_connections: max_qpairs.max(connections),
+            ..configured.transport.clone()
         };
+        let depth = config.max_queue_depth;
         let needs = |depth| QueueNeed::unlimited(&config, depth);
-        let (io, admin) = (needs(args.depth.into()), needs(ADMIN_DEPTH));
+        let (io, admin) = (needs(depth.into()), needs(ADMIN_DEPTH));
         // Connections go to the reactor that has least, whole.
         let on_each = |pairs: u64, need: QueueNeed| {
             let pairs = pairs.div_ceil(reactors);
             pairs.saturating_mul(need.completions().into())
         };
+        let shared = config.srq_size > 0;
         Need {
             queue_pairs,
             // With these a queue is accepted; where a device has more, it gets them.
-            send_wrs: 2 * u64::from(args.depth),
-            recv_wrs: args.srq.unwrap_or(io.receives).into(),
+            send_wrs: 2 * u64::from(depth),
+            recv_wrs: if shared { config.srq_size } else { io.receives }.into(),
             cqes: on_each(io_pairs, io)
                 .saturating_add(on_each(hosts, admin))
                 .saturating_add(config.srq_size.into()),
             memory_bytes: config.bytes_per_core().saturating_mul(reactors),
+            shared,
+            max_qpairs: max_qpairs as u64,
         }
     }
 
-    /// Name, need and limit of everything a device bounds.
-    pub fn against(
-        &self,
-        limits: Option<&Limits>,
-        srq: bool,
-    ) -> Vec<(&'static str, u64, Option<u64>)> {
-        let limit = |of: fn(&Limits) -> u32| limits.map(|limits| u64::from(of(limits)));
-        let recv = match srq {
-            true => ("receives per shared queue", limit(|l| l.max_srq_wr)),
-            false => ("receives per queue pair", limit(|l| l.max_qp_wr)),
+    /// Everything that the configuration or a device bounds.
+    pub fn against(&self, limits: Option<&Limits>) -> Vec<Line> {
+        let line = |name, need, limit: Option<u64>, remedy| Line {
+            name,
+            need,
+            limit,
+            remedy,
         };
+        let of_device = |name, need, limit: fn(&Limits) -> u32, remedy| {
+            let limit = limits.map(|limits| u64::from(limit(limits)));
+            line(name, need, limit, remedy)
+        };
+        const FEWER: &str = "fewer hosts or queues (`nvme connect -i`)";
         vec![
-            ("queue pairs", self.queue_pairs, limit(|l| l.max_qp)),
-            (
+            of_device("queue pairs", self.queue_pairs, |l| l.max_qp, FEWER),
+            line(
+                "queue pairs as configured",
+                self.queue_pairs,
+                Some(self.max_qpairs),
+                "a larger [rdma] max_qpairs",
+            ),
+            of_device(
                 "sends per queue pair",
                 self.send_wrs,
-                limit(|l| l.max_qp_wr),
+                |l| l.max_qp_wr,
+                "a smaller [nvmf] max_queue_depth",
             ),
-            (recv.0, self.recv_wrs, recv.1),
-            (
+            match self.shared {
+                true => of_device(
+                    "receives per shared queue",
+                    self.recv_wrs,
+                    |l| l.max_srq_wr,
+                    "a smaller [rdma] srq_size",
+                ),
+                false => of_device(
+                    "receives per queue pair",
+                    self.recv_wrs,
+                    |l| l.max_qp_wr,
+                    "a smaller [nvmf] max_queue_depth",
+                ),
+            },
+            of_device(
                 "completion entries per reactor",
                 self.cqes,
-                limit(|l| l.max_cqe),
+                |l| l.max_cqe,
+                "more reactors ([reactor] cores), fewer queues, or a smaller [nvmf] max_queue_depth",
             ),
         ]
     }
@@ -131,8 +216,12 @@ pub fn run(
     args: &SizeArgs,
     limits: impl FnOnce() -> Result<Vec<DeviceAttributes>, String>,
 ) -> Result<(), Failure> {
+    let file = args.config.clone().or_else(config::system_file);
+    let loaded = config::load(file.as_deref(), std::env::vars_os(), &[]);
+    let settings = loaded.map_err(anyhow::Error::from)?.settings;
+    let configured = Configured::of(args, &settings).map_err(anyhow::Error::from)?;
     let Some(name) = &args.device else {
-        return show(args, None);
+        return show(args, &configured, None);
     };
     let all =
         limits().map_err(|why| anyhow::anyhow!("the limits of {name} are not known: {why}"))?;
@@ -147,49 +236,70 @@ pub fn run(
             }
         )
     })?;
-    show(args, Some((name, Limits::from(found))))
+    show(args, &configured, Some((name, Limits::from(found))))
 }
 
-/// With the limits of a device, if they are known.
-fn show(args: &SizeArgs, device: Option<(&str, Limits)>) -> Result<(), Failure> {
-    let need = Need::of(args);
-    let limits = device.as_ref().map(|(_, limits)| limits);
-    let lines = need.against(limits, args.srq.is_some());
+/// With the limits of a device, if they are known. What does not fit fails.
+fn show(
+    args: &SizeArgs,
+    configured: &Configured,
+    device: Option<(&str, Limits)>,
+) -> Result<(), Failure> {
+    let need = Need::of(args, configured);
+    let lines = need.against(device.as_ref().map(|(_, limits)| limits));
+    let exceeded: Vec<&Line> = lines.iter().filter(|line| !line.fits()).collect();
     if args.json {
-        return output::json(&json!({
+        output::json(&json!({
             "device": device.as_ref().map(|(name, _)| name),
             "queue_pairs": need.queue_pairs,
             "send_wrs": need.send_wrs,
             "recv_wrs": need.recv_wrs,
             "cqes": need.cqes,
             "memory_bytes": need.memory_bytes,
-            "exceeded": exceeded(&lines),
-        }));
+            "reactors": configured.reactors,
+            "exceeded": exceeded.iter().map(|line| line.name).collect::<Vec<_>>(),
+        }))?;
+    } else {
+        let rows = lines.iter().map(|line| {
+            let fits = match (line.limit, line.fits()) {
+                (None, _) => "",
+                (Some(_), true) => "yes",
+                (Some(_), false) => "no",
+            };
+            let limit = line.limit.map_or(String::new(), |limit| limit.to_string());
+            vec![
+                line.name.to_owned(),
+                line.need.to_string(),
+                limit,
+                fits.into(),
+            ]
+        });
+        let memory = vec![
+            "memory for receives and responses".to_owned(),
+            output::bytes(need.memory_bytes),
+            String::new(),
+            String::new(),
+        ];
+        output::table(&["what", "need", "limit", "fits"], rows.chain([memory]))?;
+        let transport = &configured.transport;
+        output::line(&format!(
+            "with {} reactors, {} commands per queue, {} receives shared by each reactor",
+            configured.reactors, transport.max_queue_depth, transport.srq_size
+        ))?;
+        if device.is_none() {
+            output::line("`--device NAME` compares this with what a device can hold")?;
+        }
     }
-    let rows = lines.iter().map(|(name, need, limit)| {
-        let (limit, fits) = match limit {
-            Some(limit) => (limit.to_string(), if need <= limit { "yes" } else { "no" }),
-            None => (String::new(), ""),
-        };
-        vec![(*name).to_owned(), need.to_string(), limit, fits.to_owned()]
+    if exceeded.is_empty() {
+        return Ok(());
+    }
+    let each = exceeded.iter().map(|line| {
+        let limit = line.limit.unwrap_or_default();
+        format!(
+            "{}: {} of {limit}; use {}",
+            line.name, line.need, line.remedy
+        )
     });
-    let memory = vec![
-        "memory for receives and responses".to_owned(),
-        output::bytes(need.memory_bytes),
-        String::new(),
-        String::new(),
-    ];
-    output::table(&["what", "need", "limit", "fits"], rows.chain([memory]))?;
-    if device.is_none() {
-        output::line("`--device NAME` compares this with what a device can hold")?;
-    }
-    Ok(())
-}
-
-fn exceeded(lines: &[(&'static str, u64, Option<u64>)]) -> Value {
-    lines
-        .iter()
-        .filter(|(_, need, limit)| limit.is_some_and(|limit| *need > limit))
-        .map(|(name, _, _)| *name)
-        .collect()
+    let text = each.collect::<Vec<_>>().join("; ");
+    Err(Failure::Failed(anyhow::anyhow!("it does not fit: {text}")))
 }

@@ -10,7 +10,10 @@ use nacre_rdma_verbs::{DeviceAttributes, Wire};
 
 use super::counters::{Sample, chosen};
 use super::devices::{device_row, gid_row, link_row};
-use super::size::{Limits, Need, SizeArgs};
+use super::size::{Configured, Limits, Need, SizeArgs};
+use crate::config::Settings;
+use crate::demand::{Demand, data_path};
+use crate::engine::Personality;
 use crate::rdma::describe::{add_limits, described};
 
 #[test]
@@ -115,23 +118,30 @@ fn size(words: &str) -> SizeArgs {
     Line::try_parse_from(words).expect("it parses").size
 }
 
+fn need(args: &SizeArgs, settings: &Settings) -> Need {
+    Need::of(args, &Configured::of(args, settings).unwrap())
+}
+
 #[test]
 fn needs_are_summed() {
-    let need = Need::of(&size("--hosts 32 --queues 8 --depth 128"));
-    assert_eq!(need.queue_pairs, 32 * 9);
-    assert_eq!((need.send_wrs, need.recv_wrs), (256, 128));
+    let settings = Settings::default();
+    let one = need(
+        &size("--hosts 32 --queues 8 --depth 128 --srq 0 --reactors 1"),
+        &settings,
+    );
+    assert_eq!(one.queue_pairs, 32 * 9);
+    assert_eq!((one.send_wrs, one.recv_wrs), (256, 128));
     // A data transfer and a response for each command, READs, and a power of two.
-    assert_eq!(need.cqes, 32 * 8 * (512 + 128) + 32 * (128 + 32));
+    assert_eq!(one.cqes, 32 * 8 * (512 + 128) + 32 * (128 + 32));
     let core = |change: &dyn Fn(&mut RdmaConfig)| {
-        let mut config = RdmaConfig::default();
+        let mut config = settings.rdma_transport();
         change(&mut config);
         config.bytes_per_core()
     };
-    assert_eq!(need.memory_bytes, core(&|config| config.srq_size = 0));
+    assert_eq!(one.memory_bytes, core(&|config| config.srq_size = 0));
 
-    let shared = Need::of(&size(
-        "--hosts 32 --queues 8 --depth 128 --srq 4096 --reactors 4 --in-capsule 0",
-    ));
+    let args = size("--hosts 32 --queues 8 --depth 128 --srq 4096 --reactors 4 --in-capsule 0");
+    let shared = need(&args, &settings);
     assert_eq!(shared.recv_wrs, 4096);
     assert_eq!(shared.cqes, 64 * 512 + 8 * 128 + 4096);
     let each = core(&|config| (config.srq_size, config.in_capsule_data_size) = (4096, 0));
@@ -139,23 +149,59 @@ fn needs_are_summed() {
 
     // Numbers that no machine has are no reason to overflow.
     let max = NonZeroU32::MAX;
-    let absurd = Need::of(&size(&format!(
-        "--hosts {max} --queues {max} --depth 4096 --srq 262144"
-    )));
-    assert_eq!(absurd.cqes, u64::MAX);
+    let words = format!("--hosts {max} --queues {max} --depth 4096 --srq 262144 --reactors 1");
+    assert_eq!(need(&size(&words), &settings).cqes, u64::MAX);
+}
+
+/// Goal: what is said without options is what the daemon of this configuration takes.
+#[test]
+fn the_configuration_is_sized() {
+    let mut settings = Settings::default();
+    settings.reactor.cores = "auto:2".into();
+    settings.rdma.srq_size = 512;
+    settings.nvmf.max_queue_depth = 64;
+    let args = size("--hosts 4 --queues 2");
+    let found = need(&args, &settings);
+    let config = data_path(&settings, &Default::default(), Personality::Nacre).unwrap();
+    let demand = Demand::of(&config, Some(&settings.rdma_transport())).unwrap();
+    assert_eq!((found.send_wrs, found.recv_wrs), (128, 512));
+    let cores = config.cores.len().max(1) as u64;
+    assert_eq!(
+        found.memory_bytes,
+        cores * settings.rdma_transport().bytes_per_core()
+    );
+    assert!(demand.rdma.iter().sum::<u64>() >= found.memory_bytes);
 }
 
 #[test]
 fn needs_meet_limits() {
-    let args = size("--hosts 2 --queues 4 --depth 128");
+    let args = size("--hosts 2 --queues 4 --depth 128 --srq 0 --reactors 1");
+    let mut settings = Settings::default();
     let limits = Limits::from(&attributes("rxe0"));
-    let lines = Need::of(&args).against(Some(&limits), false);
-    let over: Vec<_> = lines
-        .iter()
-        .filter(|(_, need, limit)| *need > limit.unwrap())
-        .map(|(name, ..)| *name)
-        .collect();
-    assert_eq!(over, ["queue pairs"]);
+    let over = |settings: &Settings| {
+        let lines = need(&args, settings).against(Some(&limits));
+        let over = lines.into_iter().filter(|line| !line.fits());
+        over.map(|line| line.name).collect::<Vec<_>>()
+    };
+    assert_eq!(over(&settings), ["queue pairs"]);
+    settings.rdma.max_qpairs = 9;
+    assert_eq!(
+        over(&settings),
+        ["queue pairs", "queue pairs as configured"]
+    );
+}
+
+/// What does not fit fails, and says what to change.
+#[test]
+fn what_does_not_fit_fails_with_a_remedy() {
+    let args = size("--hosts 2 --queues 4 --device rxe0 --json");
+    let error = super::size::run(&args, || Ok(vec![attributes("rxe0")])).unwrap_err();
+    assert!(matches!(error, crate::cli::Failure::Failed(_)));
+    let error = error.to_string();
+    assert!(
+        error.starts_with("it does not fit: queue pairs: 10 of 9; use fewer hosts"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -60,6 +60,8 @@ impl Iostat {
             bytes_per_s: per(counters.bytes, elapsed),
             latency_s: match counters.ops {
                 0 => None,
+                // Done within a turn of their reactor, whose clock stands still meanwhile.
+                _ if counters.ticks == 0 => None,
                 ops => Some(counters.ticks as f64 / tick_rate.max(1) as f64 / ops as f64),
             },
         };
@@ -84,7 +86,7 @@ fn per(count: u64, elapsed: f64) -> f64 {
 pub struct Rate {
     pub iops: f64,
     pub bytes_per_s: f64,
-    /// The average; none if nothing happened.
+    /// The average; none if nothing happened, or it took no time that was measured.
     pub latency_s: Option<f64>,
 }
 
@@ -108,7 +110,7 @@ impl Rates {
 
     /// The average of reads and writes together.
     pub fn latency_s(&self) -> Option<f64> {
-        let both = [&self.read, &self.write];
+        let both = [&self.read, &self.write].map(|r| r.latency_s.map_or(Rate::default(), |_| *r));
         let ops: f64 = both.iter().map(|r| r.iops).sum();
         let time: f64 = both
             .iter()
@@ -272,5 +274,24 @@ mod tests {
         assert_eq!((reset.write.latency_s, reset.write.iops), (None, 0.0));
         // A new daemon's clock starts again.
         assert_eq!(elapsed(&answer(500, 0, 0), &answer(100, 0, 0)), None);
+    }
+
+    /// A RAM disk answers within a turn: that is no latency of 0 ns, nor one that makes the average of others less.
+    #[test]
+    fn a_latency_that_was_not_measured_is_not_shown() {
+        let counters = |ops, ticks| Counters {
+            ops,
+            bytes: ops * 4096,
+            ticks,
+        };
+        let sample = Iostat {
+            read: counters(1000, 0),
+            write: counters(10, 20_000),
+            ..Iostat::default()
+        };
+        let rates = sample.rates(1.0, 1_000_000);
+        assert_eq!(rates.read.latency_s, None);
+        assert_eq!(rates.read.iops, 1000.0);
+        assert_eq!(rates.latency_s(), Some(0.002));
     }
 }

@@ -146,6 +146,15 @@ enum Place {
     File { path: PathBuf, uuid: Uuid },
 }
 
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Place::Journal { nqn, nsid, .. } => write!(f, "namespace {nsid} of {nqn}"),
+            Place::File { path, .. } => write!(f, "{}", path.display()),
+        }
+    }
+}
+
 struct Job {
     place: Place,
     state: Option<State>,
@@ -218,7 +227,7 @@ async fn store(on: Rc<Engine>, job: Job) {
     match stored {
         Ok(()) => ticket.kept(),
         Err(error) => {
-            warn!(?place, %error, "a reservation could not be stored; the host's command is refused");
+            warn!(%place, %error, "a reservation could not be stored; the host's command is refused");
             ticket.failed();
         }
     }

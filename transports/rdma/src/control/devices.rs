@@ -121,7 +121,7 @@ impl Control {
                 return false;
             }
             AsyncEvent::PortActive { .. } => {
-                tracing::info!(device = name, ?event, "RDMA port is up");
+                tracing::info!(device = name, "RDMA device: {event}");
                 return true;
             }
             AsyncEvent::DeviceFatal => {
@@ -129,7 +129,15 @@ impl Control {
                 self.device_failed(shared, id);
                 return true;
             }
-            _ => tracing::warn!(device = name, ?event, "RDMA device event"),
+            // Addresses come and go.
+            AsyncEvent::GidChange { .. }
+            | AsyncEvent::LidChange { .. }
+            | AsyncEvent::PkeyChange { .. }
+            | AsyncEvent::SubnetManagerChange { .. }
+            | AsyncEvent::ClientReregister { .. } => {
+                tracing::info!(device = name, "RDMA device: {event}");
+            }
+            _ => tracing::warn!(device = name, "RDMA device: {event}"),
         }
         // What is broken may have no completions any more that would tell.
         match event {

@@ -270,6 +270,48 @@ pub enum AsyncEvent {
     },
 }
 
+impl fmt::Display for AsyncEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            AsyncEvent::PortActive { port } => write!(f, "port {port} is active"),
+            AsyncEvent::PortError { port } => write!(f, "port {port} is down"),
+            AsyncEvent::GidChange { port } => write!(f, "the GIDs of port {port} changed"),
+            AsyncEvent::LidChange { port } => write!(f, "the LID of port {port} changed"),
+            AsyncEvent::PkeyChange { port } => write!(f, "the P_Keys of port {port} changed"),
+            AsyncEvent::SubnetManagerChange { port } => {
+                write!(f, "port {port} has another subnet manager")
+            }
+            AsyncEvent::ClientReregister { port } => {
+                write!(
+                    f,
+                    "the subnet manager of port {port} asks clients to register again"
+                )
+            }
+            AsyncEvent::DeviceFatal => f.write_str("the device failed"),
+            AsyncEvent::CqError { cq } => write!(f, "completion queue {cq} failed"),
+            AsyncEvent::QpFatal { qp } => write!(f, "queue pair {qp} failed"),
+            AsyncEvent::QpRequestError { qp } => {
+                write!(f, "queue pair {qp} got an invalid request")
+            }
+            AsyncEvent::QpAccessError { qp } => {
+                write!(f, "queue pair {qp} got an access that is not allowed")
+            }
+            AsyncEvent::CommunicationEstablished { qp } => {
+                write!(f, "queue pair {qp} got its first message")
+            }
+            AsyncEvent::SendQueueDrained { qp } => {
+                write!(f, "the send queue of queue pair {qp} is drained")
+            }
+            AsyncEvent::LastWqeReached { qp } => {
+                write!(f, "queue pair {qp} took its last receive")
+            }
+            AsyncEvent::SrqError { srq } => write!(f, "shared receive queue {srq} failed"),
+            AsyncEvent::SrqLimitReached => f.write_str("a shared receive queue runs low"),
+            AsyncEvent::Other { event } => write!(f, "event {event}"),
+        }
+    }
+}
+
 /// The requested size of a queue pair; [`crate::QueuePair::caps`] has the actual one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct QpCaps {
