@@ -169,6 +169,9 @@ fn told(args: &PerfArgs, report: &Report) -> Result<(), Failure> {
     }
 }
 
+/// One buffer is no larger than a memory region.
+const MAX_IO_BYTES: u32 = 1 << 30;
+
 fn job(args: &PerfArgs) -> Result<Job, Failure> {
     let sizes = match args.io_size_range {
         Some(sizes) => sizes,
@@ -180,6 +183,10 @@ fn job(args: &PerfArgs) -> Result<Job, Failure> {
             }
         }
     };
+    if sizes.max > MAX_IO_BYTES {
+        let cause = "--size and --io-size-range: an I/O has at most 1GiB";
+        return Err(Failure::Usage(cause.into()));
+    }
     if sizes.min == 0 {
         return Err(Failure::Usage("I/Os of no bytes do nothing".into()));
     }

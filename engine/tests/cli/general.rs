@@ -23,6 +23,11 @@ fn failures_have_their_codes() {
         2
     );
     assert_eq!(nacre("bdev", &socket).code, 2);
+    let error = nacre(
+        "perf tcp://127.0.0.1:1/nqn.2026-01.io.nacre:v --size 8GiB",
+        &socket,
+    );
+    assert_eq!(error.code, 2, "{error:?}");
 
     let refusing = Fake::play(|_, _| {
         let data = json!({ "field": "name", "cause": "there is no bdev \"x\"", "remedy": "bdev_get_bdevs lists them" });

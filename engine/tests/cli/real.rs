@@ -287,3 +287,46 @@ fn an_operators_day() {
     assert!(left.iter().all(|s| s["nqn"] != NQN), "{left:?}");
     assert!(file.exists());
 }
+
+/// Goal: a command takes any path, and changes no file but that of the device. Method: a path that is not
+/// UTF-8, and a file that was put in the place of the device's.
+#[test]
+fn paths_of_files() {
+    use std::os::unix::ffi::OsStrExt;
+    let daemon = Daemon::serve();
+    let odd = daemon.path().join(std::ffi::OsStr::from_bytes(b"\xff.img"));
+    for words in [
+        &["bdev", "create", "file", "odd"][..],
+        &["serve", "--data-dir", "none", "-r"],
+        &["serve", "-r", "s", "--data-dir"],
+        &["serve", "-r", "s", "--data-dir", "none", "--log-file"],
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_nacre"))
+            .env_clear()
+            .env("NACRE_RPC_SOCKET", daemon.path().join("rpc.sock"))
+            .args(words)
+            .arg(&odd)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{words:?}: {said}");
+        assert!(
+            said.contains("UTF-8") && said.lines().count() == 1,
+            "{words:?}: {said}"
+        );
+    }
+
+    let file = daemon.path().join("disk.img");
+    let create = format!("bdev create file disk {} --size 1MiB", file.display());
+    daemon.nacre(&create).printed();
+    std::fs::rename(&file, daemon.path().join("moved")).unwrap();
+    std::fs::write(&file, "precious").unwrap();
+    let refused = daemon.nacre("bdev resize disk 2MiB");
+    assert_eq!(refused.code, 1, "{refused:?}");
+    assert!(refused.err.contains("another file"), "{refused:?}");
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious");
+    std::fs::rename(daemon.path().join("moved"), &file).unwrap();
+    daemon.nacre("bdev resize disk 2MiB").printed();
+    let refused = daemon.nacre("bdev accept disk");
+    assert_eq!(refused.code, 4, "there is nothing to accept: {refused:?}");
+}

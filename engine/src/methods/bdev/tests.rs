@@ -168,6 +168,63 @@ fn refusals_carry_spdks_codes_and_our_facts() {
 }
 
 /// What is for devices of one kind says so of those of another, and finds its own by any name.
+/// Hosts make no identity of the nil UUID: no device is made with it.
+#[test]
+fn the_nil_uuid_is_refused() {
+    let bench = bench();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("disk");
+    for name in ["a", "b"] {
+        bench.call(
+            "bdev_malloc_create",
+            json!({ "name": name, "num_blocks": 16384, "block_size": 512 }),
+        );
+    }
+    let nil = "00000000-0000-0000-0000-000000000000";
+    for (method, mut params) in [
+        (
+            "bdev_malloc_create",
+            json!({ "name": "m", "num_blocks": 8, "block_size": 512 }),
+        ),
+        (
+            "bdev_null_create",
+            json!({ "name": "m", "num_blocks": 8, "block_size": 512 }),
+        ),
+        (
+            "bdev_uring_create",
+            json!({ "name": "m", "filename": file, "size": 1 << 20 }),
+        ),
+        (
+            "bdev_aio_create",
+            json!({ "name": "m", "filename": file, "size": 1 << 20 }),
+        ),
+        (
+            "bdev_passthru_create",
+            json!({ "name": "m", "base_bdev_name": "a" }),
+        ),
+        ("bdev_error_create", json!({ "base_name": "a" })),
+        (
+            "bdev_raid_create",
+            json!({ "name": "m", "raid_level": "raid1", "base_bdevs": ["a", "b"] }),
+        ),
+        (
+            "volume_create",
+            json!({ "name": "m", "devices": ["a", "b"] }),
+        ),
+    ] {
+        params["uuid"] = nil.into();
+        let refused = bench.refused(method, params);
+        let field = refused.data.as_ref().and_then(|data| data.field.clone());
+        assert_eq!(
+            (refused.code, field.as_deref()),
+            (-22, Some("uuid")),
+            "{method}: {refused}"
+        );
+    }
+    assert!(!file.exists(), "no file is made for it");
+    assert_eq!(names(&bench), ["a", "b"]);
+}
+
 #[test]
 fn a_device_of_another_kind_is_called_that() {
     let bench = bench();
