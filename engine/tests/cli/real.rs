@@ -288,8 +288,8 @@ fn an_operators_day() {
     assert!(file.exists());
 }
 
-/// Goal: a command takes any path, and changes no file but that of the device. Method: a path that is not
-/// UTF-8, and a file that was put in the place of the device's.
+/// Goal: a command takes any path, and changes no file but that of the device. Method: a path
+/// that is not UTF-8, and a file that was put in the place of the device's.
 #[test]
 fn paths_of_files() {
     use std::os::unix::ffi::OsStrExt;
