@@ -73,7 +73,7 @@ impl Demand {
     /// `rdma`: with the memory of that transport.
     pub fn of(config: &PlaneConfig, rdma: Option<&RdmaConfig>) -> Result<Demand, PlaneError> {
         let whole = |bytes: u64| bytes.next_multiple_of(TWO_MIB);
-        let data_path = arenas(config)?.into_iter().map(|(_, bytes)| whole(bytes));
+        let data_path = arenas(config)?.into_values().map(whole);
         let cores = config.cores.len().max(1);
         let of_core = rdma.map(|config| whole(config.bytes_per_core()));
         Ok(Demand {

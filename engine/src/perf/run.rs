@@ -155,10 +155,7 @@ pub(super) fn run_on<S: Stage>(
     let mut sum = Tally::new();
     let mut stopped = None;
     for tally in tallies {
-        match tally
-            .map_err(|_| PerfError::Panicked)?
-            .map_err(PerfError::from)
-        {
+        match tally.map_err(|_| PerfError::Panicked)? {
             // By another worker, whose error says more.
             Err(error @ PerfError::Worker(WorkerError::Stopped { .. })) => stopped = Some(error),
             tally => sum.add(tally?),

@@ -61,7 +61,7 @@ pub enum Reason {
         /// The device that was asked for by name, if one was.
         pinned: Option<String>,
         /// Why the machine has none at all.
-        machine: Option<NoDevice>,
+        machine: Option<Box<NoDevice>>,
     },
     PortDown {
         device: String,
@@ -188,7 +188,8 @@ fn find_port<'a>(
         machine: environment
             .no_device
             .clone()
-            .filter(|_| fabric.devices.is_empty()),
+            .filter(|_| fabric.devices.is_empty())
+            .map(Box::new),
     })
 }
 

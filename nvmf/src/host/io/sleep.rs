@@ -1,0 +1,40 @@
+//! Sleeping: the moment at which a queue needs its core again.
+
+use std::time::Duration;
+
+use nacre_reactor::{Idle, Nanos};
+
+use super::{IoQueue, Phase, TIMEOUT_CHECK};
+
+impl IoQueue {
+    pub(super) fn arm_connection(&mut self, now: Nanos) -> Idle {
+        let waits = !self.pending.is_empty();
+        match (&mut self.queue, self.phase) {
+            // A controller that comes back, or fails, does not wake this core.
+            (_, Phase::Down { retry_at }) => {
+                Idle::Until(retry_at.max(now + Duration::from_millis(1)))
+            }
+            (Some(queue), Phase::Live) => {
+                let idle = queue.transport().arm(now);
+                if let Some(until) = self.no_access_until {
+                    return idle.and(Idle::Until(until));
+                }
+                if self.unsent.is_empty() || queue.room() < 2 {
+                    let look = if waits { self.check_at } else { Nanos::MAX };
+                    idle.and(Idle::Until(look.min(now + TIMEOUT_CHECK)))
+                } else {
+                    Idle::Busy
+                }
+            }
+            (Some(queue), Phase::Draining) => queue
+                .transport()
+                .arm(now)
+                .and(Idle::Until(now + TIMEOUT_CHECK)),
+            (Some(queue), Phase::Dialling { since } | Phase::Connecting { since }) => queue
+                .transport()
+                .arm(now)
+                .and(Idle::Until(since + self.options.connect_timeout)),
+            (None, _) => Idle::Busy,
+        }
+    }
+}
