@@ -70,7 +70,7 @@ run_case() {
     event begin "$name" "$limit"
     start=$(date +%s.%N)
     # The leading zero of a finished child: 0 passed, 77 skipped (as automake has it), 124 over its limit.
-    timeout --kill-after=10 "$limit" bash -c '. "$HERE/lib.sh"; . "$1"; echo "the test ended well"' "$name" "$file" \
+    timeout --kill-after=10 "$limit" bash -c '. "$HERE/lib.sh"; . "$1"; no_unexpected_errors; echo "the test ended well"' "$name" "$file" \
         >"$log" 2>&1 </dev/null
     status=$?
     case $status in

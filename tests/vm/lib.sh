@@ -38,6 +38,34 @@ expect_failure() { # expect_failure COMMAND…: it must fail, and what it says i
     echo "refused as it should be: $FAILURE"
 }
 
+# ---- commands that fail --------------------------------------------------------------------------
+
+# Daemons log each command of a host that ends with an error. A case has to declare such commands:
+#
+#   expect_errors PATTERN…   extended regular expressions; each has to match a failed command
+#   allow_errors PATTERN…    may match one, such as commands under way when a connection is lost
+export NACRE_LOG_FLAGS=nvmf_failed
+EXPECTED_ERRORS=() ALLOWED_ERRORS=()
+expect_errors() { EXPECTED_ERRORS+=("$@"); }
+allow_errors() { ALLOWED_ERRORS+=("$@"); }
+
+# `Read of namespace 1: LBA Out of Range (sct 0x0, sc 0x80, do not retry)`, one per failed command.
+failed_commands() { sed -n 's/.*DEBUG command failed: \(.*) \)subsystem=.*/\1/p' "$DAEMON_LOG"; }
+
+no_unexpected_errors() {
+    [ -f "$DAEMON_LOG" ] || return 0
+    local failed=$WORK/failed pattern
+    failed_commands >"$failed"
+    for pattern in "${EXPECTED_ERRORS[@]}"; do
+        grep -qE -- "$pattern" "$failed" || die "no command failed with '$pattern', as the case expects"
+    done
+    for pattern in "${EXPECTED_ERRORS[@]}" "${ALLOWED_ERRORS[@]}"; do
+        grep -vE -- "$pattern" "$failed" >"$failed.rest" || true
+        mv "$failed.rest" "$failed"
+    done
+    [ ! -s "$failed" ] || { sort "$failed" | uniq -c; die "these commands failed and should not have"; }
+}
+
 PAUSE=$WORK/pause
 [ -p "$PAUSE" ] || mkfifo "$PAUSE"
 

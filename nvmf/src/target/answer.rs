@@ -127,6 +127,11 @@ impl QueuePair {
         let Some(association) = &self.association else {
             return;
         };
+        // A host's event requests end with its controller. That is how they end, and no error.
+        let event_request = self.qid == 0 && sqe.opcode == opcode::admin::ASYNC_EVENT_REQUEST;
+        if event_request && status == StatusCode::ABORT_REQUESTED {
+            return;
+        }
         tracing::debug!(
             target: "nacre_nvmf::failed",
             subsystem = %association.subsystem.nqn(),

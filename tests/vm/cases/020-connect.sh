@@ -41,6 +41,7 @@ nvme flush "$DEV"
 cmp -n 1048576 "$WORK/data.bin" <(dd if="$DEV" bs=64k count=16 iflag=direct status=none)
 
 step "a read past the end is refused with a status, and the connection lives on"
+expect_errors '^Read of namespace 1: LBA Out of Range'
 expect_failure nvme read "$DEV" --start-block=$((128 * 1048576 >> lbads)) --block-count=0 --data-size=4096 --data=/dev/null
 is_live "$CTRL"
 disconnect "$NQN"

@@ -7,6 +7,8 @@ SECOND=4421
 ana() { rpc nvmf_subsystem_listener_set_ana_state \
     "{\"nqn\":\"$NQN\",\"listen_address\":{\"trtype\":\"tcp\",\"adrfam\":\"ipv4\",\"traddr\":\"$ADDR\",\"trsvcid\":\"$1\"},\"ana_state\":\"$2\"}"; }
 
+# Commands that were under way to a port when its state changed.
+allow_errors '^(Read|Write|Flush) of namespace 1: Asymmetric Access (Inaccessible|Transition)'
 target_start
 rpc nvmf_create_subsystem "{\"nqn\":\"$NQN\",\"allow_any_host\":true,\"ana_reporting\":true,\"serial_number\":\"NACRETEST\"}"
 for port in "$PORT" "$SECOND"; do

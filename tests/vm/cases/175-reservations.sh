@@ -13,6 +13,9 @@ report() { nvme resv-report "$1" --eds --output-format=json | jq ".$2"; }
 state() { rpc nvmf_ns_get_reservation "{\"nqn\":\"$NQN\",\"nsid\":1}" | jq -r "$1"; }
 holder() { state '[.registrants[] | select(.holder) | .hostid] | join(" ")'; }
 
+# Refusals are what this case is about.
+expect_errors '^(Read|Write) of namespace 1: Reservation Conflict' '^Reservation (Register|Acquire) of namespace 1: Reservation Conflict'
+
 step "what the kernel is told"
 expect "ONCS, bit 5" $(($(nvme id-ctrl "$A" --output-format=json | jq .oncs) >> 5 & 1)) 1
 expect "RESCAP" "$(nvme id-ns "$A" --output-format=json | jq .rescap)" 255
@@ -77,3 +80,21 @@ put "$A"
 expect "persistence" "$(report "$B" ptpls)" 1
 nvme resv-register "$A" --crkey=0xa1 --rrega=1
 put "$B"
+
+step "the block layer's own calls (linux/pr.h), as cluster file systems make them"
+pr() { # pr DEVICE REQUEST FORMAT NUMBERS…
+    perl -e 'my ($path, $request, $format, @numbers) = @ARGV;
+        open(my $device, "+<", $path) or die "$path: $!";
+        my $status = ioctl($device, hex($request), pack($format, @numbers));
+        defined $status or die "$!\n";
+        $status == 0 or die "status $status\n";' "$@"
+}
+pr "$A" 401870c8 QQLL 0 $((0xd)) 0 0 # IOC_PR_REGISTER
+pr "$A" 401070c9 QLL $((0xd)) 1 0    # IOC_PR_RESERVE, write exclusive
+expect "the holder" "$(holder)" "$HOST_A_ID"
+expect_failure put "$B"
+pr "$A" 401070ca QLL $((0xd)) 1 0    # IOC_PR_RELEASE
+expect "the type" "$(report "$B" rtype)" 0
+put "$B"
+pr "$A" 401070cd QLL $((0xd)) 0 0    # IOC_PR_CLEAR
+expect "registrants" "$(report "$B" regctl)" 0
