@@ -6,7 +6,9 @@ use super::told::rig_told;
 use crate::target::{SubsystemConfig, TargetConfig};
 use crate::transport::{Address, TransportType};
 use nacre_bdev::Status;
-use nacre_nvmf_wire::commands::admin::{GetFeatures, GetLogPage, Select};
+use nacre_nvmf_wire::commands::admin::{
+    Abort, GetFeatures, GetLogPage, Select, async_event_request,
+};
 use nacre_nvmf_wire::commands::io::ReadWrite;
 use nacre_nvmf_wire::features::fid;
 use nacre_nvmf_wire::identify::controller::Cmic;
@@ -16,7 +18,7 @@ use nacre_nvmf_wire::log::{
     CommandEffects, Effects, ErrorInformation, FirmwareSlots, SmartHealth, SupportedLogPages, lid,
 };
 use nacre_nvmf_wire::opcode::{admin, io as opcode};
-use nacre_nvmf_wire::{Sgl, Sqe, StatusCode};
+use nacre_nvmf_wire::{Sgl, StatusCode};
 use zerocopy::FromBytes;
 
 /// Goal: what page 00h lists can be read, everything else is refused; offsets have bounds.
@@ -275,6 +277,27 @@ fn ana_log() {
     };
     let page = rig.log_page(conn, only).unwrap();
     assert!(ana::groups(&page).all(|group| group.unwrap().1.is_empty()));
+}
+
+/// Goal: event requests that end with their controller are no errors of the host.
+#[test]
+fn ended_event_requests_are_no_errors() {
+    let mut rig = Rig::with_malloc();
+    let (conn, _) = rig.admin();
+    rig.send(conn, async_event_request(900), None);
+    rig.turn();
+    rig.send(conn, Abort { sqid: 0, cid: 900 }.to_sqe(901), None);
+    rig.turn();
+    let mut ended = rig.statuses();
+    ended.sort_by_key(|(cid, _)| *cid);
+    let expected = [
+        (900, StatusCode::ABORT_REQUESTED),
+        (901, StatusCode::SUCCESS),
+    ];
+    assert_eq!(ended, expected);
+    let page = rig.log(conn, lid::ERROR_INFORMATION, 64);
+    let entries = <[ErrorInformation]>::ref_from_bytes(&page).unwrap();
+    assert_eq!(entries[0].error_count.get(), 0);
 }
 
 /// A fabrics command that failed is noted without a namespace: what is in the place of one is its type.
