@@ -47,8 +47,7 @@ impl FromStr for ListenAddress {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TargetAddress {
     pub scheme: Option<Choice>,
-    pub ip: IpAddr,
-    pub port: u16,
+    pub socket: SocketAddr,
     pub nqn: Option<Nqn>,
 }
 
@@ -60,16 +59,30 @@ impl FromStr for TargetAddress {
         let address = remote.resolve(NVME_PORT)?;
         Ok(TargetAddress {
             scheme: remote.kind,
-            ip: address.ip(),
-            port: address.port(),
+            socket: address,
             nqn: remote.subnqn,
         })
     }
 }
 
+impl TargetAddress {
+    pub fn ip(&self) -> IpAddr {
+        self.socket.ip()
+    }
+
+    pub fn port(&self) -> u16 {
+        self.socket.port()
+    }
+
+    /// As nvme-cli takes it.
+    pub fn traddr(&self) -> String {
+        self.socket.ip().to_string()
+    }
+}
+
 impl fmt::Display for TargetAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        SocketAddr::new(self.ip, self.port).fmt(f)
+        self.socket.fmt(f)
     }
 }
 

@@ -32,8 +32,8 @@ pub fn run(args: InitiatorArgs) -> Result<(), Failure> {
     match args.command {
         InitiatorCommand::Check { target, json } => {
             let target = target.map(|address| Target {
-                ip: address.ip,
-                port: address.port,
+                ip: address.ip(),
+                port: address.port(),
             });
             doctor::show(&examine_initiator(&System::real(), target), json)
         }

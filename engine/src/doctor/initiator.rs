@@ -17,6 +17,7 @@ pub struct Target {
 pub fn examine(system: &System, target: Option<Target>) -> Report {
     let mut findings = vec![
         nvme_cli(system),
+        fabrics(system),
         module(system, "init.nvme_tcp_module", "nvme_tcp"),
         module(system, "init.nvme_rdma_module", "nvme_rdma"),
         rdma_device(system),
@@ -43,6 +44,31 @@ fn nvme_cli(system: &System) -> Finding {
     }
 }
 
+/// Connecting is a write to this file of the kernel's.
+fn fabrics(system: &System) -> Finding {
+    const ID: &str = "init.fabrics_device";
+    if system.roots.dev.join("nvme-fabrics").exists() {
+        return Finding::pass(ID, "/dev/nvme-fabrics is there");
+    }
+    match system.modules.state("nvme_fabrics") {
+        ModuleState::Loadable => Finding::pass(
+            ID,
+            "/dev/nvme-fabrics comes with nvme_fabrics; `nacre connect` loads it",
+        ),
+        ModuleState::Loaded | ModuleState::BuiltIn => Finding::fail(
+            ID,
+            "nvme_fabrics is loaded, and there is no /dev/nvme-fabrics",
+            "give the container the device (`--device=/dev/nvme-fabrics`), or connect on its host",
+        ),
+        ModuleState::Missing => Finding::fail(
+            ID,
+            "there is no /dev/nvme-fabrics, and nvme_fabrics cannot be loaded: this kernel cannot connect",
+            "load nvme-tcp or nvme-rdma on the machine itself (in a container: on its host), or use a kernel that has \
+             them (Debian: linux-image-amd64; others: linux-modules-extra)",
+        ),
+    }
+}
+
 fn module(system: &System, id: &'static str, name: &str) -> Finding {
     match system.modules.state(name) {
         ModuleState::Loaded => Finding::pass(id, format!("{name} is loaded")),
@@ -51,13 +77,20 @@ fn module(system: &System, id: &'static str, name: &str) -> Finding {
             id,
             format!("{name} can be loaded; `nacre connect` loads it"),
         ),
-        ModuleState::Missing if !system.modules.is_listed() => {
-            Finding::skip(id, "the modules of this kernel cannot be listed")
-        }
         ModuleState::Missing => {
-            let evidence = format!("this kernel has no {name}");
-            let remedy =
-                "install the kernel's package of further modules (such as linux-modules-extra)";
+            // Without the list there is nothing that modprobe could load.
+            let (evidence, remedy) = match system.modules.is_listed() {
+                true => (
+                    format!("this kernel has no {name}"),
+                    "install the kernel's package of further modules (such as linux-modules-extra)",
+                ),
+                false => (
+                    format!(
+                        "{name} is not loaded, and the modules of this kernel are not installed here"
+                    ),
+                    "load it on the machine itself (in a container: on its host), or install the kernel's modules",
+                ),
+            };
             // Without RDMA there is TCP; without TCP there may be nothing.
             match name {
                 "nvme_rdma" => Finding::warn(id, evidence, remedy),

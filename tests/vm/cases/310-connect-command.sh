@@ -17,7 +17,7 @@ step "what is connected already is no failure"
 "$NACRE" connect "$ADDR" -n "$NQN" --transport tcp --cm-timeout 60s | grep -x "already connected over tcp"
 disconnect "$NQN"
 
-step "soft-RoCE on the way, and a target that has only TCP: RDMA is tried, then TCP"
+step "soft-RoCE on the way, and a target that has only TCP: the log lists TCP alone"
 modprobe -a dummy rdma_rxe
 ip link add nacrerdma type dummy
 ip link set nacrerdma address 02:00:00:00:07:02 up
@@ -31,10 +31,18 @@ rpc nvmf_subsystem_add_listener \
     "{\"nqn\":\"$NQN\",\"listen_address\":{\"trtype\":\"tcp\",\"adrfam\":\"ipv4\",\"traddr\":\"10.78.0.1\",\"trsvcid\":\"$PORT\"}}"
 said=$("$NACRE" connect 10.78.0.1 -n "$NQN" --retries 1 --cm-timeout 60s)
 echo "$said"
-[[ $said == *"attempt 1 of 1 over rdma failed: "*"falling back from rdma to tcp"*"connected over tcp"* ]] ||
-    die "it did not fall back"
+[[ $said == *"nvme discover -t rdma"*"nvme discover -t tcp"*"connected over tcp"* ]] || die "it did not use TCP"
+[[ $said != *"nvme connect -t rdma"* ]] || die "it tried a path that the log does not have"
 wait_until 20 ns_dev "$NQN" 1
 disconnect "$NQN"
+
+step "a subsystem that is not there: one attempt, and where to look"
+expect_failure "$NACRE" connect 10.78.0.1 -n "$NQN.nosuch" --cm-timeout 60s
+[[ $FAILURE == *"remedy: \`nacre discover 10.78.0.1:$PORT\`"* ]] || die "it does not say where to look"
+expect "attempts" "$(grep -c "^nvme connect" <<<"$FAILURE")" 1
+
+step "this kernel can connect, says the check"
+"$NACRE" initiator check "$ADDR:$PORT" | grep -E "init.fabrics_device .*is there"
 
 step "without fallback it fails and says what to do"
 expect_failure "$NACRE" connect 10.78.0.1 -n "$NQN" --fallback none --retries 1 --cm-timeout 60s

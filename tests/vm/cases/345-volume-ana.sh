@@ -58,7 +58,11 @@ step "the device comes back: the host connects again, and RDMA carries it"
 rdma_listens() { rpc nvmf_get_listeners | jq -e '.listeners[] | select(.address.trtype == "RDMA" and .actual == "listening")'; }
 rxe_add
 wait_until 90 rdma_listens
-connect "$VOLUME_NQN" --nr-io-queues=1
+said=$("$NACRE" connect "$ADDR" -n "$VOLUME_NQN" --hostnqn "$HOST_A" --hostid "$HOST_A_ID" --nr-io-queues 1 \
+    --cm-timeout 60s)
+echo "$said"
+[[ $said == *"nvme discover -t rdma"*"nvme connect -t rdma"*"nvme connect -t tcp"* ]] || die "it does not connect every path"
+[[ $said == *"connected over rdma"*"already connected over tcp"* ]] || die "it does not report both paths"
 wait_until 90 has_state rdma optimized
 carries rdma tcp
 

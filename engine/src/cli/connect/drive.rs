@@ -1,13 +1,19 @@
 //! Attempts, pauses and fallback. Time and commands are a [`Runner`]'s, so that a test has its own.
 
+use std::fmt;
+use std::net::IpAddr;
 use std::time::Duration;
 
+use super::log::Log;
 use super::{ConnectArgs, Plan, Transport};
 
 /// What driving needs of the machine.
 pub trait Runner {
-    /// Runs a command after printing it. What it wrote on standard error is its failure's cause.
-    fn run(&mut self, command: &[String]) -> Result<(), Cause>;
+    /// Runs a command after printing it. Answers its standard output; its standard error is the cause
+    /// of a failure.
+    fn run(&mut self, command: &[String]) -> Result<String, Cause>;
+    /// Whether the kernel has `/dev/nvme-fabrics`.
+    fn has_fabrics(&self) -> bool;
     fn pause(&mut self, time: Duration);
     fn say(&mut self, text: &str);
 }
@@ -74,116 +80,234 @@ fn stage(kernel: &[String]) -> &'static str {
     }
 }
 
-/// What was reached.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Outcome {
+/// One address of a subsystem over one transport.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Path {
     pub transport: Transport,
+    /// As nvme-cli takes it.
+    pub address: String,
+    pub port: u16,
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (transport, port) = (self.transport.word(), self.port);
+        match self.address.contains(':') {
+            true => write!(f, "{transport}://[{}]:{port}", self.address),
+            false => write!(f, "{transport}://{}:{port}", self.address),
+        }
+    }
+}
+
+/// How one path ended.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Tried {
+    pub path: Path,
     pub failures: u64,
-    /// It was there before.
-    pub already: bool,
+    /// `Ok(true)`: the path was connected before.
+    pub outcome: Result<bool, Cause>,
 }
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectError {
-    #[error("not connected to {target}: {failures} attempts failed, the last over {}: {cause}; remedy: {remedy}", .transport.word())]
-    Exhausted {
-        target: String,
+    #[error("not connected to {path}: {cause}{}; remedy: {remedy}", attempts(*.failures))]
+    Failed {
+        path: Path,
         failures: u64,
-        transport: Transport,
         cause: Cause,
         remedy: String,
     },
-    /// Trying again would not help.
+    /// No transport could be tried.
     #[error("{cause}; remedy: {remedy}")]
-    Hopeless { cause: Cause, remedy: &'static str },
+    Unable { cause: String, remedy: &'static str },
 }
 
-/// Connects by the first transport of the plan that works.
+fn attempts(failures: u64) -> String {
+    match failures {
+        0 | 1 => String::new(),
+        more => format!(", {more} attempts failed"),
+    }
+}
+
+/// Connects every path of the discovery log. Where there is no log: the first transport of the plan
+/// that works. At least one path is connected, or it is an error.
 pub fn drive(
     args: &ConnectArgs,
     plan: &Plan,
     runner: &mut impl Runner,
-) -> Result<Outcome, ConnectError> {
-    let mut failures = 0;
-    let mut last = None;
-    for (at, transport) in plan.order.iter().copied().enumerate() {
-        // Loading may fail where the module is built in or loaded by udev: then connecting tells.
-        if let Err(cause) = runner.run(&["modprobe".into(), transport.module().into()]) {
-            runner.say(&format!("modprobe {}: {cause}", transport.module()));
-        }
-        let mut attempt: u64 = 0;
-        let cause = loop {
-            attempt += 1;
-            let cause = match runner.run(&command(args, transport)) {
-                Ok(()) => {
-                    return Ok(Outcome {
-                        transport,
-                        failures,
-                        already: false,
-                    });
-                }
-                Err(cause) => cause,
-            };
-            if is_connected_already(&cause) {
-                return Ok(Outcome {
-                    transport,
-                    failures,
-                    already: true,
-                });
-            }
-            if matches!(cause, Cause::NoProgram { .. }) {
-                return Err(ConnectError::Hopeless {
-                    cause,
-                    remedy: "install the package nvme-cli",
-                });
-            }
-            failures += 1;
-            let of = match args.retries {
-                0 => String::new(),
-                retries => format!(" of {retries}"),
-            };
-            runner.say(&format!(
-                "attempt {attempt}{of} over {} failed: {cause}",
-                transport.word()
-            ));
-            if args.retries != 0 && attempt >= u64::from(args.retries) {
-                break cause;
-            }
-            runner.pause(args.retry_delay);
-        };
-        if let Some(next) = plan.order.get(at + 1) {
-            runner.say(&format!(
-                "falling back from {} to {}",
-                transport.word(),
-                next.word()
-            ));
-        }
-        last = Some((transport, cause));
-    }
-    let (transport, cause) = last.expect("a plan names a transport");
-    let alone = plan.order == [Transport::Rdma];
-    Err(ConnectError::Exhausted {
-        target: args.address.to_string(),
-        failures,
+    way_by_rdma: &dyn Fn(IpAddr) -> Result<(), String>,
+) -> Result<Vec<Tried>, ConnectError> {
+    load(plan, runner)?;
+    let here = |transport: Transport| Path {
         transport,
-        remedy: remedy(&cause, transport, alone),
+        address: args.address.traddr(),
+        port: args.address.port(),
+    };
+    let nqn = args.nqn.as_deref().unwrap_or_default();
+    let (log, cause) = discover(args, plan, runner, &here);
+    let (paths, every, listed) = match log {
+        Some(log) => {
+            let (paths, skipped) = log.paths(nqn, plan, way_by_rdma);
+            skipped.iter().for_each(|why| runner.say(why));
+            match paths.is_empty() {
+                false => (paths, true, true),
+                // The target says why in answer to a Connect, once.
+                true => (vec![here(plan.order[0])], false, false),
+            }
+        }
+        None => {
+            if let Some(cause @ Cause::NoProgram { .. }) = cause {
+                return Err(failed(here(plan.order[0]), 0, cause, plan, true));
+            }
+            (plan.order.iter().copied().map(here).collect(), false, true)
+        }
+    };
+    let mut tried = Vec::new();
+    for (at, path) in paths.iter().enumerate() {
+        let one = attempt(args, path, runner);
+        let next = paths.get(at + 1);
+        // Another transport gives the same answer.
+        let ends = match &one.outcome {
+            Ok(_) => !every,
+            Err(cause) => !every && answered(cause),
+        };
+        if let Err(cause) = &one.outcome {
+            // The error of the whole has the last cause.
+            let is_error = (ends || next.is_none()) && tried.iter().all(is_failed);
+            if !is_error {
+                runner.say(&attempt_failed(args, one.failures, path, cause));
+            }
+            if let (false, false, Some(next)) = (every, ends, next) {
+                let (from, to) = (path.transport.word(), next.transport.word());
+                runner.say(&format!("falling back from {from} to {to}"));
+            }
+        }
+        tried.push(one);
+        if ends {
+            break;
+        }
+    }
+    if tried.iter().any(|one| !is_failed(one)) {
+        return Ok(tried);
+    }
+    let failures = tried.iter().map(|one| one.failures).sum();
+    let Some(Tried {
+        path,
+        outcome: Err(cause),
+        ..
+    }) = tried.pop()
+    else {
+        unreachable!("there is a path, and none is connected");
+    };
+    Err(failed(path, failures, cause, plan, listed))
+}
+
+fn is_failed(one: &Tried) -> bool {
+    one.outcome.is_err()
+}
+
+fn failed(path: Path, failures: u64, cause: Cause, plan: &Plan, listed: bool) -> ConnectError {
+    let alone = plan.order == [Transport::Rdma];
+    let remedy = remedy(&cause, &path, alone, listed);
+    ConnectError::Failed {
+        path,
+        failures,
         cause,
-    })
+        remedy,
+    }
+}
+
+/// Loads the kernel's transports. A module may be built in, so a failure counts only if there is no
+/// `/dev/nvme-fabrics` afterwards.
+fn load(plan: &Plan, runner: &mut impl Runner) -> Result<(), ConnectError> {
+    let mut causes = Vec::new();
+    for transport in &plan.order {
+        let module = transport.module();
+        if let Err(cause) = runner.run(&["modprobe".into(), module.into()]) {
+            causes.push(format!("modprobe {module}: {cause}"));
+        }
+    }
+    if !runner.has_fabrics() {
+        causes.push("this kernel has no /dev/nvme-fabrics, so it cannot connect".into());
+        return Err(ConnectError::Unable {
+            cause: causes.join("; "),
+            remedy: "`nacre initiator check` says which modules are missing; in a container load them on its host",
+        });
+    }
+    causes.iter().for_each(|cause| runner.say(cause));
+    Ok(())
+}
+
+/// Reads the discovery log at the target, over the first transport that works.
+fn discover(
+    args: &ConnectArgs,
+    plan: &Plan,
+    runner: &mut impl Runner,
+    here: &dyn Fn(Transport) -> Path,
+) -> (Option<Log>, Option<Cause>) {
+    let mut last = None;
+    for transport in &plan.order {
+        match runner.run(&discovery(args, &here(*transport))) {
+            Ok(text) => match Log::parse(&text) {
+                Some(log) => return (Some(log), None),
+                None => runner.say("the discovery log cannot be read; connecting without it"),
+            },
+            Err(cause @ Cause::NoProgram { .. }) => return (None, Some(cause)),
+            Err(cause) => last = Some(cause),
+        }
+    }
+    if let Some(cause) = &last {
+        runner.say(&format!(
+            "no discovery log there ({cause}); connecting without it"
+        ));
+    }
+    (None, last)
+}
+
+/// Tries one path until it is connected, is hopeless, or has had its attempts.
+fn attempt(args: &ConnectArgs, path: &Path, runner: &mut impl Runner) -> Tried {
+    let mut failures: u64 = 0;
+    let outcome = loop {
+        let cause = match runner.run(&command(args, path)) {
+            Ok(_) => break Ok(false),
+            Err(cause) if is_connected_already(&cause) => break Ok(true),
+            Err(cause) => cause,
+        };
+        failures += 1;
+        let over = args.retries != 0 && failures >= u64::from(args.retries);
+        if over || is_hopeless(&cause) {
+            break Err(cause);
+        }
+        runner.say(&attempt_failed(args, failures, path, &cause));
+        runner.pause(args.retry_delay);
+    };
+    Tried {
+        path: path.clone(),
+        failures,
+        outcome,
+    }
+}
+
+fn attempt_failed(args: &ConnectArgs, at: u64, path: &Path, cause: &Cause) -> String {
+    let of = match args.retries {
+        0 => String::new(),
+        retries => format!(" of {retries}"),
+    };
+    format!(
+        "attempt {at}{of} over {} failed: {cause}",
+        path.transport.word()
+    )
 }
 
 /// nvme-cli on the command line.
-pub fn command(args: &ConnectArgs, transport: Transport) -> Vec<String> {
-    let mut words: Vec<String> = ["nvme", "connect", "-t", transport.word(), "-a"]
-        .map(str::to_owned)
-        .to_vec();
-    words.push(args.address.ip.to_string());
+pub fn command(args: &ConnectArgs, path: &Path) -> Vec<String> {
+    let mut words = invocation("connect", path);
     let mut option = |name: &str, value: Option<String>| {
         if let Some(value) = value {
             words.push(name.to_owned());
             words.push(value);
         }
     };
-    option("-s", Some(args.address.port.to_string()));
     option("-n", args.nqn.clone());
     option("--hostnqn", args.hostnqn.clone());
     option("--hostid", args.hostid.clone());
@@ -197,6 +321,36 @@ pub fn command(args: &ConnectArgs, transport: Transport) -> Vec<String> {
         words.push(format!("--tos={tos}"));
     }
     words
+}
+
+/// The command that prints the discovery log.
+pub fn discovery(args: &ConnectArgs, path: &Path) -> Vec<String> {
+    let mut words = invocation("discover", path);
+    let identity = [("--hostnqn", &args.hostnqn), ("--hostid", &args.hostid)];
+    for (name, value) in identity {
+        if let Some(value) = value {
+            words.extend([name.to_owned(), value.clone()]);
+        }
+    }
+    words.extend(["-o".to_owned(), "json".to_owned()]);
+    words
+}
+
+fn invocation(what: &str, path: &Path) -> Vec<String> {
+    let port = path.port.to_string();
+    let transport = path.transport.word();
+    [
+        "nvme",
+        what,
+        "-t",
+        transport,
+        "-a",
+        &path.address,
+        "-s",
+        &port,
+    ]
+    .map(str::to_owned)
+    .to_vec()
 }
 
 /// A command as a shell would take it.
@@ -216,39 +370,88 @@ pub fn words(command: &[String]) -> String {
 
 /// The kernel's EALREADY, in the words of libnvme's versions.
 fn is_connected_already(cause: &Cause) -> bool {
-    let Cause::Refused { said, .. } = cause else {
-        return false;
-    };
-    let said = said.to_lowercase();
+    let said = cause.to_string().to_lowercase();
     said.contains("already connected") || said.contains("operation already in progress")
 }
 
-fn remedy(cause: &Cause, transport: Transport, alone: bool) -> String {
+/// The target answered, and refuses this subsystem or this host.
+fn answered(cause: &Cause) -> bool {
     let said = cause.to_string().to_lowercase();
+    [
+        "connect invalid data parameter",
+        "connect invalid parameter",
+        "is not allowed, hostnqn",
+    ]
+    .iter()
+    .any(|words| said.contains(words))
+}
+
+/// The same command fails again: the target's answer or this machine is the cause.
+fn is_hopeless(cause: &Cause) -> bool {
+    let said = cause.to_string().to_lowercase();
+    let of_this_machine = [
+        "no handler found for transport",
+        "permission denied",
+        "must be root",
+        "unrecognized option",
+        "invalid option",
+    ];
+    matches!(cause, Cause::NoProgram { .. })
+        || answered(cause)
+        || of_this_machine.iter().any(|words| said.contains(words))
+}
+
+fn remedy(cause: &Cause, path: &Path, alone: bool, listed: bool) -> String {
+    let said = cause.to_string().to_lowercase();
+    let Path { address, port, .. } = path;
+    let discover =
+        format!("`nacre discover {address}:{port}` lists the subsystems that this host may use");
     let mut remedies = Vec::new();
-    if said.contains("permission denied") || said.contains("must be root") {
-        remedies.push("run it as root");
-    } else if said.contains("nvme-fabrics") && said.contains("no such file") {
-        remedies.push("`modprobe nvme-fabrics`");
+    if let Cause::NoProgram { program, .. } = cause {
+        remedies.push(match program.as_str() {
+            "nvme" => "install the package nvme-cli".to_owned(),
+            other => format!("install the package with {other}"),
+        });
+    } else if said.contains("permission denied") || said.contains("must be root") {
+        remedies.push("run it as root".to_owned());
+    } else if said.contains("no handler found for transport") {
+        remedies.push(format!(
+            "`modprobe {}`, or use the other transport",
+            path.transport.module()
+        ));
+    } else if said.contains("is not allowed, hostnqn") {
+        remedies
+            .push("allow this host on the target: `nacre host add`, with the NQN above".to_owned());
+    } else if answered(cause) || !listed {
+        remedies.push(discover);
     } else if said.contains("connection refused") || said.contains("connection reset") {
         remedies.push(
-            "does the target listen there over this transport? `nacre listener list` on it tells",
+            "does the target listen there over this transport? `nacre listener list` on it shows its listeners"
+                .to_owned(),
         );
     } else if said.contains("timeout") || said.contains("timed out") {
-        remedies.push(match transport {
-            Transport::Rdma => {
-                "`ping` the target; the packet filter must admit UDP 4791 (RoCE v2); `nacre rdma gids` must show this \
-                 machine's address"
+        remedies.push(
+            match path.transport {
+                Transport::Rdma => {
+                    "`ping` the target; the packet filter must admit UDP 4791 (RoCE v2); `nacre rdma gids` must show \
+                     this machine's address"
+                }
+                Transport::Tcp => "`ping` the target; the packet filter must admit its TCP port",
             }
-            Transport::Tcp => "`ping` the target; the packet filter must admit its TCP port",
-        });
+            .to_owned(),
+        );
     } else if said.contains("unreachable") || said.contains("no route") {
-        remedies.push("`ip route get` the target's address");
+        remedies.push("`ip route get` the target's address".to_owned());
     } else {
-        remedies.push("`nacre initiator check` with the target's address tells what is missing");
+        remedies.push(format!(
+            "`nacre initiator check {address}` examines this machine; {discover}"
+        ));
     }
-    if alone {
-        remedies.push("keep the fallback (`--fallback tcp`), or move what uses the volume to a host with RDMA");
+    if alone && !answered(cause) {
+        remedies.push(
+            "keep the fallback (`--fallback tcp`), or move what uses the volume to a host with RDMA"
+                .to_owned(),
+        );
     }
     remedies.join("; ")
 }

@@ -3,6 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -27,34 +28,28 @@ const LOOK: Duration = Duration::from_millis(20);
 const KERNEL_LINES: usize = 4;
 
 impl Runner for Shell {
-    fn run(&mut self, command: &[String]) -> Result<(), Cause> {
+    fn run(&mut self, command: &[String]) -> Result<String, Cause> {
         self.say(&words(command));
         let mut kernel = KernelLog::from_now();
         let spawned = Command::new(&command[0])
             .args(&command[1..])
             .stdin(Stdio::null())
-            .stdout(Stdio::null())
+            .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn();
         let mut child = spawned.map_err(|error| Cause::NoProgram {
             program: command[0].clone(),
             error: error.to_string(),
         })?;
-        // Read meanwhile, so that a talkative command is not held up.
-        let mut stderr = child.stderr.take().expect("it is piped");
-        let reader = thread::spawn(move || {
-            let mut text = Vec::new();
-            // What cannot be read is not said; the status still tells.
-            drop(stderr.read_to_end(&mut text));
-            String::from_utf8_lossy(&text).trim().to_owned()
-        });
+        let stdout = reader(child.stdout.take().expect("it is piped"));
+        let stderr = reader(child.stderr.take().expect("it is piped"));
         match wait(&mut child, self.timeout) {
-            Some(true) => Ok(()),
+            Some(true) => Ok(stdout.join().unwrap_or_default()),
             Some(false) => {
-                let said = reader.join().unwrap_or_default();
+                let said = stderr.join().unwrap_or_default();
                 let said = match said.is_empty() {
-                    true => format!("{} failed and said nothing", command[0]),
-                    false => said.lines().collect::<Vec<_>>().join(" "),
+                    true => format!("{} failed without a message", command[0]),
+                    false => sentence(&said),
                 };
                 Err(Cause::Refused {
                     said,
@@ -74,6 +69,10 @@ impl Runner for Shell {
         }
     }
 
+    fn has_fabrics(&self) -> bool {
+        Path::new("/dev/nvme-fabrics").exists()
+    }
+
     fn pause(&mut self, time: Duration) {
         thread::sleep(time);
     }
@@ -84,6 +83,32 @@ impl Runner for Shell {
             false => println!("{text}"),
         }
     }
+}
+
+/// The most output of a command that is kept: a discovery log of some thousand entries.
+const MOST_OUTPUT: u64 = 4 << 20;
+
+/// Reads in the background, so that a talkative command is not held up.
+fn reader(from: impl Read + Send + 'static) -> thread::JoinHandle<String> {
+    thread::spawn(move || {
+        let mut text = Vec::new();
+        // An output that cannot be read is empty; the exit status still counts.
+        let mut from = from;
+        drop(from.by_ref().take(MOST_OUTPUT).read_to_end(&mut text));
+        drop(std::io::copy(&mut from, &mut std::io::sink()));
+        String::from_utf8_lossy(&text).trim().to_owned()
+    })
+}
+
+/// Several lines of a program as one.
+pub fn sentence(said: &str) -> String {
+    let lines = said
+        .lines()
+        .map(|line| line.trim().trim_end_matches([';', '.']));
+    lines
+        .filter(|line| !line.is_empty())
+        .collect::<Vec<_>>()
+        .join("; ")
 }
 
 /// Whether it succeeded; none if it has not ended in time.

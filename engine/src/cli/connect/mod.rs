@@ -1,20 +1,26 @@
-//! `nacre connect`: connects this Linux host with nvme-cli, over RDMA where the way to the target has it, else
-//! over TCP. Every command that it runs is printed first.
+//! `nacre connect`: connects this Linux host with nvme-cli, by every path that the target's discovery
+//! log has, RDMA first. Without a log: over RDMA where the route to the target has it, else over TCP.
+//! Every command is printed before it runs.
 //!
 //! ```text
-//!   plan (pure): transports in order, with reasons  ─▶  drive: attempts, pauses, fallback  ─▶  Runner: modprobe, nvme
+//!   plan (pure)  transports in order, with reasons
+//!     ▼
+//!   drive        discovery log, then each path: attempts, pauses, fallback
+//!     ▼
+//!   Runner       modprobe, nvme discover, nvme connect
 //! ```
 
 mod drive;
 mod host;
+mod log;
 
 use std::num::NonZeroU32;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use serde_json::json;
+use serde_json::{Value, json};
 
-use self::drive::{Outcome, drive};
+use self::drive::{Path, Tried, drive};
 use self::host::Shell;
 use super::address::TargetAddress;
 use super::{Failure, output};
@@ -105,10 +111,12 @@ impl Transport {
     }
 }
 
-/// The transports to try, in order, and what there is to say before.
+/// The transports to try, in order, and a remark to print before.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Plan {
     pub order: Vec<Transport>,
+    /// The user named the transport: RDMA is tried even where its device is missing.
+    pub by_name: bool,
     pub remark: Option<String>,
 }
 
@@ -140,7 +148,11 @@ impl Plan {
                     .map(|why| format!("RDMA will probably fail: {why}")),
             ),
         };
-        Plan { order, remark }
+        Plan {
+            order,
+            by_name: choice != Choice::Auto,
+            remark,
+        }
     }
 }
 
@@ -178,7 +190,7 @@ pub fn run(args: ConnectArgs) -> Result<(), Failure> {
     let plan = Plan::of(
         args.choice()?,
         args.fallback,
-        way_by_rdma(&system, args.address.ip),
+        way_by_rdma(&system, args.address.ip()),
     );
     let mut shell = Shell::new(args.json, args.cm_timeout);
     let say = |text: &str| match args.json {
@@ -194,28 +206,65 @@ pub fn run(args: ConnectArgs) -> Result<(), Failure> {
     if args.dry_run {
         for transport in &plan.order {
             say(&format!("modprobe {}", transport.module()))?;
-            say(&drive::words(&drive::command(&args, *transport)))?;
+        }
+        let here = |transport: &Transport| Path {
+            transport: *transport,
+            address: args.address.traddr(),
+            port: args.address.port(),
+        };
+        say(&drive::words(&drive::discovery(
+            &args,
+            &here(&plan.order[0]),
+        )))?;
+        for transport in &plan.order {
+            say(&drive::words(&drive::command(&args, &here(transport))))?;
         }
         return Ok(());
     }
-    let Outcome {
-        transport,
-        failures,
-        already,
-    } = drive(&args, &plan, &mut shell).map_err(anyhow::Error::from)?;
+    let tried = drive(&args, &plan, &mut shell, &|ip| way_by_rdma(&system, ip))
+        .map_err(anyhow::Error::from)?;
     if args.json {
-        return output::json(&json!({
-            "transport": transport.word(),
-            "already_connected": already,
-            "failed_attempts": failures,
-        }));
+        return output::json(&answer(&tried));
     }
-    let how = if already {
-        "already connected"
-    } else {
-        "connected"
+    for one in &tried {
+        let text = match &one.outcome {
+            Ok(false) => format!("connected over {}", one.path.transport.word()),
+            Ok(true) => format!("already connected over {}", one.path.transport.word()),
+            Err(_) => continue,
+        };
+        output::line(&text)?;
+    }
+    let failed = tried.iter().filter(|one| one.outcome.is_err()).count();
+    match failed {
+        0 => Ok(()),
+        _ => output::line(&format!("{failed} of {} paths failed", tried.len())),
+    }
+}
+
+/// The first connected path, as before there were several, and all of them.
+fn answer(tried: &[Tried]) -> Value {
+    let first = tried.iter().find(|one| one.outcome.is_ok());
+    let path = |one: &Tried| {
+        let (state, cause) = match &one.outcome {
+            Ok(false) => ("connected", None),
+            Ok(true) => ("already_connected", None),
+            Err(cause) => ("failed", Some(cause.to_string())),
+        };
+        json!({
+            "transport": one.path.transport.word(),
+            "address": one.path.address,
+            "port": one.path.port,
+            "state": state,
+            "cause": cause,
+            "failed_attempts": one.failures,
+        })
     };
-    output::line(&format!("{how} over {}", transport.word()))
+    json!({
+        "transport": first.map(|one| one.path.transport.word()),
+        "already_connected": first.is_some_and(|one| one.outcome == Ok(true)),
+        "failed_attempts": tried.iter().map(|one| one.failures).sum::<u64>(),
+        "paths": tried.iter().map(path).collect::<Vec<_>>(),
+    })
 }
 
 #[cfg(test)]

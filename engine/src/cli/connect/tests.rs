@@ -1,10 +1,11 @@
-//! Which transports are tried, in which order, how often, and what is said in the end.
+//! Goal: paths and transports are tried in order and as often as it helps, and the end says why.
 
 use std::time::Duration;
 
 use clap::Parser;
 
-use super::drive::{Cause, ConnectError, Outcome, Runner, command, drive, purpose, words};
+use super::drive::{Cause, Path, Runner, Tried, command, discovery, drive, purpose, words};
+use super::host::sentence;
 use super::*;
 
 #[derive(Debug, Parser)]
@@ -23,6 +24,10 @@ fn args(more: &str) -> ConnectArgs {
 /// Commands end as told, in order; the last way of ending holds for the rest.
 struct Told {
     endings: Vec<Result<(), Cause>>,
+    /// The discovery log; none: the target refuses, as `no_log` says.
+    log: Option<String>,
+    no_log: Cause,
+    fabrics: bool,
     ran: Vec<String>,
     said: Vec<String>,
     paused: Duration,
@@ -32,6 +37,9 @@ impl Told {
     fn new(endings: &[Result<(), Cause>]) -> Told {
         Told {
             endings: endings.to_vec(),
+            log: None,
+            no_log: refused(),
+            fabrics: true,
             ran: Vec::new(),
             said: Vec::new(),
             paused: Duration::ZERO,
@@ -40,15 +48,22 @@ impl Told {
 }
 
 impl Runner for Told {
-    fn run(&mut self, command: &[String]) -> Result<(), Cause> {
+    fn run(&mut self, command: &[String]) -> Result<String, Cause> {
         self.ran.push(words(command));
         if command[0] == "modprobe" {
-            return Ok(());
+            return Ok(String::new());
         }
-        match self.endings.len() {
+        if command[1] == "discover" {
+            return self.log.clone().ok_or_else(|| self.no_log.clone());
+        }
+        let ending = match self.endings.len() {
             1 => self.endings[0].clone(),
             _ => self.endings.remove(0),
-        }
+        };
+        ending.map(|()| String::new())
+    }
+    fn has_fabrics(&self) -> bool {
+        self.fabrics
     }
     fn pause(&mut self, time: Duration) {
         self.paused += time;
@@ -156,42 +171,194 @@ fn commands_are_nvme_clis() {
         "--hostnqn nqn.2014-08.org.nvmexpress:uuid:1 --nr-io-queues 4 --queue-size 64 --ctrl-loss-tmo -1 --tos 104",
     );
     assert_eq!(
-        words(&command(&args, Transport::Rdma)),
+        words(&command(&args, &path(Transport::Rdma, "192.0.2.1"))),
         "nvme connect -t rdma -a 192.0.2.1 -s 4420 -n nqn.2025-01.io.nacre:v --hostnqn \
          nqn.2014-08.org.nvmexpress:uuid:1 --nr-io-queues 4 --queue-size 64 --ctrl-loss-tmo=-1 --tos=104"
+    );
+    assert_eq!(
+        words(&discovery(&args, &path(Transport::Tcp, "192.0.2.1"))),
+        "nvme discover -t tcp -a 192.0.2.1 -s 4420 --hostnqn nqn.2014-08.org.nvmexpress:uuid:1 -o json"
     );
     assert_eq!(words(&["a b".into(), "it's".into()]), r"'a b' 'it'\''s'");
 }
 
+fn path(transport: Transport, address: &str) -> Path {
+    Path {
+        transport,
+        address: address.into(),
+        port: 4420,
+    }
+}
+
+fn connect(transport: &str) -> String {
+    format!("nvme connect -t {transport} -a 192.0.2.1 -s 4420 -n nqn.2025-01.io.nacre:v")
+}
+
+fn way(_: std::net::IpAddr) -> Result<(), String> {
+    Ok(())
+}
+
+/// As nvme-cli 2.3 prints it.
+fn log(records: &[(&str, &str, &str)]) -> String {
+    let record = |(transport, address, nqn): &(&str, &str, &str)| {
+        json!({
+            "trtype": transport, "adrfam": "ipv4", "subtype": "nvme subsystem",
+            "treq": "not specified, sq flow control disable supported", "portid": 1,
+            "trsvcid": "4420", "subnqn": nqn, "traddr": address, "eflags": "none", "sectype": "none",
+        })
+    };
+    let mut all: Vec<Value> = records.iter().map(record).collect();
+    all.push(json!({
+        "trtype": "tcp", "subtype": "current discovery subsystem", "traddr": "192.0.2.1",
+        "trsvcid": "4420", "subnqn": "nqn.2014-08.org.nvmexpress.discovery",
+    }));
+    json!({ "genctr": 2, "records": all }).to_string()
+}
+
+const V: &str = "nqn.2025-01.io.nacre:v";
+
+/// Every path of the log is connected, RDMA first; a path to which this machine has no RDMA is left
+/// out, with the reason.
 #[test]
-fn rdma_first_and_then_tcp() {
+fn every_path_of_the_discovery_log() {
     let args = args("");
-    let mut runner = Told::new(&[Err(refused()), Err(refused()), Err(refused()), Ok(())]);
-    let outcome = drive(&args, &plan(&args, Ok(())), &mut runner).unwrap();
-    assert_eq!(
-        outcome,
-        Outcome {
-            transport: Transport::Tcp,
-            failures: 3,
-            already: false
-        }
-    );
-    let connect =
-        |t: &str| format!("nvme connect -t {t} -a 192.0.2.1 -s 4420 -n nqn.2025-01.io.nacre:v");
-    let (rdma, tcp) = (connect("rdma"), connect("tcp"));
+    let mut runner = Told::new(&[Ok(())]);
+    runner.log = Some(log(&[
+        ("tcp", "192.0.2.1", V),
+        ("rdma", "192.0.2.1", V),
+        ("rdma", "198.51.100.1", V),
+        ("rdma", "192.0.2.1", V),
+        ("tcp", "192.0.2.1", "nqn.2025-01.io.nacre:other"),
+    ]));
+    let one_way = |ip: std::net::IpAddr| match ip.to_string() == "192.0.2.1" {
+        true => Ok(()),
+        false => Err("no_rdma_dev".to_owned()),
+    };
+    let tried = drive(&args, &plan(&args, Ok(())), &mut runner, &one_way).unwrap();
+    let of = |transport| Tried {
+        path: path(transport, "192.0.2.1"),
+        failures: 0,
+        outcome: Ok(false),
+    };
+    assert_eq!(tried, [of(Transport::Rdma), of(Transport::Tcp)]);
     assert_eq!(
         runner.ran,
         [
             "modprobe nvme-rdma",
-            &rdma,
-            &rdma,
-            &rdma,
             "modprobe nvme-tcp",
-            &tcp
+            "nvme discover -t rdma -a 192.0.2.1 -s 4420 -o json",
+            &connect("rdma"),
+            &connect("tcp"),
         ]
     );
-    assert_eq!(runner.said[3], "falling back from rdma to tcp");
-    assert!(runner.said[1].starts_with("attempt 2 of 3 over rdma failed: Failed to write"));
+    assert_eq!(
+        runner.said,
+        ["not connecting rdma://198.51.100.1:4420: no_rdma_dev"]
+    );
+    let answer = answer(&tried);
+    assert_eq!(
+        (
+            &answer["transport"],
+            answer["paths"].as_array().unwrap().len()
+        ),
+        (&json!("rdma"), 2)
+    );
+}
+
+/// A path that fails costs the others nothing, and is told with its cause.
+#[test]
+fn one_path_is_enough() {
+    let args = args("--retries 2");
+    let mut runner = Told::new(&[Err(refused()), Err(refused()), Ok(())]);
+    runner.log = Some(log(&[("rdma", "192.0.2.1", V), ("tcp", "192.0.2.1", V)]));
+    let tried = drive(&args, &plan(&args, Ok(())), &mut runner, &way).unwrap();
+    assert_eq!((tried[0].failures, &tried[1].outcome), (2, &Ok(false)));
+    assert!(tried[0].outcome.is_err());
+    assert!(
+        runner.said[1].starts_with("attempt 2 of 2 over rdma failed: Failed to write"),
+        "{:?}",
+        runner.said
+    );
+}
+
+/// The log does not list the subsystem, or the target refuses the host: one attempt shows why, and
+/// the cause is told once.
+#[test]
+fn what_cannot_succeed_is_tried_once() {
+    let unknown = Cause::Refused {
+        said:
+            "Failed to write to /dev/nvme-fabrics: Invalid argument; could not add new controller"
+                .into(),
+        kernel: vec![format!(
+            "nvme nvme0: Connect Invalid Data Parameter, subsysnqn \"{V}\""
+        )],
+    };
+    for listed in [
+        None,
+        Some(log(&[("tcp", "192.0.2.1", "nqn.2025-01.io.nacre:other")])),
+    ] {
+        let args = args("");
+        let mut runner = Told::new(&[Err(unknown.clone())]);
+        runner.log = listed;
+        let error = drive(&args, &plan(&args, Ok(())), &mut runner, &way).unwrap_err();
+        let said = error.to_string();
+        assert!(
+            said.starts_with("not connected to rdma://192.0.2.1:4420: Failed"),
+            "{said}"
+        );
+        assert!(
+            said.contains("remedy: `nacre discover 192.0.2.1:4420`"),
+            "{said}"
+        );
+        let connects = runner.ran.iter().filter(|c| c.starts_with("nvme connect"));
+        assert_eq!(connects.count(), 1, "{:?}", runner.ran);
+        assert!(
+            !runner.said.iter().any(|s| s.contains("attempt")),
+            "{:?}",
+            runner.said
+        );
+    }
+    let forbidden = Cause::Refused {
+        said: "failed".into(),
+        kernel: vec![format!(
+            "nvme nvme0: Connect for subsystem {V} is not allowed, hostnqn: x"
+        )],
+    };
+    let args = args("-t tcp");
+    let mut runner = Told::new(&[Err(forbidden)]);
+    runner.log = Some(log(&[]));
+    let error = drive(&args, &plan(&args, Ok(())), &mut runner, &way).unwrap_err();
+    assert!(error.to_string().contains("nacre host add"), "{error}");
+    assert_eq!(runner.paused, Duration::ZERO);
+}
+
+/// Without /dev/nvme-fabrics nothing can connect, so nothing is tried.
+#[test]
+fn a_kernel_without_the_host_is_seen_first() {
+    let args = args("--retries 0");
+    let mut runner = Told::new(&[Ok(())]);
+    runner.fabrics = false;
+    let error = drive(&args, &plan(&args, Ok(())), &mut runner, &way).unwrap_err();
+    let said = error.to_string();
+    assert!(
+        said.contains("no /dev/nvme-fabrics") && said.contains("initiator check"),
+        "{said}"
+    );
+    assert_eq!(runner.ran, ["modprobe nvme-rdma", "modprobe nvme-tcp"]);
+}
+
+/// Of a target without a log: RDMA, and TCP only if that fails.
+#[test]
+fn rdma_first_and_then_tcp() {
+    let args = args("");
+    let mut runner = Told::new(&[Err(refused()), Err(refused()), Err(refused()), Ok(())]);
+    let tried = drive(&args, &plan(&args, Ok(())), &mut runner, &way).unwrap();
+    assert_eq!((tried[0].failures, &tried[1].outcome), (3, &Ok(false)));
+    let (rdma, tcp) = (connect("rdma"), connect("tcp"));
+    assert_eq!(runner.ran[4..], [rdma.clone(), rdma.clone(), rdma, tcp]);
+    let falls = "falling back from rdma to tcp";
+    assert_eq!(runner.said.last().unwrap(), falls);
+    assert!(runner.said[2].starts_with("attempt 2 of 3 over rdma failed: Failed to write"));
     // Between attempts, not after the last.
     assert_eq!(runner.paused, Duration::from_secs(2));
 }
@@ -200,21 +367,17 @@ fn rdma_first_and_then_tcp() {
 fn without_fallback_it_says_so() {
     let args = args("--fallback none --retries 2 --retry-delay 10ms");
     let mut runner = Told::new(&[Err(refused())]);
-    let error = drive(&args, &plan(&args, Ok(())), &mut runner).unwrap_err();
+    let error = drive(&args, &plan(&args, Ok(())), &mut runner, &way).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "not connected to tcp://192.0.2.1:4420: 2 attempts failed, the last over rdma: Failed to write to \
-         /dev/nvme-fabrics: Connection refused; remedy: does the target listen there over this transport? `nacre \
-         listener list` on it tells; keep the fallback (`--fallback tcp`), or move what uses the volume to a host \
-         with RDMA"
-            .replace("tcp://192.0.2.1", &shown(&args))
+        "not connected to rdma://192.0.2.1:4420: Failed to write to /dev/nvme-fabrics: Connection refused, 2 attempts \
+         failed; remedy: does the target listen there over this transport? `nacre listener list` on it shows its \
+         listeners; keep the fallback (`--fallback tcp`), or move what uses the volume to a host with RDMA"
     );
+    // The cause of the last attempt is in the error, and nowhere else.
+    let attempts = runner.said.iter().filter(|s| s.starts_with("attempt"));
+    assert_eq!(attempts.count(), 1);
     assert_eq!(runner.paused, Duration::from_millis(10));
-}
-
-fn shown(args: &ConnectArgs) -> String {
-    let text = args.address.to_string();
-    text.strip_suffix(":4420").unwrap_or(&text).to_owned()
 }
 
 #[test]
@@ -223,9 +386,9 @@ fn zero_retries_is_for_ever() {
     let mut endings = vec![Err(refused()); 50];
     endings.push(Ok(()));
     let mut runner = Told::new(&endings);
-    let outcome = drive(&args, &plan(&args, Ok(())), &mut runner).unwrap();
-    assert_eq!(outcome.failures, 50);
-    assert!(runner.said[49].starts_with("attempt 50 over rdma failed"));
+    let tried = drive(&args, &plan(&args, Ok(())), &mut runner, &way).unwrap();
+    assert_eq!(tried[0].failures, 50);
+    assert!(runner.said[50].starts_with("attempt 50 over rdma failed"));
 }
 
 #[test]
@@ -240,24 +403,41 @@ fn what_is_connected_already_is_connected() {
             kernel: Vec::new(),
         };
         let mut runner = Told::new(&[Err(already)]);
-        let outcome = drive(&args, &plan(&args, Ok(())), &mut runner).unwrap();
-        assert!(outcome.already && outcome.transport == Transport::Rdma);
+        let tried = drive(&args, &plan(&args, Ok(())), &mut runner, &way).unwrap();
+        assert_eq!(
+            (tried.len(), &tried[0].outcome, tried[0].path.transport),
+            (1, &Ok(true), Transport::Rdma)
+        );
     }
 }
 
 #[test]
 fn without_nvme_cli_nothing_is_tried_again() {
     let args = args("--retries 0");
-    let mut runner = Told::new(&[Err(Cause::NoProgram {
+    let missing = Cause::NoProgram {
         program: "nvme".into(),
         error: "No such file or directory".into(),
-    })]);
-    let error = drive(&args, &plan(&args, Ok(())), &mut runner).unwrap_err();
-    assert!(matches!(error, ConnectError::Hopeless { .. }));
+    };
+    let mut runner = Told::new(&[Ok(())]);
+    runner.no_log = missing;
+    let error = drive(&args, &plan(&args, Ok(())), &mut runner, &way).unwrap_err();
+    let said = error.to_string();
     assert!(
-        error
-            .to_string()
-            .ends_with("remedy: install the package nvme-cli")
+        said.contains("remedy: install the package nvme-cli"),
+        "{said}"
+    );
+    assert!(!runner.ran.iter().any(|c| c.starts_with("nvme connect")));
+}
+
+/// nvme-cli prints several lines; a reader sees where one ends.
+#[test]
+fn lines_are_told_apart() {
+    let said = "Failed to write to /dev/nvme-fabrics: Invalid argument\ncould not add new controller: invalid \
+                arguments/configuration\n";
+    assert_eq!(
+        sentence(said),
+        "Failed to write to /dev/nvme-fabrics: Invalid argument; could not add new controller: invalid \
+         arguments/configuration"
     );
 }
 
@@ -277,7 +457,7 @@ fn timeouts_name_their_stage() {
             "CONNECT",
         ),
     ] {
-        let command = command(&args(""), Transport::Rdma);
+        let command = command(&args(""), &path(Transport::Rdma, "192.0.2.1"));
         let cause = Cause::TimedOut {
             what: purpose(&command),
             after: Duration::from_secs(5),
@@ -289,7 +469,7 @@ fn timeouts_name_their_stage() {
         );
     }
     let tcp = Cause::TimedOut {
-        what: purpose(&command(&args(""), Transport::Tcp)),
+        what: purpose(&command(&args(""), &path(Transport::Tcp, "192.0.2.1"))),
         after: Duration::from_secs(1),
         kernel: Vec::new(),
     };

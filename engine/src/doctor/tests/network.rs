@@ -173,6 +173,7 @@ fn hosts() {
     let tree = testing::rxe_on_eth();
     tree.modules(&["nvme_tcp"], &["kernel/drivers/nvme/host/nvme-rdma.ko.xz"]);
     tree.file("sys/module/nvme_core/parameters/multipath", "Y");
+    tree.file("dev/nvme-fabrics", "");
     let target = Some(Target {
         ip: ip("10.0.0.9"),
         port: 4420,
@@ -206,6 +207,7 @@ fn hosts() {
         Status::Pass,
         "rxe0/1, GID 1",
     );
+    expect(&report, "init.fabrics_device", Status::Pass, "is there");
     assert_eq!(report.failed + report.warnings, 0);
 
     let tree = testing::empty();
@@ -240,6 +242,21 @@ fn hosts() {
 
     let report = examine_initiator(&system(&tree, &[], Told::default()), target);
     expect(&report, "init.route_to_target", Status::Fail, "no route");
+    let cannot = "this kernel cannot connect";
+    expect(&report, "init.fabrics_device", Status::Fail, cannot);
+
+    // No list of modules and no device: connecting fails, which a skipped check would hide.
+    let bare = testing::empty();
+    let report = examine_initiator(&system(&bare, &[], Told::default()), None);
+    expect(&report, "init.fabrics_device", Status::Fail, cannot);
+    let installed = "are not installed here";
+    expect(&report, "init.nvme_tcp_module", Status::Fail, installed);
+    expect(&report, "init.nvme_rdma_module", Status::Warn, installed);
+
+    let tree = testing::empty();
+    tree.modules(&[], &["kernel/drivers/nvme/host/nvme-fabrics.ko.xz"]);
+    let report = examine_initiator(&system(&tree, &[], Told::default()), None);
+    expect(&report, "init.fabrics_device", Status::Pass, "loads it");
 }
 
 #[test]

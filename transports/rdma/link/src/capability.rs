@@ -406,7 +406,9 @@ impl Reason {
             Reason::UnsupportedLink { device, port, why } => match why {
                 Unsupported::NoReliableConnected { .. } => "use TCP on this interface".into(),
                 Unsupported::Software { .. } => {
-                    "set rdma.allow_software = true, or use TCP on this interface".into()
+                    "set allow_software = true in [rdma] and in the [[nvmf.listener]] (both count), or use TCP on this \
+                     interface"
+                        .into()
                 }
                 Unsupported::OnlyRoceV1 { gid_index, .. } => format!(
                     "turn RoCE v2 on: `cma_roce_mode -d {device} -p {port} -m 2`; \

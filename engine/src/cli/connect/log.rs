@@ -1,0 +1,81 @@
+//! The discovery log as `nvme discover -o json` prints it, and the paths in it.
+
+use std::net::IpAddr;
+
+use serde::Deserialize;
+
+use super::drive::Path;
+use super::{Plan, Transport};
+
+/// More paths than a host can use are not tried.
+const MOST_PATHS: usize = 32;
+
+#[derive(Debug, Deserialize)]
+pub struct Log {
+    records: Vec<Record>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Record {
+    trtype: String,
+    subtype: String,
+    traddr: String,
+    trsvcid: String,
+    subnqn: String,
+}
+
+impl Log {
+    /// None: another program's output, or one that this program does not know.
+    pub fn parse(text: &str) -> Option<Log> {
+        serde_json::from_str(text).ok()
+    }
+
+    /// The paths to a subsystem in the plan's order, and those left out, each with the reason.
+    pub fn paths(
+        &self,
+        nqn: &str,
+        plan: &Plan,
+        way_by_rdma: &dyn Fn(IpAddr) -> Result<(), String>,
+    ) -> (Vec<Path>, Vec<String>) {
+        let mut paths: Vec<Path> = Vec::new();
+        let mut skipped = Vec::new();
+        for transport in &plan.order {
+            let ours = self.records.iter().filter(|record| {
+                record.subnqn == nqn
+                    && record.subtype == "nvme subsystem"
+                    && record.trtype == transport.word()
+            });
+            for record in ours {
+                let Some(path) = record.path(*transport) else {
+                    continue;
+                };
+                let ip = path.address.parse::<IpAddr>();
+                let way = match (transport, ip) {
+                    (Transport::Rdma, Ok(ip)) if !plan.by_name => way_by_rdma(ip),
+                    _ => Ok(()),
+                };
+                match way {
+                    Err(why) => skipped.push(format!("not connecting {path}: {why}")),
+                    Ok(()) if paths.contains(&path) => {}
+                    Ok(()) if paths.len() == MOST_PATHS => {
+                        skipped.push(format!(
+                            "not connecting {path}: {MOST_PATHS} paths are enough"
+                        ));
+                    }
+                    Ok(()) => paths.push(path),
+                }
+            }
+        }
+        (paths, skipped)
+    }
+}
+
+impl Record {
+    fn path(&self, transport: Transport) -> Option<Path> {
+        Some(Path {
+            transport,
+            address: self.traddr.trim().to_owned(),
+            port: self.trsvcid.trim().parse().ok()?,
+        })
+    }
+}
