@@ -146,13 +146,13 @@ pub fn drive(
     let nqn = args.nqn.as_deref().unwrap_or_default();
     let (log, cause) = discover(args, plan, runner, &here);
     let (paths, every, listed) = match log {
-        Some(log) => {
+        Some((log, transport)) => {
             let (paths, skipped) = log.paths(nqn, plan, way_by_rdma);
             skipped.iter().for_each(|why| runner.say(why));
             match paths.is_empty() {
                 false => (paths, true, true),
                 // The target says why in answer to a Connect, once.
-                true => (vec![here(plan.order[0])], false, false),
+                true => (vec![here(transport)], false, false),
             }
         }
         None => {
@@ -238,18 +238,18 @@ fn load(plan: &Plan, runner: &mut impl Runner) -> Result<(), ConnectError> {
     Ok(())
 }
 
-/// Reads the discovery log at the target, over the first transport that works.
+/// Reads the discovery log at the target, over the first transport that works, which is answered, too.
 fn discover(
     args: &ConnectArgs,
     plan: &Plan,
     runner: &mut impl Runner,
     here: &dyn Fn(Transport) -> Path,
-) -> (Option<Log>, Option<Cause>) {
+) -> (Option<(Log, Transport)>, Option<Cause>) {
     let mut last = None;
     for transport in &plan.order {
         match runner.run(&discovery(args, &here(*transport))) {
             Ok(text) => match Log::parse(&text) {
-                Some(log) => return (Some(log), None),
+                Some(log) => return (Some((log, *transport)), None),
                 None => runner.say("the discovery log cannot be read; connecting without it"),
             },
             Err(cause @ Cause::NoProgram { .. }) => return (None, Some(cause)),
