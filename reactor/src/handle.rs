@@ -203,6 +203,7 @@ impl ReactorHandle {
             turns: counters.turns.read(),
             sleeps: counters.sleeps.read(),
             wakeups: counters.wakeups.read(),
+            core_taken: counters.core_taken.read(),
             messages: counters.messages.read(),
             futures_run: counters.futures_run.read(),
             timers_fired: counters.timers_fired.read(),

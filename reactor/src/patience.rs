@@ -2,6 +2,14 @@
 
 use std::time::Duration;
 
+use crate::clock::Nanos;
+
+/// A yield that takes this long gave the core to another busy thread, for a slice of the
+/// scheduler's. The kernel's workers, for which a reactor yields, are done sooner.
+const SLICE: Duration = Duration::from_millis(1);
+/// How long a reactor then takes its core for shared.
+const SHARED_FOR: Duration = Duration::from_secs(1);
+
 /// Of the least patience, which is what `busy_poll_us` says.
 const MOST: u32 = 8;
 
@@ -11,14 +19,47 @@ const MOST: u32 = 8;
 /// work arrived within the time that the maximum patience would have waited, and drops to the
 /// minimum when it did not. A reactor then polls through the round trips of a host with one
 /// outstanding command, and a reactor without load soon sleeps.
+///
+/// A reactor that shares its core with another busy thread has no patience. Each yield costs it a
+/// slice, several milliseconds, and work that arrives meanwhile waits that long: the scheduler
+/// prefers a thread that wakes up to one that runs, but not a thread that was ready all the time.
+/// Two reactors of one process that wait for each other, and a load on one of their cores, would
+/// come to 250 round trips a second.
 #[derive(Debug)]
 pub(crate) struct Patience {
     times: u32,
+    yielded_at: Option<Nanos>,
+    shared_until: Nanos,
 }
 
 impl Patience {
     pub(crate) fn new() -> Patience {
-        Patience { times: 1 }
+        Patience {
+            times: 1,
+            yielded_at: None,
+            shared_until: Nanos::ZERO,
+        }
+    }
+
+    /// The reactor yields its core now.
+    pub(crate) fn yields(&mut self, now: Nanos) {
+        self.yielded_at = Some(now);
+    }
+
+    /// The reactor runs. To be called in every turn. True if another thread took the core at the
+    /// last yield.
+    #[inline]
+    pub(crate) fn runs(&mut self, now: Nanos) -> bool {
+        let taken = (self.yielded_at.take()).is_some_and(|since| now.since(since) >= SLICE);
+        if taken {
+            self.shared_until = now + SHARED_FOR;
+        }
+        taken
+    }
+
+    /// True while the core belongs to another busy thread as well: sleep instead of polling on.
+    pub(crate) fn shares_core(&self, now: Nanos) -> bool {
+        now < self.shared_until
     }
 
     pub(crate) fn with_least(&self, least: Duration) -> Duration {
@@ -60,6 +101,24 @@ mod tests {
         assert_eq!(after(SHORT, true), 800);
         assert_eq!(after(SHORT, true), 800);
         assert_eq!(after(LONG, false), 100);
+    }
+
+    /// Goal: a long yield means a shared core for a while, a short one does not.
+    #[test]
+    fn a_core_that_another_thread_takes_is_shared() {
+        let at = |micros: u64| Nanos(micros * 1000);
+        let mut patience = Patience::new();
+        assert!(!patience.runs(at(9_000)), "it never yielded");
+        patience.yields(at(10_000));
+        assert!(!patience.runs(at(10_999)));
+        assert!(!patience.shares_core(at(10_999)));
+        patience.yields(at(11_000));
+        assert!(patience.runs(at(12_000)));
+        assert!(patience.shares_core(at(12_000)));
+        // Work for longer than a slice is no yield.
+        assert!(!patience.runs(at(20_000)));
+        assert!(patience.shares_core(at(1_011_999)));
+        assert!(!patience.shares_core(at(1_012_000)));
     }
 
     /// Goal: a reactor configured not to poll does not poll, however soon work arrives.

@@ -32,6 +32,8 @@ pub struct ReactorStats {
     pub sleeps: u64,
     /// Sleeps that ended before their time was over.
     pub wakeups: u64,
+    /// Yields that gave the core to another busy thread for a slice.
+    pub core_taken: u64,
     pub messages: u64,
     pub futures_run: u64,
     pub timers_fired: u64,
@@ -99,6 +101,7 @@ pub(crate) struct Counters {
     pub(crate) turns: Counter,
     pub(crate) sleeps: Counter,
     pub(crate) wakeups: Counter,
+    pub(crate) core_taken: Counter,
     pub(crate) messages: Counter,
     pub(crate) futures_run: Counter,
     pub(crate) timers_fired: Counter,
