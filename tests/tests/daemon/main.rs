@@ -2,6 +2,7 @@
 
 mod change;
 mod crash;
+mod crowd;
 mod fence;
 mod files;
 mod full;
