@@ -114,7 +114,7 @@ pub enum ConnectError {
     Failed {
         path: Path,
         failures: u64,
-        cause: Cause,
+        cause: Box<Cause>,
         remedy: String,
     },
     /// No transport could be tried.
@@ -212,7 +212,7 @@ fn failed(path: Path, failures: u64, cause: Cause, plan: &Plan, listed: bool) ->
     ConnectError::Failed {
         path,
         failures,
-        cause,
+        cause: Box::new(cause),
         remedy,
     }
 }

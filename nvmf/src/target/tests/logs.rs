@@ -18,7 +18,7 @@ use nacre_nvmf_wire::log::{
     CommandEffects, Effects, ErrorInformation, FirmwareSlots, SmartHealth, SupportedLogPages, lid,
 };
 use nacre_nvmf_wire::opcode::{admin, io as opcode};
-use nacre_nvmf_wire::{Sgl, StatusCode};
+use nacre_nvmf_wire::{Sgl, Sqe, StatusCode};
 use zerocopy::FromBytes;
 
 /// Goal: what page 00h lists can be read, everything else is refused; offsets have bounds.
