@@ -54,7 +54,7 @@ fn devices_are_those_of_the_kernel() {
 #[test]
 fn needs_are_told() {
     let need = nacre(
-        "rdma size --hosts 1 --queues 4 --depth 128 --json",
+        "rdma size --hosts 1 --queues 4 --depth 128 --reactors 1 --srq 0 --json",
         nowhere(),
     )
     .json();
@@ -72,11 +72,14 @@ fn connecting_can_be_tried_dry() {
     .printed();
     assert_eq!(
         printed,
-        "modprobe nvme-tcp\nnvme connect -t tcp -a ::1 -s 4421 -n nqn.2026-01.io.nacre:v\n"
+        "modprobe nvme-tcp\n\
+         nvme discover -t tcp -a ::1 -s 4421 -o json\n\
+         nvme connect -t tcp -a ::1 -s 4421 -n nqn.2026-01.io.nacre:v\n"
     );
     let both = "connect ::1 -n nqn.2026-01.io.nacre:v --transport rdma --fallback tcp --dry-run";
     let lines = nacre(both, nowhere()).printed();
-    let commands: Vec<&str> = lines.lines().filter(|l| l.starts_with("nvme ")).collect();
+    let connects = |line: &&str| line.starts_with("nvme connect ");
+    let commands: Vec<&str> = lines.lines().filter(connects).collect();
     assert_eq!(commands.len(), 2, "{lines}");
     assert!(commands[0].contains("-t rdma") && commands[1].contains("-t tcp"));
 }

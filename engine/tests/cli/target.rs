@@ -284,7 +284,7 @@ fn listeners_come_and_go() {
     );
     let error = daemon.nacre(&format!("listener add {NQN} fc://1"));
     assert!(
-        error.code == 2 && error.err.contains("\"fc\" is no transport"),
+        error.code == 2 && error.err.contains("\"fc\" is not a transport"),
         "{error:?}"
     );
     assert_eq!(daemon.asked(), []);

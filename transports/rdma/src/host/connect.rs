@@ -252,13 +252,15 @@ impl Connects {
                 status,
                 private_data,
             } => {
-                let why = match RejectData::parse(&private_data) {
+                let refusal = RejectData::parse(&private_data);
+                let why = match refusal {
                     Some(status) => format!("refused: {status} (code {:02x}h)", status as u16),
                     None => format!("refused: nothing listens there (reason {status})"),
                 };
-                attempt.refused = true;
-                // The controller of an I/O queue has just been connected: its target says what it means.
-                if attempt.options.qid > 0 {
+                // Without a reason of NVMe/RDMA, the target may just be starting again.
+                attempt.refused = refusal.is_some();
+                // The controller of an I/O queue has just been connected: its target means it.
+                if attempt.refused && attempt.options.qid > 0 {
                     attempt.retries = 0;
                 }
                 self.fail(id, &why, now);

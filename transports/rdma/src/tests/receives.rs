@@ -33,7 +33,7 @@ impl Several {
     }
 
     fn is_refused(&mut self, why: &Closed, device: usize) {
-        let Closed::Broken(why) = why else {
+        let Closed::Refused(why) = why else {
             panic!("{why:?}");
         };
         assert!(why.contains("refused") && why.contains("06h"), "{why}");
