@@ -42,7 +42,7 @@ expect_failure "$NACRE" connect 10.78.0.1 -n "$NQN.nosuch" --cm-timeout 60s
 expect "attempts" "$(grep -c "^nvme connect" <<<"$FAILURE")" 1
 
 step "this kernel can connect, says the check"
-"$NACRE" initiator check "$ADDR:$PORT" | grep -E "init.fabrics_device .*is there"
+"$NACRE" initiator check "$ADDR:$PORT" | grep -E "init.fabrics_device: .*is there"
 
 step "without fallback it fails and says what to do"
 expect_failure "$NACRE" connect 10.78.0.1 -n "$NQN" --fallback none --retries 1 --cm-timeout 60s

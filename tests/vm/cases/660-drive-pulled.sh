@@ -8,8 +8,8 @@ drives_up
 "$NACRE" nvme bind "$FIRST"
 drive_is() { rpc bdev_nvme_get_controllers '{"name":"Nvme0"}' | jq -e ".[0].ctrlrs[0].drive.status.state == \"$1\""; }
 
-# While there is no drive the host asks again.
-allow_errors '^(Read|Write|Flush) of namespace 1: (Internal Path Error|Namespace Not Ready|Command Interrupted)'
+# While there is no drive the host asks again. QEMU ends I/O in progress with Internal Error when it removes the drive.
+allow_errors '^(Read|Write|Flush) of namespace 1: (Internal Path Error|Internal Error|Namespace Not Ready|Command Interrupted)'
 step "the namespace, and load that verifies itself"
 nacre_start
 rpc bdev_nvme_attach_controller "{\"name\":\"Nvme0\",\"trtype\":\"PCIe\",\"traddr\":\"$FIRST\"}"
