@@ -144,11 +144,27 @@ pub trait Bdev: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// Grows whenever the device may have lost what it had acknowledged and not yet flushed: with each end
-    /// of a connection to a remote target. It has grown before any I/O is answered over the next one, so
-    /// whoever finds it as it was, after an I/O completed, knows that nothing was lost before that I/O.
+    /// Grows whenever the device may have lost what it had acknowledged: with each end of a connection to a
+    /// remote target (what was not flushed), and whenever it becomes smaller (what was beyond). It has grown before any
+    /// I/O is answered after that, so whoever finds it as it was, after an I/O completed, knows that nothing was lost
+    /// before that I/O.
     fn losses(&self) -> u64 {
         0
+    }
+
+    /// The blocks behind it now: fewer than [`Bdev::geometry`] has, where a layer keeps the size that hosts were told.
+    fn present_blocks(&self) -> u64 {
+        self.geometry().blocks
+    }
+
+    /// The fewest blocks that were behind it since it was made, or since [`Bdev::forget_least`].
+    fn least_blocks(&self) -> u64 {
+        self.present_blocks()
+    }
+
+    /// Its user needs nothing of what was beyond the fewest blocks. Answers how many they were.
+    fn forget_least(&self) -> u64 {
+        self.present_blocks()
     }
 
     /// Data that was copied from or to buffers of an I/O that were no good for the device as they were, in bytes. What a

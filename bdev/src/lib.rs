@@ -26,6 +26,7 @@ pub mod queue;
 mod random;
 pub mod registry;
 pub mod reservation;
+pub mod size;
 mod stack;
 pub mod stats;
 
@@ -36,3 +37,4 @@ pub use layer::{Layer, LayerQueue, ModuleQueue};
 pub use pending::Pending;
 pub use queue::{Busy, Done, Queue};
 pub use registry::{Claim, DeleteTicket, Event, Holder, Registry, RegistryError, Removal, Usage};
+pub use size::Size;

@@ -45,6 +45,18 @@ impl Base {
         self.module().losses()
     }
 
+    pub fn present_blocks(&self) -> u64 {
+        self.module().present_blocks()
+    }
+
+    pub fn least_blocks(&self) -> u64 {
+        self.module().least_blocks()
+    }
+
+    pub fn forget_least(&self) -> u64 {
+        self.module().forget_least()
+    }
+
     pub fn reserves(&self) -> bool {
         self.module().reserves()
     }

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use nacre_bdev::{Bdev, Geometry, Limits, Op, OpenError, Queue, Support};
+use nacre_bdev::{Bdev, Geometry, Limits, Op, OpenError, Queue, Size, Support};
 use nacre_hugepages::Pool;
 use serde_json::json;
 use uuid::Uuid;
@@ -20,7 +20,7 @@ pub struct NvmeBdev {
     uuid: Uuid,
     block_shift: u32,
     protected: bool,
-    blocks: AtomicU64,
+    size: Size,
     read_only: AtomicBool,
     gone: AtomicBool,
     /// Of the facts, what I/O is judged by.
@@ -114,7 +114,7 @@ impl NvmeBdev {
             uuid: facts.uuid,
             block_shift: facts.block_shift,
             protected: facts.protected,
-            blocks: AtomicU64::new(blocks),
+            size: Size::new(blocks),
             read_only: AtomicBool::new(read_only),
             gone: AtomicBool::new(false),
             max_blocks: AtomicU32::default(),
@@ -171,7 +171,7 @@ impl NvmeBdev {
     /// Takes over what may change; says whether that was the size.
     pub(crate) fn refresh(&self, blocks: u64, read_only: bool) -> bool {
         self.read_only.store(read_only, Ordering::Relaxed);
-        self.blocks.swap(blocks, Ordering::Relaxed) != blocks
+        self.size.set(blocks) != blocks
     }
 
     /// The namespace is gone, even if the controller is not.
@@ -186,7 +186,7 @@ impl NvmeBdev {
 
     #[inline]
     pub(crate) fn blocks(&self) -> u64 {
-        self.blocks.load(Ordering::Relaxed)
+        self.size.blocks()
     }
 
     #[inline]
@@ -302,7 +302,15 @@ impl Bdev for NvmeBdev {
     }
 
     fn losses(&self) -> u64 {
-        self.controller.counters().losses.load(Ordering::Acquire)
+        self.controller.counters().losses.load(Ordering::Acquire) + self.size.cuts()
+    }
+
+    fn least_blocks(&self) -> u64 {
+        self.size.least()
+    }
+
+    fn forget_least(&self) -> u64 {
+        self.size.forget_least()
     }
 
     fn driver_specific(&self) -> serde_json::Value {

@@ -1,9 +1,9 @@
 //! A namespace of the controller as a device.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use nacre_bdev::{Bdev, Geometry, Limits, Op, OpenError, Queue, Support};
+use nacre_bdev::{Bdev, Geometry, Limits, Op, OpenError, Queue, Size, Support};
 use nacre_hugepages::Pool;
 use nacre_nvmf::host::{IoQueue, LinkState, NamespaceInfo};
 use nacre_nvmf_wire::identify::controller::Oncs;
@@ -36,7 +36,7 @@ pub struct RemoteBdev {
     uuid: Uuid,
     /// As it was attached, but for its size.
     namespace: NamespaceInfo,
-    blocks: AtomicU64,
+    size: Size,
     promise: Promise,
     /// Why it answers nothing but that it is gone, although the target has something under its number.
     refusal: Mutex<Option<String>>,
@@ -151,7 +151,7 @@ impl RemoteBdev {
         let depth = depth(&shared);
         RemoteBdev {
             uuid: uuid_of(&namespace),
-            blocks: AtomicU64::new(namespace.blocks),
+            size: Size::new(namespace.blocks),
             promise: Promise::of(&namespace, link, depth),
             shared,
             name,
@@ -180,15 +180,19 @@ impl RemoteBdev {
     /// What the target has under its number now: takes over its size, or answers why it is not used.
     pub(crate) fn take_over(&self, found: &NamespaceInfo, link: &LinkState) -> Option<String> {
         let known = NamespaceInfo {
-            blocks: self.blocks.load(Ordering::Acquire),
+            blocks: self.size.blocks(),
             ..self.namespace.clone()
         };
+        if known.same_identity(found) && known.block_size == found.block_size {
+            // Also where it is refused: what was beyond is lost when it is large enough again.
+            self.size.note(found.blocks);
+        }
         let why = known.difference(found).or_else(|| {
             let now = Promise::of(found, link, depth(&self.shared));
             self.promise.broken_by(&now)
         });
         if why.is_none() {
-            self.blocks.store(found.blocks, Ordering::Release);
+            self.size.set(found.blocks);
         }
         *self.refusal.lock().unwrap_or_else(PoisonError::into_inner) = why.clone();
         self.refused.store(why.is_some(), Ordering::Release);
@@ -243,7 +247,7 @@ impl Bdev for RemoteBdev {
     fn geometry(&self) -> Geometry {
         Geometry {
             block_size: self.namespace.block_size,
-            blocks: self.blocks.load(Ordering::Acquire),
+            blocks: self.size.blocks(),
             physical_block_size: self.namespace.block_size,
         }
     }
@@ -293,7 +297,7 @@ impl Bdev for RemoteBdev {
         let queue = IoQueue::new(options, link, dial, pool.clone(), ids, Nanos::ZERO);
         let queue = queue.map_err(|error| self.fail(error))?;
         let queue = queue.expecting(NamespaceInfo {
-            blocks: self.blocks.load(Ordering::Acquire),
+            blocks: self.size.blocks(),
             ..self.namespace.clone()
         });
         Ok(Box::new(RemoteQueue::new(queue, qid, self)))
@@ -301,7 +305,15 @@ impl Bdev for RemoteBdev {
 
     /// With each end of the association, and of each of its I/O queues.
     fn losses(&self) -> u64 {
-        self.shared.link.losses()
+        self.shared.link.losses() + self.size.cuts()
+    }
+
+    fn least_blocks(&self) -> u64 {
+        self.size.least()
+    }
+
+    fn forget_least(&self) -> u64 {
+        self.size.forget_least()
     }
 
     /// What the target says of the namespace now: one that was restarted may have them switched off, or on.

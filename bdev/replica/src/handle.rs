@@ -9,7 +9,7 @@ use serde::Serialize;
 use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
-use crate::model::{MemberState, ReadPolicy, Settings, TransportPolicy, VolumeRecord};
+use crate::model::{MemberState, RESERVED, ReadPolicy, Settings, TransportPolicy, VolumeRecord};
 use crate::prepared::Prepared;
 use crate::shared::{Shared, lock};
 use crate::store::StoreError;
@@ -193,6 +193,23 @@ pub enum VolumeError {
         found: String,
         serving: u64,
     },
+    /// In bytes.
+    #[error("device \"{device}\" has {has} bytes, and the volume needs {needed}: enlarge it")]
+    TooSmall {
+        device: String,
+        has: u64,
+        needed: u64,
+    },
+    #[error(
+        "the replica on \"{device}\" lost its end: {what}, and no other replica of \"{name}\" is there to fill it from. \
+         Bring one back that is in sync; or enlarge the device and thaw the volume with this replica, if what was \
+         beyond may be lost"
+    )]
+    Cut {
+        name: String,
+        device: String,
+        what: String,
+    },
     #[error("volume \"{name}\" is fenced: {why}")]
     Fenced { name: String, why: String },
     /// By a host that is no holder of the volume.
@@ -296,7 +313,24 @@ impl VolumeHandle {
     pub fn status(&self) -> VolumeStatus {
         let mut status = lock(&self.status).clone();
         status.count(&self.shared);
+        if status.state == VolumeState::Healthy
+            && let Some(device) = self.cut_member(&status)
+        {
+            status.state = VolumeState::Degraded;
+            status.why = Some(format!(
+                "the device \"{device}\" has, or had, fewer bytes than the volume needs: it is about to be out of sync"
+            ));
+        }
         status
+    }
+
+    /// A member that lost its end, of which the control does not know yet.
+    fn cut_member(&self, status: &VolumeStatus) -> Option<String> {
+        let needed = RESERVED / u64::from(status.block_size.max(1)) + status.blocks;
+        let view = self.shared.view();
+        let mut members = view.members.iter().flatten();
+        let cut = members.find(|m| m.device.least_blocks() < needed)?;
+        Some(cut.device.name().to_owned())
     }
 
     /// Whether users of the device that was made before the volume was opened may stay with it: it serves by now.

@@ -19,6 +19,8 @@ pub enum Mutation {
     ForgetFence,
     /// Members are brought up to date from the one that is not.
     ResyncBackwards,
+    /// Members are believed whose devices have, or had, fewer blocks than the volume needs.
+    IgnoreSize,
 }
 
 #[cfg(feature = "mutations")]
@@ -32,12 +34,13 @@ mod switch {
     }
 
     impl Mutation {
-        pub const ALL: [Mutation; 5] = [
+        pub const ALL: [Mutation; 6] = [
             Mutation::AcknowledgeEarly,
             Mutation::SkipLog,
             Mutation::ReadStale,
             Mutation::ForgetFence,
             Mutation::ResyncBackwards,
+            Mutation::IgnoreSize,
         ];
 
         /// From here on, on this thread.
@@ -45,7 +48,7 @@ mod switch {
             ACTIVE.set(which);
         }
 
-        pub(crate) fn is_active(self) -> bool {
+        pub fn is_active(self) -> bool {
             ACTIVE.get() == Some(self)
         }
     }

@@ -124,7 +124,7 @@ impl Report {
     pub(crate) fn weight(&self) -> u8 {
         match self.why {
             why if why.is_fenced() => 2,
-            why if self.op == Op::Read && !why.is_path() => 0,
+            why if self.op == Op::Read && !why.is_path() && !why.is_beyond_end() => 0,
             _ => 1,
         }
     }

@@ -143,6 +143,18 @@ impl Bdev for Delay {
         self.base.losses()
     }
 
+    fn present_blocks(&self) -> u64 {
+        self.base.present_blocks()
+    }
+
+    fn least_blocks(&self) -> u64 {
+        self.base.least_blocks()
+    }
+
+    fn forget_least(&self) -> u64 {
+        self.base.forget_least()
+    }
+
     fn driver_specific(&self) -> serde_json::Value {
         let config = self.config();
         serde_json::json!({"delay": {

@@ -146,6 +146,18 @@ impl Bdev for FaultDevice {
         self.base.losses()
     }
 
+    fn present_blocks(&self) -> u64 {
+        self.base.present_blocks()
+    }
+
+    fn least_blocks(&self) -> u64 {
+        self.base.least_blocks()
+    }
+
+    fn forget_least(&self) -> u64 {
+        self.base.forget_least()
+    }
+
     fn driver_specific(&self) -> serde_json::Value {
         serde_json::json!({"error_disk": {"base_bdev": self.base.name()}})
     }

@@ -267,6 +267,18 @@ impl Bdev for Layer {
         self.bdev.losses()
     }
 
+    fn present_blocks(&self) -> u64 {
+        self.bdev.present_blocks()
+    }
+
+    fn least_blocks(&self) -> u64 {
+        self.bdev.least_blocks()
+    }
+
+    fn forget_least(&self) -> u64 {
+        self.bdev.forget_least()
+    }
+
     fn reserves(&self) -> bool {
         self.bdev.reserves()
     }

@@ -1,7 +1,6 @@
 //! The null device's queue: everything is done when it is submitted.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use nacre_hugepages::Lent;
 use nacre_reactor::{Idle, Nanos};
@@ -10,9 +9,10 @@ use super::{Null, QUEUE_DEPTH, Reads};
 use crate::immediate::Immediate;
 use crate::io::{Io, Op, Status, Token};
 use crate::queue::{Busy, Done, Queue};
+use crate::size::Size;
 
 pub(super) struct Channel {
-    blocks: Arc<AtomicU64>,
+    size: Arc<Size>,
     reads: Reads,
     done: Immediate,
 }
@@ -20,14 +20,14 @@ pub(super) struct Channel {
 impl Channel {
     pub fn new(null: &Null) -> Channel {
         Channel {
-            blocks: Arc::clone(&null.blocks),
+            size: Arc::clone(&null.size),
             reads: null.config.reads,
             done: Immediate::new(QUEUE_DEPTH as usize),
         }
     }
 
     fn perform(&self, io: &mut Io) -> Status {
-        let total = self.blocks.load(Ordering::Relaxed);
+        let total = self.size.blocks();
         let inside = io
             .lba
             .checked_add(u64::from(io.blocks))

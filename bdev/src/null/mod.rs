@@ -8,7 +8,6 @@ mod channel;
 mod tests;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use nacre_hugepages::Pool;
 use serde::{Deserialize, Serialize};
@@ -18,6 +17,7 @@ use crate::config::{ConfigError, check_blocks};
 use crate::device::{Bdev, Geometry, Limits, OpenError, Support};
 use crate::io::Op;
 use crate::queue::Queue;
+use crate::size::Size;
 
 /// I/Os in one queue: nothing waits, so this only bounds what is collected between two polls.
 const QUEUE_DEPTH: u32 = 1024;
@@ -52,7 +52,7 @@ pub struct Null {
     config: Config,
     uuid: Uuid,
     physical_block_size: u32,
-    blocks: Arc<AtomicU64>,
+    size: Arc<Size>,
 }
 
 pub fn create(config: Config) -> Result<Arc<Null>, ConfigError> {
@@ -64,7 +64,7 @@ pub fn create(config: Config) -> Result<Arc<Null>, ConfigError> {
     Ok(Arc::new(Null {
         uuid: config.uuid.unwrap_or_else(Uuid::new_v4),
         physical_block_size: physical,
-        blocks: Arc::new(AtomicU64::new(config.num_blocks)),
+        size: Arc::new(Size::new(config.num_blocks)),
         config,
     }))
 }
@@ -73,14 +73,14 @@ impl Null {
     /// Changes the size. The caller tells the registry.
     pub fn resize(&self, num_blocks: u64) -> Result<(), ConfigError> {
         check_blocks(self.config.block_size, None, num_blocks)?;
-        self.blocks.store(num_blocks, Ordering::Relaxed);
+        self.size.set(num_blocks);
         Ok(())
     }
 
     /// The configuration that makes this device again, as it is now.
     pub fn config(&self) -> Config {
         Config {
-            num_blocks: self.blocks.load(Ordering::Relaxed),
+            num_blocks: self.size.blocks(),
             uuid: Some(self.uuid),
             ..self.config.clone()
         }
@@ -103,7 +103,7 @@ impl Bdev for Null {
     fn geometry(&self) -> Geometry {
         Geometry {
             block_size: self.config.block_size,
-            blocks: self.blocks.load(Ordering::Relaxed),
+            blocks: self.size.blocks(),
             physical_block_size: self.physical_block_size,
         }
     }
@@ -124,6 +124,18 @@ impl Bdev for Null {
             }
             Op::Compare | Op::CompareAndWrite | Op::Copy => Support::No,
         }
+    }
+
+    fn losses(&self) -> u64 {
+        self.size.cuts()
+    }
+
+    fn least_blocks(&self) -> u64 {
+        self.size.least()
+    }
+
+    fn forget_least(&self) -> u64 {
+        self.size.forget_least()
     }
 
     fn open(self: Arc<Self>, _pool: &Pool) -> Result<Box<dyn Queue>, OpenError> {

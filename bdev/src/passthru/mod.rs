@@ -90,6 +90,18 @@ impl Bdev for Passthru {
         self.base.losses()
     }
 
+    fn present_blocks(&self) -> u64 {
+        self.base.present_blocks()
+    }
+
+    fn least_blocks(&self) -> u64 {
+        self.base.least_blocks()
+    }
+
+    fn forget_least(&self) -> u64 {
+        self.base.forget_least()
+    }
+
     fn reserves(&self) -> bool {
         self.base.reserves()
     }

@@ -13,6 +13,10 @@ pub enum Event {
         name: String,
         blocks: u64,
     },
+    /// It has fewer blocks than it is said to have: what was beyond is lost.
+    Cut {
+        name: String,
+    },
     /// Its queues answer `Gone` from now on: close them.
     Removing {
         name: String,

@@ -54,6 +54,16 @@ pub enum RegistryError {
     #[error("bdev \"{name}\" has {queues} open queues: it cannot be had exclusively")]
     Open { name: String, queues: usize },
     #[error(
+        "bdev \"{name}\" would have {wanted} bytes instead of {announced}, on which {user} relies: nothing was changed"
+    )]
+    WouldShrink {
+        name: String,
+        /// In bytes.
+        announced: u64,
+        wanted: u64,
+        user: String,
+    },
+    #[error(
         "bdev \"{name}\" has {now} bytes now, and {user} was told that it has {announced}: it keeps that size, \
          and I/O behind what there is fails"
     )]

@@ -62,7 +62,9 @@ impl Registry {
 
     /// As [`Registry::notify_resize`], with the choice.
     pub fn take_size(&self, name: &str, shrink: Shrink) -> Result<Option<u64>, RegistryError> {
-        let Stack { layers, users } = self.stack(name)?;
+        let stack = self.stack(name)?;
+        self.tell_cut(&stack);
+        let Stack { layers, users } = stack;
         let device = &layers[0];
         let (announced, now) = (device.geometry(), device.module().geometry());
         if now.blocks < announced.blocks
@@ -110,12 +112,32 @@ impl Registry {
         let relies = || users.into_iter().find_map(User::relies);
         match (bytes < announced).then(relies).flatten() {
             None => Ok(()),
-            Some(user) => Err(RegistryError::Shrinks {
+            Some(user) => Err(RegistryError::WouldShrink {
                 name,
                 announced,
-                now: bytes,
+                wanted: bytes,
                 user,
             }),
+        }
+    }
+
+    /// The device and those that stand on it, by name.
+    pub fn stacked_on(&self, name: &str) -> Result<Vec<String>, RegistryError> {
+        let Stack { layers, .. } = self.stack(name)?;
+        Ok(layers.iter().map(|l| l.name().to_owned()).collect())
+    }
+
+    /// Tells subscribers of a device that has fewer blocks than it is said to have, and of those that stand on it.
+    pub fn tell_if_cut(&self, name: &str) -> Result<(), RegistryError> {
+        self.stack(name).map(|stack| self.tell_cut(&stack))
+    }
+
+    fn tell_cut(&self, stack: &Stack) {
+        for layer in &stack.layers {
+            if layer.present_blocks() < layer.geometry().blocks {
+                let name = layer.name().to_owned();
+                self.inner.bus.send(&Event::Cut { name });
+            }
         }
     }
 

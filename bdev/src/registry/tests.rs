@@ -234,8 +234,12 @@ fn nothing_shrinks_under_its_users() {
     let refused = registry.may_shrink("a", 400 * 512);
     assert!(matches!(
         refused,
-        Err(RegistryError::Shrinks { now: 204_800, .. })
+        Err(RegistryError::WouldShrink {
+            wanted: 204_800,
+            ..
+        })
     ));
+    assert_eq!(events.take(), None, "it is as it was");
     registry.may_shrink("a", 1000 * 512).expect("no smaller");
     assert_eq!(status_at(999), Some(Status::Ok));
 
@@ -257,12 +261,22 @@ fn nothing_shrinks_under_its_users() {
         }
     }
     assert_eq!(sizes(), (1000, 1000));
+    for name in ["a", "above", "above"] {
+        // Those who keep data on it lost what is beyond.
+        let name = name.to_owned();
+        assert_eq!(events.take(), Some(Event::Cut { name }));
+    }
+    let above = registry.lookup("above").expect("there");
+    assert_eq!((above.present_blocks(), above.least_blocks()), (400, 400));
     assert_eq!(status_at(399), Some(Status::Ok));
     assert_eq!(status_at(400), Some(Status::OutOfRange));
     assert_eq!(status_at(1000), Some(Status::OutOfRange));
 
     device.resize(700).expect("a good size");
     assert!(registry.notify_resize("a").is_err(), "still too few");
+    while let Some(event) = events.take() {
+        assert!(matches!(event, Event::Cut { .. }), "{event:?}");
+    }
     device.resize(1000).expect("a good size");
     assert_eq!(registry.notify_resize("a").expect("as it was"), None);
     assert_eq!(events.take(), None, "nobody was told anything");

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use nacre_bdev::{Bdev, Geometry, Limits, Op, OpenError, Queue, Support};
+use nacre_bdev::{Bdev, Geometry, Limits, Op, OpenError, Queue, Size, Support};
 use nacre_hugepages::Pool;
 use serde_json::json;
 use uuid::Uuid;
@@ -37,7 +37,7 @@ pub struct UringBdev {
     uuid: Uuid,
     identity: Identity,
     inode: Option<(u64, u64)>,
-    blocks: AtomicU64,
+    size: Size,
     /// Whether the file turned out to take FALLOC_FL_ZERO_RANGE; assumed until it refuses.
     pub(crate) zero_range: AtomicBool,
     /// The same of punching holes.
@@ -79,7 +79,7 @@ impl UringBdev {
             uuid: opened.uuid,
             identity: opened.identity,
             inode: opened.inode,
-            blocks: AtomicU64::new(opened.size / u64::from(opened.block_size)),
+            size: Size::new(opened.size / u64::from(opened.block_size)),
             zero_range: AtomicBool::new(true),
             punch: AtomicBool::new(opened.punch),
             lost: AtomicBool::new(false),
@@ -117,13 +117,14 @@ impl UringBdev {
 
     /// Notices that the file became smaller before an I/O meets that. A write beyond the end of a
     /// file does not fail: it makes the file longer again, with a hole of zeroes in place of the
-    /// lost data.
-    pub fn look(&self) {
+    /// lost data. Returns how often it became smaller.
+    pub fn look(&self) -> u64 {
         self.still_has(0);
+        self.size.cuts()
     }
 
     pub(crate) fn blocks(&self) -> u64 {
-        self.blocks.load(Ordering::Relaxed)
+        self.size.blocks()
     }
 
     pub(crate) fn read_only(&self) -> bool {
@@ -178,7 +179,7 @@ impl UringBdev {
 
     fn take_size(&self, size: u64) -> Rescan {
         let after = size >> self.block_shift;
-        let before = self.blocks.swap(after, Ordering::Relaxed);
+        let before = self.size.set(after);
         if after < before {
             tracing::warn!(
                 bdev = self.config.name,
@@ -275,6 +276,18 @@ impl Bdev for UringBdev {
 
     fn native_fua(&self) -> bool {
         true
+    }
+
+    fn losses(&self) -> u64 {
+        self.size.cuts()
+    }
+
+    fn least_blocks(&self) -> u64 {
+        self.size.least()
+    }
+
+    fn forget_least(&self) -> u64 {
+        self.size.forget_least()
     }
 
     fn copied_bytes(&self) -> u64 {

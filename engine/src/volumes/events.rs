@@ -3,14 +3,20 @@
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
-use nacre_bdev_replica::handle::{Command, Happened, Observer, ResyncKind, VolumeEvent};
+use nacre_bdev_replica::handle::{
+    Command, Happened, MemberStatus, Observer, ResyncKind, VolumeError, VolumeEvent,
+};
+use nacre_bdev_replica::model::{MemberState, RESERVED};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tracing::{debug, info, warn};
 
 use crate::engine::Engine;
 use crate::notify::{Severity, severity};
+use crate::rpc::RpcError;
+use crate::rpc::error::Errno;
 
 /// Events on their way to the management thread.
 const WAITING: usize = 1024;
@@ -108,6 +114,69 @@ pub fn device_changed(on: &Rc<Engine>, device: &str) {
             nudge(&plane);
         }
     });
+}
+
+/// How long volumes may take to record what became of a device.
+const RECORDED: Duration = Duration::from_secs(10);
+
+/// Has the volumes that have a device as a replica, or one that stands on it, look at it, and waits until what they find
+/// is durable.
+pub async fn look_at(on: &Engine, device: &str) -> Result<(), RpcError> {
+    for device in on.plane()?.bdevs.stacked_on(device)? {
+        let Some(opened) = on.volumes.with_member(&device) else {
+            continue;
+        };
+        let looked = opened.handle.run(Command::DevicesChanged {
+            device: device.clone(),
+        });
+        match tokio::time::timeout(RECORDED, looked).await {
+            Ok(Ok(()) | Err(VolumeError::Closed { .. })) => {}
+            Ok(Err(refused)) => return Err(refused.into()),
+            Err(_) => {
+                let cause = format!(
+                    "volume \"{}\" cannot record within {RECORDED:?} what became of its replica on \"{device}\"",
+                    opened.bdev
+                );
+                return Err(RpcError::errno(Errno::ETIMEDOUT, cause)
+                    .field("name")
+                    .remedy("see volume_get: its store may be full or away"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Refuses to make a device as small as `bytes` where a volume would lose its last copy of what is beyond.
+pub fn must_leave_a_copy(on: &Engine, device: &str, bytes: u64) -> Result<(), RpcError> {
+    let devices = on.plane()?.bdevs.stacked_on(device)?;
+    for volume in on.volumes.list() {
+        let Some(status) = volume.status() else {
+            continue;
+        };
+        let needed = RESERVED + status.blocks * u64::from(status.block_size);
+        let in_sync = |m: &&MemberStatus| m.state == MemberState::InSync;
+        let Some(member) = status
+            .members
+            .iter()
+            .filter(in_sync)
+            .find(|m| devices.contains(&m.device))
+        else {
+            continue;
+        };
+        let whole = |m: &&MemberStatus| m.attached && m.resync.is_none() && m.id != member.id;
+        let others = status.members.iter().filter(in_sync).any(|m| whole(&m));
+        if bytes < needed && !others {
+            let cause = format!(
+                "\"{}\" has the last good copy of volume \"{}\", which needs {needed} bytes of it: what is beyond \
+                 {bytes} would be lost for good, and nothing was changed",
+                member.device, status.name
+            );
+            return Err(RpcError::errno(Errno::EPERM, cause)
+                .field("size")
+                .remedy("bring another replica in sync first, or delete the volume"));
+        }
+    }
+    Ok(())
 }
 
 fn tell(on: &Engine, event: &VolumeEvent) {

@@ -32,7 +32,7 @@ use uuid::Uuid;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 
-pub use self::events::{device_changed, nudge};
+pub use self::events::{device_changed, look_at, must_leave_a_copy, nudge};
 pub use self::frozen::{fail_io, let_go, thaw};
 pub use self::life::{begin, close_all, create, delete, end, force_in_sync, open_all, settled};
 pub use self::members::{REMOTE_PRODUCT, is_local};
@@ -349,6 +349,10 @@ impl From<VolumeError> for RpcError {
             VolumeError::NotBelieved { .. } => of(Errno::EAGAIN)
                 .field("device")
                 .remedy("bring back the device that was written last"),
+            VolumeError::TooSmall { .. } => of(Errno::EINVAL).field("device"),
+            VolumeError::Cut { .. } => of(Errno::EAGAIN)
+                .field("device")
+                .remedy("enlarge the device, then volume_thaw with `force` and this replica"),
             VolumeError::Fenced { .. } => of(Errno::EPERM)
                 .remedy("another holder has the volume: use it there"),
             VolumeError::Reserved { .. } => of(Errno::EPERM)

@@ -3,6 +3,7 @@
 mod change;
 mod crash;
 mod crowd;
+mod cut;
 mod fence;
 mod files;
 mod full;

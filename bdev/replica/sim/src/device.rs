@@ -33,6 +33,7 @@ impl Device {
         queues: Arc<AtomicU64>,
         lacks: Arc<AtomicBool>,
     ) -> Device {
+        disk.lock().opened_by(holder);
         Device {
             disk,
             holder,
@@ -55,12 +56,13 @@ impl Bdev for Device {
         Uuid::from_u128(0x51u128 << 64 | self.disk.name.len() as u128)
     }
 
+    /// As hosts were told.
     fn geometry(&self) -> Geometry {
         let inner = self.disk.lock();
         let block = inner.media.format.block as u32;
         Geometry {
             block_size: block,
-            blocks: inner.media.blocks(),
+            blocks: inner.media.full(),
             physical_block_size: block,
         }
     }
@@ -89,6 +91,21 @@ impl Bdev for Device {
 
     fn losses(&self) -> u64 {
         self.disk.lock().losses()
+    }
+
+    fn present_blocks(&self) -> u64 {
+        self.disk.lock().media.blocks()
+    }
+
+    fn least_blocks(&self) -> u64 {
+        self.disk.lock().least(self.holder)
+    }
+
+    fn forget_least(&self) -> u64 {
+        let mut inner = self.disk.lock();
+        let least = inner.least(self.holder);
+        inner.opened_by(self.holder);
+        least
     }
 
     fn open(self: Arc<Self>, _pool: &Pool) -> Result<Box<dyn Queue>, OpenError> {

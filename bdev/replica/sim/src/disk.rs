@@ -60,6 +60,8 @@ pub(crate) struct Inner {
     cut_off: Vec<u64>,
     owner: Option<u64>,
     losses: u64,
+    /// The fewest blocks that each holder has seen, or has heard of since it needed what was beyond.
+    least: BTreeMap<u64, u64>,
     /// Blocks that cannot be read until they are written.
     bad: BTreeSet<u64>,
     name: String,
@@ -138,6 +140,7 @@ impl SimDisk {
                 cut_off: Vec::new(),
                 owner: None,
                 losses: 0,
+                least: BTreeMap::new(),
                 bad: BTreeSet::new(),
                 name,
                 watched: None,
@@ -182,6 +185,26 @@ impl SimDisk {
         let inner = &mut *inner;
         inner.silent_until = inner.now;
         inner.media.lose_power(&mut inner.random, loss);
+    }
+
+    /// It loses its end, under whoever uses it.
+    pub fn cut(&self, blocks: u64) {
+        let mut inner = self.lock();
+        inner.media.cut(blocks);
+        inner.losses += 1;
+        for least in inner.least.values_mut() {
+            *least = blocks.min(*least);
+        }
+    }
+
+    /// It has its end again, with zeroes.
+    pub fn enlarge(&self) {
+        self.lock().media.enlarge();
+    }
+
+    pub fn is_cut(&self) -> bool {
+        let inner = self.lock();
+        inner.media.blocks() < inner.media.full()
     }
 
     pub fn reappear(&self) {
@@ -256,6 +279,16 @@ impl SimDisk {
 impl Inner {
     pub fn losses(&self) -> u64 {
         self.losses
+    }
+
+    /// The holder finds it as it is now.
+    pub fn opened_by(&mut self, holder: u64) {
+        self.least.insert(holder, self.media.blocks());
+    }
+
+    pub fn least(&self, holder: u64) -> u64 {
+        let blocks = self.media.blocks();
+        self.least.get(&holder).copied().unwrap_or(blocks)
     }
 
     /// Whether a queue could be opened.
@@ -355,9 +388,12 @@ impl Inner {
         if command.op == Op::Read && command.status.is_ok() && bad.next().is_some() {
             command.status = Status::ReadError;
         }
+        if command.status.is_ok() && !self.media.holds(command.lba, command.blocks) {
+            command.status = Status::OutOfRange;
+        }
         match command.status {
             Status::Ok => found = self.carry_out(&command, false),
-            Status::Gone | Status::Retry | Status::Nvme { .. } => {}
+            Status::Gone | Status::Retry | Status::OutOfRange | Status::Nvme { .. } => {}
             // What failed may have been done in part.
             _ => drop(self.carry_out(&command, true)),
         }
@@ -374,6 +410,9 @@ impl Inner {
 
     /// `in_part`: of each cell it is open whether it is written.
     fn carry_out(&mut self, command: &Command, in_part: bool) -> Vec<u64> {
+        if !self.media.holds(command.lba, command.blocks) {
+            return Vec::new();
+        }
         let durable = !self.traits.limits.volatile_cache || command.flags.contains(Flags::FUA);
         match command.op {
             Op::Read => {

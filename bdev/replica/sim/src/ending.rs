@@ -78,7 +78,7 @@ impl World {
         self.agenda.retain(|_, event| {
             matches!(
                 event,
-                Event::Start(_) | Event::TryAgain(_) | Event::Over(..)
+                Event::Start(_) | Event::TryAgain(_) | Event::Over(..) | Event::Enlarge(_)
             )
         });
         self.plenty();
@@ -144,6 +144,13 @@ impl World {
             .collect();
         for member in offline {
             self.holders[index].command(Command::Online { member });
+        }
+        if let Some(member) = self.cut_member() {
+            let force = Some(self.record.name.clone());
+            self.holders[index].command(Command::Thaw {
+                member: Some(member),
+                force,
+            });
         }
     }
 

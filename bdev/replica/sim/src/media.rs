@@ -52,7 +52,10 @@ impl Format {
 
 pub struct Media {
     pub format: Format,
+    /// That it has now: of what is cut off nothing is left.
     blocks: u64,
+    /// As it was made.
+    full: u64,
     /// What is read.
     current: Vec<u64>,
     /// What survives.
@@ -78,6 +81,7 @@ impl Media {
         Media {
             format,
             blocks,
+            full: blocks,
             current: vec![0; cells],
             durable: vec![0; cells],
             pending: BTreeMap::new(),
@@ -87,6 +91,28 @@ impl Media {
 
     pub fn blocks(&self) -> u64 {
         self.blocks
+    }
+
+    pub fn full(&self) -> u64 {
+        self.full
+    }
+
+    /// Cuts off what is beyond so many blocks.
+    pub fn cut(&mut self, blocks: u64) {
+        self.blocks = blocks;
+        let first = self.format.cells(blocks).start;
+        self.current[first..].fill(0);
+        self.durable[first..].fill(0);
+        self.pending.split_off(&first);
+    }
+
+    /// It has all its blocks again.
+    pub fn enlarge(&mut self) {
+        self.blocks = self.full;
+    }
+
+    pub fn holds(&self, lba: u64, blocks: u64) -> bool {
+        lba + blocks <= self.blocks
     }
 
     /// The contents of a block of bytes, by cell.

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use nacre_bdev::Limits;
 use nacre_bdev_replica::handle::NewVolume;
@@ -19,6 +20,9 @@ use crate::media::Format;
 use crate::random::Random;
 use crate::trouble::{Profile, StoreMood};
 use crate::world::World;
+
+/// Before the first disk loses its end.
+const CALM: Duration = Duration::from_millis(50);
 
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -57,6 +61,9 @@ pub struct Report {
     pub grown: u64,
     pub salvaged: u64,
     pub forced: u64,
+    /// Disks that lost their end, and those of them that had it back as members of the volume.
+    pub cut: u64,
+    pub cut_members: u64,
     /// Queues that hosts closed with whatever they had under way.
     pub left: u64,
     /// How often the store was told how far a member has been filled.
@@ -86,6 +93,8 @@ impl std::ops::Add for Report {
             grown: self.grown + other.grown,
             salvaged: self.salvaged + other.salvaged,
             forced: self.forced + other.forced,
+            cut: self.cut + other.cut,
+            cut_members: self.cut_members + other.cut_members,
             left: self.left + other.left,
             watermarks: self.watermarks + other.watermarks,
             waited: self.waited + other.waited,
@@ -162,6 +171,8 @@ impl World {
         World {
             hot: Hot::new(&mut random, blocks + room, region),
             pace: if slow { 8 } else { 1 },
+            cuts: (seed % 5 == 3).then(|| Random::new(seed.rotate_left(16))),
+            next_cut: clock.now() + CALM,
             leaves: (seed % 5 == 1).then(|| Random::new(seed.rotate_left(32))),
             descriptors: seed % 4 != 3,
             aborts: seed.is_multiple_of(3).then(|| Random::new(!seed)),

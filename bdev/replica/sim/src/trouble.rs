@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use nacre_bdev_replica::handle::{Command, VolumeState};
+use nacre_bdev_replica::model::MemberState;
 use nacre_bdev_replica::store::{Call, Outcome, Plan};
 use nacre_reactor::Nanos;
 use uuid::Uuid;
@@ -102,8 +103,20 @@ pub enum Event {
     Thaw(u64),
     /// There are buffers again, and descriptors.
     Plenty,
+    /// The disk gets its end back.
+    Enlarge(usize),
     /// Nothing of a write, by its number and its blocks, is under way any more: its queue was closed.
     Over(u64, u64, u64),
+}
+
+#[cfg(feature = "mutations")]
+fn ignores_size() -> bool {
+    crate::Mutation::IgnoreSize.is_active()
+}
+
+#[cfg(not(feature = "mutations"))]
+fn ignores_size() -> bool {
+    false
 }
 
 /// How the store treats its callers.
@@ -265,6 +278,62 @@ impl World {
             }
             Kind::CutOff | Kind::TakeOver => {}
         }
+    }
+
+    /// A disk loses its end. Somebody tells the holders, or nobody does.
+    pub(crate) fn cut_a_disk(&mut self) {
+        let now = self.clock.now();
+        let Some(random) = self.cuts.as_mut() else {
+            return;
+        };
+        self.next_cut = now + Duration::from_millis(random.within(20, 4000));
+        let disk = random.index(self.disks.len());
+        let (reserved, labels) = (self.format.reserved(), 8192 / self.format.block as u64);
+        let blocks = match random.one_in(12) {
+            // Without labels the last of them could never be gone on with.
+            true => random.within(labels, reserved),
+            false => reserved + random.below(self.record.blocks),
+        };
+        let after = Duration::from_millis(random.within(1, 2000));
+        let told = random.one_in(2);
+        if self.disks[disk].is_cut() {
+            return;
+        }
+        self.disks[disk].cut(blocks);
+        self.report.cut += 1;
+        self.disconnected(disk);
+        self.tell(|| format!("disk{disk} is cut to {blocks} blocks"));
+        self.schedule(after, Event::Enlarge(disk));
+        let device = self.disks[disk].name.clone();
+        for holder in self.holders.iter_mut().filter(|_| told) {
+            holder.command(Command::DevicesChanged {
+                device: device.clone(),
+            });
+        }
+    }
+
+    /// What was never seen to be smaller looks as it was: it stays as it is until the store knows.
+    fn enlarge(&mut self, disk: usize) {
+        let name = &self.disks[disk].name;
+        let member = self.record.members.iter().find(|m| m.device == *name);
+        let is_known = member.is_none_or(|member| {
+            member.cut || matches!(member.state, MemberState::Filling { watermark: 0, .. })
+        });
+        if !is_known && !ignores_size() {
+            return self.schedule(Duration::from_millis(50), Event::Enlarge(disk));
+        }
+        self.report.cut_members += u64::from(member.is_some());
+        self.disks[disk].enlarge();
+        self.tell(|| format!("disk{disk} has its end again"));
+    }
+
+    /// A member that lost its end, and is the only one to go on with.
+    pub(crate) fn cut_member(&self) -> Option<String> {
+        let mut members = self.record.members.iter();
+        let cut = members.find(|m| m.cut && m.state == MemberState::InSync);
+        let device = cut.map(|m| m.device.clone())?;
+        let disk = self.disks.iter().find(|d| d.name == device)?;
+        (!disk.is_cut()).then_some(device)
     }
 
     /// Nothing is short any more.
@@ -433,6 +502,7 @@ impl World {
             }
             Event::Start(node) => self.start_holder(node),
             Event::Plenty => self.plenty(),
+            Event::Enlarge(disk) => self.enlarge(disk),
             Event::Over(write, lba, blocks) => {
                 let now = self.numbers.now();
                 self.checker

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use nacre_bdev::{Queue, Status};
 use nacre_bdev_replica::handle::{VolumeError, VolumeState};
-use nacre_bdev_replica::model::{MAX_MEMBERS, MemberState, VolumeRecord};
+use nacre_bdev_replica::model::{MAX_MEMBERS, MemberRecord, MemberState, VolumeRecord};
 use nacre_bdev_replica::store::MemoryStore;
 use nacre_hugepages::Buf;
 use nacre_reactor::{Idle, Nanos, Slept, VirtualClock};
@@ -48,6 +48,9 @@ pub struct World {
     pub(crate) aborts: Option<Random>,
     /// Whether hosts go with I/O under way, and when.
     pub(crate) leaves: Option<Random>,
+    /// Whether disks lose their end, and when.
+    pub(crate) cuts: Option<Random>,
+    pub(crate) next_cut: Nanos,
     /// How many times as long as in most runs the load rests.
     pub(crate) pace: u64,
     /// A shortage is of buffers alone.
@@ -218,7 +221,10 @@ impl World {
                 }
                 self.tell(|| format!("holder {number} opened: {outcome:?}"));
                 if matches!(outcome, Err(VolumeError::NothingInSync { .. })) {
-                    self.despair(index);
+                    match self.cut_member().filter(|_| !self.lively) {
+                        Some(member) => self.holders[index].force_in_sync(&self.record, member),
+                        None => self.despair(index),
+                    }
                 }
                 if outcome.is_err() {
                     let wait = Duration::from_millis(self.random.within(10, 1000));
@@ -251,6 +257,8 @@ impl World {
         let before = self.in_sync();
         let (served, blocks) = (self.record.serving, self.record.blocks);
         self.report.watermarks += u64::from(is_further(&self.record, &now));
+        let members = self.record.members.iter();
+        let cut: Vec<Uuid> = members.filter(|m| m.cut).map(|m| m.id).collect();
         self.record = now;
         let after = self.in_sync();
         for disk in 0..self.disks.len() {
@@ -261,8 +269,13 @@ impl World {
                 self.checker.replaced(disk);
             }
         }
-        // The operator chose a member that lacks something: one that was out, or whose label is older than what was served.
-        if !after.iter().any(|disk| before.contains(disk)) || self.record.serving < served {
+        // The operator chose a member that lacks something: one that was out, or whose label is older than what was served,
+        // or that lost its end.
+        let was_cut = |m: &&MemberRecord| cut.contains(&m.id) && !m.cut;
+        if self.record.in_sync().any(|m| was_cut(&m))
+            || !after.iter().any(|disk| before.contains(disk))
+            || self.record.serving < served
+        {
             self.report.forced += 1;
             self.checker.forced();
         }
@@ -306,6 +319,10 @@ impl World {
             let pause = self.random.within(1, 2 * self.profile.pause_ms);
             self.next_trouble = now + Duration::from_millis(pause);
             self.make_trouble();
+            worked = true;
+        }
+        if self.next_cut <= now && self.cuts.is_some() {
+            self.cut_a_disk();
             worked = true;
         }
         if self.next_io <= now {
@@ -432,6 +449,7 @@ impl World {
         if self.lively {
             soon(Some(self.next_trouble));
             soon(Some(self.next_io));
+            soon(self.cuts.as_ref().map(|_| self.next_cut));
         }
         let busy = Some(now + Duration::from_micros(20));
         for holder in &mut self.holders {
@@ -537,7 +555,7 @@ impl World {
 
     /// For messages.
     pub fn members(&self) -> String {
-        let member = |m: &nacre_bdev_replica::model::MemberRecord| {
+        let member = |m: &MemberRecord| {
             let state = match m.state {
                 MemberState::InSync => "in sync".to_owned(),
                 other => format!("{other:?}"),

@@ -69,3 +69,8 @@ fn forgetting_to_fence() {
 fn resyncing_in_the_wrong_direction() {
     is_caught(Mutation::ResyncBackwards);
 }
+
+#[test]
+fn ignoring_the_size_of_devices() {
+    is_caught(Mutation::IgnoreSize);
+}

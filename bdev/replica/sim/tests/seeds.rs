@@ -56,6 +56,8 @@ fn many_short_runs() {
         ("fenced holders", sum.fenced, runs / 20),
         ("hosts that went", sum.left, runs / 2),
         ("watermarks", sum.watermarks, runs / 20),
+        ("disks that lost their end", sum.cut, runs / 10),
+        ("members that had it back", sum.cut_members, runs / 20),
     ];
     for (what, found, least) in enough {
         assert!(found >= least, "only {found} {what} in {runs} runs");

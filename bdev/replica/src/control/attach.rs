@@ -8,11 +8,12 @@ use std::time::Duration;
 use nacre_bdev::{Bdev, OpenError};
 
 use super::Control;
+use super::cut::{Cut, must_fit};
 use super::judge::describe;
 use super::state::{Live, Resync, Retry};
 use crate::format::{Label, LabelError, Place};
 use crate::handle::{Happened, MemberDevice, NoDevice, ResyncKind, VolumeError};
-use crate::model::{MAX_MEMBERS, MemberRecord, MemberState, RESERVED, Stamp, VolumeRecord};
+use crate::model::{MAX_MEMBERS, MemberRecord, MemberState, Stamp, VolumeRecord};
 use crate::shared::Failure;
 use crate::shortage::is_shortage;
 
@@ -75,8 +76,24 @@ impl Control {
         self.refresh_status();
     }
 
-    /// Claims the member's device and looks whether it fits.
+    /// Claims a device and looks whether it fits.
     pub(super) async fn claim(
+        &self,
+        record: &VolumeRecord,
+        name: &str,
+    ) -> Result<(MemberDevice, Rc<super::disk::Disk>), VolumeError> {
+        let (device, disk) = self.claim_of_any_size(record, name)?;
+        match must_fit(record, name, &device.layer) {
+            Ok(()) => Ok((device, disk)),
+            Err(error) => {
+                self.disks.forget(&disk);
+                Err(error)
+            }
+        }
+    }
+
+    /// As [`Control::claim`], of a device that may have become too small: its label says whether it is the member's.
+    pub(super) fn claim_of_any_size(
         &self,
         record: &VolumeRecord,
         name: &str,
@@ -94,11 +111,6 @@ impl Control {
             );
             return Err(refuse(why).into());
         }
-        let needed = RESERVED + record.blocks * u64::from(record.block_size);
-        if geometry.bytes() < needed {
-            let why = format!("it has {} bytes, and {needed} are needed", geometry.bytes());
-            return Err(refuse(why).into());
-        }
         let disk = self.disks.open(&device.layer, &self.pool);
         let disk = disk.map_err(|error| unopened(name, &error))?;
         Ok((device, disk))
@@ -111,7 +123,7 @@ impl Control {
         let Some(member) = record.member(slot).cloned() else {
             return Ok(());
         };
-        let (device, disk) = self.claim(&record, &member.device).await?;
+        let (device, disk) = self.claim_of_any_size(&record, &member.device)?;
         let former = self.left_under_way(slot, &disk.name);
         let outcome = match former {
             0 => {
@@ -158,10 +170,22 @@ impl Control {
         };
         // What holders of the volume reserve keeps no reader out: who does is a stranger, and it is this replica alone
         // that he keeps.
-        let read = self.read_label(disk).await.map_err(|why| match why {
-            why if why.is_fenced() => failed(Failure::Reserved),
-            why => failed(why),
-        })?;
+        let read = match self.read_label(disk).await {
+            Err(why) if why.is_beyond_end() => {
+                // It does not even hold its labels any more.
+                let cut = Cut {
+                    least: None,
+                    needed: record.needed_bytes(),
+                };
+                let _one = self.membership.lock().await;
+                self.record_cut(slot, cut).await?;
+                must_fit(record, &member.device, &device.layer)?;
+                return Err(failed(why));
+            }
+            Err(why) if why.is_fenced() => return Err(failed(Failure::Reserved)),
+            Err(why) => return Err(failed(why)),
+            Ok(read) => read,
+        };
         let credit = credit(record, member, &read);
         let credit = credit.inspect_err(|error| {
             if matches!(error, VolumeError::Newer { .. }) {
@@ -179,7 +203,21 @@ impl Control {
                 what: "another change of the replica",
             });
         }
-        let in_sync = match (member.state, credit) {
+        let is_own = credit == Credit::Trusted;
+        let cut = match Cut::of(record, &device.layer).filter(|_| is_own) {
+            None if is_own && !device.local => self.ends_early(disk, record).await,
+            cut => cut,
+        };
+        if member.cut || cut.is_some() {
+            let cut = cut.unwrap_or(Cut {
+                least: None,
+                needed: record.needed_bytes(),
+            });
+            self.record_cut(slot, cut).await?;
+        }
+        must_fit(record, &member.device, &device.layer)?;
+        let state = self.state.borrow().record.member(slot).map(|m| m.state);
+        let in_sync = match (state.unwrap_or(member.state), credit) {
             (MemberState::InSync, Credit::Trusted) => true,
             (MemberState::Out { .. } | MemberState::Filling { .. }, Credit::Trusted) => false,
             // There is nothing to fill it from: then it would be gone for good, and so would the volume.
@@ -191,17 +229,21 @@ impl Control {
             (_, Credit::None) => {
                 self.commit(|record| {
                     if let Some(member) = record.member_mut(slot) {
-                        member.state = MemberState::Filling {
-                            watermark: 0,
-                            last_label: Stamp::default(),
-                        };
-                        member.why = Some("what it holds cannot be believed".into());
+                        member.fill_anew("what it holds cannot be believed".into());
                     }
                 })
                 .await?;
                 false
             }
         };
+        let is_empty = {
+            let state = self.state.borrow();
+            state.record.member(slot).is_some_and(|m| m.is_empty())
+        };
+        if is_empty {
+            // All of it is copied from here on.
+            device.layer.forget_least();
+        }
         let own = |label: &Label| label.member == member.id;
         let (sequence, place) = match &read {
             Ok((label, place)) if own(label) => (label.sequence, *place),
@@ -243,7 +285,7 @@ impl Control {
             state.live[slot] = Some(Rc::clone(&live));
             state.former[slot] = Some(live.disk.name.clone());
         }
-        if live.device.layer.losses() != losses {
+        if live.device.layer.losses() != losses || Cut::of(&record, &live.device.layer).is_some() {
             self.state.borrow_mut().live[slot] = None;
             return Err(failed(Failure::Loss));
         }

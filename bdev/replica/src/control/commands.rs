@@ -3,17 +3,19 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use nacre_bdev::{Bdev, Flags};
+use nacre_bdev::{Bdev, Flags, Status};
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use super::Control;
 use super::create::{Bench, check_name, check_settings};
+use super::cut::{Cut, must_fit};
 use super::disk::Disk;
 use super::state::{Live, Retry};
 use crate::format::REGIONS_PER_PAGE;
 use crate::handle::{Asked, Command, Happened, VolumeError};
-use crate::model::{MAX_MEMBERS, MemberRecord, MemberState, RESERVED, Settings, Stamp};
+use crate::model::{MAX_MEMBERS, MemberRecord, MemberState, Settings, Stamp, VolumeRecord};
+use crate::shared::Failure;
 
 /// How long closing waits for I/O that is under way.
 const DRAIN: Duration = Duration::from_secs(10);
@@ -69,7 +71,7 @@ impl Control {
                 Ok(())
             }
             Command::DevicesChanged { device } => {
-                self.devices_changed(&device);
+                self.devices_changed(&device).await;
                 Ok(())
             }
             Command::Close => self.close().await,
@@ -155,6 +157,7 @@ impl Control {
                 last_label: Stamp::default(),
             },
             offline: false,
+            cut: false,
             replaces,
             why: Some("it is new".into()),
         };
@@ -350,13 +353,21 @@ impl Control {
         if present.len() < record.members.len() {
             return Err(invalid("every replica has to be there".into()));
         }
-        let needed = RESERVED + blocks * u64::from(record.block_size);
-        for (_, live) in &present {
-            let has = live.device.layer.geometry().bytes();
-            if has < needed {
-                let device = &live.disk.name;
-                return Err(invalid(format!("\"{device}\" has {has} of {needed} bytes")));
+        let larger = VolumeRecord {
+            blocks,
+            ..record.clone()
+        };
+        for (slot, live) in &present {
+            let (layer, incarnation) = (&live.device.layer, live.incarnation);
+            // Of what it is to have from now on nothing was there before.
+            if let Some(cut) = Cut::of_least(&record, layer.forget_least()) {
+                let refused = format!("\"{}\": {cut}", live.disk.name);
+                drop(one);
+                let why = Failure::Status(Status::OutOfRange);
+                self.judge(*slot, incarnation, why).await;
+                return Err(invalid(refused));
             }
+            must_fit(&larger, &live.disk.name, layer)?;
         }
         // What the devices hold there differs: it is made equal before anybody may see it, as after an
         // unclean stop. The region in which the volume ended is among them.
@@ -435,12 +446,27 @@ impl Control {
         Ok(())
     }
 
-    fn devices_changed(&self, device: &str) {
+    /// Whoever changed it may rely on the answer: a member that was cut is recorded as such by then.
+    async fn devices_changed(&self, device: &str) {
         self.look_at_devices();
+        self.judge_cut().await;
         let slot = self.state.borrow().slot_of(device);
         if let Some(slot) = slot {
             self.state.borrow_mut().retries[slot] = Retry::default();
             self.bells.probe.notify_one();
+        }
+    }
+
+    /// Decides about the members in use that were cut.
+    async fn judge_cut(&self) {
+        let (record, present) = {
+            let state = self.state.borrow();
+            (state.record.clone(), state.present())
+        };
+        for (slot, live) in present {
+            if Cut::of(&record, &live.device.layer).is_some() {
+                self.judge(slot, live.incarnation, Failure::Loss).await;
+            }
         }
     }
 
@@ -478,6 +504,7 @@ impl Control {
     /// Everything on the media, and labels that say so. The queues on the volume are closed by now, or
     /// find it closed.
     async fn close(&self) -> Result<(), VolumeError> {
+        self.judge_cut().await;
         let _one = self.membership.lock().await;
         self.state.borrow_mut().closed = true;
         self.publish();

@@ -11,6 +11,7 @@ use nacre_reactor::CoreHandle;
 use uuid::Uuid;
 
 use super::attach::unopened;
+use super::cut::must_fit;
 use super::disk::{Disk, Disks};
 use super::fence;
 use super::judge::describe;
@@ -307,6 +308,11 @@ impl Bench {
     }
 }
 
+/// Bytes behind a device now, whatever hosts were told.
+fn layer_bytes(layer: &nacre_bdev::Layer) -> u64 {
+    layer.present_blocks() * u64::from(layer.geometry().block_size)
+}
+
 pub(super) fn check_name(name: &str) -> Result<(), VolumeError> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
     let good = !name.is_empty() && name.len() <= MAX_NAME && name.chars().all(allowed);
@@ -391,14 +397,20 @@ pub async fn create(
             );
             return Err(invalid("devices", why));
         }
-        bytes = bytes.min(geometry.bytes().saturating_sub(RESERVED) / GRAIN * GRAIN);
-        if !new.force {
-            bench.must_be_empty(disk, geometry.bytes()).await?;
+        let has = layer_bytes(&device.layer);
+        if has < RESERVED + GRAIN {
+            let (name, least) = (&disk.name, RESERVED + GRAIN);
+            let why = format!("\"{name}\" has {has} bytes, and a replica needs at least {least}");
+            return Err(invalid("devices", why));
         }
+        bytes = bytes.min((has - RESERVED) / GRAIN * GRAIN);
     }
-    if bytes == 0 {
-        let why = format!("each must have more than {} bytes", RESERVED + GRAIN);
-        return Err(invalid("devices", why));
+    if !new.force {
+        for (device, disk) in &members {
+            bench
+                .must_be_empty(disk, layer_bytes(&device.layer))
+                .await?;
+        }
     }
     if let Some(wanted) = new.bytes {
         if wanted == 0 || wanted > bytes || wanted % u64::from(block_size) != 0 {
@@ -411,6 +423,8 @@ pub async fn create(
     }
     let mut cheap = true;
     for (device, disk) in &members {
+        // Nothing of what was there before is needed.
+        device.layer.forget_least();
         cheap = cheap && bench.discard(disk, &device.layer).await?;
     }
     let state = |slot: usize| match cheap || slot == 0 {
@@ -426,6 +440,7 @@ pub async fn create(
         device: device.clone(),
         state: state(slot),
         offline: false,
+        cut: false,
         replaces: None,
         why: None,
     };
@@ -443,8 +458,9 @@ pub async fn create(
         settings: new.settings,
         limits: None,
     };
-    for (slot, (_, disk)) in members.iter().enumerate() {
+    for (slot, (device, disk)) in members.iter().enumerate() {
         bench.format(disk, &record, slot, true).await?;
+        must_fit(&record, &disk.name, &device.layer)?;
     }
     let id = record.id;
     store.create(record).await?;
@@ -533,6 +549,8 @@ pub async fn force_in_sync(
     }
     let bench = Bench::new(core, pool, PATIENCE)?;
     let found = bench.member(&devices, &record, &chosen.device).await?;
+    let layer = Arc::clone(&found.device.layer);
+    must_fit(&record, &chosen.device, &layer)?;
     let label = found.label.clone();
     let label = label.map_err(|error| invalid(&error.to_string()))?;
     if (label.0.volume, label.0.member) != (record.id, chosen.id) {
@@ -553,8 +571,14 @@ pub async fn force_in_sync(
             },
         };
         member.offline &= !is_it;
+        member.cut = false;
         member.why = (!is_it).then(|| format!("the operator chose {}", chosen.device));
     }
-    let decided = async { Ok(store.swap(seen, next).await?) };
+    let decided = async {
+        store.swap(seen, next).await?;
+        // What it lost is given up, by the operator's word.
+        layer.forget_least();
+        Ok(())
+    };
     bench.alone(&found, &record, decided).await
 }

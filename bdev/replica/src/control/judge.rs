@@ -5,6 +5,7 @@
 //! | in sync | another in-sync member is there | out, durably; only then are the writes acknowledged |
 //! | in sync, the last one there | its medium failed | stays: the host gets the error |
 //! | in sync, the last one there | it cannot be reached | stays in sync, is let go: the volume freezes |
+//! | any | its device lost its end | see [`super::cut`] |
 //! | being copied to | | let go; tried again later |
 //! | any | it is reserved by another holder | stays: the volume is fenced |
 //!
@@ -19,6 +20,7 @@ use uuid::Uuid;
 
 use super::Control;
 use super::buffers::SHORTAGE_OVER;
+use super::cut::Cut;
 use super::state::Live;
 use crate::handle::Happened;
 use crate::model::{MAX_MEMBERS, MemberState};
@@ -95,6 +97,13 @@ impl Control {
         let _one = self.membership.lock().await;
         // Each time it is overtaken another one is judged first.
         for _ in 0..=MAX_MEMBERS {
+            // What is lost of one that was cut does not come back: none is left rather than it.
+            let record = self.state.borrow().record.clone();
+            for (other, live) in self.others_in_sync(slot) {
+                if Cut::of(&record, &live.device.layer).is_some() {
+                    self.judge_one(other, live.incarnation, Failure::Loss).await;
+                }
+            }
             if self.knows_more(slot) {
                 for (other, live) in self.others_in_sync(slot) {
                     if let Some(why) = lost(&live) {
@@ -136,14 +145,20 @@ impl Control {
         else {
             return true;
         };
-        let reason = describe(why);
         if why.is_fenced() {
             // The member is as good as it was: it is this holder that is not the volume's any more.
-            self.fence(reason);
+            self.fence(describe(why));
             return true;
         }
+        let cut = Cut::of_failed(&self.state.borrow().record, &live, why);
+        let reason = cut.map_or_else(|| describe(why), |cut| cut.to_string());
         if !self.state.borrow().is_in_sync(slot) {
             self.let_go(slot);
+            if let Some(cut) = cut
+                && let Err(error) = self.record_cut(slot, cut).await
+            {
+                tracing::debug!(slot, %error, "it stays away");
+            }
             self.say(Happened::ResyncStopped {
                 member: self.member_id(slot),
                 device: live.disk.name.clone(),
@@ -153,8 +168,13 @@ impl Control {
             return true;
         }
         if self.others_in_sync(slot).is_empty() {
-            if why.is_path() {
+            if why.is_path() || cut.is_some() {
                 self.let_go(slot);
+                if let Some(cut) = cut
+                    && self.mark_cut(slot, cut).await.is_err()
+                {
+                    return true;
+                }
                 self.freeze(&format!("{}: {reason}", live.disk.name));
                 self.publish();
             }
@@ -168,9 +188,15 @@ impl Control {
         let out = self.commit_unless(
             || self.knows_more(slot),
             |record| {
-                if let Some(member) = record.member_mut(slot) {
-                    member.state = MemberState::Out { last_label };
-                    member.why = Some(reason.clone());
+                let Some(member) = record.member_mut(slot) else {
+                    return;
+                };
+                match cut {
+                    Some(_) => member.fill_anew(reason.clone()),
+                    None => {
+                        member.state = MemberState::Out { last_label };
+                        member.why = Some(reason.clone());
+                    }
                 }
             },
             // So that no label is written to it.
@@ -393,6 +419,7 @@ pub(super) fn describe(why: Failure) -> String {
         Failure::Reserved => "somebody else has reserved it".into(),
         Failure::Taken => "somebody else has made it another replica: its label says so".into(),
         Failure::Status(Status::Gone) => "it cannot be reached".into(),
+        Failure::Status(Status::OutOfRange) => "its device ends before the volume does".into(),
         Failure::Status(status) => format!("an I/O failed: {status:?}"),
         Failure::Deadline => "it did not answer in time".into(),
         Failure::Loss => "its connection was lost, and with it perhaps what was not flushed".into(),

@@ -21,6 +21,7 @@ mod clean;
 mod commands;
 mod commit;
 mod create;
+mod cut;
 mod disk;
 mod fence;
 mod judge;

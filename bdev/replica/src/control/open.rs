@@ -15,6 +15,7 @@ use uuid::Uuid;
 
 use super::attach::{Credit, credit};
 use super::buffers::Reserve;
+use super::cut::Cut;
 use super::disk::Disks;
 use super::judge::describe;
 use super::lease::TAKE_OVER;
@@ -39,6 +40,32 @@ struct Found {
     slot: usize,
     live: Rc<Live>,
     label: Label,
+}
+
+/// What was found of the members at opening.
+#[derive(Default)]
+struct Gathered {
+    /// By slot.
+    found: Vec<Found>,
+    /// Slots of in-sync members that are there, and not to be believed.
+    stale: Vec<usize>,
+    /// Members that were cut, in sync or not.
+    cut: Vec<(usize, Cut)>,
+}
+
+impl Gathered {
+    fn is_settled(&self, slot: usize) -> bool {
+        self.stale.contains(&slot)
+            || self.found.iter().any(|f| f.slot == slot)
+            || self.cut.iter().any(|(cut, _)| *cut == slot)
+    }
+}
+
+/// What a member's device turned out to be.
+enum Look {
+    Good(Box<Found>),
+    Stale,
+    Cut(Cut),
 }
 
 /// Opens the volume `id` for `holder` on this reactor, until [`crate::handle::Command::Close`]. The answer's
@@ -175,7 +202,11 @@ impl Control {
         promised: Option<Limits>,
     ) -> Result<Option<Arc<dyn Bdev>>, VolumeError> {
         let former = self.state.borrow().record.clone();
-        let (found, mut stale) = self.gather(&former).await?;
+        let Gathered {
+            found,
+            mut stale,
+            cut,
+        } = self.gather(&former).await?;
         let closed = closed_as(&former, &found);
         let found = self.without_older(closed, found, &mut stale);
         // Before anything is served: of those found none is added from here on.
@@ -196,7 +227,11 @@ impl Control {
         self.commit(|record| {
             record.epoch += 1;
             for member in &mut record.members {
-                take_stock(member, &former, closed, &present, &stale);
+                let slot = usize::from(member.slot);
+                match cut.iter().find(|(of, _)| *of == slot) {
+                    Some((_, cut)) if !member.is_empty() => member.fill_anew(cut.to_string()),
+                    _ => take_stock(member, &former, closed, &present, &stale),
+                }
             }
         })
         .await?;
@@ -331,11 +366,10 @@ impl Control {
         dirty
     }
 
-    /// Finds the in-sync replicas: those that can be believed, and the slots of those that cannot.
-    async fn gather(&self, record: &VolumeRecord) -> Result<(Vec<Found>, Vec<usize>), VolumeError> {
+    /// Finds the in-sync replicas: those that can be believed, and those that cannot.
+    async fn gather(&self, record: &VolumeRecord) -> Result<Gathered, VolumeError> {
         let start = self.core.now();
-        let mut found: Vec<Found> = Vec::new();
-        let mut stale = Vec::new();
+        let mut all = Gathered::default();
         let mut why = String::from("none is in sync");
         loop {
             let mut missing = false;
@@ -344,13 +378,22 @@ impl Control {
             let mut short = None;
             for member in record.in_sync().filter(|m| !m.offline) {
                 let slot = usize::from(member.slot);
-                if stale.contains(&slot) || found.iter().any(|f| f.slot == slot) {
+                if all.is_settled(slot) {
                     continue;
                 }
                 match self.find(record, member).await {
-                    Ok(Some(one)) => found.push(one),
-                    Ok(None) => {
-                        stale.push(slot);
+                    Ok(Look::Good(one)) => all.found.push(*one),
+                    Ok(Look::Cut(cut)) => {
+                        all.cut.push((slot, cut));
+                        why = VolumeError::Cut {
+                            name: record.name.clone(),
+                            device: member.device.clone(),
+                            what: cut.to_string(),
+                        }
+                        .to_string();
+                    }
+                    Ok(Look::Stale) => {
+                        all.stale.push(slot);
                         why = format!(
                             "\"{}\" is there, and holds something older than what was served last",
                             member.device
@@ -364,7 +407,7 @@ impl Control {
                     }
                 }
             }
-            let patience = match found.is_empty() && short.is_none() {
+            let patience = match all.found.is_empty() && short.is_none() {
                 // Somebody else comes again.
                 true => Duration::ZERO,
                 false => GRACE,
@@ -377,13 +420,34 @@ impl Control {
             }
             self.core.after(LOOK_AGAIN).await;
         }
-        found.sort_by_key(|f| f.slot);
-        match found.is_empty() {
-            true => Err(VolumeError::NothingInSync {
+        all.found.sort_by_key(|f| f.slot);
+        if all.found.is_empty() {
+            self.find_cut(record, &mut all.cut).await;
+            self.record_cut_unopened(record, &all.cut).await;
+            return Err(VolumeError::NothingInSync {
                 name: record.name.clone(),
                 why,
-            }),
-            false => Ok((found, stale)),
+            });
+        }
+        Ok(all)
+    }
+
+    /// Members that are not in sync, and were cut: nobody else looks at them while the volume is not open, and they may
+    /// be large again when it is.
+    async fn find_cut(&self, record: &VolumeRecord, cut: &mut Vec<(usize, Cut)>) {
+        for member in &record.members {
+            if member.state == MemberState::InSync || member.is_empty() {
+                continue;
+            }
+            let claimed = self.devices.claim(&member.device, &record.name);
+            let is_cut = claimed.is_ok_and(|device| Cut::of(record, &device.layer).is_some());
+            if is_cut && let Ok(look) = self.find(record, member).await {
+                match look {
+                    Look::Cut(found) => cut.push((usize::from(member.slot), found)),
+                    Look::Good(one) => self.disks.forget(&one.live.disk),
+                    Look::Stale => {}
+                }
+            }
         }
     }
 
@@ -412,15 +476,33 @@ impl Control {
         kept
     }
 
-    /// `None`: the device is there, and what it holds cannot be believed.
     async fn find(
         &self,
         record: &VolumeRecord,
         member: &MemberRecord,
-    ) -> Result<Option<Found>, VolumeError> {
-        let (device, disk) = self.claim(record, &member.device).await?;
+    ) -> Result<Look, VolumeError> {
+        let (device, disk) = self.claim_of_any_size(record, &member.device)?;
         let losses = device.layer.losses();
         let read = self.read_label(&disk).await;
+        let labelled = match &read {
+            // It does not even hold its labels any more.
+            Err(why) => why.is_beyond_end(),
+            Ok(read) => matches!(credit(record, member, read), Ok(Credit::Trusted)),
+        };
+        if labelled {
+            let cut = match Cut::of(record, &device.layer) {
+                None if member.cut || read.is_err() => Some(Cut {
+                    least: None,
+                    needed: record.needed_bytes(),
+                }),
+                None if !device.local => self.ends_early(&disk, record).await,
+                cut => cut,
+            };
+            if let Some(cut) = cut {
+                self.disks.forget(&disk);
+                return Ok(Look::Cut(cut));
+            }
+        }
         let read = read.map_err(|why| failed(&disk.name, why));
         let credit = read
             .as_ref()
@@ -443,15 +525,15 @@ impl Control {
                     read_errors: RefCell::new(VecDeque::new()),
                     resync: RefCell::default(),
                 };
-                Ok(Some(Found {
+                Ok(Look::Good(Box::new(Found {
                     slot: usize::from(member.slot),
                     live: Rc::new(live),
                     label,
-                }))
+                })))
             }
             (_, Ok(_)) => {
                 self.disks.forget(&disk);
-                Ok(None)
+                Ok(Look::Stale)
             }
             (_, Err(error)) => {
                 self.disks.forget(&disk);
@@ -502,11 +584,7 @@ fn take_stock(
         return;
     }
     if stale.contains(&slot) {
-        member.why = Some("its label is older than it would be if it had been kept in sync".into());
-        member.state = MemberState::Filling {
-            watermark: 0,
-            last_label: Stamp::default(),
-        };
+        member.fill_anew("its label is older than it would be if it had been kept in sync".into());
     } else {
         member.why = Some("it was not there when the volume was opened".into());
         member.state = MemberState::Out {

@@ -4,9 +4,11 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use nacre_bdev::Bdev;
 use nacre_reactor::Nanos;
 
 use super::Control;
+use super::cut::Cut;
 use super::state::{Live, Retry};
 use crate::handle::{Happened, LastResync, ResyncKind};
 use crate::model::MemberState;
@@ -359,7 +361,9 @@ impl Control {
             if let Err(why) = logged {
                 return self.suspect(slot, live.incarnation, why);
             }
-            if nacre_bdev::Bdev::losses(&*live.device.layer) != live.losses {
+            let record = self.state.borrow().record.clone();
+            let layer = &live.device.layer;
+            if layer.losses() != live.losses || Cut::of(&record, layer).is_some() {
                 return self.suspect(slot, live.incarnation, Failure::Loss);
             }
             let done = self.commit(|record| {

@@ -9,6 +9,7 @@ use nacre_bdev::Bdev;
 use nacre_reactor::Nanos;
 use uuid::Uuid;
 
+use super::cut::Cut;
 use super::disk::Disk;
 use crate::format::Place;
 use crate::handle::{
@@ -233,10 +234,11 @@ impl State {
         let mut status = VolumeStatus::of(&self.record);
         let total = self.record.members.len();
         let in_sync = self.in_sync().count();
+        let whole = |live: &Rc<Live>| Cut::of(&self.record, &live.device.layer).is_none();
         let held = in_sync < usize::from(self.record.settings.min_in_sync.max(1));
         let healthy = in_sync == total
             && self.in_sync().all(|(slot, live)| {
-                shared.needs[slot].is_empty() && live.resync.borrow().is_none()
+                shared.needs[slot].is_empty() && live.resync.borrow().is_none() && whole(live)
             });
         (status.state, status.why) = match shared.over(self.mode()) {
             Mode::Closed => (VolumeState::Closed, None),
@@ -247,10 +249,7 @@ impl State {
             Mode::Suspended => (VolumeState::Fenced, self.fenced.clone()),
             Mode::FailIo => (VolumeState::Failing, Some("by the operator".into())),
             _ if self.store_lost.is_some() => (VolumeState::StoreLost, self.store_lost.clone()),
-            Mode::Frozen => (
-                VolumeState::Frozen,
-                Some("no replica that is in sync can be reached".into()),
-            ),
+            Mode::Frozen => (VolumeState::Frozen, Some(self.why_frozen())),
             Mode::Serving if held => (
                 VolumeState::WritesHeld,
                 Some(format!(
@@ -259,10 +258,7 @@ impl State {
                 )),
             ),
             Mode::Serving if healthy => (VolumeState::Healthy, None),
-            Mode::Serving => (
-                VolumeState::Degraded,
-                Some(format!("{in_sync} of {total} replicas are in sync")),
-            ),
+            Mode::Serving => (VolumeState::Degraded, Some(self.why_degraded(shared))),
         };
         status.verify = self.verify.clone();
         for member in &mut status.members {
@@ -274,6 +270,44 @@ impl State {
             self.status_of(member, live, slot, shared);
         }
         status
+    }
+
+    fn why_frozen(&self) -> String {
+        let cut = self.record.members.iter().find(|m| m.cut);
+        match cut {
+            Some(member) => format!(
+                "the last replica in sync, on \"{}\", lost its end ({}): enlarge its device and thaw the volume with it",
+                member.device,
+                member.why.as_deref().unwrap_or_default()
+            ),
+            None => "no replica that is in sync can be reached".into(),
+        }
+    }
+
+    /// What keeps it from being healthy, of each replica that does.
+    fn why_degraded(&self, shared: &Shared) -> String {
+        let total = self.record.members.len();
+        let out = total - self.in_sync().count();
+        let mut reasons = Vec::new();
+        if out > 0 {
+            reasons.push(format!("{} of {total} replicas are in sync", total - out));
+        }
+        let region = 1u64 << self.record.region_shift;
+        for (slot, live) in self.in_sync() {
+            let device = &live.disk.name;
+            if let Some(cut) = Cut::of(&self.record, &live.device.layer) {
+                reasons.push(format!("\"{device}\" lost its end: {cut}"));
+            } else if live.resync.borrow().is_some() || !shared.needs[slot].is_empty() {
+                let left = shared.needs[slot].count() * region;
+                reasons.push(format!(
+                    "\"{device}\" is reconciling: {left} bytes that were being written are to be made equal"
+                ));
+            }
+        }
+        match reasons.is_empty() {
+            true => "a replica is about to be in sync".into(),
+            false => reasons.join("; "),
+        }
     }
 
     fn status_of(&self, member: &mut MemberStatus, live: &Live, slot: usize, shared: &Shared) {

@@ -1,7 +1,10 @@
 //! Serving again: after an operator had I/O fail, and from a replica that missed something, for want of one that did
 //! not.
 
+use std::sync::Arc;
 use std::time::Duration;
+
+use nacre_bdev::{Bdev, Layer};
 
 use super::Control;
 use super::attach::credit;
@@ -79,7 +82,7 @@ impl Control {
                 Some(_) => invalid("it never was in sync: it holds parts only"),
                 None => VolumeError::NothingInSync {
                     name: self.name(),
-                    why: "no replica that ever was in sync can be reached".into(),
+                    why: self.why_none(),
                 },
             });
         };
@@ -91,6 +94,18 @@ impl Control {
         self.thawed();
         self.publish();
         Ok(())
+    }
+
+    /// Why there is no member to be chosen.
+    fn why_none(&self) -> String {
+        let state = self.state.borrow();
+        match state.record.members.iter().find(|m| m.cut) {
+            Some(member) => format!(
+                "\"{}\" lost its end: name it (`--replica {}`) to go on with what it has",
+                member.device, member.device
+            ),
+            None => "no replica that ever was in sync can be reached".into(),
+        }
     }
 
     /// From a member that is not used: its label is older than what was served, or it was taken offline, or its
@@ -105,7 +120,7 @@ impl Control {
             return Err(invalid("it never was in sync: it holds parts only"));
         }
         self.must_be_meant(force.as_deref())?;
-        let epoch = self.epoch_of(&member).await?;
+        let (epoch, layer) = self.epoch_of(&member).await?;
         {
             let _one = self.membership.lock().await;
             let same = self.state.borrow().record.member(slot) == Some(&member);
@@ -113,6 +128,9 @@ impl Control {
                 return Err(changed());
             }
             self.choose(slot, Some(epoch)).await?;
+            // What it lost is given up, by the operator's word.
+            layer.forget_least();
+            drop(layer);
             self.publish();
         }
         self.bells.probe.notify_one();
@@ -123,8 +141,8 @@ impl Control {
         Ok(())
     }
 
-    /// The epoch in the label of a member that is not used.
-    async fn epoch_of(&self, member: &MemberRecord) -> Result<u64, VolumeError> {
+    /// The epoch in the label of a member that is not used, and its device.
+    async fn epoch_of(&self, member: &MemberRecord) -> Result<(u64, Arc<Layer>), VolumeError> {
         let record = self.state.borrow().record.clone();
         let late = self.core.now() + CLAIM;
         let (device, disk) = loop {
@@ -137,6 +155,7 @@ impl Control {
         };
         let read = self.read_label(&disk).await;
         self.disks.forget(&disk);
+        let layer = Arc::clone(&device.layer);
         drop((device, disk));
         let read = read.map_err(|why| VolumeError::Io {
             device: member.device.clone(),
@@ -148,7 +167,7 @@ impl Control {
         if (label.volume, label.member) != (record.id, member.id) {
             return Err(invalid("its label is another replica's"));
         }
-        Ok(label.stamp.epoch)
+        Ok((label.stamp.epoch, layer))
     }
 
     fn must_be_meant(&self, force: Option<&str>) -> Result<(), VolumeError> {
@@ -178,6 +197,7 @@ impl Control {
         self.commit(|record| {
             record.serving = record.serving.min(label.unwrap_or(record.serving));
             for member in &mut record.members {
+                member.cut = false;
                 if usize::from(member.slot) == chosen {
                     member.state = MemberState::InSync;
                     member.offline = false;

@@ -47,6 +47,7 @@ pub fn record(name: &str) -> VolumeRecord {
         slot,
         device: format!("{name}-{slot}"),
         state,
+        cut: false,
         replaces: None,
         offline: slot == 2,
         why: (slot > 0).then(|| "it went \"away\"".to_owned()),

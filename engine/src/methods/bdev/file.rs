@@ -1,5 +1,6 @@
 //! `bdev_aio_*` and `bdev_uring_*`: files and block devices. Both are the io_uring module here.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
@@ -10,7 +11,7 @@ use nacre_bdev::registry::Shrink;
 use nacre_bdev_uring::{Config, CreateError, Product, UringBdev};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use tracing::warn;
+use tracing::{debug, warn};
 use uuid::Uuid;
 
 use super::malloc::NameParams;
@@ -261,8 +262,11 @@ async fn rescan(on: &Engine, params: RescanParams, product: Product) -> Result<b
         };
         return Err(no_device_of_kind(on, name, kind, maker));
     };
-    if let Some(size) = params.size.filter(|_| !params.force) {
-        plane.bdevs.may_shrink(name, size)?;
+    if let Some(size) = params.size {
+        match params.force {
+            true => crate::volumes::must_leave_a_copy(on, name, size)?,
+            false => plane.bdevs.may_shrink(name, size)?,
+        }
     }
     look(on, &bdev, params.size).await?;
     let how = match params.force {
@@ -270,11 +274,15 @@ async fn rescan(on: &Engine, params: RescanParams, product: Product) -> Result<b
         false => Shrink::IfUnused,
     };
     let taken = plane.bdevs.take_size(name, how);
-    if taken.is_err() && params.size.is_some() {
+    // A volume records that a replica was cut before the answer says that the file may be.
+    let known = crate::volumes::look_at(on, name).await;
+    if (taken.is_err() || known.is_err()) && params.size.is_some() {
         // Somebody came to rely on it meanwhile: nothing is cut then.
         look(on, &bdev, None).await?;
+        plane.bdevs.notify_resize(name)?;
     }
     taken?;
+    known?;
     if let Err(error) = remember_size(on, bdev.name()).await {
         warn!(bdev = name, %error, "after a restart it is announced as it was before");
     }
@@ -293,23 +301,31 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Looks at all files and block devices now and then, for as long as the data plane lives.
 pub async fn watch(on: Rc<Engine>) {
+    // How often each was seen to become smaller.
+    let mut told: HashMap<String, u64> = HashMap::new();
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
-        if on.plane().is_err() {
-            return;
-        }
+        let Ok(plane) = on.plane() else { return };
         let files = files(&on);
         if files.is_empty() {
             continue;
         }
         // A file on a server that does not answer holds up the others here, and nothing else.
-        let look = move || {
-            files
-                .iter()
-                .filter_map(Weak::upgrade)
-                .for_each(|f| f.look())
+        let look = move || -> HashMap<String, u64> {
+            let files = files.iter().filter_map(Weak::upgrade);
+            files.map(|f| (f.name().to_owned(), f.look())).collect()
         };
-        let _ = tokio::task::spawn_blocking(look).await;
+        let Ok(seen) = tokio::task::spawn_blocking(look).await else {
+            continue;
+        };
+        for (name, cuts) in &seen {
+            if told.get(name).copied().unwrap_or(0) != *cuts
+                && let Err(error) = plane.bdevs.tell_if_cut(name)
+            {
+                debug!(bdev = name, %error, "it was cut, and is gone");
+            }
+        }
+        told = seen;
     }
 }
 

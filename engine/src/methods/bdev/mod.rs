@@ -63,6 +63,7 @@ pub async fn follow(engine: Rc<Engine>, mut events: BdevEvents) {
         let Ok(plane) = engine.plane() else { return };
         let (Event::Registered { name }
         | Event::Resized { name, .. }
+        | Event::Cut { name }
         | Event::Removing { name }
         | Event::Unregistered { name }) = &event;
         crate::volumes::device_changed(&engine, name);
@@ -76,6 +77,7 @@ pub async fn follow(engine: Rc<Engine>, mut events: BdevEvents) {
                 plane.target.bdev_resized(&name);
                 engine.notes.send("bdev_resize", name);
             }
+            Event::Cut { .. } => {}
             // Its namespaces go, so that every core closes its queue and the removal can end.
             Event::Removing { name } => super::nvmf::bdev_gone(&engine, &plane, &name),
             Event::Unregistered { name } => {
@@ -380,6 +382,8 @@ impl From<RegistryError> for RpcError {
                 RpcError::errno(Errno::EBUSY, cause)
             }
             RegistryError::Claimed { .. } => RpcError::errno(Errno::EPERM, cause),
+            RegistryError::WouldShrink { .. } => RpcError::errno(Errno::EBUSY, cause)
+                .remedy("disconnect who uses it first, or give up what is beyond (`force`)"),
             RegistryError::Shrinks { .. } => RpcError::errno(Errno::EBUSY, cause).remedy(
                 "make it as large again, or disconnect who uses it and rescan it, or give up what is beyond (`force`)",
             ),

@@ -4,6 +4,8 @@
 mod believed;
 mod commands;
 mod crash;
+mod cut;
+mod cuttable;
 mod fence;
 mod guarded;
 mod members;

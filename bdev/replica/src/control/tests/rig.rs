@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use nacre_bdev::fault::{self, FaultDevice};
 use nacre_bdev::registry::Removal;
-use nacre_bdev::{Completion, Done, Flags, Io, Layer, Op, Queue, Registry, Status, malloc};
+use nacre_bdev::{Bdev, Completion, Done, Flags, Io, Layer, Op, Queue, Registry, Status, malloc};
 use nacre_hugepages::{Buf, ClassSpec, Pool};
 use nacre_reactor::{LocalTask, ReactorConfig, TestCore, VirtualClock};
 use uuid::Uuid;
 
+use super::cuttable::Cuttable;
 use super::guarded::{Guarded, Reservations};
 use crate::control;
 use crate::handle::{
@@ -38,6 +39,7 @@ pub struct Shelf {
     cut: Arc<Mutex<BTreeSet<String>>>,
     away: Mutex<BTreeSet<String>>,
     claimed: Arc<Mutex<BTreeSet<String>>>,
+    pub cuttable: Mutex<BTreeMap<String, Arc<Cuttable>>>,
 }
 
 struct Claimed {
@@ -53,12 +55,21 @@ impl Drop for Claimed {
 
 impl Shelf {
     fn add(&self, name: &str, blocks: u64) {
+        self.add_on(name, blocks, |medium| medium);
+    }
+
+    /// Of a medium that may be something on top of the memory.
+    pub fn add_on(
+        &self,
+        name: &str,
+        blocks: u64,
+        medium: impl FnOnce(Arc<dyn Bdev>) -> Arc<dyn Bdev>,
+    ) {
         let base = format!("{name}-medium");
         let config = serde_json::json!({"name": base, "block_size": BLOCK, "num_blocks": blocks});
         let config = serde_json::from_value(config).unwrap();
-        self.registry
-            .register(malloc::create(config).unwrap())
-            .unwrap();
+        let memory = malloc::create(config).unwrap();
+        self.registry.register(medium(memory)).unwrap();
         let config = fault::Config {
             base_name: base,
             uuid: None,
@@ -233,6 +244,7 @@ impl World {
             cut: Arc::default(),
             away: Mutex::default(),
             claimed: Arc::default(),
+            cuttable: Mutex::default(),
         });
         (0..disks).for_each(|at| shelf.add(&format!("d{at}"), DISK_BLOCKS));
         let clock = VirtualClock::new();
@@ -263,6 +275,7 @@ impl World {
             cut: Arc::default(),
             away: Mutex::default(),
             claimed: Arc::default(),
+            cuttable: Mutex::default(),
         });
         let mut rival = World {
             shelf,
@@ -594,7 +607,7 @@ impl World {
     }
 
     /// Does an I/O on a disk behind everybody's back.
-    fn behind(&self, pool: &Pool, name: &str, io: Io) -> Completion {
+    pub fn behind(&self, pool: &Pool, name: &str, io: Io) -> Completion {
         let layer = self.shelf.registry.lookup(&format!("{name}-medium"));
         let module = Arc::clone(layer.unwrap().module());
         let mut queue = module.open(pool).unwrap();
@@ -615,7 +628,7 @@ impl World {
     }
 }
 
-fn pool() -> Pool {
+pub fn pool() -> Pool {
     Pool::heap(&[
         ClassSpec {
             size: 4096,

@@ -242,6 +242,7 @@ pub fn record(blocks: u64, members: usize) -> VolumeRecord {
                 slot: slot as u8,
                 device: format!("{slot}"),
                 state: MemberState::InSync,
+                cut: false,
                 replaces: None,
                 offline: false,
                 why: None,

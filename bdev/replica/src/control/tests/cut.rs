@@ -1,0 +1,280 @@
+//! Members that lose their end: whoever has seen that does not believe them any more, however large they are again.
+
+use std::time::Duration;
+
+use nacre_bdev::Status;
+
+use super::rig::{DISK_BLOCKS, REGION, World};
+use crate::handle::{Command, Happened, VolumeError, VolumeState};
+use crate::model::MemberState;
+
+/// A block of the volume that is cut off in these tests, and one that stays.
+const LOST: u64 = 6 * REGION + 3;
+const KEPT: u64 = REGION + 3;
+/// What the disk has left: the reserved area, and four regions.
+const LEFT: u64 = 5 * 2048;
+
+const EMPTY: fn(MemberState) -> bool =
+    |state| matches!(state, MemberState::Filling { watermark: 0, .. });
+
+fn world(disks: usize) -> World {
+    let mut world = World::cuttable(disks);
+    world.write(LOST, 2, 7);
+    world.write(KEPT, 2, 8);
+    world.until(|world| world.status().dirty_regions == 0);
+    world
+}
+
+fn changed(world: &mut World, device: &str) {
+    let device = device.into();
+    world.run(Command::DevicesChanged { device }).unwrap();
+}
+
+/// Every block that was written is read, from whichever member.
+fn all_is_there(world: &mut World) {
+    for _ in 0..8 {
+        assert_eq!((world.read(LOST), world.read(KEPT)), (7, 8));
+    }
+}
+
+/// Told of it, the volume has it recorded before the answer, and is never healthy meanwhile; large enough again, the
+/// member gets everything.
+#[test]
+fn by_command() {
+    let mut world = world(2);
+    world.cut("d1", LEFT);
+    assert_ne!(
+        world.fresh_state(),
+        VolumeState::Healthy,
+        "before anybody is told"
+    );
+    changed(&mut world, "d1");
+    assert!(
+        EMPTY(world.member_state("d1")),
+        "{:?}",
+        world.member_state("d1")
+    );
+    all_is_there(&mut world);
+    world.pass(Duration::from_secs(30));
+    assert_eq!(world.state(), VolumeState::Degraded);
+    let why = world.why("d1");
+    assert!(why.contains("5242880 bytes"), "{why}");
+    world.enlarge("d1");
+    changed(&mut world, "d1");
+    world.until_healthy();
+    all_is_there(&mut world);
+    world.all_equal(&["d0", "d1"]);
+}
+
+/// It was small for a moment only, and nobody was told.
+#[test]
+fn for_a_moment() {
+    for told in [true, false] {
+        let mut world = world(2);
+        world.cut("d1", LEFT);
+        world.enlarge("d1");
+        match told {
+            true => changed(&mut world, "d1"),
+            // The next write finds out, and is not acknowledged before it is recorded.
+            false => {
+                let token = world.begin_write(KEPT + 8, 1, 9);
+                while !world.ended.contains_key(&token) {
+                    world.step();
+                }
+                assert_eq!(world.ended(token).unwrap().status, Status::Ok);
+            }
+        }
+        assert!(
+            EMPTY(world.member_state("d1")),
+            "{:?}",
+            world.member_state("d1")
+        );
+        world.until_healthy();
+        all_is_there(&mut world);
+        world.all_equal(&["d0", "d1"]);
+    }
+}
+
+/// It is recorded durably: the next start does not believe it either, although it finds it as large as it ever was.
+#[test]
+fn over_a_restart() {
+    for clean in [true, false] {
+        let mut world = world(2);
+        world.cut("d1", LEFT);
+        match clean {
+            true => world.close(),
+            false => {
+                changed(&mut world, "d1");
+                world.crash();
+            }
+        }
+        world.enlarge("d1");
+        world.reopen("d1");
+        world.open().unwrap();
+        world.until_healthy();
+        all_is_there(&mut world);
+        world.all_equal(&["d0", "d1"]);
+    }
+}
+
+/// It is found small at a start, and large at the next one.
+#[test]
+fn while_it_was_closed() {
+    for in_sync in [true, false] {
+        let mut world = world(2);
+        if !in_sync {
+            world.shelf.take("d1");
+            world.write(KEPT + 8, 1, 9);
+            assert!(matches!(world.member_state("d1"), MemberState::Out { .. }));
+            world.shelf.bring("d1");
+        }
+        world.crash();
+        world.cut("d1", LEFT);
+        world.reopen("d1");
+        world.open().unwrap();
+        world.until(|world| EMPTY(world.member_state("d1")));
+        assert_eq!(world.state(), VolumeState::Degraded);
+        world.close();
+        world.enlarge("d1");
+        world.reopen("d1");
+        world.open().unwrap();
+        world.until_healthy();
+        all_is_there(&mut world);
+        world.all_equal(&["d0", "d1"]);
+    }
+}
+
+/// The last one in sync is not marked as bad, nor served from: the volume is frozen, over a restart, too, until an
+/// operator goes on with what there is.
+#[test]
+fn the_last_one() {
+    for small in [true, false] {
+        let mut world = world(2);
+        world.shelf.take("d0");
+        world.write(KEPT, 2, 8);
+        assert_eq!(world.state(), VolumeState::Degraded);
+        world.cut("d1", LEFT);
+        changed(&mut world, "d1");
+        assert_eq!(world.state(), VolumeState::Frozen);
+        assert_eq!(world.member_state("d1"), MemberState::InSync);
+        assert!(world.heard(|e| matches!(e, Happened::Frozen { .. })));
+        if !small {
+            world.enlarge("d1");
+        }
+        world.pass(Duration::from_secs(20));
+        assert_eq!(
+            world.state(),
+            VolumeState::Frozen,
+            "it is not taken back by itself"
+        );
+        world.crash();
+        world.reopen("d1");
+        let refused = world.open().unwrap_err();
+        assert!(
+            matches!(refused, VolumeError::NothingInSync { .. }),
+            "{refused}"
+        );
+        assert!(refused.to_string().contains("lost its end"), "{refused}");
+        if small {
+            let refused = world.force_in_sync("d1", "vol").unwrap_err();
+            assert!(matches!(refused, VolumeError::TooSmall { .. }), "{refused}");
+            world.enlarge("d1");
+            world.reopen("d1");
+            assert!(world.open().is_err(), "the store knows");
+        }
+        world.force_in_sync("d1", "vol").unwrap();
+        world.open().unwrap();
+        assert_eq!((world.read(LOST), world.read(KEPT)), (0, 8), "what is left");
+        world.shelf.bring("d0");
+        world.until_healthy();
+        world.all_equal(&["d0", "d1"]);
+    }
+}
+
+/// The same of an open volume.
+#[test]
+fn the_last_one_is_gone_on_with() {
+    let mut world = world(1);
+    world.cut("d0", LEFT);
+    changed(&mut world, "d0");
+    assert_eq!(world.state(), VolumeState::Frozen);
+    let waits = world.begin_write(KEPT, 1, 9);
+    world.pass(Duration::from_secs(5));
+    assert!(world.ended(waits).is_none());
+    let thaw = |member: Option<&str>| Command::Thaw {
+        member: member.map(Into::into),
+        force: Some("vol".into()),
+    };
+    let refused = world.run(thaw(None)).unwrap_err();
+    assert!(refused.to_string().contains("--replica d0"), "{refused}");
+    let refused = world.run(thaw(Some("d0"))).unwrap_err();
+    assert!(matches!(refused, VolumeError::TooSmall { .. }), "{refused}");
+    world.enlarge("d0");
+    world.run(thaw(Some("d0"))).unwrap();
+    world.until_healthy();
+    assert_eq!(world.wait(waits).status, Status::Ok);
+    assert_eq!((world.read(LOST), world.read(KEPT)), (0, 9));
+}
+
+/// Which one goes first does not decide which one is left: never the one that was cut.
+#[test]
+fn what_is_left_is_whole() {
+    let mut world = world(3);
+    for name in ["d0", "d2"] {
+        world.cut(name, LEFT);
+        world.enlarge(name);
+    }
+    changed(&mut world, "d2");
+    assert_eq!(world.member_state("d1"), MemberState::InSync);
+    world.until_healthy();
+    all_is_there(&mut world);
+    world.all_equal(&["d0", "d1", "d2"]);
+}
+
+/// A device of another volume, or of none, is as small as it wants: it is only in the wrong place.
+#[test]
+fn another_device_in_its_place() {
+    let mut world = world(1);
+    world.close();
+    let kept = world.reserved("d0");
+    world.wipe("d0");
+    world.cut("d0", LEFT);
+    world.reopen("d0");
+    assert!(world.open().is_err());
+    assert!(!world.record().members[0].cut);
+    world.enlarge("d0");
+    world.reopen("d0");
+    world.put_back("d0", &kept);
+    world.open().unwrap();
+}
+
+/// What is cut off of a device that is larger than the volume costs it nothing that it has to copy.
+#[test]
+fn what_it_does_not_need() {
+    let mut world = World::cuttable_with(2, Some(4 << 20));
+    world.write(KEPT, 2, 8);
+    world.until(|world| world.status().dirty_regions == 0);
+    world.cut("d1", LEFT);
+    changed(&mut world, "d1");
+    world.pass(Duration::from_secs(2));
+    world.until_healthy();
+    let all = world.heard.all();
+    let full = |e: &Happened| {
+        matches!(
+            e,
+            Happened::ResyncStarted {
+                kind: crate::handle::ResyncKind::Full,
+                ..
+            }
+        )
+    };
+    assert!(!all.iter().any(full), "{all:?}");
+    // It cannot grow over what was cut off, and can over what is there again.
+    let grow = |blocks| Command::Grow { blocks };
+    let refused = world.run(grow(6 * 2048)).unwrap_err();
+    assert!(matches!(refused, VolumeError::TooSmall { .. }), "{refused}");
+    world.enlarge("d1");
+    world.run(grow(DISK_BLOCKS - 2048)).unwrap();
+    world.until_healthy();
+    world.all_equal(&["d0", "d1"]);
+}

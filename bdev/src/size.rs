@@ -1,0 +1,84 @@
+//! The size of a device that may become smaller, and whether it has.
+//!
+//! A file that is cut and made longer again has zeroes where there was data. Its size alone does not tell, so the
+//! fewest blocks that it has had are kept, too, until its user says that it needs nothing of what was there.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+#[derive(Debug)]
+pub struct Size {
+    blocks: AtomicU64,
+    least: AtomicU64,
+    cuts: AtomicU64,
+}
+
+impl Size {
+    pub fn new(blocks: u64) -> Size {
+        Size {
+            blocks: AtomicU64::new(blocks),
+            least: AtomicU64::new(blocks),
+            cuts: AtomicU64::new(0),
+        }
+    }
+
+    #[inline]
+    pub fn blocks(&self) -> u64 {
+        self.blocks.load(Ordering::Acquire)
+    }
+
+    /// Answers the size before.
+    pub fn set(&self, blocks: u64) -> u64 {
+        // First: an I/O that finds the new size finds the loss counted.
+        self.least.fetch_min(blocks, Ordering::AcqRel);
+        if blocks < self.blocks() {
+            self.cuts.fetch_add(1, Ordering::AcqRel);
+        }
+        self.blocks.swap(blocks, Ordering::AcqRel)
+    }
+
+    /// The device was seen with so many blocks, whatever size it goes on with.
+    pub fn note(&self, blocks: u64) {
+        if blocks < self.least.fetch_min(blocks, Ordering::AcqRel) {
+            self.cuts.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    /// The fewest blocks since it was made, or since [`Size::forget_least`].
+    pub fn least(&self) -> u64 {
+        self.least.load(Ordering::Acquire)
+    }
+
+    /// Nothing of what was beyond is needed any more. Answers the fewest blocks until now.
+    pub fn forget_least(&self) -> u64 {
+        let least = self.least.swap(self.blocks(), Ordering::AcqRel);
+        // It may have become smaller between the two.
+        self.least.fetch_min(self.blocks(), Ordering::AcqRel);
+        least
+    }
+
+    /// How often it became smaller.
+    pub fn cuts(&self) -> u64 {
+        self.cuts.load(Ordering::Acquire)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Size;
+
+    /// A device that was smaller for a while says so until that is of no interest.
+    #[test]
+    fn remembers_the_fewest() {
+        let size = Size::new(100);
+        assert_eq!((size.blocks(), size.least(), size.cuts()), (100, 100, 0));
+        assert_eq!(size.set(120), 100);
+        assert_eq!(size.least(), 100, "growing is no loss");
+        assert_eq!(size.set(40), 120);
+        assert_eq!(size.set(120), 40);
+        assert_eq!((size.blocks(), size.least(), size.cuts()), (120, 40, 1));
+        assert_eq!(size.forget_least(), 40);
+        assert_eq!((size.least(), size.cuts()), (120, 1));
+        size.note(60);
+        assert_eq!((size.blocks(), size.least(), size.cuts()), (120, 60, 2));
+    }
+}

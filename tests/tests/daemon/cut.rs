@@ -1,0 +1,219 @@
+//! Replicas whose devices lose their end, by command or behind the daemon's back, over starts and under it: the volume
+//! is never healthy with one, and never serves what it has in place of what it lost.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use nacre_bdev::Status;
+use nacre_tests::daemon::{Daemon, Place};
+use nacre_tests::host::{Host, pattern};
+use serde_json::{Value, json};
+
+use crate::ledger::BLOCK;
+use crate::volumes::{events, healthy, patient, publish, replica, until, verify_bytes, volume};
+
+const MIB: u64 = 1 << 20;
+/// Of each file, and of what is left of one.
+const SIZE: u64 = 32 * MIB;
+const LEFT: u64 = 16 * MIB;
+/// Blocks of the volume that are written: in what stays, and in what is cut off.
+const BLOCKS: [u64; 4] = [3, 900, 20 * MIB / BLOCK as u64, 30 * MIB / BLOCK as u64];
+
+fn serve(place: &Place) -> (Daemon, SocketAddr) {
+    let mut daemon = place.start();
+    for name in ["a", "b"] {
+        daemon.create_file(name, BLOCK as u32, SIZE);
+    }
+    let settings = json!({ "read_policy": "round-robin", "settle_ms": 50 });
+    daemon.call(
+        "volume_create",
+        json!({ "name": "v", "devices": ["a", "b"], "settings": settings }),
+    );
+    healthy(&mut daemon);
+    let address = publish(&mut daemon);
+    let mut host = Host::connected(address, patient(), &[1]);
+    for lba in BLOCKS {
+        assert_eq!(host.write(0, lba, 1, &pattern(BLOCK, lba)), Status::Ok);
+    }
+    assert_eq!(host.flush(0), Status::Ok);
+    (daemon, address)
+}
+
+/// What was written is read, from whichever replica.
+fn read_all(address: SocketAddr, when: &str) {
+    let mut host = Host::connected(address, patient(), &[1]);
+    for lba in BLOCKS.repeat(4) {
+        let found = host.read(0, lba, 1, BLOCK);
+        assert!(found == pattern(BLOCK, lba), "block {lba} {when}");
+    }
+}
+
+fn set_len(place: &Place, name: &str, bytes: u64) {
+    let file = std::fs::File::options();
+    let file = file.clone().write(true).open(place.path(name));
+    let file = file.expect("its file");
+    file.set_len(bytes).expect("another size");
+}
+
+fn length(place: &Place, name: &str) -> u64 {
+    place.path(name).metadata().expect("its file").len()
+}
+
+/// It is out, and everything that it holds is given up.
+fn filling(volume: &Value) -> bool {
+    let state = &replica(volume, "b")["state"];
+    assert!(
+        volume["state"] != "healthy" || state == "in_sync",
+        "{volume:#}"
+    );
+    volume["state"] == "degraded" && state == "filling"
+}
+
+/// The replica got everything, from the start, and is like the other one.
+fn whole_again(daemon: &mut Daemon, address: SocketAddr, when: &str) {
+    healthy(daemon);
+    let full = |e: &Value| e["facts"]["kind"] == "full" && e["facts"]["device"] == "b";
+    let end = Instant::now() + Duration::from_secs(10);
+    while !events(daemon, "replica_resync_end").iter().any(full) {
+        assert!(Instant::now() < end, "{when}: {:#}", volume(daemon));
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    read_all(address, when);
+    verify_bytes(daemon, SIZE - MIB);
+}
+
+/// Goal: a replica that was once found too small is not believed when its device is large again. Method: the file is cut
+/// between two starts, and made large again between the next two, or under the daemon.
+#[test]
+fn a_replica_that_lost_its_end_between_starts() {
+    for (killed, rescanned) in [(false, false), (true, false), (false, true)] {
+        let place = Place::new();
+        let (daemon, address) = serve(&place);
+        let end = |daemon: Daemon| match killed {
+            true => daemon.kill(),
+            false => daemon.stop(),
+        };
+        end(daemon);
+        set_len(&place, "b.img", LEFT);
+        let mut daemon = place.start();
+        let now = until(&mut daemon, "it is known to be too small", filling);
+        let why = replica(&now, "b")["why"]
+            .as_str()
+            .expect("a reason")
+            .to_owned();
+        assert!(why.contains(&format!("{LEFT} bytes")), "{why}");
+        read_all(address, "without it");
+        match rescanned {
+            true => {
+                set_len(&place, "b.img", SIZE);
+                daemon.call("bdev_uring_rescan", json!({ "name": "b" }));
+            }
+            false => {
+                end(daemon);
+                set_len(&place, "b.img", SIZE);
+                daemon = place.start();
+            }
+        }
+        whole_again(&mut daemon, address, &format!("{killed} {rescanned}"));
+        daemon.stop();
+    }
+}
+
+/// Goal: our own command cuts a replica only when the volume has recorded that, and never the last copy. Method: the
+/// command line, first without force, then with it, then with nothing else in sync.
+#[test]
+fn a_replica_that_is_cut_by_command() {
+    let place = Place::new();
+    let (mut daemon, address) = serve(&place);
+    let resize = |more: &[&str]| {
+        let command = [&["bdev", "resize", "b"], more].concat();
+        let output = place.client(&command);
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.success(), text)
+    };
+    let (done, text) = resize(&["16MiB", "--shrink"]);
+    assert!(!done && text.contains("nothing was changed"), "{text}");
+    assert!(!text.contains("I/O behind what there is fails"), "{text}");
+    assert_eq!(length(&place, "b.img"), SIZE);
+    assert_eq!(volume(&mut daemon)["state"], "healthy");
+
+    let (done, text) = resize(&["16MiB", "--shrink", "--force"]);
+    assert!(done, "{text}");
+    assert!(filling(&volume(&mut daemon)), "{:#}", volume(&mut daemon));
+    assert_eq!(length(&place, "b.img"), LEFT);
+    read_all(address, "without it");
+    let (done, text) = resize(&["32MiB"]);
+    assert!(done, "{text}");
+    whole_again(&mut daemon, address, "by command");
+
+    let offline = json!({ "name": "v", "member": "a" });
+    daemon.call("volume_offline_replica", offline);
+    let (done, text) = resize(&["16MiB", "--shrink", "--force"]);
+    assert!(!done && text.contains("last good copy"), "{text}");
+    assert_eq!(length(&place, "b.img"), SIZE);
+    read_all(address, "from the last one");
+    daemon.stop();
+}
+
+/// Goal: a file that is cut under the daemon costs the volume that replica, though no host asks for what is gone. Method:
+/// the file is cut, and made large again when that was noticed.
+#[test]
+fn a_replica_that_is_cut_behind_its_back() {
+    let place = Place::new();
+    let (mut daemon, address) = serve(&place);
+    set_len(&place, "b.img", LEFT);
+    until(&mut daemon, "that is noticed", filling);
+    read_all(address, "without it");
+    set_len(&place, "b.img", SIZE);
+    daemon.call("bdev_uring_rescan", json!({ "name": "b" }));
+    whole_again(&mut daemon, address, "behind its back");
+    daemon.stop();
+}
+
+/// Goal: the last replica in sync is neither marked as bad nor served from when it lost its end, also over a start; an
+/// operator may go on with what is left.
+#[test]
+fn the_last_replica_that_lost_its_end() {
+    let place = Place::new();
+    let (mut daemon, address) = serve(&place);
+    daemon.call(
+        "volume_remove_replica",
+        json!({ "name": "v", "member": "b" }),
+    );
+    set_len(&place, "a.img", LEFT);
+    let frozen = |v: &Value| {
+        v["state"] == "frozen"
+            && v["why"]
+                .as_str()
+                .is_some_and(|w| w.contains("lost its end"))
+    };
+    until(&mut daemon, "frozen, with the reason", frozen);
+    daemon.stop();
+    set_len(&place, "a.img", SIZE);
+    let mut daemon = place.start();
+    until(&mut daemon, "it is known over a start", frozen);
+    let thaw = json!({ "name": "v", "member": "a", "force": "v" });
+    daemon.call("volume_thaw", thaw);
+    healthy(&mut daemon);
+    let mut host = Host::connected(address, patient(), &[1]);
+    let kept = BLOCKS[0];
+    assert!(host.read(0, kept, 1, BLOCK) == pattern(BLOCK, kept));
+    drop(host);
+    daemon.stop();
+}
+
+/// A device that is too small for a replica is refused with its size, however small it is.
+#[test]
+fn too_small_for_a_replica() {
+    let place = Place::new();
+    let mut daemon = place.start();
+    for (name, bytes) in [("tiny", 8 * 512), ("small", MIB + 512)] {
+        daemon.create_ram(name, 512, bytes);
+        let wish = json!({ "name": "v", "devices": [name] });
+        let refused = daemon.try_call("volume_create", wish).unwrap_err();
+        let text = format!("{refused:?} {refused}");
+        assert!(text.contains("-22") && text.contains("2097152"), "{text}");
+        assert!(text.contains(&format!("{bytes} bytes")), "{text}");
+    }
+    daemon.stop();
+}
