@@ -262,6 +262,7 @@ impl Engine {
         let (effect, name) = (entry.effect, entry.name);
         let work = entry.call(params, Rc::clone(self))?;
         let engine = Rc::clone(self);
+        let part_of = crate::journal::part_of();
         // A task of its own: a change that outlives its deadline is still carried through, so that
         // nothing is left half done.
         let mut running = tokio::task::spawn_local(async move {
@@ -274,7 +275,7 @@ impl Engine {
             }
             match caller {
                 Caller::Config => crate::journal::declaring(work).await,
-                Caller::Daemon => work.await,
+                Caller::Daemon => crate::journal::as_part(part_of, work).await,
                 Caller::Client => {
                     // Others were before it: by now the daemon may have started.
                     if let Some(entry) = engine.registry.find(name) {

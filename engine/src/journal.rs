@@ -6,6 +6,7 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
+use std::rc::Rc;
 use std::time::SystemTime;
 
 use tracing::{info, warn};
@@ -39,6 +40,23 @@ pub struct Entry {
 tokio::task_local! {
     static DECLARING: ();
     static REPLAYED: Record;
+    static TOGETHER: Together;
+}
+
+/// Changes that are stored as one. `None`: they were, and later ones are on their own.
+pub type Together = Rc<RefCell<Option<Vec<Edit>>>>;
+
+/// Those that what runs now belongs to.
+pub fn part_of() -> Option<Together> {
+    TOGETHER.try_with(Rc::clone).ok()
+}
+
+/// Runs `work` as a part of what is stored together, if it is one.
+pub async fn as_part<T>(of: Option<Together>, work: impl Future<Output = T>) -> T {
+    match of {
+        Some(all) => TOGETHER.scope(all, work).await,
+        None => work.await,
+    }
 }
 
 /// Runs `work` as coming from the configuration file: what it makes is not stored.
@@ -206,14 +224,14 @@ impl Journal {
         // Facts are kept for devices of the configuration file, too.
         let kept = change.0.iter().filter(|edit| durable || is_fact(edit));
         let kept = Change(kept.cloned().collect());
-        if let Some(store) = self.store.as_ref().filter(|_| !kept.0.is_empty()) {
-            store.commit(kept).await.map_err(|error| {
-                warn!(%error, "a change was undone because it could not be stored");
-                RpcError::internal(format!(
-                    "the change could not be stored, and was undone: {error}"
-                ))
-                .remedy("see whether the disk of the data directory is full or read-only")
-            })?;
+        let mut kept = Some(kept);
+        if let Some(together) = part_of()
+            && let Some(all) = together.borrow_mut().as_mut()
+        {
+            all.extend(kept.take().into_iter().flat_map(|part| part.0));
+        }
+        if let Some(kept) = kept {
+            self.keep(kept).await?;
         }
         let mut entries = self.entries.borrow_mut();
         let mut seen = self.seen.borrow_mut();
@@ -250,6 +268,41 @@ impl Journal {
             }
         }
         Ok(())
+    }
+
+    async fn keep(&self, change: Change) -> Result<(), RpcError> {
+        let Some(store) = self.store.as_ref().filter(|_| !change.0.is_empty()) else {
+            return Ok(());
+        };
+        store.commit(change).await.map_err(|error| {
+            warn!(%error, "a change was undone because it could not be stored");
+            RpcError::internal(format!(
+                "the change could not be stored, and was undone: {error}"
+            ))
+            .remedy("see whether the disk of the data directory is full or read-only")
+        })
+    }
+
+    /// Runs `work`, and stores all changes that it made as one: after a crash all of them are there, or none. If it fails,
+    /// or they cannot be stored, nothing is stored, and the caller undoes what was made ([`Journal::unstored`]).
+    pub async fn together<T>(
+        &self,
+        work: impl Future<Output = Result<T, RpcError>>,
+    ) -> Result<T, RpcError> {
+        let all = Together::new(RefCell::new(Some(Vec::new())));
+        let done = TOGETHER.scope(Rc::clone(&all), work).await;
+        let edits = all.borrow_mut().take().unwrap_or_default();
+        let done = done?;
+        self.keep(Change(edits)).await?;
+        Ok(done)
+    }
+
+    /// Runs `work`, and stores nothing of what it changes: it undoes what was never stored.
+    pub async fn unstored<T>(&self, work: impl Future<Output = T>) -> T {
+        let all = Together::new(RefCell::new(Some(Vec::new())));
+        let done = TOGETHER.scope(Rc::clone(&all), work).await;
+        all.borrow_mut().take();
+        done
     }
 
     /// Stores a record that is made later.

@@ -17,6 +17,8 @@ mod create;
 mod devices;
 #[cfg(test)]
 mod frozen_tests;
+#[cfg(test)]
+mod half_tests;
 mod list;
 mod members;
 mod operate;

@@ -1,10 +1,11 @@
 //! `volume_publish`, `volume_unpublish`, `volume_get_connections`: a volume and its hosts.
 //!
-//! Publishing is a handful of other calls, which are stored as such. What remains is where the
+//! Publishing is a handful of other calls, which are stored as such, all at once. What remains is where the
 //! subsystem is served: on addresses that were named, which are stored with it, or wherever the
 //! configuration file has listeners, which is looked up as the machine changes. The volume's transport
 //! policy has the listeners of other transports withheld: hosts are not told of them, and refused there.
 
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -235,15 +236,24 @@ impl Method<Engine> for Publish {
             "allow_any_host": params.allow_any_host,
             "ana_reporting": params.ana_reporting,
         });
-        call(&on, CREATE_SUBSYSTEM, create).await?;
-        // Half of it is nothing.
-        let furnished = async {
+        let made = Cell::new(false);
+        // Half of it is nothing, also after a crash.
+        let furnished = on.journal.together(async {
+            call(&on, CREATE_SUBSYSTEM, create).await?;
+            made.set(true);
             furnish(&on, &paths, &bdev, &params.hosts, &params.listeners).await?;
-            on.journal.commit(Change::put(key, PUBLISH, record)).await
-        };
+            let published = Change::put(key.clone(), PUBLISH, record);
+            on.journal.commit(published).await
+        });
         if let Err(refused) = furnished.await {
-            let undone = call(&on, "nvmf_delete_subsystem", json!({ "nqn": nqn.as_str() }));
-            if let Err(error) = undone.await {
+            let undo = async {
+                if made.get() {
+                    let delete = json!({ "nqn": nqn.as_str() });
+                    call(&on, "nvmf_delete_subsystem", delete).await?;
+                }
+                on.journal.commit(Change::remove(key)).await
+            };
+            if let Err(error) = on.journal.unstored(undo).await {
                 warn!(%nqn, %error, "not published, and not undone");
             }
             return Err(refused);

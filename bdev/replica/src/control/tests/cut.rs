@@ -216,6 +216,22 @@ fn the_last_one_is_gone_on_with() {
     assert_eq!((world.read(LOST), world.read(KEPT)), (0, 9));
 }
 
+/// A volume all of whose replicas are in sync, and not equal yet, says what it waits for.
+#[test]
+fn why_it_is_degraded_while_it_reconciles() {
+    let mut world = World::with(2);
+    world.write(KEPT, 2, 8);
+    world.crash();
+    world.open().unwrap();
+    let status = world.status();
+    assert_eq!(status.state, VolumeState::Degraded);
+    let why = status.why.unwrap();
+    assert!(why.contains("reconciling: 1048576 bytes"), "{why}");
+    assert!(!why.contains("of 2 replicas"), "{why}");
+    world.until_healthy();
+    assert_eq!(world.status().why, None);
+}
+
 /// Which one goes first does not decide which one is left: never the one that was cut.
 #[test]
 fn what_is_left_is_whole() {

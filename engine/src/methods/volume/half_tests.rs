@@ -1,0 +1,138 @@
+//! Goal: a volume is published, or it is not: never half, wherever the daemon dies. Method: after each number of commits
+//! to the store nothing more reaches it, as after a kill; what is made of it at the next start is looked at.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::super::testing::Bench;
+use super::publish::PUBLISH;
+use super::tests::{file, until};
+use crate::config::Settings;
+use crate::store::{Change, Record, RedbStore, StateStore, Store, StoreError};
+
+const NQN: &str = "nqn.2025-01.io.nacre:v";
+
+/// What is left of a daemon that dies after so many commits: none of the later ones.
+struct Dying {
+    inner: RedbStore,
+    left: usize,
+    /// The next ones fail, and the daemon lives on.
+    fails: bool,
+}
+
+impl StateStore for Dying {
+    fn load(&mut self) -> Result<Vec<Record>, StoreError> {
+        self.inner.load()
+    }
+
+    fn commit(&mut self, change: &Change) -> Result<(), StoreError> {
+        match (self.left.checked_sub(1), self.fails) {
+            (Some(left), _) => {
+                self.left = left;
+                self.inner.commit(change)
+            }
+            (None, false) => Ok(()),
+            (None, true) => Err(StoreError::Io {
+                what: "write",
+                path: "state".into(),
+                source: std::io::ErrorKind::StorageFull.into(),
+            }),
+        }
+    }
+}
+
+fn bench(dir: &Path, left: usize, fails: bool) -> Bench {
+    let dir = dir.join("state");
+    let inner = RedbStore::open(&dir).unwrap();
+    let dying = Dying { inner, left, fails };
+    let bench = Bench::with(Settings::default(), Some(Store::on(dying, &dir)));
+    for record in bench.engine.journal.waiting() {
+        bench.run(bench.engine.replay(&record));
+    }
+    bench
+}
+
+fn wish() -> Value {
+    let probe = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = probe.local_addr().unwrap().port().to_string();
+    let listener = json!({ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": port });
+    let host = "nqn.2025-01.io.nacre:host";
+    json!({ "name": "v", "hosts": [host], "listeners": [listener] })
+}
+
+/// Whether it is published with all that was asked for. Half of it is a failure.
+fn is_published(bench: &Bench, when: &str) -> bool {
+    let all = bench.call("nvmf_get_subsystems", Value::Null);
+    let ours = all.as_array().unwrap().iter().find(|s| s["nqn"] == NQN);
+    let told = bench.call("volume_get", json!({ "name": "v" }));
+    let Some(found) = ours else {
+        assert_eq!(told["subsystems"], json!([]), "{when}");
+        return false;
+    };
+    for part in ["namespaces", "hosts", "listen_addresses"] {
+        assert_eq!(
+            found[part].as_array().unwrap().len(),
+            1,
+            "{when}: {found:#}"
+        );
+    }
+    assert_eq!(told["subsystems"], json!([NQN]), "{when}");
+    let again = bench.refused(PUBLISH, wish());
+    assert_eq!(again.code, -17, "{when}");
+    true
+}
+
+#[test]
+fn a_daemon_that_dies_while_it_publishes() {
+    let (mut undone, mut done) = (0, 0);
+    for commits in 0.. {
+        let dir = tempfile::tempdir().unwrap();
+        {
+            let bench = bench(dir.path(), usize::MAX, false);
+            file(&bench, dir.path(), "a", 8);
+            bench.call("volume_create", json!({ "name": "v", "devices": ["a"] }));
+        }
+        {
+            let bench = bench(dir.path(), commits, false);
+            until(&bench, "open", |v| v["state"] == "healthy");
+            bench.call(PUBLISH, wish());
+        }
+        let when = format!("dead after {commits} commits");
+        let bench = bench(dir.path(), usize::MAX, false);
+        until(&bench, "open", |v| v["state"] == "healthy");
+        match is_published(&bench, &when) {
+            true => done += 1,
+            false => {
+                undone += 1;
+                bench.call(PUBLISH, wish());
+                assert!(is_published(&bench, "again"));
+            }
+        }
+        // Later ones are those of what follows.
+        if done == 2 {
+            break;
+        }
+        assert!(commits < 20, "it is never published");
+    }
+    assert!(undone > 0, "no commit is before it is published");
+}
+
+/// A store that takes nothing: what was made is gone again, at once.
+#[test]
+fn a_store_that_refuses_it() {
+    let dir = tempfile::tempdir().unwrap();
+    {
+        let bench = bench(dir.path(), usize::MAX, false);
+        file(&bench, dir.path(), "a", 8);
+        bench.call("volume_create", json!({ "name": "v", "devices": ["a"] }));
+    }
+    let bench = bench(dir.path(), 0, true);
+    until(&bench, "open", |v| v["state"] == "healthy");
+    let refused = bench.refused(PUBLISH, wish());
+    assert!(
+        refused.message.contains("could not be stored"),
+        "{refused:?}"
+    );
+    assert!(!is_published(&bench, "refused"));
+}
