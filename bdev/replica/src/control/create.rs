@@ -14,7 +14,7 @@ use super::attach::unopened;
 use super::cut::must_fit;
 use super::disk::{Disk, Disks};
 use super::fence;
-use super::judge::describe;
+use super::judge::{describe, words};
 use super::labels::label_of;
 use crate::format::{
     BLOCK, Label, LabelError, Place, encode_page, label_offset, newest, page_offset, pages_for,
@@ -99,7 +99,7 @@ impl Bench {
             }),
             status => Err(VolumeError::Io {
                 device: disk.name.clone(),
-                what: format!("{what}: {status:?}"),
+                what: format!("{what}: {}", words(status)),
             }),
         }
     }

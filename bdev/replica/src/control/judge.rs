@@ -410,6 +410,28 @@ fn lost(live: &Live) -> Option<Failure> {
     }
 }
 
+/// What an answer of a device says of it.
+pub(super) fn words(status: Status) -> String {
+    match status {
+        Status::Gone => "it cannot be reached",
+        Status::OutOfRange => "its device ends before the volume does",
+        Status::ReadError => "an I/O failed: it cannot read a block",
+        Status::WriteError => "an I/O failed: it cannot write a block",
+        Status::Integrity => "an I/O failed: a block does not match its checksum",
+        Status::NoSpace => "an I/O failed: no space is left behind it",
+        Status::WriteProtected => "an I/O failed: it is write-protected",
+        Status::Unsupported => "an I/O failed: it does not support the operation",
+        Status::Retry => "an I/O failed: it was short of something for too long",
+        Status::Nvme { sct, sc, .. } => {
+            return format!("an I/O failed: NVMe status type {sct:X}h, code {sc:02X}h");
+        }
+        Status::DeviceError | Status::Aborted | Status::Miscompare | Status::Ok => {
+            "an I/O failed on the device"
+        }
+    }
+    .into()
+}
+
 pub(super) fn describe(why: Failure) -> String {
     match why {
         Failure::Fenced => "another holder of the volume has it".into(),
@@ -418,9 +440,7 @@ pub(super) fn describe(why: Failure) -> String {
         }
         Failure::Reserved => "somebody else has reserved it".into(),
         Failure::Taken => "somebody else has made it another replica: its label says so".into(),
-        Failure::Status(Status::Gone) => "it cannot be reached".into(),
-        Failure::Status(Status::OutOfRange) => "its device ends before the volume does".into(),
-        Failure::Status(status) => format!("an I/O failed: {status:?}"),
+        Failure::Status(status) => words(status),
         Failure::Deadline => "it did not answer in time".into(),
         Failure::Loss => "its connection was lost, and with it perhaps what was not flushed".into(),
         Failure::Open => "no queue to it could be opened".into(),
