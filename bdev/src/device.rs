@@ -144,15 +144,16 @@ pub trait Bdev: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// Grows whenever the device may have lost what it had acknowledged: with each end of a connection to a
-    /// remote target (what was not flushed), and whenever it becomes smaller (what was beyond). It has grown before any
-    /// I/O is answered after that, so whoever finds it as it was, after an I/O completed, knows that nothing was lost
-    /// before that I/O.
+    /// Grows whenever the device may have lost what it had acknowledged: with each end of a
+    /// connection to a remote target (what was not flushed), and whenever it becomes smaller (what
+    /// was beyond). It has grown before any I/O is answered after that, so whoever finds it as it
+    /// was, after an I/O completed, knows that nothing was lost before that I/O.
     fn losses(&self) -> u64 {
         0
     }
 
-    /// The blocks behind it now: fewer than [`Bdev::geometry`] has, where a layer keeps the size that hosts were told.
+    /// The blocks behind it now: fewer than [`Bdev::geometry`] has, where a layer keeps the size
+    /// that hosts were told.
     fn present_blocks(&self) -> u64 {
         self.geometry().blocks
     }

@@ -1,7 +1,8 @@
 //! The size of a device that may become smaller, and whether it has.
 //!
-//! A file that is cut and made longer again has zeroes where there was data. Its size alone does not tell, so the
-//! fewest blocks that it has had are kept, too, until its user says that it needs nothing of what was there.
+//! A file that is cut and made longer again has zeroes where there was data. Its size alone does
+//! not tell, so the fewest blocks that it has had are kept, too, until its user says that it needs
+//! nothing of what was there.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -283,8 +283,9 @@ impl Journal {
         })
     }
 
-    /// Runs `work`, and stores all changes that it made as one: after a crash all of them are there, or none. If it fails,
-    /// or they cannot be stored, nothing is stored, and the caller undoes what was made ([`Journal::unstored`]).
+    /// Runs `work`, and stores all changes that it made as one: after a crash all of them are
+    /// there, or none. If it fails, or they cannot be stored, nothing is stored, and the caller
+    /// undoes what was made ([`Journal::unstored`]).
     pub async fn together<T>(
         &self,
         work: impl Future<Output = Result<T, RpcError>>,

@@ -64,8 +64,8 @@ pub struct MemberRecord {
     /// Taken out by the operator: it does not return by itself.
     #[serde(default)]
     pub offline: bool,
-    /// Its device had fewer blocks than the volume needs, and no other member was there to fill it from: what was
-    /// beyond is lost, and nothing is served from it until an operator says so.
+    /// Its device had fewer blocks than the volume needs, and no other member was there to fill it
+    /// from: what was beyond is lost, and nothing is served from it until an operator says so.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub cut: bool,
     /// Why it is not in sync, for people.

@@ -127,7 +127,8 @@ impl Registry {
         Ok(layers.iter().map(|l| l.name().to_owned()).collect())
     }
 
-    /// Tells subscribers of a device that has fewer blocks than it is said to have, and of those that stand on it.
+    /// Tells subscribers of a device that has fewer blocks than it is said to have, and of those
+    /// that stand on it.
     pub fn tell_if_cut(&self, name: &str) -> Result<(), RegistryError> {
         self.stack(name).map(|stack| self.tell_cut(&stack))
     }

@@ -119,8 +119,8 @@ pub fn device_changed(on: &Rc<Engine>, device: &str) {
 /// How long volumes may take to record what became of a device.
 const RECORDED: Duration = Duration::from_secs(10);
 
-/// Has the volumes that have a device as a replica, or one that stands on it, look at it, and waits until what they find
-/// is durable.
+/// Has the volumes that have a device as a replica, or one that stands on it, look at it, and waits
+/// until what they find is durable.
 pub async fn look_at(on: &Engine, device: &str) -> Result<(), RpcError> {
     for device in on.plane()?.bdevs.stacked_on(device)? {
         let Some(opened) = on.volumes.with_member(&device) else {
@@ -146,7 +146,8 @@ pub async fn look_at(on: &Engine, device: &str) -> Result<(), RpcError> {
     Ok(())
 }
 
-/// Refuses to make a device as small as `bytes` where a volume would lose its last copy of what is beyond.
+/// Refuses to make a device as small as `bytes` where a volume would lose its last copy of what is
+/// beyond.
 pub fn must_leave_a_copy(on: &Engine, device: &str, bytes: u64) -> Result<(), RpcError> {
     let devices = on.plane()?.bdevs.stacked_on(device)?;
     for volume in on.volumes.list() {

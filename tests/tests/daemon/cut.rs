@@ -1,5 +1,6 @@
-//! Replicas whose devices lose their end, by command or behind the daemon's back, over starts and under it: the volume
-//! is never healthy with one, and never serves what it has in place of what it lost.
+//! Replicas whose devices lose their end, by command or behind the daemon's back, over starts and
+//! under it: the volume is never healthy with one, and never serves what it has in place of what it
+//! lost.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -82,8 +83,9 @@ fn whole_again(daemon: &mut Daemon, address: SocketAddr, when: &str) {
     verify_bytes(daemon, SIZE - MIB);
 }
 
-/// Goal: a replica that was once found too small is not believed when its device is large again. Method: the file is cut
-/// between two starts, and made large again between the next two, or under the daemon.
+/// Goal: a replica that was once found too small is not believed when its device is large again.
+/// Method: the file is cut between two starts, and made large again between the next two, or under
+/// the daemon.
 #[test]
 fn a_replica_that_lost_its_end_between_starts() {
     for (killed, rescanned) in [(false, false), (true, false), (false, true)] {
@@ -119,8 +121,9 @@ fn a_replica_that_lost_its_end_between_starts() {
     }
 }
 
-/// Goal: our own command cuts a replica only when the volume has recorded that, and never the last copy. Method: the
-/// command line, first without force, then with it, then with nothing else in sync.
+/// Goal: our own command cuts a replica only when the volume has recorded that, and never the last
+/// copy. Method: the command line, first without force, then with it, then with nothing else in
+/// sync.
 #[test]
 fn a_replica_that_is_cut_by_command() {
     let place = Place::new();
@@ -155,8 +158,8 @@ fn a_replica_that_is_cut_by_command() {
     daemon.stop();
 }
 
-/// Goal: a file that is cut under the daemon costs the volume that replica, though no host asks for what is gone. Method:
-/// the file is cut, and made large again when that was noticed.
+/// Goal: a file that is cut under the daemon costs the volume that replica, though no host asks for
+/// what is gone. Method: the file is cut, and made large again when that was noticed.
 #[test]
 fn a_replica_that_is_cut_behind_its_back() {
     let place = Place::new();
@@ -170,8 +173,8 @@ fn a_replica_that_is_cut_behind_its_back() {
     daemon.stop();
 }
 
-/// Goal: the last replica in sync is neither marked as bad nor served from when it lost its end, also over a start; an
-/// operator may go on with what is left.
+/// Goal: the last replica in sync is neither marked as bad nor served from when it lost its end,
+/// also over a start; an operator may go on with what is left.
 #[test]
 fn the_last_replica_that_lost_its_end() {
     let place = Place::new();

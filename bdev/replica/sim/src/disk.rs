@@ -60,7 +60,8 @@ pub(crate) struct Inner {
     cut_off: Vec<u64>,
     owner: Option<u64>,
     losses: u64,
-    /// The fewest blocks that each holder has seen, or has heard of since it needed what was beyond.
+    /// The fewest blocks that each holder has seen, or has heard of since it needed what was
+    /// beyond.
     least: BTreeMap<u64, u64>,
     /// Blocks that cannot be read until they are written.
     bad: BTreeSet<u64>,

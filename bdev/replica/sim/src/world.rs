@@ -269,8 +269,8 @@ impl World {
                 self.checker.replaced(disk);
             }
         }
-        // The operator chose a member that lacks something: one that was out, or whose label is older than what was served,
-        // or that lost its end.
+        // The operator chose a member that lacks something: one that was out, or whose label is
+        // older than what was served, or that lost its end.
         let was_cut = |m: &&MemberRecord| cut.contains(&m.id) && !m.cut;
         if self.record.in_sync().any(|m| was_cut(&m))
             || !after.iter().any(|disk| before.contains(disk))

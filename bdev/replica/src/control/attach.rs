@@ -92,7 +92,8 @@ impl Control {
         }
     }
 
-    /// As [`Control::claim`], of a device that may have become too small: its label says whether it is the member's.
+    /// As [`Control::claim`], of a device that may have become too small: its label says whether it
+    /// is the member's.
     pub(super) fn claim_of_any_size(
         &self,
         record: &VolumeRecord,

@@ -446,7 +446,8 @@ impl Control {
         Ok(())
     }
 
-    /// Whoever changed it may rely on the answer: a member that was cut is recorded as such by then.
+    /// Whoever changed it may rely on the answer: a member that was cut is recorded as such by
+    /// then.
     async fn devices_changed(&self, device: &str) {
         self.look_at_devices();
         self.judge_cut().await;

@@ -1,8 +1,8 @@
 //! Members whose devices have, or had, fewer blocks than the volume needs.
 //!
-//! A device that is cut and made large again reads as zeroes where there was data, and the label at its start is as it
-//! was. So devices count the fewest blocks that they had ([`Bdev::least_blocks`]), until this control starts to fill
-//! the member from the start.
+//! A device that is cut and made large again reads as zeroes where there was data, and the label at
+//! its start is as it was. So devices count the fewest blocks that they had
+//! ([`Bdev::least_blocks`]), until this control starts to fill the member from the start.
 //!
 //! | the member is | then |
 //! |---|---|
@@ -28,7 +28,8 @@ use crate::shared::Failure;
 /// In bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Cut {
-    /// The fewest that the device had; `None`: it says that it has enough, and its end cannot be read.
+    /// The fewest that the device had; `None`: it says that it has enough, and its end cannot be
+    /// read.
     pub least: Option<u64>,
     pub needed: u64,
 }
@@ -118,8 +119,8 @@ pub(super) fn must_fit(
 }
 
 impl Control {
-    /// Whether a remote device that says it has enough blocks ends before the volume does: a target may announce
-    /// what is behind it no more.
+    /// Whether a remote device that says it has enough blocks ends before the volume does: a target
+    /// may announce what is behind it no more.
     pub(super) async fn ends_early(&self, disk: &Disk, record: &VolumeRecord) -> Option<Cut> {
         let needed = record.needed_bytes();
         let read = self.read_block(disk, needed - BLOCK as u64).await;
@@ -130,8 +131,8 @@ impl Control {
         })
     }
 
-    /// Records, under `membership`, that a member that is not used was cut. An error: there is none to fill it from, or
-    /// the volume is another holder's.
+    /// Records, under `membership`, that a member that is not used was cut. An error: there is none
+    /// to fill it from, or the volume is another holder's.
     pub(super) async fn record_cut(&self, slot: usize, cut: Cut) -> Result<(), VolumeError> {
         let Some(member) = self.state.borrow().record.member(slot).cloned() else {
             return Ok(());
@@ -183,8 +184,9 @@ impl Control {
         .await
     }
 
-    /// Records of a volume that cannot be opened which of its members were found to be cut. That fences whoever has it
-    /// open; so another holder keeps it, unless there is nothing left to serve.
+    /// Records of a volume that cannot be opened which of its members were found to be cut. That
+    /// fences whoever has it open; so another holder keeps it, unless there is nothing left to
+    /// serve.
     pub(super) async fn record_cut_unopened(&self, record: &VolumeRecord, cut: &[(usize, Cut)]) {
         let mut next = record.clone();
         for (slot, cut) in cut {

@@ -432,8 +432,8 @@ impl Control {
         Ok(all)
     }
 
-    /// Members that are not in sync, and were cut: nobody else looks at them while the volume is not open, and they may
-    /// be large again when it is.
+    /// Members that are not in sync, and were cut: nobody else looks at them while the volume is
+    /// not open, and they may be large again when it is.
     async fn find_cut(&self, record: &VolumeRecord, cut: &mut Vec<(usize, Cut)>) {
         for member in &record.members {
             if member.state == MemberState::InSync || member.is_empty() {

@@ -1,5 +1,6 @@
-//! Goal: a volume is published, or it is not: never half, wherever the daemon dies. Method: after each number of commits
-//! to the store nothing more reaches it, as after a kill; what is made of it at the next start is looked at.
+//! Goal: a volume is published, or it is not: never half, wherever the daemon dies. Method: after
+//! each number of commits to the store nothing more reaches it, as after a kill; what is made of it
+//! at the next start is looked at.
 
 use std::path::Path;
 

@@ -1,6 +1,7 @@
 //! `volume_publish`, `volume_unpublish`, `volume_get_connections`: a volume and its hosts.
 //!
-//! Publishing is a handful of other calls, which are stored as such, all at once. What remains is where the
+//! Publishing is a handful of other calls, which are stored as such, all at once. What remains is
+//! where the
 //! subsystem is served: on addresses that were named, which are stored with it, or wherever the
 //! configuration file has listeners, which is looked up as the machine changes. The volume's transport
 //! policy has the listeners of other transports withheld: hosts are not told of them, and refused there.

@@ -1,4 +1,5 @@
-//! Members that lose their end: whoever has seen that does not believe them any more, however large they are again.
+//! Members that lose their end: whoever has seen that does not believe them any more, however large
+//! they are again.
 
 use std::time::Duration;
 
@@ -37,8 +38,8 @@ fn all_is_there(world: &mut World) {
     }
 }
 
-/// Told of it, the volume has it recorded before the answer, and is never healthy meanwhile; large enough again, the
-/// member gets everything.
+/// Told of it, the volume has it recorded before the answer, and is never healthy meanwhile; large
+/// enough again, the member gets everything.
 #[test]
 fn by_command() {
     let mut world = world(2);
@@ -95,7 +96,8 @@ fn for_a_moment() {
     }
 }
 
-/// It is recorded durably: the next start does not believe it either, although it finds it as large as it ever was.
+/// It is recorded durably: the next start does not believe it either, although it finds it as large
+/// as it ever was.
 #[test]
 fn over_a_restart() {
     for clean in [true, false] {
@@ -144,8 +146,8 @@ fn while_it_was_closed() {
     }
 }
 
-/// The last one in sync is not marked as bad, nor served from: the volume is frozen, over a restart, too, until an
-/// operator goes on with what there is.
+/// The last one in sync is not marked as bad, nor served from: the volume is frozen, over a
+/// restart, too, until an operator goes on with what there is.
 #[test]
 fn the_last_one() {
     for small in [true, false] {
