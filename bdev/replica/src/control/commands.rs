@@ -367,7 +367,8 @@ impl Control {
                 self.judge(*slot, incarnation, why).await;
                 return Err(invalid(refused));
             }
-            must_fit(&larger, &live.disk.name, layer)?;
+            must_fit(&larger, &live.disk.name, layer)
+                .map_err(|error| invalid(error.to_string()))?;
         }
         // What the devices hold there differs: it is made equal before anybody may see it, as after an
         // unclean stop. The region in which the volume ended is among them.

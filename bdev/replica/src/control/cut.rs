@@ -6,8 +6,8 @@
 //!
 //! | the member is | then |
 //! |---|---|
-//! | in sync or out, and there is one in sync to fill it from | filled from the start, durably, before anything is acknowledged |
-//! | in sync or out, and there is none | marked `cut`, durably: not served from until an operator thaws the volume with it |
+//! | in sync or out, another in sync is there | filled from the start, durably, before any answer |
+//! | in sync or out, none is there | marked `cut`, durably: not served from until it is thawed |
 //! | being filled | filled from the start, durably |
 //!
 //! A device that does not carry the member's label is none of its business, however small it is.

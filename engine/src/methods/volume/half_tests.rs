@@ -132,7 +132,7 @@ fn a_store_that_refuses_it() {
     until(&bench, "open", |v| v["state"] == "healthy");
     let refused = bench.refused(PUBLISH, wish());
     assert!(
-        refused.message.contains("could not be stored"),
+        format!("{refused:?}").contains("could not be stored"),
         "{refused:?}"
     );
     assert!(!is_published(&bench, "refused"));

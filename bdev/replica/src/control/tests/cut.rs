@@ -290,7 +290,10 @@ fn what_it_does_not_need() {
     // It cannot grow over what was cut off, and can over what is there again.
     let grow = |blocks| Command::Grow { blocks };
     let refused = world.run(grow(6 * 2048)).unwrap_err();
-    assert!(matches!(refused, VolumeError::TooSmall { .. }), "{refused}");
+    assert!(
+        matches!(refused, VolumeError::Invalid { what: "blocks", .. }),
+        "{refused}"
+    );
     world.enlarge("d1");
     world.run(grow(DISK_BLOCKS - 2048)).unwrap();
     world.until_healthy();
