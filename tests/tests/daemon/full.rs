@@ -76,7 +76,7 @@ fn a_replica_on_a_full_disk_leaves_and_returns() {
         })
     });
     let why = replica(&without, "full")["why"].to_string();
-    assert!(why.contains("NoSpace"), "{why}");
+    assert!(why.contains("no space is left"), "{why}");
     load.run(500);
     load.run_during(|| {
         small.has_room("64m");
