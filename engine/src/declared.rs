@@ -9,13 +9,17 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
+use nacre_nvmf::target::{self, SubsystemConfig};
+use nacre_nvmf_wire::Nqn;
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
 use tracing::{info, warn};
 use uuid::Uuid;
 
 use crate::config::Settings;
-use crate::config::settings::{Bdev, BdevKind, Subsystem, Transport};
+use crate::config::settings::{
+    Bdev, BdevKind, ControllerModel, DEFAULT_BLOCK, Subsystem, Transport,
+};
 use crate::engine::Engine;
 use crate::journal::Entry;
 use crate::rpc::RpcError;
@@ -23,9 +27,6 @@ use crate::rpc::RpcError;
 /// Identities of declared devices are made from their names under this one, so that they are the
 /// same at every start and on every machine with the same file.
 const IDENTITIES: Uuid = Uuid::from_u128(0x0b5c_4a0e_7d1f_4c6a_9a52_6e61_6372_6500);
-
-/// Bytes per block of malloc and null devices that name none.
-const DEFAULT_BLOCK: u32 = 512;
 
 /// One call that makes a part of what is declared.
 #[derive(Debug, Clone, PartialEq)]
@@ -244,10 +245,33 @@ pub fn calls(settings: &Settings) -> Vec<Call> {
     calls
 }
 
+/// The identity of a declared device.
+pub fn uuid_of(declared: &Bdev) -> Uuid {
+    let derived = || Uuid::new_v5(&IDENTITIES, declared.name.as_bytes());
+    declared.uuid.unwrap_or_else(derived)
+}
+
+/// The subsystem that the calls make, to be checked beforehand.
+pub fn config_of(declared: &Subsystem, nqn: &Nqn) -> SubsystemConfig {
+    let default = SubsystemConfig::new(nqn.clone());
+    let or = |given: &Option<String>, default: String| given.clone().unwrap_or(default);
+    SubsystemConfig {
+        serial_number: or(&declared.serial_number, default.serial_number.clone()),
+        model_number: or(&declared.model_number, default.model_number.clone()),
+        allow_any_host: declared.allow_any_host,
+        ana_reporting: declared.ana_reporting,
+        controller_model: match declared.controller_model {
+            ControllerModel::Dynamic => target::ControllerModel::Dynamic,
+            ControllerModel::Static => target::ControllerModel::Static,
+        },
+        min_cntlid: declared.min_cntlid,
+        max_cntlid: declared.max_cntlid,
+        ..default
+    }
+}
+
 fn bdev(declared: &Bdev) -> Call {
-    let uuid = declared
-        .uuid
-        .unwrap_or_else(|| Uuid::new_v5(&IDENTITIES, declared.name.as_bytes()));
+    let uuid = uuid_of(declared);
     let block_size = declared.block_size.unwrap_or(DEFAULT_BLOCK);
     let blocks = declared
         .size

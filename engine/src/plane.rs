@@ -377,11 +377,13 @@ fn plane_classes(config: &PlaneConfig, reactor: &str) -> Result<Vec<ClassSpec>, 
     let large = bytes / 16 * 10;
     let of_max = if max > COMMON { large / 2 } else { large };
     if of_max < 4 * max {
+        // size_mb is that of all reactors together.
+        let reactors = config.cores.len().max(1) as u64;
         return Err(PlaneError::TooSmall {
             reactor: reactor.to_string(),
             bytes,
             max_io_size: max as usize,
-            needed_mb: (13 * max).div_ceil(1 << 20),
+            needed_mb: (13 * max).div_ceil(1 << 20) * reactors,
         });
     }
     let class = |size: u64, bytes: u64| ClassSpec {

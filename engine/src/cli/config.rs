@@ -19,8 +19,9 @@ pub struct ConfigArgs {
 enum ConfigCommand {
     /// Read a configuration file and say what is wrong with it
     Check {
+        /// The file: TOML
         file: PathBuf,
-        /// Check the interfaces that listeners name against those of this machine, too
+        /// Check it against this machine, too: cores, memory, interfaces, addresses, RDMA devices and files
         #[arg(long)]
         here: bool,
         /// Print the problems as JSON
@@ -49,22 +50,22 @@ pub fn run(args: ConfigArgs) -> Result<(), Failure> {
     match args.command {
         ConfigCommand::Check { file, here, json } => {
             // Only the file: the environment here is not the daemon's.
-            let loaded = config::load(Some(&file), [], &[]);
-            let checked = loaded.and_then(|loaded| match here {
-                true => crate::listeners::check_here(&loaded.settings),
-                false => Ok(()),
-            });
-            match checked {
-                Ok(_) if json => output::json(&serde_json::json!({ "problems": [] })),
-                Ok(_) => output::line(&format!("{}: good", file.display())),
-                Err(ConfigError { problems }) if json => {
-                    output::json(&serde_json::json!({ "problems": problems }))?;
-                    Err(Failure::Failed(anyhow::anyhow!(
-                        "{} problems",
-                        problems.len()
-                    )))
-                }
-                Err(error) => Err(Failure::Failed(error.into())),
+            let problems = match config::load(Some(&file), [], &[]) {
+                Err(ConfigError { problems }) => problems,
+                Ok(loaded) if here => config::here::check(&loaded),
+                Ok(_) => Vec::new(),
+            };
+            if json {
+                output::json(&serde_json::json!({ "problems": problems }))?;
+            }
+            match problems.is_empty() {
+                true if json => Ok(()),
+                true => output::line(&format!("{}: good", file.display())),
+                false if json => Err(Failure::Failed(anyhow::anyhow!(
+                    "{}",
+                    output::count(problems.len() as u64, "problem")
+                ))),
+                false => Err(Failure::Failed(ConfigError { problems }.into())),
             }
         }
         ConfigCommand::Show { config, json } => {

@@ -5,12 +5,13 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::{Failure, output, size};
+use super::{Failure, output};
 use crate::config;
 use crate::demand::{self, Demand};
 use crate::doctor::{Report, Scope, Status, System, examine};
 use crate::engine::Personality;
 use crate::methods::options::IobufOptions;
+use crate::values::size;
 
 #[derive(Debug, Args)]
 #[command(

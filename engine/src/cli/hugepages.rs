@@ -4,7 +4,8 @@ use clap::{Args, Subcommand};
 use nacre_hugepages::NodePages;
 use serde_json::{Value, json};
 
-use super::{Failure, output, size};
+use super::{Failure, output};
+use crate::values::size;
 
 #[derive(Debug, Args)]
 pub struct HugepagesArgs {

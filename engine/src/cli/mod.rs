@@ -26,7 +26,6 @@ mod record;
 mod remote;
 mod rpc;
 mod serve;
-pub mod size;
 mod state;
 mod subsystem;
 mod top;
@@ -113,7 +112,7 @@ pub struct Connection {
     #[arg(short = 'r', long, value_name = "PATH", env = "NACRE_RPC_SOCKET")]
     socket: Option<PathBuf>,
     /// How long to wait for an answer
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = crate::values::time::parse)]
     timeout: Duration,
     /// Print JSON for programs instead of a table for people
     #[arg(long)]

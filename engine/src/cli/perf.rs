@@ -10,7 +10,6 @@ use indicatif::{ProgressBar, ProgressStyle};
 use nacre_reactor::CoreSet;
 
 use super::remote::{Needs, RemoteArgs, usage};
-use super::size::parse_bytes;
 use super::{Failure, output};
 use crate::drives::DriveUri;
 use crate::initiator::DEFAULT_PORT;
@@ -18,6 +17,8 @@ use crate::perf::{
     self, Direction, Job, Limit, Mismatch, PathReport, PerfError, Progress, Report, Rw, Sizes,
     Verify,
 };
+use crate::values::size::parse_bytes;
+use crate::values::time;
 
 #[derive(Debug, Args)]
 #[command(
@@ -48,13 +49,13 @@ pub struct PerfArgs {
     #[arg(long, value_name = "CORES", value_parser = CoreSet::parse)]
     cores: Option<CoreSet>,
     /// How long [default: 10, unless --ios is given]
-    #[arg(long, value_name = "SECONDS", conflicts_with = "ios", value_parser = parse_seconds)]
+    #[arg(long, value_name = "SECONDS", conflicts_with = "ios", value_parser = time::parse)]
     seconds: Option<Duration>,
     /// How many I/Os
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     ios: Option<u64>,
     /// Before measuring begins
-    #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = parse_seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = time::parse)]
     warmup: Duration,
     /// Write patterns, read them back, compare every byte
     #[arg(long)]
@@ -78,16 +79,16 @@ pub struct PerfArgs {
     #[arg(long)]
     keep_going: bool,
     /// How long a lost connection is tried again
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = time::parse)]
     loss_timeout: Duration,
     /// How long one I/O may take before its connection is given up
-    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time::parse)]
     io_timeout: Duration,
     /// After a fallback to TCP: how long until RDMA is tried again; doubles with each time; 0s for never
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = time::parse)]
     reprobe: Duration,
     /// What that doubles to
-    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = time::parse)]
     reprobe_max: Duration,
     /// Print JSON for programs instead of a table for people
     #[arg(long)]
@@ -223,13 +224,6 @@ fn job(args: &PerfArgs) -> Result<Job, Failure> {
         keep_going: args.keep_going,
         drain: args.io_timeout + Duration::from_secs(1),
     })
-}
-
-fn parse_seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text
-        .parse()
-        .map_err(|_| format!("\"{text}\" is not a number of seconds"))?;
-    Duration::try_from_secs_f64(seconds).map_err(|e| e.to_string())
 }
 
 fn parse_range(text: &str) -> Result<Sizes, String> {

@@ -40,10 +40,10 @@ pub struct RemoteArgs {
     #[arg(long, value_name = "N", default_value_t = 3)]
     retries: u32,
     /// Pause between these attempts
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = crate::values::time::parse)]
     retry_delay: Duration,
     /// How long one of them may take to connect
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = crate::values::time::parse)]
     cm_timeout: Duration,
     /// Address of the controller, or a name that has one
     #[arg(short = 'a', long, value_name = "ADDRESS")]
@@ -73,10 +73,10 @@ pub struct RemoteArgs {
     #[arg(short = 'G', long, visible_alias = "data-digest")]
     ddgst: bool,
     /// For a connection to be made
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = crate::values::time::parse)]
     connect_timeout: Duration,
     /// Keep-alive timeout; 0s for none
-    #[arg(long, value_name = "TIME", default_value = "15s", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "15s", value_parser = crate::values::time::parse)]
     keep_alive: Duration,
 }
 

@@ -58,7 +58,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
     /// DMA memory for all reactors together, in MiB or with a unit (2G)
-    #[arg(short = 's', long, value_name = "MB", value_parser = mebibytes)]
+    #[arg(short = 's', long, value_name = "MB", value_parser = crate::values::size::parse_mebibytes)]
     mem_size: Option<u64>,
     /// Use ordinary pages
     #[arg(long)]
@@ -275,14 +275,6 @@ impl ServeArgs {
 fn bad_cores(flag: &str, cause: String, remedy: &str) -> Failure {
     let problem = Problem::new(flag, "reactor.cores", cause);
     Failure::Usage(problem.remedy(remedy).to_string())
-}
-
-/// MiB, as SPDK reads them: a number alone, or bytes with a unit.
-fn mebibytes(text: &str) -> Result<u64, String> {
-    match text.parse() {
-        Ok(mebibytes) => Ok(mebibytes),
-        Err(_) => super::size::parse_bytes(text).map(|bytes| bytes >> 20),
-    }
 }
 
 /// The file as JSON if that is what it is.

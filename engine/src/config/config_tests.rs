@@ -139,109 +139,86 @@ fn variables_need_not_be_text_unless_they_are_ours() {
     );
 }
 
+/// Values of single keys are in `values_tests.rs`; these are about several, or about the file.
 #[test]
-fn wrong_values_name_key_and_line() {
+fn mistakes_of_several_keys_name_key_and_line() {
     for (text, expected) in [
-        (
-            "[reactor]\nbusy_poll_us = \"x\"",
-            "nacre.toml:2: reactor.busy_poll_us: invalid type",
-        ),
-        (
-            "[reactor]\n\nmode = \"fast\"",
-            "nacre.toml:3: reactor.mode: ",
-        ),
-        (
-            "[reactor]\ncores = \"1-\"",
-            "nacre.toml:2: reactor.cores: \"1-\" in \"1-\" is not a core",
-        ),
-        (
-            "[nvmf]\nmax_queue_depth = 1",
-            "nacre.toml:2: nvmf.max_queue_depth: 1 is not in 2..=4096",
-        ),
-        (
-            "[nvmf]\nmax_io_size = 1000000",
-            "nacre.toml:2: nvmf.max_io_size: 1000000 is not a power of two",
-        ),
-        (
-            "[nvmf]\nin_capsule_data_size = 100",
-            "nacre.toml:2: nvmf.in_capsule_data_size: 100 is not a multiple of 16",
-        ),
         (
             "[nvmf]\nin_capsule_data_size = 8192\nmax_io_size = 4096",
             "nacre.toml:2: nvmf.in_capsule_data_size: 8192 is more than max_io_size (4096)",
         ),
+        (
+            "[nvmf]\nmax_io_size = \"16MiB\"\nlisten = [\"rdma://10.0.0.4\"]",
+            "nacre.toml:2: nvmf.max_io_size: 16777216 is more than 8388608, the most over RDMA",
+        ),
         ("[metrics\n", "nacre.toml:1: not TOML"),
         (
             "[[bdev]]\nname = \"a\"\ntype = \"malloc\"",
-            "nacre.toml:1: bdev[0]: a bdev without a size",
+            "nacre.toml:1: bdev[0].size: a device without a size; add size",
         ),
         (
-            "[[bdev]]\nname = \"a\"\nsize = \"many\"",
-            "nacre.toml:3: bdev[0].size: \"many\" is not a size",
+            "[[bdev]]\nname = \"a\"",
+            "nacre.toml:1: bdev[0].path: a file device without a path; add path",
         ),
         (
-            "[[nvmf.subsystem]]\nnqn = \"n\"\nlisteners = [\"x\"]",
-            "nacre.toml:1: nvmf.subsystem[0]: no [[nvmf.listener]] is named \"x\"",
+            "[[bdev]]\nname = \"a\"\npath = \"/a\"\n[[bdev]]\nname = \"a\"\npath = \"/b\"",
+            "nacre.toml:5: bdev[1].name: ",
         ),
         (
-            "[[nvmf.listener]]\niface = [\"eth0\"]",
-            "nacre.toml:1: nvmf.listener[0]: \"eth0\" is no selector; write name:eth0, mac:",
+            "[[bdev]]\nname = \"a\"\ntype = \"null\"\nsize = \"1MB\"\nblock_size = 4096",
+            "nacre.toml:4: bdev[0].size: 1000000 bytes are not whole blocks of 4096: 1003520 are",
         ),
         (
-            "[[nvmf.listener]]\ntransports = [\"rdma\"]",
-            "nacre.toml:1: nvmf.listener[0]: it would listen on nothing",
+            "[[nvmf.listener]]\nname = \"data\"\n[[nvmf.subsystem]]\nnqn = \"nqn.2026-01.a.b:c\"\nlisteners = [\"dat\"]",
+            "nacre.toml:5: nvmf.subsystem[0].listeners[0]: no [[nvmf.listener]] is named \"dat\"; did you mean \"data\"?",
+        ),
+        (
+            "[[nvmf.subsystem]]\nnqn = \"nqn.2026-01.a.b:c\"\n[[nvmf.subsystem]]\nnqn = \"nqn.2026-01.a.b:c\"",
+            "nacre.toml:4: nvmf.subsystem[1].nqn: ",
+        ),
+        (
+            "[[nvmf.subsystem]]\nnqn = \"nqn.2026-01.a.b:c\"\nnamespace = [{ bdev = \"x\", nsid = 1 }, { bdev = \"y\", nsid = 1 }]",
+            "nacre.toml:3: nvmf.subsystem[0].namespace[1].nsid: a second namespace with the id 1",
         ),
         (
             "[[nvmf.listener]]\ntransports = [\"tcp\"]\nrdma = \"prefer\"",
-            "nacre.toml:1: nvmf.listener[0]: rdma = \"prefer\" without \"rdma\" in transports",
-        ),
-        (
-            "[[nvmf.listener]]\ntcp_fallback = false",
-            "nacre.toml:1: nvmf.listener[0]: tcp_fallback = false without RDMA",
+            "nacre.toml:3: nvmf.listener[0].rdma: rdma = \"prefer\" without \"rdma\" in transports",
         ),
         (
             "[[nvmf.listener]]\n[[nvmf.listener]]",
-            "nacre.toml:2: nvmf.listener[1]: a second listener \"default\"",
-        ),
-        (
-            "[[nvmf.listener]]\nana = { tcp = \"best\" }",
-            "nacre.toml:2: nvmf.listener[0].ana.tcp: ",
-        ),
-        (
-            "[nvmf]\nlisten = [\"eth0:4420\"]",
-            "nacre.toml:2: nvmf.listen: \"eth0:4420\" is not an address: write tcp://",
+            "nacre.toml:2: nvmf.listener[1].name: a second listener \"default\"",
         ),
         (
             "[rdma]\nallow_software = false\nrxe = [\"eth0\"]",
             "nacre.toml:3: rdma.rxe: soft-RoCE devices that allow_software = false keeps from being used",
         ),
-        (
-            "[replication]\ntransport = \"fc\"",
-            "nacre.toml:2: replication.transport: ",
-        ),
-        (
-            "[replication]\niface = [\"eth0\"]",
-            "nacre.toml:2: replication.iface: \"eth0\" is no selector; write name:eth0",
-        ),
-        (
-            "[replication]\nkeep_alive_ms = 499",
-            "nacre.toml:2: replication.keep_alive_ms: 499 is neither 0 nor in 500..=600000",
-        ),
-        (
-            "[replication]\nretry_delay_ms = 0",
-            "nacre.toml:2: replication.retry_delay_ms: 0 is not in 10..=600000",
-        ),
-        (
-            "[replication]\ncm_timeout_ms = 99",
-            "nacre.toml:2: replication.cm_timeout_ms: 99 is not in 100..=600000",
-        ),
-        (
-            "[replication]\nconnection_retries = 0",
-            "nacre.toml:2: replication.connection_retries: 0 tries RDMA for ever",
-        ),
     ] {
         let got = problems(text);
+        assert_eq!(got.len(), 1, "{text}: {got:#?}");
         assert!(got[0].starts_with(expected), "{text:?}: {got:?}");
+    }
+}
+
+#[test]
+fn keys_of_other_programs_get_a_hint() {
+    let text = "qos = 1\n[cluster]\nenabled = true\n[rdma]\nrdma_enabled = true\nuse_rdma_write = true\n\
+                [memory]\npin_memory = true\n[reactor]\nsocket = \"/x\"\n";
+    let got = problems(text);
+    for (at, said) in [
+        ":1: unknown key \"qos\"; limits belong to a device: `nacre bdev limit NAME`",
+        ":2: unknown key \"cluster\"; leave it out: there is no cluster protocol",
+        ":5: unknown key \"rdma.rdma_enabled\"; use rdma = \"off\", \"prefer\" or \"require\"",
+        ":6: unknown key \"rdma.use_rdma_write\"; leave it out",
+        ":8: unknown key \"memory.pin_memory\"; leave it out: DMA memory is always locked",
+        ":10: unknown key \"reactor.socket\"; did you mean \"rpc.socket\"?",
+    ]
+    .iter()
+    .enumerate()
+    {
+        assert!(
+            got[at].starts_with(&format!("nacre.toml{said}")),
+            "{got:#?}"
+        );
     }
 }
 

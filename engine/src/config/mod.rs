@@ -2,8 +2,16 @@
 //!
 //! Each layer is a source of the `config` crate whose values carry where they came from
 //! (`nacre.toml:12`, `$NACRE_DATA_DIR`, `--cpumask`), so that `config show` and every error can
-//! say so. A key that nobody knows is refused with the nearest one that somebody does.
+//! say so. An unknown key is refused with the nearest known one. Every mistake is reported, not the first.
+//!
+//! ```text
+//!   file, environment, flags ─▶ source ─▶ values::read ─▶ check (what is wrong everywhere) ─▶ here (what is wrong on
+//!                               (keys)    (values)                                              this machine)
+//! ```
 
+mod check;
+pub mod here;
+mod hints;
 pub mod listener;
 mod paths;
 pub mod rdma;
@@ -16,11 +24,12 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use nacre_nvmf::target::MAX_CNTLID;
 use nacre_reactor::CoreSet;
 
 pub use settings::Settings;
 use source::{EnvSource, FileSource, FlagSource};
+
+use crate::values::read::{self, Texts};
 
 /// Everything that is wrong with a configuration, each with its place.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -127,39 +136,60 @@ pub fn load_text(
     flags: &[Flag],
 ) -> Result<Loaded, ConfigError> {
     let defaults = serde_json::to_value(Settings::default()).expect("settings are plain data");
+    let mut problems = Vec::new();
     let mut builder = config::Config::builder();
     if let Some((name, text)) = file {
-        builder = builder.add_source(FileSource::parse(name, text, &defaults)?);
+        builder = builder.add_source(FileSource::parse(name, text, &defaults, &mut problems));
     }
     let layered = builder
-        .add_source(EnvSource::collect(env, &defaults)?)
+        .add_source(EnvSource::collect(env, &defaults, &mut problems))
         .add_source(FlagSource::new(flags))
         .build()
         .map_err(|e| Problem::new("configuration", "", e.to_string()))?;
     let mut origins = BTreeMap::new();
     note_origins("", &layered.cache, &mut origins);
-    let mut settings: Settings = serde_path_to_error::deserialize(layered).map_err(|e| {
-        let key = e.path().to_string();
-        Problem::new(
-            origin_of(&origins, &key),
-            key.clone(),
-            format!("{key}: {}", describe(e.inner())),
-        )
-    })?;
-    let mut problems = paths::make_absolute(&mut settings, &origins, file.map(|(name, _)| name));
-    problems.extend(validate(&settings, &origins));
-    if problems.is_empty() {
-        Ok(Loaded { settings, origins })
-    } else {
-        Err(ConfigError { problems })
+    let (settings, wrong) = read::all::<Settings>(source::to_json(&layered.cache), Texts::Read);
+    for (place, error) in wrong {
+        let key = read::path(&place);
+        let origin = origin_of(&origins, &key);
+        let cause = format!("{key}: {}", check::in_range(&place, &error));
+        let problem = Problem::new(origin, &key, cause);
+        problems.push(match error.remedy() {
+            Some(remedy) => problem.remedy(remedy),
+            None => problem,
+        });
+    }
+    let mut settings = settings.unwrap_or_default();
+    let wrong: Vec<String> = problems.iter().map(|p| p.key.clone()).collect();
+    // What a value that cannot be read leads to is not a mistake of its own.
+    let led_to = |problem: &Problem| {
+        let inside = |key: &String| {
+            let rest = problem.key.strip_prefix(key.as_str());
+            !key.is_empty()
+                && rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+        };
+        let table = |key: &str| key.rsplit_once('.').map(|(table, _)| table.to_owned());
+        let missing = !origins.contains_key(&problem.key);
+        let beside = |key: &String| missing && table(key) == table(&problem.key);
+        wrong.iter().any(|key| inside(key) || beside(key))
+    };
+    let mut checked = paths::make_absolute(&mut settings, &origins, file.map(|(name, _)| name));
+    checked.extend(check::everywhere(&settings, &origins));
+    problems.extend(checked.into_iter().filter(|problem| !led_to(problem)));
+    in_order(&mut problems);
+    match problems.is_empty() {
+        true => Ok(Loaded { settings, origins }),
+        false => Err(ConfigError { problems }),
     }
 }
 
-/// The error without the key and place that the `config` crate appends; ours are better.
-fn describe(error: &config::ConfigError) -> String {
-    let text = error.to_string();
-    let text = text.split(" for key `").next().unwrap_or(&text);
-    text.split(" in ").next().unwrap_or(text).to_owned()
+/// The file's in the order of its lines, then the others.
+pub fn in_order(problems: &mut [Problem]) {
+    problems.sort_by_cached_key(|problem| {
+        let line = problem.origin.rsplit_once(':');
+        line.and_then(|(_, line)| line.parse().ok())
+            .unwrap_or(usize::MAX)
+    });
 }
 
 fn note_origins(path: &str, value: &config::Value, into: &mut BTreeMap<String, String>) {
@@ -197,194 +227,6 @@ fn origin_of(origins: &BTreeMap<String, String>, key: &str) -> String {
     }
 }
 
-/// What types cannot say. Nothing here looks at the machine, so that a file can be checked anywhere.
-fn validate(settings: &Settings, origins: &BTreeMap<String, String>) -> Vec<Problem> {
-    let mut problems = Vec::new();
-    let mut refuse = |key: &str, cause: String, remedy: &str| {
-        let problem = Problem::new(origin_of(origins, key), key, format!("{key}: {cause}"));
-        problems.push(if remedy.is_empty() {
-            problem
-        } else {
-            problem.remedy(remedy)
-        });
-    };
-    if let Err(cause) = Cores::parse(&settings.reactor.cores) {
-        refuse(
-            "reactor.cores",
-            cause,
-            "write auto, auto:2 for two of them, a list such as 0,2-5 or a mask such as 0x3",
-        );
-    }
-    for (key, value, least, most) in [
-        ("rpc.max_clients", settings.rpc.max_clients as u64, 1, 1024),
-        ("rpc.deadline_s", settings.rpc.deadline_s, 1, 3600),
-        ("memory.size_mb", settings.memory.size_mb, 0, 1 << 24),
-        (
-            "nvmf.max_subsystems",
-            settings.nvmf.max_subsystems.into(),
-            1,
-            65_536,
-        ),
-        (
-            "nvmf.max_connections",
-            settings.nvmf.max_connections.into(),
-            1,
-            1_000_000,
-        ),
-        (
-            "nvmf.max_pending_connections",
-            settings.nvmf.max_pending_connections.into(),
-            1,
-            65_536,
-        ),
-        (
-            "nvmf.max_queue_depth",
-            settings.nvmf.max_queue_depth.into(),
-            2,
-            4096,
-        ),
-        (
-            "nvmf.max_io_qpairs_per_ctrlr",
-            settings.nvmf.max_io_qpairs_per_ctrlr.into(),
-            1,
-            1024,
-        ),
-        (
-            "nvmf.in_capsule_data_size",
-            settings.nvmf.in_capsule_data_size.into(),
-            0,
-            1 << 20,
-        ),
-        (
-            "nvmf.max_io_size",
-            settings.nvmf.max_io_size.into(),
-            4096,
-            16 << 20,
-        ),
-    ] {
-        if value < least || value > most {
-            refuse(key, format!("{value} is not in {least}..={most}"), "");
-        }
-    }
-    for (key, cause) in settings.nvmf.sizes_that_cannot_be() {
-        refuse(&format!("nvmf.{key}"), cause, "");
-    }
-    if let Err(error) = settings.nvmf.discovery_name() {
-        let cause = format!("\"{}\": {error}", settings.nvmf.discovery_nqn);
-        refuse(
-            "nvmf.discovery_nqn",
-            cause,
-            "write auto, well-known, or an NQN",
-        );
-    }
-    for (key, cause) in settings.rdma.problems() {
-        refuse(&format!("rdma.{key}"), cause, "");
-    }
-    for (key, cause) in settings.replication.problems() {
-        refuse(&format!("replication.{key}"), cause, "");
-    }
-    let mut names = std::collections::BTreeSet::new();
-    for (at, bdev) in settings.bdev.iter().enumerate() {
-        let key = format!("bdev[{at}]");
-        if bdev.name.is_empty() {
-            refuse(&key, "a bdev without a name".into(), "add name = \"…\"");
-        } else if !names.insert(bdev.name.as_str()) {
-            refuse(&key, format!("a second bdev named \"{}\"", bdev.name), "");
-        }
-        if bdev.uuid.is_some_and(|uuid| uuid.is_nil()) {
-            let cause = "the nil UUID identifies no device".to_owned();
-            refuse(
-                &format!("{key}.uuid"),
-                cause,
-                "leave it out, or write another",
-            );
-        }
-        match bdev.kind {
-            settings::BdevKind::File if bdev.path.is_none() => {
-                refuse(
-                    &key,
-                    "a file bdev without a path".into(),
-                    "add path = \"/…\"",
-                );
-            }
-            settings::BdevKind::Malloc | settings::BdevKind::Null if bdev.size.is_none() => {
-                refuse(&key, "a bdev without a size".into(), "add size = \"64MiB\"");
-            }
-            _ => {}
-        }
-    }
-    let mut listeners = std::collections::BTreeSet::new();
-    for (at, listener) in settings.nvmf.listener.iter().enumerate() {
-        let key = format!("nvmf.listener[{at}]");
-        if !listeners.insert(listener.name.as_str()) {
-            refuse(&key, format!("a second listener \"{}\"", listener.name), "");
-        }
-        for (cause, remedy) in listener.problems() {
-            refuse(&key, cause, remedy);
-        }
-    }
-    for (at, text) in settings.nvmf.listen.iter().enumerate() {
-        if let Err(cause) = listener::Listener::short(at + 1, text) {
-            refuse("nvmf.listen", cause.to_string(), "");
-        }
-    }
-    let names: Vec<String> = settings
-        .nvmf
-        .listeners()
-        .into_iter()
-        .map(|l| l.name)
-        .collect();
-    let mut nqns = std::collections::BTreeSet::new();
-    nqns.insert(settings.nvmf.discovery_nqn.as_str());
-    for (at, subsystem) in settings.nvmf.subsystem.iter().enumerate() {
-        let key = format!("nvmf.subsystem[{at}]");
-        let (min, max) = (subsystem.min_cntlid, subsystem.max_cntlid);
-        if min == 0 || min > max || max > MAX_CNTLID {
-            let cause = format!("controller ids {min} to {max} are not within 1..={MAX_CNTLID}");
-            refuse(&key, cause, "");
-        }
-        if subsystem.nqn.is_empty() {
-            refuse(
-                &key,
-                "a subsystem without an NQN".into(),
-                "add nqn = \"nqn.2026-01.org.example:name\"",
-            );
-        } else if !nqns.insert(subsystem.nqn.as_str()) {
-            refuse(
-                &key,
-                format!("a second subsystem \"{}\"", subsystem.nqn),
-                "",
-            );
-        }
-        for (n, namespace) in subsystem.namespace.iter().enumerate() {
-            if namespace.uuid.is_some_and(|uuid| uuid.is_nil()) {
-                refuse(
-                    &format!("{key}.namespace[{n}].uuid"),
-                    "the nil UUID identifies no namespace".into(),
-                    "leave it out to use the device's, or write another",
-                );
-            }
-            if namespace.bdev.is_empty() {
-                refuse(
-                    &format!("{key}.namespace[{n}]"),
-                    "a namespace without a bdev".into(),
-                    "add bdev = \"name\"",
-                );
-            }
-        }
-        for name in &subsystem.listeners {
-            if !names.contains(name) {
-                refuse(
-                    &key,
-                    format!("no [[nvmf.listener]] is named \"{name}\""),
-                    "",
-                );
-            }
-        }
-    }
-    problems
-}
-
 /// Which cores the reactors run on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Cores {
@@ -396,6 +238,9 @@ pub enum Cores {
 }
 
 impl Cores {
+    pub const FORMS: &'static str =
+        "write auto, auto:2 for two of them, a list such as 0,2-5 or a mask such as 0x3";
+
     /// Reads `auto`, `auto:3`, and every spelling of [`CoreSet::parse`]: a number is always a core.
     pub fn parse(text: &str) -> Result<Cores, String> {
         let text = text.trim();
@@ -403,9 +248,10 @@ impl Cores {
             return Ok(Cores::Auto);
         }
         let Some(count) = text.strip_prefix("auto:") else {
-            return CoreSet::parse(text)
-                .map(Cores::These)
-                .map_err(|e| e.to_string());
+            // The remedy here is larger.
+            let cause = |text: String| text.split(": write").next().unwrap_or(&text).to_owned();
+            let parsed = CoreSet::parse(text).map(Cores::These);
+            return parsed.map_err(|error| cause(error.to_string()));
         };
         match count.parse::<usize>() {
             Ok(0) => Err("0 reactors cannot serve".into()),
@@ -452,3 +298,8 @@ pub fn default_data_dir() -> Option<PathBuf> {
 #[cfg(test)]
 #[path = "config_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+mod values_rows;
+#[cfg(test)]
+mod values_tests;

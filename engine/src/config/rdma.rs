@@ -5,6 +5,8 @@ use std::time::Duration;
 use nacre_rdma::RdmaConfig;
 use serde::{Deserialize, Serialize};
 
+use crate::values::read;
+
 /// What a device cannot do is clamped to what it can.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -20,6 +22,7 @@ pub struct Rdma {
     /// Queue pairs of the whole transport; each core takes memory for as many.
     pub max_qpairs: u32,
     /// Bytes that a write may carry in its command capsule, a multiple of 16.
+    #[serde(deserialize_with = "read::bytes")]
     pub in_capsule_data_size: u32,
     /// Receive buffers per core and device, shared by its queue pairs; 0: each has its own.
     pub srq_size: u32,
@@ -28,16 +31,19 @@ pub struct Rdma {
     /// Descriptors of one command (MSDBD).
     pub max_sge: u8,
     /// Bytes that are sent inline; a response has 16.
+    #[serde(deserialize_with = "read::bytes")]
     pub max_inline_data: u32,
     /// RDMA READs that one queue pair has outstanding.
     pub read_depth: u8,
     /// Bytes that one memory region covers at most.
+    #[serde(deserialize_with = "read::bytes")]
     pub max_mr_size: u64,
     /// Completions taken in one poll.
     pub poll_batch: u32,
     /// Connection requests that wait to be looked at.
     pub backlog: u16,
     /// From a connection to its accepted Connect command.
+    #[serde(deserialize_with = "read::millis")]
     pub connect_timeout_ms: u64,
     /// DSCP << 2.
     pub tos: u8,
@@ -97,11 +103,11 @@ impl Rdma {
     /// Keys that cannot be as they are, and why.
     pub fn problems(&self) -> Vec<(&'static str, String)> {
         let mut problems = Vec::new();
-        if let Err(nacre_rdma::ConfigError::OutOfRange {
+        for nacre_rdma::ConfigError::OutOfRange {
             option,
             actual,
             allowed,
-        }) = self.transport().validate()
+        } in self.transport().problems()
         {
             let key = match option {
                 "max_connections" => "max_qpairs",
@@ -113,10 +119,6 @@ impl Rdma {
         if !self.allow_software && !self.rxe.is_empty() {
             let why = "soft-RoCE devices that allow_software = false keeps from being used";
             problems.push(("rxe", why.to_owned()));
-        }
-        // 31 is the largest exponent that the protocol has room for.
-        if let Some(exponent) = self.ack_timeout.filter(|n| *n > 31) {
-            problems.push(("ack_timeout", format!("{exponent} is not from 0 to 31")));
         }
         problems
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::listener::Selector;
+use crate::values::read;
 
 /// For what is attached with a transport of `AUTO`, and where the call does not say it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,14 +17,19 @@ pub struct Replication {
     pub iface: Vec<String>,
     /// Attempts by RDMA before the fallback; 0: for ever.
     pub connection_retries: u32,
+    #[serde(deserialize_with = "read::millis")]
     pub retry_delay_ms: u64,
     /// For each attempt by RDMA: address, route and connection together.
+    #[serde(deserialize_with = "read::millis")]
     pub cm_timeout_ms: u64,
     /// From the fallback to the first probe of RDMA; 0: there are none.
+    #[serde(deserialize_with = "read::seconds")]
     pub rdma_reprobe_s: u64,
     /// 0: none.
+    #[serde(deserialize_with = "read::millis")]
     pub keep_alive_ms: u32,
     /// How long I/O waits for a target that is away; 0: as long as it is.
+    #[serde(deserialize_with = "read::millis")]
     pub fast_fail_ms: u64,
 }
 
@@ -72,30 +77,9 @@ impl Replication {
     /// Keys that cannot be as they are, and why.
     pub fn problems(&self) -> Vec<(&'static str, String)> {
         let mut problems = Vec::new();
-        for text in &self.iface {
-            if let Err(error) = text.parse::<Selector>() {
-                problems.push(("iface", format!("{error}; {}", Selector::FORMS)));
-            }
-        }
-        for (key, value, least, most) in [
-            (
-                "connection_retries",
-                self.connection_retries.into(),
-                0,
-                1000,
-            ),
-            ("retry_delay_ms", self.retry_delay_ms, 10, 600_000),
-            ("cm_timeout_ms", self.cm_timeout_ms, 100, 600_000),
-            ("rdma_reprobe_s", self.rdma_reprobe_s, 0, 86_400),
-            ("fast_fail_ms", self.fast_fail_ms, 0, 3_600_000),
-        ] {
-            if value < least || value > most {
-                problems.push((key, format!("{value} is not in {least}..={most}")));
-            }
-        }
         if self.keep_alive_ms != 0 && !(500..=600_000).contains(&self.keep_alive_ms) {
             let value = self.keep_alive_ms;
-            let why = format!("{value} is neither 0 nor in 500..=600000");
+            let why = format!("{value} is neither 0 nor from 500 to 600000");
             problems.push(("keep_alive_ms", why));
         }
         if self.connection_retries == 0

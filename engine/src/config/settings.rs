@@ -13,6 +13,8 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::listener::AnaWish;
+use crate::values::read;
+
 pub use super::listener::{Listener, RdmaWish, Transport};
 pub use super::rdma::Rdma;
 pub use super::replication::Replication;
@@ -69,6 +71,7 @@ pub struct Reactor {
     pub mode: Mode,
     /// How long an adaptive reactor polls in vain before it sleeps, in microseconds; up to eight times that while work
     /// keeps coming within it.
+    #[serde(deserialize_with = "read::micros")]
     pub busy_poll_us: u64,
 }
 
@@ -105,6 +108,7 @@ impl Mode {
 pub struct Memory {
     pub hugepages: Hugepages,
     /// DMA memory of all reactors together, in MiB; 0: 64 for each.
+    #[serde(deserialize_with = "read::mebibytes")]
     pub size_mb: u64,
 }
 
@@ -137,6 +141,7 @@ pub struct Rpc {
     pub socket: String,
     pub max_clients: usize,
     /// Every call is answered within this time.
+    #[serde(deserialize_with = "read::seconds")]
     pub deadline_s: u64,
     /// If not empty, the only methods that may be called.
     pub allowed: Vec<String>,
@@ -200,6 +205,7 @@ pub enum LogFormat {
 #[serde(default, deny_unknown_fields)]
 pub struct Metrics {
     /// Where Prometheus may scrape; none: not served over HTTP.
+    #[serde(deserialize_with = "read::endpoint")]
     pub listen: Option<SocketAddr>,
 }
 
@@ -209,6 +215,7 @@ pub struct Data {
     /// `auto`: see [`crate::config::default_data_dir`]; `none`: nothing survives the daemon.
     pub dir: String,
     /// How often what could not be restored at start is tried again; 0: never.
+    #[serde(deserialize_with = "read::seconds")]
     pub retry_s: u64,
 }
 
@@ -233,7 +240,9 @@ pub struct Nvmf {
     pub max_pending_connections: u32,
     pub max_queue_depth: u16,
     pub max_io_qpairs_per_ctrlr: u16,
+    #[serde(deserialize_with = "read::bytes")]
     pub in_capsule_data_size: u32,
+    #[serde(deserialize_with = "read::bytes")]
     pub max_io_size: u32,
     /// The discovery service's own port, opened beside every listener; 0: none.
     pub discovery_port: u16,
@@ -386,6 +395,7 @@ pub struct Namespace {
     /// The name of a `[[bdev]]`, or of one made by RPC.
     pub bdev: String,
     /// None: the device's.
+    #[serde(deserialize_with = "read::some_uuid")]
     pub uuid: Option<Uuid>,
 }
 
@@ -400,9 +410,11 @@ pub struct Bdev {
     /// `malloc` and `null`: the size; `file`: makes the file if it is missing, with this size.
     pub size: Option<Size>,
     /// None: 512 for malloc and null, the device's own for a file.
+    #[serde(deserialize_with = "read::some_bytes")]
     pub block_size: Option<u32>,
     pub read_only: bool,
     /// None: derived from the name, so the same at every start.
+    #[serde(deserialize_with = "read::some_uuid")]
     pub uuid: Option<Uuid>,
 }
 
@@ -429,6 +441,9 @@ pub enum BdevKind {
     Null,
 }
 
+/// Bytes per block of malloc and null devices that name none.
+pub const DEFAULT_BLOCK: u32 = 512;
+
 /// A number of bytes, written as a number or with a unit (`64MiB`, `1GB`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Size(pub u64);
@@ -441,21 +456,7 @@ impl Serialize for Size {
 
 impl<'de> Deserialize<'de> for Size {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Size, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(untagged)]
-        enum Wire {
-            Bytes(u64),
-            Text(String),
-        }
-        match Wire::deserialize(deserializer)? {
-            Wire::Bytes(bytes) => Ok(Size(bytes)),
-            Wire::Text(text) => match text.parse::<bytesize::ByteSize>() {
-                Ok(size) => Ok(Size(size.0)),
-                Err(_) => Err(serde::de::Error::custom(format!(
-                    "\"{text}\" is not a size such as \"64MiB\""
-                ))),
-            },
-        }
+        read::bytes(deserializer).map(Size)
     }
 }
 

@@ -8,7 +8,7 @@ use toml_edit::{Document, Item};
 
 use super::settings::item_template;
 use super::suggest::closest;
-use super::{ConfigError, Flag, Problem};
+use super::{Flag, Problem, hints};
 
 /// A layer whose values are known.
 #[derive(Debug, Clone, Default)]
@@ -28,29 +28,32 @@ impl Source for Layer {
 
 impl Layer {
     /// Reads TOML; every unknown key is a problem of its own.
-    pub fn parse(name: &str, text: &str, known: &serde_json::Value) -> Result<Layer, ConfigError> {
+    pub fn parse(
+        name: &str,
+        text: &str,
+        known: &serde_json::Value,
+        problems: &mut Vec<Problem>,
+    ) -> Layer {
         let line = |at: usize| text[..at.min(text.len())].matches('\n').count() + 1;
-        let document: Document<String> = text.parse().map_err(|e: toml_edit::TomlError| {
-            let at = e.span().map_or(0, |s| s.start);
-            Problem::new(
-                format!("{name}:{}", line(at)),
-                "",
-                format!("not TOML: {}", e.message()),
-            )
-        })?;
+        let document: Document<String> = match text.parse::<Document<String>>() {
+            Ok(document) => document,
+            Err(error) => {
+                let at = error.span().map_or(0, |s| s.start);
+                let origin = format!("{name}:{}", line(at));
+                let said = error.message().replace('\n', "; ");
+                problems.push(Problem::new(origin, "", format!("not TOML: {said}")));
+                return Layer::default();
+            }
+        };
         let mut reader = Reader {
             name,
             line: &line,
-            problems: Vec::new(),
+            problems,
+            known,
         };
         let value = reader.value("", document.as_item(), known, 0);
-        if !reader.problems.is_empty() {
-            return Err(ConfigError {
-                problems: reader.problems,
-            });
-        }
         match value.kind {
-            ValueKind::Table(table) => Ok(Layer(table)),
+            ValueKind::Table(table) => Layer(table),
             _ => unreachable!("a TOML document is a table"),
         }
     }
@@ -59,7 +62,9 @@ impl Layer {
 struct Reader<'a> {
     name: &'a str,
     line: &'a dyn Fn(usize) -> usize,
-    problems: Vec<Problem>,
+    problems: &'a mut Vec<Problem>,
+    /// All that is known, for keys that belong elsewhere.
+    known: &'a serde_json::Value,
 }
 
 impl Reader<'_> {
@@ -68,6 +73,17 @@ impl Reader<'_> {
         let at = item.span().map_or(near, |s| s.start);
         let origin = format!("{}:{}", self.name, (self.line)(at));
         if let Some(table) = item.as_table_like() {
+            if !known.is_object() {
+                let expected = match known {
+                    serde_json::Value::Array(_) => "a list",
+                    serde_json::Value::Bool(_) => "true or false",
+                    serde_json::Value::Number(_) => "a number",
+                    _ => "a single value",
+                };
+                let cause = format!("{path}: a table is not {expected}");
+                self.problems.push(Problem::new(&origin, path, cause));
+                return Value::new(Some(&origin), ValueKind::Nil);
+            }
             let mut map = Map::new();
             for (key, item) in table.iter() {
                 let at = table
@@ -83,7 +99,9 @@ impl Reader<'_> {
                     Some(known) => {
                         let template = item_template(&full);
                         let value = self.value(&full, item, template.as_ref().unwrap_or(known), at);
-                        map.insert(key.to_owned(), value);
+                        if value.kind != ValueKind::Nil {
+                            map.insert(key.to_owned(), value);
+                        }
                     }
                     None => self.unknown(&full, key, known, at),
                 }
@@ -125,15 +143,29 @@ impl Reader<'_> {
         let names: Vec<&str> = known
             .as_object()
             .map_or(Vec::new(), |o| o.keys().map(String::as_str).collect());
-        self.problems
-            .push(match closest(key, names.iter().copied()) {
-                Some(close) => {
-                    let full = full.strip_suffix(key).unwrap_or("").to_owned() + close;
-                    problem.remedy(format!("did you mean \"{full}\"?"))
-                }
-                None if names.is_empty() => problem,
-                None => problem.remedy(format!("known here: {}", names.join(", "))),
-            });
+        let prefix = full.strip_suffix(key).unwrap_or("");
+        let elsewhere = || {
+            let mut leaves = Vec::new();
+            collect_leaves("", self.known, &mut leaves);
+            let leaves = leaves.into_iter().map(|(path, _)| path);
+            let mut same = leaves.filter(|path| path.rsplit('.').next() == Some(key));
+            same.next()
+        };
+        let remedy = if let Some(hint) = hints::of(full) {
+            Some(hint.to_owned())
+        } else if let Some(close) = closest(key, names.iter().copied()) {
+            Some(format!("did you mean \"{prefix}{close}\"?"))
+        } else if let Some(other) = elsewhere() {
+            Some(format!("did you mean \"{other}\"?"))
+        } else if names.is_empty() {
+            None
+        } else {
+            Some(format!("known here: {}", names.join(", ")))
+        };
+        self.problems.push(match remedy {
+            Some(remedy) => problem.remedy(remedy),
+            None => problem,
+        });
     }
 }
 
@@ -157,12 +189,12 @@ impl EnvSource {
     pub fn collect(
         env: impl IntoIterator<Item = (OsString, OsString)>,
         known: &serde_json::Value,
-    ) -> Result<Layer, ConfigError> {
+        problems: &mut Vec<Problem>,
+    ) -> Layer {
         let mut leaves = Vec::new();
         collect_leaves("", known, &mut leaves);
         let names: Vec<String> = leaves.iter().map(|(path, _)| variable(path)).collect();
         let mut layer = Layer::default();
-        let mut problems = Vec::new();
         for (name, text) in env {
             // Those of others are not looked at: they may be anything.
             if !name.as_encoded_bytes().starts_with(b"NACRE_") {
@@ -180,7 +212,10 @@ impl EnvSource {
                 let problem = Problem::new(&origin, "", format!("unknown variable {name}"));
                 problems.push(match closest(&name, names.iter().map(String::as_str)) {
                     Some(close) => problem.remedy(format!("did you mean {close}?")),
-                    None => problem,
+                    None => match hints::of_variable(&name) {
+                        Some(hint) => problem.remedy(hint),
+                        None => problem,
+                    },
                 });
                 continue;
             };
@@ -201,11 +236,7 @@ impl EnvSource {
             };
             insert(&mut layer.0, path, Value::new(Some(&origin), kind));
         }
-        if problems.is_empty() {
-            Ok(layer)
-        } else {
-            Err(ConfigError { problems })
-        }
+        layer
     }
 }
 
@@ -273,6 +304,27 @@ impl FlagSource {
             insert(&mut layer.0, flag.key, json(&flag.value, flag.flag));
         }
         layer
+    }
+}
+
+/// The values without their origins.
+pub fn to_json(value: &Value) -> serde_json::Value {
+    match &value.kind {
+        ValueKind::Nil => serde_json::Value::Null,
+        ValueKind::Boolean(b) => (*b).into(),
+        ValueKind::I64(n) => (*n).into(),
+        ValueKind::U64(n) => (*n).into(),
+        ValueKind::I128(n) => n.to_string().into(),
+        ValueKind::U128(n) => n.to_string().into(),
+        ValueKind::Float(n) => (*n).into(),
+        ValueKind::String(text) => text.as_str().into(),
+        ValueKind::Array(items) => items.iter().map(to_json).collect(),
+        ValueKind::Table(table) => {
+            let members = table
+                .iter()
+                .map(|(key, value)| (key.clone(), to_json(value)));
+            serde_json::Value::Object(members.collect())
+        }
     }
 }
 

@@ -14,7 +14,7 @@
 //! block, does not.
 
 pub mod plan;
-mod system;
+pub mod system;
 mod watch;
 
 use std::cell::{Cell, RefCell};
@@ -399,10 +399,14 @@ fn check(plan: &Plan) -> Result<(), ConfigError> {
     }
 }
 
-/// As `nacre serve` would check on this machine.
-pub fn check_here(settings: &Settings) -> Result<(), ConfigError> {
-    let plan = planned(&settings.listeners(), Verbs::default(), 0).map_err(unseen)?;
-    check(&plan)
+/// The machine, and what `nacre serve` would refuse of the listeners there.
+pub fn check_here(settings: &Settings) -> io::Result<(System, Vec<Problem>)> {
+    let system = System::read(Verbs::default(), 0)?;
+    let plan = plan(&settings.listeners(), &system);
+    // Libraries are looked for while it is made.
+    system.verify()?;
+    let refused = check(&plan).err();
+    Ok((system, refused.map_or(Vec::new(), |error| error.problems)))
 }
 
 /// What the machine as it is now makes of the declaration. Reads files: for a thread that may block.

@@ -179,7 +179,8 @@ fn places(
     found
 }
 
-fn matches(selector: &Selector, machine: &dyn Machine) -> Vec<(String, IpAddr)> {
+/// The addresses that a selector means on the machine, with their interfaces.
+pub fn matches(selector: &Selector, machine: &dyn Machine) -> Vec<(String, IpAddr)> {
     let of_device = match selector {
         Selector::Rdma(device) => machine.interfaces_of(device).unwrap_or_default(),
         _ => Vec::new(),

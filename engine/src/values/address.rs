@@ -105,17 +105,13 @@ impl<'a> Written<'a> {
 /// What [`endpoint`] reads.
 pub const ENDPOINT: &str = "an IP address and a port, such as 127.0.0.1:9464 or [::1]:9464";
 
-/// Where to listen: an IP address and a port.
+/// Where to listen: an IP address and a port; 0 is any free one.
 pub fn endpoint(text: &str) -> Result<SocketAddr, AddressError> {
     let refused = || AddressError::Form {
         text: text.to_owned(),
         form: ENDPOINT,
     };
-    let written = Written::bare(text, ENDPOINT).map_err(|_| refused())?;
-    match (written.scheme, written.ip(), written.port) {
-        (None, Ok(ip), Some(port)) => Ok(SocketAddr::new(ip, port)),
-        _ => Err(refused()),
-    }
+    text.trim().parse().map_err(|_| refused())
 }
 
 /// A port that can be connected to.
@@ -207,6 +203,7 @@ mod tests {
             let said = endpoint(text).unwrap_err().to_string();
             assert!(said.contains("such as 127.0.0.1:9464"), "{text}: {said}");
         }
+        assert_eq!(endpoint("127.0.0.1:0").unwrap().port(), 0);
         assert_eq!(endpoint("[::1]:9464").unwrap().to_string(), "[::1]:9464");
         let name = Written::parse("localhost:1", "x").unwrap();
         assert!(name.ip().is_err() && name.resolve(1).is_ok());

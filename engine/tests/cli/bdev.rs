@@ -95,9 +95,9 @@ fn devices_are_made() {
             "Malloc0",
         ),
         (
-            "malloc ram1 --size 1MB --block-size 1000 --uuid 6e3c3c1c-0000-4000-8000-00000000000a",
+            "malloc ram1 --size 1MiB --block-size 1KiB --uuid 6e3c3c1c-0000-4000-8000-00000000000a",
             "bdev_malloc_create",
-            json!({ "name": "ram1", "num_blocks": 1000, "block_size": 1000, "uuid": uuid }),
+            json!({ "name": "ram1", "num_blocks": 1024, "block_size": 1024, "uuid": uuid }),
             "ram1",
         ),
         (

@@ -92,14 +92,22 @@ pub enum ConfigError {
 }
 
 impl RdmaConfig {
+    /// The first of [`RdmaConfig::problems`].
     pub fn validate(&self) -> Result<(), ConfigError> {
-        let check = |ok: bool, option, actual: u64, allowed| match ok {
-            true => Ok(()),
-            false => Err(ConfigError::OutOfRange {
-                option,
-                actual,
-                allowed,
-            }),
+        self.problems().into_iter().next().map_or(Ok(()), Err)
+    }
+
+    /// Options that cannot be as they are.
+    pub fn problems(&self) -> Vec<ConfigError> {
+        let mut problems = Vec::new();
+        let mut check = |ok: bool, option, actual: u64, allowed| {
+            if !ok {
+                problems.push(ConfigError::OutOfRange {
+                    option,
+                    actual,
+                    allowed,
+                });
+            }
         };
         for (option, size) in [
             ("in_capsule_data_size", self.in_capsule_data_size),
@@ -109,50 +117,51 @@ impl RdmaConfig {
             ),
         ] {
             let allowed = "a multiple of 16, at most 1048576";
-            check(in_capsule_fits(size), option, size.into(), allowed)?;
+            check(in_capsule_fits(size), option, size.into(), allowed);
         }
         check(
             self.max_io_size.is_power_of_two() && (4096..=1 << 23).contains(&self.max_io_size),
             "max_io_size",
             self.max_io_size.into(),
             "a power of two from 4096 to 8388608",
-        )?;
+        );
         let depth = self.max_queue_depth;
         check(
             (2..=4096).contains(&depth),
             "max_queue_depth",
             depth.into(),
             "from 2 to 4096",
-        )?;
-        check(self.max_connections > 0, "max_connections", 0, "at least 1")?;
+        );
+        check(self.max_connections > 0, "max_connections", 0, "at least 1");
         check(
             self.max_mr_size >= GRAIN as u64,
             "max_mr_size",
             self.max_mr_size,
             "at least 16777216",
-        )?;
-        check(self.backlog > 0, "backlog", 0, "at least 1")?;
+        );
+        check(self.backlog > 0, "backlog", 0, "at least 1");
         check(
             self.srq_size <= MAX_SRQ_SIZE,
             "srq_size",
             self.srq_size.into(),
             "at most 262144",
-        )?;
-        check(self.cq_size > 0, "cq_size", 0, "at least 1")?;
-        check(self.read_depth > 0, "read_depth", 0, "at least 1")?;
+        );
+        check(self.cq_size > 0, "cq_size", 0, "at least 1");
+        check(self.read_depth > 0, "read_depth", 0, "at least 1");
         check(
             (1..=1024).contains(&self.poll_batch),
             "poll_batch",
             self.poll_batch as u64,
             "from 1 to 1024",
-        )?;
+        );
         let descriptors = self.max_sgl_descriptors;
         check(
             (1..=64).contains(&descriptors),
             "max_sgl_descriptors",
             descriptors.into(),
             "from 1 to 64",
-        )
+        );
+        problems
     }
 
     /// Memory that one core takes for receives and responses, in bytes, where there is one device. Others take room for

@@ -7,7 +7,8 @@ use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
-use super::super::{Connection, Failure, absolute, output, size};
+use super::super::{Connection, Failure, absolute, output};
+use crate::values::size;
 
 #[derive(Debug, Subcommand)]
 pub enum Kind {
@@ -52,16 +53,16 @@ pub enum Kind {
         name: String,
         base: String,
         /// How much longer reads take, such as 200us
-        #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "0s")]
+        #[arg(long, value_name = "TIME", value_parser = crate::values::time::parse, default_value = "0s")]
         read: Duration,
         /// One read in a hundred; as the others unless given
-        #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+        #[arg(long, value_name = "TIME", value_parser = crate::values::time::parse)]
         read_p99: Option<Duration>,
         /// How much longer writes take
-        #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "0s")]
+        #[arg(long, value_name = "TIME", value_parser = crate::values::time::parse, default_value = "0s")]
         write: Duration,
         /// One write in a hundred; as the others unless given
-        #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+        #[arg(long, value_name = "TIME", value_parser = crate::values::time::parse)]
         write_p99: Option<Duration>,
         #[command(flatten)]
         identity: Identity,

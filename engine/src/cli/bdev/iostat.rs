@@ -13,7 +13,7 @@ pub struct IostatArgs {
     /// All devices unless given
     name: Vec<String>,
     /// Print rates, again and again after so long
-    #[arg(short, long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(short, long, value_name = "TIME", value_parser = crate::values::time::parse)]
     interval: Option<Duration>,
     /// With an interval: how many times; until interrupted unless given
     #[arg(long, value_name = "N", requires = "interval")]

@@ -11,8 +11,9 @@ use std::path::Path;
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Value, json};
 
-use super::{Connection, Failure, output, record, size};
+use super::{Connection, Failure, output, record};
 use crate::rpc::client::Client;
+use crate::values::size;
 
 #[derive(Debug, Args)]
 #[command(mut_args = |arg| arg.global(true))]
@@ -96,26 +97,17 @@ struct LimitArgs {
     #[arg(long, value_name = "N")]
     iops: Option<u64>,
     /// Bytes per second, of reads and writes together
-    #[arg(long, value_name = "SIZE", value_parser = mebibytes)]
+    #[arg(long, value_name = "SIZE", value_parser = size::whole_mebibytes)]
     total: Option<u64>,
     /// Bytes read per second
-    #[arg(long, value_name = "SIZE", value_parser = mebibytes)]
+    #[arg(long, value_name = "SIZE", value_parser = size::whole_mebibytes)]
     read: Option<u64>,
     /// Bytes written per second
-    #[arg(long, value_name = "SIZE", value_parser = mebibytes)]
+    #[arg(long, value_name = "SIZE", value_parser = size::whole_mebibytes)]
     write: Option<u64>,
     /// End all limits
     #[arg(long, conflicts_with_all = ["iops", "total", "read", "write"])]
     none: bool,
-}
-
-/// Whole MiB, as a number of them.
-pub(super) fn mebibytes(text: &str) -> Result<u64, String> {
-    let bytes = size::parse_bytes(text)?;
-    match bytes % (1 << 20) {
-        0 => Ok(bytes >> 20),
-        _ => Err(format!("\"{text}\" is not a whole number of MiB")),
-    }
 }
 
 #[derive(Debug, Args)]

@@ -47,10 +47,10 @@ pub struct ConnectArgs {
     #[arg(long, default_value_t = 3)]
     pub retries: u32,
     /// Pause between attempts
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = crate::values::time::parse)]
     pub retry_delay: Duration,
     /// How long one attempt may take
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = crate::values::time::parse)]
     pub cm_timeout: Duration,
     /// Name of this host [default: nvme-cli's]
     #[arg(short = 'q', long, value_name = "NQN")]

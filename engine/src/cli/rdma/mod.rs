@@ -54,7 +54,7 @@ enum RdmaCommand {
         /// DEVICE or DEVICE/PORT; all unless given
         port: Option<String>,
         /// Show what changed in each interval, such as 1 or 500ms, until interrupted
-        #[arg(long, value_name = "TIME", value_parser = parse_interval)]
+        #[arg(long, value_name = "TIME", value_parser = crate::values::time::above_zero)]
         watch: Option<Duration>,
         /// Those that are 0, too
         #[arg(short, long)]
@@ -98,18 +98,6 @@ pub fn run(args: RdmaArgs) -> Result<(), Failure> {
         } => counters::run(&roots, port.as_deref(), watch, all, shown.json),
         RdmaCommand::Size(args) => size::run(&args, limits::all),
         RdmaCommand::Perf { command } => perf::run(command),
-    }
-}
-
-/// A number is seconds; else with a unit.
-fn parse_interval(text: &str) -> Result<Duration, String> {
-    let interval = match text.parse::<f64>() {
-        Ok(seconds) => Duration::try_from_secs_f64(seconds).map_err(|e| e.to_string())?,
-        Err(_) => humantime::parse_duration(text).map_err(|e| e.to_string())?,
-    };
-    match interval.is_zero() {
-        true => Err("an interval is longer than 0".into()),
-        false => Ok(interval),
     }
 }
 

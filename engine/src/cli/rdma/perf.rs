@@ -14,9 +14,10 @@ use nacre_rdma_perf::{
 use nacre_rdma_verbs::{Provider, VerbsError, VerbsProvider};
 
 use super::perf_show;
-use crate::cli::{Failure, size};
+use crate::cli::Failure;
 use crate::doctor::{self, System};
 use crate::values::address::{AddressError, Written};
+use crate::values::size;
 
 #[derive(Debug, Subcommand)]
 pub enum PerfCommand {
@@ -55,7 +56,7 @@ pub struct ServerArgs {
     #[arg(long, value_name = "TOS", default_value_t = 0)]
     tos: u8,
     /// How long to look for completions before sleeping
-    #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = crate::values::time::parse)]
     busy_poll: Duration,
     /// Print a line of JSON for each event
     #[arg(long)]
@@ -86,7 +87,7 @@ pub struct ClientArgs {
     #[arg(short = 'n', long, value_name = "N", visible_alias = "messages", value_parser = clap::value_parser!(u64).range(1..))]
     iterations: Option<u64>,
     /// How long each size is measured, in place of a number of messages
-    #[arg(short = 'D', long, value_name = "TIME", conflicts_with = "iterations", value_parser = super::parse_interval)]
+    #[arg(short = 'D', long, value_name = "TIME", conflicts_with = "iterations", value_parser = crate::values::time::above_zero)]
     duration: Option<Duration>,
     /// Messages before each measurement
     #[arg(long, value_name = "N", default_value_t = 16)]
@@ -105,13 +106,13 @@ pub struct ClientArgs {
     #[arg(long, value_name = "WHERE")]
     source: Option<String>,
     /// For address, route and connect of a connection together
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = crate::values::time::parse)]
     cm_timeout: Duration,
     /// After how long without a word, or without any message coming to its end, the other end is given up
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = super::parse_interval)]
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = crate::values::time::above_zero)]
     peer_timeout: Duration,
     /// How long to try a server that serves another client
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = crate::values::time::parse)]
     wait: Duration,
     /// Memory that the test may need on this machine
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = size::parse_bytes)]
@@ -120,7 +121,7 @@ pub struct ClientArgs {
     #[arg(long, value_name = "TOS", default_value_t = 0)]
     tos: u8,
     /// How long to look for completions before sleeping
-    #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = crate::values::time::parse)]
     busy_poll: Duration,
     /// Print JSON for programs instead of a table for people
     #[arg(long)]

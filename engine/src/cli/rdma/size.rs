@@ -9,12 +9,13 @@ use nacre_rdma::{MAX_SRQ_SIZE, QueueNeed, RdmaConfig};
 use nacre_rdma_verbs::DeviceAttributes;
 use serde_json::json;
 
-use crate::cli::{Failure, output, size};
+use crate::cli::{Failure, output};
 use crate::config::{self, Settings};
 use crate::demand::data_path;
 use crate::engine::Personality;
 use crate::methods::options::IobufOptions;
 use crate::plane::PlaneError;
+use crate::values::size;
 
 #[derive(Debug, Clone, Args)]
 #[command(

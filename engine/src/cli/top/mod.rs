@@ -62,7 +62,7 @@ pub struct TopArgs {
 const INTERVALS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
 
 fn interval(text: &str) -> Result<Duration, String> {
-    let time = humantime::parse_duration(text).map_err(|e| e.to_string())?;
+    let time = crate::values::time::parse(text)?;
     match (INTERVALS.0..=INTERVALS.1).contains(&time) {
         true => Ok(time),
         false => Err("from 100ms to 60s".into()),

@@ -10,7 +10,6 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::address::{self, ListenAddress};
-use super::bdev::mebibytes;
 use super::listener::AnaState;
 use super::subsystem::{done, drop_nulls, items};
 use super::{Connection, Failure, events, output};
@@ -104,7 +103,7 @@ enum VolumeCommand {
     Grow {
         name: String,
         /// Such as 20GiB; unless given as large as the devices allow
-        #[arg(value_parser = mebibytes)]
+        #[arg(value_parser = crate::values::size::whole_mebibytes)]
         size: Option<u64>,
     },
     /// Give one another name; hosts notice nothing
@@ -183,7 +182,7 @@ struct CreateArgs {
     #[arg(required = true, num_args = 1..=5)]
     device: Vec<String>,
     /// Such as 10GiB, whole MiB; unless given as large as the devices allow
-    #[arg(long, value_parser = mebibytes)]
+    #[arg(long, value_parser = crate::values::size::whole_mebibytes)]
     size: Option<u64>,
     /// Random unless given
     #[arg(long)]
@@ -219,20 +218,20 @@ struct SettingsArgs {
     #[arg(long, value_name = "N")]
     min_in_sync: Option<u8>,
     /// A replica that does not answer for so long is out of sync, such as 8s
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = crate::values::time::parse)]
     deadline: Option<std::time::Duration>,
     /// How long hosts' commands wait while nothing is in sync, such as 20s
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = crate::values::time::parse)]
     frozen_hold: Option<std::time::Duration>,
     /// Read errors of a replica within an hour after which it is out of sync
     #[arg(long, value_name = "N")]
     read_errors: Option<u32>,
     /// What resync and rebuild may copy per second, such as 200MiB; 0: no limit
-    #[arg(long, value_name = "SIZE", value_parser = super::size::parse_bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = crate::values::size::parse_bytes)]
     resync_rate: Option<u64>,
     /// How long nothing is copied to a replica that returns, nor once the volume was opened or left by a host with
     /// writes under way, such as 500ms
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = crate::values::time::parse)]
     settle: Option<std::time::Duration>,
     /// Hours between verifications that run by themselves; 0: none
     #[arg(long, value_name = "HOURS")]

@@ -129,7 +129,7 @@ fn nvm_subsystem(
     }
 }
 
-fn host_nqn(text: &str) -> Result<Nqn, RpcError> {
+pub fn host_nqn(text: &str) -> Result<Nqn, RpcError> {
     let host = Nqn::foreign(text).map_err(|error| {
         RpcError::invalid_params(error.to_string())
             .field("host")

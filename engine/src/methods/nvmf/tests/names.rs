@@ -114,15 +114,15 @@ fn files_with_names_that_cannot_be() {
     for (text, said) in [
         (
             "[nvmf]\ndiscovery_nqn = \"unique\"\n".to_owned(),
-            "write auto, well-known, or an NQN",
+            "write \"auto\", \"well-known\" or an NQN",
         ),
         (
             format!("[nvmf]\ndiscovery_nqn = \"{NQN}\"\n[[nvmf.subsystem]]\nnqn = \"{NQN}\"\n"),
-            "a second subsystem",
+            "is the name of the discovery service",
         ),
         (
             format!("[[nvmf.subsystem]]\nnqn = \"{NQN}\"\nmin_cntlid = 9\nmax_cntlid = 8\n"),
-            "controller ids 9 to 8",
+            "9 is more than max_cntlid (8)",
         ),
     ] {
         let refused = load_text(Some(("nacre.toml", &text)), [], &[]).unwrap_err();

@@ -36,6 +36,23 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     u64::try_from(bytes / parts).map_err(|_| format!("\"{text}\" is more than 64 bits of bytes"))
 }
 
+/// A number of MiB alone, as SPDK has it, or a size of whole MiB.
+pub fn parse_mebibytes(text: &str) -> Result<u64, String> {
+    match text.trim().parse() {
+        Ok(mebibytes) => Ok(mebibytes),
+        Err(_) => whole_mebibytes(text),
+    }
+}
+
+/// A size of whole MiB, as a number of them.
+pub fn whole_mebibytes(text: &str) -> Result<u64, String> {
+    const MIB: u64 = 1 << 20;
+    match parse_bytes(text)? {
+        bytes if bytes.is_multiple_of(MIB) => Ok(bytes / MIB),
+        _ => Err(format!("\"{text}\" is not a whole number of MiB")),
+    }
+}
+
 /// What a unit multiplies by: a bare letter is binary, as in most storage tools.
 fn scale(unit: &str) -> Option<u128> {
     let unit = unit.to_ascii_uppercase();
@@ -50,11 +67,19 @@ fn scale(unit: &str) -> Option<u128> {
     }
 }
 
+/// Whether devices can have blocks of so many bytes.
+pub fn check_block(block_size: u64) -> Result<(), String> {
+    match block_size.is_power_of_two() && (512..=65_536).contains(&block_size) {
+        true => Ok(()),
+        false => Err(format!(
+            "{block_size} bytes are not a block: a power of two from 512 to 65536 is, such as 512 or 4096"
+        )),
+    }
+}
+
 /// Bytes as blocks, or what would be a size of whole blocks.
 pub fn blocks(bytes: u64, block_size: u64) -> Result<u64, String> {
-    if block_size == 0 {
-        return Err("a block size of 0 is none: 512 and 4096 are usual".into());
-    }
+    check_block(block_size)?;
     if bytes > 0 && bytes.is_multiple_of(block_size) {
         return Ok(bytes / block_size);
     }
@@ -108,6 +133,14 @@ mod tests {
             let error = parse_bytes(text).unwrap_err();
             assert!(error.contains(said), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn sizes_in_mebibytes() {
+        for (text, mebibytes) in [("2048", 2048), ("2G", 2048), ("64MiB", 64), ("0", 0)] {
+            assert_eq!(parse_mebibytes(text), Ok(mebibytes), "{text}");
+        }
+        assert!(parse_mebibytes("1000k").is_err() && parse_mebibytes("x").is_err());
     }
 
     #[test]

@@ -1,0 +1,444 @@
+//! What is wrong with a configuration on every machine. Devices and subsystems are tried on a registry and a target that
+//! are thrown away, so that the rules are those of the calls that make them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use nacre_bdev::{Registry, null};
+use nacre_nvmf::target::{SubsystemConfig, Target, TargetConfig};
+use nacre_nvmf_wire::Nqn;
+use serde_json::Value;
+use serde_path_to_error::Segment;
+
+use super::listener::{Listener, Selector};
+use super::settings::{Bdev, BdevKind, DEFAULT_BLOCK, Subsystem};
+use super::{Cores, Problem, Settings, origin_of};
+use crate::declared;
+use crate::methods::nvmf::host_nqn;
+use crate::rpc::RpcError;
+use crate::values::read::ValueError;
+use crate::values::size;
+
+/// Numbers that are not any number: key, least and most. Lists of tables stand without their indexes.
+pub const RANGES: &[(&str, u64, u64)] = &[
+    ("reactor.busy_poll_us", 0, 1_000_000),
+    ("memory.size_mb", 0, 1 << 24),
+    ("rpc.max_clients", 1, 1024),
+    ("rpc.deadline_s", 1, 3600),
+    ("data.retry_s", 0, 86_400),
+    ("nvmf.max_subsystems", 1, 65_536),
+    ("nvmf.max_connections", 1, 1_000_000),
+    ("nvmf.max_pending_connections", 1, 65_536),
+    ("nvmf.max_queue_depth", 2, 4096),
+    ("nvmf.max_io_qpairs_per_ctrlr", 1, 1024),
+    ("nvmf.in_capsule_data_size", 0, 1 << 20),
+    ("nvmf.max_io_size", 4096, 16 << 20),
+    ("nvmf.discovery_port", 0, 65_535),
+    ("nvmf.listener.port", 1, 65_535),
+    ("nvmf.listener.rdma_port", 1, 255),
+    ("nvmf.listener.rdma_gid_index", 0, 65_535),
+    ("nvmf.listener.in_capsule_data_size", 0, 1 << 20),
+    ("nvmf.listener.max_queue_depth", 2, 4096),
+    ("nvmf.listener.tos", 0, 255),
+    ("nvmf.subsystem.min_cntlid", 1, 65_519),
+    ("nvmf.subsystem.max_cntlid", 1, 65_519),
+    (
+        "nvmf.subsystem.namespace.nsid",
+        0,
+        SubsystemConfig::DEFAULT_MAX_NAMESPACES as u64,
+    ),
+    ("rdma.port", 1, 255),
+    ("rdma.gid_index", 0, 65_535),
+    ("rdma.max_qpairs", 1, 1 << 20),
+    ("rdma.in_capsule_data_size", 0, 1 << 20),
+    ("rdma.srq_size", 0, 262_144),
+    ("rdma.cq_size", 1, 1 << 22),
+    ("rdma.max_sge", 1, 64),
+    ("rdma.max_inline_data", 0, 65_536),
+    ("rdma.read_depth", 1, 255),
+    ("rdma.max_mr_size", 16 << 20, 1 << 63),
+    ("rdma.poll_batch", 1, 1024),
+    ("rdma.backlog", 1, 65_535),
+    ("rdma.connect_timeout_ms", 1, 600_000),
+    ("rdma.tos", 0, 255),
+    ("rdma.ack_timeout", 0, 31),
+    ("replication.connection_retries", 0, 1000),
+    ("replication.retry_delay_ms", 10, 600_000),
+    ("replication.cm_timeout_ms", 100, 600_000),
+    ("replication.rdma_reprobe_s", 0, 86_400),
+    ("replication.keep_alive_ms", 0, 600_000),
+    ("replication.fast_fail_ms", 0, 3_600_000),
+    ("bdev.block_size", 512, 65_536),
+];
+
+/// The error, with the range of the key where it is about a number.
+pub fn in_range(place: &[Segment], error: &ValueError) -> String {
+    let keys = place.iter().filter_map(|segment| match segment {
+        Segment::Map { key } => Some(key.as_str()),
+        _ => None,
+    });
+    let path = keys.collect::<Vec<_>>().join(".");
+    let range = RANGES.iter().find(|(key, ..)| *key == path);
+    match (error, range) {
+        (ValueError::Wrong { found, expected }, Some((_, least, most)))
+            if expected.starts_with("a whole number") =>
+        {
+            format!("{found} is not a whole number from {least} to {most}")
+        }
+        _ => error.to_string(),
+    }
+}
+
+/// What types cannot say. Nothing here looks at the machine.
+pub fn everywhere(settings: &Settings, origins: &BTreeMap<String, String>) -> Vec<Problem> {
+    let mut check = Check {
+        origins,
+        problems: Vec::new(),
+    };
+    check.ranges(settings);
+    check.general(settings);
+    check.devices(&settings.bdev);
+    check.listeners(settings);
+    check.subsystems(settings);
+    check.problems
+}
+
+struct Check<'a> {
+    origins: &'a BTreeMap<String, String>,
+    problems: Vec<Problem>,
+}
+
+impl Check<'_> {
+    fn refuse(&mut self, key: &str, cause: impl std::fmt::Display, remedy: &str) {
+        let problem = Problem::new(origin_of(self.origins, key), key, format!("{key}: {cause}"));
+        self.problems.push(match remedy {
+            "" => problem,
+            remedy => problem.remedy(remedy),
+        });
+    }
+
+    /// As a call would refuse it.
+    fn refused(&mut self, key: &str, error: &RpcError) {
+        match &error.data {
+            Some(facts) => {
+                let remedy = facts.remedy.clone().unwrap_or_default();
+                self.refuse(key, &facts.cause, &remedy);
+            }
+            None => self.refuse(key, &error.message, ""),
+        }
+    }
+
+    /// Whether the key, or something in it, was refused.
+    fn is_refused(&self, key: &str) -> bool {
+        self.problems.iter().any(|p| p.key == key)
+    }
+
+    fn ranges(&mut self, settings: &Settings) {
+        let all = serde_json::to_value(settings).expect("settings are plain data");
+        for (pattern, least, most) in RANGES {
+            let mut found = Vec::new();
+            find(&all, pattern, String::new(), &mut found);
+            for (key, number) in found {
+                if !(*least..=*most).contains(&number) {
+                    self.refuse(&key, format!("{number} is not from {least} to {most}"), "");
+                }
+            }
+        }
+    }
+
+    fn general(&mut self, settings: &Settings) {
+        if let Err(cause) = Cores::parse(&settings.reactor.cores) {
+            self.refuse("reactor.cores", cause, Cores::FORMS);
+        }
+        for (key, cause) in settings.nvmf.sizes_that_cannot_be() {
+            self.refuse_unless_refused(&format!("nvmf.{key}"), cause);
+        }
+        if let Err(error) = settings.nvmf.discovery_name() {
+            let cause = format!("\"{}\": {error}", settings.nvmf.discovery_nqn);
+            let remedy = "write \"auto\", \"well-known\" or an NQN";
+            self.refuse("nvmf.discovery_nqn", cause, remedy);
+        }
+        for (key, cause) in settings.rdma.problems() {
+            self.refuse_unless_refused(&format!("rdma.{key}"), cause);
+        }
+        for (key, cause) in settings.replication.problems() {
+            self.refuse_unless_refused(&format!("replication.{key}"), cause);
+        }
+        self.selectors("replication.iface", &settings.replication.iface);
+    }
+
+    fn refuse_unless_refused(&mut self, key: &str, cause: String) {
+        if !self.is_refused(key) {
+            self.refuse(key, cause, "");
+        }
+    }
+
+    fn selectors(&mut self, key: &str, selectors: &[String]) {
+        for (at, text) in selectors.iter().enumerate() {
+            if let Err(error) = text.parse::<Selector>() {
+                self.refuse(&format!("{key}[{at}]"), error, Selector::FORMS);
+            }
+        }
+    }
+
+    fn devices(&mut self, devices: &[Bdev]) {
+        let registry = Registry::new();
+        for (at, bdev) in devices.iter().enumerate() {
+            let key = format!("bdev[{at}]");
+            match (bdev.kind, &bdev.path, bdev.size) {
+                (BdevKind::File, None, _) => {
+                    let key = format!("{key}.path");
+                    self.refuse(&key, "a file device without a path", "add path = \"/…\"");
+                }
+                (BdevKind::Malloc | BdevKind::Null, _, None) => {
+                    let key = format!("{key}.size");
+                    self.refuse(&key, "a device without a size", "add size = \"64MiB\"");
+                }
+                (BdevKind::Malloc | BdevKind::Null, Some(_), _) => {
+                    let remedy = "leave it out, or set type = \"file\"";
+                    self.refuse(
+                        &format!("{key}.path"),
+                        "a device in memory has no path",
+                        remedy,
+                    );
+                }
+                _ => {}
+            }
+            let block_size = bdev.block_size.unwrap_or(DEFAULT_BLOCK);
+            if bdev.uuid.is_some_and(|uuid| uuid.is_nil()) {
+                let cause = "a UUID of zeroes identifies no device";
+                let remedy = "leave it out, or write another";
+                self.refuse(&format!("{key}.uuid"), cause, remedy);
+            }
+            let blocks = match (size::check_block(block_size.into()), bdev.size) {
+                (Err(cause), _) => {
+                    self.refuse_unless_refused(&format!("{key}.block_size"), cause);
+                    continue;
+                }
+                (Ok(()), Some(bytes)) => size::blocks(bytes.0, block_size.into()),
+                (Ok(()), None) => Ok(1),
+            };
+            if bdev.name.is_empty() {
+                self.refuse(
+                    &format!("{key}.name"),
+                    "a device without a name",
+                    "add name = \"…\"",
+                );
+                continue;
+            }
+            let num_blocks = blocks.unwrap_or_else(|cause| {
+                self.refuse_unless_refused(&format!("{key}.size"), cause);
+                1
+            });
+            let config = |num_blocks| null::Config {
+                name: bdev.name.clone(),
+                block_size,
+                num_blocks,
+                physical_block_size: None,
+                uuid: Some(declared::uuid_of(bdev)),
+                reads: null::Reads::default(),
+            };
+            let made = null::create(config(num_blocks)).or_else(|error| {
+                self.refuse_unless_refused(&format!("{key}.size"), error.to_string());
+                null::create(config(1))
+            });
+            let registered = made.map(|device| registry.register(device).map(drop));
+            let registered = registered.expect("one block is a size");
+            if let Err(error) = registered {
+                let field = match error.to_string().contains(&bdev.name) {
+                    true => "name",
+                    false => "uuid",
+                };
+                self.refuse(&format!("{key}.{field}"), error, "");
+            }
+        }
+    }
+
+    fn listeners(&mut self, settings: &Settings) {
+        let mut names = BTreeSet::new();
+        for (at, listener) in settings.nvmf.listener.iter().enumerate() {
+            let key = format!("nvmf.listener[{at}]");
+            if !names.insert(listener.name.as_str()) {
+                let cause = format!("a second listener \"{}\"", listener.name);
+                self.refuse(&format!("{key}.name"), cause, "give each a name of its own");
+            }
+            self.selectors(&format!("{key}.iface"), &listener.iface);
+            for (field, cause, remedy) in listener.problems() {
+                let key = format!("{key}.{field}");
+                if !self.is_refused(&key) {
+                    self.refuse(&key, cause, remedy);
+                }
+            }
+        }
+        for (at, text) in settings.nvmf.listen.iter().enumerate() {
+            if let Err(error) = Listener::short(at + 1, text) {
+                self.refuse(&format!("nvmf.listen[{at}]"), error, "");
+            }
+        }
+        let all = settings.nvmf.listeners();
+        if all.iter().any(Listener::wants_rdma) && !self.is_refused("nvmf.max_io_size") {
+            let most = 8 << 20;
+            let bytes = settings.nvmf.max_io_size;
+            if bytes > most {
+                let cause = format!("{bytes} is more than {most}, the most over RDMA");
+                self.refuse("nvmf.max_io_size", cause, "lower it, or set rdma = \"off\"");
+            }
+        }
+    }
+
+    fn subsystems(&mut self, settings: &Settings) {
+        let nvmf = &settings.nvmf;
+        let all = nvmf.listeners();
+        let listeners: BTreeSet<&str> = all.iter().map(|l| l.name.as_str()).collect();
+        let target = Target::new(
+            TargetConfig {
+                max_subsystems: nvmf.max_subsystems as usize,
+                ..TargetConfig::default()
+            },
+            1,
+        );
+        for (at, subsystem) in nvmf.subsystem.iter().enumerate() {
+            let key = format!("nvmf.subsystem[{at}]");
+            self.subsystem(&key, subsystem, nvmf, &target);
+            for (n, name) in subsystem.listeners.iter().enumerate() {
+                if !listeners.contains(name.as_str()) {
+                    let known: Vec<&str> = listeners.iter().copied().collect();
+                    let close = super::suggest::closest(name, known.iter().copied());
+                    let remedy = match (close, known.is_empty()) {
+                        (Some(close), _) => format!("did you mean \"{close}\"?"),
+                        (None, true) => "declare it, or leave it out".into(),
+                        (None, false) => format!("there are: {}", known.join(", ")),
+                    };
+                    let cause = format!("no [[nvmf.listener]] is named \"{name}\"");
+                    self.refuse(&format!("{key}.listeners[{n}]"), cause, &remedy);
+                }
+            }
+        }
+    }
+
+    fn subsystem(
+        &mut self,
+        key: &str,
+        subsystem: &Subsystem,
+        nvmf: &super::settings::Nvmf,
+        target: &Target,
+    ) {
+        let of_nqn = format!("{key}.nqn");
+        let nqn = match Nqn::new(&subsystem.nqn) {
+            Ok(nqn) => Some(nqn),
+            Err(_) if subsystem.nqn.is_empty() => {
+                let remedy = "add nqn = \"nqn.2026-01.org.example:name\"";
+                self.refuse(&of_nqn, "a subsystem without an NQN", remedy);
+                None
+            }
+            Err(error) => {
+                let cause = format!("\"{}\": {error}", subsystem.nqn);
+                let remedy = "write a name such as \"nqn.2026-01.org.example:name\"";
+                self.refuse(&of_nqn, cause, remedy);
+                None
+            }
+        };
+        if subsystem.nqn == nvmf.discovery_nqn {
+            let cause = format!("\"{}\" is the name of the discovery service", subsystem.nqn);
+            self.refuse(&of_nqn, cause, "see discovery_nqn in [nvmf]");
+        }
+        let (min, max) = (subsystem.min_cntlid, subsystem.max_cntlid);
+        let of_ids = format!("{key}.min_cntlid");
+        if min > max && !self.is_refused(&of_ids) {
+            self.refuse(
+                &of_ids,
+                format!("{min} is more than max_cntlid ({max})"),
+                "",
+            );
+        }
+        if let Some(nqn) = &nqn
+            && !self.is_refused(&of_nqn)
+            && !self.is_refused(&of_ids)
+            && !self.is_refused(&format!("{key}.max_cntlid"))
+            && let Err(error) = target.create_subsystem(declared::config_of(subsystem, nqn))
+        {
+            use nacre_nvmf::target::TargetError as E;
+            let field = match &error {
+                E::Invalid { field, .. } => field,
+                _ => "nqn",
+            };
+            self.refuse(&format!("{key}.{field}"), error, "");
+        }
+        let mut hosts = BTreeSet::new();
+        for (n, host) in subsystem.hosts.iter().enumerate() {
+            let key = format!("{key}.hosts[{n}]");
+            match host_nqn(host) {
+                Ok(host) if !hosts.insert(host.clone()) => {
+                    self.refuse(&key, format!("\"{host}\" is there twice"), "");
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    let cause = error.data.as_ref().map_or("", |facts| &facts.cause);
+                    let error = error.clone().cause(format!("\"{host}\": {cause}"));
+                    self.refused(&key, &error);
+                }
+            }
+        }
+        let most = SubsystemConfig::DEFAULT_MAX_NAMESPACES as usize;
+        if subsystem.namespace.len() > most {
+            let cause = format!(
+                "{} namespaces are more than {most}",
+                subsystem.namespace.len()
+            );
+            self.refuse(&format!("{key}.namespace"), cause, "");
+        }
+        let (mut ids, mut uuids, mut devices) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+        for (n, namespace) in subsystem.namespace.iter().enumerate() {
+            let key = format!("{key}.namespace[{n}]");
+            if namespace.bdev.is_empty() {
+                let remedy = "add bdev = \"name\"";
+                self.refuse(
+                    &format!("{key}.bdev"),
+                    "a namespace without a device",
+                    remedy,
+                );
+            } else if !devices.insert(&namespace.bdev) && namespace.uuid.is_none() {
+                let cause = format!("a second namespace on \"{}\"", namespace.bdev);
+                let remedy = "give it a uuid of its own, or leave it out";
+                self.refuse(&format!("{key}.bdev"), cause, remedy);
+            }
+            if namespace.nsid != 0 && !ids.insert(namespace.nsid) {
+                let cause = format!("a second namespace with the id {}", namespace.nsid);
+                self.refuse(&format!("{key}.nsid"), cause, "");
+            }
+            match namespace.uuid {
+                Some(uuid) if uuid.is_nil() => {
+                    let cause = "a UUID of zeroes identifies no namespace";
+                    let remedy = "leave it out to use the device's, or write another";
+                    self.refuse(&format!("{key}.uuid"), cause, remedy);
+                }
+                Some(uuid) if !uuids.insert(uuid) => {
+                    let cause = format!("a second namespace with the UUID {uuid}");
+                    self.refuse(&format!("{key}.uuid"), cause, "");
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// The numbers at `pattern`, each with its key.
+fn find(value: &Value, pattern: &str, path: String, into: &mut Vec<(String, u64)>) {
+    if let Some(items) = value.as_array() {
+        for (at, item) in items.iter().enumerate() {
+            find(item, pattern, format!("{path}[{at}]"), into);
+        }
+        return;
+    }
+    let (head, rest) = pattern.split_once('.').unwrap_or((pattern, ""));
+    if head.is_empty() {
+        into.extend(value.as_u64().map(|number| (path, number)));
+        return;
+    }
+    if let Some(inner) = value.get(head) {
+        let path = match path.as_str() {
+            "" => head.to_owned(),
+            path => format!("{path}.{head}"),
+        };
+        find(inner, rest, path, into);
+    }
+}

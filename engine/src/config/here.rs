@@ -1,0 +1,214 @@
+//! What is wrong with a configuration on this machine: what `nacre serve` refuses here, or tries again for ever.
+
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+
+use super::listener::{Selector, Transport};
+use super::settings::{Bdev, BdevKind, Hugepages};
+use super::{Loaded, Problem, Settings, origin_of};
+use crate::engine::Personality;
+use crate::listeners::plan::{Machine, matches};
+use crate::listeners::system::System;
+use crate::methods::options::IobufOptions;
+
+/// As the daemon would find it. Reads files and asks the kernel; changes nothing.
+pub fn check(loaded: &Loaded) -> Vec<Problem> {
+    let settings = &loaded.settings;
+    let mut problems = Vec::new();
+    let mut refuse = |key: &str, cause: String, remedy: String| {
+        let origin = origin_of(&loaded.origins, key);
+        let problem = Problem::new(origin, key, format!("{key}: {cause}"));
+        problems.push(match remedy.is_empty() {
+            true => problem,
+            false => problem.remedy(remedy),
+        });
+    };
+    let (options, nacre) = (IobufOptions::default(), Personality::Nacre);
+    let plane = crate::demand::data_path(settings, &options, nacre);
+    if let Err(error) = plane.and_then(|plane| crate::plane::arenas(&plane)) {
+        let key = match error {
+            crate::plane::PlaneError::Cores { .. } => "reactor.cores",
+            _ => "memory.size_mb",
+        };
+        refuse(key, error.to_string(), String::new());
+    }
+    if let Some((cause, remedy)) = no_pages(settings) {
+        refuse("memory.hugepages", cause, remedy);
+    }
+    if let Some(address) = settings.metrics.listen
+        && let Err(cause) = has_address(address)
+    {
+        let remedy = "use an address of this machine, 0.0.0.0:PORT or [::]:PORT".into();
+        refuse("metrics.listen", cause, remedy);
+    }
+    for (at, bdev) in settings.bdev.iter().enumerate() {
+        if let Some(cause) = file_missing(bdev) {
+            let remedy = "mount it, correct the path, or add size = \"…\" to make the file".into();
+            refuse(&format!("bdev[{at}].path"), cause, remedy);
+        }
+    }
+    match crate::listeners::check_here(settings) {
+        Ok((machine, listeners)) => {
+            on_network(settings, &machine, &mut refuse);
+            problems.extend(
+                listeners
+                    .into_iter()
+                    .map(|problem| located(problem, loaded)),
+            );
+        }
+        Err(error) => {
+            let cause = format!("the interfaces of this machine cannot be read: {error}");
+            refuse("nvmf.listener", cause, String::new());
+        }
+    }
+    super::in_order(&mut problems);
+    problems
+}
+
+fn on_network(settings: &Settings, machine: &System, refuse: &mut dyn FnMut(&str, String, String)) {
+    let interfaces = machine.interfaces();
+    let names: Vec<&str> = interfaces.iter().map(|i| i.name.as_str()).collect();
+    let have = format!("there are: {}", names.join(", "));
+    let selectors = settings.replication.iface.iter();
+    let parsed = selectors.map(|text| (text, text.parse::<Selector>()));
+    for (at, (text, selector)) in parsed.enumerate() {
+        let Ok(selector) = selector else { continue };
+        if matches(&selector, machine).is_empty() {
+            let key = format!("replication.iface[{at}]");
+            let cause = format!("no interface of this machine matches \"{text}\"");
+            refuse(&key, cause, have.clone());
+        }
+    }
+    for (at, netdev) in settings.rdma.rxe.iter().enumerate() {
+        if !names.contains(&netdev.as_str()) {
+            let cause = format!("there is no interface \"{netdev}\"");
+            refuse(&format!("rdma.rxe[{at}]"), cause, have.clone());
+        }
+    }
+    let devices = machine.rdma_devices();
+    let missing = |device: &str| {
+        let present = devices.iter().any(|one| one == device);
+        // It may be one that is made at the start.
+        let made = device.starts_with("rxe") && !settings.rdma.rxe.is_empty();
+        (!present && !made).then(|| {
+            let remedy = match devices.is_empty() {
+                true => "there is none; `nacre doctor --rdma` says what is missing".to_owned(),
+                false => format!("there are: {}", devices.join(", ")),
+            };
+            (format!("there is no RDMA device \"{device}\""), remedy)
+        })
+    };
+    if let Some((cause, remedy)) = settings.rdma.device.as_deref().and_then(missing) {
+        refuse("rdma.device", cause, remedy);
+    }
+    for (at, listener) in settings.nvmf.listener.iter().enumerate() {
+        if !listener.uses(Transport::Rdma) {
+            continue;
+        }
+        if let Some((cause, remedy)) = listener.rdma_device.as_deref().and_then(missing) {
+            refuse(&format!("nvmf.listener[{at}].rdma_device"), cause, remedy);
+        }
+    }
+    for (at, listener) in settings.nvmf.listener.iter().enumerate() {
+        let ip = listener.address;
+        let local = ip.is_unspecified()
+            || interfaces.iter().any(|i| i.addresses.contains(&ip))
+            || has_address(SocketAddr::new(ip, 0)).is_ok();
+        if listener.iface.is_empty() && !local {
+            let key = format!("nvmf.listener[{at}].address");
+            let cause = format!("{ip} is not an address of this machine");
+            refuse(&key, cause, have_addresses(machine));
+        }
+    }
+    for (at, listener) in settings.nvmf.listen.iter().enumerate() {
+        let Ok(listener) = super::listener::Listener::short(at + 1, listener) else {
+            continue;
+        };
+        let ip = listener.address;
+        if !ip.is_unspecified() && has_address(SocketAddr::new(ip, 0)).is_err() {
+            let key = format!("nvmf.listen[{at}]");
+            let cause = format!("{ip} is not an address of this machine");
+            refuse(&key, cause, have_addresses(machine));
+        }
+    }
+}
+
+fn have_addresses(machine: &System) -> String {
+    let all = machine.interfaces().iter();
+    let all = all.flat_map(|interface| {
+        let addresses = interface.addresses.iter();
+        addresses.map(|ip| format!("{} {ip}", interface.name))
+    });
+    format!("there are: {}", all.collect::<Vec<_>>().join(", "))
+}
+
+/// With the line of the listener, which the plan of listeners knows by its name.
+fn located(problem: Problem, loaded: &Loaded) -> Problem {
+    let all = loaded.settings.nvmf.listener.iter().enumerate();
+    let named = |name: &str| problem.origin == format!("listener \"{name}\"");
+    let mut its = all.filter(|(_, listener)| named(&listener.name));
+    match its.next() {
+        None => problem,
+        Some((at, _)) => {
+            let key = format!("nvmf.listener[{at}]");
+            Problem {
+                origin: origin_of(&loaded.origins, &key),
+                cause: format!("{key}: {}", problem.cause),
+                key,
+                remedy: problem.remedy,
+            }
+        }
+    }
+}
+
+/// Huge pages that must be there, and none of which this machine has. Those in use may be the running daemon's.
+fn no_pages(settings: &Settings) -> Option<(String, String)> {
+    let (size, name) = match settings.memory.hugepages {
+        Hugepages::TwoMiB => (2 << 20, "2MiB"),
+        Hugepages::OneGiB => (1 << 30, "1GiB"),
+        Hugepages::Auto | Hugepages::Off => return None,
+    };
+    let pools = nacre_hugepages::show();
+    let any = pools.iter().any(|pool| {
+        let can_be = pool.total > 0 || pool.available() > 0;
+        pool.size == size && can_be
+    });
+    (!any).then(|| {
+        let cause = format!("this machine has no pages of {name}");
+        let remedy = format!("`nacre hugepages reserve {name} COUNT`, or hugepages = \"auto\"");
+        (cause, remedy)
+    })
+}
+
+/// Whether a socket can have the address, whatever its port: that may be the running daemon's.
+fn has_address(address: SocketAddr) -> Result<(), String> {
+    match TcpListener::bind(SocketAddr::new(address.ip(), 0)) {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::AddrNotAvailable => Err(format!(
+            "{} is not an address of this machine",
+            address.ip()
+        )),
+        Err(error) => Err(format!("{} cannot be listened on: {error}", address.ip())),
+    }
+}
+
+fn file_missing(bdev: &Bdev) -> Option<String> {
+    let path = bdev
+        .path
+        .as_deref()
+        .filter(|_| bdev.kind == BdevKind::File)?;
+    let shown = path.display();
+    match std::fs::metadata(path) {
+        Ok(found) if found.is_dir() => Some(format!("{shown} is a directory")),
+        Ok(_) => None,
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Some(format!("{shown} cannot be read: {error}"))
+        }
+        Err(_) if bdev.size.is_none() => Some(format!("there is no file {shown}")),
+        Err(_) => {
+            let folder = path.parent().unwrap_or(Path::new("/"));
+            let is_folder = folder.as_os_str().is_empty() || folder.is_dir();
+            (!is_folder).then(|| format!("there is no directory {}", folder.display()))
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! Goal: every key reads good values and refuses bad ones with its line, its name, the value and what may stand there, in
+//! plain English. Method: a table with a row for each key of the schema; a key without a row fails the test.
+
+use std::collections::BTreeSet;
+
+use super::values_rows::ROWS;
+use super::*;
+use crate::methods::testing::Bench;
+
+/// What stands around a key of a list of tables.
+fn around(key: &str) -> &'static [(&'static str, &'static str)] {
+    match key {
+        "bdev.path" | "bdev.read_only" => {
+            &[("name", "\"a\""), ("type", "\"file\""), ("path", "\"/a\"")]
+        }
+        _ if key.starts_with("bdev.") => &[
+            ("name", "\"a\""),
+            ("type", "\"malloc\""),
+            ("size", "\"1MiB\""),
+        ],
+        _ if key.starts_with("nvmf.subsystem.namespace.") => &[("bdev", "\"a\"")],
+        _ if key.starts_with("nvmf.subsystem.") => &[("nqn", "\"nqn.2026-01.org.example:a\"")],
+        _ => &[],
+    }
+}
+
+/// A file with the key set, the line of the key, and the key as it is reported.
+fn file(key: &str, value: &str) -> (String, usize, String) {
+    let mut text = String::new();
+    let (table, leaf, full) = if let Some(leaf) = key.strip_prefix("nvmf.subsystem.namespace.") {
+        text += "[[nvmf.subsystem]]\nnqn = \"nqn.2026-01.org.example:a\"\n";
+        let table = "[[nvmf.subsystem.namespace]]".to_owned();
+        let full = format!("nvmf.subsystem[0].namespace[0].{leaf}");
+        (table, leaf, full)
+    } else if let Some((list, leaf)) = ["bdev", "nvmf.listener", "nvmf.subsystem"]
+        .iter()
+        .find_map(|list| Some((list, key.strip_prefix(list)?.strip_prefix('.')?)))
+    {
+        (format!("[[{list}]]"), leaf, format!("{list}[0].{leaf}"))
+    } else {
+        let (table, leaf) = key.rsplit_once('.').unwrap();
+        (format!("[{table}]"), leaf, key.to_owned())
+    };
+    text += &table;
+    for (other, value) in around(key).iter().filter(|(other, _)| *other != leaf) {
+        text += &format!("\n{other} = {value}");
+    }
+    text += &format!("\n{leaf} = {value}\n");
+    let line = text.lines().count();
+    (text, line, full)
+}
+
+fn plain(said: &str) -> bool {
+    let of_libraries = [
+        "invalid type",
+        "invalid value",
+        "invalid socket",
+        "variant",
+        "expected",
+        "unsigned",
+        "64-bit",
+        "struct ",
+        "deserial",
+        "`",
+    ];
+    !of_libraries.iter().any(|word| said.contains(word))
+}
+
+#[test]
+fn every_key_has_a_row() {
+    let mut keys = BTreeSet::new();
+    fn walk(path: &str, known: &serde_json::Value, keys: &mut BTreeSet<String>) {
+        let known = settings::item_template(path).unwrap_or_else(|| known.clone());
+        match known.as_object() {
+            Some(table) => table.iter().for_each(|(key, value)| {
+                let dot = if path.is_empty() { "" } else { "." };
+                walk(&format!("{path}{dot}{key}"), value, keys);
+            }),
+            None => drop(keys.insert(path.to_owned())),
+        }
+    }
+    let all = serde_json::to_value(Settings::default()).unwrap();
+    walk("", &all, &mut keys);
+    let rows: BTreeSet<String> = ROWS.iter().map(|(key, ..)| (*key).to_owned()).collect();
+    assert_eq!(keys, rows);
+    for (key, ..) in check::RANGES {
+        assert!(keys.contains(*key), "{key} has a range and does not exist");
+    }
+    assert!(
+        ROWS.iter()
+            .all(|(_, good, bad)| !good.is_empty() && !bad.is_empty())
+    );
+}
+
+#[test]
+fn every_key_is_read_and_refused_in_plain_english() {
+    for (key, good, bad) in ROWS {
+        for value in *good {
+            let (text, ..) = file(key, value);
+            if let Err(error) = load_text(Some(("f", &text)), [], &[]) {
+                panic!("{text}{error}");
+            }
+        }
+        for (value, expected) in *bad {
+            let (text, line, full) = file(key, value);
+            let error = load_text(Some(("f", &text)), [], &[]).expect_err(&text);
+            let said: Vec<String> = error.problems.iter().map(ToString::to_string).collect();
+            assert_eq!(said.len(), 1, "{text}: {said:#?}");
+            let said = &said[0];
+            let place = format!("f:{line}: {full}");
+            assert!(said.starts_with(&place), "{text}: {said}");
+            assert!(said.contains(expected), "{text}: {said}");
+            assert!(plain(said), "{text}: {said}");
+        }
+    }
+}
+
+/// Variables are text; what they say is read as in the file.
+#[test]
+fn variables_are_read_as_the_file_is() {
+    let mut read = 0;
+    for (key, good, bad) in ROWS {
+        if settings::item_template(key.rsplit_once('.').unwrap().0).is_some()
+            || key.starts_with("nvmf.listener.")
+        {
+            continue;
+        }
+        let load = |value: &str| {
+            let items = value.trim_matches(['[', ']']);
+            let text = items.replace('"', "");
+            let variable = source::variable(key);
+            load_text(None, [(variable.into(), text.into())], &[])
+        };
+        for value in *good {
+            let (text, ..) = file(key, value);
+            let of_file = load_text(Some(("f", &text)), [], &[]).unwrap().settings;
+            let of_variable = load(value).unwrap_or_else(|e| panic!("{key} {value}: {e}"));
+            assert_eq!(of_variable.settings, of_file, "{key} {value}");
+            read += 1;
+        }
+        for (value, _) in *bad {
+            // A list cannot be anything but a list here.
+            let Err(error) = load(value) else { continue };
+            let said = error.problems[0].to_string();
+            let place = format!("${}: {key}", source::variable(key));
+            assert!(
+                said.starts_with(&place) && plain(&said),
+                "{key} {value}: {said}"
+            );
+        }
+    }
+    assert!(read > 50, "{read}");
+}
+
+#[test]
+fn all_mistakes_are_reported_at_once() {
+    let text = "[reactor]\nmode = \"fast\"\ncoers = \"2\"\nbusy_poll_us = \"x\"\n\
+                [[bdev]]\nname = \"a\"\ntype = \"aio\"\nsize = \"1k\"\n\
+                [[bdev]]\nname = \"a\"\ntype = \"malloc\"\nsize = \"1000\"\n\
+                [[nvmf.subsystem]]\nnqn = \"foo\"\nhosts = [\"\"]\nnamespace = [{ bdev = \"\", nsid = 99 }]\n";
+    let environment = [("NACRE_LOG_LEVEL".into(), "loud".into())];
+    let error = load_text(Some(("f", text)), environment, &[]).unwrap_err();
+    let mut places: Vec<String> = error
+        .problems
+        .iter()
+        .map(|p| format!("{} {}", p.origin, p.key))
+        .collect();
+    places.sort();
+    assert_eq!(
+        places,
+        [
+            "$NACRE_LOG_LEVEL log.level",
+            "f:10 bdev[1].name",
+            "f:12 bdev[1].size",
+            "f:14 nvmf.subsystem[0].nqn",
+            "f:15 nvmf.subsystem[0].hosts[0]",
+            "f:16 nvmf.subsystem[0].namespace[0].bdev",
+            "f:16 nvmf.subsystem[0].namespace[0].nsid",
+            "f:2 reactor.mode",
+            "f:3 reactor.coers",
+            "f:4 reactor.busy_poll_us",
+            "f:7 bdev[0].type",
+        ]
+    );
+}
+
+/// What is called good is made by the daemon, and is not tried again for ever.
+#[test]
+fn what_is_good_is_made() {
+    for (key, good, _) in ROWS {
+        let declares = key.starts_with("bdev.") || key.starts_with("nvmf.subsystem.");
+        // Files need a machine, and a namespace needs a device.
+        if !declares || around(key).contains(&("type", "\"file\"")) {
+            continue;
+        }
+        for value in *good {
+            let (text, ..) = file(key, value);
+            let devices = "[[bdev]]\nname = \"a\"\ntype = \"null\"\nsize = \"1MiB\"\n";
+            let text = match key.starts_with("bdev.") {
+                true => text,
+                false => format!("{devices}{}{text}", devices.replace("\"a\"", "\"b\"")),
+            };
+            let settings = load_text(Some(("f", &text)), [], &[]).unwrap().settings;
+            let bench = Bench::with(settings, None);
+            let missing = bench.engine.declared.missing();
+            assert!(missing.is_empty(), "{text}: {missing:#?}");
+        }
+    }
+}

@@ -1,0 +1,528 @@
+//! JSON to typed settings and parameters, with errors in plain English: the value, what may stand there, and the nearest
+//! word. serde's own texts ("invalid type: string, expected u16") never reach a reader.
+//!
+//! [`all`] reads a configuration and finds every value that is wrong; [`first`] finds the first.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+
+use serde::de::value::{MapDeserializer, SeqDeserializer};
+use serde::de::{self, DeserializeOwned, Expected, IntoDeserializer, Unexpected, Visitor};
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
+use serde_path_to_error::Segment;
+
+use super::{address, size, time};
+use crate::config::suggest::closest;
+
+/// Why a value cannot stand where it stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ValueError {
+    /// Not of the kind that is read there, or out of its range.
+    Wrong {
+        found: String,
+        expected: String,
+    },
+    /// Not one of the words that are read there.
+    Word {
+        found: String,
+        allowed: &'static [&'static str],
+    },
+    Unknown {
+        key: String,
+        known: &'static [&'static str],
+    },
+    Missing {
+        key: &'static str,
+    },
+    Twice {
+        key: &'static str,
+    },
+    /// By a reader of its own, in plain English.
+    Said(String),
+}
+
+impl ValueError {
+    /// The nearest word that may stand there.
+    pub fn remedy(&self) -> Option<String> {
+        let (word, words) = match self {
+            ValueError::Word { found, allowed } => (found, allowed),
+            ValueError::Unknown { key, known } => (key, known),
+            ValueError::Missing { .. } => return Some("add it".into()),
+            _ => return None,
+        };
+        let word = word.trim_matches('"').to_lowercase();
+        closest(&word, words.iter().copied()).map(|close| format!("did you mean \"{close}\"?"))
+    }
+}
+
+impl fmt::Display for ValueError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ValueError::Wrong { found, expected } => write!(f, "{found} is not {expected}"),
+            ValueError::Word { found, allowed } => {
+                write!(f, "{found} is not {}", words(allowed))
+            }
+            ValueError::Unknown { key, .. } => write!(f, "\"{key}\" is not known here"),
+            ValueError::Missing { key } => write!(f, "\"{key}\" is missing"),
+            ValueError::Twice { key } => write!(f, "\"{key}\" is there twice"),
+            ValueError::Said(text) => f.write_str(text),
+        }
+    }
+}
+
+/// `"a", "b" or "c"`.
+pub fn words(words: &[&str]) -> String {
+    let quoted: Vec<String> = words.iter().map(|word| format!("\"{word}\"")).collect();
+    match quoted.split_last() {
+        Some((last, [])) => last.clone(),
+        Some((last, others)) => format!("{} or {last}", others.join(", ")),
+        None => "anything".into(),
+    }
+}
+
+impl std::error::Error for ValueError {}
+
+impl de::Error for ValueError {
+    fn custom<T: fmt::Display>(text: T) -> ValueError {
+        ValueError::Said(text.to_string())
+    }
+
+    fn invalid_type(found: Unexpected<'_>, expected: &dyn Expected) -> ValueError {
+        ValueError::Wrong {
+            found: shown(found),
+            expected: plain(&expected.to_string()),
+        }
+    }
+
+    fn invalid_value(found: Unexpected<'_>, expected: &dyn Expected) -> ValueError {
+        <ValueError as de::Error>::invalid_type(found, expected)
+    }
+
+    fn invalid_length(length: usize, expected: &dyn Expected) -> ValueError {
+        ValueError::Wrong {
+            found: format!("a list of {length}"),
+            expected: plain(&expected.to_string()),
+        }
+    }
+
+    fn unknown_variant(found: &str, allowed: &'static [&'static str]) -> ValueError {
+        ValueError::Word {
+            found: format!("\"{found}\""),
+            allowed,
+        }
+    }
+
+    fn unknown_field(key: &str, known: &'static [&'static str]) -> ValueError {
+        ValueError::Unknown {
+            key: key.to_owned(),
+            known,
+        }
+    }
+
+    fn missing_field(key: &'static str) -> ValueError {
+        ValueError::Missing { key }
+    }
+
+    fn duplicate_field(key: &'static str) -> ValueError {
+        ValueError::Twice { key }
+    }
+}
+
+fn shown(found: Unexpected<'_>) -> String {
+    match found {
+        Unexpected::Bool(value) => value.to_string(),
+        Unexpected::Unsigned(value) => value.to_string(),
+        Unexpected::Signed(value) => value.to_string(),
+        Unexpected::Float(value) => value.to_string(),
+        Unexpected::Str(value) => format!("\"{value}\""),
+        Unexpected::Char(value) => format!("\"{value}\""),
+        Unexpected::Unit | Unexpected::Option => "null".into(),
+        Unexpected::Seq => "a list".into(),
+        Unexpected::Other(text) => text.to_owned(),
+        _ => "a table".into(),
+    }
+}
+
+/// What serde and derived code call a kind, in plain English.
+fn plain(expected: &str) -> String {
+    let whole = |least: &dyn fmt::Display, most: &dyn fmt::Display| {
+        format!("a whole number from {least} to {most}")
+    };
+    match expected {
+        "u8" => whole(&u8::MIN, &u8::MAX),
+        "u16" => whole(&u16::MIN, &u16::MAX),
+        "u32" => whole(&u32::MIN, &u32::MAX),
+        "u64" | "usize" => "a whole number of at least 0".into(),
+        "i8" => whole(&i8::MIN, &i8::MAX),
+        "i16" => whole(&i16::MIN, &i16::MAX),
+        "i32" => whole(&i32::MIN, &i32::MAX),
+        "i64" | "isize" => "a whole number".into(),
+        "f32" | "f64" => "a number".into(),
+        "a nonzero u8" => whole(&1, &u8::MAX),
+        "a nonzero u16" => whole(&1, &u16::MAX),
+        "a nonzero u32" => whole(&1, &u32::MAX),
+        "a nonzero u64" | "a nonzero usize" => "a whole number of at least 1".into(),
+        "a boolean" => "true or false".into(),
+        "a string" | "a borrowed string" | "str" => "text in quotes".into(),
+        "path string" => "a path in quotes".into(),
+        "a sequence" => "a list".into(),
+        "unit" | "option" => "null".into(),
+        "a map" => "a table".into(),
+        "IP address" | "IPv4 address" | "IPv6 address" => "an IP address".into(),
+        "socket address" => address::ENDPOINT.into(),
+        other if other.contains("UUID") => UUID.into(),
+        other if other.starts_with("struct ") || other.starts_with("internally tagged") => {
+            "a table".into()
+        }
+        other if other.starts_with("tuple ") || other.starts_with("an array of") => "a list".into(),
+        other => other.to_owned(),
+    }
+}
+
+/// Where an error is: keys and indexes, outermost first.
+pub type Place = Vec<Segment>;
+
+/// `nvmf.listener[0].port`.
+pub fn path(place: &[Segment]) -> String {
+    let mut path = String::new();
+    for segment in place {
+        match segment {
+            Segment::Seq { index } => path += &format!("[{index}]"),
+            Segment::Map { key } | Segment::Enum { variant: key } => {
+                if !path.is_empty() {
+                    path.push('.');
+                }
+                path += key;
+            }
+            Segment::Unknown => path.push('?'),
+        }
+    }
+    path
+}
+
+/// Reads a value; the first error and its place.
+pub fn first<T: DeserializeOwned>(value: &Value, texts: Texts) -> Result<T, (Place, ValueError)> {
+    serde_path_to_error::deserialize(Reader { value, texts }).map_err(|error| {
+        let place = error.path().iter().cloned().collect();
+        (place, error.into_inner())
+    })
+}
+
+/// Reads a value of which nothing is required. Every wrong part is reported and left at its default.
+pub fn all<T: DeserializeOwned>(
+    mut value: Value,
+    texts: Texts,
+) -> (Option<T>, Vec<(Place, ValueError)>) {
+    let mut errors = Vec::new();
+    loop {
+        match first(&value, texts) {
+            Ok(read) => return (Some(read), errors),
+            Err((place, error)) => {
+                let removed = remove(&mut value, &place);
+                errors.push((place, error));
+                if !removed {
+                    return (None, errors);
+                }
+            }
+        }
+    }
+}
+
+/// Takes the innermost member of a table on the way to `place` away.
+fn remove(value: &mut Value, place: &[Segment]) -> bool {
+    let Some(last) = place.iter().rposition(|s| matches!(s, Segment::Map { .. })) else {
+        return false;
+    };
+    let mut at = value;
+    for segment in &place[..last] {
+        let inner = match segment {
+            Segment::Map { key } => at.get_mut(key.as_str()),
+            Segment::Seq { index } => at.get_mut(*index),
+            _ => None,
+        };
+        match inner {
+            Some(inner) => at = inner,
+            None => return false,
+        }
+    }
+    let Segment::Map { key } = &place[last] else {
+        return false;
+    };
+    at.as_object_mut()
+        .is_some_and(|table| table.remove(key.as_str()).is_some())
+}
+
+/// Whether text in quotes is read as what it says where something else than text belongs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Texts {
+    /// `"8"` is 8, and 8 is the name "8": environment variables are text, and files may quote numbers.
+    Read,
+    /// As in calls.
+    Keep,
+}
+
+struct Reader<'a> {
+    value: &'a Value,
+    texts: Texts,
+}
+
+impl<'a> Reader<'a> {
+    /// The text, where it is to be read as something else.
+    fn text(&self) -> Option<&'a str> {
+        match self.texts {
+            Texts::Read => self.value.as_str().map(str::trim),
+            Texts::Keep => None,
+        }
+    }
+}
+
+macro_rules! integers {
+    ($($method:ident)*) => {$(
+        fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ValueError> {
+            if let Some(text) = self.text() {
+                if let Ok(number) = text.parse() {
+                    return visitor.visit_u64(number);
+                }
+                if let Ok(number) = text.parse() {
+                    return visitor.visit_i64(number);
+                }
+            }
+            self.deserialize_any(visitor)
+        }
+    )*};
+}
+
+impl<'de> Deserializer<'de> for Reader<'de> {
+    type Error = ValueError;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ValueError> {
+        let texts = self.texts;
+        match self.value {
+            Value::Null => visitor.visit_unit(),
+            Value::Bool(value) => visitor.visit_bool(*value),
+            Value::Number(number) => match (number.as_u64(), number.as_i64()) {
+                (Some(number), _) => visitor.visit_u64(number),
+                (_, Some(number)) => visitor.visit_i64(number),
+                _ => visitor.visit_f64(number.as_f64().unwrap_or(f64::NAN)),
+            },
+            Value::String(text) => visitor.visit_borrowed_str(text),
+            Value::Array(items) => {
+                let items = items.iter().map(|value| Reader { value, texts });
+                visitor.visit_seq(SeqDeserializer::new(items))
+            }
+            Value::Object(table) => {
+                let members = table.iter();
+                let members = members.map(|(key, value)| (key.as_str(), Reader { value, texts }));
+                visitor.visit_map(MapDeserializer::new(members))
+            }
+        }
+    }
+
+    integers! {
+        deserialize_i8 deserialize_i16 deserialize_i32 deserialize_i64 deserialize_i128
+        deserialize_u8 deserialize_u16 deserialize_u32 deserialize_u64 deserialize_u128
+    }
+
+    fn deserialize_f32<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ValueError> {
+        self.deserialize_f64(visitor)
+    }
+
+    fn deserialize_f64<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ValueError> {
+        match self.text().and_then(|text| text.parse().ok()) {
+            Some(number) => visitor.visit_f64(number),
+            None => self.deserialize_any(visitor),
+        }
+    }
+
+    fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ValueError> {
+        let text = self.text().map(str::to_ascii_lowercase);
+        match text.as_deref() {
+            Some("true" | "yes" | "on" | "1") => visitor.visit_bool(true),
+            Some("false" | "no" | "off" | "0") => visitor.visit_bool(false),
+            _ => self.deserialize_any(visitor),
+        }
+    }
+
+    fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ValueError> {
+        match (self.texts, self.value) {
+            (Texts::Read, Value::Number(number)) => visitor.visit_string(number.to_string()),
+            _ => self.deserialize_any(visitor),
+        }
+    }
+
+    fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ValueError> {
+        self.deserialize_str(visitor)
+    }
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ValueError> {
+        match self.value {
+            Value::Null => visitor.visit_none(),
+            _ => visitor.visit_some(self),
+        }
+    }
+
+    fn deserialize_newtype_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, ValueError> {
+        visitor.visit_newtype_struct(self)
+    }
+
+    /// A table: derived code would take a list for its members in order.
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        _: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, ValueError> {
+        match self.value {
+            Value::Array(_) => Err(de::Error::invalid_type(Unexpected::Seq, &visitor)),
+            _ => self.deserialize_any(visitor),
+        }
+    }
+
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        allowed: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, ValueError> {
+        match self.value {
+            Value::String(text) => visitor.visit_enum(text.as_str().into_deserializer()),
+            // A word with data; the general reader knows how.
+            Value::Object(_) => self
+                .value
+                .deserialize_enum(name, allowed, visitor)
+                .map_err(|error| ValueError::Said(error.to_string())),
+            other => Err(ValueError::Word {
+                found: match other {
+                    Value::Array(_) => "a list".into(),
+                    other => other.to_string(),
+                },
+                allowed,
+            }),
+        }
+    }
+
+    serde::forward_to_deserialize_any! {
+        char bytes byte_buf unit unit_struct seq tuple tuple_struct map identifier ignored_any
+    }
+}
+
+impl<'de> IntoDeserializer<'de, ValueError> for Reader<'de> {
+    type Deserializer = Reader<'de>;
+
+    fn into_deserializer(self) -> Reader<'de> {
+        self
+    }
+}
+
+const UUID: &str = "a UUID, such as 6a3f2d1e-5b4c-4d3e-8f2a-1b0c9d8e7f6a";
+
+/// A number of bytes: a number alone, or text with a unit.
+pub fn bytes<'de, D: Deserializer<'de>, N: TryFrom<u64>>(from: D) -> Result<N, D::Error> {
+    let expected = "a size, such as 4096 or \"64MiB\"";
+    from.deserialize_any(Number::new(expected, size::parse_bytes))
+}
+
+/// As [`bytes`], where there need not be one.
+pub fn some_bytes<'de, D: Deserializer<'de>, N: TryFrom<u64>>(
+    from: D,
+) -> Result<Option<N>, D::Error> {
+    bytes(from).map(Some)
+}
+
+/// A number of MiB, or text with a unit that is whole MiB.
+pub fn mebibytes<'de, D: Deserializer<'de>, N: TryFrom<u64>>(from: D) -> Result<N, D::Error> {
+    let expected = "a size: a number of MiB, or with a unit, such as \"2GiB\"";
+    from.deserialize_any(Number::new(expected, size::parse_mebibytes))
+}
+
+/// A number of microseconds, or text with a unit.
+pub fn micros<'de, D: Deserializer<'de>, N: TryFrom<u64>>(from: D) -> Result<N, D::Error> {
+    let expected = "a time: a number of microseconds, or with a unit, such as \"100us\"";
+    from.deserialize_any(Number::new(expected, |text| time::in_units(text, 1000)))
+}
+
+/// A number of milliseconds, or text with a unit.
+pub fn millis<'de, D: Deserializer<'de>, N: TryFrom<u64>>(from: D) -> Result<N, D::Error> {
+    let expected = "a time: a number of milliseconds, or with a unit, such as \"250ms\"";
+    from.deserialize_any(Number::new(expected, |text| {
+        time::in_units(text, 1_000_000)
+    }))
+}
+
+/// A number of seconds, or text with a unit.
+pub fn seconds<'de, D: Deserializer<'de>, N: TryFrom<u64>>(from: D) -> Result<N, D::Error> {
+    let expected = "a time: a number of seconds, or with a unit, such as \"10s\"";
+    from.deserialize_any(Number::new(expected, |text| {
+        time::in_units(text, 1_000_000_000)
+    }))
+}
+
+/// A number, or text that `read` makes one of.
+struct Number<N> {
+    expected: &'static str,
+    read: fn(&str) -> Result<u64, String>,
+    number: std::marker::PhantomData<N>,
+}
+
+impl<N> Number<N> {
+    fn new(expected: &'static str, read: fn(&str) -> Result<u64, String>) -> Number<N> {
+        Number {
+            expected,
+            read,
+            number: std::marker::PhantomData,
+        }
+    }
+}
+
+impl<N: TryFrom<u64>> Visitor<'_> for Number<N> {
+    type Value = N;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.expected)
+    }
+
+    fn visit_u64<E: de::Error>(self, number: u64) -> Result<N, E> {
+        number.try_into().map_err(|_| {
+            let most = u64::MAX >> (64 - 8 * size_of::<N>().min(8));
+            E::custom(format!("{number} is more than {most}"))
+        })
+    }
+
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<N, E> {
+        match u64::try_from(number) {
+            Ok(number) => self.visit_u64(number),
+            Err(_) => Err(E::invalid_value(Unexpected::Signed(number), &self)),
+        }
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<N, E> {
+        let number = (self.read)(text).map_err(E::custom)?;
+        self.visit_u64(number)
+    }
+}
+
+/// Where to listen, if anywhere: an IP address and a port.
+pub fn endpoint<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SocketAddr>, D::Error> {
+    let text = String::deserialize(from)?;
+    let read = address::endpoint(&text).map_err(de::Error::custom)?;
+    Ok(Some(read))
+}
+
+/// An IP address.
+pub fn ip<'de, D: Deserializer<'de>>(from: D) -> Result<IpAddr, D::Error> {
+    let text = String::deserialize(from)?;
+    let read = text.trim().trim_matches(['[', ']']).parse();
+    read.map_err(|_| de::Error::invalid_value(Unexpected::Str(&text), &"an IP address"))
+}
+
+/// A UUID, where there need not be one.
+pub fn some_uuid<'de, D: Deserializer<'de>>(from: D) -> Result<Option<uuid::Uuid>, D::Error> {
+    let text = String::deserialize(from)?;
+    let read = uuid::Uuid::parse_str(text.trim()).map(Some);
+    read.map_err(|_| de::Error::invalid_value(Unexpected::Str(&text), &UUID))
+}

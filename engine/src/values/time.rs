@@ -1,0 +1,73 @@
+//! Durations as people write them.
+
+use std::time::Duration;
+
+/// `250ms`, `5s`, `1h 30m`; a number alone is seconds.
+pub fn parse(text: &str) -> Result<Duration, String> {
+    let trimmed = text.trim();
+    match trimmed.parse::<f64>() {
+        Ok(seconds) => Duration::try_from_secs_f64(seconds).map_err(|_| refusal(text)),
+        Err(_) => humantime::parse_duration(trimmed).map_err(|_| refusal(text)),
+    }
+}
+
+/// As [`parse`], of a time that is not none at all.
+pub fn above_zero(text: &str) -> Result<Duration, String> {
+    match parse(text)? {
+        time if time.is_zero() => Err("a time longer than 0 is wanted".into()),
+        time => Ok(time),
+    }
+}
+
+fn refusal(text: &str) -> String {
+    format!("\"{text}\" is not a time: write a number and a unit, such as 250ms, 5s or 1h 30m")
+}
+
+/// Text in whole units of so many nanoseconds: a number alone, or a number with a unit.
+pub fn in_units(text: &str, nanoseconds: u64) -> Result<u64, String> {
+    if let Ok(number) = text.trim().parse() {
+        return Ok(number);
+    }
+    let time = parse(text)?.as_nanos();
+    let unit = u128::from(nanoseconds);
+    if !time.is_multiple_of(unit) {
+        let unit = humantime::format_duration(Duration::from_nanos(nanoseconds));
+        return Err(format!("\"{text}\" is not a whole number of {unit}"));
+    }
+    u64::try_from(time / unit).map_err(|_| refusal(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times() {
+        assert_eq!(parse("5s"), Ok(Duration::from_secs(5)));
+        assert_eq!(parse("1h 30m"), Ok(Duration::from_secs(5400)));
+        assert_eq!(parse("0.5"), Ok(Duration::from_millis(500)));
+        assert!(above_zero("0s").is_err() && above_zero("1us").is_ok());
+        for (text, nanoseconds, expected) in [
+            ("7", 1_000_000, 7),
+            ("250ms", 1_000_000, 250),
+            ("2s", 1_000_000, 2000),
+            ("1m", 1_000_000_000, 60),
+            ("1ms", 1000, 1000),
+        ] {
+            assert_eq!(in_units(text, nanoseconds), Ok(expected), "{text}");
+        }
+        for (text, said) in [
+            ("", "is not a time"),
+            ("soon", "is not a time"),
+            ("-5s", "is not a time"),
+            ("-5", "is not a time"),
+            ("inf", "is not a time"),
+            ("5 parsecs", "is not a time"),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(said), "{text}: {error}");
+        }
+        let error = in_units("1500ms", 1_000_000_000).unwrap_err();
+        assert_eq!(error, "\"1500ms\" is not a whole number of 1s");
+    }
+}
