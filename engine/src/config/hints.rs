@@ -16,7 +16,7 @@ pub fn of_variable(name: &str) -> Option<&'static str> {
         before.is_some_and(|before| before.is_empty() || before.ends_with('_'))
     };
     KEYS.iter()
-        .find(|(names, _)| names.iter().any(|key| ends(&key)))
+        .find(|(names, _)| names.iter().any(&ends))
         .map(|(_, hint)| *hint)
 }
 
