@@ -1,5 +1,6 @@
-//! What the layer costs: 4 KiB I/O on the null and the RAM disk, on the module's own queue and through
-//! the layer, in one run. `cargo bench -p nacre-bdev`; prints nanoseconds per I/O, median of several.
+//! The cost of the layer: 4 KiB I/O on the null device and the RAM disk, on the module's own queue
+//! and through the layer, in one run. `cargo bench -p nacre-bdev` prints nanoseconds per I/O, the
+//! median of several.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

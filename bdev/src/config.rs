@@ -1,4 +1,4 @@
-//! What the modules' configurations have in common.
+//! Parts that the modules' configurations share.
 
 /// A module's configuration that makes no device.
 #[derive(Debug, thiserror::Error)]

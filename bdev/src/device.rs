@@ -1,4 +1,4 @@
-//! What a block device is to the control plane: identity, size, limits, and a way to open queues.
+//! A block device as the control plane sees it: identity, size, limits, and a way to open queues.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ pub struct Geometry {
     /// Bytes per logical block: a power of two, at least 512.
     pub block_size: u32,
     pub blocks: u64,
-    /// Bytes per physical block: what is written without a read-modify-write.
+    /// Bytes per physical block: the size of a write without a read-modify-write.
     pub physical_block_size: u32,
 }
 
@@ -27,10 +27,10 @@ pub enum Support {
     No,
 }
 
-/// What a device promises and what it wants to be asked at most.
+/// The promises of a device and the limits of its requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Largest read, write or compare, in blocks. The layer splits what is larger.
+    /// Largest read, write or compare, in blocks. The layer splits larger ones.
     pub max_blocks: u32,
     /// Largest unmap or write zeroes, in blocks.
     pub max_unmap_blocks: u64,
@@ -51,23 +51,24 @@ pub struct Limits {
     pub volatile_cache: bool,
     /// Unmapped blocks read as zeroes: all of them, for sure.
     pub unmap_zeroes: bool,
-    /// Writing zeroes with [`crate::Flags::DEALLOCATE`] frees blocks as an unmap does, and costs as little.
+    /// Writing zeroes with [`crate::Flags::DEALLOCATE`] frees blocks as an unmap does, and costs as
+    /// little.
     pub zeroes_deallocate: bool,
     /// Writes are refused.
     pub read_only: bool,
     /// A read of at most so many blocks that has no extents is answered with the device's own
     /// memory ([`crate::Completion::lent`]); 0: it lends nothing.
     pub lend_blocks: u32,
-    /// Every I/O is done when it was submitted, but for those that a limit of the rate holds back: its
-    /// buffers are free again with the next poll.
+    /// Every I/O is finished when its submission returns, except I/O that a rate limit holds back:
+    /// its buffers are free again with the next poll.
     pub immediate: bool,
     /// [`crate::Queue::at_once`] carries most reads and writes out: it is worth trying first.
     pub at_once: bool,
 }
 
 impl Limits {
-    /// A device that takes anything, completes what it has stored, and prefers nothing: what a
-    /// module starts from.
+    /// A device that accepts every request, completes only stored data, and has no preferences: the
+    /// starting point of a module.
     pub fn unlimited(queue_depth: u32) -> Limits {
         Limits {
             max_blocks: u32::MAX,
@@ -108,7 +109,7 @@ impl Geometry {
 #[error("bdev \"{bdev}\": {what}: {source}")]
 pub struct OpenError {
     pub bdev: String,
-    /// What was tried, e.g. `open("/x", O_DIRECT)`.
+    /// The failed call, e.g. `open("/x", O_DIRECT)`.
     pub what: String,
     pub source: std::io::Error,
 }
@@ -144,16 +145,16 @@ pub trait Bdev: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// Grows whenever the device may have lost what it had acknowledged: with each end of a
-    /// connection to a remote target (what was not flushed), and whenever it becomes smaller (what
-    /// was beyond). It has grown before any I/O is answered after that, so whoever finds it as it
-    /// was, after an I/O completed, knows that nothing was lost before that I/O.
+    /// Grows whenever the device may have lost acknowledged data. That is each end of a connection
+    /// to a remote target (unflushed data), and each decrease of the size (data past the new end).
+    /// It grows before any later I/O completes. So if the number is unchanged after an I/O
+    /// completed, nothing was lost before that I/O.
     fn losses(&self) -> u64 {
         0
     }
 
-    /// The blocks behind it now: fewer than [`Bdev::geometry`] has, where a layer keeps the size
-    /// that hosts were told.
+    /// The blocks that exist now: fewer than [`Bdev::geometry`] has, where a layer keeps the size
+    /// that it announced to hosts.
     fn present_blocks(&self) -> u64 {
         self.geometry().blocks
     }
@@ -163,19 +164,19 @@ pub trait Bdev: Send + Sync + 'static {
         self.present_blocks()
     }
 
-    /// Its user needs nothing of what was beyond the fewest blocks. Answers how many they were.
+    /// The user needs no data from beyond the fewest blocks. Returns the fewest blocks.
     fn forget_least(&self) -> u64 {
         self.present_blocks()
     }
 
-    /// Data that was copied from or to buffers of an I/O that were no good for the device as they were, in bytes. What a
-    /// device in memory moves is none: that is its I/O.
+    /// Bytes that were copied because the device could not use the buffers of an I/O directly.
+    /// Copies by a device in memory do not count: they are its I/O.
     fn copied_bytes(&self) -> u64 {
         0
     }
 
-    /// Whether those who can reach the device keep each other from it by reservations, as of now: its queues
-    /// take [`Queue::reserve`].
+    /// True if hosts that share the device can exclude each other by reservations, as of now: its
+    /// queues accept [`Queue::reserve`].
     fn reserves(&self) -> bool {
         false
     }

@@ -12,7 +12,7 @@ pub(crate) struct Immediate {
 
 impl Immediate {
     pub fn new(depth: usize) -> Immediate {
-        // Grows to what is really used, up to the depth, and stays there.
+        // Grows to the used depth and keeps that size.
         Immediate {
             ended: Vec::with_capacity(depth.min(32)),
             depth,

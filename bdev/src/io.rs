@@ -1,4 +1,5 @@
-//! One I/O: an operation on a range of logical blocks, its buffers, and the token that must come back.
+//! One I/O: an operation on a range of logical blocks, its buffers, and the token that must come
+//! back.
 
 use arrayvec::ArrayVec;
 use nacre_hugepages::{Buf, Lent};
@@ -8,8 +9,8 @@ use serde::{Deserialize, Serialize};
 /// for (a compare-and-write carries the expected and the new data).
 pub type Extents = ArrayVec<Buf, 2>;
 
-/// Names an I/O to whoever submitted it. Each layer translates: it submits with tokens of its own
-/// (a slab index and a child number) and answers with the token it was given.
+/// Names an I/O to its submitter. Each layer translates: it submits with tokens of its own (a slab
+/// index and a child number) and completes with the token of its own submitter.
 pub type Token = u64;
 
 /// What to do with the blocks.
@@ -23,7 +24,7 @@ pub enum Op {
     Write,
     /// Everything completed before this was submitted is on stable media when it completes.
     Flush,
-    /// The blocks' contents are not needed any more.
+    /// The blocks' contents are no longer needed.
     Unmap,
     WriteZeroes,
     /// Compares the blocks with the extents; [`Status::Miscompare`] when they differ.
@@ -33,7 +34,8 @@ pub enum Op {
     CompareAndWrite,
     /// Copies `blocks` from `Io::source_lba` on the same device.
     Copy,
-    /// Reads the blocks where they are, or does whatever else shows that they can be read; hands nothing over.
+    /// Reads the blocks in place, or proves by other means that they can be read; transfers no
+    /// data.
     Verify,
 }
 
@@ -169,7 +171,7 @@ pub enum Status {
     /// The medium could not be written.
     WriteError,
     Miscompare,
-    /// The range is not inside the device (any more).
+    /// The range is not, or no longer, inside the device.
     OutOfRange,
     /// No space left behind a thin device or a sparse file.
     NoSpace,
@@ -256,7 +258,7 @@ pub struct Completion {
     pub token: Token,
     pub status: Status,
     pub data: Extents,
-    /// What a read without extents brought: a view of the device's memory, to be sent from there
-    /// soon. A write that comes after this completion may be seen through it.
+    /// The data of a read without extents: a view of the device's memory, to be sent from there
+    /// soon. A write after this completion may be visible through it.
     pub lent: Option<Lent>,
 }

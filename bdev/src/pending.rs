@@ -44,7 +44,7 @@ impl Pending {
         }
     }
 
-    /// Gives the I/O up, or hands the duty to somebody else: this handle does not answer it.
+    /// Gives the I/O up, or hands the duty to another owner: this handle does not complete it.
     pub fn abandon(self) -> Token {
         let token = self.token;
         std::mem::forget(self);

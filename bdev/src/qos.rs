@@ -1,13 +1,13 @@
-//! Rate limits of a device: so many I/Os and bytes per second, over all cores together.
+//! Rate limits of a device: I/Os and bytes per second, over all cores together.
 //!
-//! Each limit is a bucket that every core pays into. It holds one number, the moment at which what
-//! was admitted so far is paid for; an I/O is admitted once that moment has come, and moves it on by
-//! what it costs. So an I/O that is larger than a second's worth is admitted as well, and those
-//! behind it wait longer. A bucket that was not used for a while has a credit of [`CREDIT`], which
-//! makes up for a reactor that wakes a little late.
+//! Each limit is a bucket that every core pays into. The bucket holds one number: the moment at
+//! which the admitted I/O is paid for. An I/O is admitted once that moment has come, and moves it
+//! forward by its cost. So an I/O that is larger than a second's worth is admitted as well, and the
+//! I/O behind it waits longer. A bucket that was unused for a while has a credit of [`CREDIT`],
+//! which compensates for a reactor that wakes a little late.
 //!
-//! Two cores that look at the same moment may both be admitted: the debt is paid afterwards, and the
-//! rate stays what it is.
+//! Two cores that read the same moment may both be admitted: the debt is paid afterwards, and the
+//! rate does not change.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -17,8 +17,8 @@ use nacre_reactor::Nanos;
 
 use crate::io::Op;
 
-/// What of the time in which nothing was done can be made up for. On a machine with other work to do
-/// a reactor wakes tens of milliseconds late, and with less a device stays below its limit there.
+/// The idle time that can be made up for. On a machine with other work a reactor wakes tens of
+/// milliseconds late, and with a smaller credit a device stays below its limit there.
 pub const CREDIT: Duration = Duration::from_millis(50);
 
 /// A bucket counts in this part of a nanosecond, so that small I/Os at high rates are not rounded
@@ -150,7 +150,7 @@ impl Bucket {
     }
 }
 
-/// Everything that limits a device: its own limits, and those of the devices that it stands on.
+/// All limits of a device: its own, and those of the devices below it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Chain(Vec<Arc<Qos>>);
 
@@ -170,7 +170,7 @@ impl Chain {
         self.0.iter().map(due).max().unwrap_or(Nanos::ZERO)
     }
 
-    /// Takes what the I/O costs, if it can be admitted now.
+    /// Charges the cost of the I/O, if the I/O can be admitted now.
     pub fn admit(&self, op: Op, bytes: u64, now: Nanos) -> bool {
         let admitted = self.due(op, bytes) <= now;
         if admitted {
@@ -205,8 +205,8 @@ mod tests {
         count
     }
 
-    /// What is not limited is not slowed; what is limited has its rate, whatever the step, plus the
-    /// credit at the start.
+    /// Unlimited I/O is not slowed; limited I/O has its rate, whatever the step, plus the credit at
+    /// the start.
     #[test]
     fn rates_are_kept() {
         let limits = RateLimits {
@@ -261,7 +261,7 @@ mod tests {
     }
 
     proptest! {
-        /// Over any time, no more is admitted than the rate allows, the credit and one I/O beside it.
+        /// Over any time, the admitted amount is at most the rate, plus the credit and one I/O.
         #[test]
         fn never_more_than_the_rate(
             rate in 1u64..10_000_000_000,

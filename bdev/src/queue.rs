@@ -12,27 +12,28 @@ use crate::reservation::Reserve;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Busy;
 
-/// One core's way to a device. Never blocks, never allocates in steady state.
+/// One core's access to a device. Never blocks, never allocates in steady state.
 ///
-/// Dropping a queue gives up what is in flight: the buffers return to their pool, once the device
-/// and the kernel are done with them, and no completion is seen any more.
+/// Dropping a queue gives up I/O in flight. The buffers return to their pool once the device and
+/// the kernel are done with them, and no completion follows.
 pub trait Queue {
-    /// Takes the I/O, or hands it back untouched. An I/O that was taken completes exactly once
-    /// through [`Queue::poll`], whatever happens to the device. A read may come back in other buffers than it
-    /// was given, of the same sizes and of the pool that the queue was opened with.
+    /// Takes the I/O, or hands it back untouched. A taken I/O completes exactly once through
+    /// [`Queue::poll`], whatever happens to the device. A read may come back in other buffers than
+    /// its own, of the same sizes and of the pool that the queue was opened with.
     // The error carries the I/O back by value: boxing it would allocate on the data path.
     #[allow(clippy::result_large_err)]
     fn submit(&mut self, io: Io) -> Result<(), (Busy, Io)>;
 
-    /// Hands what was submitted to the device (one system call or doorbell for all of it) and
-    /// collects completions while `done` has room. Says how many it collected.
+    /// Hands submitted I/O to the device (one system call or doorbell for all of it) and collects
+    /// completions while `done` has room. Returns the number of completions.
     fn poll(&mut self, now: Nanos, done: &mut Done) -> usize;
 
-    /// Carries the I/O out here and now, with nothing left for [`Queue::poll`] to collect; its buffers stay in `io`. Some
-    /// books are kept once per turn: a poll is to follow, as after what was submitted.
-    /// `None`: it was not begun, and is to be submitted. `lent` is set to what [`Completion::lent`] would be, and counts only
-    /// with a status: it is handed through so that no layer moves it. To be tried on devices that are done with an I/O when it was
-    /// submitted ([`crate::Limits::at_once`]): it costs them and their callers half as much.
+    /// Executes the I/O synchronously and leaves nothing for [`Queue::poll`] to collect; its
+    /// buffers stay in `io`. Some accounts are kept once per turn, so a poll must follow, as after
+    /// a submission. `None`: the I/O was not begun; submit it. `lent` is set as
+    /// [`Completion::lent`] would be, and is valid only with a status: as a parameter it is not
+    /// moved by each layer. Try this on devices that finish an I/O at its submission
+    /// ([`crate::Limits::at_once`]): it halves the cost for them and their callers.
     fn at_once(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
         let _ = (io, lent);
         None
@@ -45,15 +46,15 @@ pub trait Queue {
     /// I/Os taken and not yet completed.
     fn inflight(&self) -> usize;
 
-    /// Whether `poll` has nothing to do: nothing is in flight, nor is anything left behind that a change
-    /// of the device made to be cleared away. Who polls only queues with something in flight asks this
-    /// now and then of the others, and before it sleeps.
+    /// True when `poll` has no work: no I/O in flight and no cleanup pending after a device change.
+    /// A caller that polls only queues with I/O in flight checks the other queues now and then, and
+    /// before it sleeps.
     fn is_settled(&self) -> bool {
         self.inflight() == 0
     }
 
-    /// Takes a request about the device's reservations, to be answered from `poll`; hands it back if the
-    /// device has none, or while another is under way.
+    /// Takes a request about the device's reservations; `poll` returns its result. Hands it back if
+    /// the device has no reservations, or while another request is in flight.
     fn reserve(&mut self, request: Reserve) -> Result<(), Reserve> {
         Err(request)
     }
@@ -111,7 +112,7 @@ impl Done {
         self.items.is_empty()
     }
 
-    /// Takes from the front of a list what there is room for. Says how many.
+    /// Moves from the front of a list as many items as there is room for. Returns their number.
     #[inline]
     pub fn take_from(&mut self, list: &mut Vec<Completion>) -> usize {
         let count = list.len().min(self.room());
@@ -153,7 +154,7 @@ mod tests {
     use super::*;
     use crate::io::{Op, Status};
 
-    /// What has no room stays, in order.
+    /// Items without room stay, in order.
     #[test]
     fn takes_what_there_is_room_for() {
         let ended = |token| Io::new(token, Op::Flush, 0, 0).complete(Status::Ok);

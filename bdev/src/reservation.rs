@@ -1,14 +1,14 @@
-//! Reservations: how one who writes to a device keeps others from it who can reach it too.
+//! Reservations: how one writer of a shared device excludes the other hosts that can reach it.
 //!
-//! What is asked here is what a device needs that has one writer at a time, and no more: a registration under
-//! a key, a Write Exclusive - All Registrants reservation, and the end of everybody else's registration
-//! together with their commands. A module carries it out with whatever its device has for that (NVMe:
-//! Reservation Register, Acquire, Report); what the answers mean is decided above.
+//! The requests here cover the needs of a device with one writer at a time, and no more: a
+//! registration under a key, a Write Exclusive - All Registrants reservation, and the end of all
+//! other registrations together with their commands. A module executes them by its device's means
+//! (NVMe: Reservation Register, Acquire, Report); the caller interprets the results.
 
 use crate::io::Status;
 
-/// A request to a device with [`crate::Bdev::reserves`]. Unlike an I/O it is not repeated by the module: when
-/// its connection is lost it ends, and whoever asked looks again at how things stand.
+/// A request to a device with [`crate::Bdev::reserves`]. Unlike an I/O, the module does not repeat
+/// it: the request ends when its connection is lost, and the caller reads the state again.
 pub struct Reserve {
     pub ask: Ask,
     /// Called once, on the queue's core; not at all if the queue is closed before.
@@ -18,7 +18,7 @@ pub struct Reserve {
 /// Keys are never zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ask {
-    /// Who is registered, and what is held. Only this is answered with a [`Standing`] that says something.
+    /// The registrants and the reservation. Only this request returns a filled [`Standing`].
     Report,
     /// Registers this host, or gives it another key: `current` is the one that it has.
     Register { current: Option<u64>, key: u64 },
@@ -26,8 +26,8 @@ pub enum Ask {
     Unregister { key: u64 },
     /// The reservation, for all who are registered.
     Acquire { key: u64 },
-    /// The reservation for this host alone: ends the registrations of all others, and aborts what they have
-    /// under way before it is answered.
+    /// Reserves for this host alone: ends all other registrations, and aborts their commands in
+    /// flight, before it completes.
     Preempt { key: u64 },
 }
 
@@ -52,14 +52,14 @@ pub enum Held {
 }
 
 impl Status {
-    /// The device is reserved by somebody else.
+    /// Another host has reserved the device.
     pub const RESERVATION_CONFLICT: Status = Status::Nvme {
         sct: 0,
         sc: 0x83,
         dnr: true,
     };
 
-    /// Whether the I/O was refused for the sake of somebody who has reserved the device.
+    /// True if the I/O was refused because another host has reserved the device.
     pub fn is_reservation_conflict(self) -> bool {
         matches!(
             self,

@@ -1,8 +1,8 @@
-//! The size of a device that may become smaller, and whether it has.
+//! The size of a device that may shrink, and whether it did.
 //!
-//! A file that is cut and made longer again has zeroes where there was data. Its size alone does
-//! not tell, so the fewest blocks that it has had are kept, too, until its user says that it needs
-//! nothing of what was there.
+//! A file that is cut and made longer again has zeroes in place of its data. Its size alone does
+//! not show that. So the fewest blocks that it ever had are kept, too, until its user no longer
+//! needs the data beyond them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -49,7 +49,7 @@ impl Size {
         self.least.load(Ordering::Acquire)
     }
 
-    /// Nothing of what was beyond is needed any more. Answers the fewest blocks until now.
+    /// The user no longer needs data beyond the fewest blocks. Returns the fewest blocks until now.
     pub fn forget_least(&self) -> u64 {
         let least = self.least.swap(self.blocks(), Ordering::AcqRel);
         // It may have become smaller between the two.

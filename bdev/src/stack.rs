@@ -1,4 +1,4 @@
-//! What the modules that stack on another device have in common: the claim on their base.
+//! The claim on the base, which all modules on top of another device share.
 
 use nacre_hugepages::Pool;
 use uuid::Uuid;

@@ -1,7 +1,7 @@
-//! In steady state the data path allocates nothing: shown by an allocator that counts.
+//! In steady state the data path allocates nothing: an allocator that counts proves it.
 //!
-//! Each device is warmed up, so that everything has grown to what it needs; after that a long run of
-//! mixed I/O through the layer must not reach the allocator once.
+//! Each device is warmed up, so that everything has grown to its final size; after that a long run
+//! of mixed I/O through the layer must not call the allocator once.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -151,7 +151,8 @@ fn devices() -> Vec<(&'static str, Arc<dyn Bdev>)> {
     malloc("B1");
     malloc("B2");
     let over = serde_json::json!({"name": "P", "base_bdev_name": "B1"});
-    // Its identity is the seed of what it delays: of another one each time, some have their most under way at last.
+    // The device's identity seeds its delays. With a new seed each time, some runs reach their peak
+    // only late.
     let slow = serde_json::json!({"name": "D", "base_bdev_name": "B2", "avg_read_latency": 20,
         "p99_read_latency": 100, "avg_write_latency": 10, "p99_write_latency": 90,
         "uuid": "5eed0000-0000-4000-8000-000000000001"});

@@ -1,4 +1,5 @@
-//! What every block device must do, whatever it is made of: the suite that each module's tests call.
+//! The rules that every block device obeys, of whatever module: the suite that each module's tests
+//! call.
 //!
 //! ```no_run
 //! # use std::sync::Arc;
@@ -6,9 +7,10 @@
 //! nacre_bdev::conformance::Suite::new(make).run();
 //! ```
 //!
-//! Each case gets a fresh device of at least [`MIN_BLOCKS`] blocks, twice: as the module itself, with
-//! what it does natively and within its limits, and through the [`Layer`], with everything. A case
-//! panics when the device misbehaves. What is random comes from a seed that a failure prints.
+//! Each case gets a fresh device of at least [`MIN_BLOCKS`] blocks, twice: as the module itself,
+//! with its native operations and within its limits, and through the [`Layer`], with every
+//! operation. A case panics when the device misbehaves. Random choices come from a seed that a
+//! failure prints.
 
 mod cases;
 mod random;
@@ -28,7 +30,7 @@ pub const MIN_BLOCKS: u64 = 512;
 /// Replays a failure.
 pub const SEED_VARIABLE: &str = "NACRE_CONFORMANCE_SEED";
 
-/// The suite and what it must know about the module beyond what the module says itself.
+/// The suite, and the facts about the module that the module does not report itself.
 pub struct Suite<F> {
     make: F,
     keeps_data: bool,
@@ -41,7 +43,7 @@ pub struct Suite<F> {
 /// Makes the buffers of one queue's user.
 type Memory = dyn Fn(&[ClassSpec]) -> Pool + Sync;
 
-/// Runs everything for an ordinary module, one that keeps what is written.
+/// Runs everything for an ordinary module, one that keeps written data.
 pub fn run(make: impl Fn() -> Arc<dyn Bdev>) {
     Suite::new(make).run();
 }
@@ -58,13 +60,14 @@ impl<F: Fn() -> Arc<dyn Bdev>> Suite<F> {
         }
     }
 
-    /// The device takes no buffers but those that `memory` makes; called by each thread that uses it.
+    /// The device accepts only buffers that `memory` makes; each thread that uses the device calls
+    /// it.
     pub fn memory(mut self, memory: impl Fn(&[ClassSpec]) -> Pool + Sync + 'static) -> Suite<F> {
         self.memory = Box::new(memory);
         self
     }
 
-    /// The device forgets what is written (null): everything but the data is checked.
+    /// The device forgets written data (null): the suite checks everything except the data.
     pub fn keeps_no_data(mut self) -> Suite<F> {
         self.keeps_data = false;
         self
@@ -76,7 +79,8 @@ impl<F: Fn() -> Arc<dyn Bdev>> Suite<F> {
         self
     }
 
-    /// For an emulated machine: every case, but what is repeated to meet chance is repeated a quarter as often.
+    /// For an emulated machine: runs every case, but a quarter of the repetitions that random cases
+    /// need.
     pub fn in_haste(mut self) -> Suite<F> {
         self.haste = 4;
         self
@@ -135,8 +139,8 @@ impl Subject<'_> {
         !self.device.limits().read_only
     }
 
-    /// The largest read or write that a case asks for: what the device takes, and no more than what
-    /// the cases have buffers for.
+    /// The largest read or write that a case submits: the device's limit, capped by the buffers of
+    /// the cases.
     fn largest(&self) -> u32 {
         let limits = self.device.limits();
         let own = (rig::LARGEST_BUF / self.device.geometry().block_size as usize) as u32;

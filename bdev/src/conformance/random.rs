@@ -181,7 +181,8 @@ fn make(
         expected.status = Status::Miscompare;
     }
     if op == Op::Unmap && !subject.device.limits().unmap_zeroes {
-        // What is there afterwards is the device's choice: write zeroes, so that it is known again.
+        // The device chooses the contents after an unmap: write zeroes, so that they are known
+        // again.
         io.op = Op::WriteZeroes;
         if !subject.does(Op::WriteZeroes) {
             io.op = Op::Flush;
@@ -197,7 +198,7 @@ fn make(
     (io, expected)
 }
 
-/// Does to the oracle what the device is about to do.
+/// Applies to the oracle the operation that the device is about to execute.
 fn apply(io: &Io, expected: &mut Expected, oracle: &mut [u8], base: u64) {
     let block = oracle.len() / WINDOW as usize;
     let span = |lba: u64| {

@@ -1,5 +1,5 @@
-//! A queue with everything around it that a case needs: buffers, tokens, a clock, and the check that
-//! every token comes back exactly once.
+//! A queue with everything that a case needs: buffers, tokens, a clock, and the check that every
+//! token comes back exactly once.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -233,7 +233,7 @@ pub(super) fn flat(data: &Extents) -> Vec<u8> {
     parts.concat()
 }
 
-/// Bytes that tell where they belong: each word differs from those of other blocks and other tags.
+/// Bytes that identify their place: each word differs from those of other blocks and other tags.
 pub(super) fn pattern(blocks: u32, block_size: u32, lba: u64, tag: u8) -> Vec<u8> {
     let words = u64::from(blocks) * u64::from(block_size) / 8;
     let first = lba * u64::from(block_size) / 8;

@@ -51,8 +51,9 @@ fn blocks_cross_boundary(subject: &Subject, lba: u64, blocks: u32) -> bool {
     boundary > 0 && limits.max_blocks != u32::MAX && lba % boundary + u64::from(blocks) > boundary
 }
 
-/// Each of two threads counts up a number on the device by compare-and-write, while a third writes to
-/// the same blocks: it rewrites the second block, which a swap of both must never undo or tear.
+/// Each of two threads increments a number on the device by compare-and-write, while a third writes
+/// to the same blocks. The third rewrites the second block, which a swap of both must never undo or
+/// tear.
 fn counter(subject: &Subject) {
     const ROUNDS: u64 = 150;
     if !subject.does(Op::CompareAndWrite) || !subject.keeps_data || subject.largest_swap() < 2 {

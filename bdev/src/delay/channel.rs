@@ -91,7 +91,7 @@ impl Channel {
         {
             self.held.pop();
             let request = self.requests.remove(index);
-            // What is held has its answer.
+            // A held I/O has its result.
             let (status, data) = request
                 .answer
                 .unwrap_or((Status::DeviceError, Extents::new()));
@@ -137,7 +137,7 @@ impl Queue for Channel {
         let Some((status, _)) = &mut request.answer else {
             return self.base.abort(index as Token);
         };
-        // Done below, but nobody knows: it may as well not have been.
+        // The base has executed it, but no completion was returned: it counts as not executed.
         *status = Status::Aborted;
         self.held.retain(|Reverse((_, held))| *held != index);
         self.held.push(Reverse((Nanos::ZERO, index)));

@@ -1,8 +1,9 @@
-//! Makes a device slower: every completion of a read or write is held for a while.
+//! Makes a device slower: holds every completion of a read or write for a while.
 //!
-//! Two latencies per direction: one in a hundred I/Os, by chance, takes the `p99` one, the others the
-//! average. Both can be changed while I/O runs; what is held already keeps its time. Compares count as
-//! reads; compare-and-writes, zeroes and copies as writes; flushes and unmaps are not held.
+//! There are two latencies per direction: one random I/O in a hundred has the `p99` latency, the
+//! others the average. Both can change while I/O runs; I/O that is already held keeps its time.
+//! Compares count as reads; compare-and-writes, zeroes and copies count as writes; flushes and
+//! unmaps are not held.
 
 mod channel;
 #[cfg(test)]
@@ -110,7 +111,7 @@ impl Bdev for Delay {
         self.base.geometry()
     }
 
-    /// The base's. What waits is kept in buffers: nothing is lent.
+    /// The base's limits. Held I/O is kept in buffers: nothing is lent.
     fn limits(&self) -> Limits {
         Limits {
             lend_blocks: 0,

@@ -31,8 +31,8 @@ fn conforms() {
     crate::conformance::run(|| delay(20));
 }
 
-/// In virtual time: an I/O is held for exactly its latency, the reactor is told until when, and a new
-/// latency counts for what comes later.
+/// In virtual time: an I/O is held for exactly its latency, the reactor learns until when, and a
+/// new latency applies to later I/O.
 #[test]
 fn holds_until_due() {
     let device = delay(1000);

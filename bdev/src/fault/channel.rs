@@ -54,8 +54,8 @@ struct Request {
 }
 
 enum Place {
-    /// With the base. `original`: what was given in the place of a buffer that was corrupted, and
-    /// which of the buffers.
+    /// At the base. `original`: the index of the corrupted buffer, and the buffer that its copy
+    /// replaces.
     Base {
         original: Option<(usize, Buf)>,
     },
@@ -222,7 +222,7 @@ impl Channel {
             let request = self.requests.remove(index);
             let (status, data) = match request.place {
                 Place::Answered(status, data) => (status, data),
-                // Only what is answered is held.
+                // Only a completion is held.
                 _ => (Status::DeviceError, Extents::new()),
             };
             done.push(request.pending.complete(status, data));
@@ -242,7 +242,7 @@ impl Queue for Channel {
             return Err((Busy, io));
         }
         let (op, token) = (io.op, io.token);
-        // The place is set before anybody looks at it.
+        // The place is set before any reader looks at it.
         let place = Place::Base { original: None };
         let request = Request {
             pending: Pending::new(token),
@@ -255,7 +255,8 @@ impl Queue for Channel {
             Some(Action::Fail(status)) => self.answer(index, status, io.data),
             Some(Action::FailMedium) => self.answer(index, Status::medium_error(op), io.data),
             Some(Action::Hang) => self.hang(index, io),
-            // With nothing below, nothing would tell the submitter when to try again: it waits here.
+            // With nothing in flight below, the submitter would get no event that lets it try
+            // again: it waits here.
             Some(Action::Busy) => self.defer(index, io),
             Some(Action::Corrupt { .. } | Action::Delay { .. }) => {
                 // The fault has struck: it must not be lost by handing the I/O back.
@@ -361,7 +362,7 @@ fn locate(data: &Extents, offset: u64) -> Option<(usize, usize)> {
     None
 }
 
-/// Puts a corrupted copy in the place of a buffer, which the submitter gets back unchanged. `None`: the
+/// Replaces a buffer by a corrupted copy; the submitter gets its buffer back unchanged. `None`: the
 /// pool has no buffer.
 fn corrupt_copy(data: &mut Extents, offset: u64, value: u8, pool: &Pool) -> Option<(usize, Buf)> {
     let (index, at) = locate(data, offset)?;

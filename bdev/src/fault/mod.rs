@@ -1,8 +1,9 @@
-//! Makes a device fail as it is told to, while I/O runs: errors, delays, corruption, hangs, back-pressure.
+//! Makes a device fail on demand while I/O runs: errors, delays, corruption, hangs, back-pressure.
 //!
-//! What goes wrong is a list of [`Fault`]s, each for some operations, a range, a number of times and a
-//! probability; the first that applies to an I/O is what happens to it. SPDK's `bdev_error_inject_error`
-//! is such a list with one fault per operation ([`FaultDevice::inject_spdk`]).
+//! The device has a list of [`Fault`]s, each for some operations, a range, a number of times and a
+//! probability. The first fault that applies to an I/O is executed. SPDK's
+//! `bdev_error_inject_error` is such a list with one fault per operation
+//! ([`FaultDevice::inject_spdk`]).
 
 mod channel;
 mod rules;
@@ -115,7 +116,7 @@ impl Bdev for FaultDevice {
         self.base.geometry()
     }
 
-    /// The base's. Faults change what was read: nothing is lent.
+    /// The base's limits. Faults change data that was read: nothing is lent.
     fn limits(&self) -> Limits {
         Limits {
             lend_blocks: 0,

@@ -19,13 +19,13 @@ pub struct Fault {
     #[serde(default)]
     pub range: Option<(u64, u64)>,
     pub action: Action,
-    /// How many times; `None`: for ever.
+    /// How many times; `None`: without end.
     #[serde(default)]
     pub count: Option<u64>,
     /// How likely, from 0 to 1.
     #[serde(default = "always")]
     pub probability: f64,
-    /// For what is left to chance. Each queue draws its own numbers from it.
+    /// Seed of the random choices. Each queue draws its own numbers from it.
     #[serde(default)]
     pub seed: u64,
     /// Only while at least so many I/Os of the queue are with the device below.
@@ -74,7 +74,7 @@ pub enum Action {
     Fail(Status),
     /// Fails as a medium of the operation's kind fails: a read with `ReadError`, and so on.
     FailMedium,
-    /// XORs the byte at `offset` of the data with `value`: in what is written, or after it was read.
+    /// XORs the byte at `offset` of the data with `value`: before a write, or after a read.
     Corrupt { offset: u64, value: u8 },
     /// Ends that much later than it would.
     Delay { latency_us: u64 },
@@ -100,7 +100,7 @@ pub struct Injected {
     pub id: u64,
     pub fault: Fault,
     pub hits: u64,
-    /// `None`: for ever.
+    /// `None`: without end.
     pub left: Option<u64>,
 }
 

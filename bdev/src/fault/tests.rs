@@ -96,7 +96,8 @@ fn conforms() {
     });
 }
 
-/// A fault strikes its operations, in its range, so many times, and can be ended; the list tells.
+/// A fault affects its operations, in its range, for its number of times, and can be ended; the
+/// list shows it.
 #[test]
 fn by_operation_range_and_count() {
     let mut rig = Rig::new();
@@ -155,7 +156,8 @@ fn probability() {
     assert_ne!(once, strikes(4));
 }
 
-/// What is written goes down corrupted but comes back as it was; what is read is corrupted on its way up.
+/// Written data goes down corrupted but its buffer comes back unchanged; read data is corrupted on
+/// its way up.
 #[test]
 fn corruption() {
     let mut rig = Rig::new();
@@ -191,8 +193,8 @@ fn corruption() {
     ));
 }
 
-/// A hung I/O ends when it is resumed, aborted, or when the base goes; its core may sleep meanwhile, but
-/// looks again.
+/// A hung I/O ends when it is resumed or aborted, or when the base goes. Its core may sleep
+/// meanwhile, but polls again.
 #[test]
 fn hangs() {
     let mut rig = Rig::new();
@@ -248,7 +250,8 @@ fn busy() {
     assert_eq!(rig.poll().len(), 1);
 }
 
-/// SPDK's call: a slot per operation, replaced by the next call and ended by `clear`, once by default.
+/// SPDK's call: a slot per operation, replaced by the next call and ended by `clear`; one time by
+/// default.
 #[test]
 fn spdk_dialect() {
     let mut rig = Rig::new();

@@ -1,5 +1,5 @@
-//! Makes an emulated compare-and-write atomic against every write of every core, at no cost while
-//! nobody uses one.
+//! Makes an emulated compare-and-write atomic against every write of every core. It costs nothing
+//! while no host uses compare-and-write.
 //!
 //! ```text
 //!             a compare-and-write comes            every core's untracked count was seen at 0
@@ -8,17 +8,18 @@
 //!      └──────────────── none for QUIET, none under way ────────────────────────────┘
 //! ```
 //!
-//! - **Normal**: a core publishes how many writes it has under way in a cache line of its own and
-//!   looks at the mode. The first write after none costs a fence (Dekker's argument: either the
-//!   writer sees that the mode changed, or whoever changed it sees the count); the others not even
-//!   that, since a count that is not 0 already holds off everybody.
-//! - **Draining, Tracked**: a write takes its range in a table under a lock, in order of arrival, and
-//!   waits, polled, while an earlier overlapping entry stands where one of the two is a
-//!   compare-and-write. Order of arrival means that nobody starves. A compare-and-write also waits until
-//!   the untracked writes from before are over.
-//! - Going back to Normal leaves tracked writes in the table; the next compare-and-write meets them there.
+//! - **Normal**: a core publishes its number of writes in flight in a cache line of its own and
+//!   reads the mode. Its first write after idleness costs a fence (Dekker's argument: either the
+//!   writer sees the new mode, or the core that set the mode sees the count). Later writes need no
+//!   fence: a count above 0 already blocks every compare-and-write.
+//! - **Draining, Tracked**: a write enters its range in a table under a lock, in order of arrival.
+//!   It waits, polled, while an earlier overlapping entry exists and one of the two is a
+//!   compare-and-write. The order of arrival prevents starvation. A compare-and-write also waits
+//!   until the earlier untracked writes are over.
+//! - The return to Normal leaves tracked writes in the table; the next compare-and-write meets them
+//!   there.
 //!
-//! Reads take no part: a compare-and-write is atomic towards writers, as NVMe asks of it.
+//! Reads take no part: a compare-and-write is atomic towards writers, as NVMe requires.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -114,13 +115,14 @@ impl Gate {
 }
 
 impl GateQueue {
-    /// Begins a write that nobody needs to know the range of. `false`: take a ticket instead.
+    /// Begins a write whose range no other write needs to know. `false`: take a ticket instead.
     #[inline]
     pub(crate) fn begin_untracked(&mut self) -> bool {
         self.untracked += 1;
         self.mine.0.store(self.untracked, Ordering::Relaxed);
         if self.untracked == 1 {
-            // Pairs with the fence in `enter`: the store above is seen there, or the mode is seen here.
+            // Pairs with the fence in `enter`: either `enter` sees the store above, or this load
+            // sees the mode.
             fence(Ordering::SeqCst);
         }
         if self.gate.mode.0.load(Ordering::Relaxed) == NORMAL {
@@ -133,7 +135,7 @@ impl GateQueue {
     #[inline]
     pub(crate) fn end_untracked(&mut self) {
         self.untracked -= 1;
-        // Release: whoever sees the 0 sees what the write did to the device's memory.
+        // Release: a core that sees the 0 sees the write's effect on the device's memory.
         self.mine.0.store(self.untracked, Ordering::Release);
     }
 
@@ -235,8 +237,8 @@ mod tests {
         Nanos::ZERO + Duration::from_secs(seconds)
     }
 
-    /// A compare-and-write waits for untracked writes of all queues; later writes wait for it where they
-    /// overlap, and only there; after a quiet time writers go untracked again.
+    /// A compare-and-write waits for untracked writes of all queues. Later writes wait for it only
+    /// where they overlap. After a quiet time writers go untracked again.
     #[test]
     fn life_of_the_mode() {
         let gate = Arc::new(Gate::default());

@@ -2,16 +2,16 @@
 //!
 //! ```text
 //!   [Gate] ──granted──> Work ──all pieces back──> [Flush] ──> finished
-//!                        │ a piece failed, or the I/O was aborted: no new pieces, wait for the rest
+//!                        │ a piece failed, or the I/O was aborted: no new pieces, wait
 //!                        └──> finished with the first error
 //! ```
 //!
 //! Pieces of a native operation go out up to [`WINDOW`] at a time, each with its own part of the
-//! buffers; the parts are joined again in order. What has to be read first (compare, copy, the first
-//! half of a compare-and-write), or read at all (verify), goes one piece at a time through a bounce buffer.
+//! buffers; the parts are joined again in order. Reads of an emulation (compare, copy, the first
+//! half of a compare-and-write, verify) go one piece at a time through a bounce buffer.
 //!
-//! Write zeroes that the module says it can, and then refuses (a target on a file system without it, a drive whose
-//! firmware errs), is begun again with a buffer of zeroes.
+//! A module may announce write zeroes and then refuse it (a target on a file system without it, a
+//! drive with faulty firmware). The job then starts again with a buffer of zeroes.
 
 use arrayvec::ArrayVec;
 use nacre_hugepages::{Buf, Pool};
@@ -24,7 +24,7 @@ use crate::io::{Completion, Extents, Flags, Io, Op, Status};
 /// Pieces of one I/O under way at once. Eight of a device's largest requests keep it busy.
 const WINDOW: usize = 8;
 
-/// What the queue has to do next for a job.
+/// The queue's next step for a job.
 #[derive(Debug)]
 pub(super) enum Step {
     /// Submit this; its token is the child's ordinal.
@@ -80,7 +80,7 @@ pub(super) struct Job {
 /// The bounce buffer of a job that reads first.
 #[derive(Debug, Default)]
 struct Bounce {
-    /// What the next piece does not need of the buffer.
+    /// The part of the buffer after the next piece.
     rest: Option<Buf>,
     /// Read and to be written.
     filled: Option<Buf>,
@@ -105,11 +105,11 @@ enum Part {
     ReadToCompare,
     /// Fills the bounce buffer to write it.
     ReadToWrite,
-    /// Fills the bounce buffer, for nobody.
+    /// Fills the bounce buffer; the data is dropped.
     ReadToDrop,
     /// Has the bounce buffer.
     WriteBounce,
-    /// Has shared handles that nobody needs back.
+    /// Has shared handles that do not go back to the submitter.
     Shared,
 }
 
@@ -247,7 +247,7 @@ impl Job {
         self.aborted || !self.status.is_ok()
     }
 
-    /// Whether the module refused what it said it can.
+    /// True if the module refused an operation that it announces.
     pub fn is_refused(&self) -> bool {
         self.refused
     }
@@ -317,8 +317,8 @@ impl Job {
             let mut child = self.children.remove(at);
             match child.part {
                 Part::Piece => {
-                    // Its buffers go in front of those that were not cut yet. What is in front of
-                    // them is out, or back: so much less is left of the first extent.
+                    // Put its buffers back before the uncut ones. The pieces before them are in
+                    // flight or back, so the first extent is shorter by that much.
                     let rest = std::mem::take(&mut self.data);
                     let here = io.data_len() + rest.iter().map(Buf::len).sum::<usize>();
                     let in_front = self.total_len - here;
@@ -357,8 +357,8 @@ impl Job {
         })
     }
 
-    /// Whether a copy must run from its end, as `memmove` does: the source lies below the target and
-    /// overlaps it.
+    /// True if a copy must run from its end, as `memmove` does: the source lies below the target
+    /// and overlaps it.
     fn backwards(&self) -> bool {
         self.source_lba < self.lba && self.overlaps()
     }
@@ -472,7 +472,7 @@ impl Job {
     fn write_back(&mut self) -> Option<Step> {
         let filled = self.bounce.filled.take()?;
         let blocks = self.bounce.blocks;
-        // What was read last ends at `next`; counted from the end, it begins there.
+        // The last read piece ends at `next`; counted from the end, it begins there.
         let offset = match self.backwards() {
             true => u64::from(self.blocks - self.next),
             false => u64::from(self.next - blocks),
@@ -551,9 +551,9 @@ fn cut(data: &mut Extents, mut bytes: usize) -> Extents {
     part
 }
 
-/// Puts `part` behind `whole`, joining what was cut: the first extent had `first_len` bytes. A read may come back
-/// in other buffers than it was given, if a device keeps those: it is copied together, in one of `pool`.
-/// `false`: there is none, and something of it is lost.
+/// Appends `part` to `whole` and joins the cut: the first extent had `first_len` bytes. A device
+/// that keeps buffers may return a read in other buffers; the read is then copied together into a
+/// buffer of `pool`. `false`: the pool has none, and part of the data is lost.
 fn join(whole: &mut Extents, part: Extents, first_len: usize, pool: Option<&Pool>) -> bool {
     for mut buf in part {
         let open = whole.len() == 2 || whole.last().is_some_and(|last| last.len() < first_len);

@@ -1,9 +1,9 @@
-//! Memory for emulation: a bounce buffer that is always there, so that a job can always end whatever the pool's other
-//! users hold, more from the pool while it has some, and zeroes to write.
+//! Memory for emulation: a reserved bounce buffer, so that a job can always finish whatever the
+//! pool's other users hold, more buffers from the pool while it has some, and zeroes to write.
 //!
-//! Both are one for all devices that a core uses, not for each: a core's pool has a few hundred large buffers, and a
-//! host with a hundred namespaces must not find them all set aside. One is enough for jobs to end, one after the
-//! other: who has it only reads and writes the device, for which nobody needs another.
+//! All devices of a core share both. A core's pool has a few hundred large buffers, and a host with
+//! a hundred namespaces must not reserve them all. One buffer is enough for jobs to finish in
+//! sequence: its owner only reads and writes the device, and that needs no second buffer.
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
@@ -11,20 +11,20 @@ use std::rc::{Rc, Weak};
 use nacre_hugepages::{Buf, Pool};
 
 thread_local! {
-    /// What the queues of this core share. Of one pool, but for tests; and a pool that is too small for
-    /// [`super::BOUNCE`] has one for each block size.
+    /// The memory that the queues of this core share. All use one pool, except in tests. A pool
+    /// that is too small for [`super::BOUNCE`] has one entry for each block size.
     static HERE: RefCell<Vec<Weak<Shared>>> = const { RefCell::new(Vec::new()) };
 }
 
 #[derive(Debug)]
 struct Shared {
-    /// Never written again, and so shared with whoever is given a part of it.
+    /// Never written again, so I/O can share parts of it.
     zeroes: Buf,
     reserve: RefCell<Option<Buf>>,
 }
 
 impl Shared {
-    /// What the other queues of this core have, or two buffers more. `None`: the pool has none.
+    /// The memory of the core's other queues, or two more buffers. `None`: the pool has none.
     fn of(pool: &Pool, len: usize) -> Option<Rc<Shared>> {
         HERE.with_borrow_mut(|here| {
             here.retain(|shared| shared.strong_count() > 0);
@@ -52,7 +52,7 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// Nothing that is always there; what is needed all the same has `len` bytes.
+    /// Memory without reserved buffers; buffers taken on demand have `len` bytes.
     pub fn none(len: usize) -> Memory {
         Memory { shared: None, len }
     }
@@ -69,8 +69,8 @@ impl Memory {
     }
 
     pub fn take(&mut self, pool: &Pool) -> Option<Buf> {
-        // A device below may still look at what it was given last (a mirror that does not wait for a
-        // member that left): that buffer is not to be read into before it is done.
+        // A device below may still read the last buffer (a mirror that does not wait for a failed
+        // member): do not read into it before that member is done.
         let reserve = self.shared.as_ref().and_then(|shared| {
             let mut reserve = shared.reserve.borrow_mut();
             reserve.take_if(|buf| buf.is_unshared())

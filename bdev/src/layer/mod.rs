@@ -9,11 +9,12 @@
 //!   the module's queue <────────────────────────────────────────┘
 //! ```
 //!
-//! What it does: holds back what the device's limits do not admit yet; refuses what lies outside the device; splits what is larger than the module takes or
-//! crosses its boundaries; emulates compare, compare-and-write, write zeroes, copy, verify, and FUA by a
-//! flush; holds children back while the module is busy. What it does not do: unmap in the place of a
-//! module that cannot (a host asks for it to release space; writing zeroes would do the opposite), and
-//! retry (only the user above knows whether another path is better).
+//! The layer holds back I/O that the device's limits do not admit yet. It refuses ranges outside
+//! the device. It splits requests that are larger than the module's limits or cross its boundaries.
+//! It emulates compare, compare-and-write, write zeroes, copy, verify, and FUA (by a flush). It
+//! holds children back while the module is busy. The layer does not emulate unmap: a host unmaps to
+//! release space, and writing zeroes would do the opposite. It does not retry: only the user above
+//! knows whether another path is better.
 
 mod gate;
 mod job;
@@ -55,8 +56,8 @@ pub struct Layer {
     shape: Shape,
     /// As it was at first: only the size changes.
     geometry: Geometry,
-    /// The size by which ranges are checked, and that hosts are told; see [`Layer::refresh`]. The module may have
-    /// fewer blocks, and refuses what is beyond.
+    /// The size that ranges are checked against and that hosts see; see [`Layer::refresh`]. The
+    /// module may have fewer blocks, and refuses I/O beyond its end.
     blocks: AtomicU64,
     gone: AtomicBool,
     /// The module has refused to write zeroes, although it says that it can: it is not asked again.
@@ -75,7 +76,7 @@ impl Layer {
         Layer::stacked(bdev, &[])
     }
 
-    /// As [`Layer::new`], for a device that stands on those `below`: their limits are its own too.
+    /// As [`Layer::new`], for a device on top of the devices `below`: their limits apply to it too.
     pub fn stacked(bdev: Arc<dyn Bdev>, below: &[Arc<Layer>]) -> Arc<Layer> {
         let qos = Arc::new(Qos::default());
         let limits = Chain::new(&qos, below.iter().map(|layer| layer.limits.clone()));
@@ -106,25 +107,26 @@ impl Layer {
         &self.stats
     }
 
-    /// What the device may do per second; set live.
+    /// The rate limits of the device; set live.
     pub fn qos(&self) -> &Arc<Qos> {
         &self.qos
     }
 
-    /// Says that it has so many blocks, should the module have fewer: who was told so before finds it as it was.
+    /// Announces this number of blocks, even if the module has fewer: hosts that saw it before see
+    /// the same size.
     pub(crate) fn announce(&self, blocks: u64) {
         self.blocks.fetch_max(blocks, Ordering::Relaxed);
     }
 
-    /// Takes over the module's size, whoever relies on another: [`crate::Registry::take_size`] is to be asked.
-    /// Answers it if it was another before.
+    /// Adopts the module's size, whether or not a user relies on the old one: call
+    /// [`crate::Registry::take_size`] instead. Returns the size if it changed.
     pub fn refresh(&self) -> Option<u64> {
         let now = self.bdev.geometry().blocks;
         (self.blocks.swap(now, Ordering::Relaxed) != now).then_some(now)
     }
 
-    /// From now on everything is answered [`crate::Status::Gone`]; what the module has taken ends as it
-    /// ends there.
+    /// From now on every I/O completes with [`crate::Status::Gone`]; I/O that the module has
+    /// already ends in the module.
     pub fn set_gone(&self) {
         self.gone.store(true, Ordering::Relaxed);
     }
@@ -156,7 +158,7 @@ impl Layer {
         Ok(ModuleQueue::new(inner, open))
     }
 
-    /// How a job goes about it, by what the module has refused so far.
+    /// The recipe of a job after the module's refusals so far.
     fn recipe(&self, planned: Recipe) -> Recipe {
         match planned {
             Recipe::Pieces(Op::WriteZeroes) if self.zeroes_refused.load(Ordering::Relaxed) => {
@@ -228,7 +230,7 @@ impl Bdev for Layer {
         }
     }
 
-    /// The module's, but for what the layer splits.
+    /// The module's limits, except those that the layer lifts by splitting.
     fn limits(&self) -> Limits {
         let limits = self.bdev.limits();
         Limits {

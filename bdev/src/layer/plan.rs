@@ -49,7 +49,7 @@ pub(super) enum Recipe {
     Swap,
     /// Copy: reads and writes piece by piece.
     ReadAndWrite,
-    /// Verify: reads piece by piece, and drops what it read.
+    /// Verify: reads piece by piece and drops the data.
     ReadAndDrop,
 }
 
@@ -86,7 +86,7 @@ impl Shape {
     pub fn support(&self, op: Op) -> Support {
         let (read, write) = (self.native(Op::Read), self.native(Op::Write));
         let emulated = match op {
-            // Nobody can read, write or deallocate in the module's place.
+            // The layer cannot read, write or deallocate in the module's place.
             Op::Read | Op::Write | Op::Unmap => false,
             // Without a cache everything that completed is where it will stay.
             Op::Flush => !self.volatile_cache,
@@ -205,7 +205,7 @@ impl Shape {
         Plan::Job(Recipe::Pieces(io.op))
     }
 
-    /// Whether `io` is a read or a write of which there is little to say: [`Shape::plan`] sends it straight to the module.
+    /// True if `io` is a plain read or write: [`Shape::plan`] sends it straight to the module.
     #[inline]
     pub fn is_plain(&self, io: &Io, total: u64) -> bool {
         let end = io.lba.checked_add(u64::from(io.blocks));

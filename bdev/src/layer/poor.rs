@@ -1,7 +1,7 @@
 //! For tests: the poorest module that the layer must cope with.
 //!
-//! It reads and writes a few blocks at a time and flushes, nothing else. It has a volatile cache, answers
-//! out of order and when it likes, is busy when it likes, and remembers what it was asked.
+//! It reads and writes a few blocks at a time and flushes, nothing else. It has a volatile cache,
+//! completes out of order, late and at random, is busy at random, and records its requests.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -71,7 +71,7 @@ impl Poor {
         self.disk.lock().expect("no test panics with it")
     }
 
-    /// What it was asked since the last call.
+    /// The requests since the last call.
     pub fn asked(&self) -> Vec<(Op, u64, u32)> {
         std::mem::take(&mut self.lock().asked)
     }

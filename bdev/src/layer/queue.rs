@@ -35,7 +35,7 @@ pub struct LayerQueue {
     pub(super) depth: usize,
     /// Every I/O that was taken and not yet answered, but for `passed`.
     slots: Slab<Slot>,
-    /// Reads that the module has, of which their submitter keeps the books: [`LayerQueue::pass_read`].
+    /// Reads in the module whose submitter keeps the accounts: [`LayerQueue::pass_read`].
     passed: usize,
     jobs: Slab<Job>,
     /// Jobs with a child that the module was too busy for, in order.
@@ -57,7 +57,7 @@ pub struct LayerQueue {
     memory: Memory,
     pool: Pool,
     pub(super) layer: Arc<Layer>,
-    // Last, so dropped last: whoever waits for the queues to be closed finds nothing left of them.
+    // The last field, so dropped last: a waiter for the queues' closing finds nothing left of them.
     _open: Open,
 }
 
@@ -117,14 +117,15 @@ impl LayerQueue {
         self.slots.len() + self.passed + self.ready.len() >= self.depth || self.is_blocked()
     }
 
-    /// Behind a job that the module had no place for, everybody queues up: it would starve.
+    /// I/O waits behind a job that the module had no place for: otherwise the job would starve.
     pub(super) fn is_blocked(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// For a layer above that keeps of each I/O what this one would keep too. Takes a read that the module does as it is;
-    /// any other is handed back, to be submitted as usual. Its token has neither bit 63 nor bit 31. When it has come back
-    /// from `poll`, [`LayerQueue::count_read`] is to be told.
+    /// For a layer above that keeps the same accounts of each I/O as this one. Takes a read that
+    /// the module can do directly; hands any other back, to be submitted as usual. Its token has
+    /// neither bit 63 nor bit 31. After `poll` returned it, the layer above calls
+    /// [`LayerQueue::count_read`].
     #[inline]
     #[allow(clippy::result_large_err)]
     pub fn pass_read(&mut self, mut io: Io) -> Result<(), Io> {
@@ -155,7 +156,8 @@ impl LayerQueue {
         self.stats.completed(Op::Read, bytes, status, latency);
     }
 
-    /// It was not polled for a while and is about to be used: the time of its last turn is long over.
+    /// The queue was not polled for a while and is about to be used: the time of its last turn is
+    /// stale.
     #[inline]
     pub fn rested(&mut self) {
         self.stale = true;
@@ -460,7 +462,8 @@ impl Queue for LayerQueue {
         self.start(io)
     }
 
-    /// What the module does as it is, and nothing holds back. It takes none of the time that can be told here.
+    /// An operation that the module executes directly and that no limit holds back. It takes no
+    /// measurable time.
     fn at_once(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
         if self.is_full() || self.throttle.is_active() || self.layer.is_gone() {
             return None;
@@ -578,8 +581,8 @@ impl Drop for LayerQueue {
     }
 }
 
-// Tokens towards the module. Bit 63 tells a child of a job from a whole I/O; the generation tells an
-// answer that came twice from the answer to the next I/O in the same slot.
+// Tokens towards the module. Bit 63 separates a child of a job from a whole I/O. The generation
+// separates a duplicate completion from the completion of the next I/O in the same slot.
 //
 //   direct   0 | generation:31 | 0 | slot:31
 //   passed   0 | its submitter's:31 | 1 | its submitter's:31

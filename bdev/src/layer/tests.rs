@@ -116,8 +116,8 @@ fn conforms() {
     }
 }
 
-/// A write that must be on the media is there when it completes, whatever it is made of; one that need
-/// not be is not flushed.
+/// A FUA write is on the media when it completes, whatever its recipe; a write without FUA is not
+/// flushed.
 #[test]
 fn force_unit_access() {
     for blocks in [1, 2, 20] {
@@ -153,8 +153,8 @@ fn force_unit_access() {
     );
 }
 
-/// A module that says it can write zeroes and then refuses: they are written from a buffer, those blocks too that it
-/// had not refused yet, and it is not asked again.
+/// A module announces write zeroes and then refuses it: all the blocks, also those not refused yet,
+/// are written from a buffer, and the module gets no write zeroes again.
 #[test]
 fn refused_zeroes() {
     let mut poor = Poor::new(5);
@@ -206,8 +206,8 @@ fn split() {
     assert_eq!((data[0].len(), data[1].len()), (2 * BLOCK, 5 * BLOCK));
 }
 
-/// A verify is read where the module reads at best, and nobody gets what was read; one that the module does is cut at
-/// its limit, and at no boundary.
+/// A verify is read in pieces of the module's best read size, and the data goes nowhere. A native
+/// verify is cut at its limit, and at no boundary.
 #[test]
 fn verifies() {
     let mut poor = Poor::new(1);
@@ -225,7 +225,7 @@ fn verifies() {
     assert_eq!(asked, [(Op::Verify, 6, 5), (Op::Verify, 11, 2)]);
 }
 
-/// A piece that fails fails the whole, once nothing is under way any more; everything comes back.
+/// A failed piece fails the whole I/O once nothing is in flight; everything comes back.
 #[test]
 fn a_piece_fails() {
     let free = |pool: &Pool| pool.stats().iter().map(|class| class.free).sum::<usize>();
@@ -341,7 +341,7 @@ fn busy_in_pieces() {
     assert!(status.is_ok() && data[0].iter().all(|byte| *byte == 3));
 }
 
-/// A device that goes answers `Gone` to what waits in the layer and to what comes.
+/// A device that goes completes I/O that waits in the layer, and later I/O, with `Gone`.
 #[test]
 fn gone() {
     let mut rig = Rig::new(Poor::new(5));
@@ -400,7 +400,7 @@ fn latency() {
     assert_eq!(rig.layer.stats().snapshot().op(Op::Read).latency_max_ns, 70);
 }
 
-/// What was not polled for a while does not take its last turn for now.
+/// A queue that was not polled for a while does not take the time of its last turn for the present.
 #[test]
 fn latency_after_a_rest() {
     let mut rig = Rig::new(Poor::new(0));
@@ -413,7 +413,7 @@ fn latency_after_a_rest() {
     assert!(latency < 1_000_000, "{latency} ns");
 }
 
-/// A read whose submitter keeps the books is the module's as it is, or nobody's.
+/// A read whose submitter keeps the accounts goes directly to the module, or is handed back.
 #[test]
 fn passed_reads() {
     let mut poor = Poor::new(0);
@@ -469,7 +469,7 @@ fn passed_reads() {
     assert!(rig.queue.pass_read(late).is_err());
 }
 
-/// A pool that is too small is an error that says what it takes.
+/// A pool that is too small causes an error that names the required size.
 #[test]
 fn no_memory_to_emulate() {
     let layer = Layer::new(Arc::new(Poor::new(0)));
@@ -508,7 +508,7 @@ fn no_memory_to_emulate() {
     assert!(ended.iter().all(|(_, status)| status.is_ok()));
 }
 
-/// However many devices a core uses, they set no more memory aside than one does, and all can use it.
+/// All devices of a core together reserve no more memory than one device, and all can use it.
 #[test]
 fn memory_to_emulate_is_shared_by_the_devices_of_a_core() {
     let pool = Pool::heap(&[ClassSpec {
@@ -546,7 +546,7 @@ fn memory_to_emulate_is_shared_by_the_devices_of_a_core() {
     assert!(layers[0].open_queue(&pool).is_ok());
 }
 
-/// What the layer says it supports is what it does.
+/// The layer executes every operation that it announces.
 #[test]
 fn announces() {
     let rig = Rig::new(Poor::new(0));
@@ -562,7 +562,8 @@ fn announces() {
     assert_eq!((limits.max_blocks, limits.queue_depth), (u32::MAX, 4));
 }
 
-/// What the layer may have to split is not announced as written whole, though the module writes as much whole.
+/// The layer does not announce a size as atomic if it may have to split it, even if the module
+/// writes it atomically.
 #[test]
 fn what_is_split_is_not_atomic() {
     for (max_blocks, boundary, atomic) in [(64, 0, 16), (4, 0, 4), (64, 32, 1), (64, 8, 1)] {
@@ -575,8 +576,8 @@ fn what_is_split_is_not_atomic() {
     }
 }
 
-/// A compare-and-write that the module does has its limit and no more than one request; one that the
-/// layer does has the layer's; and what is larger is not begun.
+/// A native compare-and-write has the module's limit and no more than one request; an emulated one
+/// has the layer's limit. A larger one is not begun.
 #[test]
 fn compare_and_write_units() {
     let natively = [Op::Read, Op::Write, Op::Flush, Op::CompareAndWrite];
@@ -601,7 +602,7 @@ fn compare_and_write_units() {
     }
 }
 
-/// Across a boundary nothing is lent, and what a module does not lend is not asked of it.
+/// Nothing is lent across a boundary, and a module that cannot lend gets no such request.
 #[test]
 fn lends_no_more_than_the_module() {
     let mut poor = Poor::new(0);

@@ -42,7 +42,7 @@ impl Channel {
         match io.op {
             Op::Read => {
                 for buf in &mut io.data {
-                    // A buffer that others see is one that nobody may read into.
+                    // A shared buffer must not be read into.
                     let Some(into) = buf.bytes_mut() else {
                         return Status::DeviceError;
                     };

@@ -1,8 +1,8 @@
-//! A RAM disk: every operation is a copy or a comparison of memory, done when it is submitted.
+//! A RAM disk: every operation is a copy or a comparison of memory, finished at its submission.
 //!
-//! All cores work on the same memory, without locks; two writes to the same block at once leave a mix,
-//! as on any disk. Compare-and-write is therefore left to the layer, which knows how to hold other cores
-//! off. There is no write cache: what has completed is as safe as it will ever be here.
+//! All cores work on the same memory, without locks; two simultaneous writes to the same block
+//! leave a mix, as on any disk. So the layer does compare-and-write, because it can hold other
+//! cores off. There is no write cache: a completed write is as safe as this device can make it.
 
 mod channel;
 #[cfg(test)]
@@ -19,7 +19,7 @@ use crate::device::{Bdev, Geometry, Limits, OpenError, Support};
 use crate::io::Op;
 use crate::queue::Queue;
 
-/// I/Os in one queue: nothing waits, so this only bounds what is collected between two polls.
+/// I/Os in one queue: nothing waits, so this bounds only the completions between two polls.
 const QUEUE_DEPTH: u32 = 1024;
 /// Bytes moved by one I/O: 1 MiB is some 50 µs, and a core should not be away for longer at a time.
 const MAX_BYTES: u32 = 1 << 20;
@@ -74,7 +74,7 @@ pub fn create(config: Config) -> Result<Arc<Malloc>, ConfigError> {
     }
     let options = ArenaOptions {
         numa_node: config.numa_id,
-        // A RAM disk takes memory as it is written, and gives back what is unmapped.
+        // A RAM disk takes memory as blocks are written, and gives unmapped memory back.
         populate: false,
         ..ArenaOptions::new(geometry.bytes())
     };

@@ -50,9 +50,10 @@ fn too_large() {
     );
 }
 
-/// What a disk can do as it is, is done at once, counted as any other I/O and leaves nothing behind. What would have to
-/// wait, or is more than one request, is handed back untouched: a limit of the rate, a compare-and-write and the writes
-/// that it orders itself with, a range that is not there, a device that is gone.
+/// An operation that the disk supports directly finishes at once, counts as any other I/O and
+/// leaves nothing behind. I/O that would have to wait, or needs more than one request, is handed
+/// back untouched. Cases: a rate limit, a compare-and-write and the writes that it orders, a range
+/// outside the device, a removed device.
 #[test]
 fn at_once() {
     let pool = Pool::heap(&[ClassSpec {

@@ -38,7 +38,7 @@ impl Channel {
             _ if !inside => Status::OutOfRange,
             Op::Read if self.reads == Reads::Zeroes => {
                 for buf in &mut io.data {
-                    // A buffer that others see is one that nobody may read into.
+                    // A shared buffer must not be read into.
                     let Some(bytes) = buf.bytes_mut() else {
                         return Status::DeviceError;
                     };

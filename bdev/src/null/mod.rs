@@ -1,7 +1,7 @@
-//! A device that takes everything and keeps nothing: the cost of all the rest.
+//! A device that accepts everything and keeps nothing: it measures the cost of all other parts.
 //!
-//! Reads answer zeroes, or the buffer as it was (to measure without touching memory). Its size can be
-//! anything, and be changed.
+//! A read returns zeroes, or the buffer unchanged (to measure without touching memory). The size is
+//! free to choose, and can change.
 
 mod channel;
 #[cfg(test)]
@@ -19,7 +19,7 @@ use crate::io::Op;
 use crate::queue::Queue;
 use crate::size::Size;
 
-/// I/Os in one queue: nothing waits, so this only bounds what is collected between two polls.
+/// I/Os in one queue: nothing waits, so this bounds only the completions between two polls.
 const QUEUE_DEPTH: u32 = 1024;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,7 +38,7 @@ pub struct Config {
     pub reads: Reads,
 }
 
-/// What a read answers.
+/// The data of a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reads {
@@ -70,7 +70,7 @@ pub fn create(config: Config) -> Result<Arc<Null>, ConfigError> {
 }
 
 impl Null {
-    /// Changes the size. The caller tells the registry.
+    /// Changes the size. The caller notifies the registry.
     pub fn resize(&self, num_blocks: u64) -> Result<(), ConfigError> {
         check_blocks(self.config.block_size, None, num_blocks)?;
         self.size.set(num_blocks);

@@ -60,7 +60,7 @@ fn reads_and_resize() {
     }
 }
 
-/// Unknown keys are refused; what is optional has a default.
+/// Unknown keys are refused; optional keys have a default.
 #[test]
 fn configuration() {
     let short = r#"{"name":"n","block_size":512,"num_blocks":8}"#;

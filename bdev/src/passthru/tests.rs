@@ -24,8 +24,8 @@ fn conforms() {
     });
 }
 
-/// The claim keeps others off; a resize of the base resizes it; a removal of the base removes it, and
-/// both are told of.
+/// The claim excludes other users. A resize of the base resizes the device, a removal of the base
+/// removes it, and both cause events.
 #[test]
 fn follows_its_base() {
     let registry = Registry::new();

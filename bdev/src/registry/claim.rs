@@ -1,4 +1,4 @@
-//! Claims: who uses a device, and how.
+//! Claims: the users of a device, and how they use it.
 
 use std::sync::{Arc, Weak};
 
@@ -8,12 +8,12 @@ use super::Inner;
 use crate::device::OpenError;
 use crate::layer::{Layer, LayerQueue, ModuleQueue};
 
-/// Who uses a device.
+/// The user of a device.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Holder {
     /// A device stacked on it, by name: it is resized and removed with it.
     Bdev(String),
-    /// Anybody else, in words: `namespace 1 of nqn.…`.
+    /// Any other user, in words: `namespace 1 of nqn.…`.
     User(String),
 }
 
@@ -37,14 +37,14 @@ impl std::fmt::Display for Holder {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Usage {
-    /// Nobody else may use it: for those who work on the module's own queues.
+    /// Excludes every other user: for users that work on the module's own queues.
     Exclusive,
     /// Others may share it, each through the layer.
     Shared,
 }
 
-/// Who relies on the size of a device that is held, as of now: somebody who was told it and was not told another.
-/// Asked before a device is said to be smaller, outside of the registry's lock.
+/// Names the user that relies on the size of a claimed device, as of now: a host that saw this size
+/// and no newer one. Called before a smaller size is announced, outside of the registry's lock.
 pub type Watch = dyn Fn() -> Option<String> + Send + Sync;
 
 pub(super) struct ClaimRecord {

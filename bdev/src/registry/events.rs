@@ -1,4 +1,4 @@
-//! What happens to devices, told to those who want to know.
+//! Events of devices, sent to subscribers.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,7 @@ pub enum Event {
         name: String,
         blocks: u64,
     },
-    /// It has fewer blocks than it is said to have: what was beyond is lost.
+    /// The device has fewer blocks than announced: the data beyond is lost.
     Cut {
         name: String,
     },

@@ -1,4 +1,4 @@
-//! All block devices of the process by name: who uses them, and what becomes of them.
+//! All block devices of the process by name, with their users and their events.
 //!
 //! ```text
 //!   register ──> listed ──remove──> removing ──last queue closed──> gone (the ticket is done)
@@ -7,8 +7,8 @@
 //!                  └ events to subscribers: registered, resized, removing, unregistered
 //! ```
 //!
-//! This is the control plane: one lock, held for moments, never while calling somebody else's code.
-//! The data path holds a [`LayerQueue`] and does not come here.
+//! This is the control plane: one lock, held for moments, never during a call of other modules'
+//! code. The data path holds a [`LayerQueue`] and does not come here.
 
 mod claim;
 mod events;
@@ -83,9 +83,10 @@ pub enum RegistryError {
 /// How a removal treats those who use the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Removal {
-    /// Refused while somebody has a claim.
+    /// Refused while a claim exists.
     IfUnused,
-    /// As if the device had been pulled out: holders are told, devices stacked on it go as well.
+    /// As if the device had been pulled out: holders are notified, devices stacked on it go as
+    /// well.
     Hot,
 }
 
@@ -94,7 +95,7 @@ pub enum Removal {
 pub struct Listed {
     pub layer: Arc<Layer>,
     pub aliases: Vec<String>,
-    /// Who uses it, in order of coming.
+    /// The users, in order of arrival.
     pub claims: Vec<(Holder, Usage)>,
 }
 
@@ -138,8 +139,8 @@ impl Registry {
         self.register_announced(bdev, 0)
     }
 
-    /// As [`Registry::register`], of a device that hosts were told has so many blocks, as before a restart: if it
-    /// has fewer by now it keeps that size all the same.
+    /// As [`Registry::register`], for a device whose size was announced to hosts, for example
+    /// before a restart: if it now has fewer blocks, it keeps the announced size.
     pub fn register_announced(
         &self,
         bdev: Arc<dyn Bdev>,
@@ -176,7 +177,7 @@ impl Registry {
         Ok(layer)
     }
 
-    /// By name, alias or UUID. Not what is being removed.
+    /// By name, alias or UUID. Does not find a device that is being removed.
     pub fn lookup(&self, name: &str) -> Option<Arc<Layer>> {
         let state = self.lock();
         state
@@ -224,12 +225,13 @@ impl Registry {
         Ok(layer.open_queue(pool)?)
     }
 
-    /// Says that `holder` uses a device, until the claim is dropped. It relies on the device's size all the time.
+    /// Registers `holder` as a user of a device, until the claim is dropped. It always relies on
+    /// the device's size.
     pub fn claim(&self, name: &str, holder: Holder, usage: Usage) -> Result<Claim, RegistryError> {
         self.claim_with(name, holder, usage, None)
     }
 
-    /// As [`Registry::claim`], for a holder that knows whether somebody relies on the size.
+    /// As [`Registry::claim`], for a holder that knows whether a host relies on the size.
     pub fn claim_watched(
         &self,
         name: &str,
@@ -333,7 +335,7 @@ impl Registry {
         layer.set_gone();
         self.inner.bus.send(&Event::Removing { name: name.clone() });
         for upper in stacked {
-            // Somebody else may have removed it meanwhile, which serves as well.
+            // Another caller may have removed it meanwhile, with the same result.
             let _ = self.remove(&upper, Removal::Hot);
         }
         let (inner, finished) = (Arc::clone(&self.inner), ticket.clone());
@@ -371,8 +373,8 @@ impl Registry {
         self.inner.bus.on_event(Arc::new(call))
     }
 
-    /// Returns once every module has looked at every device. No module of ours claims devices by
-    /// what it finds on them, so that is at once.
+    /// Returns once every module has examined every device. No module of ours claims devices
+    /// because of their contents, so that is at once.
     pub fn wait_for_examine(&self) {}
 
     fn lock(&self) -> MutexGuard<'_, State> {

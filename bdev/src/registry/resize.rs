@@ -1,18 +1,18 @@
-//! How large a device is said to be: the one place where another size is admitted.
+//! The announced size of a device: the only place that admits another size.
 //!
 //! ```text
-//!   the module has another size ──larger──────────────────────────────> announced, told upwards
-//!                                └smaller──nobody relies on what is beyond──^   ^
-//!                                   └somebody does: refused ──by force───────────┘ with a warning
+//!   the module has another size ──larger──────────────────────────────> announced, upwards too
+//!                  └smaller──no user relies on the lost end──^   ^
+//!                                └a user does: refused ──by force┘ with a warning
 //! ```
 //!
-//! A host believes the size that it was told. Were it made smaller under it, whatever the host still has for the blocks
-//! beyond would fail without anything being wrong with the host, and a file system that is mounted there would be cut
-//! off behind its back. So a device that lost its end (a file was truncated) goes on being announced as it was: what is
-//! there is served, and the module answers [`crate::Status::OutOfRange`] to what is not.
+//! A host believes the announced size. If the device became smaller under it, the host's I/O beyond
+//! the new end would fail through no fault of the host, and a mounted file system would be cut off.
+//! So a device that lost its end (a file was truncated) keeps its announced size. Existing blocks
+//! are served, and the module completes I/O beyond them with [`crate::Status::OutOfRange`].
 //!
-//! The check and the change are not one step towards a host that connects. It need not be: the host is among those who
-//! rely on the device from its Connect on, and asks for the size several round trips later.
+//! The check and the change are not atomic towards a host that connects. They need not be: the host
+//! relies on the device from its Connect on, and asks for the size several round trips later.
 
 use std::sync::Arc;
 
@@ -21,16 +21,16 @@ use super::{Event, Holder, Record, Registry, RegistryError};
 use crate::device::Bdev;
 use crate::layer::Layer;
 
-/// What becomes of a smaller size while somebody relies on the larger one.
+/// The treatment of a smaller size while a user relies on the larger one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shrink {
     /// It is refused.
     IfUnused,
-    /// It is taken over: whoever relies on what was beyond loses it.
+    /// Adopts it: users that rely on the lost end lose their data there.
     Forced,
 }
 
-/// Who may rely on the size of a device.
+/// A user that may rely on the size of a device.
 enum User {
     Always(String),
     Asked(Arc<Watch>),
@@ -45,7 +45,7 @@ impl User {
     }
 }
 
-/// A device and what stands on it, in this order, and all who use one of them.
+/// A device and the devices stacked on it, in this order, and all users of any of them.
 #[derive(Default)]
 struct Stack {
     layers: Vec<Arc<Layer>>,
@@ -53,9 +53,9 @@ struct Stack {
 }
 
 impl Registry {
-    /// The device may have changed its size: takes it over, also for the devices stacked on it, and
-    /// tells subscribers. Answers the new size if it changed. A smaller one is refused while somebody relies on the
-    /// larger one.
+    /// The device may have changed its size: adopts it, also for the devices stacked on it, and
+    /// notifies subscribers. Returns the new size if it changed. Refuses a smaller one while a user
+    /// relies on the larger one.
     pub fn notify_resize(&self, name: &str) -> Result<Option<u64>, RegistryError> {
         self.take_size(name, Shrink::IfUnused)
     }
@@ -87,7 +87,7 @@ impl Registry {
                 "made smaller by force, in bytes: what was beyond is lost to whoever relied on it"
             );
         }
-        // From the bottom: each has the size of what it stands on.
+        // From the bottom: each device has the size of the device below it.
         let mut changed = layers.iter().map(|layer| {
             let changed = layer.refresh();
             if let Some(blocks) = changed {
@@ -103,8 +103,8 @@ impl Registry {
         Ok(first)
     }
 
-    /// Whether the device could be made as small as `bytes`, before anything is done to it: a module that is told a
-    /// smaller size fails what is beyond from then on.
+    /// Checks whether the device can shrink to `bytes`, before any change: a module that has a
+    /// smaller size fails I/O beyond it from then on.
     pub fn may_shrink(&self, name: &str, bytes: u64) -> Result<(), RegistryError> {
         let Stack { layers, users } = self.stack(name)?;
         let announced = layers[0].geometry().bytes();
@@ -127,8 +127,8 @@ impl Registry {
         Ok(layers.iter().map(|l| l.name().to_owned()).collect())
     }
 
-    /// Tells subscribers of a device that has fewer blocks than it is said to have, and of those
-    /// that stand on it.
+    /// Notifies subscribers of a device that has fewer blocks than announced, and of the devices on
+    /// top of it.
     pub fn tell_if_cut(&self, name: &str) -> Result<(), RegistryError> {
         self.stack(name).map(|stack| self.tell_cut(&stack))
     }

@@ -81,7 +81,8 @@ fn names() {
     }
 }
 
-/// What is claimed is not removed, and the error names the holder; exclusive excludes everybody.
+/// A claimed device is not removed, and the error names the holder; an exclusive claim excludes all
+/// others.
 #[test]
 fn claims() {
     let registry = Registry::new();
@@ -198,8 +199,9 @@ fn resize() {
     assert_eq!(events.take(), None);
 }
 
-/// A device that becomes smaller keeps the size that it was said to have while somebody relies on it, itself or through
-/// what stands on it: what is there is served, the rest fails, and a grow is one from the size announced.
+/// A device that shrinks keeps its announced size while a user relies on it, directly or through a
+/// stacked device. Existing blocks are served, the rest fails, and a grow is measured from the
+/// announced size.
 #[test]
 fn nothing_shrinks_under_its_users() {
     let registry = Registry::new();
@@ -230,7 +232,7 @@ fn nothing_shrinks_under_its_users() {
         (blocks("a"), blocks("above"))
     };
 
-    // Asked first, nobody notices anything.
+    // The check alone has no visible effect.
     let refused = registry.may_shrink("a", 400 * 512);
     assert!(matches!(
         refused,
@@ -255,14 +257,14 @@ fn nothing_shrinks_under_its_users() {
                 assert_eq!((announced, now), (1000 * 512, 400 * 512));
                 assert_eq!(user, "host nqn.h");
             }
-            // It is what stands on the other, which did not change.
+            // This is the stacked device, which did not change.
             Ok(None) if name == "above" => {}
             other => panic!("{name}: {other:?}"),
         }
     }
     assert_eq!(sizes(), (1000, 1000));
     for name in ["a", "above", "above"] {
-        // Those who keep data on it lost what is beyond.
+        // Users that keep data on it lost the end.
         let name = name.to_owned();
         assert_eq!(events.take(), Some(Event::Cut { name }));
     }
@@ -319,7 +321,8 @@ fn nothing_shrinks_under_its_users() {
     assert_eq!(registry.notify_resize("a").expect("unused"), Some(100));
 }
 
-/// What hosts were told before a restart is what a smaller device is announced as after it, and what stands on it.
+/// A device that shrank during a restart, and the devices on top of it, keep the size that hosts
+/// saw before.
 #[test]
 fn a_size_survives_a_restart() {
     let registry = Registry::new();
@@ -330,7 +333,7 @@ fn a_size_survives_a_restart() {
     let above = crate::passthru::create(config, &registry).expect("unused");
     let above = registry.register(above).expect("free");
     assert_eq!(above.geometry().blocks, 5000);
-    // Nobody has come: a look at it is enough.
+    // No user has come: a check is enough.
     assert_eq!(registry.notify_resize("a").expect("unused"), Some(1000));
     assert_eq!(above.geometry().blocks, 1000);
     let larger = registry.register_announced(null("b"), 10).expect("free");

@@ -1,9 +1,9 @@
 //! A log-bucketed latency histogram: one writer, any number of readers, no locks.
 //!
-//! The bucket layout is SPDK's with 4 bits of granularity: range 0 has a bucket per nanosecond below
-//! 16, range `r` divides `2^(r+3) .. 2^(r+4)` into 16 equal buckets. So a bucket is at most 6.25 %
-//! wide, which is finer than any two runs agree, and a histogram is a few KiB per core and device.
-//! What lasts longer than the last bucket (2 minutes and more) is counted there.
+//! The bucket layout is SPDK's with 4 bits of granularity: range 0 has a bucket per nanosecond
+//! below 16, range `r` divides `2^(r+3) .. 2^(r+4)` into 16 equal buckets. So a bucket is at most
+//! 6.25 % wide, which is finer than the difference of two runs, and a histogram is a few KiB per
+//! core and device. Longer values count in the last bucket (2 minutes and more).
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -14,7 +14,7 @@ const RANGES: u32 = 33;
 /// Buckets in a histogram.
 pub const BUCKETS: usize = ((RANGES + 1) << GRANULARITY) as usize;
 
-/// Written by one core, read by anybody.
+/// Written by one core, read by any thread.
 #[derive(Debug)]
 pub struct Histogram {
     buckets: Box<[AtomicU64]>,
@@ -71,7 +71,7 @@ impl HistogramSnapshot {
         }
     }
 
-    /// Counts one value in a snapshot that somebody collects by hand.
+    /// Counts one value in a snapshot that the caller fills itself.
     pub fn record(&mut self, nanos: u64) {
         self.buckets[bucket_of(nanos)] += 1;
     }
@@ -104,10 +104,10 @@ impl HistogramSnapshot {
         counted.map(|(index, count)| (lower_edge(index + 1), *count))
     }
 
-    /// The counts in the layout of SPDK's histograms with `granularity` bits, range by range:
-    /// what `bdev_get_histogram` answers (as little-endian 64-bit words in base64). All
-    /// `64 - granularity + 1` ranges of `1 << granularity` buckets are there. A finer granularity than
-    /// ours is answered with each of our buckets counted at its lower edge.
+    /// The counts in the layout of SPDK's histograms with `granularity` bits, range by range: the
+    /// reply of `bdev_get_histogram` (as little-endian 64-bit words in base64). All `64 -
+    /// granularity + 1` ranges of `1 << granularity` buckets are there. For a finer granularity
+    /// than ours, each of our buckets counts at its lower edge.
     pub fn spdk_buckets(&self, granularity: u32) -> Vec<u64> {
         let granularity = granularity.clamp(1, 16);
         let mut out = vec![0; ((64 - granularity + 1) << granularity) as usize];

@@ -1,12 +1,12 @@
-//! What a device did and how long it took: counted per core without locks, merged when somebody asks.
+//! I/O counts and latencies of a device: counted per core without locks, merged on request.
 //!
 //! ```text
-//!   LayerQueue ── StatWriter ──> StatBlock     one per open queue, one writer, relaxed stores
-//!   control plane <── snapshot ── DeviceStats ─┴─ every open queue's block + what closed ones left
+//! LayerQueue ── StatWriter ──> StatBlock     one per open queue, one writer, relaxed stores
+//! control plane <── snapshot ── DeviceStats ─┴─ every open queue's block + totals of closed ones
 //! ```
 //!
-//! A reset does not touch another core's counters: it raises an epoch, the writer clears its own block
-//! in its next turn, and a reader takes a block that has not got there for zero.
+//! A reset does not touch another core's counters: it raises an epoch, the writer clears its own
+//! block in its next turn, and a reader counts a block with an old epoch as zero.
 
 mod histogram;
 
@@ -18,7 +18,7 @@ pub use histogram::{BUCKETS, GRANULARITY, Histogram, HistogramSnapshot};
 use crate::io::{Op, Status};
 use Ordering::Relaxed;
 
-/// What a reset forgets.
+/// The values that a reset clears.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reset {
     /// Counters, sums, extremes and histograms.
@@ -202,7 +202,7 @@ impl DeviceStats {
             }
             (_, None) => {}
         }
-        // Under the lock: nobody else raises it meanwhile.
+        // Under the lock: no other thread raises it meanwhile.
         self.epoch.store(self.epoch().raised(what).0, Relaxed);
     }
 
@@ -377,7 +377,8 @@ impl StatWriter {
         }
     }
 
-    /// Counts an operation that took none of the time that can be told, and ended well; shown with the next turn.
+    /// Counts an operation that took no measurable time and succeeded; readers see it after the
+    /// next turn.
     #[inline]
     pub(crate) fn went_at_once(&mut self, op: Op, bytes: u64) {
         let (ops, sum) = &mut self.at_once[op.index()];
@@ -475,7 +476,8 @@ mod tests {
         assert_eq!(stats.snapshot().op(Op::Write).errors, 1);
     }
 
-    /// What goes at once is shown with the next turn, or when its queue closes; and is over before a reset that comes then.
+    /// Readers see an immediate I/O after the next turn, or when its queue closes; it counts before
+    /// a later reset.
     #[test]
     fn at_once() {
         let stats = Arc::new(DeviceStats::default());
@@ -516,8 +518,8 @@ mod tests {
         assert_eq!(of, [1, 0, 1]);
     }
 
-    /// Counts of several queues add up, also after one closed; a reset forgets them all, at once for
-    /// readers, though the writers only obey in their next turn.
+    /// Counts of several queues add up, also after one closed. A reset clears them all at once for
+    /// readers, although the writers clear their blocks only in their next turn.
     #[test]
     fn merge_and_reset() {
         let stats = Arc::new(DeviceStats::default());

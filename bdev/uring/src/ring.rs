@@ -524,8 +524,8 @@ impl<T> Drop for Ring<T> {
         // the next open or unmount does not find it busy.
         let _ = self.uring.submitter().unregister_files();
         let _ = self.uring.submitter().unregister_buffers();
-        // SAFETY: neither field is used again. Closing the ring makes the kernel cancel what it
-        // can without waiting for that, hence the slots below.
+        // SAFETY: neither field is used again. Closing the ring makes the kernel cancel I/O without
+        // waiting for it, hence the slots below.
         let slots = unsafe {
             ManuallyDrop::drop(&mut self.uring);
             ManuallyDrop::take(&mut self.slots)

@@ -1,12 +1,12 @@
-//! Holds I/Os back while a limit of the device says so; see [`crate::qos`].
+//! Holds I/Os back while a limit of the device requires it; see [`crate::qos`].
 //!
 //! ```text
 //!   submit ──no limit, or admitted──> start
 //!              └──> held: reads | others, in order ──poll(now): admitted──> start
 //! ```
 //!
-//! What is held counts as taken: towards the queue's depth, so that a host is slowed down by its
-//! queue being full, and towards the latency. Reads and others wait apart, as they have limits apart.
+//! Held I/O counts as accepted: towards the queue's depth, so that a full queue slows the host
+//! down, and towards the latency. Reads and others wait apart, as they have separate limits.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::io::{Io, Op, Status, Token};
 use crate::qos::Chain;
 use crate::queue::{Busy, Queue};
 
-/// Nobody wakes a queue whose limit was raised: it looks so often.
+/// A raised limit does not wake a queue: the queue checks at this interval.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 pub(super) struct Throttle {

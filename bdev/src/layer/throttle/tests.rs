@@ -1,5 +1,5 @@
-//! Goal: a limited device does what its limits say, no less, and nobody notices but by the time it
-//! takes. Method: queues on a null device in virtual time.
+//! Goal: a limited device delivers exactly its limits, and hosts notice only the time. Method:
+//! queues on a null device in virtual time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -71,8 +71,8 @@ impl Rig {
         self.done.drain().collect()
     }
 
-    /// How many of `op` complete on some queues together in a second, with `depth` of them always under way
-    /// and a look every `step`; each sleep is as long as the queues allow.
+    /// The number of `op` that some queues complete together in a second, with `depth` of them
+    /// always in flight and a poll every `step`; each sleep is as long as the queues allow.
     fn per_second(&mut self, name: &str, queues: usize, op: Op, blocks: u32, depth: usize) -> u64 {
         let mut queues: Vec<LayerQueue> = (0..queues).map(|_| self.open(name)).collect();
         let end = self.now + Duration::from_secs(1);
@@ -159,8 +159,8 @@ fn limits_are_apart() {
     assert_eq!(queue.inflight(), 3);
 }
 
-/// The reactor is told until when to sleep, and what was held is done then: a second late, which
-/// counts as its latency.
+/// The reactor learns until when to sleep, and completes held I/O then: a second late, which counts
+/// as its latency.
 #[test]
 fn what_is_held_ends_when_it_is_due() {
     let mut rig = Rig::new();
@@ -234,7 +234,7 @@ fn what_is_held_is_bounded_and_gets_out() {
     }
 }
 
-/// What becomes of what is held when a device goes.
+/// The results of held I/O when a device goes.
 fn gone(rig: &mut Rig) -> Vec<Status> {
     let config = serde_json::json!({"name": "g", "block_size": BLOCK, "num_blocks": 1024});
     let config = serde_json::from_value(config).expect("complete");
@@ -252,7 +252,7 @@ fn gone(rig: &mut Rig) -> Vec<Status> {
     ended.into_iter().map(|c| c.status).collect()
 }
 
-/// The limits of a device count for what stands on it, beside those of its own.
+/// The limits of a device apply to the devices on top of it, beside their own.
 #[test]
 fn the_limits_below_count_as_well() {
     let mut rig = Rig::new();
