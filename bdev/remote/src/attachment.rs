@@ -1,9 +1,9 @@
-//! One attached controller: what was asked for, how it stands, and its namespaces as devices of the registry.
+//! One attached controller: its options, its state, and its namespaces as devices of the registry.
 //!
 //! ```text
-//!   reactor      ControllerPoller ── Shared::change ──▶ Status, told()
-//!   management   sync ◀─────────────────────────────────────┘  registers, resizes and removes devices
-//!   any core     RemoteBdev::open ──▶ an I/O queue, whose life is the link's
+//! reactor      ControllerPoller ── Shared::change ──▶ Status, told()
+//! management   sync ◀─────────────────────────────────────┘  registers, resizes and removes devices
+//! any core     RemoteBdev::open ──▶ an I/O queue that lives as long as the link
 //! ```
 
 use std::collections::BTreeMap;
@@ -25,10 +25,11 @@ use crate::poller::ControllerPoller;
 use crate::qids::Qids;
 use crate::status::{State, Status};
 
-/// How long a device stays when a controller that is connected does not have its namespace: a target that comes
-/// back may get its namespaces one by one.
+/// How long a device stays when a connected controller lacks its namespace: a restarted target may
+/// get its namespaces one by one.
 const GRACE: Duration = Duration::from_secs(5);
-/// When a device whose name is still another's is tried again: one that is being removed may be itself.
+/// When to retry a device whose name is taken: a device that is being removed may still hold the
+/// name.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Which namespaces of a controller are wanted.
@@ -55,7 +56,8 @@ impl Select {
 /// What to attach.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Of the controller; its devices are called so, with `n` and the namespace identifier behind it.
+    /// The controller's name. A device's name is this with `n` and the namespace identifier
+    /// appended.
     pub name: String,
     /// The address, for people: `traddr` and `trsvcid`.
     pub address: (String, String),
@@ -127,7 +129,8 @@ pub struct Changes {
     pub resized: Vec<(String, u64)>,
     /// Devices whose namespaces are gone.
     pub removed: Vec<(String, DeleteTicket)>,
-    /// Namespaces that are not used, or not any more, and why: only those that the last call did not name.
+    /// Namespaces that are not, or no longer, used, with the reason: only those that the last call
+    /// did not name.
     pub refused: Vec<(String, String)>,
     /// Call again then at the latest.
     pub again: Option<Duration>,
@@ -159,8 +162,8 @@ pub struct Attachment {
 }
 
 impl Attachment {
-    /// Nothing is connected until somebody polls it. `told` is called, on that thread, whenever
-    /// [`Attachment::status`] is another: it must be short.
+    /// Connects only once the poller is polled. Calls `told`, on the polling thread, whenever
+    /// [`Attachment::status`] changes: `told` must be short.
     pub fn new(
         config: Config,
         connector: Arc<dyn Connector>,
@@ -188,8 +191,8 @@ impl Attachment {
         }
     }
 
-    /// What polls the controller: for one reactor (which `wake` wakes, and that `core` is a handle of) or a
-    /// thread of its own. `pool` is that core's memory.
+    /// The controller's poller: for one reactor (`wake` wakes it, `core` is its handle) or a thread
+    /// of its own. `pool` is that core's memory.
     pub fn poller(
         &self,
         pool: Pool,
@@ -212,7 +215,7 @@ impl Attachment {
         self.shared.status()
     }
 
-    /// What the controller said about itself and its namespaces.
+    /// The controller's attributes and its namespaces.
     pub fn link(&self) -> LinkState {
         self.shared.link.state()
     }
@@ -241,18 +244,20 @@ impl Attachment {
         self.shared.ask(&self.shared.reset);
     }
 
-    /// Shuts the controller down: [`State::Closed`] when that is done. Its devices answer that they are gone.
+    /// Shuts the controller down: [`State::Closed`] when finished. Its devices complete I/O with
+    /// Gone.
     pub fn close(&self) {
         self.shared.ask(&self.shared.closing);
     }
 
-    /// Makes the devices of `registry` what the controller has: what came is registered, what grew is resized,
-    /// what has been missing for a while is removed as if it had been pulled out.
+    /// Brings the devices of `registry` in line with the controller's namespaces. New namespaces
+    /// are registered, grown ones are resized. A namespace that is missing for a while is removed
+    /// as if it had been pulled out.
     pub fn sync(&self, registry: &Registry, now: Instant) -> Changes {
         let mut changes = Changes::default();
         let live = self.shared.status().state == State::Live;
         if !live || self.shared.link.generation().is_none() {
-            // What it has is not known now; what there was is not given up for that.
+            // The controller's namespaces are unknown now; known devices stay.
             return changes;
         }
         let link = self.shared.link.state();
@@ -378,7 +383,7 @@ impl Attachment {
         let removed = there.into_values().map(|there| {
             let removed = registry.remove(there.device.name(), Removal::Hot);
             if let Err(RegistryError::NotFound { .. } | RegistryError::Removing { .. }) = &removed {
-                // Somebody else was faster.
+                // Another caller was faster.
                 return None;
             }
             removed.ok()

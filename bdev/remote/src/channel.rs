@@ -17,7 +17,8 @@ pub(crate) struct RemoteQueue {
     queue: IoQueue,
     _qid: Qid,
     device: Arc<RemoteBdev>,
-    /// I/O that did not go to the target: what the device does not do, and everything while it is refused.
+    /// I/O that did not go to the target: operations that the device lacks, and all I/O while it is
+    /// refused.
     ended: VecDeque<Completion>,
     depth: usize,
 }
@@ -38,8 +39,8 @@ impl RemoteQueue {
 impl Queue for RemoteQueue {
     #[inline]
     fn submit(&mut self, mut io: Io) -> Result<(), (Busy, Io)> {
-        // Who deallocates with zeroes says so (DLFEAT bit 3); others may refuse what asks for it, and SPDK's target does.
-        // The blocks are zeroes without it.
+        // A target that deallocates with zeroes announces it (DLFEAT bit 3). Other targets may
+        // refuse the flag, and SPDK's target does. The blocks are zeroed without it.
         if io.flags.contains(Flags::DEALLOCATE) && !self.device.limits().zeroes_deallocate {
             io.flags.remove(Flags::DEALLOCATE);
         }

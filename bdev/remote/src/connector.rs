@@ -23,8 +23,9 @@ pub trait Connector: Send + Sync {
     }
 }
 
-/// The address that connections begin at; the kernel's choice unless it is set. Clones are the same, so that
-/// it can follow an interface whose address changes: the next connection is made from there.
+/// The local address of connections; the kernel chooses it unless it is set. Clones share the
+/// value, so it can follow an interface whose address changes: the next connection uses the new
+/// address.
 #[derive(Debug, Clone, Default)]
 pub struct Source(Arc<Mutex<Option<IpAddr>>>);
 

@@ -38,12 +38,12 @@ pub struct RemoteBdev {
     namespace: NamespaceInfo,
     size: Size,
     promise: Promise,
-    /// Why it answers nothing but that it is gone, although the target has something under its number.
+    /// Why all I/O completes with Gone, although the target has a namespace with this identifier.
     refusal: Mutex<Option<String>>,
     refused: AtomicBool,
 }
 
-/// What the layer above was told when the device was registered, and relies on.
+/// The facts that the layer above got at registration and relies on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Promise {
     limits: Limits,
@@ -67,14 +67,15 @@ impl Promise {
             max_unmap_blocks: blocks(link.write_zeroes_bytes),
             max_verify_blocks: blocks(link.verify_bytes) as u32,
             atomic_blocks: namespace.atomic_blocks.max(1),
-            // What the target does not offer is done here, and bounded by the layer.
+            // Operations that the target lacks are emulated here, and bounded by the layer.
             compare_and_write_blocks: match fused {
                 true => namespace.compare_and_write_blocks,
                 false => u32::MAX,
             },
             optimal_boundary_blocks: namespace.optimal_boundary_blocks,
             volatile_cache: link.volatile_cache,
-            // That a target deallocates is advice to it, whatever it says that deallocated blocks read as.
+            // Deallocation is only a hint to the target, whatever it announces about the contents
+            // of deallocated blocks.
             unmap_zeroes: false,
             zeroes_deallocate: namespace.zeroes_deallocate && oncs.contains(Oncs::WRITE_ZEROES),
             read_only: namespace.read_only,
@@ -165,7 +166,7 @@ impl RemoteBdev {
         self.namespace.nsid
     }
 
-    /// Why it is not used any more, although it is there.
+    /// Why the namespace is no longer used, although it exists.
     pub fn refusal(&self) -> Option<String> {
         self.refusal
             .lock()
@@ -177,14 +178,15 @@ impl RemoteBdev {
         self.refused.load(Ordering::Acquire)
     }
 
-    /// What the target has under its number now: takes over its size, or answers why it is not used.
+    /// Adopts the size of the namespace that the target has now, or returns why it is not used.
     pub(crate) fn take_over(&self, found: &NamespaceInfo, link: &LinkState) -> Option<String> {
         let known = NamespaceInfo {
             blocks: self.size.blocks(),
             ..self.namespace.clone()
         };
         if known.same_identity(found) && known.block_size == found.block_size {
-            // Also where it is refused: what was beyond is lost when it is large enough again.
+            // Note it even for a refused namespace: data beyond is lost, even when it is large
+            // enough again.
             self.size.note(found.blocks);
         }
         let why = known.difference(found).or_else(|| {
@@ -212,7 +214,7 @@ fn depth(shared: &Shared) -> u32 {
     u32::from(shared.config.options.queue_entries.max(2)) - 1
 }
 
-/// What has no UUID has one that follows from what it has.
+/// A namespace without a UUID gets one derived from its other identifiers.
 fn uuid_of(namespace: &NamespaceInfo) -> Uuid {
     match namespace.uuid {
         Some(uuid) => uuid,
@@ -263,7 +265,8 @@ impl Bdev for RemoteBdev {
             Op::CompareAndWrite => self.promise.fused,
             Op::Unmap => self.promise.unmap,
             Op::WriteZeroes => self.promise.write_zeroes,
-            // A controller may refuse to copy blocks onto part of themselves; devices here must not.
+            // A controller may refuse to copy blocks onto part of themselves; devices here must
+            // not.
             Op::Copy => false,
             Op::Verify => self.promise.verify,
         };
@@ -293,7 +296,7 @@ impl Bdev for RemoteBdev {
             Arc::clone(&self.shared.link),
         );
         let dial = self.shared.connector.dialer();
-        // Whoever polls it has the clock.
+        // The poller of the queue has the clock.
         let queue = IoQueue::new(options, link, dial, pool.clone(), ids, Nanos::ZERO);
         let queue = queue.map_err(|error| self.fail(error))?;
         let queue = queue.expecting(NamespaceInfo {
@@ -316,7 +319,7 @@ impl Bdev for RemoteBdev {
         self.size.forget_least()
     }
 
-    /// What the target says of the namespace now: one that was restarted may have them switched off, or on.
+    /// The target's present answer: a restarted target may have reservations switched off, or on.
     fn reserves(&self) -> bool {
         let link = self.shared.link.state();
         let found = link.namespaces.get(&self.namespace.nsid);

@@ -2,17 +2,18 @@
 //!
 //! ```text
 //!   RemoteUri    nvmf://HOST:PORT/SUBNQN?…                                (uri.rs)
-//!   Attachment   one controller: its devices, how it stands               (attachment.rs, status.rs)
+//!   Attachment   one controller: its devices and state                   (attachment, status)
 //!     ├ ControllerPoller   its admin queue, polled by one reactor         (poller.rs)
 //!     └ RemoteBdev         a namespace: a nacre_bdev::Bdev                (device.rs)
 //!         └ RemoteQueue      an I/O queue of the controller per core      (channel.rs)
 //!   Connector    makes the transport connections, TCP or RDMA             (connector.rs, rdma.rs)
 //! ```
 //!
-//! What a namespace was on attaching it has to be for as long as it is attached: after every reconnect, and
-//! when the target says that it changed, its identity, block size and size are compared. One that is another
-//! is never written to; one that grew has grown. Who decides what a lost connection means is above:
-//! [`nacre_bdev::Bdev::losses`] tells of each, before the first answer over the next one.
+//! A namespace keeps its identity while it is attached: its identity, block size and size are
+//! compared after every reconnect, and when the target reports a change. A namespace with another
+//! identity is never written to; a larger size is a resize. The layer above decides on lost
+//! connections: [`nacre_bdev::Bdev::losses`] counts each, before the first completion over the next
+//! one.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! A controller on one reactor: its admin queue is driven there, and how it stands is told to everybody else.
+//! A controller on one reactor: drives its admin queue there and publishes its state to other
+//! threads.
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use nacre_reactor::{CoreHandle, EventSet, Idle, Nanos, Poller, Work};
 use crate::attachment::Shared;
 use crate::status::{ControllerInfo, State};
 
-/// How often a busy core looks at an admin queue that has nothing under way: a look costs a system call.
+/// How often a busy core polls an idle admin queue: a poll costs a system call.
 const LOOK: Duration = Duration::from_millis(1);
 
 pub struct ControllerPoller {
@@ -30,7 +31,7 @@ pub struct ControllerPoller {
     closing: bool,
 }
 
-/// What has to be told when it changes.
+/// The facts whose change is reported.
 #[derive(Clone, PartialEq, Eq)]
 struct Seen {
     state: ControllerState,
@@ -96,8 +97,8 @@ impl ControllerPoller {
         self.seen = None;
     }
 
-    /// A target that refuses for good may be one that is not set up yet after its restart: whoever wants it for
-    /// ever asks again.
+    /// A target that refuses permanently may not be set up yet after its restart: a caller with
+    /// unlimited retries tries again.
     fn insist(&mut self, now: Nanos) {
         let options = self.controller.options();
         let given_up = matches!(self.controller.state(), ControllerState::Failed(_));
@@ -207,7 +208,8 @@ impl Poller for ControllerPoller {
         }
         let idle = self.controller.arm(now);
         if let Some(fd) = self.controller.wake_fd() {
-            // Another connection may have the number of the one before: what is watched is made sure of.
+            // The new connection may reuse the descriptor number of the previous one: make sure of
+            // the watch.
             let _ = self.sleepers.delete_raw(fd);
             if let Err(error) = self.sleepers.add_raw(fd, 0) {
                 tracing::error!(%error, "cannot watch a connection");

@@ -1,10 +1,10 @@
-//! The identifiers of a controller's I/O queues: who has which.
+//! The identifiers of a controller's I/O queues, and which of them are in use.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Hands out identifiers from 1 on. One that came back is the last to be used again, so that the target has time
-/// to notice that its queue is gone.
+/// Hands out identifiers from 1 on. A returned identifier is the last to be used again, so that the
+/// target has time to notice that its queue is gone.
 #[derive(Debug, Default)]
 pub struct Qids(Mutex<State>);
 

@@ -1,8 +1,8 @@
-//! RDMA as a host of this process uses it: opened when it is asked for, one management thread, and all
-//! memory that data goes through.
+//! RDMA as a host of this process uses it: opened on demand, one management thread, and all memory
+//! that data passes through.
 //!
-//! What can come later is not missed for ever: a device that appears, or the module of the connection
-//! manager, is there for the next connection.
+//! Late arrivals are used: the next connection uses a device that appears, or the module of the
+//! connection manager.
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,7 +18,7 @@ use nacre_rdma_verbs::{Provider, VerbsError};
 
 use crate::connector::Source;
 
-/// Queue pairs that one dialer can have at a time: the one in use, one that is being let go of, and one
+/// Queue pairs that one dialer can have at a time: one in use, one that is being closed, and one
 /// that probes.
 const QUEUES: usize = 4;
 
@@ -51,8 +51,8 @@ struct Inner {
 }
 
 impl Rdma {
-    /// The system's RDMA; fails with what is missing and how to get it. Without a device it succeeds: one
-    /// may appear.
+    /// Opens the system's RDMA; an error names the missing part and how to get it. Success needs no
+    /// device: one may appear later.
     pub fn open(tuning: RdmaTuning) -> Result<Rdma, VerbsError> {
         let provider = Arc::new(VerbsProvider::open()?);
         let asked = Arc::clone(&provider);
@@ -75,8 +75,8 @@ impl Rdma {
         self
     }
 
-    /// Takes `bytes` now, for [`Rdma::memory`] to hand out: devices know it before the first connection
-    /// is there, so that a limit on locked memory shows then and not in the middle.
+    /// Takes `bytes` now, for [`Rdma::memory`] to hand out. Devices register it before the first
+    /// connection, so a limit on locked memory shows then and not later.
     pub fn reserve(&self, bytes: usize) -> io::Result<()> {
         self.add_arena(&mut self.lock(), bytes).map(drop)
     }
@@ -103,7 +103,8 @@ impl Rdma {
         Ok(arena)
     }
 
-    /// Opens the devices, as the first connection would: for a thread that may block, so that no reactor does.
+    /// Opens the devices, as the first connection would: for a thread that may block, so that no
+    /// reactor does.
     pub fn prepare(&self) {
         if let Err(error) = self.hosts() {
             tracing::debug!(%error, "no RDMA yet");
@@ -162,7 +163,7 @@ impl RdmaDial {
             cntlid: wanted.cntlid,
             source: self.source.get(),
             cm_timeout: tuning.cm_timeout,
-            // Whoever chooses between transports counts the attempts.
+            // The caller that chooses between transports counts the attempts.
             connection_retries: 0,
             tos: tuning.tos,
             ..HostOptions::new(wanted.qid, wanted.entries)

@@ -10,7 +10,8 @@ pub enum State {
     /// For the first time, or again after a loss.
     Connecting,
     Live,
-    /// The next attempt is to come; `refused`: the target has said no for good, and is asked again all the same.
+    /// Waits for the next attempt. `refused`: the target has refused permanently, and is retried
+    /// nevertheless.
     Waiting {
         error: HostError,
         refused: bool,
@@ -40,7 +41,7 @@ impl State {
     }
 }
 
-/// What a controller says about itself.
+/// A controller's attributes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ControllerInfo {
     pub cntlid: u16,
@@ -80,7 +81,7 @@ pub struct Status {
     pub transport: TransportType,
     /// Times that it was connected.
     pub connects: u64,
-    /// Resets that were begun: what is told from then on is what came of the last one.
+    /// Number of resets begun: later reports are about the last one.
     pub resets: u64,
     /// See [`nacre_bdev::Bdev::losses`].
     pub losses: u64,

@@ -48,7 +48,7 @@ pub struct RemoteUri {
     pub port: u16,
     pub subnqn: Nqn,
     pub select: Select,
-    /// Who to be there; this machine's name unless given.
+    /// The host NQN to use; derived from this machine's name unless given.
     pub hostnqn: Option<Nqn>,
 }
 
@@ -252,7 +252,7 @@ mod tests {
 
     const NQN: &str = "nqn.2019-05.io.openebs:8c8f0a5d";
 
-    /// What is written is what is read back.
+    /// Parsing the formatted URI yields the same value.
     #[test]
     fn there_and_back() {
         for text in [

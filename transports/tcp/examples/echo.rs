@@ -1,13 +1,13 @@
-//! What the transport itself costs: a target that answers from a fixed buffer, and a host. No
+//! The cost of the transport itself: a target that answers from a fixed buffer, and a host. No
 //! controller, no device.
 //!
 //!     cargo run --release -p nacre-transport-tcp --example echo -- \
 //!         [pair|turns|bare] [read|write] [bytes] [depth] [connections] [seconds]
 //!
 //! `pair`: each on a core of its own, in requests per second. `turns`: both in one thread, in
-//! nanoseconds of processor time per request, which a busy machine does not change much; `bare` is the
-//! same with nothing but the system calls, so that their difference is what the protocol costs.
-//! DIGESTS=1 turns both digests on.
+//! nanoseconds of processor time per request, which a busy machine hardly changes. `bare`: the same
+//! with only the system calls; the difference to `turns` is the cost of the protocol. DIGESTS=1
+//! turns both digests on.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};

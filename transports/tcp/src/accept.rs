@@ -57,7 +57,7 @@ pub(crate) struct Pending {
 /// From the accepting thread to a core.
 pub(crate) enum ToCore {
     Connection(Incoming),
-    /// Some pending connections were told to make room.
+    /// Some pending connections must make room.
     Evict,
 }
 
@@ -96,7 +96,7 @@ pub(crate) struct ListenerCounters {
     pub refused: AtomicU64,
 }
 
-/// What the plug, the thread and the cores share.
+/// The state that the plug, the thread and the cores share.
 pub(crate) struct Shared {
     pub config: TcpConfig,
     pub listeners: Mutex<HashMap<ListenerId, Listener>>,
@@ -114,7 +114,7 @@ pub(crate) struct Shared {
     pub watched: EventSet,
     pub stop: OwnedFd,
     pub stopping: AtomicBool,
-    /// The kernel's backlog keeps whoever comes. Changed under the lock of the listeners.
+    /// New connections wait in the kernel's backlog. Changed under the lock of the listeners.
     pub held: AtomicBool,
 }
 
@@ -151,7 +151,7 @@ impl Shared {
         self.cores.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is waited for on a listening socket.
+    /// The events to wait for on a listening socket.
     pub fn interest(&self) -> Interest {
         match self.held.load(Ordering::Acquire) {
             true => Interest::empty(),
@@ -188,7 +188,8 @@ pub(crate) fn run(shared: &Shared) {
                 continue;
             }
             let id = ListenerId(event.token);
-            // The lock is not held while accepting: a listener removed meanwhile only loses us nothing.
+            // The lock is not held while accepting: if a listener is removed meanwhile, only that
+            // connection is lost.
             let listener = shared.listeners().get(&id).map(|listener| {
                 let counts = Arc::clone(&listener.counts);
                 (Arc::clone(&listener.socket), listener.options, counts)
@@ -200,7 +201,7 @@ pub(crate) fn run(shared: &Shared) {
     }
 }
 
-/// What the accepting thread has for itself.
+/// The accepting thread's own state.
 struct Acceptor<'a> {
     shared: &'a Shared,
     clock: Clock,
@@ -209,7 +210,7 @@ struct Acceptor<'a> {
     said: Repeats<Said>,
 }
 
-/// What the log says of connections, of each peer's and each reason once.
+/// Log lines about connections, written once per peer and reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Said {
     NoDescriptors,
@@ -237,9 +238,9 @@ impl Acceptor<'_> {
         let reserved = shared.config.reserved_descriptors;
         for accepted in 0..ACCEPT_BATCH {
             if shared.pending.load(Ordering::Relaxed) >= shared.config.max_pending_connections {
-                // The kernel's backlog keeps whoever comes until others have connected or have made room:
-                // after a restart a thousand hosts come at once, and none of them is to be refused.
-                // Only at first it is known that one is there.
+                // The kernel's backlog keeps new connections until others have connected or made
+                // room. After a restart a thousand hosts come at once, and none of them may be
+                // refused. Only the first look proves that a connection waits.
                 if accepted == 0 {
                     self.evict();
                     std::thread::sleep(PENDING_WAIT);
@@ -288,7 +289,8 @@ impl Acceptor<'_> {
                     std::thread::sleep(Duration::from_millis(100));
                     return;
                 }
-                // Of the connection, which broke before it was accepted: the kernel tells it here.
+                // An error of the connection, which broke before it was accepted: the kernel
+                // reports it here.
                 Err(errno) => {
                     tracing::debug!(error = %socket::describe(errno), "a connection broke before it was accepted");
                 }
@@ -306,8 +308,8 @@ impl Acceptor<'_> {
         });
     }
 
-    /// The oldest pending connection of the address that has most makes room, once its grace is over: whoever connects
-    /// and says nothing keeps no other host out.
+    /// Evicts the oldest pending connection of the address with the most, once its grace is over: a
+    /// host that connects and sends nothing keeps no other host out.
     fn evict(&mut self) {
         let now = self.clock.now();
         let mut pending: Vec<Arc<Pending>> = Vec::with_capacity(self.pending.len());
@@ -352,9 +354,10 @@ impl Acceptor<'_> {
         }
     }
 
-    /// To the core that carries least, of several the first: where the queues of a host lie does not depend on which core
-    /// was there first. What the connection is for its Connect will say. Closed when there is none or the limit is
-    /// reached.
+    /// Hands the connection to the core with the least load, to the first of several. So the
+    /// placement of a host's queues does not depend on which core was there first. The type of the
+    /// connection is known only from its Connect. Closes the connection if there is no core or the
+    /// limit is reached.
     fn hand_over(&mut self, incoming: Incoming, counts: &ListenerCounters) {
         let shared = self.shared;
         let peer = incoming.peer;
@@ -386,7 +389,7 @@ impl Acceptor<'_> {
             shared.pending.fetch_add(1, Ordering::Relaxed);
             for core in &cores {
                 core.load.add(QueueKind::Io);
-                // Before the core knows of it: whoever sees the connection sees it counted.
+                // Count before the core knows of it: an observer of the connection sees it counted.
                 counts.accepted.fetch_add(1, Ordering::Relaxed);
                 match core.inbox.push(incoming) {
                     Ok(()) => {
@@ -420,8 +423,8 @@ impl Acceptor<'_> {
     }
 }
 
-/// Whether `descriptor` is one of the last, which management needs. The kernel gives out the lowest one that is free: all
-/// below are in use.
+/// True if `descriptor` is one of the last, which management needs. The kernel hands out the lowest
+/// free one, so all lower ones are in use.
 fn is_reserved(descriptor: RawFd, limit: Option<u64>, reserved: u64) -> bool {
     let first = limit.map(|limit| limit - reserved.min(limit / 4));
     first.is_some_and(|first| descriptor as u64 >= first)

@@ -1,4 +1,4 @@
-//! What can be chosen about the TCP transport.
+//! The options of the TCP transport.
 
 use std::time::Duration;
 
@@ -17,8 +17,8 @@ pub struct TcpConfig {
     pub max_h2c_data_size: u32,
     /// Most connections of the whole transport.
     pub max_connections: usize,
-    /// Most connections whose Connect has not been accepted yet. Others wait in the kernel's backlog, or take the place
-    /// of one that has been at it for longer than a second.
+    /// Most connections whose Connect has not been accepted yet. Others wait in the kernel's
+    /// backlog, or replace one that has been pending for longer than a second.
     pub max_pending_connections: usize,
     /// Descriptors that connections leave to the rest of the process, at most a quarter of all.
     pub reserved_descriptors: u64,
@@ -33,7 +33,7 @@ pub struct TcpConfig {
     pub stall_timeout: Duration,
     /// For an accepted host that sends nothing at all. `None`: Keep Alive sees to it.
     pub idle_timeout: Option<Duration>,
-    /// For the peer to acknowledge what was sent, and to answer probes (TCP_USER_TIMEOUT).
+    /// Time for the peer to acknowledge sent data, and to answer probes (TCP_USER_TIMEOUT).
     pub ack_timeout: Duration,
     /// Digests that hosts may ask for.
     pub allow_header_digest: bool,
@@ -43,13 +43,13 @@ pub struct TcpConfig {
     /// Socket buffers in bytes; `None`: the kernel sizes them by need.
     pub send_buffer: Option<usize>,
     pub receive_buffer: Option<usize>,
-    /// Bytes of one receive buffer of a core, and how many there may be. More than two are made only
-    /// when connections have to wait with input that cannot be handled yet.
+    /// Bytes of one receive buffer of a core, and their greatest number. More than two are made
+    /// only when connections have to wait with input that cannot be handled yet.
     pub rx_buffer_size: usize,
     pub rx_buffers: usize,
-    /// Bytes of data that a host is asked for at a time, per connection (R2T). What a connection can
-    /// carry in a round trip is enough to keep it busy; more only goes through more buffers than
-    /// the processor's cache holds.
+    /// Bytes of data that one R2T requests, per connection. The amount that a connection carries in
+    /// a round trip keeps it busy; more only passes through more buffers than the processor's cache
+    /// holds.
     pub fetch_window: usize,
 }
 

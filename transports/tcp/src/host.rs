@@ -27,7 +27,7 @@ pub struct HostOptions {
     pub tos: u8,
     pub send_buffer: Option<usize>,
     pub receive_buffer: Option<usize>,
-    /// For the controller to acknowledge what was sent (TCP_USER_TIMEOUT).
+    /// Time for the controller to acknowledge sent data (TCP_USER_TIMEOUT).
     pub ack_timeout: Duration,
     pub rx_buffer_size: usize,
 }
@@ -59,8 +59,9 @@ pub fn connect_host(address: SocketAddr, options: HostOptions) -> std::io::Resul
         ack_timeout: options.ack_timeout,
     };
     socket::tune(&socket, &address, &tuning)?;
-    // Whatever ends it, this process included: what the controller has not taken by then is thrown away, not sent on.
-    // A write that arrives late would undo one that was sent again over another connection and is answered.
+    // Whatever ends the connection, this process included: data that the controller has not
+    // acknowledged by then is dropped, not sent. A late write would undo a write that was retried
+    // over another connection and completed.
     sockopt::set_socket_linger(&socket, Some(Duration::ZERO))?;
     if let Some(interface) = &options.interface {
         socket2::SockRef::from(&socket).bind_device(Some(interface.as_bytes()))?;
@@ -101,9 +102,10 @@ enum State {
         since: Option<Nanos>,
     },
     Open(Box<HostConn>),
-    /// Ended before there was a machine; told by the next poll.
+    /// Ended before there was a machine; the next poll reports it.
     Failed(Closed),
-    /// Over, and told. The machine has what was under way until somebody wants it back.
+    /// Over, and reported. The machine keeps the commands in flight until the caller takes them
+    /// back.
     Gone(Option<Box<HostConn>>),
 }
 
@@ -123,8 +125,9 @@ pub struct TcpHost {
     pub(crate) socket: OwnedFd,
     /// Its descriptor wakes a sleeping core, whatever this connection waits for.
     epoll: EventSet,
-    /// Whether the socket is in it, and watched for room to write as well. Not before the first sleep: each arrival
-    /// costs the kernel a look at who waits for it, and one that polls without end does not.
+    /// Whether the socket is registered, and if so, whether it is watched for room to write as
+    /// well. Registered only at the first sleep: each arrival costs the kernel a check for waiters,
+    /// which an endless poller avoids.
     watched: Option<bool>,
     buffers: RxBuffers,
     state: State,
@@ -195,7 +198,7 @@ fn send(conn: &mut HostConn, socket: &OwnedFd, blocked: &mut bool, stats: &mut H
             Err(Errno::AGAIN) => *blocked = true,
             Err(Errno::INTR) => {}
             Err(errno) => {
-                // What the controller said before it went may say why: that is still read below.
+                // The controller's last message may say why: the code below still reads it.
                 if !matches!(errno, Errno::PIPE | Errno::CONNRESET) {
                     conn.peer_closed(Some(&socket::describe(errno)));
                 }
@@ -356,15 +359,16 @@ impl HostTransport for TcpHost {
     }
 }
 
-/// In order, as far as that goes: the end of the stream first, which is all that a controller sees that has taken
-/// everything, and then, by closing, the reset that ends what it has not taken.
+/// Closes in order as far as possible. The end of the stream comes first: a controller that
+/// received everything sees only that. Closing then sends the reset that ends data not yet
+/// received.
 impl Drop for TcpHost {
     fn drop(&mut self) {
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
     }
 }
 
-/// Parses what has arrived; whether something had to stay for want of room.
+/// Parses received bytes; true if some had to stay for lack of room.
 fn drain(conn: &mut HostConn, now: Nanos, events: &mut Vec<HostEvent>, end: usize) -> bool {
     loop {
         if events.len() >= end {

@@ -1,4 +1,4 @@
-//! NVMe/TCP on Linux sockets: what moves the bytes of `nacre_nvmf::tcp`'s connection machines.
+//! NVMe/TCP on Linux sockets: moves the bytes of `nacre_nvmf::tcp`'s connection machines.
 //!
 //! ```text
 //!   TcpPlug        listeners, one thread that accepts, the choice of a core      (shared)
@@ -7,8 +7,8 @@
 //!   TcpHost        one queue pair of the host side: HostConn + socket
 //! ```
 //!
-//! A turn costs one receive per connection that has something and one vectored send per connection
-//! that was answered. Nothing here knows what a PDU is.
+//! A turn costs one receive per connection with input and one vectored send per connection with
+//! responses. This crate does not know PDUs.
 
 #![forbid(unsafe_code)]
 

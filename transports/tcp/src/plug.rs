@@ -143,7 +143,8 @@ impl Plug for TcpPlug {
     fn unlisten(&self, id: ListenerId) {
         if let Some(listener) = self.shared.listeners().remove(&id) {
             let _ = self.shared.watched.delete(&*listener.socket);
-            // The accepting thread may hold the socket for a moment longer: from here on it refuses.
+            // The accepting thread may hold the socket for a moment longer: from here on it
+            // refuses.
             let _ = rustix::net::shutdown(&*listener.socket, rustix::net::Shutdown::Both);
         }
     }

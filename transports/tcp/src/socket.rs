@@ -11,7 +11,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, SocketType, sockopt,
 };
 
-/// Congestion control that never waits for a timer, and that every kernel has and lets everybody choose.
+/// Congestion control that never waits for a timer, exists in every kernel, and needs no privilege.
 const UNPACED: &str = "reno";
 
 /// Options of a data socket, either side.
@@ -86,7 +86,7 @@ pub(crate) fn tune(
     tuning: &Tuning,
 ) -> rustix::io::Result<()> {
     let socket = socket.as_fd();
-    // A response never waits for an acknowledgement of what was sent before.
+    // A response never waits for an acknowledgement of earlier data.
     sockopt::set_tcp_nodelay(socket, true)?;
     // A host that vanished without a word is found even when nothing is to be sent to it.
     sockopt::set_socket_keepalive(socket, true)?;
@@ -101,8 +101,8 @@ pub(crate) fn tune(
     if let Some(bytes) = tuning.receive_buffer {
         let _ = sockopt::set_socket_recv_buffer_size(socket, bytes);
     }
-    // Whatever rules the system chose for the networks that it is on (BBR, say) may pace what is sent, by a
-    // timer per packet. Between two programs of one machine nothing can be congested.
+    // The system's congestion control for its networks (BBR, say) may pace packets with a timer for
+    // each. The path between two programs of one machine cannot be congested.
     if address.ip().to_canonical().is_loopback() {
         let _ = sockopt::set_tcp_congestion(socket, UNPACED);
     }

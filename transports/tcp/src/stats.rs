@@ -1,4 +1,4 @@
-//! Counters: per core, relaxed, read by whoever asks.
+//! Counters: per core, relaxed, readable by any thread.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,12 +1,12 @@
 //! The I/O half: every connection of one core.
 //!
-//! Which sockets are looked at: those with something left from the turn before, then, where there are
-//! few, those that were active lately (a receive that finds nothing costs less than asking epoll and
-//! then receiving), and those that epoll names. Epoll is level-triggered and asked in every turn where
-//! there are many sockets, otherwise at least every [`EPOLL_EVERY`] turns and, while not all are
-//! received from, every [`EPOLL_WITHIN`], so nothing is overlooked for long, and its descriptor wakes
-//! a sleeping core. Where there was no room for what all of them have, those that did not get to it come
-//! first in the next turn.
+//! A turn polls these sockets, in order: those with input left from the turn before; if there are
+//! few sockets, the recently active ones (a receive without data costs less than epoll and then a
+//! receive); and those that epoll names. Epoll is level-triggered. With many sockets it is called
+//! in every turn, otherwise at least every [`EPOLL_EVERY`] turns and, while some sockets are not
+//! received from, every [`EPOLL_WITHIN`]. So no socket is overlooked for long, and epoll's
+//! descriptor wakes a sleeping core. If there was not enough room for all input, unserved
+//! connections come first in the next turn.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -36,7 +36,7 @@ mod life;
 /// So many sockets may be received from directly, without asking epoll. With more, epoll is asked
 /// in any case, and says which of them have something by one call.
 const HOT: usize = 4;
-/// Turns without data after which a socket is not hot any more.
+/// Turns without data after which a socket is no longer hot.
 const HOT_TURNS: u32 = 4096;
 /// Turns between two looks at epoll while hot sockets keep us busy.
 const EPOLL_EVERY: u32 = 16;
@@ -140,7 +140,7 @@ impl TcpTransport {
         slot.conn.as_deref_mut()
     }
 
-    /// Looks at one connection: parses what is there, receives, parses. `false`: no room for events.
+    /// Serves one connection: parses present input, receives, parses. `false`: no room for events.
     fn serve(&mut self, index: u32, pools: &Pools, events: &mut Events) -> bool {
         let now = self.now;
         let Some(slot) = self.slots.get_mut(index as usize) else {
@@ -263,7 +263,8 @@ impl TcpTransport {
                 Err(Errno::AGAIN) => block(&self.epoll, conn, index),
                 Err(Errno::INTR) => {}
                 Err(errno) => {
-                    // What the host sent before it went is of no use without a way to answer.
+                    // Commands that the host sent before it went are useless without a way to
+                    // respond.
                     conn.machine.peer_closed(Some(&socket::describe(errno)));
                     break;
                 }
@@ -491,8 +492,8 @@ impl TcpTransport {
             if let Some(conn) = self.slots[index as usize].conn.as_deref_mut() {
                 conn.pending = false;
                 if !self.serve(index, pools, events) {
-                    // Those that had their turn and have more stand behind those that had none, which are marked as
-                    // pending already.
+                    // Served connections that have more input go behind unserved ones, which are
+                    // marked as pending already.
                     let served = self.pending.len();
                     for &rest in &self.looked_at[at..] {
                         if let Some(conn) = self.slots[rest as usize].conn.as_deref_mut()
@@ -554,7 +555,8 @@ impl TcpTransport {
         asked.is_ok()
     }
 
-    /// The connection that an event is about, if there is something to receive. What there is to be sent can be.
+    /// The connection of an event, if there is something to receive. Sends queued data if the
+    /// socket has room.
     #[inline]
     fn ready_at(&mut self, at: usize) -> Option<u32> {
         let event = self.ready.at(at);

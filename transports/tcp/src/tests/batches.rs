@@ -1,4 +1,4 @@
-//! How many system calls commands take, counted: what is batched, and what is not asked for in vain.
+//! Counts the system calls of commands: batches, and no polls without need.
 
 use std::time::{Duration, Instant};
 
@@ -74,7 +74,8 @@ impl Pair {
         events.len()
     }
 
-    /// Has the target answer all that was sent to it, and waits until the answers are there to be received.
+    /// Makes the target answer everything sent to it, and waits until the responses can be
+    /// received.
     fn answered(&mut self, host: usize) {
         let socket = &self.hosts[host].socket;
         let wanted = u64::from(DEPTH) * ANSWER;
@@ -97,8 +98,8 @@ impl Pair {
     }
 }
 
-/// Commands leave in one send, when they are flushed, and their answers are had by one receive, whether or not
-/// there was a look for them in vain before.
+/// Commands leave in one send, when they are flushed, and one receive gets their responses, whether
+/// or not an earlier poll found none.
 #[test]
 fn one_send_and_one_receive_for_all_answers() {
     let mut pair = Pair::connected(1);
@@ -118,8 +119,8 @@ fn one_send_and_one_receive_for_all_answers() {
     }
 }
 
-/// A poll that sends all there is to be answered does not ask for the answers at once; the next one does, and so
-/// does one that has older commands under way.
+/// A poll that sends everything does not look for the responses at once. The next poll does, and so
+/// does a poll with older commands in flight.
 #[test]
 fn answers_are_not_looked_for_before_the_controller_had_time() {
     let mut pair = Pair::connected(1);
@@ -138,8 +139,8 @@ fn answers_are_not_looked_for_before_the_controller_had_time() {
     assert_eq!(pair.host_calls(0, before), (2, 2, 2));
 }
 
-/// Of many connections each costs the target one receive and one send for the commands that came together, and
-/// those that have nothing cost nothing.
+/// Each of many connections costs the target one receive and one send for commands that came
+/// together, and idle connections cost nothing.
 #[test]
 fn many_connections_are_not_received_from_in_vain() {
     let mut pair = Pair::connected(8);
@@ -168,13 +169,13 @@ fn many_connections_are_not_received_from_in_vain() {
     }
 }
 
-/// Among few connections one that is idle does not have epoll asked in every turn, and is served all the same,
-/// though no time passes.
+/// Among few connections an idle one does not cause an epoll call in every turn, and is served
+/// nevertheless, though no time passes.
 #[test]
 fn an_idle_connection_among_few() {
     let mut pair = Pair::connected(2);
     let now = pair.clock.now();
-    // Only the first is active, until the second is not received from any more.
+    // Only the first is active, until the second is no longer received from.
     for _ in 0..5000 {
         pair.server.turn_at(now);
     }
@@ -199,7 +200,8 @@ fn an_idle_connection_among_few() {
     }
 }
 
-/// A host that sleeps after it has sent is woken by the answer, whether that comes before its first sleep or after.
+/// A host that sleeps after it has sent wakes for the response, whether that comes before or after
+/// its first sleep.
 #[test]
 fn a_sleeping_host_is_woken() {
     let mut pair = Pair::connected(1);

@@ -32,12 +32,12 @@ fn pools() -> Pools {
     }
 }
 
-/// Connections, each taken for an I/O queue so far, go to the core that has the fewest, of several to the first, whichever was there first; and each core is
-/// woken for them.
+/// Each new connection counts as an I/O queue and goes to the core with the fewest, to the first of
+/// several, whichever was there first. Each core is woken for them.
 #[test]
 fn spread_over_cores() {
     let (plug, address) = listening();
-    // Nobody there yet: closed and counted.
+    // No core yet: closed and counted.
     let mut early = TcpStream::connect(address).unwrap();
     assert!(matches!(early.read(&mut [0; 1]), Ok(0) | Err(_)));
     assert_eq!(plug.rejected(), (0, 1));
@@ -77,7 +77,8 @@ fn spread_over_cores() {
     assert_eq!(plug.stats().len(), 2);
 }
 
-/// An admin queue, once known as such, makes no difference: a host's first I/O queue goes to the first core too.
+/// An admin queue, once known as such, makes no difference: a host's first I/O queue goes to the
+/// first core too.
 #[test]
 fn admin_queues_do_not_count() {
     let (plug, address) = listening();

@@ -251,7 +251,7 @@ fn three_hundred_connections() {
     server.assert_buffers_back();
 }
 
-/// Hosts that go away in the middle of something, in every way, cost nobody else anything.
+/// Hosts that disconnect in the middle of an exchange, in every way, cost other hosts nothing.
 #[test]
 fn vanishing_hosts() {
     let mut server = Server::new(TcpConfig::default());
@@ -308,7 +308,7 @@ fn half_open_connections() {
     let mut bytes = Vec::new();
     assert_eq!(silent.read_to_end(&mut bytes).unwrap(), 0);
     assert_eq!(server.rig.transport.connections(), 1);
-    // What is left has no deadline: a sleeping core is not woken for it.
+    // The remaining connection has no deadline: a sleeping core is not woken for it.
     let now = clock.now();
     for _ in 0..5 {
         server.turn();
@@ -326,7 +326,7 @@ fn termination_request_arrives() {
     let mut server = Server::new(TcpConfig::default());
     let mut raw = server.raw();
     raw.write_all(ic_req().as_bytes()).unwrap();
-    // Much more than the controller will look at, so that closing at once would reset the connection.
+    // Much more than the controller reads, so that closing at once would reset the connection.
     raw.write_all(&[0xee; 50_000]).unwrap();
     server.until("refused", |server| server.closed.len() == 1);
     assert!(
@@ -369,7 +369,7 @@ fn connection_limit() {
     server.until("the fourth", |server| server.opened == 3);
 }
 
-/// Those that only pend are bounded too, but nobody is refused: the next waits until one has
+/// Pending connections are bounded too, but none is refused: the next waits until another has
 /// connected or gone.
 #[test]
 fn pending_connections_wait_their_turn() {
@@ -392,8 +392,8 @@ fn pending_connections_wait_their_turn() {
     assert_eq!(server.rig.plug.rejected(), (0, 0));
 }
 
-/// Goal: hosts that connect and say nothing keep no other host out for long. Method: as many of them as may pend, which
-/// would have ten seconds each, and one more behind them.
+/// Goal: hosts that connect and send nothing keep no other host out for long. Method: as many of
+/// them as may pend, each with ten seconds of time, and one more behind them.
 #[test]
 fn idle_pending_connections_make_room() {
     let mut server = Server::new(TcpConfig {
@@ -582,7 +582,8 @@ fn bad_options() {
     );
 }
 
-/// A listener of its own size: less, or more, than the transport, and not more than a command may transfer.
+/// A listener with a size of its own: smaller or larger than the transport's, but at most a
+/// command's largest transfer.
 #[test]
 fn in_capsule_data_of_one_listener() {
     let server = Server::new(TcpConfig::default());

@@ -33,8 +33,8 @@ fn is_answered(raw: &TcpStream) -> bool {
     there
 }
 
-/// Hosts with more commands under way than there is room for in a turn take turns with one that has a single one,
-/// whether sockets are received from directly or epoll is asked.
+/// Hosts with more commands in flight than one turn has room for take turns with a host that has
+/// one command, with direct receives and with epoll.
 #[test]
 fn deep_queues_leave_room_for_others() {
     const EACH: u16 = 700;
@@ -58,7 +58,7 @@ fn deep_queues_leave_room_for_others() {
             turns += 1;
             assert!(turns <= busy + 3, "{busy} others come first");
         }
-        // Nobody else was forgotten for that.
+        // The other hosts were served too.
         for host in &mut hosts[..busy] {
             let mut answers = vec![0; 24 * usize::from(EACH)];
             for _ in 0..50 {
@@ -89,8 +89,8 @@ fn many_ends_at_once() {
     drop(hosts);
 }
 
-/// What a controller has not taken when the connection ends is not sent on: the write may have been sent again over
-/// another one, and be answered.
+/// Data that a controller has not received when the connection ends is not sent. The write may have
+/// been retried over another connection, and completed.
 #[test]
 fn nothing_is_sent_after_the_end() {
     const BYTES: u32 = 128 << 10;

@@ -1,4 +1,4 @@
-//! How connections come to a core, what they are given up for, and how they go.
+//! How connections arrive at a core, why they are closed, and how they end.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -84,7 +84,7 @@ impl TcpTransport {
         self.pending.push(index);
     }
 
-    /// Closes the connections that were told to make room.
+    /// Closes the connections that must make room.
     fn evict(&mut self) {
         let is_evicted = |slot: &Slot| {
             let pending = slot.conn.as_ref()?.unconnected.as_ref()?;
@@ -111,8 +111,8 @@ impl TcpTransport {
         self.shared.connections.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Fires what is overdue. Costs a walk over all connections, at most as often as the shortest
-    /// timeout that was running.
+    /// Fires expired timeouts. Costs a walk over all connections, at most as often as the shortest
+    /// running timeout.
     pub(super) fn handle_timeouts(&mut self) {
         let mut next = Nanos::MAX;
         for (index, slot) in self.slots.iter_mut().enumerate() {
