@@ -16,7 +16,7 @@ use crate::RdmaConfig;
 use crate::shared::{CoreSlot, Domain, Incoming, QueuePairInfo, QueuePairState, Shared, ToCore};
 use crate::stats::ControlCounts;
 
-/// What a host asked for, as the connection manager reports it.
+/// A host's connection request, as the connection manager reports it.
 pub(crate) struct Asked<'a> {
     pub id: CmId,
     pub listener: ListenerId,
@@ -43,7 +43,7 @@ pub(crate) struct Offered {
 /// Why not, for the host and for the log.
 pub(crate) struct Refused(pub RejectStatus, pub String);
 
-/// As long as hosts have been refused within this time, connections that say nothing have less time.
+/// While hosts have been refused within this time, silent connections have less time.
 pub(crate) const CROWDED: Duration = Duration::from_secs(10);
 /// How long a connection may then take to connect its queue.
 pub(crate) const CROWDED_PATIENCE: Duration = Duration::from_secs(1);
@@ -85,7 +85,7 @@ pub(crate) fn offer(
     }
     let no_room = |why: String| Refused(RejectStatus::NoResources, why);
     if open >= config.max_connections {
-        // Those that only hold a place do so no longer: the host is told to come again.
+        // Evict connections that only occupy a place; this host is refused and may retry.
         for core in shared.cores().iter() {
             core.send(ToCore::Crowded);
         }
@@ -216,8 +216,9 @@ impl QueueNeed {
     }
 }
 
-/// A response may need two writes and itself; those beyond what is here wait their turn. The one that needs most has room
-/// when there is no other: a write for each of its descriptors and one more where two buffers meet, itself, and a marker.
+/// A response may need two writes and itself; responses without room wait their turn. The largest
+/// response has room when it is alone. It needs a write for each of its descriptors, one more where
+/// two buffers meet, the send itself, and a marker.
 fn send_entries(config: &RdmaConfig, depth: u32, read_depth: u8) -> u32 {
     let one = u32::from(config.max_sgl_descriptors) + 3;
     let all = 2 * depth + u32::from(read_depth);

@@ -1,4 +1,4 @@
-//! What can be chosen about the RDMA transport.
+//! The options of the RDMA transport.
 
 use std::time::Duration;
 
@@ -10,13 +10,14 @@ use crate::transport::{CoreMemory, Devices};
 /// Shared receives of one core and device: more than adapters have, and memory that there is.
 pub const MAX_SRQ_SIZE: u32 = 262_144;
 
-/// Options of the RDMA transport. What a device cannot do is clamped to what it can.
+/// Options of the RDMA transport. Values beyond a device's limits are clamped to them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RdmaConfig {
     /// Largest in-capsule data of a command, in bytes, unless its listener says otherwise.
     pub in_capsule_data_size: u32,
-    /// The most that a listener of its own may have: receive buffers, which all listeners share, are
-    /// made for it. Less than `in_capsule_data_size`: that.
+    /// The most that a listener with its own size may have: receive buffers, which all listeners
+    /// share, are made for it. A value below `in_capsule_data_size` counts as
+    /// `in_capsule_data_size`.
     pub listener_in_capsule_data_size: u32,
     /// Largest transfer of one command, in bytes: a power of two, at least 4096.
     pub max_io_size: u32,
@@ -43,8 +44,8 @@ pub struct RdmaConfig {
     pub connect_timeout: Duration,
     /// For a connection that ends to flush; after that its queue pair is destroyed all the same.
     pub drain_timeout: Duration,
-    /// Longest memory region that a device is told of, in bytes: a longer arena is registered in pieces, of the
-    /// largest power of two that neither this nor the device's own limit is below.
+    /// Longest memory region to register with a device, in bytes. A longer arena is registered in
+    /// pieces of the largest power of two within both this and the device's own limit.
     pub max_mr_size: u64,
     /// Only listen on this device; `None`: the one that has the address.
     pub device: Option<String>,
@@ -164,8 +165,8 @@ impl RdmaConfig {
         problems
     }
 
-    /// Memory that one core takes for receives and responses, in bytes, where there is one device. Others take room for
-    /// their receives each.
+    /// Memory that one core takes for receives and responses, in bytes, with one device. Each
+    /// further device takes memory for its receives.
     pub fn bytes_per_core(&self) -> u64 {
         CoreMemory::of(self, Devices::usual(self)).bytes() as u64
     }
@@ -176,8 +177,8 @@ impl RdmaConfig {
             .max(self.listener_in_capsule_data_size)
     }
 
-    /// In-capsule data of the I/O queues of one listener, which may want its own: no more than there
-    /// is room for.
+    /// In-capsule data of the I/O queues of one listener, which may have its own size: at most the
+    /// size of the receive buffers.
     pub(crate) fn listener_data_size(&self, wanted: Option<u32>) -> u32 {
         wanted.map_or(self.in_capsule_data_size, |bytes| {
             bytes.min(self.receive_data_size())

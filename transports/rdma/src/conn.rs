@@ -1,4 +1,4 @@
-//! One connection: a queue pair, what waits for room in it, and the READs under way.
+//! One connection: a queue pair, requests that wait for room in it, and the READs in flight.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -39,12 +39,12 @@ pub(crate) struct Conn {
     pub local: SocketAddr,
     pub peer: SocketAddr,
     pub since: Nanos,
-    /// The other side is there; the target was told.
+    /// The connection is established, and the target knows it.
     pub live: bool,
     pub opened: bool,
     /// Its Connect was accepted.
     pub established: bool,
-    /// Commands that came before the target was told of the connection.
+    /// Commands that came before the target knew the connection.
     pub early: VecDeque<(Sqe, Option<Buf>)>,
     /// Fetches that cannot be.
     pub refused: VecDeque<(ReqTag, StatusCode)>,
@@ -61,7 +61,7 @@ pub(crate) struct Conn {
     invalidate: bool,
     /// A response has ended a registration of the host's.
     pub invalidated: bool,
-    /// What failed has been told.
+    /// The failure has been reported.
     pub told: bool,
     /// If its listener has options of its own.
     pub caps: Option<Box<TransportCaps>>,
@@ -75,7 +75,7 @@ pub(crate) struct Conn {
     pub draining: bool,
     /// It has taken its last shared receive.
     pub last_receive: bool,
-    /// Polls since nothing was outstanding any more.
+    /// Polls since the last outstanding request completed.
     pub quiet: u8,
     pub dirty: bool,
     pub attention: bool,
@@ -83,7 +83,7 @@ pub(crate) struct Conn {
     pub starved: bool,
 }
 
-/// What a connection is made with.
+/// The values that a connection is made with.
 pub(crate) struct Limits {
     pub depth: u16,
     pub read_depth: u8,
@@ -328,12 +328,13 @@ impl Conn {
         if !self.reads.is_empty() {
             add(&stats.reads_waited, 1);
         }
-        // Completions cost, but free buffers; and what waits for room waits for one.
+        // Completions cost time, but free buffers; requests that wait for room need one.
         let waits = !self.responses.is_empty() || self.draining;
         if waits || self.lane.needs_signal() {
             self.lane.signal_last();
         }
-        // Nothing may have been queued now that could be signaled, and no completion be due of what was posted before.
+        // Perhaps no queued request can be signaled now, and no earlier request has a completion
+        // due.
         if waits {
             self.lane.mark();
         }
@@ -343,12 +344,12 @@ impl Conn {
         Ok(())
     }
 
-    /// Nothing is left to send, and everything sent has been told of.
+    /// True when nothing is left to send, and every send has completed.
     pub fn has_drained(&self) -> bool {
         self.responses.is_empty() && self.reads.is_empty() && self.lane.sends() == 0
     }
 
-    /// What the target will not ask for any more.
+    /// Drops all queued work, which the target no longer needs.
     pub fn forget(&mut self) {
         self.responses.clear();
         self.reads.clear();

@@ -5,8 +5,8 @@
 //!                  └▶ reject
 //! ```
 //!
-//! The core decides when a connection is over: whatever ends it is told to the core, which drains it
-//! and says `Done`. Devices are in [`devices`].
+//! The core decides when a connection is over: the thread reports the cause to the core, which
+//! drains the connection and sends `Done`. Devices are in [`devices`].
 
 mod devices;
 
@@ -59,7 +59,7 @@ pub(crate) struct Control {
     pub listeners: HashMap<ListenerId, Listener>,
     conns: HashMap<CmId, Offered>,
     devices: HashMap<DeviceId, Used>,
-    /// Devices whose loss was told.
+    /// Devices whose loss was reported.
     gone: Vec<DeviceId>,
     /// When devices were last looked for that went away unheard.
     looked_at: Option<Instant>,
@@ -245,7 +245,8 @@ impl Control {
                     Ok(offered) => {
                         self.conns.insert(id, offered);
                     }
-                    // No NVMe host: `nacre doctor --peer` looks whether a target answers, or a scanner does.
+                    // Not an NVMe host: `nacre doctor --peer` checks whether a target answers, or a
+                    // scanner does.
                     Err(Refused(status, _)) if params.private_data.iter().all(|b| *b == 0) => {
                         if let Some(listener) = self.listeners.get_mut(&listener) {
                             listener.counts.refused += 1;
@@ -297,7 +298,7 @@ impl Control {
         }
     }
 
-    /// A host is told that it cannot connect, and so are those who look after this target.
+    /// Refuses a host, and records the refusal for the operators of this target.
     fn refuse(
         &mut self,
         shared: &Shared,

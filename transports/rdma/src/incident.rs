@@ -1,5 +1,5 @@
-//! What went wrong, for whoever tells people of it. There is room for [`KEPT`]: what comes while nobody takes them is only
-//! in the log.
+//! Incidents, for the code that notifies operators. There is room for [`KEPT`]: further incidents,
+//! while no caller takes them, are only in the log.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -24,7 +24,7 @@ pub enum Incident {
         vendor_error: u32,
         opcode: WcOpcode,
     },
-    /// A host that wanted to connect was told that it cannot.
+    /// A host's connection request was refused.
     Refused {
         local: SocketAddr,
         peer: SocketAddr,
@@ -73,7 +73,7 @@ impl Incident {
         }
     }
 
-    /// What the request that failed was.
+    /// The operation of the failed request.
     pub fn operation(&self) -> Option<&'static str> {
         match self {
             Incident::QueuePairFailed { opcode, .. } => Some(name(*opcode)),
@@ -122,7 +122,7 @@ impl fmt::Display for Incident {
     }
 }
 
-/// From the threads that see it to the one that tells.
+/// Passes incidents from the threads that see them to the thread that reports them.
 pub(crate) struct Incidents {
     all: ArrayQueue<Incident>,
     told: OnceLock<Box<dyn Fn() + Send + Sync>>,
@@ -136,7 +136,7 @@ impl Incidents {
         }
     }
 
-    /// `told` is called with each one that is there to be taken. The first one counts.
+    /// Calls `told` for each new incident. The first callback counts.
     pub fn on(&self, told: impl Fn() + Send + Sync + 'static) {
         let _ = self.told.set(Box::new(told));
     }

@@ -1,4 +1,4 @@
-//! NVMe/RDMA: the target's plug and the host's queue pairs, over verbs of whatever provider.
+//! NVMe/RDMA: the target's plug and the host's queue pairs, over verbs of any provider.
 //!
 //! ```text
 //!   RdmaPlug      listeners and connections: one management thread, the choice of a core   (shared)
@@ -9,12 +9,12 @@
 //!     └ RdmaHost  one queue pair of a host
 //! ```
 //!
-//! A command arrives in a receive buffer: its entry in one place, its in-capsule data in another, that
-//! is aligned as buffers are and handed on as it is. Data beyond the capsule is fetched by RDMA READ,
-//! answered by RDMA WRITE; a response and the writes before it are one chain, and everything of a turn
-//! goes with one doorbell per connection.
+//! A command arrives in a receive buffer: its entry in one place, its in-capsule data in another,
+//! which is aligned as buffers are and passed on without a copy. RDMA READ fetches data beyond the
+//! capsule, and RDMA WRITE returns data. A response and its preceding writes form one chain, and
+//! all requests of a turn go with one doorbell per connection.
 //!
-//! A buffer that a device may still touch is owned by a ring of `nacre_rdma_verbs`; a connection that
+//! A ring of `nacre_rdma_verbs` owns every buffer that a device may still touch. A connection that
 //! ends is drained to its last completion first.
 
 #![forbid(unsafe_code)]

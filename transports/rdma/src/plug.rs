@@ -45,8 +45,8 @@ impl RdmaPlug {
         Ok(plug)
     }
 
-    /// A plug whose owner calls [`RdmaPlug::turn`] when [`RdmaPlug::new`] would have a thread do it:
-    /// for tests that decide about the order of things.
+    /// A plug whose owner calls [`RdmaPlug::turn`] in place of the thread that [`RdmaPlug::new`]
+    /// starts: for tests that control the order of events.
     pub fn without_thread(
         config: RdmaConfig,
         provider: Arc<dyn Provider>,
@@ -75,8 +75,8 @@ impl RdmaPlug {
         })
     }
 
-    /// Takes the memory of `cores` cores that will open: allocating it takes longer than a reactor may be
-    /// kept from its other work.
+    /// Takes the memory of `cores` cores that will open: the allocation takes longer than a reactor
+    /// may be kept from its other work.
     pub fn prepare(&self, cores: usize) -> std::io::Result<()> {
         for _ in 0..cores {
             let arena = CoreMemory::allocate(&self.shared)?;
@@ -85,14 +85,14 @@ impl RdmaPlug {
         Ok(())
     }
 
-    /// `changed` is called, on the management thread, when devices, their ports or their addresses have
-    /// changed. The first one counts.
+    /// Calls `changed`, on the management thread, when devices, their ports or their addresses have
+    /// changed. The first callback counts.
     pub fn on_change(&self, changed: impl Fn() + Send + Sync + 'static) {
         let _ = self.shared.changed.set(Box::new(changed));
     }
 
-    /// `told` is called when there is something for [`RdmaPlug::incidents`], on the thread that saw it. The first one
-    /// counts.
+    /// Calls `told` when [`RdmaPlug::incidents`] has an entry, on the thread that saw the incident.
+    /// The first callback counts.
     pub fn on_incident(&self, told: impl Fn() + Send + Sync + 'static) {
         self.shared.incidents.on(told);
     }
@@ -102,7 +102,7 @@ impl RdmaPlug {
         self.shared.incidents.take()
     }
 
-    /// Handles what has happened since the last call.
+    /// Handles events since the last call.
     pub fn turn(&self) {
         self.control().turn(&self.shared);
     }
@@ -116,7 +116,7 @@ impl RdmaPlug {
         self.shared.memory.add(arena)
     }
 
-    /// The protection domains in use, with what is registered in each.
+    /// The protection domains in use, with the memory registered in each.
     pub fn domains(&self) -> Vec<Arc<dyn ProtectionDomain>> {
         self.shared.memory.domains()
     }
@@ -141,7 +141,8 @@ impl RdmaPlug {
         (up.count(), control.listeners.len())
     }
 
-    /// Whether the listener of an address is up: one that has lost its device is tried again. `None`: there is none.
+    /// True if the listener of an address is up; a listener that lost its device is retried.
+    /// `None`: no listener.
     pub fn is_listening(&self, address: SocketAddr) -> Option<bool> {
         let control = self.control();
         let mut listeners = control.listeners.values();
@@ -169,7 +170,8 @@ impl RdmaPlug {
         all.fold(StatsSnapshot::default(), |sum, (_, stats)| sum + stats)
     }
 
-    /// The connections there are, in the order of their queue pairs' numbers, which are those of their devices.
+    /// The present connections, in the order of their queue pair numbers, which are those of their
+    /// devices.
     pub fn queue_pairs(&self) -> Vec<QueuePairInfo> {
         self.control().queue_pairs()
     }
@@ -341,7 +343,7 @@ impl Plug for RdmaPlug {
             refused: rejects.into_iter().collect(),
             bytes_received: all.recv_bytes + all.read_bytes,
             bytes_sent: all.send_bytes + all.write_bytes,
-            // Its own metrics tell, by device.
+            // RDMA's own metrics report it, by device.
             work: Vec::new(),
         }
     }

@@ -1,4 +1,4 @@
-//! Where a host's memory is, judged before a device is told of it.
+//! The descriptors of a host's memory, checked before a device gets them.
 
 use nacre_hugepages::Buf;
 use nacre_nvmf_wire::{Sgl, SglDescriptor, StatusCode};
@@ -30,7 +30,7 @@ impl Remote {
                 key,
                 invalidate,
             } => {
-                // A range that wraps around is nobody's memory.
+                // A range that wraps around is invalid.
                 if address.checked_add(length.into()).is_none() {
                     return Err(StatusCode::DATA_SGL_LENGTH_INVALID.with_dnr());
                 }
@@ -106,7 +106,7 @@ pub(crate) fn in_capsule(data: Option<Buf>, there: u32, offset: u64, length: u32
     Some(data)
 }
 
-/// The descriptors that came in a capsule, or what is wrong with where they are.
+/// The descriptors in a capsule, or the error in their location.
 pub(crate) fn list(
     data: Option<Buf>,
     there: u32,
@@ -135,7 +135,7 @@ mod tests {
         })
     }
 
-    /// One descriptor, and what can be wrong with it.
+    /// One descriptor, and each of its possible errors.
     #[test]
     fn single() {
         let outcome = |pointer: &SglDescriptor, bytes, exact| {

@@ -1,4 +1,4 @@
-//! What the plug, its management thread and its cores share.
+//! The state that the plug, its management thread and its cores share.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -25,15 +25,16 @@ pub(crate) struct Domain {
     pub key_slot: usize,
     /// What one memory region of it covers.
     pub piece: Piece,
-    /// Responses may end the host's registrations (SEND_WITH_INVALIDATE). Taken back when the device, which said that it
-    /// could, fails one.
+    /// Responses may end the host's registrations (SEND_WITH_INVALIDATE). Cleared when the device,
+    /// which announces the operation, fails one.
     pub may_invalidate: Arc<AtomicBool>,
 }
 
-/// A memory region of a device: what `rdma_get_mrs` tells of it.
+/// A memory region of a device, as in the reply of `rdma_get_mrs`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RegionInfo {
-    /// The place of the arena among [`crate::RdmaPlug::arenas`], and how far into it the region begins.
+    /// The index of the arena among [`crate::RdmaPlug::arenas`], and the offset of the region in
+    /// it.
     pub arena: usize,
     pub offset: u64,
     pub bytes: u64,
@@ -43,7 +44,7 @@ pub struct RegionInfo {
 /// The memory that a device in use knows.
 pub struct DomainInfo {
     pub domain: Arc<dyn ProtectionDomain>,
-    /// No region of it is longer: the smaller one of what is configured and what the device takes.
+    /// The longest region of the device: the smaller one of the configured and the device's limit.
     pub max_mr_size: u64,
     pub regions: Vec<RegionInfo>,
 }
@@ -108,7 +109,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Makes every device forget an arena, with which nothing is under way any more.
+    /// Makes every device forget an arena, which no I/O uses any longer.
     pub fn remove(&self, arena: &Arena) {
         let mut inner = lock(&self.inner);
         inner.arenas.retain(|known| !known.is_same(arena));
@@ -118,7 +119,7 @@ impl Memory {
     /// What one registration with a device may cover.
     fn piece(&self, attributes: &DeviceAttributes) -> Result<Piece, VerbsError> {
         let most = self.max_mr_size.min(attributes.max_mr_size);
-        // Buffers of the largest transfers lie in one piece, whatever is less than that is of no use.
+        // Buffers of the largest transfers lie in one piece, so a shorter piece is useless.
         Piece::at_most(most).ok_or_else(|| VerbsError::Limit {
             what: "the size of a memory region (max_mr_size)",
             asked: GRAIN as u64,
@@ -149,7 +150,7 @@ impl Memory {
         Ok(domain)
     }
 
-    /// Forgets a device that nothing uses any more.
+    /// Forgets a device without users.
     pub fn forget(&self, id: DeviceId) {
         let mut inner = lock(&self.inner);
         if let Some(domain) = inner.domains.remove(&id) {
@@ -225,7 +226,8 @@ pub(crate) struct Incoming {
     pub peer: SocketAddr,
     /// Commands that the host may have outstanding.
     pub depth: u16,
-    /// Requests that it may have in its send queue: completions are reserved for so many, whatever the device has granted.
+    /// Requests that fit into its send queue: so many completions are reserved, whatever the device
+    /// has granted.
     pub sends: u32,
     pub read_depth: u8,
     pub invalidate: bool,
@@ -239,11 +241,12 @@ pub struct CompletionQueueInfo {
     pub core: usize,
     pub device: String,
     pub entries: u32,
-    /// Completions that there can be at once, of receives and of the queue pairs there are: never more than `entries`.
+    /// Most completions at once, of receives and of the present queue pairs: never more than
+    /// `entries`.
     pub reserved: u32,
 }
 
-/// What `rdma_get_qpairs` tells of a connection.
+/// A connection, as in the reply of `rdma_get_qpairs`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QueuePairInfo {
     /// The number that completions and the peer's diagnostics name it by.
@@ -260,7 +263,8 @@ pub struct QueuePairInfo {
     pub read_depth: u8,
     /// Responses end the host's registrations (SEND_WITH_INVALIDATE).
     pub invalidate: bool,
-    /// Its place in the port's table of GIDs, once the connection is accepted: the host's request chose it.
+    /// Its index in the port's table of GIDs, once the connection is accepted: the host's request
+    /// chose it.
     pub gid_index: Option<u16>,
 }
 
@@ -289,11 +293,12 @@ pub(crate) enum ToCore {
     Ended(CmId, Ended),
     /// There is no room for more: those that have not connected their queue have less time for it.
     Crowded,
-    /// A device, or these queues of it, are not used any more: what the core has of them, it lets go of.
+    /// A device, or these queues of it, are out of use: the core releases its parts of them.
     DeviceGone,
     /// The queues with this [`Queues::id`] failed.
     QueuesFailed(u64),
-    /// A queue pair that ends takes no shared receive any more, and what it took has completed.
+    /// A queue pair that ends takes no further shared receive, and the receives that it took have
+    /// completed.
     LastReceive(CmId),
 }
 
@@ -302,7 +307,7 @@ pub(crate) enum ToControl {
     Ready(CmId),
     /// It cannot be had, for this reason; its queue pair is destroyed.
     Refused(CmId, String),
-    /// Nothing is posted any more; the queue pair comes back unless it is destroyed already.
+    /// Nothing is posted any longer; the queue pair comes back unless it is destroyed already.
     Done(CmId, Option<Endpoint>),
 }
 
@@ -312,7 +317,7 @@ pub(crate) struct CoreSlot {
     pub inbox: SegQueue<ToCore>,
     pub load: CoreLoad,
     pub wake: Arc<dyn Fn() + Send + Sync>,
-    /// By the device's name: what was counted stays when it goes, and goes on when it is back.
+    /// By the device's name: the counts stay when a device goes, and continue when it is back.
     stats: Mutex<BTreeMap<String, Arc<Stats>>>,
     /// By device: the queues of this core, and completions that its connections can make.
     pub queues: Mutex<HashMap<DeviceId, (Queues, u32)>>,

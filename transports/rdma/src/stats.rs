@@ -1,4 +1,4 @@
-//! Counters: per core, relaxed, read by whoever asks; and those of the management thread.
+//! Counters: per core, relaxed, readable by any thread; and those of the management thread.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,7 +32,8 @@ impl Timed {
     }
 }
 
-/// Times from post to completion: how many there were by bucket (those of NVMe commands), and their sum.
+/// Times from post to completion: their number by bucket (the buckets of NVMe commands), and their
+/// sum.
 #[derive(Debug, Default)]
 pub struct Latency {
     sum_ns: AtomicU64,
@@ -61,8 +62,8 @@ impl LatencySnapshot {
         self.buckets.iter().sum()
     }
 
-    /// Microseconds that at least `fraction` of all took less than, as far as the buckets tell; of the last
-    /// one its lower end. `None`: nothing was timed.
+    /// The time in microseconds that at least `fraction` of all stayed below, as precise as the
+    /// buckets; for the last bucket its lower end. `None`: no times.
     pub fn quantile_us(&self, fraction: f64) -> Option<u64> {
         let wanted = (self.count() as f64 * fraction).ceil().max(1.0) as u64;
         let mut seen = 0;
@@ -97,9 +98,9 @@ macro_rules! counters {
             pub errors: [AtomicU64; STATUSES],
             /// Polls by the completions that they found; see [`BATCH_CLASSES`].
             pub batches: [AtomicU64; BATCH_CLASSES.len()],
-            /// By what was timed; see [`Timed`].
+            /// By kind; see [`Timed`].
             pub latency: [Latency; Timed::ALL.len()],
-            /// Receives that there are now, and those of them that wait for buffers to be posted with.
+            /// The present receives, and those of them that wait for buffers to be posted with.
             pub receives: AtomicU64,
             pub receives_waiting: AtomicU64,
         }
@@ -179,7 +180,8 @@ counters! {
     doorbells,
     /// Receive buffers posted.
     receives_posted,
-    /// Turns at whose end receives waited for buffers, which are with commands under way: hosts are held up.
+    /// Turns at whose end receives waited for buffers, which commands in flight hold: hosts have to
+    /// wait.
     receives_waited,
     /// READs that waited for the negotiated depth, and responses that waited for room.
     reads_waited,
@@ -237,14 +239,14 @@ impl Stats {
     }
 }
 
-/// What the management thread has seen.
+/// Counts of the management thread.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ControlCounts {
     /// Events of the connection manager, by name.
     pub events: BTreeMap<&'static str, u64>,
     /// Asynchronous events of devices.
     pub async_events: u64,
-    /// Connection requests refused, by what they were told.
+    /// Connection requests refused, by reason.
     pub rejects: BTreeMap<&'static str, u64>,
     pub rejected_total: u64,
     /// Completion queues that were made larger.
@@ -286,8 +288,8 @@ pub(crate) fn event_name(kind: &CmEventKind) -> &'static str {
 mod tests {
     use super::*;
 
-    /// Buckets begin at powers of two of microseconds, the sum keeps what they lose, and times beyond the last
-    /// bound are in the last bucket.
+    /// Bucket limits are powers of two of microseconds, the sum keeps the exact times, and times
+    /// beyond the last limit are in the last bucket.
     #[test]
     fn latencies() {
         let stats = Stats::default();

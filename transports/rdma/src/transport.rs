@@ -29,7 +29,8 @@ pub(crate) use memory::{CoreMemory, Devices};
 /// Free receive slots that are worth a doorbell before the turn ends.
 const REFILL: usize = 32;
 
-/// The connections of a device by their queue pairs' numbers: other devices may have the same numbers.
+/// The connections of a device by their queue pairs' numbers: other devices may have the same
+/// numbers.
 type ByNumber = HashMap<u32, u32, BuildHasherDefault<NumberHasher>>;
 
 /// Queue pair numbers are spread well enough by one multiplication.
@@ -59,9 +60,10 @@ struct Device {
     receiver: Option<Receiver>,
     by_number: ByNumber,
     conns: usize,
-    /// Its completion queue gave an error; what is on it was given up.
+    /// Its completion queue failed; its connections were given up.
     dead: bool,
-    /// It tells when a queue pair that ends has taken its last shared receive; not all devices do.
+    /// The device reports when an ending queue pair has taken its last shared receive; not all
+    /// devices do.
     tells_last: bool,
     /// See [`crate::shared::Domain`].
     may_invalidate: Arc<AtomicBool>,
@@ -84,10 +86,10 @@ pub struct RdmaTransport {
     count: usize,
     by_id: HashMap<CmId, u32>,
     devices: Vec<Option<Device>>,
-    /// By the place of the device; what was counted stays when a device goes.
+    /// By the index of the device; the counts stay when a device goes.
     stats: Vec<Arc<Stats>>,
     batch: Batch,
-    /// Connections with something to post, and with something to tell or to end.
+    /// Connections with requests to post, and with events to report or an end to reach.
     dirty: Vec<u32>,
     attention: Vec<u32>,
     looked_at: Vec<u32>,
@@ -101,7 +103,8 @@ pub struct RdmaTransport {
     data: Option<Pool>,
     /// Receives that may be posted at once.
     receives: usize,
-    /// Connections with receives of their own that wait for buffers, which are with commands of others.
+    /// Connections with receives of their own that wait for buffers, which commands of other
+    /// connections hold.
     starved: VecDeque<u32>,
 }
 
@@ -291,8 +294,8 @@ struct Capsule {
     list: Option<Result<Buf, nacre_nvmf_wire::StatusCode>>,
 }
 
-/// Takes what belongs to a command out of its receive buffer; the rest goes back. Of data that is more than
-/// the connection may send, what is beyond counts as not there, whatever room the buffer has.
+/// Takes the parts of a command out of its receive buffer; the rest goes back. Data beyond the
+/// connection's in-capsule size counts as absent, whatever room the buffer has.
 #[inline]
 fn take(
     mut message: nacre_rdma_verbs::Received<'_>,

@@ -1,7 +1,7 @@
-//! The devices in use: what they tell, how they fail, and letting go of those that are gone.
+//! The devices in use: their events, their failures, and the release of removed devices.
 //!
-//! The kernel, and with it whoever removes a device, may wait until nobody has it open any more. Where a listener or a
-//! connection is on it, an event tells; where there is none, only looking does.
+//! The kernel may hold up the removal of a device until no process has it open. A device with a
+//! listener or a connection reports its removal by an event; for others the thread has to check.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,14 +20,14 @@ pub(super) const LOOK: Duration = Duration::from_secs(2);
 /// A device in use.
 pub(crate) struct Used {
     device: Arc<dyn Device>,
-    /// It has no events any more: it is gone.
+    /// The device delivers no further events: it is gone.
     silent: bool,
 }
 
-/// What a device told.
+/// An event of a device.
 enum News {
     Event(AsyncEvent),
-    /// That it will tell nothing any more.
+    /// The end of its events.
     Over,
 }
 
@@ -68,7 +68,7 @@ impl Control {
         self.use_device(shared, id)
     }
 
-    /// Everything that devices have told.
+    /// Handles all pending events of devices.
     pub(super) fn device_events(&mut self, shared: &Shared) {
         let mut news = Vec::new();
         for (id, used) in self.devices.iter_mut().filter(|(_, used)| !used.silent) {
@@ -79,7 +79,7 @@ impl Control {
                     Err(error) => {
                         tracing::debug!(%error, device = used.device.attributes().name, "a device has no events any more");
                         used.silent = true;
-                        // Its descriptor says for ever that there is something.
+                        // Its descriptor stays readable without end.
                         let _ = self.watched.delete_raw(used.device.async_fd());
                         news.push((*id, News::Over));
                         break;
@@ -139,7 +139,7 @@ impl Control {
             }
             _ => tracing::warn!(device = name, "RDMA device: {event}"),
         }
-        // What is broken may have no completions any more that would tell.
+        // A broken queue may deliver no completion that would report it.
         match event {
             AsyncEvent::CqError { cq } => {
                 queues_failed(shared, id, |queues| queues.cq().number() == cq);
@@ -221,7 +221,7 @@ impl Control {
             || self.conns.values().any(|conn| conn.device == id)
     }
 
-    /// Devices that are gone are let go of when nothing goes over them any more.
+    /// Releases removed devices once nothing uses them.
     pub(super) fn forget_gone(&mut self, shared: &Shared) {
         let idle: Vec<DeviceId> = self.idle_devices().collect();
         for id in idle {
@@ -242,7 +242,7 @@ impl Control {
         }
     }
 
-    /// Has devices let go of that went away unheard, as there was nothing on them that could have been told.
+    /// Releases devices whose removal caused no event, as no listener or connection was on them.
     pub(super) fn look(&mut self, shared: &Shared) {
         if self.idle_devices().next().is_none() {
             return;

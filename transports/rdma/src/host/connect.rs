@@ -24,7 +24,7 @@ use super::queue::send_entries;
 use super::{Ask, HostOptions, HostShared, Link, News};
 use crate::stats::event_name;
 
-/// The status of an event that says that nobody answered.
+/// The status of an event for a peer that does not answer.
 const TIMED_OUT: i32 = -rustix::io::Errno::TIMEDOUT.raw_os_error();
 
 /// The words that operators search for.
@@ -46,7 +46,7 @@ fn remedy(why: &str, address: SocketAddr) -> String {
     }
 }
 
-/// How often devices are looked for that are gone: whoever removes one may wait for this process.
+/// How often to check for removed devices: a removal may wait for this process.
 const LOOK: Duration = Duration::from_secs(2);
 /// How often timeouts are looked at.
 const TICK: Duration = Duration::from_millis(100);
@@ -137,8 +137,8 @@ impl Connects {
         self.forget_gone(shared);
     }
 
-    /// Lets go of devices that are gone and that no queue pair uses any more: whoever removes one may
-    /// wait for that, and the slots for keys are few.
+    /// Releases removed devices that no queue pair uses: a removal may wait for that, and slots for
+    /// keys are few.
     fn forget_gone(&mut self, shared: &HostShared) {
         if !std::mem::take(&mut self.stale) {
             return;
@@ -266,7 +266,7 @@ impl Connects {
                 self.fail(id, &why, now);
             }
             CmEventKind::Disconnected => attempt.link.send(News::Ended(Closed::Peer)),
-            // The kernel's patience ends where ours does: which of them is first is the same to users.
+            // The kernel's timeout equals ours: whichever fires first, users see the same result.
             CmEventKind::AddressError { status: TIMED_OUT }
             | CmEventKind::RouteError { status: TIMED_OUT } => {
                 let timeout = attempt.options.cm_timeout;

@@ -41,7 +41,7 @@ pub struct HostOptions {
     pub entries: u16,
     /// The controller that an I/O queue is for, once known.
     pub cntlid: u16,
-    /// The address to connect from; `None`: what the route says.
+    /// The address to connect from; `None`: the route decides.
     pub source: Option<IpAddr>,
     /// For each attempt: address, route and connection together.
     pub cm_timeout: Duration,
@@ -86,7 +86,7 @@ enum News {
 struct Link {
     news: Mutex<VecDeque<News>>,
     wake: std::os::fd::OwnedFd,
-    /// Nobody looks any more.
+    /// No caller waits for the result.
     abandoned: AtomicBool,
 }
 
@@ -125,7 +125,7 @@ enum Ask {
     Ready(CmId),
     /// The queue pair comes back, unless it is destroyed already.
     Done(CmId, Option<Endpoint>),
-    /// No queue pair uses this memory any more.
+    /// No queue pair uses this memory any longer.
     Forget(Arena),
 }
 
@@ -176,7 +176,7 @@ impl RdmaHosts {
         })
     }
 
-    /// Handles what has happened since the last call, as of `now`.
+    /// Handles events since the last call, as of `now`.
     pub fn turn(&self, now: Instant) {
         let mut connects = self.connects.lock().unwrap_or_else(PoisonError::into_inner);
         connects.turn(&self.shared, now);
@@ -204,7 +204,7 @@ impl RdmaHosts {
             .add(&arena)
             .map_err(std::io::Error::other)?;
         let carve = |class| Pool::on_arena(&arena, class).map_err(std::io::Error::other);
-        // Made first: what cannot be carved is forgotten with it.
+        // Made first, so that memory that cannot be carved is forgotten with it.
         let lent = Lent {
             shared: Arc::clone(&self.shared),
             arena: arena.clone(),
@@ -225,7 +225,7 @@ impl RdmaHosts {
         self.shared.memory.arenas()
     }
 
-    /// The protection domains in use, with what is registered in each.
+    /// The protection domains in use, with the memory registered in each.
     pub fn domains(&self) -> Vec<Arc<dyn ProtectionDomain>> {
         self.shared.memory.domains()
     }
@@ -241,7 +241,7 @@ impl Drop for RdmaHosts {
     }
 }
 
-/// What the rings of a dialer's queue pairs are made of, for as long as there is one of them or the dialer.
+/// Memory for the rings of a dialer's queue pairs, for as long as one of them or the dialer exists.
 struct RingMemory {
     messages: Pool,
     headers: Pool,
@@ -256,7 +256,8 @@ struct Lent {
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        // The management thread has queue pairs that were given back to destroy before, and time to wait for devices.
+        // The management thread destroys earlier returned queue pairs first, and has time to wait
+        // for devices.
         self.shared.mailbox.send(Ask::Forget(self.arena.clone()));
     }
 }

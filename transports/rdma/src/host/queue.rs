@@ -31,12 +31,12 @@ pub struct RdmaHost {
     link: Arc<Link>,
     wakes: EventSet,
     options: HostOptions,
-    // The queue pair goes before the memory that its rings are made of, and that the controller has keys of.
+    // The queue pair is dropped before the memory of its rings, whose keys the controller has.
     lane: Option<(Lane, CmId)>,
     memory: Rc<RingMemory>,
     key_slot: usize,
     batch: Batch,
-    /// By command identifier: what was submitted and not answered.
+    /// By command identifier: commands submitted and not completed.
     commands: Vec<Option<HostCommand>>,
     /// Commands that wait for room.
     waiting: VecDeque<u16>,
@@ -163,7 +163,7 @@ impl RdmaHost {
         }
     }
 
-    /// The queue pair is no more: nobody reaches this side's memory by it.
+    /// Destroys the queue pair: the controller can no longer reach this side's memory through it.
     fn destroy(&mut self) {
         self.flushed = false;
         let Some((lane, id)) = self.lane.take() else {
@@ -254,8 +254,9 @@ impl RdmaHost {
                     wc.status.remedy()
                 );
             }
-            // Receives of a connection that was refused come back before the refusal is told, which says why, and
-            // whether another attempt follows. It always is: an attempt has its time.
+            // The receives of a refused connection come back before the refusal event, which has
+            // the reason and decides about another attempt. The event always follows: an attempt
+            // has a time limit.
             if !self.established && wc.status == WcStatus::WorkRequestFlushed {
                 self.flushed = true;
                 return;
@@ -291,7 +292,7 @@ impl RdmaHost {
     }
 
     fn post(&mut self, now: Nanos) {
-        // What a queue pair that has ended is given comes back at once.
+        // A queue pair that has ended returns new requests at once.
         if self.flushed {
             return;
         }

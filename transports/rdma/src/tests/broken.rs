@@ -1,4 +1,4 @@
-//! What breaks under the connections of a core, and what goes while nobody uses it.
+//! Failures under the connections of a core, and removals of unused parts.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -31,9 +31,9 @@ impl Several {
     }
 }
 
-/// Goal: a completion queue that breaks takes its connections with it, whether polling it says so or only its device, and
-/// no others; whoever comes after that gets another one, as often as that happens. Method: more often than there is memory
-/// for receives, were it not given back.
+/// Goal: a completion queue that breaks takes only its own connections with it, whether a poll
+/// reports it or only its device. Later hosts get another queue, as often as that happens. Method:
+/// more failures than there is memory for receives, if that were not given back.
 #[test]
 fn completion_queues() {
     for (srq, silently) in [(256, false), (256, true), (0, false), (0, true)] {
@@ -63,8 +63,8 @@ fn completion_queues() {
     }
 }
 
-/// Goal: completions of connections that end with their queue are not counted off those of the queue that is in its place.
-/// Method: the core hears that its queue broke when another one has been made already.
+/// Goal: late completions of a broken queue's connections do not reduce the count of the queue that
+/// replaces it. Method: the core learns of the failure when another queue has been made already.
 #[test]
 fn completions_of_queues_that_were_replaced() {
     let mut all = Several::new(config(256), &devices(1));
@@ -91,8 +91,9 @@ fn completions_of_queues_that_were_replaced() {
     assert_eq!(all.plug.completion_queues()[0].reserved, shared);
 }
 
-/// Goal: receives of queues that are no more come back, though a queue pair is still on its way to who destroys it. Method:
-/// the core is told something just then, more often than there is memory for receives.
+/// Goal: receives of removed queues come back, though a queue pair is still on its way to its
+/// destruction. Method: the core gets an event at that moment, more often than there is memory for
+/// receives.
 #[test]
 fn receives_of_queues_that_broke() {
     let mut all = Several::new(config(256), &devices(1));
@@ -110,7 +111,8 @@ fn receives_of_queues_that_broke() {
     }
 }
 
-/// Goal: shared receives that a device says are broken take the connections of their core with them.
+/// Goal: shared receives that a device reports as broken take the connections of their core with
+/// them.
 #[test]
 fn shared_receives() {
     let mut all = Several::new(config(256), &devices(2));
@@ -126,8 +128,8 @@ fn shared_receives() {
     all.works(client);
 }
 
-/// Goal: a queue pair that its device gave up ends, and no other, though nothing is posted that could tell. Method: each event
-/// that says so, of a connection on which nothing is under way.
+/// Goal: a queue pair that its device gave up ends alone, though no posted request could report it.
+/// Method: each such event, for a connection without requests in flight.
 #[test]
 fn queue_pairs() {
     for event in [
@@ -149,8 +151,8 @@ fn queue_pairs() {
     }
 }
 
-/// Goal: a shared receive that a queue pair has taken comes back when that ends, as long as it takes, if its device is one that
-/// tells; and no longer than a queue pair is given to end.
+/// Goal: a shared receive that an ending queue pair took comes back when the device reports it.
+/// Without a report, the wait lasts only as long as a queue pair has to end.
 #[test]
 fn the_last_receive() {
     let mut all = Several::new(config(256), &devices(1));
@@ -175,8 +177,9 @@ fn the_last_receive() {
     }
 }
 
-/// Goal: a device that goes while nothing is on it is let go of: whoever removes it waits for that, and its descriptor keeps
-/// nobody awake. Method: a listener that was there, devices that tell of their end and one that does not.
+/// Goal: a device that goes while unused is released: its removal waits for that, and its
+/// descriptor keeps no thread awake. Method: a removed listener, devices that report their end and
+/// one that does not.
 #[test]
 fn devices_that_nothing_is_on() {
     for heard in [true, false] {
@@ -197,7 +200,8 @@ fn devices_that_nothing_is_on() {
     }
 }
 
-/// Goal: the management thread looks for such a device by itself. Method: it sleeps when the listener goes.
+/// Goal: the management thread checks for such a device by itself. Method: it sleeps when the
+/// listener goes.
 #[test]
 fn devices_are_looked_for() {
     let fabric = Fabric::new();
@@ -215,8 +219,8 @@ fn devices_are_looked_for() {
     }
 }
 
-/// Goal: a device that is gone keeps nobody awake while its connections end, either: its descriptor says for ever that there is
-/// something to be heard of.
+/// Goal: a removed device keeps no thread awake while its connections end: its descriptor stays
+/// readable without end.
 #[test]
 fn a_device_that_has_no_events_any_more() {
     let mut all = Several::new(config(256), &devices(1));
@@ -229,7 +233,8 @@ fn a_device_that_has_no_events_any_more() {
     assert_eq!(all.plug.connections(), 0);
 }
 
-/// Goal: receives are counted, and those that wait for buffers. Method: the data of commands is kept until there is none.
+/// Goal: receives are counted, and those that wait for buffers. Method: the data of commands is
+/// kept until no buffer is left.
 #[test]
 fn receives_are_counted() {
     for srq in [64, 0] {

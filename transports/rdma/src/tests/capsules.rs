@@ -41,8 +41,8 @@ impl World {
     }
 }
 
-/// What is announced is what is taken, whatever room the buffers have, on shared receives and on others.
-/// What is more fails its command, and nothing else.
+/// The target accepts exactly the announced in-capsule size, whatever room the buffers have, on
+/// shared receives and on others. Larger data fails its command, and nothing else.
 #[test]
 fn what_is_announced_is_taken() {
     for srq in [256, 0] {
@@ -131,8 +131,7 @@ fn sizes_that_no_listener_can_have() {
     assert_eq!(world.listener_size(), Some(4096));
 }
 
-/// Hosts are told by Identify, and do as told: 4 KiB go in the capsule of one controller and by RDMA READ in
-/// that of another.
+/// Hosts follow Identify: 4 KiB go in the capsule of one controller and by RDMA READ to another.
 #[test]
 fn hosts_are_told() {
     for (own, expected) in [(512, 4), (8192, 2)] {

@@ -1,5 +1,6 @@
-//! Goal: hosts that connect and say nothing keep no other host out for long, and the one that finds no room learns why.
-//! Method: as many of them as there may be connections, on the simulated fabric and in virtual time.
+//! Goal: silent connections keep no other host out for long, and a host without room learns the
+//! reason. Method: as many of them as there may be connections, on the simulated fabric and in
+//! virtual time.
 
 use std::time::Duration;
 

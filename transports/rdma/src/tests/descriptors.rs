@@ -1,4 +1,5 @@
-//! What hosts do that ours does not: several descriptors, keys to be invalidated, pointers that lie.
+//! Requests of other hosts that our host never makes: several descriptors, keys to be invalidated,
+//! wrong pointers.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -24,7 +25,7 @@ const CLASSES: [ClassSpec; 1] = [ClassSpec {
     count: 64,
 }];
 
-/// A host that sends whatever it is told.
+/// A host that sends any given bytes.
 struct RawHost {
     lane: Lane,
     batch: Batch,
@@ -252,7 +253,8 @@ impl World {
         self.host.lane.post().unwrap();
     }
 
-    /// Sends a command with what is in its capsule; its status, and the key that was invalidated.
+    /// Sends a command with the contents of its capsule; returns its status, and the invalidated
+    /// key.
     pub fn call(&mut self, sqe: Sqe, capsule: &[u8]) -> (StatusCode, Option<u32>) {
         self.send(sqe, capsule);
         for _ in 0..10 {
@@ -340,8 +342,8 @@ fn several_descriptors() {
     assert!(world.closed.is_empty());
 }
 
-/// Goal: descriptors that name more memory than a list needs are taken; block data has to fill them.
-/// Method: the target fetches 8 KiB, and the end is inside a descriptor, or before one.
+/// Goal: descriptors that name more memory than a list needs are accepted; block data has to fill
+/// them. Method: the target fetches 8 KiB, and the end is inside a descriptor, or before one.
 #[test]
 fn a_list_may_be_shorter_than_its_descriptors() {
     let mut world = World::new();
@@ -373,8 +375,9 @@ fn a_list_may_be_shorter_than_its_descriptors() {
     assert!(world.closed.is_empty());
 }
 
-/// Goal: a response that needs most of the send queue is sent, whatever is in it. Method: a shallow queue, and any number of
-/// responses before, which hold nothing and whose completions nobody asked for.
+/// Goal: a response that needs most of the send queue is sent, whatever the queue holds. Method: a
+/// shallow queue, and any number of responses before, which hold no buffers and request no
+/// completions.
 #[test]
 fn scattered_behind_others() {
     let options = Options::with(|options| options.device.max_qp_wr = 32);
@@ -389,8 +392,9 @@ fn scattered_behind_others() {
     }
 }
 
-/// Goal: completions are reserved for all that a queue pair can have posted, also where the device has granted more than
-/// was asked for. Method: its send queue is full when it ends; nothing else does.
+/// Goal: completions are reserved for every request that a queue pair can have posted, even if the
+/// device granted more than requested. Method: its send queue is full when it ends; nothing else
+/// does.
 #[test]
 fn granted_more() {
     let mut world = World::with(
@@ -417,7 +421,7 @@ fn granted_more() {
     }
 }
 
-/// Goal: one that needs more than there is fails, and nobody waits for it.
+/// Goal: a response that needs more than the send queue has fails, and nothing waits for it.
 #[test]
 fn scattered_too_widely() {
     let mut world = World::with(
@@ -507,8 +511,8 @@ fn keys() {
     }
 }
 
-/// A device that says it has SEND_WITH_INVALIDATE and fails it loses one connection; from the next on it is not asked to,
-/// and the host has its answer.
+/// A device announces SEND_WITH_INVALIDATE and fails it: it loses one connection. Later connections
+/// do not use it, and the host has its response.
 #[test]
 fn a_device_that_cannot_invalidate() {
     let mut world = World::new();

@@ -1,4 +1,4 @@
-//! A connection that is refused: its receives come back first, and the reason is told all the same.
+//! A refused connection: its receives come back first, and the reason is reported nevertheless.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use zerocopy::IntoBytes;
 use super::rig::{ENTRIES, Options, TestRig};
 use crate::{HostOptions, RdmaHost};
 
-/// A host whose connection request nobody has answered yet.
+/// A host whose connection request is still unanswered.
 struct Dialling {
     host: RdmaHost,
     rig: TestRig,
@@ -48,7 +48,7 @@ impl Dialling {
         self.host.poll(now, &mut self.told, 64);
     }
 
-    /// The receives come back, and the host sees that, before the event is told.
+    /// The receives come back, and the host sees that, before the event arrives.
     fn flushed_then(&mut self, event: CmEventKind) {
         let qp = self.host.qp().expect("a queue pair");
         let id = self.rig.fabric.id_of(qp).expect("its connection");
@@ -75,7 +75,7 @@ fn rejected() -> CmEventKind {
     }
 }
 
-/// Goal: whoever waits for the connection learns that it was refused, and not that its receives were flushed.
+/// Goal: the caller learns that the connection was refused, not that its receives were flushed.
 #[test]
 fn the_refusal_is_what_is_told() {
     let mut dialling = Dialling::new(0);
@@ -112,8 +112,9 @@ fn connected_for_a_moment() {
     assert!(why.contains("IBV_WC_WR_FLUSH_ERR"), "{why}");
 }
 
-/// Goal: dialers come and go, as controllers do that fail and are made anew, and leave nothing behind. Method: many, whose
-/// queue pairs get as far as they get, and are closed or just let go of, before their dialer or after it.
+/// Goal: dialers come and go, as controllers do that fail and are recreated, and leave nothing
+/// behind. Method: many dialers, whose queue pairs reach different stages, and are closed or just
+/// dropped, before or after their dialer.
 #[test]
 fn dialers_come_and_go() {
     let rig = Dialling::new(0).rig;

@@ -201,7 +201,7 @@ impl World {
         }
     }
 
-    /// The host sends what it was given, and leaves; the target's core has not looked since.
+    /// The host sends its queued requests and leaves; the target's core has not polled since.
     pub fn host_leaves(&mut self) {
         let now = self.rig.now();
         let host = self.host.as_mut().expect("a host");
@@ -384,8 +384,8 @@ fn removal_and_return() {
     world.settle("return");
 }
 
-/// A device that says that it failed ends what goes over it, and nothing else; the listener is up again when the device
-/// can be listened on.
+/// A device that reports its failure ends only its own connections; the listener is up again once
+/// it can listen on the device.
 #[test]
 fn device_failure() {
     let mut world = World::new(Options::default());
@@ -440,7 +440,7 @@ fn port_down_and_up() {
     world.settle("port");
 }
 
-/// What fails while connecting is tried again as often as asked, then told with its stage.
+/// A failed connect is retried as often as configured, then reported with its stage.
 #[test]
 fn connecting() {
     let mut world = World::new(Options::default());
@@ -501,7 +501,7 @@ fn connecting() {
     world.settle("second attempt");
 }
 
-/// What a host asks for in vain, by the code that it is refused with.
+/// Connection requests that are refused, by the code of the refusal.
 #[test]
 fn refused() {
     let options = |change: fn(&mut HostOptions)| {
@@ -559,8 +559,8 @@ fn drained_close() {
     world.settle("drained");
 }
 
-/// Goal: one whose last response cannot leave ends all the same, in the time that it is given for that. Method: nothing of
-/// its queue pair moves.
+/// Goal: a connection whose last response cannot leave ends within its time. Method: its queue pair
+/// makes no progress.
 #[test]
 fn drained_close_that_cannot_be() {
     let mut world = World::new(Options::default());

@@ -1,4 +1,4 @@
-//! What goes wrong is told, for people.
+//! Incidents are reported for operators.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,7 +10,8 @@ use super::faults::World;
 use super::rig::{Options, TARGET, TestRig};
 use crate::{HostOptions, Incident};
 
-/// What fails is told once, with everything that is known of it: the operation too, which the completion does not say.
+/// A failure is reported once, with all known facts: also the operation, which the completion does
+/// not name.
 #[test]
 fn incidents() {
     let mut world = World::new(Options::default());
@@ -66,7 +67,7 @@ fn incidents() {
     let device = "sim_target".to_owned();
     assert_eq!(lost, [Incident::DeviceLost { device, why }]);
     world.settle("lost");
-    // What is not taken is bounded.
+    // Incidents that no caller takes are bounded.
     let attributes = nacre_rdma_verbs::sim::attributes("sim_target");
     world.rig.fabric.add_device(attributes, &[TARGET]).unwrap();
     world.turns(2);
@@ -82,8 +83,8 @@ fn incidents() {
     assert_eq!(told.load(Ordering::Relaxed), 4 + 1 + 1 + 64);
 }
 
-/// What failed is told although the peer, which saw the same, ended the connection first; but not that a peer which ended it
-/// does not answer any more.
+/// A failure is reported although the peer, which saw the same, ended the connection first. The
+/// silence of a peer that ended the connection is not reported.
 #[test]
 fn the_peer_is_faster() {
     let mut world = World::new(Options::default());

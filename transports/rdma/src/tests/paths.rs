@@ -1,5 +1,5 @@
-//! RDMA with something to fall back to, and without: in virtual time, with I/O under way all the time,
-//! and with everything that was written read back at the end.
+//! RDMA with a fallback path, and without: in virtual time, with I/O always in flight, and with all
+//! written data read back at the end.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use super::stack::{Setup, Stack};
 const RDMA: TransportType = TransportType::Rdma;
 const TCP: TransportType = TransportType::Tcp;
 const SETTLED: Duration = Duration::from_secs(2);
-/// A turn: long for a machine, short for what is waited for here.
+/// A turn: long for a machine, short compared with the waits here.
 const STEP: Duration = Duration::from_millis(10);
 /// Writes under way at a time.
 const DEPTH: usize = 8;
@@ -34,7 +34,7 @@ fn paths(fallback: Option<TransportType>) -> PathOptions {
 struct Load {
     stack: Stack,
     next: u64,
-    /// What was written where: 512 places of 8 blocks.
+    /// The byte written to each place: 512 places of 8 blocks.
     written: Vec<Option<u8>>,
     under_way: Vec<u64>,
 }
@@ -134,7 +134,7 @@ impl Load {
         self.stack.device = device.unwrap();
     }
 
-    /// Every place has what was written last.
+    /// Every place has the last written data.
     fn verify(mut self) {
         let mut turns = 0;
         while !self.under_way.is_empty() {
@@ -172,8 +172,8 @@ fn setup(fallback: Option<TransportType>) -> Setup {
     }
 }
 
-/// The target's device goes with I/O under way: TCP takes over; it comes back, and so does RDMA, with
-/// nothing sent twice for that. A queue without I/O moves with the other.
+/// The target's device goes with I/O in flight: TCP takes over. It comes back, and so does RDMA,
+/// and nothing is sent twice for that. A queue without I/O moves with the other.
 #[test]
 fn device_goes_and_comes_back() {
     let mut load = Load::new(setup(Some(TCP)));
@@ -261,7 +261,7 @@ fn faults_while_connecting() {
             let text = "RDMA connection timeout after 1000ms (ADDR_RESOLVE)";
             assert!(cause.contains(text), "{cause}");
         }
-        // Probes fail meanwhile, ever more rarely, and nobody notices.
+        // Probes fail meanwhile, ever more rarely, and no I/O notices.
         let losses = load.stack.queue.as_ref().unwrap().stats().losses;
         load.pass(Duration::from_secs(14));
         assert_eq!(load.counts().failed_probes, 2, "{fault:?}");
@@ -291,7 +291,7 @@ fn refused_queue_pairs() {
     }
 }
 
-/// Connections come to be, and what goes over them ends in an error each time: that is no way either.
+/// Connections succeed, and each of their requests fails: that path is not usable either.
 #[test]
 fn a_way_that_carries_only_handshakes() {
     let mut load = Load::new(setup(Some(TCP)));
@@ -342,7 +342,7 @@ fn a_move_waits_for_what_is_under_way() {
     load.stack.fabric.remove_device(device);
     load.on(TCP, 10);
     load.return_device();
-    // Nobody polls the queue: what it has under way stays so.
+    // The queue is not polled: its I/O stays in flight.
     let queue = load.stack.queue.take();
     let end = load.stack.now + Duration::from_secs(15);
     let mut moving = false;

@@ -9,7 +9,8 @@ use nacre_rdma_verbs::sim::{Fabric, attributes};
 use super::rig::{Options, TARGET, TestRig};
 use crate::{RdmaConfig, RdmaPlug};
 
-/// Pools have their small buffers before the end of a piece and the large ones behind it; receives take several pieces.
+/// Pools have their small buffers before the end of a piece and the large ones behind it; receives
+/// take several pieces.
 fn options(change: impl FnOnce(&mut Options)) -> Options {
     Options::with(|options| {
         options.config.srq_size = 4096;
@@ -18,8 +19,8 @@ fn options(change: impl FnOnce(&mut Options)) -> Options {
     })
 }
 
-/// The suite of all plugs over regions as short as can be: by what the devices of both sides take, and by what is
-/// configured where they take more.
+/// The suite of all plugs over the shortest possible regions: by the limit of the devices of both
+/// sides, and by the configured limit if they accept more.
 #[test]
 fn conforms() {
     conformance::run(|| {
@@ -30,8 +31,8 @@ fn conforms() {
     conformance::run(|| TestRig::new(options(|options| options.config.max_mr_size = GRAIN as u64)));
 }
 
-/// Goal: what is registered is all memory, piece by piece, each with a key that buffers there find; it is shown, does
-/// not grow under load, and comes back with a device.
+/// Goal: all memory is registered, piece by piece, each with a key that its buffers find. The
+/// registrations are shown, do not grow under load, and come back with a device.
 #[test]
 fn regions_are_shown() {
     let mut rig = TestRig::new(options(|options| {
@@ -94,7 +95,8 @@ fn regions_are_shown() {
     assert_eq!(check(&rig).len(), keys.len());
 }
 
-/// Goal: a device whose regions would be shorter than a buffer may be is refused in words, and no other is.
+/// Goal: only a device whose regions would be shorter than a buffer is refused, with an
+/// explanation.
 #[test]
 fn too_little_is_refused() {
     let fabric = Fabric::new();

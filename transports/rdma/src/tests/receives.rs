@@ -1,4 +1,5 @@
-//! Receives: there are enough for whoever is accepted, and whoever cannot have any is told.
+//! Receives: every accepted connection has enough, and a connection without them is refused with
+//! the reason.
 
 use nacre_nvmf::transport::{Closed, ListenerId, Plug};
 use nacre_rdma_verbs::sim::attributes;
@@ -65,8 +66,8 @@ fn of_each_connection() {
     all.all_work(&clients);
 }
 
-/// Goal: all devices that were there at start, and one more, have their receives. Another one's hosts are refused, until
-/// there is room for it.
+/// Goal: all devices present at start, and one more, have their receives. Hosts of a further device
+/// are refused until there is room for it.
 #[test]
 fn of_each_device() {
     let mut all = Several::new(config(2048), &devices(3));
@@ -90,8 +91,8 @@ fn of_each_device() {
     all.all_work(&clients);
 }
 
-/// Goal: a connection that would have no receives is refused, and the others do not notice. Method: a device without
-/// shared receives that came when those of the core were spoken for.
+/// Goal: a connection that would have no receives is refused, without effect on others. Method: a
+/// device without shared receives that arrives when those of the core are taken.
 #[test]
 fn of_a_device_that_came_later() {
     let mut all = Several::new(config(256), &devices(1));
@@ -112,14 +113,15 @@ fn of_a_device_that_came_later() {
     all.all_work(&clients);
 }
 
-/// Goal: who got no buffers when others had them all gets some when they come back, with nothing else to do.
+/// Goal: a connection that found no free buffers gets some when they come back, without another
+/// event.
 #[test]
 fn buffers_that_come_back() {
     let mut all = Several::new(config(0), &devices(1));
     let greedy = all.connect(0, ENTRIES).unwrap();
     let other = all.connect(0, ENTRIES).unwrap();
     all.hoard = Some(Vec::new());
-    // Its commands are answered, but what they wrote is kept, until nothing can be posted any more.
+    // Its commands are answered, but their data is kept, until nothing can be posted any longer.
     let mut cid = 0;
     let mut before = usize::MAX;
     while before != all.commands.len() {

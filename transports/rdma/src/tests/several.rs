@@ -25,7 +25,7 @@ const CLASSES: [ClassSpec; 1] = [ClassSpec {
     count: 64,
 }];
 
-/// A host, and what it was told.
+/// A host, and the events that it received.
 pub struct Client {
     host: RdmaHost,
     pub ready: bool,
@@ -276,7 +276,7 @@ pub fn devices(count: usize) -> Vec<DeviceAttributes> {
     (0..count).map(name).collect()
 }
 
-/// Goal: commands are those of the host that sent them, and one that leaves takes nobody with it.
+/// Goal: commands belong to the host that sent them, and a host that leaves affects no other host.
 /// Method: two devices that number their queue pairs alike, with shared receives and without.
 #[test]
 fn queue_pairs_of_one_number() {

@@ -1,4 +1,4 @@
-//! Who sleeps on a completion channel is woken, whenever what it sleeps for comes.
+//! A thread that sleeps on a completion channel wakes, whenever its event comes.
 
 use std::os::fd::RawFd;
 use std::time::Duration;
@@ -21,7 +21,7 @@ const CLASSES: [ClassSpec; 1] = [ClassSpec {
     count: 64,
 }];
 
-/// Moments at which something can come to somebody who goes to sleep.
+/// Moments at which an event can reach a thread that goes to sleep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum When {
     BeforeArming,
@@ -128,8 +128,8 @@ fn wakes(fd: RawFd) -> bool {
     outer.wait(&mut list, Duration::ZERO).unwrap() == 1
 }
 
-/// A command reaches a core whenever it comes, with a shared receive queue and without; and what was taken wakes nobody
-/// a second time.
+/// A command reaches a core at any moment, with a shared receive queue and without. A handled
+/// command wakes no thread a second time.
 #[test]
 fn a_core() {
     let own = |options: &mut Options| options.config.srq_size = 0;

@@ -1,4 +1,5 @@
-//! The whole protocol: the host's controller and I/O queue against the target, over simulated devices.
+//! The whole protocol: the host's controller and I/O queue against the target, over simulated
+//! devices.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -89,7 +90,7 @@ pub struct Stack {
     pub controller: Controller,
     group: Group,
     pub plug: Arc<RdmaPlug>,
-    /// What stands in for TCP.
+    /// The replacement for TCP.
     pub other: Arc<LoopbackPlug>,
     hosts: RdmaHosts,
     pub fabric: Fabric,
@@ -311,7 +312,7 @@ impl Stack {
     }
 }
 
-/// A host finds what RDMA needs in Identify, writes, and reads what it wrote.
+/// A host finds the values for RDMA in Identify, writes, and reads its data back.
 #[test]
 fn host_and_target() {
     let mut stack = Stack::new(Setup::default());
@@ -337,8 +338,8 @@ fn host_and_target() {
     assert!(stats.read_ops >= 3 && stats.write_ops >= 5, "{stats:?}");
 }
 
-/// Requests are timed from their post to their completion, and a WRITE until the response after it is done.
-/// Method: virtual time in steps of 10 us, one of which every request takes.
+/// Requests are timed from their post to their completion, and a WRITE until the response after it
+/// has completed. Method: virtual time in steps of 10 us, one of which every request takes.
 #[test]
 fn latencies() {
     let mut stack = Stack::new(Setup::default());
@@ -372,7 +373,7 @@ fn latencies() {
     assert_eq!(after.latency(Timed::Read).count(), after.read_ops - 1);
 }
 
-/// The host copies no data, by a counter that tells of the copies that an I/O in several buffers costs.
+/// The host copies no data, by a counter of the copies that an I/O in several buffers costs.
 #[test]
 fn the_host_copies_nothing() {
     let mut stack = Stack::new(Setup::default());

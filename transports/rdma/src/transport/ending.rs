@@ -1,4 +1,4 @@
-//! What is told of a connection besides its data, and how it ends.
+//! Events of a connection besides its data, and its end.
 //!
 //! ```text
 //!   open ─▶ closing: the queue pair flushes ─▶ everything was taken ─▶ Closed, and the queue pair back
@@ -65,7 +65,7 @@ impl RdmaTransport {
             );
         }
         let open = conn.closing.is_none();
-        // The peer, which saw the same, may have ended the connection first. That it does not answer any more is no news
+        // The peer, which saw the same, may have ended the connection first. Its silence is no news
         // then.
         let silent = matches!(
             wc.status,
@@ -97,7 +97,7 @@ impl RdmaTransport {
         self.notice(index);
     }
 
-    /// Tells what is to be told of one connection. `false`: there is no room.
+    /// Reports the events of one connection. `false`: there is no room.
     pub(super) fn attend(&mut self, index: u32, events: &mut Events) -> bool {
         let slot = &mut self.slots[index as usize];
         let id = ConnId {
@@ -171,7 +171,7 @@ impl RdmaTransport {
         }
     }
 
-    /// Ends what is overdue; at most as often as the shortest timeout that was running.
+    /// Ends connections whose time is over; at most as often as the shortest running timeout.
     pub(super) fn handle_timeouts(&mut self) {
         self.next_deadline = Nanos::MAX;
         let patience = self.connect_patience();
@@ -244,7 +244,7 @@ impl RdmaTransport {
         let takes = conn.live && !conn.last_receive && conn.lane.queues().is_shared();
         let waits = !conn.lane.is_idle() || takes && device.is_some_and(|device| device.tells_last);
         if !waits {
-            // What it took may still lie in the completion queue.
+            // Its last shared receives may still lie in the completion queue.
             conn.quiet += 1;
         }
         if conn.quiet < 2 && !late {
@@ -288,7 +288,7 @@ impl RdmaTransport {
         if !conn.lane.queues().is_shared() {
             self.stats[conn.device].receives_are(0, conn.depth);
         }
-        // A queue pair that has not flushed is destroyed here, at once, with what it holds.
+        // A queue pair that has not flushed is destroyed here, at once, with its contents.
         let endpoint = match conn.lane.retire() {
             Ok(endpoint) => Some(endpoint),
             Err(lane) => {

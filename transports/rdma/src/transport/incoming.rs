@@ -1,4 +1,4 @@
-//! Connections that a core takes over, and what it is told of them.
+//! Connections that a core takes over, and the events that it gets about them.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -95,7 +95,8 @@ impl RdmaTransport {
         ))
     }
 
-    /// Makes a connection of a queue pair, ready to receive. On failure the queue pair is destroyed.
+    /// Makes a connection of a queue pair, ready to receive. On failure the queue pair is
+    /// destroyed.
     pub(super) fn adopt(&mut self, incoming: Incoming) -> Result<(), String> {
         let device = self.device(&incoming)?;
         let config = &self.shared.config;
@@ -259,8 +260,8 @@ impl RdmaTransport {
         }
     }
 
-    /// Devices, and queues of theirs, that the management thread has let go of. A queue pair on its way there may still be
-    /// writing to what the receiver has posted.
+    /// Devices, and queues of theirs, that the management thread has released. A queue pair on its
+    /// way there may still write to the receiver's posted buffers.
     pub(super) fn forget_devices(&mut self) {
         if self.devices.iter().flatten().all(|device| device.conns > 0) {
             return;

@@ -1,6 +1,7 @@
-//! The memory of one core: what its commands arrive in, and its responses.
+//! The memory of one core: the buffers for its commands, and its responses.
 //!
-//! All of it is taken at start, for the devices that there are then. Who comes when it is spoken for is refused.
+//! All of it is taken at start, for the devices present then. When it is taken, further devices are
+//! refused.
 
 use nacre_hugepages::{Arena, ArenaOptions, ClassSpec, Pool};
 use nacre_nvmf_wire::Sqe;
@@ -12,13 +13,14 @@ use crate::shared::Shared;
 
 /// Devices that one core serves at once: buffers have keys of so many.
 const DEVICES: usize = 8;
-/// Receives of one core for connections that have their own: 64 MiB of in-capsule data of 4 KiB, which 128 queues of 128
-/// commands use up.
+/// Receives of one core for connections that have their own: 64 MiB of in-capsule data of 4 KiB,
+/// which 128 queues of 128 commands use up.
 const OWN_RECEIVES: usize = 16_384;
 /// Receives beyond those that are posted: in the place of the ones whose commands are under way.
 const UNDER_WAY: usize = 1024;
 
-/// Commands of the shallowest queues there are many of: Linux asks for so many on admin queues (NVMF_AQ_DEPTH).
+/// Commands of the shallowest frequent queues: Linux has this depth on admin queues
+/// (NVMF_AQ_DEPTH).
 const ADMIN_DEPTH: usize = 32;
 
 /// What connections will come by.
@@ -80,7 +82,7 @@ impl CoreMemory {
         };
         // One device more may come; until it does its buffers are with commands under way, too.
         let receives = devices.sharing * shared + own + shared.max(UNDER_WAY);
-        // Also for connections of a device without shared receives that comes later: headers are small.
+        // Also for later connections of a device without shared receives: headers are small.
         let most = match devices.own {
             true => config.max_connections,
             false => config.max_connections.min(receives / ADMIN_DEPTH),
