@@ -1,10 +1,10 @@
 //! NVMe over Fabrics, sans-IO: the target and the host side of the protocol.
 //!
 //! ```text
-//!   transport   what a plug does (the only thing that knows sockets or verbs is on the other side)
-//!   target      subsystems, controllers, queue pairs: capsules in, bdev I/O and responses out
-//!   tcp         the NVMe/TCP connection machines of both sides: bytes in, events out
-//!   host        the host side: connect, discover, identify, I/O queues, reconnect
+//! transport   the interface of a plug; sockets and verbs are on its other side
+//! target      subsystems, controllers, queue pairs: capsules in, bdev I/O and responses out
+//! tcp         the NVMe/TCP connection machines of both sides: bytes in, events out
+//! host        the host side: connect, discover, identify, I/O queues, reconnect
 //! ```
 
 #![forbid(unsafe_code)]

@@ -1,18 +1,17 @@
-//! The seam between the protocol and what moves its bytes.
+//! The seam between the protocol and the code that moves its bytes.
 //!
 //! A *plug* (TCP, RDMA, loopback) has a control half, [`Plug`], shared by all threads, and one I/O
 //! half per core, [`Transport`], that owns every connection of that core. The target drives the I/O
 //! half once per turn, in this order:
 //!
 //! ```text
-//!   poll     bytes -> events (new connections, capsules, fetched data, closed connections)
-//!   fetch    host-to-controller data of a command, into a buffer     (R2T, or RDMA READ)
-//!   respond  controller-to-host data and the completion              (C2HData/CapsuleResp, or WRITE + SEND)
-//!   flush    everything queued leaves in as few system calls or doorbells as possible
+//! poll     bytes -> events (new connections, capsules, fetched data, closed connections)
+//! fetch    host-to-controller data of a command, into a buffer     (R2T, or RDMA READ)
+//! respond  controller-to-host data and completion   (C2HData/CapsuleResp, or WRITE + SEND)
+//! flush    everything queued leaves in as few system calls or doorbells as possible
 //! ```
 //!
-//! Handles move, payload does not: a [`Buf`] given to a transport is dropped by it when the wire is
-//! done with it.
+//! Handles move, payload does not: a transport drops a [`Buf`] when the wire is done with it.
 //!
 //! The host side has the same shape, one object per queue pair: [`HostTransport`].
 
@@ -94,8 +93,8 @@ pub struct Pools {
 }
 
 impl Pools {
-    /// A buffer for an admin or fabrics command: one of their own, or, where those are all taken or too small, of the
-    /// others.
+    /// A buffer for an admin or fabrics command: one of their own, or one of the others if those
+    /// are all taken or too small.
     pub fn for_admin(&self, bytes: usize) -> Option<Buf> {
         let own = match bytes <= self.admin.max_len() {
             true => self.admin.acquire(bytes),
@@ -105,7 +104,7 @@ impl Pools {
     }
 }
 
-/// What a transport can do and promises; data, not methods.
+/// The capabilities and promises of a transport; data, not methods.
 #[derive(Debug, Clone)]
 pub struct TransportCaps {
     pub kind: TransportType,
@@ -121,7 +120,7 @@ pub struct TransportCaps {
     pub keyed_sgl: bool,
 }
 
-/// What the target learns from a transport.
+/// An event that a transport reports to the target.
 #[derive(Debug)]
 pub enum Event {
     /// A host connected; its first capsule has to be a fabrics Connect.
@@ -152,8 +151,8 @@ pub enum Event {
     /// The data asked for by [`Transport::fetch`] came damaged (data digest) and was dropped: the
     /// command is to be answered with Transient Transport Error.
     FetchDamaged { conn: ConnId, tag: ReqTag },
-    /// The data asked for by [`Transport::fetch`] cannot be had by what the command's data pointer
-    /// says: to be answered with `status`.
+    /// The command's data pointer does not allow the requested [`Transport::fetch`]: answer with
+    /// `status`.
     FetchRefused {
         conn: ConnId,
         tag: ReqTag,
@@ -208,7 +207,7 @@ pub struct Response {
     pub lent: Option<Lent>,
 }
 
-/// What the target tells a transport about a connection once its Connect was accepted.
+/// Facts about a connection that the target passes to a transport once its Connect was accepted.
 #[derive(Debug, Clone, Copy)]
 pub struct QueueParams {
     /// 0: the admin queue.
@@ -271,9 +270,9 @@ impl Events {
 
 /// The I/O half of a plug on one core: owns that core's connections.
 ///
-/// Invariants: `Opened` comes before anything else of a connection and `Closed` after everything;
-/// each fetch ends in one `Fetched`, `FetchDamaged` or `FetchRefused`, or in the connection's
-/// `Closed`; a call that names a connection which has ended is ignored (its `Closed` is on the way).
+/// Invariants: `Opened` is the first event of a connection and `Closed` the last. Each fetch ends
+/// in one `Fetched`, `FetchDamaged` or `FetchRefused`, or in the connection's `Closed`. A call for
+/// a connection that has ended is ignored (its `Closed` is on the way).
 pub trait Transport {
     fn caps(&self) -> &TransportCaps;
 
@@ -290,9 +289,9 @@ pub trait Transport {
     /// Asks the host for `into.len()` bytes of the command's data.
     fn fetch(&mut self, conn: ConnId, tag: ReqTag, sqe: &Sqe, into: Buf);
 
-    /// Bytes of host-to-controller data that one connection should be asked for at a time. Less than
-    /// all that its commands have means that the same few buffers serve them in turn, which the
-    /// processor's caches like; a command that has more is asked for by itself.
+    /// Bytes of host-to-controller data to request from one connection at a time. A value below the
+    /// data of all its commands means that the same few buffers serve them in turn, which suits the
+    /// processor's caches. A larger command is requested alone.
     fn fetch_window(&self) -> usize {
         usize::MAX
     }
@@ -310,17 +309,17 @@ pub trait Transport {
         false
     }
 
-    /// Whether data of a capsule may stay in the transport's own memory where it was received: the
-    /// commands of this connection will be done with it soon, whatever the host does. Until told so
-    /// a transport takes buffers of its core's pools. To a transport that always or never does so it
-    /// means nothing.
+    /// Sets whether data of a capsule may stay in the transport's receive memory: the commands of
+    /// this connection will be finished with it soon, whatever the host does. Until set, a
+    /// transport uses buffers of its core's pools. A transport that always or never keeps data in
+    /// place ignores this.
     fn set_in_place(&mut self, conn: ConnId, in_place: bool) {
         let _ = (conn, in_place);
     }
 
     fn close(&mut self, conn: ConnId, why: CloseWhy);
 
-    /// Sends what was queued.
+    /// Sends queued data.
     fn flush(&mut self, now: Nanos);
 
     /// The reactor would like to sleep; see [`nacre_reactor::Poller::arm`].
@@ -364,8 +363,8 @@ pub enum ListenError {
 /// What one listener does differently from its transport; `None`: as the transport.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ListenerOptions {
-    /// Largest in-capsule data of an I/O command, in bytes. A transport that has less room than that
-    /// takes what it has: see [`Plug::in_capsule_data_size`].
+    /// Largest in-capsule data of an I/O command, in bytes. A transport with less room uses its own
+    /// maximum: see [`Plug::in_capsule_data_size`].
     pub in_capsule_data_size: Option<u32>,
     /// Largest I/O queue, in entries: the target sees to it.
     pub max_queue_depth: Option<u16>,
@@ -373,7 +372,7 @@ pub struct ListenerOptions {
     pub tos: Option<u8>,
 }
 
-/// What a plug has done on all cores together, for metrics.
+/// Counts of a plug over all cores, for metrics.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PlugCounts {
     pub accepted: u64,
@@ -383,11 +382,11 @@ pub struct PlugCounts {
     pub refused: Vec<(&'static str, u64)>,
     pub bytes_received: u64,
     pub bytes_sent: u64,
-    /// What it does that costs, by name.
+    /// Counts of its costly operations, by name.
     pub work: Vec<(&'static str, u64)>,
 }
 
-/// Who came to one listener since it was opened.
+/// Connections to one listener since it was opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ListenerCounts {
     /// Connections that a core took over.
@@ -449,7 +448,7 @@ pub trait Plug: Send + Sync {
         let _ = held;
     }
 
-    /// What it has done since it was made.
+    /// Counts since its creation.
     fn counts(&self) -> PlugCounts {
         PlugCounts::default()
     }
@@ -473,7 +472,7 @@ pub struct HostCommand {
     pub read: Option<Buf>,
 }
 
-/// What the host side learns from its transport.
+/// An event that a transport reports to the host side.
 #[derive(Debug)]
 pub enum HostEvent {
     /// The transport's own handshake is done: commands may follow (Connect first).
@@ -491,15 +490,16 @@ pub enum HostEvent {
 
 /// One queue pair of the host side.
 pub trait HostTransport {
-    /// Queues a command. At most the queue's entries less one may be outstanding; the caller counts. One that comes
-    /// after the end, of which the caller may not know yet, waits for [`HostTransport::reclaim`].
+    /// Queues a command. At most the queue's entries less one may be outstanding; the caller
+    /// counts. A command after the end, of which the caller may not know yet, waits for
+    /// [`HostTransport::reclaim`].
     fn submit(&mut self, command: HostCommand);
 
-    /// Sends what was queued, where that is of use before the next [`HostTransport::poll`], which does it otherwise:
-    /// for a caller that has others to poll in between.
+    /// Sends queued commands, if that helps before the next [`HostTransport::poll`], which
+    /// otherwise sends them: for a caller that polls others in between.
     fn flush(&mut self) {}
 
-    /// Sends what was queued and takes what arrived, at most `limit` events.
+    /// Sends queued commands and takes arrived data, at most `limit` events.
     fn poll(&mut self, now: Nanos, events: &mut Vec<HostEvent>, limit: usize);
 
     /// Largest in-capsule data of the queue (from the controller's IOCCSZ, or the transport's
@@ -507,8 +507,8 @@ pub trait HostTransport {
     fn set_in_capsule_bytes(&mut self, bytes: u32);
 
     /// After `Closed` or [`HostTransport::close`]: hands back the commands that will not complete,
-    /// one by one, with their buffers. Of the entry only the identifier counts. What is not
-    /// reclaimed is dropped with the transport.
+    /// one by one, with their buffers. Of the entry only the identifier is valid. Commands that are
+    /// not reclaimed are dropped with the transport.
     fn reclaim(&mut self) -> Option<HostCommand>;
 
     fn close(&mut self);

@@ -1,12 +1,12 @@
 //! The admin queue of a controller as its host drives it.
 //!
 //! ```text
-//!   Dialling ─▶ Connecting ─▶ Enabling ─▶ Identifying ─▶ Live
-//!      ▲            any failure, lost connection, timeout │
-//!      └───────────── Waiting (back-off) ◀────────────────┘ ─▶ Failed (refused for good, or too long)
+//! Dialling ─▶ Connecting ─▶ Enabling ─▶ Identifying ─▶ Live
+//!    ▲            any failure, lost connection, timeout │
+//!    └───────────── Waiting (back-off) ◀────────────────┘ ─▶ Failed (refused, or too long)
 //! ```
 //!
-//! One command of its own at a time leads from step to step ([`Step`]); keep-alives, event requests
+//! One command of its own at a time leads from step to step ([`Step`]). Keep-alives, event requests
 //! and the user's admin commands run beside it.
 
 mod access;
@@ -42,7 +42,7 @@ use crate::transport::{Closed, TransportType};
 
 /// Admin commands of the user that were taken and whose answers were not fetched.
 const MAX_TICKETS: usize = 256;
-/// Namespaces that a controller may have; bounds what a target can make us ask for.
+/// Most namespaces of a controller; bounds the requests that a target can cause.
 const MAX_NAMESPACES: usize = 65_536;
 /// How often a step's command is sent again that did not fail by itself.
 const MAX_REPEATS: u8 = 3;
@@ -104,12 +104,13 @@ pub struct Controller {
     lost_since: Option<Nanos>,
     attempts: u32,
     cap: Cap,
-    /// The static controller that was given when any was asked for, to be asked for again (Base 3.1.3.3).
+    /// The static controller that the target chose for a request for any controller, to ask for
+    /// again (Base 3.1.3.3).
     had: Option<u16>,
     identify: Option<Box<IdentifyController>>,
     found: BTreeMap<u32, NamespaceInfo>,
     to_identify: VecDeque<u32>,
-    /// The parts of the ANA log so far, and what it said.
+    /// The parts of the ANA log so far, and its contents.
     access_log: Vec<u8>,
     found_access: BTreeMap<u32, AnaState>,
     event_out: bool,
@@ -119,8 +120,8 @@ pub struct Controller {
     news: VecDeque<AsyncEvent>,
     rescan: bool,
     access_changed: bool,
-    /// Since when the controller's keep-alive timer has run: it was enabled, or heard a Keep Alive. Not every one
-    /// takes other commands for signs of life.
+    /// Start of the controller's keep-alive timer: it was enabled, or received a Keep Alive. Not
+    /// every controller counts other commands as signs of life.
     timer_from: Nanos,
     keep_alive_out: bool,
     /// When the latest keep-alive that was answered had been sent: the target was there then.
@@ -146,8 +147,8 @@ impl Controller {
         Controller::linked(options, dial, pool, Arc::default(), now)
     }
 
-    /// The same with a link that there is already: of a controller that has failed, whose I/O queues are
-    /// to go on with this one, or of one that is still to come.
+    /// The same with an existing link: of a failed controller, whose I/O queues continue with this
+    /// one, or of a future one.
     pub fn linked(
         options: HostOptions,
         dial: Box<dyn Dial>,
@@ -278,8 +279,8 @@ impl Controller {
     pub fn disconnect(&mut self, now: Nanos) {
         if self.is_live() && !self.step.is_shutting_down() {
             self.link.set_up(false);
-            // The answer to a step that is under way would be taken for this one's: its command
-            // identifier stays in use, but nobody waits for it any more.
+            // The completion of the present step would be taken for this one's: its command
+            // identifier stays in use, but no step waits for it.
             if let Some(queue) = &mut self.queue {
                 queue.forget(OWN);
             }
@@ -304,7 +305,7 @@ impl Controller {
         )
     }
 
-    /// Does what there is to do. Answers how much that was.
+    /// Does the pending work. Returns its amount.
     pub fn poll(&mut self, now: Nanos) -> usize {
         match &self.state {
             ControllerState::Failed(_) | ControllerState::Closed => return 0,
@@ -374,7 +375,7 @@ impl Controller {
         Ok(CommandQueue::new(transport, ADMIN_ENTRIES))
     }
 
-    /// Sends what there is to send, while the queue has room.
+    /// Sends pending commands while the queue has room.
     fn send(&mut self, now: Nanos) {
         if self.is_live() && self.step == Step::Idle && self.rescan {
             self.rescan = false;
@@ -409,8 +410,8 @@ impl Controller {
         if listing {
             return;
         }
-        // Room is kept for a step of our own and for a keep-alive. What the user asks while the
-        // association is about to end is for the next one.
+        // Keep room for a step of our own and for a keep-alive. The user's commands shortly before
+        // the association ends wait for the next one.
         while queue.room() > 2
             && !self.link.is_moving()
             && let Some(command) = self.user.pop_front()
@@ -506,7 +507,7 @@ impl Controller {
         }
     }
 
-    /// The step's command came back: what it says, and the next step.
+    /// Handles the completion of the step's command: its data, and the next step.
     fn step_done(&mut self, one: Finished, now: Nanos) -> Result<(), HostError> {
         let read: &[u8] = one.read.as_deref().unwrap_or(&[]);
         let data = &read[..read.len().min(one.transferred as usize)];
@@ -578,7 +579,7 @@ impl Controller {
     fn step_refused(&mut self, cqe: &Cqe, now: Nanos) -> Result<(), HostError> {
         let (status, step) = (cqe.status(), self.step);
         if is_passing(status) {
-            // It says nothing about what was asked for: a namespace, say, is as it was.
+            // The status does not answer the question: a namespace, say, is unchanged.
             if self.repeats < MAX_REPEATS {
                 self.repeats += 1;
                 self.step_sent = false;
@@ -611,7 +612,7 @@ impl Controller {
             Step::ReadAccess(_) => self.no_access(),
             step => {
                 if step == Step::Connect && status.code() == StatusCode::CONNECT_CONTROLLER_BUSY {
-                    // Somebody else has it, or what is left of an association that was lost.
+                    // Another host has it, or the remains of a lost association.
                     self.had = None;
                 }
                 return Err(HostError::Refused {
@@ -641,7 +642,7 @@ impl Controller {
     }
 
     fn live(&mut self, now: Nanos) {
-        // What was only asked about its access has no new list.
+        // A namespace whose access alone was read has no new list.
         if !self.access_only {
             self.link.set_namespaces(std::mem::take(&mut self.found));
         }
@@ -668,8 +669,8 @@ impl Controller {
 
 impl Drop for Controller {
     fn drop(&mut self) {
-        // Nobody will bring the association back: I/O queues must not wait for it. One that was over has
-        // said so, and another may have its link by now.
+        // No association will return: I/O queues must not wait for it. A controller that was over
+        // has reported it, and another may own its link by now.
         if !self.is_over() {
             self.link.fail();
         }

@@ -11,7 +11,7 @@ use super::options::HostError;
 
 /// Read at once: a multiple of four.
 const PIECE: usize = 4096;
-/// More than any network has; bounds what a target can make us read.
+/// More than any network has; bounds the reads that a target can cause.
 const MAX_RECORDS: u64 = 100_000;
 
 /// Reads a discovery log through `read`, which runs one Get Log Page to its end; again when it

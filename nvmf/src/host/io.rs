@@ -1,16 +1,16 @@
 //! One I/O queue of a controller, as a bdev queue: its device is a remote namespace.
 //!
 //! ```text
-//!   Down ─▶ Dialling ─▶ Connecting ─▶ Live ─▶ Draining   the association moves to another transport
-//!    ▲                                  │         │ nothing under way any more
-//!    └──────────────────────────────────┴─────────┘
-//!             connection lost, command too slow, new association
+//! Down ─▶ Dialling ─▶ Connecting ─▶ Live ─▶ Draining   the association moves to another transport
+//!  ▲                                  │         │ no I/O in flight
+//!  └──────────────────────────────────┴─────────┘
+//!     connection lost, command too slow, new association
 //! ```
 //!
-//! An I/O that was taken stays here until the target has answered it for good: what was under way
-//! when a connection was lost is sent again, in the order of submission, on the next one. It ends
-//! with [`Status::Gone`] when the controller has given up, when its namespace is not there (any
-//! more) or is another, or when there was no connection for longer than
+//! An accepted I/O stays here until the target has completed it finally. I/O in flight on a lost
+//! connection is sent again, in the order of submission, on the next one. It ends with
+//! [`Status::Gone`] when the controller has given up, when its namespace does not or no longer
+//! exist or has another identity, or when there was no connection for longer than
 //! [`HostOptions::fast_io_fail`].
 
 mod reserve;
@@ -64,8 +64,8 @@ pub struct IoStats {
     pub resent: u64,
     /// Times that it let go of its connection in order, for one by another transport.
     pub moves: u64,
-    /// Data that was copied between the buffers of an I/O and that of its command: of an I/O with one
-    /// buffer, none.
+    /// Bytes copied between the buffers of an I/O and that of its command; none for an I/O with one
+    /// buffer.
     pub copied_bytes: u64,
 }
 
@@ -81,7 +81,7 @@ enum Phase {
         since: Nanos,
     },
     Live,
-    /// Live, but nothing is sent any more.
+    /// Live, but sends no new commands.
     Draining,
 }
 
@@ -93,21 +93,22 @@ pub struct IoQueue {
     pool: Pool,
     qid: u16,
     nsid: u32,
-    /// The namespace as it was when the queue first connected: what is sent again must not land on
-    /// another that has its number now.
+    /// The namespace at the queue's first connection: I/O that is sent again must not reach another
+    /// namespace that has its identifier now.
     namespace: Option<NamespaceInfo>,
     /// Since when a live controller has no such namespace.
     missing_since: Option<Nanos>,
     /// Since when I/O waits: there is no connection, or no access.
     away_since: Option<Nanos>,
-    /// The namespace is inaccessible by this path: nothing is sent until then, or until that changes.
+    /// The namespace is inaccessible by this path: send nothing until then, or until that changes.
     no_access_until: Option<Nanos>,
     /// The namespaces, and how they can be reached, as this queue has seen them.
     version: u64,
     queue: Option<Box<CommandQueue>>,
     phase: Phase,
     generation: u64,
-    /// The association that is to end because the target still has something of this queue's: not used again.
+    /// The association that must end because the target still has commands of this queue: not used
+    /// again.
     spent: Option<u64>,
     /// Attempts to connect that failed since the last that did not.
     failures: u32,
@@ -190,8 +191,8 @@ impl IoQueue {
         self.stats
     }
 
-    /// Sends what was submitted, without a look at what came back: for one that polls many queues in turn, and has
-    /// to wait until it is this one's turn again.
+    /// Sends submitted I/O without checking for completions: for a caller that polls many queues in
+    /// turn, before it reaches this queue again.
     #[inline]
     pub fn flush(&mut self) {
         if let Some(queue) = &mut self.queue {
@@ -259,7 +260,7 @@ impl IoQueue {
         self.check_away(now);
     }
 
-    /// Lets go of the connection as soon as nothing is under way on it. What comes waits.
+    /// Closes the connection as soon as no I/O is in flight on it. New I/O waits.
     fn make_way(&mut self, now: Nanos) {
         if self.phase == Phase::Live {
             self.phase = Phase::Draining;
@@ -378,8 +379,8 @@ impl IoQueue {
         refused.filter(|_| !falls_back).map(|(why, _)| why.as_str())
     }
 
-    /// This queue cannot be had although its controller lives: where there is another transport, that
-    /// one is to be used.
+    /// This queue cannot connect although its controller lives: use the other transport, if there
+    /// is one.
     fn give_up_transport(&mut self, why: &str) {
         let paths = self.options.paths.as_ref();
         let Some(paths) = paths.filter(|paths| paths.fallback.is_some()) else {
@@ -422,7 +423,7 @@ impl IoQueue {
         self.check_at = now + TIMEOUT_CHECK;
     }
 
-    /// Forgets the connection; what was under way waits for the next.
+    /// Drops the connection; I/O in flight waits for the next.
     fn disconnect(&mut self, now: Nanos) {
         let Some(mut queue) = self.queue.take() else {
             return;
@@ -461,8 +462,8 @@ impl IoQueue {
                 self.link.count_loss();
             }
         }
-        // What the target has taken must not land after what is sent again: only the end of the
-        // whole association makes it drop that.
+        // Commands that the target already has must not be executed after the repeated ones: only
+        // the end of the whole association makes the target drop them.
         if stuck && self.link.generation() == Some(self.generation) {
             self.spent = Some(self.generation);
             self.link.request_reset();
@@ -545,7 +546,7 @@ impl IoQueue {
 impl Queue for IoQueue {
     #[inline]
     fn submit(&mut self, io: Io) -> Result<(), (Busy, Io)> {
-        // What was completed and not fetched counts: the list has a bound.
+        // Completions that were not fetched count: the list has a bound.
         if self.pending.len() + self.completed.len() >= self.depth {
             return Err((Busy, io));
         }
@@ -641,8 +642,8 @@ impl Queue for IoQueue {
         self.pending.len() + self.completed.len()
     }
 
-    /// A queue without I/O has to be polled, too: to let go of an association that moves to another transport, which
-    /// waits for it, and to be connected to the one that there is then.
+    /// A queue without I/O needs polling, too: it closes its connection when the association moves
+    /// to another transport, which waits for that, and connects to the new one.
     fn is_settled(&self) -> bool {
         let follows = match self.phase {
             Phase::Live => self.link.goes_on(self.generation),

@@ -28,7 +28,7 @@ pub struct Link {
     failed: AtomicBool,
     /// The association has been away for longer than I/O is to wait.
     away: AtomicBool,
-    /// Connections that ended, with what the target may have forgotten; see [`Link::losses`].
+    /// Connections that ended with possible data loss at the target; see [`Link::losses`].
     losses: AtomicU64,
     state: Mutex<LinkState>,
     waker: Mutex<Waker>,
@@ -47,7 +47,7 @@ impl fmt::Debug for Waker {
 /// In the generation: the association ends as soon as nothing is under way.
 const MOVING: u64 = 1 << 63;
 
-/// What the controller said about itself and its namespaces.
+/// The attributes of the controller and of its namespaces.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LinkState {
     /// The transport of the association, where there are several: its I/O queues use the same.
@@ -97,7 +97,7 @@ impl Link {
         self.generation.load(Ordering::Acquire) == generation
     }
 
-    /// I/O queues are to answer what is under way and to let go of their connections.
+    /// True if I/O queues must complete their I/O in flight and close their connections.
     pub fn is_moving(&self) -> bool {
         self.generation.load(Ordering::Acquire) & MOVING != 0
     }
@@ -132,7 +132,7 @@ impl Link {
         self.generation.store(now | moving, Ordering::Release);
     }
 
-    /// Differs from what it was before whenever [`LinkState::namespaces`] or [`LinkState::ana`] does.
+    /// Changes whenever [`LinkState::namespaces`] or [`LinkState::ana`] does.
     #[inline]
     pub fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
@@ -162,8 +162,8 @@ impl Link {
         }
     }
 
-    /// How to wake the core that polls the controller: what is asked of a controller that has nothing to do is not to
-    /// wait for its next keep-alive.
+    /// Sets how to wake the core that polls the controller: a request to an idle controller must
+    /// not wait for its next keep-alive.
     pub fn set_waker(&self, wake: impl Fn() + Send + Sync + 'static) {
         *self.waker.lock().unwrap_or_else(PoisonError::into_inner) = Waker(Some(Box::new(wake)));
     }
@@ -199,10 +199,10 @@ impl Link {
         }
     }
 
-    /// Grows with each end of a connection after which the target may have forgotten what it had answered
-    /// and not yet been asked to flush. An association's end is counted before the next begins, and an I/O
-    /// queue's before it connects again: nothing is answered by a connection before the end of the one
-    /// before it was counted.
+    /// Grows with each end of a connection after which the target may have lost completed writes
+    /// that it was not yet asked to flush. The end of an association is counted before the next
+    /// begins, and that of an I/O queue before it connects again. So no I/O completes over a
+    /// connection before the end of the previous one was counted.
     #[inline]
     pub fn losses(&self) -> u64 {
         self.losses.load(Ordering::Acquire)

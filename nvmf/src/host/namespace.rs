@@ -1,4 +1,4 @@
-//! What a host knows of a namespace.
+//! A namespace as a host knows it.
 
 use nacre_nvmf_wire::identify::descriptors;
 use nacre_nvmf_wire::identify::namespace::{Nsfeat, dlfeat};
@@ -19,7 +19,7 @@ pub struct NamespaceInfo {
     pub nguid: [u8; 16],
     pub eui64: [u8; 8],
     pub ana_group: u32,
-    /// Write Zeroes deallocates when it is asked to, and what it deallocates reads as zeroes.
+    /// Write Zeroes deallocates on request, and deallocated blocks read as zeroes.
     pub zeroes_deallocate: bool,
     pub read_only: bool,
     /// Optimal I/O boundary in blocks; 0: none.
@@ -68,7 +68,7 @@ impl NamespaceInfo {
         })
     }
 
-    /// Adds what the identification descriptor list (CNS 03h) says.
+    /// Adds the contents of the identification descriptor list (CNS 03h).
     pub fn add_descriptors(&mut self, data: &[u8]) -> Result<(), HostError> {
         for descriptor in descriptors::iter(data) {
             match descriptor.map_err(|e| HostError::Misbehaved {
@@ -94,7 +94,7 @@ impl NamespaceInfo {
         self.uuid.is_some() || self.nguid != [0; 16] || self.eui64 != [0; 8]
     }
 
-    /// Why `found` is not this namespace, or is no place for what is on it. It may have grown.
+    /// Why `found` is not this namespace, or cannot hold its data. It may have grown.
     pub fn difference(&self, found: &NamespaceInfo) -> Option<String> {
         if self.block_size != found.block_size {
             let (was, is) = (self.block_size, found.block_size);
@@ -110,7 +110,7 @@ impl NamespaceInfo {
         (is < was).then(|| format!("it had {was} blocks, and has {is} now"))
     }
 
-    /// What it is known by, in words.
+    /// Its identifier, in words.
     pub fn identity(&self) -> String {
         let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
         match (self.uuid, self.nguid, self.eui64) {
@@ -122,7 +122,8 @@ impl NamespaceInfo {
     }
 }
 
-/// What is written whole even if the power fails there, wherever it begins: nothing that lies across an atomic boundary is.
+/// Blocks of a write that is atomic even across a power failure, wherever it begins; 1 with an
+/// atomic boundary, as no write across it is atomic.
 fn atomic_blocks(identify: &IdentifyNamespace) -> u32 {
     let own = Nsfeat::from_bits_retain(identify.nsfeat).contains(Nsfeat::ATOMICITY);
     match own && identify.nabspf.get() == 0 {

@@ -1,4 +1,4 @@
-//! What a host can choose, and what can go wrong for it.
+//! The options of a host, and its errors.
 
 use std::time::Duration;
 
@@ -38,8 +38,8 @@ impl<F: FnMut(u16) -> std::io::Result<Box<dyn HostTransport>>> Dial for F {
     }
 }
 
-/// Which controller of a subsystem a host asks for (Base 6.3). A subsystem has dynamic controllers or static ones; the
-/// CNTLID of its discovery log entries says which.
+/// The controller of a subsystem that a host requests (Base 6.3). A subsystem has dynamic
+/// controllers or static ones; the CNTLID of its discovery log entries says which.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ControllerId {
     /// One that is made for the association.
@@ -68,9 +68,9 @@ pub struct HostOptions {
     pub hostnqn: Nqn,
     pub hostid: [u8; 16],
     pub subnqn: Nqn,
-    /// With paths to choose from and [`ControllerId::Static`] a better path is taken after a loss only.
+    /// With paths and [`ControllerId::Static`], a better path is used only after a loss.
     pub controller: ControllerId,
-    /// Entries of each I/O queue; clamped to what the controller offers.
+    /// Entries of each I/O queue; clamped to the controller's maximum.
     pub queue_entries: u16,
     /// I/O queues wanted; the controller may grant fewer.
     pub io_queues: u16,
@@ -78,7 +78,7 @@ pub struct HostOptions {
     pub keep_alive: Duration,
     /// Turn submission queue flow control off, so that reads can end without a response capsule.
     pub disable_sq_flow_control: bool,
-    /// Longest time for a connection to be made and enabled, and then for each namespace to be learnt.
+    /// Longest time to connect and enable, and then to read each namespace.
     pub connect_timeout: Duration,
     /// Longest time for an admin command.
     pub admin_timeout: Duration,
@@ -87,16 +87,16 @@ pub struct HostOptions {
     /// First delay before connecting again; doubles with each failure up to `reconnect_delay_max`.
     pub reconnect_delay: Duration,
     pub reconnect_delay_max: Duration,
-    /// How long to go on trying; `None`: for ever. Zero: not at all.
+    /// How long to retry; `None`: without end. Zero: not at all.
     pub loss_timeout: Option<Duration>,
     /// While the association, or an I/O queue, has been away for longer, I/O ends with
     /// [`nacre_bdev::Status::Gone`] at once; `None`: it waits as long as it is tried to connect.
     pub fast_io_fail: Option<Duration>,
-    /// I/O that a target refuses because its namespace is inaccessible by this path (ANA) waits, no longer
-    /// than `fast_io_fail`, until it is accessible again; else it ends with [`nacre_bdev::Status::Gone`].
+    /// I/O that a target refuses because its namespace is inaccessible by this path (ANA) waits for
+    /// access, at most `fast_io_fail`. Otherwise it ends with [`nacre_bdev::Status::Gone`].
     pub wait_for_access: bool,
-    /// The transports that there are to choose from, and how; `None`: one, and `reconnect_delay`. With
-    /// paths their own delays count instead.
+    /// The transports to choose from, and how; `None`: one, and `reconnect_delay`. With paths their
+    /// own delays count instead.
     pub paths: Option<PathOptions>,
 }
 

@@ -1,15 +1,16 @@
-//! Which of two transports to a controller is used, and when the better one is tried again.
+//! The choice between two transports to a controller, and when to try the better one again.
 //!
 //! ```text
-//!               its attempts are used up                      a probe came through
-//!   Preferred ─────────────────────────────▶ Fallback ─────────────────────────────▶ Preferred (on trial)
-//!       ▲                                       │ its attempts are used up, too            │ fails
-//!       └───────────────────────────────────────┘◀─────────────────────────────────────────┘
+//!            its attempts are used up                 a probe succeeded
+//! Preferred ────────────────────────▶ Fallback ────────────────────────▶ Preferred (on trial)
+//!     ▲                                  │ its attempts are used up, too       │ fails
+//!     └──────────────────────────────────┘◀────────────────────────────────────┘
 //! ```
 //!
-//! Only decisions: whoever connects says what happened and when, and asks what is next. A connection
-//! counts as good once it lasted [`PathOptions::settled`]; one that breaks before is a failed attempt,
-//! so that a network that carries handshakes and no data does not keep a host from its fallback.
+//! Only decisions: the caller connects, reports each event with its time, and asks for the next
+//! step. A connection counts as good once it lasted [`PathOptions::settled`]; an earlier end is a
+//! failed attempt. So a network that carries handshakes and no data does not keep a host from its
+//! fallback.
 
 use std::time::Duration;
 
@@ -23,12 +24,12 @@ pub struct PathOptions {
     pub preferred: TransportType,
     /// Used while the preferred one does not work; `None`: nothing else will do.
     pub fallback: Option<TransportType>,
-    /// Attempts in a row by one transport before the other one has its turn; 0: the preferred one is
-    /// tried for ever, unless the target refuses it for good.
+    /// Consecutive attempts over one transport before the other has its turn. 0: retry the
+    /// preferred one without end, unless the target refuses it permanently.
     pub connection_retries: u32,
     pub retry_delay: Duration,
-    /// From a fallback to the first probe of the preferred transport; doubles with each that fails, up
-    /// to `reprobe_max`. Zero: there are none.
+    /// Time from a fallback to the first probe of the preferred transport; doubles with each failed
+    /// one, up to `reprobe_max`. Zero: no probes.
     pub reprobe: Duration,
     pub reprobe_max: Duration,
     /// A connection that lasted so long was good.
@@ -84,7 +85,8 @@ pub struct Paths {
     rounds: u32,
     probe_at: Option<Nanos>,
     probe_delay: Duration,
-    /// The latest failures: of the preferred transport and of the fallback, and whether they were for good.
+    /// The latest failures of the preferred transport and of the fallback, and whether they were
+    /// permanent.
     causes: [Option<(String, bool)>; 2],
     latest: Option<(TransportType, String)>,
     counts: PathCounts,
@@ -163,7 +165,7 @@ impl Paths {
     pub fn connected(&mut self, now: Nanos) {
         self.connected_at = Some(now);
         self.rounds = 0;
-        // Somebody let this host in: what was refused before may be different now.
+        // A target accepted this host: an earlier refusal may no longer hold.
         for (_, for_good) in self.causes.iter_mut().flatten() {
             *for_good = false;
         }

@@ -76,7 +76,7 @@ impl Pending {
         match io.op {
             // The transport lost the caller's buffer together with the connection.
             Op::Read if io.data.is_empty() && self.own.is_none() => Some(Status::DeviceError),
-            // Carried out twice, a copy onto part of itself is not what it is once.
+            // Executed twice, a copy onto part of itself has another result than once.
             Op::Copy if self.repeated => {
                 let apart = io.lba.abs_diff(io.source_lba) >= u64::from(io.blocks);
                 (!apart).then_some(Status::DeviceError)
@@ -173,7 +173,7 @@ impl Pending {
     pub fn complete(&mut self, status: StatusCode) -> Completion {
         let mut status = bdev_status(status);
         if self.io.op == Op::CompareAndWrite && self.repeated && status == Status::Miscompare {
-            // The first attempt may have written: nobody can say whose data it differs from.
+            // The first attempt may have written: it is unknown whose data caused the mismatch.
             status = Status::DeviceError;
         }
         if self.io.op == Op::Read
@@ -197,8 +197,8 @@ impl Pending {
     }
 }
 
-/// Data of a command that is not simply the I/O's only buffer. `Err` with [`Status::Retry`]: no buffer now. Any other
-/// status: so the I/O ends, without a command.
+/// The data of a command that is not simply the I/O's only buffer. `Err` with [`Status::Retry`]: no
+/// buffer now. Any other status ends the I/O without a command.
 #[inline]
 pub(super) fn own_data(io: &Io, pool: &Pool) -> Result<Option<Buf>, Status> {
     let small = |bytes: &[u8]| {
@@ -225,7 +225,7 @@ pub(super) fn own_data(io: &Io, pool: &Pool) -> Result<Option<Buf>, Status> {
 /// Blocks of one copy range: a 16-bit number, less one.
 const COPY_BLOCKS: u32 = 1 << 16;
 
-/// Into buffers that nobody else has.
+/// Copies into buffers without other handles.
 fn scatter(whole: &Buf, parts: &mut Extents) -> bool {
     let mut rest: &[u8] = whole;
     for part in parts {
@@ -295,7 +295,7 @@ fn command(io: &Io, nsid: u32) -> Sqe {
     }
 }
 
-/// What a target's status means to whoever uses the namespace as a device.
+/// The status of a bdev I/O for a target's status.
 pub(super) fn bdev_status(status: StatusCode) -> Status {
     match status.code() {
         StatusCode::SUCCESS => Status::Ok,

@@ -1,4 +1,4 @@
-//! Commands of one queue: identifiers, what is outstanding, and what came back.
+//! Commands of one queue: identifiers, outstanding commands, and completions.
 
 use nacre_hugepages::Buf;
 use nacre_nvmf_wire::{Cqe, Sqe};
@@ -34,7 +34,7 @@ pub struct CommandQueue {
     closed: Option<Closed>,
 }
 
-/// The token of commands whose answers nobody wants. It is nobody else's.
+/// The token of commands whose completions are dropped. No other command uses it.
 const FORGOTTEN: u64 = u64::MAX - 1000;
 
 /// Events taken from the transport in one poll.
@@ -105,7 +105,7 @@ impl CommandQueue {
         cid
     }
 
-    /// Sends what was submitted, without a look at what came back.
+    /// Sends submitted commands without checking for completions.
     #[inline]
     pub fn flush(&mut self) {
         self.transport.flush();
@@ -126,7 +126,7 @@ impl CommandQueue {
                     transferred,
                 } => {
                     let cid = cqe.cid();
-                    // The transport lets through only what is outstanding.
+                    // The transport passes only completions of outstanding commands.
                     let Some(slot) = self.slots.get_mut(cid as usize) else {
                         continue;
                     };
@@ -163,7 +163,7 @@ impl CommandQueue {
         slots.filter_map(|slot| slot.since).min()
     }
 
-    /// Of outstanding commands with this token the answer is of no interest any more.
+    /// Completions of outstanding commands with this token are dropped.
     pub fn forget(&mut self, token: u64) {
         for slot in &mut self.slots {
             if slot.token == token && slot.since.is_some() {

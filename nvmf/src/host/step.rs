@@ -20,7 +20,7 @@ pub const ADMIN_ENTRIES: u16 = 32;
 /// Identify data, and the changed namespace list.
 pub const PAGE: usize = 4096;
 
-/// What the controller's own command in flight is for.
+/// The purpose of the controller's own command in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// Waiting for the transport.
@@ -82,7 +82,8 @@ impl Step {
         )
     }
 
-    /// Whether it is one of many that learn the namespaces one by one: together they take as long as there are.
+    /// True for the steps that read the namespaces one by one: together they take time in
+    /// proportion to their number.
     pub fn is_listing(self) -> bool {
         matches!(
             self,
@@ -102,8 +103,8 @@ impl Step {
         matches!(self, Step::ShutDown | Step::WaitShutDown)
     }
 
-    /// The command with its buffers, which depends on the controller that is asked for, and then on the events that it
-    /// has. `None`: there is none, or no buffer for it now.
+    /// The command with its buffer. It depends on the requested controller, and later on the
+    /// controller's events. `None`: there is none, or no buffer for it now.
     pub fn command(
         self,
         options: &HostOptions,

@@ -16,7 +16,7 @@ use nacre_reactor::Nanos;
 
 use super::*;
 
-/// What a case needs of a plug.
+/// The parts of a plug that a case needs.
 pub trait Rig {
     fn transport(&mut self) -> &mut dyn Transport;
     /// Begins to connect a host.
@@ -270,7 +270,7 @@ impl<R: Rig> Bench<R> {
                 bytes.copy_from_slice(&pattern(sqe.cdw10.get(), length));
                 response.data.push(buf);
             }
-            // Compare: fails, with what a device would say.
+            // Compare: fails, with a status of a device.
             _ => response.cqe = Cqe::new(cid, StatusCode::new(2, 0x85)),
         }
         self.rig.transport().respond(conn, response);
@@ -336,7 +336,7 @@ impl<R: Rig> Bench<R> {
         cids
     }
 
-    /// A wire may let go of a buffer only after the peer has what was in it.
+    /// A wire may drop a buffer only after the peer has its contents.
     fn assert_all_buffers_back(&mut self) {
         let missing = |bench: &Bench<R>| {
             let of_hosts = bench.hosts.iter().map(|host| &host.memory);

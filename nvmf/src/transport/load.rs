@@ -1,11 +1,11 @@
-//! What a core carries, so that the next connection goes to the one that carries least.
+//! The load of a core, so that the next connection goes to the core with the least.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// An I/O queue, counted in admin queues: of these a core hears a keep-alive every few seconds.
 const IO_QUEUE: usize = 16;
 
-/// What a connection is for.
+/// The purpose of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QueueKind {
     Admin,
@@ -35,7 +35,7 @@ impl QueueKind {
 pub struct CoreLoad(AtomicUsize);
 
 impl CoreLoad {
-    /// Where it is not known yet what a connection is for, it is an I/O queue until it is.
+    /// A connection of unknown purpose counts as an I/O queue.
     pub fn add(&self, kind: QueueKind) {
         self.0.fetch_add(kind.weight(), Ordering::Relaxed);
     }
@@ -44,8 +44,9 @@ impl CoreLoad {
         self.0.fetch_sub(kind.weight(), Ordering::Relaxed);
     }
 
-    /// By this cores are compared: I/O queues, each sixteen admin queues being one more. So the queues of hosts spread
-    /// evenly, wherever their admin queues are, and a crowd of admin queues spreads too.
+    /// The load for comparison: the number of I/O queues, plus one for each sixteen admin queues.
+    /// So the queues of hosts spread evenly, wherever their admin queues are, and many admin queues
+    /// spread too.
     pub fn rank(&self) -> usize {
         self.0.load(Ordering::Relaxed) / IO_QUEUE
     }

@@ -1,10 +1,10 @@
 //! NVMe/RDMA: the target's plug and the host's queue pairs, over verbs of any provider.
 //!
 //! ```text
-//!   RdmaPlug      listeners and connections: one management thread, the choice of a core   (shared)
-//!     └ inbox + wake ─▶ RdmaTransport   all connections of one core                     (one per core)
+//!   RdmaPlug      listeners and connections: a management thread, the choice of a core    (shared)
+//!     └ inbox + wake ─▶ RdmaTransport   all connections of one core               (one per core)
 //!                         └ per device: completion queue, shared receive queue
-//!                             └ Conn: a queue pair, what waits for room, READs under way
+//!                             └ Conn: a queue pair, requests that wait for room, READs in flight
 //!   RdmaHosts     the host side: one management thread, memory per core
 //!     └ RdmaHost  one queue pair of a host
 //! ```

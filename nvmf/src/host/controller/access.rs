@@ -1,7 +1,7 @@
-//! By which path a namespace can be reached: the ANA log, as far as a host with one path wants to know it.
+//! The path to a namespace: the part of the ANA log that a host with one path needs.
 //!
-//! It is read after the namespaces, and whenever the target says that it has changed. Whether a command
-//! is executed the target says with its status; the log is what tells when to ask again.
+//! The host reads it after the namespaces, and whenever the target reports a change. The status of
+//! a command says whether the target executed it; the log says when to retry.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use zerocopy::FromBytes;
 use super::Controller;
 use crate::host::step::{PAGE, Step};
 
-/// Of the log; bounds what a target can make us ask for.
+/// Most bytes of the log; bounds the requests that a target can cause.
 const MAX_LOG: usize = 64 << 10;
 
 impl Controller {

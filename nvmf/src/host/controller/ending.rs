@@ -1,4 +1,4 @@
-//! How a connection ends: what is forgotten with it, and what comes next.
+//! The end of a connection: the state that is dropped with it, and the next step.
 
 use nacre_reactor::Nanos;
 
@@ -6,7 +6,7 @@ use super::{Controller, ControllerState, EVENT};
 use crate::host::options::HostError;
 
 impl Controller {
-    /// The connection is no good any more: forget it and wait, or give up.
+    /// The connection is unusable: drop it and wait, or give up.
     pub(super) fn lost(&mut self, error: HostError, now: Nanos) {
         if self.step.is_shutting_down() {
             return self.finish(ControllerState::Closed, error);
@@ -45,7 +45,7 @@ impl Controller {
     }
 
     pub(super) fn drop_connection(&mut self, error: &HostError) {
-        // Counted first: whoever is answered over the next association finds it counted.
+        // Count first: an I/O that completes over the next association finds the loss counted.
         if self.link.generation().is_some() || std::mem::take(&mut self.in_transit) {
             self.link.count_loss();
         }

@@ -1,4 +1,4 @@
-//! What a host learns of its controller and of the namespaces, step by step.
+//! Reads the attributes of the controller and of its namespaces, step by step.
 
 use crate::host::namespace::NamespaceInfo;
 use crate::host::options::{ControllerId, HostError};

@@ -1,12 +1,13 @@
 //! From the fallback back to the preferred transport, while the fallback works.
 //!
 //! ```text
-//!   probe due ─▶ Dialling ─▶ Connecting ─▶ Connected: I/O queues and admin commands drain ─▶ taken over
-//!                   └────────────┴───────────┴─▶ probe failed: everything stays as it is
+//! probe due ─▶ Dialling ─▶ Connecting ─▶ Connected: queues and admin commands drain ─▶ taken over
+//!                 └────────────┴───────────┴─▶ probe failed: everything stays as it is
 //! ```
 //!
-//! The probe is an admin queue with a controller of its own, so that what it finds is what will be:
-//! a network that carries handshakes only, and a target that refuses this host there, do not pass.
+//! The probe is an admin queue with a controller of its own, so that it meets the later conditions:
+//! a network that carries only handshakes, and a target that refuses this host there, fail the
+//! probe.
 
 use std::time::Duration;
 
@@ -23,7 +24,7 @@ use crate::transport::TransportType;
 
 /// How often a probe is looked at by a core that would sleep.
 pub(super) const LOOK: Duration = Duration::from_millis(1);
-/// Time for what is under way to be answered, at most.
+/// Most time for commands in flight to complete.
 const DRAIN: Duration = Duration::from_secs(5);
 
 /// An admin queue by the preferred transport.
@@ -51,7 +52,7 @@ impl Controller {
         if !self.is_live() || self.step.is_shutting_down() {
             return;
         }
-        // A controller has one association at a time: of one in particular there is no second beside it.
+        // A controller has one association at a time: a static one cannot have a second beside it.
         if matches!(self.options.controller, ControllerId::Static(_)) {
             return;
         }
@@ -149,8 +150,9 @@ impl Controller {
             && self.queue.as_ref().and_then(admin).is_none()
     }
 
-    /// Whether the association over the fallback has still to show that it lived after the probe was let in:
-    /// both then are with the same target, which has forgotten nothing in between.
+    /// True if the association over the fallback still has to prove that it is alive after the
+    /// probe's Connect. The proof shows that both reach the same target, which has lost nothing in
+    /// between.
     pub(super) fn wants_answer(&self) -> bool {
         match self.better.as_ref().map(|better| better.stage) {
             Some(Stage::Connected { since, .. }) => self.answered < since,

@@ -44,7 +44,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Tells the I/O queues when they have waited long enough for the association to come back.
+    /// Notifies the I/O queues when the association has been away for too long.
     pub(super) fn check_away(&self, now: Nanos) {
         if self.away_at().is_some_and(|at| now >= at) {
             self.link.set_away(true);
@@ -99,7 +99,7 @@ impl Controller {
         }
     }
 
-    /// The transport's descriptor, for whoever waits; changes with every connection.
+    /// The transport's descriptor, to wait on; changes with every connection.
     pub fn wake_fd(&mut self) -> Option<RawFd> {
         self.queue.as_mut().and_then(|q| q.transport().wake_fd())
     }

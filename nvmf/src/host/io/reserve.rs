@@ -1,7 +1,7 @@
 //! Reservation commands of an I/O queue: one at a time, and sent once.
 //!
-//! They are not sent again when their connection is lost, unlike I/O: what they were to change may be another
-//! thing by then. Whoever asked is told, and begins with a report.
+//! Unlike I/O, they are not sent again when their connection is lost: the state may have changed by
+//! then. The caller gets the failure, and begins with a report.
 
 use nacre_bdev::Status;
 use nacre_bdev::reservation::{Ask, Held, Reserve, Standing};
@@ -159,7 +159,7 @@ fn small(sqe: Sqe, bytes: &[u8], pool: &Pool) -> Option<(Sqe, Buf)> {
     Some((sqe, buf))
 }
 
-/// What a report says. `None`: it is too short, or has more registrants than were asked for.
+/// Parses a report. `None`: it is too short, or has more registrants than the buffer.
 fn standing(data: &[u8], host: &[u8; 16]) -> Option<Standing> {
     let (header, _) = ReportHeader::ref_from_prefix(data).ok()?;
     let entries = data.get(ReportHeader::EXTENDED_SIZE..).unwrap_or_default();
@@ -214,7 +214,7 @@ mod tests {
         data
     }
 
-    /// Hosts are told apart by all of their identifier, and what is short is no report.
+    /// A host is identified by its whole identifier, and a short report is refused.
     #[test]
     fn reports() {
         let (me, other) = ([1; 16], [2; 16]);

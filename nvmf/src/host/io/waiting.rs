@@ -7,7 +7,7 @@ use nacre_reactor::Nanos;
 
 use super::{IoQueue, Phase};
 
-/// How long I/O that was refused for want of access waits, unless the target says that this has changed.
+/// How long I/O that was refused for lack of access waits, unless the target reports a change.
 const ACCESS_RETRY: Duration = Duration::from_millis(200);
 
 impl IoQueue {
@@ -29,7 +29,7 @@ impl IoQueue {
         }
     }
 
-    /// Ends what has waited for long enough.
+    /// Ends I/O that has waited for long enough.
     pub(super) fn check_away(&mut self, now: Nanos) {
         if self.phase == Phase::Live && self.no_access_until.is_some_and(|until| now >= until) {
             self.no_access_until = None;
@@ -48,7 +48,7 @@ impl IoQueue {
         }
     }
 
-    /// When [`IoQueue::check_away`] will end what waits.
+    /// When [`IoQueue::check_away`] will end waiting I/O.
     pub(super) fn away_at(&self) -> Option<Nanos> {
         let (since, limit) = (self.away_since?, self.options.fast_io_fail?);
         (!self.unsent.is_empty()).then(|| since + limit)

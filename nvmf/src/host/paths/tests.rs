@@ -1,5 +1,5 @@
-//! The choice in virtual time: a network of two transports that work or do not, and what the machine
-//! makes of it.
+//! The choice in virtual time: a network of two transports that work or do not, and the machine's
+//! decisions.
 
 use super::*;
 
@@ -35,7 +35,7 @@ fn falls_back_when_its_attempts_are_used_up() {
     assert_eq!(counts.fallback_cause.as_deref(), Some("no listener"));
 }
 
-/// No other transport is ever tried, and the delay stays what it is.
+/// No other transport is ever tried, and the delay stays constant.
 #[test]
 fn without_a_fallback_there_is_none() {
     let mut paths = Paths::new(options(None));
@@ -50,7 +50,7 @@ fn without_a_fallback_there_is_none() {
     assert_eq!(Paths::new(options(Some(RDMA))).options().fallback, None);
 }
 
-/// 0 attempts: for ever, although there would be a fallback; a refusal for good ends that.
+/// 0 attempts: without end, although there is a fallback; a permanent refusal ends that.
 #[test]
 fn for_ever() {
     let mut paths = Paths::new(PathOptions {
@@ -66,7 +66,7 @@ fn for_ever() {
     assert_eq!(paths.current(), TCP);
 }
 
-/// Both fail: they take turns, ever more slowly; what is counted is one fallback.
+/// Both fail: they take turns, ever more slowly; this counts as one fallback.
 #[test]
 fn neither_works() {
     let mut paths = Paths::new(options(Some(TCP)));
@@ -84,7 +84,8 @@ fn neither_works() {
     assert_eq!(paths.causes(), "RDMA: no; TCP: no");
 }
 
-/// What is refused for good is not tried again, but for the other one; both refused is the end.
+/// A permanently refused transport is not retried, only the other one; if both refuse, the machine
+/// ends.
 #[test]
 fn refused_for_good() {
     let mut paths = Paths::new(options(Some(TCP)));
@@ -142,7 +143,7 @@ fn probes_back_off() {
     assert_eq!((never.current(), never.probe_at()), (TCP, None));
 }
 
-/// The whole way: fallback, probe, return; and the back-off begins anew once the return has settled.
+/// The whole cycle: fallback, probe, return. The back-off begins anew once the return has settled.
 #[test]
 fn returns() {
     let mut paths = fallen();
@@ -210,7 +211,7 @@ fn a_network_that_carries_only_handshakes() {
     assert_eq!(paths.counts().fallbacks, 6);
 }
 
-/// Where RDMA is known not to do, TCP is first, and the reason is told.
+/// Where RDMA is known not to work, TCP is first, and the reason is reported.
 #[test]
 fn unusable_at_first() {
     let mut paths = Paths::new(PathOptions {

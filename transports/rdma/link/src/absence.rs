@@ -1,4 +1,5 @@
-//! Why a machine has no RDMA device: found in one place, so that every command gives the same cause and remedy.
+//! Why a machine has no RDMA device: found in one place, so that every command gives the same cause
+//! and remedy.
 
 use std::fmt;
 use std::fs;
@@ -158,8 +159,8 @@ impl fmt::Display for NoDevice {
     }
 }
 
-/// Network controllers that can do RDMA, with the module that makes a device of each. Those of a maker whose driver has no
-/// RDMA half do not count.
+/// Network controllers with RDMA, each with the module that makes its device. Controllers whose
+/// driver has no RDMA half do not count.
 fn cards(roots: &Roots) -> Vec<(String, String)> {
     let devices = roots.sys.join("bus/pci/devices");
     let card = |pci: String| {
@@ -185,7 +186,7 @@ fn cards(roots: &Roots) -> Vec<(String, String)> {
     names.into_iter().filter_map(card).collect()
 }
 
-/// Whether this process is in a container, as far as can be told.
+/// True if this process appears to run in a container.
 pub fn in_container(roots: &Roots) -> bool {
     let marked = |path: &str| roots.proc.join("..").join(path).exists();
     marked(".dockerenv") || marked("run/.containerenv") || {
@@ -215,8 +216,8 @@ mod tests {
         }
     }
 
-    /// Goal: a kernel without RDMA is named as the cause, in a container too, and nothing is advised that cannot help.
-    /// Method: a machine that gets one thing more at a time.
+    /// Goal: a kernel without RDMA is named as the cause, in a container too, and every advice can
+    /// help. Method: a machine that gets one more part at a time.
     #[test]
     fn the_first_thing_that_is_missing() {
         let machine = Machine(tempfile::tempdir().unwrap());

@@ -1,7 +1,7 @@
 //! Events of a connection besides its data, and its end.
 //!
 //! ```text
-//!   open ─▶ closing: the queue pair flushes ─▶ everything was taken ─▶ Closed, and the queue pair back
+//!   open ─▶ closing: the queue pair flushes ─▶ all requests done ─▶ Closed, queue pair back
 //!                        └─ takes too long ───▶ it is destroyed here ┘
 //! ```
 
