@@ -1,5 +1,5 @@
-//! Asymmetric Namespace Access (Base 8.1): how well each group of namespaces is reached through each
-//! listener, and what hosts are told about it.
+//! Asymmetric Namespace Access (Base 8.1): how usable each group of namespaces is through each
+//! listener, and how hosts learn it.
 //!
 //! ```text
 //!   management ──set_ana_state──▶ SubsystemListener::ana ──▶ View of every controller there
@@ -8,7 +8,8 @@
 //!                                   log page 0Ch, event      302h / 301h / 303h
 //! ```
 //!
-//! A state belongs to a listener of one subsystem, so that two subsystems on one address can differ.
+//! A state belongs to a listener of one subsystem, so that two subsystems on one address can
+//! differ.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -94,8 +95,8 @@ impl Default for AnaStates {
     }
 }
 
-/// What a command on a namespace in `state` is answered with, if it is not carried out. None has
-/// DNR: the host is to send the command again on another path, or here when the state allows it.
+/// The status of a command on a namespace in `state` that does not execute it. No status has DNR:
+/// the host sends the command again on another path, or here when the state allows it.
 pub(super) fn refusal(state: AnaState) -> Option<StatusCode> {
     match state {
         AnaState::Optimized | AnaState::NonOptimized => None,
@@ -119,9 +120,9 @@ pub(super) struct AnaLogGroup {
 }
 
 impl Subsystem {
-    /// Sets the state of one ANA group, or of all, on a listener of this subsystem. Controllers that
-    /// came through it take it up with their next command, and their hosts get an event. Answers
-    /// whether anything changed.
+    /// Sets the state of one ANA group, or of all, on a listener of this subsystem. Controllers
+    /// that came through it adopt the state with their next command, and their hosts get an event.
+    /// Returns whether anything changed.
     pub fn set_ana_state(
         &self,
         listener: ListenerId,
@@ -159,9 +160,9 @@ impl Subsystem {
         Ok(true)
     }
 
-    /// Moves a namespace to another ANA group. Its controllers take up the group's state with their
-    /// next command; hosts are told that the namespace and the ANA log changed. Answers the group
-    /// that it was in.
+    /// Moves a namespace to another ANA group. Its controllers adopt the group's state with their
+    /// next command; hosts get events for the namespace and the ANA log. Returns the previous
+    /// group.
     pub fn set_ana_group(&self, nsid: u32, group: u32) -> Result<u32, SubsystemError> {
         let max = self.config.max_namespaces;
         if group == 0 || group > max {
@@ -208,7 +209,7 @@ impl Subsystem {
             Some(group) if group == 0 || group > max => {
                 Err(SubsystemError::AnaGroupOutOfRange { group, max })
             }
-            // A host that is not told of states would take the answers for failures.
+            // A host without state reports would take the statuses for failures.
             _ if !self.config.ana_reporting && state != AnaState::Optimized => {
                 Err(SubsystemError::NoAnaReporting {
                     nqn: self.nqn().to_string(),

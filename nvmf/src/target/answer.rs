@@ -13,7 +13,7 @@ use super::request::{ReqIndex, Request};
 use super::stats::Kind;
 use crate::transport::{ReqTag, Response};
 
-/// What a command that ends had done, or was to do.
+/// The transfer that an ending command has done, or was to do.
 #[derive(Clone, Copy)]
 pub(super) struct Done {
     pub kind: Kind,
@@ -86,7 +86,7 @@ impl Group {
 }
 
 impl QueuePair {
-    /// Ends a command without data well; the answer is sent by whoever asks for it.
+    /// Completes a command without data successfully; the caller sends the response.
     pub(super) fn success_of(&mut self, index: ReqIndex, now: Nanos) -> Option<Response> {
         let Request { sqe, started, .. } = self.requests[index];
         let tag = self.tag(index);
@@ -107,8 +107,8 @@ impl QueuePair {
         })
     }
 
-    /// Every command that was taken ends here: it is counted, noted if it failed, and its completion filled in. `None`:
-    /// there is nobody to send it to.
+    /// Every accepted command ends here: it is counted, logged if it failed, and its completion
+    /// filled in. `None`: the response has no receiver.
     #[inline]
     pub(super) fn conclude(&mut self, sqe: &Sqe, done: Done, cqe: Cqe, now: Nanos) -> Option<Cqe> {
         let status = cqe.status();

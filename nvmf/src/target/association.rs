@@ -57,7 +57,7 @@ impl Teardown {
     }
 }
 
-/// What happened that hosts may have asked to be told.
+/// Events that hosts may have requested.
 pub mod pending {
     /// Namespaces appeared, went or changed (log 04h).
     pub const NAMESPACES: u32 = 1;
@@ -82,8 +82,8 @@ pub struct GroupHandle {
     counts: Arc<GroupCounts>,
 }
 
-/// What a group has seen since its start. Off the data path: written when queues come and go, and
-/// by the upkeep.
+/// Counts of a group since its start. Off the data path: written when queues come and go, and by
+/// the upkeep.
 #[derive(Debug, Default)]
 pub struct GroupCounts {
     /// Connections that have no controller, at the last upkeep.
@@ -95,8 +95,8 @@ pub struct GroupCounts {
     pub io_queues: AtomicU64,
     /// Commands that were completed on queues that are gone.
     pub retired_commands: AtomicU64,
-    /// Data of commands that was copied into other buffers, in bytes: it came in a part of a receive buffer, and its
-    /// device keeps it for longer than that can be spared.
+    /// Bytes of command data that were copied into other buffers: the data came in a part of a
+    /// receive buffer, and its device keeps it for longer than the receive buffer can be spared.
     pub copied_bytes: AtomicU64,
     /// What queues did that are gone, by the listener that they came through.
     by_listener: Mutex<BTreeMap<ListenerId, Totals>>,
@@ -376,7 +376,7 @@ impl Association {
         Arc::clone(&self.view.lock().expect("poisoned"))
     }
 
-    /// Installs a new view and notes what the host may want to be told about.
+    /// Installs a new view and notes the changes for the host.
     pub(crate) fn set_view(&self, view: Arc<View>, changed: &[u32]) {
         *self.view.lock().expect("poisoned") = view;
         self.view_version.fetch_add(1, Ordering::AcqRel);
@@ -403,7 +403,7 @@ impl Association {
         self.changed_namespaces.lock().expect("poisoned").clone()
     }
 
-    /// Tells the host what became of a reservation, if it wants to know.
+    /// Notifies the host of a reservation event, if it requested such events.
     pub(crate) fn tell_reservation(&self, nsid: u32, notice: Notice) {
         if self.reservations().add(nsid, notice) {
             self.notify(pending::RESERVATION);

@@ -1,11 +1,12 @@
-//! The short way: reads and writes of a device that is done with an I/O when it was asked for.
+//! The fast path: reads and writes of a device that finishes an I/O at its submission.
 //!
 //! ```text
 //!   capsule ─▶ decode ─▶ Queue::at_once ─▶ respond
 //! ```
 //!
-//! Such a command never waits for anything, so nothing has to find it: it has no place in the request table. What this
-//! way is not for, or not now, goes the usual one, and nothing was done to it before.
+//! Such a command never waits, so no search has to find it: it has no place in the request table.
+//! Commands that the fast path does not support, or not now, take the usual path; the fast path
+//! leaves them unchanged.
 
 use nacre_bdev::{Extents, Io, Op};
 use nacre_hugepages::Buf;
@@ -32,7 +33,8 @@ impl Group {
         now: Nanos,
     ) -> Result<(), Option<Buf>> {
         let qp = self.queues[q as usize].as_mut().expect("queue pair");
-        // Data that is here, or a read, unless others stand in line for the buffer that it may need.
+        // Data that is here, or a read. A read needs a buffer, so other commands must not already
+        // wait for one.
         let has_all = match sqe.opcode {
             opcode::READ => self.starved.is_empty(),
             opcode::WRITE => data.is_some(),
@@ -118,8 +120,8 @@ impl Group {
 }
 
 impl QueuePair {
-    /// Whether a command has to do with nothing but itself, its namespace, and a view that is still right; and would be
-    /// taken into the table.
+    /// True if a command affects only itself and its namespace, its view is still right, and the
+    /// table would accept it.
     #[inline]
     fn is_plain(&self, sqe: &Sqe) -> bool {
         let ready = self.association.as_deref().is_some_and(|association| {

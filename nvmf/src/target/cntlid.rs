@@ -1,22 +1,23 @@
-//! Controller identifiers: which controller a host gets for what its Connect asks (Base 3.1.1, 6.3).
+//! Controller identifiers: which controller a host's Connect gets (Base 3.1.1, 6.3).
 //!
 //! ```text
-//!                 CNTLID of the admin queue's Connect
-//!   dynamic       FFFFh         the next free id, remembered by nobody
-//!   static        an id         that controller, unless it has an association
-//!                 FFFEh         any that has none: the host's own place in the range, and on from there
+//!               CNTLID of the admin queue's Connect
+//! dynamic       FFFFh         the next free id; no host keeps one
+//! static        an id         that controller, unless it has an association
+//!               FFFEh         any without one: the host's own place in the range, and on from there
 //! ```
 //!
-//! The model is the subsystem's and not the request's: "all controllers in an NVM subsystem shall support the same
-//! controller model", and hosts are told which before they connect, by the CNTLID of its discovery log entries, and
-//! again by FCATT of Identify Controller. So a static subsystem refuses FFFFh, the only thing that Linux and SPDK ask
-//! for, and a dynamic one refuses everything else, with Connect Invalid Parameters. A discovery subsystem can only be
-//! dynamic.
+//! The subsystem has the model, not the request: "all controllers in an NVM subsystem shall support
+//! the same controller model". Hosts learn it before they connect, by the CNTLID of its discovery
+//! log entries, and again by FCATT of Identify Controller. So a static subsystem refuses FFFFh, the
+//! only value that Linux and SPDK use, and a dynamic one refuses every other value, with Connect
+//! Invalid Parameters. A discovery subsystem can only be dynamic.
 //!
-//! Static controllers are to be "durable, so that hosts can expect to form associations to the same controllers
-//! repeatedly (e.g., after each host reboot)". Nothing has to be stored for that: where the search of FFFEh begins is
-//! made from the host's name and identifier, so a host that comes back finds what it had, after its own restart and
-//! after the target's. What its controller was told is not kept, as there are no saveable features.
+//! Static controllers are to be "durable, so that hosts can expect to form associations to the same
+//! controllers repeatedly (e.g., after each host reboot)". That needs no storage: the search of
+//! FFFEh starts at a place derived from the host's name and identifier. So a returning host finds
+//! the same controller, after its own restart and after the target's. The controller's settings are
+//! not kept, as there are no saveable features.
 
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::fabrics::ConnectData;
@@ -85,8 +86,8 @@ impl SubsystemConfig {
         }
     }
 
-    /// The id for a Connect that asks for `asked`, which [`SubsystemConfig::check_cntlid`] has passed; `None`: it is
-    /// taken, or all are.
+    /// The id for a Connect that requests `asked`, which [`SubsystemConfig::check_cntlid`] has
+    /// checked. `None`: it is in use, or all are.
     pub(super) fn choose_cntlid(
         &self,
         asked: u16,
@@ -95,7 +96,8 @@ impl SubsystemConfig {
         is_free: impl Fn(u16) -> bool,
     ) -> Option<u16> {
         let start = match (self.controller_model, asked) {
-            // The next after the last one handed out, so that an id is not reused while a host may still remember it.
+            // The next after the last one, so that an id is not reused while a host may still
+            // remember it.
             (ControllerModel::Dynamic, _) => self.after(last),
             (ControllerModel::Static, ConnectData::CNTLID_STATIC_ANY) => self.home(host),
             (ControllerModel::Static, asked) => return is_free(asked).then_some(asked),

@@ -40,11 +40,11 @@ pub struct TargetConfig {
     /// PCI vendor identifiers shown in Identify Controller.
     pub vendor_id: u16,
     pub firmware_revision: String,
-    /// The discovery subsystem's unique name, beside the well-known one; `None`: it has that one only. See
-    /// [`super::Target::set_discovery_nqn`].
+    /// The discovery subsystem's unique name, beside the well-known one; `None`: it has only that
+    /// one. See [`super::Target::set_discovery_nqn`].
     pub discovery_nqn: Option<Nqn>,
-    /// The discovery log's first GENCTR. A target that had others before begins beyond what they can have come to, or a
-    /// host that kept a log would take a different one for the same.
+    /// The discovery log's first GENCTR. A restarted target begins above all its earlier values.
+    /// Otherwise a host with an older log would take a different log for the same.
     pub discovery_generation: u64,
     /// The discovery service's own port, opened on every address that a subsystem is served on.
     pub discovery_port: Option<u16>,

@@ -32,7 +32,7 @@ const CONNECT_DATA_BYTES: u32 = 1024;
 /// buffer of admin commands.
 const STRUCTURE_MOST: u32 = ADMIN_IN_CAPSULE_BYTES;
 
-/// Why a Connect is refused: what the host is told, and what the log says.
+/// Why a Connect is refused: the host's status, and the log line.
 enum Refused {
     Parameter(InvalidParameter, String),
     Status(StatusCode, String),
@@ -45,7 +45,8 @@ impl Group {
     pub(crate) fn first_command(&mut self, q: u32, index: ReqIndex, now: Nanos) {
         let requests = &self.queue(q).requests;
         let sqe = requests[index].sqe;
-        // Nothing may follow a Connect until that is answered (Base 6.3): the queue is not there yet.
+        // No command may follow a Connect until it is answered (Base 6.3): the queue does not exist
+        // yet.
         let alone = requests.outstanding() == 1;
         if !alone || !sqe.is_fabrics() || sqe.fctype() != fctype::CONNECT {
             self.finish(q, index, StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr(), now);
@@ -82,8 +83,8 @@ impl Group {
                 self.say_refused(q, &parameter, &why, now);
                 parameter.to_cqe(cid)
             }
-            // What stands in the way is usually gone in a moment; a refusal costs the host a whole
-            // reconnect delay.
+            // The obstacle is usually gone in a moment; a refusal costs the host a whole reconnect
+            // delay.
             Err(Refused::Busy(_)) if patient => {
                 let qp = self.queue(q);
                 qp.requests[index].step = Step::Held;
@@ -104,7 +105,8 @@ impl Group {
         self.close_queue(q, CloseWhy::Drained, now);
     }
 
-    /// A host that is refused tries again, often several times a second: the log has the first and then one a minute.
+    /// A refused host retries, often several times a second: the log has the first refusal and then
+    /// one a minute.
     fn say_refused(&mut self, q: u32, reason: &dyn std::fmt::Display, why: &str, now: Nanos) {
         let peer = self.queue(q).peer.clone();
         let host = match &peer {
@@ -155,7 +157,7 @@ impl Group {
                 format!("{entries} entries; 2 to {max} are possible"),
             ));
         }
-        // Taken first: what is refused for want of it must leave nothing behind.
+        // Taken first: a refusal for lack of a place must leave nothing behind.
         let discovery = subsystem.kind == SubsystemKind::Discovery;
         let place = self.target.places.take(discovery).map_err(|full| {
             Refused::Status(StatusCode::CONNECT_CONTROLLER_BUSY, full.to_string())
@@ -236,8 +238,9 @@ impl Group {
                 format!("{} has no controller {cntlid}", subsystem.nqn()),
             )
         })?;
-        // An I/O queue is connected by the port, transport and address of its admin queue (Base 2.2, 3.1). What the
-        // controller announced is that listener's: in-capsule data, the entries of a queue, the ANA states.
+        // An I/O queue connects by the port, transport and address of its admin queue (Base 2.2,
+        // 3.1). The controller announced that listener's values: in-capsule data, the entries of a
+        // queue, the ANA states.
         if association.listener != listener {
             return Err(Refused::Parameter(
                 InvalidParameter::CNTLID,
@@ -248,7 +251,8 @@ impl Group {
                 ),
             ));
         }
-        // An identifier of zero is "ignored" on an I/O queue (Base 6.3); that of the admin queue counts.
+        // An identifier of zero is "ignored" on an I/O queue (Base 6.3); that of the admin queue
+        // counts.
         let other_id = data.hostid != [0; 16] && association.hostid != data.hostid;
         if association.hostnqn != *hostnqn || other_id {
             let parameter = if association.hostnqn != *hostnqn {
@@ -401,8 +405,9 @@ impl Group {
         }
     }
 
-    /// Disconnect (Base 6.4): deletes this I/O queue, its outstanding commands are aborted. The answer promises that
-    /// nothing of it will reach the media any more: it goes when the devices have let go of it.
+    /// Disconnect (Base 6.4): deletes this I/O queue and aborts its outstanding commands. The
+    /// response promises that no command of the queue will reach the media any longer: it leaves
+    /// when the devices have finished them.
     fn disconnect(&mut self, q: u32, index: ReqIndex, now: Nanos) {
         if self.queue(q).inflight == 0 {
             self.finish(q, index, StatusCode::SUCCESS, now);
@@ -450,7 +455,7 @@ impl Group {
         let to_host =
             sqe.data_transfer() == nacre_nvmf_wire::opcode::DataTransfer::ControllerToHost;
         let bytes = data.as_mut().and_then(|d| d.bytes_mut());
-        // What a buffer held before is nobody's business.
+        // The former contents of a buffer must not leak.
         let bytes = match bytes {
             Some(bytes) => {
                 if to_host {
@@ -467,8 +472,9 @@ impl Group {
     }
 }
 
-/// The host's name. One that gives none has the name that its identifier makes, by which it can be allowed:
-/// `spdk_nvme_perf` sends an empty one unless it is told a name. One for all of them would mix hosts up.
+/// The host's name. A host without a name gets one derived from its identifier, and can be allowed
+/// by it: `spdk_nvme_perf` sends an empty name by default. A common name for all of them would mix
+/// hosts up.
 fn host_name(data: &ConnectData) -> Result<Nqn, NqnError> {
     match data.host_nqn() {
         Err(NqnError::Empty) if data.hostid != [0; 16] => {

@@ -40,10 +40,10 @@ pub(crate) struct Device {
     user: u32,
 }
 
-/// A device that could not be opened is not tried again for so long: it costs system calls, and commands for it may come as
-/// fast as a host can send them.
+/// Time before a failed open is retried: an open costs system calls, and a host may send commands
+/// for the device at full speed.
 const OPEN_AGAIN: Duration = Duration::from_millis(100);
-/// And what is wrong with it is not told again for so long.
+/// Time before the error is logged again.
 const TELL_AGAIN: Duration = Duration::from_secs(10);
 
 /// A namespace whose device could not be opened.
@@ -82,8 +82,8 @@ impl Devices {
         self.open
     }
 
-    /// This core's queue on a namespace's bdev, opened if need be. `None`: it cannot be opened, or could not be a moment
-    /// ago; the reason is logged.
+    /// This core's queue on a namespace's bdev, opened on demand. `None`: it cannot be opened, or
+    /// its last attempt is recent; the reason is logged.
     pub fn slot_of(
         &mut self,
         namespace: &Arc<Namespace>,
@@ -181,8 +181,8 @@ impl Devices {
         Some(status)
     }
 
-    /// Lets a request wait for room in a device; `first`: before those that wait for it already, which `waits` tells from
-    /// those that were given up.
+    /// Lets a request wait for room in a device. `first`: before the present waiters, which `waits`
+    /// distinguishes from abandoned ones.
     pub fn wait(
         &mut self,
         slot: usize,
@@ -217,8 +217,8 @@ impl Devices {
         self.busy[at]
     }
 
-    /// Takes the devices off the busy list that have nothing left to do, if there may be any: `did`,
-    /// something ended.
+    /// Removes devices without work from the busy list, if there may be any: `did` means that a
+    /// command ended.
     pub fn settle(&mut self, did: bool) {
         if !did && !self.tidying {
             return;
@@ -239,8 +239,8 @@ impl Devices {
         }
     }
 
-    /// Puts the devices on the busy list that have something of their own to do, though nothing is in
-    /// flight: a volume whose members changed. Answers whether there was one.
+    /// Adds devices with work of their own to the busy list, though no I/O is in flight: for
+    /// example a volume whose replicas changed. Returns whether there was one.
     pub fn attend(&mut self) -> bool {
         let before = self.busy.len();
         for (slot, device) in self.slots.iter_mut().enumerate() {
@@ -256,8 +256,8 @@ impl Devices {
         self.busy.len() > before
     }
 
-    /// Gives up an I/O of namespace `nsid`, or of any. Asks every device that has it: that namespace may be none of its
-    /// controller's any more, and a device that stays open for the sake of this very I/O.
+    /// Aborts an I/O of namespace `nsid`, or of any. Asks every device that has it: the namespace
+    /// may be removed from its controller, and a device may stay open only because of this I/O.
     #[cold]
     pub fn abort(&mut self, nsid: Option<u32>, token: Token) -> bool {
         let mut may_be = self.slots.iter_mut().flatten();
@@ -289,9 +289,10 @@ impl Devices {
         self.slots.iter().flatten().map(|d| d.waiting.len()).sum()
     }
 
-    /// Closes what none of so many queue pairs sees and that has nothing in flight or waiting. All of them are looked
-    /// through only for what its last user does not see any more: this is done whenever one of them goes, and thousands
-    /// may go at once. Answers whether all that are not used could be closed.
+    /// Closes devices that none of the `queues` queue pairs sees, without I/O in flight or waiting.
+    /// It searches all queue pairs only when the last user of a device no longer sees it: this runs
+    /// whenever a queue pair goes, and thousands may go at once. Returns whether all unused devices
+    /// could be closed.
     pub fn release(
         &mut self,
         queues: u32,

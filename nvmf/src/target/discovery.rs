@@ -1,12 +1,13 @@
-//! The discovery log: which subsystems a host may use, and where (Base 3.1.3.3, 5.16.1.23).
+//! The discovery log: the subsystems that a host may use, and their addresses (Base 3.1.3.3,
+//! 5.16.1.23).
 //!
 //! ```text
 //!   Target ──snapshot──▶ records(snapshot, asker) ──▶ write_page(generation, records, offset)
 //! ```
 //!
-//! Pure functions. What a host is shown depends on who it is (the snapshot has only what it may
-//! use) and on where it asks: a listener on every address is told as the address that the host
-//! itself has reached.
+//! Pure functions. The contents depend on the host (the snapshot has only the subsystems that it
+//! may use) and on its connection: a listener on every address is listed under the address that the
+//! host itself has reached.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -34,11 +35,11 @@ pub struct Snapshot {
     pub referrals: Vec<Referral>,
     /// ASQSZ.
     pub admin_entries: u16,
-    /// Tell only of listeners of the asking connection's transport type.
+    /// Report only listeners of the asking connection's transport type.
     pub same_transport: bool,
-    /// Tell only of listeners on the address that the asking connection came to.
+    /// Report only listeners on the local address of the asking connection.
     pub same_address: bool,
-    /// Tell only of listeners on the port that the asking connection came to.
+    /// Report only listeners on the local port of the asking connection.
     pub same_service: bool,
 }
 
@@ -119,7 +120,7 @@ struct Kind {
     eflags: u16,
 }
 
-/// `None`: not to be told, or not reachable from where the host is.
+/// `None`: not reported, or not reachable from the host.
 fn entry(
     snapshot: &Snapshot,
     asker: &Asker,
@@ -172,8 +173,8 @@ fn referral(referral: &Referral) -> Option<Record> {
     })
 }
 
-/// A record with what the address says; the rest is as for another controller that we know
-/// nothing about.
+/// A record with the fields that the address determines; the rest is as for another, unknown
+/// controller.
 fn described(transport: TransportType, address: &Address, nqn: &Nqn) -> DiscoveryRecord {
     let (adrfam, traddr, trsvcid) = match address {
         Address::Ip(address) => {
@@ -202,7 +203,8 @@ fn described(transport: TransportType, address: &Address, nqn: &Nqn) -> Discover
     }
 }
 
-/// Leaves out what does not fit an entry (the name of a loopback endpoint can be any text).
+/// Leaves out a record that does not fit an entry (the name of a loopback endpoint can be any
+/// text).
 fn checked(record: Record) -> Option<Record> {
     match DiscoveryEntry::new(&record.record) {
         Ok(_) => Some(record),
@@ -258,7 +260,7 @@ pub(crate) fn trtype_of(transport: TransportType) -> u8 {
     }
 }
 
-/// The host asked for what is behind the end of the page.
+/// The host asked for bytes beyond the end of the page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("offset {offset} is beyond the {length} bytes of the discovery log")]
 pub struct BeyondEnd {
@@ -274,9 +276,9 @@ pub fn page_bytes(records: usize) -> u64 {
     PIECE * (records as u64 + 1)
 }
 
-/// Writes the part of the page that begins at `offset`; what is asked for beyond its end stays as it
-/// is. Only the entries in that part are made, so that reading a long log in pieces costs no more
-/// than reading it whole.
+/// Writes the part of the page that begins at `offset`; bytes beyond its end stay unchanged. Only
+/// the entries in that part are made, so that reading a long log in pieces costs no more than
+/// reading it whole.
 pub fn write_page(
     generation: u64,
     records: &[Record],

@@ -1,5 +1,5 @@
 //! The body of the fuzz target `admin`: a controller under a list of operations taken from any
-//! bytes. Here, and not in the target, so that its corpus is replayed by an ordinary test.
+//! bytes. It is here, not in the target, so that an ordinary test replays its corpus.
 //!
 //! ```text
 //!   byte 0        bit 0 a discovery controller, bit 1 ANA reporting, bit 2 enabled from the start
@@ -9,9 +9,8 @@
 //!   4 events      something happened                   5 n   n seconds pass
 //! ```
 //!
-//! Promised: no panic; every command is answered exactly once, event requests when something
-//! happened or at the end; data is never longer than was announced; nothing is left of a controller
-//! in the end.
+//! It proves: no panic; every command is completed exactly once, event requests at an event or at
+//! the end; data is never longer than announced; nothing of a controller is left in the end.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -37,7 +36,7 @@ use crate::transport::{Address, ListenerId, TransportCaps, TransportType};
 const SUBNQN: &str = "nqn.2025-01.io.nacre:fuzz";
 const HOSTNQN: &str = "nqn.2025-01.io.nacre:host";
 const MAX_TRANSFER: u32 = 128 << 10;
-/// Entries of the admin queue: what can be held at most.
+/// Entries of the admin queue: the most commands held.
 const ENTRIES: usize = 64;
 
 /// Commands worth trying often.
@@ -129,7 +128,7 @@ impl Bench {
         bench
     }
 
-    /// Does one thing, and answers with what is left to do.
+    /// Does one operation, and returns the rest of the input.
     fn step<'a>(&mut self, tag: u8, rest: &'a [u8]) -> &'a [u8] {
         match tag % 6 {
             0 => {
@@ -165,7 +164,7 @@ impl Bench {
             _ => {
                 let ([seconds], rest) = take::<1>(rest);
                 self.now = self.now + Duration::from_secs(u64::from(seconds));
-                // Whoever drives the controller would now close it; here it has to bear more.
+                // The driver of the controller would now close it; here it has to continue.
                 self.controller.keep_alive_expired(self.now);
                 rest
             }
@@ -252,7 +251,7 @@ impl Bench {
         self.take_events();
     }
 
-    /// A reset ends what is held, and then nothing is; a controller that is forgotten leaves nothing
+    /// A reset ends held commands, and then none is left; a dropped controller leaves nothing
     /// behind.
     fn finish(mut self) {
         self.write_cc(Cc::enabled());

@@ -8,9 +8,9 @@
 //!              Transport::flush
 //! ```
 //!
-//! Every command ends in one place, [`QueuePair::conclude`]. What cannot go on waits in a list with a
-//! bound (a buffer: the group's list; room in a device: the device's list) and is tried again each
-//! turn; a host sees that as latency, never as an error.
+//! Every command ends in one place, [`QueuePair::conclude`]. A command that has to wait is in a
+//! list with a bound (for a buffer: the group's list; for room in a device: the device's list) and
+//! is retried each turn. A host sees that as latency, never as an error.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
@@ -77,7 +77,7 @@ pub struct Group {
     pub(super) free_queues: Vec<u32>,
     pub(super) next_generation: u32,
     pub(crate) devices: Devices,
-    /// A view changed or a queue pair went: some device may not be used any more.
+    /// A view changed or a queue pair went: some device may be unused now.
     pub(super) devices_stale: bool,
     /// I/O commands that wait for a buffer, oldest first.
     pub(super) starved: VecDeque<ReqRef>,
@@ -329,9 +329,9 @@ impl Group {
         }
     }
 
-    /// Gets the command what it needs before it can run: a buffer, and the host's data. Commands
-    /// that wait for a buffer get theirs in the order in which they came; one that has its data
-    /// does not wait with it.
+    /// Gets the command its buffer and the host's data, which it needs before it can run. Commands
+    /// that wait for a buffer get theirs in the order of arrival; a command that has its data does
+    /// not wait with them.
     pub(crate) fn gather(&mut self, q: u32, index: ReqIndex, now: Nanos) {
         self.gather_or_wait(q, index, true, now);
     }
@@ -415,8 +415,8 @@ impl Group {
         true
     }
 
-    /// What is fetched may stand behind data in capsules, of each connection: those that are fetched for must not have all
-    /// buffers, or nobody would get any further.
+    /// R2T data can queue behind in-capsule data on the same connection. Keep one buffer free for
+    /// the latter, or both deadlock.
     fn buffer_to_fetch(&self, bytes: usize) -> Option<Buf> {
         let buf = self.pools.io.acquire_beside(bytes, self.in_capsule_bytes);
         // All others are with devices, and come back.

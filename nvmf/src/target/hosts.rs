@@ -1,8 +1,9 @@
-//! What each host has done on a subsystem, for as long as it is connected there.
+//! Each host's counts on a subsystem, for as long as it is connected there.
 //!
-//! Queues count for themselves, and their counts go with them. A host has several controllers, one per port, and a sum
-//! over the queues that are there would fall when one of them leaves. So what a queue did is added up when it goes, and
-//! forgotten when its host has no queue left over the same transport.
+//! Queues have counts of their own, which go with them. A host has several controllers, one per
+//! port, and a sum over the present queues would fall when one of them leaves. So the counts of a
+//! queue are added up when it goes, and dropped when its host has no queue left over the same
+//! transport.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -26,7 +27,7 @@ pub struct KindSum {
 /// By [`Kind`].
 pub type Sums = [KindSum; 3];
 
-/// What a host has done over one transport.
+/// The counts of a host over one transport.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostSums {
     pub host: Nqn,
@@ -117,7 +118,7 @@ mod tests {
         hosts.sums().into_iter().map(one).collect()
     }
 
-    /// Whether anybody looks in between or not.
+    /// With reads of the counts in between and without.
     #[test]
     fn counts_stay_while_the_host_does() {
         let hosts = Hosts::default();

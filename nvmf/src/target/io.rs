@@ -83,8 +83,8 @@ pub(crate) struct IoLimits {
 }
 
 impl IoLimits {
-    /// Hosts are told powers of two (MDTS, WZSL, VSL), at least two pages, and counts of at least
-    /// one; what is enforced is what they are told.
+    /// Announced limits are powers of two (MDTS, WZSL, VSL), at least two pages, and counts of at
+    /// least one; the enforced limits equal the announced ones.
     pub fn new(config: &TargetConfig, caps: &TransportCaps) -> IoLimits {
         let told = |bytes: u64| 4096u64 << IdentifyController::mdts_for(bytes, 4096);
         let max_transfer_bytes = told(u64::from(caps.max_transfer_bytes)) as u32;
@@ -246,8 +246,8 @@ pub(super) fn single(
     })
 }
 
-/// A fused compare-and-write has no more blocks than the device carries out as one (NACWU). One that
-/// has no such operation refuses it by itself.
+/// A fused compare-and-write has at most the blocks that the device executes as one (NACWU). A
+/// device without the operation refuses it by itself.
 fn check_unit(plan: &Plan, namespace: &Namespace) -> Result<(), StatusCode> {
     let most = namespace.limits().compare_and_write_blocks;
     match *plan {
@@ -504,9 +504,9 @@ pub(crate) fn check_ranges(
     }
 }
 
-/// What a host is told about how an I/O ended: the one place where a device's status becomes an
-/// NVMe status. DNR only where trying again cannot help on any path. `retry_delays`: the host knows
-/// Command Interrupted and waits as long as it is told (ACRE); another one retries at its own pace.
+/// The status that a host gets for an I/O: the only place where a device's status becomes an NVMe
+/// status. DNR only where a retry cannot help on any path. `retry_delays`: the host knows Command
+/// Interrupted and honours the retry delay (ACRE); other hosts retry at their own pace.
 pub(crate) fn status_code(status: Status, retry_delays: bool) -> StatusCode {
     match status {
         Status::Ok => StatusCode::SUCCESS,

@@ -77,7 +77,7 @@ impl Group {
         self.reap(q, now);
     }
 
-    /// Takes no command any more, drops those that wait, and aborts those in a device.
+    /// Stops accepting commands, drops waiting ones, and aborts those in a device.
     pub(super) fn end_queue(&mut self, q: u32) {
         let qp = self.queue(q);
         qp.stage = Stage::Ending;
@@ -127,8 +127,8 @@ impl Group {
         }
         let qp = self.queues[q as usize].take().expect("just seen");
         self.devices_stale = true;
-        // The transport was done with the connection long before a slow device was with its I/O: another one may have
-        // its place by now.
+        // The transport released the connection long before a slow device finished its I/O: another
+        // connection may have its place by now.
         let place = &mut self.ports[qp.transport].queues[qp.conn.index as usize];
         place.take_if(|(conn, _)| *conn == qp.conn);
         self.free_queues.push(q);
@@ -157,7 +157,7 @@ impl Group {
                 self.take_fence(fence, now);
             }
         }
-        // What is put back below waits for the next turn.
+        // A message that is put back below waits for the next turn.
         for _ in 0..self.handle.messages() {
             let Some(message) = self.handle.take_message() else {
                 break;
@@ -281,7 +281,8 @@ impl Group {
         counts.waiting.store(waiting as u64, Ordering::Relaxed);
     }
 
-    /// Closes the devices that no queue pair here can see any more and that have nothing in flight.
+    /// Closes the devices that no queue pair here can see any longer and that have nothing in
+    /// flight.
     fn release_devices(&mut self) {
         if !self.devices_stale || self.devices.open() == 0 {
             return;
@@ -309,7 +310,7 @@ impl Group {
         self.deliver_events(q, now);
     }
 
-    /// Answers held event requests with what has happened.
+    /// Completes held event requests with noted events.
     pub(crate) fn deliver_events(&mut self, q: u32, now: Nanos) {
         loop {
             let qp = self.queue(q);

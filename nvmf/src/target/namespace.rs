@@ -15,7 +15,7 @@ use super::reservation::Reservation;
 /// Opens a per-core queue on a bdev.
 pub type OpenQueue = dyn Fn(&Pool) -> Result<Box<dyn Queue>, OpenError> + Send + Sync;
 
-/// The device behind a namespace: what it is, and how a core opens it.
+/// The device behind a namespace, and how a core opens it.
 #[derive(Clone)]
 pub struct Backing {
     pub bdev: Arc<dyn Bdev>,
@@ -59,7 +59,7 @@ static SERIALS: AtomicU64 = AtomicU64::new(0);
 /// A namespace of one subsystem, shared by all cores.
 pub struct Namespace {
     pub nsid: u32,
-    /// Tells it from every other, also from one that has its id, or its device, after it. Never zero.
+    /// Identifies it among all namespaces, also later ones with its id or its device. Never zero.
     pub(crate) serial: u64,
     pub ids: NamespaceIds,
     ana_group: AtomicU32,
@@ -174,7 +174,7 @@ impl View {
         self.seen(nsid).map(|seen| seen.access)
     }
 
-    /// The namespace that an I/O command is for, or what the command is answered with.
+    /// The namespace of an I/O command, or the status of the refusal.
     pub(crate) fn for_command(&self, nsid: u32) -> Result<&Arc<Namespace>, StatusCode> {
         let seen = self
             .seen(nsid)
@@ -185,7 +185,7 @@ impl View {
         }
     }
 
-    /// What a command for all namespaces is answered with if it cannot be carried out on one.
+    /// The status of a command for all namespaces if one of them cannot execute it.
     pub(crate) fn refusal_of_all(&self) -> Option<StatusCode> {
         if !self.blocked {
             return None;

@@ -1,7 +1,7 @@
-//! How many queues hosts may have connected, over all transports.
+//! The number of queues that hosts may have connected, over all transports.
 //!
-//! The transports bound what has not been connected yet. A queue takes its place with its Connect, so that a host beyond
-//! the limit learns of it from the status.
+//! The transports bound connections before their Connect. A queue takes its place with its Connect,
+//! so that a host beyond the limit learns of it from the status.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

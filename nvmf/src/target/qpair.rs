@@ -24,15 +24,15 @@ pub(crate) enum Stage {
     /// Connected by the transport; the fabrics Connect has to come.
     Fresh,
     Live,
-    /// Ending: no command is taken or answered any more; it goes when its device I/Os are done and
-    /// the transport has let go of it.
+    /// Ending: accepts and completes no command; it goes when its device I/Os are finished and the
+    /// transport has released it.
     Ending,
 }
 
 pub(crate) struct QueuePair {
     pub transport: usize,
     pub conn: ConnId,
-    /// Tells this queue pair from one that had its place in the table before.
+    /// Distinguishes this queue pair from an earlier one in its place of the table.
     pub generation: u32,
     pub listener: ListenerId,
     pub local: Address,
@@ -53,9 +53,9 @@ pub(crate) struct QueuePair {
     pub flow_control_off: bool,
     /// The transport sends data of this connection from the device's own memory.
     pub takes_lent: bool,
-    /// What the transport was told last with [`crate::transport::Transport::set_in_place`].
+    /// The last value of [`crate::transport::Transport::set_in_place`] for the transport.
     pub in_place: bool,
-    /// It was told otherwise before: some data may still be in place.
+    /// The value was true before: some data may still be in place.
     pub was_in_place: bool,
     pub association: Option<Arc<Association>>,
     /// From the accepted Connect on.
@@ -92,15 +92,18 @@ pub(crate) enum FusedFirst {
 const FRESH_ENTRIES: u16 = 2;
 
 impl QueuePair {
-    /// Whether `sqe` has the identifier of an event request that its host gave up, which is forgotten then.
+    /// True if `sqe` has the identifier of an event request that its host gave up; the request is
+    /// dropped then.
     ///
-    /// SPDK's host ends its event requests by itself when it leaves, and asks the registers to shut the controller down
-    /// with their identifiers. How many commands are searched for a conflict is the controller's choice (Base, Command ID
-    /// Conflict): with these left out such a host leaves in order, and nothing is ever answered to what it has forgotten.
-    /// The transport still counts the request: whoever does this as often as the queue has entries has overrun it.
+    /// SPDK's host ends its event requests by itself when it leaves, and uses their identifiers for
+    /// the register accesses that shut the controller down. The controller chooses how many
+    /// commands it searches for a conflict (Base, Command ID Conflict). Leaving these out lets such
+    /// a host leave in order, and the host gets no response to a dropped request. The transport
+    /// still counts the request: a host that does this as often as the queue has entries has
+    /// overrun it.
     #[cold]
     pub fn forget_event_request(&mut self, sqe: &Sqe) -> bool {
-        // One event request for another is nobody's farewell.
+        // An event request with the identifier of another one is a conflict, not a departure.
         if !sqe.is_fabrics() && sqe.opcode == admin::ASYNC_EVENT_REQUEST {
             return false;
         }
@@ -180,7 +183,8 @@ impl QueuePair {
         changed
     }
 
-    /// The namespace that a request was decoded for, if it is still there: never another one that has its id by now.
+    /// The namespace that a request was decoded for, if it still exists: never another namespace
+    /// with its id.
     #[inline]
     pub fn namespace_of(&self, index: ReqIndex) -> Option<&Arc<Namespace>> {
         let request = &self.requests[index];
@@ -226,7 +230,7 @@ impl QueuePair {
         self.fetching == 0 || self.fetching.saturating_add(bytes) <= self.fetch_window
     }
 
-    /// What a command has to be sent by the host.
+    /// The bytes of a command that the host has to send.
     pub fn bytes_from_host(&self, index: ReqIndex) -> usize {
         let request = &self.requests[index];
         match request.plan.transfer(&request.sqe) {
@@ -242,8 +246,9 @@ impl QueuePair {
         }
     }
 
-    /// Fills in what every completion of this queue carries. The head moves with completions, so
-    /// that a host with flow control never has more commands outstanding than the queue has entries.
+    /// Fills in the fields that every completion of this queue has. The head moves with
+    /// completions, so that a host with flow control never has more commands outstanding than the
+    /// queue has entries.
     pub fn seal(&mut self, cqe: Cqe) -> Cqe {
         self.sqhd = if self.sqhd + 1 >= self.entries {
             0

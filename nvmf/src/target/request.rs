@@ -31,13 +31,13 @@ pub(crate) struct Request {
     pub sqe: Sqe,
     pub step: Step,
     pub plan: Plan,
-    /// The namespace that the plan was made for ([`super::Namespace::serial`]). By the time that the command runs its id
-    /// may be another one's, which has nothing to do with the command.
+    /// The namespace that the plan was made for ([`super::Namespace::serial`]). When the command
+    /// runs, its id may belong to another namespace, which the command must not touch.
     pub namespace: u64,
     pub started: Nanos,
     /// The command's data, while this side holds it.
     pub data: Option<Buf>,
-    /// What the device lent instead.
+    /// The data that the device lent instead.
     pub lent: Option<Lent>,
     /// Device I/Os that make up the command: submitted so far, of all, and not yet completed.
     pub next_child: u32,
@@ -57,7 +57,7 @@ pub(crate) struct Request {
     pub waiting: bool,
     /// A Preempt and Abort waits until it is gone.
     pub fenced: bool,
-    /// Tells the command from others that had its place in the table before.
+    /// Distinguishes the command from earlier ones in its place of the table.
     begun: u32,
     /// Next request whose command identifier hashes alike.
     chain: u16,

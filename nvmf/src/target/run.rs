@@ -17,8 +17,8 @@ use super::qpair::{FusedFirst, Stage};
 use super::request::{ReqIndex, Step};
 use super::waiting::{ReqRef, current};
 
-/// Children of one command that are under way at once: bounds what a single Dataset Management or
-/// Copy command can pile onto a device.
+/// Children of one command in flight at once: bounds the load that a single Dataset Management or
+/// Copy command can put on a device.
 const PARALLEL_CHILDREN: u32 = 8;
 
 impl Group {
@@ -137,8 +137,8 @@ impl Group {
         }
     }
 
-    /// Where this core's queue on the device of the next child is, opened if need be, and the namespace that it is of.
-    /// `None`: all namespaces have been flushed.
+    /// The place of this core's queue on the device of the next child, opened on demand, and that
+    /// child's namespace. `None`: all namespaces have been flushed.
     fn device_of(
         &mut self,
         q: u32,
@@ -422,8 +422,8 @@ impl Group {
         self.finish(q, second, two, now);
     }
 
-    /// A half of a pair ends by itself: its data was damaged, it was refused or aborted. The other one fails with it,
-    /// whether it is here already or still has to come.
+    /// Half of a pair ends alone: its data was damaged, it was refused or aborted. The other half
+    /// fails with it, whether it is here already or still has to come.
     #[cold]
     pub(super) fn fused_half_ends(&mut self, q: u32, index: ReqIndex, now: Nanos) {
         let qp = self.queue(q);
@@ -434,8 +434,8 @@ impl Group {
         }
     }
 
-    /// A command is refused that never got into the table. What was to be paired with it, or stood before it without a
-    /// second half, waits for nothing any more.
+    /// A command was refused before it got into the table. The other half of its pair, or a first
+    /// half before it without a second, stops waiting.
     #[cold]
     pub(super) fn fused_half_refused(&mut self, q: u32, sqe: &Sqe, now: Nanos) {
         let qp = self.queue(q);

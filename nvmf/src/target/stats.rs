@@ -1,4 +1,4 @@
-//! Per-queue counters: written by the one core that owns the queue, read by anybody.
+//! Per-queue counters: written by the core that owns the queue, readable by any thread.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

@@ -23,7 +23,7 @@ pub enum SubsystemKind {
     Discovery,
 }
 
-/// What a subsystem is made with; fixed for its life.
+/// The fixed attributes of a subsystem.
 #[derive(Debug, Clone)]
 pub struct SubsystemConfig {
     pub nqn: Nqn,
@@ -110,8 +110,8 @@ pub enum SubsystemError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
     HostNotAllowed,
-    /// Controllers of this host, or the one that it asks for, are still being torn down, or the subsystem is going, or is
-    /// only just being served here: try again.
+    /// Controllers of this host, or the one that it requests, are still being torn down, or the
+    /// subsystem is going, or is only just being served here: try again.
     Busy,
     NoFreeController,
     /// The static controller that it asks for has an association.
@@ -139,9 +139,10 @@ pub struct SubsystemListener {
     /// Not in the discovery log, and no host is admitted: the subsystem is to be used over another
     /// transport only. A host that comes here is refused as by a listener of other subsystems.
     pub withheld: Option<Withheld>,
-    /// Of listeners over RDMA: what hosts are told of the fabric.
+    /// Of listeners over RDMA: the attributes of the fabric for hosts.
     pub fabric: RdmaFabric,
-    /// What was asked for. An address that several subsystems share is as the first of them asked.
+    /// The options of the request. An address that several subsystems share has the options of the
+    /// first.
     pub options: ListenerOptions,
 }
 
@@ -160,8 +161,8 @@ pub(super) struct State {
     allow_any_host: bool,
     hosts: BTreeSet<Nqn>,
     pub(super) namespaces: BTreeMap<u32, NamespaceEntry>,
-    /// Reservations of namespaces whose device went away, by id, with their UUID: a device that
-    /// comes back is no reason to let everybody write.
+    /// Reservations of namespaces whose device went away, by id, with their UUID: the return of a
+    /// device must not give every host write access.
     away: BTreeMap<u32, (Uuid, Arc<Reservation>)>,
     pub(super) listeners: Vec<SubsystemListener>,
     pub(super) controllers: BTreeMap<u16, Arc<Association>>,
@@ -312,7 +313,7 @@ impl Subsystem {
         self.state().away.remove(&nsid);
     }
 
-    /// Tells hosts that the size of a bdev changed.
+    /// Notifies hosts that the size of a bdev changed.
     pub fn bdev_resized(&self, bdev_name: &str) {
         let state = self.state();
         let changed: Vec<u32> = state
@@ -433,7 +434,7 @@ impl Subsystem {
     }
 
     /// Gives every controller its new view. `touched` are the namespaces that changed; a host is
-    /// told about those that it saw before or sees now.
+    /// notified of those that it saw before or sees now.
     pub(super) fn publish_views(&self, state: &State, touched: &[u32]) {
         self.changes.fetch_add(1, Ordering::AcqRel);
         for association in state.controllers.values() {
@@ -551,8 +552,8 @@ impl Subsystem {
 
     // Controllers.
 
-    /// Makes a controller for a host that connects an admin queue, and asks for the controller `asked`, of which there
-    /// can be one ([`SubsystemConfig::check_cntlid`]).
+    /// Makes a controller for a host that connects an admin queue, and requests the controller
+    /// `asked`. The request must be valid ([`SubsystemConfig::check_cntlid`]).
     pub(crate) fn admit(
         self: &Arc<Self>,
         asked: u16,
@@ -650,7 +651,7 @@ impl Subsystem {
         }
     }
 
-    /// Tells the controllers of a host that see the namespace.
+    /// Notifies the controllers of a host that see the namespace.
     pub(crate) fn tell_reservation(&self, host: &HostId, nsid: u32, notice: Notice) {
         for association in self.state().controllers.values() {
             if association.hostid == *host && association.view().get(nsid).is_some() {
@@ -659,7 +660,7 @@ impl Subsystem {
         }
     }
 
-    /// Tells every controller that something happened (bits of [`super::association::pending`]).
+    /// Notifies every controller of events (bits of [`super::association::pending`]).
     pub(crate) fn notify(&self, events: u32) {
         for association in self.state().controllers.values() {
             association.notify(events);
@@ -676,7 +677,7 @@ impl Drop for Opening<'_> {
     }
 }
 
-/// What a host sees through a listener.
+/// The view of a host through a listener.
 pub(super) fn view_for(state: &State, host: &Nqn, listener: ListenerId) -> View {
     let here = state.listeners.iter().find(|l| l.id == listener);
     let access = |group| here.map_or(AnaState::Optimized, |l| l.ana.of(group));

@@ -53,12 +53,12 @@ pub enum TargetError {
 
 struct Listener {
     kind: TransportType,
-    /// As bound: what hosts are told. Port 0 is never it, so that asking for any port twice gives
+    /// The bound address, as hosts see it. Never port 0, so that requesting any port twice gives
     /// two.
     bound: Address,
     options: ListenerOptions,
     users: usize,
-    /// What was told of its queues so far: counters do not go back.
+    /// The totals of its queues reported so far: counters do not go back.
     told: Totals,
 }
 
@@ -77,8 +77,8 @@ pub struct Target {
     plugs: RwLock<Vec<Arc<dyn Plug>>>,
     queue_limits: Mutex<BTreeMap<TransportType, QueueLimits>>,
     groups: RwLock<Vec<GroupHandle>>,
-    /// Held by whoever opens or closes addresses, and by nobody who serves hosts: a transport may take long over it.
-    /// Locked before `listeners`.
+    /// Held while addresses are opened or closed, never by code that serves hosts: a transport may
+    /// take long for that. Locked before `listeners`.
     opening: Mutex<()>,
     listeners: Mutex<Listeners>,
     referrals: Mutex<Vec<Referral>>,
@@ -106,7 +106,7 @@ pub struct ListenOptions {
     /// See [`SubsystemListener::withheld`].
     pub withheld: Option<Withheld>,
     pub fabric: RdmaFabric,
-    /// Of the address: what the first subsystem on it asks for counts.
+    /// Of the address: the options of the first subsystem on it count.
     pub listener: ListenerOptions,
 }
 
@@ -166,9 +166,9 @@ impl Target {
         Ok(())
     }
 
-    /// While held, new connections wait. For as long as what was there before is being made again:
-    /// a host that is told in the middle of that that its subsystem, its permission or its namespace
-    /// does not exist takes it for the truth, and never comes back.
+    /// While held, new connections wait: the daemon is restoring its earlier state. A host that
+    /// meets a missing subsystem, permission or namespace in the middle of that believes it, and
+    /// never comes back.
     pub fn hold(&self, held: bool) {
         // The lock: a plug that is being added sees it either way.
         let plugs = self.plugs.write().expect("poisoned");
@@ -189,8 +189,8 @@ impl Target {
             .ok_or(TargetError::NoTransport { kind })
     }
 
-    /// Gives a transport bounds of its own; to be done before its plug is added, as controllers are
-    /// told them once.
+    /// Gives a transport limits of its own. Call it before its plug is added, as controllers are
+    /// announced them once.
     pub fn set_queue_limits(&self, kind: TransportType, limits: QueueLimits) {
         self.queue_limits
             .lock()
@@ -215,8 +215,8 @@ impl Target {
         self.groups.write().expect("poisoned").push(group);
     }
 
-    /// Has every core look after what is its own soon instead of with its next upkeep: connections, and
-    /// queues of devices that have something to clear away ([`nacre_bdev::Queue::is_settled`]).
+    /// Makes every core do its upkeep soon: connections, and queues of devices with pending cleanup
+    /// ([`nacre_bdev::Queue::is_settled`]).
     pub fn attend_all(&self) {
         for group in self.groups.read().expect("poisoned").iter() {
             group.attend();
@@ -272,7 +272,8 @@ impl Target {
         Ok(subsystem)
     }
 
-    /// By name; the discovery subsystem by its well-known name, and by its unique one if it has one (Base 3.1.3.3).
+    /// By name; the discovery subsystem by its well-known name, and by its unique one if it has one
+    /// (Base 3.1.3.3).
     pub fn subsystem(&self, nqn: &Nqn) -> Result<Arc<Subsystem>, TargetError> {
         if nqn.is_discovery() {
             return Ok(Arc::clone(&self.discovery));
@@ -333,13 +334,13 @@ impl Target {
         Ok(subsystem.add_namespace(config)?)
     }
 
-    /// A host that is connected and sees the bdev, in words: it relies on the size that it was told.
+    /// A connected host that sees the bdev, in words: it relies on the announced size.
     pub fn host_of_bdev(&self, bdev_name: &str) -> Option<String> {
         let subsystems = self.subsystems();
         subsystems.iter().find_map(|s| s.host_of_bdev(bdev_name))
     }
 
-    /// A bdev changed its size: hosts are told.
+    /// A bdev changed its size: notifies hosts.
     pub fn bdev_resized(&self, bdev_name: &str) {
         for subsystem in self.subsystems() {
             subsystem.bdev_resized(bdev_name);
@@ -353,7 +354,8 @@ impl Target {
         }
     }
 
-    // Hosts, through here because the discovery log shows each host only what it may use.
+    // Hosts; the calls go through here because the discovery log lists for each host only the
+    // subsystems that it may use.
 
     pub fn add_host(&self, nqn: &Nqn, host: &Nqn) -> Result<(), TargetError> {
         self.subsystem(nqn)?.add_host(host)?;
@@ -404,8 +406,8 @@ impl Target {
             Some(id) => (id, self.listeners().open[&id].bound.clone()),
             None => {
                 let id = ListenerId(self.listeners().next);
-                // Not under the lock that cores take for each Connect: over RDMA this may be the time to make all memory
-                // known to a device.
+                // Not under the lock that cores take for each Connect: over RDMA this may register
+                // all memory with a device.
                 let bound = plug.listen_with(id, address, &options.listener)?;
                 let listener = Listener {
                     kind,
@@ -447,7 +449,7 @@ impl Target {
     }
 
     /// Hosts look for the discovery service on its own port, so it is opened on every address that
-    /// a subsystem is served on. Somebody else may have that port: then it is theirs.
+    /// serves a subsystem. If another program has that port, it keeps it.
     fn open_discovery_port(&self, kind: TransportType, address: &Address) {
         let Some(address) = self.discovery_address(address) else {
             return;
@@ -462,7 +464,7 @@ impl Target {
         }
     }
 
-    /// Closes the discovery port of an address that no subsystem is served on any more, if it was
+    /// Closes the discovery port of an address that serves no subsystem any longer, if it was
     /// opened for that.
     fn close_discovery_port(&self, kind: TransportType, address: &Address) {
         let Some(discovery) = self.discovery_address(address) else {
@@ -528,8 +530,8 @@ impl Target {
         Ok(())
     }
 
-    /// Sets the ANA state of a group of namespaces, or of all, on a listener of a subsystem. Answers
-    /// whether anything changed.
+    /// Sets the ANA state of a group of namespaces, or of all, on a listener of a subsystem.
+    /// Returns whether anything changed.
     pub fn set_ana_state(
         &self,
         nqn: &Nqn,

@@ -1,5 +1,5 @@
-//! Asynchronous events: what happened, what the host wants to hear, and the requests it left
-//! with the controller to be answered (Base 5.2).
+//! Asynchronous events: occurrences, the host's configuration, and the requests that the controller
+//! holds until it can complete them (Base 5.2).
 //!
 //! ```text
 //!   happened ──(configured, a request is there, not masked)──▶ answered, masked
@@ -7,9 +7,9 @@
 //!      └── noted, while masked too        log page read, RAE 0 ◀──┘
 //! ```
 //!
-//! One event of a kind is outstanding at a time: after it was reported it is masked until the host
-//! has read the log page that it names (without Retain Asynchronous Event). What happened before
-//! that read is in what was read, so it is not reported again.
+//! One event of a kind is outstanding at a time: after its report it is masked until the host has
+//! read the log page that it names (without Retain Asynchronous Event). An occurrence before that
+//! read is in the page, so it is not reported again.
 
 use arrayvec::ArrayVec;
 use nacre_nvmf_wire::aen::AsyncEvent;
@@ -40,7 +40,7 @@ const EVENTS: [(u32, AsyncEvents, AsyncEvent); 4] = [
         AsyncEvents::DISCOVERY_LOG,
         AsyncEvent::DISCOVERY_LOG_CHANGE,
     ),
-    // What is not wanted of these is not even noted (feature 82h).
+    // Disabled kinds of these are not even noted (feature 82h).
     (
         pending::RESERVATION,
         AsyncEvents::empty(),
@@ -78,11 +78,12 @@ impl Events {
             SubsystemKind::Nvm => {
                 let mut optional = AsyncEvents::NAMESPACE_ATTRIBUTE;
                 optional.set(AsyncEvents::ANA_CHANGE, ana_reporting);
-                // On unless the host says otherwise: missing a namespace is worse than hearing of it.
+                // On unless the host disables them: missing a namespace is worse than an unwanted
+                // event.
                 (optional, optional)
             }
-            // A host that reads the log once and leaves wants no events; one that says that it stays has them without
-            // asking (Base 3.1.3.3.1).
+            // A host that reads the log once and leaves wants no events. A host whose Connect
+            // announces that it stays gets them without a request (Base 3.1.3.3.1).
             SubsystemKind::Discovery if lasting => {
                 (AsyncEvents::DISCOVERY_LOG, AsyncEvents::DISCOVERY_LOG)
             }
@@ -189,7 +190,7 @@ impl Events {
     }
 }
 
-/// How many requests a controller holds: what is announced (AERL) is this, too.
+/// The requests that a controller holds at most, which is also the announced number (AERL).
 pub(super) fn limit_of(configured: u8) -> usize {
     usize::from(configured).clamp(1, MAX_REQUESTS)
 }

@@ -1,7 +1,7 @@
-//! Get and Set Features (Base 5.15, 5.27): what a host may choose about a controller.
+//! Get and Set Features (Base 5.15, 5.27): the settings of a controller that a host may choose.
 //!
-//! No feature is saved: a saved value is the default, and SAVE is refused. Which features there are
-//! is in one table, [`known`], which the Feature Identifiers Supported and Effects log shows, too.
+//! No feature is saved: a saved value is the default, and SAVE is refused. One table, [`known`],
+//! lists the features; the Feature Identifiers Supported and Effects log shows it, too.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ use crate::target::subsystem::SubsystemKind;
 const INVALID: StatusCode = StatusCode::INVALID_FIELD.with_dnr();
 const INVALID_NAMESPACE: StatusCode = StatusCode::INVALID_NAMESPACE_OR_FORMAT.with_dnr();
 
-/// What the host has set, of features that have no place of their own.
+/// The host's values of features without a place of their own.
 #[derive(Debug, Clone)]
 pub(crate) struct Features {
     arbitration: u32,
@@ -134,7 +134,7 @@ impl Controller {
         }
     }
 
-    /// What is on when nobody has asked for anything: neither a mask nor persistence.
+    /// The default: neither a mask nor persistence.
     fn reservation_feature(&self, fid: u8, select: Select, nsid: u32) -> Result<u32, StatusCode> {
         let view = self.association.view();
         let namespace = view.get(nsid).ok_or(INVALID_NAMESPACE)?;
@@ -166,8 +166,8 @@ impl Controller {
         Ok(0)
     }
 
-    /// Reservation Persistence: what it is to be, and of which namespaces. With all of them, those
-    /// that cannot keep anything are left out.
+    /// Reservation Persistence: the new value, and its namespaces. For all namespaces, those that
+    /// cannot persist anything are left out.
     pub(super) fn set_reservation_persistence(
         &self,
         sqe: &Sqe,
@@ -274,7 +274,7 @@ impl Controller {
             return match command.fid {
                 // Connect has set it, for good (Base 5.27.1.19).
                 fid::HOST_IDENTIFIER => Err(StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr()),
-                // Setting it to what it is does no harm.
+                // Setting the present value is harmless.
                 fid::VOLATILE_WRITE_CACHE if dword & 1 == VOLATILE_WRITE_CACHE_ENABLE => Ok(0),
                 _ => Err(StatusCode::FEATURE_NOT_CHANGEABLE.with_dnr()),
             };
@@ -328,7 +328,8 @@ impl Controller {
         self.target.queue_limits(self.caps.kind).max_io_queues
     }
 
-    /// The host gets what it asks for, as far as there is; its Connects are held to that.
+    /// The host gets the requested number up to the limit; the controller enforces it on its
+    /// Connects.
     fn set_number_of_queues(&mut self, dword: u32) -> Result<u32, StatusCode> {
         let asked = NumberOfQueues::from_dword(dword).ok_or(INVALID)?;
         if self.association.queues().iter().any(|queue| queue.qid != 0) {

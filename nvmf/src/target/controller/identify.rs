@@ -1,7 +1,7 @@
-//! Identify (Base 5.17, NVM 4.1.5): what the controller and its namespaces say about themselves.
+//! Identify (Base 5.17, NVM 4.1.5): the data of the controller and its namespaces.
 //!
-//! Nothing is promised here that is not done: limits come from the [`IoLimits`] that I/O queues
-//! enforce, sizes and features from the bdev as it is now.
+//! Every promise here is kept: limits come from the [`IoLimits`] that I/O queues enforce, sizes and
+//! features from the bdev's present state.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ use crate::target::cntlid::ControllerModel;
 use crate::target::io::IoLimits;
 use crate::target::namespace::Namespace;
 
-/// What a device in a rack is said to bear; there is no sensor behind it, but the field must not be
+/// A usual limit of a device in a rack; there is no sensor behind it, but the field must not be
 /// zero (Base figure 276, WCTEMP).
 pub(super) const WARNING_TEMPERATURE_KELVIN: u16 = 343;
 const CRITICAL_TEMPERATURE_KELVIN: u16 = 373;
@@ -83,8 +83,8 @@ impl Controller {
                 write_descriptors(&namespace, data);
             }
             cns::IO_NAMESPACE => {
-                // Nothing of what only this structure tells is there: it is zero for every
-                // namespace, as it is for an inactive one.
+                // The target has none of the features that only this structure reports: it is zero
+                // for every namespace, as it is for an inactive one.
                 self.namespace(nsid)?;
                 put(&NvmNamespace::zeroed(), data);
             }
@@ -131,8 +131,8 @@ impl Controller {
             access,
             Some(AnaState::Inaccessible | AnaState::PersistentLoss)
         ) {
-            // What is in use cannot be told from here. Size and capacity stay: a namespace without
-            // them is none to a host.
+            // The used blocks are unknown here. Size and capacity stay: a host takes a namespace
+            // without them for none.
             id.nuse = U64::new(0);
         }
         id
@@ -193,7 +193,7 @@ impl Controller {
         id.msdbd = self.caps.max_sgl_descriptors;
         if self.is_discovery() {
             id.cntrltype = cntrltype::DISCOVERY;
-            // A direct discovery controller: it tells of this machine, not of a fabric.
+            // A direct discovery controller: it reports this machine, not a fabric.
             id.dctype = 1;
             return id;
         }
@@ -314,7 +314,7 @@ fn nvm_namespace(namespace: &Namespace, copy: &IoLimits, ana: bool) -> IdentifyN
         _ => physical,
     };
     id.nows = less_one(optimal);
-    // One that does not fit is better not told than told wrong.
+    // A value that does not fit is better left out than reported wrong.
     id.noiob = U16::new(u16::try_from(boundary).unwrap_or(0));
 
     id.rescap = reservation_capabilities(namespace);

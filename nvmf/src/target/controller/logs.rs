@@ -1,9 +1,9 @@
 //! Get Log Page (Base 5.16).
 //!
-//! A page is made anew for each command, but for the discovery log, which a host reads in pieces:
-//! that one is kept until something in it changes. Reading a page without Retain Asynchronous Event
-//! clears the event that told of it; the events are cleared before the page is made, so that a
-//! change in between is reported again rather than lost.
+//! Each command makes a new page, except for the discovery log, which a host reads in pieces: the
+//! controller keeps that one until the log changes. Reading a page without Retain Asynchronous
+//! Event clears its event. Events are cleared before the page is made, so that a change in between
+//! is reported again rather than lost.
 
 use nacre_nvmf_wire::commands::admin::GetLogPage;
 use nacre_nvmf_wire::identify::{csi, nsid, write_ascii};
@@ -97,8 +97,8 @@ impl Controller {
                 let (generation, end) = (log.generation, discovery::page_bytes(log.records.len()));
                 discovery::write_page(generation, &log.records, offset, data)
                     .map_err(|discovery::BeyondEnd { .. }| INVALID)?;
-                // Older libnvme asks for the event to be retained with every piece of a log that it
-                // reads in pieces, the last one too: its host would never be told again.
+                // Older libnvme sets Retain Asynchronous Event with every piece of a log that it
+                // reads in pieces, even the last one: its host would never get another event.
                 let last_piece = offset > 0 && offset + data.len() as u64 >= end;
                 if last_piece && generation == self.target.discovery_generation() {
                     self.clear_events(lid::DISCOVERY);
@@ -305,7 +305,7 @@ impl Controller {
             .is_none_or(|log| log.generation != current)
         {
             let host = &self.association.hostnqn;
-            // The generation is read first: what changes while the log is made shows as a newer one.
+            // Read the generation first: a change while the log is made shows as a newer one.
             let snapshot = self.target.discovery_snapshot(host);
             let asker = Asker {
                 transport: self.association.transport,
@@ -330,7 +330,7 @@ fn read_once(lid: u8) -> Option<usize> {
     }
 }
 
-/// The part of a page that begins at `offset`; what is asked for beyond its end stays zero.
+/// Copies the part of a page that begins at `offset`; bytes beyond its end stay zero.
 fn part(page: &[u8], offset: u64, data: &mut [u8]) -> Result<(), StatusCode> {
     let rest = usize::try_from(offset)
         .ok()

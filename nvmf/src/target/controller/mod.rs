@@ -1,15 +1,15 @@
 //! A controller: registers, keep-alive and admin commands of one association, on its admin core.
 //!
 //! ```text
-//!   registers.rs   CAP VS CC CSTS: enable, disable, shutdown (Base 3.5, 3.6)
-//!   events.rs      Asynchronous Event Requests and what they wait for (Base 5.2)
-//!   identify.rs    what the controller and its namespaces say about themselves (Base 5.17)
-//!   features.rs    Get and Set Features (Base 5.15, 5.27)
-//!   logs.rs        Get Log Page (Base 5.16)
+//! registers.rs   CAP VS CC CSTS: enable, disable, shutdown (Base 3.5, 3.6)
+//! events.rs      Asynchronous Event Requests and their events (Base 5.2)
+//! identify.rs    the data of the controller and its namespaces (Base 5.17)
+//! features.rs    Get and Set Features (Base 5.15, 5.27)
+//! logs.rs        Get Log Page (Base 5.16)
 //! ```
 //!
-//! Sans-IO: an admin command and its buffer in, an [`Outcome`] out. What a host is told here is
-//! what the I/O queues enforce: both read [`IoLimits`].
+//! Sans-IO: an admin command and its buffer in, an [`Outcome`] out. The announced limits and the
+//! limits that the I/O queues enforce are the same: both read [`IoLimits`].
 
 mod events;
 mod features;
@@ -41,7 +41,7 @@ use crate::transport::{Address, TransportCaps};
 /// discovery controller activity timeout).
 const DISCOVERY_ACTIVITY_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// What is to be done about an admin command.
+/// The next step for an admin command.
 #[derive(Debug)]
 pub(crate) enum Outcome {
     Done(Cqe),
@@ -64,7 +64,8 @@ pub(crate) struct Controller {
     association: Arc<Association>,
     caps: TransportCaps,
     limits: IoLimits,
-    /// Where the host reached us: what a listener on every address is called in the discovery log.
+    /// The local address of the host's connection: the discovery log names it for a listener on
+    /// every address.
     local: Address,
     registers: Registers,
     events: Events,
@@ -146,7 +147,7 @@ impl Controller {
             admin::GET_LOG_PAGE => {
                 let command =
                     commands::GetLogPage::parse(sqe).map_err(|e| e.status().with_dnr())?;
-                // What is larger than any transfer is refused for that by the caller.
+                // The caller refuses a transfer above the limit.
                 Ok(u32::try_from(command.bytes()).unwrap_or(u32::MAX))
             }
             admin::GET_FEATURES => features::data_bytes_of_get(sqe),
@@ -158,14 +159,14 @@ impl Controller {
         }
     }
 
-    /// Runs a command. `data` is its buffer: what the host sent, or zeroes to be filled.
+    /// Runs a command. `data` is its buffer: the host's data, or zeroes to be filled.
     pub fn execute(&mut self, sqe: &Sqe, data: &mut [u8], now: Nanos) -> Outcome {
         let cid = sqe.cid();
         if sqe.is_fabrics() {
             return Outcome::Done(self.fabrics(sqe));
         }
-        // The connection is about to be closed: the host will send it again on the next one. An error here it would take
-        // for one of the namespace that it asks about.
+        // The connection is about to be closed: the host will send the command again on the next
+        // one. The host would take an error here for the state of the namespace that it names.
         if self.association.phase() == Phase::Closing {
             return Outcome::Held;
         }
@@ -217,7 +218,7 @@ impl Controller {
         }
     }
 
-    /// A controller level reset (Base 3.7.2): what the host has set is forgotten, but for the
+    /// A controller level reset (Base 3.7.2): the host's settings are dropped, except the
     /// keep-alive timer, which Connect has started.
     fn reset(&mut self) {
         self.features = Features::default();

@@ -8,8 +8,7 @@ use crate::target::association::{Association, Phase};
 use crate::target::config::QueueLimits;
 use crate::target::subsystem::SubsystemKind;
 
-/// CAP.TO: enabling takes no time, but disabling waits for what is still in the devices; in units
-/// of 500 ms.
+/// CAP.TO: enabling takes no time, but disabling waits for I/O in the devices; in units of 500 ms.
 const READY_TIMEOUT: u64 = 30;
 
 /// The version that VS and Identify Controller state.
@@ -23,7 +22,7 @@ pub(crate) struct Registers {
     disabling: bool,
 }
 
-/// What a write leaves for the controller to do.
+/// The work that a register write causes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Written {
     Nothing,
@@ -108,8 +107,8 @@ impl Registers {
             written = Written::Disabled;
         }
         if new.shutdown() != Shutdown::None && self.cc.shutdown() == Shutdown::None {
-            // Completed commands are in the devices' care already; what is cached is flushed by the
-            // host's own Flush, so shutting down has nothing to wait for.
+            // Completed commands are in the devices already, and the host's own Flush flushes
+            // caches. So shutting down has nothing to wait for.
             self.csts = self.csts.with_shst(Csts::SHST_COMPLETE);
         }
         self.cc = new;
@@ -127,7 +126,7 @@ impl Registers {
         debug_assert!(association.phase() != Phase::Ready || self.csts.is_ready());
     }
 
-    /// Entry sizes of zero are what a host writes that enables an admin-only (discovery) controller.
+    /// A host that enables an admin-only (discovery) controller writes entry sizes of zero.
     fn acceptable(&self, cc: Cc) -> bool {
         let css = match cc.css() {
             Cc::CSS_NVM => self.cap.css() & Cap::CSS_NVM != 0,

@@ -1,17 +1,18 @@
-//! Reservations: who may use a namespace, as its hosts agree (Base 8.19).
+//! Reservations: the access to a namespace, as its hosts agree (Base 8.19).
 //!
 //! ```text
-//!   state.rs     what a reservation is, and what each command makes of it; pure
-//!   report.rs    Reservation Report
-//!   notices.rs   what each controller's host is told (log 80h)
-//!   run.rs       the commands on a core: keep what persists, abort what was preempted, answer
+//! state.rs     the reservation, and the effect of each command on it; pure
+//! report.rs    Reservation Report
+//! notices.rs   the notifications for each controller's host (log 80h)
+//! run.rs       the commands on a core: store persistent state, abort preempted I/O, complete
 //! ```
 //!
-//! A [`Reservation`] belongs to a namespace, and outlives the absence of its device. Commands change
-//! it under its lock, from the core that they came in on. I/O does not take the lock: while nothing is
-//! reserved it reads one word, [`Reservation::gate`], which is zero; otherwise the word names what
-//! each queue pair remembers its rights by. A command whose outcome must survive a power loss is
-//! applied, and answered, when the [`Keeper`] has it on stable media; the commands after it wait.
+//! A [`Reservation`] belongs to a namespace, and outlives the absence of its device. Commands
+//! change it under its lock, from the core that they came in on. I/O does not take the lock. While
+//! nothing is reserved it reads one word, [`Reservation::gate`], which is zero. Otherwise the word
+//! identifies the state for which each queue pair remembers its rights. A command whose outcome
+//! must survive a power loss is applied, and completed, when the [`Keeper`] has it on stable media;
+//! later commands wait.
 
 mod notices;
 mod report;
@@ -38,8 +39,8 @@ pub use state::{Held, HostId, MAX_REGISTRANTS, Notice, Registrant, Rights, State
 
 /// Where a namespace's state is kept that persists through power loss.
 pub trait Keeper: Send + Sync {
-    /// Makes `state` durable in place of what was kept before (`None`: nothing is kept any more),
-    /// then tells the ticket. Does not block; of calls in a row the last one counts.
+    /// Makes `state` durable in place of the earlier one (`None`: store nothing), then completes
+    /// the ticket. Does not block; of consecutive calls the last one counts.
     fn keep(&self, state: Option<&State>, ticket: Ticket);
 }
 
@@ -49,9 +50,9 @@ pub(crate) type Several = Vec<(u32, Arc<Reservation>)>;
 /// How a namespace's reservations begin.
 #[derive(Clone, Default)]
 pub struct Reservations {
-    /// `None`: they do not persist through power loss, and hosts are told so.
+    /// `None`: they do not persist through power loss, and hosts can see that.
     pub keeper: Option<Arc<dyn Keeper>>,
-    /// What was kept.
+    /// The stored state.
     pub kept: Option<State>,
 }
 
@@ -114,10 +115,10 @@ pub struct Reservation {
 
 /// What became of a command that was to be decided.
 pub(crate) enum Decision {
-    /// Another's outcome is about to become what is.
+    /// Another command's outcome is about to be installed.
     Wait,
     Refused(StatusCode),
-    /// To be installed, by whoever got this, once the keeper (if it is to be kept) has it.
+    /// The receiver installs the outcome once the keeper (if it persists) has stored it.
     Taken(Outcome, Option<Arc<dyn Keeper>>),
 }
 
@@ -180,8 +181,8 @@ impl Reservation {
         (self.gate(), inner.state.rights(host))
     }
 
-    /// Decides on a command. One decision is under way at a time, from here until it is installed
-    /// or given up; a core that comes in between is told when it may ask again.
+    /// Decides on a command. One decision is in flight at a time, until it is installed or given
+    /// up; the core of a command in between is notified when it may retry.
     pub(crate) fn decide(&self, host: &HostId, command: &Command, core: &GroupHandle) -> Decision {
         let mut inner = self.inner();
         if inner.busy {
@@ -210,7 +211,7 @@ impl Reservation {
         release(inner);
     }
 
-    /// What was to be kept could not be: everything is as before.
+    /// The state could not be stored: everything is as before.
     fn give_up(&self) {
         release(self.inner());
     }
@@ -239,11 +240,12 @@ fn gate_for(state: &State) -> u64 {
     }
 }
 
-/// What a queue pair knows of its host's rights: for each namespace that was reserved when it was last used, by what gate
-/// they are. So only the first I/O after a change asks, however many namespaces are reserved.
+/// A queue pair's knowledge of its host's rights: for each namespace that was reserved at its last
+/// use, the gate and the rights under it. So only the first I/O after a change takes the lock,
+/// however many namespaces are reserved.
 #[derive(Default)]
 pub(crate) struct RightsCache {
-    /// What was asked last.
+    /// The last answer.
     last: Option<(u64, Rights)>,
     /// By namespace id.
     known: BTreeMap<u32, (u64, Rights)>,

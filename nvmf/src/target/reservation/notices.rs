@@ -1,4 +1,4 @@
-//! What one controller's host is told of reservations: the notification log (80h) and its masks.
+//! Reservation notices for one controller's host: the notification log (80h) and its masks.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -8,8 +8,8 @@ use zerocopy::little_endian::{U32, U64};
 
 use super::state::Notice;
 
-/// Notices that wait to be read. When there are more, the oldest go: the host sees by the gap in
-/// their count that some are missing, and what the namespace is now by asking.
+/// Notices that wait to be read. When there are more, the oldest are dropped. The host sees from
+/// the gap in their count that some are missing, and can read the namespace's state.
 pub const MAX_NOTICES: usize = 64;
 
 #[derive(Default)]
@@ -45,7 +45,7 @@ impl Notice {
 }
 
 impl NoticeLog {
-    /// Adds a notice, unless the host does not want to be told. Answers whether there is one more.
+    /// Adds a notice, unless the host has masked it. Returns whether there is one more.
     pub fn add(&mut self, nsid: u32, notice: Notice) -> bool {
         if self.mask(nsid).contains(notice.mask()) {
             return false;

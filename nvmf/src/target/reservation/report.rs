@@ -9,8 +9,8 @@ use super::state::State;
 /// A registrant is a host, whichever controllers it has.
 const NO_CONTROLLER: U16 = U16::new(0xffff);
 
-/// The data structure as a whole, of which a host gets what it has room for. `extended`: with
-/// identifiers of 128 bits, which is what hosts over fabrics have; of one without, the low 64 bits.
+/// The whole data structure; a host gets the part that fits its buffer. `extended`: with
+/// identifiers of 128 bits, as hosts over fabrics have; otherwise the low 64 bits.
 pub fn report(state: &State, extended: bool) -> Vec<u8> {
     let header = ReportHeader {
         generation: U32::new(state.generation),

@@ -1,13 +1,13 @@
 //! Reservation commands on a core, and the check of every other command.
 //!
 //! ```text
-//!   decide ─▶ keep (if it persists) ─▶ install ─▶ tell hosts ─▶ wait for aborted commands ─▶ answer
-//!     ▲            │ another command's is being kept
-//!     └── wait ◀───┘
+//! decide ─▶ store (if it persists) ─▶ install ─▶ notify ─▶ wait for aborted commands ─▶ complete
+//!   ▲            │ another command's outcome is being stored
+//!   └── wait ◀───┘
 //! ```
 //!
-//! A command that waits is an [`Op`] in its core's list, looked at each turn; whoever it waits for
-//! wakes the core. It is carried through even if its queue pair is gone.
+//! A command that waits is an [`Op`] in its core's list, checked each turn; the core or keeper that
+//! it waits for wakes its core. It is executed to the end even if its queue pair is gone.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -31,7 +31,7 @@ use crate::target::waiting::ReqRef;
 
 const PREEMPTED: StatusCode = StatusCode::ABORTED_PREEMPT_AND_ABORT;
 
-/// What a core has to see to.
+/// The pending work of a core.
 #[derive(Default)]
 pub(crate) struct Reserving {
     ops: Vec<Op>,
@@ -89,7 +89,7 @@ impl Group {
             Ask::Report { extended, .. } => {
                 let page = report(&reservation.state(), extended);
                 if let Some(data) = request.data.as_mut().and_then(|d| d.bytes_mut()) {
-                    // What a buffer held before is nobody's business.
+                    // The former contents of a buffer must not leak.
                     data.fill(0);
                     let length = page.len().min(data.len());
                     data[..length].copy_from_slice(&page[..length]);
@@ -133,7 +133,7 @@ impl Group {
         }
     }
 
-    /// Looks at what waits. Answers how much there was to do.
+    /// Continues waiting commands. Returns the amount of work.
     pub(crate) fn reservation_turn(&mut self, now: Nanos) -> u32 {
         let mut did = self.settle_drains();
         for op in std::mem::take(&mut self.reserving.ops) {
@@ -201,7 +201,7 @@ impl Group {
         }
     }
 
-    /// The outcome becomes what is.
+    /// Installs the outcome.
     fn install(&mut self, mut op: Op, outcome: Outcome, now: Nanos) -> Option<Op> {
         let (nsid, reservation) = op.errand.todo.last().expect("the one that was decided");
         let nsid = *nsid;
@@ -395,7 +395,7 @@ fn needs(plan: &Plan) -> Option<Rights> {
             op: DeviceOp::Read | DeviceOp::Compare | DeviceOp::Verify,
             ..
         } => Some(Rights::Read),
-        // Copy reads, too: whoever may write may do that.
+        // Copy reads, too: a host that may write may also read.
         Plan::Single { .. }
         | Plan::Flush { .. }
         | Plan::Deallocate { .. }

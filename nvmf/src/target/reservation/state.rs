@@ -1,11 +1,12 @@
-//! What a namespace's reservation is, and what each command makes of it (Base 8.19, 7.2 to 7.5).
+//! The state of a namespace's reservation, and the effect of each command on it (Base 8.19, 7.2 to
+//! 7.5).
 //!
-//! Pure: a command and a state in, the next state and what follows from it out. The state keeps
-//! these at all times:
+//! Pure: a command and a state in, the next state and its consequences out. The state always obeys
+//! these rules:
 //!
 //! - no host is registered twice, no key is zero, and there are at most [`MAX_REGISTRANTS`];
-//! - a reservation has one holder, who is registered, or (all-registrants types) is held by every
-//!   registrant, of whom there is one at least.
+//! - a reservation has one registered holder. Reservations of the all-registrants types are held by
+//!   every registrant, and there is at least one.
 
 use nacre_nvmf_wire::StatusCode;
 use nacre_nvmf_wire::commands::reservation::{
@@ -35,7 +36,7 @@ pub struct Held {
     pub holder: Option<HostId>,
 }
 
-/// Registrants, reservation, and what a report says of them.
+/// Registrants, reservation, and the further fields of a report.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct State {
     /// In the order in which they registered.
@@ -47,7 +48,7 @@ pub struct State {
     pub ptpl: bool,
 }
 
-/// What a host may do with the namespace's blocks.
+/// The access of a host to the namespace's blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rights {
     None,
@@ -76,7 +77,7 @@ pub enum Command {
     Persist(bool),
 }
 
-/// What a host is told (log 80h).
+/// The kind of a notice (log 80h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Notice {
     RegistrationPreempted,
@@ -84,7 +85,7 @@ pub enum Notice {
     Preempted,
 }
 
-/// What a successful command makes of a state.
+/// The effect of a successful command on a state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
     pub next: State,
@@ -101,7 +102,7 @@ pub const fn is_all_registrants(kind: ReservationType) -> bool {
     )
 }
 
-/// Every registrant may do what the holder may, so that all of them lose by its end.
+/// Every registrant has the holder's rights, so the end of the reservation affects all of them.
 const fn is_for_registrants(kind: ReservationType) -> bool {
     !matches!(
         kind,
@@ -155,7 +156,7 @@ impl State {
         }
     }
 
-    /// The state, if it is one that commands can lead to: what was stored may be damaged.
+    /// The state, if commands can lead to it: stored data may be damaged.
     pub fn checked(self) -> Result<State, &'static str> {
         let hosts = self.registrants.iter().map(|r| r.host);
         let distinct: std::collections::BTreeSet<HostId> = hosts.collect();
@@ -316,14 +317,14 @@ impl State {
                 next.registrants.retain(|r| !is_other(r));
                 next.held = Some(Held::by(kind, *host));
             }
-            // The holder is named by its key: who else has that key goes with it, but the host that
-            // asks, which may be the holder itself, stays.
+            // The key names the holder: other hosts with that key go with it. The host that sends
+            // the command stays, even if it is the holder.
             Some(Some(holder)) if self.key_of(&holder) == Some(preempt) => {
                 next.registrants.retain(|r| !(with_key(r) && is_other(r)));
                 next.held = Some(Held::by(kind, *host));
             }
             Some(Some(_)) if preempt == 0 => return Err(INVALID),
-            // Registrations only, whoever has them.
+            // Registrations only, of any host.
             _ => {
                 if !self.registrants.iter().any(with_key) {
                     return Err(CONFLICT);
@@ -394,13 +395,13 @@ impl State {
 }
 
 impl Outcome {
-    /// Tells every registrant that is left but one.
+    /// Notifies every remaining registrant except one.
     fn tell_others(&mut self, host: &HostId, notice: Notice) {
         let others = self.next.registrants.iter().filter(|r| r.host != *host);
         self.notices.extend(others.map(|r| (r.host, notice)));
     }
 
-    /// A host gives up its registration, and with it what it holds alone.
+    /// A host gives up its registration, and with it the reservation if it holds that alone.
     fn leave(&mut self, host: &HostId) {
         self.next.registrants.retain(|r| r.host != *host);
         let Some(held) = self.next.held else { return };

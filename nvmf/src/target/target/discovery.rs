@@ -1,4 +1,4 @@
-//! What the target tells by discovery: its own names, and everything that a host's log is made of.
+//! The target's part in discovery: its own names, and the contents of a host's log.
 
 use std::sync::atomic::Ordering;
 
@@ -15,7 +15,7 @@ pub struct Referral {
     pub transport: TransportType,
     pub address: Address,
     pub subnqn: Nqn,
-    /// `subnqn` is a discovery subsystem's, which only its well-known name tells by itself.
+    /// `subnqn` is a discovery subsystem's; only its well-known name shows that by itself.
     pub discovery: bool,
     pub secure_channel: bool,
 }
@@ -26,13 +26,14 @@ impl Target {
         self.discovery_nqn.lock().expect("poisoned").clone()
     }
 
-    /// What hosts are told that the discovery subsystem is called: its unique name, or else the well-known one.
+    /// The name of the discovery subsystem for hosts: its unique name, or else the well-known one.
     pub fn discovery_nqn(&self) -> Nqn {
         self.unique_discovery_nqn().unwrap_or_else(Nqn::discovery)
     }
 
-    /// Gives the discovery subsystem a unique name, in place of the one that it may have had, which nobody can connect
-    /// to any more; who is connected stays. `None`, or the well-known name: it has that one only.
+    /// Gives the discovery subsystem a unique name in place of its present one. Hosts can no longer
+    /// connect to the old name; connected hosts stay. `None`, or the well-known name: it has only
+    /// that one.
     pub fn set_discovery_nqn(&self, nqn: Option<Nqn>) -> Result<(), TargetError> {
         let nqn = nqn.filter(|n| !n.is_discovery());
         let subsystems = self.subsystems.read().expect("poisoned");
@@ -88,7 +89,7 @@ impl Target {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// What the discovery log of a host is made of.
+    /// The contents of a host's discovery log.
     pub fn discovery_snapshot(&self, host: &Nqn) -> Snapshot {
         // First of all: what changes from here on shows in a later generation.
         let generation = self.discovery_generation();
@@ -106,7 +107,7 @@ impl Target {
             discovery: self.discovery.listeners(),
             discovery_nqn: self.discovery_nqn(),
             referrals: self.referrals(),
-            // ASQSZ is told for each entry; the least of all transports is right for every one.
+            // Each entry reports ASQSZ; the least of all transports is right for every entry.
             admin_entries: self.least_admin_entries(),
             same_transport: self.config.discovery_same_transport,
             same_address: self.config.discovery_same_address,

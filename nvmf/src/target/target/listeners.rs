@@ -1,4 +1,4 @@
-//! What came to each listener, and how one ends.
+//! The connections of each listener, and its end.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +7,7 @@ use crate::target::config::QueueLimits;
 use crate::target::stats::Totals;
 use crate::transport::{Address, ListenerCounts, ListenerId, TransportType};
 
-/// What came to a listener since it was opened.
+/// Connections of a listener since it was opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListenerStats {
     pub transport: TransportType,
@@ -48,20 +48,21 @@ impl Target {
         }
     }
 
-    /// Largest in-capsule data that hosts are told of on a listener, in bytes.
+    /// Largest announced in-capsule data of a listener, in bytes.
     pub fn in_capsule_data_size(&self, kind: TransportType, id: ListenerId) -> Option<u32> {
         self.plug(kind).ok()?.in_capsule_data_size(id)
     }
 
-    /// What came to each listener that is there, in the order in which they were opened. Summed here and now from
-    /// what queues count anyway, so that commands cost nothing more.
+    /// Connections of each present listener, in the order in which the listeners were opened. The
+    /// call sums the counts that queues have anyway, so that commands cost nothing more.
     pub fn listener_stats(&self) -> Vec<ListenerStats> {
         let open: BTreeSet<ListenerId> = {
             let listeners = self.listeners();
             listeners.open.keys().copied().collect()
         };
         let mut sums: BTreeMap<ListenerId, Totals> = BTreeMap::new();
-        // Those that are gone first: a queue that ends meanwhile is missed, not counted twice, and there the next time.
+        // Ended queues first: a queue that ends meanwhile is missed until the next call, not
+        // counted twice.
         for group in self.groups() {
             let gone = group.counts().retired_by_listener(|id| open.contains(&id));
             for (id, totals) in gone {
@@ -134,7 +135,7 @@ mod tests {
         );
     }
 
-    /// A sum that missed something does not take back what was told.
+    /// A sum that missed a queue does not reduce a reported value.
     #[test]
     fn never_back() {
         let mut told = reads(9);
