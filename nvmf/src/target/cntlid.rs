@@ -4,7 +4,7 @@
 //!               CNTLID of the admin queue's Connect
 //! dynamic       FFFFh         the next free id; no host keeps one
 //! static        an id         that controller, unless it has an association
-//!               FFFEh         any without one: the host's own place in the range, and on from there
+//!               FFFEh         any without one, searched from the host's own place in the range
 //! ```
 //!
 //! The subsystem has the model, not the request: "all controllers in an NVM subsystem shall support

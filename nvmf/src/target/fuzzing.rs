@@ -4,9 +4,9 @@
 //! ```text
 //!   byte 0        bit 0 a discovery controller, bit 1 ANA reporting, bit 2 enabled from the start
 //!   then, until the end:
-//!   0 sqe[64]     a command, as it is                  1 op nsid cdw10[4] .. cdw14[4]  a likely one
-//!   2 cc[4]       Property Set CC                      3 n   a namespace comes (bit 7: goes)
-//!   4 events      something happened                   5 n   n seconds pass
+//!   0 sqe[64]     a command, as it is                1 op nsid cdw10[4] .. cdw14[4]  a likely one
+//!   2 cc[4]       Property Set CC                    3 n   a namespace comes (bit 7: goes)
+//!   4 events      something happened                 5 n   n seconds pass
 //! ```
 //!
 //! It proves: no panic; every command is completed exactly once, event requests at an event or at

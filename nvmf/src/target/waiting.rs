@@ -1,12 +1,12 @@
-//! Commands that wait for something, by name: for a buffer in their core's lists, for room in a device's.
+//! References to commands that wait: for a buffer in their core's lists, for room in a device's.
 
 use std::collections::VecDeque;
 
 use super::qpair::{QueuePair, Stage};
 use super::request::{ReqIndex, Request, Step};
 
-/// Names a request of this core. The generation tells a queue pair from its predecessor in the slot, and `begun` a command
-/// from one that had its place in the table before.
+/// Names a request of this core. The generation distinguishes a queue pair from its predecessor in
+/// the slot, and `begun` a command from its predecessors in its place of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ReqRef {
     pub queue: u32,
@@ -32,8 +32,9 @@ pub(super) fn waits_for_buffer(queues: &[Option<Box<QueuePair>>], name: &ReqRef)
     current(queues, name).is_some_and(|request| request.step == Step::Buffer)
 }
 
-/// Before a waiting list grows it loses what does not wait any more: commands that were aborted, or whose queue has gone.
-/// So it is as long as what waits, however often a host gives up and comes again.
+/// Before a waiting list grows, it drops entries that no longer wait: commands that were aborted,
+/// or whose queue has gone. So it is as long as the number of waiting commands, however often a
+/// host gives up and comes again.
 pub(super) fn make_room(list: &mut VecDeque<ReqRef>, waits: impl Fn(&ReqRef) -> bool) {
     if list.len() < list.capacity() {
         return;

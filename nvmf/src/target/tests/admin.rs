@@ -60,7 +60,7 @@ fn identify_controller() {
     );
     assert_eq!(read_ascii(&id.mn), "Nacre NVMe-oF controller");
     assert_eq!(id.oacs.get(), 0);
-    // Entries of zero bytes, or of the wrong length, are not what was asked for.
+    // Entries of zero bytes, or of the wrong length, do not match the request.
     let short = Identify::new(cns::CONTROLLER).to_sqe(500, 0);
     assert_eq!(
         rig.fetch(conn, short, 4095).unwrap_err(),
@@ -148,7 +148,7 @@ fn namespace_identifiers() {
         cns::INDEPENDENT_NAMESPACE,
         cns::IO_NAMESPACE,
     ] {
-        // Without namespace management no structure tells what all namespaces have in common.
+        // Without namespace management no structure has the common attributes of all namespaces.
         for bad in [0, last + 1, u32::MAX - 1, u32::MAX] {
             let answer = rig.identify_bytes(conn, Identify::new(cns), bad);
             assert_eq!(
@@ -257,8 +257,8 @@ fn command_sets_and_unknown_structures() {
     }
 }
 
-/// Goal: every feature reads as it was set, its default is what a reset brings back, and what
-/// cannot be set says why.
+/// Goal: every feature reads as it was set, a reset brings its default back, and a feature that
+/// cannot be set fails with the reason.
 #[test]
 fn features_read_back() {
     let mut rig = Rig::with_malloc();
@@ -411,7 +411,7 @@ fn host_behavior(rig: &mut Rig, conn: ConnId, behavior: &HostBehavior) -> Status
     rig.status(conn, sqe, behavior.as_bytes())
 }
 
-/// Goal: a device that is busy for a moment is told to the host in words that it understands.
+/// Goal: a device that is busy for a moment causes a status that the host understands.
 #[test]
 fn retry_delays_only_for_hosts_that_honour_them() {
     let (mut rig, told) = rig_told();
@@ -558,7 +558,7 @@ fn registers() {
     assert_eq!(disconnect, StatusCode::INVALID_QUEUE_TYPE.with_dnr());
 }
 
-/// Goal: CSTS.RDY waits for what is in the devices; a host that does not wait is refused.
+/// Goal: CSTS.RDY waits for I/O in the devices; a host that does not wait is refused.
 #[test]
 fn disabling_waits_for_the_devices() {
     let (mut rig, told) = rig_told();
@@ -606,8 +606,9 @@ fn ana_groups_have_a_range() {
     }
 }
 
-/// Goal: a command that comes while its controller is being torn down, before its core knows of that, is not answered with
-/// an error: hosts take one for what has become of a namespace, and remove it. It is sent again on the next connection.
+/// Goal: a command during the teardown of its controller, before its core knows of that, is not
+/// answered with an error: hosts take an error for the state of a namespace, and remove it. The
+/// host sends it again on the next connection.
 #[test]
 fn nothing_is_refused_for_the_sake_of_a_teardown() {
     let (mut rig, _) = rig_told();

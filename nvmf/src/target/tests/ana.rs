@@ -1,5 +1,5 @@
-//! ANA states by listener: what hosts are told, what becomes of their commands, and when they hear
-//! of a change. Method: one host on two listeners of one subsystem, in virtual time.
+//! ANA states by listener: their reports to hosts, the results of commands, and the events of
+//! changes. Method: one host on two listeners of one subsystem, in virtual time.
 
 use nacre_nvmf_wire::aen::AsyncEvent;
 use nacre_nvmf_wire::commands::admin::{GetLogPage, async_event_request};
@@ -161,7 +161,7 @@ fn every_state_has_its_status() {
     assert_eq!(StatusCode::ANA_TRANSITION.field(), 0x303);
 }
 
-/// One event is outstanding until the log is read; only hosts that it concerns are told.
+/// One event is outstanding until the log is read; only affected hosts get it.
 #[test]
 fn one_event_until_the_log_is_read() {
     let mut rig = two_paths(1);
@@ -195,7 +195,7 @@ fn one_event_until_the_log_is_read() {
     assert_eq!(told(&mut rig), [CHANGED], "the other path has its own");
 }
 
-/// CHGCNT tells changes apart: of the page with each, of a group with its own.
+/// CHGCNT distinguishes changes: of the page with each change, of a group with its own changes.
 #[test]
 fn changes_are_counted() {
     let mut rig = two_paths(2);
@@ -219,8 +219,8 @@ fn changes_are_counted() {
     assert_eq!(now.len(), 1, "a group without namespaces is not listed");
 }
 
-/// A namespace that moves to another group takes that group's state on each listener; its hosts are
-/// told of both, and the counts of both groups rise.
+/// A namespace that moves to another group takes that group's state on each listener. Its hosts get
+/// events for both, and the counts of both groups rise.
 #[test]
 fn a_namespace_moves() {
     let mut rig = two_paths(2);
@@ -300,7 +300,7 @@ fn nothing_is_optimized_for_a_moment() {
     );
 }
 
-/// What cannot be is refused, and says why.
+/// Invalid values are refused with the reason.
 #[test]
 fn refusals() {
     let rig = two_paths(1);
@@ -345,8 +345,9 @@ fn refusals() {
     ));
 }
 
-/// A subsystem that is withheld from a listener is not shown there. A host that comes anyway is
-/// refused for good and counted. It is not told that it is forbidden: its name is not the cause.
+/// A subsystem that is withheld from a listener is not shown there. A host that connects
+/// nevertheless is refused permanently and counted. The status does not say that the host is
+/// forbidden: its name is not the cause.
 #[test]
 fn a_withheld_listener_admits_nobody() {
     let mut rig = two_paths(1);

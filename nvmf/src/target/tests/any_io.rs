@@ -1,4 +1,5 @@
-//! Any I/O commands while everything around them changes: each is answered once, and nothing is left of them.
+//! Any I/O commands while everything around them changes: each is completed once, and nothing of
+//! them remains.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -22,7 +23,8 @@ use super::told::{Told, add_told};
 use crate::target::TargetConfig;
 use crate::transport::{ConnId, Event};
 
-/// Commands of one queue at a time: its entries less one, and less those of whom there is no answer to be seen yet.
+/// Commands of one queue at a time: its entries less one, and less the commands whose completion is
+/// not visible yet.
 const MOST: usize = 14;
 
 /// A connection and the core that it is on.
@@ -374,8 +376,8 @@ impl Bench {
         self.hosts[host].io = io_queues(&mut self.rig, self.hosts[host].cntlid);
     }
 
-    /// These queues end, and nothing else is under way: the data and the answers of other commands are not mixed up with
-    /// those of the Connect that follows.
+    /// These queues end, and nothing else is in flight: the data and the completions of other
+    /// commands do not mix with those of the next Connect.
     fn gone(&mut self, ended: &[Queue]) {
         ended.iter().for_each(|queue| self.forget(*queue));
         for _ in 0..4 {
@@ -393,7 +395,7 @@ impl Bench {
         self.settle();
     }
 
-    /// Devices are not in the way any more, nor is there a lack of buffers.
+    /// Releases devices and buffers, so that nothing is blocked.
     fn let_go(&mut self) {
         self.hoarded.clear();
         for device in &self.devices {
@@ -415,7 +417,7 @@ impl Bench {
     }
 
     fn finish(mut self) {
-        // What waits for a second half ends with the next command.
+        // Commands that wait for a second half end with the next command.
         for io in self
             .hosts
             .iter()
@@ -458,10 +460,11 @@ impl Bench {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
-    /// Goal: whatever happens between two steps of a command, it is answered once, and the next one as if nothing had been.
-    /// Method: two hosts with a queue on each of two cores send reads, writes, halves of pairs, commands of many ranges, aborts and
-    /// reservations, while data is late or damaged, buffers are short, devices full or slow, queues leave, and namespaces
-    /// go and others get their ids; then everything is let go, and nothing may be left.
+    /// Goal: whatever happens between two steps of a command, it is completed once, and the next
+    /// one is unaffected. Method: two hosts with a queue on each of two cores send reads, writes,
+    /// halves of pairs, commands of many ranges, aborts and reservations. Meanwhile data is late or
+    /// damaged, buffers are short, devices full or slow, queues leave, and namespaces go and others
+    /// get their ids. Then everything is released, and nothing may be left.
     #[test]
     fn answered_once(
         small in any::<bool>(),

@@ -27,7 +27,7 @@ fn fetched(cid: u16) -> Sqe {
     in_capsule(cid).with_sgl(Sgl::Transport { length: BYTES })
 }
 
-/// A device that does at once what it is told, and a queue that has used it.
+/// A device that executes every I/O at once, and a queue that has used it.
 fn rig() -> (Rig, Arc<Told>, ConnId) {
     let mut rig = Rig::new(TargetConfig::default());
     let told = Told::new();
@@ -50,8 +50,9 @@ fn write(rig: &mut Rig, io: ConnId, cid: u16) -> Vec<(u16, StatusCode)> {
     rig.statuses()
 }
 
-/// They are answered in the turn that they came in, without a place in the table; counted, kept alive by, and noted when
-/// they fail, as all others are. The device is still polled, once, for what it does besides.
+/// Fast commands are completed in the turn of their arrival, without a place in the table. They are
+/// counted, keep the controller alive, and are logged when they fail, as all others. The device is
+/// still polled once, for its other work.
 #[test]
 fn answered_as_they_come() {
     let (mut rig, told, io) = rig();
@@ -90,8 +91,9 @@ fn answer(rig: &Rig) -> Response {
     answered.expect("answered").1
 }
 
-/// A read over a transport that takes nothing lent has a buffer of the pool, and no place in the table. One that fails
-/// gives the buffer back at once; where there is none it waits for one as all do, behind those that came before.
+/// A read over a transport that cannot lend has a buffer of the pool, and no place in the table. A
+/// failed read gives the buffer back at once. Without a buffer the read waits for one as all do,
+/// behind earlier commands.
 #[test]
 fn reads_into_a_buffer() {
     let (mut rig, told, io) = rig();
@@ -148,8 +150,9 @@ fn reads_into_a_buffer() {
     assert_eq!(free(&rig), all);
 }
 
-/// What is not for this way goes the usual one: an identifier that is in use, halves of a fused pair, a device that is
-/// not done at once, one that others wait for, commands that are wrong.
+/// Commands that the fast path does not support take the usual one: an identifier in use, halves of
+/// a fused pair, a device that is not done at once, a device with waiting commands, invalid
+/// commands.
 #[test]
 fn the_usual_way() {
     let (mut rig, told, io) = rig();

@@ -1,4 +1,4 @@
-//! Commands of several device I/Os, and what becomes of them when a namespace comes or goes meanwhile.
+//! Commands of several device I/Os, and their results when a namespace comes or goes meanwhile.
 
 use std::sync::Arc;
 
@@ -18,8 +18,9 @@ fn remove(rig: &Rig, nsid: u32) {
     subsystem.remove_namespace(nsid).unwrap();
 }
 
-/// Goal: a Flush of all namespaces flushes each of them once, whatever comes and goes before and behind where it is.
-/// Method: more namespaces than are flushed at a time, on devices that hold on to what they are given.
+/// Goal: a Flush of all namespaces flushes each of them once, whatever comes and goes before and
+/// behind its position. Method: more namespaces than are flushed at a time, on devices that hold
+/// their I/O.
 #[test]
 fn flush_of_all_while_namespaces_come_and_go() {
     let mut rig = Rig::new(TargetConfig::default());
@@ -55,7 +56,7 @@ fn flush_of_all_while_namespaces_come_and_go() {
     }
 }
 
-/// Goal: a Copy that fails names the lowest range that was not copied, not the last that was asked for.
+/// Goal: a failed Copy names the lowest range that was not copied, not the last one.
 #[test]
 fn copy_names_the_range_that_failed() {
     let (mut rig, told) = rig_told();
@@ -69,7 +70,7 @@ fn copy_names_the_range_that_failed() {
         assert_eq!(cqe.status().code(), StatusCode::UNRECOVERED_READ_ERROR);
         assert_eq!(cqe.dword0(), at as u32);
     }
-    // What was not even asked for was not copied either.
+    // A range that was never submitted was not copied either.
     told.tell(|state| (state.held, state.full) = (false, true));
     let sqe = copy.to_sqe(6, 1).with_sgl(Sgl::Transport { length: 96 });
     rig.send(io, sqe, None);
@@ -88,7 +89,8 @@ fn copy_names_the_range_that_failed() {
     assert_eq!(cqe.dword0(), 0);
 }
 
-/// Goal: what waits for room in a device is answered though its namespace goes meanwhile, and the device is closed then.
+/// Goal: a command that waits for room in a device is completed though its namespace goes
+/// meanwhile; the device is closed then.
 #[test]
 fn a_wait_for_room_outlives_the_namespace() {
     let (mut rig, told) = rig_told();
@@ -105,7 +107,8 @@ fn a_wait_for_room_outlives_the_namespace() {
     assert_eq!(rig.group.devices_open(), 0);
 }
 
-/// Goal: I/O that hangs in a device can be given up though its namespace is gone: its host is not kept out by it.
+/// Goal: I/O that hangs in a device can be given up though its namespace is gone: its host can
+/// connect again.
 #[test]
 fn hanging_io_ends_after_its_namespace() {
     let (mut rig, told) = rig_told();

@@ -37,7 +37,7 @@ fn rig(min: u16, max: u16) -> Rig {
 }
 
 impl Rig {
-    /// The controller that a host gets for what it asks, or the status.
+    /// The controller that a host gets for its request, or the status.
     fn ask_for(&mut self, host: &str, asked: u16) -> Result<(ConnId, u16), StatusCode> {
         let (conn, cqe) = self.connect_as(host, STATIC, 0, asked, 32);
         match cqe.status() {
@@ -56,8 +56,8 @@ impl Rig {
     }
 }
 
-/// Goal: each model refuses for good what only the other one has, and what no subsystem has, and says that it is for
-/// the controller id.
+/// Goal: each model refuses permanently the ids of the other one, and ids that no subsystem has,
+/// and names the controller id as the cause.
 #[test]
 fn what_a_model_does_not_have() {
     let mut rig = rig(3, 6);
@@ -80,7 +80,8 @@ fn what_a_model_does_not_have() {
     rig.assert_clean();
 }
 
-/// Goal: an id is given to who asks for it, to one at a time, whoever that is; who comes too early may come again.
+/// Goal: a requested id goes to one host at a time, whichever that is; a host that comes too early
+/// may retry.
 #[test]
 fn a_controller_has_one_association() {
     let mut rig = rig(3, 6);
@@ -98,8 +99,9 @@ fn a_controller_has_one_association() {
     assert_eq!(rig.cntlid(OTHER, ANY), Ok(5), "the one that is free");
 }
 
-/// Goal: a host that takes any gets the same ones again, after it has left and after a restart of the target, in whatever
-/// order the hosts come; hosts keep out of each other's way while there is room.
+/// Goal: a host that takes any controller gets the same one again, after it has left and after a
+/// restart of the target, in any order of the hosts; hosts get different controllers while there is
+/// room.
 #[test]
 fn a_host_finds_its_controllers_again() {
     let hosts: Vec<String> = (0..8)
@@ -166,7 +168,8 @@ fn io_queues_of_static_controllers() {
     assert_eq!(cqe.dword0(), 4);
 }
 
-/// Goal: hosts are told the model by Identify Controller, by the list of controllers and by the discovery log.
+/// Goal: hosts see the model in Identify Controller, in the list of controllers and in the
+/// discovery log.
 #[test]
 fn hosts_are_told() {
     let mut rig = rig(3, 6);

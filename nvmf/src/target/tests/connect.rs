@@ -1,4 +1,5 @@
-//! Connecting and leaving: who gets in, what the refusal says, and that nothing stays behind.
+//! Connecting and leaving: which hosts are admitted, the status of a refusal, and that nothing
+//! remains.
 
 use std::time::Duration;
 
@@ -39,8 +40,8 @@ fn comes_and_goes() {
     rig.assert_clean();
 }
 
-/// Goal: a command that comes before the answer to Connect costs that connection, and nothing else. Method: a second
-/// Connect, with its data, while the first one's is on its way, which then arrives.
+/// Goal: a command before the response to Connect costs that connection, and nothing else. Method:
+/// a second Connect, with its data, while the first one's is on its way, which then arrives.
 #[test]
 fn nothing_comes_before_the_answer_to_connect() {
     let mut rig = Rig::with_malloc();
@@ -97,8 +98,9 @@ fn host_not_allowed_then_allowed_then_removed() {
     rig.assert_clean();
 }
 
-/// Goal: a host is served under the name that it has, well formed or not: where any host is allowed, and where it is
-/// allowed by that name. Method: names seen with older nvme-cli and a CSI driver, and the longest one.
+/// Goal: a host is served under its name, well formed or not: where any host is allowed, and where
+/// that name is allowed. Method: names seen with older nvme-cli and a CSI driver, and the longest
+/// one.
 #[test]
 fn hosts_with_names_that_are_no_nqns() {
     let mut rig = Rig::with_malloc();
@@ -137,8 +139,8 @@ fn hosts_with_names_that_are_no_nqns() {
     refused_for(&cqe, InvalidParameter::HOSTNQN);
 }
 
-/// Goal: a host without a name is known by its identifier, on its I/O queues too, and let in or not by the name which
-/// that makes; one without either is refused.
+/// Goal: a host without a name is known by its identifier, on its I/O queues too, and admitted by
+/// the name derived from it. A host without either is refused.
 #[test]
 fn a_host_without_a_name() {
     let mut rig = Rig::with_malloc();
@@ -202,8 +204,8 @@ fn io_queues_belong_to_their_host_and_controller() {
     );
 }
 
-/// Goal: an I/O queue comes through the listener of its admin queue, whose limits the controller announced. One that
-/// does not is refused, for good, and costs the controller nothing.
+/// Goal: an I/O queue comes through the listener of its admin queue, whose limits the controller
+/// announced. Another listener refuses it permanently, without effect on the controller.
 #[test]
 fn io_queues_come_through_the_listener_of_their_controller() {
     let mut rig = Rig::with_malloc();
@@ -215,7 +217,7 @@ fn io_queues_come_through_the_listener_of_their_controller() {
     rig.listener = ListenerId(2);
     let (_, cqe) = rig.connect_as(HOSTNQN, SUBNQN, 1, cntlid, 16);
     refused_for(&cqe, InvalidParameter::CNTLID);
-    // There it is good for a controller of its own.
+    // That listener accepts it for a controller of its own.
     let (_, there) = rig.admin();
     rig.io_queue(there, 1);
     rig.listener = ListenerId(1);
@@ -312,7 +314,7 @@ fn disconnect_deletes_the_queue_and_it_can_come_back() {
     rig.io_queue(cntlid, 1);
 }
 
-/// Goal: what the host sees as reset (CC.EN to 0) ends its I/O queues, not the association.
+/// Goal: a reset by the host (CC.EN to 0) ends its I/O queues, not the association.
 #[test]
 fn controller_reset_ends_io_queues() {
     let mut rig = Rig::with_malloc();
@@ -332,8 +334,8 @@ fn controller_reset_ends_io_queues() {
     rig.io_queue(cntlid, 1);
 }
 
-/// Goal: the limit holds for queues of every kind and transport, a host beyond it is told so by the status of its Connect,
-/// and each queue that goes makes room.
+/// Goal: the limit holds for queues of every kind and transport, a host beyond it learns so from
+/// the status of its Connect, and each queue that goes makes room.
 #[test]
 fn connected_queues_are_bounded() {
     let mut rig = Rig::new(TargetConfig {

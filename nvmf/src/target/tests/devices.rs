@@ -35,8 +35,8 @@ fn polls(told: &Told) -> u32 {
     told.state.lock().unwrap().polls
 }
 
-/// An idle device is polled until it has cleared away what a change left behind, and not after that: as
-/// soon as the core is called on, with its next upkeep, or before it sleeps.
+/// An idle device is polled until the cleanup after a change is complete, and not after that: as
+/// soon as the core is notified, with its next upkeep, or before it sleeps.
 #[test]
 fn idle_devices_clear_away() {
     let (mut rig, told) = rig_told();
@@ -68,8 +68,8 @@ fn idle_devices_clear_away() {
     assert_eq!(rig.status(io, read(2), &[]), StatusCode::SUCCESS);
 }
 
-/// Goal: a connection is heard though it has the place in its transport of one that has ended and whose I/O is still in
-/// a slow device. Method: the I/O ends when the new connection is in use.
+/// Goal: a connection is served though it has the place in its transport of an ended one whose I/O
+/// is still in a slow device. Method: the I/O ends when the new connection is in use.
 #[test]
 fn a_connection_in_the_place_of_one_with_io_left() {
     let (mut rig, told) = rig_told();
@@ -92,8 +92,8 @@ fn a_connection_in_the_place_of_one_with_io_left() {
     rig.assert_clean();
 }
 
-/// Goal: a queue id whose I/O is still in a slow device is not given away, nor refused for good: the Connect waits for
-/// it, and is told to come back if it takes long.
+/// Goal: a queue id whose I/O is still in a slow device is not given away, nor refused permanently:
+/// the Connect waits for it, and gets a retry status if that takes long.
 #[test]
 fn a_queue_id_whose_io_is_left() {
     let (mut rig, told) = rig_told();
@@ -124,7 +124,7 @@ fn a_queue_id_whose_io_is_left() {
     assert_eq!(rig.answer().cqe.status(), busy, "without DNR");
 }
 
-/// Goal: the answer to Disconnect says that nothing of the queue is in a device any more.
+/// Goal: the response to Disconnect means that no I/O of the queue is in a device any longer.
 #[test]
 fn disconnect_waits_for_the_devices() {
     let (mut rig, told) = rig_told();
@@ -169,7 +169,7 @@ fn disconnect_waits_for_the_devices() {
     rig.assert_clean();
 }
 
-/// What is under way on a queue is told, as of the last upkeep, for those who watch.
+/// The commands in flight on a queue are reported for observers, as of the last upkeep.
 #[test]
 fn commands_under_way_are_told() {
     let (mut rig, told) = rig_told();
@@ -194,8 +194,8 @@ fn commands_under_way_are_told() {
     assert_eq!(under_way(&rig), 0);
 }
 
-/// Goal: a device that cannot be opened is not tried with every command that comes for it, which a host may send as fast
-/// as it can; it is served soon after it can be.
+/// Goal: a device that cannot be opened is not tried with every command for it, which a host may
+/// send at full speed; it is served soon after it can be opened.
 #[test]
 fn a_device_that_cannot_be_opened() {
     let mut rig = Rig::new(TargetConfig::default());
@@ -235,8 +235,9 @@ fn a_device_that_cannot_be_opened() {
     assert_eq!(tries.load(Ordering::Relaxed), 4);
 }
 
-/// Goal: what it costs to find out which devices are used does not grow with devices times queue pairs, as often as that is
-/// asked: a network that breaks takes thousands of connections along, and each that goes is a reason to ask.
+/// Goal: the cost of finding the used devices does not grow with devices times queue pairs, however
+/// often the search runs: a broken network takes thousands of connections along, and each end is a
+/// reason to search.
 #[test]
 fn devices_are_used_by_whom_they_were() {
     const DEVICES: u32 = 50;

@@ -1,4 +1,4 @@
-//! The discovery log: who is shown what, and as which address.
+//! The discovery log: the entries that each host sees, and their addresses.
 
 use std::time::Duration;
 
@@ -164,8 +164,8 @@ fn wildcard_listeners() {
     assert!(records.iter().all(|r| r.record.adrfam == adrfam::IPV4));
 }
 
-/// Goal: the discovery subsystem is told once per listener of its own and where the host is, and
-/// hosts are not sent around between places that say the same.
+/// Goal: the discovery subsystem is reported once per listener of its own and for the host's
+/// address, and hosts are not sent around between places with the same contents.
 #[test]
 fn the_discovery_subsystem_itself() {
     let mut log = snapshot(vec![]);
@@ -193,7 +193,7 @@ fn the_discovery_subsystem_itself() {
     assert_eq!(flags, [eflags::DUPRETINFO, 0]);
 }
 
-/// A listener over RDMA is told with how its fabric carries it.
+/// A listener over RDMA is reported with the attributes of its fabric.
 #[test]
 fn rdma_says_what_carries_it() {
     for (fabric, prtype) in [
@@ -269,7 +269,8 @@ fn referrals() {
     let [_, discovery, nvm, unique] = records.as_slice() else {
         panic!("four entries: {records:?}");
     };
-    // A host would take another discovery subsystem for one with namespaces, and connect to it as such.
+    // A host would take another discovery subsystem for one with namespaces, and connect to it as
+    // such.
     assert_eq!(unique.record.subtype, subtype::REFERRAL);
     assert_eq!(unique.record.subnqn, nqn(UNIQUE));
     assert_eq!(
@@ -285,7 +286,7 @@ fn referrals() {
     assert_eq!((entries[1].tcp_sectype(), entries[2].tcp_sectype()), (0, 2));
 }
 
-/// What does not fit an entry is left out; the rest of the log is as it should be.
+/// A subsystem that does not fit an entry is left out; the rest of the log is correct.
 #[test]
 fn names_that_do_not_fit() {
     let loopback = |name: &str| SubsystemListener {
@@ -379,9 +380,9 @@ fn hosts_see_what_they_may_use() {
     assert_eq!(third, second, "stable while nothing changes");
 }
 
-/// Goal: a discovery subsystem with a unique name is reached by that and by the well-known one, and tells the unique one
-/// either way: in Identify Controller, and in its own entries of the log (Base 3.1.3.3, 5.1.12.3.1). It stays one that
-/// has no I/O queues.
+/// Goal: a discovery subsystem with a unique name is reached by that and by the well-known one, and
+/// reports the unique one either way: in Identify Controller, and in its own entries of the log
+/// (Base 3.1.3.3, 5.1.12.3.1). It still has no I/O queues.
 #[test]
 fn a_unique_name() {
     let mut rig = Rig::new(TargetConfig {
@@ -406,8 +407,8 @@ fn a_unique_name() {
     assert_eq!(rig.target.discovery().controllers().len(), 2);
 }
 
-/// Goal: the unique name can be set, changed and taken away; who is connected stays and is told, and the name that was
-/// is nobody's. It is never the name of two subsystems.
+/// Goal: the unique name can be set, changed and removed. Connected hosts stay and are notified,
+/// and the old name is invalid. It is never the name of two subsystems.
 #[test]
 fn the_unique_name_changes() {
     let mut rig = Rig::with_malloc();

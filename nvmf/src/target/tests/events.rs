@@ -91,9 +91,9 @@ fn what_happened_before_the_request_is_told() {
     assert_eq!(rig.changed(conn, false), [1]);
 }
 
-/// Goal: a host that uses the identifier of an event request again has given that request up: its command is run, the
-/// event goes to the next request, and there is room for another one. (SPDK's leaves so.) Two event requests with one
-/// identifier are a conflict all the same.
+/// Goal: a host that reuses the identifier of an event request has given that request up. Its
+/// command is run, the event goes to the next request, and there is room for another one. (SPDK's
+/// host leaves so.) Two event requests with one identifier are a conflict nevertheless.
 #[test]
 fn an_identifier_that_comes_again_gives_a_request_up() {
     let mut rig = Rig::with_malloc();
@@ -142,7 +142,7 @@ fn requests_have_a_limit_and_can_be_aborted() {
     let of = |cid| answers.iter().find(|cqe| cqe.cid() == cid).unwrap();
     assert_eq!(of(400).dword0() & 1, 0, "aborted");
     assert_eq!(of(cids[1]).status(), StatusCode::ABORT_REQUESTED);
-    // There is room for one again, and what is not there is not aborted.
+    // There is room for one again, and an abort of a missing request aborts nothing.
     rig.ask(conn);
     assert!(rig.answers().is_empty());
     let cqe = rig
@@ -243,7 +243,8 @@ fn too_many_changes_to_list() {
     assert_eq!(rig.changed(conn, false), [] as [u32; 0]);
 }
 
-/// Goal: who asks for what is beyond the end of the list has not read it: neither the list nor the event is gone.
+/// Goal: a read beyond the end of the list does not count as a read: neither the list nor the event
+/// is gone.
 #[test]
 fn a_wrong_offset_reads_nothing() {
     let mut rig = Rig::with_malloc();
@@ -259,7 +260,7 @@ fn a_wrong_offset_reads_nothing() {
     assert_eq!(rig.changed(conn, false), [2, 3]);
 }
 
-/// Goal: a controller level reset answers what is held and forgets what was masked.
+/// Goal: a controller level reset completes held requests and clears the masks.
 #[test]
 fn reset_ends_held_requests() {
     let mut rig = Rig::with_malloc();
@@ -288,8 +289,8 @@ fn reset_ends_held_requests() {
     assert_eq!(rig.told(), [(cid, NAMESPACES)]);
 }
 
-/// Goal: a host that says with its Connect that it stays is told of changes of the discovery log without asking, one
-/// that reads it and leaves is not.
+/// Goal: a host whose Connect announces that it stays gets events of the discovery log without a
+/// request; a host that reads it and leaves does not.
 #[test]
 fn discovery_changes_from_the_start() {
     for (kato_ms, told) in [(15_000, 1), (0, 0)] {
@@ -302,7 +303,8 @@ fn discovery_changes_from_the_start() {
     }
 }
 
-/// Goal: a discovery controller tells of changes when the host wants that, and every way to change the log is one.
+/// Goal: a discovery controller reports changes when the host wants that, for every way to change
+/// the log.
 #[test]
 fn discovery_changes() {
     let mut rig = Rig::with_malloc();
@@ -365,7 +367,7 @@ fn discovery_changes() {
 }
 
 /// Goal: a host that retains the event with every piece of a log that it reads in pieces, as older
-/// libnvme does, is told of the next change all the same.
+/// libnvme does, still gets an event for the next change.
 #[test]
 fn reading_a_long_log_to_its_end_counts() {
     let mut rig = Rig::with_malloc();

@@ -1,4 +1,5 @@
-//! Fused pairs whose halves end apart: every command is answered once, and what comes next is not mistaken for a half.
+//! Fused pairs whose halves end apart: every command is completed once, and the next one is not
+//! mistaken for a half.
 
 use nacre_nvmf_wire::commands::admin::Abort;
 use nacre_nvmf_wire::commands::io::ReadWrite;
@@ -39,7 +40,7 @@ fn pair() -> (Rig, ConnId) {
     (rig, io)
 }
 
-/// What has been answered, by command identifier.
+/// The completed commands, by command identifier.
 fn statuses(rig: &mut Rig) -> Vec<(u16, StatusCode)> {
     let mut answers = rig.statuses();
     answers.sort_by_key(|(cid, _)| *cid);
@@ -57,8 +58,8 @@ fn assert_works(rig: &mut Rig, io: ConnId) {
     assert_eq!(statuses(rig), [(11, ok), (12, ok)]);
 }
 
-/// Goal: the half that is damaged says so, the other one is aborted, whichever it is and whether the other one has its
-/// data.
+/// Goal: the damaged half fails with that error, the other one is aborted, whichever it is and
+/// whether it has its data.
 #[test]
 fn a_damaged_half_ends_both() {
     for (damaged, arrives_first) in [
@@ -86,8 +87,8 @@ fn a_damaged_half_ends_both() {
     }
 }
 
-/// Goal: a first half that is refused once it is in the table is not waited for: not by its second half, and not by
-/// another command that gets its place.
+/// Goal: if a first half is refused once it is in the table, neither its second half nor another
+/// command in its place waits for it.
 #[test]
 fn a_refused_first_half_is_forgotten() {
     let mut rig = Rig::with_malloc();
@@ -137,7 +138,8 @@ fn other_commands_are_no_halves() {
     assert_works(&mut rig, io);
 }
 
-/// Goal: a half can be aborted while it waits for the other or for its data; the other half goes with it.
+/// Goal: a half can be aborted while it waits for the other or for its data; the other half goes
+/// with it.
 #[test]
 fn a_half_can_be_aborted() {
     let mut rig = Rig::with_malloc();
@@ -180,9 +182,9 @@ fn a_half_can_be_aborted() {
     assert_works(&mut rig, io);
 }
 
-/// Goal: a half that is refused before it has a place in the table, as its capsule was damaged or its identifier is taken,
-/// is not waited for by the other one, whichever it is; nor is a second half that something damaged stands in the place
-/// of.
+/// Goal: a half is refused before it has a place in the table (its capsule was damaged or its
+/// identifier is taken): the other half, whichever it is, does not wait for it. Nor does a second
+/// half wait when a damaged command precedes it.
 #[test]
 fn a_half_that_never_got_in_ends_both() {
     let mut rig = Rig::with_malloc();

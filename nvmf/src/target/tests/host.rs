@@ -1,4 +1,4 @@
-//! What a host does with an admin queue, in one line each.
+//! The operations of a host on an admin queue, in one line each.
 
 use nacre_nvmf_wire::commands::admin::{GetFeatures, GetLogPage, Identify, SetFeatures};
 use nacre_nvmf_wire::fabrics::{DISCOVERY_NQN, PropertyGet, PropertySet, PropertySize};

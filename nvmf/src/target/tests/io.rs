@@ -321,7 +321,8 @@ fn compare_verify_and_flush() {
     }
 }
 
-/// A verify that meets a block that cannot be read says what a read would, whether the device or the layer does it.
+/// A verify of an unreadable block has the status of a read, whether the device or the layer does
+/// it.
 #[test]
 fn verify_meets_a_bad_block() {
     use nacre_bdev::fault::{self, Action, Fault};

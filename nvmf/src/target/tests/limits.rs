@@ -1,5 +1,5 @@
-//! What is announced is what is enforced: each limit is read from Identify, kept, and overstepped
-//! by one.
+//! The announced limits are enforced: each limit is read from Identify, obeyed, and exceeded by
+//! one.
 
 use nacre_nvmf_wire::commands::io::{
     CopyRange0, DatasetManagement, DsmRange, ReadWrite, WriteZeroes,
@@ -140,8 +140,9 @@ fn copy_sizes() {
     assert_eq!(ocfs, 1, "format 0h alone");
 }
 
-/// Goal: each namespace says how many blocks a fused pair may have, and takes as many; the controller
-/// says what holds for all of them. Method: the layer's emulation, and devices with limits of their own.
+/// Goal: each namespace reports the most blocks of a fused pair, and accepts as many; the
+/// controller reports the limit of all of them. Method: the layer's emulation, and devices with
+/// limits of their own.
 #[test]
 fn compare_and_write_size() {
     let (mut rig, admin, io) = rig();
@@ -210,8 +211,9 @@ fn number_of_queues() {
     }
 }
 
-/// Goal: a transport with more I/O queues than the target's own number, or with fewer, has as many as its controllers
-/// announce: a host that was granted a number and is refused one of them gives the whole connection up.
+/// Goal: a transport with more I/O queues than the target's own number, or with fewer, has as many
+/// as its controllers announce: a host that was granted a number and is refused one of them gives
+/// the whole connection up.
 #[test]
 fn number_of_queues_of_a_transport() {
     for announced in [2u16, 6] {

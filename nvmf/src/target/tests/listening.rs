@@ -10,16 +10,16 @@ use super::rig::*;
 use crate::target::{Refusal, SubsystemConfig, Target, TargetConfig};
 use crate::transport::{Address, ListenError, ListenerId, Plug, Transport, TransportType};
 
-/// What a core got to know while an address was being opened.
+/// The observations of a core while an address is being opened.
 #[derive(Default)]
 struct Seen {
     /// It could look at the bounds of a listener.
     limits: bool,
-    /// What it told a host that was quick.
+    /// The refusal of an early host.
     refusal: Option<Refusal>,
 }
 
-/// A transport that takes its time to listen: until a core has done what it does for a Connect.
+/// A transport that takes long to listen: until a core has done its work for a Connect.
 struct Slow {
     target: Mutex<Weak<Target>>,
     seen: Arc<Mutex<Seen>>,
@@ -65,8 +65,9 @@ impl Plug for Slow {
     }
 }
 
-/// Goal: a transport may take long to open an address (over RDMA all memory is made known to a device), and no core waits
-/// for that; a host that is there before the listener is told to come again, not that it is wrong here.
+/// Goal: a transport may take long to open an address (over RDMA it registers all memory with a
+/// device), and no core waits for that. A host that arrives before the listener gets a retry
+/// status, not a permanent refusal.
 #[test]
 fn nobody_waits_for_an_address() {
     let target = Target::new(TargetConfig::default(), 1);

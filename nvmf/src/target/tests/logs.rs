@@ -300,7 +300,7 @@ fn ended_event_requests_are_no_errors() {
     assert_eq!(entries[0].error_count.get(), 0);
 }
 
-/// A fabrics command that failed is noted without a namespace: what is in the place of one is its type.
+/// A failed fabrics command is logged without a namespace: that field holds its type.
 #[test]
 fn fabrics_errors_name_no_namespace() {
     let mut rig = Rig::with_malloc();

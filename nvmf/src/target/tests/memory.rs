@@ -38,7 +38,7 @@ fn rig(window: usize) -> (Rig, ConnId) {
     (rig, io)
 }
 
-/// What is being fetched, by command identifier.
+/// The fetches in flight, by command identifier.
 fn fetching(rig: &Rig) -> Vec<u16> {
     let wire = rig.wire.borrow();
     wire.fetches.iter().map(|(_, tag, _)| tag.cid).collect()
@@ -92,8 +92,8 @@ fn a_window_of_fetches() {
     rig.hang_up(io);
 }
 
-/// Data in a capsule can stand before data that others were asked for, on every connection: a buffer is left for it, or
-/// nobody would get any further.
+/// In-capsule data can precede requested data on every connection: a buffer is kept for it,
+/// otherwise all connections deadlock.
 #[test]
 fn fetches_leave_a_buffer() {
     let (mut rig, io) = rig(usize::MAX);
@@ -177,8 +177,8 @@ fn waiting_for_a_fetch_ends() {
     rig.assert_clean();
 }
 
-/// A RAM disk's data may come where the transport received it; once a namespace is there whose device
-/// keeps what it is given, data comes in the core's buffers, that which was on its way as well.
+/// A RAM disk's data may stay in the transport's receive memory. Once there is a namespace whose
+/// device keeps its data, data comes in the core's buffers, also data that was on its way.
 #[test]
 fn in_place_while_every_device_is_immediate() {
     let mut rig = Rig::with_malloc();
@@ -246,8 +246,8 @@ fn in_place_while_every_device_is_immediate() {
     assert!(rig.answer().cqe.status().is_success());
 }
 
-/// With a device from the start that is not immediate, nothing is ever in place; devices of which each
-/// is may be many.
+/// If a device is not immediate from the start, nothing is ever in place. With several devices, all
+/// immediate, data may be in place.
 #[test]
 fn in_place_is_said_once() {
     let (mut rig, _told) = rig_told();
@@ -276,8 +276,8 @@ fn in_place_is_said_once() {
     assert_eq!(rig.wire.borrow().in_place, [(io, true)]);
 }
 
-/// Goal: whatever waits for a buffer of I/O, admin and fabrics commands have theirs, and get one as soon as there is one;
-/// when their own are all taken, they use the others'.
+/// Goal: whatever I/O waits for a buffer, admin and fabrics commands have buffers of their own, and
+/// get one as soon as one is free; when their own are all taken, they use the others'.
 #[test]
 fn admin_does_not_stand_behind_io() {
     let mut rig = Rig::with_malloc();
@@ -294,7 +294,7 @@ fn admin_does_not_stand_behind_io() {
     let other = rig.open();
     rig.start_connect(other, 2, cntlid);
     assert_eq!(rig.answer().cqe.status(), StatusCode::SUCCESS);
-    // Without any they wait, and not for what the write waits for.
+    // Without any they wait, and not for the buffer that the write waits for.
     let mut all_admin = hoard(&rig.pools.admin, 8192);
     let identify = Identify::new(cns::CONTROLLER).to_sqe(2, 0);
     let bytes = Sgl::Transport { length: 4096 };

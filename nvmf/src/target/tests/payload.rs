@@ -56,7 +56,7 @@ impl Rig {
         self.answer().cqe.status()
     }
 
-    /// Offers a command room for `length` bytes: what it filled, or its status.
+    /// Offers a command room for `length` bytes: returns the number of filled bytes, or its status.
     fn offer(&mut self, conn: ConnId, sqe: Sqe, length: u32) -> Result<u32, StatusCode> {
         let response = self.call(conn, sqe.with_sgl(Sgl::Transport { length }), &[]);
         let status = response.cqe.status();
@@ -134,7 +134,7 @@ fn lists_may_be_longer() {
                 }
                 let mut rig = Rig::with_malloc();
                 let io = rig.io();
-                // What a reservation needs first.
+                // The commands that a reservation needs first.
                 for (before, command, data) in lists() {
                     if before == name {
                         break;

@@ -1,5 +1,5 @@
-//! A namespace goes while commands for it are between two steps, and another one gets its id: what was meant for the one
-//! never reaches the other.
+//! A namespace goes while commands for it are between two steps, and another one gets its id:
+//! commands for the first never reach the second.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,8 +43,8 @@ fn taken(told: &Told) -> u32 {
     told.state.lock().unwrap().submitted
 }
 
-/// Data that the host sends for a write of a namespace that is gone is not written to the one that has its id, though it
-/// would fit.
+/// The host's data for a write to a removed namespace is not written to the namespace that has its
+/// id, though it would fit.
 #[test]
 fn data_that_comes_late() {
     let mut rig = Rig::with_malloc();
@@ -164,7 +164,7 @@ fn halves_of_a_pair() {
     assert_eq!((taken(&after), taken(&last)), (0, 0));
 }
 
-/// Who registers with a namespace is not registered with another one.
+/// A host that registers with a namespace is not registered with another one.
 #[test]
 fn reservations() {
     let (mut rig, _) = rig_told();

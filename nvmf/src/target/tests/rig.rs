@@ -34,7 +34,7 @@ pub const MAX_TRANSFER: u32 = 128 * 1024;
 pub const BLOCK: u32 = 512;
 pub const BLOCKS: u64 = 4096;
 
-/// What a test sees and does on the host's end of the wire.
+/// The host's end of the wire, as a test sees and uses it.
 #[derive(Default)]
 pub struct Wire {
     /// To the target.
@@ -47,7 +47,8 @@ pub struct Wire {
     pub in_place: Vec<(ConnId, bool)>,
     /// Bytes to be fetched at a time; `None`: any.
     pub window: Option<usize>,
-    /// What another thread does after the core has looked at its messages, and before it takes what arrived.
+    /// An action of another thread after the core has checked its messages, and before it takes
+    /// arrived commands.
     pub meanwhile: Option<Box<dyn FnOnce()>>,
 }
 
@@ -122,7 +123,7 @@ impl Transport for FakeTransport {
     }
 }
 
-/// A plug whose one core is the test's thread. The wire is made by whoever opens it.
+/// A plug whose one core is the test's thread. The opener makes the wire.
 struct FakePlug;
 
 thread_local! {
@@ -283,7 +284,7 @@ impl Rig {
         }
     }
 
-    /// What is sent and answered from here on is on the other core.
+    /// Commands and completions from here on are on the other core.
     pub fn switch(&mut self) {
         let (group, wire) = self.other.as_mut().expect("two cores");
         std::mem::swap(group, &mut self.group);
@@ -348,7 +349,7 @@ impl Rig {
         self.next_cid
     }
 
-    /// Answers what the target fetches with `data`.
+    /// Answers the target's fetches with `data`.
     pub fn deliver(&mut self, data: &[u8]) -> usize {
         let fetches: Vec<_> = self.wire.borrow_mut().fetches.drain(..).collect();
         for (conn, tag, mut buf) in fetches.into_iter().rev() {

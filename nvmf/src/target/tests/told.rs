@@ -1,4 +1,4 @@
-//! A bdev that is what a test tells it to be: any geometry and limits, any status for every I/O, or for one.
+//! A bdev that a test controls: any geometry and limits, any status for every I/O, or for one.
 
 use std::sync::{Arc, Mutex};
 
@@ -37,7 +37,7 @@ pub struct State {
     /// I/Os are carried out at once, and how many were.
     pub prompt: bool,
     pub at_once: u32,
-    /// Polls that it takes to clear away what was left behind.
+    /// Polls that the cleanup takes.
     pub leftovers: u32,
     pub polls: u32,
 }

@@ -1,4 +1,5 @@
-//! Lists of commands that wait: as long as what waits, and in its order, whatever becomes of commands meanwhile.
+//! Lists of commands that wait: only as long as the waiting commands, and in their order, whatever
+//! happens to them.
 
 use nacre_hugepages::Buf;
 use nacre_nvmf_wire::commands::admin::Abort;
@@ -46,8 +47,8 @@ fn give_up(rig: &mut Rig, admin: ConnId, io: ConnId, sqe: Sqe) {
     assert_eq!(answers, [aborted, (ABORT, StatusCode::SUCCESS)]);
 }
 
-/// Goal: a host that gives commands up and sends others, while there is no buffer or no room in the device, or that leaves
-/// and comes again, does not make the lists grow.
+/// Goal: a host that gives commands up and sends others, while there is no buffer or no room in the
+/// device, or that leaves and comes again, does not make the lists grow.
 #[test]
 fn as_long_as_what_waits() {
     let (mut rig, told) = rig_told();
@@ -123,8 +124,8 @@ fn in_the_order_in_which_they_came() {
     assert_eq!(order, [1, 3, 4]);
 }
 
-/// Goal: a command that goes on from one device to the next does not hold up those that wait for the first, and goes to
-/// the end of the queue of the second.
+/// Goal: a command that continues from one device to the next does not hold up those that wait for
+/// the first, and goes to the end of the queue of the second.
 #[test]
 fn from_one_device_to_the_next() {
     let (mut rig, first) = rig_told();

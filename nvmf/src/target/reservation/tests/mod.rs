@@ -261,7 +261,8 @@ fn rights() {
     }
 }
 
-/// Who gives up its registration gives up what it holds, and those who lose by that are told.
+/// A host that gives up its registration gives up its reservation, and hosts that lose rights by
+/// that are notified.
 #[test]
 fn holders_that_leave() {
     for kind in KINDS {
@@ -376,7 +377,7 @@ fn preempting() {
     assert_eq!((state.held, state.generation), (Some(held), generation + 1));
     let told = [(A, Notice::RegistrationPreempted), (C, Notice::Released)];
     assert_eq!(done.notices, told, "the type changed");
-    // The same type: nobody else loses anything.
+    // The same type: no other host loses anything.
     let done = step(&mut state, C, preempt(ExclusiveAccess, 3, 2));
     assert_eq!(done.notices, [(B, Notice::RegistrationPreempted)]);
 
@@ -590,8 +591,8 @@ fn cores_decide_one_after_the_other() {
     assert_eq!(state.checked().unwrap().registrants.len(), all as usize);
 }
 
-/// Goal: I/O asks for what its host may do once after each change, whatever else is reserved: asking takes a lock that all
-/// cores share. Method: more namespaces than a host has fingers, used in turn.
+/// Goal: I/O asks for its host's rights once after each change, whatever else is reserved: asking
+/// takes a lock that all cores share. Method: many namespaces, used in turn.
 #[test]
 fn rights_are_asked_for_once() {
     let core = GroupHandle::new(0, Arc::new(|| {}));

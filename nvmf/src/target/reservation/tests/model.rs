@@ -26,7 +26,7 @@ impl Model {
         kind as u8 >= 5
     }
 
-    /// After registrations changed: who holds it now.
+    /// After registrations changed: determines the holder.
     fn settle(&mut self) {
         if self.kind.is_some_and(Model::all) {
             self.holders = self.keys.keys().copied().collect();

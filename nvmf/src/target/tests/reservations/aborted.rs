@@ -18,10 +18,10 @@ use crate::target::TargetConfig;
 
 const KIND: ReservationType = ReservationType::WriteExclusive;
 
-/// Goal: writes of the preempted host that would never end are aborted in the device, on both cores
-/// and on each of its controllers, and those of others are not; then the command is answered, without
-/// anybody's help. Method: an error device that lets writes hang; B has a controller on each of two
-/// cores, C one beside A.
+/// Goal: endless writes of the preempted host are aborted in the device, on both cores and on each
+/// of its controllers, and those of others are not. Then the command completes, without another
+/// event. Method: an error device that lets writes hang; B has a controller on each of two cores, C
+/// one beside A.
 #[test]
 fn what_hangs_is_aborted() {
     let registry = Registry::new();

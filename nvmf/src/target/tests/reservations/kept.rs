@@ -17,7 +17,7 @@ use super::{CONFLICT, Host, KEY_A, KEY_B, OK};
 use crate::target::reservation::{Held, Keeper, Registrant, Reservations, State, Ticket};
 use crate::target::{NamespaceConfig, NamespaceIds, TargetConfig};
 
-/// Keeps what it is told, when it is told to.
+/// Stores each state when the test lets it.
 #[derive(Default)]
 struct Slow {
     asked: Mutex<Vec<(Option<State>, Ticket)>>,
@@ -126,7 +126,7 @@ fn what_persists_is_kept_first() {
     assert_eq!(done, [(second, StatusCode::INTERNAL_ERROR)]);
     assert_eq!(rig.report(a, 64).unwrap()[5], 1, "as before");
 
-    // The feature says the same, and clears what is kept.
+    // The feature shows the same, and clears the stored state.
     let feature = fid::RESERVATION_PERSISTENCE;
     let get = GetFeatures::new(feature);
     let now = rig.cid();
@@ -187,8 +187,8 @@ fn a_host_leaves_while_its_command_is_kept() {
     assert_eq!(done, [(cid, OK)]);
 }
 
-/// What was kept is in force from the first command on, and a device that goes and comes back finds
-/// the reservation where it was; a namespace that is removed does not.
+/// The stored state is in force from the first command on. A device that goes and comes back finds
+/// its reservation; a removed namespace does not.
 #[test]
 fn reservations_come_back() {
     let kept = State {

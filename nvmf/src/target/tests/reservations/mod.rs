@@ -1,5 +1,5 @@
-//! Reservations through the whole target: two hosts, their controllers, and what each of them is
-//! answered and told.
+//! Reservations through the whole target: two hosts, their controllers, and the statuses and
+//! notices of each.
 
 mod aborted;
 mod kept;
@@ -269,7 +269,7 @@ fn every_command_meets_every_type() {
             for (name, sqe, data, writes) in every_command(&mut rig) {
                 let may = inside || (!writes && number % 2 == 1);
                 let expected = if may { OK } else { CONFLICT };
-                // Twice: what a queue remembers counts, too.
+                // Twice: a queue's remembered rights count, too.
                 for _ in 0..2 {
                     let status = rig.status(host.io, sqe, &data);
                     assert_eq!(status, expected, "{kind:?}: {name} of the {who}");
@@ -324,7 +324,7 @@ fn fused_pairs() {
     }
 }
 
-/// What is announced, and what a report says.
+/// The announced capabilities, and the contents of a report.
 #[test]
 fn announced_and_reported() {
     let (mut rig, a, b) = two_hosts();
@@ -421,7 +421,7 @@ fn refusals() {
     assert_eq!(status, StatusCode::HOST_ID_NOT_INITIALIZED.with_dnr());
 }
 
-/// Each host hears of what it lost, once per page that it reads, and of nothing that it masked.
+/// Each host is notified of its losses, once per page that it reads, and of no masked notice.
 #[test]
 fn hosts_are_told() {
     let (mut rig, a, b) = two_hosts();
