@@ -1,4 +1,5 @@
-//! Between the stream and PDUs: the digests and the padding that `nvmf/wire` leaves to the connection.
+//! Between the stream and PDUs: the digests and the padding that `nvmf/wire` leaves to the
+//! connection.
 
 use std::fmt;
 
@@ -91,8 +92,8 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Reads PDUs as the rules of now want them. Most headers begin like one before: what was found of
-/// that is kept.
+/// Reads PDUs under the present rules. Most headers begin like an earlier one: the reader keeps the
+/// facts found about it.
 pub struct Reader {
     rules: Rules,
     known: Option<([u8; CommonHeader::SIZE], Frame)>,
@@ -125,7 +126,7 @@ impl Reader {
             Some((known, frame)) if known == common => *frame,
             _ => self.judge(common)?,
         };
-        // PDO is a byte, so this much always fits the receive buffer, and what can be carried over.
+        // PDO is a byte, so this much always fits the receive buffer, and can be carried over.
         if bytes.len() < frame.data_offset as usize {
             return Ok(None);
         }

@@ -1,9 +1,9 @@
-//! The bodies of the fuzz targets `tcp_target` and `tcp_host`, here so that ordinary tests can replay
-//! their corpora and run them on noise.
+//! The bodies of the fuzz targets `tcp_target` and `tcp_host`, here so that ordinary tests can
+//! replay their corpora and run them on noise.
 //!
-//! The first byte of an input seeds how the stream is cut, the rest is the stream. Whatever it is, the
-//! machine must not panic, must come to its end once the peer is gone, and must have given every
-//! buffer back.
+//! The first byte of an input seeds how the stream is cut, the rest is the stream. For every input,
+//! the machine must not panic, must end once the peer is gone, and must have given every buffer
+//! back.
 
 use std::rc::Rc;
 
@@ -44,7 +44,8 @@ pub fn target(input: &[u8]) {
     };
     let mut cut = Cut(seed);
     let mut established = false;
-    // Each round either takes bytes or ends: more rounds than bytes would be a machine that never rests.
+    // Each round either takes bytes or ends: more rounds than bytes mean a machine that never
+    // rests.
     for round in 0.. {
         assert!(round <= 2 * input.len() + 64, "the machine never rests");
         if conn.wants_read() && !stream.is_empty() {

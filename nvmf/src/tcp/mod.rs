@@ -7,7 +7,7 @@
 //!   target   the controller's end of one connection      host   the host's end of one connection
 //! ```
 //!
-//! Both machines are driven alike. What moves bytes (a socket, or a test's pipe) does, per turn:
+//! Both machines are driven alike. The driver (a socket, or a test's pipe) does, per turn:
 //!
 //! ```text
 //!   while wants_read:   recv_slices -> read into them -> received(n)     (end of stream: peer_closed)
@@ -19,9 +19,9 @@
 //!   deadline            handle_timeout(now) when it has passed
 //! ```
 //!
-//! A PDU is handled where it landed. Payload that came with its header is copied once; the rest of
-//! it is received straight into its buffer. Every violation of the protocol ends the connection with
-//! a termination request that names the field, and costs nothing but that connection.
+//! A PDU is handled where it arrived. Payload that came with its header is copied once; the rest of
+//! it is received straight into its buffer. Every violation of the protocol ends the connection
+//! with a termination request that names the field, and affects only that connection.
 
 pub mod frame;
 #[doc(hidden)]

@@ -1,4 +1,5 @@
-//! The way in: where the next bytes of a stream belong, and what has arrived but is not understood yet.
+//! The receive path: the place of the next bytes of a stream, and received bytes that are not
+//! parsed yet.
 //!
 //! ```text
 //!                    ┌ payload in progress: the rest of its Buf        (no copy)
@@ -8,30 +9,30 @@
 //!   receive buffer   [ consumed | start .. unread .. end | free ]
 //! ```
 //!
-//! The receive buffer is lent by the core ([`RxBuffers`]) while there is something in it that could
-//! not be handled yet, and given back otherwise: a thousand idle connections hold no buffer, and
-//! busy ones take turns with the same few, which the processor's cache likes. What is left then is
-//! less than one PDU header; it is carried in the connection until more arrives.
+//! The core lends the receive buffer ([`RxBuffers`]) while it holds bytes that cannot be handled
+//! yet, and gets it back otherwise. A thousand idle connections hold no buffer, and busy ones take
+//! turns with the same few, which suits the processor's cache. The remainder is less than one PDU
+//! header; the connection carries it until more arrives.
 //!
-//! Parts of it may be handed up ([`Rx::part`]) instead of copies. As long as one is kept by somebody
-//! nothing more is received into that buffer, nor is it lent again: another takes its place.
+//! Parts of the buffer may be handed up ([`Rx::part`]) instead of copies. While a part has a user,
+//! no further bytes are received into that buffer, nor is it lent again: another takes its place.
 //!
 //! # Guesses
 //!
-//! A host that reads knows what will probably come next: the data of its oldest read, then that of
-//! the one after it. [`Rx::guess`] says so, and the next receive is scattered accordingly:
+//! A host that reads knows the probable next PDUs: the data of its oldest read, then that of the
+//! one after it. [`Rx::guess`] takes these guesses, and the next receive is scattered accordingly:
 //!
 //! ```text
 //!   receive buffer [ hdr 0 | hdr 1 | hdr 2 | ...          ]     data 0, data 1, data 2: each to its Buf
 //! ```
 //!
-//! Each header is then looked at as usual. If it is the one that was guessed, its payload is in place
-//! already ([`Rx::hit`]); if not, what arrived is put back into one piece ([`Rx::miss`]) and nothing
-//! was lost but a copy. Guesses that got nothing stay for the next receive, behind the rest of the
+//! Each header is then parsed as usual. If the guess was right, its payload is in place already
+//! ([`Rx::hit`]). If not, the received bytes are put back into one piece ([`Rx::miss`]), which
+//! costs only a copy. Guesses without data stay for the next receive, behind the rest of the
 //! payload in progress: receives rarely end where a PDU does.
 //!
-//! A vector takes the kernel time to look at even if there is nothing to receive. So after a receive
-//! that found nothing ([`Rx::found_nothing`]) the next ones are short, until one finds something.
+//! A vector costs the kernel time even if there is nothing to receive. So after a receive without
+//! data ([`Rx::found_nothing`]) the next ones are short, until one gets data.
 
 use std::collections::VecDeque;
 use std::io::IoSliceMut;
@@ -41,8 +42,8 @@ use nacre_hugepages::{Buf, ClassSpec, Pool};
 
 /// Guesses per receive.
 pub const MAX_GUESSES: usize = 64;
-/// The same while there may be nothing to receive: an answer to a few commands is had by one receive
-/// all the same.
+/// The same while there may be nothing to receive: one receive still gets the completions of a few
+/// commands.
 const FEW_GUESSES: usize = 4;
 
 /// The I/O vector of one receive: the rest of a payload, then guesses.
@@ -56,8 +57,8 @@ const SMALL: usize = 4 << 10;
 
 /// The receive buffers of one core.
 pub struct RxBuffers {
-    /// Given back last, at the end: the fewer are used in turn, the more of them the cache holds.
-    /// Somebody may still have a part of one.
+    /// The last returned buffer is used first: the fewer are used in turn, the more of them the
+    /// cache holds. A part of one may still have a user.
     free: Vec<Buf>,
     /// So many are kept in part that no more should be: see [`Rx::may_part`].
     crowded: bool,
@@ -108,7 +109,8 @@ impl RxBuffers {
         one_buffer(self.bytes)
     }
 
-    /// A small one beyond the count, for a connection that must be heard though all others are taken.
+    /// A small one beyond the count, for a connection that must be served though all others are
+    /// taken.
     #[cold]
     fn lease_small(&self) -> Option<Buf> {
         // Smaller than the others in any case: it must not become one of them.
@@ -123,7 +125,7 @@ impl RxBuffers {
     }
 }
 
-/// Each in memory of its own, so that none is there that nobody needed yet.
+/// Each in memory of its own, so that only buffers that were needed exist.
 fn one_buffer(bytes: usize) -> Option<Buf> {
     let size = bytes.next_multiple_of(512);
     Pool::heap(&[ClassSpec { size, count: 1 }]).acquire(bytes)
@@ -136,7 +138,7 @@ enum Payload {
     Skip { left: usize },
 }
 
-/// Payload that is expected: `len` bytes for the beginning of `buf`, behind a header of the usual length.
+/// Expected payload: `len` bytes for the beginning of `buf`, behind a header of the usual length.
 pub struct Guess {
     pub id: u16,
     pub buf: Buf,
@@ -152,8 +154,8 @@ pub struct Rx {
     guesses: VecDeque<Guess>,
     /// Bytes of the header before each guessed payload.
     guess_header: usize,
-    /// Room for the headers of the last receive at the beginning of the receive buffer, and how much
-    /// of it was judged.
+    /// Room for the headers of the last receive at the beginning of the receive buffer, and the
+    /// part of it that was checked.
     guess_area: usize,
     guess_at: usize,
     /// Receive buffer that the guesses would take in one piece.
@@ -189,8 +191,8 @@ impl Rx {
         }
     }
 
-    /// Whether this connection has a receive buffer even if all others are taken by connections that wait. For as few as
-    /// there are controllers: it is memory that nobody has counted on.
+    /// Whether this connection has a receive buffer even if waiting connections hold all others.
+    /// Only for as many connections as there are controllers: no plan includes this memory.
     pub fn set_urgent(&mut self, urgent: bool) {
         self.urgent = urgent;
     }
@@ -242,7 +244,7 @@ impl Rx {
         !out.is_empty()
     }
 
-    /// Has a receive buffer that may be written, with what is unread at its beginning.
+    /// Ensures a writable receive buffer with the unread bytes at its beginning.
     #[inline]
     fn make_room(&mut self, buffers: &mut RxBuffers) -> bool {
         if let Some(bytes) = self.buffer.as_mut().and_then(Buf::bytes_mut) {
@@ -263,7 +265,7 @@ impl Rx {
         };
         let bytes = buffer.bytes_mut().expect("just leased");
         if let Some(before) = self.buffer.take() {
-            // Somebody has a part of it still.
+            // A part of it still has a user.
             let left = &before[self.start..self.end];
             bytes[..left.len()].copy_from_slice(left);
             (self.start, self.end) = (0, left.len());
@@ -303,7 +305,7 @@ impl Rx {
         self.guess_limit = FEW_GUESSES;
     }
 
-    /// Whether what comes next is a PDU, or one after the rest of a payload, so that guesses make sense.
+    /// True if a PDU comes next, or follows the rest of a payload, so that guesses make sense.
     #[inline]
     pub fn may_guess(&self) -> bool {
         self.carried == 0
@@ -312,8 +314,8 @@ impl Rx {
             && !matches!(self.payload, Payload::Skip { .. })
     }
 
-    /// The next PDU but those guessed before has a header of `header` bytes and this payload. Handed
-    /// back when there is no room for it.
+    /// Guesses that the next PDU after the guessed ones has a header of `header` bytes and this
+    /// payload. Hands it back when there is no room for it.
     #[inline]
     pub fn guess(&mut self, buffers: &RxBuffers, header: usize, guess: Guess) -> Result<(), Guess> {
         debug_assert!(self.may_guess());
@@ -332,7 +334,7 @@ impl Rx {
         Ok(())
     }
 
-    /// What the bytes at hand were guessed to be. Comes before anything else that may be there.
+    /// The guess for the bytes at hand. Handle it before any other bytes.
     #[inline]
     pub fn guessed(&self) -> Option<(u16, usize, usize)> {
         if self.guessed == 0 {
@@ -403,17 +405,16 @@ impl Rx {
         }
     }
 
-    /// Whether [`Rx::part`] may be handed up. If many parts are kept for long, by a slow device, nobody
-    /// shall have to wait for a buffer to receive into because of that.
+    /// True if [`Rx::part`] may be handed up. If a slow device keeps many parts for long,
+    /// connections must not wait for a receive buffer because of that.
     #[inline]
     pub fn may_part(&self) -> bool {
         self.may_part
     }
 
-    /// A handle on `len` bytes of what is unread, `offset` from its beginning.
+    /// A handle on `len` unread bytes, `offset` from the first of them.
     ///
-    /// # Panics
-    /// When they have not arrived.
+    /// # Panics If they have not arrived.
     #[inline]
     pub fn part(&self, offset: usize, len: usize) -> Buf {
         let at = self.start + offset;
@@ -446,7 +447,7 @@ impl Rx {
         self.payload = Payload::Skip { left: len };
     }
 
-    /// Moves what is already here to the payload in progress; whether it is complete now.
+    /// Moves received bytes to the payload in progress; true if it is complete now.
     #[inline]
     pub fn advance(&mut self) -> bool {
         let have = self.end - self.start;
@@ -507,8 +508,8 @@ impl Rx {
             || !matches!(self.payload, Payload::None)
     }
 
-    /// Gives the receive buffer back if what is left in it can be carried. To be called when no
-    /// more can be made of what is here; `keep` says that it is a matter of room, not of bytes.
+    /// Gives the receive buffer back if its rest can be carried. Call it when the received bytes
+    /// contain nothing further; `keep` means that room is missing, not bytes.
     #[inline]
     pub fn settle(&mut self, buffers: &mut RxBuffers, keep: bool) {
         let left = self.end - self.start;

@@ -1,12 +1,14 @@
-//! The way out: what is queued leaves as few vectored sends, and buffers are let go when their bytes did.
+//! The send path: queued data leaves in as few vectored sends as possible, and a buffer is released
+//! when its bytes have left.
 //!
 //! ```text
-//!   inline   a byte ring: PDU headers, padding and digests, one after the other
-//!   parts    what goes in which order:  28 + Data(buf)   28 + Data(buf)   24 + 24 + 24 + nothing   ...
+//! inline   a byte ring: PDU headers, padding and digests, one after the other
+//! parts    the order of sending:  28 + Data(buf)   28 + Data(buf)   24 + 24 + 24 + nothing   ...
 //! ```
 //!
-//! A part is bytes of the ring and then data, as most PDUs are. Headers that follow each other without data between them
-//! (a run of responses) are one part and so one entry of the I/O vector. Nothing here knows what a PDU is.
+//! A part is bytes of the ring and then data, as most PDUs are. Consecutive headers without data
+//! between them (a run of responses) are one part and so one entry of the I/O vector. This module
+//! does not know PDUs.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -183,7 +185,7 @@ impl Tx {
         self.pending
     }
 
-    /// Names what is queued so far, for [`Tx::has_left`].
+    /// Names the end of the queued data, for [`Tx::has_left`].
     #[inline]
     pub fn position(&self) -> u64 {
         self.left + self.pending as u64
@@ -200,7 +202,8 @@ impl Tx {
         self.parts.len()
     }
 
-    /// What to send next. When there is more than [`MAX_SLICES`] entries hold, the rest comes next time.
+    /// The next bytes to send. If they need more than [`MAX_SLICES`] entries, the rest comes next
+    /// time.
     #[inline]
     pub fn slices<'a>(&'a self, out: &mut Slices<'a>) {
         let mask = self.ring.len() - 1;
@@ -262,7 +265,7 @@ impl Tx {
     #[inline]
     pub fn clear(&mut self) {
         self.parts.clear();
-        // From the beginning again: what is queued next lies in one piece, where the cache has it.
+        // From the beginning again: later headers lie in one piece, which the cache holds.
         (self.head, self.tail) = (0, 0);
         self.front_sent = 0;
         self.pending = 0;
@@ -319,7 +322,7 @@ mod tests {
 
     use super::*;
 
-    /// What is queued after all has left lies in one piece, however much was queued before.
+    /// Headers queued after everything has left lie in one piece, however much was queued before.
     #[test]
     fn an_empty_ring_begins_anew() {
         let mut tx = Tx::new(1);

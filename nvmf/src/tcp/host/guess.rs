@@ -1,4 +1,4 @@
-//! Guessing what the controller sends next: the data of the oldest reads, in order. The receive is
+//! Guesses the controller's next PDUs: the data of the oldest reads, in order. The receive is
 //! scattered accordingly, see [`crate::tcp::rx`].
 
 use nacre_nvmf_wire::tcp::{DataPdu, Pdu};
@@ -10,10 +10,10 @@ use crate::tcp::rx::{Guess, RxBuffers};
 /// Reads of fewer bytes are not worth an entry of the I/O vector.
 pub(super) const GUESS_BYTES: usize = 2048;
 
-/// Whether to guess what comes next (see [`super::rx`]).
+/// Whether to guess the next PDUs (see [`super::rx`]).
 ///
-/// On once the controller was seen to end reads by the SUCCESS flag: responses between the data would
-/// spoil every guess. Each wrong guess pauses it for twice as many receives as the one before.
+/// On once the controller ended reads by the SUCCESS flag: responses between the data would spoil
+/// every guess. Each wrong guess pauses guessing for twice as many receives as the previous one.
 #[derive(Debug, Default)]
 pub(super) struct Guessing {
     pub(super) success_seen: bool,
@@ -88,7 +88,7 @@ impl HostConn {
         }
     }
 
-    /// Looks at what a guess brought: in place, or to be put back in order.
+    /// Checks the data of a guess: in place, or to be put back in order.
     #[inline]
     pub(super) fn judge_guess(&mut self) -> Result<(), Violation> {
         let Some((cid, header, length)) = self.rx.guessed() else {

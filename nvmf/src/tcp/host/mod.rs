@@ -6,9 +6,9 @@
 //!       └──────────────────────────┴────── close, peer gone, deadline ──────────────────▲
 //! ```
 //!
-//! Commands stand in a table by their identifier. Data for a read goes straight into the command's
-//! buffer; data for a write leaves with the capsule when it fits and when the controller asks for it
-//! otherwise. The layer above chooses the identifiers and counts what is outstanding.
+//! A table holds the commands by their identifier. Data for a read goes straight into the command's
+//! buffer. Data for a write leaves with the capsule if it fits, otherwise when the controller
+//! requests it. The layer above chooses the identifiers and counts outstanding commands.
 
 mod guess;
 mod pdus;
@@ -74,9 +74,9 @@ impl Default for HostConfig {
 #[derive(Debug)]
 pub enum HostPoll {
     Event(HostEvent),
-    /// Nothing more can be made of what has arrived.
+    /// The received bytes contain no further event.
     Starved,
-    /// There is more, but what is queued has to leave first.
+    /// There is more, but queued data has to leave first.
     Waiting,
 }
 
@@ -96,14 +96,14 @@ struct Command {
     /// The controller said that all data was sent.
     last: bool,
     damaged: bool,
-    /// Tells the command from others that had its identifier.
+    /// Distinguishes the command from others with its identifier.
     serial: u32,
     /// Host-to-controller data that is left for R2Ts, and how much of it was asked for.
     write: Option<Buf>,
     /// It cannot have succeeded while some of that is left.
     writes: bool,
     asked: u32,
-    /// Where in what is sent its data ends, as far as that is queued.
+    /// The end of its data in the sent stream, as far as that is queued.
     data_end: u64,
     /// The payload in progress has the buffer while it is received.
     read: Option<Buf>,
@@ -122,7 +122,8 @@ pub struct HostConn {
     max_h2c_data: u32,
     in_capsule_bytes: u32,
     commands: Vec<Command>,
-    /// Commands without an answer, and how many of them were submitted since the last look for answers.
+    /// Commands without a completion, and the number submitted since the last check for
+    /// completions.
     outstanding: usize,
     unlooked: usize,
     /// Reads in the order of their submission, for guessing; some may be stale.
@@ -187,7 +188,8 @@ impl HostConn {
         self.in_capsule_bytes = bytes;
     }
 
-    /// Queues a command, after [`HostEvent::Ready`]. On a connection that has ended it waits to be reclaimed.
+    /// Queues a command, after [`HostEvent::Ready`]. On an ended connection it waits to be
+    /// reclaimed.
     #[inline]
     pub fn submit(&mut self, command: HostCommand) {
         debug_assert!(
@@ -280,15 +282,16 @@ impl HostConn {
         !self.waiting && self.phase != Phase::Finished
     }
 
-    /// Whether the controller owes something: an answer to a command or to ICReq, or the end. What else may come,
-    /// its end of the connection, is found by a later look.
+    /// True if the controller owes a message: a completion, the ICResp, or the end. A later poll
+    /// finds anything else, such as the controller's end of the connection.
     #[inline]
     pub fn expects(&self) -> bool {
         self.outstanding > 0 || self.phase != Phase::Running
     }
 
-    /// Whether a look for answers can find some, to be asked right after everything queued was sent: a controller
-    /// that owes answers to nothing but that has had no time for them. Says so once.
+    /// True if a check for completions right after everything queued was sent can find some. It
+    /// finds none if the controller owes completions only for commands that it had no time for; the
+    /// method then returns false, once.
     #[inline]
     pub fn may_find(&mut self) -> bool {
         let news = std::mem::take(&mut self.unlooked);
@@ -383,7 +386,7 @@ impl HostConn {
         }
     }
 
-    /// Ends the connection now. What was queued and has not left is dropped.
+    /// Ends the connection now. Queued data that has not left is dropped.
     pub fn close(&mut self) {
         self.why.get_or_insert(Closed::Local);
         self.finish();

@@ -1,4 +1,5 @@
-//! What each PDU of the controller means: checked against the commands, then an event or a violation.
+//! Handles each PDU of the controller: checks it against the commands, then makes an event or a
+//! violation.
 
 use nacre_nvmf_wire::cqe::Cqe;
 use nacre_nvmf_wire::status::StatusCode;
@@ -162,8 +163,9 @@ impl HostConn {
         sink: &mut impl Sink,
     ) -> Result<Polled, Violation> {
         let command = outstanding(&mut self.commands, cqe.cid())?;
-        // A completed command's buffers are the caller's, who may have others filled into them at once. A controller that
-        // answers before it was sent all that it asked for has to wait until they are let go.
+        // A completed command's buffers belong to the caller, which may refill them at once. If a
+        // controller completes a command before it has all requested data, the completion waits
+        // until the buffers are released.
         if !self.tx.has_left(command.data_end) {
             return Ok(Polled::Waiting);
         }
@@ -270,7 +272,8 @@ impl HostConn {
         self.pdus_received += 1;
     }
 
-    /// Ends the connection for what the controller did: says so, and listens no more.
+    /// Ends the connection because of the controller's violation: sends the cause, and reads no
+    /// more.
     #[cold]
     pub(super) fn refuse(&mut self, violation: Violation, now: Nanos) {
         let unread = self.rx.unread();

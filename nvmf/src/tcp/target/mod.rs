@@ -1,14 +1,14 @@
 //! The controller's end of one NVMe/TCP connection.
 //!
 //! ```text
-//!              ICReq / ICResp          Drained, or a violation            queue sent
-//!   Handshake ───────────────▶ Running ──────────────────────▶ Closing ───────────────▶ Lingering ──▶ Finished
-//!       └──────────────────────────┴─────────── Now, peer gone, deadline ─────────────────────────────────▲
+//!           ICReq / ICResp         Drained, or a violation      queue sent
+//! Handshake ───────────────▶ Running ─────────────────▶ Closing ─────────▶ Lingering ──▶ Finished
+//!     └─────────────────────────┴───────────────── Now, peer gone, deadline ────────────────▲
 //! ```
 //!
-//! `Lingering`: everything is sent, the sending side is shut down, and what the host still sends is
-//! thrown away until it closes too. Closing at once would let the kernel answer those bytes with a
-//! reset, and the reset could overtake the last response or the termination request.
+//! `Lingering`: everything is sent, the sending side is shut down, and further bytes of the host
+//! are dropped until it closes too. An immediate close would let the kernel answer those bytes with
+//! a reset, and the reset could overtake the last response or the termination request.
 
 mod pdus;
 
@@ -27,12 +27,12 @@ use super::rx::{RecvSlices, Rx, RxBuffers};
 use super::tx::{Slices, Tx};
 use crate::transport::{CloseWhy, Closed, Pools, QueueParams, ReqTag, Response};
 
-/// Commands a host may have outstanding before its Connect said how long the queue is. Connect comes
-/// alone; the rest is for hosts that do not wait for its answer.
+/// Most outstanding commands of a host before its Connect states the queue's length. Connect comes
+/// alone; the rest is for hosts that do not wait for its response.
 const ENTRIES_BEFORE_CONNECT: usize = 32;
 
-/// Fetches of at least this many bytes make the receive buffer [`NARROW`]. Chosen so that the second
-/// receive that this costs is cheaper than the copy that it saves.
+/// Fetches of at least this many bytes make the receive buffer [`NARROW`]. At this size the
+/// additional receive is cheaper than the copy that it saves.
 const LARGE: usize = 16 << 10;
 const NARROW: usize = 8 << 10;
 
@@ -55,8 +55,8 @@ pub struct TargetConfig {
     pub handshake_timeout: Duration,
     /// From the connection to an accepted Connect.
     pub connect_timeout: Duration,
-    /// For the rest of a PDU that has begun, and for data that the host was asked for: each PDU of it starts that anew, and
-    /// an R2T that has not been seen to leave is given as much again.
+    /// Time for the rest of a PDU that has begun, and for requested data. Each data PDU restarts
+    /// it, and an R2T that has not been seen to leave gets as much again.
     pub stall_timeout: Duration,
     /// For a host that is connected and sends nothing at all. `None`: Keep Alive sees to it.
     pub idle_timeout: Option<Duration>,
@@ -108,7 +108,7 @@ pub enum TargetEvent {
 #[derive(Debug)]
 pub enum TargetPoll {
     Event(TargetEvent),
-    /// Nothing more can be made of what has arrived.
+    /// The received bytes contain no further event.
     Starved,
     /// There is more, but not now: no buffer for a capsule's data, or too many unsent responses.
     Waiting,
@@ -156,7 +156,7 @@ struct Fetch {
     /// `None` while the payload in progress has it.
     buf: Option<Buf>,
     total: u32,
-    /// End of what the current R2T asks for.
+    /// End of the range of the current R2T.
     asked: u32,
     received: u32,
     damaged: bool,
@@ -169,7 +169,7 @@ pub struct TargetConn {
     rx: Rx,
     tx: Tx,
     doing: Doing,
-    /// What a PDU may look like now, with the digests agreed on.
+    /// The rules for the next PDU, with the agreed digests.
     reader: Reader,
     /// How the host wants payload aligned (HPDA).
     host_alignment: DataAlignment,
@@ -181,9 +181,9 @@ pub struct TargetConn {
     /// How many there are, and of how many bytes.
     fetching: usize,
     fetching_bytes: usize,
-    /// Since when the host owes data, or has sent none of what it owes.
+    /// Time since which the host owes data, or has sent none of the owed data.
     fetch_since: Nanos,
-    /// Where in what is sent the latest R2T ends, and whether it had left by then.
+    /// The end of the latest R2T in the sent stream, and whether it had left by then.
     r2t_end: u64,
     r2t_left: bool,
     waiting: bool,
@@ -339,7 +339,7 @@ impl TargetConn {
     pub fn settle(&mut self, buffers: &mut RxBuffers, more: bool, now: Nanos) {
         self.rx.settle(buffers, more || self.waiting);
         if more || self.waiting {
-            // What it owes may be here, and not looked at.
+            // The owed data may be here, but not parsed.
             self.fetch_since = now;
         }
         if more || self.waiting || !self.rx.is_mid_pdu() {
@@ -490,7 +490,8 @@ impl TargetConn {
         }
     }
 
-    /// The socket can be dropped, after [`TargetEvent::Closed`] was polled and the receive buffer given back.
+    /// The socket can be dropped, after [`TargetEvent::Closed`] was polled and the receive buffer
+    /// given back.
     pub fn is_finished(&self) -> bool {
         self.phase == Phase::Finished && self.told
     }
@@ -535,7 +536,7 @@ impl TargetConn {
     pub fn handle_timeout(&mut self, now: Nanos) {
         let is_over = |conn: &TargetConn| conn.deadline().is_some_and(|deadline| deadline <= now);
         if is_over(self) && self.fetching > 0 && !self.r2t_left {
-            // A host that is slow in taking what comes before it may have been asked only now.
+            // A host that is slow in reading earlier data may have got the R2T only now.
             (self.fetch_since, self.r2t_left) = (now, self.tx.has_left(self.r2t_end));
         }
         if is_over(self) {

@@ -13,16 +13,18 @@ use super::{Doing, Phase, Polled, TargetConn, TargetEvent};
 use crate::tcp::frame::{self, Violation, is_damaged};
 use crate::transport::{Closed, Pools, ReqTag};
 
-/// Unsent responses, in queues' lengths, at which a host that does not read is not read from either.
+/// Most unsent responses, in queues' lengths: beyond it, a host that does not read is not read from
+/// either.
 const UNSENT_QUEUES: usize = 2;
-/// The same of an admin queue, in responses: each may hold one of the few buffers that all of them share.
+/// The same of an admin queue, in responses: each may hold one of the few buffers that all of them
+/// share.
 const UNSENT_ADMIN: usize = 16;
 
 /// Goes on, ends the turn with an answer, or ends the connection.
 type Handled = Result<Option<Polled>, Violation>;
 
-/// Where events go. They are built where they are kept: passing them up by value, layer by layer,
-/// costs more than parsing what they are made of.
+/// The destination of events. They are built in place: passing them up by value, layer by layer,
+/// costs more than parsing the PDUs.
 pub(super) trait Sink: FnMut(TargetEvent) {}
 
 impl<F: FnMut(TargetEvent)> Sink for F {}
@@ -338,7 +340,7 @@ impl TargetConn {
         None
     }
 
-    /// Ends the connection for what the host did: says so, and listens no more.
+    /// Ends the connection because of the host's violation: sends the cause, and reads no more.
     #[cold]
     pub(super) fn refuse(&mut self, violation: Violation, now: Nanos) {
         // The header in error is still unread: nothing is consumed before it was found good.

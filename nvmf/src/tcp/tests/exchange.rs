@@ -288,7 +288,7 @@ fn admin_has_its_own_buffers() {
     assert!(pair.app.written[&2] == pattern(12, 8192));
 }
 
-/// Drained: what was answered still arrives; then the controller closes its sending side, and the
+/// Drained: completed responses still arrive; then the controller closes its sending side, and the
 /// connection ends when the host closes too.
 #[test]
 fn drained_close_delivers_responses() {
@@ -304,7 +304,7 @@ fn drained_close_delivers_responses() {
     assert!(pair.target.takes_shutdown());
     assert!(!pair.target.takes_shutdown());
     assert!(!pair.target.is_finished());
-    // What the host still sends is thrown away.
+    // Further bytes of the host are dropped.
     pair.write(2, 5, 4096);
     pair.run();
     assert!(pair.to_target.is_empty());

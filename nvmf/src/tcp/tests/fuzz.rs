@@ -1,5 +1,5 @@
-//! Streams that make no sense cost their connection and nothing else: noise, damaged sessions, and the
-//! corpora of the fuzz targets.
+//! Invalid streams affect only their connection: noise, damaged sessions, and the corpora of the
+//! fuzz targets.
 
 use std::path::Path;
 
@@ -32,7 +32,7 @@ fn session(digests: Digests) -> (Vec<u8>, Vec<u8>) {
     (pair.sent_to_target, pair.sent_to_host)
 }
 
-/// A good session is good for the fuzz targets too: otherwise they would test nothing but refusals.
+/// The fuzz targets accept a good session too: otherwise they would test only refusals.
 #[test]
 fn good_sessions() {
     for (flags, digests) in [

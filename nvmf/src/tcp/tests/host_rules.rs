@@ -1,4 +1,4 @@
-//! A host against hand-made PDUs, and the guesses it makes about what comes next.
+//! A host against hand-made PDUs, and its guesses of the next PDU.
 
 use hex_literal::hex;
 use nacre_hugepages::Pool;
@@ -174,8 +174,8 @@ fn r2t(cid: u16, offset: u32, length: u32) -> Vec<u8> {
         .to_vec()
 }
 
-/// A controller that answers a write before it was sent the data that it asked for: the command is not over before its
-/// buffer is let go of, which its owner may have filled at once.
+/// A controller that completes a write before it received the requested data: the command is not
+/// over before its buffer is released, which its owner may refill at once.
 #[test]
 fn answers_before_the_data_has_left() {
     for in_capsule in [true, false] {
@@ -206,8 +206,8 @@ fn answers_before_the_data_has_left() {
     }
 }
 
-/// A write whose data the controller did not ask for, or not for all of it, has not succeeded, whatever it says; what it
-/// says has failed has failed as it says.
+/// A write fails if the controller did not request all of its data, even if it reports success; a
+/// reported failure keeps its status.
 #[test]
 fn writes_without_data() {
     for (asked, status, expected) in [
@@ -262,7 +262,7 @@ fn handshake() {
     raw.assert_refused(UnsupportedParameter, 11, "DGST");
 }
 
-/// Data and answers that nobody asked for, or not like this.
+/// Data and completions without a matching command, or in an invalid form.
 #[test]
 fn misbehaving_controllers() {
     use FatalErrorStatus::*;
@@ -437,8 +437,9 @@ impl Raw {
     }
 }
 
-/// What is guessed outlives a receive that ends in the middle of a PDU: the next one goes to the rest of
-/// its payload and on to the buffers of the reads behind it. After a look that found nothing it is short.
+/// Guesses outlive a receive that ends in the middle of a PDU: the next receive goes to the rest of
+/// its payload and on to the buffers of the following reads. After a receive without data it is
+/// short.
 #[test]
 fn guesses_go_on_behind_a_payload() {
     let mut raw = Raw::connected(Digests::NONE);
@@ -467,7 +468,7 @@ fn guesses_go_on_behind_a_payload() {
         assert_eq!(read, Some(pattern(at as u32 + 1, 4096)));
     }
 
-    // A connection that ends gives back what was guessed as well.
+    // A connection that ends gives back guessed buffers as well.
     raw.read(5, 4096);
     raw.read(6, 4096);
     assert_eq!(raw.vector(), [24, 4096].repeat(2));
@@ -482,8 +483,8 @@ fn guesses_go_on_behind_a_payload() {
     assert_eq!(kept, [5, 6]);
 }
 
-/// Guessing begins with the oldest read that is under way, though it was submitted before there was reason to
-/// guess, and again after a pause: with those submitted since it would be wrong from the start.
+/// Guessing begins with the oldest read in flight, though it was submitted before guessing was on,
+/// and again after a pause: guesses that skip it would be wrong from the start.
 #[test]
 fn guesses_begin_with_the_oldest_read() {
     let mut raw = Raw::connected(Digests::NONE);

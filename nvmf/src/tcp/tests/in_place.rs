@@ -50,8 +50,8 @@ fn capsule_with(sqe: Sqe, data: &[u8], digests: Digests) -> Vec<u8> {
     .concat()
 }
 
-/// Data in place is a part of what was received, stays what it is while somebody has it, and takes no
-/// buffer of the pools; what is cut, or may be kept for long, does.
+/// Data in place is a part of the receive buffer, stays unchanged while it has a user, and takes no
+/// buffer of the pools. Data that is cut, or may be kept for long, takes a buffer.
 #[test]
 fn data_in_place() {
     for digests in [Digests::NONE, Digests::BOTH] {
@@ -133,8 +133,8 @@ fn data_in_place() {
     }
 }
 
-/// Parts that are kept for long cost some receive buffers, not all: then data is copied, and in place
-/// again when they are let go of.
+/// Parts that are kept for long occupy some receive buffers, not all: then data is copied, and in
+/// place again when they are released.
 #[test]
 fn kept_parts_leave_buffers() {
     let mut raw = Raw::connected(Digests::NONE);
@@ -163,7 +163,7 @@ fn kept_parts_leave_buffers() {
     assert!(!copied, "there is room again");
 }
 
-/// The range that the SGL means is what comes in place.
+/// Exactly the range of the SGL comes in place.
 #[test]
 fn ranges_in_place() {
     let data = pattern(9, 1024);

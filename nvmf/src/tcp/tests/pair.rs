@@ -97,7 +97,7 @@ pub fn gather(slices: &Slices<'_>, limit: usize) -> Vec<u8> {
     bytes
 }
 
-/// A controller that keeps what is written and reads patterns: the write's data seed is its LBA.
+/// A controller that keeps written data and reads patterns: the write's data seed is its LBA.
 pub struct App {
     pub free: Vec<u16>,
     pub written: BTreeMap<u16, Vec<u8>>,
@@ -310,7 +310,7 @@ impl Pair {
         }
     }
 
-    /// Moves bytes and events until nothing moves any more.
+    /// Moves bytes and events until no side makes progress.
     pub fn run(&mut self) {
         for _ in 0..2_000_000 {
             if !self.step() {

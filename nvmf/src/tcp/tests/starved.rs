@@ -29,8 +29,8 @@ impl Raw {
     }
 }
 
-/// Goal: a host that does not read the answers to its admin commands does not hold many of the buffers that all admin
-/// queues share. Method: commands whose answers are not sent.
+/// Goal: a host that does not read the responses to its admin commands holds only few of the
+/// buffers that all admin queues share. Method: commands whose responses are not sent.
 #[test]
 fn few_admin_answers_are_kept_for_a_host() {
     let mut raw = Raw::connected(Digests::NONE);
@@ -55,8 +55,8 @@ fn few_admin_answers_are_kept_for_a_host() {
     assert!(raw.conn.wants_read());
 }
 
-/// Goal: connections whose commands wait for buffers may take all receive buffers there are; a new connection and an
-/// admin queue are heard all the same, and leave nothing behind.
+/// Goal: connections whose commands wait for buffers may take all receive buffers. A new connection
+/// and an admin queue are served nevertheless, and leave nothing behind.
 #[test]
 fn waiting_queues_do_not_silence_admin_queues() {
     let waits = |buffers: RxBuffers| {

@@ -1,5 +1,5 @@
-//! A controller against hand-made PDUs: what it refuses, with which fatal error status and
-//! information, and what costs the command only.
+//! A controller against hand-made PDUs: its refusals, with the fatal error status and information,
+//! and errors that end only the command.
 
 use std::rc::Rc;
 
@@ -453,7 +453,7 @@ fn h2c_data() {
         raw.feed(&last);
         raw.assert_refused(status, fei, field, &last);
     }
-    // And the good one; after it the tag names nothing any more.
+    // And the good one; after it the tag is unused.
     let mut raw = Raw::connected(Digests::NONE);
     raw.feed(&capsule(
         write_sqe(7, Sgl::Transport { length: 10_000 }),
@@ -570,8 +570,8 @@ fn host_terminates() {
     assert!(raw.conn.takes_shutdown());
 }
 
-/// A host that sends commands and reads no answers is not read from any more: what waits for it has
-/// a bound. It goes on when it reads.
+/// A controller stops reading from a host that sends commands and reads no responses: the waiting
+/// responses have a bound. It continues when the host reads.
 #[test]
 fn host_that_does_not_read() {
     let mut raw = Raw::connected(Digests::NONE);

@@ -1,4 +1,4 @@
-//! Nothing waits for ever: the handshake, Connect, the rest of a PDU, silence, and the end itself.
+//! Every wait has a limit: the handshake, Connect, the rest of a PDU, silence, and the end itself.
 
 use std::time::Duration;
 
@@ -63,7 +63,7 @@ fn rest_of_a_pdu() {
     pair.assert_no_leak();
 }
 
-/// A host that is asked for data owes it: it may take its time over each piece, and not for ever over any.
+/// A host owes the requested data: it may take its time for each piece, but each piece has a limit.
 #[test]
 fn data_that_was_asked_for() {
     let config = TargetConfig {
