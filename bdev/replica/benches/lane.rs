@@ -1,6 +1,6 @@
-//! What a volume costs: 4 KiB I/O at depth 128 on a RAM disk through the layer, and on volumes of one and
-//! of two such disks, in one run. `cargo bench -p nacre-bdev-replica`; prints nanoseconds per I/O, the median
-//! of several, and the rate as a part of the bare disk's.
+//! The cost of a volume: 4 KiB I/O at depth 128 on a RAM disk through the layer, and on volumes of
+//! one and of two such disks, in one run. `cargo bench -p nacre-bdev-replica` prints nanoseconds
+//! per I/O, the median of several, and the rate as a fraction of the bare disk's.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

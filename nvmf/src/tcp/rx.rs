@@ -23,7 +23,7 @@
 //! one after it. [`Rx::guess`] takes these guesses, and the next receive is scattered accordingly:
 //!
 //! ```text
-//!   receive buffer [ hdr 0 | hdr 1 | hdr 2 | ...          ]     data 0, data 1, data 2: each to its Buf
+//!   receive buffer [ hdr 0 | hdr 1 | hdr 2 | ...       ]   data 0, data 1, data 2: each to its Buf
 //! ```
 //!
 //! Each header is then parsed as usual. If the guess was right, its payload is in place already

@@ -117,8 +117,8 @@ impl Control {
         Ok((device, disk))
     }
 
-    /// Takes an absent member in: in sync if it is and nobody could have written without it, else to be
-    /// copied to.
+    /// Attaches an absent replica: in sync if it is and no holder could have written without it,
+    /// otherwise as a target of copying.
     async fn attach(&self, slot: usize) -> Result<(), VolumeError> {
         let record = self.state.borrow().record.clone();
         let Some(member) = record.member(slot).cloned() else {
@@ -142,8 +142,8 @@ impl Control {
         outcome
     }
 
-    /// I/Os of former lives that a device may still do: of lanes, in whichever slot it was, and of the
-    /// control. A write among them would put back what it once was to write over what is written by then.
+    /// I/Os of earlier incarnations that a device may still execute: of lanes, in any slot of the
+    /// device, and of the control. A late write among them would overwrite newer data with older.
     fn left_under_way(&self, slot: usize, device: &str) -> usize {
         let state = self.state.borrow();
         let was_there = |s: &usize| state.former[*s].as_deref() == Some(device);
@@ -169,11 +169,11 @@ impl Control {
                 what: describe(why),
             }
         };
-        // What holders of the volume reserve keeps no reader out: who does is a stranger, and it is this replica alone
-        // that he keeps.
+        // The reservations of a volume's holders do not exclude readers. A reservation that does is
+        // a stranger's, and it blocks this replica alone.
         let read = match self.read_label(disk).await {
             Err(why) if why.is_beyond_end() => {
-                // It does not even hold its labels any more.
+                // It does not even hold its labels any longer.
                 let cut = Cut {
                     least: None,
                     needed: record.needed_bytes(),
@@ -221,7 +221,7 @@ impl Control {
         let in_sync = match (state.unwrap_or(member.state), credit) {
             (MemberState::InSync, Credit::Trusted) => true,
             (MemberState::Out { .. } | MemberState::Filling { .. }, Credit::Trusted) => false,
-            // There is nothing to fill it from: then it would be gone for good, and so would the volume.
+            // No replica can fill it: filling would lose its data for good, and so the volume.
             (MemberState::InSync, Credit::None)
                 if self.state.borrow().in_sync().next().is_none() =>
             {
@@ -275,7 +275,8 @@ impl Control {
             .await
             .map_err(failed)?;
         if in_sync && record.serving < record.epoch {
-            // An operator chose it, with a label that was too old. Now that it has a new one, that is believed no more.
+            // An operator chose it with a label that was too old. It has a new label now, so the
+            // old one is no longer accepted.
             self.commit(|record| record.serving = record.epoch).await?;
         }
         {
@@ -292,7 +293,8 @@ impl Control {
         }
         live.joined.set(true);
         if in_sync {
-            // Writes that failed when it went are on it, or on those that are copied to: they get it all again.
+            // Writes that failed when it went are on it, or on replicas that are copied to: those
+            // get them all again.
             let dirty = |region: &u64| self.shared.regions.is_dirty(*region);
             for (other, _) in self.state.borrow().syncing() {
                 let needs = &self.shared.needs[other];
@@ -310,8 +312,8 @@ impl Control {
         Ok(())
     }
 
-    /// Shows the lanes a member that is to be copied to. No await in here: the regions that it needs are
-    /// those that are dirty at the moment at which lanes begin to write to it.
+    /// Shows the lanes a replica to copy to. This function has no await: the regions that the
+    /// replica needs are those that are dirty at the moment at which lanes begin to write to it.
     fn begin_resync(&self, slot: usize, live: &Rc<Live>) {
         let needs = &self.shared.needs[slot];
         let (state, regions) = {
@@ -345,7 +347,7 @@ impl Control {
     }
 }
 
-/// How much of what a device holds is believed.
+/// How much of a device's contents is trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Credit {
     /// As much as the record says.
@@ -387,7 +389,7 @@ pub(super) fn not_believed(
     }
 }
 
-/// Compares a member's label with what the store says of it.
+/// Compares a replica's label with the store's record of it.
 pub(super) fn credit(
     record: &VolumeRecord,
     member: &MemberRecord,
@@ -399,7 +401,8 @@ pub(super) fn credit(
     };
     let label = match label {
         Ok((label, _)) => label,
-        // Wiped, or torn in its first life: nothing of it can be believed, and nothing else is there.
+        // Wiped, or torn at its first write: none of its contents can be trusted, and no other
+        // label is there.
         Err(LabelError::NotALabel | LabelError::Checksum) => return Ok(Credit::None),
         Err(error) => return Err(in_use(format!("has no label of this volume: {error}"))),
     };
@@ -418,7 +421,7 @@ pub(super) fn credit(
         });
     }
     if label.member != member.id {
-        // Disks have changed places, say: what is good on this one is to be found again, and not to be overwritten.
+        // Disks may have changed places: keep the good data of this one, and do not overwrite it.
         return match record.members.iter().find(|m| m.id == label.member) {
             Some(other) => Err(in_use(format!(
                 "is another replica of the volume, that which is to be on \"{}\"",
@@ -428,8 +431,9 @@ pub(super) fn credit(
         };
     }
     let believed = match member.state {
-        // Every in-sync member is labelled before its epoch serves, and never behind its revision alone: an
-        // opening that stops half way raises that without a label, any number of times in a row.
+        // Every in-sync replica is labelled before its epoch serves. An older revision proves
+        // nothing: an incomplete opening raises the revision without a label, any number of times
+        // in a row.
         MemberState::InSync => label.stamp.epoch >= record.serving,
         MemberState::Out { last_label } | MemberState::Filling { last_label, .. } => {
             label.stamp >= last_label

@@ -1,8 +1,9 @@
-//! Where the control's buffers come from when hosts have them all.
+//! The source of the control's buffers when hosts have them all.
 //!
-//! What decisions need (labels, pages of the log) is kept back: hosts' writes wait for a decision with their
-//! buffers, so a decision that waited for a buffer would wait for ever. What copying, comparing and
-//! repairing need is waited for briefly, for they have stripes meanwhile: then they let go, and try again later.
+//! Buffers for decisions (labels, pages of the log) are reserved: hosts' writes wait for a decision
+//! with their buffers, so a decision that waited for a buffer would deadlock. Copying, comparing
+//! and repairing hold stripes while they wait for a buffer, so they wait only briefly. Then they
+//! release the stripes and retry later.
 
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
@@ -13,24 +14,24 @@ use super::{Control, MOMENT};
 use crate::format::BLOCK;
 use crate::shared::Failure;
 
-/// How long somebody waits for a buffer with stripes in hand.
+/// How long a task waits for a buffer with stripes in hand.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// Before what was given up for want of one is tried again.
+/// Time before a task that gave up for lack of a buffer is retried.
 pub(super) const SHORTAGE_OVER: Duration = Duration::from_secs(1);
-/// Blocks that are kept back: a label and a page for each of five members, and as many that a device that hangs has
-/// not given back.
+/// Reserved blocks: a label and a page for each of five replicas, and as many that a hanging device
+/// has not returned.
 const KEPT: usize = 20;
 
 #[derive(Default)]
 pub(super) struct Reserve {
     kept: RefCell<Vec<Buf>>,
-    /// It was told that buffers are short.
+    /// The shortage of buffers was reported.
     told: Cell<bool>,
 }
 
 impl Control {
-    /// A block for a label or a page of the log. As long as the pool has some, as many are kept back as there are
-    /// to be.
+    /// A block for a label or a page of the log. While the pool has some, refills the reserve to
+    /// its size.
     pub(super) async fn block(&self) -> Buf {
         loop {
             if let Some(buf) = self.block_now() {
@@ -50,7 +51,7 @@ impl Control {
         self.pool.acquire(BLOCK).or_else(|| kept.pop())
     }
 
-    /// A block that is not needed any more.
+    /// Returns an unneeded block.
     pub(super) fn keep(&self, buf: Option<Buf>) {
         let mut kept = self.reserve.kept.borrow_mut();
         if let Some(buf) = buf.filter(|buf| buf.is_unshared() && kept.len() < KEPT) {

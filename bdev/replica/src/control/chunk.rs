@@ -32,7 +32,7 @@ impl Drop for Chunk<'_> {
             stripes.release(lba, blocks);
         }
         if self.blocks < self.wanted {
-            // Given up while waiting: no lane has to wait for it any more.
+            // Given up while waiting: no lane has to wait for it any longer.
             stripes.forget(self.lba + self.blocks, self.wanted - self.blocks);
         }
         self.shared.ring_all();
@@ -40,15 +40,16 @@ impl Drop for Chunk<'_> {
 }
 
 impl Control {
-    /// Waits until no lane writes in a range. Stripes that were had are kept while waiting for the next:
+    /// Waits until no lane writes in a range. Keeps acquired stripes while it waits for the next:
     /// lanes never wait with one in hand, and only one task at a time is acquiring, so this ends.
     pub(super) async fn acquire_chunk(&self, lba: u64, blocks: u64) -> Chunk<'_> {
         let _one = self.chunks.lock().await;
         self.acquire_under(lba, blocks).await
     }
 
-    /// The same for several ranges. Whoever wants more than one has to ask for all of them here: with one
-    /// in hand it would wait for its turn, and whose turn it is may wait for that one.
+    /// The same for several ranges. A caller that wants more than one has to request all of them
+    /// here. With one in hand it would wait for its turn, and the task whose turn it is may wait
+    /// for that one.
     pub(super) async fn acquire_chunks(&self, ranges: &[(u64, u64)]) -> Vec<Chunk<'_>> {
         let _one = self.chunks.lock().await;
         let mut chunks = Vec::with_capacity(ranges.len());
@@ -119,7 +120,7 @@ impl Control {
         }
     }
 
-    /// Writes what was read elsewhere. What is all zeroes takes no space.
+    /// Writes data that was read from another replica. Chunks of zeroes take no space.
     pub(super) async fn write_chunk(
         &self,
         chunk: &Chunk<'_>,
@@ -141,8 +142,8 @@ impl Control {
         written.map(drop)
     }
 
-    /// Copies a chunk from one member to others. Answers those of them that failed, by their place among
-    /// `targets`; an error is the source's.
+    /// Copies a chunk from one replica to others. Returns the targets that failed, by their index
+    /// in `targets`; an error is the source's.
     pub(super) async fn copy(
         &self,
         chunk: &Chunk<'_>,

@@ -37,8 +37,8 @@ impl Control {
     }
 
     async fn clean_idle(&self) {
-        // Counted as touched until this pass looks, so that a member that is out does not make what was
-        // idle in the meantime be cleared at once when it is back.
+        // Regions count as touched until this pass checks them. So the absence of a replica does
+        // not cause all regions that were idle meanwhile to be cleared at once on its return.
         let regions = self.state.borrow().record.regions();
         let idle: Vec<u64> = (0..regions)
             .filter(|region| self.shared.regions.age(*region))
@@ -53,7 +53,7 @@ impl Control {
             return;
         }
         let _log = self.log.lock().await;
-        // The members must be those that were flushed, and must have kept what they were given.
+        // The replicas must be those that were flushed, and must not have lost their data since.
         let same = self.whole().is_some_and(|now| {
             let pairs = now.iter().zip(&members);
             now.len() == members.len() && pairs.into_iter().all(|(a, b)| Rc::ptr_eq(&a.1, &b.1))
@@ -77,7 +77,7 @@ impl Control {
         }
     }
 
-    /// Flushes members; those that fail are told to the judge.
+    /// Flushes replicas; reports failed ones to the judge.
     pub(super) async fn flush_all(&self, members: &[(usize, Rc<Live>)]) -> bool {
         let flushes = members.iter().map(|(slot, live)| async move {
             let outcome = self.flush(&live.disk).await;

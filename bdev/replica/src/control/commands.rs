@@ -30,10 +30,10 @@ impl Control {
             self.refresh_status();
             if closed {
                 asked.close();
-                // Nobody may find the volume half closed when the answer is there.
+                // The volume must be completely closed when the answer arrives.
                 self.stop();
             }
-            // Whoever asked may have gone.
+            // The caller may have gone.
             let _ = answer.send(outcome);
             if closed {
                 return;
@@ -95,7 +95,8 @@ impl Control {
         self.shared.needs[slot].is_empty() && live.is_whole()
     }
 
-    /// Whether the volume would have a good copy without a member, or somebody typed its name.
+    /// Checks that the volume has a good copy without this replica, or that the operator typed its
+    /// name.
     fn must_keep_a_copy(&self, slot: usize, force: Option<&str>) -> Result<(), VolumeError> {
         let good =
             |(other, live): (usize, &Rc<Live>)| other != slot && self.is_good_copy(other, live);
@@ -126,7 +127,8 @@ impl Control {
                 why: format!("\"{name}\" is a replica of the volume already"),
             });
         }
-        // One in which nothing of a former member is under way, if there is one: it would have to be waited for.
+        // Prefer a slot without I/O of a former replica in flight, if there is one: others have to
+        // wait for it.
         let free = (0..MAX_MEMBERS).filter(|slot| record.member(*slot).is_none());
         let free = free.min_by_key(|slot| self.shared.outstanding(*slot) > 0);
         let slot = free.ok_or_else(|| VolumeError::Invalid {
@@ -163,8 +165,8 @@ impl Control {
         };
         let _one = self.membership.lock().await;
         self.must_hold().await?;
-        // Labelled before the store knows it: a device that is in the store but has no label of the volume
-        // would be taken for a foreign one.
+        // Label the device before the store knows it: a device that is in the store without a label
+        // of the volume would be taken for a foreign one.
         let mut next = self.state.borrow().record.clone();
         next.members.push(member.clone());
         bench.format(&disk, &next, slot, false).await?;
@@ -199,7 +201,8 @@ impl Control {
         let Some(member) = self.state.borrow().record.member(slot).cloned() else {
             return Ok(());
         };
-        // Out of the table at once, so that nothing more is written to it; let go when its label is wiped.
+        // Out of the table at once, so that no more writes reach it; released when its label is
+        // wiped.
         self.keep_in_view(slot);
         let live = self.state.borrow_mut().live[slot].take();
         let gone = self.commit(|record| {
@@ -214,7 +217,7 @@ impl Control {
         let gone = gone.await;
         match gone.is_ok() {
             true => self.has_left(slot, member.id),
-            // Another holder has the volume: nothing is answered any more.
+            // Another holder has the volume: this one acknowledges nothing any longer.
             false => self.publish(),
         }
         if let Some(live) = live {
@@ -232,7 +235,7 @@ impl Control {
         Ok(())
     }
 
-    /// What is left of them would only say that the device belonged here once.
+    /// The remaining labels would only show that the device was a replica once.
     async fn wipe_labels(&self, disk: &Disk) {
         if let Err(why) = self.erase_labels(disk).await {
             let (device, why) = (&disk.name, super::judge::describe(why));
@@ -258,7 +261,7 @@ impl Control {
             };
             member.offline = true;
             member.why = Some("taken out by the operator".into());
-            // The last one stays what it is: nobody writes without it.
+            // The last one keeps its state: no holder writes without it.
             if let (MemberState::InSync, true, Some(live)) = (member.state, others, &live) {
                 member.state = MemberState::Out {
                     last_label: live.stamp.get(),
@@ -359,7 +362,8 @@ impl Control {
         };
         for (slot, live) in &present {
             let (layer, incarnation) = (&live.device.layer, live.incarnation);
-            // Of what it is to have from now on nothing was there before.
+            // The new part of the volume had no data before, so an earlier loss there does not
+            // count.
             if let Some(cut) = Cut::of_least(&record, layer.forget_least()) {
                 let refused = format!("\"{}\": {cut}", live.disk.name);
                 drop(one);
@@ -370,14 +374,14 @@ impl Control {
             must_fit(&larger, &live.disk.name, layer)
                 .map_err(|error| invalid(error.to_string()))?;
         }
-        // What the devices hold there differs: it is made equal before anybody may see it, as after an
-        // unclean stop. The region in which the volume ended is among them.
+        // The devices' contents differ there: they are made equal before a host may see them, as
+        // after an unclean stop. That includes the region in which the volume ended.
         let old = record.regions();
         let new = blocks.div_ceil(record.region_blocks());
         let first = self.shared.region_of(record.blocks - 1);
         let fresh: Vec<u64> = (first..new).collect();
-        // In the log before it is in the store: whoever opens the volume with its new size reads it there. No
-        // region is cleared meanwhile.
+        // Put it in the log before it is in the store: a holder that opens the volume with its new
+        // size reads it there. No region is cleared meanwhile.
         let log = self.log.lock().await;
         let mut pages: Vec<u64> = fresh.iter().map(|r| r / REGIONS_PER_PAGE).collect();
         pages.dedup();
@@ -447,8 +451,8 @@ impl Control {
         Ok(())
     }
 
-    /// Whoever changed it may rely on the answer: a member that was cut is recorded as such by
-    /// then.
+    /// The caller that changed the device may rely on the answer: by then a cut replica is recorded
+    /// as such.
     async fn devices_changed(&self, device: &str) {
         self.look_at_devices();
         self.judge_cut().await;
@@ -472,19 +476,20 @@ impl Control {
         }
     }
 
-    /// Removes what a member replaces that has everything by now. Looked for in the record, again and again, and not once
-    /// after the promotion: the holder may have died since, or the new one may have lacked something just then.
+    /// Removes a replaced replica once its replacement has everything. The condition is checked in
+    /// the record, repeatedly, not once after the promotion: the holder may have died since, or the
+    /// new replica may have lacked a region then.
     pub(super) async fn finish_replacement(&self) {
         if self.replaced().is_none() {
             return;
         }
         let _one = self.membership.lock().await;
-        // Whoever came before may have changed that.
+        // The previous task may have changed that.
         let Some(old) = self.replaced() else {
             return;
         };
         if self.remove_slot(old).await.is_ok() {
-            // There may be another one, and those that are left may lack nothing any more.
+            // There may be another one, and the remaining replicas may lack nothing any longer.
             self.bells.resync.notify_one();
         }
     }
@@ -503,8 +508,8 @@ impl Control {
         Some(usize::from(old.slot))
     }
 
-    /// Everything on the media, and labels that say so. The queues on the volume are closed by now, or
-    /// find it closed.
+    /// Flushes everything and writes labels that record it. The queues on the volume are closed by
+    /// now, or find it closed.
     async fn close(&self) -> Result<(), VolumeError> {
         self.judge_cut().await;
         let _one = self.membership.lock().await;
@@ -525,7 +530,8 @@ impl Control {
         let kept = members
             .iter()
             .all(|(_, l)| l.device.layer.losses() == l.losses);
-        // Whoever has the volume by now has its log, too: nothing is written there any more.
+        // Another holder that has the volume by now has its log, too: write nothing there any
+        // longer.
         let mine = || {
             let state = self.state.borrow();
             state.fenced.is_none() && !state.unheard

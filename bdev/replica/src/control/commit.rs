@@ -16,11 +16,11 @@ const FIRST_DELAY: Duration = Duration::from_millis(50);
 const LAST_DELAY: Duration = Duration::from_secs(5);
 
 impl Control {
-    /// Changes the record in the store, durably, and then in the labels of the members that are there. To
-    /// be called under `membership`. Waits for as long as the store cannot be reached: nothing that
+    /// Changes the record in the store, durably, and then in the labels of the present replicas.
+    /// Call it under `membership`. Waits for as long as the store is unreachable: no I/O that
     /// depends on the change is acknowledged meanwhile. An error means that this holder is fenced.
     ///
-    /// Members whose label could not be written are told to the judge; the change stands.
+    /// Replicas whose label could not be written are reported to the judge; the change stands.
     pub(super) async fn commit(
         &self,
         change: impl FnOnce(&mut VolumeRecord),
@@ -32,9 +32,9 @@ impl Control {
         self.change(false, keep, || false, || ()).await.map(drop)
     }
 
-    /// As [`Control::commit`], for a decision that something else may overtake while the store cannot be reached:
-    /// [`false`], and nothing was changed, if it is `overtaken`. `decided` is called when the store has it, before any
-    /// label.
+    /// As [`Control::commit`], for a decision that another event may overtake while the store is
+    /// unreachable. Returns [`false`] without a change if it is `overtaken`. Calls `decided` when
+    /// the store has it, before any label.
     pub(super) async fn commit_unless(
         &self,
         overtaken: impl Fn() -> bool,
@@ -48,7 +48,8 @@ impl Control {
         self.change(false, keep, overtaken, decided).await
     }
 
-    /// The last change of a holder. `clean`: the members are equal, and all of it is on their media.
+    /// The last change of a holder. `clean`: the replicas are equal, and all data is on their
+    /// media.
     pub(super) async fn sign_off(&self, clean: bool) -> Result<(), VolumeError> {
         let leave = |record: &mut VolumeRecord| record.holder = None;
         self.change(clean, leave, || false, || ()).await.map(drop)
@@ -85,11 +86,11 @@ impl Control {
             return Err(VolumeError::Fenced { name, why });
         }
         let mut delay = FIRST_DELAY;
-        // An attempt without an answer may have been made all the same: then what stands in the way of the next
-        // one is this holder's own change.
+        // An attempt without an answer may have succeeded: then the conflict of the next one is
+        // this holder's own change.
         let mut unsure = false;
-        // Whether the last attempt was made is not known yet. Until it is there is no other one: what has
-        // happened meanwhile may have overtaken it.
+        // The result of the last attempt is still unknown. There is no other attempt before that:
+        // later events may have overtaken the change.
         let mut open = false;
         loop {
             let mut silent = None;
@@ -145,8 +146,8 @@ impl Control {
         error.into()
     }
 
-    /// That the volume is this holder's as of now. Asked before it writes to a device that is not known for its own: it may
-    /// be a replica of the holder that came after it.
+    /// Verifies that the volume is this holder's as of now. Called before a write to a device that
+    /// may not be its own: the device may be a replica of a later holder.
     pub(super) async fn must_hold(&self) -> Result<(), VolumeError> {
         let record = self.state.borrow().record.clone();
         if let Some(why) = self.state.borrow().fenced.clone() {
@@ -184,7 +185,7 @@ impl Control {
         }
     }
 
-    /// Somebody else has the volume: nothing is acknowledged from now on.
+    /// Another holder has the volume: this one acknowledges nothing from now on.
     pub(super) fn fence(&self, why: String) {
         if self.state.borrow().fenced.is_some() || Mutation::ForgetFence.is_active() {
             return;
@@ -227,7 +228,7 @@ impl Control {
     }
 }
 
-/// The volume is another holder's, or nobody's.
+/// The volume belongs to another holder, or was deleted.
 fn is_final(error: &StoreError) -> bool {
     matches!(
         error,

@@ -27,14 +27,14 @@ use crate::store::{StoreError, VolumeStore};
 
 /// A volume is a multiple of so many bytes.
 const GRAIN: u64 = 1 << 20;
-/// What is looked at to see whether a device holds anything: so much at its start, where partition tables,
+/// The parts of a device that are checked for data: so much at its start, where partition tables,
 /// file systems and the first partition's begin, so much at its end, and blocks between them.
 const HEAD: u64 = 2 << 20;
 const TAIL: u64 = 1 << 20;
 const BETWEEN: u64 = 64;
 const MAX_NAME: usize = 255;
-/// How long a device may take over a block and over what is asked about its reservations, and how long a buffer is waited
-/// for.
+/// How long a device may take for a block or a reservation request, and how long to wait for a
+/// buffer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A device for a while, without an open volume.
@@ -175,8 +175,8 @@ impl Bench {
         Ok(newest(&a, &b))
     }
 
-    /// Does something with a closed volume's member that no holder may undo: whoever has the volume open all the
-    /// same, somewhere, loses it there. Before its next holder nobody is kept out.
+    /// Does an irreversible operation with a closed volume's replica. A holder that has the volume
+    /// open elsewhere loses it there. The next holder is not excluded.
     async fn alone<T>(
         &self,
         member: &OnBench,
@@ -220,7 +220,7 @@ impl Bench {
         })
     }
 
-    /// Both labels, so that nothing of what the device was is believed any more.
+    /// Both labels, so that no earlier label of the device counts.
     pub async fn wipe(&self, disk: &Disk) -> Result<(), VolumeError> {
         for place in [Place::A, Place::B] {
             self.write(disk, label_offset(place), &[0; BLOCK]).await?;
@@ -258,7 +258,8 @@ impl Bench {
     async fn discard(&self, disk: &Disk, layer: &nacre_bdev::Layer) -> Result<bool, VolumeError> {
         /// Blocks of one unmap.
         const MOST: u64 = 1 << 21;
-        /// Commands that a device makes of all of them: more would keep whoever waits for the volume waiting.
+        /// Commands that a device makes of all of them: more would keep other waiters for the
+        /// volume waiting.
         const COMMANDS: u64 = 1 << 18;
         let limits = layer.limits();
         let native = |op| layer.supports(op) == Support::Native;
@@ -308,7 +309,7 @@ impl Bench {
     }
 }
 
-/// Bytes behind a device now, whatever hosts were told.
+/// Bytes of a device now, whatever size was announced.
 fn layer_bytes(layer: &nacre_bdev::Layer) -> u64 {
     layer.present_blocks() * u64::from(layer.geometry().block_size)
 }
@@ -353,9 +354,9 @@ pub(super) fn check_settings(
     Ok(())
 }
 
-/// Makes a volume of devices and puts it into the store; it is not opened. Where every device can forget
-/// its contents cheaply, all replicas are in sync at once; else the first is, and the others are filled
-/// from it as soon as the volume is open.
+/// Makes a volume of devices and puts it into the store; does not open it. If every device can
+/// deallocate its contents cheaply, all replicas are in sync at once. Otherwise the first is, and
+/// the others are filled from it as soon as the volume is open.
 pub async fn create(
     core: &CoreHandle,
     pool: Pool,
@@ -423,7 +424,7 @@ pub async fn create(
     }
     let mut cheap = true;
     for (device, disk) in &members {
-        // Nothing of what was there before is needed.
+        // Earlier contents are not needed.
         device.layer.forget_least();
         cheap = cheap && bench.discard(disk, &device.layer).await?;
     }
@@ -467,8 +468,8 @@ pub async fn create(
     Ok(id)
 }
 
-/// Takes a closed volume apart: its record goes first, then the labels of the members that are there.
-/// What they hold of the volume's data is not touched.
+/// Deletes a closed volume: its record goes first, then the labels of the present replicas. Their
+/// copies of the volume's data stay unchanged.
 pub async fn delete(
     core: &CoreHandle,
     pool: Pool,
@@ -501,11 +502,13 @@ pub async fn delete(
     Ok(())
 }
 
-/// Declares a replica of a closed volume in sync, whatever it missed: for when those that had more are
-/// lost for good. The others are filled from it when the volume is open. `force`: the volume's name, typed.
+/// Declares a replica of a closed volume in sync, whatever it missed: for volumes whose better
+/// replicas are lost for good. The others are filled from it when the volume is open. `force`: the
+/// volume's name, typed.
 ///
-/// `seen`: the record's version when the volume was found to be closed, with nothing to open it from. Who has opened it
-/// since raised the epoch, and may have acknowledged what `member` lacks: then it is refused.
+/// `seen`: the record's version when the volume was found closed, with no replica to open it from.
+/// A later holder raised the epoch, and may have acknowledged writes that `member` lacks: then the
+/// call is refused.
 #[allow(clippy::too_many_arguments)]
 pub async fn force_in_sync(
     core: &CoreHandle,
@@ -558,8 +561,8 @@ pub async fn force_in_sync(
     }
     let mut next = record.clone();
     next.revision += 1;
-    // Its label is believed as it is, by the store's word alone. A new one could reach the device when all this
-    // is long decided otherwise, and would say there that a later holder never was.
+    // Accept its present label, by the store's record alone. A new label could reach the device
+    // long after another decision, and would then hide a later holder.
     next.serving = next.serving.min(label.0.stamp.epoch);
     for member in &mut next.members {
         let is_it = member.id == chosen.id;
@@ -576,7 +579,7 @@ pub async fn force_in_sync(
     }
     let decided = async {
         store.swap(seen, next).await?;
-        // What it lost is given up, by the operator's word.
+        // The operator gives up its lost data.
         layer.forget_least();
         Ok(())
     };

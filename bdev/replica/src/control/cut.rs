@@ -82,7 +82,7 @@ impl VolumeRecord {
 }
 
 impl MemberRecord {
-    /// Nothing of what it holds counts from now on.
+    /// None of its contents count from now on.
     pub(super) fn fill_anew(&mut self, why: String) {
         self.state = MemberState::Filling {
             watermark: 0,
@@ -92,7 +92,7 @@ impl MemberRecord {
         self.why = Some(why);
     }
 
-    /// Nothing of what it holds counts already.
+    /// True if none of its contents count already.
     pub(super) fn is_empty(&self) -> bool {
         matches!(self.state, MemberState::Filling { watermark: 0, .. })
     }
@@ -119,8 +119,8 @@ pub(super) fn must_fit(
 }
 
 impl Control {
-    /// Whether a remote device that says it has enough blocks ends before the volume does: a target
-    /// may announce what is behind it no more.
+    /// Checks whether a remote device that reports enough blocks ends before the volume does: a
+    /// target may announce more than the device behind it has.
     pub(super) async fn ends_early(&self, disk: &Disk, record: &VolumeRecord) -> Option<Cut> {
         let needed = record.needed_bytes();
         let read = self.read_block(disk, needed - BLOCK as u64).await;
@@ -184,9 +184,8 @@ impl Control {
         .await
     }
 
-    /// Records of a volume that cannot be opened which of its members were found to be cut. That
-    /// fences whoever has it open; so another holder keeps it, unless there is nothing left to
-    /// serve.
+    /// Records the cut replicas of a volume that cannot be opened. That fences a holder that has it
+    /// open. So another holder keeps the volume, unless no replica is left to serve.
     pub(super) async fn record_cut_unopened(&self, record: &VolumeRecord, cut: &[(usize, Cut)]) {
         let mut next = record.clone();
         for (slot, cut) in cut {

@@ -1,7 +1,7 @@
-//! One member's device as the control uses it: a queue whose I/Os are futures.
+//! One replica's device as the control uses it: a queue whose I/Os are futures.
 //!
-//! All disks of a control are polled by one poller of its reactor. An I/O that nobody waits for any
-//! more (its deadline passed) keeps its place until the device has answered.
+//! One poller of the control's reactor polls all its disks. An I/O whose caller has given up (its
+//! deadline passed) keeps its place until the device has completed it.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -28,12 +28,12 @@ pub(crate) struct Disk {
     queue: RefCell<Box<dyn Queue>>,
     watched: Option<RawFd>,
     calls: RefCell<Slab<Call>>,
-    /// Taken by nobody yet, in order.
+    /// Not taken yet, in order.
     waiting: RefCell<VecDeque<Io>>,
     forgotten: Cell<bool>,
 }
 
-/// What a disk has for a queue after its own was closed.
+/// The queue of a disk after its own was closed.
 struct Closed;
 
 impl Queue for Closed {
@@ -58,7 +58,7 @@ impl Queue for Closed {
 struct Call {
     outcome: Option<(Status, Extents)>,
     waker: Option<Waker>,
-    /// Nobody waits for it any more.
+    /// Its caller has given up.
     abandoned: bool,
 }
 
@@ -76,7 +76,7 @@ impl Disk {
         })
     }
 
-    /// I/Os that have not ended, or of which nobody has taken the answer.
+    /// I/Os that have not ended, or whose result was not taken.
     pub fn under_way(&self) -> usize {
         self.calls.borrow().len()
     }
@@ -103,7 +103,7 @@ impl Disk {
     pub async fn reserve(&self, ask: Ask) -> Result<Standing, Status> {
         let (answer, answered) = oneshot::channel();
         let answer = Box::new(move |outcome| {
-            // Whoever asked may have given up.
+            // The caller may have given up.
             let _ = answer.send(outcome);
         });
         let asked = match self.forgotten.get() {
@@ -149,7 +149,7 @@ impl Disk {
     }
 
     fn arm(&self, now: Nanos) -> Idle {
-        // What waits for room goes down with a completion, which wakes.
+        // I/O that waits for room is submitted after a completion, which wakes.
         self.queue.borrow_mut().arm(now)
     }
 }
@@ -227,19 +227,20 @@ impl Disks {
         Ok(disk)
     }
 
-    /// The disk is not used for anything new. Its queue is closed once nothing is under way any more.
+    /// Stops using the disk for new I/O. Its queue is closed once nothing is in flight.
     pub fn forget(&self, disk: &Disk) {
         disk.forgotten.set(true);
     }
 
-    /// I/Os that forgotten queues to a device still have under way, although nobody waits for them.
+    /// I/Os that forgotten queues to a device still have in flight, although their callers have
+    /// given up.
     pub fn left_under_way(&self, name: &str) -> usize {
         let list = self.list.borrow();
         let former = list.iter().filter(|d| d.forgotten.get() && d.name == name);
         former.map(|disk| disk.under_way()).sum()
     }
 
-    /// Closes what is forgotten and has nothing under way.
+    /// Closes forgotten queues without I/O in flight.
     fn tidy(&self) {
         let idle = |disk: &Disk| disk.forgotten.get() && disk.calls.borrow().is_empty();
         self.list.borrow_mut().retain(|disk| {
@@ -257,7 +258,7 @@ impl Disks {
         });
     }
 
-    /// Nothing is polled any more.
+    /// Stops all polling.
     pub fn close(&self) {
         self.list.borrow_mut().clear();
     }

@@ -1,24 +1,25 @@
-//! Keeping former holders from members that other machines can reach too: by reservation, where the member's
-//! device has that (a remote namespace of a target that does reservations), and by label and epoch everywhere
-//! (`looks`).
+//! Excludes former holders from replicas that other machines can reach too: by reservation, if the
+//! replica's device supports that (a remote namespace of a target with reservations), and by label
+//! and epoch everywhere (`looks`).
 //!
 //! ```text
-//!   store CAS ─▶ report ─▶ register ─▶ acquire ─▶ preempt and abort ─▶ label
-//!                  ▲  every step is decided by what a new report says │
-//!                  └──────────────────────────────────────────────────┘
+//! store CAS ─▶ report ─▶ register ─▶ acquire ─▶ preempt and abort ─▶ label
+//!                ▲  every step is decided by a new report            │
+//!                └───────────────────────────────────────────────────┘
 //! ```
 //!
-//! The reservation is Write Exclusive - All Registrants: to preempt with a key of zero ends every other
-//! registration at once, whoever made it, and whatever they had under way is over before the answer. The key
-//! says of which volume a holder is, and in which epoch. Of two, the one with the lower key gives way, so
-//! that a former holder that comes back takes nothing from the one after it.
+//! The reservation is Write Exclusive - All Registrants. A preempt with a key of zero ends all
+//! other registrations at once, whoever made them, and completes after all their commands in flight
+//! have ended. The key identifies a holder's volume and epoch. Of two holders, the one with the
+//! lower key gives way, so that a former holder that comes back takes nothing from its successor.
 //!
 //! ```text
 //!   key   volume:16 (never zero) | epoch:32 | holder:16
 //! ```
 //!
-//! No label is written before this is done ([`Control::write_label`]): a member of which a holder is sure is
-//! one that nobody before it writes to. Whose I/O is refused for a reservation is fenced, at once.
+//! No label is written before this is done ([`Control::write_label`]): no earlier holder writes to
+//! a replica that its holder has secured. A holder whose I/O is refused for a reservation is fenced
+//! at once.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -37,10 +38,10 @@ use crate::handle::VolumeError;
 use crate::model::VolumeRecord;
 use crate::shared::Failure;
 
-/// Reports and steps at most: four do it where nobody interferes.
+/// Reports and steps at most: without interference four suffice.
 const ROUNDS: usize = 16;
-/// How often it is made sure that what was reserved still is, and a label still this holder's: one that does not
-/// write learns by this, at the latest, that there is another.
+/// How often the holder checks that its reservation still exists, and that the label is still its
+/// own. This is the latest time at which a holder that does not write learns of another one.
 pub(super) const WATCH: Duration = Duration::from_secs(1);
 
 /// The key of a holder in an epoch.
@@ -52,7 +53,7 @@ pub(super) fn key(volume: Uuid, epoch: u64, holder: Uuid) -> u64 {
             .map(|w| u16::from_be_bytes([w[0], w[1]]));
         u64::from(words.fold(0, |sum, word| sum ^ word))
     };
-    // Of epochs 2^32 apart nobody is left.
+    // No holder is left from an epoch 2^32 ago.
     (fold(volume) | 1) << 48 | (epoch & 0xffff_ffff) << 16 | fold(holder)
 }
 
@@ -63,7 +64,7 @@ enum Next {
     Ask(Ask),
     /// The volume has another holder, of this epoch or a later one.
     Outranked,
-    /// Somebody uses it who has nothing to do with the volume.
+    /// A user without relation to the volume has it.
     Strange,
 }
 
@@ -76,7 +77,7 @@ fn next(standing: &Standing, key: u64) -> Next {
     match standing.held {
         Held::Otherwise(_) => Next::Strange,
         Held::ByRegistrants if own == Some(key) && others.is_empty() => Next::Done,
-        // Who comes to a device that is held has no business there, whoever it is.
+        // Any other host that comes to a reserved device must be excluded.
         Held::ByRegistrants if own == Some(key) => Next::Ask(Ask::Preempt { key }),
         _ if !others.iter().all(of_volume) => Next::Strange,
         _ if own != Some(key) => Next::Ask(Ask::Register { current: own, key }),
@@ -122,7 +123,7 @@ pub(super) async fn reserve(
         };
         match ask(core, disk, what, patience).await {
             Ok(_) => changed = true,
-            // Somebody was faster: the next report says who.
+            // Another host was faster: the next report names it.
             Err(why) if why.is_fenced() => {}
             Err(why) => return Err(why),
         }
@@ -130,7 +131,8 @@ pub(super) async fn reserve(
     Err(Failure::Reserved)
 }
 
-/// Gives up what [`reserve`] made. A target that cannot be asked keeps it, and the next holder ends it.
+/// Releases the reservation of [`reserve`]. An unreachable target keeps it, and the next holder
+/// ends it.
 pub(super) async fn release(core: &CoreHandle, disk: &Disk, key: u64, patience: Duration) {
     if let Err(why) = ask(core, disk, Ask::Unregister { key }, patience).await {
         let (device, why) = (&disk.name, describe(why));
@@ -139,8 +141,8 @@ pub(super) async fn release(core: &CoreHandle, disk: &Disk, key: u64, patience: 
 }
 
 impl Control {
-    /// Before a label says that a member is of `record`'s epoch: nobody of an earlier one writes to it any
-    /// more.
+    /// Before a label has `record`'s epoch: no holder of an earlier epoch writes to the replica any
+    /// longer.
     pub(super) async fn keep_others_out(
         &self,
         live: &Rc<Live>,
@@ -151,7 +153,7 @@ impl Control {
             return Ok(());
         }
         let changed = reserve(&self.core, &live.disk, key, self.deadline()).await?;
-        // One who came and went while it was nobody's has left a label.
+        // A holder that came and went while it was unreserved has left a label.
         if changed
             && let Ok((label, _)) = self.read_label(&live.disk).await?
             && label.volume == record.id
@@ -164,7 +166,7 @@ impl Control {
         Ok(())
     }
 
-    /// The member is not the volume's any more, or the volume nobody's.
+    /// The replica left the volume, or the volume has no holder any longer.
     pub(super) async fn let_others_in(&self, live: &Live) {
         let key = live.key.take();
         if key != 0 {
@@ -199,8 +201,8 @@ impl Control {
         }
     }
 
-    /// Makes sure, now and then, that members are still this holder's: that what was reserved is, which a target may
-    /// have forgotten, and that no label is another's.
+    /// Checks at intervals that replicas still belong to this holder: that the reservation exists,
+    /// which a target may have forgotten, and that no label is another holder's.
     pub(super) async fn stay_holder(self: Rc<Control>) {
         let reserved = || -> Vec<(usize, Rc<Live>)> {
             let present = self.state.borrow().present().into_iter();
@@ -226,7 +228,7 @@ impl Control {
         let key = live.key.get();
         let found = ask(&self.core, &live.disk, Ask::Report, self.deadline()).await;
         let Ok(standing) = found else {
-            // Who watches its I/O and its connection says what that means.
+            // The code that watches its I/O and its connection handles that.
             return;
         };
         if next(&standing, key) == Next::Done || live.key.get() != key {
@@ -258,7 +260,7 @@ mod tests {
         }
     }
 
-    /// Keys are in the order of epochs, are never zero, and tell volumes and holders apart.
+    /// Keys are in the order of epochs, are never zero, and distinguish volumes and holders.
     #[test]
     fn keys() {
         assert!(of(1, 9) < of(2, 1) && of(2, 1) < of(3, 0));
@@ -271,7 +273,7 @@ mod tests {
         );
     }
 
-    /// What is done next, whatever is found.
+    /// The next step for every possible report.
     #[test]
     fn steps() {
         use Held::*;

@@ -1,16 +1,16 @@
-//! What becomes of a member that failed an I/O.
+//! The consequences for a replica that failed an I/O.
 //!
-//! | the member is | and | then |
+//! | the replica is | and | then |
 //! |---|---|---|
-//! | in sync | another in-sync member is there | out, durably; only then are the writes acknowledged |
+//! | in sync | another in-sync replica is there | out, durably; only then are writes acknowledged |
 //! | in sync, the last one there | its medium failed | stays: the host gets the error |
-//! | in sync, the last one there | it cannot be reached | stays in sync, is let go: the volume freezes |
+//! | in sync, the last one there | it is unreachable | stays in sync, is detached: the volume freezes |
 //! | any | its device lost its end | see [`super::cut`] |
-//! | being copied to | | let go; tried again later |
+//! | being copied to | | detached; retried later |
 //! | any | it is reserved by another holder | stays: the volume is fenced |
 //!
-//! A read error is not a reason by itself: the blocks are written back from another member, and the member
-//! goes when there were too many of them within an hour.
+//! A read error alone is no reason: the blocks are written back from another replica, and the
+//! replica goes when there were too many of them within an hour.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -54,8 +54,8 @@ impl Control {
         }
     }
 
-    /// The report that decides about a slot: of its present life, a write's before a read's. Reports that
-    /// did not fit in the list count as what is known of the others, or as a write that failed.
+    /// The report that decides about a slot: of its present incarnation, a write's before a read's.
+    /// Reports that did not fit in the list count as the others do, or as a failed write.
     fn worst(&self, slot: usize, reports: &[Report]) -> Option<Report> {
         let state = self.state.borrow();
         let live = state.live[slot].as_ref()?;
@@ -88,16 +88,16 @@ impl Control {
         errors.len() >= limit
     }
 
-    /// Decides about a member that failed. Nothing happens if that life of it is over.
+    /// Decides about a failed replica. Nothing happens if that incarnation is over.
     ///
-    /// Others that have lost their connection by now, and perhaps what was not flushed, go before it: else
-    /// one of them could be what is left, when the one at hand was only slow and knows everything. That may
-    /// come to pass, too, while the store cannot be reached.
+    /// Other replicas that have lost their connection by now, and perhaps unflushed data, go first.
+    /// Otherwise one of them could be the last one left, although this one was only slow and has
+    /// everything. That can also happen while the store is unreachable.
     pub(super) async fn judge(&self, slot: usize, incarnation: u64, why: Failure) {
         let _one = self.membership.lock().await;
         // Each time it is overtaken another one is judged first.
         for _ in 0..=MAX_MEMBERS {
-            // What is lost of one that was cut does not come back: none is left rather than it.
+            // The lost data of a cut replica does not return: better no replica than this one.
             let record = self.state.borrow().record.clone();
             for (other, live) in self.others_in_sync(slot) {
                 if Cut::of(&record, &live.device.layer).is_some() {
@@ -135,7 +135,8 @@ impl Control {
             .any(|(_, live)| has_lost(live))
     }
 
-    /// Under `membership`. `false`: while the store could not be reached others have lost what this one has.
+    /// Under `membership`. `false`: while the store was unreachable, others have lost data that
+    /// this one has.
     async fn judge_one(&self, slot: usize, incarnation: u64, why: Failure) -> bool {
         let is_meant = |live: &&Rc<Live>| live.incarnation == incarnation;
         let Some(live) = self.state.borrow().live[slot]
@@ -146,7 +147,7 @@ impl Control {
             return true;
         };
         if why.is_fenced() {
-            // The member is as good as it was: it is this holder that is not the volume's any more.
+            // The replica is unchanged: this holder no longer has the volume.
             self.fence(describe(why));
             return true;
         }
@@ -206,7 +207,7 @@ impl Control {
             Ok(true) => {}
             Ok(false) => return false,
             Err(_) => {
-                // The volume is another holder's; nothing is asked of this member any more.
+                // Another holder has the volume; this replica gets no further requests.
                 self.let_go_of(slot);
                 return true;
             }
@@ -220,13 +221,15 @@ impl Control {
         true
     }
 
-    /// To the lanes it stays a member until all that follows from this is done, whatever is published meanwhile.
+    /// For the lanes it stays a replica until all consequences are complete, whatever is published
+    /// meanwhile.
     fn let_go_of(&self, slot: usize) {
         self.keep_in_view(slot);
         self.let_go(slot);
     }
 
-    /// A member in sync is about to be let go: what lanes know of it stays until `leaving` is cleared.
+    /// A replica in sync is about to be detached: lanes keep their view of it until `leaving` is
+    /// cleared.
     pub(super) fn keep_in_view(&self, slot: usize) {
         let known = self.shared.view().members[slot].clone();
         if self.state.borrow().is_in_sync(slot) {
@@ -234,9 +237,9 @@ impl Control {
         }
     }
 
-    /// A member that was in sync is out, or gone, in the store. Lanes are told before anything else: with the old view and
-    /// what comes after it they would find it, or whoever takes its place, where they lack something, and two answers to
-    /// one question would differ.
+    /// A replica that was in sync is out, or gone, in the store. Lanes learn it before anything
+    /// else. With the old view and a later event they would find that it, or its successor in the
+    /// slot, lacks regions, and two answers to one question would differ.
     pub(super) fn has_left(&self, slot: usize, member: Uuid) {
         self.state.borrow_mut().leaving[slot] = None;
         self.publish();
@@ -245,7 +248,7 @@ impl Control {
         self.refresh_status();
     }
 
-    /// The member's device is not used any more, until it is taken back.
+    /// Stops using the replica's device, until it is attached again.
     pub(super) fn let_go(&self, slot: usize) {
         let Some(live) = self.state.borrow_mut().live[slot].take() else {
             return;
@@ -257,8 +260,8 @@ impl Control {
         self.bells.resync.notify_one();
     }
 
-    /// After `lost` is out or gone, under `membership`: if it was what the others were to be made equal to, the first
-    /// of them is from now on.
+    /// After `lost` is out or gone, under `membership`: if the others were to be made equal to it,
+    /// they are made equal to the first of them from now on.
     pub(super) fn repin(&self, lost: Uuid) {
         if let Some(first) = self.believe_first() {
             self.say(Happened::SourceChanged {
@@ -268,8 +271,9 @@ impl Control {
         }
     }
 
-    /// What every member in sync lacks, the first of them has from now on: what they differ in was never acknowledged,
-    /// so any of them is right; only one may be. `None`: there is nothing of that kind.
+    /// For regions that every replica in sync lacks, the first of them is the source from now on.
+    /// Their differences were never acknowledged, so any of them is right, but only one may be.
+    /// `None`: there is no such region.
     pub(super) fn believe_first(&self) -> Option<usize> {
         let state = self.state.borrow();
         let slots: Vec<usize> = state.in_sync().map(|(slot, _)| slot).collect();
@@ -308,8 +312,8 @@ impl Control {
         state.record.member(slot).map(|m| m.id).unwrap_or_default()
     }
 
-    /// Looks whether devices have gone, or have lost what they had acknowledged; and, as that is where this comes by after
-    /// each decision, whether a member is to go that was replaced.
+    /// Checks whether devices have gone, or have lost acknowledged data. As this runs after each
+    /// decision, it also checks whether a replaced replica can be removed.
     pub(super) async fn watch_losses(self: Rc<Control>) {
         loop {
             self.look_at_devices();
@@ -319,7 +323,7 @@ impl Control {
             };
             match remote {
                 true => self.core.after(WATCH).await,
-                // Of devices here the registry tells, and an idle machine stays asleep.
+                // The registry reports local devices, and an idle machine stays asleep.
                 false => self.bells.watch.notified().await,
             }
         }
@@ -332,7 +336,7 @@ impl Control {
                 self.suspect(slot, live.incarnation, why);
             }
         }
-        // Whatever was in the way is over, whether that was told or not.
+        // Any obstacle is over, whether or not it was reported.
         if self.replaced().is_some() {
             self.bells.resync.notify_one();
         }
@@ -400,7 +404,7 @@ impl Control {
     }
 }
 
-/// The device is gone, or was, and may have forgotten what it was not asked to flush.
+/// The device is gone, or was, and may have lost unflushed data.
 fn lost(live: &Live) -> Option<Failure> {
     let layer = &live.device.layer;
     if layer.is_gone() {

@@ -32,8 +32,8 @@ impl Control {
         let block = u64::from(disk.block_size);
         let mut io = Io::new(0, op, offset / block, (bytes / block) as u32).flags(flags);
         io.data.extend(data);
-        // A shortage passes, and is no reason to give a member up: it is asked again for much longer than it
-        // may take over an answer.
+        // A shortage passes, and is no reason to give a replica up: retry for much longer than its
+        // deadline.
         let patience = self.core.now() + self.deadline() * 4;
         let mut pause = super::MOMENT;
         loop {
@@ -104,7 +104,7 @@ impl Control {
         Ok(newest(&a, &b))
     }
 
-    /// Both, so that nothing of what the device was is believed any more.
+    /// Both, so that no earlier label of the device counts.
     pub(super) async fn erase_labels(&self, disk: &Disk) -> Result<(), Failure> {
         for place in [Place::A, Place::B] {
             let at = label_offset(place);
@@ -143,7 +143,7 @@ impl Control {
     }
 }
 
-/// What a member's label says, as of `record`. `None`: there is no such member.
+/// The contents of a replica's label, as of `record`. `None`: there is no such replica.
 pub(super) fn label_of(
     record: &VolumeRecord,
     slot: usize,

@@ -1,17 +1,17 @@
-//! A store that several holders share has to be heard from, or this holder stops acknowledging.
+//! A holder of a shared store must hear from it regularly, or it stops acknowledging.
 //!
-//! Another holder that opens the volume raises the epoch in the store, waits for as long as a lease lasts,
-//! and serves only then. The holder before it has by then either seen the new epoch, or not heard from the
-//! store for a whole lease: in both cases it acknowledges nothing any more.
+//! Another holder that opens the volume raises the epoch in the store, waits for the duration of a
+//! lease, and serves only then. By then the previous holder has either seen the new epoch, or had
+//! no answer from the store for a whole lease: in both cases it acknowledges nothing any longer.
 
 use std::rc::Rc;
 use std::time::Duration;
 
 use super::Control;
 
-/// How long what was heard from the store is good for.
+/// How long an answer of the store is valid.
 pub(super) const LEASE: Duration = Duration::from_secs(4);
-/// What a new holder waits: a lease, and half of one for clocks that differ and I/O under way.
+/// The wait of a new holder: a lease, and half of one for clocks that differ and I/O in flight.
 pub(super) const TAKE_OVER: Duration = Duration::from_secs(6);
 const RENEW: Duration = Duration::from_secs(1);
 

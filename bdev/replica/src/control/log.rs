@@ -34,8 +34,8 @@ impl Control {
         }
     }
 
-    /// Puts the regions into the log on every member that is there, then lets lanes write into them.
-    /// `false`: not every in-sync member has it.
+    /// Puts the regions into the log on every present replica, then lets lanes write into them.
+    /// `false`: not every in-sync replica has it.
     pub(super) async fn make_dirty(&self, wanted: &[u64]) -> bool {
         let lock = self.log.lock().await;
         let mut pages: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
@@ -67,7 +67,7 @@ impl Control {
             }
             return false;
         }
-        // Whoever is in sync now must be among those that have it: somebody may have been promoted.
+        // Every replica that is in sync now must have it: one may have been promoted meanwhile.
         let has_it = |slot: usize, live: &Rc<Live>| {
             let wrote = |(s, l): &(usize, Rc<Live>)| *s == slot && Rc::ptr_eq(l, live);
             present.iter().any(wrote)
@@ -88,8 +88,8 @@ impl Control {
         all
     }
 
-    /// Writes pages of the log as they are in memory, and with the regions that `also` names. To be called
-    /// under `log`. Answers who failed.
+    /// Writes pages of the log as they are in memory, plus the regions in `also`. Call it under
+    /// `log`. Returns the failed replicas.
     pub(super) async fn write_pages(
         &self,
         to: &[(usize, Rc<Live>)],

@@ -1,15 +1,17 @@
-//! Members that nothing but their label keeps others from: it is looked at again and again, for another holder's.
+//! Replicas that only their label protects: the holder checks the label at intervals for another holder's.
 //!
 //! ```text
-//!   the holder before     look ──1 s──▶ look ──1 s──▶ look: a later epoch, fenced
-//!   the one after it            label ├──────── deadline and 2 s ────────┤ reads the log, serves
+//! previous holder     look ──1 s──▶ look ──1 s──▶ look: a later epoch, fenced
+//! next holder               label ├──────── deadline and 2 s ────────┤ reads the log, serves
 //! ```
 //!
-//! A look that is under way when the later label is written is over within the volume's deadline, and the one after
-//! it sees that label. So of two that both reach the medium, the later one serves when the earlier one has stopped.
+//! A look in flight while the later label is written ends within the volume's deadline, and the
+//! next look sees that label. So if two holders reach the medium, the later one serves after the
+//! earlier one has stopped.
 //!
-//! Who shares no medium with others stays asleep when nothing is written: members on this machine are looked at
-//! while regions are dirty, and before one is made so. Nobody else on the machine opens them anyway.
+//! A holder that shares no medium stays asleep when idle: replicas on this machine are checked
+//! while regions are dirty, and before one is made dirty. No other holder on the machine opens them
+//! anyway.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -26,7 +28,8 @@ use crate::model::VolumeRecord;
 use crate::shared::Failure;
 
 impl Control {
-    /// What a holder waits that takes a volume over from one that learns of it by a label: until that one has looked.
+    /// The wait of a holder that takes a volume over from one that learns of it by a label: until
+    /// that one has looked.
     pub(super) fn until_seen(&self) -> Duration {
         self.deadline() + WATCH * 2
     }
@@ -45,7 +48,8 @@ impl Control {
         present.filter(|(_, live)| exposed(live)).collect()
     }
 
-    /// Before something is written that an idle volume has had no reason to: whoever was not looked at for a while is.
+    /// Before the first write of an idle volume: checks the replicas that were not checked for a
+    /// while.
     pub(super) async fn look_before_writing(&self, members: &[(usize, Rc<Live>)]) {
         let late = |live: &Live| self.core.now().since(live.looked.get()) >= WATCH;
         let due = members
@@ -61,13 +65,13 @@ impl Control {
             // Another holder is another holder, whatever has become of the member here.
             Err(Failure::Fenced) => self.heed(Failure::Fenced),
             Err(Failure::Taken) => self.suspect(slot, live.incarnation, Failure::Taken),
-            // Who watches its I/O and its connection says what that means.
+            // The code that watches its I/O and its connection handles that.
             Err(_) => {}
         }
     }
 
-    /// Whether a member's label is not that of a later holder, or of somebody else altogether. One that cannot be
-    /// read as a label says nothing: it may be about to be written.
+    /// True unless a replica's label belongs to a later holder, or to another volume. An unreadable
+    /// label proves nothing: it may be about to be written.
     pub(super) async fn is_still_ours(
         &self,
         slot: usize,

@@ -9,10 +9,11 @@
 //!   handle ─▶ commands
 //! ```
 //!
-//! [`Control::commit`] is the one door to the store: a membership change is decided, compared-and-swapped,
-//! written into the labels of the members that are there, and only then published to the lanes, who have
-//! held what depends on it. Changes are made one at a time, under `membership`. The log's pages are
-//! written under `log`, one writer at a time, so that a page never goes back in time.
+//! [`Control::commit`] is the only access to the store. A membership change is decided,
+//! compared-and-swapped, written into the labels of the present replicas, and only then published
+//! to the lanes, which have held the I/O that depends on it. Changes are made one at a time, under
+//! `membership`. The log's pages are written under `log`, one writer at a time, so that a page
+//! never goes back in time.
 
 mod attach;
 mod buffers;
@@ -83,8 +84,8 @@ pub(crate) struct Control {
     /// When the next bytes may be copied.
     copy_at: Cell<Nanos>,
     began: Nanos,
-    /// [`Shared::abandoned`] as it was when devices were last given the time to get over such writes; `None`: they
-    /// were not yet given it since the volume was opened.
+    /// [`Shared::abandoned`] when devices last got time to finish such writes; `None`: not yet
+    /// since the volume was opened.
     settled: Cell<Option<u64>>,
     bells: Bells,
     tasks: RefCell<Vec<LocalTask<()>>>,
@@ -101,7 +102,7 @@ struct Bells {
     clean: Notify,
     probe: Notify,
     resync: Notify,
-    /// Wakes whoever rests; remembered by `State::urgent`.
+    /// Wakes the resting resync; remembered by `State::urgent`.
     urgent: Notify,
     verify: Notify,
     watch: Notify,

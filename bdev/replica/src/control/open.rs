@@ -1,5 +1,5 @@
-//! Opening a volume: the epoch is raised, replicas that cannot be believed are put aside, and what an
-//! unclean stop left in doubt is named before anything is served.
+//! Opening a volume: raises the epoch, sets untrusted replicas aside, and names the regions that an
+//! unclean stop left in doubt, before it serves anything.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, VecDeque};
@@ -42,7 +42,7 @@ struct Found {
     label: Label,
 }
 
-/// What was found of the members at opening.
+/// The findings about the replicas at opening.
 #[derive(Default)]
 struct Gathered {
     /// By slot.
@@ -61,15 +61,15 @@ impl Gathered {
     }
 }
 
-/// What a member's device turned out to be.
+/// The finding about a replica's device.
 enum Look {
     Good(Box<Found>),
     Stale,
     Cut(Cut),
 }
 
-/// Opens the volume `id` for `holder` on this reactor, until [`crate::handle::Command::Close`]. The answer's
-/// device is to be registered; it serves from the first I/O on.
+/// Opens the volume `id` for `holder` on this reactor, until [`crate::handle::Command::Close`]. The
+/// caller registers the returned device; it serves from the first I/O on.
 pub async fn open(
     core: &CoreHandle,
     pool: Pool,
@@ -83,8 +83,9 @@ pub async fn open(
     open_prepared(core, pool, store, devices, observer, holder, &prepared).await
 }
 
-/// As [`open`], of a volume that may be in use already: what waits for it goes on, if the members keep what was
-/// promised ([`VolumeHandle::keeps`]). If it cannot be opened it is as it was before, and can be tried again.
+/// As [`open`], for a volume that may be in use already: waiting I/O continues, if the replicas
+/// keep the promised limits ([`VolumeHandle::keeps`]). If opening fails, the volume is as before,
+/// and can be retried.
 pub async fn open_prepared(
     core: &CoreHandle,
     pool: Pool,
@@ -106,7 +107,7 @@ pub async fn open_prepared(
     opened.inspect_err(|why| prepared.not_opened(why))
 }
 
-/// Who opens a volume, and with what.
+/// The holder that opens a volume, and its means.
 struct Opening<'a> {
     core: &'a CoreHandle,
     pool: Pool,
@@ -125,7 +126,7 @@ impl Opening<'_> {
                 return Ok(handle);
             }
         }
-        // It is another one than was prepared: whoever uses that has to come anew.
+        // The volume is not the prepared one: its users have to connect again.
         let record = self.store.load(prepared.id()).await?;
         let shared = Shared::new(&record);
         shared.set_failing(prepared.is_failing());
@@ -239,13 +240,14 @@ impl Control {
         let epoch = self.state.borrow().record.epoch;
         let live = self.state.borrow().present();
         if live.iter().any(|(_, live)| !Control::is_by_label(live)) {
-            // Nothing is written to what is not reserved: another holder would look like a later one.
+            // Nothing is written to an unreserved replica: another holder would look like a later
+            // one.
             self.must_be_stamped(epoch).await?;
         }
         if former.holder.is_some_and(|other| other != self.holder) {
             self.take_over(epoch, &live).await?;
         }
-        // Whoever had it before writes nothing any more: now the logs say all that there is to know.
+        // The previous holder writes nothing any longer: the logs are complete now.
         let dirty = self.gather_logs().await;
         for region in &dirty {
             self.shared.regions.set_dirty(*region);
@@ -288,7 +290,7 @@ impl Control {
         Ok(Some(volume))
     }
 
-    /// Waits until the holder before this one, if it is still there, has seen that there is another.
+    /// Waits until the previous holder, if it still runs, has seen the new one.
     async fn take_over(&self, epoch: u64, live: &[(usize, Rc<Live>)]) -> Result<(), VolumeError> {
         if self.store.is_shared() {
             self.core.after(TAKE_OVER).await;
@@ -300,7 +302,7 @@ impl Control {
         }
         self.must_be_stamped(epoch).await?;
         self.core.after(self.until_seen()).await;
-        // What the other one wrote in that time may have gone over the label: it is written once more.
+        // A late write of the previous holder may have overwritten the label: write it once more.
         let record = self.state.borrow().record.clone();
         for (slot, live) in by_label() {
             if let Err(why) = self.write_label(*slot, live, &record, false).await {
@@ -310,8 +312,8 @@ impl Control {
         self.must_not_be_fenced()
     }
 
-    /// Every member that is in sync says so in a label of this epoch, or it is out: once the epoch serves,
-    /// older labels are not believed any more.
+    /// Every in-sync replica has a label of this epoch, or is out: once the epoch serves, older
+    /// labels are no longer accepted.
     async fn must_be_stamped(&self, epoch: u64) -> Result<(), VolumeError> {
         let unstamped = |(slot, live): &(usize, Rc<Live>)| {
             self.state.borrow().is_in_sync(*slot) && live.stamp.get().epoch < epoch
@@ -349,8 +351,8 @@ impl Control {
         }
     }
 
-    /// What the logs of the in-sync members name, all together. One that cannot be read is out, as far as
-    /// there are others, and is taken to name everything.
+    /// The union of the logs of the in-sync replicas. A replica with an unreadable log is out, if
+    /// there are others; its log counts as naming every region.
     async fn gather_logs(&self) -> BTreeSet<u64> {
         let mut dirty = BTreeSet::new();
         let present = self.state.borrow().present();
@@ -373,8 +375,8 @@ impl Control {
         let mut why = String::from("none is in sync");
         loop {
             let mut missing = false;
-            // One that cannot be looked at for want of memory may be the best of them, or the only one: nothing is
-            // decided without it.
+            // A replica that cannot be checked for lack of memory may be the best, or the only one:
+            // decide nothing without it.
             let mut short = None;
             for member in record.in_sync().filter(|m| !m.offline) {
                 let slot = usize::from(member.slot);
@@ -408,7 +410,7 @@ impl Control {
                 }
             }
             let patience = match all.found.is_empty() && short.is_none() {
-                // Somebody else comes again.
+                // Another caller tries again.
                 true => Duration::ZERO,
                 false => GRACE,
             };
@@ -432,8 +434,8 @@ impl Control {
         Ok(all)
     }
 
-    /// Members that are not in sync, and were cut: nobody else looks at them while the volume is
-    /// not open, and they may be large again when it is.
+    /// Cut replicas that are not in sync: no other code checks them while the volume is closed, and
+    /// they may be large again when it is open.
     async fn find_cut(&self, record: &VolumeRecord, cut: &mut Vec<(usize, Cut)>) {
         for member in &record.members {
             if member.state == MemberState::InSync || member.is_empty() {
@@ -451,8 +453,9 @@ impl Control {
         }
     }
 
-    /// A volume that was closed in order has told each member so. One that has not heard of it, while another one has,
-    /// is an older copy of itself, although of the same epoch; or it failed just then, and is as little to be believed.
+    /// A clean close is recorded on each replica. A replica without that record, while another one
+    /// has it, is an older copy of itself, although of the same epoch, or failed at that moment.
+    /// Neither is trusted.
     fn without_older(
         &self,
         closed: Option<Stamp>,
@@ -485,7 +488,7 @@ impl Control {
         let losses = device.layer.losses();
         let read = self.read_label(&disk).await;
         let labelled = match &read {
-            // It does not even hold its labels any more.
+            // It does not even hold its labels any longer.
             Err(why) => why.is_beyond_end(),
             Ok(read) => matches!(credit(record, member, read), Ok(Credit::Trusted)),
         };
@@ -542,8 +545,9 @@ impl Control {
         }
     }
 
-    /// After an unclean stop the members may differ where something was being written. One of them is
-    /// right by definition, as nothing of that was acknowledged unless all have it; the others get it.
+    /// After an unclean stop the replicas may differ where writes were in flight. One of them is
+    /// right by definition, as no such write was acknowledged unless all have it; the others are
+    /// copied from it.
     fn reconcile(&self, present: &[usize], dirty: &BTreeSet<u64>) {
         let Some((source, others)) = present.split_first() else {
             return;
@@ -570,8 +574,8 @@ fn closed_as(record: &VolumeRecord, found: &[Found]) -> Option<Stamp> {
     last.filter(|_| record.holder.is_none())
 }
 
-/// What becomes of a member at opening: in-sync ones that are not there have missed what comes now, and
-/// those that cannot be believed are filled from the start.
+/// Decides about each replica at opening: absent in-sync replicas miss the following writes, and
+/// untrusted ones are filled from the start.
 fn take_stock(
     member: &mut MemberRecord,
     former: &VolumeRecord,

@@ -1,4 +1,5 @@
-//! Copying what members lack, a region at a time, and promoting those that lack nothing; then what they replace goes.
+//! Copies missing data to replicas, a region at a time, and promotes those that lack nothing; then
+//! replaced replicas go.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -23,13 +24,13 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// Longest rest between two chunks while hosts are served.
 const YIELD: Duration = Duration::from_millis(20);
 
-/// What came of a region.
+/// The result of a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Copied {
     Done,
-    /// A member failed; who is there has to be looked at again.
+    /// A replica failed; check which ones are present.
     Failed,
-    /// Nobody has it.
+    /// No replica has it.
     NoSource,
 }
 
@@ -48,7 +49,8 @@ impl Control {
                 match self.copy_region(region).await {
                     Copied::Done => at = region + 1,
                     Copied::Failed => {
-                        // What failed is let go by now, or stays and has a bad region: the others first.
+                        // A failed replica is detached by now, or stays and has a bad region: the
+                        // others first.
                         at = region + 1;
                         self.rest().await;
                     }
@@ -59,8 +61,8 @@ impl Control {
         }
     }
 
-    /// What hosts wait for. Each region is tried once for each time that it is asked for: who asked finds it
-    /// equal, or says that nobody can read it.
+    /// Copies the regions that hosts wait for. Each region is tried once per request: afterwards it
+    /// is equal, or known to be unreadable everywhere.
     async fn copy_urgent(&self) {
         loop {
             let Some(region) = self.state.borrow().urgent.front().copied() else {
@@ -77,7 +79,7 @@ impl Control {
         }
     }
 
-    /// Before what failed is tried again, unless somebody is in a hurry.
+    /// Waits before a failed copy is retried, unless a host waits for it.
     async fn rest(&self) {
         self.unless_urgent(AGAIN).await;
     }
@@ -109,8 +111,9 @@ impl Control {
         (source, targets.collect())
     }
 
-    /// Waits while devices may still have writes that nobody hears of: those of whoever held the volume before,
-    /// and those of lanes that were closed. One that reached the source behind the copy would be there only.
+    /// Waits while devices may still have writes without a waiting caller: those of the previous
+    /// holder, and those of closed lanes. A write that reached the source after the copy would be
+    /// only there.
     async fn until_settled(&self) {
         loop {
             let abandoned = self.shared.abandoned();
@@ -138,8 +141,8 @@ impl Control {
             return Copied::NoSource;
         };
         self.note_source(from, &targets);
-        // From now on every write in here goes to the targets too; what was skipped before is over when the
-        // chunk that it lies in has been acquired.
+        // From now on every write in here goes to the targets too. A write that skipped them before
+        // is over when the chunk that contains it has been acquired.
         self.shared.set_copying(region);
         let unequal = self.shared.unequal();
         let mut copied = self.copy_chunks(region, (from, &source), &targets).await;
@@ -155,8 +158,9 @@ impl Control {
             let done: Vec<usize> = done.map(|(slot, _)| *slot).collect();
             done.iter()
                 .for_each(|s| self.shared.needs[*s].remove(region));
-            // A write that failed meanwhile may have left unequal what was copied before it. Looked at after
-            // the removal: a lane counts first and adds then, so what it adds from here on stays.
+            // A write that failed meanwhile may have changed blocks that were copied before it.
+            // Check after the removal: a lane counts first and adds then, so its later additions
+            // stay.
             if self.shared.unequal() != unequal {
                 done.iter()
                     .for_each(|s| self.shared.needs[*s].insert(region));
@@ -168,18 +172,20 @@ impl Control {
         copied
     }
 
-    /// Every member in sync lacks it: a lane that did not know yet that one had left had left it to be copied from that
-    /// one. As long as the store does not know that either, that one may be read there.
+    /// Every replica in sync lacks it: a lane left it to be copied from a replica, unaware that
+    /// this one had left. As long as the store does not know that either, that replica may be read
+    /// there.
     async fn without_source(&self, region: u64) {
         let _one = self.membership.lock().await;
         if self.parties(region).0.is_none() && self.believe_first().is_some() {
-            // Where nobody else lacks it nothing is copied that would tell.
+            // If no other replica lacks it, no copy follows that would refresh the status.
             self.refresh_status();
         }
     }
 
-    /// What an in-sync member got is on its media before it counts: hosts may have flushed it long ago, when
-    /// only the source had it. Members that are not in sync are flushed once, when they are promoted.
+    /// The data of an in-sync replica is flushed before it counts: hosts may have flushed it long
+    /// ago, when only the source had it. Replicas that are not in sync are flushed once, when they
+    /// are promoted.
     async fn keep_copied(&self, targets: &[(usize, Rc<Live>)]) -> bool {
         let in_sync = |(slot, _): &&(usize, Rc<Live>)| self.state.borrow().is_in_sync(*slot);
         let reconciled: Vec<_> = targets.iter().filter(in_sync).cloned().collect();
@@ -212,7 +218,7 @@ impl Control {
                 ranges.push((at, blocks));
                 at += blocks;
             }
-            // Paid for before: nobody waits for what is not even being copied.
+            // Pay before acquiring stripes: no host waits for a copy that has not begun.
             self.pay((at - first) * targets.len() as u64).await;
             let chunks = self.acquire_chunks(&ranges).await;
             let copies = chunks.iter().map(|chunk| self.copy(chunk, source, &lives));
@@ -240,7 +246,7 @@ impl Control {
         Copied::Done
     }
 
-    /// Tells the judge who failed. `true`: nobody.
+    /// Reports failed replicas to the judge. `true`: none failed.
     fn tell(
         &self,
         outcome: Result<Vec<(usize, Failure)>, Failure>,
@@ -255,7 +261,7 @@ impl Control {
                 }
                 failed.is_empty()
             }
-            // Nobody's fault.
+            // Not the fault of a replica.
             Err(Failure::Shortage) => false,
             Err(why) => {
                 self.suspect_read(from, source.incarnation, why);
@@ -329,9 +335,10 @@ impl Control {
             return;
         };
         if kind != ResyncKind::Reconcile {
-            // What lanes write from here on they write there, whatever it is found to lack; and what they flush they
-            // flush on it, too. What they flushed before is on its media with this flush. Otherwise a flush could be acknowledged between this one and the promotion,
-            // of which the member has nothing, although it counts.
+            // From here on lanes write there, whatever regions it may lack, and flush it, too. This
+            // flush makes earlier flushed data durable there. Otherwise a flush could be
+            // acknowledged between this one and the promotion, without the replica, although it
+            // counts.
             if !live.flushed.replace(true) {
                 self.publish();
             }
@@ -412,7 +419,7 @@ impl Control {
             let mark = self.shared.needs[slot].next(0).unwrap_or(regions);
             let far = mark > kept && (mark - kept) * 100 >= regions;
             let long = mark > kept && now.since(kept_at) >= KEEP;
-            // Not for what is over in a moment anyway.
+            // Not for a copy that ends in a moment anyway.
             if !(far && now.since(kept_at) >= KEEP / 10 || long) {
                 continue;
             }
@@ -421,7 +428,7 @@ impl Control {
             }
             let _one = self.membership.lock().await;
             let same = self.state.borrow().live[slot].clone();
-            // What a cache has lost before the flush is not on the medium after it.
+            // Data that a cache lost before the flush is not on the medium after it.
             if !same.is_some_and(|now| Rc::ptr_eq(&now, &live)) || !live.is_whole() {
                 continue;
             }

@@ -1,10 +1,11 @@
-//! Copying from a member that cannot read all of it.
+//! Copying from a replica that cannot read all of it.
 //!
-//! What it can read is copied from it, and the rest from another one that is in sync, if possible one that has
-//! the region. While members are reconciled there may be none: what they differ in was acknowledged to nobody
-//! unless all have it, so what another one has there is as right, but it may be something else than a host has
-//! read. Hence it is told ([`Happened::Salvaged`]), is written to the member that could not read it before
-//! anybody else gets it, and with FUA: from then on it is the answer, whatever fails next.
+//! Readable blocks are copied from it, and the rest from another replica in sync, preferably one
+//! that has the region. While replicas are reconciled there may be none. Their differences were
+//! acknowledged to no host unless all have them, so another replica's contents are as right, but
+//! may differ from an earlier read of a host. Hence the event [`Happened::Salvaged`] is sent, and
+//! the data is written to the replica that could not read it before any other replica gets it, with
+//! FUA: from then on it is the answer, whatever fails next.
 
 use std::rc::Rc;
 
@@ -17,8 +18,8 @@ use super::state::Live;
 use crate::handle::Happened;
 use crate::shared::Failure;
 
-/// Blocks of one chunk that are taken from elsewhere at most: writes wait meanwhile, and a member that cannot
-/// read more is better replaced.
+/// Most blocks of one chunk to take from other replicas: writes wait meanwhile, and a worse replica
+/// is better replaced.
 const MOST: usize = 64;
 
 /// Blocks that another member had.
@@ -31,8 +32,8 @@ struct Taken {
 }
 
 impl Control {
-    /// The contents of a chunk of which `source` cannot read everything. `why` is the answer if nobody else can
-    /// read what is missing.
+    /// The contents of a chunk that `source` cannot read completely. `why` is the result if no
+    /// other replica can read the missing blocks.
     pub(super) async fn salvage(
         &self,
         chunk: &Chunk<'_>,
@@ -104,7 +105,8 @@ impl Control {
         Ok(data)
     }
 
-    /// Members in sync that may have what `source` cannot read: those that have the whole range first.
+    /// Replicas in sync that may have the blocks that `source` cannot read: those with the whole
+    /// range first.
     fn others_than(
         &self,
         source: &Rc<Live>,
@@ -130,7 +132,7 @@ impl Control {
             let mut live = state.live.iter();
             live.position(|live| live.as_ref().is_some_and(|live| Rc::ptr_eq(live, to)))
         };
-        // It was let go meanwhile: whoever copies looks again who is there.
+        // It was detached meanwhile: the copying checks again which replicas are present.
         let slot = slot.ok_or(Failure::Status(nacre_bdev::Status::Gone))?;
         let (member, blocks) = (self.member_id(slot), run.blocks as u32);
         if !run.whole {

@@ -1,4 +1,4 @@
-//! What the control knows, and what follows from it for lanes and for people.
+//! The control's state, and the views for lanes and operators that follow from it.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -25,7 +25,8 @@ pub(super) struct State {
     pub record: VolumeRecord,
     /// Members whose devices are in use, by slot.
     pub live: [Option<Rc<Live>>; MAX_MEMBERS],
-    /// Members that are let go and still in sync in the store: lanes know them until that is changed there.
+    /// Replicas that are detached and still in sync in the store: lanes know them until the store
+    /// changes.
     pub leaving: [Option<MemberView>; MAX_MEMBERS],
     /// The device that was last in use in each slot: lanes may have I/O under way there.
     pub former: [Option<String>; MAX_MEMBERS],
@@ -49,7 +50,7 @@ pub(super) struct State {
     /// A shared store was not heard from for a lease.
     pub unheard: bool,
     pub closed: bool,
-    /// Told to the observer.
+    /// Reported to the observer.
     pub frozen: bool,
     pub verify: Option<VerifyStatus>,
     pub stop_verify: bool,
@@ -72,7 +73,7 @@ pub(super) struct Live {
     pub looked: Cell<Nanos>,
     /// Lanes write to it.
     pub joined: Cell<bool>,
-    /// So they do with flushes and with what it lacks, though it is not in sync yet.
+    /// Hosts' flushes and writes to its missing regions reach it, though it is not in sync yet.
     pub flushed: Cell<bool>,
     /// Times of read errors within the last hour.
     pub read_errors: RefCell<VecDeque<Nanos>>,
@@ -94,8 +95,8 @@ pub(super) struct Resync {
     pub kept_at: Nanos,
 }
 
-/// When a member is looked for. The delay grows until it is in sync, not only until it is there: a disk that fails while
-/// it is copied to would be copied to without end.
+/// When to look for a replica. The delay grows until it is in sync, not only until it is there.
+/// Otherwise a disk that fails while it is copied to would be copied to without end.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Retry {
     pub at: Nanos,
@@ -141,8 +142,8 @@ impl State {
         }
     }
 
-    /// What lanes report. A decision may have to wait for the store, and meanwhile each I/O that comes to a member that
-    /// fails is one more report: then of many that say the same a few are enough.
+    /// Reports of lanes. A decision may have to wait for the store, and meanwhile each I/O to a
+    /// failing replica is one more report: of many equal ones a few are enough.
     pub fn hear(&mut self, reports: Vec<Report>) {
         for report in reports {
             let said = |r: &Report| {
@@ -200,8 +201,8 @@ impl State {
         }
     }
 
-    /// What lanes are to know: of members only once the volume serves, so that an opening that fails leaves nothing of
-    /// theirs behind.
+    /// The view for lanes: with replicas only once the volume serves, so that a failed opening
+    /// leaves none of their state behind.
     pub fn view(&self) -> View {
         let mut view = View::closed(&self.record.settings);
         view.mode = self.mode();
@@ -370,7 +371,7 @@ impl Resync {
         }
     }
 
-    /// Bytes per second of late.
+    /// Bytes per second, recently.
     fn rate(&self) -> u64 {
         let (Some(first), Some(last)) = (self.marks.front(), self.marks.back()) else {
             return 0;
@@ -390,8 +391,8 @@ mod tests {
     use super::*;
     use crate::shared::Failure;
 
-    /// Goal: a member that fails for as long as the store is away costs no more memory than one that failed some times,
-    /// and nothing that decides is lost.
+    /// Goal: a replica that fails for as long as the store is away costs no more memory than one
+    /// that failed a few times, and no deciding report is lost.
     #[test]
     fn many_reports() {
         let mut state = State::new(crate::lane::tests::rig::record(2048, 2));

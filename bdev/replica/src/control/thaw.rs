@@ -1,5 +1,5 @@
-//! Serving again: after an operator had I/O fail, and from a replica that missed something, for want of one that did
-//! not.
+//! Serving again: after an operator made I/O fail, and from an incomplete replica, if there is no
+//! complete one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,14 +13,16 @@ use super::state::Retry;
 use crate::handle::VolumeError;
 use crate::model::{MemberRecord, MemberState, Stamp};
 
-/// How long a device is asked for that somebody has: it may be this volume itself, which looks at it now and then.
+/// How long to retry a claimed device: this volume itself may have it, which checks it at
+/// intervals.
 const CLAIM: Duration = Duration::from_secs(2);
-/// How long a replica that was chosen may take to be taken in before the command is answered. It is taken in later, too.
+/// How long the command waits for a chosen replica to be attached. It may still be attached later.
 const ENTRY: Duration = Duration::from_secs(5);
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 impl Control {
-    /// Ends `FailIo`; and where nothing is in sync, serves from `member` or the best of what is there if forced.
+    /// Ends `FailIo`. If no replica is in sync and `force` is given, serves from `member` or the
+    /// best present one.
     pub(super) async fn thaw(
         &self,
         member: Option<String>,
@@ -108,9 +110,9 @@ impl Control {
         }
     }
 
-    /// From a member that is not used: its label is older than what was served, or it was taken offline, or its
-    /// turn to be looked for has not come. What its label says of its age is believed from here on, by the store's
-    /// word alone; the label that counts is written when it is taken in.
+    /// Serves from an unused replica: its label is older than the served data, or it was taken
+    /// offline, or it is not yet time to look for it. Its label's age is accepted from here on, by
+    /// the store's record alone; the label that counts is written when the replica is attached.
     async fn thaw_absent(&self, slot: usize, force: Option<String>) -> Result<(), VolumeError> {
         let member = self.state.borrow().record.member(slot).cloned();
         let Some(member) = member else {
@@ -128,7 +130,7 @@ impl Control {
                 return Err(changed());
             }
             self.choose(slot, Some(epoch)).await?;
-            // What it lost is given up, by the operator's word.
+            // The operator gives up its lost data.
             layer.forget_least();
             drop(layer);
             self.publish();
@@ -181,9 +183,10 @@ impl Control {
         }
     }
 
-    /// One member is in sync, by the operator's word. Those that had more are filled from it when they return: what
-    /// they had is given up. Also what those that are there were copied so far: it may be more than this one has.
-    /// `label`: the epoch of its label, which is to be believed.
+    /// Makes one replica in sync, by the operator's decision. Better replicas are filled from it
+    /// when they return: their data is given up. That includes data copied so far to the present
+    /// replicas: it may be more than this one has. `label`: the epoch of its label, which is to be
+    /// accepted.
     async fn choose(&self, chosen: usize, label: Option<u64>) -> Result<(), VolumeError> {
         let others: Vec<usize> = {
             let present = self.state.borrow().present().into_iter();

@@ -17,7 +17,7 @@ const EXAMPLES: usize = 16;
 /// How often it is looked whether a verification is due.
 const LOOK: Duration = Duration::from_secs(60);
 
-/// What came of a chunk.
+/// The result of a chunk.
 #[derive(Default)]
 struct Compared {
     different: Vec<u64>,
@@ -93,8 +93,8 @@ impl Control {
         }
     }
 
-    /// Compares one range on all in-sync members that have it. No write is under way there meanwhile. `None`: for
-    /// want of buffers it was not.
+    /// Compares one range on all in-sync replicas that have it. No write is in flight there
+    /// meanwhile. `None`: not compared, for lack of buffers.
     async fn compare(&self, lba: u64, blocks: u64, repair: bool) -> Option<Compared> {
         self.pay(blocks).await;
         let chunk = self.acquire_chunk(lba, blocks).await;
