@@ -10,7 +10,7 @@
 //! Both machines are driven alike. The driver (a socket, or a test's pipe) does, per turn:
 //!
 //! ```text
-//!   while wants_read:   recv_slices -> read into them -> received(n)   (end of stream: peer_closed)
+//!   while wants_read:   recv_slices -> read into them -> received(n) (at the end: peer_closed)
 //!   until Starved:      poll -> an event for the layer above, or Waiting (ask again next turn)
 //!   settle              gives the receive buffer back
 //!   ... the layer above calls fetch, respond, submit ...

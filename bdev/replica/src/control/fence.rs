@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The reservation is Write Exclusive - All Registrants. A preempt with a key of zero ends all
-//! other registrations at once, whoever made them, and completes after all their commands in flight
+//! other registrations at once, of any host, and completes after all their commands in flight
 //! have ended. The key identifies a holder's volume and epoch. Of two holders, the one with the
 //! lower key gives way, so that a former holder that comes back takes nothing from its successor.
 //!

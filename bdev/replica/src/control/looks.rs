@@ -1,4 +1,5 @@
-//! Replicas that only their label protects: the holder checks the label at intervals for another holder's.
+//! Replicas that only their label protects: the holder checks the label at intervals for another
+//! holder's.
 //!
 //! ```text
 //! previous holder     look ──1 s──▶ look ──1 s──▶ look: a later epoch, fenced

@@ -4,8 +4,8 @@
 //!   lanes ── news ──▶ listen ─┬─ wanted regions ──▶ log       page on the media, then dirty
 //!                             ├─ failures ────────▶ judge     out of sync durably, then a view
 //!                             └─ repairs ─────────▶ repair
-//!   time ──▶ clean   clears what has been idle      ▶ watch   losses of remote devices
-//!        ──▶ probe   takes absent members back      ▶ resync  copies what they miss, promotes them
+//!   time ──▶ clean   clears idle regions            ▶ watch   losses of remote devices
+//!        ──▶ probe   attaches absent replicas       ▶ resync  copies missing data, promotes
 //!   handle ─▶ commands
 //! ```
 //!

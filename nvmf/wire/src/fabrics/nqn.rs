@@ -11,8 +11,8 @@ pub const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
 
 const UUID_PREFIX: &str = "nqn.2014-08.org.nvmexpress:uuid:";
 
-/// A name that obeys the grammar, or that another program chose ([`Nqn::foreign`]). Cheap to clone; compares and hashes
-/// as its text.
+/// A name that obeys the grammar, or a name of another program's making ([`Nqn::foreign`]). Cheap
+/// to clone; compares and hashes as its text.
 ///
 /// ```text
 ///   nqn.2025-01.io.nacre:volumes.fast        nqn.yyyy-mm.reverse.domain[:anything]
@@ -62,8 +62,9 @@ impl Nqn {
         Ok(Nqn(Arc::from(text)))
     }
 
-    /// A name that another program chose: any 1 to 223 bytes of printable text. Hosts and targets in use have names such
-    /// as `testnqn`, or a UUID without hyphens; SPDK and the kernel's target serve them.
+    /// A name of another program's making: any 1 to 223 bytes of printable text. Hosts and targets
+    /// in use have names such as `testnqn`, or a UUID without hyphens; SPDK and the kernel's target
+    /// serve them.
     pub fn foreign(text: &str) -> Result<Nqn, NqnError> {
         validate_text(text)?;
         Ok(Nqn(Arc::from(text)))
@@ -74,7 +75,7 @@ impl Nqn {
         validate(&self.0).is_ok()
     }
 
-    /// A [foreign](Nqn::foreign) name from a NUL-terminated field; bytes behind the NUL do not matter.
+    /// A [foreign](Nqn::foreign) name from a NUL-terminated field; ignores bytes behind the NUL.
     pub fn from_field(field: &[u8]) -> Result<Nqn, NqnError> {
         let Some(end) = field.iter().position(|&byte| byte == 0) else {
             return Err(NqnError::NotTerminated {

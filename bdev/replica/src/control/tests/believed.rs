@@ -1,4 +1,4 @@
-//! What is believed of a replica, and what an operator may say instead.
+//! Which replicas are trusted, and the operator's choices instead.
 
 use std::time::Duration;
 
@@ -14,8 +14,8 @@ fn why(world: &World, member: usize) -> String {
     status.members[member].why.clone().unwrap_or_default()
 }
 
-/// A volume of two replicas, with hosts that wait long, in its second life; and a backup of the first replica's label from
-/// its first.
+/// A volume of two replicas, with hosts that wait long, in its second life; and a backup of the
+/// first replica's label from its first.
 fn with_backup() -> (World, Vec<Buf>) {
     let mut world = World::with(2);
     let settings = Box::new(Settings {
@@ -30,8 +30,9 @@ fn with_backup() -> (World, Vec<Buf>) {
     (world, backup)
 }
 
-/// The last replica that is in sync comes back with an old label: its device was put back from a backup, say. It is
-/// not read, and it stays what it is: were it to be filled, from nothing, no replica would ever be in sync again.
+/// The last replica that is in sync comes back with an old label: its device was restored from a
+/// backup, say. It is not read, and it keeps its state: if it had to be filled, from no source, no
+/// replica would ever be in sync again.
 #[test]
 fn the_last_in_sync_replica_is_never_filled() {
     let (mut world, backup) = with_backup();
@@ -64,7 +65,7 @@ fn the_last_in_sync_replica_is_never_filled() {
     assert_eq!(world.read(0), 4);
 }
 
-/// Without a label it is believed as little, at opening too; which says of it what it is.
+/// Without a label it is trusted as little, at opening too; the error says what its device is.
 #[test]
 fn the_last_in_sync_replica_without_a_label() {
     let mut world = World::empty(1);
@@ -93,8 +94,9 @@ fn the_last_in_sync_replica_without_a_label() {
     world.until_healthy();
 }
 
-/// An operator goes on from a replica that missed something. That is the store's decision and nothing else: a label
-/// written for it could arrive when another decision was made long ago, and roll back what a later holder wrote.
+/// An operator continues from an incomplete replica. That is only a decision in the store: a label
+/// written for it could arrive long after another decision, and roll back the writes of a later
+/// holder.
 #[test]
 fn a_forced_replica_is_not_written_to() {
     let mut world = World::with(2);
@@ -157,8 +159,8 @@ fn a_forced_replica_is_not_written_to() {
     assert_eq!((world.read(0), world.read(REGION)), (4, 0));
 }
 
-/// Somebody opened the volume after the operator had looked: what was acknowledged since is not given up for what was
-/// seen then.
+/// Another holder opened the volume after the operator had looked: writes acknowledged since are
+/// not given up for the earlier state.
 #[test]
 fn a_choice_of_before_the_opening_is_refused() {
     let mut world = World::with(2);
@@ -181,7 +183,7 @@ fn a_choice_of_before_the_opening_is_refused() {
     assert_eq!((world.read(0), world.read(8)), (2, 3));
 }
 
-/// Once more while the volume is being opened: who has it open wins, and what was written there counts.
+/// Another holder opens the volume at the same time: its opening wins, and its writes count.
 #[test]
 fn a_forced_replica_in_an_open_volume() {
     let mut world = World::with(2);
@@ -211,8 +213,8 @@ fn thaw(member: &str, force: Option<&str>) -> Command {
     }
 }
 
-/// A frozen volume goes on, without being closed, from the replica that an operator names: one whose label is too old to
-/// be believed. From then on its new label counts, and the old one is believed no more.
+/// A frozen volume continues, without being closed, from the replica that an operator names, whose
+/// label is too old to be trusted. From then on its new label counts, and the old one does not.
 #[test]
 fn a_frozen_volume_is_told_whom_to_believe() {
     let (mut world, backup) = with_backup();
@@ -300,7 +302,8 @@ fn a_choice_outlives_a_crash() {
     world.all_equal(&["d0", "d1"]);
 }
 
-/// A replica that is out and away, or there, can be named as well; one that never was in sync cannot.
+/// An operator can also name a replica that is out, whether absent or present, but not one that was
+/// never in sync.
 #[test]
 fn a_frozen_volume_goes_on_from_a_named_replica() {
     for away in [true, false] {
@@ -346,8 +349,9 @@ fn a_frozen_volume_goes_on_from_a_named_replica() {
     }
 }
 
-/// A replica is put back from a backup of the very epoch that the volume was closed in: it was never told of that, and
-/// is filled from the other one. Where none was told, as after a crash, the store is believed as ever.
+/// A replica is restored from a backup of the very epoch in which the volume was closed. It has no
+/// record of the close, and is filled from the other one. If no replica has that record, as after a
+/// crash, the store is trusted as ever.
 #[test]
 fn a_backup_of_the_last_epoch() {
     for (disk, late) in [("d0", false), ("d1", false), ("d1", true)] {
@@ -395,8 +399,9 @@ fn a_backup_of_the_last_epoch() {
     assert_eq!(world.read(0), 1);
 }
 
-/// Two disks have changed places, or their names. Each of them is good, and is not overwritten for the other one: when
-/// they are where they belong again they get what they have missed, and nothing else.
+/// Two disks have changed places, or their names. Each of them is good, and is not overwritten for
+/// the other one. When they are back in their places they get their missed writes, and nothing
+/// else.
 #[test]
 fn disks_that_changed_places() {
     let mut world = World::with(3);
@@ -429,8 +434,8 @@ fn disks_that_changed_places() {
     assert!(!world.heard(full));
 }
 
-/// A disk comes back with the label that it had as a replica before this one. It is filled from the start, and its old
-/// label does not stand beside the new one.
+/// A disk comes back with the label of its earlier replica. It is filled from the start, and its
+/// old label does not remain beside the new one.
 #[test]
 fn a_label_of_a_former_replica_on_the_same_disk() {
     let mut world = World::with(2);

@@ -137,7 +137,7 @@ fn the_last_copy_is_kept() {
     world.all_equal(&["d0", "d1"]);
 }
 
-/// A device that is to be a new replica does not answer: what is decided about the others does not wait for it.
+/// The device of a new replica does not answer: decisions about the others do not wait for it.
 #[test]
 fn a_new_device_that_hangs() {
     let mut world = World::with(2);
@@ -167,7 +167,8 @@ fn a_new_device_that_hangs() {
     world.all_equal(&["d0", "d1", "d2"]);
 }
 
-/// What the others are made equal to is taken away by force: one of them is that from then on, at once.
+/// The replica that the others are made equal to is removed by force: one of them takes its place
+/// at once.
 #[test]
 fn the_source_is_taken_away() {
     let force = || Some("vol".to_owned());
@@ -239,8 +240,9 @@ fn the_source_is_taken_away() {
     }
 }
 
-/// A replica is replaced, and a lane leaves what it has under way to be copied from it: before the store knows that
-/// it is removed, and when it does, but the lane does not yet. Nothing follows that would tell that all is well.
+/// A replica is replaced, and a lane leaves its I/O to be copied from that replica: before the
+/// store knows of the removal, and after that while the lane does not know it. No later event
+/// reports that all is well.
 #[test]
 fn what_is_left_to_be_copied_from_a_replaced_replica() {
     for late in [false, true] {
@@ -283,7 +285,7 @@ fn what_is_left_to_be_copied_from_a_replaced_replica() {
         assert_eq!(world.state(), VolumeState::Degraded, "late: {late}");
         world.until_healthy();
         assert_eq!(world.status().members.len(), 1);
-        // What it has there is what is read from now on.
+        // From now on reads return this replica's data.
         let volume = Arc::clone(world.handle.as_ref().unwrap().volume());
         world.lane = Some(volume.open(&world.pool).unwrap());
         let found = world.medium("d1")[64];
@@ -291,7 +293,8 @@ fn what_is_left_to_be_copied_from_a_replaced_replica() {
     }
 }
 
-/// The last good copy is believed when it returns, whatever was changed of the volume while it was away.
+/// The last good copy is trusted when it returns, whatever was changed of the volume while it was
+/// away.
 #[test]
 fn the_last_copy_is_believed_when_it_returns() {
     let mut world = World::with(2);
@@ -345,7 +348,7 @@ fn verification_finds_and_repairs() {
     assert_eq!((world.read(33), world.read(3000)), (1, 0));
 }
 
-/// It grows with its devices; what is new reads the same everywhere.
+/// The volume grows with its devices; the new part reads the same everywhere.
 #[test]
 fn a_volume_grows() {
     let mut world = World::empty(0);
@@ -378,7 +381,7 @@ fn a_volume_grows() {
     assert_eq!(world.status().blocks, 3 * REGION);
 }
 
-/// Nothing in sync is left: the operator may fail I/O, or go on with what is there.
+/// No replica in sync is left: the operator may fail I/O, or continue from a present replica.
 #[test]
 fn thawed_by_force() {
     let mut world = World::with(2);
@@ -414,8 +417,8 @@ fn thawed_by_force() {
     assert_eq!(world.read(0), 4);
 }
 
-/// A replica that was being copied to when the last good one was lost, and that is not the one that the operator
-/// goes on from, has blocks that this one never had: it is filled from the start.
+/// A replica was being copied to when the last good one was lost, and the operator continues from
+/// another one. The first has blocks that the second never had: it is filled from the start.
 #[test]
 fn thawed_beside_one_that_had_more() {
     let mut world = World::with(3);
@@ -479,8 +482,8 @@ fn resync_is_throttled() {
     assert!((6..=12).contains(&took.as_secs()), "8 MiB in {took:?}");
 }
 
-/// A volume is verified as often as it asks for, counted from when it began to ask; what differs is told of, and
-/// left as it is.
+/// A volume is verified at its configured interval, counted from the time of the setting;
+/// differences are reported, and left unchanged.
 #[test]
 fn verified_in_time() {
     let mut world = World::with(2);
@@ -533,8 +536,8 @@ fn verified_in_time() {
     assert_eq!(ended(&world), 3);
 }
 
-/// Copying takes several ranges at a time, and a verification or a repair one of them: they take turns, and
-/// none waits for what the other has while it has what the other waits for.
+/// Copying takes several ranges at a time, and a verification or a repair one of them: they take
+/// turns, and none waits for ranges of the other while it has ranges that the other waits for.
 ///
 /// ```text
 ///   write   has a part of the first range, and hangs
@@ -542,8 +545,8 @@ fn verified_in_time() {
 ///   verification                                   pays ─▶ waits for its turn, for the first, too
 /// ```
 ///
-/// Were each range a turn of its own, the verification would be next when the write is over: it would wait for the
-/// first range, which copying has, and copying for its turn.
+/// If each range were a turn of its own, the verification would be next when the write is over. It
+/// would wait for the first range, which copying has, and copying for its turn.
 #[test]
 fn copying_and_verifying_take_turns() {
     // A chunk of 512 KiB is paid for in 8 s, a region in 16.
@@ -556,7 +559,8 @@ fn copying_and_verifying_take_turns() {
     world.create(2, settings.clone()).unwrap();
     world.open().unwrap();
     world.write(0, 8, 1);
-    // Two chunks are compared, so that what is copied next has to wait: the second after 8 s, and for 8 more.
+    // Two chunks are compared, so that the next copies have to wait: the second after 8 s, and for
+    // 8 more.
     world.run(Command::Verify { repair: false }).unwrap();
     world.until(|world| world.status().verify.unwrap().compared_bytes == 512 << 10);
     world.run(Command::StopVerify).unwrap();
@@ -566,7 +570,7 @@ fn copying_and_verifying_take_turns() {
     world.shelf.bring("d1");
     world.until(|world| world.status().members[1].resync.is_some());
     world.pass(Duration::from_millis(100));
-    // Nothing was under way when copying began to wait, so it is about to take the region in one go.
+    // No I/O was in flight when copying began to wait, so it is about to take the region in one go.
     let hang = Fault {
         range: Some((2048, 8)),
         ..Fault::new(Action::Hang).on(&[Op::Write])
@@ -599,7 +603,8 @@ fn copying_and_verifying_take_turns() {
     assert_eq!(world.read(0), 3);
 }
 
-/// A volume of two that ends within its second region, at the block that is told, not open yet, and with room to grow.
+/// A volume of two that ends within its second region, at the given block, not open yet, and with
+/// room to grow.
 fn within_a_region() -> (World, u64) {
     let mut world = World::empty(0);
     for disk in ["d0", "d1"] {
@@ -618,7 +623,8 @@ fn within_a_region() -> (World, u64) {
     (world, end)
 }
 
-/// A volume that ends within a region grows while that region is being copied: the rest of it is made equal, too.
+/// A volume that ends within a region grows while that region is being copied: the rest of it is
+/// made equal, too.
 #[test]
 fn growing_while_the_last_region_is_copied() {
     let (mut world, end) = within_a_region();
@@ -648,7 +654,8 @@ fn growing_while_the_last_region_is_copied() {
     assert_eq!(world.read(end + 10), 1);
 }
 
-/// The region in which a volume ended is taken from a member that has it when the volume grows, whichever that is.
+/// The region in which a volume ended is copied from a replica that has it when the volume grows,
+/// whichever that is.
 #[test]
 fn growing_while_the_first_member_lacks_the_last_region() {
     let (mut world, end) = within_a_region();

@@ -12,7 +12,8 @@ use crate::handle::{Command, Happened, NewVolume, ResyncKind, VolumeError, Volum
 use crate::model::{MemberState, Settings};
 use crate::store::{Plan, VolumeStore};
 
-/// Writes that reached some members only: after a crash all have the same, and what was acknowledged.
+/// Writes that reached only some replicas: after a crash all have the same data, with all
+/// acknowledged writes.
 #[test]
 fn the_write_hole_is_closed() {
     let mut world = World::with(3);
@@ -43,8 +44,8 @@ fn the_write_hole_is_closed() {
     )));
 }
 
-/// What a device may still have of a former holder, or of a lane that was closed, is left to settle before
-/// anything is copied: it could reach the source behind the copy.
+/// Writes that a device may still have from a former holder, or from a closed lane, are left to
+/// settle before anything is copied: they could reach the source after the copy.
 #[test]
 fn what_nobody_hears_of_settles_before_it_is_copied() {
     let settings = Settings {
@@ -82,8 +83,9 @@ fn what_nobody_hears_of_settles_before_it_is_copied() {
     }
 }
 
-/// While members are made equal one of them is read. Where it cannot read, what another has is right from then
-/// on, for everybody: two answers to one question do not differ, and another crash changes nothing.
+/// While replicas are made equal one of them is read. For blocks that it cannot read, another one's
+/// contents are right from then on for all: two answers to one question do not differ, and another
+/// crash changes nothing.
 #[test]
 fn what_is_pinned_and_cannot_be_read_is_made_equal_first() {
     let mut world = World::with(3);
@@ -141,7 +143,7 @@ fn what_is_pinned_and_cannot_be_read_is_made_equal_first() {
     assert_eq!((world.read(REGION + 64), world.read(REGION + 65)), (1, 2));
 }
 
-/// What nobody can read is an error for hosts, in time, and costs no member.
+/// Blocks that no replica can read cause an error for hosts, in time, and cost no replica.
 #[test]
 fn what_nobody_can_read_while_it_is_pinned() {
     let mut world = World::with(2);
@@ -192,8 +194,8 @@ fn a_clean_stop_leaves_nothing_to_do() {
     assert!(!world.heard(|e| matches!(e, Happened::ResyncStarted { .. })));
 }
 
-/// A member that is absent when the volume is opened, and one whose disk was put back from a backup, are
-/// not read.
+/// A replica that is absent when the volume is opened, and one whose disk was restored from a
+/// backup, are not read.
 #[test]
 fn stale_members_are_not_read() {
     let mut world = World::with(2);
@@ -217,7 +219,7 @@ fn stale_members_are_not_read() {
     world.all_equal(&["d0", "d1"]);
 }
 
-/// The log survives: what a member missed before a crash is what it gets after it.
+/// The log survives: after a crash a replica gets exactly the writes that it missed before.
 #[test]
 fn what_was_missed_survives_a_crash() {
     let mut world = World::with(2);
@@ -288,8 +290,8 @@ fn the_former_holder_is_fenced() {
     assert!(matches!(new.member_state("d0"), MemberState::InSync));
 }
 
-/// A holder that lost the volume and does not know it yet makes no device its own, and wipes none: they may be replicas of
-/// the one that has it now.
+/// A holder that lost the volume and does not know it yet makes no device its own, and wipes none:
+/// they may be replicas of the new holder.
 #[test]
 fn a_former_holder_leaves_devices_alone() {
     let add = |force| Command::Add {
@@ -330,8 +332,8 @@ fn a_former_holder_leaves_devices_alone() {
     }
 }
 
-/// The holder dies when the store knows the new size and the holder does not know that yet: what the members
-/// hold in the new part is made equal by the next one.
+/// The holder dies when the store knows the new size and the holder does not know that yet: the
+/// next one makes the replicas' contents in the new part equal.
 #[test]
 fn a_crash_while_growing() {
     let mut world = World::empty(2);

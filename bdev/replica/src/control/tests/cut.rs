@@ -1,5 +1,4 @@
-//! Members that lose their end: whoever has seen that does not believe them any more, however large
-//! they are again.
+//! Replicas that lose their end: after that they are not trusted, however large they are again.
 
 use std::time::Duration;
 
@@ -12,7 +11,7 @@ use crate::model::MemberState;
 /// A block of the volume that is cut off in these tests, and one that stays.
 const LOST: u64 = 6 * REGION + 3;
 const KEPT: u64 = REGION + 3;
-/// What the disk has left: the reserved area, and four regions.
+/// The part of the disk that is left: the reserved area, and four regions.
 const LEFT: u64 = 5 * 2048;
 
 const EMPTY: fn(MemberState) -> bool =
@@ -38,8 +37,8 @@ fn all_is_there(world: &mut World) {
     }
 }
 
-/// Told of it, the volume has it recorded before the answer, and is never healthy meanwhile; large
-/// enough again, the member gets everything.
+/// After the event the volume has the cut recorded before the answer, and is never healthy
+/// meanwhile. Once large enough again, the replica gets everything.
 #[test]
 fn by_command() {
     let mut world = world(2);
@@ -67,7 +66,7 @@ fn by_command() {
     world.all_equal(&["d0", "d1"]);
 }
 
-/// It was small for a moment only, and nobody was told.
+/// It was small only for a moment, and without an event.
 #[test]
 fn for_a_moment() {
     for told in [true, false] {
@@ -146,8 +145,8 @@ fn while_it_was_closed() {
     }
 }
 
-/// The last one in sync is not marked as bad, nor served from: the volume is frozen, over a
-/// restart, too, until an operator goes on with what there is.
+/// The last one in sync is neither marked as bad nor served from: the volume is frozen, over a
+/// restart, too, until an operator continues from the remaining data.
 #[test]
 fn the_last_one() {
     for small in [true, false] {
@@ -218,7 +217,7 @@ fn the_last_one_is_gone_on_with() {
     assert_eq!((world.read(LOST), world.read(KEPT)), (0, 9));
 }
 
-/// A volume all of whose replicas are in sync, and not equal yet, says what it waits for.
+/// A volume whose replicas are all in sync, and not equal yet, reports the reason of its wait.
 #[test]
 fn why_it_is_degraded_while_it_reconciles() {
     let mut world = World::with(2);
@@ -266,7 +265,7 @@ fn another_device_in_its_place() {
     world.open().unwrap();
 }
 
-/// What is cut off of a device that is larger than the volume costs it nothing that it has to copy.
+/// The loss of a part beyond the volume's end costs a larger device no copying.
 #[test]
 fn what_it_does_not_need() {
     let mut world = World::cuttable_with(2, Some(4 << 20));
@@ -287,7 +286,7 @@ fn what_it_does_not_need() {
         )
     };
     assert!(!all.iter().any(full), "{all:?}");
-    // It cannot grow over what was cut off, and can over what is there again.
+    // It cannot grow over the lost part, and can once that exists again.
     let grow = |blocks| Command::Grow { blocks };
     let refused = world.run(grow(6 * 2048)).unwrap_err();
     assert!(

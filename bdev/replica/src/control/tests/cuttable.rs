@@ -35,7 +35,7 @@ impl Cuttable {
         Arc::clone(&self.size.lock().unwrap())
     }
 
-    /// As after a restart: what size it had before is known to nobody.
+    /// As after a restart: the size before is unknown.
     pub fn reopen(&self) {
         let now = self.size().blocks();
         *self.size.lock().unwrap() = Arc::new(Size::new(now));
@@ -166,7 +166,7 @@ impl World {
         Arc::clone(&self.shelf.cuttable.lock().unwrap()[name])
     }
 
-    /// The disk loses what is beyond so many blocks.
+    /// The disk loses everything beyond so many blocks.
     pub fn cut(&self, name: &str, blocks: u64) {
         let (pool, left) = (pool(), (DISK_BLOCKS - blocks) as u32);
         self.behind(&pool, name, Io::new(1, Op::WriteZeroes, blocks, left));
@@ -182,7 +182,7 @@ impl World {
         self.disk(name).reopen();
     }
 
-    /// Nothing is left of what is before the volume's first block.
+    /// Erases everything before the volume's first block.
     pub fn wipe(&self, name: &str) {
         self.behind(&pool(), name, Io::new(1, Op::WriteZeroes, 0, 2048));
     }

@@ -1,4 +1,4 @@
-//! Members that other hosts reach too: who has the volume keeps them out, and who had it stops.
+//! Replicas that other hosts reach too: the holder excludes them, and the previous holder stops.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ fn guarded(disks: usize) -> World {
     world
 }
 
-/// Nobody answers a write within twice the time that hosts are kept waiting, but with a path error.
+/// No write completes within twice the time that hosts are kept waiting, except with a path error.
 fn must_not_be_acknowledged(world: &mut World, token: u64) {
     world.pass(Duration::from_secs(60));
     if let Some(done) = world.ended(token) {
@@ -30,8 +30,9 @@ fn must_not_be_acknowledged(world: &mut World, token: u64) {
     }
 }
 
-/// While a volume is open its members are reserved for its holder alone, under a key of the epoch; closed,
-/// they are free. Where a device has no reservations it is the label, and it is said which.
+/// While a volume is open its replicas are reserved for its holder alone, under a key of the epoch;
+/// closed, they are free. A device without reservations is protected by the label, and the status
+/// shows which one protects.
 #[test]
 fn held_while_open() {
     let mut world = guarded(2);
@@ -65,8 +66,8 @@ fn held_while_open() {
     assert_eq!(fencing(&plain), [Some(Fencing::Label); 2]);
 }
 
-/// Another holder opens the volume by a copy of the store: nothing is acknowledged by the one before it from
-/// then on, whichever members it can reach. No member is called bad for it.
+/// Another holder opens the volume by a copy of the store: the previous one acknowledges nothing
+/// from then on, whichever replicas it can reach. No replica is marked bad for it.
 #[test]
 fn the_older_holder_is_fenced() {
     let mut world = guarded(2);
@@ -89,7 +90,7 @@ fn the_older_holder_is_fenced() {
     rival.all_equal(&["d0", "d1"]);
 }
 
-/// A holder that writes nothing learns of the other one all the same, and reads nothing any more.
+/// A holder that writes nothing learns of the other one nevertheless, and reads nothing any longer.
 #[test]
 fn an_idle_holder_is_fenced_too() {
     let mut world = guarded(1);
@@ -104,8 +105,8 @@ fn an_idle_holder_is_fenced_too() {
     must_not_be_acknowledged(&mut world, token);
 }
 
-/// Writes that are under way when the volume is taken over: each is either on the medium before the new
-/// holder reads anything, or is never acknowledged. One of two members is enough to find out.
+/// Writes in flight when the volume is taken over: each is either on the medium before the new
+/// holder reads anything, or is never acknowledged. One of two replicas is enough to find out.
 #[test]
 fn taken_over_under_load() {
     let mut world = guarded(2);
@@ -155,7 +156,8 @@ fn an_old_holder_that_comes_back() {
     must_not_be_acknowledged(&mut world, token);
     assert_eq!(rival.shelf.key("d1", RIVAL), held, "still its own");
     assert_eq!(rival.shelf.key("d1", ME), None);
-    // Closed, it does not sign off what is another's, and a new start of it finds the later label.
+    // At close it does not sign off another holder's volume, and its next start finds the later
+    // label.
     world.close();
     let error = world.open().unwrap_err();
     assert!(matches!(error, VolumeError::Newer { .. }), "{error}");
@@ -163,7 +165,8 @@ fn an_old_holder_that_comes_back() {
     assert_eq!(rival.read(0), 2);
 }
 
-/// The target forgot all about it: it is told again, as long as nobody else has the volume.
+/// The target lost its registrations: the holder registers again, as long as no other holder has
+/// the volume.
 #[test]
 fn a_target_that_forgets() {
     let mut world = guarded(1);
@@ -174,7 +177,7 @@ fn a_target_that_forgets() {
     world.write(0, 8, 1);
     assert_eq!(world.state(), VolumeState::Healthy);
 
-    // Somebody had it in the meantime, and went in order: what is left of it is its label.
+    // Another holder had it in the meantime, and closed it in order: its label is left.
     let mut rival = world.rival(RIVAL);
     rival.open().unwrap();
     rival.close();
@@ -182,8 +185,8 @@ fn a_target_that_forgets() {
     assert_eq!(world.shelf.key("d0", ME), None, "given back");
 }
 
-/// Whatever a step of it fails with, the volume is opened with the members that are there, or not at all;
-/// what is left at a target is no obstacle to the next attempt.
+/// Whatever error a step has, the volume is opened with the present replicas, or not at all;
+/// remains at a target are no obstacle to the next attempt.
 #[test]
 fn steps_that_fail() {
     let which: [fn(&Ask) -> bool; 4] = [
@@ -192,7 +195,7 @@ fn steps_that_fail() {
         |ask| matches!(ask, Ask::Acquire { .. }),
         |ask| matches!(ask, Ask::Preempt { .. }),
     ];
-    // What a holder leaves that went in order is acquired, what another leaves is preempted.
+    // The reservation of a holder that closed in order is acquired, that of another is preempted.
     let left = |disks: usize, at: usize| {
         let mut world = guarded(disks);
         world.write(0, 8, 1);
@@ -237,12 +240,12 @@ fn steps_that_fail() {
         rival.open().unwrap();
         rival.write(0, 8, 1);
 
-        // Refused by somebody faster, who is gone again.
+        // Refused by a faster host, which is gone again.
         let world = left(1, at);
         let mut rival = world.rival(RIVAL);
         fails(&rival, "d0", Status::RESERVATION_CONFLICT, true);
         match at {
-            // Who may not even look is no holder.
+            // A host that may not even look is no holder.
             0 => assert!(matches!(
                 rival.open().unwrap_err(),
                 VolumeError::Fenced { .. }
@@ -252,8 +255,8 @@ fn steps_that_fail() {
     }
 }
 
-/// A later holder was faster between this one's look at the labels and its registration: this one goes, and
-/// leaves nothing behind.
+/// A later holder was faster between this one's look at the labels and its registration: this one
+/// goes, and leaves nothing behind.
 #[test]
 fn outranked_while_opening() {
     let mut world = guarded(2);
@@ -271,7 +274,7 @@ fn outranked_while_opening() {
     assert_eq!(world.shelf.key("d1", RIVAL), Some(later));
 }
 
-/// A namespace that somebody quite different has reserved is not taken from him, and says so.
+/// A namespace that an unrelated host has reserved is not taken from it, and the error says so.
 #[test]
 fn reserved_by_a_stranger() {
     let mut world = World::guarded(2, ME);
@@ -306,8 +309,9 @@ fn reserved_by_a_stranger() {
     world.all_equal(&["d0", "d1"]);
 }
 
-/// Neither is one that he has for himself, readers and all, or that is the only one: whoever has nothing to do with the
-/// volume keeps that replica from it, and no other. What hosts wait for is said, and goes on when he goes.
+/// Nor is one that it has for itself, readers included, or that is the only one. An unrelated host
+/// blocks that replica, and no other. The status shows what hosts wait for, and I/O continues when
+/// that host goes.
 #[test]
 fn a_stranger_keeps_one_replica_and_no_more() {
     const EXCLUSIVE: [Held; 2] = [Held::Otherwise(1), Held::Otherwise(2)];
@@ -349,7 +353,8 @@ fn a_stranger_keeps_one_replica_and_no_more() {
     }
 }
 
-/// A member that leaves the volume is free for others; so is what a deleted volume had, whose holder crashed.
+/// A replica that leaves the volume is free for others; so are the replicas of a deleted volume
+/// whose holder crashed.
 #[test]
 fn free_when_it_leaves() {
     let mut world = guarded(2);
@@ -376,8 +381,8 @@ fn free_when_it_leaves() {
     );
 }
 
-/// A holder that is fenced writes nothing into the log when it is closed: it is another's by now, and what that one
-/// noted there would be forgotten.
+/// A fenced holder writes nothing into the log at its close: the log belongs to another holder by
+/// now, whose entries would be lost.
 #[test]
 fn a_fenced_holder_leaves_the_log() {
     let mut world = World::with(2);
@@ -398,8 +403,8 @@ fn a_fenced_holder_leaves_the_log() {
     assert_eq!(world.status().dirty_regions, 2);
 }
 
-/// A change is made, and its answer is lost; and the store is not heard from until the change is tried again. What
-/// is in its way then is itself: nobody else has the volume.
+/// A change succeeds, and its answer is lost; the store stays unreachable until the change is
+/// retried. The conflict is then the holder's own change: no other holder has the volume.
 #[test]
 fn nobody_is_fenced_by_a_change_of_its_own() {
     let mut world = World::with(2);
@@ -417,7 +422,7 @@ fn nobody_is_fenced_by_a_change_of_its_own() {
         assert_eq!(world.record().settings.settle_ms, 10 + lost);
         world.write(0, 8, lost as u8 + 1);
     }
-    // Somebody else's is found all the same.
+    // Another holder's change is found nevertheless.
     world.store.plan_next([
         Plan::outcome(Outcome::Lose),
         Plan::outcome(Outcome::Refuse),
@@ -439,8 +444,9 @@ fn by_label(disks: usize) -> (World, World) {
     (world, rival)
 }
 
-/// Where only the label tells, the later holder waits until the earlier one has looked: that one acknowledges nothing
-/// and reads nothing by the time at which the later one serves, and no member is called bad for it.
+/// Where only the label protects, the later holder waits until the earlier one has looked. The
+/// earlier one acknowledges nothing and reads nothing by the time at which the later one serves,
+/// and no replica is marked bad for it.
 #[test]
 fn a_label_tells_the_older_holder() {
     for disks in [1, 2] {
@@ -465,7 +471,7 @@ fn a_label_tells_the_older_holder() {
     }
 }
 
-/// A volume that nobody writes to has nothing to look for. Before it is written to again it looks.
+/// A volume without writes needs no looks. Before its next write it looks.
 #[test]
 fn an_idle_holder_looks_before_it_writes() {
     let (mut world, mut rival) = by_label(2);
@@ -497,7 +503,7 @@ fn a_change_of_members_spares_a_later_label() {
     assert_eq!(rival.read(0), 1);
 }
 
-/// Who restarts what was its own waits for nobody.
+/// A holder that restarts its own volume does not wait.
 #[test]
 fn ones_own_volume_is_opened_at_once() {
     let mut world = World::with(2);
@@ -508,7 +514,7 @@ fn ones_own_volume_is_opened_at_once() {
     assert!(world.clock.now().since(began) < Duration::from_secs(1));
 }
 
-/// Somebody makes another volume of a member, by force: it is read no more, and the others serve.
+/// Another volume is made of a replica, by force: it is read no longer, and the others serve.
 #[test]
 fn a_member_that_has_become_another_volumes() {
     let (mut world, mut rival) = by_label(2);

@@ -1,4 +1,5 @@
-//! A disk that several hosts reach, and that does reservations as NVMe namespaces do: as far as volumes ask.
+//! A disk that several hosts reach, with reservations as NVMe namespaces have: as far as volumes
+//! need them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -12,7 +13,7 @@ use nacre_hugepages::Pool;
 use nacre_reactor::Nanos;
 use uuid::Uuid;
 
-/// What the target knows.
+/// The state of the target.
 #[derive(Default)]
 pub struct Reservations {
     /// By host.
@@ -26,7 +27,7 @@ pub struct Reservations {
     pub stubborn: bool,
     /// There is no memory for a queue to it.
     pub short: bool,
-    /// How often it has lost what was in its cache.
+    /// How often it has lost the contents of its cache.
     pub losses: u64,
 }
 

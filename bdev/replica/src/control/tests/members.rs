@@ -32,8 +32,8 @@ fn writes_are_everywhere() {
     assert_eq!(world.status().log_waits, 4);
 }
 
-/// A member that fails a write is out, durably, before the write is acknowledged. It comes back with what
-/// it missed, and with nothing else.
+/// A replica that fails a write is out, durably, before the write is acknowledged. It returns with
+/// the writes that it missed, and with nothing else.
 #[test]
 fn a_member_fails_and_returns() {
     let mut world = World::with(3);
@@ -72,8 +72,8 @@ fn a_member_fails_and_returns() {
     world.all_equal(&["d0", "d1", "d2"]);
 }
 
-/// The store does not answer: what depends on it waits, the rest goes on, and nothing is acknowledged
-/// that was not decided.
+/// The store does not answer: I/O that depends on it waits, other I/O continues, and nothing is
+/// acknowledged without a decision.
 #[test]
 fn nothing_is_acknowledged_before_it_is_decided() {
     let mut world = World::with(2);
@@ -103,8 +103,8 @@ fn nothing_is_acknowledged_before_it_is_decided() {
     assert!(matches!(world.member_state("d0"), MemberState::Out { .. }));
 }
 
-/// One fails while the store cannot be reached, and before that is decided another one is pulled out: the first, which
-/// knows everything, is what is left.
+/// One fails while the store is unreachable, and before that is decided another one is pulled out:
+/// the first, which has everything, is left.
 #[test]
 fn a_decision_is_overtaken() {
     // A store that says nothing at all leaves it open whether the last attempt was made.
@@ -139,8 +139,8 @@ fn a_decision_is_overtaken() {
     }
 }
 
-/// The last one in sync is never marked bad: an unreachable one freezes the volume, a bad medium is the
-/// host's to know.
+/// The last one in sync is never marked bad: an unreachable one freezes the volume, a bad medium is
+/// reported to the host.
 #[test]
 fn the_last_one_stays() {
     let mut world = World::with(2);
@@ -207,7 +207,8 @@ fn a_member_hangs() {
     world.all_equal(&["d0", "d1"]);
 }
 
-/// A block that cannot be read is served from elsewhere and written back; too many, and the member goes.
+/// An unreadable block is served from another replica and written back; too many, and the replica
+/// goes.
 #[test]
 fn read_errors_are_repaired() {
     let mut world = World::with(2);
@@ -237,8 +238,8 @@ fn read_errors_are_repaired() {
     assert_eq!(world.state(), VolumeState::Degraded);
 }
 
-/// A block that nobody asks for is found by a verification, and put right like one that a host reads: also where it is only
-/// to compare.
+/// A verification finds a block that no host reads, and repairs it like one that a host reads, even
+/// if it only compares.
 #[test]
 fn a_verification_repairs_what_cannot_be_read() {
     let mut world = World::with(3);
@@ -265,7 +266,7 @@ fn a_verification_repairs_what_cannot_be_read() {
     world.all_equal(&["d0", "d1", "d2"]);
 }
 
-/// Shortage is nobody's fault.
+/// A shortage is not the fault of a replica.
 #[test]
 fn shortage_retires_nobody() {
     let mut world = World::with(2);
@@ -344,8 +345,9 @@ fn deallocation_keeps_members_equal() {
     world.all_equal(&["d0", "d1"]);
 }
 
-/// Between a member's own flush and its promotion hosts flush too: what they are told is on every member
-/// that counts then. Here the promotion is held up by the store, and the member takes no flush any more.
+/// Between a replica's own flush and its promotion hosts flush too: their data is on every replica
+/// that counts then. Here the store holds up the promotion, and the replica accepts no flush any
+/// longer.
 #[test]
 fn a_flush_counts_for_who_is_being_promoted() {
     let mut world = World::with(2);
@@ -375,8 +377,9 @@ fn a_flush_counts_for_who_is_being_promoted() {
     world.until_healthy();
 }
 
-/// What is found to be lacked between the last look at a member and its promotion is what was acknowledged to nobody: it
-/// may be all that is left soon. Here a host goes with a write under way, and another one writes to the same blocks.
+/// Writes found missing between the last check of a replica and its promotion were acknowledged to
+/// no host: the replica may be the only one left soon. Here a host goes with a write in flight, and
+/// another one writes to the same blocks.
 #[test]
 fn a_write_counts_for_who_is_being_promoted() {
     let mut world = World::with(2);
@@ -410,8 +413,8 @@ fn a_write_counts_for_who_is_being_promoted() {
     assert_eq!(world.read(0), 4);
 }
 
-/// A device is removed while a lane still has I/O under way there, and is added again: until that is over it
-/// is not copied to, whatever slot it has now, and others are not kept waiting for its old one.
+/// A device is removed while a lane still has I/O in flight there, and is added again. Until that
+/// is over it is not copied to, whatever slot it has now, and others do not wait for its old slot.
 #[test]
 fn a_former_life_is_waited_for() {
     let mut world = World::with(3);
@@ -436,8 +439,8 @@ fn a_former_life_is_waited_for() {
     world.all_equal(&["d0", "d1", "d2", "d3"]);
 }
 
-/// So it is when what is under way is the control's own, a label that hangs: were it written after the new one, there
-/// would be labels of two members on the device.
+/// The same with the control's own I/O in flight, a label that hangs: if it were written after the
+/// new one, there would be labels of two replicas on the device.
 #[test]
 fn a_label_of_a_former_life_is_waited_for() {
     let mut world = World::guarded(2, 1);
@@ -474,14 +477,14 @@ fn a_label_of_a_former_life_is_waited_for() {
     world.run(add()).unwrap();
     world.until_healthy();
     world.all_equal(&["d0", "d1"]);
-    // What is on the device is the new one's.
+    // The device has the contents of the new one.
     world.crash();
     world.open().unwrap();
     assert_eq!(world.record().in_sync().count(), 2);
 }
 
-/// One member is slow, the other one is gone and nobody knows yet: the slow one is what is left, for it knows
-/// everything, and the other may have forgotten something when it comes back.
+/// One replica is slow, the other one is gone unnoticed: the slow one is left, for it has
+/// everything, and the other may have lost data when it comes back.
 #[test]
 fn who_is_only_slow_outlives_who_is_gone() {
     let mut world = World::with(2);

@@ -1,5 +1,5 @@
-//! An open volume on RAM disks with faults, in virtual time: control, lanes and store as they are in the
-//! daemon, on one thread.
+//! An open volume on RAM disks with faults, in virtual time: control, lanes and store as they are
+//! in the daemon, on one thread.
 
 mod believed;
 mod commands;

@@ -46,9 +46,9 @@ fn state(prepared: &Prepared, world: &World, why: Option<&VolumeError>) -> Volum
     prepared.status(&world.record(), why).state
 }
 
-/// Goal: what is given to a volume none of whose replicas is there waits, is answered with a path error after the hold,
-/// and goes on when a replica is back, on the queue that it was given to. Method: attempts with the disks away, then
-/// with one of them.
+/// Goal: I/O to a volume without present replicas waits, gets a path error after the hold, and
+/// continues when a replica is back, on its queue. Method: attempts with the disks away, then with
+/// one of them.
 #[test]
 fn io_waits_for_the_volume_to_be_opened() {
     let mut world = left(2);
@@ -98,8 +98,9 @@ fn io_waits_for_the_volume_to_be_opened() {
     world.close();
 }
 
-/// Goal: an attempt leaves nothing of what it found, however far it came. Method: the only disk takes no label (all of
-/// its log was read by then), or the store says no more; then all is well.
+/// Goal: an attempt leaves none of its findings behind, however far it came. Method: the only disk
+/// accepts no label (all of its log was read by then), or the store stops answering; then all is
+/// well.
 #[test]
 fn a_failed_attempt_leaves_nothing() {
     let mut world = left(1);
@@ -196,7 +197,8 @@ fn hosts_do_not_wait_for_what_another_holder_has() {
     assert_eq!(world.wait(late).status, Status::Gone);
 }
 
-/// An operator does not want hosts to wait: that holds through attempts, and in the volume that is open at last.
+/// An operator does not want hosts to wait: that holds through attempts, and in the volume that is
+/// open at last.
 #[test]
 fn io_fails_before_the_volume_is_open() {
     let (mut world, prepared, waits) = awaited();
@@ -222,7 +224,7 @@ fn io_fails_before_the_volume_is_open() {
     assert_eq!((world.state(), world.read(0)), (VolumeState::Healthy, 1));
 }
 
-/// A daemon that stops has nobody wait for what it will not open.
+/// A daemon that stops keeps no host waiting for a volume that it will not open.
 #[test]
 fn nobody_waits_for_what_is_shut() {
     let (mut world, prepared, waits) = awaited();
@@ -234,7 +236,8 @@ fn nobody_waits_for_what_is_shut() {
     assert!(world.lane.as_ref().unwrap().is_settled());
 }
 
-/// Members that keep less than hosts were told serve nobody who was told that: those wait for another device.
+/// Replicas with lower limits than announced serve no host that saw the announced ones: those hosts
+/// wait for another device.
 #[test]
 fn what_was_promised_is_kept() {
     let mut world = left(2);
@@ -323,7 +326,8 @@ fn it_may_have_grown() {
     assert_eq!(world.read(blocks - 1), 6);
 }
 
-/// Records from before limits were kept are as good as any: there is only no device before the volume is open.
+/// Records from before limits were stored are as good as any: there is only no device before the
+/// volume is open.
 #[test]
 fn a_record_without_limits() {
     let mut world = left(1);

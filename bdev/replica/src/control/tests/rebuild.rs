@@ -1,4 +1,5 @@
-//! A replica that is filled from the start, through what happens to the daemon and to the replica that is copied from.
+//! A replica that is filled from the start, through failures of the daemon and of the source
+//! replica.
 
 use std::time::Duration;
 
@@ -12,7 +13,8 @@ use crate::model::{MemberState, Settings};
 const MIB: u64 = 1 << 20;
 const REGIONS: u64 = 8;
 
-/// A volume of so many disks of which the last one is being filled, a region each second, and has some of them.
+/// A volume of so many disks of which the last one is being filled, a region each second, and has
+/// some of them.
 fn filling(disks: usize) -> World {
     filling_on(World::empty(disks), disks)
 }
@@ -27,7 +29,7 @@ fn filling_on(mut world: World, disks: usize) -> World {
     for region in 0..REGIONS {
         world.write(region * REGION, 8, region as u8 + 1);
     }
-    // What was written lately would be copied after a crash for that alone.
+    // Recent writes alone would cause copying after a crash.
     world.until(|world| world.status().dirty_regions == 0);
     let member = Some(format!("d{}", disks - 1));
     world.run(Command::Resync { member, full: true }).unwrap();
@@ -50,8 +52,9 @@ fn full_copies(world: &World) -> Vec<u64> {
     world.heard.all().into_iter().filter_map(ended).collect()
 }
 
-/// Goal: what a rebuild has copied before the daemon died is not copied again, and what was written there meanwhile is
-/// there. Method: a crash in the middle of it; the bytes that are copied after it are counted.
+/// Goal: data that a rebuild has copied before the daemon died is not copied again, and later
+/// writes there are kept. Method: a crash in the middle of it; the bytes that are copied after it
+/// are counted.
 #[test]
 fn it_goes_on_where_it_was_after_a_crash() {
     let mut world = filling(2);
@@ -71,8 +74,9 @@ fn it_goes_on_where_it_was_after_a_crash() {
     assert_eq!(world.read(8), 0xaa);
 }
 
-/// Goal: what a replica had only in its cache when that was lost is copied again, although a flush succeeds after it and
-/// nobody has noticed yet. Method: a block that was just copied is as before, and the device says that it lost something.
+/// Goal: a replica's data that was only in its cache is copied again after the loss of the cache,
+/// although a flush succeeds after it and the loss is still unnoticed. Method: a copied block is as
+/// before, and the device reports a loss.
 #[test]
 fn what_a_cache_has_lost_is_not_below_the_watermark() {
     let mut world = filling_on(World::guarded(2, 1), 2);
@@ -90,8 +94,8 @@ fn what_a_cache_has_lost_is_not_below_the_watermark() {
     world.all_equal(&["d0", "d1"]);
 }
 
-/// Goal: a rebuild whose source fails goes on from another replica, where it was. Method: the source is taken away in
-/// the middle of it.
+/// Goal: a rebuild whose source fails continues from another replica, at the same position. Method:
+/// the source is removed in the middle of it.
 #[test]
 fn it_goes_on_from_another_replica() {
     let mut world = filling(3);
@@ -114,8 +118,8 @@ fn it_goes_on_from_another_replica() {
     world.all_equal(&["d0", "d1", "d2"]);
 }
 
-/// Goal: hosts' I/O goes first. Method: the same rebuild from a disk that takes its time, while nobody asks for anything
-/// and while somebody always does: then as long as a chunk took is rested after it.
+/// Goal: hosts' I/O goes first. Method: the same rebuild from a slow disk, while no host has I/O
+/// and while one always does: then each chunk is followed by a rest of its own duration.
 #[test]
 fn hosts_go_first() {
     let rebuild = |busy: bool| {

@@ -14,7 +14,7 @@ use crate::store::{Call, Plan, Request};
 
 const SLOW: Duration = Duration::from_secs(5);
 
-/// Each change of the record is made so long after it was asked for, and answered so long after that.
+/// Each change of the record takes `before` until it is made, and `after` until its answer.
 fn slow_store(world: &World, before: Duration, after: Duration) {
     let plan = move |call: &Call| match call.request {
         Request::Swap => Plan {
@@ -27,8 +27,8 @@ fn slow_store(world: &World, before: Duration, after: Duration) {
     world.store.plan(Some(Box::new(plan)));
 }
 
-/// A volume of so many disks one of which, `d0`, is to be replaced, and a store that takes its time. The log names
-/// nothing: what is reconciled after a crash is promoted once more.
+/// A volume of so many disks one of which, `d0`, is to be replaced, and a slow store. The log names
+/// nothing: a replica that is reconciled after a crash is promoted once more.
 fn begun(disks: usize, settings: Settings, before: Duration, after: Duration) -> World {
     let mut world = World::empty(disks);
     world.create(disks, settings).unwrap();
@@ -85,8 +85,9 @@ fn is_finished(world: &mut World) {
         .unwrap();
 }
 
-/// The holder dies when the store knows that the new one is in sync, and not yet that the old one is gone. The next one
-/// ends that, whoever is there; without the new one it waits for it.
+/// The holder dies when the store knows that the new one is in sync, and not yet that the old one
+/// is gone. The next holder completes that, whichever replicas are present; without the new one it
+/// waits for it.
 #[test]
 fn a_crash_between_promotion_and_removal() {
     for away in [None, Some("d0"), Some("new")] {
@@ -117,7 +118,8 @@ fn a_crash_between_promotion_and_removal() {
     }
 }
 
-/// It dies when the store knows that the old one is gone, too, and it does not: there is nothing left to do.
+/// It dies when the store knows that the old one is gone, too, and the holder does not: nothing is
+/// left to do.
 #[test]
 fn a_crash_after_removal() {
     let mut world = begun(2, Settings::default(), Duration::ZERO, SLOW);
@@ -137,8 +139,9 @@ fn a_crash_after_removal() {
     world.all_equal(&["d1", "new"]);
 }
 
-/// While the new one is promoted a lane leaves something to be copied to it: what is replaced is the only good copy
-/// then. It stays until that is copied, nothing is asked of the store meanwhile, and then it goes.
+/// While the new one is promoted a lane leaves I/O to be copied to it: the replaced one is the only
+/// good copy then. It stays until that is copied, the store gets no request meanwhile, and then it
+/// goes.
 #[test]
 fn the_only_good_copy_goes_when_there_is_another() {
     let settings = Settings {
@@ -180,8 +183,8 @@ fn the_only_good_copy_goes_when_there_is_another() {
     is_finished(&mut world);
 }
 
-/// The new one is lost between its promotion and the removal, for something else was to be done first: what it replaces
-/// stays, although there is a third one.
+/// The new one is lost between its promotion and the removal, because another task came first: the
+/// replaced one stays, although there is a third one.
 #[test]
 fn nothing_goes_for_one_that_is_lost() {
     let mut world = begun(2, Settings::default(), SLOW, Duration::ZERO);

@@ -32,7 +32,8 @@ pub const REGION: u64 = 2048;
 pub struct Shelf {
     registry: Registry,
     faults: Arc<Mutex<BTreeMap<String, Arc<FaultDevice>>>>,
-    /// Of disks that do reservations, as they were made; this shelf's host is one of those who know them.
+    /// The reservations of disks that have them, as they were made; this shelf's host is one of the
+    /// registrants.
     guards: Arc<Mutex<BTreeMap<String, Arc<Mutex<Reservations>>>>>,
     host: Option<u8>,
     /// Disks that this host does not reach.
@@ -186,7 +187,7 @@ impl Heard {
         self.0.lock().unwrap().clone()
     }
 
-    /// Called with each event, at the moment at which it is told.
+    /// Called with each event, at the moment of the event.
     pub fn on(&self, told: impl Fn(&Happened) + Send + 'static) {
         *self.1.lock().unwrap() = Some(Box::new(told));
     }
@@ -265,7 +266,7 @@ impl World {
         }
     }
 
-    /// Another host that reaches the same disks, with a store of its own that is a copy of this one's now.
+    /// Another host that reaches the same disks, with its own copy of this one's present store.
     pub fn rival(&self, host: u8) -> World {
         let shelf = Arc::new(Shelf {
             registry: self.shelf.registry.clone(),
@@ -364,7 +365,7 @@ impl World {
         prepared
     }
 
-    /// Opens what they use, and has them stay if they may.
+    /// Opens the prepared volume; its users stay if they may.
     pub fn open_prepared(&mut self, prepared: &Prepared) -> Result<(), VolumeError> {
         let core = self.core.core().clone();
         let store: Arc<dyn VolumeStore> = Arc::new(self.store.clone());
@@ -486,7 +487,7 @@ impl World {
         let until = self.clock.now() + time;
         while self.clock.now() < until {
             self.step();
-            // In larger steps where nobody waits for I/O.
+            // In larger steps if no I/O is in flight.
             if self.lane.as_ref().is_none_or(|lane| lane.inflight() == 0) {
                 self.clock.advance(Duration::from_millis(1));
             }
@@ -563,7 +564,7 @@ impl World {
         bytes[0]
     }
 
-    /// What a disk holds of the volume, one byte per block, behind everybody's back.
+    /// A disk's contents of the volume, one byte per block, bypassing the volume.
     pub fn medium(&mut self, name: &str) -> Vec<u8> {
         self.raw(name, Op::Read, 2048, DISK_BLOCKS - 2048)
     }
@@ -606,7 +607,7 @@ impl World {
         out
     }
 
-    /// Does an I/O on a disk behind everybody's back.
+    /// Executes an I/O on a disk, bypassing the volume.
     pub fn behind(&self, pool: &Pool, name: &str, io: Io) -> Completion {
         let layer = self.shelf.registry.lookup(&format!("{name}-medium"));
         let module = Arc::clone(layer.unwrap().module());

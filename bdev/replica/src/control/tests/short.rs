@@ -20,8 +20,8 @@ fn outs(world: &World) -> usize {
         .count()
 }
 
-/// What is copied waits for a buffer, and hosts do not wait for it: nothing is held while none is free, and no
-/// member is given up for that.
+/// Copying waits for a buffer, and hosts do not wait for it: it holds nothing while no buffer is
+/// free, and no replica is given up for that.
 #[test]
 fn copying_waits_and_nobody_waits_for_it() {
     let mut world = World::empty(2);
@@ -53,7 +53,7 @@ fn copying_waits_and_nobody_waits_for_it() {
     assert_eq!(outs(&world), 1);
 }
 
-/// So does what is compared: in the end nothing is left out.
+/// So does a comparison: in the end nothing is left out.
 #[test]
 fn verification_waits_and_nobody_waits_for_it() {
     let mut world = World::with(2);
@@ -110,8 +110,9 @@ fn decisions_need_no_free_buffer() {
     world.all_equal(&["d0", "d1", "d2"]);
 }
 
-/// At opening a replica that cannot be looked at for want of memory is waited for, and is not one that is absent:
-/// it has missed nothing. When that takes long the volume is not opened, for a reason that says to try again.
+/// At opening, a replica that cannot be checked for lack of memory is waited for, and does not
+/// count as absent: it has missed nothing. If that takes long the volume is not opened, with a
+/// reason that says to try again.
 #[test]
 fn opening_counts_nobody_as_absent() {
     let mut world = World::guarded(2, 1);
